@@ -44,6 +44,10 @@ LONGEST_CONFIGURATION = 1 << 20
 """Bytes."""
 
 
+class Unanswered(MachineFault):
+    """HTCondor's tool has not ended in time."""
+
+
 class Entry:
     """A name with a value; neither is expanded, and the name has what stands before it: ``STARTER.VM_MEMORY``.
 
@@ -201,7 +205,7 @@ def ask_tool(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, s
     except OSError as error:
         raise MachineFault(f"{command[0]} cannot be run: {error.strerror}.", reinstall) from error
     if done.status is None:
-        raise MachineFault(
+        raise Unanswered(
             f"{command[0]} did not answer within {DEADLINE:.0f} seconds and was killed.",
             f"run {' '.join(command[:4])} by hand and see what it waits for.",
         )

@@ -5,6 +5,7 @@ What needs a libvirtd that may be stopped, a whole pool or another user is in po
 
 import json
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -16,8 +17,9 @@ from tests.commands.support import absent
 from tests.conftest import JOB_UID
 from vmgahp import cli, config
 from vmgahp.commands import doctor
-from vmgahp.commands.doctor import access, condor, context, host, log_history
+from vmgahp.commands.doctor import access, condor, context, dry_run, host, log_history
 from vmgahp.commands.doctor.context import Context, User
+from vmgahp.config import sources
 from vmgahp.config.sources import find_tool
 from vmgahp.daemon import probe
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, NotKnown
@@ -191,6 +193,63 @@ def test_a_resolver_that_hangs(pool: Condor, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(probe, "SLOW_NAME", 0.05)
     judged(named(pool.examine().findings, "host name"), OFF, os.uname().nodename, hint="/etc/resolv.conf")
     never.set()
+
+
+HANGS = "import time\ntime.sleep(1000)\n"
+
+
+def test_a_tool_that_hangs_is_one_cause(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "DEADLINE", 0.5)
+    environ = pool.environ()
+    pool.script("condor_config_val", HANGS)
+    done = doctor.examine(environ)
+    assert [one.check for one in done.findings if one.verdict == BAD and not one.because] == ["settings"]
+    assert "condor_config_val did not answer within" in named(done.findings, "settings").seen
+
+
+def test_a_resolver_for_which_htcondors_tool_waits_is_the_cause(
+    pool: Condor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HTCondor's tools look this machine's name up, and where nobody can say, again and again."""
+    monkeypatch.setattr(sources, "DEADLINE", 0.5)
+
+    def again(_resolver: probe.Resolver) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(probe.Resolver, "_ask", again)
+    assert named(pool.examine().findings, "host name").verdict == OFF, "jobs run where HTCondor can be asked"
+    environ = pool.environ()
+    pool.script("condor_config_val", HANGS)
+    assert doctor.run(environ) == doctor.UNFIT
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("XX") + said.count("✗") == 1
+    assert "cannot run here: host name." in said
+    found = doctor.examine(environ).findings
+    assert {named(found, check).because for check in ("settings", "VM_TYPE", "startd")} == {"host name"}
+
+
+def test_settings_whose_reading_hangs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a directory of PATH, say, or among the accounts, for which nobody has a deadline."""
+    never = threading.Event()
+    monkeypatch.setattr(context, "LOOK_DEADLINE", 0.1)
+    monkeypatch.setattr(Context, "__init__", lambda *_: never.wait())
+    done = doctor.examine({})
+    never.set()
+    judged(named(done.findings, "settings"), BAD, "had not ended", hint="PATH")
+    assert done.status == doctor.UNFIT
+
+
+def test_a_job_on_a_file_system_that_hangs(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(dry_run, "read", lambda _path: never.wait())
+    environ = pool.environ()
+    monkeypatch.setattr(context, "LOOK_DEADLINE", 5.0)
+    done = doctor.examine(environ, job="/far/away")
+    never.set()
+    assert done.trial is not None
+    (found,) = done.trial.findings
+    judged(found, UNKNOWN, "The check of the job in /far/away had not ended")
+    assert done.status == doctor.UNSURE
 
 
 def test_what_is_well_is_one_sentence_and_more_if_asked(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
@@ -479,6 +538,10 @@ def test_firmware(pool: Condor) -> None:
 @pytest.mark.parametrize(("seconds", "verdict"), [(0.4, OK), (4.0, OFF), (5.5, BAD)])
 def test_the_clock_of_the_probe(pool: Condor, seconds: float, verdict: str) -> None:
     judged(host.clock(pool.context(), probed(seconds), run_server=False), verdict, f"{seconds:.1f} s")
+    waiting = probed(seconds)
+    waiting.findings.append(Finding("libvirt", BAD, "it", "It hangs."))
+    cause = "" if verdict == OK else "libvirt"
+    assert host.clock(pool.context(), waiting, run_server=False).because == cause
 
 
 @as_root

@@ -14,7 +14,7 @@ from vmgahp import errors, findings
 from vmgahp.commands import page
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
 from vmgahp.commands.doctor import access, condor, host, log_history, slots
-from vmgahp.commands.doctor.context import AS_ROOT, NOBODY, Context, look
+from vmgahp.commands.doctor.context import AS_ROOT, NOBODY, Context, in_time, look
 from vmgahp.commands.doctor.dry_run import Trial
 from vmgahp.config import check as settings_check
 from vmgahp.daemon import probe
@@ -98,7 +98,14 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
     `root` is put before the paths of the system, for tests.
     """
     resolver = probe.Resolver()
-    context = Context(environ, vm_type, root)
+    context = in_time("settings", lambda: Context(environ, vm_type, root))
+    if not isinstance(context, Context):
+        assert isinstance(context, errors.Fault)
+        done = Examination(vm_type or "kvm")
+        hint = "see which file system of PATH, HOME or VMGAHP_CONFIG hangs, or who tells accounts (getent passwd root)."
+        found = Finding("settings", BAD, settings_check.LOOKED_AT, context.problem, hint)
+        done.sections.append(("HTCondor's settings", [found]))
+        return done
     done = Examination(context.vm_type)
     on_libvirt = context.vm_type in QEMU
     server = look("VM_GAHP_SERVER", "VM_GAHP_SERVER", condor.server, context)
@@ -111,7 +118,7 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
     add(
         "HTCondor's settings",
         look("HTCondor", "condor_config_val", condor.installed, context),
-        look("host name", "the resolver", host.name, resolver),
+        look("host name", "the resolver", host.name, resolver, context),
         look("settings", settings_check.LOOKED_AT, condor.settings, context),
         look("VM_TYPE", "VM_TYPE", condor.vm_type, context),
         server,
@@ -149,11 +156,18 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
     if job:
         from vmgahp.commands.doctor.dry_run import try_out
 
-        try:
-            with proof.LookAnew():
-                done.trial = try_out(context, job, probed)
-        except NotKnown as unknown:
-            done.trial = Trial(job, [Finding("dry run", UNKNOWN, f"the job ad in {job}", str(unknown))])
+        def tried() -> Trial:
+            try:
+                with proof.LookAnew():
+                    return try_out(context, job, probed)
+            except NotKnown as unknown:
+                return Trial(job, [Finding("dry run", UNKNOWN, f"the job ad in {job}", str(unknown))])
+
+        trial = in_time(f"the job in {job}", tried)
+        if isinstance(trial, errors.Fault):
+            trial = Trial(job, [Finding("dry run", UNKNOWN, f"the job ad in {job}", trial.problem, trial.hint)])
+        assert isinstance(trial, Trial)
+        done.trial = trial
     return done
 
 
@@ -169,6 +183,7 @@ _STAND_ON = {
         "startd",
         "log",
     ),
+    "host name": ("settings",),
     "VM_TYPE": ("hypervisor",),
     "libvirt": ("kvm", "cpu", "network", "tpm", "firmware", "limits", "image"),
     "hypervisor": ("firmware",),
@@ -180,16 +195,19 @@ _STAND_ON = {
 
 
 def _standing(finding: Finding, found: list[Finding]) -> Finding:
-    """The finding with the check on which it stands, where that one is what is wrong and this one follows from it."""
-    if finding.because or finding.verdict == OK:
+    """The finding with the check on which it stands in the end, where that one is what is wrong."""
+    if finding.verdict == OK:
         return finding
+    if finding.because:
+        causes = [one for one in found if one.check == finding.because and one.verdict != OK]
+        return finding._replace(because=(causes and _standing(causes[0], found).because) or finding.because)
     if finding.verdict == UNKNOWN and finding.hint == AS_ROOT and finding.check != "root":
         return finding._replace(because="root")
     names = (finding.check, finding.check.partition(" ")[0])
     for cause in found:
         follows = any(name in _STAND_ON.get(cause.check, ()) for name in names)
         if follows and (cause.verdict == BAD or (cause.verdict != OK and finding.verdict == UNKNOWN)):
-            return finding._replace(because=cause.because or cause.check)
+            return finding._replace(because=_standing(cause, found).because or cause.check)
     return finding
 
 

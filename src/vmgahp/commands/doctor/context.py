@@ -6,6 +6,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from vmgahp import config, errors
+from vmgahp.commands.arguments import for_root
 from vmgahp.config import sources
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, NotKnown, side_by_side
 from vmgahp.host.job_user import Identity
@@ -19,7 +20,7 @@ SETTINGS_FILES = (".config/vmgahp/vmgahp.conf", "/etc/vmgahp.conf")
 
 NOBODY = 65534
 
-AS_ROOT = "run vmgahp doctor as root."
+AS_ROOT = f"run {for_root('doctor')} as root."
 
 LOOK_DEADLINE = 25.0
 """Seconds for one check; each program that it asks has a shorter time, but a file system has none."""
@@ -67,11 +68,16 @@ def look(
             return [Finding(name, UNKNOWN, looked_at, str(unknown), because=unknown.because)]
         return found if isinstance(found, list) else [found] if found else []
 
-    outcome = side_by_side({name: made}, monotonic() + LOOK_DEADLINE)[name]
+    outcome = in_time(name, made)
     if isinstance(outcome, errors.Fault):
         return [Finding(name, UNKNOWN, looked_at, outcome.problem, outcome.hint)]
     assert isinstance(outcome, list)
     return outcome
+
+
+def in_time(name: str, work: Callable[[], object]) -> object:
+    """What `work` returned, or the fault that it raised, or that it has not ended in time."""
+    return side_by_side({name: work}, monotonic() + LOOK_DEADLINE)[name]
 
 
 class Known(config.Settings):
@@ -133,6 +139,8 @@ class Context:
         self.bad_names: set[str] = set()
         self.unread = False
         """The settings could not be read at all: what is not set is not known."""
+        self.waited = False
+        """HTCondor's tool did not say them in time."""
         self.loaded = config.Settings()
         """The settings as they are."""
         self._usable = self._load()
@@ -212,6 +220,7 @@ class Context:
         except errors.Fault as fault:
             self.faults.append(fault)
             self.unread = True
+            self.waited = isinstance(fault, sources.Unanswered)
             return config.Settings()
         self.loaded = loaded
         kinds = {"integer": loaded.integer, "bool": loaded.boolean, "size": loaded.size}

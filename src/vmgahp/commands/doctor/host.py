@@ -44,15 +44,16 @@ def root(context: Context) -> Finding:
     if context.blind:
         return check.unknown(
             f"User id {os.geteuid()}, and HTCondor runs the server as root: what only root may look at is not known.",
-            "run vmgahp doctor as root (sudo).",
+            AS_ROOT,
         )
     return check.ok(f"user id {os.geteuid()}, whose own session is what VMs would run in")
 
 
-def name(resolver: probe.Resolver) -> Finding:
-    """Whether this machine's name is looked up in time."""
+def name(resolver: probe.Resolver, context: Context) -> Finding:
+    """Whether this machine's name is looked up in time; where HTCondor's tool waits in vain, this is why."""
     side_by_side({"the machine's name": resolver.wait}, monotonic() + RESOLVER_PATIENCE)
-    return resolver.judge()
+    found = resolver.judge()
+    return found._replace(verdict=BAD) if found.verdict == OFF and context.waited else found
 
 
 # libvirt
@@ -108,7 +109,7 @@ def libvirt_cause(context: Context) -> tuple[str, str]:
     if closed:
         return (
             f"{running[0]} runs, and user id {os.geteuid()} may not use its socket {closed}",
-            "run vmgahp doctor as root; for VMs of your own, join the group libvirt (usermod -aG libvirt NAME).",
+            f"{AS_ROOT[:-1]}; for VMs of your own, join the group libvirt (usermod -aG libvirt NAME).",
         )
     return "", ""
 
@@ -182,7 +183,7 @@ def kvm_cause(context: Context) -> tuple[str, str]:
         if not os.access(device, os.R_OK | os.W_OK):
             return (
                 f"This user, id {os.geteuid()}, may not open /dev/kvm.",
-                "run vmgahp doctor as root, or join the group kvm (usermod -aG kvm NAME)",
+                f"{AS_ROOT[:-1]}, or join the group kvm (usermod -aG kvm NAME)",
             )
         if nested:
             return (
@@ -250,7 +251,7 @@ def clock(context: Context, probe: Probe, run_server: bool) -> Finding:
         seen = "Only root can run all of the probe."
         return Finding("clock", UNKNOWN, "the startd's own probe", seen, AS_ROOT)
     if not (run_server and server and context.is_root):
-        return _judge_clock(Check("clock", "the time that all checks of the probe took"), probe.seconds)
+        return _judge_clock(Check("clock", "the time that all checks of the probe took"), probe.seconds, probe)
     command = [server, "-f", "-t", "-M", "0", "vmtype", context.vm_type]
     check = Check("clock", f"the startd's own probe, {' '.join(command)}")
     who = None if context.vm_type in HTCONDORS else context.condor
@@ -259,7 +260,7 @@ def clock(context: Context, probe: Probe, run_server: bool) -> Finding:
         said = ask(command, PROBE_DEADLINE, context.environ, who)
     seconds = monotonic() - began
     if said.status is None or seconds > STARTD_PATIENCE:
-        return _judge_clock(check, seconds)
+        return _judge_clock(check, seconds, probe)
     if (said.status != 0 or not said.out.strip()) and probe.trouble is None:
         problem, _, hint = log_history.parted(said.complaint)
         return check.bad(
@@ -267,7 +268,7 @@ def clock(context: Context, probe: Probe, run_server: bool) -> Finding:
             f"{problem.rstrip('.') or 'no word'}.",
             hint or "run the command by hand and fix what it complains about.",
         )
-    return _judge_clock(check, seconds)
+    return _judge_clock(check, seconds, probe)
 
 
 def _as(who: User | None) -> str:
@@ -293,12 +294,14 @@ def _called(name: str) -> Iterator[None]:
             file.write(before)
 
 
-def _judge_clock(check: Check, seconds: float) -> Finding:
+def _judge_clock(check: Check, seconds: float, probe: Probe) -> Finding:
+    """What is wrong with this machine is what a probe has waited for."""
+    because = probe.trouble.check if probe.trouble else ""
     hint = "see which check above is slow; a libvirtd that examines QEMU anew at every call is the usual one."
     if seconds > STARTD_PATIENCE:
         seen = f"It takes more than {STARTD_PATIENCE:g} s ({seconds:.1f} s), and the startd waits no longer."
-        return check.bad(seen, hint)
+        return check.bad(seen, hint)._replace(because=because)
     if seconds > CLOSE:
         seen = f"It takes {seconds:.1f} s, and the startd waits {STARTD_PATIENCE:g} s: a busy machine is too slow."
-        return check.off(seen, hint)
+        return check.off(seen, hint)._replace(because=because)
     return check.ok(f"{seconds:.1f} s of the {STARTD_PATIENCE:g} s that the startd waits")
