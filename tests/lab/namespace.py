@@ -8,14 +8,14 @@ is left even where the test run was killed. Only the exchange directory (``/lab`
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -237,22 +237,34 @@ class Namespace:
 
 
 def build_wheel(directory: str | Path) -> Path:
-    """Build our package's wheel from the clone; needs pip's build isolation, as any install from source."""
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    with tempfile.TemporaryDirectory(dir=directory) as fresh:
-        done = subprocess.run([*command, "-w", fresh, str(REPOSITORY)], capture_output=True, text=True)
-        if done.returncode:
-            raise LabError(f"the wheel cannot be built:\n{done.stdout}{done.stderr}")
-        [wheel] = Path(fresh).glob("vmgahp-*.whl")
-        return wheel.rename(Path(directory) / wheel.name)
+    """Build our package's wheel from the clone, into `directory`; the sdist that it is built from is beside it."""
+    # As the scripts that build packages date it.
+    dated = ["git", "-c", "safe.directory=*", "-C", str(REPOSITORY), "log", "-1", "--format=%ct"]
+    date = subprocess.run(dated, capture_output=True, text=True, check=False).stdout.strip()
+    environ = os.environ | ({"SOURCE_DATE_EPOCH": date} if date else {})
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(directory), str(REPOSITORY)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    if done.returncode:
+        raise LabError(f"the wheel cannot be built:\n{done.stdout}{done.stderr}")
+    [wheel] = Path(directory).glob("vmgahp-*.whl")
+    return wheel
 
 
-def wheel_of(factory: pytest.TempPathFactory) -> Path:
-    """The wheel for all tests of a run: built once, whichever of the workers of pytest-xdist wants it first."""
+@contextlib.contextmanager
+def shared_by_workers(factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """A directory for all workers of pytest-xdist, and for one of them at a time."""
     directory = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         directory = directory.parent
-    with open(directory / "wheel.lock", "w") as lock:
+    directory /= name
+    directory.mkdir(exist_ok=True)
+    with open(directory.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield directory
+
+
+def wheel_of(factory: pytest.TempPathFactory) -> Path:
+    """The wheel for all tests of a run: built once, whichever of the workers wants it first."""
+    with shared_by_workers(factory, "wheel") as directory:
         built = list(directory.glob("vmgahp-*.whl"))
         return built[0] if built else build_wheel(directory)

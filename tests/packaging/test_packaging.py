@@ -57,6 +57,9 @@ ENVIRONMENTS = (
 )
 
 
+DATE = "1700000000"
+"""Of all that is built here, in seconds."""
+
 HOOKS = runpy.run_path(str(REPOSITORY / "packaging/hatch_build.py"))
 VERSION = runpy.run_path(str(REPOSITORY / "packaging/version.py"))
 
@@ -71,7 +74,8 @@ def run(*command: str, **how: Any) -> str:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the sdist, and the wheel that was built from it."""
     directory = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(directory), str(REPOSITORY))
+    command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(directory), str(REPOSITORY))
+    run(*command, env=os.environ | {"SOURCE_DATE_EPOCH": DATE})
     return directory
 
 
@@ -129,21 +133,34 @@ def test_an_sdist_has_the_manual_pages_so_that_a_wheel_of_it_needs_no_tools(buil
     assert HOOKS["Made"](str(built / "an sdist"), {}, None, None, "", "wheel").dependencies() == []
 
 
-def test_their_tools_are_all_that_making_them_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment that pip builds in has nothing of what the package needs at run time."""
+def test_their_tools_are_all_that_making_them_needs(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip builds in an environment without what the package needs at run time, and takes out what an editable
+    installation has put into sys.path. Made twice, they are the same.
+    """
     (tmp_path / "refuse").mkdir()
     (tmp_path / "refuse/sitecustomize.py").write_text(
         "import sys\n"
         "for name in ('libvirtmod', 'libvirt', 'lxml', 'classad2', 'htcondor2', 'rich', 'prompt_toolkit', 'pycdlib',"
         " 'pyVmomi', 'furo', 'sphinx_copybutton', 'pytest'):\n"
         "    sys.modules[name] = None\n"
+        f"sys.path[:] = [path for path in sys.path if path != {str(REPOSITORY / 'src')!r}]\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "refuse"))
     with pytest.raises(subprocess.CalledProcessError):
         subprocess.run([sys.executable, "-c", "import lxml"], check=True, stderr=subprocess.DEVNULL)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", DATE)
     HOOKS["make"](REPOSITORY, tmp_path / "share")
-    made = {str(path.relative_to(tmp_path)) for path in (tmp_path / "share").rglob("*") if path.is_file()}
-    assert made >= MADE
+    files = (path for path in (tmp_path / "share").rglob("*") if path.is_file())
+    made = {str(path.relative_to(tmp_path)): path.read_bytes() for path in files}
+    assert set(made) >= MADE
+    [sdist] = built.glob("vmgahp-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        for name, text in made.items():
+            member = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/made/{name}")
+            assert member
+            assert member.read() == text, name
 
 
 def test_a_wheel_can_be_built_without_these_tools_where_somebody_wants_that(tmp_path: Path) -> None:

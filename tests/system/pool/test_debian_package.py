@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.lab.namespace import LAB, REFERENCE_SERVER, REPOSITORY, Namespace, why_not
+from tests.lab.packages import build, git, kept_of, later_clone_of
 from tests.lab.pool import Pool
 
 pytestmark = pytest.mark.pool
@@ -25,44 +26,31 @@ def files(namespace: Namespace) -> set[str]:
     return {path for path in found if not path.startswith(own)}
 
 
-def build(directory: Path, *words: str) -> Path:
-    command = [str(REPOSITORY / "scripts/build-deb"), *words, str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
-
-
-def git(clone: Path, *words: str) -> None:
-    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "safe.directory=*")
-    subprocess.run(["git", *identity, "-C", str(clone), *words], check=True)
-
-
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reason = why_not()
     if reason:
         pytest.skip(reason)
     if not shutil.which("dh_python3"):
         pytest.skip("there is no debhelper here (scripts/test --pool installs it)")
-    return build(tmp_path_factory.mktemp("package"))
+    return kept_of(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def package(kept: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    [built] = build("build-deb", tmp_path_factory.mktemp("package"), "--keep", str(kept))
+    return built
 
 
 @pytest.fixture(scope="module")
 def later_clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone with a commit more, in which the package has a module more."""
-    if not (REPOSITORY / ".git").exists():
-        pytest.skip("this is no clone: it has no commit before another")
-    clone = tmp_path_factory.mktemp("later") / "clone"
-    git(clone.parent, "clone", "-q", str(REPOSITORY), str(clone))
-    (clone / "src/vmgahp/later.py").write_text('"""A module of the later one alone."""\n')
-    git(clone, "add", "-A")
-    git(clone, "commit", "-q", "-m", "later: add a module")
-    return clone
+    return later_clone_of(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def later(package: Path, later_clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("package"), "--source", str(later_clone))
+def later(kept: Path, later_clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    [built] = build("build-deb", tmp_path_factory.mktemp("package"), "--keep", str(kept), "--source", str(later_clone))
+    return built
 
 
 def test_lintian_finds_nothing(package: Path) -> None:
@@ -97,7 +85,7 @@ def test_the_same_commit_gives_the_same_bytes(later: Path, later_clone: Path, tm
     clone = tmp_path / "elsewhere" / "of another name"
     clone.parent.mkdir()
     git(tmp_path, "clone", "-q", str(later_clone), str(clone))
-    again = build(tmp_path, "--source", str(clone))
+    [again] = build("build-deb", tmp_path, "--source", str(clone))
     assert again.name == later.name
     assert again.read_bytes() == later.read_bytes()
 

@@ -14,31 +14,42 @@ from pathlib import Path
 
 import pytest
 from tests.lab.namespace import LAB, REFERENCE_SERVER, REPOSITORY, Namespace, why_not
+from tests.lab.packages import build, kept_of, later_clone_of
 from tests.lab.pool import Pool
 
 pytestmark = pytest.mark.pool
 
 SERVER = "/usr/libexec/condor/condor_vm-gahp"
 PYTHON = Path("/usr/bin/python3.11")
+CONFIGURED = "/etc/condor/config.d/60-vmgahp.config"
 SITE9 = "/usr/lib64/vmgahp/lib/python3.11/site-packages"
 
 
-def build(directory: Path, *words: str) -> dict[str, Path]:
+def by_name(paths: list[Path]) -> dict[str, Path]:
     """The packages by the first and the last but one part of their names, such as `vmgahp-selinux.el9`."""
-    command = [str(REPOSITORY / "scripts/build-rpm"), str(directory), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    paths = [Path(line) for line in done.stdout.splitlines()]
     binary = [path for path in paths if not path.name.endswith(".src.rpm")]
     assert len(binary) * 3 == len(paths) * 2, "two for each release, and their source"
     return {f"{path.name.rsplit('-', 2)[0]}.{path.name.split('.')[-3]}": path for path in binary}
 
 
 @pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("rpmbuild"):
         pytest.skip("there is no rpmbuild here (scripts/test --pool installs it)")
-    return build(tmp_path_factory.mktemp("packages"))
+    return kept_of(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def packages(kept: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return by_name(build("build-rpm", tmp_path_factory.mktemp("packages"), "--keep", str(kept)))
+
+
+@pytest.fixture(scope="module")
+def later(kept: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """EL 9's of a commit more, in which the package has a module more."""
+    clone = later_clone_of(tmp_path_factory)
+    words = ("--el", "9", "--keep", str(kept), "--source", str(clone))
+    return by_name(build("build-rpm", tmp_path_factory.mktemp("packages"), *words))
 
 
 def query(package: Path, *words: str) -> list[str]:
@@ -58,10 +69,22 @@ def test_rpmlint_finds_nothing(packages: dict[str, Path]) -> None:
         assert " 3 packages" in done.stdout
 
 
-def test_the_same_commit_gives_the_same_packages(packages: dict[str, Path], tmp_path: Path) -> None:
-    again = build(tmp_path, "--el", "9")
-    for name, path in again.items():
-        assert path.read_bytes() == packages[name].read_bytes(), name
+def test_a_build_leaves_no_trace_but_its_commit(packages: dict[str, Path], later: dict[str, Path]) -> None:
+    """So that the same commit gives the same package: what is compiled is the same, elsewhere and later."""
+
+    def digests(package: Path) -> dict[str, str]:
+        listed = (line.split() for line in query(package, "--dump"))
+        return {path: digest for path, _, _, digest, *_ in listed if f"{SITE9}/" in path and ".dist-info" not in path}
+
+    one, other = digests(packages["vmgahp.el9"]), digests(later["vmgahp.el9"])
+    assert len([path for path in one if path.endswith(".so")]) >= 3
+    told = ("vmgahp/__init__.py", "vmgahp/later.py")
+    assert {path for path in one | other if one.get(path) != other.get(path)} == {f"{SITE9}/{path}" for path in told}
+    for package in (*packages.values(), *later.values()):
+        [when, host, *_] = query(package, "--qf", "%{BUILDTIME}\n%{BUILDHOST}\n")
+        assert host == "localhost"
+        assert set(query(package, "--qf", "[%{FILEMTIMES}\n]")) == {when}
+        assert "vmgahp-rpm." not in "".join(query(package, "--xml")), "the directory that it was made in"
 
 
 def test_what_is_compiled_needs_nothing_newer_than_el_9_has(packages: dict[str, Path]) -> None:
@@ -91,15 +114,31 @@ def test_what_is_in_them(packages: dict[str, Path]) -> None:
         assert query(packages["vmgahp-selinux." + release], "-l")[-1].endswith("/targeted/vmgahp.pp")
 
 
-def test_el_9s_is_installed_runs_and_goes(packages: dict[str, Path], tmp_path: Path) -> None:
+def test_el_9s_is_installed_runs_is_upgraded_and_goes(
+    packages: dict[str, Path], later: dict[str, Path], tmp_path: Path
+) -> None:
     reason = why_not(pool=False)
     if reason or not PYTHON.exists():
         pytest.skip(reason or f"this system has no {PYTHON}")
     with Namespace(tmp_path / "exchange", root="/") as namespace:
 
-        def install() -> None:
-            rpm = ("rpm", "--force-debian", "--nodeps", "-U", "--replacepkgs")
-            namespace.run(*rpm, f"{LAB}/{packages['vmgahp.el9'].name}", timeout=120)
+        def rpm(*words: str, fails: str = "") -> None:
+            done = namespace.run("rpm", "--force-debian", "--nodeps", *words, check=False, timeout=120)
+            assert bool(done.returncode) == bool(fails), done.stdout + done.stderr
+            assert fails in done.stderr
+
+        def is_installed(package: Path) -> bool:
+            """And nothing of it is changed or missing, and nothing is left of another."""
+            [version] = query(package, "--qf", "%{VERSION}\n")
+            for command in (["vmgahp", "version"], [SERVER, "-version"]):
+                said = namespace.run(*command).stdout.split()
+                assert said[1].replace(".dev", "~dev") == version
+            rpm("-V", "vmgahp")
+            modules = namespace.run("find", f"{SITE9}/vmgahp", "-name", "later.*").stdout.split()
+            return len(modules) == (2 if package == new else 0)
+
+        old, new = packages["vmgahp.el9"], later["vmgahp.el9"]
+        brought = {one: f"{LAB}/{Path(shutil.copy(one, namespace.exchange)).name}" for one in (old, new)}
 
         # python3.11-lxml, and the modules of HTCondor's package python3-condor, which are Python 3.9's and load in all.
         for name, there in (("lxml", "/usr/lib/python3/dist-packages"), ("classad2", ""), ("htcondor2", "")):
@@ -111,12 +150,8 @@ def test_el_9s_is_installed_runs_and_goes(packages: dict[str, Path], tmp_path: P
             libraries = Path(spec.origin).parents[1] / "htcondor.libs"
             if not there and libraries.exists():
                 shutil.copytree(libraries, target / libraries.name, dirs_exist_ok=True)
-        shutil.copy(packages["vmgahp.el9"], namespace.exchange)
-        install()
-        [version] = query(packages["vmgahp.el9"], "--qf", "%{VERSION}\n")
-        for command in (["vmgahp", "version"], [SERVER, "-version"]):
-            said = namespace.run(*command).stdout.split()
-            assert said[1].replace(".dev", "~dev") == version
+        rpm("-i", brought[old])
+        assert is_installed(old)
         from_where = "import classad2, libvirt, lxml, prompt_toolkit, pycdlib, rich, vmgahp; print(vmgahp.__file__)"
         python = "/usr/lib64/vmgahp/bin/python3"
         assert namespace.run(python, "-I", "-c", from_where).stdout == f"{SITE9}/vmgahp/__init__.py\n"
@@ -135,10 +170,29 @@ def test_el_9s_is_installed_runs_and_goes(packages: dict[str, Path], tmp_path: P
         assert int(namespace.run("sh", "-c", compiled).stdout) > 100
         stale = f"{SITE9}/gone/__pycache__"
         namespace.run("mkdir", "-p", stale)
-        install()
+        # What an administrator has had written, and has edited: the package itself has no configuration.
+        setup = ("vmgahp", "setup", "--type", "kvm", "--memory", "256", "--network", "none", "--yes", "-o", CONFIGURED)
+        namespace.run("mkdir", "-p", os.path.dirname(CONFIGURED))
+        namespace.run(*condor, *setup)
+        with open(namespace.path(CONFIGURED), "a") as file:
+            file.write("VM_STOP_TIMEOUT = 61\n")
+        configured = namespace.path(CONFIGURED).read_text()
+
+        rpm("-U", brought[new])
+        assert is_installed(new)
         assert not namespace.path(stale).parent.exists(), "what an earlier version left is gone"
-        assert namespace.run("rpm", "--force-debian", "-V", "--nodeps", "vmgahp").stdout == ""
-        namespace.run("rpm", "--force-debian", "-e", "vmgahp", timeout=120)
+        rpm("-U", brought[new], fails="is already installed")
+        namespace.run("rm", "/usr/bin/vmgahp")
+        rpm("-U", "--replacepkgs", brought[new])
+        assert is_installed(new)
+        rpm("-U", brought[old], fails="is already installed")
+        assert is_installed(new)
+        rpm("-U", "--oldpackage", brought[old])
+        assert is_installed(old)
+        rpm("-e", "vmgahp")
+        beside = namespace.path(CONFIGURED)
+        assert [path.name for path in beside.parent.glob(f"{beside.name}*")] == [beside.name], "no .rpmnew, no .rpmsave"
+        assert beside.read_text() == configured
         for path in (
             "/usr/lib64/vmgahp",
             SERVER,
