@@ -225,6 +225,18 @@ def test_the_wheel_installs_and_its_programs_run_with_that_python(
     assert (installed / INTERPRETER).read_text().startswith(f"#!{installed}/python")
 
 
+def test_an_option_behind_that_python_is_none_of_its_name(
+    installed: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """pipx 1.18 writes ``python -E``, a program that nobody has."""
+    for name in PROGRAMS:
+        (tmp_path / name).write_bytes((installed / name).read_bytes())
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / INTERPRETER).write_text(f"#!{installed}/python -E\n")
+    assert run(str(tmp_path / "vmgahp"), "version", env=environ).startswith("vmgahp ")
+    assert run(str(tmp_path / "condor_vm-gahp"), "-version", env=environ).startswith("vmgahp ")
+
+
 @pytest.mark.parametrize("variable", ENVIRONMENTS)
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_nothing_is_imported_from_the_working_directory(
