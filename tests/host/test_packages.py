@@ -53,6 +53,15 @@ def test_a_python_package(module: str, prefix: str, pip: bool, said: str, monkey
     assert packages.of_python("pyvmomi", "8.0") == said
 
 
+def test_pipx_is_known_by_what_it_leaves_wherever_its_environments_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environments have no pip where it has used uv, as 1.18 does."""
+    (tmp_path / "pipx_metadata.json").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert packages.of_python("pyvmomi", "8.0") == "pipx inject vmgahp 'pyvmomi>=8.0'"
+
+
 def test_nobody_names_an_installer_beside_it() -> None:
     """A hint that is written by hand is right on one system and for one way of installing."""
     typed = re.compile(r"\b(apt-get|apt|dnf|pip) install ")

@@ -32,8 +32,8 @@ def of_python(name: str, least: str = "") -> str:
     wanted = f"'{name}>={least}'" if least else name
     if _is_of_debian():
         return f"apt-get install {_DEBIAN.get(name, f'python3-{name}')}"
-    if "/pipx/venvs/" in f"{sys.prefix}/":
-        everybody = "" if sys.prefix.startswith(os.path.expanduser("~/")) else "--global "
+    if "/pipx/venvs/" in f"{sys.prefix}/" or os.path.exists(f"{sys.prefix}/pipx_metadata.json"):
+        everybody = "--global " if sys.prefix.startswith("/opt/pipx/") else ""
         return f"pipx inject {everybody}vmgahp {wanted}"
     from importlib.util import find_spec
 
