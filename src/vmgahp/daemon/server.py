@@ -14,6 +14,7 @@ from _thread import allocate_lock, start_new_thread
 from vmgahp import config, errors, lifecycle
 from vmgahp.daemon.job_ad_file import JobAdFile
 from vmgahp.daemon.pipes import ClientPipes
+from vmgahp.host import own_code
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import signal
 from vmgahp.log import Log
@@ -438,6 +439,7 @@ class Server:
 
 def serve(vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
     """Serve one client on standard input and output, after the greeting; returns the exit status."""
+    own_code.hold()
     status = Server(vm_type, working_dir, environ, to_stderr=to_stderr).run()
     if status >= 0:
         return status

@@ -14,7 +14,6 @@ Nothing of this is imported where no policy is set.
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from difflib import unified_diff
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.hooks import mac
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing, whose_fault
-from vmgahp.host import trust
+from vmgahp.host import own_code, trust
 from vmgahp.job.ad import JobAd
 from vmgahp.job.folded import folded, meets
 from vmgahp.text import shown
@@ -161,7 +160,7 @@ class Policy:
         argv = [stage.path]
         if stage.is_stylesheet:
             # In a process of its own: a stylesheet may never end, or want all the memory there is.
-            argv = [sys.executable, "-I", "-m", "vmgahp.hooks.stylesheet", stage.path]
+            argv = [*own_code.interpreter(), "vmgahp.hooks.stylesheet", stage.path]
         environ = {NAME_VARIABLE: etree.fromstring(xml).findtext("name") or ""} | standing(self._dry)
         output = call(str(stage), argv, xml.encode(), self._deadline, self._log, environ, ad)
         made = _DECLARATION.sub("", output, count=1) if _DECLARATION.match(output) else output

@@ -14,6 +14,7 @@ import sys
 from _thread import allocate_lock
 
 from vmgahp.errors import MachineFault
+from vmgahp.host import own_code
 from vmgahp.host.light import signal
 from vmgahp.host.run import open_descriptors
 
@@ -21,10 +22,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMAND = (sys.executable, "-I", "-m")
-"""What runs a module as a helper, which finds its end of the socket pair at `CHANNEL`. Tests have one of their own."""
+COMMAND: tuple[str, ...] = ()
+"""What tests run a helper's module by, in place of this server's own code."""
 
 CHANNEL = 3
+"""Where a helper finds its end of the socket pair."""
 
 LARGEST = 1 << 15
 """Bytes of a message that go through the socket; those of a longer one are in a file in memory."""
@@ -115,10 +117,11 @@ class Helper(Channel):
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         super().__init__(ours.detach())
         self._ending = allocate_lock()
+        command = [*(COMMAND or own_code.interpreter()), module]
         try:
             self._pid = os.posix_spawn(
-                COMMAND[0],
-                [*COMMAND, module],
+                command[0],
+                command,
                 os.environ,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -77,6 +77,26 @@ def runtime_dir(base: str | None = None) -> str:
     )
 
 
+def shared(name: str) -> str:
+    """Where something of this name is that many processes of this user use; it stays till the machine is down.
+
+    Raises OSError.
+    """
+    base = _bases()[0]
+    if base == ROOT_BASE:
+        make_root_base()
+    return f"{base}/{PREFIX}{os.geteuid()}-{name}"
+
+
+def is_private(path: str) -> bool:
+    """Whether it is a directory that only this user may write to."""
+    try:
+        there = os.lstat(path)
+    except OSError:
+        return False
+    return S_ISDIR(there.st_mode) and there.st_uid == os.geteuid() and not there.st_mode & 0o022
+
+
 def claim(uuid: str) -> str:
     """Say to other processes that this one looks after the VM `uuid`; a directory, to be removed with `unclaim`.
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import execute, packages
+from vmgahp.host import execute, own_code, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.restrict import restrict
 from vmgahp.host.run import FIRST_PASSED, run
@@ -162,7 +162,7 @@ def _write(output: int, label: str, files: "list[tuple[str, int, int]]", identit
     }
     seconds = DEADLINE + total / BYTES_A_SECOND
     done = run(
-        [sys.executable, "-I", "-m", "vmgahp.images.iso"],
+        [*own_code.interpreter(), "vmgahp.images.iso"],
         deadline=seconds,
         stdin=json.dumps(plan).encode(),
         environ={"PATH": os.defpath, "TZ": "UTC"},

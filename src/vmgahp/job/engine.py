@@ -85,6 +85,7 @@ def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
     """Raises `Failed`."""
     import json
 
+    from vmgahp.host import own_code
     from vmgahp.host.job_user import Identity
     from vmgahp.host.run import run
 
@@ -93,7 +94,7 @@ def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
     whose = [str(user.uid), str(user.gid)] if user is not None and user.switching else []
     try:
         done = run(
-            [sys.executable, "-I", "-m", "vmgahp.job.engine", *whose],
+            [*own_code.interpreter(), "vmgahp.job.engine", *whose],
             deadline=SECONDS,
             stdin=json.dumps(question).encode(),
             longest=LONGEST_RESULT,

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tarfile import BLOCKSIZE, DIRTYPE, GNU_FORMAT, SYMTYPE, TarInfo
 
 from vmgahp.errors import MachineFault
+from vmgahp.host import own_code
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.host.restrict import restrict
@@ -91,7 +92,7 @@ def pack(directory: str, output: int, wanted: Packing, identity: Identity) -> Pa
         "user": [identity.uid, identity.gid] if identity.switching else None,
     }
     done = run(
-        [sys.executable, "-I", "-m", __name__],
+        [*own_code.interpreter(), __name__],
         deadline=DEADLINE,
         stdin=json.dumps(plan).encode(),
         environ={"PATH": os.defpath, "TZ": "UTC"},

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from vmgahp.host import own_code
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.host.restrict import restrict
@@ -72,7 +73,7 @@ def unpack(archive: int, directory: str, below: str, most_bytes: int, identity: 
     }
     try:
         done = run(
-            [sys.executable, "-I", "-m", __name__],
+            [*own_code.interpreter(), __name__],
             deadline=DEADLINE,
             stdin=json.dumps(plan).encode(),
             environ={"PATH": os.defpath, "TZ": "UTC"},

@@ -8,7 +8,7 @@ give back is the work of a process of its own, which takes no longer than it may
 import os
 import sys
 
-from vmgahp.host import helper, run, runtime_dir
+from vmgahp.host import helper, own_code, run, runtime_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _notes() -> str:
 def give_back(_identity: "Identity", log: "Logger", *paths: str) -> None:
     """Have addresses given back of which there are these notes. Raises OSError."""
     environ = run.condor_environment(os.environ)
-    done = run.run([*helper.COMMAND, __name__, *paths], deadline=SECONDS, environ=environ)
+    done = run.run([*(helper.COMMAND or own_code.interpreter()), __name__, *paths], deadline=SECONDS, environ=environ)
     for line in done.out.decode("utf-8", "replace").splitlines():
         log(line)
     if done.status != 0:
