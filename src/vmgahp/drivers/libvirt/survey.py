@@ -111,7 +111,7 @@ class LibvirtSurveyor:
         # Ends before the checks do: what libvirt says, or does not say, is a better reason than the time.
         self._connection.deadline = max(0.3, min(CONNECTING, first_end - monotonic() - 0.3))
         wanted = self.settings.networking_types()
-        checks: dict[str, Callable[[], object]] = {"libvirt": self._ask_libvirt}
+        checks: dict[str, Callable[[], object]] = {"libvirt": lambda: self._ask_libvirt(first_end)}
         if self._fixed != "qemu":
             checks["kvm"] = proof.of_kvm
         checks["memory"] = lambda: packed.require(self.identity)
@@ -138,7 +138,8 @@ class LibvirtSurveyor:
         if accel not in host.domain_types:
             found += [_no_such_domains(self._connection.uri, accel)] if accel else []
             return Survey(found, machine_attributes={"HasVirshDefaultNetwork": host.default_network})
-        asked = findings.side_by_side({"libvirt": lambda: self._ask_of_emulator(host, accel)}, end - EMULATOR_TIME / 2)
+        asked_end = end - EMULATOR_TIME / 2
+        asked = findings.side_by_side({"libvirt": lambda: self._ask_of_emulator(host, accel, asked_end)}, asked_end)
         qemu = asked["libvirt"]
         if not isinstance(qemu, _Emulator):
             found.append(findings.judge("libvirt", f"the domain capabilities for {accel}", qemu, ""))
@@ -199,7 +200,7 @@ class LibvirtSurveyor:
         arguments = self.settings.string(xml_script.ARGUMENTS_SETTING)
         return [xml_script.judge(script, arguments, blind=self._connection.read_only)]
 
-    def _ask_libvirt(self) -> _Host:
+    def _ask_libvirt(self, end: float) -> _Host:
         def ask(connection: libvirt.virConnect) -> _Host:
             capabilities = connection.getCapabilities()
             here = etree.fromstring(capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
@@ -213,11 +214,11 @@ class LibvirtSurveyor:
             )
 
         try:
-            return self._connection.call(ask)
+            return self._connection.call(ask, seconds=_left(end))
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, "asking for its capabilities") from error
 
-    def _ask_of_emulator(self, host: _Host, accel: str) -> _Emulator:
+    def _ask_of_emulator(self, host: _Host, accel: str, end: float) -> _Emulator:
         if not self._connection.read_only:
             own, others = os.uname().machine, arches(host.capabilities, emulates=True)
 
@@ -230,7 +231,7 @@ class LibvirtSurveyor:
                 return made._replace(firmware=(BIOS, *of_own), boots_arm=bool(of_arm))
 
             try:
-                return self._connection.call(ask)
+                return self._connection.call(ask, seconds=_left(end))
             except libvirt.libvirtError as error:
                 raise faults.from_libvirt(error, "asking for its domain capabilities") from error
         here = etree.fromstring(host.capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
@@ -353,6 +354,11 @@ class LibvirtSurveyor:
         if qemu.firmware is not None:
             attributes["firmware"] = ",".join(qemu.firmware)
         return attributes
+
+
+def _left(end: float) -> float:
+    """Seconds for a call whose silence is to be told before its check is given up."""
+    return round(max(0.3, end - monotonic() - 0.1), 1)
 
 
 def _memory_formats(host: _Host, *, zstd: bool) -> str:
