@@ -384,6 +384,7 @@ LIBVIRTD = {
 }
 RUNS = {"proc__17__comm": "libvirtd\n"}
 SOCKET = {"run__libvirt__libvirt-sock": ""}
+CHILD = {"proc__17__task__18__children": "521 ", "proc__521__cmdline": "qemu\0-S\0"}
 
 
 @as_root
@@ -395,6 +396,7 @@ SOCKET = {"run__libvirt__libvirt-sock": ""}
         (LIBVIRTD, "libvirtd is installed and does not run", "systemctl enable --now libvirtd"),
         (LIBVIRTD | SOCKET, "does not run, although", "systemctl start libvirtd"),
         (LIBVIRTD | RUNS, "its socket /run/libvirt/libvirt-sock is missing", "systemctl restart libvirtd.socket"),
+        (LIBVIRTD | RUNS | SOCKET | CHILD, "libvirtd waits for qemu -S (process 521)", "see what that waits for"),
     ],
 )
 def test_why_libvirt_cannot_be_reached(
@@ -403,6 +405,25 @@ def test_why_libvirt_cannot_be_reached(
     said = host.libvirt_cause(pool.context(tree(tmp_path, **files)))
     assert seen in said[0]
     assert hint in said[1]
+
+
+class Silent:
+    """A connection to a libvirtd that waits for a QEMU that hangs."""
+
+    def __init__(self) -> None:
+        self.getCapabilities = threading.Event().wait
+        self.isAlive = lambda: True
+        self.domainEventRegisterAny = lambda *_: 1
+
+
+@pytest.mark.libvirt
+def test_a_libvirt_that_waits_for_qemu_keeps_nobody_waiting(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vmgahp.drivers.libvirt.connection import LibvirtConnection
+
+    monkeypatch.setattr(LibvirtConnection, "_connect", lambda _self: Silent())
+    monkeypatch.setattr(access, "LIBVIRT_DEADLINE", 0.3)
+    done = pool.examine(VM_TYPE="qemu", VM_LIBVIRT_URI="qemu+unix:///system?socket=/far")
+    judged(named(done.findings, "libvirt"), BAD, "qemu+unix:///system?socket=/far has not answered within")
 
 
 def test_modular_daemons_have_their_own_names(pool: Condor, tmp_path: Path) -> None:
@@ -481,6 +502,17 @@ def test_execute_is_closed_to_the_jobs_user(pool: Condor) -> None:
     pool.directory.chmod(0o750)
     assert f"may not pass {pool.directory} " in access.scratch(pool.context(), "qemu").seen
     assert "is not a directory" in access.scratch(pool.context(EXECUTE="/nonexistent"), "qemu").seen
+
+
+@as_root
+def test_a_scratch_file_system_that_hangs_is_told_once(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(access, "EXECUTE_DEADLINE", 0.1)
+    monkeypatch.setattr(access, "may_look", lambda _path: never.wait())
+    with pytest.raises(NotKnown, match="does not answer") as raised:
+        access.scratch(pool.context(), "qemu")
+    never.set()
+    assert raised.value.because == probe.DISK_SPACE
 
 
 @as_root

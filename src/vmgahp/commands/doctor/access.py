@@ -12,13 +12,18 @@ from vmgahp.commands.doctor.context import (
     User,
     down_to,
     first_closed,
+    in_time,
     may_look,
     who_is,
 )
-from vmgahp.findings import Finding
+from vmgahp.daemon.probe import DISK_SPACE
+from vmgahp.findings import Finding, Late, NotKnown
 
 LIBVIRT_DEADLINE = 3.0
 """Seconds to ask libvirtd for its capabilities."""
+
+EXECUTE_DEADLINE = 3.0
+"""Seconds for a file system, which the probe has asked already."""
 
 
 class Capabilities(NamedTuple):
@@ -44,7 +49,7 @@ def capabilities(context: Context) -> Capabilities | errors.Fault:
     connection = LibvirtConnection(uri, context.notes.append, read_only=True)
     connection.deadline = LIBVIRT_DEADLINE
     try:
-        host = etree.fromstring(connection.call(lambda opened: opened.getCapabilities()))
+        host = etree.fromstring(connection.call(lambda opened: opened.getCapabilities(), seconds=LIBVIRT_DEADLINE))
     except libvirt.libvirtError as error:
         return faults.from_libvirt(error, "asking for its capabilities")
     except errors.Fault as fault:
@@ -94,6 +99,8 @@ def scratch(context: Context, domain_type: str) -> Finding:
     check = Check("QEMU's user", "VM_RUN_AS_JOB_USER; EXECUTE and all directories above it, as the job's user")
     if not execute:
         return check.unknown("EXECUTE is not set: there is no HTCondor here.")
+    if isinstance(in_time("EXECUTE", lambda: may_look(execute), EXECUTE_DEADLINE), Late):
+        raise NotKnown(DISK_SPACE, f"EXECUTE = {execute} does not answer.")
     if not may_look(execute):
         return check.unknown(f"EXECUTE = {execute} cannot be looked at by this user.", AS_ROOT)
     if not os.path.isdir(execute):

@@ -75,9 +75,9 @@ def look(
     return outcome
 
 
-def in_time(name: str, work: Callable[[], object]) -> object:
-    """What `work` returned, or the fault that it raised, or that it has not ended in time."""
-    return side_by_side({name: work}, monotonic() + LOOK_DEADLINE)[name]
+def in_time(name: str, work: Callable[[], object], seconds: float | None = None) -> object:
+    """What `work` returned, or the fault that it raised, or `findings.Late`."""
+    return side_by_side({name: work}, monotonic() + (seconds or LOOK_DEADLINE))[name]
 
 
 class Known(config.Settings):

@@ -12,6 +12,7 @@ from vmgahp.daemon import probe
 from vmgahp.daemon.probe import Probe
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, side_by_side
 from vmgahp.host import packages, proof
+from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
 
 STARTD_PATIENCE = 5.0
@@ -102,14 +103,19 @@ def libvirt_cause(context: Context) -> tuple[str, str]:
         )
     if not sockets:
         return (
-            f"{running[0]} runs, and its socket {_SOCKETS[0]} is missing",
+            f"{unit} runs, and its socket {_SOCKETS[0]} is missing",
             f"systemctl restart {unit}.socket {unit}; guests survive that.",
         )
     closed = next((path for path in sockets if not os.access(context.path(path), os.W_OK)), "")
     if closed:
         return (
-            f"{running[0]} runs, and user id {os.geteuid()} may not use its socket {closed}",
+            f"{unit} runs, and user id {os.geteuid()} may not use its socket {closed}",
             f"{AS_ROOT[:-1]}; for VMs of your own, join the group libvirt (usermod -aG libvirt NAME).",
+        )
+    if awaited := [child for pid in running for child in _children(context, pid)]:
+        return (
+            f"{unit} waits for {', '.join(awaited)}",
+            f"see what that waits for, and kill it; guests survive a restart of {unit}.",
         )
     return "", ""
 
@@ -131,15 +137,18 @@ def unseen(context: Context, answers: bool) -> list[Finding]:
 
 
 def _running(context: Context) -> list[str]:
+    """The processes of libvirt's daemons."""
+    pids = (path.split("/")[-2] for path in glob(context.path("/proc/[0-9]*/comm")))
+    return [pid for pid in pids if context.read(f"/proc/{pid}/comm").strip() in DAEMONS]
+
+
+def _children(context: Context, pid: str) -> list[str]:
+    """What a daemon of libvirt's has started and waits for: guests and dnsmasq are no children of it any more."""
     found = []
-    for path in glob(context.path("/proc/[0-9]*/comm")):
-        try:
-            with open(path, errors="replace") as file:
-                name = file.read().strip()
-        except OSError:
-            continue
-        if name in DAEMONS:
-            found.append(name)
+    for path in glob(context.path(f"/proc/{pid}/task/*/children")):
+        for child in context.read(path.removeprefix(context.root)).split():
+            words = context.read(f"/proc/{child}/cmdline").replace("\0", " ").strip()
+            found += [f"{escape(words[:80])} (process {child})"] if words else []
     return found
 
 
@@ -250,7 +259,7 @@ def clock(context: Context, probe: Probe, run_server: bool) -> Finding:
     if context.blind:
         seen = "Only root can run all of the probe."
         return Finding("clock", UNKNOWN, "the startd's own probe", seen, AS_ROOT)
-    if not (run_server and server and context.is_root):
+    if not (run_server and server and context.is_root) or probe.trouble:
         return _judge_clock(Check("clock", "the time that all checks of the probe took"), probe.seconds, probe)
     command = [server, "-f", "-t", "-M", "0", "vmtype", context.vm_type]
     check = Check("clock", f"the startd's own probe, {' '.join(command)}")
@@ -261,7 +270,7 @@ def clock(context: Context, probe: Probe, run_server: bool) -> Finding:
     seconds = monotonic() - began
     if said.status is None or seconds > STARTD_PATIENCE:
         return _judge_clock(check, seconds, probe)
-    if (said.status != 0 or not said.out.strip()) and probe.trouble is None:
+    if said.status != 0 or not said.out.strip():
         problem, _, hint = log_history.parted(said.complaint)
         return check.bad(
             f"It says nothing to the startd{_as(who)}, although nothing else was found wrong: "
