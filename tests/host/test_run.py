@@ -157,3 +157,28 @@ def test_none_is_left_behind_by_a_process_that_ends(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     until(lambda: is_gone(int(ended.stdout)), "the one that was killed is gone")
+
+
+def test_an_interrupt_right_after_its_start_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, really = [], os.posix_spawn
+
+    def interrupted(*words: object, **how: object) -> int:
+        begun.append(really(*words, **how))  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGTERM)
+        return begun[0]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    monkeypatch.setattr(os, "posix_spawn", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(["sleep", "60"], deadline=60)
+        assert is_gone(begun[0])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for pid in begun:
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()

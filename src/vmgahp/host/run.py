@@ -6,6 +6,7 @@ ignores or blocks, which `subprocess` leaves as they are. posix_spawn can change
 nor the directory, so util-linux's setpriv and prlimit and the shell do that, and replace themselves by the program.
 """
 
+import atexit
 import errno
 import os
 
@@ -28,7 +29,9 @@ SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _REAP = 1.0
 """Seconds that a killed program may take to be gone; one in a hung file system never is."""
 
-_running: "set[int] | None" = None
+_INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_running: set[int] = set()
 """Programs that somebody waits for; none of them outlives this process."""
 
 
@@ -184,6 +187,8 @@ class _Child:
         self._ours: list[int] = []
         self._pid = 0
         theirs: list[int] = []
+        # What such a signal raises must not come while there is a program that nobody would know of.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTING)
         try:
             for of_program in (0, 1, 1):
                 pipe = os.pipe2(os.O_CLOEXEC)
@@ -212,12 +217,14 @@ class _Child:
                 setsigmask=(),
                 setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
             )
-            _register(self._pid)
+            _running.add(self._pid)
             self._ours.append(os.pidfd_open(self._pid))
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except BaseException:
             self.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for end in theirs:
                 os.close(end)
 
@@ -290,7 +297,6 @@ class _Child:
         self._ours.clear()
 
     def _reap(self, options: int) -> int:
-        assert _running is not None
         _running.discard(self._pid)
         pid, self._pid = self._pid, 0
         return os.waitstatus_to_exitcode(os.waitpid(pid, options)[1])
@@ -315,20 +321,13 @@ def _write(descriptor: int, data: bytes) -> bytes:
         return b""
 
 
-def _register(pid: int) -> None:
-    global _running
-    if _running is None:
-        import atexit
-
-        _running = set()
-        atexit.register(_kill_all)
-    _running.add(pid)
-
-
 def _kill_all() -> None:
     """A server that ends must not leave one behind that keeps writing into the scratch directory."""
-    for pid in list(_running or ()):
+    for pid in list(_running):
         _kill(pid)
+
+
+atexit.register(_kill_all)
 
 
 def _kill(pid: int) -> None:
