@@ -156,6 +156,21 @@ def test_no_wrong_word_ends_in_a_traceback(typed: Typed, parser: Parser) -> None
         assert err.replace("\n", "").isprintable()
 
 
+@pytest.mark.parametrize("line", ["replay --timeout {} file -- sh", "top --interval {}"])
+@pytest.mark.parametrize("wrong", ["nan", "inf", "-1", "0", "1e9"])
+def test_a_time_is_seconds(typed: Typed, line: str, wrong: str) -> None:
+    status, _, err = typed(*line.format(wrong).split())
+    assert (status, f"'{wrong}' is no time" in err) == (WRONG_WORDS, True), err
+
+
+def test_only_what_is_missing_is_said_to_be(typed: Typed) -> None:
+    assert typed("ssh") == (
+        WRONG_WORDS,
+        "",
+        "vmgahp ssh: the following arguments are required: JOB.\nHint: see vmgahp ssh --help\n",
+    )
+
+
 @pytest.mark.parametrize("line", ["run --image x python3 -c 1", "record sh -c 1", "replay file sh -c 1"])
 def test_dashes_that_are_missing_are_named(typed: Typed, line: str) -> None:
     status, _, err = typed(*line.split())

@@ -170,6 +170,17 @@ def vm_type(text: str) -> str:
     return word
 
 
+def seconds(text: str) -> float:
+    """A time, of an option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!a} is no time: write seconds, from 0.1 to 86400")
+    return value
+
+
 def add_json(command: argparse.ArgumentParser, text: str = "print it all as one JSON object") -> None:
     """``--json``; its keys are told by `tell`."""
     command.add_argument("--json", action="store_true", help=text)

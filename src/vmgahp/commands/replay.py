@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from vmgahp.commands.arguments import add_type, tell
+from vmgahp.commands.arguments import add_type, seconds, tell
 from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.client import DEADLINE, Client, ProtocolError
 from vmgahp.protocol.requests import READY, Kind, Request, Requests, result_count
@@ -38,7 +38,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", help="a conversation, from vmgahp record")
     command.add_argument("words", nargs="*", metavar="COMMAND", help="the server and its arguments, after --")
     command.add_argument(
-        "--timeout", type=float, default=0.0, metavar="SECONDS", help="how long an answer may take (default: 60)"
+        "--timeout", type=seconds, default=DEADLINE, metavar="SECONDS", help="how long an answer may take (default: 60)"
     )
     command.add_argument(
         "--set",
@@ -70,7 +70,7 @@ def _main(options: argparse.Namespace) -> int:
         if recorded.exit_status is None:
             _complain(f"{options.file} does not say how the server ended: that is not compared, and it may be cut off.")
         recorded = transcript.adapted(recorded, attributes, options.type)
-        return run(recorded, options.words, options.timeout or DEADLINE)
+        return run(recorded, options.words, options.timeout)
     except (OSError, TranscriptError, ValueError) as error:
         _complain(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error))
         return TROUBLE

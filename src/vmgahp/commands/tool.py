@@ -89,7 +89,7 @@ class _Tool(Parser):
             rows = [command for command in COMMANDS if command.group == group]
             formatter.add_arguments([argparse.Action([], row.word, 0, help=row.text, metavar=row.word) for row in rows])
             formatter.end_section()
-        formatter.add_text("vmgahp help COMMAND says more of one, and man vmgahp-COMMAND.")
+        formatter.add_text("vmgahp help COMMAND, or man vmgahp-COMMAND, says more.")
         return "usage: vmgahp COMMAND [ARGUMENT ...]\n\n" + formatter.format_help()
 
     def _check_value(self, action: argparse.Action, value: str) -> None:

@@ -184,7 +184,7 @@ def test_a_recording_can_be_read_and_has_no_secrets(environ: dict[str, str], ad:
     assert "1 0 1" in recorded.received()
     assert "topsecret" not in file.read_text()
     ended = piped(environ, "version\n", "--record", str(file))
-    assert (ended.returncode, "it exists" in ended.stdout) == (1, True)
+    assert (ended.returncode, "it exists" in ended.stderr) == (1, True)
 
 
 # ---- other servers, and bad ones
@@ -255,9 +255,11 @@ def test_a_server_that_never_answers_is_given_up(script: str, monkeypatch: pytes
 
 
 def test_wrong_command_lines(environ: dict[str, str]) -> None:
-    assert piped(environ, "", "--set", "nonsense").returncode == 2
+    ended = piped(environ, "", "--set", "nonsense")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("vmgahp console: 'nonsense' is not a setting")
     ended = piped(environ, "", "--dir", "/nonexistent")
-    assert (ended.returncode, "/nonexistent" in ended.stdout) == (1, True)
+    assert (ended.returncode, "/nonexistent" in ended.stderr) == (1, True)
 
 
 # ---- terminals

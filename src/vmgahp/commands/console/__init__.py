@@ -10,14 +10,14 @@ import errno
 import os
 import sys
 
-from vmgahp.commands.arguments import add_type, tell
+from vmgahp.commands.arguments import UsageError, add_type, tell
 from vmgahp.commands.console.launch import Place
 from vmgahp.commands.console.render import Screen
 from vmgahp.commands.console.repl import Console
 from vmgahp.protocol.transcript import Writer
 
-LOST, REFUSED = 1, 2
-"""Exit statuses: the server could not be started or did not last; a wrong command line."""
+LOST = 1
+"""The exit status where the server could not be started or did not last."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -67,20 +67,21 @@ def run(options: argparse.Namespace) -> int:
     from vmgahp.commands.console import launch
     from vmgahp.commands.console.render import BAD, NOTE, Screen, Shown
     from vmgahp.protocol import transcript, transcript_file
+    from vmgahp.text import escape
 
     screen = Screen(sys.stdout, dict(os.environ))
 
-    def refuse(status: int, why: str) -> int:
-        screen.show(Shown(BAD, why))
-        return status
+    def refuse(why: str) -> int:
+        sys.stderr.write(f"vmgahp console: {escape(why)}\n")
+        return LOST
 
     try:
         settings = [launch.checked_setting(text) for text in options.set]
         place = launch.Place(options.type, options.dir)
     except errors.ClientFault as fault:
-        return refuse(REFUSED, f"{fault.sentence}.")
+        raise UsageError(f"{fault.sentence}.") from fault
     except OSError as error:
-        return refuse(LOST, f"There is no working directory: {error}")
+        return refuse(f"There is no working directory: {error}.")
     file: transcript_file.TranscriptFile | None = None
     try:
         if options.record:
@@ -89,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         writer = transcript.Writer(file.write if file else lambda _: None)
         return _converse(options, place, place.environment(os.environ, settings), screen, writer)
     except errors.MachineFault as fault:
-        return refuse(LOST, fault.sentence)
+        return refuse(fault.sentence)
     finally:
         left = place.close()
         if file is not None:

@@ -24,7 +24,10 @@ def add_ssh(command: argparse.ArgumentParser) -> None:
         statuses=_OF_OTHERS,
     )
     _add_job(command)
-    command.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run there; none: a shell")
+    words = command.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run there; none: a shell"
+    )
+    words.required = False  # or argparse says that it is missing where JOB is
     command.add_argument("-l", "--login", default="", metavar="USER", help="the user of the guest (default: ssh's)")
     command.add_argument("-p", "--port", type=port, default=22, metavar="PORT", help="the guest's port (default: 22)")
     command.add_argument(

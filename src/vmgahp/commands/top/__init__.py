@@ -5,7 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from vmgahp.commands.arguments import add_json, print_json, tell
+from vmgahp.commands.arguments import add_json, print_json, seconds, tell
 
 if TYPE_CHECKING:
     from vmgahp.commands.top.node import Node
@@ -54,17 +54,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
             "notes": "what could not be looked at",
         },
     )
-
-
-def seconds(text: str) -> float:
-    """The value of --interval."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!a} is no time: write seconds, from 0.1 to 86400")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:
