@@ -19,7 +19,7 @@ LEXERS = {SETTINGS: "ini", SUBMIT: "ini"}
 PROGRAMS = """
 ansible-playbook apt-get ausearch cat chmod chown conda cp curl dnf dpkg echo editor exec git grep grub-mkrescue
 install jq mkdir mount openssl pip pipx printf python3 qemu-img restorecon rpm rpmbuild scripts/build-deb semanage
-semodule seq setsebool sh sudo systemctl touch virsh vmgahp yum
+semodule seq setsebool sh sudo systemctl touch uv virsh vmgahp yum
 """
 """What a line of a shell begins with on these pages, beside paths and HTCondor's own commands."""
 
