@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 PROBE, SERVE_IO, SERVE, KILL = 0, 1, 3, 4
 
+INTERRUPTED = 130
+"""The exit status after Control-C, as of a shell."""
+
 USAGE = """\
 usage: condor_vm-gahp -f [-t] -M 0 vmtype <vmtype>                   probe this machine
        condor_vm-gahp -f [-t] -M 3                                   serve one job (mode 1 is the same)
@@ -99,9 +102,13 @@ def daemon(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> 
     if arguments.version:
         return _version()
     if arguments.mode == PROBE:
-        from vmgahp.daemon import probe
+        try:
+            from vmgahp.daemon import probe
 
-        _end_at_once(probe.run(arguments.vm_type, environ, to_stderr=arguments.to_stderr))
+            status = probe.run(arguments.vm_type, environ, to_stderr=arguments.to_stderr)
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+        _end_at_once(status)
     if arguments.mode == KILL:
         from vmgahp.daemon.kill import kill
 
@@ -159,9 +166,12 @@ def main(argv: "Sequence[str]") -> int:
     """The program ``vmgahp``; returns the exit status."""
     _keep_absolute_places()
     os.environ.setdefault("VMGAHP_SIMULATED", "1")  # no HTCondor calls this one
-    from vmgahp.commands import tool
+    try:
+        from vmgahp.commands import tool
 
-    return tool.run(argv)
+        return tool.run(argv)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _version() -> int:

@@ -33,6 +33,31 @@ def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return run
 
 
+class Interrupted:
+    """A finder of modules in whose middle somebody types Control-C."""
+
+    def find_spec(self, name: str, *_more: object) -> None:
+        if name in ("vmgahp.commands.tool", "vmgahp.daemon.probe"):
+            raise KeyboardInterrupt
+
+
+def test_control_c_is_no_failure_while_modules_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes a tenth of a second, in which a traceback was printed."""
+    from vmgahp import commands, daemon
+    from vmgahp.daemon import probe
+
+    assert probe
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    for package, module in ((commands, "tool"), (daemon, "probe")):
+        monkeypatch.delattr(package, module)
+        monkeypatch.delitem(sys.modules, f"{package.__name__}.{module}")
+    assert cli.main(["vmgahp", "doctor"]) == cli.INTERRUPTED
+    monkeypatch.setattr(cli, "_end_at_once", sys.exit)
+    with pytest.raises(SystemExit) as ended:
+        cli.daemon(["condor_vm-gahp", "-f", "-M", "0", "vmtype", "kvm"])
+    assert ended.value.code == cli.INTERRUPTED
+
+
 @pytest.mark.parametrize(
     ("path", "shown"),
     [("/usr/bin/vmgahp", "vmgahp"), ("/usr/local/bin/vmgahp", "vmgahp"), ("/opt/my vm/vmgahp", "'/opt/my vm/vmgahp'")],

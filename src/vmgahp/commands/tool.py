@@ -13,8 +13,8 @@ from vmgahp.commands.arguments import Parser, UsageError, did_you_mean, tell
 from vmgahp.commands.by_hand import version_line
 from vmgahp.host import packages
 
-INTERRUPTED, NOBODY_READS = 130, 141
-"""Exit statuses, as of a shell: of Control-C, and of output that nobody reads any more."""
+NOBODY_READS = 141
+"""The exit status, as of a shell, of output that nobody reads any more."""
 
 MACHINE, JOBS, GUESTS, PROTOCOL, SELF = (
     "A machine that runs VMs",
@@ -153,8 +153,6 @@ def run(argv: Sequence[str]) -> int:
         except UsageError as error:
             options.parser.error(str(error))
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "vmgahp"):
