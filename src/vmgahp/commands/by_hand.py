@@ -97,9 +97,10 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _probe(options: argparse.Namespace) -> int:
+    from vmgahp.commands.apart import apart
     from vmgahp.daemon import probe
 
-    return probe.run(options.type.lower(), with_user(), to_stderr=True, as_json=options.json)
+    return apart(lambda: probe.run(options.type.lower(), with_user(), to_stderr=True, as_json=options.json))
 
 
 def _kill(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from vmgahp import errors, findings
 from vmgahp.commands import page
+from vmgahp.commands.apart import apart
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
 from vmgahp.commands.doctor import access, condor, host, log_history, slots
 from vmgahp.commands.doctor.context import AS_ROOT, NOBODY, Context, in_time, look
@@ -301,8 +302,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="check this job ad too (condor_q -l, or .job.ad), and print what the hypervisor would be told",
     )
     command.set_defaults(
-        run=lambda options: run(
-            os.environ, options.type.lower(), job=options.job, as_json=options.json, verbose=options.verbose
+        run=lambda options: apart(
+            lambda: run(
+                os.environ, options.type.lower(), job=options.job, as_json=options.json, verbose=options.verbose
+            )
         )
     )
     tell(
