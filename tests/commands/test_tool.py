@@ -241,6 +241,12 @@ def test_a_command_tells_what_it_is_for(parser: Parser) -> None:
         assert what
 
 
+def test_only_what_control_c_ends_as_a_success_has_no_130() -> None:
+    """As tests of these two show: the one that stays on a terminal, and the server."""
+    assert {parser.prog for parser in LEAVES if 130 not in parser.statuses} == {"vmgahp serve", "vmgahp top"}
+    assert all(text for parser in LEAVES for text in parser.statuses.values())
+
+
 def test_what_nobody_reads_any_more_is_no_traceback() -> None:
     code = "from vmgahp.cli import main; import sys; sys.exit(main(['vmgahp', 'config', '--verbose']))"
     read, write = os.pipe()

@@ -139,11 +139,12 @@ def tell(
     """What the manual page and the help of a command tell beside its options.
 
     `examples` are lines to type, each with what it does; `statuses` those exit statuses that are not as in `STATUSES`,
-    and `keys` the paths of what ``--json`` prints, such as ``vms[].name``, each with its meaning.
+    with no text one of those that this command does not have; and `keys` the paths of what ``--json`` prints, such as
+    ``vms[].name``, each with its meaning.
     """
     assert isinstance(command, Parser)
     command.examples = examples
-    command.statuses = dict(sorted({**STATUSES, **(statuses or {})}.items()))
+    command.statuses = {number: text for number, text in sorted({**STATUSES, **(statuses or {})}.items()) if text}
     command.keys = keys or {}
 
 

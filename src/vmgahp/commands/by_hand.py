@@ -19,7 +19,11 @@ def serve_arguments(command: argparse.ArgumentParser) -> None:
     add_type(command)
     command.add_argument("--dir", default=".", metavar="DIR", help="the scratch directory of the job (default: here)")
     command.set_defaults(run=_serve)
-    tell(command, examples=[("vmgahp serve --dir /tmp/scratch", "serve one VM, whose files are in that directory")])
+    tell(
+        command,
+        examples=[("vmgahp serve --dir /tmp/scratch", "serve one VM, whose files are in that directory")],
+        statuses={0: "It was ended: by QUIT, by the end of its input, or by a signal, such as Control-C.", 130: ""},
+    )
 
 
 def probe_arguments(command: argparse.ArgumentParser) -> None:

@@ -33,7 +33,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     tell(
         command,
         examples=[("vmgahp top --once", "one table"), ("vmgahp top --json", "one look, for a program")],
-        statuses={0: "It was looked at, whether there are VMs or not.", 1: "Nothing could be looked at."},
+        statuses={
+            0: "It was looked at, whether there are VMs or not, until q or Control-C.",
+            1: "Nothing could be looked at.",
+            130: "",
+        },
         keys={
             "time": "when it was looked, in seconds since 1970",
             "vms[].name": "the VM's name in the hypervisor",
