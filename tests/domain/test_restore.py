@@ -290,6 +290,14 @@ def test_q35_brings_root_ports_and_a_watchdog() -> None:
     assert devices.find("watchdog").get("action") == "reset"
 
 
+def test_the_watchdog_of_q35_is_not_said_by_libvirt_11() -> None:
+    """What it prints of a VM has it, also for a job to give, and what it saves has not."""
+    watchdog = "<watchdog model='itco' action='reset'/></devices>"
+    ours = OURS.replace("</devices>", watchdog)
+    assert result(SAVED, ours).find("devices/watchdog") is not None
+    assert "watchdog" in refused(SAVED, ours.replace("itco", "ib700"))
+
+
 @pytest.mark.parametrize(
     ("wanted", "machine", "fits"),
     [

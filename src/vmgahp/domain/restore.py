@@ -204,6 +204,7 @@ _UNSAID: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("controller", "usb", "0"): ("", "piix3-uhci"),
     ("input", "mouse", "ps2", ""): ("",),
     ("input", "keyboard", "ps2", ""): ("",),
+    ("watchdog", "itco"): ("itco",),
 }
 """Models of devices that libvirt leaves out when it saves (``VIR_DOMAIN_XML_MIGRATABLE``), by what they are known."""
 

@@ -191,6 +191,13 @@ def test_a_wish_that_looks_like_it_is_refused(text: str) -> None:
         sanitize.sanitized(whole(text), FILE)
 
 
+def test_a_socket_of_a_users_own_libvirt_is_dropped() -> None:
+    """In the directory that it has where nobody is logged in."""
+    path = "/home/alice/.cache/libvirt/qemu/run/channel/1-a/org.qemu.guest_agent.0"
+    channel = f"<channel type='unix'><source mode='bind' path='{path}'/></channel>"
+    assert sanitize.sanitized(whole(f"<devices>{channel}</devices>"), "job.xml").dropped == ("devices/channel/source",)
+
+
 def test_a_machine_of_another_architecture_runs_no_i686(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.uname", lambda: type("X", (), {"machine": "aarch64"}))
     with pytest.raises(JobFault, match="i686"):

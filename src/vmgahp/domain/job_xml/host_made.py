@@ -18,7 +18,7 @@ _ANY = r"(?s).*"
 _UUID = r"[0-9a-fA-F-]{32,36}"
 _LOOPBACK = r"127\.0\.0\.1|::1|localhost"
 _PTY = r"/dev/pts/[0-9]+|/dev/ptmx"
-_LIBVIRTS = r"(?:/run|/var/lib|/run/user/[0-9]+|/(?:home/)?[^/]+/\.config)/libvirt/qemu(?:/run)?"
+_LIBVIRTS = r"(?:/run|/var/lib|/run/user/[0-9]+|/(?:home/)?[^/]+/\.(?:config|cache))/libvirt/qemu(?:/run)?"
 """Where libvirt keeps the sockets of its VMs, its own and a user's."""
 _LAYERS = 16
 """Of a chain of backing files."""
