@@ -20,6 +20,7 @@ HOST_PACKAGES=(
 )
 # What some guests of the tests need: UEFI, another architecture, a TPM, an agent; and what people describe theirs with.
 GUEST_PACKAGES=(ovmf qemu-system-arm qemu-efi-aarch64 socat swtpm swtpm-tools qemu-guest-agent virtinst)
+grep -qs bookworm /etc/os-release || GUEST_PACKAGES+=(virtiofsd) # Debian 12 has it with QEMU
 # What VMware's vSphere simulator is built from, for the tests of the vSphere driver.
 VSPHERE_PACKAGES=(golang-go golang-github-vmware-govmomi-dev)
 # What runs containers, for the tests of the script driver.
