@@ -504,6 +504,17 @@ def test_execute_is_closed_to_the_jobs_user(pool: Condor) -> None:
     assert "is not a directory" in access.scratch(pool.context(EXECUTE="/nonexistent"), "qemu").seen
 
 
+def test_a_personal_htcondor_is_not_roots(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server runs as the user who asks, and what that user sees is what there is."""
+    monkeypatch.setattr(os, "geteuid", lambda: JOB_UID)
+    ids = {"CONDOR_IDS": f"{JOB_UID + 1}.{JOB_UID + 1}"}
+    assert pool.context(**ids).blind, "the logs are another user's"
+    os.chown(pool.address.parent, JOB_UID, -1) if os.getuid() == 0 else pytest.skip("only root gives files away")
+    assert not pool.context(**ids).blind
+    assert "whose own session" in judged(host.root(pool.context(**ids)), OK).seen
+    assert pool.context(CONDOR_IDS=f"{JOB_UID}.{JOB_UID}").blind, "as whom root's HTCondor writes its logs"
+
+
 @as_root
 def test_a_scratch_file_system_that_hangs_is_told_once(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()

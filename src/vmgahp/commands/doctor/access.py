@@ -109,10 +109,11 @@ def scratch(context: Context, domain_type: str) -> Finding:
             f"EXECUTE = {execute} is not a directory.",
             f"mkdir -p {execute}; chown condor {execute}; chmod 755 {execute}",
         )
-    if not context.is_root:
+    if context.blind:
         return check.unknown("Only root can look as the job's user.", AS_ROOT)
-    closed = first_closed(User("the job's user", NOBODY, NOBODY, (NOBODY,)), down_to(execute))
-    what = "the job's user, such as nobody, in no group of its own"
+    uid, gid = (NOBODY, NOBODY) if context.is_root else (os.geteuid(), os.getegid())
+    closed = first_closed(User("the job's user", uid, gid, (gid,)), down_to(execute))
+    what = "the job's user, such as nobody, in no group of its own" if context.is_root else f"user id {uid}"
     if closed is None:
         return check.unknown(f"It could not be looked at as {what}.")
     if closed:
@@ -129,7 +130,7 @@ def scratch(context: Context, domain_type: str) -> Finding:
             return check.off(f"No directory is shared with a VM (VM_SHARE_SCRATCH = 9p): {TWO_GROUPS}.", hint)
     from vmgahp.images.still import why_none
 
-    if not as_job_user and (why := why_none(execute, NOBODY)):
+    if context.is_root and not as_job_user and (why := why_none(execute, NOBODY)):
         seen = f"Images of jobs in EXECUTE = {execute} that are qcow2, QED or VMDK cannot be held still: {why}."
         seen = f"{seen} Such a job is held, unless its QEMU can run as its user."
         return check.off(seen, "put EXECUTE on a local file system, or set VM_RUN_AS_JOB_USER = True.")

@@ -181,7 +181,17 @@ class Context:
     @property
     def blind(self) -> bool:
         """Whether jobs run as root here, by an HTCondor, and this is somebody else who may not look."""
-        return not self.is_root and bool(self.tool) and not self.own_settings
+        return not self.is_root and bool(self.tool) and not self.own_settings and not self._is_personal
+
+    @property
+    def _is_personal(self) -> bool:
+        """Whether the HTCondor is this user's own: the logs of one that root has started are the user condor's."""
+        address = (self._more or {}).get("STARTD_ADDRESS_FILE", "")
+        try:
+            mine = os.stat(os.path.dirname(address)).st_uid == os.geteuid()
+        except OSError:
+            return False
+        return mine and (self.condor is None or self.condor.uid != os.geteuid())
 
     @property
     def condor(self) -> User | None:

@@ -29,7 +29,8 @@ RESTART_DEADLINE = 60.0
 """Seconds for condor_restart, which hands on an order."""
 
 RESTART = (
-    "The startd asks the server what it can do when it starts; condor_reconfig does not make it ask again. As root:\n"
+    "The startd asks the server what it can do when it starts; condor_reconfig does not make it ask again.\n"
+    "As root, or whose HTCondor it is:\n"
     "    condor_restart -startd\n"
     "It ends the jobs that run here; condor_restart -peaceful -startd waits for their ends. Then: vmgahp doctor"
 )
