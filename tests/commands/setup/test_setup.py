@@ -253,6 +253,7 @@ def test_it_takes_its_own_file_back(machine: Machine) -> None:
         (("--network", "natt"), "did you mean nat?"),
         (("--network", "bridge"), "VM_NETWORKING_BRIDGE_INTERFACE is not set"),
         (("--network", "user"), "VM_ALLOW_HOST_LOOPBACK"),
+        (("--bridge", "br0"), "--bridge br0 is for the network bridge"),
         (("--memory", "99999G"), "more than this machine has"),
         (("--memory", "much"), "no amount of memory"),
         (("--server", "/x\n"), "a line's end"),

@@ -67,6 +67,8 @@ def values(
     if "bridge" in found.get(KINDS, "") and (options.bridge or before.get(BRIDGE) or asking):
         known = before.get(BRIDGE, "br0")
         choose(options.bridge, "The bridge of this machine for them", known, lambda text: _plain(BRIDGE, text))
+    elif options.bridge:
+        raise UsageError(f"--bridge {options.bridge} is for the network bridge, and the networks are without it.")
     emulates = options.emulation
     if emulates is None:
         emulates = _emulates(found, before, seen, asking)
