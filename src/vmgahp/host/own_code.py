@@ -22,14 +22,18 @@ SECONDS = 60.0
 _package = os.path.dirname(vmgahp.__file__)
 _held = -1
 _was: "os.stat_result | None" = None
-_interpreter = (sys.executable, "-I", "-m")
+_place = ""
+"""Of the code that was unpacked: a helper that runs from there starts its own from there."""
+if sys.flags.isolated and sys.path[0] == os.path.dirname(_package):
+    _place = sys.path[0]
 _lock = RLock()
+_unpacks = False
 
 
 def interpreter() -> tuple[str, ...]:
     """What runs a module of this package, whose name is the next word, in a process of its own."""
     look()
-    return _interpreter
+    return (sys.executable, "-I", _place or "-m")
 
 
 def hold() -> None:
@@ -39,6 +43,9 @@ def hold() -> None:
         _held = os.open(f"{_package}/{ARCHIVE}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return
+    # What unpacks it, which nobody can look for then.
+    from vmgahp.host import run, runtime_dir  # noqa: F401
+
     _was = os.fstat(_held)
     sys.meta_path.insert(0, _Look)
 
@@ -54,7 +61,7 @@ class _Look:
 
 def look() -> None:
     """See whether another version is installed by now, and if so load from what is held. Raises nothing."""
-    global _held
+    global _held, _unpacks
     if _was is None or _held < 0:
         return
     try:
@@ -65,15 +72,18 @@ def look() -> None:
         if (now.st_dev, now.st_ino) == (_was.st_dev, _was.st_ino):
             return
     with _lock:
-        held, _held = _held, -1  # what is loaded to unpack it is looked for no second time
-        if held < 0:
+        if _held < 0 or _unpacks:  # what is loaded to unpack it is looked for no second time; other threads wait
             return
+        _unpacks = True
         try:
-            _load_from(_unpacked(held, _was))
+            _load_from(_unpacked(_held, _was))
         except OSError:
-            _held = held  # there may be room the next time
+            pass  # there may be room the next time
         else:
-            os.close(held)
+            os.close(_held)
+            _held = -1
+        finally:
+            _unpacks = False
 
 
 def _unpacked(held: int, was: os.stat_result) -> str:
@@ -102,8 +112,8 @@ def _unpacked(held: int, was: os.stat_result) -> str:
 
 
 def _load_from(place: str) -> None:
-    global _interpreter, _package
-    _interpreter = (sys.executable, "-I", place)
+    global _package, _place
+    _place = place
     before, _package = _package, f"{place}/vmgahp"
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "vmgahp" and hasattr(module, "__path__"):
