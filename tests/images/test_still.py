@@ -13,7 +13,8 @@ import pytest
 from tests.conftest import JOB_UID
 from vmgahp import errors
 from vmgahp.images import still
-from vmgahp.images.still import OpenImage, file_system, held_still
+from vmgahp.images.formats import HEADER
+from vmgahp.images.still import OpenImage, file_system, head, held_still
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root has files that are root's")
 
@@ -66,6 +67,15 @@ def test_nobody_else_opens_it_while_it_is_held(image: Path, opened: Callable[...
         assert not can_open(image, os.O_RDONLY), "QEMU writes to it: a reader could hold up a later lease"
         require()  # who tries has to wait, and this process was not ended by the signal that says so
     assert can_open(image)
+
+
+def test_a_header_is_read_past_the_page_cache_too(image: Path, opened: Callable[..., OpenImage]) -> None:
+    plain = opened()
+    try:
+        past_cache = opened(os.O_RDWR | os.O_DIRECT)
+    except OSError as error:
+        pytest.skip(f"no O_DIRECT here: {error.strerror}")
+    assert head(past_cache) == head(plain) == image.read_bytes()[:HEADER]
 
 
 def test_one_that_is_only_read_is_open_to_readers(image: Path, opened: Callable[..., OpenImage]) -> None:

@@ -46,6 +46,14 @@ class OpenImage(NamedTuple):
     descriptor: int
 
 
+def head(image: OpenImage) -> bytes:
+    """The first `HEADER` bytes. Of a descriptor that goes past the page cache only whole pages can be read."""
+    from mmap import PAGESIZE, mmap
+
+    with mmap(-1, PAGESIZE) as page:
+        return page[: min(os.preadv(image.descriptor, [page], 0), HEADER)]
+
+
 @contextmanager
 def held_still(images: Iterable[OpenImage], *, needed: bool) -> Iterator[Callable[[], None]]:
     """Keep everybody from writing to the images; what it returns makes sure that nobody has, before the guest runs.
@@ -63,7 +71,7 @@ def held_still(images: Iterable[OpenImage], *, needed: bool) -> Iterator[Callabl
             if lease.take(end, needed=needed):
                 held.callback(lease.release)
                 leases.append(lease)
-                if reason := unfit(image.format, os.pread(image.descriptor, HEADER, 0)):
+                if reason := unfit(image.format, head(image)):
                     hint = "let no process write to it while the VM starts."
                     raise _refused(image, f"{reason}, since it was looked at", hint)
 

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from fcntl import F_GETFL, fcntl
 from pathlib import Path
 
 import pytest
@@ -292,6 +293,19 @@ def test_what_stands_for_no_disk_is_never_libvirts_to_open(job: Job, source: str
     xml = f"<domain><devices><disk><source {source}/></disk></devices></domain>"
     with pytest.raises(errors.JobFault, match="/dev/null is no image"):
         DiskFiles(spec(), jobs.owner(job.scratch)).open(xml)
+
+
+@pytest.mark.parametrize(("cache", "direct"), [("none", True), ("directsync", True), ("writeback", False)])
+def test_a_file_is_opened_as_qemu_would(job: Job, cache: str, direct: bool) -> None:
+    """QEMU 9.1 and later take no other: "Failed to find file descriptor with matching flags"."""
+    disk = f"<disk><driver type='raw' cache='{cache}'/><source file='{job.disk}'/></disk>"
+    files = DiskFiles(spec(working_dir=str(job.scratch)), jobs.owner(job.scratch))
+    try:
+        files.open(f"<domain><devices>{disk}</devices></domain>")
+        [descriptor] = files.files().values()
+        assert bool(fcntl(descriptor, F_GETFL) & os.O_DIRECT) == direct
+    finally:
+        files.close()
 
 
 @pytest.mark.parametrize("through", ["link", "directory/secret"])

@@ -159,7 +159,8 @@ def test_a_guest_runs_without_a_way_in_where_all_ports_are_taken(job: Job) -> No
 
 @pytest.mark.libvirt
 def test_nobody_is_told_of_a_port_that_a_stranger_took_meanwhile(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "is_free", lambda *_: True)
+    once, really = iter([True]), reach.is_free
+    monkeypatch.setattr(reach, "is_free", lambda *where: next(once, False) or really(*where))
     log: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         lines = "JobVMNetworking = true", "VMPARAM_vm_SSH = true"
@@ -168,7 +169,8 @@ def test_nobody_is_told_of_a_port_that_a_stranger_took_meanwhile(job: Job, monke
             driver.start(ad).destroy()
         finally:
             driver.close()
-    assert any("no way leads from port" in line for line in log)
+    # QEMU's own network says the one, and of passt's, which takes no VM without its ports, is said the other.
+    assert any("no way leads from port" in line or "somebody else listens at port" in line for line in log)
     assert json.loads((job.scratch / reach.ACCESS_FILE).read_text()) == {"ssh": []}
 
 

@@ -27,6 +27,9 @@ from vmgahp.job.spec import JobSpec
 MOST_FILES = 64
 """Of one VM, with all backing files: libvirtd keeps them open for all VMs of the machine, and has a limit (8192)."""
 
+_PAST_CACHE = ("none", "directsync")
+"""The modes of a disk's cache for which QEMU opens its files with O_DIRECT."""
+
 
 class DiskFiles:
     """The open files of one VM's disks, by libvirt's groups; to be closed when the VM is gone."""
@@ -63,9 +66,13 @@ class DiskFiles:
             if disk.find("backingStore") is None:
                 self._say_chain(disk, source.get("file", ""))
             writable = disk.find("readonly") is None and disk.get("device") != "cdrom"
+            driver = disk.find("driver")
+            # QEMU 9.1 and later take no descriptor in whose stead they would have opened one past the page cache.
+            past_cache = os.O_DIRECT if driver is not None and driver.get("cache") in _PAST_CACHE else 0
             for layer, image_format in _sources(disk):
                 if self._is_jobs(layer.get("file", "")):
-                    self._hand_over(layer, image_format, os.O_RDWR if writable and layer is source else os.O_RDONLY)
+                    flags = os.O_RDWR if writable and layer is source else os.O_RDONLY
+                    self._hand_over(layer, image_format, flags | past_cache)
         return etree.tostring(domain, encoding="unicode")
 
     def require_no_links(self, xml: str) -> None:
@@ -188,6 +195,8 @@ class DiskFiles:
                 return self._identity.open_scratch(self._directory, name, flags)
             return self._identity.open_named(path, flags)
         except OSError as error:
+            if error.errno == errno.EINVAL and flags & os.O_DIRECT:  # a file system that knows no such way
+                return self._open(path, flags & ~os.O_DIRECT)
             problem = f"{path} cannot be opened any more ({error.strerror})"
             raise _refused(problem, "see that it stays as it is while the VM starts, and is no link.") from error
 

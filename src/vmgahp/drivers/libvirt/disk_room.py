@@ -17,7 +17,7 @@ from vmgahp.drivers.resources import Later
 from vmgahp.errors import JobFault
 from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
-from vmgahp.images.still import OpenImage
+from vmgahp.images.still import OpenImage, head
 from vmgahp.job.spec import JobSpec
 
 TYPE_CHECKING = False
@@ -105,4 +105,4 @@ def _most(image: OpenImage) -> int:
     if image.format == "raw":
         return os.fstat(image.descriptor).st_size
     # The guest's size is at a fixed place there.
-    return int.from_bytes(os.pread(image.descriptor, 8, 24)) if image.format == "qcow2" else now
+    return int.from_bytes(head(image)[24:32]) if image.format == "qcow2" else now
