@@ -31,6 +31,9 @@ def examples(full: int) -> int:
     return max(1, full * hypothesis.settings.default.max_examples // 100)
 
 
+FOUND_BY_TEXT = ("pool", "xen", "faults")
+"""The marks by which scripts/test finds the modules of a part."""
+
 DEADLINES = {"pool": 3000, "xen": 900}
 """Seconds for the tests with a marker that take longer than pyproject.toml allows to all."""
 
@@ -48,6 +51,9 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A hang ends with the stacks of all threads, and not with CI's patience."""
+    for mark, path in {(mark, item.path) for item in items for mark in FOUND_BY_TEXT if item.get_closest_marker(mark)}:
+        if f"mark.{mark}" not in path.read_text():
+            raise pytest.UsageError(f"{path}: scripts/test looks for the words mark.{mark} in modules with such tests")
     for item in items:
         seconds = [DEADLINES[mark.name] for mark in item.iter_markers() if mark.name in DEADLINES]
         if seconds and item.get_closest_marker("timeout") is None:
