@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.conftest import JOB_UID
 from tests.faults.host import Host
 from tests.lab.guest import make_guest
+from tests.lab.processes import descriptors
 
 STRANGER_UID = JOB_UID + 1
 """Another user of the machine."""
@@ -94,7 +95,7 @@ class Ground(Host):
                 what = [word for bit, word in _NAMES.items() if mask & bit]
                 if watch in self._watches and what:
                     found.add(f"{self._watches[watch]}: {' and '.join(what)}")
-        for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        for descriptor in descriptors():
             with contextlib.suppress(OSError):
                 target = os.readlink(descriptor)
                 if target.startswith(f"{CANARIES}/"):

@@ -19,6 +19,7 @@ from tests import jobs
 from tests.domain.support import SCRIPTED
 from tests.lab import linux_guest
 from tests.lab.guest import make_guest
+from tests.lab.processes import descriptors
 from tests.peer import DEADLINE, Peer, environment
 from vmgahp import config
 from vmgahp.drivers import lifecycle
@@ -330,7 +331,7 @@ def holders(path: Path) -> list[str]:
     """The processes that have a file open, but for this one."""
     wanted = (path.stat().st_dev, path.stat().st_ino)
     found = []
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
+    for link in descriptors():
         with contextlib.suppress(OSError):
             status = link.stat()
             if (status.st_dev, status.st_ino) == wanted and link.parts[2] != str(os.getpid()):
