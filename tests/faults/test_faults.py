@@ -67,6 +67,7 @@ def test_every_mended_fault_stays_mended(machine: Machine, row: str) -> None:
     survived(machine.ask({"row": row}))
 
 
+@pytest.mark.xdist_group("all machines")
 @pytest.mark.faults
 @pytest.mark.timeout(3000)
 def test_every_fault_at_every_point_is_survived() -> None:
@@ -77,6 +78,7 @@ def test_every_fault_at_every_point_is_survived() -> None:
     assert len(found) == len(all_cases())
 
 
+@pytest.mark.xdist_group("all machines")
 @pytest.mark.faults
 def test_any_sequence_of_operations_and_faults_is_survived() -> None:
     if reason := why_not(pool=False):
