@@ -184,3 +184,19 @@ def test_a_format_that_libvirt_has_written_by_itself_stays(scratch: Path, user: 
     saved = Saved(scratch, user)
     saved.raw = image(number=1, rest=bytes(64)) + b"\x1f\x8b"
     assert saved.keep("vm_checkpoint.mem") == saved.raw
+
+
+def test_an_image_that_cannot_have_its_name_can_be_restored_at_once(scratch: Path, user: Identity) -> None:
+    """A sparse one too, which nobody may have open who could write to it."""
+    saved = Saved(scratch, user, "sparse")
+    (scratch / "vm_suspend.mem").mkdir()
+    file = saved.saver.begin("vm_suspend.mem", 1024)
+    xml = b"<domain>" + b" " * 64 + b"</domain>\0"
+    with open(file.path, "wb") as out:
+        out.write(image(xml, number=6) + MEMORY)
+    with pytest.raises(OSError, match="directory"):
+        file.keep()
+    with saved.saver.substitute(file.to_restore(), "<domain/>") as whole:
+        assert b"<domain/>" in Path(whole.path).read_bytes()
+    file.close()
+    assert [path.name for path in scratch.iterdir()] == ["vm_suspend.mem"]

@@ -241,7 +241,7 @@ class LibvirtMachine(RunningMachine):
             image.keep()
         except (OSError, errors.Fault) as error:
             try:
-                self._restore_from(image.descriptor, lambda: None)
+                self._restore_from(image.to_restore(), lambda: None)
             except errors.Fault as fault:
                 self.log(f"{self.name} cannot run on ({fault.problem}), nor its memory be called {name}: {error}")
                 name = image.leave()

@@ -71,6 +71,16 @@ class MemoryFile:
         os.fsync(self.descriptor)
         self._saver.identity.rename_scratch(self._saver.directory, partial_name(self.name), self.name)
 
+    def to_restore(self) -> int:
+        """Its descriptor, for reading alone where that can be had: a sparse one is restored while nobody may write."""
+        try:
+            reading = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY)
+        except OSError:
+            return self.descriptor
+        os.close(self.descriptor)
+        self.descriptor = reading
+        return reading
+
     def leave(self) -> str:
         """Let go of one that is whole and cannot have its name; the name under which it stays."""
         os.close(self.descriptor)
