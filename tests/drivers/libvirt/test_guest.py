@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import stat
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.drivers.libvirt.support import (
     USER_DATA,
     WANTS,
     Job,
+    at,
     done,
     driver_for,
     evict,
@@ -171,6 +173,30 @@ def test_a_guest_that_has_powered_itself_off_was_not_destroyed(job: Job, end: st
         else:
             peer.quit()
         assert job.exit_file()["ended_by"] == "powered off"
+
+
+def test_the_word_of_a_guests_end_may_come_after_it(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, held = LibvirtConnection._lifecycle, []
+
+    def late(self: LibvirtConnection, *event: object) -> None:
+        if event[2] == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+            held.append(event)
+        else:
+            usual(self, *event)
+
+    monkeypatch.setattr(LibvirtConnection, "_lifecycle", late)
+    make_guest(job.disk, seconds=1)
+    driver, ad = driver_for(job, [])
+    machine = driver.start(ad)
+    until(lambda: held, "the guest ends")
+
+    def tell() -> None:
+        threading.Timer(0.5, lambda: [usual(driver.connection, *event) for event in held]).start()
+
+    with at("end.begun", tell):
+        machine.destroy()
+    assert job.exit_file()["ended_by"] == "powered off"
+    driver.close()
 
 
 def test_a_killed_qemu_is_a_crash(job: Job) -> None:

@@ -174,8 +174,17 @@ class RunningMachine(ManagedMachine):
         except libvirt.libvirtError as error:
             if not faults.is_no_domain(error):
                 self._kill(faults.from_libvirt(error, f"destroying {self.name}"))
+            elif self.state is not lifecycle.STARTING:
+                self._hear_its_end()
         except errors.MachineFault as fault:
             self._kill(fault)
+
+    def _hear_its_end(self) -> None:
+        """It was gone before it could be destroyed, and libvirt says of what a little later."""
+        watch = self.guest.watch
+        if watch.gone.wait(EVENT_WAIT) and watch.how == exit_code.POWERED_OFF:
+            self.resources.not_ended(exit_code.DESTROYED)
+            self._say_how_it_ended()
 
     def _kill(self, fault: errors.Fault) -> None:
         """End the guest without libvirt, which does not, or raise why it does not."""
