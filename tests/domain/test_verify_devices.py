@@ -145,6 +145,13 @@ def test_secure_boot_stays_secure(firmwares: Path) -> None:
         firmware.of_a_restore(ours, saved("/fw/plain.fd"), SYSTEM)
 
 
+def test_secure_boot_of_aarch64_has_no_smm(firmwares: Path) -> None:
+    ours = domain_xml.build(spec(devices=Devices("aarch64", "uefi-secure")), host(arch="aarch64", cpu_mode=""))
+    assert "smm" not in ours
+    loader = etree.fromstring(firmware.of_a_restore(ours, saved("/fw/secure.fd"), SYSTEM)).find("os/loader")
+    assert loader.get("secure") is None
+
+
 def test_a_bios_is_no_firmware_to_look_for(firmwares: Path) -> None:
     ours = domain_xml.build(spec(), host())
     assert firmware.of_a_restore(ours, saved("/etc/shadow"), SYSTEM) == ours

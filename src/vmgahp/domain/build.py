@@ -40,7 +40,7 @@ def build(spec: JobSpec, host: Host) -> str:
     features = etree.SubElement(domain, "features")
     for feature in ("acpi",) if machine == VIRT else ("acpi", "apic", "pae"):
         etree.SubElement(features, feature)
-    if firmware == UEFI_SECURE:
+    if firmware == UEFI_SECURE and machine == Q35:
         etree.SubElement(features, "smm", state="on")
     if host.tb_cache_mib and host.domain_type == "qemu":
         cache = max(host.tb_cache_mib, LEAST_TB_CACHE_MIB * spec.vcpus)

@@ -9,7 +9,7 @@ import re
 from vmgahp.config import Settings
 from vmgahp.host.light import NamedTuple
 from vmgahp.job import share_dirs
-from vmgahp.job.kinds import ARCHES, ARM, BIOS, FIRMWARES, UEFI_SECURE, X86
+from vmgahp.job.kinds import ARCHES, ARM, BIOS, FIRMWARES, X86
 from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, SHARE_DIRS, SSH, TOPOLOGY, TPM, Options
 from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.share_dirs import Share
@@ -90,10 +90,10 @@ def _firmware(options: Options, arch: str, own: str) -> str:
     wanted = options.string(FIRMWARE).lower() or own
     if wanted and wanted not in FIRMWARES:
         raise options.refused(FIRMWARE, "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
-    if arch == ARM and wanted in (BIOS, UEFI_SECURE):
+    if arch == ARM and wanted == BIOS:
         raise options.refused(
             FIRMWARE,
-            f"{options.shown(ARCH)} contradicts it, whose firmware is uefi",
+            f"{options.shown(ARCH)} contradicts it, whose guests boot by UEFI",
             f"remove {options.attribute(FIRMWARE)}.",
         )
     return wanted

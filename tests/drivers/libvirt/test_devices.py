@@ -86,6 +86,18 @@ def test_secure_boot_knows_its_keys(job: Job) -> None:
     assert not has_firmware_memory(job)
 
 
+def test_secure_boot_of_another_architecture_survives_a_checkpoint(job: Job) -> None:
+    if os.uname().machine == "aarch64":
+        pytest.skip("it is this machine's own")
+    asks = 'VMPARAM_vm_Arch = "aarch64"', 'VMPARAM_vm_Firmware = "uefi-secure"', "JobVMMemory = 256"
+    lines = WANTS, *UEFI, *asks
+    with running(job, *lines, VM_ALLOW_EMULATION=True) as peer:
+        assert firmware.installed()[job.live().findtext("os/loader")].secure
+        evict(peer)
+    with running(job, *lines, VM_ALLOW_EMULATION=True) as peer:
+        assert "continues from its saved memory" in peer.quit()
+
+
 def test_an_ide_disk_has_no_place_beside_uefi(job: Job) -> None:
     assert "hda" in refused(job, BAD_DISK, 'VMPARAM_vm_Firmware = "uefi"')
 

@@ -5,6 +5,7 @@ from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.libvirt import firmware
 from vmgahp.host import kvm
 from vmgahp.job.kinds import ARM, UEFI, UEFI_SECURE, X86
 
@@ -42,7 +43,11 @@ def uefis(capabilities: etree.Element | None) -> tuple[str, ...]:
     """The kinds of UEFI that are installed, by `of_machines`."""
     if capabilities is None or "efi" not in _values(capabilities, "os/enum[@name='firmware']"):
         return ()
-    return (UEFI, UEFI_SECURE) if "yes" in _values(capabilities, "os/loader/enum[@name='secure']") else (UEFI,)
+    if capabilities.findtext("arch") == ARM:  # of which libvirt does not say it, for it means x86's SMM
+        secure = any(one.secure and ARM in one.arches for one in firmware.installed().values())
+    else:
+        secure = "yes" in _values(capabilities, "os/loader/enum[@name='secure']")
+    return (UEFI, UEFI_SECURE) if secure else (UEFI,)
 
 
 def _values(capabilities: etree.Element, enum: str) -> list[str | None]:

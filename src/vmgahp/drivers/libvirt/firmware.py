@@ -11,6 +11,7 @@ libvirt chooses the firmware of a domain that starts, but not of one that is res
 import os
 
 from vmgahp.host.light import NamedTuple
+from vmgahp.job.kinds import ARM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def of_a_restore(ours: str, saved: str, uri: str) -> str:
         loader.set("format", firmware.format)
         nvram.set("format", firmware.format)
         suffix = f"_VARS.{firmware.format}"
-    if wants_secure:
-        loader.set("secure", "yes")
+    if wants_secure and system.find(f"type[@arch='{ARM}']") is None:
+        loader.set("secure", "yes")  # kept by the SMM, which is x86's
     nvram.text = os.path.join(directory(uri), (domain.findtext("name") or "") + suffix)
     return etree.tostring(domain, encoding="unicode")
