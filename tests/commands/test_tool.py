@@ -33,6 +33,13 @@ def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     return run
 
 
+def test_a_kill_of_nothing_is_no_success(typed: Typed) -> None:
+    """As a script types it whose variable is not set."""
+    status, out, err = typed("kill", " ")
+    assert (status, out) == (WRONG_WORDS, "")
+    assert "the name is empty" in err
+
+
 class Interrupted:
     """A finder of modules in whose middle somebody types Control-C."""
 

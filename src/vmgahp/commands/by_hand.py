@@ -110,6 +110,8 @@ def _probe(options: argparse.Namespace) -> int:
 def _kill(options: argparse.Namespace) -> int:
     from vmgahp.daemon.kill import kill
 
+    if not options.name.strip():
+        raise UsageError("the name is empty, as of a variable that is not set: nothing was looked for.")
     return kill(options.type.lower(), options.name, "", with_user(), to_stderr=True)
 
 

@@ -138,7 +138,7 @@ def read(path: str) -> Story:
         story.how_it_ended, story.exit_code = _ending(os.path.join(os.path.dirname(path), EXIT_FILE))
     except FileNotFoundError:
         raise Unreadable(
-            f"There is no {path}. It comes back with a job whose machine has VM_METRICS_INTERVAL above 0."
+            f"There is no {path}. A job brings its {NAME} home from machines with VM_METRICS_INTERVAL above 0."
         ) from None
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}.") from error
