@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from tests import jobs
+from tests.lab.processes import gather_pages
 from tests.peer import Peer, environment
 from vmgahp.host.job_user import Identity
 from vmgahp.vm_types import SIMULATED_SWITCH
@@ -58,6 +59,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seconds = [DEADLINES[mark.name] for mark in item.iter_markers() if mark.name in DEADLINES]
         if seconds and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(max(seconds)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before the first fork."""
+    if os.geteuid() == 0 and len(session.items) > 1:
+        gather_pages()
 
 
 @pytest.fixture
