@@ -14,17 +14,18 @@ from tests.peer import VMGAHP
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script>'\"&"
 
-METRICS: dict[str, bytes] = {
-    "nothing": b"",
-    "noise": bytes(range(256)) * 1000,
-    "64 MiB of lines": b'{"time": 1, "cpu": 1}\n' * ((64 << 20) // 22),
-    "64 MiB in one line": b"x" * (64 << 20),
-    "escape sequences": ("{" + f'"name": "{ESCAPES}", "time": 1, "event": "{ESCAPES}"' + "}\n").encode(),
-    "numbers beyond reason": b'{"time": 1e999, "cpu_seconds": -1e308, "memory": 99999999999999999999999}\n' * 100,
-    "deep lists": b"[" * 100_000 + b"\n",
-    "other kinds": b'[]\n1\n"x"\nnull\n{"time": null}\n{"time": []}\n{"time": {}}\n',
-    "times that go back": b'{"time": 9e15}\n{"time": -9e15}\n{"time": 0}\n' * 100,
+METRICS: dict[str, tuple[bytes, int]] = {
+    "nothing": (b"", 0),
+    "noise": (bytes(range(256)), 1000),
+    "64 MiB of lines": (b'{"time": 1, "cpu": 1}\n', (64 << 20) // 22),
+    "64 MiB in one line": (b"x", 64 << 20),
+    "escape sequences": (("{" + f'"name": "{ESCAPES}", "time": 1, "event": "{ESCAPES}"' + "}\n").encode(), 1),
+    "numbers beyond reason": (b'{"time": 1e999, "cpu_seconds": -1e308, "memory": 99999999999999999999999}\n', 100),
+    "deep lists": (b"[" * 100_000 + b"\n", 1),
+    "other kinds": (b'[]\n1\n"x"\nnull\n{"time": null}\n{"time": []}\n{"time": {}}\n', 1),
+    "times that go back": (b'{"time": 9e15}\n{"time": -9e15}\n{"time": 0}\n', 100),
 }
+"""Files of figures: what is in them, and how often. Each process that collects tests has them in its memory."""
 
 DOMAIN = (
     "<domain type='kvm'><name>{name}</name><memory>65536</memory><vcpu>1</vcpu><os><type>hvm</type></os><devices>"
@@ -130,8 +131,8 @@ def run(site: Site, what: str, *words: str | Path) -> str:
 
 
 def metrics(site: Site) -> None:
-    for what, content in METRICS.items():
-        site.plant("vm_metrics.jsonl", content)
+    for what, (content, times) in METRICS.items():
+        site.plant("vm_metrics.jsonl", content * times)
         run(site, what, "report", "vm_metrics.jsonl", "-o", site.outer / "report.html")
         page = site.outer / "report.html"
         if page.exists():
@@ -191,6 +192,6 @@ def replay(site: Site) -> None:
 
 
 def top(site: Site) -> None:
-    site.plant("vm_metrics.jsonl", METRICS["escape sequences"])
+    site.plant("vm_metrics.jsonl", METRICS["escape sequences"][0])
     run(site, "once", "top", "--once")
     run(site, "as JSON", "top", "--json")
