@@ -280,6 +280,9 @@ FILLED_IN = {
     "a drive of a network without a medium": (
         "<disk type='network' device='cdrom'><source protocol='rbd'/><target dev='hdd'/></disk>",
         "<disk type='file' device='cdrom'><target dev='hdd'/></disk>"),
+    "a drive without a medium, with libvirt 12": (
+        "<disk type='file' device='cdrom'><target dev='hdd'/></disk>",
+        "<disk type='file' device='cdrom'><driver type='raw'/><source index='1'/><target dev='hdd'/></disk>"),
     "a unit": (ISCSI.format(""), ISCSI.format("/0")),
     "an amount": (RAM.format("1024' units='KiB"), RAM.format("1048576")),
     "a port of a network": ("<interface type='network'><source network='x' portid='1'/></interface>",

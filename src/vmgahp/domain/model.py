@@ -184,6 +184,7 @@ _VIDEO = row(
                 "type": filled(r"cirrus|vga|qxl|virtio|bochs|none", job=r"vga|cirrus|qxl|virtio|bochs|ramfb|none"),
                 "primary": filled(_YES),
                 "blob": filled(ON, job=""),
+                "device": filled(r"[a-z0-9-]{1,40}", job=""),
                 "heads": filled(r"[1-9]|1[0-6]"),
             }
             | dict.fromkeys(("ram", "vram", "vram64", "vgamem"), filled(_KIB)),

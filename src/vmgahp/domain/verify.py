@@ -333,8 +333,8 @@ def _comes_from(now: etree.Element, device: etree.Element, asked: etree.Element)
         path = now.get("socket", "")
         return is_libvirts_own(path) or any(equal(path, each.get("socket", "")) for each in asked.iter())
     described = asked.findall(now.tag)
-    if not described:  # libvirt chooses a socket, and no image
-        return device.tag not in _IMAGES or now.tag != "source" or not now.attrib
+    if not described:  # libvirt chooses a socket, and no image; libvirt 12 numbers the source that is none
+        return device.tag not in _IMAGES or now.tag != "source" or now.attrib.keys() <= {"index"}
     return any(is_kept(now, then, own=device.tag not in _IMAGES) for then in described)
 
 

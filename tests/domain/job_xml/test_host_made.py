@@ -41,7 +41,7 @@ DROPPED = {
     "/domain/devices/emulator": f"<devices><emulator>{SECRET}</emulator></devices>",
     "/domain/devices/*/alias": "<devices><rng model='virtio'><alias name='rng0'/></rng></devices>",
     "/domain/devices/disk": "<devices><disk type='file' device='cdrom'><driver name='qemu' type='raw'/>"
-    "<target dev='sda' bus='sata' tray='open'/><readonly/><alias name='sata0-0-0'/>"
+    "<source index='2'/><target dev='sda' bus='sata' tray='open'/><readonly/><alias name='sata0-0-0'/>"
     "<address type='drive' controller='0' bus='0' target='0' unit='0'/></disk></devices>",
     "/domain/devices/disk/backingStore": "<devices>"
     f"<disk>{CHAIN.format(CHAIN.format('<backingStore/>'))}</disk></devices>",
@@ -74,6 +74,7 @@ DROPPED = {
     "/domain/devices/smartcard": "<devices><smartcard mode='passthrough' type='spicevmc'/></devices>",
     "/domain/devices/sound": "<devices><sound model='ich9'><codec type='duplex'/><audio id='1'/></sound></devices>",
     "/domain/devices/audio": "<devices><audio id='1' type='spice'/></devices>",
+    "/domain/devices/video/model/@device": "<devices><video><model device='virtio-vga'/></video></devices>",
     "/domain/devices/video/model/acceleration": "<devices><video><model type='virtio'>"
     "<acceleration accel3d='no'/></model></video></devices>",
     "/domain/devices/tpm/backend/profile": "<devices><tpm model='tpm-crb'><backend type='emulator'>"

@@ -50,8 +50,9 @@ _DRIVE = _shape(
     {"type": r"file|block", "device": r"cdrom|floppy"},
     _PLACE
     | {name: _DISK.children[name] for name in ("driver", "readonly")}
-    # It has no source.
+    # Of a source it has, with libvirt 12, no more than the number.
     | {
+        "source": _shape({"index": NUMBER}),
         "target": _shape(dict(_DISK.children["target"].attributes) | {"tray": r"open|closed"}),
         "backingStore": _shape(),
     },
@@ -207,6 +208,7 @@ ROWS: Mapping[str, HostMade] = {
         _shape({"model": WORD, "multichannel": r"yes|no", "streams": NUMBER}, _SOUND), _SCREEN
     ),
     "/domain/devices/audio": HostMade(_shape({"id": NUMBER, "type": r"spice"}), _SCREEN, _says("type")),
+    "/domain/devices/video/model/@device": HostMade(WORD, "how its QEMU calls the model (libvirt 12)"),
     "/domain/devices/video/model/acceleration": HostMade(_shape({"accel2d": r"no", "accel3d": r"no"}), "none"),
     "/domain/devices/tpm/backend/profile": HostMade(_shape({"name": WORD}), "what its TPM had turned out to be"),
 }

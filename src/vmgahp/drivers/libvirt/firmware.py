@@ -105,7 +105,7 @@ def of_a_restore(ours: str, saved: str, uri: str) -> str:
     if firmware is None or firmware.secure != wants_secure:
         raise LookupError(f"the firmware that it was saved with, {path[:200]!a}, is not one that the job gets here")
     del system.attrib["firmware"]
-    for part in system.findall("firmware"):
+    for part in (*system.findall("firmware"), *system.findall("nvram")):
         system.remove(part)
     loader = etree.SubElement(system, "loader", readonly="yes", type="pflash")
     loader.text = path
