@@ -188,7 +188,7 @@ def test_the_word_of_a_guests_end_may_come_after_it(job: Job, monkeypatch: pytes
     make_guest(job.disk, seconds=1)
     driver, ad = driver_for(job, [])
     machine = driver.start(ad)
-    until(lambda: held, "the guest ends")
+    until(lambda: held and job.domain() is None, "the guest ends")
 
     def tell() -> None:
         threading.Timer(0.5, lambda: [usual(driver.connection, *event) for event in held]).start()

@@ -170,19 +170,19 @@ class RunningMachine(ManagedMachine):
         self.guest.watch.ours = True
         try:
             self.guest.call(ending.end, seconds=self.deadlines.usual)
-            self.guest.watch.gone.wait(DESTROY_WAIT)
+            self._hear_its_end(DESTROY_WAIT)
         except libvirt.libvirtError as error:
             if not faults.is_no_domain(error):
                 self._kill(faults.from_libvirt(error, f"destroying {self.name}"))
             elif self.state is not lifecycle.STARTING:
-                self._hear_its_end()
+                self._hear_its_end(EVENT_WAIT)
         except errors.MachineFault as fault:
             self._kill(fault)
 
-    def _hear_its_end(self) -> None:
-        """It was gone before it could be destroyed, and libvirt says of what a little later."""
+    def _hear_its_end(self, seconds: float) -> None:
+        """It may have been gone before it could be destroyed, and libvirt says of what a little later."""
         watch = self.guest.watch
-        if watch.gone.wait(EVENT_WAIT) and watch.how == exit_code.POWERED_OFF:
+        if watch.gone.wait(seconds) and watch.how == exit_code.POWERED_OFF:
             self.resources.not_ended(exit_code.DESTROYED)
             self._say_how_it_ended()
 
