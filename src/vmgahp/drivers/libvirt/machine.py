@@ -13,7 +13,7 @@ from vmgahp.drivers.libvirt import faults, huge_pages, limits, other_hypervisors
 from vmgahp.drivers.libvirt.faults import ConnectionLost
 from vmgahp.drivers.libvirt.guest import Check, LibvirtGuest, Make, let_run
 from vmgahp.drivers.libvirt.running import LOOK_INTERVAL, RunningMachine
-from vmgahp.drivers.libvirt.save import SUSPEND_FILE, MemoryFile, Saver
+from vmgahp.drivers.libvirt.save import RESTORE_SHARE, SUSPEND_FILE, MemoryFile, Saver
 from vmgahp.drivers.libvirt.stats import cpu_seconds
 from vmgahp.drivers.resources import SLIRP, Resources
 from vmgahp.host import threads
@@ -23,9 +23,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.checkpoint import JobCheckpoints, LibvirtRestart
     from vmgahp.drivers.libvirt.hooks import Described
-
-RESTORE_SHARE = 2 / 3
-"""Of the time that the client waits: the rest is for a guest that boots afresh in a START."""
 
 
 class Order(NamedTuple):

@@ -27,6 +27,9 @@ PARTIAL_SUFFIX = ".part"
 ROOM_FACTOR, ROOM_EXTRA = 1.02, 16 << 20
 """An image may be as large as all of the guest's memory, and a little for the devices."""
 
+RESTORE_SHARE = 2 / 3
+"""Of the time that the client waits: the rest is for a guest that boots afresh in a START."""
+
 PACK_SHARE = 1 / 3
 """Of the time that the client waits: an image that takes longer to compress stays as it is."""
 
@@ -178,7 +181,9 @@ class Saver:
 
         def unpack(fd: int, head: memory_image.Head, write: Write, reader: int) -> None:
             most = (self.memory_mib << 20) + IMAGE_EXTRA
-            packed.unpack(fd, head.end, head.format, write, self.identity, self.seconds, most, reader)
+            # libvirt 12 reads ahead, and waits for it where no QEMU does that could be ended.
+            seconds = self.seconds * RESTORE_SHARE
+            packed.unpack(fd, head.end, head.format, write, self.identity, seconds, most, reader)
 
         return memory_image.substitute(descriptor, xml, self.formats(), unpack)
 
