@@ -18,7 +18,7 @@ from tests.fuzz.target import Target
 PLACE = REPOSITORY / "build/fuzz"
 """What runs leave: what they said, what inputs they found worth keeping, and what broke something."""
 
-GRACE = 600.0
+GRACE = 3000.0
 """Seconds that a process has, beside its time, to load its code and to try the corpus: others may go before it."""
 
 

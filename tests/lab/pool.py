@@ -64,6 +64,9 @@ UPDATE_INTERVAL = 5
 SYSTEM_PERIODIC_RELEASE = HoldReasonCode == 13 && regexp("update.ad", HoldReason)
 PERIODIC_EXPR_INTERVAL = 10
 
+# An emulated guest that boots beside those of seven other pools gets a sixth of a processor.
+VM_RUN_BOOT_TIMEOUT = 2400
+
 # 30 seconds is the least that the starter allows.
 VM_STATUS_INTERVAL = 30
 # A machine that was taken out of service is tried again soon.

@@ -51,5 +51,5 @@ def test_the_tutorial_does_what_it_shows(pool: Pool) -> None:
     (_, (asked, answer)), *others = (steps()[number] for number in "2345")
     assert pool.run("bash", "-c", asked, user=USER).stdout == answer
     for typed, shown in (block for blocks in others for block in blocks):
-        said = pool.run("bash", "-e", "-c", typed, user=USER, cwd=HOME, timeout=900).stdout
+        said = pool.run("bash", "-e", "-c", typed, user=USER, cwd=HOME, timeout=1800).stdout
         assert not shown or said == shown, f"{typed}{said}{pool.diagnosis()}"
