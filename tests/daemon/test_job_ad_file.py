@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from vmgahp.daemon.job_ad_file import JobAdFile
 
 
@@ -40,8 +42,34 @@ def test_no_file_is_no_trouble(tmp_path: Path) -> None:
     assert not JobAdFile(str(tmp_path / "nowhere")).restore()
 
 
+def update(directory: Path) -> None:
+    """What the startd does at each of its updates, when a job runs there."""
+    temporary = directory / ".update.ad.tmp"
+    temporary.write_text("x")
+    temporary.rename(directory / ".update.ad")
+
+
+def files(directory: Path) -> list[str]:
+    """What the starter sends: directories it leaves out."""
+    return [path.name for path in directory.iterdir() if path.is_file()]
+
+
 def test_what_the_startd_writes_for_jobs_does_not_travel(tmp_path: Path) -> None:
-    for path in (tmp_path / ".update.ad", tmp_path / "output.dat"):
-        path.write_text("x")
+    (tmp_path / "output.dat").write_text("x")
+    update(tmp_path)
+    kept = JobAdFile(str(tmp_path))
+    for _ in range(2):
+        kept.restore()
+        assert files(tmp_path) == ["output.dat"]
+        with pytest.raises(IsADirectoryError):  # while the starter sends the checkpoint
+            update(tmp_path)
+        assert files(tmp_path) == ["output.dat"]
+    kept.release()
+    update(tmp_path)
+    assert sorted(files(tmp_path)) == [".update.ad", "output.dat"]
+
+
+def test_a_temporary_file_that_is_there_already_does_not_travel_either(tmp_path: Path) -> None:
+    (tmp_path / ".update.ad.tmp").write_text("x")
     JobAdFile(str(tmp_path)).restore()
-    assert [path.name for path in tmp_path.iterdir()] == ["output.dat"]
+    assert files(tmp_path) == []

@@ -55,14 +55,21 @@ def test_the_life_of_a_vm(peer: Peer, scratch: Path) -> None:
     peer.quit()
 
 
-def test_a_checkpoint_leaves_the_starters_job_ad_as_it_was(peer: Peer, scratch: Path) -> None:
-    file = scratch / ".job.ad"
+@pytest.mark.parametrize("command", ["CHECKPOINT", "STOP"])
+def test_what_htcondor_writes_for_the_job_does_not_go_to_the_spool(peer: Peer, scratch: Path, command: str) -> None:
+    file, update, temporary = (scratch / name for name in (".job.ad", ".update.ad", ".update.ad.tmp"))
     file.write_text("ClusterId = 7\n")
     start(peer, scratch)
     with file.open("a") as appended:
         appended.write("ToE = []\n")
-    assert peer.run("CHECKPOINT", 1) == ["0", "NULL"]
+    update.write_text("Cpus = 1\n")
+    assert peer.run(command, 1) == ["0", "NULL"]
     assert file.read_text() == "ClusterId = 7\n"
+    assert not update.exists()
+    assert temporary.is_dir(), "the startd cannot write another while the starter sends the files"
+    if command == "CHECKPOINT":
+        assert peer.run("RESUME", 1) == ["0", "NULL"]
+        assert not temporary.exists()
     peer.quit()
 
 

@@ -59,10 +59,6 @@ NEGOTIATOR_CYCLE_DELAY = 2
 SCHEDD_INTERVAL = 5
 SCHEDD_MIN_INTERVAL = 1
 UPDATE_INTERVAL = 5
-# At each update the startd writes .update.ad; where HTCondor 23.9 brings that with a checkpoint, and it is there
-# already, the job is held.
-SYSTEM_PERIODIC_RELEASE = HoldReasonCode == 13 && regexp("update.ad", HoldReason)
-PERIODIC_EXPR_INTERVAL = 10
 
 # An emulated guest that boots beside those of seven other pools gets a sixth of a processor.
 VM_RUN_BOOT_TIMEOUT = 2400

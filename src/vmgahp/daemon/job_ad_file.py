@@ -1,21 +1,27 @@
-"""Keeps HTCondor's own ``.job.ad`` and ``.update.ad`` out of a checkpoint.
+"""Keeps HTCondor's own ``.job.ad`` and ``.update.ad`` out of what goes to the spool.
 
 Startds until March 2025 append a tag to ``.job.ad`` in the scratch directory when a job has to go (HTCondor's
 commit 5d9afc32db took it out). The changed file then travels to the spool with the checkpoint, and at the
 restart the starter, as the job's user, cannot write it over the one of the condor user that is there
 already: "writing to file …/.job.ad: Permission denied", and the job is held. HTCondor sends what has
-another size or time than before, so at a checkpoint the file is put back as it was at the START.
+another size or time than before, so at a checkpoint, and at a STOP, which may be an eviction whose files are sent
+too, the file is put back as it was at the START.
 
 The same befalls ``.update.ad``, which the startd writes for jobs to read, at each of its updates: HTCondor 23.9 sends
-it with a checkpoint (25 does not), and whether the starter can write it depends on who comes first. No guest sees it,
-and the startd writes it anew, so at a checkpoint it is removed.
+it too (25 does not), and whether the starter can write it depends on who comes first. No guest sees it,
+so it is removed then, and until the VM goes on a directory has the place of the temporary file by which the
+startd would make another (``Resource::refresh_sandbox_ad``, which then says so in its log and does nothing else). The
+starter sends no directories.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from stat import S_ISREG
 
 NAME = ".job.ad"
 UPDATE = ".update.ad"
+TEMPORARY = ".update.ad.tmp"
 
 LARGEST = 4 << 20
 """Bytes; a job ad has a few thousand."""
@@ -46,9 +52,9 @@ class JobAdFile:
     def restore(self) -> bool:
         """Put the file back as it was; False where it has not changed, or is not the same file any more.
 
-        The startd's own file is removed.
+        The startd's own file is removed, and not made anew before `release`.
         """
-        self._remove_update()
+        self._bar_update()
         before = self._status
         if before is None:
             return False
@@ -71,32 +77,32 @@ class JobAdFile:
             os.close(descriptor)
         return True
 
-    def _remove_update(self) -> None:
-        try:
-            directory = self._open_directory()
-        except OSError:
-            return
-        try:
+    def release(self) -> None:
+        """Let the startd write its own file again: the checkpoint has been sent."""
+        with suppress(OSError), self._opened_directory() as directory:
+            os.rmdir(TEMPORARY, dir_fd=directory)
+
+    def _bar_update(self) -> None:
+        # Without the directory the next START may have trouble with the file, and this checkpoint has none.
+        with suppress(OSError), self._opened_directory() as directory:
+            with suppress(OSError):  # there is none, or it is the directory
+                os.unlink(TEMPORARY, dir_fd=directory)
+            with suppress(FileExistsError):
+                os.mkdir(TEMPORARY, dir_fd=directory)
             os.unlink(UPDATE, dir_fd=directory)
-        except OSError:  # the next START may have trouble with it, and this checkpoint has none
-            pass
+
+    @contextmanager
+    def _opened_directory(self) -> Iterator[int]:
+        directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            yield directory
         finally:
             os.close(directory)
-
-    def _open_directory(self) -> int:
-        return os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def _open(self, flags: int) -> int:
-        try:
-            directory = self._open_directory()
-        except OSError:
-            return -1
-        try:
+        with suppress(OSError), self._opened_directory() as directory:
             return os.open(NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-        except OSError:
-            return -1
-        finally:
-            os.close(directory)
+        return -1
 
 
 def _is_condors(status: os.stat_result) -> bool:

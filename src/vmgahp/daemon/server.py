@@ -233,7 +233,7 @@ class Server:
         if call.operation == lifecycle.START:
             self._start(call)
             return None
-        machine = self._machines[call.vm.id]
+        machine, job_ad_file = self._machines[call.vm.id], self._job_ad_files[call.vm.id]
         if self._sampler is not None:
             self._sampler.before(call)
         match call.operation:
@@ -259,10 +259,11 @@ class Server:
                 machine.suspend()
             case lifecycle.RESUME:
                 machine.resume(call.state)
+                job_ad_file.release()
             case lifecycle.CHECKPOINT:
                 machine.checkpoint()
-                if self._job_ad_files[call.vm.id].restore():
-                    self.log.debug("put .job.ad back as it was at the START, to keep it out of the checkpoint")
+        if call.operation in (lifecycle.STOP, lifecycle.CHECKPOINT) and job_ad_file.restore():
+            self.log.debug("put .job.ad back as it was at the START, to keep it out of what goes to the spool")
         return None
 
     def _start(self, call: Call) -> None:
