@@ -65,11 +65,21 @@ def test_what_the_startd_writes_for_jobs_does_not_travel(tmp_path: Path) -> None
             update(tmp_path)
         assert files(tmp_path) == ["output.dat"]
     kept.release()
+    kept.restore()  # the startd has not come in between
+    with pytest.raises(IsADirectoryError):
+        update(tmp_path)
+    kept.release()
     update(tmp_path)
     assert sorted(files(tmp_path)) == [".update.ad", "output.dat"]
 
 
+def test_nothing_is_made_where_no_startd_writes(tmp_path: Path) -> None:
+    JobAdFile(str(tmp_path)).restore()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_temporary_file_that_is_there_already_does_not_travel_either(tmp_path: Path) -> None:
+    update(tmp_path)
     (tmp_path / ".update.ad.tmp").write_text("x")
     JobAdFile(str(tmp_path)).restore()
     assert files(tmp_path) == []

@@ -15,9 +15,14 @@ starter sends no directories.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from stat import S_ISREG
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    _Result = TypeVar("_Result")
 
 NAME = ".job.ad"
 UPDATE = ".update.ad"
@@ -30,14 +35,15 @@ LARGEST = 4 << 20
 class JobAdFile:
     """The file in one scratch directory, as it was when this was made."""
 
-    __slots__ = ("_content", "_directory", "_status")
+    __slots__ = ("_content", "_directory", "_is_updated", "_status")
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._content = b""
+        self._is_updated = False
         self._status: os.stat_result | None = None
         descriptor = self._open(os.O_RDONLY)
-        if descriptor < 0:
+        if descriptor is None:
             return
         try:
             status = os.fstat(descriptor)
@@ -59,7 +65,7 @@ class JobAdFile:
         if before is None:
             return False
         descriptor = self._open(os.O_WRONLY)
-        if descriptor < 0:
+        if descriptor is None:
             return False
         try:
             now = os.fstat(descriptor)
@@ -79,30 +85,29 @@ class JobAdFile:
 
     def release(self) -> None:
         """Let the startd write its own file again: the checkpoint has been sent."""
-        with suppress(OSError), self._opened_directory() as directory:
-            os.rmdir(TEMPORARY, dir_fd=directory)
+        self._call(os.rmdir, TEMPORARY)
 
     def _bar_update(self) -> None:
-        # Without the directory the next START may have trouble with the file, and this checkpoint has none.
-        with suppress(OSError), self._opened_directory() as directory:
-            with suppress(OSError):  # there is none, or it is the directory
-                os.unlink(TEMPORARY, dir_fd=directory)
-            with suppress(FileExistsError):
-                os.mkdir(TEMPORARY, dir_fd=directory)
-            os.unlink(UPDATE, dir_fd=directory)
+        self._is_updated = self._is_updated or self._call(os.lstat, UPDATE) is not None
+        if self._is_updated:
+            for call, name in ((os.unlink, TEMPORARY), (os.mkdir, TEMPORARY), (os.unlink, UPDATE)):
+                self._call(call, name)
 
-    @contextmanager
-    def _opened_directory(self) -> Iterator[int]:
-        directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    def _open(self, flags: int) -> int | None:
+        return self._call(os.open, NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _call(self, call: "Callable[..., _Result]", name: str, *more: int) -> "_Result | None":
+        """A system call about a file in the directory; None where that fails: HTCondor may still go on."""
         try:
-            yield directory
+            directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return call(name, *more, dir_fd=directory)
+        except OSError:
+            return None
         finally:
             os.close(directory)
-
-    def _open(self, flags: int) -> int:
-        with suppress(OSError), self._opened_directory() as directory:
-            return os.open(NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-        return -1
 
 
 def _is_condors(status: os.stat_result) -> bool:
