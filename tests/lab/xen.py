@@ -241,7 +241,10 @@ class XenHost:
 
     def domains(self) -> list[str]:
         """The names of all guests, running or not."""
-        return [name for name in self.virsh("list", "--all", "--name").stdout.split() if name != "Domain-0"]
+        said = self.virsh("list", "--all", "--name", check=False)
+        if said.returncode:  # once ssh ended with its own 255 and no word, and the next command was as always
+            said = self.virsh("list", "--all", "--name")
+        return [name for name in said.stdout.split() if name != "Domain-0"]
 
     def console(self, name: str) -> str:
         """What the guests of this name have said on their consoles so far."""
