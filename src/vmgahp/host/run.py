@@ -29,7 +29,8 @@ SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _REAP = 1.0
 """Seconds that a killed program may take to be gone; one in a hung file system never is."""
 
-_INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a person, or a system that goes down, ends a command with."""
 
 _running: set[int] = set()
 """Programs that somebody waits for; none of them outlives this process."""
@@ -188,7 +189,7 @@ class _Child:
         self._pid = 0
         theirs: list[int] = []
         # What such a signal raises must not come while there is a program that nobody would know of.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTING)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
         try:
             for of_program in (0, 1, 1):
                 pipe = os.pipe2(os.O_CLOEXEC)

@@ -70,8 +70,8 @@ _FAILS = "echo 'E: no such suite' >&2; exit 25"
 _STAYS = 'touch "$TMPDIR/packages"; echo > "$READY"; exec sleep 600'
 
 
-def begin(directory: Path, mmdebstrap: str) -> "subprocess.Popen[str]":
-    """A build with that program in place of mmdebstrap."""
+def begin(directory: Path, mmdebstrap: str, before: str = "") -> "subprocess.Popen[str]":
+    """A build with that program in place of mmdebstrap, and Python statements that come `before` it."""
     programs = directory / "bin"
     programs.mkdir()
     for name in (*build.PROGRAMS, "newuidmap"):
@@ -82,7 +82,7 @@ def begin(directory: Path, mmdebstrap: str) -> "subprocess.Popen[str]":
     rooms.mkdir()
     code = (
         "import sys; from vmgahp.commands.image import build; build.FILES = {}; "
-        "from vmgahp.cli import main; sys.exit(main(['vmgahp', 'image', *sys.argv[1:]]))"
+        f"{before}from vmgahp.cli import main; sys.exit(main(['vmgahp', 'image', *sys.argv[1:]]))"
     )
     return subprocess.Popen(
         [sys.executable, "-P", "-c", code, "build", "debian-12", "-o", str(directory / "out" / "a.qcow2")],
@@ -111,9 +111,20 @@ def test_nothing_is_left_of_one_that_is_interrupted(tmp_path: Path, number: sign
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     running = begin(tmp_path, _STAYS.replace("$READY", str(ready)))
-    with ready.open():
-        pass
+    ready.read_text()  # to its end, or a SIGPIPE could end the program
     assert any(path.endswith("/packages") for path in left(tmp_path))
     running.send_signal(number)
+    _, err = running.communicate(timeout=60)
+    assert (running.returncode, left(tmp_path)) == (130, []), err
+
+
+_INTERRUPTED = (
+    "import os; discard = build._discard; build._discard = lambda room: (os.kill(os.getpid(), 2), discard(room)); "
+)
+
+
+def test_nothing_is_left_of_one_that_failed_and_whose_clean_up_is_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    running = begin(tmp_path, _FAILS, _INTERRUPTED)
     _, err = running.communicate(timeout=60)
     assert (running.returncode, left(tmp_path)) == (130, []), err

@@ -10,6 +10,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import tarfile
 import tempfile
 import uuid
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from vmgahp.commands.image import NotDone
 from vmgahp.host import trust
-from vmgahp.host.run import SAFE_PATH, plain_environment, run, which
+from vmgahp.host.run import INTERRUPTING, SAFE_PATH, plain_environment, run, which
 from vmgahp.images import qemu_img
 
 SUITES = {"debian-12": "bookworm", "debian-13": "trixie"}
@@ -178,8 +179,11 @@ def build(image: Recipe, say: Callable[[str], None]) -> None:
     except OSError as error:
         raise NotDone(f"{error.filename or image.output}: {error.strerror}.") from error
     finally:
+        # It is gigabytes: who interrupts the clean-up of what failed has it, too, before the command ends.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
         for room in rooms:
             _discard(room)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     say(f"{image.output} is made")
 
 
