@@ -17,12 +17,11 @@ starter sends no directories.
 import os
 from stat import S_ISREG
 
+from vmgahp.host.light import contextmanager, suppress
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
-
-    _Result = TypeVar("_Result")
+    from collections.abc import Iterator
 
 NAME = ".job.ad"
 UPDATE = ".update.ad"
@@ -85,27 +84,28 @@ class JobAdFile:
 
     def release(self) -> None:
         """Let the startd write its own file again: the checkpoint has been sent."""
-        self._call(os.rmdir, TEMPORARY)
+        with suppress(OSError), self._opened_directory() as directory:
+            os.rmdir(TEMPORARY, dir_fd=directory)
 
     def _bar_update(self) -> None:
-        self._is_updated = self._is_updated or self._call(os.lstat, UPDATE) is not None
-        if self._is_updated:
+        with suppress(OSError), self._opened_directory() as directory:
+            if not self._is_updated:
+                os.lstat(UPDATE, dir_fd=directory)  # or no startd has written one here
+                self._is_updated = True
             for call, name in ((os.unlink, TEMPORARY), (os.mkdir, TEMPORARY), (os.unlink, UPDATE)):
-                self._call(call, name)
+                with suppress(OSError):  # the next START may have trouble with the file, and this checkpoint has none
+                    call(name, dir_fd=directory)
 
     def _open(self, flags: int) -> int | None:
-        return self._call(os.open, NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with suppress(OSError), self._opened_directory() as directory:
+            return os.open(NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        return None
 
-    def _call(self, call: "Callable[..., _Result]", name: str, *more: int) -> "_Result | None":
-        """A system call about a file in the directory; None where that fails: HTCondor may still go on."""
+    @contextmanager
+    def _opened_directory(self) -> "Iterator[int]":
+        directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            return call(name, *more, dir_fd=directory)
-        except OSError:
-            return None
+            yield directory
         finally:
             os.close(directory)
 

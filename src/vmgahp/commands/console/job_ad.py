@@ -69,7 +69,7 @@ def _new_syntax(text: str) -> list[tuple[str, str]]:
     try:
         ad = classad2.parseOne(text)
         found = [(str(name), ad.lookup(name)) for name in ad]
-    except Exception as error:
+    except Exception as error:  # classad2 has no common class for what it raises
         raise no_ad("the text is not a ClassAd in brackets") from error
     if not found:
         raise no_ad("the text is not a ClassAd in brackets, or an empty one")
