@@ -17,12 +17,7 @@ from tests.faults.cases import Verdict, all_cases
 
 def heard(verdict: Verdict) -> None:
     """Say what came of one."""
-    word = "LOST" if verdict.lost else "survived" if verdict.tried else "untried"
-    print(f"{word:8} {verdict.seconds:5.1f} s  {verdict.operation}, {verdict.point}, {verdict.fault}", flush=True)
-    for what in verdict.lost:
-        print(f"         {what}", flush=True)
-    if verdict.log:
-        print("         | " + verdict.log.replace("\n", "\n         | "), flush=True)
+    print(matrix.in_words(verdict), flush=True)
 
 
 def main() -> int:

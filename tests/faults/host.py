@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +38,8 @@ class Host:
         self.directory = directory
         self._log = open(directory / "libvirtd.log", "ab")  # noqa: SIM115 - as long as the host
         self._libvirtd: subprocess.Popen[bytes] | None = None
+        self._is_away = False
+        """libvirtd was ended on purpose, and is started again when that is over."""
         libvirt.registerErrorHandler(lambda _context, _error: None, None)
         # What is defined on the machine over which the namespace is belongs there.
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/etc/libvirt/qemu"], check=True)
@@ -47,12 +51,26 @@ class Host:
 
     def start_libvirtd(self) -> None:
         """Start it, and wait until it answers."""
+        self._is_away = False
         self._libvirtd = subprocess.Popen(["libvirtd"], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+        threading.Thread(target=self._start_again, args=(self._libvirtd,), daemon=True).start()
         assert until(self._answers, PATIENCE), "libvirtd does not answer"
+
+    def _start_again(self, libvirtd: subprocess.Popen[bytes]) -> None:
+        """What systemd does by libvirtd.service, `Restart=on-failure`.
+
+        libvirtd 9.0 dies now and then by itself when it comes back after it hung: two of its threads close one
+        connection with callbacks side by side (`remoteClientCloseFunc`, which has no lock there).
+        """
+        status = libvirtd.wait()
+        if status != 0 and not self._is_away:
+            print(f"libvirtd has died by itself (exit {status})", file=sys.stderr, flush=True)
+            self.start_libvirtd()
 
     def end_libvirtd(self, number: signal.Signals) -> None:
         """End it by a signal, and wait for that."""
         assert self._libvirtd is not None
+        self._is_away = True
         self._libvirtd.send_signal(number)
         self._libvirtd.wait(PATIENCE)
 
@@ -63,10 +81,10 @@ class Host:
     def heal_libvirtd(self) -> None:
         """Have it run, whatever was done to it."""
         assert self._libvirtd is not None
-        if self._libvirtd.poll() is None:
-            self._libvirtd.send_signal(signal.SIGCONT)
-        else:
+        if self._is_away:
             self.start_libvirtd()
+        else:
+            self._libvirtd.send_signal(signal.SIGCONT)
 
     def domains(self) -> list[str]:
         """The names of all domains."""

@@ -152,6 +152,15 @@ def try_random(machines: int, seed: int, seconds: float, heard: Callable[[Verdic
     )
 
 
+def in_words(verdict: Verdict) -> str:
+    """What came of one, and what tells why where it did not survive."""
+    word = "LOST" if verdict.lost else "survived" if verdict.tried else "untried"
+    lines = [f"{word:8} {verdict.seconds:5.1f} s  {verdict.operation}, {verdict.point}, {verdict.fault}"]
+    lines += [f"         {what}" for what in verdict.lost]
+    lines += [f"         | {line}" for line in verdict.log.splitlines()]
+    return "\n".join(lines)
+
+
 def faults_table() -> str:
     """The faults, as the page shows them."""
     return "| fault | what it is |\n|---|---|\n" + "".join(f"| {fault} | {what} |\n" for fault, what in FAULTS.items())

@@ -79,6 +79,19 @@ def helper_is_killed(operation: str, point: str) -> Row:
     return play
 
 
+def libvirtd_dies_by_itself(story: Story) -> bool:
+    """Nobody has ended libvirtd, and systemd starts it again: the guest runs on."""
+    story.begin_for("SUSPEND")
+    story.host.signal_libvirtd(signal.SIGSEGV)
+    if story.judge_status() != lifecycle.RUNNING:
+        story.lose("the guest is not told as running")
+    story.done("SUSPEND")
+    story.comes_back_or_stays()
+    story.finish()
+    story.next_start()
+    return True
+
+
 def second_start_of_a_live_job(story: Story) -> bool:
     """Two jobs of one name, from two schedds: the second START leaves the first's guest alone."""
     other = Story(story.host, 999)
@@ -212,6 +225,7 @@ ROWS: dict[str, Row] = {
             ("RESUME of a checkpointed VM", "restore.set_aside"),
         )
     },
+    "libvirtd: SIGSEGV": libvirtd_dies_by_itself,
     "the second START of a live job": second_start_of_a_live_job,
     "a START on a read-only scratch directory": read_only_start,
     "the STOP of a guest that hangs": stop_of_a_hung_guest,
