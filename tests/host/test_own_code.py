@@ -88,6 +88,33 @@ first.join(), second.join()
     assert kept_pack.startswith(f"{site.parent}/kept/")
 
 
+def test_a_server_and_its_helpers_unpack_it_at_once(site: Path) -> None:
+    program = """
+import multiprocessing, os
+own_code.hold()
+shutil.rmtree(site + "/vmgahp")
+fork = multiprocessing.get_context("fork")
+both = fork.Barrier(2)
+look = runtime_dir.is_private
+def wait_for_the_other(place):
+    found = look(place)
+    runtime_dir.is_private = look
+    both.wait(60)
+    return found
+runtime_dir.is_private = wait_for_the_other
+def load(server):
+    runtime_dir.belong_to(server)
+    import vmgahp.job.pack
+    print(vmgahp.job.pack.__file__, flush=True)
+helpers = [fork.Process(target=load, args=(os.getpid(),)) for _ in range(2)]
+[each.start() for each in helpers]
+[each.join() for each in helpers]
+"""
+    loaded = said(site, program)
+    [kept] = (site.parent / "kept").iterdir()
+    assert loaded == [f"{kept}/vmgahp/job/pack.py"] * 2
+
+
 def test_where_there_is_no_archive_nothing_is_held(site: Path) -> None:
     (site / "vmgahp/_code.zip").unlink()
     program = "before = [*sys.meta_path]; own_code.hold(); print(own_code.interpreter()[-1], sys.meta_path == before)"

@@ -88,26 +88,28 @@ def look() -> None:
 
 def _unpacked(held: int, was: os.stat_result) -> str:
     """A directory with what is in the archive. Raises OSError."""
+    from shutil import rmtree
+
     from vmgahp.host import runtime_dir
     from vmgahp.host.run import FIRST_PASSED, run
 
     place = runtime_dir.shared(f"code-{vmgahp.__version__}-{was.st_size}-{was.st_mtime_ns}")
     if runtime_dir.is_private(place):
         return place
-    room = f"{place}.{runtime_dir.owner()}"
+    room = f"{place}.{os.getpid()}-{runtime_dir.owner()}"  # a server and its helpers may do it at once
     os.mkdir(room, 0o700)
     unzip = (sys.executable, "-I", "-m", "zipfile", "-e", f"/proc/self/fd/{FIRST_PASSED}", room)
     done = run(unzip, deadline=SECONDS, pass_fds=[held], umask=0o022)
     if done.status != 0:
-        from shutil import rmtree
-
         rmtree(room, ignore_errors=True)
         raise OSError(f"{ARCHIVE} cannot be unpacked")
     os.chmod(room, 0o755)  # noqa: S103 - helpers of the job's user read it
     try:
         os.rename(room, place)
-    except OSError:  # another server was faster, or somebody else has made what has its name
-        return place if runtime_dir.is_private(place) else room
+    except OSError:
+        if not runtime_dir.is_private(place):  # somebody else has made what has its name
+            return room
+        rmtree(room, ignore_errors=True)  # another process was faster
     return place
 
 

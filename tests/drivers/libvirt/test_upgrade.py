@@ -6,6 +6,7 @@ import shutil
 import site
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from glob import glob
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 import vmgahp
 from tests import REPOSITORY
-from tests.drivers.libvirt.support import WANTS, Job, done, until
+from tests.drivers.libvirt.support import USER_DATA, WANTS, Job, done, until
 from tests.peer import Peer, environment
 from vmgahp.host import runtime_dir
 
@@ -61,7 +62,10 @@ class Installed(Peer):
         return ("sh", "-c", 'python=$1; shift 5; exec "$python" -I -m vmgahp "$@"', "sh", str(self._python))
 
 
-@pytest.mark.parametrize("change", [replace, shutil.rmtree], ids=["upgraded", "removed"])
+CHANGES = pytest.mark.parametrize("change", [replace, shutil.rmtree], ids=["upgraded", "removed"])
+
+
+@CHANGES
 def test_a_vm_lives_on_with_the_code_of_its_server(job: Job, tmp_path: Path, change: Callable[[Path], None]) -> None:
     tmp_path.chmod(0o755)
     place = installed(tmp_path)
@@ -82,3 +86,37 @@ def test_a_vm_lives_on_with_the_code_of_its_server(job: Job, tmp_path: Path, cha
     [kept] = glob(code)
     assert (Path(kept) / "vmgahp/drivers/libvirt/worker.py").stat().st_mode & 0o777 == 0o644
     shutil.rmtree(kept)
+
+
+@CHANGES
+def test_a_helper_at_work_goes_on_with_the_code_of_its_server(
+    job: Job, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    tmp_path.chmod(0o755)
+    place = installed(tmp_path)
+    code = runtime_dir.shared(f"code-{vmgahp.__version__}-*-{(place / '_code.zip').stat().st_mtime_ns}")
+    with Installed(place, job) as peer:
+        assert peer.line().startswith("$VMGahpVersion")
+        assert peer.ask("ASYNC_MODE_ON") == "S", "which tells that a START will come"
+        (job.scratch / "user-data").write_text("#cloud-config\n")
+        peer.send_ad(*job.ad(WANTS, USER_DATA))  # to write an image of it is what few starts load
+        until(lambda: listening_helpers(peer.process.pid), "the helper of the start to be ready")
+        change(place)
+        assert peer.run("START", "kvm") == ["0", "1"]
+        done(peer, "STOP")
+        peer.quit()
+    assert job.domain() is None
+    [kept] = glob(code)
+    shutil.rmtree(kept)
+
+
+def listening_helpers(server: int) -> list[int]:
+    """The helpers of a server that have loaded their modules, and have a thread that listens to it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                if parent == str(server) and len(os.listdir(entry / "task")) > 1:
+                    found.append(int(entry.name))
+    return found

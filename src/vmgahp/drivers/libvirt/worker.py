@@ -25,7 +25,7 @@ from vmgahp.drivers.libvirt.guest import LibvirtGuest
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.save import MemoryFile, partial_name
 from vmgahp.drivers.resources import Later, Resources
-from vmgahp.host import helper, runtime_dir, threads
+from vmgahp.host import helper, own_code, runtime_dir, threads
 from vmgahp.host.helper import CHANNEL, Channel, HungUp, Message
 from vmgahp.host.job_user import Identity
 from vmgahp.host.serial_capture import ConsoleCapture
@@ -355,6 +355,7 @@ def _plain(actions: Sequence[object]) -> list[tuple[str, tuple[str | int, ...]]]
 
 def main() -> None:
     """Serve the server that has started this process."""
+    own_code.hold()
     runtime_dir.belong_to(os.getppid())
     ConsoleCapture.serves = False
     VmHelper(Channel(CHANNEL)).run()
