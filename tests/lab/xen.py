@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -28,6 +27,7 @@ from typing import Any, Self, TypeVar
 from xml.sax.saxutils import escape, quoteattr
 
 from tests.lab.namespace import LabError, wait_until
+from tests.lab.ports import free_port
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class XenHost:
         # The socket's name must be short, and the key is nobody else's business.
         self._private = tempfile.TemporaryDirectory(prefix="vmgahp-xen-")
         private = Path(self._private.name)
-        port = _free_port()
+        port = free_port()
         self._machine = self._boot(port, self._make_key(private))
         self._wait("dom0", lambda: UP in self.serial.read_text(errors="replace"), BOOT_DEADLINE)
         # dom0 makes its own key at each start, and nothing that is sent is worth an impostor's while.
@@ -347,12 +347,6 @@ class XenHost:
             if "---- the end of" in str(error):
                 raise
             raise LabError(f"{error}\n{self.diagnosis()}") from None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 HELP = """\

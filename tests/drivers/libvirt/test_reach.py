@@ -27,6 +27,7 @@ from tests.drivers.libvirt.support import (
 )
 from tests.drivers.support import WHO
 from tests.lab import linux_guest
+from tests.lab.ports import free_port
 from vmgahp.config import Settings
 from vmgahp.domain import build
 from vmgahp.drivers.libvirt import reach
@@ -50,11 +51,6 @@ nc -ll -p 22 -e echo inside &
 echo listens at 22
 while :; do sleep 1; done
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def way(job: Job) -> dict[str, object]:
