@@ -146,6 +146,8 @@ class Story:
             match request.operation:
                 case "START":
                     self.vm = request.result[1]
+                    if refused := [name for name in self.files() if ".refused-" in name]:
+                        self.lose(f"the guest of a checkpoint that was in order starts anew: {', '.join(refused)}")
                 case "SUSPEND" | "CHECKPOINT":
                     if self.saved_at is None or self.count() != self.saved_at:
                         self.saved_at = self.count()

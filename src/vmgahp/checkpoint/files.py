@@ -24,13 +24,15 @@ class Unusable(Exception):
     """The checkpoint cannot be restored; the text says why.
 
     `disks_intact` is true where every disk is known to be as it was at the checkpoint. A guest that then
-    boots afresh finds its disks as after a power cut; otherwise nobody knows what it would find.
+    boots afresh finds its disks as after a power cut; otherwise nobody knows what it would find. `by_accident` is
+    true where what failed says nothing against the checkpoint, such as a hypervisor's process that was killed.
     """
 
-    def __init__(self, reason: str, disks_intact: bool) -> None:
+    def __init__(self, reason: str, disks_intact: bool, *, by_accident: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.disks_intact = disks_intact
+        self.by_accident = by_accident
 
 
 class FileRef(NamedTuple):

@@ -23,7 +23,8 @@ _LEAST_READ = 4096
 """Bytes after the head: whoever has taken fewer has looked for another head, and given none to a hypervisor."""
 _NO_HEAD = "magic is incorrect"
 """In libvirt's words for a head that is none."""
-
+_STARTED = "monitor"
+"""In libvirt's words for a QEMU that has ended: it was started, so a head was found."""
 
 Write = Callable[[bytes], object]
 Rest = Callable[[Write, int], None]
@@ -76,7 +77,8 @@ class Substitute:
         Some versions of libvirt open an image a second time, and read its head again before what follows it. 12.8 has
         that done by its I/O helper, which reads far ahead: then what libvirt `said` tells.
         """
-        is_missed = _NO_HEAD in said or self._fed - self._left < len(self._parts[0]) + _LEAST_READ
+        has_no_more = self._fed - self._left < len(self._parts[0]) + _LEAST_READ
+        is_missed = _NO_HEAD in said or (has_no_more and _STARTED not in said)
         if self._heads > 1 or not is_missed:
             return None
         return Substitute(*self._parts, heads=2)

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Generic, TypeVar
 
 from vmgahp import errors
@@ -11,6 +12,10 @@ from vmgahp.drivers.base import Driver, Machine
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.job.ad import JobAd
+
+AGAIN_SHARE = 1 / 6
+"""Of the time that the client waits: a restart that has failed by then may be tried once more, and there is still time
+for a guest that boots afresh."""
 
 Plan = TypeVar("Plan")
 AnyMachine = TypeVar("AnyMachine", bound=ManagedMachine)
@@ -33,7 +38,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
             self.clear(plan)
             lifecycle.reached("clear.done")
             try:
-                return self._carry_out(plan)
+                return self._restart(plan)
             except Unusable as unusable:
                 if self._server_ends:
                     raise errors.ClientFault(errors.VM_NOT_FOUND, unusable.reason) from unusable
@@ -82,6 +87,17 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
         """The fault of a start as the job's owner is to read it."""
         return fault
+
+    def _restart(self, plan: Plan) -> AnyMachine:
+        """Carry it out, and once more where nothing speaks against the checkpoint. Raises as `_carry_out`."""
+        end = monotonic() + self.deadlines(0).memory * AGAIN_SHARE
+        try:
+            return self._carry_out(plan)
+        except Unusable as unusable:
+            if not unusable.by_accident or self._server_ends or monotonic() >= end:
+                raise
+            self.log(f"{unusable.reason} The restart is tried once more.")
+        return self._carry_out(plan)
 
     def _carry_out(self, plan: Plan) -> AnyMachine:
         """Prepare, launch, keep; on any exception nothing of the VM is left."""

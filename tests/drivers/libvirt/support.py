@@ -203,10 +203,10 @@ def state(scratch: Path) -> dict[str, tuple[object, ...]]:
 
 
 def left_behind(name: str, pid: int) -> list[str]:
-    """What of a VM is still there: its guardian, its QEMU, and its console's socket."""
+    """What of a VM is still there: its guardian, its QEMU, and, of the server with that `pid`, its console's socket."""
     from vmgahp.host.runtime_dir import ROOT_BASE
 
-    found = [path.name for path in Path(ROOT_BASE).glob(f"*-{pid}-*")]
+    found = [path.name for path in Path(ROOT_BASE).glob(f"*-{pid}-*")] if pid else []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:

@@ -7,6 +7,8 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import libvirt
@@ -19,6 +21,7 @@ from tests.drivers.libvirt.support import (
     EXIT,
     MAC,
     METRICS,
+    PATIENCE,
     URI,
     USER_NETWORK,
     WANTS,
@@ -315,6 +318,28 @@ def test_a_damaged_checkpoint_is_kept_aside_and_the_guest_boots_afresh(job: Job)
         assert starter.log()[0].startswith("The VM starts afresh: its checkpoint cannot be used (")
         assert "checksum" in peer.quit()
     assert (job.scratch / "vm_checkpoint.mem.refused-1").read_bytes() == content
+
+
+def test_a_restart_whose_qemu_is_killed_is_tried_once_more(job: Job) -> None:
+    vacate(job)
+    uuid = json.loads((job.scratch / "vm_checkpoint.json").read_text())["facts"]["uuid"]
+    killer = threading.Thread(target=kill_qemu, args=(uuid,), daemon=True)
+    killer.start()
+    with running(job, WANTS) as peer:
+        killer.join(PATIENCE)
+        assert job.console().count("vmgahp guest up") == 1
+        assert not [path.name for path in job.scratch.iterdir() if ".refused-" in path.name]
+        assert "The restart is tried once more." in peer.quit()
+
+
+def kill_qemu(uuid: str) -> None:
+    """Kill a VM's QEMU as soon as it begins, which is waited for; its guardian has the UUID, too."""
+    while True:
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                words = (path / "cmdline").read_bytes()
+                if uuid.encode() in words and b"-incoming" in words:
+                    return os.kill(int(path.name), signal.SIGKILL)
 
 
 def test_a_checkpoint_whose_disk_has_moved_on_holds_the_job(job: Job) -> None:

@@ -268,6 +268,7 @@ LOCKED = '2026-11-20T12:47:44.0Z qemu-system-x86_64: -device {"id":"a"}: Failed 
 
 def test_an_error_without_a_reason_is_judged_by_qemus_log(tmp_path: Path) -> None:
     assert qemu_log.says_nothing(BARE)
+    assert qemu_log.says_nothing("internal error: QEMU unexpectedly closed the monitor (vm='vm')"), "newer ones say so"
     assert qemu_log.says_nothing("internal error: process exited while connecting to monitor: ")
     assert not qemu_log.says_nothing(f"{BARE}: qemu-system-x86_64: Failed")
     (tmp_path / "vm.log").write_text(LOG.format(first="other", last=UUID, words=LOCKED))

@@ -33,7 +33,6 @@ from vmgahp.drivers.libvirt.describe import Describer, Plan, first_attribute, ha
 from vmgahp.drivers.libvirt.disk_files import DiskFiles
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.guest import LibvirtGuest
-from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.kill import kill
 from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
 from vmgahp.drivers.libvirt.save import LEFTOVERS, Saver
@@ -331,10 +330,16 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             may_be_the_jobs = self.settings.xml_script() if authors else plan.xml
             raise (self._second_look(fault, plan) if may_be_the_jobs else fault) from mismatch
         except libvirt.libvirtError as error:
+            from vmgahp.drivers.libvirt import qemu_log  # of no use where nothing fails
+
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
-            fault = self._blame(error, doing, machine, plan, order.described)
+            is_silent = qemu_log.says_nothing(faults.message_of(error))
+            words = qemu_log.last_words(machine.name, machine.uuid) if is_silent else ""
+            fault = self._blame(error, doing, words, machine, plan)
             if restart:
-                raise Unusable(fault.problem, True) from error
+                # A QEMU that has read the image, or is killed without a word, has nothing against it.
+                by_accident = made or faults.is_connection_loss(error) or (is_silent and not words)
+                raise Unusable(fault.problem, True, by_accident=by_accident) from error
             raise fault from error
         except errors.MachineFault as fault:
             if restart:
@@ -342,18 +347,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             raise
 
     def _blame(
-        self, error: libvirt.libvirtError, doing: str, machine: LibvirtMachine, plan: Plan, described: Described
+        self, error: libvirt.libvirtError, doing: str, words: str, machine: LibvirtMachine, plan: Plan
     ) -> errors.Fault:
-        """Whose fault an error of a start is."""
-        from vmgahp.drivers.libvirt import qemu_log  # of no use where nothing fails
-
+        """Whose fault an error of a start is, of which QEMU's last `words` may tell more."""
+        described = machine.order.described
         chosen = [disk.path for disk in plan.spec.disks]
         chosen += [image.path for disk in plan.spec.disks for image in disk.backing]
-        more = ""
-        if qemu_log.says_nothing(faults.message_of(error)):
-            more = qemu_log.last_words(machine.name, machine.uuid)
-        fault = faults.from_libvirt(error, doing, chosen, more)
-        rule = faults.classify(error, chosen, more)
+        fault = faults.from_libvirt(error, doing, chosen, words)
+        rule = faults.classify(error, chosen, words)
         if not issubclass(rule.fault, errors.JobFault):
             proof.forget()
         scripted = bool(self.settings.xml_script())

@@ -15,7 +15,7 @@ PATIENCE = 2.0
 LOOKED_AT = 1 << 16
 """Bytes at the end of the log."""
 
-_SILENT = re.compile(r"(unexpectedly closed the monitor|exited while connecting to monitor)(: *)?$")
+_SILENT = re.compile(r"(unexpectedly closed the monitor( \(vm='.*'\))?|exited while connecting to monitor)(: *)?$")
 _START = re.compile(rb"^[0-9-]+ [0-9:.]+\+0000: starting up ", re.MULTILINE)
 _WORDS = re.compile(rb"^[0-9-]+T[0-9:.]+Z qemu[^ :]*: (.*)$", re.MULTILINE)
 

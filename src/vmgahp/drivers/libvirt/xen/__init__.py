@@ -18,7 +18,6 @@ from vmgahp.drivers.libvirt import capabilities, faults, other_hypervisors
 from vmgahp.drivers.libvirt.checkpoint import XEN, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, Ground, Plan
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
-from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
 from vmgahp.drivers.libvirt.xen import loop_device
@@ -201,7 +200,7 @@ class XenDriver(LibvirtDriver):
         super()._create(order, machine, plan)
 
     def _blame(
-        self, error: libvirt.libvirtError, doing: str, machine: LibvirtMachine, plan: Plan, described: Described
+        self, error: libvirt.libvirtError, doing: str, words: str, machine: LibvirtMachine, plan: Plan
     ) -> errors.Fault:
         """libvirt has one error for nearly all that libxl cannot do; what it was is in libxl's log."""
         assert isinstance(machine, XenMachine)
@@ -209,7 +208,7 @@ class XenDriver(LibvirtDriver):
             message = faults.message_of(error, machine.libxl_log.last_words())
             own_kernel = plan.spec.xen is not None and not plan.spec.xen.hardware
             return machine.libxl_log.judge(f"libvirt failed while {doing}: {message}.", own_kernel=own_kernel)
-        return super()._blame(error, doing, machine, plan, described)
+        return super()._blame(error, doing, words, machine, plan)
 
 
 def in_words_of_xen(fault: JobFault) -> JobFault:

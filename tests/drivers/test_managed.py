@@ -1,0 +1,77 @@
+"""A start from a checkpoint that fails: tried once more, or without it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.drivers.small_driver import SmallDriver
+from tests.drivers.support import WHO
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.config import Settings
+from vmgahp.drivers import managed
+from vmgahp.errors import ClientFault
+from vmgahp.job.ad import JobAd
+
+
+class Restarts(SmallDriver):  # type: ignore[misc]
+    """Fails as it is told to, and then starts."""
+
+    def __init__(self, *failures: Unusable) -> None:
+        self.said: list[str] = []
+        self.tried: list[str] = []
+        self.failures = list(failures)
+        super().__init__("small", Settings({"VM_MEMORY": "1"}), WHO, self.said.append)
+
+    def plan(self, job: JobAd) -> str:
+        return "from the checkpoint"
+
+    def clear(self, plan: str) -> None:
+        pass
+
+    def without_checkpoint(self, plan: str, unusable: Unusable) -> tuple[str, Callable[[], None]]:
+        return f"afresh: {unusable.reason}", lambda: None
+
+    def _carry_out(self, plan: str) -> str:
+        self.tried.append(plan)
+        if self.failures:
+            raise self.failures.pop(0)
+        return plan
+
+
+def killed() -> Unusable:
+    return Unusable("QEMU was killed.", True, by_accident=True)
+
+
+def test_a_restart_that_fails_by_accident_is_tried_once_more() -> None:
+    driver = Restarts(killed())
+    assert driver.start(JobAd("")) == "from the checkpoint"
+    assert driver.tried == ["from the checkpoint"] * 2
+    assert driver.said == ["QEMU was killed. The restart is tried once more."]
+
+
+def test_a_restart_that_fails_again_is_made_without_the_checkpoint() -> None:
+    driver = Restarts(killed(), killed())
+    assert driver.start(JobAd("")) == "afresh: QEMU was killed."
+    assert driver.tried[:2] == ["from the checkpoint"] * 2
+
+
+def test_a_checkpoint_that_is_to_blame_is_tried_once() -> None:
+    driver = Restarts(Unusable("It is damaged.", True))
+    assert driver.start(JobAd("")) == "afresh: It is damaged."
+    assert driver.tried[:-1] == ["from the checkpoint"]
+
+
+def test_where_much_of_the_clients_time_is_over_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter((0.0, 300.0))
+    monkeypatch.setattr(managed, "monotonic", lambda: next(moments))
+    driver = Restarts(killed())
+    assert driver.start(JobAd("")) == "afresh: QEMU was killed."
+    assert driver.tried[:-1] == ["from the checkpoint"]
+
+
+def test_a_server_that_ends_tries_nothing_again() -> None:
+    driver = Restarts(killed())
+    driver.interrupt()
+    with pytest.raises(ClientFault):
+        driver.start(JobAd(""))
+    assert driver.tried == ["from the checkpoint"]
