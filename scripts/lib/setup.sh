@@ -80,6 +80,7 @@ attempt() {
     printf '  %-58s ' "$what" >&2
     if "$@" >"$setup_log" 2>&1 </dev/null; then
         say "${green}ok${plain} ${dim}$(_since "$began") s${plain}"
+        [ -z "${steps-}" ] || printf '%s\t%s\n' "$(_since "$began")" "$what" >>"$steps"
     else
         local status=$?
         say "${red}failed${plain} (exit $status, $(_since "$began") s)"

@@ -1,0 +1,90 @@
+"""A pytest plugin with the rules of scripts/test: a skip is a failure, and a retry is counted.
+
+A developer without libvirt may run plain ``pytest`` and sees skips. scripts/test has set everything up, so there
+a skip would hide that something was not tested: it loads this plugin with ``-p tests.lab.strict``, which fails each
+test that skips for a reason that is not in `ALLOWED`.
+
+Tests of real parts (hypervisors, pools, containers) are run once more where they fail. Each retry is printed as a
+line ``RERAN``, and three in a run fail it (scripts/lib/record.py): defects of ours have looked like flakes. Unit
+tests are never retried.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator
+
+import pytest
+
+REAL = ("attacks", "faults", "libvirt", "podman", "pool", "qemu", "vsphere", "xen")
+"""The marks of tests that use more than Python."""
+
+ALLOWED = {r"\bneeds root\b": lambda: os.getuid() != 0, r"\bneeds an ordinary user\b": lambda: os.getuid() == 0}
+"""Patterns of reasons to skip -> the condition under which the reason is accepted."""
+
+
+def is_allowed(reason: str) -> bool:
+    """Return True if a test may skip here for this reason."""
+    return any(re.search(pattern, reason) and holds() for pattern, holds in ALLOWED.items())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of real parts for one retry (pytest-rerunfailures)."""
+    for item in items:
+        if is_real(item) and item.get_closest_marker("flaky") is None:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def is_real(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(mark) for mark in REAL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skip into a failure unless its reason is allowed."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not is_allowed(reason):
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} skipped, and everything is set up here: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Do the same for a module that skips as a whole while it is imported."""
+    report = yield
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not is_allowed(reason):
+            report.outcome = "failed"
+            report.longrepr = f"{report.nodeid} skipped, and everything is set up here: {reason}"
+    return report
+
+
+class Retries:
+    """The retries of a run, in the process that hears of all tests."""
+
+    def __init__(self) -> None:
+        self.reran: list[tuple[str, str]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.outcome == "rerun":  # type: ignore[comparison-overlap] # pytest-rerunfailures' own outcome
+            lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E ")] or [""]
+            self.reran.append((report.nodeid, lines[0].removeprefix("E").strip()[:200]))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for name, why in self.reran:
+            terminalreporter.write_line(f"RERAN {name}: {why}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the list of retries where all workers report to."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Retries())
