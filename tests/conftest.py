@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from tests import jobs
+from tests.lab.libvirtd_watch import Watch, connect
 from tests.lab.processes import gather_pages
 from tests.peer import Peer, environment
 from vmgahp.host.job_user import Identity
@@ -35,8 +36,11 @@ def examples(full: int) -> int:
 FOUND_BY_TEXT = ("pool", "xen", "faults")
 """The marks by which scripts/test finds the modules of a part."""
 
-DEADLINES = {"pool": 3000, "xen": 900}
-"""Seconds for the tests with a marker that take longer than pyproject.toml allows to all."""
+DEADLINES = {"libvirt": 180, "qemu": 180, "podman": 180, "vsphere": 180, "pool": 900, "xen": 900}
+"""Seconds for a test with a marker, its fixtures included; the longest counts."""
+UNIT_DEADLINE = 60
+
+LIBVIRTD = Watch(connect)
 
 
 def pytest_configure() -> None:
@@ -57,8 +61,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{path}: scripts/test looks for the words mark.{mark} in modules with such tests")
     for item in items:
         seconds = [DEADLINES[mark.name] for mark in item.iter_markers() if mark.name in DEADLINES]
-        if seconds and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(max(seconds)))
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(max(seconds, default=UNIT_DEADLINE)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test of a libvirtd that is gone, before it waits for it until its deadline."""
+    if item.get_closest_marker("libvirt") and (trouble := LIBVIRTD.trouble()):
+        pytest.fail(f"the libvirtd of these tests has answered, and is lost: {trouble}", pytrace=False)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tests.conftest import JOB_UID
 from tests.lab.guest import counts, make_guest
+from tests.lab.libvirtd_watch import URI
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import Subject
 
-URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
 TEST_URI = "test:///default"
 ANY = {
     "VM_MEMORY": "1024",

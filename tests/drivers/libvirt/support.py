@@ -19,6 +19,7 @@ from tests import jobs
 from tests.domain.support import SCRIPTED
 from tests.lab import linux_guest
 from tests.lab.guest import make_guest
+from tests.lab.libvirtd_watch import URI
 from tests.lab.processes import descriptors
 from tests.peer import DEADLINE, Peer, environment
 from vmgahp import config
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from vmgahp.drivers.libvirt import LibvirtDriver
 
-URI = "qemu:///system" if os.getuid() == 0 else "qemu:///session"
 CONSOLE = "vm_console.log"
 METRICS = "vm_metrics.jsonl"
 EXIT = "vm_exit.json"
