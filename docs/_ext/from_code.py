@@ -13,6 +13,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+import attacks_tried
 import command_line
 import vmgahp
 from command_line import plain
@@ -137,6 +138,7 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     yield "exit-statuses", command_line.statuses
     yield "daemon-usage", lambda: _verbatim(cli.USAGE)
     yield "plugin-usage", lambda: _verbatim(transfer_plugin.USAGE)
+    yield "attacks-tried", attacks_tried.tables
 
 
 PARTS = dict(parts())

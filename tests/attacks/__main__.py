@@ -1,15 +1,14 @@
-"""Try attacks, and write the table of them: ``python -m tests.attacks``, as root.
+"""Try attacks: ``python -m tests.attacks``, as root.
 
 --only WORDS  the rows that have these words in their surface and name
 --mode MODE   only with QEMU as this user: job, libvirt or none
---write       try nothing, and put the table into docs/explanation/security.md
 """
 
 import argparse
 import sys
 import tempfile
 
-from tests.attacks.support import SURFACES, Battleground, Mode, rows, write_page
+from tests.attacks.support import SURFACES, Battleground, Mode, rows
 
 
 def main() -> int:
@@ -18,11 +17,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORDS", help="the rows with these words in surface and name")
     modes = [mode.name.lower() for mode in Mode]
     parser.add_argument("--mode", choices=modes, default="", help="only with QEMU as this user")
-    parser.add_argument("--write", action="store_true", help="try nothing, and write the table of them")
     options = parser.parse_args()
-    if options.write:
-        write_page()
-        return 0
     chosen = [
         (surface, row, mode)
         for surface in SURFACES

@@ -1,24 +1,19 @@
-"""What an attack is, and how all of them are tried."""
+"""The form of an attack, and the test that tries one."""
 
 import enum
 import functools
 import importlib
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests import REPOSITORY
 from tests.faults.matrix import Machine
-
-PAGE = REPOSITORY / "docs" / "explanation" / "security.md"
-BEGIN, END = "<!-- attacks -->\n", "<!-- end of attacks -->"
 
 
 class Who(enum.StrEnum):
-    """Who attacks."""
+    """The attacker."""
 
     USER = "job's user"
     GUEST = "guest"
@@ -28,7 +23,7 @@ class Who(enum.StrEnum):
 
 
 class Must(enum.StrEnum):
-    """What must happen; that the machine stays in service and nobody is harmed goes without saying."""
+    """The outcome that is wanted; that the machine stays in service and nobody is harmed goes without saying."""
 
     HOLD = "the job is held"
     RUN = "the job runs"
@@ -38,7 +33,7 @@ class Must(enum.StrEnum):
 
 
 class Mode(enum.StrEnum):
-    """Who QEMU is."""
+    """The user that QEMU is."""
 
     JOB = "QEMU as the job's user"
     LIBVIRT = "QEMU as libvirt's user"
@@ -61,39 +56,30 @@ class Attack(NamedTuple):
     arguments: tuple[Any, ...] = ()
     modes: tuple[Mode, ...] = BOTH
     times: int = 1
-    """How many attacks it is: tries of a race, values of a table."""
+    """The number of attacks that it is: tries of a race, values of a table."""
     daily: bool = False
-    """Whether scripts/test tries it without being asked for more."""
+    """Tried by scripts/test without being asked for more."""
 
 
 class Outcome(NamedTuple):
-    """What came of an attack."""
+    """The outcome of an attack."""
 
     breaches: list[str]
-    """What must not be, and was."""
+    """All that must not be, and was."""
     told: list[str]
-    """What was done and answered, in its order."""
+    """All that was done and answered, in its order."""
     seconds: float
 
 
-SURFACES = {
-    "ad": "the job ad",
-    "scratch": "the scratch directory",
-    "images": "images",
-    "checkpoints": "checkpoints",
-    "job_xml": "a job's own XML",
-    "environment": "the environment",
-    "guest": "the guest",
-    "tools": "people's tools",
-}
-"""Module -> what is attacked."""
+SURFACES = ("ad", "scratch", "images", "checkpoints", "job_xml", "environment", "guest", "tools")
+"""The modules with attacks: each is about one thing that is attacked."""
 
 LONGEST = 240.0
 """Seconds for one row."""
 
 
 def rows(surface: str) -> list[Attack]:
-    """The table of a surface."""
+    """Return the table of a surface."""
     found: list[Attack] = importlib.import_module(f"tests.attacks.test_{surface}").ATTACKS
     assert len({row.name for row in found}) == len(found), "a name is there twice"
     return found
@@ -110,13 +96,13 @@ class Battleground(Machine):
 
 
 def each(attacks: list[Attack]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test of every row, in every mode that it has."""
+    """Make a test of every row, in every mode that it has."""
     parameters = [
         pytest.param(
             row,
             mode,
             id=f"{row.name}-{mode.name.lower()}",
-            marks=[pytest.mark.libvirt, *([pytest.mark.smoke] if row.daily else [])],
+            marks=[pytest.mark.libvirt, pytest.mark.attacks, *([pytest.mark.smoke] if row.daily else [])],
         )
         for row in attacks
         for mode in row.modes
@@ -125,42 +111,16 @@ def each(attacks: list[Attack]) -> Callable[[Callable[..., None]], Callable[...,
 
 
 def stopped(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
-    """Try it, and see that nothing came of it."""
+    """Try it, count it, and see that nothing came of it."""
     surface = Path(request.path).stem.removeprefix("test_")
-    outcome = ground.attack(surface, attack.name, mode.name)
-    request.node.user_properties.append(("attack", (surface, attack.times, len(outcome.breaches))))
-    assert outcome.breaches == [], "\n".join([f"{attack.who}: {attack.done}", *outcome.told])
-
-
-def table() -> str:
-    """What the suite tries, as the page shows it: it has no row that is not stopped."""
-    tried: Counter[str] = Counter()
-    number: Counter[str] = Counter()
-    for surface in SURFACES:
-        for row in rows(surface):
-            for counted in (surface, f"by {row.who}", "all"):
-                number[counted] += 1
-            for mode in row.modes:
-                for counted in (surface, f"by {row.who}", mode, "all"):
-                    tried[counted] += row.times
-
-    def part(title: str, names: Mapping[str, str]) -> str:
-        head = f"| {title} | rows | tried | stopped | breached |\n|---|---|---|---|---|\n"
-        lines = [f"| {shown} | {number[name]} | {tried[name]} | {tried[name]} | 0 |\n" for name, shown in names.items()]
-        return head + "".join(lines)
-
-    surfaces = {name: f"[{what}](../../tests/attacks/test_{name}.py)" for name, what in SURFACES.items()}
-    by_mode = [f"{tried[mode]} with {mode}" for mode in BOTH]
-    return "\n".join(
-        [
-            part("what is attacked", surfaces | {"all": "all of it"}),
-            part("who attacks", {f"by {who}": who for who in Who}),
-            f"{' and '.join(by_mode)}; the others end before there is one.\n",
+    failed = attack.times  # what did not come to its end is not known to be stopped
+    try:
+        outcome = ground.attack(surface, attack.name, mode.name)
+        failed = min(attack.times, len(outcome.breaches))
+    finally:
+        counted = {"surface": surface, "attacker": attack.who.value, "mode": mode.value}
+        # In place of what a try before this one has counted.
+        request.node.user_properties[:] = [
+            ("counted", [f"attacks by {of}", key, attack.times, failed]) for of, key in counted.items()
         ]
-    )
-
-
-def write_page() -> None:
-    """Put the tables into the page."""
-    head, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(head + BEGIN + table() + END + rest.partition(END)[2])
+    assert outcome.breaches == [], "\n".join([f"{attack.who}: {attack.done}", *outcome.told])

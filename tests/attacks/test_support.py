@@ -1,0 +1,60 @@
+"""The count of attacks."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.attacks.support import Attack, Battleground, Mode, Must, Outcome, Who, stopped
+
+ATTACK = Attack("tried", Who.GUEST, "it is tried three times", Must.HOLD, "act", times=3)
+
+
+class _Ground(Battleground):
+    """A machine whose worker answers this, or does not."""
+
+    def __init__(self, directory: Path, *answers: Outcome | BaseException) -> None:
+        super().__init__(directory)
+        self.answers = list(answers)
+
+    def answer(self, what: object, seconds: float = 0) -> list[object]:
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return list(answer)
+
+
+class _Test:
+    """The test of a row."""
+
+    def __init__(self) -> None:
+        self.path = Path("tests/attacks/test_ad.py")
+        self.node = SimpleNamespace(user_properties=[])
+
+    def run(self, ground: Battleground) -> None:
+        stopped(ground, self, ATTACK, Mode.JOB)  # type: ignore[arg-type]
+
+    def counted(self, tried: int, failed: int) -> bool:
+        """Look whether the attack was counted so in each table, once."""
+        keys = ("surface", "ad"), ("attacker", "guest"), ("mode", "QEMU as the job's user")
+        wanted = [("counted", [f"attacks by {of}", key, tried, failed]) for of, key in keys]
+        return bool(self.node.user_properties == wanted)
+
+
+@pytest.mark.parametrize(
+    ("breaches", "failed"), [(["it runs"], 1), (["a", "b", "c", "d"], 3)], ids=["some", "more than tries"]
+)
+def test_a_breach_fails_the_test_and_is_counted(tmp_path: Path, breaches: list[str], failed: int) -> None:
+    test = _Test()
+    with pytest.raises(AssertionError, match="START -> 0"):
+        test.run(_Ground(tmp_path, Outcome(breaches, ["START -> 0"], 1.0)))
+    assert test.counted(3, failed)
+
+
+def test_a_second_try_counts_in_place_of_the_first(tmp_path: Path) -> None:
+    test = _Test()
+    ground = _Ground(tmp_path, Outcome(["it runs"], [], 1.0), Outcome([], [], 1.0))
+    with pytest.raises(AssertionError):
+        test.run(ground)
+    test.run(ground)
+    assert test.counted(3, 0)
