@@ -13,7 +13,7 @@ import pytest
 
 from tests.attacks.ground import CANARIES, STRANGER_UID
 from tests.attacks.site import Site
-from tests.attacks.support import BOTH, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.attacks.support import BOTH, NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
 from tests.faults.host import Scratch, until
 from tests.lab.guest import make_guest
 
@@ -209,6 +209,7 @@ ATTACKS = [
         "`vm_disk` names files of others by path, by `..`, by a link, in /proc and in /dev",
         Must.HOLD,
         "disk_of_another",
+        modes=NO_QEMU,
         times=11,
         daily=True,
     ),
@@ -218,7 +219,8 @@ ATTACKS = [
         "`VMPARAM_vm_Share` names a file, a FIFO, a dangling link, a link out, a directory of another",
         Must.HOLD,
         "share_is_no_directory",
-        times=5,
+        modes=NO_QEMU,
+        times=2 * 5,
     ),
     Attack(
         "directory-is-closed",
@@ -457,9 +459,10 @@ def share_is_no_directory(site: Site) -> None:
     site.path("closed").mkdir(mode=0o700)
     os.chown(site.path("closed"), STRANGER_UID, STRANGER_UID)
     site.foreign.add("closed")
-    for name in ("file", "fifo", "dangling", "out", "closed"):
-        for kind in ("9p", "virtiofs"):
-            site.settings = {"VM_SHARE_SCRATCH": kind}
+    for kind in ("9p", "virtiofs"):
+        site.restart()  # a daemon reads its settings once
+        site.settings = {"VM_SHARE_SCRATCH": kind}
+        for name in ("file", "fifo", "dangling", "out", "closed"):
             site.start(f'VMPARAM_vm_Share = "{name}"', JobVMCheckpoint="false")
             if site.vm:
                 site.breach(f"{name} is shared by {kind}")
