@@ -237,14 +237,18 @@ class Site:
 
     # What must be so
 
-    def judge(self) -> None:
-        """After the attack: what the row says, and what every row says."""
+    def require(self, must: Must) -> None:
+        """See that the last answer is of this kind."""
         word = self.answered
-        match self.attack.must:
+        match must:
             case Must.HOLD if word[:1] != ["1"]:
                 self.breach(f"the job is not held: {' '.join(word)}")
             case Must.RUN if word[:1] != ["0"]:
                 self.breach(f"the job does not run: {' '.join(word)} ({self.explanation()})")
+
+    def judge(self) -> None:
+        """See after the attack that what the row says is so, and what every row says."""
+        self.require(self.attack.must)
         if self.ours is not None:
             if not self.daemon.alive():
                 self.breach(f"the daemon has died: {self.daemon.exit_status(0)}\n{self.daemon.said()}")

@@ -1,6 +1,5 @@
-"""Attacks by the job ad: every attribute with every kind of value, the policy, the VM type, and the ad's size."""
+"""Attacks by the job ad: values of each kind, private attributes, the policy, the VM type, and the ad's size."""
 
-from collections.abc import Iterable
 from xml.etree import ElementTree as etree
 
 import pytest
@@ -10,7 +9,6 @@ from tests.attacks.ground import SECRET
 from tests.attacks.site import DISK, Site
 from tests.attacks.support import NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
 from vmgahp.job.attributes import ATTRIBUTES
-from vmgahp.job.options import NAMES
 
 LONG = "a" * 5000
 VALUES = (
@@ -29,10 +27,13 @@ VALUES = (
     *('"simulated"', '" kvm"', '"\\"', '"\\\\\\""', "random()", "time()", "ifThenElse(isUndefined(ClaimId), 64, 96)"),
     *("TARGET.JobVMMemory", 'eval("JobVMMemory")', "[JobVMMemory = 1].JobVMMemory", 'split("a b")', "interval(1e300)"),
 )
-"""What an attribute may be."""
+"""The values of an attribute."""
 
-FEW = ("-1", "undefined", "[a = 1]", '"../x"', f'"{LONG}"', '"\x1b[2J\u2028"', "random()", "ClaimId")
-"""Some of these, and one of the next, for what a job of this type has no use of."""
+VALUES_OF = ("JobVMMemory", "VMPARAM_vm_Disk", "VMPARAM_vm_User_Data", "User")
+"""An attribute of each kind: a number, a list of files, a file that is opened, a name that becomes others.
+
+No value of any other is the machine's fault either: that needs no guest (`tests/job/test_any_value.py`).
+"""
 
 LEAKS = (
     "ClaimId",
@@ -59,25 +60,16 @@ LEAKS = (
 
 INDIRECT = ("indirect = second", "second = third", "third = ClaimId")
 
-READ = tuple(dict.fromkeys(row.name for row in ATTRIBUTES if not row.types or "kvm" in row.types))
-OF_THE_SCHEDD = ("User", "ClusterId", "ProcId")
-"""Of these the VM's name is made."""
-OTHERS = (
-    *(row.name for row in ATTRIBUTES if row.name not in READ),
-    *("Owner", "VM_WORKING_DIR", "VMPARAM_VM_NAME", "JobVMId", "Iwd", "Cmd"),
-    *("TransferInput", "TransferIntermediate", "MY", "TARGET", "ClaimId", "Arguments", "Requirements", "ToE"),
-    *(f"VM_ATTR_{name}" for name in NAMES),
-    *(f"VM_kvm_ATTR_{name}" for name in ("Share", "Firmware", "TPM")),
-    *("VMPARAM_vm_Unknown", "VM_ATTR_", "VM_kvm_ATTR_", "VM_simulated_ATTR_Share", "Simulated_Fault"),
-)
-"""Attributes that are no row of the table, but read, or look as if."""
+TOLD = ("User", "VMPARAM_vm_Unknown")
+"""The attributes that show what they are: by the VM's name and a value in a message, and by an expression in one."""
 
 TYPES = (
-    *('"simulated"', '"any"', '"libvirt"', '"qemu"', '"script"', '"test"', '"nonsense"', '"lxc"', '" kvm"', '"kvm "'),
+    *('"simulated"', '"any"', '"libvirt"', '"qemu"', '"script"', '"test"', '"nonsense"', '"lxc"'),
     *('"xen"', '"vmware"', '"vsphere"', '""', "undefined", "1", "error", "{}", 'strcat("q", "emu")'),
-    'ifThenElse(random(2) == 0, "kvm", "qemu")',
-    'ifThenElse(random(2) == 0, "simulated", "any")',
+    *(f'"{LONG}"', '"\x1b[2J"', 'ifThenElse(random(2) == 0, "simulated", "any")'),
 )
+OF_THE_MACHINE = {'" kvm"': Must.RUN, '"kvm "': Must.RUN, 'ifThenElse(random(2) == 0, "kvm", "qemu")': Must.SURVIVE}
+"""The machine's own, spelled in another way."""
 
 POLICY = "JobVMMemory <= 64"
 EVASIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -101,56 +93,50 @@ EVASIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 SYNONYMS = ("VM_ATTR_Share = true", "VM_kvm_ATTR_Share = true", "vmparam_VM_share = true", "vm_attr_SHARE = 1")
 
+CPUS = {
+    "255 cores=85,threads=3": Must.SURVIVE,
+    "255 sockets=255": Must.SURVIVE,
+    "240 sockets=4,cores=60": Must.RUN,
+    "256 cores=256": Must.HOLD,
+    "2147483647": Must.HOLD,
+    "4 sockets=4,cores=4,threads=4": Must.HOLD,
+    "4 cores=0": Must.HOLD,
+}
+"""Numbers of CPUs and their topology; what the first two come to is QEMU's to say."""
+
 ATTACKS = [
     *(
         Attack(
             f"values-of-{name}",
             Who.USER,
-            f"`{name}` has {len(VALUES)} kinds of value, in a job whose disk is missing",
-            Must.HOLD,
+            f"`{name}` has {len(VALUES)} kinds of value, in a job that runs without them",
+            Must.SURVIVE,
             "values",
             (name,),
-            modes=NO_QEMU,
+            modes=(Mode.LIBVIRT,),
             times=len(VALUES),
-            daily=name in ("JobVMType", "JobVMMemory", "VMPARAM_vm_Disk"),
+            daily=name in ("JobVMMemory", "VMPARAM_vm_Disk"),
         )
-        for name in (*READ, *OF_THE_SCHEDD)
+        for name in VALUES_OF
     ),
-    *(
-        Attack(
-            f"values-of-{name}",
-            Who.USER,
-            f"`{name}` has {len(FEW)} kinds of value, in a job whose disk is missing",
-            Must.HOLD,
-            "few_values",
-            (name,),
-            modes=NO_QEMU,
-            times=len(FEW),
-        )
-        for name in OTHERS
-    ),
-    *(
-        Attack(
-            f"leak-by-{name}",
-            Who.USER,
-            f"`{name}` spells a private attribute out, in {len(LEAKS)} ways",
-            Must.HOLD,
-            "leaks",
-            (name,),
-            modes=NO_QEMU,
-            times=len(LEAKS),
-            daily=name == "VMPARAM_vm_Firmware",
-        )
-        for name in (*READ, "User", "VM_ATTR_Firmware", "VMPARAM_vm_Unknown")
+    Attack(
+        "leaks",
+        Who.USER,
+        f"an attribute spells a private one out, in {len(LEAKS)} ways",
+        Must.SURVIVE,
+        "leaks",
+        modes=(Mode.LIBVIRT,),
+        times=len(LEAKS) * len(TOLD),
+        daily=True,
     ),
     Attack(
         "vm-type",
         Who.USER,
-        f"`vm_type` is one of {len(TYPES)} that are not the machine's",
-        Must.HOLD,
+        f"`vm_type` is one of {len(TYPES)} that are not the machine's, or the machine's in another spelling",
+        Must.SURVIVE,
         "types",
-        modes=NO_QEMU,
-        times=len(TYPES),
+        modes=(Mode.LIBVIRT,),
+        times=len(TYPES) + len(OF_THE_MACHINE),
         daily=True,
     ),
     Attack(
@@ -211,10 +197,10 @@ ATTACKS = [
         "too-many-cpus",
         Who.USER,
         "255 CPUs and more, with topologies that QEMU may not have, on a disk that is there",
-        Must.HOLD,
+        Must.SURVIVE,
         "cpus",
         modes=(Mode.LIBVIRT,),
-        times=8,
+        times=len(CPUS),
     ),
     Attack(
         "devices-beyond-reason",
@@ -236,50 +222,44 @@ def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureReques
 # What is done
 
 
-def each_held(site: Site, name: str, values: Iterable[str], *more: str) -> None:
-    """START with each value of an attribute has to hold the job, in a sentence without a secret."""
-    missing = {} if name == "VMPARAM_vm_Disk" else {"VMPARAM_vm_Disk": '"missing.img:hda:w:raw"'}
-    for value in values:
-        before = len(site.breaches)
-        site.start(*more, f"{name} = {value}", **missing)
-        said = site.explanation()
-        if SECRET in said or SECRET.upper() in said:
-            site.breach("vm_error.txt has a secret")
-        if site.vm:
-            site.breach("it runs")
-            site.ask("STOP")
-            site.vm = ""
-        if len(site.breaches) > before:
-            site.breaches[-1] += f" [{name} = {value[:80]}]"
+def attempt(site: Site, must: Must, *more: str, **changes: object) -> None:
+    """START, which has to come to this and to tell no secret, and STOP."""
+    before = len(site.breaches)
+    site.start(*more, **changes)
+    site.require(must)
+    if SECRET.lower() in site.explanation().lower():
+        site.breach("vm_error.txt has a secret")
+    if site.vm:
+        site.look_for_secrets()
+        site.ask("STOP")
+        site.vm = ""
+    if len(site.breaches) > before:
+        site.breaches[-1] += f" [{', '.join((*more, *(f'{name} = {value}' for name, value in changes.items())))[:120]}]"
 
 
 def values(site: Site, name: str) -> None:
-    each_held(site, name, VALUES)
+    site.guest()
+    refused = 0
+    for value in VALUES:
+        attempt(site, Must.SURVIVE, f"{name} = {value}")
+        refused += name in site.explanation()
+    if not refused:
+        site.breach(f"nobody reads {name}")
 
 
-def few_values(site: Site, name: str) -> None:
-    each_held(site, name, FEW)
-
-
-def leaks(site: Site, name: str) -> None:
-    each_held(site, name, LEAKS, *INDIRECT)
+def leaks(site: Site) -> None:
+    site.guest()
+    for name in TOLD:
+        for value in LEAKS:
+            attempt(site, Must.SURVIVE, *INDIRECT, f"{name} = {value}")
 
 
 def types(site: Site) -> None:
     site.guest()
     for value in TYPES:
-        before = len(site.breaches)
-        site.start(JobVMType=value)
-        if site.vm:
-            if "random" in value or value in ('" kvm"', '"kvm "'):
-                site.answered = ["1"]
-            else:
-                site.breach("it is served")
-            site.ask("STOP")
-            site.vm = ""
-            site.answered = ["1"]
-        if len(site.breaches) > before:
-            site.breaches[-1] += f" [{value}]"
+        attempt(site, Must.HOLD, JobVMType=value)
+    for value, must in OF_THE_MACHINE.items():
+        attempt(site, must, JobVMType=value)
 
 
 def policy(site: Site) -> None:
@@ -335,7 +315,7 @@ def large(site: Site, name: str) -> None:
             lines += ["E60 = 1", "JobVMMemory = E0", "JobVM_VCPUS = E0", "VMPARAM_vm_Firmware = E0"]
         case "evil-regexp":
             evil = 'regexp("^(([a-z])+.)+[A-Z]([a-z])+$", "' + "a" * 60 + '")'
-            lines = [f"{name} = {evil}" for name in READ if name not in ("JobVMType", "JobVMMemory")]
+            lines = [f"{row.name} = {evil}" for row in ATTRIBUTES if row.name not in ("JobVMType", "JobVMMemory")]
         case "garbage":
             lines = [
                 "",
@@ -373,22 +353,9 @@ def disks(site: Site) -> None:
 
 def cpus(site: Site) -> None:
     site.guest()
-    for count, topology in (
-        (255, "cores=85,threads=3"),
-        (256, "cores=256"),
-        (255, "sockets=255"),
-        (254, "cores=127,threads=2"),
-        (2147483647, ""),
-        (240, "sockets=4,cores=60"),
-        (4, "sockets=4,cores=4,threads=4"),
-        (4, "cores=0"),
-    ):
-        more = [f'VMPARAM_vm_Topology = "{topology}"'] if topology else []
-        site.start(*more, JobVM_VCPUS=count)
-        if site.vm:
-            site.ask("STOP")
-            site.vm = ""
-            site.answered = ["1"]
+    for asked, must in CPUS.items():
+        count, _, topology = asked.partition(" ")
+        attempt(site, must, *([f'VMPARAM_vm_Topology = "{topology}"'] if topology else []), JobVM_VCPUS=count)
 
 
 def devices(site: Site) -> None:
