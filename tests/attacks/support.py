@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.faults.matrix import Machine
+from tests.lab.namespace import LabError
 
 
 class Who(enum.StrEnum):
@@ -69,6 +70,8 @@ class Outcome(NamedTuple):
     told: list[str]
     """All that was done and answered, in its order."""
     seconds: float
+    lost: str
+    """The reason why the machine can be attacked no more; empty where it can."""
 
 
 SURFACES = ("ad", "scratch", "images", "checkpoints", "job_xml", "environment", "guest", "tools")
@@ -89,10 +92,21 @@ class Battleground(Machine):
     """A machine of its own, with a worker that attacks it."""
 
     worker = "tests.attacks.worker"
+    lost = ""
+    """The reason why nothing more is tried on it; empty while it serves."""
 
     def attack(self, surface: str, name: str, mode: str) -> Outcome:
-        """Try one row in one mode."""
-        return Outcome(*self.answer([surface, name, mode], LONGEST))
+        """Try one row in one mode. Raises `LabError` or `OSError` where nothing comes of it: the machine is lost."""
+        tried = f"{surface}: {name}, {mode}"
+        # An answer that comes when nobody waits for it any more would be taken for that of the next attack.
+        self.lost = f"{tried}: its test was ended before the answer came"
+        try:
+            outcome = Outcome(*self.answer([surface, name, mode], LONGEST))
+        except (LabError, OSError) as error:
+            self.lost = f"{tried}: {error}"
+            raise
+        self.lost = outcome.lost and f"{tried}: {outcome.lost}"
+        return outcome
 
 
 def each(attacks: list[Attack]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -112,6 +126,7 @@ def each(attacks: list[Attack]) -> Callable[[Callable[..., None]], Callable[...,
 
 def stopped(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
     """Try it, count it, and see that nothing came of it."""
+    assert not ground.lost, f"this worker has lost its machine to an attack before, {ground.lost}"
     surface = Path(request.path).stem.removeprefix("test_")
     failed = attack.times  # what did not come to its end is not known to be stopped
     try:

@@ -1,4 +1,4 @@
-"""The count of attacks."""
+"""The count of attacks, and the end of those whose machine is lost."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.attacks.support import Attack, Battleground, Mode, Must, Outcome, Who, stopped
+from tests.lab.namespace import LabError
 
 ATTACK = Attack("tried", Who.GUEST, "it is tried three times", Must.HOLD, "act", times=3)
 
@@ -47,14 +48,37 @@ class _Test:
 def test_a_breach_fails_the_test_and_is_counted(tmp_path: Path, breaches: list[str], failed: int) -> None:
     test = _Test()
     with pytest.raises(AssertionError, match="START -> 0"):
-        test.run(_Ground(tmp_path, Outcome(breaches, ["START -> 0"], 1.0)))
+        test.run(_Ground(tmp_path, Outcome(breaches, ["START -> 0"], 1.0, "")))
     assert test.counted(3, failed)
 
 
 def test_a_second_try_counts_in_place_of_the_first(tmp_path: Path) -> None:
     test = _Test()
-    ground = _Ground(tmp_path, Outcome(["it runs"], [], 1.0), Outcome([], [], 1.0))
+    ground = _Ground(tmp_path, Outcome(["it runs"], [], 1.0, ""), Outcome([], [], 1.0, ""))
     with pytest.raises(AssertionError):
         test.run(ground)
     test.run(ground)
     assert test.counted(3, 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (LabError("its worker has ended"), "its worker has ended"),
+        (BrokenPipeError(32, "Broken pipe"), "Broken pipe"),
+        (KeyboardInterrupt(), "ended before the answer came"),
+        (Outcome(["left"], [], 1.0, "libvirtd does not answer"), "libvirtd does not answer"),
+    ],
+    ids=["worker", "pipe", "deadline", "libvirtd"],
+)
+def test_a_lost_machine_fails_the_other_tests_at_once(
+    tmp_path: Path, answer: Outcome | BaseException, reason: str
+) -> None:
+    ground = _Ground(tmp_path, answer)
+    first, second = _Test(), _Test()
+    with pytest.raises((AssertionError, LabError, OSError, KeyboardInterrupt)):
+        first.run(ground)
+    assert first.counted(3, 1 if isinstance(answer, Outcome) else 3)
+    with pytest.raises(AssertionError, match=f"ad: tried, JOB: .*{reason}"):
+        second.run(ground)
+    assert second.node.user_properties == [], "what was not tried is not counted"

@@ -18,6 +18,7 @@ from tests.attacks.support import Mode, Outcome, rows
 def attack(ground: Ground, surface: str, name: str, mode: str) -> Outcome:
     """Try one row in one mode, and judge what came of it."""
     began = time.monotonic()
+    lost = ""
     [row] = [row for row in rows(surface) if row.name == name]
     site = Site(ground, row, Mode[mode])
     try:
@@ -25,9 +26,12 @@ def attack(ground: Ground, surface: str, name: str, mode: str) -> Outcome:
         site.judge()
     except Exception:  # noqa: BLE001 - the harness has to say what it saw, whatever that was
         site.breach(f"the attack did not come to its end: {traceback.format_exc()}")
-    finally:
+    try:
         site.close()
-    return Outcome(site.breaches, site.told, time.monotonic() - began)
+    except Exception:  # noqa: BLE001 - libvirt's, of a libvirtd that is gone, or of what cannot be cleaned away
+        lost = traceback.format_exc()
+        site.breach(f"the machine can be attacked no more: {lost}")
+    return Outcome(site.breaches, site.told, time.monotonic() - began, lost)
 
 
 def main() -> None:
