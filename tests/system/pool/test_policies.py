@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 
 import pytest
-from tests.lab.bench import DOMAIN_XML, SCRIPT
 from tests.lab.guest import make_guest, read_count
 from tests.lab.namespace import LAB, OUR_SERVER, REFERENCE_SERVER, REPOSITORY, wheel_of, why_not
 from tests.lab.pool import Job, Pool
+from tests.lab.reference import DOMAIN_XML, SCRIPT
 from tests.system.pool.outcomes import CHECKPOINT, START
 
 pytestmark = pytest.mark.pool

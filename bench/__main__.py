@@ -1,8 +1,8 @@
 """Compares our server with HTCondor's own: both in one namespace, in turns, from their client's side.
 
-Times and memory of a shared machine wander, so every round measures both servers one right after the
-other, and a third with them: the floor, the least that a server in Python does. `stopwatch` does the measuring,
-inside the namespace, and `bench_table` makes sense of it.
+Times and memory of a shared machine wander, so every round measures both servers one right after the other, and a third
+with them: the floor, the least that a server in Python does. `stopwatch` does the measuring, inside the namespace, and
+`table` makes sense of it; `scale` measures many of our servers at once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tests.lab import bench_table
-from tests.lab.bench_table import FLOOR, OURS, REFERENCE, Samples
 from tests.lab.guest import boot_sector, filling_sector
 from tests.lab.namespace import (
     LAB,
@@ -33,6 +32,10 @@ from tests.lab.namespace import (
     why_not,
 )  # fmt: skip
 from tests.lab.pool import CONFIG, DOMAIN, USER
+from tests.lab.reference import DOMAIN_XML, SCRIPT
+
+from bench import scale, table
+from bench.table import FLOOR, OURS, REFERENCE
 
 JOB_AD = Path(__file__).with_name("job.ad")
 """The 146 attributes of a job that came by way of DAGMan, as condor_starter sends them."""
@@ -42,11 +45,11 @@ GUARDIAN = "vmgahp-guardian"
 WATCH = "/usr/local/sbin/stopwatch-python"
 """A copy of the namespace's interpreter: the kernel does not share its pages with those of our server, so
 the one that measures takes nothing off what it measures."""
-MODULES = ("__init__.py", "stopwatch.py", "watched.py", "floor.py")
-"""What of this package the namespace gets."""
+MODULES = ("__init__.py", "stopwatch.py", "watched.py", "floor.py", "scale.py")
+"""The modules of this package that the namespace gets."""
 LIBVIRT_MODULE = "/usr/lib/python3/dist-packages"
 PROOFS = ("/run/vmgahp/proof-*",)
-"""Where our server keeps what it found out about KVM in this boot."""
+"""Files in which our server keeps its findings about KVM in this boot."""
 PAGE = REPOSITORY / "docs/explanation/performance.md"
 
 ROUNDS = 16
@@ -54,9 +57,9 @@ ROUNDS_OF = {
     "without VM": 1.0, "probe": 0.5, "VM": 0.5, "START anew": 0.2, "256 MiB": 0.15, "1 GiB": 0.1, "mixed": 0.1,
     "many": 0.05, "fifty": 0.05, "silent": 0.05,
 }  # fmt: skip
-"""How many rounds there are, and what of them each part takes, at least one."""
+"""The number of rounds, and the share of them that each part takes, at least one."""
 DEADLINE = 900
-"""Seconds for the whole measurement."""
+"""Seconds for all of a module's measurement."""
 
 # The settings of the tests' pool, without the details in the log, which are no part of anybody's work.
 # The master and the collector are there because the reference's libraries are theirs too, which counts
@@ -76,36 +79,11 @@ OWN_FILES = """\
 } | sort -u | xargs readlink -f | xargs touch
 """
 
-# The reference runs a guest by emulation only where a script describes the VM, and the floor has none to describe it.
-DOMAIN_XML = """\
-<domain type='qemu'>
-  <name>{name}</name>
-  <memory unit='MiB'>{memory}</memory>
-  <os><type>hvm</type></os>
-  <features><acpi/></features>
-  <devices>
-    <disk type='file' device='disk'>
-      <driver name='qemu' type='raw'/><source file='{disk}'/><target dev='hda' bus='ide'/>
-    </disk>
-  </devices>
-</domain>
-"""
-SCRIPT = """\
-#!/bin/sh
-ad=$(cat)
-value() { printf '%s\\n' "$ad" | sed -n "s/^$1 *= *//p" | tr -d '"'; }
-disk=$(value VMPARAM_vm_Disk)
-case $disk in /*) ;; *) disk=$(value VM_WORKING_DIR)/$disk ;; esac
-sed -e "s|{name}|$(value VMPARAM_VM_NAME)|" -e "s|{memory}|$(value JobVMMemory)|" \\
-    -e "s|{disk}|${disk%%:*}|" /lab/domain.xml
-"""
-
-
 # ---- measuring --------------------------------------------------------------------------------------
 
 
 def prepare(namespace: Namespace, wheel: Path) -> list[str]:
-    """Everything that the servers find on a machine of a pool, and what measures them; the kinds of guests."""
+    """Make all that servers find on a machine of a pool, and what measures them; return the kinds of guests."""
     namespace.run("sh", "-c", OWN_FILES)
     namespace.install(wheel)
     namespace.start_libvirt()
@@ -130,7 +108,7 @@ def prepare(namespace: Namespace, wheel: Path) -> list[str]:
     script = namespace.exchange / "describe-vm"
     script.write_text(SCRIPT)
     script.chmod(0o755)
-    package = namespace.exchange / "watch/tests/lab"
+    package = namespace.exchange / "watch/bench"
     package.mkdir(parents=True)
     for module in MODULES:
         shutil.copy(Path(__file__).with_name(module), package)
@@ -143,9 +121,9 @@ def image(directory: Path, kind: str) -> Path:
 
 
 def task(namespace: Namespace, rounds: Mapping[str, int], images: Iterable[str]) -> dict[str, Any]:
-    """What `stopwatch` is to do. All servers get what condor_starter and condor_startd would give them."""
+    """Make the task of `stopwatch` and `scale`. Servers get what condor_starter and condor_startd would give them."""
     uid, gid = (namespace.run("id", option, USER).stdout.strip() for option in ("-u", "-g"))
-    floor = ["/usr/bin/python3", "-I", "-S", f"{LAB}/watch/tests/lab/floor.py", LIBVIRT_MODULE, f"{LAB}/domain.xml"]
+    floor = ["/usr/bin/python3", "-I", "-S", f"{LAB}/watch/bench/floor.py", LIBVIRT_MODULE, f"{LAB}/domain.xml"]
     return {
         "rounds": rounds,
         "servers": {
@@ -174,42 +152,34 @@ def task(namespace: Namespace, rounds: Mapping[str, int], images: Iterable[str])
     }
 
 
-def measure(namespace: Namespace, task: Mapping[str, Any], heard: Callable[[Mapping[str, Any]], object]) -> Samples:
-    """Run `stopwatch` and collect what it finds; `heard` is called with each value as it comes."""
-    errors = namespace.exchange / "stopwatch.err"
-    program = f"import sys; sys.path.insert(0, '{LAB}/watch'); from tests.lab.stopwatch import main; main()"
+def watch(namespace: Namespace, module: str, task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run a module of `MODULES` to its end, and return its values as they come. Raises `LabError`."""
+    errors = namespace.exchange / "watch.err"
+    program = f"import sys; sys.path.insert(0, '{LAB}/watch'); from bench.{module} import main; main()"
     with errors.open("w") as file:
-        watch = namespace.popen(
+        process = namespace.popen(
             *("timeout", str(DEADLINE), WATCH, "-I", "-c", program),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=file,
         )
-        assert watch.stdin
-        assert watch.stdout
-        with watch:
-            watch.stdin.write(json.dumps(task))
-            watch.stdin.close()
-            samples = bench_table.collect(_passed_on(map(json.loads, watch.stdout), heard))
-    if watch.returncode:
-        said = [f"the measurement failed (exit {watch.returncode}):", errors.read_text().rstrip()]
+        assert process.stdin
+        assert process.stdout
+        with process:
+            process.stdin.write(json.dumps(task))
+            process.stdin.close()
+            yield from map(json.loads, process.stdout)
+    if process.returncode:
+        said = [f"the measurement failed (exit {process.returncode}):", errors.read_text().rstrip()]
         for name in ("errors", "log/VMGahpLog"):
             log = namespace.exchange / name
-            said += [f"---- the end of {name} ----", *log.read_text(errors="replace").splitlines()[-8:]]
+            if log.exists():
+                said += [f"---- the end of {name} ----", *log.read_text(errors="replace").splitlines()[-8:]]
         raise LabError("\n".join(said))
-    return samples
-
-
-def _passed_on(
-    values: Iterable[Mapping[str, Any]], heard: Callable[[Mapping[str, Any]], object]
-) -> Iterator[Mapping[str, Any]]:
-    for value in values:
-        heard(value)
-        yield value
 
 
 def versions(namespace: Namespace) -> dict[str, str]:
-    """What was compared, and with which Python and libvirt."""
+    """Find the versions of both servers, of Python and of libvirt."""
     ours, theirs, python, libvirt = (
         namespace.run(*command).stdout
         for command in (
@@ -224,74 +194,120 @@ def versions(namespace: Namespace) -> dict[str, str]:
     }
 
 
+class Outcome(NamedTuple):
+    """The values of a run."""
+
+    versions: dict[str, str]
+    lines: list[table.Line]
+    columns: list[dict[str, float]]
+    """Those of `scale`."""
+
+
 def rounds_of(rounds: int, words: Sequence[str]) -> dict[str, int]:
-    """How often each part is measured that has a row with these words."""
-    return {part: max(1, round(rounds * ROUNDS_OF[part])) for part in bench_table.parts(words)}
+    """Say how often each part is measured that has a row with these words."""
+    return {part: max(1, round(rounds * ROUNDS_OF[part])) for part in table.parts(words)}
 
 
-def compare(rounds: Mapping[str, int]) -> tuple[Samples, dict[str, str]]:
-    """Everything in a namespace of its own; what comes is shown to who waits for it at a terminal."""
+def compare(rounds: Mapping[str, int], with_scale: bool) -> Outcome:
+    """Measure everything in a namespace of its own, and say at a terminal how far it is. Raises `LabError`."""
 
-    def show(found: Mapping[str, Any]) -> None:
+    def shown(values: Iterable[dict[str, Any]], count: int, what: str) -> Iterator[dict[str, Any]]:
+        for number, value in enumerate(values, start=1):
+            if sys.stderr.isatty():
+                where = f"round {value['round'] + 1}" if "round" in value else f"column {number}"
+                sys.stderr.write(f"\r\x1b[K  {where} of {count}: {value.get('row', what)}")
+                sys.stderr.flush()
+            yield value
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K  round {found['round'] + 1} of {max(rounds.values())}: {found['row']}")
-            sys.stderr.flush()
+            sys.stderr.write("\r\x1b[K")
 
+    lines, columns = [], []
     with tempfile.TemporaryDirectory(prefix="vmgahp-bench-") as directory:
         wheel = build_wheel(directory)
         with Namespace(Path(directory) / "exchange") as namespace:
             images = prepare(namespace, wheel)
             compared = versions(namespace)
-            samples = measure(namespace, task(namespace, rounds, images), show)
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-    return samples, compared
+            work = task(namespace, rounds, images)
+            if rounds:
+                lines = table.summarize(shown(watch(namespace, "stopwatch", work), max(rounds.values()), ""))
+            if with_scale:
+                columns = list(shown(watch(namespace, "scale", work), len(scale.COLUMNS), scale.TITLE))
+    return Outcome(compared, lines, columns)
+
+
+def write(outcome: Outcome) -> None:
+    """Put the tables into the page."""
+    page, head = PAGE.read_text(), table.head(outcome.versions)
+    if outcome.lines:
+        page = table.written(page, "bench", f"```\n{head}\n\n{table.table(outcome.lines)}\n```")
+    if outcome.columns:
+        page = table.written(page, "scale", f"{head}.\n\n{scale.table(outcome.columns)}")
+    PAGE.write_text(page)
+
+
+def check(outcome: Outcome, rounds: Mapping[str, int]) -> list[str]:
+    """Find the figures that the page has otherwise, twice: the work of others on the machine is gone by then."""
+    page = PAGE.read_text()
+    found = table.departures(page, outcome.lines)
+    again = {part: rounds[part] for part in found.values()}
+    if again:
+        lines = [line for line in compare(again, with_scale=False).lines if line.row.part in again]
+        found = table.departures(page, lines)
+    return list(found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"default: {ROUNDS}")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="WORD", help="the rows with all the words, and their part"
+        "--only", nargs="+", default=[], metavar="WORD", help="the rows with all the words, and their part; or scale"
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="every value, for a program")
-    output.add_argument("--write", action="store_true", help=f"write the table into {PAGE.name}")
+    output.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.name}")
     output.add_argument(
-        "--check", action="store_true", help=f"compare with the table in {PAGE.name}; exit 1 where it differs"
+        "--check", action="store_true", help=f"compare with the table of both in {PAGE.name}; exit 1 where it differs"
     )
     options = parser.parse_args(argv)
     rounds = rounds_of(options.rounds, options.only)
+    with_scale = not options.check and all(word.casefold() in scale.TITLE for word in options.only)
     if options.rounds < 1:
         parser.error("there must be a round")
-    if not rounds:
+    if not rounds and not with_scale:
         parser.error(f"no row has the words {' '.join(options.only)}")
-    if options.write and options.only:
+    if options.write and rounds and options.only:
         parser.error("the page has all rows")
     reason = why_not()
     if reason:
         parser.exit(1, f"scripts/bench: {reason}\n")
     try:
-        samples, compared = compare(rounds)
+        outcome = compare(rounds, with_scale)
+        departed = check(outcome, rounds) if options.check else []
     except LabError as error:
         parser.exit(1, f"scripts/bench: {error}\n")
-    lines = bench_table.summarize(samples)
     if options.json:
-        print(json.dumps(bench_table.report(lines, samples, compared), indent=1))
-    else:
-        print(f"{bench_table.head(compared)}\n\n{bench_table.table(lines)}")
+        report = {
+            "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "processors": os.cpu_count(),
+            "versions": outcome.versions,
+            "rows": table.report(outcome.lines),
+            "scale": [
+                {"title": column.title, "servers": column.servers, **values}
+                for column, values in zip(scale.COLUMNS, outcome.columns, strict=False)
+            ],
+        }
+        print(json.dumps(report, indent=1))
+        return 0
+    print(table.head(outcome.versions))
+    if outcome.lines:
+        print(f"\n{table.table(outcome.lines)}")
+    if outcome.columns:
+        print(f"\n{scale.table(outcome.columns)}")
     if options.write:
-        PAGE.write_text(bench_table.written(PAGE.read_text(), lines, compared))
+        write(outcome)
     if options.check:
-        page = PAGE.read_text()
-        found = bench_table.departures(page, lines)
-        again = {part: rounds[part] for part in found.values()}
-        if again:  # what another's work on the machine did is gone by now
-            lines = bench_table.summarize(compare(again)[0])
-            found = bench_table.departures(page, [line for line in lines if line.row.part in again])
-        print("", *found or ["All is as the page says."], sep="\n")
-        return 1 if found else 0
-    return 0
+        print("", *departed or ["All is as the page says."], sep="\n")
+    return 1 if departed else 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,10 @@ argument is the directory of `libvirtmod`, its second a file with a domain's XML
 import os
 import sys
 
+TYPE_CHECKING = False  # to import `typing` costs more than the rest of this
+if TYPE_CHECKING:
+    from typing import Any
+
 GREETING = b"$VMGahpVersion 0.0.1 May 1 2007 Condor\\ VMGAHP $"
 URI = "qemu:///system"
 GONE = b"STATUS=Stopped"
@@ -18,8 +22,9 @@ class Floor:
 
     def __init__(self, template: str) -> None:
         self.template = template
-        self.libvirt = self.connection = None
-        self.ad: dict[str, str] | None = None
+        self.libvirt: Any = None
+        self.connection: Any = None
+        self.ad: dict[str, str] = {}
         self.domains: dict[bytes, object] = {}
         self.results: list[bytes] = []
         self.working_dir = ""
@@ -55,9 +60,8 @@ class Floor:
             return b"S\n"
         if line in (b"CLASSAD_END", b"QUIT"):
             return b"S\n"
-        if self.ad is not None:
-            name, _, value = line.decode().partition(" = ")
-            self.ad[name] = value.strip('"')
+        name, _, value = line.decode().partition(" = ")
+        self.ad[name] = value.strip('"')
         return b""
 
     def result(self, command: bytes, argument: bytes) -> bytes:

@@ -1,9 +1,9 @@
-"""Measures what QEMU needs beside its guest's memory, and what a small cache of TCG costs: docs/explanation/memory.md.
+"""A measurement of QEMU's need beside its guest's memory, and of the cost of a small cache of TCG.
 
 Each VM is a Linux guest that boots, writes to most of its memory, and runs much code that is always other code, the
 worst that a guest can do to TCG's cache. What counts is resident memory that is not the guest's, and QEMU's CPU time.
 
-    sudo python -m tests.lab.overhead [--write]
+    sudo python -m bench.overhead [--write]      # into docs/explanation/memory.md
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 import libvirt
-
 from tests.lab import linux_guest
 from tests.lab.namespace import REPOSITORY
+
+from bench import table
 from vmgahp.domain import tuning
 from vmgahp.host import proc
 
@@ -191,14 +192,6 @@ def tables(found: Sequence[Found]) -> dict[str, list[str]]:
     return {"need": need, "cache": speed}
 
 
-def written(page: str, made: dict[str, list[str]]) -> str:
-    """The page with the tables in their places."""
-    for name, lines in made.items():
-        place = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", re.DOTALL)
-        page = place.sub(lambda _, lines=lines: "\n" + "\n".join(lines) + "\n", page)  # type: ignore[misc]
-    return page
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
@@ -216,7 +209,10 @@ def main() -> int:
     made = tables(found)
     print("\n".join(line for lines in made.values() for line in ("", *lines)))
     if arguments.write:
-        PAGE.write_text(written(PAGE.read_text(), made))
+        page = PAGE.read_text()
+        for name, lines in made.items():
+            page = table.written(page, name, "\n" + "\n".join(lines) + "\n")
+        PAGE.write_text(page)
     return 0
 
 

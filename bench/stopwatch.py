@@ -1,4 +1,4 @@
-"""Measures vm-gahp servers from their client's side of the pipes; runs inside the namespace, for `bench`.
+"""Measurements of vm-gahp servers from their client's side of the pipes; runs inside the namespace.
 
 A task in JSON comes on standard input; each value goes to standard output as it is found, an object of
 JSON a line: ``{"round": …, "server": …, "row": …, "value": …}``, times in milliseconds, memory in KiB.
@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.lab.watched import Server, counted, family, median, memory, work
+from bench.watched import Server, counted, family, median, memory, work
 
 SETTLE = 0.3
 """Seconds from a greeting to the first steady round trip: whatever a server does at its start is done."""
@@ -59,13 +59,13 @@ class Subject(NamedTuple):
         return Server([*self.argv, *self.task["serve"]], self.environment, self.task["errors"])
 
     def probe(self) -> float:
-        """Milliseconds of a probe."""
+        """Measure a probe, in milliseconds."""
         with Server([*self.argv, *self.task["probe"]], self.environment, self.task["errors"]) as probe:
             probe.wait()
             return probe.since_start()
 
     def in_scratch(self, number: int) -> Subject:
-        """The same in an empty directory of another job."""
+        """Make the same in an empty directory of another job."""
         scratch = self.scratch.with_name(f"dir_{number}")
         subject = self._replace(environment={**self.environment, "VMGAHP_WORKING_DIR": str(scratch)})
         subject.new_scratch()
@@ -76,13 +76,13 @@ class Subject(NamedTuple):
         return Path(self.environment["VMGAHP_WORKING_DIR"])
 
     def new_scratch(self) -> None:
-        """The job's directory, empty."""
+        """Make the job's directory anew, empty."""
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir(parents=True)
         self._give(self.scratch)
 
     def image(self, kind: str, name: str = "guest.img") -> Path:
-        """A disk of a guest in the job's directory."""
+        """Make a disk of a guest in the job's directory."""
         path = self.scratch / name
         shutil.copyfile(self.task["images"][kind], path)
         self._give(path)
@@ -92,20 +92,20 @@ class Subject(NamedTuple):
         os.chown(path, int(self.environment["VMGAHP_USER_UID"]), int(self.environment["VMGAHP_USER_GID"]))
 
     def forget_proof(self) -> None:
-        """What the probe or a START has kept of what it found out about KVM in this boot."""
+        """Remove the file in which a probe or a START keeps its findings about KVM in this boot."""
         for pattern in self.task["proofs"]:
             for path in Path("/").glob(pattern.lstrip("/")):
                 path.unlink(missing_ok=True)
 
     def ad(self, **values: object) -> list[bytes]:
-        """The lines of the job's ad, with values of its own."""
+        """Return the lines of the job's ad, with values of its own."""
         values = {"VM_WORKING_DIR": str(self.scratch), **values}
         lines = [line for line in self.task["ad"] if line.partition(" = ")[0] not in values]
         lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
         return [line.encode() for line in lines]
 
     def start(self, server: Server, **values: object) -> tuple[float, bytes]:
-        """A VM: milliseconds from START to its result, and its id."""
+        """Start a VM: milliseconds from START to its result, and its id."""
         server.block(self.ad(**values), piecewise=True)
         taken, vm_id = server.result(b"CONDOR_VM_START", 1, b"kvm")
         return taken / 1e6, vm_id
@@ -115,7 +115,7 @@ class Subject(NamedTuple):
 
 
 def _as_a_starter(server: Server) -> None:
-    """What condor_starter says before it has a job, in less time: it waits for a second after each line."""
+    """Say what condor_starter says before it has a job, in less time: it waits for a second after each line."""
     server.lines(1)
     server.write(b"ASYNC_MODE_ON\r\n")
     server.lines(1)
@@ -123,7 +123,7 @@ def _as_a_starter(server: Server) -> None:
 
 
 def without_vm(subject: Subject) -> Iterator[Value]:
-    """What a server does by itself: how it starts, how it answers, what it weighs."""
+    """Measure a server by itself: how it starts, how it answers, its memory."""
     with subject.serve() as server:
         server.lines(1)
         yield "greeting", server.since_start()
@@ -153,7 +153,7 @@ def without_vm(subject: Subject) -> Iterator[Value]:
 
 
 def probe(subject: Subject) -> Iterator[Value]:
-    """The probe, with and without what it knew of KVM before."""
+    """Measure the probe, with and without its findings about KVM from before."""
     subject.forget_proof()
     yield "probe anew", subject.probe()
     yield "probe", subject.probe()
@@ -162,7 +162,7 @@ def probe(subject: Subject) -> Iterator[Value]:
 
 
 def with_vm(subject: Subject) -> Iterator[Value]:
-    """A VM from its START to the end of its server."""
+    """Measure a VM from its START to the end of its server."""
     subject.probe()  # finds out about KVM, as the startd's has on any machine that gets a job
     subject.new_scratch()
     subject.image("counting")
@@ -182,7 +182,7 @@ def with_vm(subject: Subject) -> Iterator[Value]:
 
 
 def start_anew(subject: Subject) -> Iterator[Value]:
-    """START where nothing is known of KVM, and what one costs otherwise."""
+    """Measure START where nothing is known of KVM, and the instructions of one otherwise."""
     subject.new_scratch()
     subject.image("counting")
     subject.forget_proof()
@@ -202,7 +202,7 @@ def start_anew(subject: Subject) -> Iterator[Value]:
 
 
 def with_memory(subject: Subject, mib: int, kind: str = "") -> Iterator[Value]:
-    """What becomes of a guest's memory: half of it is random, or mixed, and the rest was never touched."""
+    """Measure the ways of a guest's memory: half of it is random, or mixed, and the rest was never touched."""
     subject.probe()
     subject.new_scratch()
     # Where the reference takes the disk of a VM that is to be kept.
@@ -246,7 +246,7 @@ def _wait_for_count(disk: Path) -> None:
 
 
 def many(subject: Subject) -> Iterator[Value]:
-    """What so many servers weigh together, first without and then with a VM each."""
+    """Measure the memory of so many servers together, first without and then with a VM each."""
     for with_vms, row in ((False, "Pss"), (True, "live Pss")):
         with ExitStack() as stack:
             servers: list[Server] = []
@@ -269,7 +269,7 @@ def many(subject: Subject) -> Iterator[Value]:
 
 
 def fifty(subject: Subject) -> Iterator[Value]:
-    """A server with one VM and then with fifty."""
+    """Measure a server with one VM and then with fifty."""
     subject.probe()
     with subject.serve() as server:
         server.lines(1)
@@ -291,7 +291,7 @@ def fifty(subject: Subject) -> Iterator[Value]:
 
 
 def _answers(server: Server, vm_id: bytes) -> dict[str, float]:
-    """Milliseconds of a VERSION and of a STATUS: the best of some medians, as there is but one round."""
+    """Measure a VERSION and a STATUS, in milliseconds: the best of some medians, as there is but one round."""
     turns = [
         (median([server.version() for _ in range(VERSIONS)]), server.statuses(STATUSES, vm_id, b"Running"))
         for _ in range(TURNS)
@@ -308,7 +308,7 @@ def _end_domains() -> None:
 
 
 def silent(subjects: Sequence[Subject]) -> Iterator[tuple[Subject, Value]]:
-    """What servers do whose guests do nothing, all watched at the same time."""
+    """Measure servers whose guests do nothing, all at the same time."""
     with ExitStack() as stack:
         watched = []
         for number, subject in enumerate(subjects, start=1):
@@ -344,7 +344,7 @@ PARTS = {
     "many": many,
     "fifty": fifty,
 }
-"""What is measured of one server after the other, in as many rounds as the task says; `silent` is of all at once."""
+"""The measurements of one server after the other, in as many rounds as the task says; `silent` is of all at once."""
 
 
 def found(turn: int, subject: Subject, value: Value) -> None:
@@ -368,7 +368,3 @@ def main() -> None:
     if rounds.get("silent"):
         for subject, value in silent(subjects):
             found(0, subject, value)
-
-
-if __name__ == "__main__":
-    main()

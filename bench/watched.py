@@ -1,7 +1,7 @@
 """A server under the bench's watch: its client's ends of the pipes, its memory, its time, its instructions.
 
-It runs inside the namespace, which has no tests in it, and needs nothing but the standard library. It does nothing
-beside the system calls that a client makes: a pipe is written, a pipe is read, a clock is read before and after.
+It runs inside the namespace and needs nothing but the standard library. It does nothing beside the system calls that a
+client makes: a pipe is written, a pipe is read, a clock is read before and after.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 import selectors
 import signal
+import statistics
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 DEADLINE = 150
-"""Seconds that one conversation may take without a sign; then the alarm ends the measurement."""
+"""Seconds that a conversation may take without a sign; then the alarm ends the measurement."""
 
 EVERY = 0.005
 """Seconds between two VERSIONs that are sent while an operation is under way."""
@@ -29,17 +30,17 @@ OF_FILES = "of files"
 
 
 def median(values: Sequence[int]) -> float:
-    """The upper median, from nanoseconds to milliseconds."""
-    return sorted(values)[len(values) // 2] / 1e6
+    """Return the upper median, from nanoseconds to milliseconds."""
+    return statistics.median_high(values) / 1e6
 
 
 class Server:
     """A server process with the client's ends of its pipes."""
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], errors: str) -> None:
+    def __init__(self, argv: list[str], environment: Mapping[str, str], errors: str) -> None:
         signal.alarm(DEADLINE)
         theirs_in, self._to = os.pipe2(os.O_CLOEXEC)
-        self._from, theirs_out = os.pipe2(os.O_CLOEXEC)
+        self.output, theirs_out = os.pipe2(os.O_CLOEXEC)
         self._left = b""
         actions: list[tuple[Any, ...]] = [
             (os.POSIX_SPAWN_DUP2, theirs_in, 0),
@@ -59,42 +60,46 @@ class Server:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self._to)
-        os.close(self._from)
+        os.close(self.output)
         signal.alarm(0)
 
     def write(self, *pieces: bytes) -> None:
         for piece in pieces:
             os.write(self._to, piece)
 
+    def hear(self) -> int:
+        """Read once, and return how many whole lines there are."""
+        chunk = os.read(self.output, 65536)
+        if not chunk:
+            raise EOFError(f"the server ended its output after {self._left!r}")
+        self._left += chunk
+        return self._left.count(b"\n")
+
     def lines(self, count: int) -> list[bytes]:
-        """The next lines of output; what comes after them is kept."""
-        data = self._left
-        while data.count(b"\n") < count:
-            chunk = os.read(self._from, 65536)
-            if not chunk:
-                raise EOFError(f"the server ended its output after {data!r}")
-            data += chunk
-        *found, self._left = data.split(b"\n", count)
+        """Return the next lines of output; the bytes after them are kept."""
+        while self._left.count(b"\n") < count:
+            self.hear()
+        *found, self._left = self._left.split(b"\n", count)
         return found
 
     def since_start(self) -> float:
-        """Milliseconds since the process was started."""
+        """Return the milliseconds since the process was started."""
         return (time.perf_counter_ns() - self.began) / 1e6
 
     def version(self) -> int:
-        """Nanoseconds for a VERSION."""
+        """Measure a VERSION, in nanoseconds."""
         began = time.perf_counter_ns()
         self.write(b"VERSION\r\n")
         self.lines(1)
         return time.perf_counter_ns() - began
 
     def version_after(self, pause: float) -> int:
-        """The same after a pause, when the processor has forgotten the server."""
+        """Measure one after a pause, when the processor has forgotten the server."""
         time.sleep(pause)
         return self.version()
 
     def result(self, command: bytes, number: int, argument: bytes) -> tuple[int, bytes]:
-        """Nanoseconds for a request, the ``R`` and the way of its result; and the result."""
+        """Measure a request, the ``R`` and the way of its result, in nanoseconds; and return the result."""
         began = time.perf_counter_ns()
         self.write(b"%s %d %s\r\n" % (command, number, argument))
         accepted = self.lines(2)
@@ -109,7 +114,7 @@ class Server:
         return result.split(b" ", 2)[2]
 
     def result_beside_versions(self, command: bytes, number: int, argument: bytes) -> tuple[int, bytes, list[int]]:
-        """Nanoseconds for an operation, its result, and nanoseconds for each VERSION that was sent meanwhile.
+        """Measure an operation in nanoseconds: with its result, and the nanoseconds of each VERSION sent meanwhile.
 
         One is sent every so often, whether or not the one before was answered: a server that answers none while it
         is at work makes all of them wait, and that is what is measured.
@@ -120,7 +125,7 @@ class Server:
         accepted: list[bytes] = []
         ended = 0
         with selectors.DefaultSelector() as selector:
-            selector.register(self._from, selectors.EVENT_READ)
+            selector.register(self.output, selectors.EVENT_READ)
             began = time.perf_counter_ns()
             self.write(b"%s %d %s\r\n" % (command, number, argument))
             due = began
@@ -142,7 +147,7 @@ class Server:
         return ended - began, self._fetch(command, number, accepted), taken
 
     def statuses(self, count: int, vm_id: bytes, state: bytes) -> float:
-        """The median of so many round trips of a STATUS."""
+        """Return the median of so many round trips of a STATUS, in milliseconds."""
         taken = []
         for number in range(100, 100 + count):
             nanoseconds, words = self.result(b"CONDOR_VM_STATUS", number, vm_id)
@@ -152,7 +157,7 @@ class Server:
         return median(taken)
 
     def block(self, ad: Sequence[bytes], *, piecewise: bool) -> int:
-        """Nanoseconds for a job ad; `piecewise` as condor_starter writes it, a line and then its end."""
+        """Measure a job ad, in nanoseconds; `piecewise` as condor_starter writes it, a line and then its end."""
         began = time.perf_counter_ns()
         self.write(b"CLASSAD\r\n")
         self.lines(1)
@@ -165,7 +170,7 @@ class Server:
         return time.perf_counter_ns() - began
 
     def quit(self) -> int:
-        """Nanoseconds from QUIT to the end of the process."""
+        """Measure the time from QUIT to the end of the process, in nanoseconds."""
         began = time.perf_counter_ns()
         self.write(b"QUIT\r\n")
         self.wait()
@@ -173,7 +178,7 @@ class Server:
 
     def wait(self) -> None:
         """Read to the end of the output and wait for that of the process, which stays a zombie."""
-        while os.read(self._from, 65536):
+        while os.read(self.output, 65536):
             pass
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
@@ -182,7 +187,7 @@ class Server:
 
 
 def family(servers: Iterable[Server], helpers: bytes) -> set[int]:
-    """The processes of servers: they, what descends from them, and what has the word `helpers` as an argument."""
+    """Find the processes of servers: they, their descendants, and all that have the word `helpers` as an argument."""
     parents = {}
     found = {server.pid for server in servers}
     for entry in Path("/proc").iterdir():
@@ -202,7 +207,7 @@ def family(servers: Iterable[Server], helpers: bytes) -> set[int]:
 
 
 def memory(pids: Iterable[int]) -> dict[str, int]:
-    """KiB by kind, of all of them."""
+    """Add up their memory by kind, in KiB."""
     total = dict.fromkeys((*KINDS, OF_FILES), 0)
     for pid in pids:
         try:
@@ -223,7 +228,7 @@ def memory(pids: Iterable[int]) -> dict[str, int]:
 
 
 def work(pids: Iterable[int]) -> tuple[int, int]:
-    """Nanoseconds on a processor and context switches of them all, threads that have ended in the first included."""
+    """Add up their nanoseconds on a processor, those of ended threads included, and their context switches."""
     nanoseconds = switches = 0
     for pid in pids:
         try:
@@ -245,9 +250,9 @@ INHERIT, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR, INHERIT_THREAD = 1 << 1, 1 << 5, 1 
 
 
 class Instructions:
-    """Counts the instructions in user mode of a process's threads, by the processor's own counters.
+    """A counter of the instructions in user mode of a process's threads, by the processor's own counters.
 
-    What the process starts from now on is counted with it where its `children` are wanted.
+    Processes that it starts from now on are counted with it where its `children` are wanted.
     """
 
     def __init__(self, pid: int, children: bool = False) -> None:
@@ -272,33 +277,14 @@ class Instructions:
             os.close(counter)
 
 
-class Calls:
-    """Where the processor, a virtual one, counts nothing: the calls of read and write."""
-
-    def __init__(self, pid: int) -> None:
-        self._file = Path(f"/proc/{pid}/io")
-
-    def read(self) -> int:
-        found = dict(line.split(": ") for line in self._file.read_text().splitlines())
-        return int(found["syscr"]) + int(found["syscw"])
-
-    def close(self) -> None:
-        pass
-
-
-def counter_of(pid: int, children: bool = False) -> tuple[str, Instructions | Calls]:
-    """What counts a process's work without jitter on this machine, and the name of it."""
-    try:
-        return "instructions", Instructions(pid, children)
-    except OSError:
-        return "calls", Calls(pid)
-
-
 def counted(
     pid: int, request: Callable[[], object], times: int = 1, children: bool = False
 ) -> Iterator[tuple[str, float]]:
-    """The count of a request, the median of so many."""
-    name, counter = counter_of(pid, children)
+    """Count the instructions of a request, the median of so many; none where the processor counts none for us."""
+    try:
+        counter = Instructions(pid, children)
+    except OSError:  # a virtual processor has no counters, as a rule
+        return
     values = []
     try:
         for _ in range(times):
@@ -307,4 +293,4 @@ def counted(
             values.append(counter.read() - before)
     finally:
         counter.close()
-    yield name, float(sorted(values)[len(values) // 2])
+    yield "instructions", float(statistics.median_high(values))
