@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import zlib
 from pathlib import Path
 
 import pytest
 
 from tests.lab import guest
-from tests.lab.namespace import wait_until
 
 is_missing = pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="no qemu-system-x86_64")
 
@@ -30,8 +28,9 @@ def boot(disk: Path, machine: str = "pc", drive: str = IDE, format: str = "raw",
 
 @pytest.mark.qemu
 @is_missing
-@pytest.mark.parametrize("machine", ["pc", "q35"])
-@pytest.mark.parametrize("drive", [IDE, VIRTIO, SATA], ids=["ide", "virtio", "sata"])
+@pytest.mark.parametrize(
+    ("machine", "drive"), [("pc", IDE), ("q35", VIRTIO), ("q35", SATA)], ids=["pc-ide", "q35-virtio", "q35-sata"]
+)
 def test_it_counts_on_console_and_disk_and_powers_off(tmp_path: Path, machine: str, drive: str) -> None:
     disk = guest.make_guest(tmp_path / "guest.img", seconds=2)
     assert guest.read_count(disk) == 0
@@ -59,36 +58,7 @@ def test_it_says_when_its_disk_cannot_be_written(tmp_path: Path) -> None:
     assert guest.read_count(disk) == 0
 
 
-@pytest.mark.qemu
-@is_missing
-@pytest.mark.parametrize(("mixed", "least", "most"), [(False, 0.95, 1.05), (True, 0.25, 0.45)], ids=["random", "mixed"])
-def test_a_guest_fills_half_of_its_memory(tmp_path: Path, mixed: bool, least: float, most: float) -> None:
-    disk, memory = tmp_path / "guest.img", tmp_path / "memory"
-    disk.write_bytes(guest.filling_sector(16, mixed).ljust(1 << 20, b"\0"))
-    command = "qemu-system-x86_64 -accel tcg -m 16 -nodefaults -display none -no-reboot -monitor stdio"
-    command += f" -drive if=ide,format=raw,file={disk}"
-    with subprocess.Popen(command.split(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as qemu:
-        assert qemu.stdin
-        wait_until("the guest's record", lambda: guest.read_count(disk) == 1, 60, 0.02)
-        qemu.stdin.write(f'pmemsave 0 0x1000000 "{memory}"\nquit\n')
-        qemu.stdin.close()
-        assert qemu.wait(60) == 0
-    filled = memory.read_bytes()
-    assert least < len(zlib.compress(filled[1 << 20 : 8 << 20])) / (7 << 20) < most
-    assert filled[(8 << 20) - 2048]
-    assert not any(filled[8 << 20 : 15 << 20])
-
-
-@pytest.mark.parametrize(
-    "options", [{"seconds": 65535}, {"seconds": None}, {"power_off": False}, {"busy": True}], ids=str
-)
-def test_every_variant_is_one_bootable_sector(options: dict[str, int | None]) -> None:
-    sector = guest.boot_sector(**options)  # type: ignore[arg-type]
-    assert len(sector) == 512
-    assert sector.endswith(b"\x55\xaa")
-
-
-@pytest.mark.parametrize("seconds", [0, -1, 65536])
+@pytest.mark.parametrize("seconds", [0, 65536])
 def test_a_count_that_does_not_fit_is_refused(seconds: int) -> None:
     with pytest.raises(ValueError, match="16 bits"):
         guest.boot_sector(seconds)
