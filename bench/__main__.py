@@ -1,4 +1,4 @@
-"""Compares our server with HTCondor's own: both in one namespace, in turns, from their client's side.
+"""A comparison of our server with HTCondor's own: both in one namespace, in turns, from their client's side.
 
 Times and memory of a shared machine wander, so every round measures both servers one right after the other, and a third
 with them: the floor, the least that a server in Python does. `stopwatch` does the measuring, inside the namespace, and
@@ -257,7 +257,7 @@ def check(outcome: Outcome, rounds: Mapping[str, int]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="scripts/bench", description="Compare our server with HTCondor's own.")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"default: {ROUNDS}")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="WORD", help="the rows with all the words, and their part; or scale"
