@@ -1,10 +1,12 @@
 """What scripts/check asks of packaging/requirements.lock, which scripts/lock makes: ``lock.py fits|audit [FILE]``.
 
 `fits` says what of pyproject.toml is not in it; `audit` asks pip-audit whether anything in it is known to be
-vulnerable. A registry that cannot be asked is no failure, and the reason is printed.
+vulnerable. The exit status is 0 where nothing is wrong, 1 where something is, and `NOT_CHECKED` where the registry
+cannot be asked or knows none of the packages. The reasons are printed, and the packages that it does not know.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +24,9 @@ EXTRAS = ("vsphere",)
 """Those that are used at run time."""
 
 AUDIT_SECONDS = 15
+
+NOT_CHECKED = os.EX_TEMPFAIL
+"""The exit status for neither good nor bad, which scripts/lib/setup.sh knows."""
 
 _PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)(?: ; [^\\\n]+)? \\\n((?:    --hash=\S+(?: \\)?\n)+)", re.MULTILINE)
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
@@ -59,8 +64,8 @@ def fits(text: str) -> list[str]:
     return problems + [f"nothing needs {name}" for name in sorted(found.keys() - needed)]
 
 
-def audit(path: Path) -> tuple[bool, str]:
-    """Whether nothing is known against what is in the file, and what there is to say of it."""
+def audit(path: Path) -> tuple[int, list[str]]:
+    """Ask pip-audit about the packages of a file; the exit status, and what there is to say of it."""
     command = [
         "pip-audit",
         "--disable-pip",
@@ -75,35 +80,33 @@ def audit(path: Path) -> tuple[bool, str]:
         )
         answer = json.loads(done.stdout)["dependencies"]
     except (OSError, subprocess.TimeoutExpired) as error:
-        return True, f"not asked: {error}"
+        return NOT_CHECKED, [str(error)]
     except (ValueError, KeyError, TypeError):
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["pip-audit said nothing"]
-        return True, f"not asked, the registry cannot be reached: {said[-1][:100]}"
-    known = [
-        f"{one['name']} {one['version']}: {wrong['id']}, mended in {', '.join(wrong['fix_versions']) or 'no release'}"
+        return NOT_CHECKED, [f"the registry cannot be reached: {said[-1][:100]}"]
+    wrong = [
+        f"{one['name']} {one['version']}: {flaw['id']}, mended in {', '.join(flaw['fix_versions']) or 'no release'}"
         for one in answer
-        for wrong in one.get("vulns", ())
+        for flaw in one.get("vulns", ())
     ]
-    skipped = [one["name"] for one in answer if "skip_reason" in one]
-    if known:
-        return False, "\n".join(known)
-    if skipped:
-        return True, f"the registry says nothing about {len(skipped)} of {len(answer)} packages, such as {skipped[0]}"
-    return True, ""
+    unknown = [one["name"] for one in answer if "skip_reason" in one]
+    if len(unknown) == len(answer):
+        return NOT_CHECKED, [f"the registry knows none of the {len(answer)} packages"]
+    remarks = [f"the registry does not know {', '.join(unknown)}"] if unknown else []
+    return int(bool(wrong)), wrong + remarks
 
 
 def main(words: list[str]) -> int:
-    """The exit status: 0 where nothing is wrong."""
+    """Print what there is to say, and return the exit status: 0 where nothing is wrong."""
     path = Path(words[1]) if len(words) > 1 else LOCK
     if words[0] == "audit":
-        good, said = audit(path)
-        problems = [said] if said else []
+        status, lines = audit(path)
     else:
-        problems = fits(path.read_text())
-        good = not problems
-    for line in problems:
+        lines = fits(path.read_text())
+        status = int(bool(lines))
+    for line in lines:
         sys.stdout.write(f"{line}\n")
-    return 0 if good else 1
+    return status
 
 
 if __name__ == "__main__":

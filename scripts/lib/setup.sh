@@ -73,20 +73,23 @@ fail() {
 }
 
 # attempt WHAT COMMAND...: run a command silently; one line says what and how long, a failure shows its output.
+# One that exits with 75, EX_TEMPFAIL of sysexits.h, could not look: that is neither ok nor a failure.
 # The command runs as a condition, so `set -e` does not work in it: functions chain with && or return.
 attempt() {
-    local what=$1 began=$EPOCHREALTIME
+    local what=$1 began=$EPOCHREALTIME status=0
     shift
     printf '  %-58s ' "$what" >&2
-    if "$@" >"$setup_log" 2>&1 </dev/null; then
-        say "${green}ok${plain} ${dim}$(_since "$began") s${plain}"
-        [ -z "${steps-}" ] || printf '%s\t%s\n' "$(_since "$began")" "$what" >>"$steps"
-    else
-        local status=$?
+    "$@" >"$setup_log" 2>&1 </dev/null || status=$?
+    [ -z "${steps-}" ] || printf '%s\t%s\n' "$(_since "$began")" "$what" >>"$steps"
+    case $status in
+    0) say "${green}ok${plain} ${dim}$(_since "$began") s${plain}" ;;
+    75) say "not checked ${dim}$(_since "$began") s${plain}" ;;
+    *)
         say "${red}failed${plain} (exit $status, $(_since "$began") s)"
         tail -n 30 "$setup_log" | sed 's/^/    | /' >&2
         return 1
-    fi
+        ;;
+    esac
 }
 
 # The same where nothing can continue after a failure.
@@ -283,11 +286,11 @@ example_is_current() {
         diff -u "$root/config/vmgahp.conf.example" -
 }
 
-# Is anything known against what the package needs? What it has to say beside is in `audited`.
+# Is anything known against what the package needs? What it has to say where it did not fail is in `audited`.
 audit_lock() {
     local status=0
     audited=$(PATH=$venv/bin:$PATH "$venv/bin/python" "$root/scripts/lib/lock.py" audit) || status=$?
-    [ $status = 0 ] || { printf '%s\n' "$audited" && audited=; }
+    [ $status != 1 ] || { printf '%s\n' "$audited" && audited=; }
     return $status
 }
 
