@@ -1,18 +1,31 @@
 """Whose fault an error beneath a scratch directory is: what the job does to it, and what only a machine can do."""
 
+import contextlib
+import ctypes
 import errno
 import os
+import resource
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import get_ident
 
 import pytest
 
-from vmgahp.errors import JobFault, MachineFault
-from vmgahp.host import execute
+from vmgahp.errors import BAD_IMAGE, JobFault, MachineFault
+from vmgahp.host import child, execute
 from vmgahp.host.job_user import Identity
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and become another user")
+
+MIB = 1 << 20
+
+SYMPTOMS = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM, errno.EROFS)
+"""Of a machine that is ill, and of a file system of the job's as well."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+CLOSED = (errno.ENOENT, errno.EACCES, errno.EPERM)
+ODD = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.EEXIST)
 
 ROOM = {"a file system without bytes": "size=64k", "a file system without inodes": "nr_inodes=3"}
 
@@ -26,7 +39,7 @@ def mount() -> Iterator[Callable[..., Path]]:
     mounted = []
 
     def mount(place: Path, options: str, user: Identity) -> Path:
-        options = f"mode=755,uid={user.uid},gid={user.gid},{options}"
+        options = f"mode=755,uid={user.uid},gid={user.gid},{options}".rstrip(",")
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
         mounted.append(place)
         return place
@@ -48,21 +61,42 @@ def fill(directory: Path) -> None:
             return
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        *(errno.EIO, errno.ESTALE, errno.ENOSPC, errno.ENOTCONN, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM),
-        *(errno.EROFS, errno.EDQUOT, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOENT),
-    ],
-    ids=errno.errorcode.get,
-)
+def leave(place: Path, free: int) -> None:
+    """Fill a file system until so many bytes are free."""
+    with (place / "filling").open("wb") as file:
+        status = os.statvfs(place)
+        os.posix_fallocate(file.fileno(), 0, status.f_bavail * status.f_frsize - free)
+    status = os.statvfs(place)
+    assert status.f_bavail * status.f_frsize == free
+
+
+def job_in(place: Path, user: Identity) -> str:
+    """A scratch directory in an EXECUTE."""
+    directory = place / "dir_1"
+    directory.mkdir()
+    if os.geteuid() == 0:
+        os.chown(directory, user.uid, user.gid)
+    return str(directory)
+
+
+def ill(reason: str) -> str:
+    return rf"EXECUTE \(.*\) is ill: {reason}"
+
+
+each_number = pytest.mark.parametrize("number", [*SYMPTOMS, *FULL, *CLOSED, *ODD], ids=errno.errorcode.get)
+
+
+@each_number
 def test_no_number_of_an_error_is_the_machines_while_execute_is_well(
     scratch: Path, user: Identity, number: int
 ) -> None:
     assert execute.why(error(number), str(scratch), user) == ""
-    fault = execute.blame(error(number), str(scratch), user, "It fails.")
+    fault = execute.blame(error(number), str(scratch), user, "It fails.", code=BAD_IMAGE)
     assert isinstance(fault, JobFault)
-    assert fault.hint
+    assert (fault.code, fault.problem) == (BAD_IMAGE, "It fails.")
+    assert ("request_disk" in fault.hint) is (number in FULL)
+    assert ("the job's user may write there" in fault.hint) is (number not in FULL)
+    assert execute.blame(error(number), str(scratch), user, "It fails.", "do this").hint == "do this"
     assert os.listdir(scratch.parent) == [scratch.name], "nothing is left of the look"
 
 
@@ -101,15 +135,223 @@ def test_of_a_scratch_directory_in_one_of_the_starters_execute_is_looked_at(
 
 
 @as_root
-def test_an_execute_that_is_read_only_is_the_machines(
+@each_number
+def test_an_execute_that_is_read_only_is_the_machines_where_the_error_is_a_symptom(
+    scratch: Path, user: Identity, mount: Callable[..., Path], number: int
+) -> None:
+    directory = job_in(mount(scratch, "size=3m", user), user)
+    subprocess.run(["mount", "-o", "remount,ro", scratch], check=True)
+    fault = execute.blame(error(number), directory, user, "It fails.")
+    if number in (*SYMPTOMS, errno.ENOSPC):
+        assert isinstance(fault, MachineFault)
+        assert fault.problem == f"It fails. EXECUTE ({scratch}) is ill: Read-only file system."
+        assert "see that EXECUTE" in fault.hint
+    else:
+        assert isinstance(fault, JobFault)
+
+
+@as_root
+@each_number
+def test_an_execute_that_no_user_can_reach_is_the_machines_where_an_error_says_so(
+    scratch: Path, user: Identity, number: int
+) -> None:
+    scratch.parent.chmod(0o700)
+    fault = execute.blame(error(number), str(scratch), user, "It fails.")
+    assert isinstance(fault, MachineFault if number in CLOSED else JobFault)
+
+
+@as_root
+def test_root_looks_where_the_user_may_not(scratch: Path, user: Identity) -> None:
+    scratch.parent.chmod(0o700)
+    closed = scratch.parent / "closed/execute"
+    closed.mkdir(parents=True)
+    assert execute.why(error(errno.EIO), job_in(closed, user), user) == ""
+
+
+@as_root
+@pytest.mark.parametrize(("free", "is_ill"), [(MIB - 4096, True), (MIB, False)])
+def test_a_start_takes_a_mebibyte_of_execute(
+    scratch: Path, user: Identity, mount: Callable[..., Path], free: int, is_ill: bool
+) -> None:
+    directory = job_in(mount(scratch, "size=3m", user), user)
+    leave(scratch, free)
+    assert ("No space left" in execute.why(error(errno.ENOSPC), directory, user)) is is_ill
+    assert execute.why(error(errno.EIO), directory, user) == "", "it is not about room, and there is some"
+
+
+@as_root
+def test_a_file_system_that_counts_no_files_has_room_for_them(
     scratch: Path, user: Identity, mount: Callable[..., Path]
 ) -> None:
-    place = mount(scratch, "size=64k", user) / "dir_1"
-    place.mkdir()
-    os.chown(place, user.uid, user.gid)
-    subprocess.run(["mount", "-o", "remount,ro", scratch], check=True)
-    with pytest.raises(MachineFault, match="is ill: Read-only file system"):
-        user.write_scratch(str(place), "new", b"")
+    directory = job_in(mount(scratch, "size=3m,nr_inodes=0", user), user)
+    assert os.statvfs(scratch).f_files == 0
+    assert execute.why(error(errno.ENOSPC), directory, user) == ""
+
+
+@pytest.fixture
+def few_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system of large blocks, of which 999 KiB are a user's and 7992 root's."""
+    status = os.statvfs_result((1 << 20, 1024, 100_000, 7992, 999, 100, 100, 100, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: status)
+
+
+def test_what_is_kept_for_root_is_not_free(scratch: Path, user: Identity, few_for_users: None) -> None:
+    assert execute.free(str(scratch), user) == 999 * 1024
+    assert "No space left" in execute.why(error(errno.ENOSPC), str(scratch), user)
+
+
+@as_root
+def test_what_cannot_be_written_to_is_ill_whatever_the_error_was_about(
+    scratch: Path, user: Identity, mount: Callable[..., Path]
+) -> None:
+    directory = job_in(mount(scratch, "size=64k", user), user)
+    leave(scratch, 0)
+    assert "No space left" in execute.why(error(errno.EIO), directory, user)
+
+
+def test_what_loses_all_that_is_written_is_ill(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(_: int) -> None:
+        raise error(errno.EIO)
+
+    monkeypatch.setattr(os, "fsync", lose)
+    assert "Input/output error" in execute.why(error(errno.EIO), str(scratch), user)
+    assert os.listdir(scratch.parent) == [scratch.name], "nothing is left of the look"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM], ids=errno.errorcode.get)
+def test_root_may_be_nobody_in_a_networks_file_system(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    real = os.open
+
+    def squashed(path: bytes, flags: int, *rest: int, **more: int) -> int:
+        if flags & os.O_CREAT:
+            raise error(number)
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", squashed)
+    assert execute.why(error(errno.EIO), str(scratch), user) == ""
+
+
+def test_a_file_that_has_the_name_of_the_look_is_left_alone(scratch: Path, user: Identity) -> None:
+    other = scratch.parent / f".vmgahp-{os.getpid()}-{get_ident()}"
+    other.write_bytes(b"another's")
+    assert execute.why(error(errno.EIO), str(scratch), user) == ""
+    assert other.read_bytes() == b"another's"
+
+
+@as_root
+def test_an_execute_that_hangs_keeps_nobody_waiting(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "DEADLINE", 0.2)
+    monkeypatch.setattr(execute, "_look", lambda *_: time.sleep(10))
+    assert "has not answered uid 0" in execute.why(error(errno.EIO), str(scratch), user)
+
+
+def test_the_scratch_directory_may_have_a_relative_name(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(scratch.parent)
+    assert execute.why(error(errno.EIO), scratch.name, user) == ""
+
+
+MOUNTED = {
+    "nothing": ([], ""),
+    "read-only": (["ro"], "It was mounted so."),
+    "to be written": (["rw"], ""),
+    "to be written, and read-only above": (["rw", "ro"], "It was mounted so."),
+    "read-only, and to be written above": (["ro", "rw"], ""),
+}
+
+
+@as_root
+@pytest.mark.parametrize(("layers", "reason"), MOUNTED.values(), ids=MOUNTED)
+def test_no_user_mounts_a_scratch_directory_read_only(
+    scratch: Path, user: Identity, mount: Callable[..., Path], layers: list[str], reason: str
+) -> None:
+    for options in layers:
+        mount(scratch, options, user)
+    for directory in (f"{scratch}", f"{scratch}/"):
+        assert execute.why(error(errno.EROFS), directory, user) == reason
+    assert execute.why(error(errno.EIO), str(scratch), user) == "", "the error is not about that"
+
+
+@as_root
+@pytest.mark.parametrize("kind", ["fuse", "fuse.far"])
+def test_what_any_user_can_mount_proves_nothing(scratch: Path, user: Identity, kind: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    device = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        options = f"fd={device},rootmode=40000,user_id={user.uid},group_id={user.gid}"
+        read_only, detached = 1, 2  # MS_RDONLY, MNT_DETACH
+        place = os.fsencode(scratch)
+        assert libc.mount(b"far", place, kind.encode(), read_only, options.encode()) == 0, os.strerror(
+            ctypes.get_errno()
+        )
+        try:
+            assert execute.why(error(errno.EROFS), str(scratch), user) == ""
+        finally:
+            libc.umount2(place, detached)
+    finally:
+        os.close(device)
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@each_number
+def test_a_path_of_the_jobs_own_is_the_machines_where_nothing_can_be_opened(user: Identity, number: int) -> None:
+    execute.require_means(error(number), "/a/path", user)
+    is_symptom = number in (*SYMPTOMS, errno.ENOSPC)
+    expected = pytest.raises(MachineFault, match=r"^/a/path cannot be opened: Too many open files")
+    with expected if is_symptom else contextlib.nullcontext(), no_more_files():
+        execute.require_means(error(number), "/a/path", user)
+
+
+def test_a_scratch_directory_has_room_for_what_is_needed(scratch: Path, user: Identity, few_for_users: None) -> None:
+    execute.require_room(str(scratch), user, 999 * 1024)
+
+
+@as_root
+@pytest.mark.parametrize("needed", [(), (2 * MIB,)], ids=["a start", "more"])
+def test_without_room_in_the_scratch_directory_the_job_is_held(
+    scratch: Path, user: Identity, mount: Callable[..., Path], needed: tuple[int, ...]
+) -> None:
+    mount(scratch, "size=4m", user)
+    enough = needed[0] if needed else MIB
+    leave(scratch, enough)
+    execute.require_room(str(scratch), user, *needed)
+    leave(scratch, enough - 4096)
+    said = f"no room in the scratch directory {scratch}: {enough // 1024 - 4} KiB are free"
+    with pytest.raises(JobFault, match=said) as caught:
+        execute.require_room(str(scratch), user, *needed)
+    assert "request_disk" in caught.value.hint
+
+
+@as_root
+def test_without_room_in_execute_the_machine_is_ill(scratch: Path, user: Identity, mount: Callable[..., Path]) -> None:
+    directory = job_in(mount(scratch, "size=3m", user), user)
+    leave(scratch, MIB // 2)
+    with pytest.raises(MachineFault, match=rf"512 KiB are free\. {ill('No space left on device')}"):
+        execute.require_room(directory, user)
+
+
+def test_the_room_of_a_directory_that_is_gone_is_asked_in_vain(scratch: Path, user: Identity) -> None:
+    inside = scratch / "dir_2"
+    with pytest.raises(JobFault, match=f"{inside} cannot be examined .No such file"):
+        execute.free(str(inside), user)
+    if user.switching:
+        scratch.rmdir()
+        with pytest.raises(MachineFault, match=rf"{scratch} cannot be examined .*{ill('No such file')}"):
+            execute.free(str(scratch), user)
 
 
 @as_root
@@ -128,7 +370,7 @@ def test_what_no_user_can_do_to_its_directory_is_the_machines(scratch: Path, use
         scratch.rmdir()
     else:
         scratch.parent.chmod(0o700)
-    with pytest.raises(MachineFault, match="is ill"):
+    with pytest.raises(MachineFault, match=rf"^{scratch} cannot be entered as uid {user.uid}\. {ill('')}"):
         execute.require_entry(str(scratch), user)
 
 
