@@ -446,22 +446,6 @@ def test_htcondors_python_module_where_its_tool_is_missing(tmp_path, monkeypatch
         load({"CONDOR_CONFIG": "/somewhere"})
 
 
-@pytest.mark.skipif(not sources.find_tool(os.environ), reason="there is no condor_config_val here")
-def test_the_real_tool_says_the_same_of_one_name_and_of_all():
-    environ = {**os.environ, "CONDOR_CONFIG": "ONLY_ENV", "_condor_vm_type": "kvm", "_CONDOR_VM_GAHP.VM_MEMORY": "5"}
-    settings = load(environ)
-    tool = sources.find_tool(environ)
-    assert settings.string("VM_TYPE") == "kvm"
-    assert settings.integer("VM_MEMORY") == 5
-    for name in config.BY_NAME:
-        command = [tool, "-subsystem", "VM_GAHP", name]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True)
-        if "Not defined" in done.stderr:
-            assert settings.where(name) == "default"
-        else:
-            assert settings.string(name) == done.stdout.strip()
-
-
 def test_only_what_the_greeting_needs_is_imported():
     heavy = "dataclasses enum typing re logging subprocess pathlib json tempfile ctypes shutil contextlib socket"
     code = f"""
