@@ -1,19 +1,25 @@
 """``vmgahp setup``: the file that it writes, and the files that it leaves alone."""
 
+import contextlib
+import io
 import os
 import pty
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple, TextIO
+from unittest import mock
 
 import pytest
 
+from vmgahp import cli
 from vmgahp.commands.setup import file
 
 CONFIG_VAL = """\
-import glob, os, sys
+import os, sys
 values, where = {{"LOG": "/var/log/condor"}}, {{}}
 def read(path):
     for number, line in enumerate(open(path), 1):
@@ -21,9 +27,9 @@ def read(path):
         if equals and not line.startswith("#"):
             values[name.strip()], where[name.strip()] = value.strip(), f"{{path}}, line {{number}}"
 read({root!r})
-for directory in values.get("LOCAL_CONFIG_DIR", "").split(","):
-    for path in sorted(glob.glob(directory.strip() + "/*")) if directory else ():
-        read(path)
+for directory in filter(os.path.isdir, values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()):
+    for name in sorted(os.listdir(directory)):
+        read(os.path.join(directory, name))
 for name, value in os.environ.items():
     if name.startswith("_CONDOR_"):
         values[name[8:]] = value
@@ -39,14 +45,38 @@ for name in words:
         print("Not defined:", name, file=sys.stderr)
 """
 
-TOOL = (sys.executable, "-P", "-c", "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))")
 GIVEN = ("--type", "simulated", "--memory", "64", "--network", "none")
+TOOL = "import sys; from vmgahp.cli import main; sys.exit(main(['vmgahp', 'setup', *sys.argv[1:]]))"
+
+
+class Done(NamedTuple):
+    """What came of a call: the exit status, and what was said."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Typist(io.StringIO):
+    """A terminal at which somebody does something else before each answer."""
+
+    def __init__(self, answers: str, before: Callable[[], object]) -> None:
+        super().__init__(answers)
+        self.before = before
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1, /) -> str:
+        self.before()
+        return super().readline(size)
 
 
 class Machine:
     """One with an HTCondor of scripts, which reads a directory of files."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
         self.config = directory / "config.d"
         self.file = self.config / "60-vmgahp.config"
         self.root = directory / "condor_config"
@@ -63,43 +93,42 @@ class Machine:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
-    def answered(self, answers: str, *words: str) -> tuple[int, str]:
-        """The exit status, and what is said on standard output, where somebody sits there and types."""
-        ours, theirs = pty.openpty()
-        os.write(ours, answers.encode())
-        done = subprocess.run(
-            [*TOOL, "setup", *words],
-            env=self.environ,
-            stdin=theirs,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        os.close(ours)
-        os.close(theirs)
-        return done.returncode, done.stdout
+    def run(self, *words: str, stdin: TextIO | None = None) -> Done:
+        """Call it with `stdin`, or with nobody there who could answer."""
+        self.capsys.readouterr()
+        with mock.patch.dict(os.environ, self.environ, clear=True), mock.patch("sys.stdin", stdin or io.StringIO()):
+            try:
+                status = cli.main(["vmgahp", "setup", *words])
+            except SystemExit as ended:
+                status = int(ended.code or 0)
+        return Done(status, *self.capsys.readouterr())
 
-    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*TOOL, "setup", *words],
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+    def answered(self, answers: str, *words: str) -> tuple[int, str]:
+        """Call it on a terminal at which somebody types; the exit status, and what is said on standard output."""
+        with terminal(answers) as stdin:
+            done = self.run(*words, stdin=stdin)
+        return done.status, done.out
 
     def set_up(self, *words: str) -> str:
         done = self.run(*GIVEN, "--yes", *words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.status == 0, done.err
+        return done.out
+
+
+@contextlib.contextmanager
+def terminal(answers: str) -> Iterator[TextIO]:
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, answers.encode())
+        with open(theirs) as stdin:
+            yield stdin
+    finally:
+        os.close(ours)
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Machine:
+    return Machine(tmp_path, capsys)
 
 
 def settings(path: Path) -> dict[str, str]:
@@ -134,22 +163,22 @@ def test_the_mode_is_not_the_umasks(machine: Machine) -> None:
 
 def test_a_dry_run_writes_nothing(machine: Machine) -> None:
     done = machine.run(*GIVEN, "--dry-run")
-    assert done.returncode == 0
-    assert "+VM_TYPE = simulated" in done.stdout
-    assert "Nothing was written" in done.stdout
+    assert done.status == 0
+    assert "+VM_TYPE = simulated" in done.out
+    assert "Nothing was written" in done.out
     assert os.listdir(machine.config) == []
 
 
 def test_again_it_keeps_what_was_said(machine: Machine) -> None:
     machine.set_up("--set", "VM_STOP_TIMEOUT=5", "--emulation", "--server", "/opt/old/condor_vm-gahp")
     done = machine.run("--memory", "128", "--yes")
-    assert done.returncode == 0, done.stderr
-    assert re.findall(r"^[-+][A-Z].*", done.stdout, re.MULTILINE)[:1] == [
-        "-VM_GAHP_SERVER = /opt/old/condor_vm-gahp"
-    ], "another installation's server is this one's now"
+    assert done.status == 0, done.err
+    assert re.findall(r"^[-+][A-Z].*", done.out, re.MULTILINE)[:1] == ["-VM_GAHP_SERVER = /opt/old/condor_vm-gahp"], (
+        "another installation's server is this one's now"
+    )
     now = settings(machine.file)
     assert (now["VM_MEMORY"], now["VM_STOP_TIMEOUT"], now["VM_ALLOW_EMULATION"]) == ("128", "5", "True")
-    assert "is as it would be written" in machine.run("--yes").stdout
+    assert "is as it would be written" in machine.run("--yes").out
 
 
 def test_a_setting_is_taken_out(machine: Machine) -> None:
@@ -163,13 +192,13 @@ def test_what_is_off_is_off_whatever_a_file_before_says(machine: Machine) -> Non
     machine.set_up("--no-emulation")
     off = {"VM_NETWORKING": "False", "VM_ALLOW_EMULATION": "False"}
     assert settings(machine.file).items() >= off.items()
-    assert "is as it would be written" in machine.run("--yes").stdout
+    assert "is as it would be written" in machine.run("--yes").out
     assert "--network none --no-emulation" in machine.file.read_text()
 
 
 def test_a_shared_directory_stays(machine: Machine) -> None:
     machine.set_up("--set", "VM_SHARE_DIRS=data", "--set", "VM_SHARE_DIR_DATA=/srv")
-    assert "is as it would be written" in machine.run("--yes").stdout
+    assert "is as it would be written" in machine.run("--yes").out
     assert settings(machine.file)["VM_SHARE_DIR_DATA"] == "/srv"
 
 
@@ -177,8 +206,8 @@ def test_a_setting_of_another_release_goes(machine: Machine) -> None:
     values = {"VM_TYPE": "simulated", "VM_MEMORY": "64", "VM_WAS_ONCE": "1"}
     machine.file.write_text(file.text_of(values, "vmgahp setup"))
     done = machine.run("--yes")
-    assert done.returncode == 0, done.stderr
-    assert "-VM_WAS_ONCE = 1" in done.stdout
+    assert done.status == 0, done.err
+    assert "-VM_WAS_ONCE = 1" in done.out
     assert "VM_WAS_ONCE" not in settings(machine.file)
 
 
@@ -195,7 +224,7 @@ def test_the_command_in_the_file_makes_it_again(machine: Machine) -> None:
     first = machine.file.read_text()
     command = re.findall(r"^#   vmgahp setup (.*)$", first, re.MULTILINE)[0]
     machine.file.unlink()
-    assert machine.run(*shlex.split(command), "--yes").returncode == 0
+    assert machine.run(*shlex.split(command), "--yes").status == 0
     assert machine.file.read_text() == first
 
 
@@ -204,8 +233,8 @@ def test_a_file_of_somebody_elses_stays(machine: Machine, text: str) -> None:
     machine.file.write_text(text)
     for words in ((*GIVEN, "--yes"), ("--remove", "--yes")):
         done = machine.run(*words)
-        assert done.returncode == 1
-        assert "was not written by vmgahp setup" in done.stderr
+        assert done.status == 1
+        assert "was not written by vmgahp setup" in done.err
         assert machine.file.read_text() == text
 
 
@@ -215,10 +244,10 @@ def test_a_file_that_was_changed_stays(machine: Machine) -> None:
     machine.file.write_text(changed)
     for words in ((*GIVEN, "--yes"), ("--remove", "--yes"), (*GIVEN, "--dry-run")):
         done = machine.run(*words)
-        assert done.returncode == 1
-        assert "was changed since" in done.stderr
-        assert "61-local.config" in done.stderr
-        assert "-VM_MEMORY = 99" in done.stdout
+        assert done.status == 1
+        assert "was changed since" in done.err
+        assert "61-local.config" in done.err
+        assert "-VM_MEMORY = 99" in done.out
         assert machine.file.read_text() == changed
 
 
@@ -226,17 +255,17 @@ def test_a_link_stays(machine: Machine, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("kept\n")
     machine.file.symlink_to(target)
-    assert machine.run(*GIVEN, "--yes").returncode == 1
+    assert machine.run(*GIVEN, "--yes").status == 1
     assert target.read_text() == "kept\n"
 
 
 def test_it_takes_its_own_file_back(machine: Machine) -> None:
     machine.set_up()
     done = machine.run("--remove", "--yes")
-    assert done.returncode == 0
-    assert "condor_restart -startd" in done.stdout
+    assert done.status == 0
+    assert "condor_restart -startd" in done.out
     assert os.listdir(machine.config) == []
-    assert machine.run("--remove", "--yes").returncode == 1
+    assert machine.run("--remove", "--yes").status == 1
 
 
 @pytest.mark.parametrize(
@@ -261,8 +290,8 @@ def test_it_takes_its_own_file_back(machine: Machine) -> None:
 )
 def test_what_is_no_value_is_refused(machine: Machine, words: tuple[str, ...], said: str) -> None:
     done = machine.run(*GIVEN, "--yes", *words)
-    assert done.returncode == 2
-    assert said in done.stderr
+    assert done.status == 2
+    assert said in done.err
     assert os.listdir(machine.config) == []
 
 
@@ -271,13 +300,13 @@ def test_what_is_no_value_is_refused(machine: Machine, words: tuple[str, ...], s
 )
 def test_an_unknown_type_is_refused(machine: Machine, named: str, said: str) -> None:
     done = machine.run("--type", named, "--memory", "64", "--network", "none", "--yes")
-    assert done.returncode == 2
-    assert said in done.stderr
+    assert done.status == 2
+    assert said in done.err
     assert os.listdir(machine.config) == []
 
 
 def test_several_types_are_any(machine: Machine) -> None:
-    assert machine.run("--type", "kvm,vmrun,KVM", "--memory", "64", "--network", "none", "--yes").returncode == 0
+    assert machine.run("--type", "kvm,vmrun,KVM", "--memory", "64", "--network", "none", "--yes").status == 0
     assert settings(machine.file)["VM_TYPE"] == "any"
     assert settings(machine.file)["VM_ANY_TYPES"] == "kvm, vmrun"
 
@@ -303,16 +332,16 @@ def test_the_directory_that_is_read_last(machine: Machine, tmp_path: Path) -> No
 def test_no_directory(machine: Machine, root: str, said: str) -> None:
     machine.root.write_text(root)
     done = machine.run(*GIVEN, "--yes")
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert "--output FILE" in done.stderr
+    assert done.status == 1
+    assert said in done.err
+    assert "--output FILE" in done.err
 
 
 def test_no_htcondor(machine: Machine, tmp_path: Path) -> None:
     (machine.bin / "condor_config_val").unlink()
     done = machine.run(*GIVEN, "--yes")
-    assert done.returncode == 1
-    assert "no condor_config_val is found" in done.stderr
+    assert done.status == 1
+    assert "no condor_config_val is found" in done.err
     machine.set_up("--output", str(tmp_path / "mine"))
     assert settings(tmp_path / "mine")["VM_TYPE"] == "simulated"
 
@@ -321,14 +350,14 @@ def test_a_value_that_another_file_takes_over_is_told(machine: Machine) -> None:
     (machine.config / "99-site.config").write_text("VM_MEMORY = 32\n")
     for _ in ("written", "there already"):
         done = machine.run(*GIVEN, "--yes")
-        assert done.returncode == 1
-        assert f"VM_MEMORY = 32 counts all the same, of {machine.config}/99-site.config, line 1" in done.stderr
+        assert done.status == 1
+        assert f"VM_MEMORY = 32 counts all the same, of {machine.config}/99-site.config, line 1" in done.err
 
 
 def test_a_value_that_counts_in_other_letters_is_the_same(machine: Machine) -> None:
     """As HTCondor's own default has it, which is false."""
     (machine.config / "99-site.config").write_text("VM_NETWORKING = false\n")
-    assert machine.run(*GIVEN, "--yes").returncode == 0
+    assert machine.run(*GIVEN, "--yes").status == 0
 
 
 def test_it_restarts_when_told_to(machine: Machine) -> None:
@@ -338,8 +367,8 @@ def test_it_restarts_when_told_to(machine: Machine) -> None:
 
 def test_nothing_is_asked_where_nobody_answers(machine: Machine) -> None:
     done = machine.run(*GIVEN)
-    assert done.returncode == 2
-    assert "add --yes" in done.stderr
+    assert done.status == 2
+    assert "add --yes" in done.err
     assert os.listdir(machine.config) == []
 
 
@@ -347,13 +376,19 @@ def test_nothing_is_asked_where_nobody_answers(machine: Machine) -> None:
 def test_who_may_not_write_is_told_what_root_types(machine: Machine) -> None:
     machine.config.chmod(0o555)
     done = machine.run(*GIVEN, "--yes")
-    assert done.returncode == 1
-    assert "As root, run: vmgahp setup --type simulated --memory 64 --network none --yes" in done.stderr
+    assert done.status == 1
+    assert "As root, run: vmgahp setup --type simulated --memory 64 --network none --yes" in done.err
 
 
 def test_it_asks_on_a_terminal(machine: Machine) -> None:
-    status, said = machine.answered("simulated\n64\n\ny\nn\n")
-    assert status == 0, said
+    """As a process of its own, which is what somebody starts."""
+    command = [sys.executable, "-P", "-c", TOOL]
+    with terminal("simulated\n64\n\ny\nn\n") as stdin:
+        done = subprocess.run(
+            command, env=machine.environ, stdin=stdin, stdout=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    said = done.stdout
+    assert done.returncode == 0, said
     assert "VM type (kvm, xen, vmware, vsphere, any, ...) [kvm]: " in said
     assert f"Write {machine.file}? y or n [n]: " in " ".join(said.split())
     assert settings(machine.file)["VM_MEMORY"] == "64"
@@ -377,36 +412,24 @@ def test_nothing_is_asked_where_the_file_stays(machine: Machine) -> None:
 
 def test_a_directory_that_is_not_there_is_named(machine: Machine, tmp_path: Path) -> None:
     done = machine.run(*GIVEN, "--yes", "--output", str(tmp_path / "none/mine"))
-    assert done.returncode == 1
-    assert f"There is no directory {tmp_path}/none." in done.stderr
+    assert done.status == 1
+    assert f"There is no directory {tmp_path}/none." in done.err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="as somebody else it may help to become root")
 def test_root_is_not_sent_to_root(machine: Machine) -> None:
     done = machine.run(*GIVEN, "--yes", "--output", "/sys/mine")
-    assert done.returncode == 1
-    assert "/sys/mine cannot be written: " in done.stderr
+    assert done.status == 1
+    assert "/sys/mine cannot be written: " in done.err
 
 
 @pytest.mark.parametrize("words", [GIVEN, (*GIVEN, "--memory", "65"), ("--remove",)])
 def test_what_was_changed_before_the_yes_stays(machine: Machine, words: tuple[str, ...]) -> None:
     if words is not GIVEN:
         machine.set_up()
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [*TOOL, "setup", *words], env=machine.environ, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout
-        assert process.stderr
-        said = b""
-        while not b" ".join(said.split()).endswith(b"y or n [n]:"):
-            byte = process.stdout.read(1)
-            assert byte, process.stderr.read()
-            said += byte
-        machine.file.write_text("VM_MEMORY = 99\n")
-        os.write(ours, b"y\n")
-        assert process.wait(60) == 1
-        assert b"was not written by vmgahp setup" in process.stderr.read()
-    os.close(ours)
-    os.close(theirs)
+    typist = Typist("y\n", before=lambda: machine.file.write_text("VM_MEMORY = 99\n"))
+    done = machine.run(*words, stdin=typist)
+    assert done.status == 1
+    assert "was not written by vmgahp setup" in done.err
+    assert " ".join(done.out.split()).endswith("y or n [n]:")
     assert machine.file.read_text() == "VM_MEMORY = 99\n"
