@@ -18,6 +18,8 @@ from pathlib import Path
 PORTS = Path("/dev/virtio-ports")
 DRIVE = Path("/dev/vdz")
 TOOLS = Path("/tools")
+HURRIED = 'sleep() { echo "$1" >>%s; }\n'
+"""The first line of the agent of a job that is in a hurry: to sleep takes no time, and is counted."""
 
 
 def prepare(shell: str) -> None:
@@ -89,10 +91,16 @@ def run(plan: dict[str, object]) -> dict[str, object]:
                         sizes.append((work / "outputs").stat().st_size)
                         os.write(master, f"{answers.pop(0)}\n".encode())
 
+    agent, slept = str(plan["agent"]), work / "slept"
+    slept.touch()
+    if plan.get("hurried"):
+        hurried = work / "agent"
+        hurried.write_text(HURRIED % slept + Path(agent).read_text())
+        agent = str(hurried)
     path = str(TOOLS) if plan["shell"] == "busybox" else f"{TOOLS}:/usr/sbin:/usr/bin:/sbin:/bin"
     init = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", '"$@"; exit $?', "init"]
     guest = subprocess.Popen(
-        [*init, "env", f"PATH={path}", "/bin/sh", str(plan["agent"]), *plan.get("arguments", [])],  # type: ignore[misc]
+        [*init, "env", f"PATH={path}", "/bin/sh", agent, *plan.get("arguments", [])],  # type: ignore[misc]
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -107,7 +115,14 @@ def run(plan: dict[str, object]) -> dict[str, object]:
     os.write(slave, b"the end\n")
     listener.join()
     os.close(slave)
-    return {"said": said, "sizes": sizes, "left": left, "console": console, "status": guest.returncode}
+    return {
+        "said": said,
+        "sizes": sizes,
+        "left": left,
+        "console": console,
+        "status": guest.returncode,
+        "slept": sum(map(int, slept.read_text().split())),
+    }
 
 
 if __name__ == "__main__":

@@ -82,6 +82,8 @@ class Ran:
     """What came home, by name; of a directory nothing, of a link what it says."""
     console: str
     status: int
+    slept: int
+    """Seconds that a job in a hurry would have slept."""
     left: list[str] = field(default_factory=list)
     """Of the sleepers of a thousand seconds, who slept on when it said its last."""
 
@@ -113,6 +115,7 @@ class Machine:
             files=came_home(directory / "outputs"),
             console=seen["console"],
             status=seen["status"],
+            slept=seen["slept"],
             left=[line for line in seen["left"] if "sleep 1000" in line],
         )
 

@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests import REPOSITORY
+from tests.lab.namespace import shared_by_workers
 
 PROGRAMS = ("condor_vm-gahp", "vmgahp", "vmgahp-image-plugin")
 MADE = {f"share/man/man1/{page}.1" for page in PROGRAMS} | {
@@ -57,6 +58,8 @@ ENVIRONMENTS = (
     ),
 )
 
+EDITABLE = ("PYTHONPATH=.", "PATH=:/usr/bin:/bin")
+"""Where it is installed editable: its programs are the same, and only the code is elsewhere."""
 
 CODE = "vmgahp/_code.zip"
 
@@ -75,10 +78,11 @@ def run(*command: str, **how: Any) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the sdist, and the wheel that was built from it."""
-    directory = tmp_path_factory.mktemp("dist")
-    command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(directory), str(REPOSITORY))
-    run(*command, env=os.environ | {"SOURCE_DATE_EPOCH": DATE})
+    """A directory with the sdist, and the wheel that was built from it: once for all workers."""
+    with shared_by_workers(tmp_path_factory, "dist") as directory:
+        if not list(directory.glob("vmgahp-*.whl")):
+            command = (sys.executable, "-m", "build", "--no-isolation", "--outdir", str(directory), str(REPOSITORY))
+            run(*command, env=os.environ | {"SOURCE_DATE_EPOCH": DATE})
     return directory
 
 
@@ -138,12 +142,12 @@ def test_a_wheel_has_what_its_servers_hold_on_to(wheel: Path) -> None:
     assert held == {name: installed[name] for name in served}
 
 
-def test_an_sdist_has_the_manual_pages_so_that_a_wheel_of_it_needs_no_tools(built: Path, in_sdist: set[str]) -> None:
+def test_an_sdist_has_the_manual_pages_so_that_a_wheel_of_it_needs_no_tools(tmp_path: Path, in_sdist: set[str]) -> None:
     assert {name.removeprefix("made/") for name in in_sdist if name.startswith("made/")} >= MADE
-    hook = HOOKS["Made"](str(built / "no sdist"), {}, None, None, "", "wheel")
+    hook = HOOKS["Made"](str(tmp_path / "no sdist"), {}, None, None, "", "wheel")
     assert {Requirement(text).name for text in hook.dependencies()} == {"sphinx", "myst-parser", "shtab"}
-    (built / "an sdist/made").mkdir(parents=True)
-    assert HOOKS["Made"](str(built / "an sdist"), {}, None, None, "", "wheel").dependencies() == []
+    (tmp_path / "an sdist/made").mkdir(parents=True)
+    assert HOOKS["Made"](str(tmp_path / "an sdist"), {}, None, None, "", "wheel").dependencies() == []
 
 
 def test_their_tools_are_all_that_making_them_needs(
@@ -206,10 +210,13 @@ def test_what_shows_the_readme_elsewhere_links_to_nothing_of_the_clone(wheel: Pa
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of a wheel that was installed without what it depends on, which takes a compiler and a network."""
-    where = tmp_path_factory.mktemp("installed") / "venv"
-    venv.create(where, symlinks=True, with_pip=True)
-    run(str(where / "bin" / "pip"), "install", "--quiet", "--no-index", "--no-deps", str(wheel))
-    return where / "bin"
+    with shared_by_workers(tmp_path_factory, "installed") as directory:
+        programs = directory / "bin"
+        if not (programs / INTERPRETER).exists():
+            venv.create(directory, symlinks=True)
+            pip = (sys.executable, "-m", "pip", "--python", str(programs / "python"))
+            run(*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel))
+    return programs
 
 
 @pytest.fixture
@@ -250,8 +257,10 @@ def test_an_option_behind_that_python_is_none_of_its_name(
     assert run(str(tmp_path / "condor_vm-gahp"), "-version", env=environ).startswith("vmgahp ")
 
 
-@pytest.mark.parametrize("variable", ENVIRONMENTS)
-@pytest.mark.parametrize("kind", ["wheel", "editable"])
+@pytest.mark.parametrize(
+    ("kind", "variable"),
+    [*(("wheel", variable) for variable in ENVIRONMENTS), *(("editable", variable) for variable in EDITABLE)],
+)
 def test_nothing_is_imported_from_the_working_directory(
     kind: str, variable: str, installed: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
