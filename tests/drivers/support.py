@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.conftest import JOB_UID
@@ -24,6 +24,19 @@ ANY = {
     "VM_ALLOW_HOST_LOOPBACK": "true",
 }
 WHO = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
+
+
+def only(*names: str) -> Callable[[type], type]:
+    """Leave of the contract what differs from that of a sibling with the same code."""
+
+    def leave(contract: type) -> type:
+        tests = {name for name in dir(contract) if name.startswith("test_")}
+        assert set(names) <= tests, f"the contract has no {', '.join(set(names) - tests)}"
+        for name in tests.difference(names):
+            setattr(contract, name, None)
+        return contract
+
+    return leave
 
 
 class Emulated(Subject):

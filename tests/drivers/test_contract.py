@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.drivers import small_driver
-from tests.drivers.support import WHO, Emulated, any_hypervisor
+from tests.drivers.support import WHO, Emulated, any_hypervisor, only
 from vmgahp import errors, vm_types
 from vmgahp.config import Settings
 from vmgahp.drivers import base
@@ -115,6 +115,7 @@ class ThirdParty(Simulated):
     vm_type = "theirs"
 
 
+@only("test_a_started_vm_runs", "test_the_survey_of_a_machine_that_works")
 class TestOneFromElsewhere(DriverContract):
     @pytest.fixture
     def subject(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:

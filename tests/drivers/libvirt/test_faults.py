@@ -80,11 +80,10 @@ def test_the_example_of_every_rule_fits_that_rule_first(rule: Rule) -> None:
     assert rule.example[2] in fault.problem
 
 
-@pytest.mark.parametrize("name", sorted(CODES - LEVELS))
-def test_every_code_of_libvirt_is_in_a_rule(name: str) -> None:
-    number = getattr(libvirt, name)
-    rule = faults.rule_of(number, libvirt.VIR_FROM_NONE, "what nobody has ever said")
-    assert number in faults.numbers(rule.kinds), f"{name} is in no row of the table"
+def test_every_code_of_libvirt_is_in_a_rule() -> None:
+    numbers = {name: getattr(libvirt, name) for name in CODES - LEVELS}
+    rules = {name: faults.rule_of(number, libvirt.VIR_FROM_NONE, "never said") for name, number in numbers.items()}
+    assert [name for name, rule in rules.items() if numbers[name] not in faults.numbers(rule.kinds)] == []
 
 
 def test_every_rule_has_an_example_or_a_code_alone() -> None:
@@ -102,17 +101,14 @@ def test_a_code_that_nobody_knows_is_the_hypervisors(number: int | None) -> None
     assert (type(fault), fault.code) == (errors.HypervisorFault, errors.INTERNAL)
 
 
-@pytest.mark.parametrize(
-    "row", [*fault_table.RULES, *fault_cases.OF_THE_JOB, *fault_cases.OF_THE_MACHINE], ids=lambda row: row.name
-)
-def test_a_code_holds_the_job_where_the_job_is_to_blame_and_nowhere_else(row: Rule | fault_cases.Check) -> None:
-    assert (row.code in errors.HOLD_CODES) == (row.fault is errors.JobFault)
-    assert row.code.startswith(errors.PREFIX)
+def test_a_code_holds_the_job_where_the_job_is_to_blame_and_nowhere_else() -> None:
+    rows = [*fault_table.RULES, *fault_cases.OF_THE_JOB, *fault_cases.OF_THE_MACHINE]
+    assert [row.name for row in rows if (row.code in errors.HOLD_CODES) != (row.fault is errors.JobFault)] == []
+    assert [row.name for row in rows if not row.code.startswith(errors.PREFIX)] == []
 
 
-@pytest.mark.parametrize("row", fault_table.RULES, ids=lambda row: row.name)
-def test_every_rule_but_that_of_a_domain_that_is_gone_has_a_hint(row: Rule) -> None:
-    assert row.hint or row.fault is errors.ClientFault
+def test_every_rule_but_that_of_a_domain_that_is_gone_has_a_hint() -> None:
+    assert {rule.fault for rule in fault_table.RULES if not rule.hint} == {errors.ClientFault}
 
 
 def test_what_a_jobs_cpu_is_called_is_not_the_machines_network() -> None:

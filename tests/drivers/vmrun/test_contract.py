@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.drivers.support import only
 from tests.jobs import owner
 from tests.lab.guest import counts
 from tests.lab.vmware import VMware, VmwareJob, vmware
@@ -107,6 +108,10 @@ class TestWorkstation(DriverContract):
         assert machine.status().state == lifecycle.RUNNING
 
 
+@only(
+    *("test_a_started_vm_runs", "test_paused_and_resumed", "test_a_restart_goes_on_from_the_checkpoint"),
+    *("test_a_bad_job_is_held_leaves_nothing_and_the_next_one_runs", "test_the_survey_of_a_machine_that_works"),
+)
 class TestPlayer(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path) -> Iterator[Subject]:

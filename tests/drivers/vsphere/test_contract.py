@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.drivers.support import only
 from tests.drivers.vsphere.simulator import MIB, VMX, Server, settings, write_disk
 from tests.jobs import owner
 from tests.lab.vcsim import Vcsim
@@ -75,5 +76,10 @@ class TestEsxi(DriverContract):
             yield subject
 
 
+@only(
+    *("test_a_started_vm_runs", "test_destroyed_it_is_gone_and_once_is_as_good_as_twice", "test_suspended_and_resumed"),
+    *("test_a_restart_goes_on_from_the_checkpoint", "test_a_start_clears_what_an_earlier_one_left"),
+    *("test_the_survey_of_a_machine_that_works", "test_the_survey_of_an_unfit_machine_says_why"),
+)
 class TestVcenter(TestEsxi):
     model = "vpx"
