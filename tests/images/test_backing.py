@@ -117,9 +117,14 @@ def naming(backing: str, listener: Listener) -> str:
     return backing
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("backing_format", ["raw", "qcow2", "nbd"])
-@pytest.mark.parametrize("backing", NO_FILES)
+@pytest.mark.parametrize(
+    ("backing", "backing_format", "depth"),
+    [
+        *((backing, "raw", 1) for backing in NO_FILES),
+        *((NO_FILES[0], backing_format, depth) for depth in (1, 3) for backing_format in ("qcow2", "nbd")),
+        ("/dev/zero", "raw", 3),
+    ],
+)
 def test_a_backing_file_that_is_no_file_is_refused_and_nobody_goes_there(
     scratch: Path, user: Identity, listener: Listener, backing: str, backing_format: str, depth: int
 ) -> None:

@@ -8,6 +8,8 @@ import vmgahp
 from tests.drivers.libvirt.support import WANTS, Job, done, moved, running, until
 from tests.lab import linux_guest
 
+pytestmark = pytest.mark.libvirt
+
 AGENT = Path(vmgahp.__file__).parent / "guest" / "agent"
 INIT = f"""{linux_guest.BEGIN}mkdir -p /etc /root /run /tmp /var/lib
 echo 'root::0:0:root:/root:/bin/sh' >/etc/passwd
