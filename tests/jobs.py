@@ -2,7 +2,10 @@
 
 import errno
 import os
+import sys
 from pathlib import Path
+
+import pytest
 
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
@@ -82,3 +85,16 @@ class Files:
     def check_access(self, path: str, write: bool) -> str | None:
         self.asked.append((path, write))
         return None if path in self.shared else "No such file or directory"
+
+
+HURRIED_ENGINE = """\
+import sys
+from vmgahp.job import engine
+engine.CPU_SECONDS = 1
+sys.exit(engine.main(sys.argv[2:]))
+"""
+
+
+def hurry_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give HTCondor's engine one second of the processor: its limit is set in the process that evaluates."""
+    monkeypatch.setattr("vmgahp.host.own_code.interpreter", lambda: (sys.executable, "-I", "-c", HURRIED_ENGINE))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import REPOSITORY
+from tests.jobs import hurry_the_engine
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.hooks import mac, policy, program, stylesheet
@@ -589,7 +590,7 @@ def test_a_machine_that_cannot_evaluate_its_requirements_is_at_fault(monkeypatch
 
 
 def test_a_job_that_brings_the_requirements_down_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "CPU_SECONDS", 2)
+    hurry_the_engine(monkeypatch)
     with pytest.raises(JobFault, match="regexp"):
         requires('regexp("(?:a|b)*c", Name) =!= true', Name=f'"{"ab" * 400_000}"')
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.jobs import own
@@ -127,7 +127,9 @@ def test_nobody_but_the_starter_of_this_machine_is_spoken_to(scratch: Path, user
         tell(news_of(ChirpVMState="Running"), scratch, user)
 
 
-@given(st.binary(max_size=300) | st.binary(max_size=30).map(lambda end: b"127.0.0.1 1234 " + end))
+@given(st.from_regex(rb"(127|10|::)[0-9.:]{0,9} [0-9]{1,6} [a-z0-9._]{1,9}\n?", fullmatch=True) | st.binary())
+@example(b"127.255.0.1 65535 a\n")
+@example(b"::1 1 a")
 def test_whatever_the_file_says_it_is_a_loopback_address_or_nothing(text: bytes) -> None:
     if found := chirp.parse(text):
         address, port, password = found

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.job.support import found as found_spec
 from tests.job.support import refusal, spec
-from tests.jobs import GOOD, MACHINE, Files, ad
+from tests.jobs import GOOD, MACHINE, Files, ad, hurry_the_engine
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
@@ -155,7 +155,7 @@ BREAKS_THE_ENGINE = {
 
 @pytest.mark.parametrize("expression", BREAKS_THE_ENGINE.values(), ids=BREAKS_THE_ENGINE.keys())
 def test_what_brings_the_engine_down_holds_the_job_and_nothing_else(monkeypatch, expression):
-    monkeypatch.setattr(engine, "CPU_SECONDS", 2)
+    hurry_the_engine(monkeypatch)
     wanted = ad(X=expression)
     with pytest.raises(JobFault, match="cannot be evaluated"):
         wanted.integer("X")
