@@ -135,8 +135,16 @@ class Namespace:
 
     # ---- processes ------------------------------------------------------------------------------
 
+    def assert_stands(self) -> None:
+        """Raise `LabError` where the first process is gone, for then nothing in it can be waited for."""
+        if self._holder is None:
+            raise LabError("the namespace is not open")
+        if (status := self._holder.poll()) is not None:
+            raise LabError(f"the first process of the namespace is gone (exit status {status}), and all others with it")
+
     def command(self, argv: Sequence[str], user: str | None = None, cwd: str = "/") -> list[str]:
         """The host's command line that runs `argv` in the namespace."""
+        self.assert_stands()
         entered = ["nsenter", f"--target={self._init}", "--mount", "--pid", "--net", "--uts", "--ipc"]
         entered += ["--root", "env", "--chdir", cwd]
         if user:
@@ -146,16 +154,19 @@ class Namespace:
     def run(
         self, *argv: str, user: str | None = None, cwd: str = "/", check: bool = True, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the namespace to its end; `LabError` with its output when it fails."""
-        done = subprocess.run(
-            self.command(argv, user, cwd),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE * timeout,
-            env=self.environment(),
-        )
+        """Run a command in the namespace to its end; `LabError` with its output when it fails or does not end."""
+        try:
+            done = subprocess.run(
+                self.command(argv, user, cwd),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=PATIENCE * timeout,
+                env=self.environment(),
+            )
+        except subprocess.TimeoutExpired:
+            raise LabError(f"{' '.join(argv)} in the namespace: no end within {PATIENCE * timeout:.0f} s") from None
         if check and done.returncode:
             output = (done.stdout + done.stderr).rstrip()
             raise LabError(f"{' '.join(argv)} in the namespace: exit {done.returncode}\n{output}")
@@ -176,7 +187,8 @@ class Namespace:
         return Path(f"/proc/{self._init}/root") / inside.lstrip("/")
 
     def processes(self) -> dict[int, str]:
-        """What runs in it besides the first process: pid as seen inside -> command line."""
+        """The processes in it besides the first: pid as seen inside -> command line."""
+        self.assert_stands()
         found = {}
         for entry in self.path("/proc").iterdir():
             if entry.name.isdigit() and entry.name != "1":

@@ -10,12 +10,13 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.lab.namespace import LAB, OUR_SERVER, LabError, Namespace, wait_until
+from tests.lab.namespace import LAB, OUR_SERVER, PATIENCE, LabError, Namespace, wait_until
 
 T = TypeVar("T")
 
@@ -23,6 +24,15 @@ USER = "alice"
 DOMAIN = "lab"
 JOBS = f"{LAB}/jobs"
 EXECUTE = "/var/lib/condor/execute"
+
+FOR_GOOD = frozenset({"condor_master", "libvirtd"})
+"""The daemons that nothing in a namespace starts again."""
+RESTARTED = frozenset({"condor_collector", "condor_negotiator", "condor_schedd", "condor_startd"})
+"""The daemons that condor_master starts again."""
+RESTART = 30 * PATIENCE
+"""Seconds after which condor_master has not started one again: it waits eleven before it does."""
+LOOK = 20
+"""Seconds between two questions, whether the machine is still in service."""
 
 CONFIG = """\
 # One machine is the pool; it talks to itself only.
@@ -168,7 +178,13 @@ class Pool:
         self.config = CONFIG.format(lab=LAB, domain=DOMAIN, server=server) + settings
         self.log = self.directory / "log"
         self.advertised: dict[str, Any] = {}
-        """What the machine had to offer before the first job (`remember`)."""
+        """The machine's ad before the first job (`remember`)."""
+        self.dead = ""
+        """The reason why no job can run in the pool any more: each later wait and submission fails with it at once."""
+        self.watched = True
+        """The switch for a test which itself breaks what `assert_alive` looks at."""
+        self._missing: dict[str, float] = {}
+        self._looked = time.monotonic()
 
     def __enter__(self) -> Self:
         try:
@@ -229,7 +245,7 @@ class Pool:
             ad = self.machine()
             return ad if ad.get("HasVM") else {}
 
-        return self.wait_until("the machine to have VMs", machine, 240)
+        return self.wait_until("the machine to have VMs", machine, 120)
 
     def remember(self) -> None:
         """Wait until the machine offers VMs, and keep what it says in `advertised`.
@@ -304,6 +320,7 @@ class Pool:
 
         `options` are condor_submit's.
         """
+        self.assert_alive()
         directory = self.directory / "jobs" / name
         directory.mkdir()
         make_files(directory)
@@ -313,11 +330,55 @@ class Pool:
         return Job(self, int(out.split(".")[0]), directory)
 
     def wait_until(self, what: str, condition: Callable[[], T | None], timeout: float) -> T:
-        """As `namespace.wait_until`, with the pool's logs in the error."""
+        """As `namespace.wait_until`, with the pool's logs in the error; one that is dead is not waited for."""
+
+        def alive() -> T | None:
+            self.assert_alive()
+            return condition()
+
         try:
-            return wait_until(what, condition, timeout, interval=1)
+            return wait_until(what, alive, timeout, interval=1)
         except LabError as error:
-            raise LabError(f"{error}\n{self.diagnosis()}") from None
+            told = str(error)
+            if self.watched and not self.dead:
+                self.dead = self._why_dead(thorough=True)
+                told += f"\n{self.dead}"
+            raise LabError(f"{told}\n{self.diagnosis()}") from None
+
+    # ---- dead or alive --------------------------------------------------------------------------
+
+    def assert_alive(self) -> None:
+        """Raise `LabError` where no job can run any more, with the reason that was seen first."""
+        if self.watched and not self.dead:
+            self.dead = self._why_dead()
+        if self.dead:
+            raise LabError(f"the pool is dead: {self.dead}")
+
+    def _why_dead(self, thorough: bool = False) -> str:
+        """Why no job can run any more, or nothing; `thorough` asks each daemon, as after a wait in vain."""
+        try:
+            running = {Path(words.split(" ")[0]).name for words in self.namespace.processes().values()}
+        except (LabError, OSError) as error:
+            return str(error)
+        now = time.monotonic()
+        self._missing = {name: self._missing.get(name, now) for name in (FOR_GOOD | RESTARTED) - running}
+        for name, since in self._missing.items():
+            if name in FOR_GOOD or now - since > RESTART:
+                return f"{name} is gone"
+        if thorough or now - self._looked > LOOK:
+            self._looked = now
+            try:
+                if thorough:
+                    self.run("condor_q", timeout=15)
+                    self.run("virsh", "-q", "-c", "qemu:///system", "version", timeout=15)
+                machine = self.machine()
+            except LabError as error:
+                return str(error)
+            if "VMOfflineReason" in machine:
+                return f"a starter took the machine out of service: {machine['VMOfflineReason']}"
+            if thorough and not machine.get("HasVM"):
+                return "the machine offers no VMs: StartLog and VMGahpLog may say why"
+        return ""
 
     def diagnosis(self, lines: int = 40) -> str:
         """The ends of the logs that tell most, for a test that failed."""

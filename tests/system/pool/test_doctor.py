@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.lab.guest import make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, Namespace, wheel_of, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, LabError, Namespace, wheel_of, why_not
 from tests.lab.pool import Pool
 
 pytestmark = pytest.mark.pool
@@ -233,6 +233,7 @@ def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:
         status, found = examined(pool.namespace)
         assert (status, found["startd"]["verdict"]) == (0, "ok"), found
         end_libvirtd(pool.namespace)
+        pool.watched = False  # or the next line would fail
         pool.submit("broken", lambda directory: make_guest(directory / "guest.img", None))
         pool.wait_until("the machine to be offline", lambda: "VMOfflineReason" in pool.machine(), 120)
         status, found = examined(pool.namespace)
@@ -250,5 +251,9 @@ def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:
         _, found = examined(pool.namespace)
         assert found["libvirt"]["verdict"] == "ok"
         assert found["startd"]["verdict"] == "bad"
+        pool.watched = True
+        with pytest.raises(LabError, match="the pool is dead: a starter took the machine out of service: VMGAHP_ERR_"):
+            pool.wait_until("what never comes", lambda: None, 240)
+        pool.watched, pool.dead = False, ""
         pool.run("condor_restart", "-startd")
         pool.wait_until("the machine's return", lambda: examined(pool.namespace)[0] == 0, 60)
