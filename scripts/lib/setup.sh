@@ -294,6 +294,14 @@ audit_lock() {
     return $status
 }
 
+# How long ago everything was tried; what it has to say is in `age`.
+look_at_age() {
+    local status=0
+    age=$(python3 "$root/scripts/lib/record.py" age) || status=$?
+    [ $status = 0 ] || { printf '%s\n' "$age" && age=; }
+    return $status
+}
+
 # What scripts/check does, and scripts/test first of all. All is looked at, whatever failed before; which ones did is
 # in `failed_checks`.
 run_checks() {
@@ -306,6 +314,8 @@ run_checks() {
     _check "packaging/requirements.lock" "$venv/bin/python" "$root/scripts/lib/lock.py" fits
     _check "pip-audit" audit_lock
     [ -z "$audited" ] || say "${dim}    $audited${plain}"
+    _check "tests/tried.json" look_at_age
+    [ -z "$age" ] || say "${dim}    $age${plain}"
     [ -z "$failed_checks" ]
 }
 _check() { attempt "$@" || failed_checks+="${failed_checks:+, }$1"; }
