@@ -31,9 +31,9 @@ def tables(record: Path = TESTS / "tried.json") -> str:
 
 
 def _table(title: str, counts: dict[str, list[int]]) -> str:
-    rows = [(key, *numbers) for key, numbers in sorted(counts.items())]
-    rows.append(("all", sum(tried for _, tried, _ in rows), sum(breached for *_, breached in rows)))
-    lines = [f"| {key} | {tried} | {tried - breached} | {breached} |\n" for key, tried, breached in rows]
+    total = [sum(numbers) for numbers in zip(*counts.values(), strict=True)] or [0, 0]
+    rows = [*sorted(counts.items()), ("all", total)]
+    lines = [f"| {key} | {tried} | {tried - breached} | {breached} |\n" for key, (tried, breached) in rows]
     return f"| {title} | tried | stopped | breached |\n|---|---|---|---|\n" + "".join(lines)
 
 
