@@ -239,7 +239,7 @@ for (const page of pages) {
 """
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed")
+@pytest.mark.skipif(shutil.which("chromium-headless-shell") is None, reason="needs chromium-headless-shell")
 def test_nothing_is_wider_than_a_phone(tmp_path: Path) -> None:
     long = "a-user-with-a-long-name_at-a-site-with-a-long-domain.example.org_123456789.12345"
     disks = {f"a-disk-of-a-long-name-in-the-xml-of-the-job-{number}": {"read_bytes": 1 << 50} for number in range(3)}
@@ -257,7 +257,7 @@ def test_nothing_is_wider_than_a_phone(tmp_path: Path) -> None:
     (tmp_path / "measure.html").write_text(MEASURED.replace("PAGES", json.dumps([f"{name}.html" for name in pages])))
     done = subprocess.run(
         [
-            *("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"),
+            *("chromium-headless-shell", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"),
             *("--allow-file-access-from-files", "--disable-web-security", "--virtual-time-budget=10000", "--dump-dom"),
             f"file://{tmp_path}/measure.html",
         ],
