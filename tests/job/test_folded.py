@@ -92,6 +92,6 @@ def test_what_htcondor_has_reserved_stays_as_it_is():
 
 @pytest.mark.parametrize("value", ["{1}", "[a = 1]", "error", "undefined", '"x', "1 / 0", "NoSuch(1)"])
 def test_what_is_no_value_meets_no_condition_on_one(value):
-    for name in ("JobVMMemory", "VMPARAM_vm_Share", "JobVMNetworking"):
-        seen = folded(ad(**{name: value}), MACHINE)
-        assert seen.judge(f"{name} =?= true || {name} >= 0") is not True
+    names = ("JobVMMemory", "VMPARAM_vm_Share", "JobVMNetworking")
+    seen = folded(ad(**dict.fromkeys(names, value)), MACHINE)
+    assert seen.judge(" || ".join(f"{name} =?= true || {name} >= 0" for name in names)) is not True

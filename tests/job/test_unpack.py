@@ -234,6 +234,6 @@ def test_too_deep_and_too_long_names_end_it(outputs: Outputs) -> None:
     assert "too deep" in outputs.unpack(tar(entry("a" * 300, b"1"))).problem
 
 
-def test_ten_thousand_files(outputs: Outputs) -> None:
-    done = outputs.unpack(tar(*(entry(f"d{number % 10}/f{number}", b"1") for number in range(10_000))))
-    assert (done.entries, done.problem) == (10_000, "")
+def test_two_thousand_files(outputs: Outputs) -> None:
+    done = outputs.unpack(tar(*(entry(f"d{number % 10}/f{number}", b"1") for number in range(2_000))))
+    assert (done.entries, done.problem) == (2_000, "")
