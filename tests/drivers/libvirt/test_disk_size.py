@@ -51,6 +51,7 @@ def job(scratch: Path) -> Job:
     return Job(scratch)
 
 
+@pytest.mark.qemu
 @pytest.mark.parametrize("image_format", ["raw", "qcow2"])
 def test_a_transferred_image_grows_once(job: Job, image_format: str) -> None:
     job.image("disk", image_format)
@@ -59,6 +60,7 @@ def test_a_transferred_image_grows_once(job: Job, image_format: str) -> None:
         assert job.size("disk", image_format) == 20 * MIB
 
 
+@pytest.mark.qemu
 def test_an_overlay_of_the_catalog_grows_and_its_image_does_not(job: Job, place: Path) -> None:
     base = write(place / "a", b"content" + bytes(MIB - 7))
     settings = offering(place, '[a]\npath = "a"\nformat = "raw"\n')
@@ -70,6 +72,7 @@ def test_an_overlay_of_the_catalog_grows_and_its_image_does_not(job: Job, place:
     assert os.listdir(job.path) == []
 
 
+@pytest.mark.qemu
 @pytest.mark.parametrize(
     ("size", "problem"),
     [("2M", "has 4 MiB already, and none is made smaller"), ("900T", "MiB more, and [0-9]+ MiB are free for this job")],
@@ -82,6 +85,7 @@ def test_a_size_that_cannot_be_had(job: Job, size: str, problem: str) -> None:
     assert (job.path / "disk").read_bytes() == before
 
 
+@pytest.mark.qemu
 def test_an_image_that_is_none(job: Job) -> None:
     (job.path / "disk").write_bytes(b"QFI\xfb" + bytes(1000))
     own(job.path, job.path / "disk")
@@ -111,6 +115,7 @@ def test_an_image_that_is_not_the_jobs_own_copy(job: Job, tmp_path: Path) -> Non
         job.make("1G", f"{shared}:vda:w")
 
 
+@pytest.mark.qemu
 def test_a_hypervisor_that_makes_no_disks(job: Job) -> None:
     job.image("disk", "raw")
     spec = support.found(
