@@ -36,7 +36,16 @@ def examples(full: int) -> int:
 FOUND_BY_TEXT = ("pool", "xen", "faults")
 """The marks by which scripts/test finds the modules of a part."""
 
-DEADLINES = {"attacks": 600, "faults": 600, "libvirt": 180, "qemu": 180, "podman": 180, "vsphere": 180, "pool": 900, "xen": 900}
+DEADLINES = {
+    "attacks": 600,
+    "faults": 600,
+    "libvirt": 180,
+    "qemu": 180,
+    "podman": 180,
+    "vsphere": 180,
+    "pool": 900,
+    "xen": 900,
+}
 """Seconds for a test with a marker, its fixtures included; the longest counts."""
 UNIT_DEADLINE = 60
 
