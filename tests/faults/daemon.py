@@ -62,7 +62,7 @@ class Daemon(Client):
         """Fetch what results there are within `timeout` seconds."""
         end = time.monotonic() + timeout
         while True:
-            self.pump(max(0.0, end - time.monotonic()))
+            # What came with the reply to something else is here already, and nothing announces it again.
             while (line := self.next_line()) is not None:
                 self.requests.received(line)
             if self.requests.ready:
@@ -70,7 +70,7 @@ class Daemon(Client):
                 while self.requests.results_left:
                     self.receive()
                 return
-            if self.ended or time.monotonic() >= end:
+            if self.ended or not self.pump(max(0.0, end - time.monotonic())):
                 return
 
     def answer(self, request: Request, timeout: float = ANSWER) -> list[str]:

@@ -42,6 +42,14 @@ class Points:
         with self._news:
             return self._news.wait_for(lambda: point in self.trace, seconds)
 
+    def is_left(self) -> bool:
+        """Look whether the process that was held is gone; True where none is held."""
+        with self._news:
+            try:
+                return self._held is None or not self._held.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+
     def close(self) -> None:
         self.release()
         self._listener.close()

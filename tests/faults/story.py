@@ -18,7 +18,7 @@ from vmgahp.protocol.requests import Request, RequestState
 
 VM_TYPE = "kvm"
 MEMORY_MIB = 16
-TICKS = 4
+TICKS = 2
 """Of 18.2 a second, between two counts of the guest."""
 
 GUARDIAN = 60.0
@@ -88,10 +88,10 @@ class Story:
 
     # What a client does
 
-    def begin(self, vm_type: str = VM_TYPE) -> Daemon:
+    def begin(self, **settings: object) -> Daemon:
         """Start the daemon; nothing is asked of it."""
         assert self.daemon is None
-        self.daemon = Daemon(self.directory, vm_type)
+        self.daemon = Daemon(self.directory, VM_TYPE, **settings)
         self.killed = self.hung = self.stopped = self.ended_read_only = False
         self.vm = ""
         return self.daemon
@@ -104,8 +104,8 @@ class Story:
         self.saved_at, self.durable = self.count(), True
 
     def begin_for(self, operation: str) -> None:
-        """A daemon, and a VM in the state in which the operation is tried."""
-        self.begin()
+        """Start a daemon, and a VM in the state in which the operation is tried."""
+        self.begin(VM_STOP_TIMEOUT=int(operation == "STOP"))  # this guest never obeys, and only there it matters
         if not operation.startswith("START"):
             self.done("START")
             assert until(lambda: self.count() > 2, PATIENCE), "the guest does not count"
@@ -280,7 +280,9 @@ class Story:
         # Without a point a START may find the disk full when it looks for room.
         self.may_be_held = fault == "QEMU: SIGKILL" or (fault == "disk: full" and not point)
         self.ended_read_only = fault == "disk: read-only" and operation in ("STOP", *ENDS)
-        if self.ends_daemon(fault):
+        if fault == "daemon: SIGKILL":
+            until(daemon.points.is_left, 1.0)
+        elif self.ends_daemon(fault):
             daemon.points.wait_for("end.begun", 1.0)
         daemon.points.release()
         self.heal(fault)

@@ -77,7 +77,7 @@ class Worker:
         finally:
             story.close()
         log = "" if tried and not story.lost else "\n".join(story.told)
-        return Verdict(*case, tried, story.lost, time.monotonic() - began, log)
+        return Verdict(*case, int(tried), story.lost, time.monotonic() - began, log)
 
     def _try(self, story: Story, case: Case) -> bool:
         if case.operation == "START from a checkpoint":
@@ -121,8 +121,7 @@ class Worker:
         finally:
             story.close()
         log = "\n".join(story.told[-40:]) if story.lost else ""
-        taken = time.monotonic() - began
-        return Verdict("random", f"seed {seed}", f"{tried} steps", tried > 0, story.lost, taken, log)
+        return Verdict("random", f"seed {seed}", "", tried, story.lost, time.monotonic() - began, log)
 
 
 def random_step(story: Story, chance: random.Random) -> int:
@@ -146,11 +145,14 @@ def random_step(story: Story, chance: random.Random) -> int:
 
 
 def main(directory: str) -> None:
-    """Answer one line after the other."""
-    worker = Worker(Path(directory))
-    for line in sys.stdin:
-        asked = json.loads(line)
-        print(json.dumps(worker.answer(asked)), flush=True)
+    """Answer one line after the other; the last answer says why there is no machine any more."""
+    try:
+        worker = Worker(Path(directory))
+        for line in sys.stdin:
+            print(json.dumps(worker.answer(json.loads(line))), flush=True)
+    except Exception:
+        print(json.dumps(traceback.format_exc()), flush=True)
+        raise
 
 
 if __name__ == "__main__":
