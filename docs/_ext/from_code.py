@@ -15,6 +15,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import attacks_tried
 import command_line
+import faults_tried
 import vmgahp
 from command_line import plain
 from vmgahp import cli, errors, vm_types
@@ -139,6 +140,8 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     yield "daemon-usage", lambda: _verbatim(cli.USAGE)
     yield "plugin-usage", lambda: _verbatim(transfer_plugin.USAGE)
     yield "attacks-tried", attacks_tried.tables
+    yield "faults-kinds", faults_tried.kinds
+    yield "faults-tried", faults_tried.tried
 
 
 PARTS = dict(parts())

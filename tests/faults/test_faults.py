@@ -1,10 +1,13 @@
 """Faults at the points of a VM's life: a dozen by day, and all of them, in shards, in scripts/test --faults."""
 
 import importlib
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests import REPOSITORY
 from tests.faults import launcher
 from tests.faults.cases import FAULTS, OPERATIONS, Case, Verdict, all_cases
 from tests.faults.matrix import LIVES, LONGEST, Machine, in_words
@@ -49,8 +52,9 @@ def survived(verdict: Verdict) -> None:
 
 
 def counted(request: pytest.FixtureRequest, what: str, name: str, verdict: Verdict) -> None:
-    """Count it for the record, and have it survived."""
-    request.node.user_properties.append(("counted", [what, name, verdict.tried, int(bool(verdict.lost))]))
+    """Count it for the record, and fail where it was not survived."""
+    lost = int(bool(verdict.lost))
+    request.node.user_properties.append(("counted", [what, name, max(verdict.tried, lost), lost]))
     survived(verdict)
 
 
@@ -117,6 +121,26 @@ def test_each_shard_has_every_operation_point_and_fault(number: int) -> None:
 def test_what_is_shortened_is_there(module: str, name: str) -> None:
     pytest.importorskip("libvirt")
     assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_page_says_what_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(REPOSITORY / "docs" / "_ext"), *sys.path])
+    import faults_tried
+
+    record = tmp_path / "tried.json"
+    assert faults_tried.tried(record) == "Not recorded yet.\n"
+    counts = {
+        "faults": {"SUSPEND | disk: full": [3, 1], "SUSPEND | disk: read-only": [2, 0]},
+        "random sequences": {"seed 1": [30, 0], "seed 2": [12, 1]},
+    }
+    part = {"commit": "0f67703", "date": "2026-11-05", "system": "Debian 12", "seconds": 90, "counts": counts}
+    record.write_text(json.dumps({"parts": {"faults": part}}))
+    text = faults_tried.tried(record)
+    assert text.startswith("On 5 November 2026 5 faults were tried, in 2 minutes, on Debian 12 (commit `0f67703`); 4 ")
+    assert "| SUSPEND | 3 | - | - | - | 4 of 5 |\n" in text
+    assert "| disk: full | 2 of 3 |\n" in text
+    assert "\n- SUSPEND, disk: full: 1 of 3\n" in text
+    assert "2 random sequences had 42 operations, half of them with a fault; 1 sequences ended in a loss.\n" in text
 
 
 @pytest.fixture
