@@ -4,6 +4,7 @@ import os
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.namespace import wait_until, why_not
+from tests.lab.namespace import REPOSITORY, wait_until, why_not
 from tests.lab.worker_machine import MACHINE
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(why_not(pool=False) != "", reason=why_not(pool=False))]
@@ -94,6 +95,45 @@ def test_all_of_it_ends_with_its_starter(tmp_path: Path, domain: Path) -> None:
         assert namespace in namespaces()
         os.kill(subject.process.pid, signal.SIGKILL)
         wait_until("its processes to end", lambda: namespace not in namespaces(), 10)
+
+
+CONFTEST = """
+import os, socket
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        socket.create_connection(("127.0.0.1", int(os.environ["CONTROLLER"]))).close()
+"""
+INNER = """
+import os, pytest
+
+@pytest.mark.parametrize("number", range(2))
+def test_own_network(number):
+    assert os.readlink("/proc/self/ns/net") == os.readlink("/proc/1/ns/net") != os.environ["NETWORK"]
+    assert os.path.exists("/run/libvirt/libvirt-sock")
+"""
+
+
+def test_workers_of_pytest_have_one_each_and_reach_their_controller(tmp_path: Path) -> None:
+    """Some plugins connect to the controller's by TCP."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_inner.py").write_text(INNER)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.lab.worker_machine", "-p", "no:cacheprovider", "-n", "1"]
+    with socket.create_server(("127.0.0.1", 0)) as controller:
+        environ = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+            "CONTROLLER": str(controller.getsockname()[1]),
+            "NETWORK": os.readlink("/proc/self/ns/net"),
+        }
+        done = subprocess.run(
+            [*command, "--rootdir", tmp_path, tmp_path],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 def namespaces() -> set[str]:

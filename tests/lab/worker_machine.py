@@ -48,7 +48,7 @@ class Outside:
         _enter(self._network)
 
     @pytest.hookimpl(trylast=True, specname="pytest_configure")
-    def come_back(self) -> None:
+    def pytest_come_back(self) -> None:
         """Come back to it, after all others."""
         _enter(self._own)
 
