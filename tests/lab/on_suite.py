@@ -1,0 +1,46 @@
+"""Run a command on another Debian: `python -m tests.lab.on_suite SUITE COMMAND…`, as root.
+
+The machine is a namespace over the pool's root of that suite (scripts/pool-root), whose Python and libraries are
+Debian's; pytest and most other tools are those of this environment, and what is about these tools (`tests/docs`,
+`tests/packaging`) is not for it. It sees the clone at its own place, and what is written there is thrown away; `python`
+finds all of them. libvirtd runs. The exit status is the command's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+
+from tests.lab.namespace import REPOSITORY, LabError, Namespace, default_root
+
+PASSED_ON = ("CI", "HYPOTHESIS_", "VMGAHP_")
+"""How the names of environment variables begin that the command gets."""
+
+PREPARE = f"""\
+mkdir -p /tmp/clone/upper /tmp/clone/work
+mount -t overlay -o "lowerdir={REPOSITORY},upperdir=/tmp/clone/upper,workdir=/tmp/clone/work" overlay {REPOSITORY}
+printf '%s\\n' {REPOSITORY}/src {sysconfig.get_path("purelib")} >/usr/lib/python3/dist-packages/zz-vmgahp.pth
+"""
+"""Debian's modules come before this environment's, which may be compiled for another Python."""
+
+
+def run(suite: str, command: list[str]) -> int:
+    """The exit status of a command on a machine of that suite."""
+    root = default_root().with_name(f"pool-{suite}")
+    with tempfile.TemporaryDirectory(prefix="vmgahp-suite-") as exchange, Namespace(exchange, root) as machine:
+        machine.run("sh", "-e", "-c", PREPARE)
+        machine.start_libvirt()
+        environ = machine.environment()
+        environ["PATH"] = f"/opt/vmgahp/bin:{environ['PATH']}"
+        environ |= {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+        return subprocess.run(machine.command(command, cwd=str(REPOSITORY)), env=environ, check=False).returncode
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(run(sys.argv[1], sys.argv[2:]))
+    except LabError as error:
+        sys.exit(f"on_suite: {error}")
