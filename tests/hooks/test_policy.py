@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import REPOSITORY
+from tests.conftest import examples
 from tests.jobs import hurry_the_engine
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
@@ -392,7 +393,7 @@ def test_no_requirements() -> None:
     policy.require(Settings(), ad())
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.dictionaries(st.sampled_from(["A", "B", "C"]), st.text(max_size=20)))
 def test_every_ad_has_values_that_are_json(attributes: dict[str, str]) -> None:
     values = JobAd(attributes.items()).values()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import jobs
+from tests.conftest import examples
 from tests.images.support import read
 from tests.images.support import write as executable
 from vmgahp.errors import JobFault, MachineFault
@@ -114,7 +115,7 @@ def test_names_that_only_windows_confuses_are_told_apart(scratch: Path, user: Id
 
 
 @given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=4).map("/".join), st.binary(max_size=10), max_size=5))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_whatever_the_names_are(tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]) -> None:
     directory = tmp_path_factory.mktemp("names")
     try:

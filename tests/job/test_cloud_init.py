@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.images.support import read
 from tests.job import support
 from tests.jobs import ad, own, owner
@@ -123,7 +124,7 @@ def test_what_cloud_init_would_drop_is_refused(directory: Directory, content: by
 
 
 @given(st.binary(max_size=100) | st.binary(max_size=20).map(lambda rest: b"#!" + rest))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_whatever_a_file_has_it_is_taken_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     directory = Directory(tmp_path_factory.mktemp("job"))
     directory.put("user-data", content)
