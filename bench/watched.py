@@ -34,10 +34,15 @@ def median(values: Sequence[int]) -> float:
     return statistics.median_high(values) / 1e6
 
 
+def _give_up(*_: object) -> None:
+    raise TimeoutError(f"a server has given no sign for {DEADLINE} s")
+
+
 class Server:
     """A server process with the client's ends of its pipes."""
 
     def __init__(self, argv: list[str], environment: Mapping[str, str], errors: str) -> None:
+        signal.signal(signal.SIGALRM, _give_up)
         signal.alarm(DEADLINE)
         theirs_in, self._to = os.pipe2(os.O_CLOEXEC)
         self.output, theirs_out = os.pipe2(os.O_CLOEXEC)
@@ -158,6 +163,7 @@ class Server:
 
     def block(self, ad: Sequence[bytes], *, piecewise: bool) -> int:
         """Measure a job ad, in nanoseconds; `piecewise` as condor_starter writes it, a line and then its end."""
+        signal.alarm(DEADLINE)
         began = time.perf_counter_ns()
         self.write(b"CLASSAD\r\n")
         self.lines(1)
