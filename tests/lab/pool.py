@@ -374,8 +374,8 @@ class Pool:
                 machine = self.machine()
             except LabError as error:
                 return str(error)
-            if "VMOfflineReason" in machine:
-                return f"a starter took the machine out of service: {machine['VMOfflineReason']}"
+            if reason := machine.get("VMOfflineReason"):  # it is there without a value as long as all is well
+                return f"a starter took the machine out of service: {reason}"
             if thorough and not machine.get("HasVM"):
                 return "the machine offers no VMs: StartLog and VMGahpLog may say why"
         return ""

@@ -9,7 +9,7 @@ from vmgahp.protocol.transcript import CLIENT, Transcript, steps
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 STARTER = TRANSCRIPTS / "starter.txt"
-"""A job that was suspended and continued, and whose guest powered itself off; from the pool's test_transcripts.py."""
+"""A job that was suspended and continued, and whose guest powered itself off; from the pool's test_checkpoints.py."""
 
 
 def play_exactly(recorded: Transcript, send: Callable[[bytes], object], receive: Callable[[], str | None]) -> None:

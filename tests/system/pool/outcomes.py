@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
-from tests.lab.namespace import wheel_of, why_not
+from tests.lab.namespace import OUR_SERVER, wheel_of, why_not
 from tests.lab.pool import Job, Pool
 
-START = 120
-END = 240
+START = 90
+END = 150
 """Seconds that anything may take before the test fails: every start of a VM is followed by 30 in which the starter
 sleeps, and a status comes every 30."""
 
@@ -25,13 +25,17 @@ def settle(pool: Pool, job: Job) -> None:
 
 @contextmanager
 def pool_of_its_own(
-    factory: pytest.TempPathFactory, name: str, settings: str, prepare: Callable[[Pool], None]
+    factory: pytest.TempPathFactory,
+    name: str,
+    settings: str,
+    prepare: Callable[[Pool], None] | None = None,
+    server: str = OUR_SERVER,
 ) -> Iterator[Pool]:
     """A pool with these settings; `prepare` is called before HTCondor starts."""
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    pool = Pool(factory.mktemp(f"{name}-pool"), settings=settings)
+    pool = Pool(factory.mktemp(f"{name}-pool"), server, settings)
     try:
         pool.start(wheel_of(factory), prepare)
         yield pool

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 from tests.lab.guest import BANNER, DONE, counts, make_guest
-from tests.lab.namespace import wheel_of, why_not
 from tests.lab.pool import Job, Pool
 from tests.lab.vmware import convert, count_on
+from tests.system.pool.outcomes import END, START, pool_of_its_own
 
 pytestmark = pytest.mark.pool
 
-START = 120
-END = 240
 SECONDS = 5
 
 CONFIG = "VM_TYPE = any\nVM_ANY_TYPES = vmrun, kvm\n"
@@ -56,15 +54,8 @@ def endless(home: Path) -> None:
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A pool of its own, whose machine offers whatever it has."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
-    pool = Pool(tmp_path_factory.mktemp("any-pool"), settings=CONFIG)
-    try:
-        pool.start(wheel_of(tmp_path_factory))
+    with pool_of_its_own(tmp_path_factory, "any", CONFIG) as pool:
         yield pool
-    finally:
-        pool.stop()
 
 
 @pytest.fixture(scope="module")

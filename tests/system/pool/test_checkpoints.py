@@ -1,14 +1,18 @@
-"""Suspend and vacate under a real starter: the guest is resumed, and counts on."""
+"""Suspend, vacate, periodic checkpoints and a recorder under a real starter: the guest is resumed, and counts on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
+from tests.lab.namespace import LAB, OUR_SERVER
 from tests.lab.pool import JOBS, Job, Pool
-from tests.system.pool.outcomes import CHECKPOINT, END, START, settle
+from tests.protocol.recordings import STARTER, for_everybody, outline
+from tests.system.pool.outcomes import CHECKPOINT, END, START, pool_of_its_own, settle
+
+from vmgahp.protocol import transcript
 
 pytestmark = pytest.mark.pool
 
@@ -17,14 +21,58 @@ SECONDS = 90
 
 SOFT = "/etc/condor/config.d/99-soft-suspend.config"
 
+PERIOD = 45
+"""Seconds between periodic checkpoints: the first comes when the starter listens, the second when the test
+has killed it."""
+
+SETTINGS = f"PERIODIC_CHECKPOINT = TARGET.Periodic =?= True && (time() - LastPeriodicCheckpoint) > {PERIOD}\n"
+
+PERIODIC = (
+    CHECKPOINT
+    + """vm_type = libvirt
++VMPARAM_vm_Disk = "guest.img:hda:w:raw"
+requirements = TARGET.VM_Type == "kvm"
++Periodic = true
+job_lease_duration = 20
+"""
+)
+"""Of another VM type than the machine's, for HTCondor has no periodic checkpoints of kvm."""
+
+PLACE = "/var/log/vmgahp"
+SERVER = f"""\
+#!/bin/sh
+case "$*" in
+*"-M 3"*)
+    ! grep -q '^Periodic = true' .job.ad || export _CONDOR_VM_TYPE=libvirt
+    grep -q '^Recorded = true' .job.ad || exec {OUR_SERVER} "$@"
+    ;;
+esac
+exec /opt/vmgahp/bin/vmgahp record -o {PLACE} -- {OUR_SERVER} "$@"
+"""
+"""The pool's VM_GAHP_SERVER: it records the startd's probes and the conversation about one job, and lets another have a
+VM type that the machine does not offer."""
+
 
 def guest(home: Path) -> None:
     make_guest(home / "guest.img", SECONDS)
 
 
+def install(pool: Pool) -> None:
+    pool.run("install", "-d", "-m", "700", PLACE)
+    server = pool.directory / "server"
+    server.write_text(SERVER)
+    server.chmod(0o755)
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    with pool_of_its_own(tmp_path_factory, "checkpoints", SETTINGS, install, f"{LAB}/server") as pool:
+        yield pool
+
+
 @pytest.fixture(scope="module")
 def jobs(pool: Pool) -> Mapping[str, Job]:
-    """Jobs side by side: two that will be vacated, one that will be paused in RAM."""
+    """Jobs side by side, each of which meets with something as soon as its starter listens."""
     pool.offering()
     shared = f"vm_disk = {JOBS}/shared/guest.img:hda:w:raw\ntransfer_input_files =\n"
     pool.namespace.path(SOFT).write_text("VM_SOFT_SUSPEND = True\n")
@@ -35,13 +83,40 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
         "transferred": pool.submit("transferred", guest, CHECKPOINT),
         "shared": pool.submit("shared", guest, CHECKPOINT + shared),
         "chosen": pool.submit("chosen", guest, CHECKPOINT + "transfer_output_files = vm_outputs/\n"),
+        "recorded": pool.submit("recorded", guest, '+Recorded = true\nenvironment = "TOKEN=hush"'),
+        "periodic": pool.submit("periodic", guest, PERIODIC),
     }
-    vacated = ("transferred", "shared", "chosen")
-    commands = {"paused": "condor_suspend"} | dict.fromkeys(vacated, "condor_vacate_job")
+    suspended, vacated = ("paused", "recorded"), ("transferred", "shared", "chosen")
+    commands = dict.fromkeys(suspended, "condor_suspend") | dict.fromkeys(vacated, "condor_vacate_job")
     for name, command in commands.items():
         settle(pool, submitted[name])
         submitted[name].command(command)
     return submitted
+
+
+def test_a_job_restarts_from_a_periodic_checkpoint(pool: Pool, jobs: Mapping[str, Job]) -> None:
+    """The execute side is killed after one: the job restarts from there, with its disk as it was then."""
+    job = jobs["periodic"]
+    pool.wait_until("its guest", job.is_running, START)  # whose first STATUS may come amid a checkpoint
+    pool.wait_until("the checkpoint", lambda: "CONDOR_VM_CHECKPOINT" in pool.told(job), END)
+    pool.wait_until("its QEMU to go", lambda: pool.qemu_of(job) is None, 60)
+    pool.wait_until("its QEMU to be back", lambda: pool.qemu_of(job), END)
+    counted = len(counts(pool.console(job)))
+    pool.wait_until("the guest to count on", lambda: len(counts(pool.console(job))) > counted + 5, 60)
+    lost = len(counts(pool.console(job)))
+    server, starter = pool.wait_until("the job's daemon", lambda: pool.server_of(job), 10)
+    # At once, as when the machine dies: a daemon that sees its starter go ends by itself.
+    pool.namespace.kill(starter, "STOP")
+    pool.namespace.kill(server, "KILL")
+    pool.namespace.kill(starter, "KILL")
+    pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
+    job.wait_for_event("terminated", END)
+    console = (job.directory / "vm_console.log").read_text()
+    assert console.count(BANNER) == 1
+    numbers = counts(console)
+    assert numbers[-1] == SECONDS
+    assert numbers == list(range(1, SECONDS + 1)), f"it had counted to {lost} when it was killed"
+    assert read_count(job.directory / "guest.img") == SECONDS
 
 
 @pytest.mark.parametrize("name", ["transferred", "shared", "chosen"])
@@ -74,3 +149,36 @@ def test_a_job_that_is_paused_in_ram_goes_on(pool: Pool, jobs: Mapping[str, Job]
     console = (job.directory / "vm_console.log").read_text()
     assert console.count(BANNER) == 1
     assert counts(console) == list(range(1, SECONDS + 1))
+
+
+def recorded(pool: Pool, mode: int) -> list[Path]:
+    """The finished transcripts of the daemon's runs in one mode."""
+    return [
+        path
+        for path in sorted(pool.namespace.path(PLACE).iterdir())
+        if (rows := path.read_text().split("\n")) and f" -M {mode}" in rows[0] and rows[-2].startswith("exit ")
+    ]
+
+
+def test_a_real_starter_is_recorded(pool: Pool, jobs: Mapping[str, Job], request: pytest.FixtureRequest) -> None:
+    """And neither it nor the daemon notices."""
+    probe = transcript.load(str(recorded(pool, 0)[0]))
+    assert 'VM_Type = "kvm"' in probe.received()
+    assert probe.exit_status == 0
+
+    job = jobs["recorded"]
+    pool.wait_until("a STATUS=Suspended", lambda: "STATUS=Suspended" in pool.told(job), END)
+    job.command("condor_continue")
+    job.wait_for_event("terminated", END)
+    console = (job.directory / "vm_console.log").read_text()
+    assert console.count(BANNER) == 1
+    assert counts(console) == list(range(1, SECONDS + 1))
+
+    [file] = pool.wait_until("the transcript's end", lambda: recorded(pool, 3), END)
+    text = file.read_text()
+    assert "hush" not in text
+    for name in ("ClaimId", "TransferKey", "Environment"):
+        assert f'> {name} = "<hidden>"\n' in text
+    if request.config.getoption("--update-golden"):
+        STARTER.write_text(for_everybody(text))
+    assert outline(transcript.parse(text)) == outline(transcript.load(str(STARTER)))

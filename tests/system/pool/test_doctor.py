@@ -235,7 +235,7 @@ def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:
         end_libvirtd(pool.namespace)
         pool.watched = False  # or the next line would fail
         pool.submit("broken", lambda directory: make_guest(directory / "guest.img", None))
-        pool.wait_until("the machine to be offline", lambda: "VMOfflineReason" in pool.machine(), 120)
+        pool.wait_until("the machine to be offline", lambda: pool.machine().get("VMOfflineReason"), 120)
         status, found = examined(pool.namespace)
         assert status == 1
         assert "took this machine out of the VM universe 0 minutes ago" in found["startd"]["seen"]

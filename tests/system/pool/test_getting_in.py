@@ -12,13 +12,11 @@ from collections.abc import Iterator
 import pytest
 from tests.lab.guest import BANNER, make_guest
 from tests.lab.pool import USER, Pool
-from tests.system.pool.outcomes import pool_of_its_own
+from tests.system.pool.outcomes import END, START, pool_of_its_own
 
 pytestmark = pytest.mark.pool
 
 VMGAHP = "/opt/vmgahp/bin/vmgahp"
-START = 120
-END = 120
 
 SETTINGS = """
 VM_NETWORKING = True

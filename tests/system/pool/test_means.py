@@ -16,12 +16,10 @@ import pytest
 from tests.lab.guest import BANNER, make_guest, read_count
 from tests.lab.namespace import LAB, REPOSITORY
 from tests.lab.pool import JOBS, SUBMIT, USER, Job, Pool
-from tests.system.pool.outcomes import pool_of_its_own
+from tests.system.pool.outcomes import END, START, pool_of_its_own
 
 pytestmark = pytest.mark.pool
 
-START = 120
-END = 240
 SECONDS = 4
 CODE = 3
 """The exit code of a guest that has failed."""

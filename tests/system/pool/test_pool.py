@@ -10,6 +10,7 @@ import pytest
 from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
 from tests.lab.namespace import OUR_SERVER
 from tests.lab.pool import Job, Pool
+from tests.system.pool.outcomes import END, START
 
 from vmgahp import cli
 
@@ -19,10 +20,6 @@ SECONDS = 8
 """How long the guest of the job that ends by itself counts."""
 LONGER = 75
 """How long the guest of the job counts that is suspended when the starter has slept."""
-START = 90
-"""Seconds that a job may take from its submission to a running guest."""
-END = 120
-"""Seconds from there to its end: the starter sleeps 30 s after START and asks for a status every 30 s."""
 AGAIN = "on_exit_remove = ExitBySignal == False"
 """What the manual advises: a killed daemon's signal may be taken for the job's, and then it shall run again."""
 

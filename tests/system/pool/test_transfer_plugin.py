@@ -12,8 +12,9 @@ import classad2
 import pytest
 from tests.commands.submit.samples import SOURCES, write_sources
 from tests.lab.guest import counts, make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, wheel_of, why_not
+from tests.lab.namespace import LAB, OUR_SERVER
 from tests.lab.pool import USER, Job, Pool
+from tests.system.pool.outcomes import CHECKPOINT, END, START, pool_of_its_own
 
 pytestmark = pytest.mark.pool
 
@@ -46,18 +47,14 @@ log = job.log
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A pool of its own, whose machine has the plugin and a directory of images."""
-    if reason := why_not():
-        pytest.skip(reason)
-    made = Pool(tmp_path_factory.mktemp("plugin"), settings=SETTINGS)
-    images = made.directory / "images"
-    images.mkdir()
-    make_guest(images / "base.raw", 8)
-    try:
-        made.start(wheel_of(tmp_path_factory))
+
+    def prepare(made: Pool) -> None:
+        (made.directory / "images").mkdir()
+        make_guest(made.directory / "images/base.raw", 8)
+
+    with pool_of_its_own(tmp_path_factory, "plugin", SETTINGS, prepare) as made:
         made.offering()
         yield made
-    finally:
-        made.stop()
 
 
 def submit(pool: Pool, name: str, url: str, commands: str = "") -> Job:
@@ -71,7 +68,7 @@ def test_the_machine_says_that_it_has_the_plugin(pool: Pool) -> None:
 def test_a_job_runs_on_an_overlay_and_the_overlay_comes_home(pool: Pool) -> None:
     before = (pool.directory / "images/base.raw").read_bytes()
     job = submit(pool, "overlay", f"nfs://{IMAGES}/base.raw:disk.qcow2")
-    job.wait_for_event("terminated", 240)
+    job.wait_for_event("terminated", END)
     home = job.directory / "disk.qcow2"
     look = ["qemu-img", "info", "--output=json", f"{LAB}/jobs/overlay/disk.qcow2"]
     info = json.loads(pool.run(*look).stdout)
@@ -87,12 +84,12 @@ def test_a_vacated_job_goes_on_with_its_overlay_as_it_was(pool: Pool) -> None:
     """HTCondor runs the plugin at the second start too, when the overlay has come back from the spool."""
     make_guest(pool.directory / "images/longer.raw", LONGER)
     url = f"nfs://{IMAGES}/longer.raw:disk.qcow2"
-    job = submit(pool, "vacated", url, "vm_checkpoint = true\nwhen_to_transfer_output = ON_EXIT_OR_EVICT\n")
-    pool.wait_until("its guest", job.is_running, 120)
-    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), 120)
+    job = submit(pool, "vacated", url, CHECKPOINT)
+    pool.wait_until("its guest", job.is_running, START)
+    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), START)
     job.command("condor_vacate_job")
-    pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, 240)
-    job.wait_for_event("terminated", 240)
+    pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
+    job.wait_for_event("terminated", END)
     console = (job.directory / "vm_console.log").read_text()
     assert console.count("vmgahp guest up") == 1, "it was resumed, it was not booted again"
     assert counts(console) == list(range(1, LONGER + 1))
@@ -100,7 +97,7 @@ def test_a_vacated_job_goes_on_with_its_overlay_as_it_was(pool: Pool) -> None:
 
 def test_a_job_that_names_another_file_is_held_with_the_reason(pool: Pool) -> None:
     job = submit(pool, "elsewhere", "nfs:///etc/hostname:disk.qcow2")
-    job.wait_for_event("held", 90)
+    job.wait_for_event("held", START)
     assert "VM_IMAGE_DIRS" in job.reason()
     assert pool.machine()["HasVM"] is True
 
