@@ -19,7 +19,7 @@ from vmgahp.checkpoint.substitute import Write
 from vmgahp.host.job_user import Identity
 
 HERE = [form for form in FORMATS if form not in ("raw", "sparse") and packed.has(form)]
-MEMORY = os.urandom(1 << 20) + b"some words, again and again. " * 100_000 + bytes(3 << 20)
+MEMORY = os.urandom(1 << 20) + b"some words, again and again. " * 10_000 + bytes(1 << 20)
 SECONDS = 600.0
 
 
@@ -79,9 +79,9 @@ def test_what_cannot_be_unpacked_is_not_begun(form: str, damage: bytes, user: Id
 
 @pytest.mark.parametrize("form", HERE)
 def test_no_more_comes_out_than_may(form: str, user: Identity) -> None:
-    """A few KiB that become 64 MiB."""
+    """A few KiB that become 16 MiB."""
     with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as small:
-        file.truncate(1 << 26)
+        file.truncate(1 << 24)
         packed.pack(file.fileno(), 0, form, small.write, user, SECONDS)
         small.flush()
         out = []

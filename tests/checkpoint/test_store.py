@@ -60,7 +60,7 @@ class Job:
         self.template = self.put(self.shared / "template.img", os.urandom(100_000))
         self.overlay = self.put(scratch / "root.qcow2", os.urandom(200_000))
         self.data = self.put(self.shared / "data.img", os.urandom(300_000))
-        self.memory = self.put(scratch / MEMORY_FILE, image(rest=bytes(64) + b"QEVM" + os.urandom(3_000_000)))
+        self.memory = self.put(scratch / MEMORY_FILE, image(rest=bytes(64) + b"QEVM" + os.urandom(300_000)))
         self.disks = [self.root(self.overlay), self.disk(self.data, "sdb")]
 
     def put(self, path: Path, content: bytes) -> Path:
@@ -300,7 +300,7 @@ def roots(path: Path) -> None:
     [
         (Path.unlink, "No such file"),
         pytest.param(lambda path: os.truncate(path, 2_000_000), "has 2000000 bytes, and had", id="shorter"),
-        pytest.param(lambda path: overwritten(path, 1_500_000, b"damage"), "checksum", id="damaged"),
+        pytest.param(lambda path: overwritten(path, 150_000, b"damage"), "checksum", id="damaged"),
         pytest.param(lambda path: overwritten(path, 0, b"LibvirtQemudPart"), "never completed", id="unfinished"),
         (petabyte, "larger than"),
         (fifo, "not a regular file"),
