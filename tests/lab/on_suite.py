@@ -3,18 +3,21 @@
 The machine is a namespace over the pool's root of that suite (scripts/pool-root), whose Python and libraries are
 Debian's; pytest and most other tools are those of this environment, and what is about these tools (`tests/docs`,
 `tests/packaging`) is not for it. It sees the clone at its own place, and what is written there is thrown away; `python`
-finds all of them. libvirtd runs. The exit status is the command's.
+finds all of them. libvirtd runs. The exit status is the command's. The file that VMGAHP_RECORD names
+(tests/lab/record.py) is written all the same.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from pathlib import Path
 
-from tests.lab.namespace import REPOSITORY, LabError, Namespace, default_root
+from tests.lab.namespace import LAB, REPOSITORY, LabError, Namespace, default_root
 
 PASSED_ON = ("CI", "HYPOTHESIS_", "VMGAHP_")
 """How the names of environment variables begin that the command gets."""
@@ -28,7 +31,7 @@ printf '%s\\n' {REPOSITORY}/src {sysconfig.get_path("purelib")} >/usr/lib/python
 
 
 def run(suite: str, command: list[str]) -> int:
-    """The exit status of a command on a machine of that suite."""
+    """Return the exit status of a command on a machine of that suite."""
     root = default_root().with_name(f"pool-{suite}")
     with tempfile.TemporaryDirectory(prefix="vmgahp-suite-") as exchange, Namespace(exchange, root) as machine:
         machine.run("sh", "-e", "-c", PREPARE)
@@ -36,7 +39,12 @@ def run(suite: str, command: list[str]) -> int:
         environ = machine.environment()
         environ["PATH"] = f"/opt/vmgahp/bin:{environ['PATH']}"
         environ |= {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
-        return subprocess.run(machine.command(command, cwd=str(REPOSITORY)), env=environ, check=False).returncode
+        if record := environ.get("VMGAHP_RECORD"):
+            environ["VMGAHP_RECORD"] = f"{LAB}/record.json"
+        done = subprocess.run(machine.command(command, cwd=str(REPOSITORY)), env=environ, check=False)
+        if record:
+            shutil.copyfile(Path(exchange, "record.json"), record)
+        return done.returncode
 
 
 if __name__ == "__main__":
