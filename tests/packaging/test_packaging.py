@@ -107,7 +107,7 @@ def sources(directory: str) -> set[str]:
 
 
 def test_the_sdist_has_what_is_needed_to_build_and_to_test(in_sdist: set[str]) -> None:
-    for directory in ("src", "tests", "launchers", "config", "scripts", "docs", "packaging", ".github"):
+    for directory in ("src", "tests", "bench", "launchers", "config", "scripts", "docs", "packaging", ".github"):
         assert sources(directory) <= in_sdist, f"files of {directory} are missing"
     hidden = {".editorconfig", ".pre-commit-config.yaml"}
     assert {"LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml"} | hidden <= in_sdist
