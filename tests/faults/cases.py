@@ -84,7 +84,7 @@ class Verdict(NamedTuple):
     point: str
     fault: str
     tried: int
-    """How often the point was reached and there was something to fail; of a random story, its steps."""
+    """The times that the point was reached and there was something to fail; of a random story, its steps."""
     lost: list[str]
     """What was lost, in words; empty where all survived."""
     seconds: float

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,11 +37,11 @@ ROWS_BY_DAY += [
     "helper: SIGKILL at restore.made during RESUME of a saved VM",
 ]
 
-SEEDS = range(1, 11)
-RANDOM_SECONDS = 60.0
-
 SHARDS = 7
 """The shards into which CI divides the matrix."""
+
+SEEDS = range(1, 2 * SHARDS + 1)
+RANDOM_SECONDS = 45.0
 
 patient = pytest.mark.timeout(LIVES * LONGEST + RANDOM_SECONDS + 60)
 """The machine ends first what hangs, and says where it stood."""
@@ -115,6 +117,19 @@ def test_each_shard_has_every_operation_point_and_fault(number: int) -> None:
     assert operations == set(OPERATIONS)
     assert points == set(lifecycle.POINTS)
     assert faults == set(FAULTS)
+
+
+def test_a_shard_is_selected_by_its_option() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "faults"]
+    command += ["--faults-shard", f"3/{SHARDS}", __file__]
+    listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"::test_every_fault_at_every_point_is_survived\[(.+)\]$", listed, re.MULTILINE)
+    assert found == [str(case) for case in all_cases()[3::SHARDS]]
+    for test, cases in (
+        ("every_mended_fault_stays_mended", len(ROWS) - len(ROWS_BY_DAY)),
+        ("any_sequence", len(SEEDS)),
+    ):
+        assert cases // SHARDS <= listed.count(f"::test_{test}") <= cases // SHARDS + 1
 
 
 @pytest.mark.parametrize(("module", "name"), launcher.SHORTER)
