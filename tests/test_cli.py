@@ -121,7 +121,7 @@ HELD = (
 )
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="it makes records with typing")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="needs Python before 3.14")
 def test_a_server_with_a_vm_holds_little_of_the_standard_library() -> None:
     """For as long as its VM lives: whoever adds a module here adds to the memory of each server of a pool."""
     modules = ", ".join(f"vmgahp.{name}" for name in HELD)

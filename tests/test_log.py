@@ -223,7 +223,7 @@ def test_nowhere(path, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_as_root_the_file_belongs_to_the_owner_of_its_directory(tmp_path):
     os.chown(tmp_path, 54321, 54322)
     opened(tmp_path / "log").always("text")

@@ -29,8 +29,8 @@ CONTAINER_PACKAGES=(podman crun busybox-static)
 DOCS_PACKAGES=(graphviz)
 # The shells beside bash that have completions, which the tests ask in each.
 SHELL_PACKAGES=(fish zsh)
-# What measures how wide a page is on a phone.
-BROWSER_PACKAGES=(chromium-headless-shell)
+# What else tests without a guest take: another tar and shell, signatures, a browser that measures pages.
+UNIT_PACKAGES=(busybox-static gpg gpg-agent gpgv chromium-headless-shell)
 # What scripts/build-deb builds with, and what its package is looked at by.
 DEB_PACKAGES=(build-essential dpkg-dev debhelper dh-python lintian)
 # What scripts/build-rpm builds with, and what its packages are looked at by.

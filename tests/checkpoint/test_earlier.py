@@ -145,7 +145,6 @@ def test_files_elsewhere(scratch: Path) -> None:
 
 
 def test_vsphere(scratch: Path) -> None:
-    pytest.importorskip("pyVmomi")
     place = Earlier(scratch, vsphere())
     found = place.check()
     assert found.facts == {"id": UUID, "snapshot": "vmgahp-" + "0123456789abcdef" * 2, "server": "vcenter.example.org"}

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from vmgahp.checkpoint import earlier, manifest
 from vmgahp.checkpoint.manifest import CheckpointKind, Invalid, Manifest
+from vmgahp.drivers.libvirt.checkpoint import LIBVIRT
 from vmgahp.drivers.script.checkpoint import KIND as SCRIPT
 from vmgahp.drivers.vmrun.checkpoint import KIND as VMRUN
-
-LIBVIRT = pytest.importorskip("vmgahp.drivers.libvirt.checkpoint").LIBVIRT
 
 KINDS = {kind.driver: kind for kind in (LIBVIRT, SCRIPT, VMRUN)}
 FACTS = {

@@ -160,7 +160,7 @@ def test_a_head_is_written_over_where_qemu_must_seek(scratch: Path, user: Identi
         os.close(descriptor)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="there is nobody to be kept off")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_file_that_somebody_may_still_write_to_is_not_used(scratch: Path, user: Identity) -> None:
     path = scratch / "image"
     path.write_bytes(image(number=6))

@@ -148,6 +148,6 @@ def test_a_program_that_is_not_there_or_does_not_work(user: Identity, monkeypatc
             packed.require(user)
 
 
-@pytest.mark.skipif("zstd" not in HERE, reason="zstd is not installed")
+@pytest.mark.skipif("zstd" not in HERE, reason="needs zstd")
 def test_the_program_that_works(user: Identity) -> None:
     packed.require(user)

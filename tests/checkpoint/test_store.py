@@ -24,7 +24,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.images.backing import BackingFile
 from vmgahp.job.spec import Disk
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can have files that the user may not read")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 UUID = "18b0b959-737e-4ba1-983e-ef517357615e"
 FACTS = {

@@ -380,7 +380,7 @@ def test_an_htcondor_without_a_configuration_does_not_count(tool, tmp_path):
     assert load(environ).string("VM_TYPE") == "qemu"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories to others")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_the_home_of_a_jobs_user_has_no_settings_of_roots(tool, tmp_path):
     """Starters since 24.12 name it in the environment."""
     environ = tool('sys.exit("\\nNeither the environment variable CONDOR_CONFIG,\\n/etc/condor/, nor ...")')

@@ -204,7 +204,7 @@ def test_a_directory_is_free_again_when_its_guest_is_gone_or_has_not_started(pee
     peer.quit()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize(
     ("options", "word"), [("ro", errors.CRITICAL), ("size=4k", errors.INVALID_DISK_PARAM)], ids=["read-only", "full"]
 )
@@ -220,7 +220,7 @@ def test_a_scratch_file_system_that_fails_does_not_hold_the_job(scratch: Path, o
         peer.quit()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take a directory from its user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_scratch_directory_that_is_closed_to_its_user_does_not_hold_the_job(peer: Peer, scratch: Path) -> None:
     os.chown(scratch, 0, 0)
     assert start(peer, scratch, 'Simulated_Fault = "job"') == ["1", errors.CRITICAL]
@@ -330,7 +330,7 @@ def limit(peer: Peer, threads: int) -> None:
     subprocess.run([*AS_LIMITED, "prlimit", f"--pid={peer.process.pid}", f"--nproc={threads}:"], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user with a limit")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_request_that_no_thread_can_carry_out_gets_a_fault_and_the_server_lives_on(scratch: Path) -> None:
     with limited(scratch) as peer:
         assert start(peer, scratch) == ["0", "1"]
@@ -346,7 +346,7 @@ def test_a_request_that_no_thread_can_carry_out_gets_a_fault_and_the_server_live
         assert ends[-1]["reason"] == "the server has ended: QUIT received", "its VM was destroyed"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user with a limit")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_the_settings_are_read_where_no_thread_can_be_started(scratch: Path) -> None:
     with limited(scratch, "prlimit", "--nproc=1:") as peer:
         assert start(peer, scratch) == ["1", errors.CRITICAL]

@@ -19,7 +19,7 @@ from vmgahp.daemon.transfer_plugin import TransferError, fetch, parse_url
 
 LAUNCHER = REPOSITORY / "launchers" / "vmgahp-image-plugin"
 MISSING = shutil.which("qemu-img") is None
-pytestmark = [pytest.mark.qemu, pytest.mark.skipif(MISSING, reason="qemu-img is not installed")]
+pytestmark = [pytest.mark.qemu, pytest.mark.skipif(MISSING, reason="needs qemu-img")]
 
 
 @pytest.fixture

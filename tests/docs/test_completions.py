@@ -63,7 +63,7 @@ def here(tmp_path: Path) -> Path:
 def need(shell: str) -> str:
     path = shutil.which(shell)
     if path is None:
-        pytest.skip(f"{shell} is not installed")
+        pytest.skip(f"needs {shell}")
     return path
 
 

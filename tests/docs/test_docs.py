@@ -64,7 +64,7 @@ def test_the_protocol_page_is_what_the_daemon_says(scratch: Path) -> None:
 
 
 @pytest.mark.qemu
-@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
+@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="needs qemu-system-x86_64")
 def test_the_driver_page_has_a_driver_that_fulfils_the_contract(tmp_path: Path) -> None:
     driver, contract = fences("how-to/write-a-driver.md", "python")
     (project,) = fences("how-to/write-a-driver.md", "toml")
@@ -249,7 +249,7 @@ def test_the_picture_of_the_states_has_every_transition(extensions: None) -> Non
         state_diagram.to_dot("stateDiagram-v2\n    state a <<choice>>\n")
 
 
-@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed (scripts/docs installs it)")
+@pytest.mark.skipif(shutil.which("dot") is None, reason="needs dot")
 def test_a_picture_has_the_color_of_the_text(extensions: None) -> None:
     import state_diagram
 

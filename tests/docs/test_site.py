@@ -44,7 +44,7 @@ def manual(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All pages, built."""
     if shutil.which("dot") is None:
-        pytest.skip("Graphviz is not installed (scripts/docs installs it)")
+        pytest.skip("needs dot")
     place = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         place = place.parent  # it is built once, whichever of the workers wants it first

@@ -21,7 +21,7 @@ def install(tree: Path, shell: str = "sh") -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox sh"])
 def test_systemd(tmp_path: Path, shell: str) -> None:
     if not shutil.which(shell.split()[0]):
-        pytest.skip(f"there is no {shell} here")
+        pytest.skip(f"needs {shell.split()[0]}")
     (tmp_path / "usr/lib/systemd").mkdir(parents=True)
     (tmp_path / "usr/lib/systemd/systemd").touch()
     for _ in range(2):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(namespace.why_not(pool=False) != "", reason=name
 @pytest.fixture(scope="module", params=["dash", "bash", "busybox"])
 def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     if request.param == "busybox" and not linux_guest.BUSYBOX.exists():
-        pytest.skip("there is no /bin/busybox (the package busybox-static)")
+        pytest.skip("needs busybox")
     with namespace.Namespace(tmp_path_factory.mktemp("guest"), "/") as made:
         yield Machine(made, request.param)
 

@@ -17,7 +17,7 @@ from vmgahp.errors import BAD_IMAGE, JobFault, MachineFault
 from vmgahp.host import child, execute
 from vmgahp.host.job_user import Identity
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and become another user")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 MIB = 1 << 20
 

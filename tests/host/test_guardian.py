@@ -413,12 +413,12 @@ def test_it_leaves_the_cgroup_of_its_server(tmp_path):
     roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
     root = next((place for place in roots if os.access(place / "cgroup.procs", os.W_OK)), None)
     if root is None:
-        pytest.skip("no cgroup v2 that may be written here")
+        pytest.skip("needs a cgroup v2 of one's own")
     branch = root / f"vmgahp-test-{os.getpid()}"
     try:
         branch.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made here: {error}")
+    except OSError:
+        pytest.skip("needs a cgroup v2 of one's own")
     try:
         enter = f"open({str(branch / 'cgroup.procs')!r}, 'w').write('0')"
         place = tmp_path / "fired"

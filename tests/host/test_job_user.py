@@ -28,7 +28,7 @@ from vmgahp.testing.contract import until
 OTHER_UID = 54322
 SHARED_GID = 54399
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_no_other_file_is_believed(made: Path, forge: Callable[[Path], object]) 
     assert not is_believed()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("what", ["the file", "its directory"])
 def test_root_believes_nobody_else(made: Path, what: str) -> None:
     os.chown(made if what == "the file" else made.parent, 54321, 54321)
@@ -141,7 +141,7 @@ def test_root_believes_nobody_else(made: Path, what: str) -> None:
     assert is_believed() == (what == "the file"), "a file of another's is replaced, and no directory written to"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root is to write the file")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_user_believes_root_and_writes_nothing_of_roots(made: Path) -> None:
     before = made.read_bytes()
     if (pid := os.fork()) == 0:

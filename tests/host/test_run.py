@@ -123,7 +123,7 @@ def test_a_directory_is_nothing_that_the_shell_reads(tmp_path: Path) -> None:
     assert not list(odd.iterdir())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_as_another_user() -> None:
     user = Identity(12345, 12346)
     assert sh("id -u; id -g; id -G; grep CapInh /proc/self/status", user=user).out.split() == [

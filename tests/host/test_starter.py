@@ -10,7 +10,7 @@ from vmgahp.daemon import kill as kill_mode
 from vmgahp.host import starter
 from vmgahp.host.starter import is_one_job, places, scratch_in
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories to others")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def test_the_names_of_old_are_in_the_scratch_directory() -> None:

@@ -14,7 +14,7 @@ from vmgahp.job.disks import Disk
 from vmgahp.job.look import find
 from vmgahp.job.spec import JobSpec
 
-AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to somebody else")
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 
 def read(path: Path, facade: str = "rr") -> dict[str, bytes]:

@@ -43,7 +43,7 @@ def test_the_nearest_layer_comes_first(scratch: Path, user: Identity) -> None:
     assert backing_chain(str(top), "qcow2", user) == (BackingFile(str(middle), "qcow2"), BackingFile(str(base), "raw"))
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can have a file that the job's user cannot read")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_file_of_the_hosts_is_not_a_backing_file(scratch: Path, user: Identity) -> None:
     fault = refused(create(scratch / "top", "-u", "-b", "/etc/shadow", "-F", "raw"), user)
     assert fault.code == errors.INVALID_DISK_PARAM

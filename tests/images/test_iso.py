@@ -20,7 +20,7 @@ from vmgahp.host.run import Finished
 from vmgahp.images import iso
 from vmgahp.images.iso import Unfit, write
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
 
 

@@ -86,7 +86,7 @@ def test_a_format_is_believed_and_never_found_out(raw: Path, user: Identity) -> 
         qemu_img.info(str(raw), "qcow2", user)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_it_can_read_and_write_no_more_than_the_user(raw: Path, user: Identity, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"root's own" * 1000)

@@ -16,7 +16,7 @@ from vmgahp.images import still
 from vmgahp.images.formats import HEADER
 from vmgahp.images.still import OpenImage, file_system, head, held_still
 
-AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root has files that are root's")
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 QCOW2 = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, 1 << 20).ljust(512, b"\0")
 WITH_DATA_FILE = QCOW2[:72] + struct.pack(">Q", 4) + QCOW2[80:]
@@ -73,8 +73,8 @@ def test_a_header_is_read_past_the_page_cache_too(image: Path, opened: Callable[
     plain = opened()
     try:
         past_cache = opened(os.O_RDWR | os.O_DIRECT)
-    except OSError as error:
-        pytest.skip(f"no O_DIRECT here: {error.strerror}")
+    except OSError:
+        pytest.skip("needs O_DIRECT")
     assert head(past_cache) == head(plain) == image.read_bytes()[:HEADER]
 
 

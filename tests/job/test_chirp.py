@@ -50,7 +50,7 @@ def test_what_is_new_is_told_once(scratch: Path, user: Identity, starter: FakeSt
     assert starter.told[3:] == [["set_job_attr_delayed", "ChirpVMMemory", "1235"]]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_it_is_the_jobs_user_who_connects(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     owners: list[int] = []
     ask = chirp.Starter.ask

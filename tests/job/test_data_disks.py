@@ -153,7 +153,7 @@ def test_a_record_that_is_none(place: Place, record: str) -> None:
     assert "cannot be read" in place.refused(place.spec())
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root could be led to write to a file of root's")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_no_link_is_followed(place: Place) -> None:
     precious = write(place.base.parent / "precious", b"precious")
     (place.scratch / LAYER).symlink_to(precious)

@@ -124,7 +124,7 @@ def test_what_was_printed_before_this_run_says_nothing(scratch: Path, user: Iden
     assert exit_code_in(scratch) is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_console_that_the_user_may_not_read_says_nothing(scratch: Path, user: Identity, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("vmgahp-exit-code: 3\n")

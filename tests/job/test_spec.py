@@ -202,7 +202,7 @@ def test_the_engine_that_was_brought_down_is_not_asked_again(monkeypatch):
     assert len(asked) == 1
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("user", [None, Identity(54321, 54321)])
 def test_the_engine_is_told_whose_rights_it_gets(monkeypatch, scratch, user):
     program = scratch / "python"
@@ -212,7 +212,7 @@ def test_the_engine_is_told_whose_rights_it_gets(monkeypatch, scratch, user):
     assert engine._ask({}, user) == ([54321, 54321] if user else [engine.NOBODY, engine.NOBODY])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_the_engine_has_given_up_its_rights_before_it_reads():
     """With all its code, which the job's user may not be able to read; so nothing more is loaded then."""
     words = [sys.executable, "-I", "-m", "vmgahp.job.engine", "54321", "54321"]
@@ -632,7 +632,7 @@ def test_no_ad_raises_anything_but_a_fault(changes):
             assert disk.path.isprintable() or not has_control(disk.path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_with_real_files_as_the_jobs_user(scratch, user):
     for name, uid, mode in (("mine", user.uid, 0o600), ("roots", 0, 0o600), ("readable", 0, 0o644)):
         path = scratch / name

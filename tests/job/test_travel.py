@@ -128,10 +128,10 @@ def test_a_checkpoint_that_cannot_travel_is_none(scratch: Path, user: Identity, 
     assert len(pack.logged) == 2  # type: ignore[attr-defined]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can own what the job's user may not read")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_file_of_somebody_elses_is_not_linked(scratch: Path, pack: Callable[..., Luggage]) -> None:
     if PROTECTED.read_text() == "0\n":
-        pytest.skip("this machine lets anybody link anything")
+        pytest.skip("needs fs.protected_hardlinks")
     luggage = pack()
     (scratch / "vm_exit.json").write_text("roots")
     (scratch / "vm_exit.json").chmod(0o600)

@@ -51,7 +51,7 @@ def newer_root() -> Path:
 def why_not(*, pool: bool = True, newer: bool = False) -> str:
     """Why no namespace can be made here, over a root of the `pool` or over this system's own; empty where it can."""
     if os.geteuid() != 0:
-        return "a namespace needs root"
+        return "needs root"
     root, option = (newer_root(), " --suite sid") if newer else (default_root(), "")
     if pool and not (root / "etc/vmgahp-pool-root").exists():
         return f"there is no pool root in {root} (scripts/pool-root{option} builds it)"

@@ -41,7 +41,7 @@ def git(clone: Path, *words: str) -> None:
 def later_clone_of(factory: pytest.TempPathFactory) -> Path:
     """A clone with a commit more, in which the package has a module more."""
     if not (REPOSITORY / ".git").exists():
-        pytest.skip("this is no clone: it has no commit before another")
+        pytest.skip("needs a clone with its history")
     with shared_by_workers(factory, "later") as directory:
         clone = directory / "clone"
         if not clone.exists():

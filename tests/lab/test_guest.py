@@ -10,7 +10,7 @@ import pytest
 
 from tests.lab import guest
 
-is_missing = pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="no qemu-system-x86_64")
+is_missing = pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="needs qemu-system-x86_64")
 
 IDE = "-drive if=ide,format={format},file={disk}"
 VIRTIO = "-drive if=virtio,format={format},file={disk}"

@@ -141,7 +141,7 @@ def test_variables_of_another_repository_mean_nothing(clone: Path, tmp_path: Pat
     assert version(clone, GIT_DIR=str(other / ".git"), GIT_WORK_TREE=str(other)) == version(clone)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a clone to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_root_sees_the_version_of_another_users_clone_and_leaves_nothing_in_it(clone: Path) -> None:
     clean = version(clone)
     for path in (clone, *clone.rglob("*")):

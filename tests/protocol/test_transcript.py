@@ -158,7 +158,7 @@ def test_in_a_directory_each_gets_a_name_of_its_own(tmp_path: Path) -> None:
     assert os.path.dirname(path) == str(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="others than root write where they like")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("how", ["owner", "mode", "above"])
 def test_root_writes_where_nobody_else_can(tmp_path: Path, how: str) -> None:
     place = tmp_path / "above" / "place"

@@ -689,7 +689,7 @@ def test_no_history_where_others_could_put_something(tmp_path: Path) -> None:
     history("/dev/full").append_string("status")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root writes in somebody else's home")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_root_leaves_the_home_of_another_alone(tmp_path: Path) -> None:
     os.chown(tmp_path, 54321, 54321)
     history(tmp_path / "console_history").append_string("status")

@@ -18,7 +18,7 @@ from vmgahp.commands.doctor.context import Context
 from vmgahp.daemon import probe
 from vmgahp.findings import Finding
 
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root is told what root's HTCondor gets")
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 CONFIG_VAL = """\
 import os, sys

@@ -107,7 +107,7 @@ def test_it_leaves_the_pools_files_as_they_were(pool: Condor, scratch: Path) -> 
 def test_no_htcondor(pool: Condor) -> None:
     environ = pool.environ() | {"PATH": "/nonexistent"}
     if find_tool(environ):
-        pytest.skip("there is an HTCondor on this machine")
+        pytest.skip("needs a machine without HTCondor")
     done = doctor.examine(environ)
     judged(named(done.findings, "HTCondor"), BAD, hint="install HTCondor")
     assert done.status == doctor.UNFIT
@@ -258,7 +258,7 @@ def test_a_job_on_a_file_system_that_hangs(pool: Condor, monkeypatch: pytest.Mon
 def test_what_is_well_is_one_sentence_and_more_if_asked(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
     environ = pool.environ()
     if os.getuid() != 0:
-        pytest.skip("only root is told that all is well")
+        pytest.skip("needs root")
     assert doctor.run(environ) == doctor.FIT
     said = capsys.readouterr().out
     assert "\n\n" not in said
@@ -512,7 +512,7 @@ def test_a_personal_htcondor_is_not_roots(pool: Condor, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "geteuid", lambda: JOB_UID)
     ids = {"CONDOR_IDS": f"{JOB_UID + 1}.{JOB_UID + 1}"}
     assert pool.context(**ids).blind, "the logs are another user's"
-    os.chown(pool.address.parent, JOB_UID, -1) if os.getuid() == 0 else pytest.skip("only root gives files away")
+    os.chown(pool.address.parent, JOB_UID, -1) if os.getuid() == 0 else pytest.skip("needs root")
     assert not pool.context(**ids).blind
     assert "whose own session" in judged(host.root(pool.context(**ids)), OK).seen
     assert pool.context(CONDOR_IDS=f"{JOB_UID}.{JOB_UID}").blind, "as whom root's HTCondor writes its logs"
@@ -531,7 +531,8 @@ def test_a_scratch_file_system_that_hangs_is_told_once(pool: Condor, monkeypatch
 
 @as_root
 def test_two_groups_are_told_where_qemu_is_to_be_the_jobs_user(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
-    emulator = pytest.importorskip("vmgahp.drivers.libvirt.emulator")
+    from vmgahp.drivers.libvirt import emulator
+
     monkeypatch.setattr(emulator, "groups_for_qemu", lambda _domain_type: {991, 992})
     mends = "chmod o+x /var/lib/libvirt/qemu"
     judged(access.scratch(pool.context(), "kvm"), OK)

@@ -43,7 +43,7 @@ def test_an_image_that_is_there_stays(place: Place, tmp_path: Path) -> None:
     assert there.read_text() == "mine"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory away")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_root_makes_none_where_others_could_lead_it_elsewhere(place: Place, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()

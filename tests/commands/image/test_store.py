@@ -261,7 +261,7 @@ def test_two_at_once_are_one_image(place: Place, server: Server) -> None:
 def signer(tmp_path: Path) -> Path:
     """A directory with a file, its signature, and the key; by GnuPG."""
     if not shutil.which("gpg") or not shutil.which("gpgv"):
-        pytest.skip("gpg and gpgv are not installed")
+        pytest.skip("needs gpg and gpgv")
     home = tmp_path / "gnupg"
     home.mkdir(mode=0o700)
 
@@ -473,7 +473,7 @@ def test_an_image_of_a_jobs_overlay_stays(place: Place, tmp_path: Path) -> None:
     assert place.image("remove", "a").status == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_an_image_of_a_jobs_overlay_one_directory_further_down_stays(place: Place, tmp_path: Path) -> None:
     """HTCondor has scratch directories in directories of its own (STARTER_NESTED_SCRATCH)."""
     assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0

@@ -235,7 +235,7 @@ def test_an_image_by_a_url_of_htcondors(dry) -> None:
 
 
 @pytest.mark.qemu
-@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
 def test_an_image_that_is_a_file(home, dry) -> None:
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "debian.img", "1M"], check=True, timeout=60)
     read = dry("--image", "debian.img", "--memory", "1G", "--input", "fit.py")
@@ -405,7 +405,7 @@ def test_a_program_must_be_there(refused) -> None:
     assert "WORD" in refused(program=())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads all")
+@pytest.mark.skipif(os.geteuid() == 0, reason="needs an ordinary user")
 def test_an_input_that_cannot_be_read_is_refused(home, refused) -> None:
     (home / "data").chmod(0o300)
     assert "cannot be read by you" in refused("--input", "data")

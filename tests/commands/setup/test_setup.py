@@ -372,7 +372,7 @@ def test_nothing_is_asked_where_nobody_answers(machine: Machine) -> None:
     assert os.listdir(machine.config) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="needs an ordinary user")
 def test_who_may_not_write_is_told_what_root_types(machine: Machine) -> None:
     machine.config.chmod(0o555)
     done = machine.run(*GIVEN, "--yes")
@@ -416,7 +416,7 @@ def test_a_directory_that_is_not_there_is_named(machine: Machine, tmp_path: Path
     assert f"There is no directory {tmp_path}/none." in done.err
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="as somebody else it may help to become root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_root_is_not_sent_to_root(machine: Machine) -> None:
     done = machine.run(*GIVEN, "--yes", "--output", "/sys/mine")
     assert done.status == 1

@@ -15,7 +15,7 @@ from vmgahp.cli import main
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with samples, which is the current one."""
     if shutil.which("qemu-img") is None:
-        pytest.skip("qemu-img is not installed")
+        pytest.skip("needs qemu-img")
     monkeypatch.chdir(tmp_path)
     samples.write_sources(tmp_path)
     return tmp_path

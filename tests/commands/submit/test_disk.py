@@ -124,7 +124,7 @@ def test_what_begins_like_a_compressed_file_and_is_said_to_be_raw_stays(home, di
 
 def test_zstd_is_unpacked_by_its_program(home, disk, refused, monkeypatch):
     if shutil.which("zstd") is None:
-        pytest.skip("zstd is not installed")
+        pytest.skip("needs zstd")
     (home / "random.raw").write_bytes(os.urandom(1 << 20))  # more than is read to know it by
     subprocess.run(["zstd", "-q", "random.raw", "-o", "image.raw.zst"], check=True)
     assert disk("image.raw.zst")[0] == "image.raw:vda:w:raw"

@@ -221,7 +221,7 @@ def real(home, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     monkeypatch.setenv("HOME", str(home))
     if shutil.which("virt-install") is None:
-        pytest.skip("virt-install is not installed")
+        pytest.skip("needs virt-install")
     common = ["--connect", "test:///default", "--name", "x", "--memory", "512", "--osinfo", "generic"]
     return lambda *words: virt_install._printed([*common, *words])
 

@@ -73,7 +73,7 @@ def test_a_vm_by_its_file(node: Node, tmp_path: Path) -> None:
     assert by_name(node.look())["alice_lab_7.0"].cpu_percent == 100.0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories to others")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_scratch_directory_in_one_of_the_starters(node: Node, tmp_path: Path) -> None:
     outer = tmp_path / "dir_7"
     inner = file_of(tmp_path, 7, start(7), sample(10, 0.0)).rename(tmp_path / "scratch")

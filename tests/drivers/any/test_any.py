@@ -515,7 +515,7 @@ def test_an_image_that_is_no_good_is_the_jobs_fault(scratch: Path, stand_ins: ty
 
 
 @pytest.mark.qemu
-@pytest.mark.skipif(os.getuid() != 0, reason="only root reads more than the job's user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 @pytest.mark.parametrize("made_as", ["qcow2", "vmdk"])
 def test_an_image_that_names_a_secret_of_the_machine_does_not_get_it(
     scratch: Path, tmp_path: Path, stand_ins: type[StandIn], made_as: str
@@ -570,11 +570,10 @@ def test_an_image_in_which_a_guest_wrote_a_header_is_raw_where_the_job_says_so(
 def small(scratch: Path) -> Iterator[Path]:
     """A scratch directory on a file system of 16 MiB."""
     if os.getuid() != 0:
-        pytest.skip("only root can mount")
+        pytest.skip("needs root")
     place = scratch.parent / "small"
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=755", "small", place]).returncode:
-        pytest.skip("nothing can be mounted here")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=755", "small", place], check=True)
     try:
         own(place)
         yield place
@@ -714,7 +713,7 @@ def test_a_choice_that_is_a_link(scratch: Path, stand_ins: type[StandIn]) -> Non
     refused(job(scratch), match=choice.FILE)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a directory for somebody else")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_scratch_directory_that_is_closed_is_the_machines_fault(scratch: Path, stand_ins: type[StandIn]) -> None:
     os.chown(scratch, 0, 0)
     refused(job(scratch), "kvm, script", MachineFault, match=choice.FILE)
@@ -928,7 +927,7 @@ def test_a_converted_guest_is_restored_by_the_same_type(scratch: Path) -> None:
 @pytest.mark.qemu
 @pytest.mark.skipif(
     any(shutil.which(name) is None for name in ("qemu-system-x86_64", "qemu-nbd", "qemu-img")),
-    reason="the stand-in for vmrun needs QEMU",
+    reason="needs QEMU and its tools",
 )
 @pytest.mark.parametrize("made_as", ["qcow2", "vmdk"])
 def test_vmware_runs_a_job_that_says_nothing_of_vmware(scratch: Path, made_as: str) -> None:

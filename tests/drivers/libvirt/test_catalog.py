@@ -77,7 +77,7 @@ def test_a_guest_boots_from_an_image_and_leaves_it_as_it_was(job: Job, images: I
     assert {path.stat().st_uid for path in job.scratch.iterdir()} == {job.scratch.stat().st_uid}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can leave the choice of QEMU's user to libvirt")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_libvirts_own_user_reads_the_image_and_does_not_get_it(job: Job, images: Images) -> None:
     with running(job, ON_IMAGE, VM_RUN_AS_JOB_USER=False, **images.settings) as peer:
         assert images.base.stat().st_uid == 0

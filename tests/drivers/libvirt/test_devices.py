@@ -30,7 +30,7 @@ from vmgahp.drivers.libvirt import describe, firmware, survey
 pytestmark = pytest.mark.libvirt
 
 MISMATCHED = "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root runs QEMU as another user")
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 BAD_DISK = "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM"
 
 UEFI = ('VMPARAM_vm_Firmware = "uefi"', 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"', "JobVMMemory = 128")
@@ -92,7 +92,7 @@ def test_secure_boot_knows_its_keys(job: Job) -> None:
 
 def test_secure_boot_of_another_architecture_survives_a_checkpoint(job: Job) -> None:
     if os.uname().machine == "aarch64":
-        pytest.skip("it is this machine's own")
+        pytest.skip("needs x86-64")
     asks = 'VMPARAM_vm_Arch = "aarch64"', 'VMPARAM_vm_Firmware = "uefi-secure"', "JobVMMemory = 256"
     lines = WANTS, *UEFI, *asks
     with running(job, *lines, VM_ALLOW_EMULATION=True) as peer:
@@ -108,7 +108,7 @@ def test_an_ide_disk_has_no_place_beside_uefi(job: Job) -> None:
 
 def test_a_guest_of_another_architecture_boots_its_firmware(job: Job) -> None:
     if os.uname().machine == "aarch64":
-        pytest.skip("it is this machine's own")
+        pytest.skip("needs x86-64")
     disks = 'VMPARAM_vm_Disk = "guest.img:vda:w:raw,seed.iso:sdb:r:iso"'
     seed = job.scratch / "seed.iso"
     seed.write_bytes(bytes(1 << 16))

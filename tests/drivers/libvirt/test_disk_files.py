@@ -31,7 +31,7 @@ from tests.drivers.libvirt.support import (
 from vmgahp import errors
 from vmgahp.drivers.libvirt.disk_files import DiskFiles
 
-pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root's files can be given away")]
+pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="needs root")]
 
 both = pytest.mark.parametrize("as_job_user", [False, True], ids=["libvirt's user", "the job's user"])
 

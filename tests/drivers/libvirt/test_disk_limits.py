@@ -366,7 +366,7 @@ def test_a_disk_elsewhere_is_not_the_slots(job: Job) -> None:
 def small(job: Job) -> Iterator[Path]:
     """An EXECUTE of 64 MiB with the job's scratch directory in it, and 24 MiB that somebody else has."""
     if os.getuid() != 0:
-        pytest.skip("only root can make a file system")
+        pytest.skip("needs root")
     with mounted(job.scratch.parent / "execute", "size=64m,mode=755") as execute:
         scratch = execute / "dir_1"
         scratch.mkdir()

@@ -78,14 +78,14 @@ def test_files_stay_the_job_users_own(job: Job) -> None:
         assert owners == dict.fromkeys(("guest.img", CONSOLE, METRICS, EXIT), job.scratch.stat().st_uid)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root runs QEMU as another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_qemu_runs_as_the_jobs_user(job: Job) -> None:
     job.scratch.chmod(0o700)
     with running(job, VM_RUN_AS_JOB_USER=True) as peer:
         assert os.stat(f"/proc/{peer.run('GETPID', 1)[1]}").st_uid == job.scratch.stat().st_uid
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can leave the choice of QEMU's user to libvirt")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_libvirts_own_user_runs_qemu_by_default(job: Job) -> None:
     make_guest(job.disk, seconds=1)
     owner = job.scratch.stat().st_uid
@@ -222,7 +222,7 @@ def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
         assert f"{job.name}: {cause}" in log
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system that is full")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
     with running(job) as peer:
         os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)
@@ -518,7 +518,7 @@ def test_an_overlay_on_a_shared_image(job: Job, as_job_user: bool) -> None:
     assert (base.stat().st_uid, base.stat().st_mtime) == (before.st_uid, before.st_mtime)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="root alone can make a file that the job's user cannot read")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_disk_that_the_jobs_user_may_not_read_holds_the_job(job: Job) -> None:
     os.chown(job.disk, 0, 0)
     job.disk.chmod(0o600)

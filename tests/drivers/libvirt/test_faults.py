@@ -369,7 +369,7 @@ SPOILED = {
 
 
 @pytest.mark.libvirt
-@pytest.mark.skipif(os.getuid() != 0, reason="root alone can make a file that the job's user cannot read")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_job_whose_disk_does_not_work_is_held_and_the_machine_runs_the_next(job: Job) -> None:
     spoil(job.scratch)
     with greeted(job) as peer:
@@ -435,7 +435,7 @@ def test_of_two_vms_with_one_mac_address_the_later_one_is_refused(job: Job, conn
 
 
 @pytest.mark.libvirt
-@pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "libvirt.virConnect") -> None:
     name = f"vmgahp-test-inactive-{os.getpid()}"
     network = connection.networkDefineXML(f"<network><name>{name}</name><bridge name='vgi{os.getpid()}'/></network>")
@@ -449,7 +449,7 @@ def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "lib
 
 
 @pytest.mark.libvirt
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can take a directory from its user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_scratch_directory_that_is_closed_to_its_user_is_the_machines_and_one_that_he_has_closed_the_jobs(
     job: Job,
 ) -> None:
@@ -497,7 +497,7 @@ def small(scratch: Path) -> Iterator[Path]:
 
 
 @pytest.mark.libvirt
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system that is full")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_scratch_directory_of_its_own_without_room_is_the_jobs(small: Path, connection: "libvirt.virConnect") -> None:
     job = Job(small, connection)
     filling = small / "filling"
@@ -512,7 +512,7 @@ def test_a_scratch_directory_of_its_own_without_room_is_the_jobs(small: Path, co
 
 
 @pytest.mark.libvirt
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a file system that is full")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_an_execute_without_room_is_the_machines(small: Path, connection: "libvirt.virConnect") -> None:
     status = small.stat()
     scratch = small / "dir_1"

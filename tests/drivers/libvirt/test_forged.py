@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
@@ -28,9 +29,7 @@ from tests.drivers.libvirt.support import (
 )
 from vmgahp import errors
 from vmgahp.checkpoint.memory_image import HEADER, MAGIC
-
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-guest = pytest.importorskip("vmgahp.drivers.libvirt.guest")
+from vmgahp.drivers.libvirt import guest
 
 pytestmark = pytest.mark.libvirt
 

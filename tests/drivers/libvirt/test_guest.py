@@ -411,7 +411,7 @@ def test_a_panic_leaves_a_picture(linux: Job) -> None:
     assert "the guest has panicked" in log
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file system that is full")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
     full = linux.scratch.parent / "full"
     with mounted(full, "size=1m,mode=755"):

@@ -239,7 +239,7 @@ def test_one_address_for_two_cards(job: Job, policies: Path) -> None:
         assert "two NICs" in refused_cleanly(peer, job, CRITICAL, *NETWORK, 'VMPARAM_vm_NICs = "user, user"')
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root makes bridges")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_example_force_bridge(job: Job, policies: Path) -> None:
     bridge = f"vgp{os.getpid() % 100000}"
     subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)

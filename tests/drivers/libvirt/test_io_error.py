@@ -313,7 +313,7 @@ class Full:
 @pytest.fixture
 def full(job: Job) -> Iterator[Full]:
     if os.getuid() != 0:
-        pytest.skip("only root can make a file system that is full")
+        pytest.skip("needs root")
     with mounted(job.scratch.parent / "full", "size=1m,mode=755") as directory:
         yield Full(job, directory)
 

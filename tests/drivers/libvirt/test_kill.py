@@ -4,10 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("libvirtmod")
-
 from tests.drivers.support import TEST_URI
 from tests.peer import environment
 

@@ -209,7 +209,9 @@ def test_the_cache_of_translated_code_counts_where_it_is_bounded():
 
 # --- with libvirt
 
-CGROUPS = pytest.mark.skipif(os.getuid() != 0 or not cgroups.controllers(), reason="no control groups for root here")
+CGROUPS = pytest.mark.skipif(
+    os.getuid() != 0 or not cgroups.controllers(), reason="needs root" if os.getuid() else "needs control groups"
+)
 SLOT = ("JobVM_VCPUS = 2", "RequestCpus = 2")
 
 
@@ -265,7 +267,7 @@ def test_what_the_administrator_turns_off_is_not_set(job: Job) -> None:
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_vm_is_kept_to_the_cores_of_its_slot(job: Job, wanted: bool) -> None:
     if os.cpu_count() == 1:
-        pytest.skip("one core is all that there is")
+        pytest.skip("needs two processors")
     core = max(os.sched_getaffinity(0))
     with running(job, *SLOT, VM_CPU_AFFINITY=wanted, STARTD_ASSIGNED_AFFINITY=core) as peer:
         pid = int(peer.run("GETPID", 1)[1])
@@ -322,7 +324,7 @@ def test_a_checkpoint_goes_on_with_another_bound_of_tcgs_cache(job: Job, elsewhe
     with running(job, WANTS, VM_TB_CACHE=48) as peer:
         live = job.live()
         if live.get("type") != "qemu":
-            pytest.skip("KVM works here, and TCG was not asked for")
+            pytest.skip("needs a machine without KVM")
         assert tuning.tb_cache_mib(live) == 48
         until(lambda: "3\n" in job.console(), "the guest counts on")
         assert job.console().count("1\n") == 1, "it has not booted afresh"

@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import libvirt
 import pytest
 
-libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
-
-from tests.drivers.support import TEST_URI, AnyHypervisor, any_hypervisor  # noqa: E402
-from vmgahp import lifecycle  # noqa: E402
-from vmgahp.host.runtime_dir import claim, is_claimed, runtime_dir, unclaim  # noqa: E402
-from vmgahp.job.ad import quote  # noqa: E402
+from tests.drivers.support import TEST_URI, AnyHypervisor, any_hypervisor
+from vmgahp import lifecycle
+from vmgahp.host.runtime_dir import claim, is_claimed, runtime_dir, unclaim
+from vmgahp.job.ad import quote
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_the_claim_of_a_process_that_is_gone_counts_no_longer(monkeypatch: pytes
         unclaim(place)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="another user's directory is made by root")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_nobody_claims_a_vm_for_another_user(monkeypatch: pytest.MonkeyPatch, scratch: Path) -> None:
     uuid = "00000000-1111-2222-3333-666666666666"
     monkeypatch.setattr("vmgahp.host.runtime_dir._bases", lambda: [str(scratch)])

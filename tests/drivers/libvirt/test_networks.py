@@ -32,7 +32,7 @@ from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
 from vmgahp.errors import MISMATCHED
 
-pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")]
+pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="needs root")]
 
 
 def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwork") -> None:

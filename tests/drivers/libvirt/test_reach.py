@@ -97,7 +97,7 @@ def test_a_port_of_the_machine_leads_into_a_guest_of_user_networking_also_after_
 
 
 @pytest.mark.libvirt
-@pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_relay_of_the_jobs_user_leads_into_a_guest_with_nat(linux: Job, network: "libvirt.virNetwork") -> None:
     lines, port = listening(linux, "<interface type='network'/>"), free_port()
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
@@ -114,7 +114,7 @@ def test_a_relay_of_the_jobs_user_leads_into_a_guest_with_nat(linux: Job, networ
 
 
 @pytest.mark.libvirt
-@pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_relay_does_not_outlive_a_server_that_is_killed(linux: Job, network: "libvirt.virNetwork") -> None:
     lines, port = listening(linux, "<interface type='network'/>"), free_port()
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}

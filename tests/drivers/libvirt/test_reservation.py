@@ -28,7 +28,7 @@ from vmgahp.drivers.libvirt import reservation
 from vmgahp.errors import MISMATCHED
 from vmgahp.host.runtime_dir import GIVEN
 
-pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks")]
+pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="needs root")]
 
 FREE = str(ADDRESSES + 6)
 NAT = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}

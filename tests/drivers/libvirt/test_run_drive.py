@@ -14,7 +14,6 @@ from tests.lab.guest import copying_sector, counts, make_guest
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.provision import Provision, files_made, records_made
 from vmgahp.errors import JobFault
-from vmgahp.images.iso import can_write
 from vmgahp.job.pack import PADDING
 from vmgahp.job.spec import JobSpec
 
@@ -185,7 +184,6 @@ def test_a_start_that_fails_leaves_nothing(place: Scratch) -> None:
     assert sorted(os.listdir(place.path)) == ["disk.img", "go.sh"]
 
 
-@pytest.mark.skipif(not can_write(), reason="pycdlib is not here")
 def test_the_drive_has_its_disk_before_that_of_cloud_init(place: Scratch) -> None:
     place.options.pop("Run_Boot")
     disks = place.spec().disks

@@ -10,10 +10,9 @@ import pytest
 from tests.checkpoint.support import image
 from vmgahp.checkpoint import packed
 from vmgahp.config import Settings
+from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.libvirt import save
 from vmgahp.host.job_user import Identity
-
-libvirt = pytest.importorskip("vmgahp.drivers.libvirt.binding", reason="libvirt-python is not installed")
-save = pytest.importorskip("vmgahp.drivers.libvirt.save")
 
 
 class Domain:
@@ -135,7 +134,7 @@ class Saved:
         return kept.read_bytes()
 
 
-best = pytest.mark.skipif(not packed.best(), reason="zstd is not installed")
+best = pytest.mark.skipif(not packed.best(), reason="needs zstd")
 
 
 @best

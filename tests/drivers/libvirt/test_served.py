@@ -19,7 +19,6 @@ HEAVY = (
 
 
 def test_a_server_has_nothing_of_what_starts_and_saves_a_vm() -> None:
-    pytest.importorskip("libvirtmod")
     code = "import sys, vmgahp.daemon.server, vmgahp.daemon.sampler, vmgahp.drivers.libvirt.served; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [name for name in HEAVY if name in found] == []
@@ -63,7 +62,6 @@ def test_a_fault_of_a_kind_of_its_own_blames_as_before() -> None:
 @pytest.mark.parametrize("version", [__version__, "0.0.9"])
 def test_a_vm_that_cannot_be_taken_up_is_refused_in_words(version: str) -> None:
     """As after an upgrade of this package: the VM runs on, and what is told names both versions."""
-    pytest.importorskip("libvirtmod")
     work = Helper("vmgahp.drivers.libvirt.worker")
     kept = in_memory(b"of another time")
     try:

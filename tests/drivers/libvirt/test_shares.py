@@ -27,10 +27,10 @@ from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job.share_dirs import Share
 
-pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(not virtiofs.program(), reason="there is no virtiofsd")]
+pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(not virtiofs.program(), reason="needs virtiofsd")]
 
 MISMATCHED = errors.MISMATCHED
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root becomes the job's user")
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 BY_VIRTIOFS = {"VM_SHARE_SCRATCH": "virtiofs"}
 
 SCRIPT = """#!/bin/sh
@@ -265,8 +265,8 @@ def test_where_there_is_none_the_job_is_told(user: Identity, monkeypatch: pytest
 def test_the_calls_that_are_refused_are_those_of_the_kernels_headers() -> None:
     """By their numbers in the header that this machine has."""
     header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-    if os.uname().machine != "x86_64" or not header.exists():
-        pytest.skip("no such header here")
+    if os.uname().machine != "x86_64":
+        pytest.skip("needs x86-64")
     numbers = dict(re.findall(r"#define __NR_(\w+) (\d+)", header.read_text()))
     calls = file_server.CALLS["x86_64"]
     refused_names = ("symlink", "symlinkat", "mknod", "mknodat", "io_uring_setup", "openat2")

@@ -93,7 +93,7 @@ def test_a_checkpoint_takes_the_figures_along(job: Job) -> None:
 
 
 @pytest.mark.libvirt
-@pytest.mark.skipif(os.getuid() != 0, reason="libvirt's own network is root's")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_network_card_by_its_address(job: Job, network: "libvirt.virNetwork") -> None:
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
     with running(job, *network_ad("nat"), VM_METRICS_INTERVAL=1, **settings):

@@ -19,7 +19,7 @@ from vmgahp.images.catalog import Image
 from vmgahp.job.disks import Disk
 from vmgahp.lifecycle import SUSPENDED
 
-pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="only root's QEMU is another user's")]
+pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="needs root")]
 
 MIB = 1 << 20
 VMDK = '# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateType="monolithicFlat"\nRW 2048 FLAT "%s" 0\n'

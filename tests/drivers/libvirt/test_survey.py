@@ -194,7 +194,7 @@ def test_a_directory_is_shared_by_a_qemu_that_can(tmp_path: Path, monkeypatch: p
     assert "share" not in verdicts(look("qemu"))
 
 
-@pytest.mark.skipif(not virtiofs.program(), reason="there is no virtiofsd")
+@pytest.mark.skipif(not virtiofs.program(), reason="needs virtiofsd")
 def test_a_directory_of_the_machine_is_offered_where_it_is_there(tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o755)
     settings = {"VM_SHARE_DIRS": "here, gone", "VM_SHARE_DIR_HERE": tmp_path, "VM_SHARE_DIR_GONE": "/nonexistent"}
@@ -270,7 +270,7 @@ def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(monkeyp
     assert "no namespaces" in finding(found, "network user").seen
 
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root has libvirt networks and bridges")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 
 @needs_root

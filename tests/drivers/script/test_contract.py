@@ -123,7 +123,7 @@ class VirtualBox(Scripted):
 @pytest.mark.qemu
 @pytest.mark.skipif(
     any(shutil.which(name) is None for name in ("qemu-system-x86_64", "qemu-nbd", "qemu-img")),
-    reason="QEMU or its tools are not installed",
+    reason="needs QEMU and its tools",
 )
 class TestVirtualBox(DriverContract):
     @pytest.fixture
@@ -362,7 +362,7 @@ def test_podman_makes_networks_with_what_its_version_has(
 @pytest.fixture(scope="module")
 def image() -> Iterator[Path]:
     with podman_home() as directory:
-        reason = container_runtime(directory) if os.getuid() == 0 else "the test takes root"
+        reason = container_runtime(directory) if os.getuid() == 0 else "needs root"
         if reason:
             pytest.skip(reason)
         yield directory / "image.tar"

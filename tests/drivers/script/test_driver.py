@@ -21,7 +21,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.testing.contract import DriverContract, Subject, until
 
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="becoming another user takes root")
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 TOY = """\
 #!/bin/sh

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.qemu,
     pytest.mark.skipif(
         any(shutil.which(name) is None for name in ("qemu-system-x86_64", "qemu-nbd", "qemu-img")),
-        reason="QEMU or its tools are not installed",
+        reason="needs QEMU and its tools",
     ),
 ]
 

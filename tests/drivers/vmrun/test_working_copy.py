@@ -64,7 +64,7 @@ def sparse(path, text, room=20, offset=1):
 
 class TestDisks:
     @pytest.mark.qemu
-    @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")
+    @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
     def test_what_qemu_makes_of_every_kind(self, scratch, read):
         for kind in ("monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"):
             path = scratch / f"{kind}.vmdk"
@@ -171,7 +171,7 @@ class TestDisks:
             read("dos.vmdk")
         assert part in caught.value.problem
 
-    @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file that is somebody else's")
+    @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
     def test_a_parent_that_only_root_may_read_is_refused(self, scratch, disk, read):
         secret = scratch.with_name("secret.vmdk")
         shutil.copy(disk("other.vmdk"), secret)

@@ -8,10 +8,7 @@ import pytest
 from tests.drivers.vsphere.simulator import Lab, powers_off, settings
 from tests.peer import DEADLINE, Peer, environment
 
-pytestmark = [
-    pytest.mark.vsphere,
-    pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed"),
-]
+pytestmark = [pytest.mark.vsphere, pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")]
 
 
 @pytest.mark.parametrize(("image_format", "home"), [("qcow2", "disk.qcow2.vmdk"), ("vmdk", "disk.vmdk")])

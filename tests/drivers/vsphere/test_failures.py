@@ -466,7 +466,7 @@ def test_a_password_file_that_others_may_use(lab: Lab, mode: int) -> None:
     assert (word, said) == (CRITICAL, [True, True, False]), text
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_password_file_of_a_stranger(lab: Lab) -> None:
     os.chown(lab.password, 54322, 54322)
     word, text, _ = refused(lab)

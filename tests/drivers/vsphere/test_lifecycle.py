@@ -202,7 +202,7 @@ def _content(vmdk: Path) -> bytes:
     return raw.read_bytes()
 
 
-@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
 @pytest.mark.parametrize("subformat", ["monolithicSparse", "twoGbMaxExtentSparse", "streamOptimized"])
 def test_a_disk_that_is_not_flat_is_converted_there_and_back(lab: Lab, subformat: str) -> None:
     raw = lab.scratch.parent / "disk.raw"

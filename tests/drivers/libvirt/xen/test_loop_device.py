@@ -8,9 +8,7 @@ import pytest
 
 from vmgahp.drivers.libvirt.xen import loop_device
 
-pytestmark = pytest.mark.skipif(
-    os.getuid() != 0 or not os.access(loop_device.CONTROL, os.W_OK), reason="there are no loop devices here"
-)
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 
 @pytest.fixture
