@@ -191,6 +191,7 @@ def test_every_link_within_the_site_leads_somewhere(site: Path) -> None:
             if not place.exists() or (anchor and place in seen and anchor not in seen[place].anchors):
                 broken.append((str(path.relative_to(site)), link))
     assert broken == []
+    assert sum(len(page.links) for page in seen.values()) > 10 * len(seen) > 100
 
 
 def test_pages_can_be_heard_and_found(site: Path) -> None:

@@ -201,11 +201,12 @@ def test_what_is_kept_for_root_is_not_free(scratch: Path, user: Identity, few_fo
 
 
 @as_root
+@pytest.mark.parametrize("options", ROOM.values(), ids=ROOM)
 def test_what_cannot_be_written_to_is_ill_whatever_the_error_was_about(
-    scratch: Path, user: Identity, mount: Callable[..., Path]
+    scratch: Path, user: Identity, mount: Callable[..., Path], options: str
 ) -> None:
-    directory = job_in(mount(scratch, "size=64k", user), user)
-    leave(scratch, 0)
+    directory = job_in(mount(scratch, options, user), user)
+    fill(scratch)
     assert "No space left" in execute.why(error(errno.EIO), directory, user)
 
 
