@@ -20,6 +20,8 @@ from tests import REPOSITORY
 from vmgahp import errors
 from vmgahp.protocol import error_words
 
+pytestmark = pytest.mark.timeout(300)  # the first test builds the pages
+
 DOCS = REPOSITORY / "docs"
 PAGES = [REPOSITORY / "README.md", DOCS / "index.md", *sorted(DOCS.glob("[!_]*/*.md"))]
 
