@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -20,7 +21,14 @@ import pytest
 REAL = ("attacks", "faults", "libvirt", "podman", "pool", "qemu", "vsphere", "xen")
 """The marks of tests that use more than Python."""
 
-ALLOWED = {r"\bneeds root\b": lambda: os.getuid() != 0, r"\bneeds an ordinary user\b": lambda: os.getuid() == 0}
+ALLOWED = {
+    r"\bneeds root$": lambda: os.getuid() != 0,
+    r"\bneeds an ordinary user$": lambda: os.getuid() == 0,
+    r"\bneeds KVM$": lambda: not os.access("/dev/kvm", os.R_OK | os.W_OK),
+    r"\bneeds a machine without KVM$": lambda: os.path.exists("/dev/kvm"),
+    r"\bneeds (control groups|a cgroup v2 of one's own)$": lambda: not os.path.exists("/sys/fs/cgroup/cgroup.procs"),
+    r"\bneeds Python before 3\.14$": lambda: sys.version_info >= (3, 14),
+}
 """Patterns of reasons to skip -> the condition under which the reason is accepted."""
 
 
