@@ -87,7 +87,7 @@ def test_what_a_submission_changes_forces_its_group(clone: Path, monkeypatch: py
     commit(clone, monkeypatch, "1000093000")
     change(clone, "tests/guest/test_real.py")  # not even committed
     ad = list(GROUPS).index("ad")
-    assert set(turns.groups(turn=ad)) == {"ad", "vsphere", "rpm", "guests"}
+    assert turns.groups(turn=ad) == ["vsphere", "ad", "rpm", "tests/guest/test_real.py"]
     commit(clone, monkeypatch, "1000200000")
     commit(clone, monkeypatch, "1000300000")
     assert turns.groups(turn=ad) == ["ad"], "what landed before is not tested again"
@@ -103,3 +103,10 @@ def test_the_tests_of_a_change_are_those_beside_it() -> None:
     ]
     assert turns.streets(["docs/index.md", "docs/how-to/x.md"]) == ["tests/docs", "tests/test_house_rules.py"]
     assert turns.streets(["LICENSE"]) == []
+
+
+def test_a_module_needs_what_its_group_needs() -> None:
+    assert turns.of_groups(["tests/commands/image/test_boot.py"], "packages") == ["IMAGE_PACKAGES"]
+    assert turns.modules(["tests/commands/image/test_boot.py"]) == ["tests/commands/image/test_boot.py"]
+    with pytest.raises(SystemExit, match="any-hypervisor is not a group"):
+        turns.of_groups(["any-hypervisor"], "packages")

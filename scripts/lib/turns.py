@@ -1,7 +1,8 @@
 """The tests of a run: the turn's group, the groups that a change forces, the core, and what a change touches.
 
-    turns.py groups [BASE]      the groups of this run: the turn's, and those whose files have changed since BASE
-    turns.py groups all         all of them
+    turns.py groups [BASE]      what this run takes of the groups: the turn's, those whose sources have changed since
+                                BASE, and modules that have changed themselves, by their paths
+    turns.py groups all         all groups
     turns.py packages GROUP…    what tests/turns.toml says of groups, a word a line; as well: setup, roots
     turns.py modules GROUP…     their modules that need no pool; without a group, those of the core
     turns.py pool GROUP…        the pool's modules of the core and of these groups
@@ -68,24 +69,28 @@ def last_base() -> str:
 
 
 def groups(base: str | None = None, turn: int | None = None) -> list[str]:
-    """Choose the groups of a run."""
+    """Choose the groups of a run, and the modules of others that have changed themselves."""
     _, rows = table()
     turn = int(git("rev-list", "--count", "HEAD")[0]) if turn is None else turn
     changed = changed_since(base or last_base())
-    forced = {
-        name
-        for name, row in rows.items()
-        for path in changed
-        if below(path, [*row["modules"], *row.get("sources", [])])
-    }
-    return [name for number, name in enumerate(rows) if number == turn % len(rows) or name in forced]
+    forced = {name for name, row in rows.items() for path in changed if below(path, row.get("sources", []))}
+    chosen = [name for number, name in enumerate(rows) if number == turn % len(rows) or name in forced]
+    others = [place for name, row in rows.items() if name not in chosen for place in row["modules"]]
+    modules = [path for path in changed if below(path, others) and Path(path).name.startswith("test_")]
+    return [*chosen, *(path for path in modules if (ROOT / path).exists())]
 
 
 def of_groups(names: list[str], key: str) -> list[str]:
-    """Join a column of several groups. Raises `SystemExit` for a name that is none."""
+    """Join a column of several groups. A module by its path needs what its group needs.
+
+    Raises `SystemExit` for a name that is neither.
+    """
     _, rows = table()
+    for path in [name for name in names if "/" in name]:
+        for row in [row for row in rows.values() if below(path, row["modules"])]:
+            rows[path] = row | {"modules": [path]}
     if unknown := [name for name in names if name not in rows]:
-        sys.exit(f"{unknown[0]} is not a group of tests/turns.toml: {', '.join(rows)}")
+        sys.exit(f"{unknown[0]} is not a group of tests/turns.toml: {', '.join(table()[1])}")
     return list(dict.fromkeys(word for name in names for word in rows[name].get(key, [])))
 
 
