@@ -1,4 +1,4 @@
-"""Faults at the points of a VM's life: a dozen by day, and all of them, in shards, in scripts/test --faults."""
+"""Faults at the points of a VM's life: all of them by scripts/test --faults, a shard in each run of CI."""
 
 import importlib
 import json
@@ -16,26 +16,6 @@ from tests.faults.matrix import LIVES, LONGEST, Machine, in_words
 from tests.faults.rows import ROWS
 from tests.lab.namespace import LabError, why_not
 from vmgahp import lifecycle
-
-BY_DAY = [
-    Case("START", "launch.made", "daemon: SIGKILL"),
-    Case("START", "prepare.done", "libvirtd: SIGTERM"),
-    Case("START from a checkpoint", "launch.made", "daemon: SIGTERM"),
-    Case("SUSPEND", "save.begun", "libvirtd: SIGSTOP"),
-    Case("SUSPEND", "save.written", "daemon: QUIT"),
-    Case("RESUME of a saved VM", "restore.made", "QEMU: SIGKILL"),
-    Case("RESUME of a saved VM", "restore.made", "disk: read-only"),
-    Case("CHECKPOINT", "checkpoint.saved", "disk: full"),
-    Case("CHECKPOINT", "checkpoint.written", "daemon: SIGKILL"),
-    Case("STOP", "end.asked", "QEMU: SIGSTOP"),
-    Case("SIGTERM", "end.begun", "libvirtd: SIGKILL"),
-]
-ROWS_BY_DAY = ["libvirtd: SIGTERM when the image of a CHECKPOINT is whole", "the second START of a live job"]
-ROWS_BY_DAY += [
-    "helper: SIGKILL at launch.made during START",
-    "helper: SIGKILL at save.written during SUSPEND",
-    "helper: SIGKILL at restore.made during RESUME of a saved VM",
-]
 
 SHARDS = 7
 """The shards into which CI divides the matrix."""
@@ -60,20 +40,6 @@ def counted(request: pytest.FixtureRequest, what: str, name: str, verdict: Verdi
     survived(verdict)
 
 
-@patient
-@pytest.mark.libvirt
-@pytest.mark.parametrize("case", BY_DAY, ids=str)
-def test_a_fault_is_survived(machine: Machine, case: Case) -> None:
-    survived(machine.try_case(case))
-
-
-@patient
-@pytest.mark.libvirt
-@pytest.mark.parametrize("row", ROWS_BY_DAY)
-def test_a_mended_fault_stays_mended(machine: Machine, row: str) -> None:
-    survived(machine.ask({"row": row}))
-
-
 # The longest come first
 
 
@@ -95,7 +61,7 @@ def test_every_fault_at_every_point_is_survived(machine: Machine, case: Case, re
 
 @patient
 @pytest.mark.faults
-@pytest.mark.parametrize("row", [row for row in ROWS if row not in ROWS_BY_DAY])
+@pytest.mark.parametrize("row", ROWS)
 def test_every_mended_fault_stays_mended(machine: Machine, row: str) -> None:
     survived(machine.ask({"row": row}))
 
@@ -126,7 +92,7 @@ def test_a_shard_is_selected_by_its_option() -> None:
     found = re.findall(r"::test_every_fault_at_every_point_is_survived\[(.+)\]$", listed, re.MULTILINE)
     assert found == [str(case) for case in all_cases()[3::SHARDS]]
     for test, cases in (
-        ("every_mended_fault_stays_mended", len(ROWS) - len(ROWS_BY_DAY)),
+        ("every_mended_fault_stays_mended", len(ROWS)),
         ("any_sequence", len(SEEDS)),
     ):
         assert cases // SHARDS <= listed.count(f"::test_{test}") <= cases // SHARDS + 1
