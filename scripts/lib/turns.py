@@ -6,6 +6,7 @@
     turns.py packages GROUP…    what tests/turns.toml says of groups, a word a line; as well: setup, roots
     turns.py modules GROUP…     their modules that need no pool; without a group, those of the core
     turns.py pool GROUP…        the pool's modules of the core and of these groups
+    turns.py half               every second test module, these or the others by the number of commits
     turns.py changed BASE       the tests beside what has changed since BASE
 
 The standard library alone: it runs before the virtual environment is there.
@@ -146,6 +147,8 @@ def main(words: list[str]) -> None:
             lines = modules(names)
         case ["pool", *names]:
             lines = pool_modules(names)
+        case ["half"]:
+            lines = with_text(re.compile(""))[int(git("rev-list", "--count", "HEAD")[0]) % 2 :: 2]
         case ["changed", base]:
             lines = streets(changed_since(base))
         case _:

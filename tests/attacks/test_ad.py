@@ -115,7 +115,6 @@ ATTACKS = [
             (name,),
             modes=(Mode.LIBVIRT,),
             times=len(VALUES),
-            daily=name in ("JobVMMemory", "VMPARAM_vm_Disk"),
         )
         for name in VALUES_OF
     ),
@@ -127,7 +126,6 @@ ATTACKS = [
         "leaks",
         modes=(Mode.LIBVIRT,),
         times=len(LEAKS) * len(TOLD),
-        daily=True,
     ),
     Attack(
         "vm-type",
@@ -137,7 +135,6 @@ ATTACKS = [
         "types",
         modes=(Mode.LIBVIRT,),
         times=len(TYPES) + len(OF_THE_MACHINE),
-        daily=True,
     ),
     Attack(
         "policy-memory",
@@ -147,7 +144,6 @@ ATTACKS = [
         "policy",
         modes=(Mode.LIBVIRT,),
         times=len(EVASIONS),
-        daily=True,
     ),
     Attack(
         "policy-synonyms",
@@ -168,7 +164,7 @@ ATTACKS = [
         modes=(Mode.LIBVIRT,),
     ),
     *(
-        Attack(name, Who.SUBMIT, done, Must.SURVIVE, "large", (name,), modes=NO_QEMU, daily=name == "exponential")
+        Attack(name, Who.SUBMIT, done, Must.SURVIVE, "large", (name,), modes=NO_QEMU)
         for name, done in (
             ("many-attributes", "the ad has 100,000 attributes"),
             ("long-value", "a value has 4 MiB"),

@@ -143,7 +143,6 @@ ATTACKS = [
         "heads",
         modes=LIBVIRT,
         times=len(HEADS),
-        daily=True,
     ),
     Attack(
         "suspend-image-heads",

@@ -137,7 +137,6 @@ ATTACKS = [
         Must.RUN,
         "of_a_running_vm",
         modes=BOTH,
-        daily=True,
     ),
     Attack(
         "snooping",
@@ -156,7 +155,6 @@ ATTACKS = [
         "user_networking",
         modes=NO_QEMU,
         times=4,
-        daily=True,
     ),
 ]
 

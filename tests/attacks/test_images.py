@@ -109,7 +109,6 @@ ATTACKS = [
         ("raw",),
         modes=(Mode.LIBVIRT,),
         times=len(NAMES),
-        daily=True,
     ),
     Attack(
         "backing-names-in-a-chain",

@@ -164,7 +164,6 @@ ATTACKS = [
         "all_else",
         modes=(Mode.LIBVIRT,),
         times=len(REST),
-        daily=True,
     ),
     Attack(
         "host-made",
@@ -174,7 +173,6 @@ ATTACKS = [
         "host_made",
         modes=BOTH,
         times=len(HOST_MADE + HOST_MADE_REST) + 1,
-        daily=True,
     ),
     Attack(
         "files",

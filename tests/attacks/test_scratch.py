@@ -98,7 +98,6 @@ ATTACKS = [
             (name, more, operations),
             modes=BOTH if name in ("vm_console.log", "vm_cidata.iso", "vm_checkpoint.mem") else LIBVIRT,
             times=len(KINDS),
-            daily=name in ("vm_console.log", "vm_cidata.iso"),
         )
         for name, more, operations in FILES
     ),
@@ -136,7 +135,6 @@ ATTACKS = [
         Must.SURVIVE,
         "linked_before_resume",
         times=4,
-        daily=True,
     ),
     Attack(
         "disk-is-a-link-before-restart",
@@ -154,7 +152,6 @@ ATTACKS = [
         "swapped_during_start",
         ("root",),
         times=RACES,
-        daily=True,
     ),
     Attack(
         "disk-swapped-for-libvirts-during-start",

@@ -68,7 +68,6 @@ ATTACKS = [
         "submit",
         modes=NO_QEMU,
         times=len(NAMES) + len(SOURCES),
-        daily=True,
     ),
     Attack(
         "submit-of-others-files",
@@ -78,7 +77,6 @@ ATTACKS = [
         "submit_others",
         modes=NO_QEMU,
         times=4,
-        daily=True,
     ),
     Attack(
         "replay",

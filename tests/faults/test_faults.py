@@ -91,10 +91,7 @@ def test_a_shard_is_selected_by_its_option() -> None:
     listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     found = re.findall(r"::test_every_fault_at_every_point_is_survived\[(.+)\]$", listed, re.MULTILINE)
     assert found == [str(case) for case in all_cases()[3::SHARDS]]
-    for test, cases in (
-        ("every_mended_fault_stays_mended", len(ROWS)),
-        ("any_sequence", len(SEEDS)),
-    ):
+    for test, cases in (("every_mended_fault_stays_mended", len(ROWS)), ("any_sequence", len(SEEDS))):
         assert cases // SHARDS <= listed.count(f"::test_{test}") <= cases // SHARDS + 1
 
 
