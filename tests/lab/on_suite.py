@@ -42,8 +42,8 @@ def run(suite: str, command: list[str]) -> int:
         if record := environ.get("VMGAHP_RECORD"):
             environ["VMGAHP_RECORD"] = f"{LAB}/record.json"
         done = subprocess.run(machine.command(command, cwd=str(REPOSITORY)), env=environ, check=False)
-        if record:
-            shutil.copyfile(Path(exchange, "record.json"), record)
+        if record and (written := Path(exchange, "record.json")).exists():
+            shutil.copyfile(written, record)
         return done.returncode
 
 
