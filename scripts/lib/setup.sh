@@ -44,6 +44,8 @@ IMAGE_PACKAGES=(
 )
 # What building a machine with Xen, and talking to it, takes as well.
 XEN_PACKAGES=(debootstrap e2fsprogs qemu-system-x86 openssh-client util-linux)
+# What building a whole node, and talking to it, takes as well.
+NODE_PACKAGES=(debootstrap e2fsprogs qemu-system-x86 openssh-client util-linux)
 
 setup_log=$(mktemp "${TMPDIR:-/tmp}/vmgahp-setup.XXXXXX")
 trap 'rm -f "$setup_log"' EXIT

@@ -1,6 +1,7 @@
 """The head of a memory image: nothing that would make libvirtd stumble passes."""
 
 import os
+import select
 import sys
 import tempfile
 from pathlib import Path
@@ -132,6 +133,37 @@ def test_who_looks_for_a_second_head_gets_one(ahead: int, said: str) -> None:
         with substitute(file.fileno(), "<domain/>") as whole, open(whole.path, "rb") as read:
             read.read()
         assert whole.with_another_head("it is damaged") is None
+
+
+def test_the_pipe_is_where_libvirts_helper_for_apparmor_lets_a_guest_read(tmp_path: Path) -> None:
+    """It takes no path beneath /proc, and none that the job's user could lead elsewhere."""
+    with tempfile.TemporaryFile() as file:
+        file.write(image())
+        file.flush()
+        with substitute(file.fileno(), "<domain/>") as whole:
+            room = Path(whole.path).resolve(strict=True).parent
+            assert not room.is_relative_to("/proc")
+            assert Path(whole.path).is_fifo()
+            assert Path(whole.path).stat().st_mode & 0o777 == 0o600
+            assert {(room.stat().st_uid, room.stat().st_mode & 0o022)} == {(os.geteuid(), 0)}
+    assert not room.exists()
+
+
+def test_who_opens_the_pipe_when_all_has_been_written_does_not_wait() -> None:
+    """A small image is in the pipe before libvirtd comes; and it may come again when that has been read."""
+    with tempfile.TemporaryFile() as file:
+        file.write(image())
+        file.flush()
+        with substitute(file.fileno(), "<domain/>") as whole:
+            writers = os.open(whole.path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                poll = select.poll()
+                poll.register(writers, 0)  # which tells of the last writer's end
+                assert poll.poll(10_000)
+            finally:
+                os.close(writers)
+            assert Path(whole.path).read_bytes().endswith(b"QEVM")
+            assert Path(whole.path).read_bytes() == b""
 
 
 def test_a_head_is_written_over_where_qemu_must_seek(scratch: Path, user: Identity) -> None:

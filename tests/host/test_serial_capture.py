@@ -477,6 +477,22 @@ def test_a_process_that_has_ended_and_whose_parent_has_not_asked_does_not_protec
         assert sweep(base) == [left]
 
 
+def test_sweeping_lets_go_who_waits_for_a_dead_process_to_write(base):
+    """libvirtd would wait for ever."""
+    left = runtime_dir(base)
+    os.mkfifo(f"{left}/memory")
+    waiting = subprocess.Popen(["cat", f"{left}/memory"], stdout=subprocess.PIPE)
+    try:
+        until(lambda: "wait_for_partner" in Path(f"/proc/{waiting.pid}/wchan").read_text(), "the reader to wait")
+        disguised = f"{base}/vmgahp-{os.getpid()}-1-0"
+        os.rename(left, disguised)
+        assert sweep(base) == [disguised]
+        assert waiting.communicate(timeout=10) == (b"", None)
+    finally:
+        waiting.kill()
+        waiting.wait()
+
+
 def test_sweeping_touches_nothing_else(base, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()

@@ -25,6 +25,10 @@ gzip 5 s; of programs and text it leaves 31 per cent, gzip 33, lz4 43."""
 SPARSE_SINCE = 11_002_000, 9_000_000
 """The versions of libvirt and QEMU since which there is the format ``sparse``, in which QEMU itself seeks."""
 
+_APPARMOR = "<model>apparmor</model>"
+"""In the capabilities of a libvirt that confines each QEMU by it: that one may open no file of the job's in the way in
+which a sparse image would be handed to it (`substitute.Held`)."""
+
 _OPTIONS = {"zstd": ("-q", "-1", "-T2")}
 """Beside -c, of those that write."""
 
@@ -62,9 +66,10 @@ def require(identity: "Identity") -> None:
         os.close(sample)
 
 
-def has_sparse(libvirt_version: int, qemu_version: int) -> bool:
-    """Whether there is the format ``sparse``, by the versions as libvirt counts them."""
-    return libvirt_version >= SPARSE_SINCE[0] and qemu_version >= SPARSE_SINCE[1]
+def has_sparse(libvirt_version: int, qemu_version: int, capabilities: str) -> bool:
+    """Whether images of the format ``sparse`` are restored, by the versions and capabilities as libvirt says them."""
+    is_known = libvirt_version >= SPARSE_SINCE[0] and qemu_version >= SPARSE_SINCE[1]
+    return is_known and _APPARMOR not in capabilities
 
 
 def has(form: str) -> bool:

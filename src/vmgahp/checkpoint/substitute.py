@@ -5,6 +5,9 @@ what it can do, and the number of the format the program that it unpacks the ima
 to write at any time, also after a look at it. So libvirtd reads no head of the job's: it gets a pipe, into which go a
 head of our own and then what follows the head in the file; or, where it must be able to seek, the file itself with
 the head written over, once nobody else can write to it.
+
+The pipe has a name, in a directory of the VM's own to which the job's user cannot write: AppArmor's helper of libvirt's
+(virt-aa-helper), which writes down what the new QEMU may read, takes no path beneath /proc.
 """
 
 import fcntl
@@ -15,9 +18,12 @@ from collections.abc import Callable
 
 from vmgahp import errors
 from vmgahp.checkpoint.packed import NotPacked
-from vmgahp.host import threads
+from vmgahp.host import runtime_dir, threads
 
 _CHUNK = 1 << 20
+
+_LET_IN = 0.05
+"""Seconds after which somebody is let in who opens a pipe that has been written to its end."""
 
 _LEAST_READ = 4096
 """Bytes after the head: whoever has taken fewer has looked for another head, and given none to a hypervisor."""
@@ -34,15 +40,17 @@ Rest = Callable[[Write, int], None]
 class Substitute:
     """`head`, and then all that `rest` writes, to be read once from `path`; in a ``with``, which ends what `rest` does.
 
-    Raises OSError, and `errors.MachineFault` where no thread can be had.
+    Raises OSError, and `errors.MachineFault` where no thread or directory can be had.
     """
 
     def __init__(self, head: bytes, rest: Rest, heads: int = 1) -> None:
         self._parts = head, rest
         self._heads = heads
         self._fed = self._left = 0
-        self._reading, writing = os.pipe2(os.O_CLOEXEC)
-        self.path = f"/proc/{os.getpid()}/fd/{self._reading}"
+        self._over = threads.Flag()
+        self._room = runtime_dir.runtime_dir()
+        self.path = f"{self._room}/memory"
+        opened = []
 
         def feed() -> None:
             try:
@@ -51,25 +59,37 @@ class Substitute:
                     rest(lambda data: self._feed(out.fileno(), data), out.fileno())
             except (OSError, errors.MachineFault, NotPacked):
                 pass  # nobody reads any more, or misses what is not there: who restores has said why
+            # Who opens it now waits for a writer, and libvirtd would for ever. It reads what is left, and the end.
+            while not self._over.wait(_LET_IN):
+                runtime_dir.let_in(self.path)
 
         try:
-            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
-        except OSError:
-            pass  # a user has so much for all pipes: it is slower
-        try:
+            os.mkfifo(self.path, 0o600)
+            # With a reader of ours the writer does not wait, and with the writer libvirtd does not; and what was
+            # written stays between the two times that libvirtd opens it.
+            for flags in (os.O_RDONLY | os.O_NONBLOCK, os.O_WRONLY):
+                opened.append(os.open(self.path, flags))
+            self._reading, writing = opened
+            try:
+                fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
+            except OSError:
+                pass  # a user has so much for all pipes: it is slower
             self._thread = threads.start("the memory image", feed)
         except BaseException:
-            for descriptor in (self._reading, writing):
+            for descriptor in opened:
                 os.close(descriptor)
+            runtime_dir.remove(self._room)
             raise
 
     def __enter__(self) -> "Substitute":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         self._left = _bytes_in(self._reading)
         os.close(self._reading)
         self._thread.join()
+        runtime_dir.remove(self._room)
 
     def with_another_head(self, said: str) -> "Substitute | None":
         """The same with the head twice, where no more than one was read; None where that was not why it failed.

@@ -66,7 +66,7 @@ class Later:
 
 def unclaim(_identity: Identity, _log: Callable[[str], None], path: str) -> None:
     """The VM is gone that `runtime_dir.claim` was called for."""
-    runtime_dir.unclaim(path)
+    runtime_dir.remove(path)
 
 
 def empty(identity: Identity, log: Callable[[str], None], directory: str) -> None:

@@ -1,8 +1,8 @@
-"""Directories for the sockets of one VM, outside of the scratch directory."""
+"""Directories for the sockets and pipes of one VM, outside of the scratch directory."""
 
 import os
 from _collections_abc import Iterable, Iterator
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISFIFO
 
 from vmgahp.errors import MachineFault
 
@@ -72,7 +72,7 @@ def runtime_dir(base: str | None = None) -> str:
         except OSError as error:
             reason = f"{place}: {error.strerror}"
     raise MachineFault(
-        f"No directory can be made for the console's socket: {reason}.",
+        f"No directory can be made for the VM's sockets and pipes: {reason}.",
         f"make {ROOT_BASE} a directory that only root may write to; without root, set XDG_RUNTIME_DIR.",
     )
 
@@ -98,7 +98,7 @@ def is_private(path: str) -> bool:
 
 
 def claim(uuid: str) -> str:
-    """Say to other processes that this one looks after the VM `uuid`; a directory, to be removed with `unclaim`.
+    """Say to other processes that this one looks after the VM `uuid`; a directory, to be removed with `remove`.
 
     Raises `MachineFault` and OSError.
     """
@@ -107,9 +107,17 @@ def claim(uuid: str) -> str:
     return path
 
 
-def unclaim(path: str) -> None:
-    """The VM is gone."""
+def remove(path: str) -> None:
+    """Remove what `runtime_dir` has made, with all that is in it. Raises nothing."""
     _remove_directory(path, os.geteuid())
+
+
+def let_in(fifo: str) -> None:
+    """Have nobody wait any more who opens a FIFO to read from it, and finds no writer. Raises nothing."""
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
+    except OSError:
+        pass  # nobody reads from it, or it is gone
 
 
 def is_claimed(uuid: str) -> bool:
@@ -186,12 +194,17 @@ def make_root_base() -> None:
 
 
 def _remove_directory(path: str, uid: int) -> bool:
-    """Remove a directory of `uid` and the sockets in it, never what a link points to."""
+    """Remove a directory of `uid` and what is in it, never what a link points to.
+
+    Who waits at a FIFO in it, such as a libvirtd for a server that was killed, is let go.
+    """
     try:
         there = os.lstat(path)
         if not S_ISDIR(there.st_mode) or there.st_uid != uid:
             return False
         for name in os.listdir(path):
+            if S_ISFIFO(os.lstat(f"{path}/{name}").st_mode):
+                let_in(f"{path}/{name}")
             os.unlink(f"{path}/{name}")
         os.rmdir(path)
     except OSError:

@@ -16,7 +16,7 @@ import pytest
 from tests.commands.doctor.support import AD, Condor, as_root, failure, judged, named, pool, snapshot, tree
 from tests.commands.support import absent
 from tests.conftest import JOB_UID
-from vmgahp import cli, config
+from vmgahp import cli, config, errors
 from vmgahp.commands import doctor
 from vmgahp.commands.doctor import access, condor, context, dry_run, host, log_history
 from vmgahp.commands.doctor.context import Context, User
@@ -545,19 +545,21 @@ def test_two_groups_are_told_where_qemu_is_to_be_the_jobs_user(pool: Condor, mon
 
 
 @pytest.mark.parametrize(
-    ("files", "check"),
+    ("files", "check", "verdict"),
     [
-        ({"sys__fs__selinux__enforce": "1"}, "SELinux"),
-        ({"sys__module__apparmor__parameters__enabled": "Y\n"}, "AppArmor"),
+        ({"sys__fs__selinux__enforce": "1"}, "SELinux", UNKNOWN),
+        ({"sys__module__apparmor__parameters__enabled": "Y\n"}, "AppArmor", OK),
     ],
 )
-def test_what_confines_qemu_is_named_as_not_tried(
-    pool: Condor, tmp_path: Path, files: dict[str, str], check: str
+def test_what_confines_qemu_is_named_and_whether_libvirt_has_said_that_it_does(
+    pool: Condor, tmp_path: Path, files: dict[str, str], check: str, verdict: str
 ) -> None:
     context = pool.context(tree(tmp_path, **files))
     found = access.confinement(context, access.Capabilities(NOBODY_HERE, ("dac", check.lower())))
-    assert judged(found, UNKNOWN, "libvirt confines guests by it", "not been tried").check == check
-    assert "though libvirt does not" in access.confinement(context, access.Capabilities(None, ("dac",))).seen
+    assert judged(found, verdict, "libvirt confines guests by it").check == check
+    judged(access.confinement(context, access.Capabilities(None, ("dac",))), verdict, "libvirt does not use it")
+    silent = errors.HypervisorFault("libvirt did not answer.", "see why.")
+    judged(access.confinement(context, silent), UNKNOWN, "libvirt has not said whether it confines guests by it")
 
 
 def test_nothing_confines_qemu(pool: Condor, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.drivers.support import TEST_URI, AnyHypervisor, any_hypervisor
 from vmgahp import lifecycle
-from vmgahp.host.runtime_dir import claim, is_claimed, runtime_dir, unclaim
+from vmgahp.host.runtime_dir import claim, is_claimed, remove, runtime_dir
 from vmgahp.job.ad import quote
 
 
@@ -70,7 +70,7 @@ def test_a_claim_is_seen_until_it_is_given_up() -> None:
     assert not is_claimed(uuid)
     place = claim(uuid)
     assert is_claimed(uuid)
-    unclaim(place)
+    remove(place)
     assert not is_claimed(uuid)
     assert not Path(place).exists()
 
@@ -82,7 +82,7 @@ def test_the_claim_of_a_process_that_is_gone_counts_no_longer(monkeypatch: pytes
         monkeypatch.setattr("vmgahp.host.runtime_dir._birth", lambda _pid: "1")
         assert not is_claimed(uuid)
     finally:
-        unclaim(place)
+        remove(place)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")

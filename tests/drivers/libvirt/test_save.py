@@ -34,7 +34,6 @@ class Domain:
     [
         ({}, [None, 0], [None, 0]),
         ({"VM_MEMORY_IMAGE_FORMAT": "zstd"}, ["zstd", 0], ["zstd", 0]),
-        ({"VM_SUSPEND_IMAGE_FORMAT": "sparse"}, ["sparse", 0], [None, 0]),
         ({"VM_CHECKPOINT_IMAGE_FORMAT": "xz", "VM_MEMORY_IMAGE_FORMAT": "zstd"}, ["zstd", 0], ["xz", 0]),
         ({"VM_SUSPEND_BYPASS_CACHE": "true"}, [None, libvirt.VIR_DOMAIN_SAVE_BYPASS_CACHE], [None, 0]),
     ],
@@ -55,10 +54,11 @@ def test_the_format_and_the_settings_that_it_replaces(
 
 
 class Daemon:
-    """A libvirtd by its versions."""
+    """A libvirtd by its versions, and by what confines its guests."""
 
-    def __init__(self, version: int, qemu: int) -> None:
+    def __init__(self, version: int, qemu: int, model: str = "selinux") -> None:
         self._versions = version, qemu
+        self._model = model
 
     def getLibVersion(self) -> int:
         return self._versions[0]
@@ -66,8 +66,28 @@ class Daemon:
     def getVersion(self) -> int:
         return self._versions[1]
 
+    def getCapabilities(self) -> str:
+        return f"<capabilities><host><secmodel><model>{self._model}</model></secmodel></host></capabilities>"
+
 
 NEW = 11_002_000, 9_000_000
+CONFINING = *NEW, "apparmor"
+
+
+@pytest.mark.parametrize(("daemon", "wanted"), [(NEW, "sparse"), ((11_002_000, 8_002_000), None), (CONFINING, None)])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_format_that_could_not_be_restored_is_not_written_even_where_a_setting_asks_for_it(
+    daemon: tuple[int, int], wanted: str | None, checkpoint: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", "image_format", raising=False)
+    log: list[str] = []
+    settings = Settings({"VM_MEMORY_IMAGE_FORMAT": "sparse"})
+    saver = save.Saver(str(tmp_path), Identity(54321, 54321), settings, log.append)
+    domain = Domain()
+    domain.connect = lambda: Daemon(*daemon)
+    saver.write(domain, "/path", checkpoint=checkpoint)
+    assert domain.saved == [wanted, 0]
+    assert bool(log) == (wanted is None)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +99,7 @@ NEW = 11_002_000, 9_000_000
         (NEW, True, False, True, None),
         (NEW, False, True, True, None),
         (NEW, False, False, False, None),
+        (CONFINING, False, False, True, None),
     ],
 )
 def test_a_suspended_vm_is_sparse_where_that_can_be_restored_and_stays(

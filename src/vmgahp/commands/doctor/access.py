@@ -142,21 +142,21 @@ def confinement(context: Context, known: Capabilities | errors.Fault) -> Finding
     check = Check("confinement", "/sys/module/apparmor, /sys/fs/selinux, and libvirt's security drivers")
     apparmor = context.read("/sys/module/apparmor/parameters/enabled").strip() == "Y"
     selinux = context.read("/sys/fs/selinux/enforce").strip() == "1"
-    models = known.models if isinstance(known, Capabilities) else ()
     if selinux:
         return check._replace(name="SELinux").unknown(
-            f"SELinux is enforcing{_uses('selinux', models)}. With it this daemon has not been tried.",
+            f"SELinux is enforcing, {_uses('selinux', known)}. With it this daemon has not been tried.",
             "run a job; when a disk cannot be opened, see ausearch -m avc -ts recent. For images on NFS: "
             "setsebool -P virt_use_nfs on",
         )
     if apparmor:
-        return check._replace(name="AppArmor").unknown(
-            f"AppArmor is on{_uses('apparmor', models)}. With it this daemon has not been tried.",
-            "run a job; when a disk cannot be opened, see journalctl -k | grep DENIED, and let what it names "
-            "into /etc/apparmor.d/local/abstractions/libvirt-qemu",
-        )
+        check, seen = check._replace(name="AppArmor"), f"AppArmor is on, {_uses('apparmor', known)}"
+        if isinstance(known, Capabilities):
+            return check.ok(seen)
+        return check.unknown(f"{seen}.", "look again when libvirt answers.")
     return check.ok("neither SELinux nor AppArmor enforces anything")
 
 
-def _uses(model: str, models: tuple[str, ...]) -> str:
-    return ", and libvirt confines guests by it" if model in models else ", though libvirt does not use it"
+def _uses(model: str, known: Capabilities | errors.Fault) -> str:
+    if not isinstance(known, Capabilities):
+        return "and libvirt has not said whether it confines guests by it"
+    return "and libvirt confines guests by it" if model in known.models else "and libvirt does not use it"

@@ -56,7 +56,7 @@ def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) 
 
 def release(_identity: Identity, _log: Logger, room: str) -> None:
     """The VM is gone: others may have its ports."""
-    runtime_dir.unclaim(room)
+    runtime_dir.remove(room)
 
 
 def ports_of(settings: Settings) -> list[int]:

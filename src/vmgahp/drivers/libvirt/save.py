@@ -268,25 +268,26 @@ class Saver:
         flags = 0
         if not checkpoint and self._settings.boolean("VM_SUSPEND_BYPASS_CACHE"):
             flags = libvirt.VIR_DOMAIN_SAVE_BYPASS_CACHE
-        image_format = self._setting(kind)
-        if self._can_be_told and (told := image_format or self._best_for(domain, kind)):
+        wanted = self._setting(kind)
+        told = (wanted or self._best_for(kind)) if self._can_be_told else ""
+        if told == memory_image.SPARSE and not _has_sparse(domain.connect()):
+            told = ""
+        if told:
             domain.saveParams({"file": path, libvirt.VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT: told}, flags)
             return
-        if image_format and (image_format == memory_image.SPARSE or not checkpoint):
-            self._log(f"the memory image is not {image_format}: this libvirt cannot be told")
+        if wanted and (wanted == memory_image.SPARSE or not checkpoint):
+            self._log(f"the memory image is not {wanted}: this libvirt cannot be told, or could not restore it")
         domain.saveFlags(path, None, flags)
 
     @property
     def _can_be_told(self) -> bool:
         return hasattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT")
 
-    def _best_for(self, domain: libvirt.virDomain, kind: str) -> str:
+    def _best_for(self, kind: str) -> str:
         """What libvirt is to write where no setting says it; empty for its own choice."""
         if kind == "CHECKPOINT" or self.may_travel or not self._may_seek or _of_qemu_conf():
             return ""
-        connection = domain.connect()
-        has_sparse = packed.has_sparse(connection.getLibVersion(), connection.getVersion())
-        return memory_image.SPARSE if has_sparse else ""
+        return memory_image.SPARSE
 
     def _setting(self, kind: str) -> str:
         return self._settings.string(f"VM_{kind}_IMAGE_FORMAT") or self._settings.string("VM_MEMORY_IMAGE_FORMAT")
@@ -320,6 +321,10 @@ class Saver:
             "free space on the file system of EXECUTE; the VM still runs.",
             CANNOT_SAVE,
         )
+
+
+def _has_sparse(connection: libvirt.virConnect) -> bool:
+    return packed.has_sparse(connection.getLibVersion(), connection.getVersion(), connection.getCapabilities())
 
 
 def _unusable(name: str, directory: str, reason: str) -> errors.MachineFault:

@@ -364,7 +364,7 @@ def _left(end: float) -> float:
 def _memory_formats(host: _Host, *, zstd: bool) -> str:
     """The formats of checkpoints that are restored here without a setting."""
     formats = ["raw", *[packed.BEST] * zstd]
-    if packed.has_sparse(host.libvirt_version, host.version):
+    if packed.has_sparse(host.libvirt_version, host.version, host.capabilities):
         formats.append("sparse")
     return ",".join(formats)
 
