@@ -4,9 +4,8 @@ Xen's paravirtual guests need no virtualization hardware, so Xen itself runs in 
 its dom0, and libvirt's Xen driver there starts guests that count (`tests/lab/dom0/guest-init`). The disk of
 the lab is only read: what a run writes is gone with it, and the machine ends with the process that started it.
 
-Commands run in dom0 through one SSH connection, from a port of this host's loopback and with a key made for
-this run. So a program in dom0 has the pipes of an `ssh` process here, and whatever talks to a local process
-can talk to it. The host's own libvirt reaches dom0's the same way (`XenHost.libvirt`).
+Commands run in dom0 with a key made for this run (`tests.lab.emulated`). The host's own libvirt reaches dom0's the same
+way (`XenHost.libvirt`).
 
 ``python -m tests.lab.xen`` boots it and gives a shell in dom0.
 """
@@ -20,16 +19,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from tests.lab.namespace import LabError, wait_until
-from tests.lab.ports import free_port
-
-T = TypeVar("T")
+from tests.lab.emulated import QEMU, TOOLS, EmulatedMachine
 
 USER = "alice"
 """The user of jobs in dom0."""
@@ -47,9 +41,8 @@ BOOT_DEADLINE = 240.0
 
 # Xen 4.17 on QEMU's emulated processors: `-cpu max` crashes dom0 or hides what libxl needs. The mitigations of
 # hardware faults that an emulated processor does not have cost it half its speed.
-QEMU = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]
-QEMU += ["-accel", "tcg,thread=multi", "-machine", "pc", "-cpu", "Nehalem", "-smp", "2", "-m", "2048"]
-QEMU += ["-device", "virtio-net-pci,netdev=net,romfile="]
+MACHINE = ["-machine", "pc", "-cpu", "Nehalem", "-smp", "2", "-m", "2048"]
+MACHINE += ["-device", "virtio-net-pci,netdev=net,romfile="]
 XEN_COMMAND_LINE = "console=com1 com1=115200,8n1 dom0_mem=1024M,max:1024M spec-ctrl=no xpti=no pv-l1tf=no"
 DOM0_COMMAND_LINE = "console=hvc0 quiet net.ifnames=0"
 
@@ -64,7 +57,7 @@ def why_not() -> str:
     """Why no machine with Xen can be booted here; empty where it can."""
     if not (default_lab() / "recipe").exists():
         return f"there is no Xen lab in {default_lab()} (scripts/xen-lab builds it)"
-    missing = [tool for tool in (QEMU[0], "ssh", "ssh-keygen", "setpriv") if shutil.which(tool) is None]
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     return f"missing on this machine: {', '.join(missing)}" if missing else ""
 
 
@@ -96,143 +89,24 @@ def guest_xml(name: str, devices: str, words: str = "", memory_mib: int = 128, m
 """
 
 
-class XenHost:
+class XenHost(EmulatedMachine):
     """One machine with Xen, in a ``with``; `directory` keeps what it says on its serial console."""
 
+    called = "dom0"
+    logs = ("/var/log/libvirt/libvirtd.log", "/var/log/libvirt/libxl/libxl-driver.log", "/var/log/xen/xen-hotplug.log")
+
     def __init__(self, directory: str | Path, lab: str | Path | None = None) -> None:
-        self.directory = Path(directory)
+        super().__init__(directory)
         self.lab = Path(lab) if lab else default_lab()
-        self.serial = self.directory / "serial.log"
-        self._machine: subprocess.Popen[bytes] | None = None
-        self._private: tempfile.TemporaryDirectory[str] | None = None
-        self._ssh: list[str] = []
-
-    def __enter__(self) -> Self:
-        try:
-            self.open()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def open(self) -> None:
         """Boot, and wait until libvirt answers in dom0."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.serial.write_bytes(b"")
-        # The socket's name must be short, and the key is nobody else's business.
-        self._private = tempfile.TemporaryDirectory(prefix="vmgahp-xen-")
-        private = Path(self._private.name)
-        port = free_port()
-        self._machine = self._boot(port, self._make_key(private))
-        self._wait("dom0", lambda: UP in self.serial.read_text(errors="replace"), BOOT_DEADLINE)
-        # dom0 makes its own key at each start, and nothing that is sent is worth an impostor's while.
-        options = {"StrictHostKeyChecking": "no", "UserKnownHostsFile": "/dev/null", "LogLevel": "ERROR"}
-        options |= {"BatchMode": "yes", "ConnectTimeout": "20", "IdentitiesOnly": "yes"}
-        options |= {"ControlPath": str(private / "ssh"), "IdentityFile": str(private / "key")}
-        self._ssh = ["ssh", "-F", "none", "-p", str(port)]
-        for name, value in options.items():
-            self._ssh += ["-o", f"{name}={value}"]
-        self._wait("the SSH server in dom0", self._connect, 120)
+        super().open()
         self._wait("libvirt in dom0", lambda: self.virsh("version", check=False).returncode == 0, 120)
 
-    def close(self) -> None:
-        """End the machine at once, and with it all that runs or was written there."""
-        if self._machine:
-            self._machine.kill()
-            self._machine.wait()
-            self._machine = None
-        if self._private:
-            # The connection's own process has ended with the machine, or does so now.
-            if self._ssh:
-                subprocess.run([*self._ssh, "-O", "exit", "dom0"], capture_output=True, timeout=30)
-            self._private.cleanup()
-            self._private, self._ssh = None, []
-
-    # ---- processes ------------------------------------------------------------------------------
-
-    def command(
-        self, argv: Sequence[str], user: str | None = None, cwd: str = "/", env: Mapping[str, str] | None = None
-    ) -> list[str]:
-        """The host's command line that runs `argv` in dom0, with a pipe for each of its standard streams.
-
-        As root, or as `user`; of the environment it has what `environment` gives, and `env` over that. When the
-        process here is killed, the one in dom0 sees the end of its input and continues.
-        """
-        entered = ["exec", "env", "-i", "--chdir", cwd]
-        entered += [f"{name}={value}" for name, value in (self.environment() | dict(env or {})).items()]
-        if user:
-            entered += ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"]
-        return [*self._ssh, "root@127.0.0.1", shlex.join([*entered, *argv])]
-
-    def run(
-        self,
-        *argv: str,
-        user: str | None = None,
-        cwd: str = "/",
-        env: Mapping[str, str] | None = None,
-        input: str | None = None,
-        check: bool = True,
-        timeout: float = 120,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command in dom0 to its end; `LabError` with its output when it fails."""
-        done = subprocess.run(
-            self.command(argv, user, cwd, env),
-            input=input or "",
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-        )
-        if check and done.returncode:
-            output = (done.stdout + done.stderr).rstrip()
-            raise LabError(f"{' '.join(argv)} in dom0: exit {done.returncode}\n{output}\n{self.diagnosis()}")
-        return done
-
-    def popen(
-        self, *argv: str, user: str | None = None, cwd: str = "/", env: Mapping[str, str] | None = None, **options: Any
-    ) -> subprocess.Popen[bytes]:
-        """Start a command in dom0, with pipes or files as the caller wants them."""
-        return subprocess.Popen(self.command(argv, user, cwd, env), **options)
-
-    def environment(self) -> dict[str, str]:
-        """Nothing of the caller's environment: neither its settings nor its Python."""
-        return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/root"}
-
-    # ---- files ----------------------------------------------------------------------------------
-
-    def write(self, inside: str, data: bytes, owner: str = "root", mode: int = 0o644) -> None:
-        """Make a file of dom0, in a directory that is there, or replace it."""
-        script = 'umask 077; cat > "$1" && chown "$2" "$1" && chmod "$3" "$1"'
-        command = self.command(["sh", "-c", script, "sh", inside, owner, f"{mode:o}"])
-        done = subprocess.run(command, input=data, capture_output=True, timeout=300)
-        if done.returncode:
-            raise LabError(f"{inside} cannot be written in dom0: {done.stderr.decode(errors='replace')}")
-
-    def read(self, inside: str) -> bytes:
-        """What is in a file of dom0; `FileNotFoundError` where there is none."""
-        script = 'if [ -e "$1" ]; then exec cat "$1"; else exit 44; fi'
-        done = subprocess.run(
-            self.command(["sh", "-c", script, "sh", inside]), stdin=subprocess.DEVNULL, capture_output=True, timeout=300
-        )
-        if done.returncode == 44:
-            raise FileNotFoundError(inside)
-        if done.returncode:
-            raise LabError(f"{inside} cannot be read in dom0: {done.stderr.decode(errors='replace')}")
-        return done.stdout
-
-    def put(self, local: Path, inside: str, owner: str = "root", mode: int = 0o644) -> None:
-        """Copy a file into dom0."""
-        self.write(inside, local.read_bytes(), owner, mode)
-
-    def get(self, inside: str, local: Path) -> Path:
-        """Copy a file out of dom0."""
-        local.write_bytes(self.read(inside))
-        return local
+    def wait_for_boot(self) -> None:
+        """Wait for the end of dom0's start."""
+        self._wait("dom0", lambda: UP in self.serial.read_text(errors="replace"), BOOT_DEADLINE)
 
     # ---- services -------------------------------------------------------------------------------
 
@@ -271,31 +145,12 @@ class XenHost:
         options = ["--quiet", "--no-index", "--no-deps", "--force-reinstall", "--disable-pip-version-check"]
         self.run("/opt/vmgahp/bin/python", "-m", "pip", "install", *options, inside, timeout=300)
 
-    def wait_until(self, what: str, condition: Callable[[], T | None], timeout: float) -> T:
-        """As `namespace.wait_until`, with dom0's logs in the error."""
-        return self._wait(what, condition, timeout, interval=1)
-
-    def diagnosis(self, lines: int = 30) -> str:
-        """The ends of the logs that tell most, for a test that failed."""
-        tail = self.serial.read_text(errors="replace").splitlines()[-lines:]
-        shown = [f"---- the end of {self.serial} ----", *tail]
-        if self._ssh and self._machine and self._machine.poll() is None:
-            script = f"tail -n {lines} /var/log/libvirt/libvirtd.log /var/log/libvirt/libxl/libxl-driver.log"
-            script += " /var/log/xen/xen-hotplug.log"
-            try:
-                done = subprocess.run(
-                    [*self._ssh, "root@127.0.0.1", script], stdin=subprocess.DEVNULL, capture_output=True, timeout=30
-                )
-                shown.append(done.stdout.decode(errors="replace"))
-            except subprocess.TimeoutExpired:
-                shown.append("dom0 does not answer")
-        return "\n".join(shown)
-
     # ---- the start ------------------------------------------------------------------------------
 
-    def _make_key(self, private: Path) -> Path:
+    def key(self, private: Path) -> Path:
         """Make the key, and what dom0 reads as its second disk: the public half of it in a tar archive."""
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "vmgahp-lab", "-f", str(private / "key")]
+        key = private / "key"
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "vmgahp-lab", "-f", str(key)]
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
         def of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -303,50 +158,17 @@ class XenHost:
             member.mode = 0o600
             return member
 
-        seed = private / "seed.tar"
-        with tarfile.open(seed, "w") as archive:
+        with tarfile.open(private / "seed.tar", "w") as archive:
             archive.add(private / "key.pub", "authorized_keys", filter=of_root)
-        return seed
+        return key
 
-    def _boot(self, port: int, seed: Path) -> subprocess.Popen[bytes]:
-        # The kernel ends the machine when this process ends, however that happens.
-        command = ["setpriv", "--pdeathsig", "KILL", *QEMU]
-        command += ["-serial", f"file:{self.serial}"]
+    def qemu(self, private: Path) -> list[str]:
+        """QEMU's command line."""
+        command = [*QEMU, *MACHINE]
         command += ["-drive", f"file={self.lab}/dom0.img,format=raw,if=virtio,snapshot=on"]
-        command += ["-drive", f"file={seed},format=raw,if=virtio,readonly=on"]
-        # Nothing in there reaches any network; this one port of loopback leads in.
-        command += ["-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"]
+        command += ["-drive", f"file={private}/seed.tar,format=raw,if=virtio,readonly=on"]
         command += ["-kernel", f"{self.lab}/xen", "-append", XEN_COMMAND_LINE]
-        command += ["-initrd", f"{self.lab}/vmlinux {DOM0_COMMAND_LINE},{self.lab}/initrd"]
-        with open(self.directory / "qemu.log", "wb") as log:
-            # In TMPDIR QEMU keeps what is written to the disk: a file without a name.
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"TMPDIR": str(self.directory)},
-            )
-
-    def _connect(self) -> bool:
-        """Open the connection that all commands share. It ends with the machine."""
-        command = [*self._ssh, "-f", "-N", "-o", "ControlMaster=yes", "root@127.0.0.1"]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.run(command, timeout=60, **streams).returncode == 0  # type: ignore[call-overload,no-any-return]
-
-    def _wait(self, what: str, condition: Callable[[], T | None], timeout: float, interval: float = 0.3) -> T:
-        def or_dead() -> T | None:
-            if self._machine is None or self._machine.poll() is not None:
-                said = (self.directory / "qemu.log").read_text(errors="replace")
-                raise LabError(f"QEMU ended while waiting for {what}: {said}\n{self.diagnosis()}")
-            return condition()
-
-        try:
-            return wait_until(what, or_dead, timeout, interval)
-        except LabError as error:
-            if "---- the end of" in str(error):
-                raise
-            raise LabError(f"{error}\n{self.diagnosis()}") from None
+        return [*command, "-initrd", f"{self.lab}/vmlinux {DOM0_COMMAND_LINE},{self.lab}/initrd"]
 
 
 HELP = """\
@@ -370,7 +192,7 @@ def main() -> int:
             host.run("truncate", "-s", "1M", "/root/guest.img")
             host.write("/root/guest.xml", guest_xml("lab", disk("/root/guest.img")).encode())
             print(HELP.format(consoles=CONSOLES, uri=URI), file=sys.stderr)
-            return subprocess.run([*host._ssh, "-t", "root@127.0.0.1"]).returncode
+            return host.shell()
 
 
 if __name__ == "__main__":
