@@ -33,7 +33,7 @@ def examples(full: int) -> int:
     return max(1, full * hypothesis.settings.default.max_examples // 100)
 
 
-FOUND_BY_TEXT = ("pool", "xen", "faults")
+FOUND_BY_TEXT = ("pool", "xen", "node", "faults")
 """The marks by which scripts/test finds the modules of a part."""
 
 DEADLINES = {
@@ -45,6 +45,7 @@ DEADLINES = {
     "vsphere": 300,
     "pool": 900,
     "xen": 900,
+    "node": 900,
 }
 """Seconds for a test with a marker, its fixtures included; the longest counts. The first of vSphere's builds
 the simulator, in two minutes on a busy machine."""

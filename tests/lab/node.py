@@ -1,0 +1,270 @@
+"""A whole node as people have it: the lab that scripts/node-lab builds, under QEMU's emulation.
+
+Debian with systemd, AppArmor that enforces, libvirt and HTCondor, of Debian's own packages; a pool of this one machine,
+of which nothing is said of VMs. It does not boot: the lab has the memory of one that has, and goes on from there. The
+disk is only read: what a run writes is gone with it. Guests in it are emulated once more.
+
+``python -m tests.lab.node boot LAB PACKAGE`` installs our package in it, and gives a shell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from tests.lab.emulated import QEMU, TOOLS, EmulatedMachine
+from tests.lab.namespace import LabError, wait_until
+from tests.lab.pool import EVENTS, SUBMIT
+
+USER = "alice"
+"""The user of jobs."""
+DOMAIN = "lab"
+HOME = f"/home/{USER}"
+EXECUTE = "/var/lib/condor/execute"
+LOG = "/var/log/condor"
+AUDIT = "/var/log/audit/audit.log"
+
+SETUP = ["--type", "kvm", "--memory", "1024", "--network", "none", "--emulation"]
+"""The words of ``vmgahp setup`` for it: it has no KVM. Nothing in there reaches a network."""
+
+
+# ---- the machine that is kept -----------------------------------------------------------------
+# scripts/node-lab builds it anew where this section changes.
+
+# KVM in it would be emulated too: it is there, and does not work.
+MACHINE = ["-machine", "q35", "-cpu", "max,-svm,-vmx", "-smp", "2", "-m", "3072"]
+MACHINE += ["-device", "virtio-net-pci,netdev=net,romfile="]
+COMMAND_LINE = "root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet"
+# Memory that is not in use is zero then, and not kept.
+COMMAND_LINE += " init_on_free=1"
+
+
+def prepare(node: Node) -> None:
+    """Wait for the end of its start, and for its pool; then it uses as little memory as it can."""
+
+    def started() -> str:
+        said = node.run("systemctl", "is-system-running", check=False).stdout.strip()
+        return "" if said in ("starting", "initializing") else said
+
+    if (came := node.wait_until("the end of its start", started, 300)) != "running":
+        raise LabError(f"it is {came}: {node.run('systemctl', '--failed', '--no-legend').stdout}")
+    node.wait_until("its slot", node.machine, 120)
+    # A libvirtd that examines QEMU for the first time takes some seconds for it here.
+    node.run("virsh", "-c", "qemu:///system", "domcapabilities")
+    node.run("sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches")
+
+
+# ---- what runs --------------------------------------------------------------------------------
+
+
+def default_lab() -> Path:
+    """Where scripts/node-lab keeps what it builds."""
+    named = os.environ.get("VMGAHP_NODE_LAB")
+    return Path(named) if named else Path(os.environ.get("VMGAHP_LAB", "/var/cache/vmgahp-lab")) / "node-trixie"
+
+
+def why_not() -> str:
+    """Why no node can be had here; empty where it can."""
+    lab = default_lab()
+    if not (lab / "recipe").exists():
+        return f"there is no node in {lab} (scripts/node-lab builds it)"
+    if not os.access(lab / "key", os.R_OK):
+        return f"the key in {lab} is another user's, who built it (scripts/node-lab --rebuild)"
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return f"missing on this machine: {', '.join(missing)}" if missing else ""
+
+
+class Node(EmulatedMachine):
+    """One node, in a ``with``; `first` is the boot of a lab that is being built, whose disk is written."""
+
+    called = "the node"
+    logs = (f"{LOG}/VMGahpLog*", f"{LOG}/StarterLog.slot*", f"{LOG}/StartLog", f"{LOG}/ShadowLog")
+
+    def __init__(self, directory: str | Path, lab: str | Path | None = None, *, first: bool = False) -> None:
+        super().__init__(directory)
+        self.lab = Path(lab) if lab else default_lab()
+        self._first = first
+
+    def key(self, private: Path) -> Path:
+        """The lab's own."""
+        return self.lab / "key"
+
+    def qemu(self, private: Path) -> list[str]:
+        """QEMU's command line."""
+        command = [*QEMU, *MACHINE, "-qmp", f"unix:{private}/qmp,server=on,wait=off"]
+        written = "off" if self._first else "on"
+        command += ["-drive", f"file={self.lab}/disk.img,format=raw,if=virtio,snapshot={written}"]
+        command += ["-kernel", f"{self.lab}/vmlinuz", "-initrd", f"{self.lab}/initrd", "-append", COMMAND_LINE]
+        return command if self._first else [*command, "-incoming", f"exec:cat {self.lab}/memory"]
+
+    def wait_for_boot(self) -> None:
+        """Let it go on once its memory has been read. It was kept while it stood still."""
+        if not self._first:
+            assert self._private
+            with Control(self._private.name) as qemu:
+                self._wait("its memory to be read", lambda: qemu.ask("query-status")["status"] == "paused", 60)
+                qemu.ask("cont")
+
+    def keep(self) -> None:
+        """Write its memory into the lab, and end it."""
+        assert self._private
+        assert self._machine
+        self.disconnect()
+        with Control(self._private.name) as qemu:
+            # Of a machine that is emulated on several threads, and runs, not all that it writes is noticed.
+            qemu.ask("stop")
+            qemu.ask("migrate-set-parameters", **{"max-bandwidth": 1 << 40})
+            qemu.ask("migrate", uri=f"exec:cat > {self.lab}/memory")
+            ends = {"completed", "failed"}
+            state = self._wait("its memory to be written", lambda: ends & {qemu.ask("query-migrate")["status"]}, 120)
+            if state != {"completed"}:
+                raise LabError("its memory cannot be written")
+            qemu.ask("quit")
+        self._machine.wait(60)
+
+    # ---- HTCondor -------------------------------------------------------------------------------
+
+    def install(self, package: Path) -> None:
+        """Install our package and set it up as an administrator does; then the machine offers VMs."""
+        self.put(package, f"/root/{package.name}")
+        self.run("apt-get", "-q", "-y", "install", f"./{package.name}", cwd="/root", timeout=600)
+        # The lab's guest never listens to a shutdown request.
+        told = [*SETUP, "--set", "VM_STOP_TIMEOUT=5", "--set", "VM_RECHECK_INTERVAL=10", "--yes", "--restart"]
+        self.run("vmgahp", "setup", *told, timeout=600)
+        self.wait_until("the machine to offer VMs", lambda: self.machine().get("HasVM"), 120)
+
+    def machine(self) -> dict[str, Any]:
+        """The ad of its slot; empty while there is none."""
+        out = self.run("condor_status", "-constraint", "PartitionableSlot", "-json", user=USER, check=False).stdout
+        ads = json.loads(out) if out.startswith("[") else []
+        return dict(ads[0]) if ads else {}
+
+    def submit(self, name: str, make_files: Callable[[Path], object], commands: str = "") -> NodeJob:
+        """Submit a job from a directory of its own, which `make_files` fills; `commands` go on top."""
+        home = f"{HOME}/{name}"
+        self.run("mkdir", home, user=USER)
+        with tempfile.TemporaryDirectory() as place:
+            make_files(Path(place))
+            Path(place, "job.sub").write_text(SUBMIT.format(name=name) + commands + "\nqueue\n")
+            for file in Path(place).iterdir():
+                self.put(file, f"{home}/{file.name}", USER)
+        out = self.run("condor_submit", "-terse", "job.sub", user=USER, cwd=home).stdout
+        return NodeJob(self, int(out.split(".")[0]), home)
+
+    def denied(self) -> list[str]:
+        """What AppArmor has denied to anybody, line by line."""
+        return [line for line in self.read(AUDIT).decode(errors="replace").splitlines() if 'apparmor="DENIED"' in line]
+
+
+class Control:
+    """A connection to a QEMU's control socket in `directory`, in a ``with``."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = f"{directory}/qmp"
+        self._socket = socket.socket(socket.AF_UNIX)
+
+    def __enter__(self) -> Self:
+        wait_until("QEMU's control socket", lambda: self._socket.connect_ex(self._path) == 0, 30)
+        self._answers = self._socket.makefile()
+        self.ask("qmp_capabilities")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def ask(self, name: str, **arguments: object) -> Any:
+        """The answer to a command; `LabError` where it is refused."""
+        self._socket.sendall(json.dumps({"execute": name, "arguments": arguments}).encode())
+        for line in self._answers:
+            answer = json.loads(line)  # or a greeting, or an event
+            if "error" in answer:
+                raise LabError(f"QEMU's {name}: {answer['error']['desc']}")
+            if "return" in answer:
+                return answer["return"]
+        raise LabError(f"QEMU ended at {name}")
+
+
+class NodeJob:
+    """A job that was submitted on a node, from the directory `home` there."""
+
+    def __init__(self, node: Node, cluster: int, home: str) -> None:
+        self.node = node
+        self.cluster = cluster
+        self.home = home
+
+    def file(self, name: str) -> str:
+        """The text of a file that has come home; empty where it has not."""
+        try:
+            return self.node.read(f"{self.home}/{name}").decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def events(self) -> list[str]:
+        """The job event log, as words in their order."""
+        numbers = re.findall(r"^(\d{3}) \(", self.file("job.log"), re.MULTILINE)
+        return [EVENTS.get(int(number), number) for number in numbers]
+
+    def wait_for_event(self, event: str, timeout: float, times: int = 1) -> None:
+        """Wait for an event to have come so often; one that ends the job, or holds it, ends the waiting as well."""
+        final = {"terminated", "removed", "held"}
+
+        def came() -> list[str]:
+            events = self.events()
+            return events if events.count(event) >= times or final & set(events) else []
+
+        events = self.node.wait_until(f"job {self.cluster} to be {event}", came, timeout)
+        if events.count(event) < times:
+            said = self.node.run("condor_q", str(self.cluster), "-af", "HoldReason", user=USER, check=False).stdout
+            raise LabError(f"job {self.cluster} is not {event}, but has: {', '.join(events)}\n{said}{self.told()}")
+
+    def command(self, name: str) -> None:
+        """condor_suspend and the like, as its owner."""
+        self.node.run(name, str(self.cluster), user=USER)
+
+    def told(self) -> str:
+        """The log of the starter that runs it now; empty while none does."""
+        script = 'ad=$(grep -slx "ClusterId = $1" "$2"/dir_*/.job.ad "$2"/dir_*/scratch/.job.ad)'
+        script += '; [ -z "$ad" ] || grep -h -A 1000000 -F "${ad%/.job.ad}\\"" "$3"/StarterLog.slot*'
+        done = self.node.run("sh", "-c", script, "sh", str(self.cluster), EXECUTE, LOG, check=False)
+        return done.stdout
+
+    def confinement(self) -> str:
+        """What AppArmor says of the QEMU that runs its guest; empty while none does."""
+        script = 'pid=$(pgrep -f -- "[g]uest=$1,") && cat /proc/$pid/attr/current'
+        name = f"{USER}_{DOMAIN}_{self.cluster}.0"
+        return self.node.run("sh", "-c", script, "sh", name, check=False).stdout.strip()
+
+
+HELP = """\
+This is the node, with our package. Leave the shell, and all is gone: nothing of it is kept. The user of jobs is {user}:
+
+    vmgahp doctor
+    su - {user}
+"""
+
+
+def main(words: list[str]) -> int:
+    """What scripts/node-lab calls."""
+    task, lab, *rest = words
+    with tempfile.TemporaryDirectory(prefix="vmgahp-node-") as directory:
+        if task == "save":
+            with Node(directory, lab, first=True) as node:
+                prepare(node)
+                node.keep()
+            return 0
+        with Node(directory, lab) as node:
+            node.install(Path(rest[0]))
+            print(HELP.format(user=USER), file=sys.stderr)
+            return node.shell()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,42 @@
+"""One node for all tests here, with this clone's package in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator, Iterator
+
+import pytest
+from tests.lab.node import Node, why_not
+from tests.lab.packages import build, kept_of
+
+NODE = pytest.StashKey[Node]()
+
+
+@pytest.fixture(scope="session")
+def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node that offers VMs, by our package, which was installed and set up as an administrator does."""
+    if reason := why_not():
+        pytest.skip(reason)
+    if not shutil.which("dh_python3"):
+        pytest.skip("there is no debhelper here (scripts/test --node installs it)")
+    [package] = build("build-deb", tmp_path_factory.mktemp("package"), "--keep", str(kept_of(tmp_path_factory)))
+    made = Node(tmp_path_factory.mktemp("node"))
+    request.session.stash[NODE] = made
+    try:
+        made.open()
+        made.install(package)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the ends of the node's logs with a failure."""
+    report = yield
+    node = item.session.stash.get(NODE, None)
+    if report.failed and node:
+        report.sections.append(("logs of the node", node.diagnosis()))
+    return report
