@@ -18,7 +18,7 @@ from collections.abc import Generator
 
 import pytest
 
-REAL = ("attacks", "faults", "libvirt", "podman", "pool", "qemu", "vsphere", "xen")
+REAL = ("attacks", "faults", "libvirt", "node", "podman", "pool", "qemu", "vsphere", "xen")
 """The marks of tests that use more than Python."""
 
 ALLOWED = {
