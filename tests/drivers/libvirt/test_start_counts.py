@@ -40,6 +40,7 @@ LOCAL = {
     "virDomainGetUUIDString",
     "virEventRegisterDefaultImpl",
     "virEventRunDefaultImpl",
+    "virGetLastError",
     "virRegisterErrorHandler",
 }
 """What the library does by itself."""
