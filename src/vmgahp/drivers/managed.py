@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Generic, TypeVar
 
 from vmgahp import errors
@@ -12,10 +11,6 @@ from vmgahp.drivers.base import Driver, Machine
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.job.ad import JobAd
-
-AGAIN_SHARE = 1 / 6
-"""Of the time that the client waits: a restart that has failed by then may be tried once more, and there is still time
-for a guest that boots afresh."""
 
 Plan = TypeVar("Plan")
 AnyMachine = TypeVar("AnyMachine", bound=ManagedMachine)
@@ -89,12 +84,15 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         return fault
 
     def _restart(self, plan: Plan) -> AnyMachine:
-        """Carry it out, and once more where nothing speaks against the checkpoint. Raises as `_carry_out`."""
-        end = monotonic() + self.deadlines(0).memory * AGAIN_SHARE
+        """Carry it out, and once more where nothing speaks against the checkpoint. Raises as `_carry_out`.
+
+        However late: libvirtd 11 takes up to half a minute for its own end, and a guest that boots afresh has lost its
+        work. A client that gives up meanwhile ends the server, and the checkpoint stays as it is.
+        """
         try:
             return self._carry_out(plan)
         except Unusable as unusable:
-            if not unusable.by_accident or self._server_ends or monotonic() >= end:
+            if not unusable.by_accident or self._server_ends:
                 raise
             self.log(f"{unusable.reason} The restart is tried once more.")
         return self._carry_out(plan)
