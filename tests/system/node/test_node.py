@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,46 +13,49 @@ from tests.system.pool.outcomes import CHECKPOINT, END, START
 
 pytestmark = pytest.mark.node
 
-SECONDS = 60
-"""How long the guests count: long enough to be interrupted."""
+SECONDS = 100
+"""How long the guests count that are interrupted, the first 40 of which a starter does not listen."""
+PLAIN = 5
 CONFINED = re.compile(r"libvirt-[0-9a-f-]{36} \(enforce\)")
 
 
-def guest(home: Path) -> None:
-    make_guest(home / "guest.img", SECONDS)
-
-
 @pytest.fixture(scope="module")
-def jobs(node: Node) -> Iterator[Mapping[str, NodeJob]]:
+def jobs(node: Node) -> Mapping[str, NodeJob]:
     """Jobs side by side, two of which are interrupted as soon as their starters listen."""
+    interrupted = {"suspended": "condor_suspend", "vacated": "condor_vacate_job"}
     submitted = {
-        "plain": node.submit("plain", guest),
-        "suspended": node.submit("suspended", guest),
-        "vacated": node.submit("vacated", guest, CHECKPOINT),
+        "suspended": node.submit("suspended", guest_of(SECONDS)),
+        "vacated": node.submit("vacated", guest_of(SECONDS), CHECKPOINT),
     }
-    for name, command in (("suspended", "condor_suspend"), ("vacated", "condor_vacate_job")):
+    for name in interrupted:
+        assert_confined(node, submitted[name])
+    submitted["plain"] = node.submit("plain", guest_of(PLAIN))
+    for name, command in interrupted.items():
         job = submitted[name]
         node.wait_until(f"the first STATUS=Running of {name}", lambda job=job: "STATUS=Running" in job.told(), START)
-        assert_confined(node, job)
         job.command(command)
     return submitted
+
+
+def guest_of(seconds: int) -> Callable[[Path], object]:
+    return lambda home: make_guest(home / "guest.img", seconds)
 
 
 def assert_confined(node: Node, job: NodeJob) -> None:
     assert CONFINED.fullmatch(node.wait_until(f"the guest of job {job.cluster}", job.confinement, START))
 
 
-def assert_counted_on(job: NodeJob) -> None:
+def assert_counted(job: NodeJob, seconds: int = SECONDS) -> None:
     """Its guest has ended as it should, and was booted once."""
     job.wait_for_event("terminated", END)
     console = job.file("vm_console.log")
     assert console.count(BANNER) == 1, "it went on, it was not booted again"
-    assert counts(console) == list(range(1, SECONDS + 1))
+    assert counts(console) == list(range(1, seconds + 1))
     assert console.endswith(f"{DONE}\n")
 
 
 def test_a_job_runs_to_its_end(jobs: Mapping[str, NodeJob]) -> None:
-    assert_counted_on(jobs["plain"])
+    assert_counted(jobs["plain"], PLAIN)
 
 
 def test_a_suspended_job_goes_on(node: Node, jobs: Mapping[str, NodeJob]) -> None:
@@ -61,7 +64,7 @@ def test_a_suspended_job_goes_on(node: Node, jobs: Mapping[str, NodeJob]) -> Non
     node.wait_until("its QEMU to go", lambda: not job.confinement(), END)
     job.command("condor_continue")
     assert_confined(node, job)
-    assert_counted_on(job)
+    assert_counted(job)
 
 
 def test_a_vacated_job_goes_on_from_its_checkpoint(node: Node, jobs: Mapping[str, NodeJob]) -> None:
@@ -69,7 +72,7 @@ def test_a_vacated_job_goes_on_from_its_checkpoint(node: Node, jobs: Mapping[str
     job.wait_for_event("evicted", END)
     job.wait_for_event("executing", END, times=2)
     assert_confined(node, job)
-    assert_counted_on(job)
+    assert_counted(job)
     assert "vm_checkpoint" not in node.run("ls", job.home).stdout
 
 
