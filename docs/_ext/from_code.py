@@ -16,6 +16,7 @@ from sphinx.util.docutils import SphinxDirective
 import attacks_tried
 import command_line
 import faults_tried
+import tested_on
 import vmgahp
 from command_line import plain
 from vmgahp import cli, errors, vm_types
@@ -142,6 +143,7 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     yield "attacks-tried", attacks_tried.tables
     yield "faults-kinds", faults_tried.kinds
     yield "faults-tried", faults_tried.tried
+    yield "tested-on", tested_on.table
 
 
 PARTS = dict(parts())

@@ -123,7 +123,8 @@ def tried(times: Path) -> int:
         for name, part in run["parts"].items():
             key = name if run["suite"] == "bookworm" else f"{name} on {run['suite']}"
             if key in RECORDED:
-                kept = {key: part[key] for key in ("seconds", "passed", "failed", "skipped", "counts") if key in part}
+                taken = ("seconds", "passed", "failed", "skipped", "counts", "ran on")
+                kept = {key: part[key] for key in taken if key in part}
                 kept |= {"outcome": part["outcome"], "rerun": len(part.get("rerun", []))}
                 record["parts"][key] = {"commit": run["commit"], "date": run["date"], "system": run["system"]} | kept
     record["parts"] = dict(sorted(record["parts"].items()))

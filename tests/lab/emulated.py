@@ -7,6 +7,7 @@ the process that started it.
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any, Self, TypeVar
 
 from tests.lab.namespace import LabError, wait_until
 from tests.lab.ports import free_port
+from tests.lab.systems import System, release_of, seen_by
 
 T = TypeVar("T")
 
@@ -103,6 +105,16 @@ class EmulatedMachine:
 
     def wait_for_boot(self) -> None:
         """Wait for what comes long before an SSH server does."""
+
+    def traits(self) -> dict[str, str]:
+        """Name what tells it from another machine with the same packages."""
+        return {}
+
+    @functools.cached_property
+    def system(self) -> System:
+        """Name it for the record of a run."""
+        release = release_of(self.read("/usr/lib/os-release").decode())
+        return seen_by(lambda command: self.run(*command, check=False).stdout, release, **self.traits())
 
     # ---- processes ------------------------------------------------------------------------------
 

@@ -147,6 +147,11 @@ class Node(EmulatedMachine):
         ads = json.loads(out) if out.startswith("[") else []
         return dict(ads[0]) if ads else {}
 
+    def traits(self) -> dict[str, str]:
+        """Name the security module."""
+        kept = self.run("cat", "/sys/kernel/security/lsm").stdout.strip().split(",")
+        return {"security": ", ".join(name for name in ("AppArmor", "SELinux") if name.lower() in kept)}
+
     def submit(self, name: str, make_files: Callable[[Path], object], commands: str = "") -> NodeJob:
         """Submit a job from a directory of its own, which `make_files` fills; `commands` go on top."""
         home = f"{HOME}/{name}"

@@ -4,7 +4,7 @@ Loaded with ``-p tests.lab.record``; VMGAHP_RECORD names the JSON file that is w
 scripts/lib/record.py joins these files into ``build/times.json`` and ``tests/tried.json``.
 
 A test counts by ``request.node.user_properties.append(("counted", [table, key, tried, failed]))``; the numbers of all
-workers are added up in ``counts[table][key]``.
+workers are added up in ``counts[table][key]``. By `tests.lab.systems.ran_on` it says where it ran, which else is here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import time
 from collections import Counter
 
 import pytest
+
+from tests.lab import systems
 
 KEPT = 50
 """Tests whose seconds are kept: the slowest."""
@@ -30,6 +32,7 @@ class Record:
         self.outcomes: dict[str, str] = {}
         self.reran: list[str] = []
         self.counts: dict[str, dict[str, list[int]]] = {}
+        self.ran_on: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
@@ -40,6 +43,8 @@ class Record:
         if (report.when == "call" or outcome != "passed") and self.outcomes.get(report.nodeid) != "failed":
             self.outcomes[report.nodeid] = outcome
         if report.when == "call":
+            said = [str(value) for name, value in report.user_properties if name == "ran on"]
+            self.ran_on[said[0] if said else systems.here()] += 1
             for name, value in report.user_properties:
                 if name == "counted":
                     table, key, tried, failed = value  # type: ignore[misc]
@@ -55,6 +60,7 @@ class Record:
             "rerun": self.reran,
             "slowest": [[round(taken, 1), name] for name, taken in self.seconds.most_common(KEPT)],
             "counts": self.counts,
+            "ran on": [[json.loads(system), tests] for system, tests in self.ran_on.most_common()],
         }
         with open(self.path, "w") as file:
             json.dump(record, file, indent=1)

@@ -108,6 +108,11 @@ class XenHost(EmulatedMachine):
         """Wait for the end of dom0's start."""
         self._wait("dom0", lambda: UP in self.serial.read_text(errors="replace"), BOOT_DEADLINE)
 
+    def traits(self) -> dict[str, str]:
+        """Name the hypervisor."""
+        major, minor = self.run("sh", "-c", "cd /sys/hypervisor/version; cat major minor").stdout.split()
+        return {"hypervisor": f"Xen {major}.{minor}"}
+
     # ---- services -------------------------------------------------------------------------------
 
     def virsh(self, *argv: str, check: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from tests.lab.node import Node, why_not
 from tests.lab.packages import build, kept_of
+from tests.lab.systems import ran_on
 
 NODE = pytest.StashKey[Node]()
 
@@ -28,6 +29,12 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture(autouse=True)
+def known_system(request: pytest.FixtureRequest, node: Node) -> None:
+    """Record which node it is."""
+    ran_on(request.node, node.system)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,8 +10,9 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.lab.namespace import wheel_of, why_not
+from tests.lab.namespace import default_root, newer_root, wheel_of, why_not
 from tests.lab.pool import Pool
+from tests.lab.systems import of_root, ran_on
 
 HERE = Path(__file__).parent
 POOL = pytest.StashKey[Pool]()
@@ -46,6 +47,14 @@ def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield pool
     finally:
         pool.stop()
+
+
+@pytest.fixture(autouse=True)
+def known_system(request: pytest.FixtureRequest) -> None:
+    """Record whose HTCondor and libvirt it is."""
+    root = newer_root() if request.path.stem == "test_newer" else default_root()
+    if root.is_dir():
+        ran_on(request.node, of_root(root))
 
 
 @pytest.hookimpl(wrapper=True)

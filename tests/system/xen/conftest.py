@@ -8,6 +8,7 @@ from typing import Any
 
 import libvirt
 import pytest
+from tests.lab.systems import ran_on
 from tests.lab.xen import XenHost, why_not
 from tests.system.xen.guests import START, Events, Guest
 
@@ -27,6 +28,12 @@ def xen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield host
     finally:
         host.close()
+
+
+@pytest.fixture(autouse=True)
+def known_system(request: pytest.FixtureRequest, xen: XenHost) -> None:
+    """Record which Xen it is."""
+    ran_on(request.node, xen.system)
 
 
 @pytest.fixture(scope="session")
