@@ -437,6 +437,15 @@ def test_modular_daemons_have_their_own_names(pool: Condor, tmp_path: Path) -> N
 
 
 @as_root
+def test_of_two_kinds_of_daemons_those_are_named_that_listen(pool: Condor, tmp_path: Path) -> None:
+    """Both may be installed on Fedora; libvirt's clients take virtqemud's socket then."""
+    files = LIBVIRTD | RUNS | SOCKET | {"usr__sbin__virtqemud": "", "run__libvirt__virtqemud-sock": ""}
+    said = host.libvirt_cause(pool.context(tree(tmp_path, **files)))
+    assert said[0] == "virtqemud does not run, although /run/libvirt/virtqemud-sock is there"
+    assert said[1].startswith("systemctl start virtqemud,")
+
+
+@as_root
 @pytest.mark.libvirt
 def test_a_libvirt_that_answers_nobody(pool: Condor) -> None:
     """The machine's own libvirtd runs, or it would be told of that first."""

@@ -18,6 +18,7 @@ from vmgahp.commands.doctor.context import (
 )
 from vmgahp.daemon.probe import DISK_SPACE
 from vmgahp.findings import Finding, Late, NotKnown
+from vmgahp.host import libvirt_daemons
 
 LIBVIRT_DEADLINE = 3.0
 """Seconds to ask libvirtd for its capabilities."""
@@ -88,7 +89,8 @@ def kvm_device(context: Context, known: Capabilities) -> Finding | None:
         return check.off(
             f"{known.qemu.name} may not open {device}. libvirt then examines QEMU anew at every call, which "
             "makes each start of a VM 4 to 50 s slower.",
-            f"chmod 666 {device} (as udev does), or usermod -aG kvm {known.qemu.name} and restart libvirt.",
+            f"chmod 666 {device} (as udev does), or usermod -aG kvm {known.qemu.name} and restart "
+            f"{libvirt_daemons.of_qemu(context.root)}.",
         )
     return check.ok(f"{known.qemu.name} may open it")
 

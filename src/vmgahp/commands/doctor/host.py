@@ -11,7 +11,7 @@ from vmgahp.commands.doctor.context import AS_ROOT, Check, Context, User, ask
 from vmgahp.daemon import probe
 from vmgahp.daemon.probe import Probe
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, side_by_side
-from vmgahp.host import packages, proof
+from vmgahp.host import libvirt_daemons, packages, proof
 from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
 
@@ -26,9 +26,6 @@ PROBE_DEADLINE = 15.0
 
 RESOLVER_PATIENCE = 3.0
 
-DAEMONS = ("libvirtd", "virtqemud")
-_SOCKETS = ("/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock")
-_PROGRAM_DIRECTORIES = ("/usr/sbin", "/usr/bin", "/sbin", "/usr/local/sbin")
 _DRIVERS = (
     "/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so",
     "/usr/lib64/libvirt/connection-driver/libvirt_driver_qemu.so",
@@ -70,46 +67,40 @@ def explain_libvirt(context: Context, finding: Finding) -> Finding:
 
 def libvirt_cause(context: Context) -> tuple[str, str]:
     """Why libvirt's QEMU cannot be reached, and what to type; empty where nothing of it shows from here."""
-    programs = [
-        name
-        for name in DAEMONS
-        if any(os.path.exists(context.path(f"{directory}/{name}")) for directory in _PROGRAM_DIRECTORIES)
-    ]
-    if not programs:
+    unit = libvirt_daemons.of_qemu(context.root)
+    socket = libvirt_daemons.socket_of(unit)
+    if not libvirt_daemons.is_installed(unit, context.root):
         return (
             "Neither libvirtd nor virtqemud is installed",
             f"{packages.of_system('libvirt-daemon-system qemu-system-x86', 'libvirt-daemon-kvm')}.",
         )
-    modular = programs == ["virtqemud"]
     if not any(glob(context.path(pattern)) for pattern in _DRIVERS):
         return (
             "libvirt is installed without its driver for QEMU (libvirt_driver_qemu.so)",
-            f"{packages.of_system('libvirt-daemon-driver-qemu')}; then restart libvirt.",
+            f"{packages.of_system('libvirt-daemon-driver-qemu')}; then restart {unit}.",
         )
     if not (context.is_root or context.blind):
         return "", ""  # one's own libvirtd is started with the first question
-    running = _running(context)
-    sockets = [path for path in _SOCKETS if os.path.exists(context.path(path))]
-    unit = "virtqemud" if modular else "libvirtd"
-    if not running and not sockets:
+    running = _running(context, unit)
+    listens = os.path.exists(context.path(socket))
+    if not running and not listens:
         return (
             f"{unit} is installed and does not run, and nothing listens for it",
             f"systemctl enable --now {unit}.socket {unit}",
         )
     if not running:
         return (
-            f"{unit} does not run, although {sockets[0]} is there",
+            f"{unit} does not run, although {socket} is there",
             f"systemctl start {unit}, and journalctl -u {unit} for why it ended.",
         )
-    if not sockets:
+    if not listens:
         return (
-            f"{unit} runs, and its socket {_SOCKETS[0]} is missing",
+            f"{unit} runs, and its socket {socket} is missing",
             f"systemctl restart {unit}.socket {unit}; guests survive that.",
         )
-    closed = next((path for path in sockets if not os.access(context.path(path), os.W_OK)), "")
-    if closed:
+    if not os.access(context.path(socket), os.W_OK):
         return (
-            f"{unit} runs, and user id {os.geteuid()} may not use its socket {closed}",
+            f"{unit} runs, and user id {os.geteuid()} may not use its socket {socket}",
             f"{AS_ROOT[:-1]}; for VMs of your own, join the group libvirt (usermod -aG libvirt NAME).",
         )
     if awaited := [child for pid in running for child in _children(context, pid)]:
@@ -136,10 +127,10 @@ def unseen(context: Context, answers: bool) -> list[Finding]:
     return found
 
 
-def _running(context: Context) -> list[str]:
-    """The processes of libvirt's daemons."""
+def _running(context: Context, daemon: str) -> list[str]:
+    """List the processes of a daemon."""
     pids = (path.split("/")[-2] for path in glob(context.path("/proc/[0-9]*/comm")))
-    return [pid for pid in pids if context.read(f"/proc/{pid}/comm").strip() in DAEMONS]
+    return [pid for pid in pids if context.read(f"/proc/{pid}/comm").strip() == daemon]
 
 
 def _children(context: Context, pid: str) -> list[str]:
@@ -246,7 +237,7 @@ def firmware(context: Context, probe: Probe) -> Finding:
         return check.ok(f"guests can have: {offered.replace(',', ', ')}")
     return check.off(
         "There is no UEFI for guests; those of a BIOS run.",
-        f"{packages.of_system('ovmf', 'edk2-ovmf')}; then restart libvirt.",
+        f"{packages.of_system('ovmf', 'edk2-ovmf')}; then restart {libvirt_daemons.of_qemu(context.root)}.",
     )
 
 
@@ -306,7 +297,7 @@ def _called(name: str) -> Iterator[None]:
 def _judge_clock(check: Check, seconds: float, probe: Probe) -> Finding:
     """What is wrong with this machine is what a probe has waited for."""
     because = probe.trouble.check if probe.trouble else ""
-    hint = "see which check above is slow; a libvirtd that examines QEMU anew at every call is the usual one."
+    hint = "see which check above is slow; a libvirt that examines QEMU anew at every call is the usual one."
     if seconds > STARTD_PATIENCE:
         seen = f"It takes more than {STARTD_PATIENCE:g} s ({seconds:.1f} s), and the startd waits no longer."
         return check.bad(seen, hint)._replace(because=because)

@@ -17,6 +17,7 @@ from vmgahp import errors
 from vmgahp.drivers.fault_rules import Rule
 from vmgahp.drivers.libvirt import faults
 from vmgahp.errors import ClientFault, Fault, HypervisorFault, JobFault, MachineFault
+from vmgahp.host import libvirt_daemons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _DISK_HINT = "see that the image exists, that its format is the one in vm_disk, 
 _FORMAT_HINT = "see what qemu-img check says about the image, and that vm_disk names its true format."
 _DEVICE_HINT = "choose another device name in vm_disk, such as vda."
 _RAM_HINT = "give VMs less memory (VM_MEMORY), or the machine more."
-_LIBVIRTD_HINT = "see that libvirtd runs, and look into its log."
+_LIBVIRTD_HINT = f"see that {libvirt_daemons.of_qemu()} runs, and look into its log."
 _LOG_HINT = "look into libvirt's log and QEMU's (/var/log/libvirt/qemu)."
 _SETUP_HINT = f"see what libvirt's set-up on this machine lacks; {_LOG_HINT}"
 _DISK, _IMAGE = errors.INVALID_DISK_PARAM, errors.BAD_IMAGE

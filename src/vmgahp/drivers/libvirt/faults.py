@@ -4,6 +4,7 @@ from _collections_abc import Iterable
 
 from vmgahp import errors
 from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.host import libvirt_daemons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def find(connection: libvirt.virConnect, name: str, uuid: str) -> libvirt.virDom
 
 
 def is_connection_loss(error: libvirt.libvirtError) -> bool:
-    """Whether the error is about the way to libvirtd and not about what was asked of it."""
+    """Tell whether the error is about the way to libvirtd and not about what was asked of it."""
     code, origin = error.get_error_code(), error.get_error_domain()
     return code in _LOST or (code in _LOST_FROM[0] and origin in _LOST_FROM[1])
 
@@ -79,23 +80,26 @@ def is_unknown_flag(error: libvirt.libvirtError) -> bool:
 
 def unreachable(uri: str, error: BaseException) -> errors.MachineFault:
     """libvirtd does not answer at all."""
+    daemon = libvirt_daemons.of_qemu()
     return errors.MachineFault(
         f"libvirt cannot be reached at {uri}: {error}.",
-        "start libvirtd (systemctl start libvirtd, or virtqemud), and look into its log.",
+        f"start {daemon} (systemctl start {daemon}), and look into its log.",
     )
 
 
 def hanging(uri: str) -> errors.MachineFault:
     """libvirtd takes connections and answers nothing."""
+    daemon = libvirt_daemons.of_qemu()
     return errors.MachineFault(
-        f"libvirt at {uri} does not answer.", "see what libvirtd hangs on, or restart it; guests survive that."
+        f"libvirt at {uri} does not answer.", f"see what {daemon} hangs on, or restart {daemon}; guests survive that."
     )
 
 
 def late(uri: str, seconds: float) -> errors.MachineFault:
     """libvirtd has not answered a call in time: it hangs, or the hypervisor does that it asks."""
     return errors.MachineFault(
-        f"libvirt at {uri} has not answered within {seconds:g} s.", "see what libvirtd or the VM's hypervisor hangs on."
+        f"libvirt at {uri} has not answered within {seconds:g} s.",
+        f"see what {libvirt_daemons.of_qemu()} or the VM's hypervisor hangs on.",
     )
 
 

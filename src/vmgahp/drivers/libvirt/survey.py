@@ -28,7 +28,7 @@ from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING, version
 from vmgahp.drivers.libvirt.uri import SYSTEM_URI, connection_for
 from vmgahp.drivers.surveyor import Survey, Value
 from vmgahp.findings import OFF, OK, Finding
-from vmgahp.host import cgroups, kvm, packages, proof
+from vmgahp.host import cgroups, kvm, libvirt_daemons, packages, proof
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.host.run import which
@@ -131,7 +131,7 @@ class LibvirtSurveyor:
 
         found = script
         host = outcomes["libvirt"]
-        found.append(findings.judge("libvirt", f"libvirtd at {self._connection.uri}", host, lambda: _versions(host)))
+        found.append(findings.judge("libvirt", f"{libvirt_daemons.of_qemu()} at {self._connection.uri}", host, lambda: _versions(host)))
         accel = self._judge_kvm(outcomes.get("kvm"), found)
         if not isinstance(host, _Host):
             return Survey(found)
@@ -385,7 +385,8 @@ def _judge_limits(honored: list[str]) -> Finding:
     looked_at = "the control groups that libvirt limits VMs by"
     if missing := [name for name in cgroups.LIMITS if name not in honored]:
         seen = f"The slot's limits do not reach VMs: no control groups are mounted that have {' and '.join(missing)}."
-        return Finding("limits", OFF, looked_at, seen, "mount them (version 2 at /sys/fs/cgroup); restart libvirtd.")
+        hint = f"mount them (version 2 at /sys/fs/cgroup); restart {libvirt_daemons.of_qemu()}."
+        return Finding("limits", OFF, looked_at, seen, hint)
     return Finding("limits", OK, looked_at, "VMs have the weight of their slots, and a limit of memory")
 
 
@@ -416,7 +417,7 @@ def _no_such_domains(uri: str, accel: str) -> Finding:
         findings.BAD,
         f"the capabilities of {uri}",
         f"libvirt knows no domains of type {accel} for {os.uname().machine}.",
-        "install QEMU for this machine's architecture (qemu-system-x86), and restart libvirtd.",
+        f"install QEMU for this machine's architecture (qemu-system-x86), and restart {libvirt_daemons.of_qemu()}.",
     )
 
 
