@@ -209,6 +209,7 @@ RULES = {
     "the connection to libvirtd": HYPERVISOR,
     "libvirtd hung up": HYPERVISOR,
     "a network that is not active": NETWORK,
+    "another daemon of libvirt's": HYPERVISOR,
     "a network that is not there": NETWORK,
     "a bridge": NETWORK,
     "libvirt's own directory": "VM_RUN_AS_JOB_USER is True, and libvirt's directory is closed to that user",

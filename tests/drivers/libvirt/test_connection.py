@@ -208,6 +208,25 @@ def test_it_is_not_done_again_for_ever(way: LibvirtConnection) -> None:
         way.call(ask)
 
 
+def test_a_daemon_that_libvirtd_does_not_reach_is_no_lost_connection(way: LibvirtConnection) -> None:
+    """virtqemud passes on that virtnetworkd does not listen, with the code of a connection that is lost."""
+    asked: list[libvirt.virConnect] = []
+    said = "Failed to connect socket to '/run/libvirt/virtnetworkd-sock': No such file or directory"
+
+    def ask(connection: libvirt.virConnect) -> None:
+        asked.append(connection)
+        error = libvirt.libvirtError("x")
+        error.err = (libvirt.CODES["SYSTEM_ERROR"], libvirt.ORIGINS["RPC"], said, *AWAY[3:])
+        raise error
+
+    for call in (way.call, way.once):
+        with pytest.raises(libvirt.libvirtError) as raised:
+            call(ask)
+        assert raised.value.get_error_message() == said
+        assert not isinstance(raised.value, faults.ConnectionLost)
+    assert asked == [way._ears.connection] * 2, "asked once each, on the connection that goes on"
+
+
 def test_what_must_not_be_done_twice_is_lost(way: LibvirtConnection) -> None:
     def save(_connection: libvirt.virConnect) -> None:
         raise away()

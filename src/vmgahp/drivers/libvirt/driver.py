@@ -338,7 +338,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             fault = self._blame(error, doing, words, machine, plan)
             if restart:
                 # A QEMU that has read the image, or is killed without a word, has nothing against it.
-                by_accident = made or faults.is_connection_loss(error) or (is_silent and not words)
+                is_away = faults.is_connection_loss(error) or faults.is_of_another_daemon(error)
+                by_accident = made or is_away or (is_silent and not words)
                 raise Unusable(fault.problem, True, by_accident=by_accident) from error
             raise fault from error
         except errors.MachineFault as fault:

@@ -95,6 +95,11 @@ HUNG_UP = _machine(
 _BEFORE_ALL = (
     _rule("the domain is gone", ClientFault, errors.VM_NOT_FOUND, "", kinds="NO_DOMAIN",
         example="NO_DOMAIN QEMU Domain not found: no domain with matching name 'alice_lab_7.0'"),
+    _machine("another daemon of libvirt's",
+        "start the daemon whose socket the message names, such as by systemctl enable --now virtnetworkd.socket.",
+        r"^Failed to connect socket to '.*/virt\w+-sock'",
+        example="SYSTEM_ERROR RPC Failed to connect socket to '/run/libvirt/virtnetworkd-sock': No such file or "
+        "directory"),
     NO_CONNECTION,
     HUNG_UP,
     _machine("a full file system", "free space on the file system that the message names.",

@@ -59,8 +59,18 @@ def find(connection: libvirt.virConnect, name: str, uuid: str) -> libvirt.virDom
 
 def is_connection_loss(error: libvirt.libvirtError) -> bool:
     """Tell whether the error is about the way to libvirtd and not about what was asked of it."""
+    if is_of_another_daemon(error):
+        return False
     code, origin = error.get_error_code(), error.get_error_domain()
     return code in _LOST or (code in _LOST_FROM[0] and origin in _LOST_FROM[1])
+
+
+def is_of_another_daemon(error: libvirt.libvirtError) -> bool:
+    """Tell whether libvirtd has not reached another daemon of libvirt's, such as virtnetworkd, and passes that on.
+
+    It has the code of a lost connection, but a connection that is open does not connect again.
+    """
+    return message_of(error).startswith("Failed to connect socket to ")
 
 
 def is_no_domain(error: libvirt.libvirtError) -> bool:
