@@ -1,10 +1,15 @@
-"""The IP addresses of a guest, as libvirt or this host knows them."""
+"""The IP addresses of a guest, as libvirt or this host knows them.
+
+libvirt's daemon for QEMU asks that for networks, and hangs where that hangs. So no STATUS depends on the answer.
+"""
 
 from _collections_abc import Callable
+from time import monotonic
 
 from vmgahp import errors
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.agent import believed
+from vmgahp.host import threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,16 +20,47 @@ if TYPE_CHECKING:
 _SOURCES = (libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_ARP)
 
 
+PATIENCE = 0.5
+"""Seconds that a STATUS waits for an answer, which comes within milliseconds."""
+
+PAUSE = 60.0
+"""Seconds without a question after one that was not answered in time."""
+
+
 class GuestAddress:
     """One guest's addresses: by the DHCP leases of its libvirt network, or by the host's ARP table."""
 
     def __init__(self) -> None:
         self.found: tuple[str, ...] = ()
+        self._asking = threads.Lock()
+        """Held while libvirt is asked: each question that hangs occupies one of its workers."""
+        self._due = 0.0
+        """When it may be asked again, by the monotonic clock."""
 
     def find(self, call: "Call") -> tuple[str, ...]:
-        """The addresses, none while it has none; `call` calls libvirt with the domain."""
-        for source in _SOURCES:
-            self.found = self.found or _from(call, source)
+        """Return the addresses, none while none is known.
+
+        `call` calls libvirt with the domain. It is called in a thread of its own, for which nobody waits long.
+        """
+        if self.found or monotonic() < self._due or not self._asking.acquire(False):
+            return self.found
+        answered = threads.Flag()
+
+        def ask() -> None:
+            try:
+                for source in _SOURCES:
+                    self.found = self.found or _from(call, source)
+            finally:
+                self._asking.release()
+                answered.set()
+
+        try:
+            threads.start("the guest's address", ask)
+        except errors.MachineFault:
+            self._asking.release()  # the next STATUS tries again
+            return ()
+        if not answered.wait(PATIENCE):
+            self._due = monotonic() + PAUSE
         return self.found
 
 
