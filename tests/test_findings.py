@@ -51,6 +51,20 @@ def test_a_fault_is_an_outcome_and_so_is_a_bug() -> None:
     assert "ZeroDivisionError" in outcomes["bug"].problem
 
 
+def test_a_check_is_waited_for_when_it_is_needed_and_one_that_hangs_delays_no_other() -> None:
+    never = threading.Event()
+    checks = findings.Checks(monotonic() + 60)
+    checks.begin("hanging", never.wait)
+    checks.begin("first", lambda: 1)
+    assert checks.outcome("first") == 1
+    checks.begin("second", lambda: 2)
+    assert checks.outcome("second") == 2
+    assert isinstance(checks.outcome("hanging", monotonic()), findings.Late)
+    never.set()
+    assert isinstance(checks.outcome("hanging"), findings.Late), "it stays what it was said to be"
+    assert checks.outcome("never begun") is None
+
+
 def test_judging() -> None:
     fault = errors.MachineFault("It is broken.", "fix it.")
     assert findings.judge("it", "what", fault, "good") == Finding("it", BAD, "what", "It is broken.", "fix it.")

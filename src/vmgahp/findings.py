@@ -3,7 +3,9 @@
 The probe keeps them beside its attributes, the doctor shows them; neither knows what a hypervisor is.
 """
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
 from typing import NamedTuple, TypeVar, cast
 
 from vmgahp import errors
@@ -67,8 +69,6 @@ def begin(work: Callable[[], Result]) -> Callable[[], Result]:
 
     Where there is no thread to be had, the work is done by whoever waits.
     """
-    import threading
-
     ended: list[tuple[Result | None, BaseException | None]] = []
 
     def run() -> None:
@@ -93,41 +93,57 @@ def begin(work: Callable[[], Result]) -> Callable[[], Result]:
     return wait
 
 
-def side_by_side(checks: Mapping[str, Callable[[], object]], end: float) -> dict[str, object]:
-    """Run all checks at once: what each returned, or the `errors.Fault` that it raised.
+class Checks:
+    """Checks that run beside each other, each of which is waited for when its outcome is needed.
 
-    One that has not ended when the monotonic clock shows `end` is left behind in its thread and counts as
-    one that does not work: whoever waits for an answer, the startd above all, has no more time.
+    One that has not ended when the monotonic clock shows `end` is left behind in its thread, and its outcome is
+    `Late`: whoever waits for an answer, the startd above all, has no more time.
     """
-    import threading
-    from time import monotonic
 
-    outcomes: dict[str, object] = {}
+    def __init__(self, end: float) -> None:
+        self._began = monotonic()
+        self._end = end
+        self._threads: dict[str, threading.Thread] = {}
+        self._outcomes: dict[str, object] = {}
 
-    def run(name: str, check: Callable[[], object]) -> None:
-        try:
-            outcome = check()
-        except errors.Fault as fault:
-            outcome = fault
-        except Exception as error:  # noqa: BLE001 - a bug in one check must not hide what the others found
-            outcome = errors.HypervisorFault(f"The check failed: {error!r}.", "report it as a bug.")
-        outcomes.setdefault(name, outcome)
+    def begin(self, name: str, check: Callable[[], object]) -> None:
+        """Run a check in a thread of its own."""
 
-    began = monotonic()
-    threads = {
-        name: threading.Thread(target=run, args=(name, check), name=f"check {name}", daemon=True)
-        for name, check in checks.items()
-    }
-    for name, thread in threads.items():
+        def run() -> None:
+            try:
+                outcome = check()
+            except errors.Fault as fault:
+                outcome = fault
+            except Exception as error:  # noqa: BLE001 - a bug in one check must not hide what the others found
+                outcome = errors.HypervisorFault(f"The check failed: {error!r}.", "report it as a bug.")
+            self._outcomes.setdefault(name, outcome)
+
+        thread = threading.Thread(target=run, name=f"check {name}", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            outcomes[name] = errors.MachineFault(
+            self._outcomes[name] = errors.MachineFault(
                 f"The check was not made: {error}.", "look at the limits on processes."
             )
-    for name, thread in threads.items():
-        if name not in outcomes:
-            thread.join(max(0.0, end - monotonic()))
-        late = Late(f"The check of {name} had not ended after {monotonic() - began:.1f} s.", "see what it waits for.")
-        outcomes.setdefault(name, late)
-    return {name: outcomes[name] for name in checks}
+        self._threads[name] = thread
+
+    def outcome(self, name: str, end: float | None = None) -> object:
+        """Return what a check has returned, or the `errors.Fault` that it raised; None for one that was not begun.
+
+        It may have an earlier `end` than the others.
+        """
+        if name not in self._threads:
+            return None
+        if name not in self._outcomes:
+            self._threads[name].join(max(0.0, (self._end if end is None else end) - monotonic()))
+        seconds = monotonic() - self._began
+        late = Late(f"The check of {name} had not ended after {seconds:.1f} s.", "see what it waits for.")
+        return self._outcomes.setdefault(name, late)
+
+
+def side_by_side(checks: Mapping[str, Callable[[], object]], end: float) -> dict[str, object]:
+    """Run all checks at once, and return the outcome of each; see `Checks`."""
+    running = Checks(end)
+    for name, check in checks.items():
+        running.begin(name, check)
+    return {name: running.outcome(name) for name in checks}
