@@ -85,6 +85,8 @@ PLACES = {
     "drivers/libvirt/reservation.py:_reserve.wrong": (1, PROGRAM),
     "drivers/libvirt/machine.py:LibvirtMachine.see_whether_it_was_saved": (1, LATER),
     "drivers/libvirt/names.py:clear": (1, "somebody has defined a domain by the name of a job's"),
+    "drivers/libvirt/other_hypervisors.py:is_active": (2, PROBE),
+    "drivers/libvirt/other_hypervisors.py:judge_nat": (1, PROBE),
     "drivers/libvirt/other_hypervisors.py:require": (2, SETTING),
     "drivers/libvirt/other_hypervisors.py:wanted_type": (1, SETTING),
     "drivers/libvirt/provision.py:Provision._create": (1, NOT_INSTALLED),
@@ -207,10 +209,10 @@ PLACES = {
 """Module and function -> how many machine faults are made there, and by which state of the machine."""
 
 RULES = {
+    "another daemon of libvirt's": HYPERVISOR,
     "the connection to libvirtd": HYPERVISOR,
     "libvirtd hung up": HYPERVISOR,
     "a network that is not active": NETWORK,
-    "another daemon of libvirt's": HYPERVISOR,
     "a network that is not there": NETWORK,
     "a bridge": NETWORK,
     "libvirt's own directory": "VM_RUN_AS_JOB_USER is True, and libvirt's directory is closed to that user",

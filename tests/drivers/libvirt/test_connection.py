@@ -227,6 +227,26 @@ def test_a_daemon_that_libvirtd_does_not_reach_is_no_lost_connection(way: Libvir
     assert asked == [way._ears.connection] * 2, "asked once each, on the connection that goes on"
 
 
+def test_where_nobody_listens_is_given_up_before_one_that_is_slow_to_answer(
+    way: LibvirtConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way.deadline, way.refused_deadline = 10 * DEADLINE, 0.01
+    slow, real = threading.Event(), libvirt.open
+
+    def refuse(_uri: str) -> None:
+        raise libvirt.libvirtError("nobody listens")
+
+    def answer_late(uri: str) -> libvirt.virConnect:
+        slow.wait(0.1)
+        return real(uri)
+
+    monkeypatch.setattr(libvirt, "open", refuse)
+    with pytest.raises(errors.MachineFault, match="cannot be reached"):
+        way.call(lambda opened: opened.getType())
+    monkeypatch.setattr(libvirt, "open", answer_late)
+    assert way.call(lambda opened: opened.getType()) == "TEST"
+
+
 def test_what_must_not_be_done_twice_is_lost(way: LibvirtConnection) -> None:
     def save(_connection: libvirt.virConnect) -> None:
         raise away()

@@ -204,6 +204,8 @@ class LibvirtConnection:
         """Hears of guest agents as well, if it is said before the first call."""
         self.deadline = RECONNECT_DEADLINE
         """Seconds for which a call keeps trying to reach libvirtd."""
+        self.refused_deadline = RECONNECT_DEADLINE
+        """Seconds of these for which it is tried again where nobody listens."""
         self._log = log
         self._lock = threads.Lock()
         self._idle: list[_Way] = []
@@ -310,6 +312,7 @@ class LibvirtConnection:
     def _take(self, end: float) -> _Way:
         pause = threads.Flag()
         refused: BaseException | None = None
+        refused_end = min(end, time.monotonic() + self.refused_deadline)
         while True:
             with self._lock:
                 if self._closed:
@@ -327,7 +330,7 @@ class LibvirtConnection:
                 raise faults.hanging(self.uri) if refused is None else faults.unreachable(self.uri, refused)
             if opening.error is not None:
                 refused = opening.error
-                if time.monotonic() >= end:
+                if time.monotonic() >= refused_end:
                     raise faults.unreachable(self.uri, refused) from refused
                 pause.wait(RETRY_INTERVAL)
 

@@ -6,7 +6,7 @@ for. Such a driver starts and ends domains and tells how they are. What this pac
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from time import monotonic
 from xml.etree import ElementTree as etree
 
@@ -18,11 +18,16 @@ from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.surveyor import Survey, Value
 from vmgahp.findings import BAD, OFF, OK, Finding
+from vmgahp.host import libvirt_daemons
 from vmgahp.host.light import NamedTuple
 
 SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
 CONNECTING = 1.5
-"""Seconds for reaching a libvirtd that is just being restarted."""
+"""Seconds to try again where nobody listens, as while libvirtd is being restarted."""
+
+TELLING = 0.3
+"""Seconds before the end of all checks at which a libvirt that has not answered is given up: that is a better reason
+than the time."""
 
 
 class Hypervisor(NamedTuple):
@@ -34,8 +39,6 @@ class Hypervisor(NamedTuple):
     libvirt_version: int
     os_types: tuple[str, ...]
     """Of its domains of the wanted type: ``hvm`` for whole machines, ``exe`` for containers; empty: it has none."""
-    nat: bool
-    """Whether the network of VM_NAT_NETWORK is active."""
 
     def attributes(self, networking: list[str], *, suspend: bool = False, checkpoint: bool = False) -> dict[str, Value]:
         """What is published of it."""
@@ -66,7 +69,7 @@ def wanted_type(vm_type: str, settings: Settings) -> str:
     return kind
 
 
-def ask(connection: LibvirtConnection, domain_type: str, settings: Settings) -> Hypervisor:
+def ask(connection: LibvirtConnection, domain_type: str) -> Hypervisor:
     """What the libvirt at VM_LIBVIRT_URI has for a domain type. Raises `errors.MachineFault`."""
 
     def say(libvirtd: libvirt.virConnect) -> Hypervisor:
@@ -82,7 +85,6 @@ def ask(connection: LibvirtConnection, domain_type: str, settings: Settings) -> 
                     if guest.find(f"arch//domain[@type='{domain_type}']") is not None
                 )
             ),
-            is_active(libvirtd, settings.string("VM_NAT_NETWORK")),
         )
 
     try:
@@ -97,7 +99,7 @@ def require(connection: LibvirtConnection, domain_type: str, settings: Settings)
     At a start libvirt would call the lack of a driver an invalid argument, as it does a job's. Raises
     `errors.MachineFault`.
     """
-    found = ask(connection, domain_type, settings)
+    found = ask(connection, domain_type)
     if not found.os_types:
         raise errors.MachineFault(
             f"{SETTING} = {domain_type}, and the libvirt at {connection.uri} has no domains of that type.",
@@ -137,24 +139,23 @@ def no_saving(domain_type: str) -> str:
 
 def survey(settings: Settings, connection: LibvirtConnection, domain_type: str, end: float) -> Survey:
     """`vmgahp.drivers.base.Driver.survey` for any hypervisor."""
-    connection.deadline = max(0.3, min(CONNECTING, end - monotonic() - 0.3))
-    wanted = settings.networking_types()
-    checks: dict[str, Callable[[], object]] = {"type": lambda: require(connection, domain_type, settings)}
-    if "bridge" in wanted:
-        checks["bridge"] = lambda: look_at_bridge(settings)
-    outcomes = findings.side_by_side(checks, end)
-    host = outcomes["type"]
+    wanted, checks = settings.networking_types(), findings.Checks(end)
+    let_answer_until(connection, end)
+    checks.begin("type", lambda: require(connection, domain_type, settings))
+    begin_networks(checks, connection, settings, wanted, end)
+    host = checks.outcome("type")
     looked_at = f"domains of type {domain_type} at {connection.uri}"
     if not isinstance(host, Hypervisor):
         return Survey([findings.judge("libvirt", looked_at, host, "", BAD)])
     seen = f"libvirt {version(host.libvirt_version)} has them, with {host.name} {version(host.version)}"
     found = [Finding("libvirt", OK, looked_at, seen)]
-    networks = [_network(kind, host, outcomes, settings) for kind in wanted]
+    active = active_network(checks, wanted)
+    networks = [_network(kind, host, checks, active, settings) for kind in wanted]
     networking = [kind for kind, finding in zip(wanted, networks, strict=True) if finding.verdict == OK]
     return Survey(
         [*found, *networks],
         attributes=host.attributes(networking),
-        machine_attributes={"HasVirshDefaultNetwork": host.nat},
+        machine_attributes=published(active),
         networking=networking,
         hypervisors=[domain_type],
         vm_types=["libvirt"],
@@ -166,13 +167,19 @@ def version(number: int) -> str:
     return f"{number // 1000000}.{number // 1000 % 1000}.{number % 1000}"
 
 
-def _network(kind: str, host: Hypervisor, outcomes: dict[str, object], settings: Settings) -> Finding:
+def let_answer_until(connection: LibvirtConnection, end: float) -> None:
+    """Give libvirt nearly all of the time that is left for the checks."""
+    connection.deadline = max(0.3, end - monotonic() - TELLING)
+    connection.refused_deadline = CONNECTING
+
+
+def _network(kind: str, host: Hypervisor, checks: findings.Checks, active: object, settings: Settings) -> Finding:
     if kind == "bridge":
-        return judge_bridge(outcomes["bridge"])
+        return judge_bridge(checks.outcome("bridge"))
     if kind == "user":
         seen = f"{host.name} has none: it is QEMU's."
         return Finding("network user", OFF, "user networking", seen, "leave user out of VM_NETWORKING_TYPE.")
-    return judge_nat(settings.string("VM_NAT_NETWORK"), host.nat)
+    return judge_nat(settings.string("VM_NAT_NETWORK"), active)
 
 
 def judge_bridge(outcome: object) -> Finding:
@@ -181,20 +188,52 @@ def judge_bridge(outcome: object) -> Finding:
     return findings.judge("network bridge", looked_at, outcome, str(outcome), OFF)
 
 
-def judge_nat(network: str, active: bool) -> Finding:
-    """The finding about the network of VM_NAT_NETWORK."""
+def begin_networks(
+    checks: findings.Checks, connection: LibvirtConnection, settings: Settings, wanted: Sequence[str], end: float
+) -> None:
+    """Look at the bridge, and ask for the network of VM_NAT_NETWORK beside all else: another daemon may have it."""
+    if "bridge" in wanted:
+        checks.begin("bridge", lambda: look_at_bridge(settings))
+    seconds = max(0.3, end - monotonic() - TELLING)
+    checks.begin("nat", lambda: is_active(connection, settings.string("VM_NAT_NETWORK"), seconds))
+
+
+def active_network(checks: findings.Checks, wanted: Sequence[str]) -> object:
+    """Return what is known of the network of VM_NAT_NETWORK: whether it is active, or a fault.
+
+    A job that may not have it waits for no daemon that hangs.
+    """
+    return checks.outcome("nat", None if "nat" in wanted else monotonic() + TELLING)
+
+
+def published(active: object) -> dict[str, Value]:
+    """Return the attribute about the network of VM_NAT_NETWORK, where it is known."""
+    return {"HasVirshDefaultNetwork": active} if isinstance(active, bool) else {}
+
+
+def judge_nat(network: str, active: object) -> Finding:
+    """Judge the network of VM_NAT_NETWORK by `active_network`."""
     looked_at = f"the libvirt network {network} (VM_NAT_NETWORK)"
-    if active:
-        return Finding("network nat", OK, looked_at, f"{network} is active")
-    hint = f"virsh net-start {network}; virsh net-autostart {network}"
-    return Finding("network nat", OFF, looked_at, f"{network} is not active, or not defined.", hint)
+    if active is False:
+        active = errors.MachineFault(
+            f"{network} is not active, or not defined.", f"virsh net-start {network}; virsh net-autostart {network}"
+        )
+    return findings.judge("network nat", looked_at, active, f"{network} is active", OFF)
 
 
-def is_active(libvirtd: libvirt.virConnect, network: str) -> bool:
-    """Whether libvirt has a network of this name and it is up."""
+def is_active(connection: LibvirtConnection, network: str, seconds: float) -> bool:
+    """Tell whether libvirt has a network of this name and it is up. Raises `errors.MachineFault` if it cannot say."""
+    daemon = libvirt_daemons.of_networks()
     try:
-        return bool(libvirtd.networkLookupByName(network).isActive())
+        return bool(connection.call(lambda opened: opened.networkLookupByName(network).isActive(), seconds=seconds))
     except libvirt.libvirtError as error:
-        if faults.is_connection_loss(error):
-            raise
-        return False  # it is not there, or this hypervisor's driver knows no networks
+        if not faults.is_of_another_daemon(error):
+            return False  # it is not there, or this hypervisor's driver knows no networks
+        raise errors.MachineFault(
+            f"{daemon} does not run: {faults.message_of(error)}.", f"systemctl enable --now {daemon}.socket"
+        ) from error
+    except errors.MachineFault as fault:
+        raise errors.MachineFault(
+            f"{daemon} has not said whether {network} is active: {fault.problem}",
+            f"see what {daemon} hangs on, or restart {daemon}; guests survive that.",
+        ) from fault

@@ -10,6 +10,7 @@ import socket
 from time import monotonic
 
 from vmgahp import errors
+from vmgahp.findings import Late
 from vmgahp.host import kvm
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run, which
@@ -26,8 +27,8 @@ _QMP = b'{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
 def start_qemu(path: str, accel: str, mode: str, machine: str, slirp: bool, identity: Identity, end: float) -> None:
     """Start QEMU with stopped CPUs and no devices, hear its greeting, and let it quit.
 
-    `accel` is a domain type, kvm or qemu. Raises `errors.MachineFault` where it does not come up until the
-    monotonic clock shows `end`.
+    `accel` is a domain type, kvm or qemu. Raises `errors.MachineFault` where it does not come up, and `Late` where it
+    has not when the monotonic clock shows `end`.
     """
     command = [path, "-S", "-nodefaults", "-no-user-config", "-display", "none", "-m", "64"]
     command += ["-machine", f"{machine or 'none'},accel={'kvm' if accel == 'kvm' else 'tcg'}"]
@@ -38,7 +39,7 @@ def start_qemu(path: str, accel: str, mode: str, machine: str, slirp: bool, iden
     command += ["-qmp", "stdio"]
     status, out, err = _run(command, _QMP, identity, end, [kvm.DEVICE] if accel == "kvm" else [])
     if status is None:
-        raise errors.MachineFault(f"{path} was not up after {_patience(end)}.", "see what it waits for.")
+        raise Late(f"{path} was not up after {_patience(end)}.", "see what it waits for.")
     if status != 0 or b'"QMP"' not in out:
         said = _last_line(err) or f"it ended with status {status}"
         raise errors.MachineFault(

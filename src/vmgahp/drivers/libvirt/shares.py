@@ -8,7 +8,7 @@ from vmgahp.config import Settings
 from vmgahp.config.table import SHARE_DIRS
 from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt import qemu_check, virtiofs
-from vmgahp.findings import OFF, OK, Finding
+from vmgahp.findings import OFF, OK, Checks, Finding
 from vmgahp.host import proof
 from vmgahp.host.job_user import Identity
 from vmgahp.job import share_dirs
@@ -18,20 +18,19 @@ from vmgahp.job.share_dirs import Share
 SCRATCH = "VM_SHARE_SCRATCH"
 
 
-def checks(settings: Settings, identity: Identity, seconds: Callable[[], float]) -> dict[str, Callable[[], object]]:
-    """What takes its time, or may hang with a file system."""
-    found: dict[str, Callable[[], object]] = {}
-    if settings.strings(SHARE_DIRS):
-        found["share dirs"] = lambda: _there(settings)
-    if found or _kind(settings) == VIRTIOFS:
-        found["virtiofs"] = lambda: virtiofs.proved(identity, seconds())
-    return found
+def begin(checks: Checks, settings: Settings, identity: Identity, seconds: Callable[[], float]) -> None:
+    """Begin what takes its time, or may hang with a file system."""
+    has_directories = bool(settings.strings(SHARE_DIRS))
+    if has_directories:
+        checks.begin("share dirs", lambda: _there(settings))
+    if has_directories or _kind(settings) == VIRTIOFS:
+        checks.begin("virtiofs", lambda: virtiofs.proved(identity, seconds()))
 
 
 def judge(
-    settings: Settings, outcomes: dict[str, object], qemu: str, identity: Identity, end: float, *, as_job_user: bool
+    settings: Settings, checks: Checks, qemu: str, identity: Identity, end: float, *, as_job_user: bool
 ) -> tuple[dict[str, Value], list[Finding]]:
-    """The attributes, and findings of which none keeps the machine from running jobs, by what the `checks` came to.
+    """The attributes, and findings of which none keeps the machine from running jobs, by what came of `begin`.
 
     `as_job_user` says that QEMU can run as the job's user.
     """
@@ -39,7 +38,7 @@ def judge(
 
     def why_not(kind: str) -> errors.Fault | None:
         if kind not in known:
-            known[kind] = _trouble(kind, outcomes.get("virtiofs"), qemu, identity, end, as_job_user=as_job_user)
+            known[kind] = _trouble(kind, checks.outcome("virtiofs"), qemu, identity, end, as_job_user=as_job_user)
         return known[kind]
 
     found: list[Finding] = []
@@ -47,7 +46,7 @@ def judge(
     if scratch != NO_SHARE:
         found.append(findings.judge("share", SCRATCH, why_not(scratch), f"QEMU shares directories by {scratch}", OFF))
         scratch = scratch if found[-1].verdict == OK else NO_SHARE
-    there, names = outcomes.get("share dirs", ()), []
+    there, names = checks.outcome("share dirs") or (), []
     if isinstance(there, errors.Fault):
         found.append(findings.judge("share dirs", SHARE_DIRS, there, "", OFF))
         there = ()

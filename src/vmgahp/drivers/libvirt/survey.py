@@ -23,20 +23,16 @@ from vmgahp.drivers.libvirt.emulator import (
     of_machines,
     uefis,
 )
-from vmgahp.drivers.libvirt.host_checks import look_at_bridge
-from vmgahp.drivers.libvirt.other_hypervisors import CONNECTING, version
+from vmgahp.drivers.libvirt.other_hypervisors import TELLING, version
 from vmgahp.drivers.libvirt.uri import SYSTEM_URI, connection_for
 from vmgahp.drivers.surveyor import Survey, Value
-from vmgahp.findings import OFF, OK, Finding
+from vmgahp.findings import OFF, OK, UNKNOWN, Finding, Late
 from vmgahp.host import cgroups, kvm, libvirt_daemons, packages, proof
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.host.run import which
 from vmgahp.images import iso
 from vmgahp.job.kinds import ARM, BIOS, NO_SHARE, X86
-
-EMULATOR_TIME = 1.6
-"""Seconds kept for the second step: QEMU is tried once it is known by which accelerator."""
 
 QEMU = "qemu-system-x86_64"
 
@@ -50,15 +46,13 @@ class _Host(NamedTuple):
     libvirt_version: int
     domain_types: tuple[str, ...]
     """``kvm`` and ``qemu``, those that this libvirtd has for the machine's own architecture."""
-    default_network: bool
-    """Whether the network of VM_NAT_NETWORK is active."""
 
 
 class _Emulator(NamedTuple):
     """What libvirt says of QEMU for one domain type.
 
-    All but the first three are in the domain capabilities only, and libvirt keeps those from a connection that may
-    just read, as the startd's probe has for some VM types: None then.
+    CPU modes, firmware and TPM are in the domain capabilities only: None where these have not come in time, and for a
+    connection that may just read, as the startd's probe has for some VM types.
     """
 
     path: str
@@ -67,8 +61,8 @@ class _Emulator(NamedTuple):
     max_vcpus: int
     cpu_modes: frozenset[str] | None = None
     firmware: tuple[str, ...] | None = None
-    passt: bool | None = None
-    """Whether libvirt was built with passt, and passt is there."""
+    passt: bool = False
+    """Whether libvirt was built with passt, as far as it has said, and passt is there."""
     tpm: bool | None = None
     """Whether it takes a TPM that it does not run itself."""
     boots_arm: bool = True
@@ -107,43 +101,42 @@ class LibvirtSurveyor:
         if not qemu_process.is_qemu(self._fixed):
             made = other_hypervisors.survey(self.settings, self._connection, self._fixed, end)
             return made._replace(findings=[*script, *made.findings])
-        first_end = end - EMULATOR_TIME
-        # Ends before the checks do: what libvirt says, or does not say, is a better reason than the time.
-        self._connection.deadline = max(0.3, min(CONNECTING, first_end - monotonic() - 0.3))
-        wanted = self.settings.networking_types()
-        checks: dict[str, Callable[[], object]] = {"libvirt": lambda: self._ask_libvirt(first_end)}
+        wanted, checks = self.settings.networking_types(), findings.Checks(end)
+        other_hypervisors.let_answer_until(self._connection, end)
+        checks.begin("libvirt", lambda: self._ask_libvirt(end))
+        other_hypervisors.begin_networks(checks, self._connection, self.settings, wanted, end)
         if self._fixed != "qemu":
-            checks["kvm"] = proof.of_kvm
-        checks["memory"] = lambda: packed.require(self.identity)
-        if "bridge" in wanted:
-            checks["bridge"] = lambda: look_at_bridge(self.settings)
+            checks.begin("kvm", proof.of_kvm)
+        checks.begin("memory", lambda: packed.require(self.identity))
         if "user" in wanted:
-            checks["passt"] = lambda: qemu_check.start_passt(self.identity, first_end)
+            checks.begin("passt", lambda: qemu_check.start_passt(self.identity, end))
         if self.settings.string("VM_CATALOG") and not self.settings.xml_script():
-            checks["images"] = self._survey_images
+            checks.begin("images", self._survey_images)
         if which(tpm.PROGRAM) and not self.settings.xml_script():
-            checks["tpm"] = lambda: tpm.proved(self.identity, first_end - monotonic())
+            checks.begin("tpm", lambda: tpm.proved(self.identity, end - monotonic()))
         if self._shares():
             from vmgahp.drivers.libvirt import shares  # few machines share any, and it brings what reads jobs
 
-            checks |= shares.checks(self.settings, self.identity, lambda: first_end - monotonic())
-        outcomes = findings.side_by_side(checks, first_end)
+            shares.begin(checks, self.settings, self.identity, lambda: end - monotonic())
 
         found = script
-        host = outcomes["libvirt"]
-        found.append(findings.judge("libvirt", f"{libvirt_daemons.of_qemu()} at {self._connection.uri}", host, lambda: _versions(host)))
-        accel = self._judge_kvm(outcomes.get("kvm"), found)
+        host = checks.outcome("libvirt")
+        looked_at = f"{libvirt_daemons.of_qemu()} at {self._connection.uri}"
+        found.append(findings.judge("libvirt", looked_at, host, lambda: _versions(host)))
+        accel = self._judge_kvm(checks.outcome("kvm"), found)
         if not isinstance(host, _Host):
             return Survey(found)
         if accel not in host.domain_types:
             found += [_no_such_domains(self._connection.uri, accel)] if accel else []
-            return Survey(found, machine_attributes={"HasVirshDefaultNetwork": host.default_network})
-        asked_end = end - EMULATOR_TIME / 2
-        asked = findings.side_by_side({"libvirt": lambda: self._ask_of_emulator(host, accel, asked_end)}, asked_end)
-        qemu = asked["libvirt"]
+            return Survey(found)
+        checks.begin("emulator", lambda: self._ask_of_emulator(host, accel))
+        qemu = checks.outcome("emulator")
         if not isinstance(qemu, _Emulator):
-            found.append(findings.judge("libvirt", f"the domain capabilities for {accel}", qemu, ""))
-            return Survey(found, machine_attributes={"HasVirshDefaultNetwork": host.default_network})
+            looked_at = f"the domain capabilities for {accel}"
+            if not isinstance(qemu, Late):
+                return Survey([*found, findings.judge("libvirt", looked_at, qemu, "")])
+            found.append(Finding("libvirt", UNKNOWN, looked_at, "libvirt has not told them in time.", qemu.hint))
+            qemu = self._by_capabilities(host)
         slirp = "user" in wanted and not qemu.passt
         tried = self._try_emulator(qemu, accel, slirp, end)
         if not self.settings.xml_script():  # which describes a CPU of its own
@@ -151,8 +144,8 @@ class LibvirtSurveyor:
         if self.settings.boolean("VM_RUN_AS_JOB_USER") and not self.settings.xml_script():
             outcome = None if self._may_be_the_jobs(accel) else errors.MachineFault(f"{TWO_GROUPS}.", TWO_GROUPS_HINT)
             found.append(findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, "QEMU runs as the job's user"))
-        found.append(findings.judge("memory images", packed.BEST, outcomes["memory"], "it unpacks", OFF))
-        of_tpm = _judge_tpm(qemu.tpm, outcomes.get("tpm"))
+        found.append(findings.judge("memory images", packed.BEST, checks.outcome("memory"), "it unpacks", OFF))
+        of_tpm = _judge_tpm(qemu.tpm, checks.outcome("tpm"))
         if not self.settings.xml_script():  # which describes the devices
             found.append(of_tpm)
         shared: dict[str, Value] = {"share": NO_SHARE}
@@ -160,31 +153,32 @@ class LibvirtSurveyor:
             from vmgahp.drivers.libvirt import shares
 
             own = self._may_be_the_jobs(accel)
-            shared, of_shares = shares.judge(self.settings, outcomes, qemu.path, self.identity, end, as_job_user=own)
+            shared, of_shares = shares.judge(self.settings, checks, qemu.path, self.identity, end, as_job_user=own)
             found += of_shares
         if self._connection.uri == SYSTEM_URI:
             found.append(_judge_limits(self._limits()))
         networking: list[str] = []
+        active = other_hypervisors.active_network(checks, wanted)
         for kind in wanted:
-            finding = self._judge_network(kind, host, outcomes, qemu.passt, tried)
+            finding = self._judge_network(kind, checks, active, qemu, tried)
             found.append(finding)
             if finding.verdict == OK:
                 networking.append(kind)
         ways_in = reach.judge(self.settings, networking)
         found += [ways_in] if ways_in else []
         images: dict[str, Value] = {}
-        if "images" in outcomes:
+        if (catalog := checks.outcome("images")) is not None:
             from vmgahp.drivers.libvirt import provision
 
-            images, of_catalog = provision.judge(outcomes["images"])
+            images, of_catalog = provision.judge(catalog)
             found += of_catalog
         return Survey(
             found,
             attributes=self._attributes(host, qemu, accel, networking)
             | {"tpm": of_tpm.verdict == OK, **shared}
             | ({"ssh": ways_in.verdict == OK} if ways_in else {})
-            | {"memory_formats": _memory_formats(host, zstd=outcomes["memory"] is None)},
-            machine_attributes={"HasVirshDefaultNetwork": host.default_network, **images},
+            | {"memory_formats": _memory_formats(host, zstd=checks.outcome("memory") is None)},
+            machine_attributes={**other_hypervisors.published(active), **images},
             networking=networking,
             hypervisors=[name for name in ("kvm", "qemu") if name in host.domain_types and name in (accel, "qemu")],
             vm_types=self._vm_types(accel),
@@ -210,7 +204,6 @@ class LibvirtSurveyor:
                 connection.getVersion(),
                 connection.getLibVersion(),
                 tuple(kind for kind in kinds if kind in ("kvm", "qemu")),
-                other_hypervisors.is_active(connection, self.settings.string("VM_NAT_NETWORK")),
             )
 
         try:
@@ -218,29 +211,35 @@ class LibvirtSurveyor:
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, "asking for its capabilities") from error
 
-    def _ask_of_emulator(self, host: _Host, accel: str, end: float) -> _Emulator:
-        if not self._connection.read_only:
-            own, others = os.uname().machine, arches(host.capabilities, emulates=True)
+    def _ask_of_emulator(self, host: _Host, accel: str) -> _Emulator:
+        if self._connection.read_only:
+            return self._by_capabilities(host)
+        own, others = os.uname().machine, arches(host.capabilities, emulates=True)
 
-            def ask(connection: libvirt.virConnect) -> _Emulator:
-                of_own = uefis(of_machines(connection, own, accel))
-                of_arm = of_own
-                if own != ARM:
-                    of_arm = uefis(of_machines(connection, ARM, "qemu")) if ARM in others else ()
-                made = _from_domain_capabilities(domain_capabilities(connection, accel))
-                return made._replace(firmware=(BIOS, *of_own), boots_arm=bool(of_arm))
+        def ask(connection: libvirt.virConnect) -> _Emulator:
+            of_own = uefis(of_machines(connection, own, accel))
+            of_arm = of_own
+            if own != ARM:
+                of_arm = uefis(of_machines(connection, ARM, "qemu")) if ARM in others else ()
+            made = _from_domain_capabilities(domain_capabilities(connection, accel))
+            return made._replace(firmware=(BIOS, *of_own), boots_arm=bool(of_arm))
 
-            try:
-                return self._connection.call(ask, seconds=_left(end))
-            except libvirt.libvirtError as error:
-                raise faults.from_libvirt(error, "asking for its domain capabilities") from error
+        try:
+            return self._connection.call(ask)
+        except libvirt.libvirtError as error:
+            raise faults.from_libvirt(error, "asking for its domain capabilities") from error
+
+    @staticmethod
+    def _by_capabilities(host: _Host) -> _Emulator:
+        """Tell of QEMU what libvirt's capabilities tell, and the firmwares' own descriptors."""
         here = etree.fromstring(host.capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
         assert here is not None
         machine = here.find("machine[@canonical]")
         return _Emulator(
             here.findtext("emulator") or QEMU,
-            "" if machine is None else machine.text or "",
+            "" if machine is None else machine.get("canonical", ""),  # as in the domain capabilities
             1 if machine is None else int(machine.get("maxCpus", "1")),
+            passt=qemu_check.passt() is not None,
             boots_arm=any(ARM in one.arches for one in firmware.installed().values()),
         )
 
@@ -268,7 +267,8 @@ class LibvirtSurveyor:
             try:
                 qemu_check.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
             except errors.Fault as fault:
-                return Finding("cpu", findings.BAD, looked_at, fault.problem, fault.hint)
+                verdict = UNKNOWN if isinstance(fault, Late) else findings.BAD
+                return Finding("cpu", verdict, looked_at, fault.problem, fault.hint)
             proved = proof.keep(proof.QEMU, stands_on)
         return Finding("cpu", OK, looked_at, proved.told("QEMU starts and answers"))
 
@@ -299,19 +299,19 @@ class LibvirtSurveyor:
         return "qemu" if emulate else ""
 
     def _judge_network(
-        self, kind: str, host: _Host, outcomes: dict[str, object], passt: bool | None, tried: Finding
+        self, kind: str, checks: findings.Checks, active: object, qemu: _Emulator, tried: Finding
     ) -> Finding:
         name = f"network {kind}"
         if kind == "nat":
-            return other_hypervisors.judge_nat(self.settings.string("VM_NAT_NETWORK"), host.default_network)
+            return other_hypervisors.judge_nat(self.settings.string("VM_NAT_NETWORK"), active)
         if kind == "bridge":
-            return other_hypervisors.judge_bridge(outcomes["bridge"])
-        if not passt and tried.verdict != OK:
-            looked_at = "QEMU's own user networking (slirp)"
-            return Finding(name, OFF, looked_at, f"QEMU does not start: {tried.seen}", tried.hint)
-        if passt or (passt is None and qemu_check.passt()):
-            return findings.judge(name, "passt", outcomes["passt"], "it starts and listens", OFF)
-        return Finding(name, OK, "QEMU's own user networking (slirp)", "QEMU starts with it")
+            return other_hypervisors.judge_bridge(checks.outcome("bridge"))
+        if qemu.passt:
+            return findings.judge(name, "passt", checks.outcome("passt"), "it starts and listens", OFF)
+        looked_at = "QEMU's own user networking (slirp)"
+        if tried.verdict != OK:
+            return Finding(name, OFF, looked_at, f"QEMU was not seen to start: {tried.seen}", tried.hint)
+        return Finding(name, OK, looked_at, "QEMU starts with it")
 
     def _limits(self) -> list[str]:
         """Of a user's own libvirtd none."""
@@ -357,8 +357,8 @@ class LibvirtSurveyor:
 
 
 def _left(end: float) -> float:
-    """Seconds for a call whose silence is to be told before its check is given up."""
-    return round(max(0.3, end - monotonic() - 0.1), 1)
+    """Return the seconds for a call whose silence is to be told before its check is given up."""
+    return round(max(0.3, end - monotonic() - TELLING / 2), 1)
 
 
 def _memory_formats(host: _Host, *, zstd: bool) -> str:

@@ -172,7 +172,7 @@ class XenDriver(LibvirtDriver):
         return DOMAIN_TYPE
 
     def _os_types(self) -> tuple[str, ...]:
-        return other_hypervisors.ask(self.connection, DOMAIN_TYPE, self.settings).os_types
+        return other_hypervisors.ask(self.connection, DOMAIN_TYPE).os_types
 
     def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
         from vmgahp.domain.restore import SavedMismatch, reconcile_xen

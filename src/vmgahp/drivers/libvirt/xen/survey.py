@@ -1,12 +1,9 @@
 """Whether Xen jobs can run on this machine, and what they get."""
 
-from time import monotonic
-
 from vmgahp import errors, findings
 from vmgahp.config import Settings
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.libvirt import other_hypervisors
-from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.libvirt.other_hypervisors import Hypervisor
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor
 from vmgahp.drivers.surveyor import Survey
@@ -23,10 +20,11 @@ class XenSurveyor(LibvirtSurveyor):
         by_script = self._judge_script()
         if findings.first_bad(by_script):
             return Survey(by_script)
-        connection.deadline = max(0.3, min(other_hypervisors.CONNECTING, end - monotonic() - 0.3))
-        wanted = settings.networking_types(NETWORKS)
-        checks = {"libvirt": lambda: other_hypervisors.ask(connection, DOMAIN_TYPE, settings)}
-        outcome = findings.side_by_side(checks, end)["libvirt"]
+        wanted, checks = settings.networking_types(NETWORKS), findings.Checks(end)
+        other_hypervisors.let_answer_until(connection, end)
+        checks.begin("libvirt", lambda: other_hypervisors.ask(connection, DOMAIN_TYPE))
+        other_hypervisors.begin_networks(checks, connection, settings, wanted, end)
+        outcome = checks.outcome("libvirt")
         looked_at = f"domains of type {DOMAIN_TYPE} at {connection.uri}"
         if not isinstance(outcome, other_hypervisors.Hypervisor):
             return Survey([findings.judge("libvirt", looked_at, outcome, "", BAD)])
@@ -38,7 +36,8 @@ class XenSurveyor(LibvirtSurveyor):
         found = [*by_script, Finding("libvirt", OK, looked_at, seen)]
         bootloader = self._bootloader()
         found += [bootloader, *_hardware(outcome, settings)]
-        networks = {kind: self._network(kind, outcome) for kind in wanted}
+        active = other_hypervisors.active_network(checks, wanted)
+        networks = {kind: self._network(kind, checks, active) for kind in wanted}
         networking = [kind for kind, finding in networks.items() if finding.verdict == OK]
         script = bool(settings.xml_script())
         return Survey(
@@ -48,7 +47,7 @@ class XenSurveyor(LibvirtSurveyor):
                 "bootloader": bootloader.verdict == OK,
                 "hvm": "hvm" in outcome.os_types,
             },
-            machine_attributes={"HasVirshDefaultNetwork": outcome.nat},
+            machine_attributes=other_hypervisors.published(active),
             networking=networking,
             hypervisors=[DOMAIN_TYPE],
             vm_types=[self.vm_type],
@@ -71,13 +70,10 @@ class XenSurveyor(LibvirtSurveyor):
             return findings.judge("bootloader", looked_at, fault, "", OFF)
         return Finding("bootloader", OK, looked_at, f"{path} is there")
 
-    def _network(self, kind: str, host: Hypervisor) -> Finding:
+    def _network(self, kind: str, checks: findings.Checks, active: object) -> Finding:
         if kind == "nat":
-            return other_hypervisors.judge_nat(self.settings.string("VM_NAT_NETWORK"), host.nat)
-        try:
-            return other_hypervisors.judge_bridge(look_at_bridge(self.settings))
-        except errors.Fault as fault:
-            return other_hypervisors.judge_bridge(fault)
+            return other_hypervisors.judge_nat(self.settings.string("VM_NAT_NETWORK"), active)
+        return other_hypervisors.judge_bridge(checks.outcome("bridge"))
 
 
 def _hardware(host: Hypervisor, settings: Settings) -> list[Finding]:

@@ -1,0 +1,204 @@
+"""What is offered where libvirt, its daemon for networks or QEMU does not answer in time: all that is known by then."""
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from time import monotonic
+
+import pytest
+
+from tests.peer import DEADLINE
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.libvirt import other_hypervisors, qemu_check, survey
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.surveyor import Survey
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, Late
+from vmgahp.host import libvirt_daemons, runtime_dir
+from vmgahp.host.job_user import Identity
+
+ARCH = os.uname().machine
+CAPABILITIES = f"""<capabilities><guest><os_type>hvm</os_type><arch name='{ARCH}'><emulator>/usr/bin/qemu</emulator>
+    <machine maxCpus='255'>pc-1.0</machine><machine canonical='pc-1.0' maxCpus='255'>pc</machine>
+    <domain type='qemu'/></arch></guest></capabilities>"""
+DOMAIN_CAPABILITIES = """<domainCapabilities><path>/usr/bin/qemu</path><machine>pc-1.0</machine><vcpu max='255'/>
+    <cpu><mode name='maximum' supported='yes'/></cpu></domainCapabilities>"""
+NAT = {"VM_NETWORKING": "True", "VM_NETWORKING_TYPE": "nat"}
+
+
+class Libvirtd:
+    """A connection to one that answers everything, but for what a test has it keep to itself until its end."""
+
+    def __init__(self) -> None:
+        self.keeps: set[str] = set()
+        self.network_error: libvirt.libvirtError | None = None
+        self.over = threading.Event()
+
+    def _answer(self, what: str, answer: str) -> str:
+        if what in self.keeps:
+            self.over.wait(DEADLINE)
+        return answer
+
+    def getCapabilities(self) -> str:
+        return self._answer("capabilities", CAPABILITIES)
+
+    def getDomainCapabilities(self, *_arguments: object) -> str:
+        return self._answer("domain capabilities", DOMAIN_CAPABILITIES)
+
+    def getVersion(self) -> int:
+        return 9_000_000
+
+    getLibVersion = getVersion
+
+    def networkLookupByName(self, _name: str) -> "Libvirtd":
+        self._answer("network", "")
+        if self.network_error is not None:
+            raise self.network_error
+        return self
+
+    def isActive(self) -> int:
+        return 1
+
+    isAlive = isActive
+
+    def domainEventRegisterAny(self, *_arguments: object) -> int:
+        return 1
+
+    domainEventDeregisterAny = close = domainEventRegisterAny
+
+
+@pytest.fixture
+def libvirtd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Libvirtd]:
+    """It is the daemon for QEMU of a machine that has another one for networks; QEMU itself starts."""
+    made = Libvirtd()
+    monkeypatch.setattr(LibvirtConnection, "_connect", lambda _self: made)
+    monkeypatch.setattr(libvirt_daemons, "of_networks", lambda: "virtnetworkd")
+    monkeypatch.setattr(qemu_check, "start_qemu", lambda *_arguments: None)
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setattr(runtime_dir, "ROOT_BASE", f"{directory}/roots")
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        yield made
+        made.over.set()
+
+
+def look(seconds: float = DEADLINE, **settings: str) -> Survey:
+    connection = LibvirtConnection("qemu:///system", lambda _line: None)
+    with contextlib.closing(connection):
+        surveyor = survey.LibvirtSurveyor("qemu", Settings(settings), Identity(54321, 54321), print, connection)
+        return surveyor.survey(monotonic() + seconds)
+
+
+def finding(found: Survey, check: str, verdict: str) -> Finding:
+    return next(one for one in found.findings if (one.check, one.verdict) == (check, verdict))
+
+
+def is_capable(found: Survey) -> bool:
+    return bool(found.vm_types) and BAD not in {one.verdict for one in found.findings}
+
+
+def unreached() -> libvirt.libvirtError:
+    """What virtqemud passes on where virtnetworkd's socket is missing."""
+    error = libvirt.libvirtError("x")
+    said = "Failed to connect socket to '/run/libvirt/virtnetworkd-sock': No such file or directory"
+    error.err = (libvirt.CODES["SYSTEM_ERROR"], libvirt.ORIGINS["RPC"], said, 2, "", None, None, -1, -1)
+    return error
+
+
+def test_a_machine_whose_daemons_all_answer(libvirtd: Libvirtd) -> None:
+    found = look(**NAT)
+    assert is_capable(found)
+    assert found.networking == ["nat"]
+    assert found.machine_attributes["HasVirshDefaultNetwork"] is True
+    assert "firmware" in found.attributes
+
+
+def test_without_the_daemon_for_networks_there_is_no_network_and_all_else(libvirtd: Libvirtd) -> None:
+    libvirtd.network_error = unreached()
+    found = look(**NAT)
+    assert is_capable(found)
+    assert not found.networking
+    assert "HasVirshDefaultNetwork" not in found.machine_attributes
+    network = finding(found, "network nat", OFF)
+    assert network.seen.startswith("virtnetworkd does not run: Failed to connect socket")
+    assert network.hint == "systemctl enable --now virtnetworkd.socket"
+    assert is_capable(look())
+
+
+def test_a_daemon_for_networks_that_hangs_takes_the_network_and_nothing_else(
+    libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libvirtd.keeps.add("network")
+    found = look(2.0, **NAT)
+    assert is_capable(found)
+    assert not found.networking
+    network = finding(found, "network nat", OFF)
+    assert "virtnetworkd has not said whether default is active" in network.seen
+    assert "restart virtnetworkd" in network.hint
+    assert "firmware" in found.attributes, "the rest was asked for meanwhile"
+    monkeypatch.setattr(other_hypervisors, "TELLING", 0.01)
+    found = look()  # for as long as a test may last, were it waited for
+    assert is_capable(found)
+    assert "HasVirshDefaultNetwork" not in found.machine_attributes
+
+
+def test_a_network_that_is_not_there_is_false(libvirtd: Libvirtd) -> None:
+    error = libvirt.libvirtError("x")
+    error.err = (libvirt.CODES["NO_NETWORK"], 19, "Network not found", 2, "", None, None, -1, -1)
+    libvirtd.network_error = error
+    found = look(**NAT)
+    assert found.machine_attributes["HasVirshDefaultNetwork"] is False
+    assert "virsh net-start default" in finding(found, "network nat", OFF).hint
+
+
+def test_without_the_domain_capabilities_all_else_is_offered(libvirtd: Libvirtd) -> None:
+    libvirtd.keeps.add("domain capabilities")
+    found = look(1.0)
+    assert is_capable(found)
+    finding(found, "libvirt", UNKNOWN)
+    assert "firmware" not in found.attributes
+    assert found.attributes["max_vcpus"] == 255
+
+
+def test_a_libvirt_that_has_said_nothing_offers_nothing(libvirtd: Libvirtd) -> None:
+    libvirtd.keeps.add("capabilities")
+    found = look(1.0)
+    assert not is_capable(found)
+    assert "does not answer" in (seen := finding(found, "libvirt", BAD).seen) or "has not answered" in seen
+
+
+def test_a_qemu_that_is_slow_is_not_called_broken(libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_arguments: object) -> None:
+        raise Late("QEMU was not up in time.", "see what it waits for.")
+
+    def broken(*_arguments: object) -> None:
+        raise errors.MachineFault("QEMU does not start.", "mend it.")
+
+    monkeypatch.setattr(qemu_check, "start_qemu", broken)
+    assert finding(look(), "cpu", BAD)
+    monkeypatch.setattr(qemu_check, "start_qemu", slow)
+    found = look()
+    assert is_capable(found)
+    assert finding(found, "cpu", UNKNOWN)
+
+
+def test_a_qemu_that_was_seen_to_start_is_proved_where_libvirt_is_slow(
+    libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert finding(look(), "cpu", OK)
+    monkeypatch.setattr(qemu_check, "start_qemu", pytest.fail)
+    libvirtd.keeps.add("domain capabilities")
+    assert "(as seen" in finding(look(1.0), "cpu", OK).seen
+
+
+def test_what_hangs_of_the_rest_keeps_nobody_from_asking_libvirt(
+    libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a program that unpacks memory images, on a file system that is gone."""
+    monkeypatch.setattr(survey.packed, "require", lambda _identity: libvirtd.over.wait(DEADLINE))
+    found = look(1.0)
+    assert is_capable(found)
+    assert "firmware" in found.attributes
+    assert finding(found, "memory images", OFF)
