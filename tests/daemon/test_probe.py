@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import select
 import shlex
 import signal
@@ -11,18 +12,21 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
 from tests.peer import DAEMON, daemon, environment
-from vmgahp import errors, findings
+from vmgahp import config, errors, findings
 from vmgahp.cli import PROBE
 from vmgahp.config import Settings
 from vmgahp.daemon import probe
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host import libvirt_daemons
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
+from vmgahp.log import Log
 
 PHYSICAL = probe._physical_memory_mib()
 
@@ -166,7 +170,7 @@ def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
     """Here the driver itself hangs while it is loaded, which no check could have a deadline for."""
     code = (
         "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
-        "p.DEADLINE = 0.2\n"
+        "p.DEADLINE, p.proc.age = 0.2, lambda pid: 0.0\n"
         "p.surveyor = lambda *_: threading.Event().wait()\n"
         "sys.exit(p.run('simulated', c.os.environ, to_stderr=True))\n"
     )
@@ -174,6 +178,34 @@ def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "had not ended after 0.2 s. It waited for the driver of VM type simulated." in ended.stderr
+
+
+def test_the_time_of_the_probe_runs_from_the_start_of_its_process(scratch: Path) -> None:
+    """A Python that was slow to start has that much less, for the startd's patience began with it."""
+    code = (
+        "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
+        "p.proc.age = lambda pid: p.DEADLINE - 0.5\n"
+        "p.surveyor = lambda *_: threading.Event().wait()\n"
+        "sys.exit(p.run('simulated', c.os.environ, to_stderr=True))\n"
+    )
+    command, environ = [sys.executable, "-c", code], environment("simulated", scratch)
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert re.search(r"had not ended after 0\.[0-9] s\. It waited for the driver of VM type simulated", ended.stderr)
+
+
+@pytest.mark.parametrize("vm_type", ["kvm", "any", "vsphere"])
+def test_libvirt_is_woken_before_the_settings_are_read(vm_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def load(_environ: object) -> Settings:
+        done.append("settings")
+        raise errors.MachineFault("There are none.", "write some.")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(libvirt_daemons, "wake", lambda: done.append("libvirt"))
+    monkeypatch.setattr(config, "load", load)
+    probe.look(vm_type, {}, Log(), monotonic() + 60, to_stderr=False)
+    assert done == (["settings"] if vm_type == "vsphere" else ["libvirt", "settings"])
 
 
 def test_a_resolver_that_is_merely_slower_than_the_probe_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +261,7 @@ def test_a_probe_that_hangs_names_the_program_and_the_resolver(scratch: Path) ->
     tool.chmod(0o755)
     code = (
         "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
-        "p.DEADLINE, p.SLOW_NAME = 0.5, 0.2\n"
+        "p.DEADLINE, p.SLOW_NAME, p.proc.age = 0.5, 0.2, lambda pid: 0.0\n"
         "p.Resolver._ask = lambda resolver: threading.Event().wait()\n"
         "sys.stderr.write(str(p.run('simulated', c.os.environ, to_stderr=True)))\n"
         "sys.stderr.flush(); c.os._exit(0)\n"

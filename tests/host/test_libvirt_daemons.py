@@ -1,5 +1,6 @@
 """Which of libvirt's daemons a machine has, by its programs and its sockets."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,19 @@ def test_the_daemons_that_libvirts_clients_reach_are_named(
     root = machine(tmp_path, *there)
     assert libvirt_daemons.of_qemu(root) == of_qemu
     assert libvirt_daemons.of_networks(root) == of_networks
+
+
+def test_who_listens_for_a_daemon_hears_of_a_client_and_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By that systemd starts one; here nobody ever answers."""
+    machine(tmp_path, "virtqemud")
+    (tmp_path / "run/libvirt").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.settimeout(30)
+        listener.bind("run/libvirt/virtqemud-sock")
+        listener.listen(1)
+        libvirt_daemons.wake(".")
+        listener.accept()[0].close()
+    libvirt_daemons.wake(".")  # where nobody listens, nobody is woken

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -33,6 +34,21 @@ def test_a_name_that_is_no_text_keeps_nobody_from_finding_others(odd: int) -> No
     assert odd not in [found.pid for found in processes.all_of(os.getuid())]
 
 
+def test_a_process_has_an_age_of_its_own_whatever_it_has_become() -> None:
+    began = monotonic()
+    with subprocess.Popen(["sh", "-c", "read line; echo; exec cat"], stdin=-1, stdout=-1) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"\n"
+        tick = 1 / os.sysconf("SC_CLK_TCK")
+        assert 0 <= proc.age(process.pid) <= monotonic() - began + 2 * tick
+        assert proc.age(os.getpid()) >= proc.age(process.pid)
+        process.stdin.close()
+
+
 def test_there_is_no_such_process() -> None:
+    assert proc.age(2**22 + 1) == 0.0
     assert proc.uid(2**22 + 1) is None
     assert proc.cpu_seconds(2**22 + 1) == 0.0

@@ -10,8 +10,10 @@ from vmgahp.config import check, sources
 from vmgahp.config.sources import Entries
 from vmgahp.drivers.surveyor import Survey, Value, load, surveyor
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host import libvirt_daemons, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
+from vmgahp.vm_types import ANY, LIBVIRT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,12 +24,15 @@ Attributes = dict[str, Value]
 VERSION = "0.0.1"
 """Of the GAHP protocol, as the startd publishes it in VM_GAHP_VERSION."""
 
-DEADLINE = 4.0
-"""Seconds for a probe with all its checks. The startd ends one after five (``VMGAHP_TEST_TIMEOUT`` in
-HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``), and has to start a Python and read its answer."""
+DEADLINE = 4.5
+"""Seconds from the start of this process to the end of its probe. The startd ends one after five
+(``VMGAHP_TEST_TIMEOUT`` in HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``), and has to read its answer."""
 
-RESERVE = 0.3
-"""Seconds of them for what comes before the checks and after."""
+RESERVE = 0.1
+"""Seconds of them for what comes after the checks."""
+
+SURVEY_RESERVE = 0.3
+"""Seconds before the end of the checks at which a driver is to have put together what it has found."""
 
 MIB = 1 << 20
 
@@ -89,7 +94,7 @@ def probe(
     checks = {
         "memory": _physical_memory_mib,
         DISK_SPACE: lambda: _free_mib(execute),
-        "driver": lambda: driver.survey(end - 0.1),
+        "driver": lambda: driver.survey(end - SURVEY_RESERVE),
     }
     if not execute:
         del checks[DISK_SPACE]
@@ -101,7 +106,7 @@ def probe(
     if identity and settings.boolean(CONTAINERS):
         from vmgahp.daemon import containers
 
-        checks["containers"] = lambda: containers.look(identity, end - 0.1)
+        checks["containers"] = lambda: containers.look(identity, end - SURVEY_RESERVE)
     outcomes = findings.side_by_side(checks, end)
     found = Probe(vm_type)
     if entries is not None:
@@ -317,12 +322,20 @@ class Resolver:
 
 
 def look(
-    vm_type: str, environ: Mapping[str, str], log: Log, *, to_stderr: bool, awaited: Callable[[str], object] = str
+    vm_type: str,
+    environ: Mapping[str, str],
+    log: Log,
+    end: float,
+    *,
+    to_stderr: bool,
+    awaited: Callable[[str], object] = str,
 ) -> Probe:
-    """Load the settings and the driver, and probe; every fault ends as a finding.
+    """Load the settings and the driver, and probe until `end`; every fault ends as a finding.
 
     `awaited` is told of each thing that this is about to wait for.
     """
+    if vm_type in (ANY, *LIBVIRT) and os.geteuid() == 0:
+        libvirt_daemons.wake()  # one that has been idle needs seconds until it answers
     tool = sources.find_tool(environ)
     awaited(f"the settings, which {tool} reads" if tool else "the settings")
     loaded, listed = findings.begin(lambda: config.load(environ)), findings.begin(lambda: sources.entries(environ))
@@ -341,7 +354,7 @@ def look(
         identity = Identity.from_environ(environ)
         driver = surveyor(vm_type, settings, identity, log.always)
         awaited("the checks, each of which has a shorter time")
-        return probe(vm_type, settings, driver, entries=listed, identity=identity)
+        return probe(vm_type, settings, driver, end - monotonic() - RESERVE, entries=listed, identity=identity)
     except errors.Fault as fault:
         found = Probe(vm_type)
         found.findings.append(findings.judge("settings", "the settings and the driver", fault, ""))
@@ -355,11 +368,12 @@ def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: b
     VM-capable (``VMUniverseMgr`` in HTCondor's ``src/condor_startd.V6``). The reasons go to the log and to
     standard error. The process ends at once, whatever checks still hang.
     """
+    end = monotonic() + DEADLINE - proc.age(os.getpid())
     log, doing = Log(), [""]
     host = Resolver()
+    tells = to_stderr and not as_json
     outcome = findings.side_by_side(
-        {"probe": lambda: look(vm_type, environ, log, to_stderr=to_stderr and not as_json, awaited=doing.append)},
-        monotonic() + DEADLINE,
+        {"probe": lambda: look(vm_type, environ, log, end, to_stderr=tells, awaited=doing.append)}, end
     )["probe"]
     if not isinstance(outcome, Probe):
         found = Probe(vm_type)

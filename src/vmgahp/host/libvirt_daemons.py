@@ -36,3 +36,12 @@ def of_qemu(root: str = "") -> str:
 def of_networks(root: str = "") -> str:
     """Name the daemon that has libvirt's networks here."""
     return NETWORKS if of_qemu(root) == QEMU else ALL
+
+
+def wake(root: str = "") -> None:
+    """Have systemd start the daemons that are started for their first client, without waiting for them."""
+    import socket
+
+    for name in {of_qemu(root), of_networks(root)}:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
+            client.connect_ex(root + socket_of(name))

@@ -1,4 +1,4 @@
-"""What the kernel says of a process: whose it is, and the CPU time that it has used."""
+"""What the kernel says of a process: whose it is, how old it is, and the CPU time that it has used."""
 
 import os
 
@@ -13,6 +13,18 @@ def uid(pid: int) -> int | None:
             return next(int(line.split()[1]) for line in file if line.startswith(b"Uid:"))
     except (OSError, ValueError, StopIteration):
         return None
+
+
+def age(pid: int) -> float:
+    """Return the seconds since a process was started; 0 where there is none. A program that it became counts on."""
+    from time import CLOCK_BOOTTIME, clock_gettime
+
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        return max(0.0, clock_gettime(CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def cpu_seconds(pid: int) -> float:
