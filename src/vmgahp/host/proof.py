@@ -27,9 +27,9 @@ serves a directory. Those of containers (`vmgahp.daemon.containers`) no VM stand
 
 LASTS = 3600.0
 """Seconds for which what works is believed: to see it again costs 20 ms."""
-FAILURE_LASTS = 300.0
+FAILURE_LASTS = 50.0
 """The same for what does not work, and may have been mended where nothing shows it: less than the startd waits before
-it probes again (VM_RECHECK_INTERVAL)."""
+it probes again (VM_RECHECK_INTERVAL, for which vmgahp setup writes 60)."""
 
 LONGEST = 1 << 16
 """Bytes of a file."""

@@ -142,6 +142,7 @@ def test_it_writes_what_the_options_say(machine: Machine) -> None:
         "VM_TYPE": "simulated",
         "VM_MEMORY": "64",
         "VM_GAHP_LOG": "$(LOG)/VMGahpLog",
+        "VM_RECHECK_INTERVAL": "60",
         "VM_NETWORKING": "False",
         "VM_SOFT_SUSPEND": "True",
     }
@@ -179,6 +180,15 @@ def test_again_it_keeps_what_was_said(machine: Machine) -> None:
     now = settings(machine.file)
     assert (now["VM_MEMORY"], now["VM_STOP_TIMEOUT"], now["VM_ALLOW_EMULATION"]) == ("128", "5", "True")
     assert "is as it would be written" in machine.run("--yes").out
+
+
+def test_a_libvirt_that_was_slow_once_costs_a_minute_where_nobody_says_otherwise(machine: Machine) -> None:
+    machine.set_up()
+    assert settings(machine.file)["VM_RECHECK_INTERVAL"] == "60"
+    assert "VM_RECHECK_INTERVAL=" not in machine.file.read_text(), "the command that makes the file again is short"
+    machine.set_up("--set", "VM_RECHECK_INTERVAL=300")
+    machine.set_up()
+    assert settings(machine.file)["VM_RECHECK_INTERVAL"] == "300"
 
 
 def test_a_setting_is_taken_out(machine: Machine) -> None:

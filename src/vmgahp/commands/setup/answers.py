@@ -19,7 +19,7 @@ from vmgahp.vm_types import ANY, QEMU
 
 NONE = "none"
 
-ANY_TYPES, TYPE, MEMORY, SERVER, LOG = "VM_ANY_TYPES", "VM_TYPE", "VM_MEMORY", "VM_GAHP_SERVER", "VM_GAHP_LOG"
+ANY_TYPES, TYPE, MEMORY, SERVER = "VM_ANY_TYPES", "VM_TYPE", "VM_MEMORY", "VM_GAHP_SERVER"
 NETWORKING, KINDS, BRIDGE = "VM_NETWORKING", "VM_NETWORKING_TYPE", "VM_NETWORKING_BRIDGE_INTERFACE"
 EMULATION = "VM_ALLOW_EMULATION"
 
@@ -58,7 +58,7 @@ def values(
     was = before.get(MEMORY) or str(max(have * 3 // 4 // LEAST_MEMORY * LEAST_MEMORY, LEAST_MEMORY))
     question = f"MiB for all VMs together, of the {have} MiB of this machine"
     choose(options.memory, question, was, lambda text: _memory(text, have))
-    found[LOG] = before.get(LOG, file.MACROS[LOG])
+    found.update({name: before.get(name, value) for name, value in file.USUAL.items()})
     seen = look(found) if asking or not (before or options.network) else ()
     nat = any(one.check == "network nat" and one.verdict == OK for one in seen)
     was = before.get(KINDS, NONE) if before or not nat else "nat"
@@ -87,7 +87,7 @@ def words(found: Mapping[str, str]) -> list[str]:
     if EMULATION in found:
         said.append("--emulation" if found[EMULATION] == "True" else "--no-emulation")
     for name, value in found.items():
-        if name not in BY_OPTIONS and value != file.MACROS.get(name):
+        if name not in BY_OPTIONS and value != file.USUAL.get(name):
             said += ["--set", f"{name}={value}"]
     return said
 

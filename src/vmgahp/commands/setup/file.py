@@ -28,6 +28,10 @@ _MARKED = re.compile(rf"{re.escape(_MARK)}([0-9a-f]{{64}})\n")
 MACROS = {"VM_GAHP_LOG": "$(LOG)/VMGahpLog"}
 """Values that HTCondor's language works out; any other value is taken as it stands."""
 
+USUAL = {**MACROS, "VM_RECHECK_INTERVAL": "60"}
+"""What is written where nobody says otherwise. HTCondor's 600 seconds would keep a machine without VMs for ten minutes
+whose libvirt was slow once, as after a boot."""
+
 KNOWN = {setting.name for setting in (*config.SETTINGS, *htcondor.ELSEWHERE)}
 
 
