@@ -58,6 +58,14 @@ def test_what_the_machine_does_not_offer_is_told_without_the_files(pool: Condor,
     judged(named(trial.findings, "job ad"), BAD, "gone.img")
 
 
+def test_a_hypervisor_that_does_not_answer_says_nothing_of_the_networks(pool: Condor, ad: Ad) -> None:
+    offered = offers()
+    offered.findings.append(Finding("libvirt", BAD, "libvirt", "libvirt does not answer."))
+    path = ad.write("JobVMNetworking = true", 'JobVMNetworkingType = "nat"')
+    found = tried(pool, path, offered, VM_NETWORKING="True", VM_NETWORKING_TYPE="nat").findings
+    assert "job network" not in [finding.check for finding in found]
+
+
 def test_a_job_of_another_type(pool: Condor, ad: Ad) -> None:
     judged(named(tried(pool, ad.write(vm_type="xen")).findings, "job type"), BAD, "offers VM_Type qemu")
 

@@ -177,7 +177,7 @@ def _unmet(spec: JobSpec, probe: Probe) -> list[Finding]:
         )
     kinds = str(offered.get("VM_Networking_Types", "")).split(",")
     for kind in dict.fromkeys(nic.networking_type for nic in spec.nics):
-        if kind in kinds:
+        if kind in kinds or probe.trouble:  # a hypervisor that does not work has said nothing of its networks
             continue
         miss(
             "job network",
