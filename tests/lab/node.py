@@ -139,7 +139,7 @@ class Node(EmulatedMachine):
         # The lab's guest never listens to a shutdown request.
         told = [*SETUP, "--set", "VM_STOP_TIMEOUT=5", "--set", "VM_RECHECK_INTERVAL=10", "--yes", "--restart"]
         self.run("vmgahp", "setup", *told, timeout=600)
-        self.wait_until("the machine to offer VMs", lambda: self.machine().get("HasVM"), 120)
+        self.wait_until("the machine to offer VMs", lambda: self.machine().get("HasVM"), 300)
 
     def machine(self) -> dict[str, Any]:
         """The ad of its slot; empty while there is none."""
