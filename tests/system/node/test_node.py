@@ -1,4 +1,4 @@
-"""A job on a node as people have it, where AppArmor confines its guest: it is suspended, vacated, and runs to its end."""
+"""A job on a node as people have it, with AppArmor round its guest: it is suspended, vacated, and runs to its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.node
 SECONDS = 90
 """How long the guest counts. A starter does not listen in the first 30 of them, nor in 20 that a busy node takes."""
 TIME = 300
-"""Seconds for a step of a job: all of it is emulated, and libvirt gives QEMU seven AppArmor profiles one after another."""
+"""Seconds for a step of a job. All of it is emulated, and libvirt loads seven AppArmor profiles for a start."""
 CONFINED = re.compile(r"libvirt-[0-9a-f-]{36} \(enforce\)")
 
 
