@@ -1,7 +1,7 @@
 """``vmgahp setup``: writes the configuration of this machine, and says what to restart.
 
-It asks on a terminal, or takes options; it shows the file, what changes, and what the doctor makes of it before
-anything is written. `file` is about the file, `answers` about what it is to say.
+It asks on a terminal, or takes options; it shows the file, the changes, and the doctor's findings before anything is
+written. `file` reads and writes the file, `answers` finds its values.
 """
 
 import argparse
@@ -9,8 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from shutil import get_terminal_size, which
-from textwrap import wrap
+from shutil import which
 
 from vmgahp import errors
 from vmgahp.commands import page
@@ -23,28 +22,28 @@ from vmgahp.findings import BAD, OFF, Finding
 from vmgahp.text import escape
 
 DONE, NOT_DONE = 0, 1
-"""The exit status."""
+"""The exit statuses."""
 
 RESTART_DEADLINE = 60.0
 """Seconds for condor_restart, which hands on an order."""
 
-RESTART = (
-    "The startd asks the server what it can do when it starts; condor_reconfig does not make it ask again.\n"
-    "As root, or whose HTCondor it is:\n"
-    "    condor_restart -startd\n"
-    "It ends the jobs that run here; condor_restart -peaceful -startd waits for their ends. Then: vmgahp doctor"
-)
+RESTART = """\
+The startd asks the server what it can do when it starts; condor_reconfig does not make it ask again.
+As root, or as the user whose HTCondor it is:
+    condor_restart -startd
+It ends the jobs that run here; condor_restart -peaceful -startd waits for their ends. Then: vmgahp doctor
+"""
 # VMUniverseMgr::init in HTCondor's src/condor_startd.V6/vmuniverse_mgr.cpp is called by the startd's main_init alone.
 
 LATER = ("startd", "log", "VM_GAHP_LOG")
-"""The doctor's checks of what comes with the restart, was there before, or is told by a name of HTCondor's."""
+"""The doctor's checks that the new configuration changes only after the restart, or not at all."""
 
 OF_SETTINGS = ("settings", "VM_TYPE", "VM_GAHP_SERVER", "VM_NETWORKING", "memory", "slots", "network")
-"""Those of which what is merely worth fixing is told too; the rest of it is the doctor's."""
+"""The checks of which findings that do not keep jobs from running are shown too."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp setup``."""
+    """Add the arguments of ``vmgahp setup``."""
     command.description = (
         f"Write HTCondor's configuration for VMs on this machine, {file.NAME} in its LOCAL_CONFIG_DIR. What no option "
         "says is asked for on a terminal, and else as it was written before, or as this machine suggests. The file, "
@@ -56,29 +55,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--memory", default="", metavar="MIB", help="for all VMs together, in MiB or as 16G")
     add("--network", default="", metavar="KINDS", help="none, or of nat, bridge and user one or several with commas")
     add("--bridge", default="", metavar="NAME", help="the bridge of this machine, for the network bridge")
-    add(
-        "--emulation",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="whether guests run where KVM does not work, many times slower",
-    )
+    text = "whether guests run where KVM does not work, many times slower"
+    add("--emulation", action=argparse.BooleanOptionalAction, default=None, help=text)
     add("--server", default="", metavar="FILE", help="VM_GAHP_SERVER (default: that of this vmgahp)")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any other setting; NAME= takes it out; repeatable",
-    )
+    text = "any other setting; NAME= takes it out; repeatable"
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
     add("-o", "--output", default="", metavar="FILE", help="write this file, in place of the one that HTCondor reads")
     add("--remove", action="store_true", help="take away the file that this command has written")
     add("--dry-run", action="store_true", help="show what would be written, and write nothing")
     add("--yes", action="store_true", help="do not ask")
-    add(
-        "--restart",
-        action="store_true",
-        help="condor_restart -startd when it is written, which ends jobs that run here",
-    )
+    text = "condor_restart -startd when it is written, which ends jobs that run here"
+    add("--restart", action="store_true", help=text)
     command.set_defaults(run=run)
     tell(
         command,
@@ -94,132 +81,147 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, show, write; the exit status."""
-    environ = dict(os.environ)
+    """Ask, show and write; returns the exit status."""
     if not (options.yes or options.dry_run or sys.stdin.isatty()):
         raise UsageError("standard input is no terminal, so nothing can be asked; add --yes, or --dry-run to look.")
     try:
-        path = os.path.abspath(options.output) if options.output else file.place(environ, sources.find_tool(environ))
-        if not os.path.isdir(os.path.dirname(path)):
-            raise file.NoPlace(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
-        before: str | None
-        refused = None
-        try:
-            before = file.read(path)
-        except file.NotOurs as why:
-            before, refused = why.text, why
-            options.yes = True  # there is nothing to ask
-        if options.remove:
-            text = ""
-        else:
-            values = answers.values(
-                options,
-                file.values_in(before, path) if before and not refused else {},
-                lambda given: _look(environ, given),
-            )
-            file.require_valid(values)
-            text = file.text_of(values, shlex.join(["vmgahp", "setup", *_again(values, options)]))
+        return _set_up(options, dict(os.environ))
     except errors.Fault as fault:
-        return _failed(f"{fault.problem} Hint: {fault.hint}")
-    except file.NoPlace as why:
-        return _failed(str(why))
+        return _failed(fault.sentence)
+    except file.Refused as refused:
+        return _failed(str(refused))
     except EOFError:
+        _say("")
         return _failed("No answer. Nothing was written.")
-    if options.remove and before is None:
-        return _failed(f"{path} is not there. Nothing was removed.")
+
+
+def _set_up(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    path = _path(options, environ)
+    before, refused = _existing(path)
+    values = {} if options.remove else _values(options, environ, None if refused else before, path, refused is None)
+    again = _again(values, options)
+    text = file.text_of(values, shlex.join(["vmgahp", "setup", *again])) if values else ""
     changes = file.difference(before or "", text, path)
     _say("\n".join(["", *(escape(line) for line in changes or [f"{path} is as it would be written."]), ""]))
     if refused is not None:
-        return _failed(str(refused))
-    if changes and not options.remove:
+        raise refused
+    if changes and values:
         _let_the_doctor_look(environ, values)
     if options.dry_run:
         _say("Nothing was written: this was --dry-run.")
         return DONE
-    if not changes:
-        return DONE if options.remove or options.output else _counts(environ, values)
-    if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
-        words = ["--remove"] if options.remove else _again(values, options)
-        words += [*(["--output", path] if options.output else []), *(["--restart"] if options.restart else [])]
-        return _failed(f"You may not write {path}. As root, run: {for_root('setup', *words, '--yes')}")
-    if not options.yes and not answers.yes(f"{'Remove' if options.remove else 'Write'} {path}?"):
+    if changes and not _write(path, before, text, options, again):
         _say("Nothing was written.")
         return NOT_DONE
-    try:
-        if file.read(path) != before:
-            return _failed(f"{path} was written anew meanwhile. Nothing was done to it.")
-        os.unlink(path) if options.remove else file.write(path, text)
-    except file.NotOurs as why:
-        return _failed(str(why))
-    except OSError as error:
-        return _failed(f"{path} cannot be written: {error.strerror or error}.")
-    _say(f"{path} is {'removed' if options.remove else 'written'}.")
     status = DONE if options.remove or options.output else _counts(environ, values)
-    return _restart(options, environ) or status
+    return (_restart(options, environ) if changes else DONE) or status
+
+
+def _path(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    path = os.path.abspath(options.output) if options.output else file.place(environ, sources.find_tool(environ))
+    if not os.path.isdir(os.path.dirname(path)):
+        raise file.Refused(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
+    if options.remove and not os.path.lexists(path):
+        raise file.Refused(f"{path} is not there. Nothing was removed.")
+    return path
+
+
+def _existing(path: str) -> tuple[str | None, file.NotOurs | None]:
+    """Read the file; returns its text, None where there is none, and the reason why it must stay as it is."""
+    try:
+        return file.read(path), None
+    except file.NotOurs as refused:
+        return refused.text, refused
+
+
+def _values(
+    options: argparse.Namespace, environ: Mapping[str, str], before: str | None, path: str, may_ask: bool
+) -> dict[str, str]:
+    """Find the settings by name, and ask for what no option says."""
+    asking = may_ask and not (options.yes or options.dry_run)
+    known = file.values_in(before, path) if before else {}
+    found = answers.values(options, known, lambda given: _look(environ, given), asking=asking)
+    file.require_valid(found)
+    return found
 
 
 def _again(values: Mapping[str, str], options: argparse.Namespace) -> list[str]:
-    """The options that make the same file."""
-    return [*answers.words(values), *(["--server", options.server] if options.server else [])]
-
-
-# This machine
-
-
-def _with(environ: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which HTCondor's tools, and the server, take these values for the configuration's."""
-    log = {name: value for name, value in values.items() if value != file.MACROS.get(name)}
-    return {**environ, **{f"_CONDOR_{name}": value for name, value in log.items()}}
-
-
-def _look(environ: Mapping[str, str], values: Mapping[str, str]) -> list[Finding]:
-    """What the doctor sees here, were there networks too."""
-    tried = {**values, "VM_NETWORKING": "True", "VM_NETWORKING_TYPE": "nat"}
-    return examine(_with(environ, tried), values["VM_TYPE"]).findings
+    """List the options that make, or remove, the same file."""
+    server = ["--server", options.server] if options.server else []
+    return [*answers.words(values), *server] if values else ["--remove"]
 
 
 def _let_the_doctor_look(environ: Mapping[str, str], values: Mapping[str, str]) -> None:
-    """Show what the doctor would find wrong, or worth fixing, with this configuration."""
-    done = examine(_with(environ, values), values["VM_TYPE"])
+    """Show what the doctor finds wrong, or worth fixing, with these values."""
     wrong = [
         one
-        for one in done.findings
+        for one in examine(_with(environ, values), values["VM_TYPE"]).findings
         if one.check not in LATER
         and (one.verdict == BAD or (one.verdict == OFF and one.check.partition(" ")[0] in OF_SETTINGS))
     ]
     if wrong:
-        sys.stdout.write(page.render(page.page_of_stdout(environ), [("What vmgahp doctor says of it", wrong)]) + "\n")
-        if any(one.check == "kvm" for one in wrong):
-            _say("To run guests by emulation: vmgahp setup --emulation\n")
+        _say(page.render(page.page_of_stdout(environ), [("What vmgahp doctor says of it", wrong)]))
     else:
         _say("vmgahp doctor finds nothing wrong with it.\n")
+    if any(one.check == "kvm" for one in wrong):
+        _say("To run guests by emulation: vmgahp setup --emulation\n")
+
+
+def _write(path: str, before: str | None, text: str, options: argparse.Namespace, again: list[str]) -> bool:
+    """Write or remove the file, where that is wanted and nobody else has changed it meanwhile; False where it is not.
+
+    A user who may not write it is told what root has to type.
+    """
+    if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
+        more = [*(["--output", path] if options.output else []), *(["--restart"] if options.restart else [])]
+        raise file.Refused(f"You may not write {path}. As root, run: {for_root('setup', *again, *more, '--yes')}")
+    if not options.yes and not answers.yes(f"{'Write' if text else 'Remove'} {path}?"):
+        return False
+    if file.read(path) != before:
+        raise file.Refused(f"{path} was written anew meanwhile. Nothing was done to it.")
+    try:
+        file.write(path, text) if text else os.unlink(path)
+    except OSError as error:
+        raise file.Refused(f"{path} cannot be written: {error.strerror or error}.") from error
+    _say(f"{path} is {'written' if text else 'removed'}.")
+    return True
+
+
+def _with(environ: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+    """Make an environment in which HTCondor's tools and the server take values for the configuration's."""
+    plain = {name: value for name, value in values.items() if value != file.MACROS.get(name)}
+    return {**environ, **{f"_CONDOR_{name}": value for name, value in plain.items()}}
+
+
+def _look(environ: Mapping[str, str], values: Mapping[str, str]) -> list[Finding]:
+    """Ask the doctor about this machine, as if networks were allowed too."""
+    tried = {**values, "VM_NETWORKING": "True", "VM_NETWORKING_TYPE": "nat"}
+    return examine(_with(environ, tried), values["VM_TYPE"]).findings
 
 
 def _counts(environ: Mapping[str, str], values: Mapping[str, str]) -> int:
-    """Say which of the values HTCondor takes from another file, or from its environment."""
-    try:
-        found, _, _ = sources.read(tuple(values), environ)
-        where = sources.entries(environ).where()
-    except errors.Fault as fault:
-        return _failed(f"{fault.problem} Hint: {fault.hint}")
+    """Say which values HTCondor takes from another file, or from its environment; returns the exit status."""
+    found, _, _ = sources.read(tuple(values), environ)
+    where = sources.entries(environ).where()
     status = DONE
     for name, value in values.items():
         counting = found.get(name, "").strip()
         is_same = counting == value or (value in ("True", "False") and counting.lower() == value.lower())
         if value != file.MACROS.get(name) and not is_same:
             status = _failed(
-                f"{name} = {found.get(name, '(not set)')} counts all the same, of {where.get(name, 'somewhere else')}: "
-                f"it is read later. Take it out there."
+                f"{name} = {counting or '(not set)'} counts all the same, of {where.get(name, 'somewhere else')}: "
+                "it is read later. Take it out there."
             )
     return status
 
 
 def _restart(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Restart the startd where that is wanted, or say how; returns the exit status."""
     wanted = options.restart
     if not wanted and not options.yes and sys.stdin.isatty() and os.geteuid() == 0 and not options.output:
         wanted = answers.yes("Restart the startd now (condor_restart -startd)? It ends the jobs that run here.")
     if not wanted:
-        _say(RESTART)
+        _say(RESTART.rstrip())
         return DONE
     beside = os.path.dirname(sources.find_tool(environ))
     places = [beside, os.path.join(os.path.dirname(beside), "sbin"), environ.get("PATH", ""), "/usr/sbin"]
@@ -232,16 +234,8 @@ def _restart(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return DONE
 
 
-# Words
-
-
 def _say(text: str) -> None:
-    """Lines as wide as the terminal, those of a file and of commands as they are."""
-    width = max(40, get_terminal_size().columns)
-    for line in text.split("\n"):
-        whole = not sys.stdout.isatty() or line.startswith((" ", "-", "+", "@", "#"))
-        parts = [line] if whole else wrap(line, width, break_on_hyphens=False, break_long_words=False) or [""]
-        sys.stdout.write("".join(f"{part}\n" for part in parts))
+    sys.stdout.write(f"{text}\n")
 
 
 def _failed(sentence: str) -> int:

@@ -1,11 +1,9 @@
-"""What the file of ``vmgahp setup`` is to say: by options, by answers, or as this machine suggests."""
+"""The values for the file of ``vmgahp setup``: by options, by answers, or as this machine suggests."""
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from textwrap import wrap
 
 from vmgahp import errors
 from vmgahp.commands.arguments import UsageError, vm_type
@@ -27,18 +25,21 @@ BY_OPTIONS = (ANY_TYPES, TYPE, MEMORY, SERVER, NETWORKING, KINDS, BRIDGE, EMULAT
 """Settings with options of their own."""
 
 LEAST_MEMORY = 256
-"""MiB, and of what the suggestion is a multiple."""
+"""The least MiB that are suggested, and their step."""
 
 
 def values(
-    options: argparse.Namespace, before: Mapping[str, str], look: Callable[[Mapping[str, str]], Sequence[Finding]]
+    options: argparse.Namespace,
+    before: Mapping[str, str],
+    look: Callable[[Mapping[str, str]], Sequence[Finding]],
+    *,
+    asking: bool,
 ) -> dict[str, str]:
-    """The settings by name, in the order of the file; `before` has those that the file says now.
+    """Find the settings by name, in the order of the file; `before` has those that the file says now.
 
-    `look` tells what the doctor sees of this machine with some values. A wrong answer is asked again. Raises
-    `UsageError` for a wrong option, and EOFError where a question gets no answer.
+    `look` asks the doctor about this machine with some values. A wrong answer is asked again. Raises `UsageError` for a
+    wrong option, and EOFError where a question gets no answer.
     """
-    asking = not options.yes and not options.dry_run
     extra = dict(map(_pair, options.set))
     found = {SERVER: options.server or condor.our_launcher()}
 
@@ -79,7 +80,7 @@ def values(
 
 
 def words(found: Mapping[str, str]) -> list[str]:
-    """The options that say these values, but for the server's, which is that of whoever types them."""
+    """List the options that say these values, except the server's, which is that of the vmgahp that is typed."""
     said = ["--type", found.get(ANY_TYPES, found[TYPE]).replace(" ", ""), "--memory", found[MEMORY]]
     said += ["--network", found.get(KINDS, NONE).replace(" ", "")]
     if BRIDGE in found:
@@ -93,20 +94,12 @@ def words(found: Mapping[str, str]) -> list[str]:
 
 
 def ask(question: str, suggested: str) -> str:
-    """What is typed, or what is suggested where that is nothing. Raises EOFError at the end of the input."""
-    width = max(20, shutil.get_terminal_size().columns - 1)
-    lines = wrap(f"{question} [{suggested}]:", width, break_on_hyphens=False, break_long_words=False)
-    sys.stdout.write("\n".join(lines) + " ")
-    sys.stdout.flush()
-    line = sys.stdin.readline()
-    if not line:
-        sys.stdout.write("\n")
-        raise EOFError
-    return line.strip() or suggested
+    """Ask for a value; an empty answer takes the suggested one. Raises EOFError at the end of the input."""
+    return input(f"{question} [{suggested}]: ").strip() or suggested
 
 
 def yes(question: str, suggested: str = "n") -> bool:
-    """Whether the answer is yes; none is no."""
+    """Ask for yes or no; the end of the input is no."""
     try:
         return ask(f"{question} y or n", suggested).lower() in ("y", "yes")
     except EOFError:

@@ -1,7 +1,6 @@
-"""The file that ``vmgahp setup`` writes: its place, what is in it, and whether it is still its own.
+"""The file that ``vmgahp setup`` writes: its place, its text, and whether it was changed.
 
-Its first line has the checksum of the rest. One that has another was changed by a person, or is a person's altogether,
-and stays as it is.
+The first line has the checksum of the rest. A file without it, or with another, is a person's and stays as it is.
 """
 
 import hashlib
@@ -35,49 +34,45 @@ whose libvirt was slow once, as after a boot."""
 KNOWN = {setting.name for setting in (*config.SETTINGS, *htcondor.ELSEWHERE)}
 
 
-class NotOurs(Exception):
-    """What is there was not written by this command, or was changed since; the text is a sentence, with the cure."""
+class Refused(Exception):
+    """The file is not written; the text is a sentence, with the cure."""
+
+
+class NotOurs(Refused):
+    """The file was not written by this command, or was changed since."""
 
     def __init__(self, sentence: str, text: str = "") -> None:
         super().__init__(sentence)
         self.text = text
-        """What is there, where it could be read."""
-
-
-class NoPlace(Exception):
-    """HTCondor reads no directory; the text says why, and what to do."""
+        """The text of the file, where it could be read."""
 
 
 def place(environ: Mapping[str, str], tool: str) -> str:
-    """The path in the directory that HTCondor reads last of those of LOCAL_CONFIG_DIR.
-
-    One that is there already stays where it is. Raises `NoPlace`, with what to do, where there is none.
-    """
+    """Find the path in the last directory of LOCAL_CONFIG_DIR, or where the file is already. Raises `Refused`."""
     elsewhere = "or name a file by --output FILE."
     if not tool:
-        raise NoPlace(
+        raise Refused(
             "There is no HTCondor here whose configuration this could be: no condor_config_val is found. "
             f"Hint: install HTCondor, put the directory of condor_config_val on PATH, {elsewhere}"
         )
     values, _, _ = sources.read(("LOCAL_CONFIG_DIR",), environ)
     named = values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()
     if not named:
-        raise NoPlace(
+        raise Refused(
             "HTCondor's LOCAL_CONFIG_DIR is not set: it reads no directory of files. "
             f"Hint: set LOCAL_CONFIG_DIR = /etc/condor/config.d in its configuration and make that, {elsewhere}"
         )
-    there = [directory for directory in named if os.path.isdir(directory)]
-    if not there:
-        raise NoPlace(
+    paths = [os.path.join(directory, NAME) for directory in reversed(named) if os.path.isdir(directory)]
+    if not paths:
+        raise Refused(
             f"None of the directories of HTCondor's LOCAL_CONFIG_DIR is there: {', '.join(named)}. "
             f"Hint: mkdir -p {named[-1]}, {elsewhere}"
         )
-    paths = [os.path.join(directory, NAME) for directory in reversed(there)]
     return next((path for path in paths if os.path.lexists(path)), paths[0])
 
 
 def is_known(name: str) -> bool:
-    """Whether it is a setting, of this daemon or for VMs alone; a directory of VM_SHARE_DIRS has a name of its own."""
+    """Tell whether a name is a setting of this daemon or for VMs; a directory of VM_SHARE_DIRS makes one of its own."""
     try:
         return name in KNOWN or bool(setting_of(name))
     except KeyError:
@@ -90,16 +85,11 @@ def require_plain(name: str, value: str) -> None:
         raise UsageError(f"{name} is not a setting{did_you_mean(name, KNOWN) or '; vmgahp config lists them.'}")
     if value == MACROS.get(name):
         return
-    if not value.strip():
-        raise UsageError(f"{name} has no value; leave it out for the default.")
-    if not value.isprintable():
-        raise UsageError(f"{name} = {value!a} has a line's end, or another character that is none of a value.")
-    if "$" in value:
+    if not value.strip() or not value.isprintable() or "$" in value or value.rstrip().endswith("\\"):
         raise UsageError(
-            f"{name} = {value} has a $, by which HTCondor would put something else there; write that itself."
+            f"{name} = {value!a} is not a plain value: one line, without $, which HTCondor would replace, and without "
+            "a \\ at the end, which would continue it. Leave the setting out for its default."
         )
-    if value.rstrip().endswith("\\"):
-        raise UsageError(f"{name} = {value} ends with a \\, by which the next line would belong to it.")
 
 
 def require_valid(values: Mapping[str, str]) -> None:
@@ -119,7 +109,7 @@ def require_valid(values: Mapping[str, str]) -> None:
 
 
 def text_of(values: Mapping[str, str], command: str) -> str:
-    """The whole file; `command` is what makes it again."""
+    """Make the text of the file; `command` makes it again."""
     lines = ["# The VM universe by vmgahp. Other settings: vmgahp config. Made by:", f"#   {command}"]
     lines += [f"{name} = {value}" for name, value in values.items()]
     body = "".join(f"{line}\n" for line in lines)
@@ -127,7 +117,7 @@ def text_of(values: Mapping[str, str], command: str) -> str:
 
 
 def read(path: str) -> str | None:
-    """What is there; None where nothing is. Raises `NotOurs` for what this command has not written as it stands."""
+    """Read the file; None where there is none. Raises `NotOurs` unless it is as this command has written it."""
     try:
         with open_regular(path, follow=False) as file:
             text = file.read(LONGEST).decode("utf-8", "surrogateescape")
@@ -149,18 +139,18 @@ def read(path: str) -> str | None:
 
 
 def values_in(text: str, path: str) -> dict[str, str]:
-    """The settings in a file of this command's."""
+    """Parse the settings in a file of this command's."""
     return {name: value for _, name, value in sources.logical_lines(text, path)}
 
 
 def difference(old: str, new: str, path: str) -> list[str]:
-    """The lines that would change, as diff -u shows them, without the checksum's."""
+    """List the lines that would change, as diff -u shows them, without the checksum's."""
     before, after = ([line for line in text.splitlines() if not line.startswith(_MARK)] for text in (old, new))
     return list(unified_diff(before, after, path if old else os.devnull, path if new else os.devnull, lineterm="", n=1))
 
 
 def write(path: str, text: str) -> None:
-    """Write it at once, or not at all; everybody may read it. Raises OSError."""
+    """Write the file at once, or not at all; everybody may read it. Raises OSError."""
     before = os.umask(MODE_MASK)
     try:
         write_anew(path, text.encode())
