@@ -38,7 +38,6 @@ SETTINGS = ("VM_ALLOW_EMULATION=True", "VM_MEMORY=1024", "VM_STOP_TIMEOUT=1")
 SESSION = (
     ("start job.ad", "#1 START: .*"),
     ("status", "#2 STATUS of VM 1: .*"),
-    ("wire off", ""),
     ("suspend", "#3 SUSPEND of VM 1: .*"),
     ("resume", "#4 RESUME of VM 1: .*"),
     ("stop", "#5 STOP of VM 1: .*"),
@@ -105,12 +104,12 @@ def converse(directory: Path) -> str:
         tmux.see("vmgahp>")
         for line, answer in SESSION:
             tmux.type(line, "Enter")
-            tmux.see(answer or "vmgahp>")
+            tmux.see(answer)
         tmux.type("s", "Tab")
         text = tmux.see("soft-suspend")
         tmux.type("", "C-u", "C-d")
         tmux.see("would be destroyed")
-        tmux.type("y", "Enter")
+        tmux.type("quit", "Enter")
         tmux.see("The VMs are gone")
     return text.replace(str(directory), "/home/alice/vm")
 

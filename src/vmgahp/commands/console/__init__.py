@@ -1,51 +1,46 @@
-"""``vmgahp console``: a conversation with a daemon, by hand.
+"""``vmgahp console``: a conversation with a daemon, by hand or by a script.
 
-`commands` is the table of what can be typed, `repl` makes lines for the server of it, `conversation` follows the
-protocol, `render` says what answers mean, `job_ad` and `launch` are the world outside, `prompt` is the loop on a
-terminal. docs/how-to/console.md is for users.
+`words` has the commands and what answers mean, `conversation` follows the protocol, `job_ad` prepares what is sent,
+and `terminal` reads and shows; here are the command's arguments and the server's surroundings. docs/how-to/console.md
+is for users.
 """
 
 import argparse
-import errno
 import os
 import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
+from vmgahp import errors
 from vmgahp.commands.arguments import UsageError, add_type, tell
-from vmgahp.commands.console.launch import Place
-from vmgahp.commands.console.render import Screen
-from vmgahp.commands.console.repl import Console
-from vmgahp.protocol.transcript import Writer
+from vmgahp.commands.console.conversation import Conversation
+from vmgahp.commands.console.terminal import Terminal
+from vmgahp.protocol import transcript, transcript_file
+from vmgahp.protocol.client import ProtocolError
+from vmgahp.text import escape
 
 LOST = 1
 """The exit status where the server could not be started or did not last."""
 
+NOBODY = 65534
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp console``."""
+    """Add the arguments of ``vmgahp console``."""
     command.description = (
         "Start the daemon, or any other server of the protocol, as condor_starter would, and send it requests: "
         "start a VM from a job ad, suspend it, ask for its status. help lists the commands. Lines can also come from "
         "a pipe."
     )
     add_type(command)
-    command.add_argument(
-        "--dir", default="", metavar="DIR", help="the scratch directory (default: a new one, removed at the end)"
-    )
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting for the server, such as VM_ALLOW_EMULATION=True; may be given several times",
-    )
-    command.add_argument("--record", default="", metavar="FILE", help="write the conversation into a new file")
-    command.add_argument("--plain", action="store_true", help="lines only: no editing, completion and history")
-    command.add_argument(
-        "server",
-        nargs="*",
-        metavar="COMMAND",
-        help="after --: another server, such as /usr/sbin/condor_vm-gahp -f -t -M 3",
-    )
+    add = command.add_argument
+    add("--dir", default="", metavar="DIR", help="the scratch directory (default: a new one, removed at the end)")
+    text = "a setting for the server, such as VM_ALLOW_EMULATION=True; may be given several times"
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
+    add("--record", default="", metavar="FILE", help="write the conversation into a new file")
+    text = "after --: another server, such as /usr/sbin/condor_vm-gahp -f -t -M 3"
+    add("server", nargs="*", metavar="COMMAND", help=text)
     command.set_defaults(run=run)
     tell(
         command,
@@ -62,121 +57,103 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The command; returns the exit status."""
-    from vmgahp import errors
-    from vmgahp.commands.console import launch
-    from vmgahp.commands.console.render import BAD, NOTE, Screen, Shown
-    from vmgahp.protocol import transcript, transcript_file
-    from vmgahp.text import escape
-
-    screen = Screen(sys.stdout, dict(os.environ))
-
-    def refuse(why: str) -> int:
-        sys.stderr.write(f"vmgahp console: {escape(why)}\n")
-        return LOST
-
-    try:
-        settings = [launch.checked_setting(text) for text in options.set]
-        place = launch.Place(options.type, options.dir)
-    except errors.ClientFault as fault:
-        raise UsageError(f"{fault.sentence}.") from fault
-    except OSError as error:
-        return refuse(f"There is no working directory: {error}.")
-    file: transcript_file.TranscriptFile | None = None
-    try:
-        if options.record:
-            descriptor, path = transcript_file.create(options.record)
-            file = transcript_file.TranscriptFile(descriptor)
-        writer = transcript.Writer(file.write if file else lambda _: None)
-        return _converse(options, place, place.environment(os.environ, settings), screen, writer)
-    except errors.MachineFault as fault:
-        return refuse(fault.sentence)
-    finally:
-        left = place.close()
-        if file is not None:
-            file.close()
-            screen.show(Shown(NOTE, f"The conversation is in {path}."))
-        if left:
-            screen.show(Shown(BAD, f"{left} could not be removed."))
-
-
-def _converse(
-    options: argparse.Namespace, place: Place, environ: dict[str, str], screen: Screen, writer: Writer
-) -> int:
-    import signal
-    from time import monotonic
-
-    from vmgahp.commands.console import launch, repl
-    from vmgahp.commands.console.render import BAD, NOTE, Shown
-    from vmgahp.protocol.client import Client, ProtocolError
-
-    person = sys.stdin.isatty()
-    interpreter = repl.Interpreter(place, monotonic(), asks=person, patient=not person)
-    command = launch.resolved(options.server) if options.server else launch.own_command()
-    writer.comment(f"vmgahp console: {' '.join(command)}")
-
-    def heard(mark: str, line: str) -> None:
-        if mark == "!":
-            interpreter.conversation.logged(line)
-        else:
-            writer.text(mark, line)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _interrupted)
-    try:
-        client = Client(command, environ, place.path, heard=heard)
-    except OSError as error:
-        screen.show(Shown(BAD, f"{command[0]} cannot be started: {error.strerror or error}"))
-        return LOST
-
-    def end() -> None:
-        """Let the server destroy its VMs and end."""
+    """Converse with a server; returns the exit status."""
+    settings = dict(map(_setting, options.set))
+    command = _server(options.server)
+    terminal = Terminal()
+    with ExitStack() as opened:
         try:
-            client.finish(repl.END_DEADLINE)
-        except ProtocolError:
-            pass  # it has been killed, and its guardians destroy its VMs
-
-    with client:
-        console = repl.Console(interpreter, client, screen)
-        try:
-            if person:
-                fresh = "a new working directory, removed at the end"
-                what = fresh if place.is_fresh else "the working directory"
-                screen.show(Shown(NOTE, f"{place.path} is {what}. help lists what can be typed."))
-                _edit(console, plain=options.plain)
-            else:
-                repl.pipe(console, sys.stdin.fileno())
-            good = console.finish()
-        except KeyboardInterrupt:
-            end()
-            raise
+            working_dir = opened.enter_context(_working_directory(options.dir))
+            write = _recorder(options.record, opened)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):
-                raise
-            # Whoever read our output is gone, or the terminal; Python would say so once more at its exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            end()
-            return LOST
+            return _refuse(f"There is no working directory: {error}")
+        except errors.MachineFault as fault:
+            return _refuse(fault.sentence)
+        writer = transcript.Writer(write)
+        writer.comment(f"vmgahp console: {' '.join(command)}")
+        environ = _environment(options.type, working_dir, settings)
+        try:
+            talk = Conversation(command, environ, person=terminal.is_person, show=terminal.show, writer=writer)
+        except OSError as error:
+            return _refuse(f"{command[0]} cannot be started: {error.strerror or error}")
+        opened.enter_context(talk.client)
+        lost = ""
+        try:
+            terminal.run(talk)
+        except ProtocolError as error:
+            lost = str(error)
         finally:
-            status = client.process.poll()
-            if status is not None:
-                writer.exit(status)
-    if not good:
-        return LOST
-    return interpreter.conversation.status
+            is_good = talk.finish(lost)
+    return talk.status if is_good else LOST
 
 
-def _interrupted(_number: int, _frame: object) -> None:
-    """A signal that ends us: the way of Control-C, which leaves neither VMs nor a directory behind."""
-    raise KeyboardInterrupt
+def _refuse(why: str) -> int:
+    sys.stderr.write(f"vmgahp console: {escape(why)}\n")
+    return LOST
 
 
-def _edit(console: Console, *, plain: bool) -> None:
-    """The loop on a terminal; where no line can be edited, prompt_toolkit's for a dumb one."""
-    environ = dict(os.environ)
-    if plain or not sys.stdout.isatty() or environ.get("TERM", "") in ("", "unknown"):
-        os.environ["TERM"] = "dumb"
-    from vmgahp.commands.console import prompt
+def _recorder(record: str, opened: ExitStack) -> Callable[[str], object]:
+    """Make the file of ``--record``, and return what writes to it."""
+    if not record:
+        return lambda _: None
+    descriptor, path = transcript_file.create(record)
+    file = transcript_file.TranscriptFile(descriptor)
+    opened.callback(lambda: sys.stdout.write(f"The conversation is in {path}.\n"))
+    opened.callback(file.close)
+    return file.write
 
-    prompt.run(console, environ)
+
+# The server's surroundings
+
+
+def _server(command: Sequence[str]) -> list[str]:
+    """Find the command of the server, by default the daemon of this package with its log on standard error.
+
+    A relative path is meant from here, not from the working directory, which is the job's user's.
+    """
+    if not command:
+        return [sys.executable, "-I", "-m", "vmgahp", "-f", "-t", "-M", "3"]
+    return [os.path.abspath(command[0]) if "/" in command[0] else command[0], *command[1:]]
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not name.replace("_", "a").replace(".", "a").isalnum():
+        raise UsageError(f"--set {text}: it is not a setting; write NAME=VALUE.")
+    return f"_CONDOR_{name}", value
+
+
+@contextmanager
+def _working_directory(path: str) -> Iterator[str]:
+    """Use a directory, or make one that goes away at the end. Raises OSError."""
+    if path:
+        os.scandir(path).close()
+        yield os.path.realpath(path)
+        return
+    with tempfile.TemporaryDirectory(prefix="vmgahp-console-", ignore_cleanup_errors=True) as outer:
+        # QEMU runs as a user of its own and has to get to the disks.
+        os.chmod(outer, 0o755)  # noqa: S103 - to pass through, no more
+        scratch = os.path.join(outer, "scratch")
+        os.mkdir(scratch, 0o755)
+        if os.geteuid() == 0:
+            os.chown(scratch, *job_user(scratch))
+        yield scratch
+
+
+def job_user(directory: str) -> tuple[int, int]:
+    """Find the job's user for a server of root's: the directory's owner, the user of sudo, or nobody."""
+    owner = os.stat(directory)
+    if owner.st_uid:
+        return owner.st_uid, owner.st_gid or owner.st_uid
+    uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    return (int(uid), int(gid)) if uid.isdigit() and gid.isdigit() and int(uid) and int(gid) else (NOBODY, NOBODY)
+
+
+def _environment(vm_type: str, working_dir: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Make the environment that a starter would give to the server."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith("VMGAHP_USER_")}
+    found |= {"VMGAHP_VMTYPE": vm_type, "_CONDOR_VM_TYPE": vm_type, "VMGAHP_WORKING_DIR": working_dir, **settings}
+    if os.geteuid() == 0:
+        uid, gid = job_user(working_dir)
+        found |= {"VMGAHP_USER_UID": str(uid), "VMGAHP_USER_GID": str(gid)}
+    return found

@@ -1,330 +1,359 @@
-"""The conversation as a person follows it: requests in step, and what is known of the VMs. Pure.
+"""The conversation of one person, or one script, with a server.
 
-Lines from the server go in with `received`, what to send comes out of `take_sends` and what to show out of
-`take_shown`. As the real client does, the next request is sent when the last one was answered, and an R makes a
-RESULTS follow. `vmgahp.protocol.requests` says what each line is.
+Requests are sent as condor_starter does it: each when the one before it was answered, and an R makes a RESULTS
+follow. `vmgahp.protocol.requests` says what each line of the server is; here it is shown in words.
 """
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from time import monotonic
 
 from vmgahp import lifecycle
-from vmgahp.commands.console import render
-from vmgahp.commands.console.render import BAD, GOOD, LOG, NOTE, PLAIN, RECEIVED, SENT, Shown, clean
-from vmgahp.protocol import error_words, wire
-from vmgahp.protocol.requests import Kind, Request, Requests, RequestState, digits, result_count
+from vmgahp.commands.console import job_ad, words
+from vmgahp.commands.console.words import BAD, COMMANDS, GOOD, NOTE, PLAIN, RECEIVED, SENT, clean
+from vmgahp.commands.queue import ask_condor_q
+from vmgahp.errors import Fault
+from vmgahp.protocol import error_words, requests
+from vmgahp.protocol.client import Client, ProtocolError
+from vmgahp.protocol.requests import Kind, Request, RequestState, digits
+from vmgahp.protocol.transcript import Writer
 from vmgahp.text import redact
 
-FETCH_INTERVAL = 0.5
-"""Seconds between two RESULTS while somebody waits and the server is told to say no R."""
+POLL = 0.5
+"""Seconds between two RESULTS while the server was told to say no R."""
 
 PATIENCE = 0.5
-"""Seconds that the server's own sentence on a failure is waited for: its log may begin after its first answers."""
+"""Seconds to wait for the server's log to explain a failure: it comes by another pipe than the answer."""
 
-LOG_LINES = 1000
-"""Lines of the server's standard error that are kept."""
+END_DEADLINE, LOST_DEADLINE = 60.0, 5.0
+"""Seconds that the server has to exit after QUIT, or when it can no longer be talked to."""
+
+LOG_LINES, LAST_WORDS = 1000, 10
+"""Lines of the server's standard error that are kept, and that are shown when the server is lost."""
 
 FAILED, WRONG = 1, 2
-"""Exit statuses: a request that failed or was refused, and a line that is no command."""
+"""Exit statuses: a request failed or was refused; a line is not a command."""
 
-_OF_THIS_PACKAGE = r"(?:\b{0}(?: of VM \d+)? (?:failed|refused): |\brefused {0}: |\brefused (?=an unknown command))(.+)"
-"""How the log of `vmgahp.protocol.session` says why a request failed."""
-
-_OF_ANY = (
-    re.compile("VMGAHP_ERR_"),
-    re.compile(r"^\S+: "),  # a program's name, or an exception's
-    re.compile("fail|error|can(?:not|'t)|could not|unable|denied|refuse|invalid", re.IGNORECASE),
-)
-"""What a line has in it that says why, of any server, the surest first."""
+_LOGGED = r"(?:\b{0}(?: of VM \d+)? (?:failed|refused): |\brefused {0}: |\brefused (?=an unknown command))(.+)"
+"""The form in which `vmgahp.protocol.session` logs why a request failed."""
 
 REFUSED = (
-    "was refused: an unknown command, a wrong number of words, a request id that is used or no positive number, an "
-    "unknown VM type, or a VM id that is no number."
+    "an unknown command, a wrong number of words, a request id that is in use or not a positive number, an unknown VM "
+    "type, or a VM id that is not a number"
 )
 
 
-class Typed(Request):
-    """A line for the server, and how it is shown."""
-
-    def __init__(self, line: str, *, group: int = 0, shown: str | None = None) -> None:
-        super().__init__(line)
-        self.group = group
-        """Lines of one number belong together: when one is refused, the rest is not sent."""
-        self.logged = 0
-        """How many lines the server had logged when this was sent."""
-        self.shown = f"> {clean(redact(line))}" if shown is None else shown
-        """What is shown in its place; empty for nothing."""
+Show = Callable[[str, str], None]
 
 
 class Conversation:
-    """One server, one person. `explain` is asked for the sentences that a server left about a failed START."""
+    """A server, which is started, and the person or script that talks to it.
 
-    def __init__(self, now: float, explain: Callable[[], str]) -> None:
-        self.requests = Requests(now)
-        self.quitting = False
-        """QUIT was sent."""
-        self.broken = ""
-        """Why this server cannot be talked to any longer; empty while it can."""
+    `show` gets the kind and the text of each line to show. What waits for the server raises `ProtocolError` where the
+    server does not last; the start of the server raises OSError.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], *, person: bool, show: Show, writer: Writer
+    ) -> None:
+        self.show = show
         self.status = 0
-        """The exit status of the last failure: an answer that was an error, a line that could not be sent."""
-        self.wire = True
-        self.live_log = False
+        """The exit status of the last failure."""
+        self.over = False
+        """True when QUIT was sent."""
         self.in_ad = False
-        """A CLASSAD was sent by hand, and its lines are typed."""
-        self.vms: dict[int, str] = {}
-        """VM id -> its state, as far as is known."""
-        self.waited_for: set[int] = set()
-        """The requests whose results come before anything else that was typed."""
-        self.log: deque[str] = deque(maxlen=LOG_LINES)
-        self.logged_lines = 0
-        """How many there have been."""
-        self._untold: list[tuple[float, Request, Callable[[str], None]]] = []
-        """Failures without a sentence of the server's so far: how long it is waited for, what failed, who tells it."""
-        self._explain = explain
-        self._began = self._fetched = now
-        self._outgoing: deque[Typed] = deque()
-        self._sends: list[str] = []
-        self._shown: list[Shown] = []
+        """True while the lines of a job ad are typed."""
+        self.vms: list[int] = []
+        """The VMs that were started and, as far as is known, are there."""
+        self.log: deque[tuple[float, str]] = deque(maxlen=LOG_LINES)
+        self._working_dir, self._serves = environ["VMGAHP_WORKING_DIR"], environ["VMGAHP_VMTYPE"]
+        self._person = person
+        """True where somebody types: results are not waited for, and VMs are not destroyed without a question."""
+        self._writer = writer
+        self._warned = self._live_log = False
+        self._starts = count()
+        self.client = Client(command, environ, self._working_dir, heard=self._heard)
+        self.requests = self.client.requests
 
-    # What goes in and comes out
+    # What the server says
 
-    def take_sends(self) -> list[str]:
-        """Lines to be written to the server, once."""
-        sends, self._sends = self._sends, []
-        return sends
+    def greet(self) -> None:
+        """Wait for the greeting."""
+        end = monotonic() + requests.GREETING_DEADLINE
+        while not self.requests.greeted:
+            self._receive(max(0.0, end - monotonic()))
+        if self._person:
+            self.show(NOTE, f"The working directory is {clean(self._working_dir)}. help lists what can be typed.")
 
-    def take_shown(self) -> list[Shown]:
-        """Lines to be shown, once."""
-        shown, self._shown = self._shown, []
-        return shown
+    def turn(self) -> None:
+        """Take in what the server has said without being waited for, and fetch results that are ready."""
+        self.client.pump()
+        while (line := self.client.next_line()) is not None:
+            self._received(line)
+        while self.requests.ready and not self.over:
+            self.ask(Request("RESULTS"))
+        if self.client.ended:
+            self.client.read_line()  # says how it has ended
 
-    def show(self, kind: str, text: str) -> None:
-        self._shown.append(Shown(kind, text))
+    def finish(self, lost: str = "") -> bool:
+        """End the server, which may be `lost` for a reason already; False where it did not last."""
+        try:
+            self.client.finish(LOST_DEADLINE if lost else END_DEADLINE)
+        except ProtocolError as error:
+            self.client.kill()
+            lost = lost or str(error)
+        status = self.client.process.returncode
+        self._writer.exit(status)
+        if not status and (self.over or not lost):
+            return True
+        for _, line in list(self.log)[-LAST_WORDS:]:
+            self.show(NOTE, f"| {line}")
+        why = lost.partition("; its log:")[0] or "it has ended"
+        end = "" if "(exit" in why else f" (exit {status})"
+        self.show(BAD, f"The server is lost: {clean(why)}{end}.")
+        return False
+
+    def _heard(self, mark: str, line: str) -> None:
+        if mark != "!":
+            self._writer.text(mark, line)
+        elif text := clean(redact(line)).rstrip():
+            self.log.append((monotonic(), text))
+            if self._live_log:
+                self.show(NOTE, f"| {text}")
+
+    def _receive(self, timeout: float) -> None:
+        self._received(self.client.read_line(timeout))
+
+    def _received(self, line: str) -> None:
+        received = self.requests.received(line)
+        request = received.request
+        took = _took(request) if received.kind is Kind.REPLY else ""
+        self.show(RECEIVED, f"< {clean(line)}{took}")
+        if received.kind is Kind.RESULT and request is not None:
+            self._tell(request)
+        elif received.kind in (Kind.RESULT, Kind.UNASKED):
+            self.fail("No request waits for this line.")
+
+    # Requests
+
+    def ask(self, request: Request) -> bool:
+        """Send a request and take its answer; False where it was refused."""
+        self._catch_up()
+        now = monotonic()  # what the server logs from here on may be about this request
+        self._send(request.line)
+        self.requests.sent(request, now)
+        self.over |= request.command == "QUIT"
+        self._catch_up()
+        if request.state is RequestState.REFUSED:
+            why = self._reason(request)
+            said = ", ".join(map(words.error, request.words())) or REFUSED
+            self.fail(f"{clean(request.command) or 'An empty line'} was refused: {why or said}")
+        return request.state is not RequestState.REFUSED
+
+    def _catch_up(self) -> None:
+        """Take all answers that are outstanding; Control-C may have ended the wait for one."""
+        while self.requests.unanswered or self.requests.results_left:
+            self._receive(requests.REPLY_DEADLINE)
+
+    def _send(self, line: str, shown: str | None = None) -> None:
+        """Send a line; `shown` is shown in its place, or nothing where that is empty."""
+        if shown != "":
+            self.show(SENT, f"> {shown or clean(redact(line))}")
+        self.client.send(line)
+
+    def _reason(self, request: Request) -> str:
+        """Find the server's own sentence on a failure in what it has logged since the request."""
+        form = re.compile(_LOGGED.format(re.escape(request.operation or request.command)))
+        end = monotonic() + PATIENCE
+        while True:
+            lines = (form.search(line) for when, line in reversed(self.log) if when >= request.sent)
+            if found := next(filter(None, lines), None):
+                return found[1]
+            if monotonic() >= end or not self.client.pump(end - monotonic()):
+                return ""
+
+    def wait(self, numbers: Iterable[int]) -> None:
+        """Wait until requests have their results, or are overdue."""
+        waiting = [self.requests.pending[number] for number in numbers if number in self.requests.pending]
+
+        def is_outstanding() -> bool:
+            return any(each.state is RequestState.ACCEPTED for each in waiting)
+
+        while is_outstanding():
+            if not self.requests.asynchronous:
+                self.ask(Request("RESULTS"))
+            self.turn()
+            for late in self.requests.overdue(monotonic()):
+                self.fail(f"{late} has no result{_took(late)}: condor_starter would give up now.")
+            if is_outstanding():
+                self.client.pump(POLL)
+
+    def _tell(self, request: Request) -> None:
+        """Tell a result in words."""
+        took = _took(request)
+        success, *said = request.result
+        if success == "0":
+            self.show(GOOD, f"{request}: {self._succeeded(request, said)}{took}")
+            return
+        code = said[0] if said else error_words.NOTHING
+        why = self._reason(request).removeprefix(f"{code}: ")
+        self.fail(f"{request} failed: {why or words.error(code)}{took}")
+        if why:
+            self.show(NOTE, f"  {words.error(code)}")
+        if request.operation == lifecycle.START and error_words.meaning(code):
+            self.show(NOTE, f"  {error_words.fate(code)}")
+
+    def _succeeded(self, request: Request, said: list[str]) -> str:
+        vm = digits(said[0] if request.operation == lifecycle.START and said else request.argument) or 0
+        status = dict(word.partition("=")[::2] for word in said)
+        if request.operation == lifecycle.START:
+            self.vms.append(vm)
+            return f"VM {vm} runs"
+        if request.operation == lifecycle.STOP or status.get("STATUS") == lifecycle.STOPPED:
+            self.vms = [each for each in self.vms if each != vm]
+        if request.operation == lifecycle.STATUS:
+            return words.figures(status)
+        return f"process {clean(' '.join(said))}" if request.operation == lifecycle.GETPID else "done"
+
+    # What is typed
+
+    @property
+    def prompt(self) -> str:
+        """The text before the line that is typed."""
+        return "classad> " if self.in_ad else "vmgahp> "
+
+    def overview(self) -> str:
+        """List the VMs, and the requests without a result."""
+        pending = (f"{each}{_took(each)}" for each in self.requests.pending.values())
+        return " | ".join([*(f"VM {number}" for number in self.vms), *pending]) or "no VM"
+
+    def memorable(self, line: str) -> bool:
+        """Tell whether a line may be kept in a history: job ads and secrets may not."""
+        return not self.in_ad and line.isprintable() and redact(line) == line
+
+    def trouble(self, line: str) -> str:
+        """Say why a line is not a command; empty for one that is."""
+        word = (*line.split(), "")[0]
+        if self.in_ad or not word or word.isupper() or word in COMMANDS:
+            return ""
+        return f"There is no command {clean(word)}{words.suggestion(word)}"
+
+    def typed(self, line: str) -> None:
+        """Carry out a line."""
+        if self.in_ad:
+            self._ad_line(line)
+            return
+        if trouble := self.trouble(line):
+            self.fail(trouble, WRONG)
+            return
+        self._warned &= line.strip().lower() == "quit"
+        match line.split():
+            case []:
+                pass
+            case ["quit" | "QUIT"]:
+                self._quit()
+            case [word, *_] if word.isupper():
+                self.in_ad = self.ask(Request(line)) and word == "CLASSAD"
+            case ["start" | "ad" as verb, "job", job, *vm_type] if len(vm_type) < 2:
+                self._ad(verb, lambda: ask_condor_q(job), *vm_type)
+            case ["start" | "ad" as verb, file, *vm_type] if len(vm_type) < 2:
+                self._ad(verb, lambda: job_ad.read_file(file), *vm_type)
+            case [word, *vm] if COMMANDS[word].arguments == "[VM]" and len(vm) < 2:
+                if (target := self._target(vm)) is not None:
+                    self._request(COMMANDS[word].operation, target)
+            case ["vms"]:
+                self.show(PLAIN, f"  {self.overview()}")
+            case ["wait"]:
+                self.wait(list(self.requests.pending))
+            case ["wait", number] if (found := digits(number.removeprefix("#"))) is not None:
+                self.wait([found])
+            case ["log", "on" | "off" as choice]:
+                self._live_log = choice == "on"
+            case ["log", *lines] if len(lines) < 2 and (wanted := digits((*lines, "20")[0])):
+                for _, text in list(self.log)[-wanted:]:
+                    self.show(NOTE, f"| {text}")
+            case ["help", *topic] if len(topic) < 2:
+                self._help(*topic)
+            case [word, *_]:
+                takes = COMMANDS[word].arguments or "nothing after it"
+                self.fail(f"{word} takes {takes}. See: help {word}", WRONG)
+
+    def end_of_input(self) -> None:
+        """End the job ad that was being typed, or else the conversation."""
+        if self.in_ad:
+            self._ad_line("CLASSAD_END")
+            if self._person:
+                return
+        if not self._person:
+            self.wait(list(self.requests.pending))
+        self._quit()
+
+    def _ad_line(self, line: str) -> None:
+        if line.strip().upper() == "CLASSAD_END":
+            self.in_ad = False
+            self.ask(Request("CLASSAD_END"))
+        else:
+            self._send(line)
+
+    def _quit(self) -> None:
+        starting = [each for each in self.requests.pending.values() if each.operation == lifecycle.START]
+        if living := " and ".join([*map("VM {}".format, self.vms), *map("the VM of {}".format, starting)]):
+            if self._person and not self._warned:
+                self._warned = True
+                self.show(NOTE, f"{living} would be destroyed: type quit again to do that.")
+                return
+            self.show(NOTE, f"{living} will be destroyed.")
+        if self.ask(Request("QUIT")):
+            self.show(PLAIN, "  The VMs are gone; the server ends.")
+
+    def _request(self, operation: str, argument: object) -> None:
+        request = self.requests.new(operation, argument)
+        if self.ask(request) and not self._person:
+            self.wait([request.number or 0])
+
+    def _ad(self, verb: str, read: Callable[[], str], vm_type: str = "") -> None:
+        """Prepare a job ad and start a VM from it, or show it."""
+        number = next(self._starts)
+        try:
+            ad = job_ad.prepare(read(), self._working_dir, vm_type=vm_type, serves=self._serves, number=number)
+        except Fault as fault:
+            self.fail(fault.sentence)
+            return
+        for note in ad.notes:
+            self.show(NOTE, f"  {note}")
+        if verb == "ad":
+            for line in ad.lines:
+                self.show(PLAIN, f"  {clean(redact(line))}")
+        elif self.ask(Request("CLASSAD")):
+            self.show(SENT, f"> ({len(ad.lines)} attributes of {clean(ad.name)})")
+            for line in ad.lines:
+                self.client.send(line)
+            self.ask(Request("CLASSAD_END"))
+            self._request(lifecycle.START, ad.vm_type)
+
+    def _target(self, named: Sequence[str]) -> int | None:
+        """Find the VM that is meant; where that is unclear, say what to do."""
+        number = digits(named[0]) if named else self.vms[0] if len(self.vms) == 1 else None
+        if number is None:
+            wrong = f"{clean(named[0])} is not the number of a VM. " if named else ""
+            known = f"There are {', '.join(map(str, self.vms))}" if self.vms else "There is no VM yet"
+            self.fail(f"{wrong}{known}: start one, wait for its start, or name a VM by its number.", WRONG)
+        return number
+
+    def _help(self, topic: str = "") -> None:
+        lines = words.about(topic) if topic else words.overview()
+        for line in lines:
+            self.show(PLAIN, line)
+        if not lines:
+            self.fail(f"There is no help about {clean(topic)}{words.suggestion(topic)}", WRONG)
 
     def fail(self, text: str, status: int = FAILED) -> None:
-        """Show what went wrong, and remember that something did."""
+        """Show what went wrong, and remember the exit status."""
         self.status = status
         self.show(BAD, text)
 
-    def push(self, typed: Iterable[Typed], now: float) -> None:
-        """Send lines, each when the one before it was answered."""
-        self._outgoing += typed
-        self._advance(now)
 
-    def settled(self) -> bool:
-        """Whether the next typed line may be taken: everything is answered, and nothing is waited for."""
-        asked = self.requests
-        expected = asked.unanswered or asked.results_left or self.waited_for or self._untold
-        return asked.greeted and not (self._outgoing or expected)
-
-    def logged(self, line: str) -> None:
-        """A line of the server's standard error."""
-        text = clean(redact(line))
-        if text.strip():
-            self.log.append(text)
-            self.logged_lines += 1
-        if self.live_log:
-            self.show(LOG, f"| {text}")
-        self._tell()
-
-    def received(self, line: str, now: float) -> None:
-        """A line of the server."""
-        received = self.requests.received(line)
-        request = received.request
-        took = ""
-        if received.kind is Kind.GREETING:
-            if not self.requests.greeted:
-                self.show(BAD, f"< {clean(line)}")
-                return
-            took = self._took(self._began, now)
-        elif received.kind is Kind.REPLY and request is not None:
-            took = self._took(request.sent, now)
-        if self.wire and received.kind is not Kind.UNASKED:
-            self.show(RECEIVED, f"< {clean(line)}{took}")
-        match received.kind:
-            case Kind.READY:
-                fetching = (*self.requests.unanswered, *self._outgoing)
-                if not any(typed.command == "RESULTS" for typed in fetching):
-                    self._outgoing.appendleft(Typed("RESULTS"))
-            case Kind.REPLY if isinstance(request, Typed):
-                self._reply(request, now)
-            case Kind.RESULT if request is not None:
-                self.waited_for.discard(request.number or 0)
-                self._result(request, now)
-            case Kind.RESULT:
-                self.show(NOTE, f"No request waits for this result: {clean(line)}")
-            case Kind.UNASKED:
-                self.fail(f"The server says, without being asked: {clean(line)}")
-        self._advance(now)
-
-    def next_deadline(self) -> float | None:
-        """When `tick` should be called at the latest, or None."""
-        dues = [due for due, _, _ in self._untold]
-        if (due := self.requests.next_deadline()) is not None:
-            dues.append(due)
-        if self._polls():
-            dues.append(self._fetched + FETCH_INTERVAL)
-        return min(dues, default=None)
-
-    def tick(self, now: float) -> None:
-        """Notice what has taken too long, and fetch results where no R announces them."""
-        self._tell(now)
-        self.broken = self.broken or clean(self.requests.broken(now))
-        for request in self.requests.overdue(now):
-            self.waited_for.discard(request.number or 0)
-            waited = render.duration(now - request.sent)
-            self.fail(f"{request} has no result after {waited}: condor_starter would give up now.")
-        if self._polls() and now >= self._fetched + FETCH_INTERVAL:
-            self._fetched = now
-            self.push([Typed("RESULTS")], now)
-
-    def _polls(self) -> bool:
-        asked = self.requests
-        return bool(self.waited_for) and not (asked.asynchronous or asked.unanswered or self._outgoing)
-
-    def _advance(self, now: float) -> None:
-        asked = self.requests
-        while asked.greeted and self._outgoing and not (asked.unanswered or asked.results_left):
-            typed = self._outgoing.popleft()
-            typed.logged = self.logged_lines
-            self._sends.append(typed.line)
-            if typed.shown and self.wire:
-                self.show(SENT, typed.shown)
-            if asked.sent(typed, now) and typed.command == "QUIT":
-                self.quitting = True
-
-    def _took(self, began: float, now: float) -> str:
-        return f"   ({render.duration(now - began)})"
-
-    # Replies
-
-    def _reply(self, asked: Typed, now: float) -> None:
-        if asked.state is not RequestState.REFUSED:
-            self._accepted(asked)
-            return
-        dropped = [asked]
-        while asked.group and self._outgoing and self._outgoing[0].group == asked.group:
-            dropped.append(self._outgoing.popleft())
-        self.waited_for -= {typed.number for typed in dropped if typed.number is not None}
-        what = clean(asked.command) or "An empty line"
-        reply = asked.reply or ""
-        said = " ".join(map(render.error, asked.words())) or "no reason was given"
-        match wire.words(reply)[0]:
-            case "E":
-                self._fail(
-                    asked, now, lambda why: self.fail(f"{what} was refused: {why}" if why else f"{what} {REFUSED}")
-                )
-            case "F":
-                self._fail(asked, now, lambda why: self._say(f"{what} failed", why, said))
-            case _:
-                self.fail(f"{what} was answered with an invalid reply: {clean(reply)}")
-
-    # Failures
-
-    def _fail(self, asked: Request, now: float, tell: Callable[[str], None]) -> None:
-        """Have a failure told with the server's sentence on it, or without one after a moment."""
-        self._untold.append((now + PATIENCE, asked, tell))
-        self._tell()
-
-    def _tell(self, now: float = 0.0) -> None:
-        untold, self._untold = self._untold, []
-        for due, asked, tell in untold:
-            if (why := self.reason(asked)) or now >= due:
-                tell(why)
-            else:
-                self._untold.append((due, asked, tell))
-
-    def tell_all(self) -> None:
-        """Tell what is still to be told: the server says no more."""
-        self._tell(float("inf"))
-
-    def _say(self, what: str, why: str, word: str, took: str = "") -> None:
-        """The sentence first, then what the word of the protocol means."""
-        self.fail(f"{what}: {why or word}{took}")
-        if why:
-            self.show(NOTE, f"  {word}")
-
-    def reason(self, asked: Request | None = None) -> str:
-        """The server's own sentence on why something failed, from its log; empty where there is none.
-
-        What was logged since `asked` was sent is looked at, the newest first; without it all that is kept.
-        """
-        lines = list(reversed(self.log))
-        if not isinstance(asked, Typed):
-            return _telling(lines) or (lines[0] if lines else "")
-        of_it = re.compile(_OF_THIS_PACKAGE.format(re.escape(asked.operation or asked.command)))
-        lines = lines[: self.logged_lines - asked.logged]
-        own = next(filter(None, map(of_it.search, lines)), None)
-        return own[1] if own else _telling(lines)
-
-    def _accepted(self, asked: Typed) -> None:
-        words = [clean(word) for word in asked.words()]
-        said = ", ".join(words)
-        match asked.command:
-            case "RESULTS":
-                if result_count(asked.reply or "") is None:
-                    self.fail(f"RESULTS was answered without a number of results: {said}")
-            case "CLASSAD":
-                self.in_ad = not asked.group
-            case "ASYNC_MODE_ON":
-                self.show(NOTE, "The server says R when a result is there.")
-            case "ASYNC_MODE_OFF":
-                self.show(NOTE, "The server no longer says R.")
-            case "VERSION":
-                self.show(PLAIN, f"  It calls itself {' '.join(words).strip(' $')}")
-            case "COMMANDS":
-                self.show(PLAIN, f"  It knows {said}")
-            case "SUPPORT_VMS":
-                self.show(PLAIN, f"  START takes the types {said}")
-            case "QUIT":
-                self.show(PLAIN, "  The VMs are gone; the server ends.")
-
-    # Results
-
-    def _result(self, request: Request, now: float) -> None:
-        took = self._took(request.sent, now)
-        success, *words = (*request.result, "") if len(request.result) == 1 else request.result
-        if success == "0":
-            self.show(GOOD, f"{request}: {self._success(request, words)}{took}")
-        elif request.operation == lifecycle.START and (left := self._explain()):
-            self._failed(request, words[0], took, *map(clean, left.splitlines()))
-        else:
-            self._fail(request, now, lambda why: self._failed(request, words[0], took, why))
-
-    def _failed(self, request: Request, code: str, took: str, why: str, *more: str) -> None:
-        self._say(f"{request} failed", why.removeprefix(f"{code}: "), render.error(code), took)
-        if request.operation == lifecycle.START and error_words.meaning(code):
-            self.show(NOTE, f"  {error_words.fate(code)}")
-        for line in more:
-            self.show(NOTE, f"  It left this: {line}")
-
-    def _success(self, request: Request, words: list[str]) -> str:
-        target = digits(request.argument)
-        vm = -1 if target is None else target
-        match request.operation:
-            case lifecycle.START:
-                number = digits(words[0])
-                if number is None:
-                    return f"the reply has no VM id: {clean(words[0])}"
-                self.vms[number] = lifecycle.RUNNING
-                return f"VM {number} runs"
-            case lifecycle.STATUS:
-                state = render.fields(words).get("STATUS", "")
-                if vm in self.vms and state:
-                    self.vms[vm] = clean(state)
-                return render.status(words)
-            case lifecycle.GETPID:
-                return "no process" if words[0] == "0" else f"process {clean(words[0])}"
-        state = self.vms.get(vm, "")
-        if request.operation == lifecycle.STOP:
-            self.vms.pop(vm, None)
-        elif state:
-            self.vms[vm] = lifecycle.TRANSITIONS.get((state, request.operation), state)
-        said = "" if words[0] in ("", error_words.NOTHING) else f", {clean(' '.join(words))}"
-        return f"done{said}"
-
-
-def _telling(lines: list[str]) -> str:
-    """The line that says best why something failed; empty where none does."""
-    return next((line for form in _OF_ANY for line in filter(form.search, lines)), "")
+def _took(request: Request | None) -> str:
+    return f"   ({monotonic() - request.sent:.3f} s)" if request is not None else ""

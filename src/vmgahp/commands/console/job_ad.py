@@ -1,11 +1,12 @@
-"""A job's ad, made fit to be started from here.
+"""A job's ad, prepared for a START by the console.
 
-An ad comes from a file (``condor_q -l``, ``.job.ad``, or the new syntax in brackets) or from condor_q itself. What a
-starter would have put in is put in, secrets are left out, and the VM gets a name that is no other job's: a START
-destroys what is left of an earlier VM of the same name.
+What a starter would have put into the ad is put in, secrets are left out, and the VM gets a name that no job has: a
+START destroys what is left of an earlier VM of the same name.
 """
 
 import os
+import shlex
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from vmgahp.commands.queue import LARGEST_AD, no_ad
@@ -14,7 +15,7 @@ from vmgahp.job.ad import JobAd, quote
 from vmgahp.text import escape, is_private
 
 CLUSTER_BASE = 2_000_000_000
-"""ClusterIds from here on are the console's: no schedd has come this far, and they still fit a C int."""
+"""The first ClusterId of the console's: no schedd has come this far, and they still fit a C int."""
 
 
 class Ad(NamedTuple):
@@ -23,111 +24,77 @@ class Ad(NamedTuple):
     lines: tuple[str, ...]
     vm_type: str
     """JobVMType, in lower case."""
-    notes: tuple[str, ...]
-    """What the person should know of it: what was changed, and which files would be missed."""
-    name: str = ""
+    name: str
     """The VM's name with the hypervisor."""
+    notes: tuple[str, ...]
+    """What was changed, and which files are missing."""
 
 
 def read_file(path: str) -> str:
-    """The text of an ad's file. Raises `ClientFault`."""
+    """Read the file of an ad. Raises `ClientFault`."""
     try:
         fd = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(fd, encoding="utf-8", errors="surrogateescape") as file:
             return file.read(LARGEST_AD)
-    except OSError as error:
-        raise no_ad(f"{escape(path)} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise no_ad(f"{escape(path)} cannot be read: {getattr(error, 'strerror', '') or error}") from error
 
 
-def parse(text: str) -> tuple[list[tuple[str, str]], int]:
-    """The attributes of the first ad in a text, and how many lines were skipped. Raises `ClientFault`."""
-    if text.lstrip().startswith("["):
-        return _new_syntax(text), 0
+def parse(text: str) -> list[tuple[str, str]]:
+    """Parse the attributes of the first ad in a text. Raises `ClientFault`."""
     pairs: list[tuple[str, str]] = []
-    skipped = 0
     for line in text.split("\n"):
-        line = line.strip("\r")
-        pair = JobAd.parse_line(line)
-        if pair:
+        if pair := JobAd.parse_line(line.strip("\r")):
             pairs.append(pair)
-        elif line.strip():
-            # condor_q -l begins with a line about the schedd in some versions, and files have comments.
-            skipped += bool(pairs) and not line.lstrip().startswith("#")
-        elif pairs:
+        elif pairs and not line.strip():
             break
     if not pairs:
-        raise no_ad("there is no line of the form Name = expression")
-    return pairs, skipped
+        raise no_ad("there is no line of the form Name = expression, as condor_q -l and .job.ad have them")
+    return pairs
 
 
-def _new_syntax(text: str) -> list[tuple[str, str]]:
-    """The attributes of an ad in brackets, as lines of the old syntax, which is what a server reads."""
-    try:
-        import classad2
-    except ImportError as error:
-        raise no_ad("ads in brackets need HTCondor's Python package (htcondor)") from error
-    try:
-        ad = classad2.parseOne(text)
-        found = [(str(name), ad.lookup(name)) for name in ad]
-    except Exception as error:  # classad2 has no common class for what it raises
-        raise no_ad("the text is not a ClassAd in brackets") from error
-    if not found:
-        raise no_ad("the text is not a ClassAd in brackets, or an empty one")
-    return [(name, quote(tree) if isinstance(tree, str) else " ".join(str(tree).split("\n"))) for name, tree in found]
+def prepare(text: str, working_dir: str, *, vm_type: str, serves: str, number: int) -> Ad:
+    """Prepare the first ad of `text` for a START in `working_dir`.
 
-
-def prepare(text: str, working_dir: str, *, vm_type: str, serves: str, user: str, cluster: int, proc: int) -> Ad:
-    """The first ad of `text` for a START in `working_dir`.
-
-    `vm_type` is what the person wants it to be, or empty; `serves` is the type of the server, or empty where
-    nobody knows; `user`, `cluster` and `proc` name the VM. Raises `ClientFault`.
+    `vm_type` is the type that the person wants, or empty for the ad's own; `serves` is the server's. The `number` makes
+    the VM's name unique within this console. Raises `Fault`.
     """
-    pairs, skipped = parse(text)
-    notes = []
-    if skipped:
-        notes.append(f"{skipped} lines of it were skipped: they are not of the form Name = expression.")
-    secrets = [name for name, _ in pairs if is_private(name)]
-    if secrets:
-        notes.append(f"Secrets were left out: {', '.join(secrets)}.")
+    pairs = parse(text)
     found = JobAd(pairs)
     wanted = (vm_type or found.vm_type() or serves).lower()
-    ours = {
+    sent = {
         "VM_WORKING_DIR": quote(working_dir),
         "JobVMType": quote(wanted),
-        "ClusterId": str(cluster),
-        "ProcId": str(proc),
+        "ClusterId": str(CLUSTER_BASE + os.getpid()),
+        "ProcId": str(number),
     }
     if found.string("User") is None:
-        ours["User"] = quote(user)
-    if not wanted:
-        raise no_ad("it has no JobVMType; say the type after it")
-    if serves and wanted != serves:
-        notes.append(f"Its type is {escape(wanted)}, and this server serves {serves}: that will be refused.")
-    replaced = {name.lower() for name in ours}
-    kept = [(name, text) for name, text in pairs if name.lower() not in replaced and not is_private(name)]
-    sent = [*ours.items(), *kept]
-    made = JobAd(sent)
-    notes += _missing_files(made, found, working_dir)
-    lines = tuple(f"{name} = {expression}" for name, expression in sent)
-    owner = (made.string("User") or "").replace("@", "_")
-    return Ad(lines, wanted, tuple(notes), f"{owner}_{cluster}.{proc}")
-
-
-def _missing_files(ad: JobAd, found: JobAd, working_dir: str) -> list[str]:
-    """A note for each disk that a starter would have transferred and that is not in the working directory."""
-    iwd = found.string("Iwd") or ""
-    inputs = [item.strip() for item in (found.string("TransferInput") or "").split(",")]
+        sent["User"] = quote(f"{os.getuid()}@console")
+    replaced = {name.lower() for name in sent}
+    kept = [(name, value) for name, value in pairs if name.lower() not in replaced and not is_private(name)]
+    made = JobAd([*sent.items(), *kept])
     notes = []
+    if secrets := [name for name, _ in pairs if is_private(name)]:
+        notes.append(f"Secrets were left out: {', '.join(secrets)}.")
+    if wanted != serves:
+        notes.append(f"Its type is {escape(wanted)}, and this server serves {serves}: that will be refused.")
+    notes += _missing_disks(made, working_dir)
+    lines = tuple(f"{name} = {value}" for name, value in [*sent.items(), *kept])
+    return Ad(lines, wanted, made.vm_name(), tuple(notes))
+
+
+def _missing_disks(ad: JobAd, working_dir: str) -> Iterator[str]:
+    """Name each disk that a starter would have transferred and that is not in the working directory."""
+    inputs = [item.strip() for item in (ad.string("TransferInput") or "").split(",")]
     for entry in disks.entries(ad.string(disks.DISK) or ""):
         file = entry.fields[0]
-        if not file or file.startswith("/") or "://" in entry.text or entry.is_of_catalog:
+        name = os.path.basename(file)
+        if file.startswith("/") or "://" in entry.text or entry.is_of_catalog or not name:
             continue
-        if os.path.lexists(os.path.join(working_dir, os.path.basename(file))):
+        if os.path.lexists(os.path.join(working_dir, name)):
             continue
-        source = next((item for item in inputs if os.path.basename(item) == os.path.basename(file)), file)
-        source = os.path.join(iwd, source)
-        there = os.path.isabs(source) and os.path.exists(source)
-        hint = f"cp {escape(source)}" if there else "put it into"
-        where = f"{escape(working_dir)}/"
-        notes.append(f"Its disk {escape(file)} is not in the working directory: {hint} {where}")
-    return notes
+        source = next((item for item in inputs if os.path.basename(item) == name), file)
+        source = os.path.join(ad.string("Iwd") or "", source)
+        is_here = os.path.isabs(source) and os.path.exists(source)
+        todo = shlex.join(["cp", source, f"{working_dir}/"]) if is_here else f"put it into {working_dir}/"
+        yield f"Its disk {escape(file)} is not in the working directory: {escape(todo)}"

@@ -1,7 +1,6 @@
 """The console as a process: in a pipe, on a terminal that can do little, and on a real one; with real servers."""
 
 import fcntl
-import io
 import os
 import pty
 import re
@@ -18,17 +17,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.support import absent
 from tests.conftest import simulated_ad
 from tests.lab.guest import make_guest
-from tests.peer import DEADLINE, MAIN, VMGAHP, environment
-from vmgahp.commands.console import launch, render, repl
+from tests.peer import DEADLINE, VMGAHP, environment
+from vmgahp.commands.console import conversation
 from vmgahp.protocol import requests, transcript
-from vmgahp.protocol.client import Client
+from vmgahp.protocol.client import ProtocolError
+from vmgahp.protocol.transcript import Writer
 
 CONSOLE = [*VMGAHP, "console"]
 PATIENCE = 5.0
 """Seconds after which a key that brought nothing about is typed again."""
-HIDE_TOOLKIT = "import sys; sys.modules['prompt_toolkit'] = None"
 
 
 @pytest.fixture
@@ -67,15 +67,15 @@ def piped(
 
 
 def test_a_pipe_waits_for_each_result(environ: dict[str, str], ad: Path, scratch: Path) -> None:
-    typed = f"wire off\nstart {ad}\nstatus\nsuspend\nstatus\nresume\nstop\nvms\n"
+    typed = f"start {ad}\nstatus\nsuspend\nstatus\nresume\nstop\nvms\n"
     ended = piped(environ, typed, "--dir", str(scratch))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    said = re.sub(r"CPU \d+ %", "CPU n %", ended.stdout).splitlines()
+    said = re.sub(r"CPU [\d.]+,", "CPU n,", ended.stdout).splitlines()
     assert [line.partition("   (")[0] for line in said if line.startswith("#")] == [
         "#1 START: VM 1 runs",
-        "#2 STATUS of VM 1: running, CPU n %, 0.50 s of CPU time, 64 MiB of 64 MiB memory",
+        "#2 STATUS of VM 1: Running, CPU n, 0.500000 s of CPU time, 65536 KiB of memory, 65536 KiB at most",
         "#3 SUSPEND of VM 1: done",
-        "#4 STATUS of VM 1: suspended, its memory saved to a file",
+        "#4 STATUS of VM 1: Suspended",
         "#5 RESUME of VM 1: done",
         "#6 STOP of VM 1: done",
     ]
@@ -92,21 +92,21 @@ def test_the_end_of_a_pipe_waits_for_what_is_still_to_come(environ: dict[str, st
 
 
 def test_results_come_without_asynchronous_mode_too(environ: dict[str, str], ad: Path, scratch: Path) -> None:
-    ended = piped(environ, f"async off\nstart {ad}\nstatus\n", "--dir", str(scratch))
-    assert ("#2 STATUS of VM 1: running" in ended.stdout, "\n< R\n" in ended.stdout) == (True, False)
+    ended = piped(environ, f"ASYNC_MODE_OFF\nstart {ad}\nstatus\n", "--dir", str(scratch))
+    assert ("#2 STATUS of VM 1: Running" in ended.stdout, "\n< R\n" in ended.stdout) == (True, False)
 
 
 def test_the_exit_status_is_that_of_the_last_failure(environ: dict[str, str]) -> None:
     """What counts as one: test_conversation.py."""
     assert piped(environ, "BOGUS\n").returncode == 1
-    assert piped(environ, "BOGUS\nstatsu\nversion\n").returncode == 2
-    assert piped(environ, "statsu\nBOGUS\nversion\n").returncode == 1
-    assert piped(environ, "version\nhelp\nhelp BAD_IMAGE\n\n").returncode == 0
+    assert piped(environ, "BOGUS\nstatsu\nVERSION\n").returncode == 2
+    assert piped(environ, "statsu\nBOGUS\nVERSION\n").returncode == 1
+    assert piped(environ, "VERSION\nhelp\nhelp BAD_IMAGE\n\n").returncode == 0
 
 
 def test_a_failed_start_tells_why_before_all_else(environ: dict[str, str], ad: Path, scratch: Path) -> None:
     ad.write_text(ad.read_text() + 'Simulated_Fault = "job"\n')
-    ended = piped(environ, f"wire off\nstart {ad}\n", "--dir", str(scratch))
+    ended = piped(environ, f"start {ad}\n", "--dir", str(scratch))
     said = ended.stdout.splitlines()
     at = next(number for number, line in enumerate(said) if line.startswith("#1 START failed"))
     assert "#1 START failed: Simulated_Fault is job. Hint: leave it out. (job's owner)   (" in said[at]
@@ -146,7 +146,7 @@ def test_a_reader_who_leaves_ends_it(environ: dict[str, str]) -> None:
         check=False,
     )
     os.close(write)
-    assert (ended.returncode, ended.stderr) == (1, b"")
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_a_signal_leaves_nothing_behind(environ: dict[str, str], tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_recording_can_be_read_and_has_no_secrets(environ: dict[str, str], ad:
     ]
     assert "1 0 1" in recorded.received()
     assert "topsecret" not in file.read_text()
-    ended = piped(environ, "version\n", "--record", str(file))
+    ended = piped(environ, "VERSION\n", "--record", str(file))
     assert (ended.returncode, "it exists" in ended.stderr) == (1, True)
 
 
@@ -198,7 +198,7 @@ def test_any_command_can_be_the_server(environ: dict[str, str], tmp_path: Path) 
         'printf \'S \\033[2Jhere:%s:%s\\n\' "$VMGAHP_VMTYPE" "$PWD"\nread line\necho S\n'
     )
     script.chmod(0o755)
-    ended = piped(environ, "BOGUS\nversion\n", "--dir", str(tmp_path), "--", os.path.relpath(script), "1")
+    ended = piped(environ, "BOGUS\nVERSION\n", "--dir", str(tmp_path), "--", os.path.relpath(script), "1")
     assert ended.returncode == 1, ended
     assert f"here:simulated:{tmp_path}" in ended.stdout
     assert "\x1b" not in ended.stdout
@@ -208,56 +208,57 @@ def test_any_command_can_be_the_server(environ: dict[str, str], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (["/nonexistent/server"], "/nonexistent/server cannot be started: No such file or directory"),
-        (
-            ["sh", "-c", "echo oops >&2; exit 3"],
-            "The server says: oops\nThe server is lost: it has ended its output. Its exit status is 3.",
-        ),
-        (["sh", "-c", "echo 'prog: no such mode' >&2; echo usage >&2"], "The server says: prog: no such mode\n"),
-        (
-            ["sh", "-c", "echo 'No memory: VMGAHP_ERR_X' >&2; echo end >&2"],
-            "The server says: No memory: VMGAHP_ERR_X\n",
-        ),
-        (["sh", "-c", "echo one >&2; echo two >&2"], "The server says: two\nThe server is lost"),
-        (["sh", "-c", "echo '$VMGahpVersion 1'; kill -TERM $$"], " Its end was SIGTERM."),
-        (["sh", "-c", "echo '$VMGahpVersion 1'; read line; echo S; exit 5"], "The server is lost"),
+        (["sh", "-c", "echo oops >&2; exit 3"], "| oops\nThe server is lost: the server ended its output (exit 3)."),
+        (["sh", "-c", "echo '$VMGahpVersion 1'; kill -TERM $$"], "(exit -15)."),
+        (["sh", "-c", "echo '$VMGahpVersion 1'; read line; echo S; exit 5"], "The server is lost: "),
+        (["sh", "-c", "echo '$VMGahpVersion 1'; read line; echo one >&2; echo two >&2"], "| one\n| two\nThe server is"),
     ],
 )
 def test_a_server_that_does_not_last(environ: dict[str, str], command: list[str], why: str) -> None:
-    ended = piped(environ, "version\n" if "read" in command[-1] else "quit\n", "--", *command)
+    ended = piped(environ, "VERSION\n" if "read" in command[-1] else "quit\n", "--", *command)
     assert (ended.returncode, ended.stderr) == (1, "")
     assert why in ended.stdout
+
+
+def test_a_server_that_cannot_be_started(environ: dict[str, str]) -> None:
+    ended = piped(environ, "", "--", "/nonexistent/server")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "/nonexistent/server cannot be started: No such file or directory" in ended.stderr
 
 
 @pytest.mark.parametrize(
     "script", ["exec sleep 1000", "echo hello; exec sleep 1000", "echo '$VMGahpVersion 1'; exec sleep 1000"]
 )
-def test_a_server_that_never_answers_is_given_up(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers_is_given_up(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "GREETING_DEADLINE", 0.3)
     monkeypatch.setattr(requests, "REPLY_DEADLINE", 0.3)
-    place = launch.Place("kvm")
-    output = io.StringIO()
-    read, write = os.pipe()
-    os.write(write, b"version\n")
-    try:
-        interpreter = repl.Interpreter(place, time.monotonic(), asks=False, patient=True)
-        with Client(["sh", "-c", script], cwd=place.path) as client:
-            console = repl.Console(interpreter, client, render.Screen(output, {}))
-            repl.pipe(console, read)
-            assert not console.finish()
-            assert client.process.returncode == -signal.SIGKILL
-    finally:
-        place.close()
-        os.close(read)
-        os.close(write)
-    said = "it did not answer VERSION" if "Version" in script else "it said no greeting"
-    assert said in output.getvalue()
+    monkeypatch.setattr(conversation, "LOST_DEADLINE", 0.3)
+    shown: list[str] = []
+    environ = {**os.environ, "VMGAHP_VMTYPE": "kvm", "VMGAHP_WORKING_DIR": str(tmp_path)}
+    talk = conversation.Conversation(
+        ["sh", "-c", script],
+        environ,
+        person=False,
+        show=lambda _, text: shown.append(text),
+        writer=Writer(lambda _: None),
+    )
+
+    def ask() -> None:
+        talk.greet()
+        talk.typed("VERSION")
+
+    with talk.client:
+        with pytest.raises(ProtocolError) as lost:
+            ask()
+        assert not talk.finish(str(lost.value))
+        assert talk.client.process.returncode == -signal.SIGKILL
+    assert re.fullmatch(r"The server is lost: no line from the server in 0\.\d+ s \(exit -9\)\.", shown[-1])
 
 
 def test_wrong_command_lines(environ: dict[str, str]) -> None:
     ended = piped(environ, "", "--set", "nonsense")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("vmgahp console: 'nonsense' is not a setting")
+    assert ended.stderr.startswith("vmgahp console: --set nonsense: it is not a setting; write NAME=VALUE.")
     ended = piped(environ, "", "--dir", "/nonexistent")
     assert (ended.returncode, "/nonexistent" in ended.stderr) == (1, True)
 
@@ -268,11 +269,11 @@ def test_wrong_command_lines(environ: dict[str, str]) -> None:
 class Terminal:
     """A console in a pseudo-terminal."""
 
-    def __init__(self, environ: dict[str, str], *words: str, argv: list[str] | None = None) -> None:
+    def __init__(self, environ: dict[str, str], *words: str) -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             try:
-                os.execve(sys.executable, [*(argv or CONSOLE), *words], environ)  # noqa: S606 - at a terminal
+                os.execve(sys.executable, [*CONSOLE, *words], environ)  # noqa: S606 - at a terminal
             finally:
                 os._exit(127)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
@@ -330,16 +331,17 @@ class Terminal:
             os.write(self.fd, b"\x1b[1;1R")
         return bool(data)
 
-    def end(self, key: str = "") -> int:
-        """Read to the end, for which a key may be typed until it comes: the exit status."""
+    def end(self, key: str = "", send: Callable[[], object] | None = None) -> int:
+        """Read to the end, for which a key may be typed, or something sent, until it comes: the exit status."""
+        send = send or (lambda: self.type(key))
         end = time.monotonic() + DEADLINE
         again = time.monotonic()
         reading = True
         while reading:
             assert time.monotonic() < end, self.text
-            if key and time.monotonic() >= again:
+            if time.monotonic() >= again:
                 with suppress(OSError):  # it has just ended
-                    self.type(key)
+                    send()
                 again += PATIENCE
             if select.select([self.fd], [], [], 1)[0]:
                 reading = self._read()
@@ -358,22 +360,24 @@ def console(environ: dict[str, str]) -> Iterator[Callable[..., Terminal]]:
     """Opens a console in a terminal, with changes to its environment."""
     with ExitStack() as made:
 
-        def begun(*words: str, argv: list[str] | None = None, **changes: str) -> Terminal:
-            return made.enter_context(closing(Terminal(environ | changes, *words, argv=argv)))
+        def begun(*words: str, **changes: str) -> Terminal:
+            return made.enter_context(closing(Terminal(environ | changes, *words)))
 
         yield begun
 
 
 def test_a_dumb_terminal(console: Callable[..., Terminal], ad: Path, scratch: Path) -> None:
     shown = console("--type", "simulated", "--dir", str(scratch))
-    assert f"{scratch} is the working directory" in shown.see("vmgahp> ")
-    shown.type(f"start {ad}\n", r"#1 START: VM 1 runs.*\r\nvmgahp> ")
-    shown.type("half a li\x03", "vmgahp> ")
-    shown.type("status\n", r"#2 STATUS of VM 1: running.*\r\nvmgahp> ")
-    shown.type("\x04", r"VM 1 would be destroyed.*\r\n(.*\r\n)?vmgahp> ")
-    shown.type("yes\n")
+    assert f"The working directory is {scratch}. help lists" in shown.see("vmgahp> ")
+    for line in (f"start {ad}", "wait", "status", "wait"):
+        shown.type(f"{line}\n", "vmgahp> ")
+    shown.type("half a li", "half a li")
+    # One that comes between the prompt and the read is only seen with the next.
+    shown.insist("\x03", "vmgahp> ")
+    shown.type("\x04", r"VM 1 would be destroyed.*\r\nvmgahp> ")
+    shown.type("quit\n")
     assert shown.end() == 0
-    assert "The VMs are gone" in shown.text
+    assert absent(shown.raw, "#1 START: VM 1 runs", "#2 STATUS of VM 1: Running", "The VMs are gone") == []
     assert "\x1b" not in shown.raw
 
 
@@ -388,14 +392,15 @@ def test_a_terminal_that_can_be_edited_on(console: Callable[..., Terminal], ad: 
     shown.insist("\x04", "vmgahp>")
     shown.type("sus\t", "sus", "pend")  # where the line is drawn anew in between, not side by side
     shown.type(f"\x15start {ad}\r", r"> CONDOR_VM_START 1 simulated", "#1 START: VM 1 runs")
-    shown.see("VM 1 Running")  # the line at the bottom
-    shown.type("suspend\r", r"#2 SUSPEND of VM 1 for \d s")
+    shown.type("suspend\r", r"VM 1 \| #2 SUSPEND of VM 1   \(\d")  # the line at the bottom
+    shown.type("statsu\r", "There is no command statsu; did you mean status\\?")
+    shown.type("\x03", "vmgahp>")
     # The result comes while a line is half typed, and that line is still there afterwards.
     shown.type("stat", "stat")
     gate.touch()
     shown.see("#2 SUSPEND of VM 1: done")
     shown.see("vmgahp> ?stat")
-    shown.type("us\r", "#3 STATUS of VM 1: suspended", "vmgahp>")
+    shown.type("us\r", "#3 STATUS of VM 1: Suspended", "vmgahp>")
     shown.type("abc\x03", "vmgahp>")
     shown.insist("\x04", "VM 1 would be destroyed")
     assert shown.end("\x04") == 0
@@ -410,9 +415,9 @@ def test_a_server_that_dies_ends_the_editing(console: Callable[..., Terminal]) -
     script = "echo '$VMGahpVersion 1'; read line; echo last words >&2; exit 6"
     shown = console("--", "sh", "-c", script, TERM="xterm")
     shown.see("vmgahp>")
-    shown.type("version\r")
+    shown.type("VERSION\r")
     assert shown.end() == 1
-    assert "Its exit status is 6." in shown.text
+    assert "The server is lost: the server ended its output (exit 6)." in shown.text
     assert "last words" in shown.text
 
 
@@ -421,33 +426,17 @@ def test_a_signal_ends_the_editing(console: Callable[..., Terminal], tmp_path: P
     """At any time: it is no Control-C of the person's."""
     shown = console("--type", "simulated", TERM=term, TMPDIR=str(tmp_path))
     shown.see("vmgahp>")
-    os.kill(shown.pid, signal.SIGTERM)
-    assert shown.end() == 130
+    # One that comes between the prompt and the read is only seen with the next.
+    assert shown.end(send=lambda: os.kill(shown.pid, signal.SIGTERM)) == 130
     assert not list(tmp_path.iterdir())
 
 
 def test_colors_are_for_terminals_that_want_them(console: Callable[..., Terminal]) -> None:
     for no_color, wanted in (("", True), ("1", False)):
-        shown = console("--type", "simulated", "--plain", TERM="xterm", NO_COLOR=no_color)
-        shown.see("vmgahp> ")
-        shown.type("quit\n")
-        assert shown.end() == 0
-        assert ("\x1b[" in shown.raw) == wanted
-
-
-def test_without_prompt_toolkit_it_says_what_to_install(console: Callable[..., Terminal]) -> None:
-    argv = [sys.executable, "-P", "-c", f"{HIDE_TOOLKIT}\n{MAIN}", "console", "--type", "simulated"]
-    shown = console(argv=argv, TERM="xterm")
-    assert shown.end() == 1
-    assert re.search(
-        r"package prompt_toolkit is missing. Hint: \S+ -m pip install prompt_toolkit|Hint: uv ", shown.text
-    )
-
-
-def test_a_pipe_needs_no_prompt_toolkit() -> None:
-    code = "import sys; from vmgahp.commands.console import repl; print('prompt_toolkit' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout == "False\n"
+        shown = console("--type", "simulated", TERM="xterm", NO_COLOR=no_color)
+        shown.type("VERSION\r", "> VERSION")
+        assert shown.end("\x04") == 0
+        assert bool(re.search(r"\x1b\[(\d+;)*3\d(;\d+)*m", shown.raw)) == wanted
 
 
 # ---- a real guest
@@ -471,11 +460,11 @@ def test_a_real_guest(environ: dict[str, str], scratch: Path) -> None:
     said = ended.stdout
     for line in (
         "#1 START: VM 1 runs",
-        "#2 STATUS of VM 1: running, CPU ",
+        "#2 STATUS of VM 1: Running, CPU ",
         "#3 GETPID of VM 1: process ",
         "#4 SUSPEND of VM 1: done",
-        "#5 STATUS of VM 1: suspended",
-        "#9 STATUS of VM 1: running",
+        "#5 STATUS of VM 1: Suspended",
+        "#9 STATUS of VM 1: Running",
         "#10 STOP of VM 1: done",
         "#11 START: VM 2 runs",
         "VM 2 will be destroyed",

@@ -1,0 +1,201 @@
+"""Standard input and output of the console: prompt_toolkit on a terminal, lines anywhere else."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from io import TextIOWrapper
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app_or_none, run_in_terminal
+from prompt_toolkit.completion import Completer, NestedCompleter, PathCompleter, WordCompleter, merge_completers
+from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.output import create_output
+from prompt_toolkit.renderer import print_formatted_text
+from prompt_toolkit.styles import Style
+from prompt_toolkit.utils import is_dumb_terminal
+from prompt_toolkit.validation import ValidationError, Validator
+
+from vmgahp.commands.console.conversation import Conversation
+from vmgahp.commands.console.words import BAD, COMMANDS, GOOD, NOTE, PROTOCOL, RECEIVED, SENT
+from vmgahp.host import trust
+from vmgahp.protocol import error_words
+from vmgahp.protocol.client import ProtocolError
+
+STYLE = Style.from_dict(
+    {SENT: "ansicyan", RECEIVED: "ansibrightblack", GOOD: "ansigreen", BAD: "ansired", NOTE: "ansiyellow"}
+    | {"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"}
+)
+
+
+class Terminal:
+    """Where lines are read from and shown."""
+
+    def __init__(self) -> None:
+        self.is_person = sys.stdin.isatty()
+        """True where somebody types."""
+        self._is_drawn = sys.stdout.isatty() and bool(os.environ.get("TERM")) and not is_dumb_terminal()
+        self._is_typing = False
+        self._is_ended = False
+        """True when a signal has ended the console."""
+        self._lost: ProtocolError | None = None
+        self._later: list[tuple[str, str]] = []
+        """Lines to show above the one that is being typed."""
+        self._printing: asyncio.Future[None] | None = None
+        for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors=errors)
+
+    def show(self, kind: str, text: str) -> None:
+        """Show a line; above what is being typed, `_heard` does it."""
+        line = (f"class:{kind}" if kind else "", f"{text}\n")
+        if self._is_typing:
+            self._later.append(line)
+        else:
+            self._print([line])
+
+    def _print(self, lines: list[tuple[str, str]]) -> None:
+        if self._is_drawn:
+            print_formatted_text(create_output(), FormattedText(lines), STYLE)
+        else:
+            sys.stdout.write("".join(text for _, text in lines))
+            sys.stdout.flush()
+
+    def run(self, talk: Conversation) -> None:
+        """Take lines until the end. Raises `ProtocolError` where the server does not last, KeyboardInterrupt."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._signalled)
+        asyncio.run(self._run(talk))
+
+    async def _run(self, talk: Conversation) -> None:
+        talk.greet()
+        session = prompt_session(talk) if self.is_person and self._is_drawn else None
+        while not talk.over:
+            try:
+                try:
+                    plain = talk.prompt if self.is_person else ""
+                    typed = await self._edited(session, talk) if session else input(plain)
+                except EOFError:
+                    talk.end_of_input()
+                else:
+                    for line in typed.split("\n"):  # several lines can be pasted at once
+                        talk.typed(line)
+                if not talk.over:
+                    talk.turn()
+            except KeyboardInterrupt:  # a person stops waiting
+                if self._is_ended or not self.is_person:
+                    raise
+
+    def _signalled(self, number: int, _frame: object) -> None:
+        self._is_ended |= number != signal.SIGINT
+        app = get_app_or_none()
+        if app is None or app.future is None or app.future.done():
+            raise KeyboardInterrupt
+        app.exit(exception=KeyboardInterrupt())
+
+    async def _edited(self, session: PromptSession[str], talk: Conversation) -> str:
+        """Read a line while the server is listened to."""
+        loop = asyncio.get_running_loop()
+        watched = talk.client.descriptors()
+        for descriptor in watched:
+            loop.add_reader(descriptor, self._heard, session, talk)
+        self._is_typing = True
+        try:
+            return await session.prompt_async()
+        finally:
+            self._is_typing = False
+            for descriptor in watched:
+                loop.remove_reader(descriptor)
+            if self._printing is not None:
+                await self._printing
+            if self._lost is not None:
+                raise self._lost
+
+    def _heard(self, session: PromptSession[str], talk: Conversation) -> None:
+        """Take in what the server says while a line is typed."""
+        before = talk.client.descriptors()
+        try:
+            talk.turn()
+        except ProtocolError as error:
+            self._lost = error
+            if session.app.future is not None and not session.app.future.done():
+                session.app.exit(exception=EOFError())
+        for descriptor in set(before) - set(talk.client.descriptors()):
+            asyncio.get_running_loop().remove_reader(descriptor)
+        if self._later:
+            lines, self._later = self._later, []
+            self._printing = asyncio.ensure_future(run_in_terminal(lambda: self._print(lines)))
+
+
+def prompt_session(talk: Conversation) -> PromptSession[str]:
+    """Make the editor of lines."""
+    return PromptSession(
+        lambda: talk.prompt,
+        history=History(history_file(os.environ), talk),
+        completer=completer(talk),
+        complete_while_typing=False,
+        validator=_Validator(talk),
+        validate_while_typing=False,
+        bottom_toolbar=lambda: f" {talk.overview()}",
+        style=STYLE,
+        refresh_interval=1.0,
+        enable_open_in_editor=False,
+    )
+
+
+class _Validator(Validator):
+    """A check that leaves a line without a command to be edited."""
+
+    def __init__(self, talk: Conversation) -> None:
+        self._talk = talk
+
+    def validate(self, document: Document) -> None:
+        if trouble := self._talk.trouble(document.text):
+            raise ValidationError(message=trouble)
+
+
+def completer(talk: Conversation) -> Completer:
+    """Make a completer of commands, VMs, requests, files and error words."""
+    of_arguments: dict[str, Completer] = {
+        "[VM]": WordCompleter(lambda: [str(number) for number in talk.vms]),
+        "[REQUEST]": WordCompleter(lambda: [str(number) for number in talk.requests.pending]),
+        COMMANDS["start"].arguments: merge_completers([WordCompleter(["job"]), PathCompleter(expanduser=True)]),
+        COMMANDS["log"].arguments: WordCompleter(["on", "off"]),
+        COMMANDS["help"].arguments: WordCompleter([*COMMANDS, *error_words.WORDS]),
+    }
+    words = {word: of_arguments.get(row.arguments) for word, row in COMMANDS.items()}
+    return NestedCompleter({**words, **dict.fromkeys(PROTOCOL)}, ignore_case=False)
+
+
+class History(FileHistory):
+    """A history that keeps neither job ads nor lines with secrets."""
+
+    def __init__(self, path: str, talk: Conversation) -> None:
+        super().__init__(path)
+        self._talk = talk
+
+    def store_string(self, string: str) -> None:
+        """Write a line to the file; a full disk loses it."""
+        if self._talk.memorable(string):
+            with suppress(OSError):
+                super().store_string(string)
+
+
+def history_file(environ: Mapping[str, str]) -> str:
+    """Make the history's file, which others cannot read; `os.devnull` where others could write to its directory."""
+    try:
+        path = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "vmgahp/console_history"
+        existing = next(directory for directory in path.parents if directory.exists())
+        if trust.trouble_with_directory(str(existing)):  # for root, the home of a user too
+            return os.devnull
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
+    except (OSError, RuntimeError):
+        return os.devnull
+    return str(path)
