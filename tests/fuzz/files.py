@@ -19,9 +19,8 @@ from vmgahp.drivers.libvirt import qemu_log
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, XEN
 from vmgahp.drivers.script import protocol as script_protocol
 from vmgahp.drivers.script.checkpoint import KIND as SCRIPT
-from vmgahp.drivers.vmrun import vmdk
 from vmgahp.drivers.vmrun.checkpoint import KIND as VMRUN
-from vmgahp.images import catalog, formats
+from vmgahp.images import catalog, formats, vmdk
 from vmgahp.job.ad import JobAd
 from vmgahp.lifecycle import RUNNING
 from vmgahp.metrics import LARGEST, Metrics, Totals
@@ -83,10 +82,10 @@ def image_head(data: bytes) -> None:
             assert formats.proven_format(name, said, data) in (*formats.CONVERTIBLE.values(), "iso")
     with _opened(data) as descriptor, suppress(vmdk.VmdkError):
         read = vmdk.read(descriptor)
-        assert not any("/" in extent for extent in read.extents)
+        assert not any("/" in extent.file for extent in read.extents)
         with suppress(vmdk.VmdkError):
-            named = vmdk._with_parent(read, "parent.vmdk")
-            assert vmdk._parse(named, read.offset, read.room).parent == "parent.vmdk" or not read.parent
+            named = vmdk.with_parent(read, "parent.vmdk")
+            assert vmdk.parse(named, read.offset, read.room).parent == "parent.vmdk" or not read.parent
 
 
 @target

@@ -527,7 +527,7 @@ class TestFailures:
                 "JOBCLASSAD_KVM_INVALID_DISK_PARAM",
                 ["The file is already in use"],
             ),
-            ("hang:all", {"VMWARE_TIMEOUT": 1}, "CRITICAL", ["vmrun does not answer"]),
+            ("hang:all", {"VM_GAHP_REQ_TIMEOUT": 10}, "CRITICAL", ["vmrun does not answer"]),
             ("", {"VMWARE_VMRUN": "/nowhere/vmrun"}, "CRITICAL", ["VMWARE_VMRUN = /nowhere/vmrun"]),
             ("no disk", {}, "BAD_IMAGE", ["ide0:0.fileName", "'dos.vmdk'"]),
             ("no snapshot", {}, "INTERNAL", ["would write to dos.vmdk itself"]),
@@ -551,18 +551,18 @@ class TestFailures:
 
     @pytest.mark.parametrize("mode", ["hang:list", "unlisted"])
     def test_a_vm_that_is_not_listed_and_has_a_process_runs(self, job: VmwareJob, host: VMware, mode: str) -> None:
-        with running(job, host, VMWARE_TIMEOUT=2) as peer:
+        with running(job, host, VM_GAHP_REQ_TIMEOUT=20) as peer:
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
             host.misbehave(mode)
             assert peer.run("STATUS", 1)[1] == "STATUS=Running"
             host.misbehave()
         assert not host.pids()
 
-    @pytest.mark.parametrize(("mode", "said"), [("hang:stop", "no answer within 2 s"), ("unclean", "killing")])
+    @pytest.mark.parametrize(("mode", "said"), [("hang:stop", "does not answer within 2 s"), ("unclean", "killing")])
     def test_a_stop_that_does_nothing_is_followed_by_a_kill(
         self, job: VmwareJob, host: VMware, mode: str, said: str
     ) -> None:
-        with running(job, host, VMWARE_TIMEOUT=2) as peer:
+        with running(job, host, VM_GAHP_REQ_TIMEOUT=20) as peer:
             host.misbehave(mode)
             does(peer, "STOP")
             assert not host.pids()
@@ -631,7 +631,7 @@ class TestEndings:
     def test_a_vmrun_that_hangs_does_not_save_a_vm_from_the_kill_mode(self, job: VmwareJob, host: VMware) -> None:
         with running(job, host):
             host.misbehave("hang:all")
-            kill(job, host, str(job.scratch), VMWARE_TIMEOUT=1)
+            kill(job, host, str(job.scratch), VM_GAHP_REQ_TIMEOUT=10)
             assert host.pids() == {}
             host.misbehave()
 

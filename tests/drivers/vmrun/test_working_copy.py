@@ -13,8 +13,9 @@ from tests.conftest import examples
 from tests.jobs import own
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.vmrun import vmdk, working_copy
+from vmgahp.drivers.vmrun import layers, working_copy
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.images import vmdk
 from vmgahp.job.nics import Nic
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.job.vmx import MOST_LINES, Vmx
@@ -53,7 +54,7 @@ def disk(scratch, user):
 @pytest.fixture
 def read(scratch, user):
     """Reads a disk of the scratch directory: its layers."""
-    return lambda name, **more: vmdk.in_scratch(user, str(scratch), name, ATTRIBUTE, **more)
+    return lambda name, **more: layers.look(user, str(scratch), name, ATTRIBUTE, **more)
 
 
 def sparse(path, text, room=20, offset=1):
@@ -85,17 +86,17 @@ class TestDisks:
             sparse(child, child.read_text().replace("monolithicFlat", "monolithicSparse"))
             own(scratch)
         before = child.read_bytes()
-        layers = read(child.name)
-        assert [layer.path for layer in layers] == ["dos-000001.vmdk", "dos.vmdk"]
+        found = read(child.name)
+        assert [layer.path for layer in found] == ["dos-000001.vmdk", "dos.vmdk"]
         assert child.read_bytes() == before
-        vmdk.correct(user, str(scratch), layers, ATTRIBUTE)
+        layers.correct(user, str(scratch), found, ATTRIBUTE)
         after = child.read_bytes()
         assert (b'parentFileNameHint="dos.vmdk"' in after, old.encode() in after) == (True, False)
         if inside:
             text = before[512:].partition(b"\0")[0].replace(old.encode(), b"dos.vmdk")
             assert after == before[:512] + text.ljust(512 * 20, b"\0") + before[512 * 21 :]
         again = read(child.name)
-        assert [layer[:2] for layer in again] == [layer[:2] for layer in layers]
+        assert [layer[:2] for layer in again] == [layer[:2] for layer in found]
         assert not any(layer.parent for layer in again)
         assert child.stat().st_uid == user.uid
 
@@ -117,9 +118,9 @@ class TestDisks:
         shutil.copy(scratch / "dos.vmdk", shared)
         shutil.copy(scratch / "dos-flat.vmdk", shared)
         child = disk("child.vmdk", parent=f"{shared}/dos.vmdk")
-        layers = read("child.vmdk", shared=True)
-        assert [layer.path for layer in layers] == ["child.vmdk", f"{shared}/dos.vmdk"]
-        assert layers[1].files == (f"{shared}/dos.vmdk", f"{shared}/dos-flat.vmdk")
+        found = read("child.vmdk", shared=True)
+        assert [layer.path for layer in found] == ["child.vmdk", f"{shared}/dos.vmdk"]
+        assert found[1].files == (f"{shared}/dos.vmdk", f"{shared}/dos-flat.vmdk")
         assert str(shared) in child.read_text()
         # The same job with its disks transferred means the one that came with it.
         assert [layer.path for layer in read("child.vmdk")] == ["child.vmdk", "dos.vmdk"]
@@ -234,7 +235,7 @@ class TestWorkingCopy:
         copy = build()
         assert copy.name == "dos_condor.vmx"
         assert copy.disks.keys() == {"ide0:0"}
-        assert dict(Vmx.decode(copy.encode())) == {
+        assert dict(Vmx.decode(copy.vmx.encode())) == {
             ".encoding": "UTF-8",
             "config.version": "8",
             "virtualHW.version": "10",
@@ -341,8 +342,8 @@ class TestWorkingCopy:
     @given(value=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40))
     @settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_no_value_adds_a_line(self, build, value):
-        plain = build({"guestOS": "dos", "ethernet0.virtualDev": "e1000"}, nics=(Nic("nat"),)).encode()
-        nasty = build({"guestOS": value, "ethernet0.virtualDev": value}, nics=(Nic("nat"),)).encode()
+        plain = build({"guestOS": "dos", "ethernet0.virtualDev": "e1000"}, nics=(Nic("nat"),)).vmx.encode()
+        nasty = build({"guestOS": value, "ethernet0.virtualDev": value}, nics=(Nic("nat"),)).vmx.encode()
         names = [line.partition(b" = ")[0] for line in plain.splitlines()]
         lines = nasty.replace(b"\r", b"\n").split(b"\n")[:-1]
         assert [line.partition(b" = ")[0] for line in lines] == names

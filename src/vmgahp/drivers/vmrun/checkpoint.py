@@ -1,7 +1,7 @@
-"""Checkpoints of VMware's VMs: what is written down of one, and whether one can be restored.
+"""Checkpoints of VMware's VMs: the manifest of one, and the check if one can be restored.
 
-A checkpoint is a suspended VM: its memory (``.vmss`` and ``.vmem``), the disks of its snapshot, the working
-copy of the ``.vmx``, all in the scratch directory, so HTCondor takes them along.
+A checkpoint is a suspended VM: its memory (``.vmss`` and ``.vmem``), the disks of its snapshot, the working copy of the
+``.vmx``, all in the scratch directory, so HTCondor takes them along.
 """
 
 import os
@@ -14,14 +14,14 @@ from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import DISK, STATE, UUID, CheckpointKind, Facts, Manifest, matching
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.drivers.base import Logger
+from vmgahp.drivers.vmrun import working_copy
 from vmgahp.drivers.vmrun.working_copy import WorkingCopy
 from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec, read_vmx
-from vmgahp.job.vmx import Vmx
 
 STATE_SUFFIXES = (".vmss", ".vmem", ".vmsn", ".vmsd", ".nvram")
-"""What VMware keeps of a VM beside its ``.vmx`` and its disks."""
+"""Endings of the files that VMware keeps of a VM beside its ``.vmx`` and its disks."""
 
 KIND = CheckpointKind(
     "vmrun",
@@ -32,57 +32,49 @@ KIND = CheckpointKind(
 )
 
 
-class VmrunRestart(NamedTuple):
-    """A checkpoint that can be restored."""
-
-    manifest: Manifest
-    saved: Vmx
-    """The working copy that came with it, which is the job's to change."""
-
-
-def state_files(directory: str, vmx_name: str) -> list[str]:
-    """The files that VMware keeps of a VM beside its ``.vmx`` and its disks, by name."""
-    stem = vmx_name.removesuffix(".vmx")
-    return sorted(entry for entry in os.listdir(directory) if entry.startswith(stem) and entry.endswith(STATE_SUFFIXES))
-
-
 class VmrunCheckpoints(NamedTuple):
-    """Finds and makes the checkpoints of one scratch directory."""
+    """The checkpoints of one scratch directory."""
 
     identity: Identity
     directory: str
+    """The scratch directory, without links."""
     log: Logger
 
     @property
     def store(self) -> CheckpointStore:
         return CheckpointStore(KIND, self.identity, self.directory, self.log)
 
-    def find(self, spec: VmwareSpec, vmx_name: str) -> VmrunRestart | None:
-        """The checkpoint in the scratch directory; None where there is none. Raises `Unusable`."""
+    def state_files(self, vmx_name: str) -> list[str]:
+        """List the files that VMware keeps of a VM beside its ``.vmx`` and its disks, by name."""
+        stem, there = vmx_name.removesuffix(".vmx"), os.listdir(self.directory)
+        return sorted(name for name in there if name.startswith(stem) and name.endswith(STATE_SUFFIXES))
+
+    def find(self, spec: VmwareSpec, fresh: WorkingCopy) -> tuple[Manifest, WorkingCopy] | None:
+        """Return the checkpoint in the scratch directory, and its working copy; None for none. Raises `Unusable`."""
         manifest = self.store.load()
         if manifest is None:
             return None
-        # Which disks a guest has is the word of the working copy, which came back with it.
+        # The disks of a guest are those that the working copy names, which came back with it.
         self.store.check(manifest, self.store.now(spec, {}), map(FileRef.of, manifest.files))
-        if manifest.facts["state"] not in (file.path for file in manifest.files if file.role == STATE):
+        state = manifest.facts["state"]
+        if state not in (file.path for file in manifest.files if file.role == STATE):
             raise Unusable("its memory is not among its files.", True)
         try:
-            return VmrunRestart(manifest, read_vmx(self.identity, self.directory, vmx_name))
+            saved = read_vmx(self.identity, self.directory, fresh.name)
+            return manifest, working_copy.restored(fresh, saved, state, spec, self.directory, self.identity)
         except errors.JobFault as fault:
             raise Unusable(fault.problem, True) from fault
 
     def refuse(self, spec: VmwareSpec, unusable: Unusable) -> Callable[[], None]:
         """Keep a checkpoint aside and say why, as `CheckpointStore.refuse` does."""
-        own = state_files(self.directory, spec.vmx_file.removesuffix(".vmx") + "_condor.vmx")
+        own = self.state_files(working_copy.name_for(spec.vmx_file))
         return self.store.refuse(spec.name, unusable, own, fresh_disks=spec.snapshot_disk)
 
     def write(self, spec: VmwareSpec, copy: WorkingCopy, facts: Facts, cpu_seconds: float) -> None:
         """Write the manifest of a VM that is suspended. Raises `errors.MachineFault`."""
-        names = dict.fromkeys(name for chain in copy.disks.values() for layer in chain for name in layer.files)
-        state = state_files(self.directory, copy.name)
+        state = self.state_files(copy.name)
         state += [copy.nvram] if copy.nvram in os.listdir(self.directory) else []
-        refs = [FileRef(STATE, name) for name in state]
-        refs += [FileRef(DISK, name) for name in names]
+        refs = [FileRef(STATE, name) for name in state] + [FileRef(DISK, name) for name in copy.files]
         self.store.write(self.store.now(spec, facts, cpu_seconds), refs)
 
     def forget(self, *names: str) -> None:

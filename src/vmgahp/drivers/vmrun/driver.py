@@ -11,10 +11,10 @@ from vmgahp.drivers.lifecycle import reached
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes, tool, working_copy
-from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, state_files
+from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints
 from vmgahp.drivers.vmrun.machine import VmrunMachine, VmrunPlan
-from vmgahp.drivers.vmrun.tool import Tool, VmrunError, find_product
-from vmgahp.drivers.vmrun.working_copy import WorkingCopy
+from vmgahp.drivers.vmrun.survey import VmrunSurveyor
+from vmgahp.drivers.vmrun.tool import Tool, VmrunError
 from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import is_claimed
@@ -34,22 +34,22 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
         # VMware has trouble with a .vmx whose path has a symbolic link in it.
         directory = os.path.realpath(spec.working_dir)
-        vmrun = self._tool(directory)
+        vmrun = Tool(tool.find(self.settings), "", self.identity, directory, self.log)
+        with faults.explained("asking which VMware product is installed"):
+            vmrun.find_product(self.settings, self._seconds())
         copy = working_copy.build(spec.vmx, spec, directory, str(uuids.uuid4()), self.settings, self.identity)
         for text in copy.left_out:
             self.log(f"{spec.name} is without {text}")
         checkpoints = VmrunCheckpoints(self.identity, directory, self.log)
-        plan = VmrunPlan(spec, directory, vmrun, copy, checkpoints)
+        plan = VmrunPlan(spec, vmrun, checkpoints, copy, copy)
         try:
-            restart = checkpoints.find(spec, copy.name)
-            if restart is None:
-                return plan
-            return plan._replace(copy=self._restored(plan, restart), fresh=copy, restart=restart)
+            found = checkpoints.find(spec, copy)
         except Unusable as unusable:
             return plan._replace(unusable=unusable)
+        return plan if found is None else plan._replace(restart=found[0], copy=found[1])
 
     def show(self, plan: VmrunPlan) -> str:
-        return plan.copy.encode().decode()
+        return plan.copy.vmx.encode().decode()
 
     def clear(self, plan: VmrunPlan) -> None:
         for vmx in self._leftovers(plan):
@@ -57,7 +57,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
             processes.end(plan.vmrun, vmx, self.identity.uid, self._seconds(), self.log)
         plan.checkpoints.store.forget_interrupted()
         if plan.restart is None and plan.unusable is None:
-            plan.checkpoints.forget(*state_files(plan.directory, plan.copy.name))
+            plan.checkpoints.forget(*plan.checkpoints.state_files(plan.copy.name))
 
     def prepare(self, plan: VmrunPlan, resources: Resources) -> VmrunMachine:
         if plan.unusable is not None:
@@ -70,7 +70,10 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
 
     def launch(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         """VMware starts a guest and resumes one in the same way: it runs at once."""
-        self._write(plan.directory, plan.copy)
+        try:
+            self.identity.write_scratch(plan.directory, plan.copy.name, plan.copy.vmx.encode())
+        except OSError as error:
+            raise execute.unwritable(plan.copy.name, error, plan.directory, self.identity) from error
         if plan.restart is not None:
             machine.set_aside()
         elif plan.spec.snapshot_disk:
@@ -86,91 +89,62 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
 
     def without_checkpoint(self, plan: VmrunPlan, unusable: Unusable) -> tuple[VmrunPlan, Callable[[], None]]:
         take_back = plan.checkpoints.refuse(plan.spec, unusable)
-        return plan._replace(copy=plan.fresh or plan.copy, fresh=None, restart=None, unusable=None), take_back
+        return plan._replace(copy=plan.fresh, restart=None, unusable=None), take_back
 
     # The contract
 
     def kill(self, match: str, uuid: str = "") -> bool:
         directory = os.path.realpath(match)
+
+        def inside(uid: int | None = None) -> list[processes.Process]:
+            return [process for process in processes.running(uid) if os.path.dirname(process.vmx) == directory]
+
         # The startd names its own user instead of the job's.
         owner = Identity.of_owner(directory) or self.identity
-        if not os.path.exists(directory) and os.geteuid() == 0 and (running := processes.inside(directory)):
+        if not os.path.exists(directory) and os.geteuid() == 0 and (running := inside()):
             owner = Identity(running[0].uid, running[0].uid)
-        found = {process.vmx for process in processes.inside(directory, owner.uid)}
+        found = {process.vmx for process in inside(owner.uid)}
         vmrun = Tool(tool.find(self.settings), "", owner, directory, self.log)
         try:
-            vmrun.product = find_product(vmrun, self.settings, self._seconds())
-            listed = tool.running(vmrun.run("list", seconds=self._seconds()))
-            found |= {vmx for vmx in map(os.path.realpath, listed) if os.path.dirname(vmx) == directory}
-        except (VmrunError, errors.MachineFault) as error:
+            with faults.explained(f"looking for the VM in {match}"):
+                vmrun.find_product(self.settings, self._seconds())
+                found |= {vmx for vmx in vmrun.running(self._seconds()) if os.path.dirname(vmx) == directory}
+        except errors.Fault as fault:
             if not found:
-                if isinstance(error, VmrunError):
-                    raise faults.from_vmrun(error, f"looking for the VM in {match}") from error
                 raise
-            self.log(f"{error}; the processes of {match} are ended all the same")
+            self.log(f"{fault.problem} The processes of {match} are ended all the same")
         killed = False
         for vmx in sorted(found):
-            if uuid and self._value_of(directory, vmx, working_copy.UUID, owner) not in ("", uuid):
-                continue
-            killed = processes.end(vmrun, vmx, owner.uid, self._seconds(), self.log) or killed
+            if not uuid or self._value_of(vmx, working_copy.UUID, owner) in ("", uuid):
+                killed = processes.end(vmrun, vmx, owner.uid, self._seconds(), self.log) or killed
         return killed
 
     def survey(self, end: float) -> Survey:
-        from vmgahp.drivers.vmrun.survey import VmrunSurveyor
-
         return VmrunSurveyor(self.vm_type, self.settings, self.identity, self.log).survey(end)
 
     # How it is done
 
     def _seconds(self) -> float:
-        return self.settings.timeout(10, "VMWARE_TIMEOUT")
-
-    def _tool(self, home: str) -> Tool:
-        """vmrun for the job's user, with the scratch directory for a home.
-
-        The user may have no home, and what VMware keeps in one, such as the list of its VMs, is no business
-        of other jobs of the same user.
-        """
-        vmrun = Tool(tool.find(self.settings), "", self.identity, home, self.log)
-        vmrun.product = find_product(vmrun, self.settings, self._seconds())
-        return vmrun
+        """Return how long a call may take that moves no memory: a tenth of the time that the client waits."""
+        return max(1.0, self.settings.integer("VM_GAHP_REQ_TIMEOUT") / 10)
 
     def _leftovers(self, plan: VmrunPlan) -> list[str]:
-        """What runs from an earlier start: all in this directory, and elsewhere this job's that nobody looks after.
+        """List the VMs of an earlier start: all in this directory, and elsewhere this job's without a server.
 
         A job of the same name in another directory may be another pool's.
         """
-        try:
-            listed = plan.vmrun.run("list", seconds=self._seconds())
-        except VmrunError as error:
-            raise faults.from_vmrun(error, "looking for leftover VMs") from error
-        found = {os.path.realpath(vmx) for vmx in tool.running(listed)}
-        found |= {process.vmx for process in processes.all_of(self.identity.uid)}
+        with faults.explained("looking for leftover VMs"):
+            found = plan.vmrun.running(self._seconds())
+        found |= {process.vmx for process in processes.running(self.identity.uid)}
 
         def is_ours(vmx: str) -> bool:
-            place = os.path.dirname(vmx)
-            if place == plan.directory:
+            if os.path.dirname(vmx) == plan.directory:
                 return True
-            if self._value_of(place, vmx, "displayName", self.identity) != plan.spec.name:
+            if self._value_of(vmx, "displayName", self.identity) != plan.spec.name:
                 return False
-            return not is_claimed(self._value_of(place, vmx, working_copy.UUID, self.identity))
+            return not is_claimed(self._value_of(vmx, working_copy.UUID, self.identity))
 
         return sorted(vmx for vmx in found if vmx.endswith(WORKING_COPY_SUFFIX) and is_ours(vmx))
-
-    def _restored(self, plan: VmrunPlan, restart: VmrunRestart) -> WorkingCopy:
-        """Raises `Unusable`."""
-        try:
-            return working_copy.restored(
-                plan.copy, restart.saved, restart.manifest.facts["state"], plan.spec, plan.directory, self.identity
-            )
-        except errors.JobFault as fault:
-            raise Unusable(fault.problem, True) from fault
-
-    def _write(self, directory: str, copy: WorkingCopy) -> None:
-        try:
-            self.identity.write_scratch(directory, copy.name, copy.encode())
-        except OSError as error:
-            raise execute.unwritable(copy.name, error, directory, self.identity) from error
 
     def _take_snapshot(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         """Give the guest disks of its own over the job's, and make sure that it has them."""
@@ -185,7 +159,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
                     "snapshots.",
                     f"set vmware_snapshot_disk = False, or require VM_{self.vm_type}_ATTR_snapshot of the machine.",
                 ) from error
-            raise faults.from_vmrun(error, f"making a snapshot of {machine.name}", _paths(copy)) from error
+            raise faults.from_vmrun(error, f"making a snapshot of {machine.name}", copy.files) from error
         now = machine.current()
         for device, layers in copy.disks.items():
             independent = copy.vmx.get(f"{device}.mode", "").startswith("independent")
@@ -197,26 +171,22 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
                 )
 
     def _power_on(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
-        """Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work."""
+        """Have the guest run. Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work."""
         doing = f"{'resuming' if plan.restart else 'starting'} {plan.spec.name}"
         try:
             machine.power_on()
         except VmrunError as error:
-            fault = faults.from_vmrun(error, doing, [machine.vmx, *_paths(plan.copy)])
-            if isinstance(fault, errors.ClientFault):  # the VM was made a moment ago
-                fault = errors.HypervisorFault(fault.problem, "see who changes the job's scratch directory.")
+            fault = faults.from_vmrun(error, doing, [machine.vmx, *plan.copy.files])
             if plan.restart:
                 raise Unusable(fault.problem, True) from error
+            if isinstance(fault, errors.ClientFault):  # the VM was made a moment ago
+                fault = errors.HypervisorFault(fault.problem, "see who changes the job's scratch directory.")
             raise fault from error
 
-    def _value_of(self, directory: str, vmx: str, name: str, user: Identity) -> str:
-        """A value of a ``.vmx``, read as a user; empty where it cannot be read."""
+    @staticmethod
+    def _value_of(vmx: str, name: str, user: Identity) -> str:
+        """Read a value of a ``.vmx`` as a user; empty where it cannot be read."""
         try:
-            return read_vmx(user, directory, os.path.basename(vmx)).get(name, "")
+            return read_vmx(user, os.path.dirname(vmx), os.path.basename(vmx)).get(name, "")
         except errors.Fault:
             return ""
-
-
-def _paths(copy: WorkingCopy) -> list[str]:
-    """What the job chose, in an error of vmrun's."""
-    return [name for layers in copy.disks.values() for layer in layers for name in layer.files]

@@ -4,11 +4,12 @@ The job's rules come last: unlike libvirt's, these sentences name few files, and
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from vmgahp import errors
 from vmgahp.drivers.fault_rules import Rule, classify
-from vmgahp.drivers.vmrun.tool import HANGING_HINT, Hanging, VmrunError
+from vmgahp.drivers.vmrun.tool import VmrunError
 from vmgahp.errors import ClientFault, HypervisorFault, JobFault, MachineFault
 
 _NOT_RUNNING = (
@@ -65,24 +66,32 @@ RULES = (
 
 
 def is_not_running(error: VmrunError) -> bool:
-    """Whether the VM does not run (any more)."""
+    """Tell if the VM does not run (any more)."""
     return re.search(_NOT_RUNNING, error.message) is not None
 
 
 def is_not_supported(error: VmrunError) -> bool:
-    """Whether this product does not have the command, as Player has no snapshots."""
+    """Tell if this product does not have the command, as Player has no snapshots."""
     return re.search(_NOT_SUPPORTED, error.message) is not None
 
 
 def from_vmrun(error: VmrunError, doing: str, job_values: Iterable[str] = ()) -> errors.Fault:
-    """The fault for an error of vmrun met while `doing` something ("starting alice_lab_7.0").
+    """Return the fault for an error of vmrun met while `doing` something ("starting alice_lab_7.0").
 
     `job_values` are texts that the job chose, its paths above all; see `vmgahp.drivers.fault_rules.classify`.
     """
-    if isinstance(error, Hanging):
-        problem = f"vmrun does not answer while {doing} ({error.message})."
-        return MachineFault(problem, HANGING_HINT)
     problem = f"vmrun failed while {doing}: {error.message.rstrip('.')}."
+    if error.hint:
+        return MachineFault(problem, error.hint)
     if is_not_running(error):  # whatever the job chose
         return RULES[0].make(problem)
     return classify(RULES, error.message, job_values).make(problem)
+
+
+@contextmanager
+def explained(doing: str, job_values: Iterable[str] = ()) -> Iterator[None]:
+    """Turn errors of vmrun into faults, as `from_vmrun` does."""
+    try:
+        yield
+    except VmrunError as error:
+        raise from_vmrun(error, doing, job_values) from error

@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.checkpoint.store import CANNOT_SAVE
 from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import faults, processes, working_copy
-from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints, VmrunRestart, state_files
+from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints
 from vmgahp.drivers.vmrun.processes import Process
 from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
 from vmgahp.drivers.vmrun.working_copy import UUID, WorkingCopy
-from vmgahp.host import proc
+from vmgahp.host import execute, proc
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
 from vmgahp.metrics import Status, Usage
@@ -28,8 +29,6 @@ LEAVING_WAIT = 2.0
 ADDRESS_SECONDS = 5.0
 """Seconds for a question after the guest's address, which no STATUS depends on."""
 
-MOST_ADDRESS_HANGS = 3
-
 ROOM_EXTRA = 64 << 20
 """Bytes beyond the guest's memory that a suspended VM may need."""
 
@@ -40,16 +39,19 @@ class VmrunPlan(NamedTuple):
     """A START as it will be carried out."""
 
     spec: VmwareSpec
-    directory: str
-    """The scratch directory, without links."""
     vmrun: Tool
-    copy: WorkingCopy
     checkpoints: VmrunCheckpoints
-    fresh: WorkingCopy | None = None
+    copy: WorkingCopy
+    fresh: WorkingCopy
     """The working copy to boot anew with, where `copy` restarts from a checkpoint."""
-    restart: VmrunRestart | None = None
+    restart: Manifest | None = None
     unusable: Unusable | None = None
-    """Why the checkpoint that is there is not restored."""
+    """The reason why the checkpoint that is there is not restored."""
+
+    @property
+    def directory(self) -> str:
+        """The scratch directory, without links."""
+        return self.checkpoints.directory
 
 
 class VmrunMachine(ManagedMachine):
@@ -65,23 +67,23 @@ class VmrunMachine(ManagedMachine):
         """The full path of the working ``.vmx``, without links."""
         self._plan = plan
         self._before = frozenset(os.listdir(plan.directory))
-        """What is in the scratch directory before the start makes anything."""
-        self._memory_file = plan.restart.manifest.facts["state"] if plan.restart else ""
+        """The files in the scratch directory before the start makes anything."""
+        self._memory_file = plan.restart.facts["state"] if plan.restart else ""
         """The name of the file with the memory of a guest that is, or was, saved."""
         self._tool = plan.vmrun
         self._checkpoints = plan.checkpoints
         self._uid = plan.vmrun.identity.uid
         self._process: Process | None = None
-        self.usage = Usage(plan.restart.manifest.cpu_seconds if plan.restart else 0)
-        self._mac = ""
+        self.usage = Usage(plan.restart.cpu_seconds if plan.restart else 0)
+        self._mac = plan.spec.mac
         self._ip = ""
-        self._address_hangs = 0
+        self._may_ask_address = plan.spec.networking
         self._last_report: Status | None = None
 
     # What the server asks
 
     def cpu_seconds(self) -> float:
-        """What the guest had used when it was last looked at."""
+        """Return the CPU time that the guest had used when it was last looked at."""
         return self.usage.seconds
 
     def pid(self) -> int:
@@ -93,11 +95,11 @@ class VmrunMachine(ManagedMachine):
     def look(self) -> Status:
         process = self._find_process()
         try:
-            listed = processes.is_listed(self._tool.run("list", seconds=self.deadlines.usual), self.vmx)
-        except (VmrunError, errors.MachineFault) as error:
+            listed = self.vmx in self._tool.running(self.deadlines.usual)
+        except VmrunError as error:
             # vmrun is of no use just now, but the VM does not depend on it.
             if process is None or self._last_report is None:
-                raise self._fault(error, "asking for the status of") from error
+                raise faults.from_vmrun(error, f"asking for the status of {self.name}", [self.vmx]) from error
             self.log(f"{self.name} runs on as process {process.pid} although {error}")
             self._last_report = self._last_report._replace(cpu_seconds=self._read_usage())
             return self._last_report
@@ -120,12 +122,12 @@ class VmrunMachine(ManagedMachine):
             raise self._memory_is_lost(f"{self._memory_file} is not there any more")
 
     def ask_to_power_off(self) -> None:
-        """vmrun itself waits until the guest is off."""
+        """Ask the guest; vmrun itself waits until it is off."""
         try:
             if self.state is lifecycle.SOFT_SUSPENDED:
                 self._run("unpause", self.deadlines.usual)  # a guest whose CPUs stand still hears nothing
             self._run("stop", self.deadlines.stop, "soft")
-        except (VmrunError, errors.MachineFault) as error:
+        except VmrunError as error:
             raise errors.HypervisorFault(f"{error}.") from error
 
     def wait_until_off(self, seconds: float) -> bool:
@@ -156,13 +158,11 @@ class VmrunMachine(ManagedMachine):
                     f"{self.name} cannot be paused: this VMware product has no pause (VMware Player has none).",
                     "set VM_SOFT_SUSPEND = False, so that VMs are suspended to disk.",
                 ) from error
-            raise self._fault(error, "pausing") from error
+            raise faults.from_vmrun(error, f"pausing {self.name}", [self.vmx]) from error
 
     def unpause(self) -> None:
-        try:
+        with faults.explained(f"resuming {self.name}", [self.vmx]):
             self._run("unpause", self.deadlines.usual)
-        except VmrunError as error:
-            raise self._fault(error, "resuming") from error
 
     def save(self, operation: str) -> None:
         self._require_free_space()
@@ -170,10 +170,10 @@ class VmrunMachine(ManagedMachine):
         if paused:
             self.unpause()
         self._read_usage()
-        problem: VmrunError | errors.MachineFault | None = None
+        problem: VmrunError | None = None
         try:
             self._run("suspend", self.deadlines.memory, "hard")
-        except (VmrunError, errors.MachineFault) as error:
+        except VmrunError as error:
             problem = error
         process = self._find_process()
         # It writes until its end; one that vmrun has given up may still be at it.
@@ -182,7 +182,7 @@ class VmrunMachine(ManagedMachine):
                 self.pause()
             if problem is None:
                 raise errors.HypervisorFault(f"vmrun has suspended {self.name}, and process {process.pid} runs on.")
-            raise self._fault(problem, "suspending") from problem
+            raise faults.from_vmrun(problem, f"suspending {self.name}", [self.vmx]) from problem
         self._find_memory_file(problem)
         if problem is not None:
             self.log(f"{self.name} is saved although {problem}")
@@ -193,7 +193,7 @@ class VmrunMachine(ManagedMachine):
         self.log(f"{self.name} is suspended in {self._memory_file}")
 
     def write_manifest(self) -> None:
-        """With the disks that the VM has now, which are those of its snapshot."""
+        """Write it with the disks that the VM has now, which are those of its snapshot."""
         copy, directory, identity = self._plan.copy, self._plan.directory, self._tool.identity
         now = working_copy.restored(copy, self.current(), self._memory_file, self.spec, directory, identity)
         now.correct_parents(directory, identity)
@@ -205,11 +205,11 @@ class VmrunMachine(ManagedMachine):
         before_it_runs()
         try:
             self.power_on()
-        except (VmrunError, errors.MachineFault) as error:
+        except VmrunError as error:
             process = self._find_process()
             if process is None:
                 self.look_at_saved()
-                raise self._fault(error, "resuming") from error
+                raise faults.from_vmrun(error, f"resuming {self.name}", [self.vmx]) from error
             self.log(f"{self.name} runs again as process {process.pid} although {error}")
         self.log(f"{self.name} is resumed")
 
@@ -230,7 +230,7 @@ class VmrunMachine(ManagedMachine):
         self._run("start", self.deadlines.memory, "nogui")
 
     def current(self) -> Vmx:
-        """The working ``.vmx`` as VMware has changed it. Raises `errors.JobFault`."""
+        """Read the working ``.vmx`` as VMware has changed it. Raises `errors.JobFault`."""
         return read_vmx(self._tool.identity, self._plan.directory, self._plan.copy.name)
 
     # What helps
@@ -238,29 +238,24 @@ class VmrunMachine(ManagedMachine):
     def _run(self, command: str, seconds: float, *arguments: str) -> str:
         return self._tool.run(command, self.vmx, *arguments, seconds=seconds)
 
-    def _fault(self, error: VmrunError | errors.Fault, doing: str) -> errors.Fault:
-        if isinstance(error, errors.Fault):
-            return error
-        return faults.from_vmrun(error, f"{doing} {self.name}", [self.vmx])
-
     def _forget_memory(self) -> None:
         """Remove the suspended memory, where VMware has not done so."""
         names = [self._memory_file] if self._memory_file else []
         if not self._find_process():
-            names += [name for name in self._state_files() if name.endswith((".vmss", ".vmem"))]
+            names += self._state_files(".vmss", ".vmem")
         self._checkpoints.forget(*dict.fromkeys(names))
         self._memory_file = ""
 
-    def _state_files(self) -> list[str]:
-        return state_files(self._plan.directory, self._plan.copy.name)
+    def _state_files(self, *endings: str) -> list[str]:
+        return [name for name in self._checkpoints.state_files(self._plan.copy.name) if name.endswith(endings)]
 
-    def _find_memory_file(self, problem: VmrunError | errors.Fault | None) -> None:
-        """Find out where the memory of the guest is, which has ended. Raises `errors.Fault` where it is nowhere."""
-        found = [name for name in self._state_files() if name.endswith(".vmss")]
+    def _find_memory_file(self, problem: VmrunError | None) -> None:
+        """Find the memory of the guest, which has ended. Raises `errors.Fault` where it is nowhere."""
+        found = self._state_files(".vmss")
         wanted = self._plan.copy.name.removesuffix(".vmx") + ".vmss"
         if not found:
-            if isinstance(problem, VmrunError) and faults.is_not_running(problem):
-                raise self._fault(problem, "suspending") from problem
+            if problem is not None and faults.is_not_running(problem):
+                raise faults.from_vmrun(problem, f"suspending {self.name}", [self.vmx]) from problem
             said = "vmrun says that it has suspended it" if problem is None else str(problem)
             raise self._memory_is_lost(f"{said}, and there is no {wanted}")
         self._memory_file = wanted if wanted in found else found[0]
@@ -273,23 +268,14 @@ class VmrunMachine(ManagedMachine):
 
     def _require_free_space(self) -> None:
         directory = self._plan.directory
-        try:
-            status = os.statvfs(directory)
-        except OSError as error:
-            raise self._no_room(f"{directory} cannot be examined: {error.strerror}") from error
-        needed = (self.spec.memory_mib << 20) + ROOM_EXTRA
-        free = status.f_bavail * status.f_frsize
+        needed, free = (self.spec.memory_mib << 20) + ROOM_EXTRA, execute.free(directory, self._tool.identity)
         if free < needed:
-            raise self._no_room(
-                f"the guest's memory needs up to {needed >> 20} MiB in {directory}, and {free >> 20} MiB are free"
+            raise errors.MachineFault(
+                f"{self.name} cannot be suspended: the guest's memory needs up to {needed >> 20} MiB in {directory}, "
+                f"and {free >> 20} MiB are free.",
+                "free disk space on the file system of EXECUTE; the VM keeps running.",
+                CANNOT_SAVE,
             )
-
-    def _no_room(self, problem: str) -> errors.MachineFault:
-        return errors.MachineFault(
-            f"{self.name} cannot be suspended: {problem}.",
-            "free disk space on the file system of EXECUTE; the VM keeps running.",
-            CANNOT_SAVE,
-        )
 
     def _find_process(self) -> Process | None:
         if self._process is None or not processes.is_still(self._process):
@@ -302,33 +288,25 @@ class VmrunMachine(ManagedMachine):
 
     def _find_mac(self) -> str:
         if not self._mac and self.spec.networking:
-            self._mac = self.spec.mac
             try:
-                generated = "" if self._mac else self.current().get("ethernet0.generatedAddress", "")
+                generated = self.current().get("ethernet0.generatedAddress", "").lower()
             except errors.Fault:
                 generated = ""
             # The file is the job's to change, and the address goes into a line of the protocol.
-            if re.fullmatch(MAC, generated.lower()):
-                self._mac = generated.lower()
+            self._mac = generated if re.fullmatch(MAC, generated) else ""
         return self._mac
 
     def _find_address(self) -> str:
-        """The guest's address, which VMware's Tools in it tell; empty where they do not run."""
-        if (
-            self._ip
-            or not self.spec.networking
-            or self.state is lifecycle.SOFT_SUSPENDED
-            or self._address_hangs >= MOST_ADDRESS_HANGS
-        ):
+        """Return the guest's address, which VMware's Tools in it tell; empty where they do not run."""
+        if self._ip or not self._may_ask_address or self.state is lifecycle.SOFT_SUSPENDED:
             return self._ip
         try:
             told = self._run("getGuestIPAddress", ADDRESS_SECONDS).strip()
         except Hanging:
-            self._address_hangs += 1
+            self._may_ask_address = False
             return ""
-        except (VmrunError, errors.Fault):
+        except VmrunError:
             return ""
         # It is the guest's word.
-        if _ADDRESS.fullmatch(told):
-            self._ip = told
+        self._ip = told if _ADDRESS.fullmatch(told) else ""
         return self._ip
