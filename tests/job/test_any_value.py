@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 
 from tests.jobs import BASE, DISK, JobAd, ad
 from vmgahp.config import Settings
-from vmgahp.drivers.any import compatibility
-from vmgahp.drivers.any import disks as any_disks
-from vmgahp.drivers.any.conversion import patience
+from vmgahp.drivers.any import compatibility, images
 from vmgahp.drivers.machine_types import type_for
 from vmgahp.errors import JobFault
 from vmgahp.hooks import policy
@@ -151,10 +149,10 @@ NOBODY = _Nobody(65534, 65534)
 def _any(job: JobAd) -> None:
     accepted_types.wanted(job)
     Options(job)
-    found = any_disks.read(job, {}, NOBODY)
+    found = images.read(job, {}, NOBODY)
     for vm_type in ("kvm", "xen", "vmrun", "vsphere", "script"):
         compatibility.fit(vm_type, job, found, NOBODY)
-    assert patience(HEALTHY)
+    assert images.patience(HEALTHY)
 
 
 def _xen(job: JobAd) -> None:

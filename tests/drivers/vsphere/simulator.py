@@ -225,7 +225,7 @@ class Lab:
         self.scratch = scratch
         self.password = password
         self.job = Job(scratch)
-        self.quick = {"VSPHERE_RECONNECT_TIMEOUT": 1, "VSPHERE_TASK_TIMEOUT": 2}
+        self.quick = {"VM_GAHP_REQ_TIMEOUT": 5}  # a second for calls, and four for tasks
 
     def environ(self, scratch: Path | None = None, **more: object) -> dict[str, str]:
         return environment("vsphere", scratch or self.scratch, **settings(self.sim, self.password, **more))

@@ -1,11 +1,12 @@
-"""What of a job each VM type can do: all of it as it is, all of it with other images, or not."""
+"""What each VM type can run of a job: the job as it is, the job with other images, or nothing."""
 
-import re
+import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from vmgahp.drivers.any.disks import AnyDisk
+from vmgahp.drivers.any.images import AnyDisk
 from vmgahp.host.job_user import Identity
+from vmgahp.images import vmdk
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import ATTRIBUTES, OPTION_PREFIX
 from vmgahp.job.disks import DISK
@@ -23,12 +24,8 @@ _BOOTS_ITSELF = ("included", "vmx")
 _EACH_ITS_OWN = ("VMPARAM_Xen_", "VMPARAM_VMware_", DISK, OPTION_PREFIX + IGNORE_UNKNOWN)
 """Attributes that describe the VM to one hypervisor, and mean nothing to the others."""
 
-_VMDKS = {"vmrun": ("monolithicSparse",), "vsphere": ("monolithicSparse", "streamOptimized")}
-"""Kinds of VMDK, of one file, that VMware's products take as they are; the driver for vSphere unpacks them anyhow."""
-
-_CREATE_TYPE = re.compile(rb'^createType="([A-Za-z0-9]+)"', re.MULTILINE)
-_VMDK_DESCRIPTION = 64 << 10
-"""Bytes at the beginning of a VMDK that its description is in."""
+_STREAM = "streamoptimized"
+"""The kind of VMDK of an OVA, to which no guest can write."""
 
 _CANNOT_BE_SAVED = ("vmdk", "vdi", "vpc", "qcow")
 """Formats with which QEMU saves no VM (it calls that a migration blocker: ``block/vmdk.c`` and so on)."""
@@ -38,39 +35,35 @@ class Compatibility(NamedTuple):
     """How a job and a type go together."""
 
     reason: str = ""
-    """Why the type cannot run the job, as a sentence without its end; empty where it can."""
+    """The reason why the type cannot run the job, as a sentence without its end; empty where it can."""
     conversions: tuple[tuple[AnyDisk, str], ...] = ()
     """The disks that it needs in another format, and QEMU's name of that."""
 
 
 def fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -> Compatibility:
-    """Whether the type can run the job, and what has to be converted for that."""
+    """Find out if the type can run the job, and what has to be converted for that."""
     reason = next(_not_granted(vm_type, ad), "") or _no_description(vm_type, ad, disks)
     if reason:
         return Compatibility(reason)
     needed: list[tuple[AnyDisk, str]] = []
     for disk in disks:
+        entry = shown(disk.entry)
         stays = disk.path and disk.writable and not disk.transferred
         if stays and vm_type in HTCONDORS and ad.boolean("JobVMCheckpoint"):
             # The starter takes periodic checkpoints of vm_type any, after which the guest is resumed.
-            return Compatibility(
-                f"{shown(disk.entry)} is not transferred, and would move on after a periodic checkpoint"
-            )
+            return Compatibility(f"{entry} is not transferred, and would move on after a periodic checkpoint")
         target = _needs(vm_type, ad, disk, identity)
-        if not target:
-            continue
-        if disk.shared:
-            return Compatibility(f"{shown(disk.entry)} would have to be converted, and other VMs use it too")
-        if stays:
-            return Compatibility(
-                f"{shown(disk.entry)} would have to be converted, and what the guest writes is to be in it"
-            )
-        needed.append((disk, target))
+        if target and disk.shared:
+            return Compatibility(f"{entry} would have to be converted, and other VMs use it too")
+        if target and stays:
+            return Compatibility(f"{entry} would have to be converted, and what the guest writes is to be in it")
+        if target:
+            needed.append((disk, target))
     return Compatibility("", tuple(needed))
 
 
 def _not_granted(vm_type: str, ad: JobAd) -> Iterator[str]:
-    """What the job asks for that the type does not have."""
+    """Yield what the job asks for and the type does not have."""
     if vm_type not in LIBVIRT + VMWARE:  # its driver says it when it is asked to start the job
         return
     kernel = ad.string(XEN_KERNEL)
@@ -89,7 +82,7 @@ def _not_granted(vm_type: str, ad: JobAd) -> Iterator[str]:
 
 
 def _no_description(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk]) -> str:
-    """Why the type would not know what VM the job means; empty where it does."""
+    """Return why the type would not know what VM the job means; empty where it does."""
     has_vmx = ad.expression(VMX_FILE) is not None
     has_disks = ad.expression(DISK) is not None or ad.expression(LIBVIRT_XML) is not None
     if vm_type in QEMU and has_vmx and not has_disks:
@@ -108,37 +101,29 @@ def _no_description(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk]) -> str:
 
 
 def _needs(vm_type: str, ad: JobAd, disk: AnyDisk, identity: Identity) -> str:
-    """The format that the type needs the disk in; empty where it can use it as it is."""
+    """Return the format that the type needs the disk in; empty where it can use it as it is."""
     if not disk.path or disk.format == "iso":
         return ""
     if vm_type in XEN:
         return "" if disk.format == "raw" else "raw"
+    kind = _vmdk_kind(disk, identity)
     if vm_type in VMWARE:
-        if ad.expression(VMX_FILE) is not None or disk.is_cdrom:
+        if ad.expression(VMX_FILE) is not None or disk.is_cdrom or kind == "monolithicsparse":
             return ""
-        return "" if _vmdk_kind(disk, identity) in _VMDKS.get(vm_type, _VMDKS["vmrun"]) else "vmdk"
-    if vm_type not in QEMU:
-        return ""
+        # The driver for vSphere unpacks them all.
+        return "" if kind == _STREAM and vm_type == "vsphere" else "vmdk"
     saved = bool(ad.boolean("JobVMCheckpoint")) and disk.format in _CANNOT_BE_SAVED
-    if disk.format == "vhdx" or saved or (disk.writable and _vmdk_kind(disk, identity) == "streamOptimized"):
+    if vm_type in QEMU and (disk.format == "vhdx" or saved or (disk.writable and kind == _STREAM)):
         return "qcow2"
     return ""
 
 
 def _vmdk_kind(disk: AnyDisk, identity: Identity) -> str:
-    """VMware's word for the kind of a VMDK; ``streamOptimized`` are those of an OVA, to which no guest can write."""
+    """Return VMware's word for the kind of a VMDK, in lower case; empty for what is none, or cannot be used."""
     if disk.format != "vmdk":
         return ""
     try:
-        found = _CREATE_TYPE.search(identity.read_named(disk.path, _VMDK_DESCRIPTION))
-    except OSError:
-        found = None  # the driver says what is wrong with it
-    return found[1].decode() if found else ""
-
-
-def as_they_would_be(disks: Sequence[AnyDisk], made: dict[str, AnyDisk]) -> str:
-    """The job's vm_disk with the disks of `made` (by the paths of what they were made of) in their places."""
-    return ",".join(made.get(disk.path, disk).written() for disk in disks)
-
-
-__all__ = ["Compatibility", "as_they_would_be", "fit"]
+        with os.fdopen(identity.open_named(disk.path, os.O_RDONLY), "rb") as file:
+            return vmdk.read(file.fileno()).kind
+    except (OSError, vmdk.VmdkError):
+        return ""  # the driver says what is wrong with it

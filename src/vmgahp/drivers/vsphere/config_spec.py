@@ -1,47 +1,29 @@
-"""What the server is told of a VM: `vmgahp.drivers.vsphere.hardware` as a ConfigSpec.
+"""A VM as the server is told of it: `vmgahp.drivers.vsphere.hardware` as a ConfigSpec.
 
-A VM is made in two steps. It is created bare, with its tags, so that it can be found from its first moment;
-the server thereby chooses and makes its directory. When the files are there, the devices that use them are
-added.
+A VM is made in two steps. It is created bare, with its tags, so that it can be found from its first moment; the server
+thereby chooses and makes its directory. When the files are there, the devices that use them are added.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 
 from pyVmomi import vim
 
-from vmgahp.drivers.vsphere import hardware
 from vmgahp.drivers.vsphere.annotations import Tag
-from vmgahp.drivers.vsphere.hardware import SERIAL, Device, Hardware
+from vmgahp.drivers.vsphere.hardware import BUSES, NICS, SCSI_CONTROLLERS, SERIAL, Device, Hardware
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.job.vmx_drives import CDROM, DISK, FLOPPY
 
 _device = vim.vm.device
 
-SCSI_KEY, SATA_KEY, NVME_KEY, IDE_KEY = 1000, 15000, 31000, 200
-"""Keys that a server gives to its controllers of each kind. Those of IDE are there in every VM."""
 SIO_KEY = 400
-
-_SCSI = {
-    "lsilogic": _device.VirtualLsiLogicController,
-    "buslogic": _device.VirtualBusLogicController,
-    "lsisas1068": _device.VirtualLsiLogicSASController,
-    "pvscsi": _device.ParaVirtualSCSIController,
-}
-_NICS = {
-    "e1000": _device.VirtualE1000,
-    "e1000e": _device.VirtualE1000e,
-    "vlance": _device.VirtualPCNet32,
-    "vmxnet": _device.VirtualVmxnet2,
-    "vmxnet2": _device.VirtualVmxnet2,
-    "vmxnet3": _device.VirtualVmxnet3,
-}
-
 OTHER_GUEST = "otherGuest64"
 
 
 def bare(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: str) -> "vim.vm.ConfigSpec":
-    """The VM without its disks, for CreateVM_Task."""
-    options = {"msg.autoAnswer": "TRUE"} | dict(found.boot)
+    """Describe the VM without its disks, for CreateVM_Task."""
+    # A VM that waits for somebody to press a button would wait for ever.
+    options = {"msg.autoAnswer": "TRUE"} | found.boot
     config = vim.vm.ConfigSpec(
         name=entity,
         annotation=tag.annotation(),
@@ -50,7 +32,6 @@ def bare(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: st
         numCPUs=spec.vcpus,
         guestId=guest_id(found.guest),
         firmware="efi" if found.efi else "bios",
-        # A VM that waits for somebody to press a button would wait for ever.
         extraConfig=[*tag.options(), *(vim.option.OptionValue(key=key, value=value) for key, value in options.items())],
         deviceChange=_added(_controllers(found)),
     )
@@ -65,71 +46,61 @@ def bare(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: st
 
 def devices(
     found: Hardware,
-    files: Mapping[str, str],
+    directory: str,
     sizes: Mapping[str, int],
     spec: VmwareSpec,
     network: "vim.vm.device.VirtualDevice.BackingInfo | None",
-    keys: Mapping[tuple[str, int], int],
+    present: "Iterable[vim.vm.device.VirtualDevice]",
 ) -> "vim.vm.ConfigSpec":
-    """What is added when the files are there, for ReconfigVM_Task.
+    """Describe the devices that are added when the files are there, for ReconfigVM_Task.
 
-    `files` are the paths on the datastore by the names in the ``.vmx``, `sizes` the bytes of the disks,
-    `keys` those of the controllers that the VM has, by kind and number.
+    The files are in `directory` (``[datastore] name``), `sizes` are the bytes of the disks by their names in the
+    ``.vmx``, `present` are the devices that the VM has, its controllers among them.
     """
-    new = [
-        _drive(device, files[device.file], sizes, keys, number)
-        for number, device in enumerate(found.of_kind(DISK) + found.of_kind(CDROM))
-    ]
-    for device in found.of_kind(FLOPPY):
-        backing = _device.VirtualFloppy.ImageBackingInfo(fileName=files[device.file])
-        new.append(
-            _device.VirtualFloppy(
-                key=-400 - device.unit, controllerKey=SIO_KEY, unitNumber=device.unit, backing=backing
-            )
-        )
-    for device in found.of_kind(SERIAL):
-        backing = _device.VirtualSerialPort.FileBackingInfo(fileName=files[device.file])
-        new.append(_device.VirtualSerialPort(key=-500 - device.unit, backing=backing, yieldOnPoll=True))
+    keys = {
+        (name, there.busNumber): there.key
+        for there in present
+        for name, bus in BUSES.items()
+        if isinstance(there, getattr(_device, bus.kind))
+    }
+    new = []
+    for number, device in enumerate(found.devices):
+        made = _with_file(device, f"{directory}/{device.stored_as}", sizes.get(device.file, 0))
+        made.key = -100 - number
+        if device.bus in BUSES:
+            default = BUSES[device.bus].key + device.controller
+            made.controllerKey = keys.get((device.bus, device.controller), default)
+        if device.kind != SERIAL:
+            made.unitNumber = device.unit
+        new.append(made)
     if network is not None:
-        new.append(_nic(found, spec, network))
+        kind = getattr(_device, NICS[found.nic])
+        nic = kind(key=-4000, backing=network, addressType="generated", wakeOnLanEnabled=False)
+        nic.connectable = _device.VirtualDevice.ConnectInfo(
+            startConnected=True, connected=True, allowGuestControl=False
+        )
+        if spec.mac:
+            nic.addressType, nic.macAddress = "manual", spec.mac
+        new.append(nic)
     return vim.vm.ConfigSpec(deviceChange=_added(new))
 
 
-def controllers_of(present: object) -> dict[tuple[str, int], int]:
-    """The keys of a VM's controllers, by kind and number, from its config.hardware.device."""
-    answer = {}
-    for device in present or ():  # type: ignore[attr-defined]
-        for kind, bus in (
-            (_device.VirtualSCSIController, "scsi"),
-            (_device.VirtualIDEController, "ide"),
-            (_device.VirtualAHCIController, "sata"),
-            (_device.VirtualNVMEController, "nvme"),
-        ):
-            if isinstance(device, kind):
-                answer[bus, device.busNumber] = device.key
-    return answer
-
-
 def guest_id(name: str) -> str:
-    """vSphere's name for a guestOS of a ``.vmx``: ``ubuntu-64`` is ``ubuntu64Guest`` there."""
+    """Return vSphere's name for a guestOS of a ``.vmx``: ``ubuntu-64`` is ``ubuntu64Guest`` there."""
     return _guests().get(_plain(name), OTHER_GUEST)
 
 
 def adapter(device: Device, found: Hardware) -> str:
-    """What a disk's descriptor says of its controller."""
+    """Return the word for a disk's controller in its descriptor."""
     if device.bus == "scsi":
         return "buslogic" if found.scsi[device.controller] == "buslogic" else "lsilogic"
     return "ide" if device.bus == "ide" else "lsilogic"
 
 
-_guest_names: dict[str, str] = {}
-
-
+@cache
 def _guests() -> dict[str, str]:
-    if not _guest_names:
-        for name in vim.vm.GuestOsDescriptor.GuestOsIdentifier.values:
-            _guest_names.setdefault(_plain(str(name).removesuffix("Guest")), str(name))
-    return _guest_names
+    names = [str(name) for name in vim.vm.GuestOsDescriptor.GuestOsIdentifier.values]
+    return {_plain(name.removesuffix("Guest")): name for name in reversed(names)}  # the first of a name counts
 
 
 def _plain(name: str) -> str:
@@ -142,47 +113,30 @@ def _added(new: "list[vim.vm.device.VirtualDevice]") -> "list[vim.vm.device.Virt
 
 
 def _controllers(found: Hardware) -> "list[vim.vm.device.VirtualDevice]":
-    used = sorted({(device.bus, device.controller) for device in found.devices if device.bus in hardware.BUSES})
+    """Describe the controllers of the devices, but for those of IDE, which are in every VM."""
     new = []
-    for bus, number in used:
-        if bus == "scsi":
-            shared = _device.VirtualSCSIController.Sharing.noSharing
-            kind = _SCSI[found.scsi[number]]
-            new.append(kind(key=SCSI_KEY + number, busNumber=number, sharedBus=shared))
-        elif bus == "sata":
-            new.append(_device.VirtualAHCIController(key=SATA_KEY + number, busNumber=number))
-        elif bus == "nvme":
-            new.append(_device.VirtualNVMEController(key=NVME_KEY + number, busNumber=number))
+    for name, number in sorted({(device.bus, device.controller) for device in found.devices}):
+        if name in BUSES and name != "ide":
+            bus = BUSES[name]
+            kind = SCSI_CONTROLLERS[found.scsi[number]] if name == "scsi" else bus.kind
+            new.append(getattr(_device, kind)(key=bus.key + number, busNumber=number))
+        if name == "scsi":
+            new[-1].sharedBus = _device.VirtualSCSIController.Sharing.noSharing
     return new
 
 
-def _drive(
-    device: Device, path: str, sizes: Mapping[str, int], keys: Mapping[tuple[str, int], int], number: int
-) -> "vim.vm.device.VirtualDevice":
-    defaults = {"scsi": SCSI_KEY, "sata": SATA_KEY, "nvme": NVME_KEY, "ide": IDE_KEY}
-    controller = keys.get((device.bus, device.controller), defaults[device.bus] + device.controller)
+def _with_file(device: Device, path: str, size: int) -> "vim.vm.device.VirtualDevice":
+    """Describe a device whose file is at this path of the datastore; not yet where it is plugged in."""
+    if device.kind == DISK:
+        mode = "persistent" if device.persistent else "independent_nonpersistent"
+        backing = _device.VirtualDisk.FlatVer2BackingInfo(fileName=path, diskMode=mode, writeThrough=True)
+        return _device.VirtualDisk(capacityInKB=-(-size // 1024), backing=backing)
     if device.kind == CDROM:
         backing = _device.VirtualCdrom.IsoBackingInfo(fileName=path)
         plugged = _device.VirtualDevice.ConnectInfo(startConnected=True, connected=True, allowGuestControl=True)
-        return _device.VirtualCdrom(
-            key=-200 - number, controllerKey=controller, unitNumber=device.unit, backing=backing, connectable=plugged
-        )
-    mode = "persistent" if device.persistent else "independent_nonpersistent"
-    size = sizes[device.file]
-    return _device.VirtualDisk(
-        key=-100 - number,
-        controllerKey=controller,
-        unitNumber=device.unit,
-        capacityInKB=-(-size // 1024),
-        backing=_device.VirtualDisk.FlatVer2BackingInfo(fileName=path, diskMode=mode, writeThrough=True),
-    )
-
-
-def _nic(
-    found: Hardware, spec: VmwareSpec, network: "vim.vm.device.VirtualDevice.BackingInfo"
-) -> "vim.vm.device.VirtualDevice":
-    nic = _NICS[found.nic](key=-4000, backing=network, addressType="generated", wakeOnLanEnabled=False)
-    nic.connectable = _device.VirtualDevice.ConnectInfo(startConnected=True, connected=True, allowGuestControl=False)
-    if spec.mac:
-        nic.addressType, nic.macAddress = "manual", spec.mac
-    return nic
+        return _device.VirtualCdrom(backing=backing, connectable=plugged)
+    if device.kind == FLOPPY:
+        backing = _device.VirtualFloppy.ImageBackingInfo(fileName=path)
+        return _device.VirtualFloppy(backing=backing, controllerKey=SIO_KEY)
+    backing = _device.VirtualSerialPort.FileBackingInfo(fileName=path)
+    return _device.VirtualSerialPort(backing=backing, yieldOnPoll=True)

@@ -12,17 +12,17 @@ from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.lifecycle import reached
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
-from vmgahp.drivers.vsphere import annotations, power
-from vmgahp.drivers.vsphere import machine as machines
-from vmgahp.drivers.vsphere.annotations import Tag, Tagged
+from vmgahp.drivers.vsphere import annotations
+from vmgahp.drivers.vsphere.annotations import RUNS, SAVED, Tag, Tagged
 from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints
 from vmgahp.drivers.vsphere.config_spec import guest_id
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
-from vmgahp.drivers.vsphere.deploy import Deployment, Launcher, store_name
 from vmgahp.drivers.vsphere.inventory import Inventory
-from vmgahp.drivers.vsphere.machine import VsphereContext, VsphereMachine, VspherePlan
+from vmgahp.drivers.vsphere.machine import VsphereMachine, VspherePlan, retire
 from vmgahp.drivers.vsphere.survey import VsphereSurveyor
+from vmgahp.drivers.vsphere.transport import Deployment, VsphereContext
+from vmgahp.drivers.vsphere.vm import VsphereVm
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.host.starter import directory_of, is_one_job
@@ -48,38 +48,36 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
     def plan(self, job: JobAd) -> VspherePlan:
         end = time.monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - RESERVE
         spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
-        deployment = Deployment.of(spec, self.identity)
-        plan = VspherePlan(deployment, annotations.job_id(job), None, end)
+        plan = VspherePlan(Deployment.of(spec, self.identity), annotations.job_id(job), None, end)
         try:
             return plan._replace(manifest=self._checkpoints().store(spec.working_dir).load())
         except Unusable as unusable:
             return plan._replace(unusable=unusable)
 
     def show(self, plan: VspherePlan) -> str:
-        spec, deployment = plan.spec, plan.deployment
+        spec, hardware, extents = plan.deployment
         lines = [
             f"name      {annotations.entity_name(spec.name, 'xxxxxxxx')}",
             f"memory    {spec.memory_mib} MiB",
             f"CPUs      {spec.vcpus}",
-            f"guest     {guest_id(deployment.hardware.guest)}",
-            f"firmware  {'efi' if deployment.hardware.efi else 'bios'}"
-            f"{', secure boot' if deployment.hardware.secure_boot else ''}",
+            f"guest     {guest_id(hardware.guest)}",
+            f"firmware  {'efi' if hardware.efi else 'bios'}{', secure boot' if hardware.secure_boot else ''}",
             f"network   {spec.networking_type or 'none'}",
         ]
-        for device in deployment.hardware.devices:
-            disk = deployment.disks.get(device.file)
-            note = "" if disk is None else ", flat" if disk.extent else ", to be converted"
-            lines.append(f"{device.place:9} {device.kind} {device.file} as {store_name(device)}{note}")
-        lines += [f"left out  {name}" for name in deployment.hardware.left_out]
+        for device in hardware.devices:
+            extent = extents.get(device.file)
+            note = "" if extent is None else ", flat" if extent else ", to be converted"
+            lines.append(f"{device.place:9} {device.kind} {device.file} as {device.stored_as}{note}")
+        lines += [f"left out  {name}" for name in hardware.left_out]
         return "\n".join(lines) + "\n"
 
     def clear(self, plan: VspherePlan) -> None:
         """Remove what earlier starts left of this job, of this directory or of one that is gone, and checkpoints
         whose time is over.
 
-        A VM that another host looks after is left alone, even if it is this job's: a host that is cut off from
-        its pool may still run it, and its own guardian ends it. So is one of this host's in another directory that
-        a server looks after.
+        A VM that another host looks after is left alone, even if it is this job's: a host that is cut off from its pool
+        may still run it, and its own guardian ends it. So is one of this host's in another directory that a server
+        looks after.
         """
         context = self._context()
         there = annotations.find(self._connection, context.place.folder)
@@ -95,34 +93,29 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         if plan.unusable is not None:
             raise plan.unusable
         spec, context = plan.spec, self._context()
-        kept = self._checkpointed(plan, context)
-        tag = Tag(
-            kept.tag.id if kept else str(uuids.uuid4()),
-            spec.name,
-            plan.job,
-            spec.working_dir,
-            self._host,
-            annotations.RUNS,
-        )
-        self.claim(resources, spec.working_dir, tag.id)
+        kept = None
+        if plan.manifest is not None:
+            kept = self._checkpointed(plan, context, annotations.find(self._connection, context.place.folder))
+        uuid = kept.tag.id if kept else str(uuids.uuid4())
+        tag = Tag(uuid, spec.name, plan.job, spec.working_dir, self._host, RUNS)
+        self.claim(resources, spec.working_dir, uuid)
         reached("prepare.guarded")
         machine = VsphereMachine(plan, tag, context, resources, self.deadlines(self._connection.deadline))
         if kept is not None:
-            machine.ref = kept.ref
+            machine.vm = VsphereVm(self._connection, kept.ref)
         return machine
 
     def launch(self, machine: VsphereMachine, plan: VspherePlan) -> None:
         if plan.manifest is not None:
             machine.take_up(plan.manifest)
             return
-        spec, deployment, context = plan.spec, plan.deployment, machine.context
+        spec, left_out = plan.spec, plan.deployment.hardware.left_out
         network = None
         if spec.networking_type:
-            network = self._inventory.network(context.place.datacenter, spec.networking_type)
-        if deployment.hardware.left_out:
-            self.log(f"{spec.name} is without {', '.join(deployment.hardware.left_out)}")
-        launcher = Launcher(self._connection, context.place, context.store, self.identity, self.log)
-        machine.ref = launcher.launch(deployment, machine.tag, network, plan.end)
+            network = self._inventory.network(machine.context.place.datacenter, spec.networking_type)
+        if left_out:
+            self.log(f"{spec.name} is without {', '.join(left_out)}")
+        machine.vm = machine.transport.deploy(machine.tag, network, plan.end)
 
     def keep(self, machine: VsphereMachine, plan: VspherePlan) -> None:
         spec = plan.spec
@@ -141,25 +134,21 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
     def kill(self, match: str, uuid: str = "") -> bool:
         """See `vmgahp.drivers.base.Driver.kill`; also by the VM's name, which is for people.
 
-        HTCondor names the scratch directory, and then a checkpoint stays. By its name a VM of this machine, or
-        a checkpoint that waits for its job, is removed with all that there is of it.
+        HTCondor names the scratch directory, and then a checkpoint stays. By its name a VM of this machine, or a
+        checkpoint that waits for its job, is removed with all that there is of it.
         """
         context = self._context()
         found = False
-        for there in annotations.find(self._connection, context.place.folder):
-            tag = there.tag
+        for ref, tag in annotations.find(self._connection, context.place.folder):
+            vm, runs_here = VsphereVm(self._connection, ref), tag.host == self._host and tag.state == RUNS
             if uuid and tag.id != uuid:
                 continue
-            runs_here = tag.host == self._host and tag.state == annotations.RUNS
-            if match.startswith("/"):
-                if not runs_here or not is_one_job(tag.directory, match):
-                    continue
-                machines.retire(context, there.ref, tag)
-            else:
-                if tag.name != match or not (runs_here or tag.state == annotations.SAVED):
-                    continue
-                power.destroy(self._connection, there.ref, context.place.datacenter)
-            found = True
+            if match.startswith("/") and runs_here and is_one_job(tag.directory, match):
+                retire(context, vm, tag)
+                found = True
+            elif tag.name == match and (runs_here or tag.state == SAVED):
+                vm.destroy(context.place.datacenter)
+                found = True
         return found
 
     def survey(self, end: float) -> Survey:
@@ -170,36 +159,33 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
 
     # How it is done
 
-    def _checkpointed(
-        self, plan: VspherePlan, context: VsphereContext, there: Iterable[Tagged] | None = None
-    ) -> Tagged | None:
-        """The VM of the job's checkpoint. Raises `Unusable`."""
+    def _checkpointed(self, plan: VspherePlan, context: VsphereContext, there: Iterable[Tagged]) -> Tagged | None:
+        """Return the VM of the job's checkpoint. Raises `Unusable`."""
         if plan.manifest is None:
             return None
-        if there is None:
-            there = annotations.find(self._connection, context.place.folder)
         return context.checkpoints.match(plan.manifest, plan.spec, plan.job, there)
 
     def _clear_one(self, plan: VspherePlan, context: VsphereContext, found: Tagged) -> None:
         tag, here = found.tag, os.path.normpath(plan.spec.working_dir)
         same_job = tag.job == plan.job
-        if tag.host == self._host and tag.state == annotations.RUNS:
+        if tag.host == self._host and tag.state == RUNS:
             path = os.path.normpath(tag.directory)
             if not (same_job or _has_ended(path, here)) or (path != here and is_claimed(tag.id)):
                 return
             self.log(f"{tag.name} is still there from an earlier start: removing it")
-        elif tag.state == annotations.SAVED and same_job:
+        elif tag.state == SAVED and same_job:
             self.log(f"an older checkpoint of {tag.name} is on the server: removing it")
-        elif annotations.expired(tag):
+        elif tag.has_expired:
             self.log(f"the checkpoint of {tag.name} has waited for its job for too long: removing it")
         else:
             return
-        # Others may be at it at the same moment, and what is not this job's must not fail it.
+        vm = VsphereVm(self._connection, found.ref)
+        # Other hosts may be at it at the same moment, and a VM that is not this job's must not fail the job.
         try:
-            if same_job or tag.state == annotations.SAVED:
-                power.destroy(self._connection, found.ref, context.place.datacenter)
+            if same_job or tag.state == SAVED:
+                vm.destroy(context.place.datacenter)
             else:
-                machines.retire(context, found.ref, tag)
+                retire(context, vm, tag)
         except errors.Fault as fault:
             if same_job:
                 raise
@@ -211,11 +197,10 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         return VsphereContext(self._connection, store, self._checkpoints(), place, self.log)
 
     def _checkpoints(self) -> VsphereCheckpoints:
-        days = self.settings.integer("VSPHERE_CHECKPOINT_DAYS")
-        return VsphereCheckpoints(self._connection, self.identity, days, self.log)
+        return VsphereCheckpoints(self.identity, self.settings.integer("VSPHERE_CHECKPOINT_DAYS"), self.log)
 
 
 def _has_ended(path: str, here: str) -> bool:
-    """Whether the job of a scratch directory is over: it is `here` now, or it is gone from beside `here`."""
+    """Tell if the job of a scratch directory is over: the directory is `here` now, or gone from beside `here`."""
     beside = os.path.dirname(directory_of(path)) == os.path.dirname(directory_of(here))
     return path == here or (beside and not os.path.lexists(path))

@@ -1,10 +1,10 @@
 """Where jobs' VMs live on the server: the objects that the settings name, found by their names.
 
-On an ESXi host there is one of most of them, and the settings may be empty. Where there are several, nobody
-guesses: the fault lists their names.
+On an ESXi host there is one of most of them, and the settings may be empty. Where there are several and none is named,
+the fault lists their names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -12,15 +12,17 @@ from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.vsphere import faults
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 
 DEEPEST = 10
-"""Folders within folders that are looked into for data centers and compute resources."""
+"""Levels of folders that are searched for data centers and compute resources."""
+
+Found = list[tuple["vim.ManagedObject", str]]
+"""Objects, each with its name or its path."""
 
 
 class Placement(NamedTuple):
-    """Where a job's VM goes."""
+    """The place of a job's VM."""
 
     datacenter: "vim.Datacenter"
     datacenter_path: str
@@ -32,51 +34,48 @@ class Placement(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """Finds the objects of the settings; nothing is remembered, for an administrator may move them."""
+    """The objects of the settings; nothing is remembered, for an administrator may move them."""
 
     connection: VsphereConnection
     settings: Settings
 
     def place(self) -> Placement:
-        """All of it. Raises `errors.MachineFault` for what is not there or not the only one."""
+        """Find all of it. Raises `errors.MachineFault` for what is not there or not the only one."""
         datacenter, path = self.datacenter()
         datastore, name = self.datastore(datacenter)
-        return Placement(datacenter, path, datastore, name, self.pool(datacenter), self.folder(datacenter))
+        return Placement(datacenter, path, datastore, name, self.pool(path), self.folder(path))
 
     def datacenter(self) -> "tuple[vim.Datacenter, str]":
-        """VSPHERE_DATACENTER, and its path."""
-        root = self.connection.call(lambda content: content.rootFolder)
-        found = self._beneath(root, vim.Datacenter)
-        return self._choose("VSPHERE_DATACENTER", "data center", found)
+        """Find VSPHERE_DATACENTER, and its path."""
+        root = self.connection.call(lambda content: content.rootFolder, "looking for data centers")
+        return self._choose("VSPHERE_DATACENTER", "data center", self._beneath(root, vim.Datacenter))
 
     def datastore(self, datacenter: "vim.Datacenter") -> "tuple[vim.Datastore, str]":
-        """VSPHERE_DATASTORE, and its name."""
-        found = self._named(self._refs(datacenter, "datastore"))
-        return self._choose("VSPHERE_DATASTORE", "datastore", found)
+        """Find VSPHERE_DATASTORE, and its name."""
+        return self._choose("VSPHERE_DATASTORE", "datastore", self._named(datacenter, "datastore"))
 
-    def pool(self, datacenter: "vim.Datacenter") -> "vim.ResourcePool":
-        """VSPHERE_RESOURCE_POOL: ``host or cluster``, or ``host or cluster/pool/pool…``."""
-        computers = self._beneath(self._ref(datacenter, "hostFolder"), vim.ComputeResource)
-        wanted = self.settings.string("VSPHERE_RESOURCE_POOL").strip("/")
-        if not wanted:
-            computer, _ = self._choose("VSPHERE_RESOURCE_POOL", "host or cluster", computers)
-            return self._ref(computer, "resourcePool")
-        for ref, path in sorted(computers, key=lambda one: -len(one[1])):
-            for prefix in (path, path.rpartition("/")[2]):
-                if wanted == prefix or wanted.startswith(f"{prefix}/"):
-                    pool = self._ref(ref, "resourcePool")
-                    rest = wanted[len(prefix) :].strip("/").removeprefix("Resources").strip("/")
-                    return self._walk(pool, rest, "resourcePool", "VSPHERE_RESOURCE_POOL", "resource pool")
-        raise _missing("VSPHERE_RESOURCE_POOL", wanted, "host or cluster", [path for _, path in computers])
+    def pool(self, datacenter_path: str) -> "vim.ResourcePool":
+        """Find VSPHERE_RESOURCE_POOL: ``host or cluster``, or ``host or cluster/pool/pool…``."""
+        setting, hosts = "VSPHERE_RESOURCE_POOL", f"{datacenter_path}/host"
+        computers = self._beneath(self._at(hosts, vim.Folder, setting, "folder of hosts"), vim.ComputeResource)
+        wanted = self.settings.string(setting).strip("/")
+        # The longest path first, for a folder may have the name of a host.
+        for _, computer in sorted(computers, key=lambda one: -len(one[1])):
+            for prefix in (computer, computer.rpartition("/")[2]):
+                if f"{wanted}/".startswith(f"{prefix}/"):
+                    below = wanted[len(prefix) :].strip("/").removeprefix("Resources").strip("/")
+                    path = f"{hosts}/{computer}/Resources/{below}"
+                    return self._at(path, vim.ResourcePool, setting, "resource pool")
+        _, computer = self._choose(setting, "host or cluster", computers)
+        return self._at(f"{hosts}/{computer}/Resources", vim.ResourcePool, setting, "resource pool")
 
-    def folder(self, datacenter: "vim.Datacenter") -> "vim.Folder":
-        """VSPHERE_FOLDER, a path below the data center's VMs; all of them where it is empty."""
-        top = self._ref(datacenter, "vmFolder")
-        wanted = self.settings.string("VSPHERE_FOLDER").strip("/")
-        return self._walk(top, wanted, "childEntity", "VSPHERE_FOLDER", "folder")
+    def folder(self, datacenter_path: str) -> "vim.Folder":
+        """Find VSPHERE_FOLDER, a path below the data center's VMs; that of all of them where it is empty."""
+        path = f"{datacenter_path}/vm/{self.settings.string('VSPHERE_FOLDER').strip('/')}"
+        return self._at(path, vim.Folder, "VSPHERE_FOLDER", "folder")
 
     def network(self, datacenter: "vim.Datacenter", kind: str) -> "vim.vm.device.VirtualDevice.BackingInfo":
-        """What a NIC of this networking type is connected to, by VSPHERE_NETWORK_MAP."""
+        """Return the connection of a NIC of this networking type, by VSPHERE_NETWORK_MAP."""
         name = network_map(self.settings).get(kind)
         if name is None:
             raise errors.MachineFault(
@@ -84,76 +83,53 @@ class Inventory(NamedTuple):
                 "VM_NETWORKING_TYPE offers.",
                 f'add "{kind} = NAME OF THE NETWORK" to it.',
             )
-        found = self._named(dict.fromkeys(self._refs(datacenter, "network")))
-        ref, _ = _pick("VSPHERE_NETWORK_MAP", name, "network", found)
-        return self._backing(ref, name)
-
-    # How things are found
-
-    def _backing(self, ref: "vim.Network", name: str) -> "vim.vm.device.VirtualDevice.BackingInfo":
+        ref, _ = _pick("VSPHERE_NETWORK_MAP", name, "network", self._named(datacenter, "network"))
         nic = vim.vm.device.VirtualEthernetCard
         if isinstance(ref, vim.dvs.DistributedVirtualPortgroup):
             group = self.connection.properties(ref, "key", "config.distributedVirtualSwitch")
-            switch = self.connection.properties(group["config.distributedVirtualSwitch"], "uuid")
-            port = vim.dvs.PortConnection(switchUuid=switch["uuid"], portgroupKey=group["key"])
+            switch = self.connection.get(group["config.distributedVirtualSwitch"], "uuid")
+            port = vim.dvs.PortConnection(switchUuid=switch, portgroupKey=group["key"])
             return nic.DistributedVirtualPortBackingInfo(port=port)
         if isinstance(ref, vim.OpaqueNetwork):
-            summary = self.connection.properties(ref, "summary")["summary"]
+            summary = self.connection.get(ref, "summary")
             return nic.OpaqueNetworkBackingInfo(
                 opaqueNetworkId=summary.opaqueNetworkId, opaqueNetworkType=summary.opaqueNetworkType
             )
         return nic.NetworkBackingInfo(deviceName=name, network=ref)
 
-    def _refs(self, ref: "vim.ManagedObject", path: str) -> "list[vim.ManagedObject]":
-        with faults.explained(f"reading {path} of {ref}"):
-            return list(self.connection.properties(ref, path).get(path) or ())
+    # The search
 
-    def _ref(self, ref: "vim.ManagedObject", path: str) -> "vim.ManagedObject":
-        with faults.explained(f"reading {path} of {ref}"):
-            found = self.connection.properties(ref, path).get(path)
-        if found is None:
-            raise errors.MachineFault(
-                f"The vSphere server does not show {path} of {ref}.", "give VSPHERE_USER the right to see it."
-            )
-        return found
-
-    def _named(
-        self, refs: "Sequence[vim.ManagedObject] | dict[vim.ManagedObject, None]"
-    ) -> "list[tuple[vim.ManagedObject, str]]":
-        with faults.explained("looking around on the server"):
-            found = self.connection.of_each(list(refs), "name")
+    def _named(self, ref: "vim.ManagedObject", path: str) -> Found:
+        """Return the objects of a property of `ref`, with their names."""
+        found = self.connection.of_each(dict.fromkeys(self.connection.get(ref, path) or ()), "name")
         # Of a name's special characters the server shows %, / and \ as %25, %2f and %5c.
-        return [(ref, unquote(str(properties.get("name", "")))) for ref, properties in found]
+        return [(child, unquote(str(properties.get("name", "")))) for child, properties in found]
 
-    def _beneath(self, folder: "vim.Folder", kind: type) -> "list[tuple[vim.ManagedObject, str]]":
-        """The objects of a kind below a folder, with their paths."""
+    def _beneath(self, folder: "vim.Folder", kind: type) -> Found:
+        """Return the objects of a kind below a folder, with their paths."""
         answer, level = [], [(folder, "")]
         for _ in range(DEEPEST):
-            below = []
-            for ref, path in level:
-                for child, name in self._named(self._refs(ref, "childEntity")):
-                    place = f"{path}/{name}".lstrip("/")
-                    if isinstance(child, kind):
-                        answer.append((child, place))
-                    elif isinstance(child, vim.Folder):
-                        below.append((child, place))
-            level = below
-            if not level:
-                break
+            found = [
+                (child, f"{path}/{name}".lstrip("/"))
+                for ref, path in level
+                for child, name in self._named(ref, "childEntity")
+            ]
+            answer += [one for one in found if isinstance(one[0], kind)]
+            level = [one for one in found if isinstance(one[0], vim.Folder)]
         return answer
 
-    def _walk(self, ref: "vim.ManagedObject", path: str, children: str, setting: str, what: str) -> "vim.ManagedObject":
-        for step in path.split("/") if path else ():
-            found = self._named(self._refs(ref, children))
-            ref, _ = _pick(
-                setting, step, what, [(child, name) for child, name in found if isinstance(child, type(ref))]
-            )
-        return ref
+    def _at(self, path: str, kind: type, setting: str, what: str) -> "vim.ManagedObject":
+        """Return the object of a kind at a path of the inventory."""
+        path = path.rstrip("/")
+        found = self.connection.call(
+            lambda content: content.searchIndex.FindByInventoryPath(path), f"looking for {path}"
+        )
+        if not isinstance(found, kind):
+            raise _missing(setting, path, what)
+        return found
 
-    def _choose(
-        self, setting: str, what: str, found: "list[tuple[vim.ManagedObject, str]]"
-    ) -> "tuple[vim.ManagedObject, str]":
-        """The one that a setting names, or the only one."""
+    def _choose(self, setting: str, what: str, found: Found) -> "tuple[vim.ManagedObject, str]":
+        """Return the one that a setting names, or the only one."""
         wanted = self.settings.string(setting).strip("/")
         if wanted:
             return _pick(setting, wanted, what, found)
@@ -166,14 +142,12 @@ class Inventory(NamedTuple):
 
 
 def network_map(settings: Settings) -> dict[str, str]:
-    """VSPHERE_NETWORK_MAP: ``nat = VM Network, bridge = Lab`` as a mapping. Raises `errors.MachineFault`."""
+    """Read VSPHERE_NETWORK_MAP: ``nat = VM Network, bridge = Lab``. Raises `errors.MachineFault`."""
     answer = {}
     text = settings.string("VSPHERE_NETWORK_MAP")
-    for entry in text.split(","):
-        kind, equals, name = entry.partition("=")
-        if not entry.strip():
-            continue
-        if not equals or not name.strip() or not kind.strip().isalpha():
+    for entry in filter(str.strip, text.split(",")):
+        kind, _, name = entry.partition("=")
+        if not name.strip() or not kind.strip().isalpha():
             raise errors.MachineFault(
                 f"VSPHERE_NETWORK_MAP = {text} is not a list of TYPE = NETWORK.",
                 "write it as in: nat = VM Network, bridge = Lab network.",
@@ -182,22 +156,20 @@ def network_map(settings: Settings) -> dict[str, str]:
     return answer
 
 
-def _pick(
-    setting: str, wanted: str, what: str, found: "list[tuple[vim.ManagedObject, str]]"
-) -> "tuple[vim.ManagedObject, str]":
+def _pick(setting: str, wanted: str, what: str, found: Found) -> "tuple[vim.ManagedObject, str]":
     for ref, path in found:
         if wanted in (path, path.rpartition("/")[2]):
             return ref, path
-    raise _missing(setting, wanted, what, [path for _, path in found])
+    raise _missing(setting, wanted, what, found)
 
 
-def _missing(setting: str, wanted: str, what: str, there: list[str]) -> errors.MachineFault:
+def _missing(setting: str, wanted: str, what: str, there: Iterable[tuple[object, str]] = ()) -> errors.MachineFault:
     return errors.MachineFault(
-        f"{setting} names {wanted}, and the server has no such {what}{_list([(None, path) for path in there])}.",
+        f"{setting} names {wanted}, and the server has no such {what}{_list(there)}.",
         f"name one that is there in {setting}, or see what VSPHERE_USER may see.",
     )
 
 
-def _list(found: Sequence[tuple[object, str]]) -> str:
+def _list(found: Iterable[tuple[object, str]]) -> str:
     names = [path for _, path in found]
     return f": {', '.join(names[:20])}" if names else ""

@@ -1,45 +1,34 @@
 """One VM on a vSphere server, as the daemon sees it.
 
-A guest that powers itself off leaves its VM behind, with the disks that the job is about. So the first STATUS
-that finds it off has the disks downloaded, and the VM counts as running until then: the starter ends
-the job, and sends its files away, as soon as it hears of a VM that has stopped. Should a fetch fail, that
-STATUS fails, and the next one has it done again; the starter gives up after some of these and runs the job
-again.
+A guest that powers itself off leaves its VM behind, with the disks that the job is about. So the first STATUS that
+finds it off has the disks downloaded, and the VM counts as running until then: the starter ends the job, and sends its
+files away, as soon as it hears of a VM that has stopped. Should a download fail, that STATUS fails, and the next one
+has it done again; the starter gives up after some of these and runs the job again.
 """
 
+import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 from pyVmomi import vim
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import Manifest
-from vmgahp.drivers.base import Deadlines, Logger
+from vmgahp.drivers.base import Deadlines
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
-from vmgahp.drivers.vsphere import annotations, faults, power
-from vmgahp.drivers.vsphere.annotations import Tag
-from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints
-from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
-from vmgahp.drivers.vsphere.datastore import Store
-from vmgahp.drivers.vsphere.deploy import Deployment
-from vmgahp.drivers.vsphere.download import Download
-from vmgahp.drivers.vsphere.inventory import Placement
-from vmgahp.host import threads
+from vmgahp.drivers.vsphere import annotations
+from vmgahp.drivers.vsphere.annotations import RUNS, SAVED, Tag
+from vmgahp.drivers.vsphere.faults import Gone
+from vmgahp.drivers.vsphere.transport import Deployment, Transport, VsphereContext
+from vmgahp.drivers.vsphere.vm import OFF, ON, SUSPENDED, VsphereVm
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.metrics import Status, Usage
 
-FIGURES = (
-    "runtime.powerState",
-    "runtime.question",
-    "summary.quickStats",
-    "summary.runtime.maxCpuUsage",
-    "guest.ipAddress",
-    "config.hardware.numCPU",
-    "config.hardware.memoryMB",
-)
+FIGURES = ("runtime.powerState", "summary.quickStats", "summary.runtime.maxCpuUsage", "guest.ipAddress")
 
 MIB_IN_KIB = 1024
 
@@ -47,63 +36,29 @@ POLL = 0.5
 """Seconds between two looks at a guest that was asked to shut down."""
 
 
-class VsphereContext(NamedTuple):
-    """What a machine works with."""
-
-    connection: VsphereConnection
-    store: Store
-    checkpoints: VsphereCheckpoints
-    place: Placement
-    log: Logger
-
-
 class VspherePlan(NamedTuple):
     """A START as it will be carried out, as far as the job says; the server has not been asked yet."""
 
     deployment: Deployment
     job: str
-    """Which job it is (`annotations.job_id`)."""
+    """The identity of the job (`annotations.job_id`)."""
     manifest: Manifest | None
     """The checkpoint that came with the job."""
     end: float
     """When uploads must be done, by the monotonic clock."""
     unusable: Unusable | None = None
-    """Why the checkpoint that is there is not restored."""
+    """The reason why the checkpoint that is there is not restored."""
 
     @property
     def spec(self) -> VmwareSpec:
         return self.deployment.spec
 
 
-class _Fetch:
-    """The end of a guest, in a thread of its own: its disks are downloaded, its VM is removed."""
-
-    def __init__(self, work: Callable[[], None], name: str) -> None:
-        self.fault: errors.Fault | None = None
-        self._work = work
-        self._thread = threads.start(f"download of {name}", self._run)
-
-    @property
-    def ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Wait for the end. Raises the `errors.Fault` that it met."""
-        self._thread.join()
-        if self.fault is not None:
-            raise self.fault
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except errors.Fault as fault:
-            self.fault = fault
-        except Exception as error:  # noqa: BLE001 - a bug here must not look like a VM that runs for ever
-            self.fault = errors.HypervisorFault(f"The disks cannot be downloaded: {error!r}.", "report it as a bug.")
-
-
 class VsphereMachine(ManagedMachine):
     """A VM that this daemon creates, or takes up from a checkpoint."""
+
+    vm: VsphereVm
+    """The VM, once the start has made or found it."""
 
     def __init__(
         self, plan: VspherePlan, tag: Tag, context: VsphereContext, resources: Resources, deadlines: Deadlines
@@ -113,26 +68,20 @@ class VsphereMachine(ManagedMachine):
         if plan.spec.checkpoint:
             self.no_checkpoint = ""
         self.tag = tag
-        self.ref: vim.VirtualMachine = None
-        """The VM, once the start has made or found it."""
-        self._deployment = plan.deployment
-        self._spec = plan.spec
         self.context = context
-        self._connection = context.connection
+        self.transport = Transport(plan.deployment, context)
+        self._spec = plan.spec
         self._snapshot = ""
-        """Which snapshot has the guest's memory; empty where a suspended VM has it, or none."""
+        """The snapshot with the guest's memory; empty where a suspended VM has it, or none."""
         self._raw_seconds = 0.0
         """Seconds of CPU that the guest has used here, as far as can be told: the server gives a mean load of the
         last seconds, in MHz of what the VM may have, and that is added up from STATUS to STATUS."""
         self._looked: float | None = None
         spec = plan.spec
         self._last = Status(lifecycle.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib * MIB_IN_KIB)
-        self._fetch: _Fetch | None = None
-        self._question = ""
+        self._download: Future[None] | None = None
+        """The download of the disks and the removal of the VM, under way or over."""
         self._mac = ""
-        self._download = Download(
-            self._connection, context.store, plan.deployment, context.checkpoints.identity, self.log
-        )
 
     # What the server asks
 
@@ -140,42 +89,39 @@ class VsphereMachine(ManagedMachine):
         return 0  # the guest runs on another machine
 
     def cpu_seconds(self) -> float:
-        """What the guest had used when it was last looked at."""
+        """Return the CPU time that the guest had used when it was last looked at."""
         return self.usage.seconds
 
     # The life
 
     def look(self) -> Status:
-        if self._fetch is not None:
-            return self._downloading()
-        if self._download.done:  # and the VM could not be removed
+        if self._download is not None:
+            if not self._download.done():
+                return self._last
+            self._wait_for_download()
+            return Status(lifecycle.STOPPED)
+        if self.transport.fetched:  # and the VM could not be removed
             return self._begin_download()
         try:
-            with faults.explained(f"asking for the status of {self.name}"):
-                seen = self._connection.properties(self.ref, *FIGURES)
+            seen = self.context.connection.properties(self.vm.ref, *FIGURES)
         except Gone as gone:
             # A guest that powers off leaves its VM; one that is gone was removed, and the job's disks with it.
             raise errors.HypervisorFault(
                 f"The VM of {self.name} is not on the server any more, and its disks are lost.",
                 "see who has removed it; the job has to run again.",
             ) from gone
-        state = str(seen.get("runtime.powerState"))
-        if state == power.OFF:
+        if seen.get("runtime.powerState") == OFF:
             self.log(f"{self.name}: the guest has powered off")
             return self._begin_download()
-        if state == power.SUSPENDED:
+        if seen.get("runtime.powerState") == SUSPENDED:
             self._looked = None
             return Status(lifecycle.SUSPENDED)
-        self._note_question(seen.get("runtime.question"))
         self._last = self._figures(seen)
         return self._last
 
     def look_at_saved(self) -> None:
         try:
-            if self._snapshot:
-                there = self._snapshot in self.context.checkpoints.snapshots(self.ref)
-            else:
-                there = power.state(self._connection, self.ref) != power.OFF
+            there = self._snapshot in self.vm.snapshots() if self._snapshot else self.vm.power_state() != OFF
         except Gone:
             there = False
         if not there:
@@ -185,52 +131,52 @@ class VsphereMachine(ManagedMachine):
             )
 
     def ask_to_power_off(self) -> None:
-        if self._fetch is not None or not power.ask_to_shut_down(self._connection, self.ref):
+        if self._download is not None or not self.vm.ask_to_shut_down():
             raise errors.HypervisorFault("VMware Tools do not run in it.")
 
     def wait_until_off(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
-        while on := power.state(self._connection, self.ref) == power.ON:
+        while on := self.vm.power_state() == ON:
             if self.overruled or time.monotonic() >= end:
                 break
             time.sleep(POLL)
         return not on
 
     def collect_output(self) -> None:
-        if self._fetch is not None and self._fetch.ended and self._fetch.fault is not None:
-            self._fetch = None  # it failed before, and nobody has asked since
+        if self._download is not None and self._download.done() and self._download.exception():
+            self._download = None  # it failed before, and nobody has asked since
         try:
-            if self._fetch is None:
-                power.off(self._connection, self.ref, f"powering {self.name} off")
+            if self._download is None:
+                self.vm.power(OFF, f"powering {self.name} off")
                 self._begin_download()
-            self._fetched()
+            self._wait_for_download()
         except Gone:
             self.log(f"the VM of {self.name} is not on the server any more, and its disks are lost")
 
     def interrupt(self) -> None:
-        """A task of the server's cannot be hurried, and a VM not removed in the middle of one."""
+        """Stop transfers; a task of the server's cannot be hurried, and a VM not removed in the middle of one."""
         self.context.store.aborted.set()
 
     def end_guest(self) -> None:
         self.context.store.aborted.set()
         if self.state is lifecycle.STARTING:
-            for found in annotations.find(self._connection, self.context.place.folder):
+            for found in annotations.find(self.context.connection, self.context.place.folder):
                 if (found.tag.id, found.tag.host) == (self.tag.id, self.tag.host):
-                    retire(self.context, found.ref, found.tag)
+                    retire(self.context, VsphereVm(self.context.connection, found.ref), found.tag)
             return
-        if self._fetch is not None:
+        if self._download is not None:
             try:
-                self._fetched()
+                self._wait_for_download()
                 return
             except errors.Fault as fault:
                 self.log(f"{self.name}: {fault.problem}")
-        if not (self.state is lifecycle.CHECKPOINTED and self.tag.state == annotations.SAVED):
-            retire(self.context, self.ref, self.tag)
+        if not (self.state is lifecycle.CHECKPOINTED and self.tag.state == SAVED):
+            retire(self.context, self.vm, self.tag)
 
     def unpause(self) -> None:
-        """Somebody else has suspended it."""
+        """Resume a VM that somebody else has suspended."""
         self._must_not_be_off("resumed")
-        power.on(self._connection, self.ref, f"resuming {self.name}")
+        self.vm.power(ON, f"resuming {self.name}")
 
     def save(self, operation: str) -> None:
         if operation == lifecycle.CHECKPOINT:
@@ -238,7 +184,7 @@ class VsphereMachine(ManagedMachine):
             self._take_snapshot()
         else:
             self._must_run("suspended")
-            power.suspend(self._connection, self.ref, f"suspending {self.name}")
+            self.vm.power(SUSPENDED, f"suspending {self.name}")
             self.log(f"{self.name} is suspended, its memory is on the datastore")
         self._looked = None
         self.step("save.written")
@@ -250,16 +196,17 @@ class VsphereMachine(ManagedMachine):
         try:
             self._take_snapshot()
         except errors.Fault:
-            power.suspend(self._connection, self.ref, f"suspending {self.name} again")
+            self.vm.power(SUSPENDED, f"suspending {self.name} again")
             raise
 
     def write_manifest(self) -> None:
-        checkpoints = self.context.checkpoints
+        checkpoints, access = self.context.checkpoints, self.context.connection.access
+        facts = {"id": self.uuid, "snapshot": self._snapshot, "server": str(access)}
         try:
-            checkpoints.write(self._spec, self.uuid, self._snapshot, self.usage.seconds)
+            checkpoints.write(self._spec, facts, self.usage.seconds)
             self._retag(checkpoints.waiting(self.tag._replace(checkpoint=self._snapshot)))
         except errors.Fault:
-            checkpoints.used_up(self._spec.working_dir)
+            self._discard_manifest()
             raise
         self.log(f"{self.name} is checkpointed, in the snapshot {self._snapshot} on the server")
 
@@ -268,22 +215,19 @@ class VsphereMachine(ManagedMachine):
         if not self._snapshot:
             self.unpause()
             return
+        here = annotations.this_host()
         try:
-            self._retag(
-                self.tag._replace(
-                    state=annotations.RUNS, directory=self._spec.working_dir, host=annotations.this_host()
-                )
-            )
-            self.context.checkpoints.go_on(self.ref, self._snapshot, self.name)
+            self._retag(self.tag._replace(state=RUNS, directory=self._spec.working_dir, host=here))
+            self.vm.go_back_to(self._snapshot, self.name)
         except errors.Fault:
             self._put_away()
             raise
         self.log(f"{self.name} is restored from its checkpoint")
 
     def forget_saved(self) -> None:
-        """Of the checkpoints only the last that was written down is kept, for the job's spool directory has it."""
+        """Keep the last checkpoint that was written down, for the job's spool directory has it; remove the others."""
         if self._snapshot and self.state is lifecycle.RUNNING:
-            self.context.checkpoints.forget_others(self.ref, self.tag.checkpoint)
+            self.vm.forget_snapshots(self.tag.checkpoint, self.log)
         self._snapshot = ""
 
     # What the driver asks
@@ -292,133 +236,131 @@ class VsphereMachine(ManagedMachine):
         """Restore the guest of a checkpoint. Where that fails the checkpoint stays, for another day or machine."""
         snapshot = manifest.facts["snapshot"]
         self._retag(self.tag._replace(checkpoint=snapshot))
-        power.off(self._connection, self.ref, f"powering {self.name} off")
-        self.context.checkpoints.go_on(self.ref, snapshot, self.name)
+        self.vm.power(OFF, f"powering {self.name} off")
+        self.vm.go_back_to(snapshot, self.name)
         self.usage = Usage(manifest.cpu_seconds)
         self.log(f"{self.name} is restored from its checkpoint {snapshot}")
 
     def find_mac(self) -> None:
         """Find out the address of the first NIC, which no STATUS asks for again. Raises `errors.Fault`."""
-        path = "config.hardware.device"
-        with faults.explained(f"looking at the NIC of {self.name}"):
-            found = self._connection.properties(self.ref, path).get(path)
-        for device in found or ():
-            if isinstance(device, vim.vm.device.VirtualEthernetCard):
-                self._mac = str(device.macAddress or "").lower()
-                return
+        devices = self.context.connection.get(self.vm.ref, "config.hardware.device") or ()
+        nics = (device for device in devices if isinstance(device, vim.vm.device.VirtualEthernetCard))
+        self._mac = next((str(nic.macAddress or "").lower() for nic in nics), "")
 
     # What helps
 
     def _begin_download(self) -> Status:
         if not self.overruled:
-            self._fetch = _Fetch(self._bring_home, self.name)
+            self._download = _in_thread(self._bring_home)
         return self._last
 
     def _bring_home(self) -> None:
-        if not (self._download.done or self._spec.no_output_vm):
-            self._download.run(self.ref)
+        if not (self.transport.fetched or self._spec.no_output_vm):
+            self.transport.fetch(self.vm)
             self.log(f"{self.name}: its disks are downloaded")
-        power.destroy(self._connection, self.ref, self.context.place.datacenter)
-        self.context.checkpoints.used_up(self._spec.working_dir)
+        self.vm.destroy(self.context.place.datacenter)
+        self._discard_manifest()
 
-    def _downloading(self) -> Status:
-        assert self._fetch is not None
-        if not self._fetch.ended:
-            return self._last
-        self._fetched()
-        return Status(lifecycle.STOPPED)
-
-    def _fetched(self) -> None:
+    def _wait_for_download(self) -> None:
         """Wait until the VM's disks are here, and the VM is gone. Raises `errors.Fault`: then the next one tries."""
-        if self._fetch is None:
+        if self._download is None:
             return
         try:
-            self._fetch.wait()
+            self._download.result()
         except errors.Fault:
-            self._fetch = None
+            self._download = None
             raise
+
+    def _discard_manifest(self) -> None:
+        self.context.checkpoints.store(self._spec.working_dir).discard()
 
     def _take_snapshot(self) -> None:
         """Have the guest's memory in a snapshot, and the VM off; on any exception the guest runs."""
-        if power.state(self._connection, self.ref) == power.SUSPENDED:
+        if self.vm.power_state() == SUSPENDED:
             # The memory that is in a snapshot is that of a guest which runs.
-            power.on(self._connection, self.ref, f"resuming {self.name} for its checkpoint")
-        self._snapshot = self.context.checkpoints.make(self.ref, self.name)
+            self.vm.power(ON, f"resuming {self.name} for its checkpoint")
+        self._snapshot = self.vm.take_snapshot(self.name)
         try:
-            power.off(self._connection, self.ref, f"saving {self.name}")
+            self.vm.power(OFF, f"saving {self.name}")
         except errors.Fault:
-            self.context.checkpoints.go_on(self.ref, self._snapshot, self.name)
+            self.vm.go_back_to(self._snapshot, self.name)
             self._snapshot = ""
             raise
 
     def _put_away(self) -> None:
-        """The guest has not continued: its VM is to be off, and to wait if it did. What fails is done at the end."""
+        """Switch a VM off whose guest has not continued, and let it wait if it did before. A failure is logged."""
         try:
-            power.off(self._connection, self.ref, f"powering {self.name} off")
+            self.vm.power(OFF, f"powering {self.name} off")
             if self.state is lifecycle.CHECKPOINTED:
                 self._retag(self.context.checkpoints.waiting(self.tag))
         except errors.Fault as fault:
             self.log(f"{self.name} cannot be put away: {fault.problem}")
 
     def _must_run(self, what: str) -> None:
-        if self._fetch is not None:
+        if self._download is not None:
             raise errors.ClientFault(
                 errors.VM_INVALID_OPERATION,
                 f"{self.name} cannot be {what}: its guest has powered off, and its disks are being downloaded.",
             )
 
     def _must_not_be_off(self, what: str) -> None:
-        """To power a VM on that is off would boot it anew. Its next STATUS has its disks downloaded."""
+        """Refuse a VM that is off: to power it on would boot it anew. Its next STATUS has its disks downloaded."""
         self._must_run(what)
-        if power.state(self._connection, self.ref) == power.OFF:
+        if self.vm.power_state() == OFF:
             raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: it is switched off.")
 
     def _retag(self, tag: Tag) -> None:
-        annotations.write(self._connection, self.ref, tag)
+        self.vm.retag(tag)
         self.tag = tag
 
-    def _note_question(self, question: object) -> None:
-        text = str(getattr(question, "text", "") or "")
-        if text and text != self._question:
-            self.log(f"{self.name} waits for an answer to a question of vSphere: {text[:500]}")
-        self._question = text
-
-    def _figures(self, seen: dict[str, object]) -> Status:
+    def _figures(self, seen: dict[str, Any]) -> Status:
         stats = seen.get("summary.quickStats")
-        vcpus = _number(seen.get("config.hardware.numCPU")) or self._spec.vcpus
-        most = _number(seen.get("summary.runtime.maxCpuUsage"))
+        most = seen.get("summary.runtime.maxCpuUsage") or 0
         now = time.monotonic()
-        if self._looked is not None and most > 0:
-            load = min(1.0, _number(getattr(stats, "overallCpuUsage", 0)) / most)
-            self._raw_seconds += load * vcpus * (now - self._looked)
+        if self._looked is not None and most:
+            load = min(1.0, (getattr(stats, "overallCpuUsage", 0) or 0) / most)
+            self._raw_seconds += load * self._spec.vcpus * (now - self._looked)
         self._looked = now
         return Status(
             lifecycle.RUNNING,
             cpu_seconds=self.usage.read(self._raw_seconds),
-            vcpus=vcpus,
-            memory_kib=_number(getattr(stats, "hostMemoryUsage", 0)) * MIB_IN_KIB,
-            max_memory_kib=(_number(seen.get("config.hardware.memoryMB")) or self._spec.memory_mib) * MIB_IN_KIB,
+            vcpus=self._spec.vcpus,
+            memory_kib=(getattr(stats, "hostMemoryUsage", 0) or 0) * MIB_IN_KIB,
+            max_memory_kib=self._spec.memory_mib * MIB_IN_KIB,
             mac=self._mac,
             ip=str(seen.get("guest.ipAddress") or ""),
         )
 
 
-def retire(context: VsphereContext, ref: "vim.VirtualMachine", tag: Tag) -> None:
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    """Begin a download in a thread of its own; the future raises nothing but `errors.Fault`."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except errors.Fault as fault:
+            future.set_exception(fault)
+        except Exception as error:  # noqa: BLE001 - a bug here must not look like a VM that runs for ever
+            problem = f"The disks cannot be downloaded: {error!r}."
+            future.set_exception(errors.HypervisorFault(problem, "report it as a bug."))
+
+    threading.Thread(target=run, name="download", daemon=True).start()
+    return future
+
+
+def retire(context: VsphereContext, vm: VsphereVm, tag: Tag) -> None:
     """End a VM at once. One that has a checkpoint is kept as that, switched off; every other one is removed.
 
-    The job may have continued without its disks, but its spool directory still has the manifest of its last
-    checkpoint. Raises `errors.Fault`.
+    The job may have continued without its disks, but its spool directory still has the manifest of its last checkpoint.
+    Raises `errors.Fault`.
     """
+    if not tag.checkpoint:
+        vm.destroy(context.place.datacenter)
+        return
     try:
-        if tag.checkpoint:
-            power.off(context.connection, ref, f"powering {tag.name} off")
-            annotations.write(context.connection, ref, context.checkpoints.waiting(tag))
-            context.log(f"{tag.name} is off; its last checkpoint stays on the server")
-        else:
-            power.destroy(context.connection, ref, context.place.datacenter)
+        vm.power(OFF, f"powering {tag.name} off")
+        vm.retag(context.checkpoints.waiting(tag))
+        context.log(f"{tag.name} is off; its last checkpoint stays on the server")
     except Gone:
         return
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

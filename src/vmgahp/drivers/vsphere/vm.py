@@ -1,0 +1,141 @@
+"""One VM on the server: its power, its snapshots, its tags and its removal, for jobs, leftovers and kills alike.
+
+A server that went away in the middle of an operation may have carried it out. So the outcome is looked at before
+anything is done twice.
+"""
+
+import re
+import time
+import uuid as uuids
+from typing import NamedTuple
+
+from pyVmomi import vim, vmodl
+
+from vmgahp import errors
+from vmgahp.drivers.base import Logger
+from vmgahp.drivers.vsphere.annotations import Tag
+from vmgahp.drivers.vsphere.connection import VsphereConnection
+from vmgahp.drivers.vsphere.faults import Gone
+
+ON, OFF, SUSPENDED = "poweredOn", "poweredOff", "suspended"
+"""Values of runtime.powerState."""
+
+_TASKS = {ON: "PowerOnVM_Task", OFF: "PowerOffVM_Task", SUSPENDED: "SuspendVM_Task"}
+
+SNAPSHOT = re.compile(r"vmgahp-[0-9a-f]{32}", re.ASCII)
+"""The names of our snapshots."""
+
+
+class VsphereVm(NamedTuple):
+    """A VM by its reference; every method raises `errors.Fault`, and `Gone` where it is not there (any more)."""
+
+    connection: VsphereConnection
+    ref: "vim.VirtualMachine"
+
+    def power_state(self) -> str:
+        """Return the power state: `ON`, `OFF` or `SUSPENDED`."""
+        return str(self.connection.get(self.ref, "runtime.powerState"))
+
+    def power(self, wanted: str, doing: str) -> None:
+        """Power on (or resume), power off at once (without the memory of a suspended VM), or suspend."""
+        if self.power_state() == wanted:
+            return
+        begin = getattr(self.ref, _TASKS[wanted])
+        try:
+            self.connection.task(lambda _content: begin(), doing, lambda: self.power_state() == wanted or None)
+        except errors.Fault as fault:
+            if isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
+                raise Gone(self.ref) from fault
+            # The guest may have powered itself off a moment ago.
+            if not isinstance(fault.__cause__, vim.fault.InvalidPowerState) or self.power_state() != wanted:
+                raise
+
+    def ask_to_shut_down(self) -> bool:
+        """Ask the guest to shut down; False if no VMware Tools run in it to hear that."""
+        seen = self.connection.properties(self.ref, "guest.toolsRunningStatus", "runtime.powerState")
+        if seen.get("runtime.powerState") != ON or seen.get("guest.toolsRunningStatus") != "guestToolsRunning":
+            return False
+        self.connection.once(lambda _content: self.ref.ShutdownGuest(), "asking the guest to shut down")
+        return True
+
+    def retag(self, tag: Tag) -> None:
+        """Write the tags anew."""
+        spec = vim.vm.ConfigSpec(extraConfig=tag.options(), annotation=tag.annotation())
+        self.connection.task(lambda _content: self.ref.ReconfigVM_Task(spec), f"tagging {tag.name}")
+
+    def snapshots(self) -> "dict[str, vim.vm.Snapshot]":
+        """Return all snapshots by their names."""
+        info = self.connection.get(self.ref, "snapshot")
+        answer = {}
+        trees = list(info.rootSnapshotList) if info is not None else []
+        while trees:
+            tree = trees.pop()
+            answer[str(tree.name)] = tree.snapshot
+            trees += tree.childSnapshotList or ()
+        return answer
+
+    def take_snapshot(self, name: str) -> str:
+        """Take a snapshot of a running guest with its memory, and return its name."""
+        snapshot = f"vmgahp-{uuids.uuid4().hex}"
+        about = f"checkpoint of {name}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
+        self.connection.task(
+            lambda _content: self.ref.CreateSnapshot_Task(snapshot, about, memory=True, quiesce=False),
+            f"taking a checkpoint of {name}",
+            lambda: snapshot in self.snapshots() or None,
+        )
+        return snapshot
+
+    def go_back_to(self, snapshot: str, name: str) -> None:
+        """Restore the guest from a snapshot."""
+        found = self.snapshots().get(snapshot)
+        if found is None:
+            raise errors.HypervisorFault(
+                f"The checkpoint of {name} is not on the server any more: it has no snapshot {snapshot}.",
+                "see who has removed it.",
+            )
+        self.connection.task(lambda _content: found.RevertToSnapshot_Task(), f"going back to the checkpoint of {name}")
+        # A snapshot with memory of a VM that was on is on again by itself; the others are told to.
+        self.power(ON, f"restarting {name} from its checkpoint")
+
+    def forget_snapshots(self, kept: str, log: Logger) -> None:
+        """Remove the checkpoints before the last one, which is safely away by now; a failure is logged."""
+        try:
+            for name, snapshot in self.snapshots().items():
+                if name != kept and SNAPSHOT.fullmatch(name):
+                    self.connection.task(
+                        lambda _content, it=snapshot: it.RemoveSnapshot_Task(removeChildren=False),
+                        "removing an older checkpoint",
+                    )
+        except errors.Fault as fault:
+            log(f"an older checkpoint stays on the server for now: {fault.problem}")
+
+    def destroy(self, datacenter: "vim.Datacenter") -> None:
+        """Power the VM off and remove it with all files in its directory; one that is gone already is success."""
+        try:
+            directory = directory_of(self.connection.get(self.ref, "config.files.vmPathName"))
+            self.power(OFF, "powering a VM off")
+            # Where it was removed, to ask for its state raises `Gone`.
+            self.connection.task(lambda _content: self.ref.Destroy_Task(), "removing a VM", self._is_there)
+        except errors.Fault as fault:
+            if isinstance(fault, Gone) or isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
+                return
+            raise
+        # To the server a file that was uploaded and not yet attached is not the VM's.
+        if directory:
+            try:
+                self.connection.task(
+                    lambda content: content.fileManager.DeleteDatastoreFile_Task(directory, datacenter),
+                    f"removing {directory}",
+                )
+            except errors.Fault as fault:
+                if not isinstance(fault.__cause__, vim.fault.FileNotFound):
+                    raise
+
+    def _is_there(self) -> None:
+        self.power_state()
+
+
+def directory_of(path: str | None) -> str:
+    """Return ``[datastore] directory`` of ``[datastore] directory/name.vmx``; empty where there is no directory."""
+    directory, slash, name = (path or "").rpartition("/")
+    return directory if slash and name.endswith(".vmx") and not directory.endswith("] ") else ""
