@@ -321,7 +321,7 @@ def test_the_probe_names_the_line_of_htcondors_configuration(
 
 
 def test_the_probe_names_every_setting_that_keeps_jobs_from_running(given_file: Write, vmgahp: Program) -> None:
-    given_file("VM_MEMORY = lots\nVM_STOP_TIMEOUT = soon\nVSPHERE_TASK_TIMEOUT = x\n")
+    given_file("VM_MEMORY = lots\nVM_STOP_TIMEOUT = soon\nVSPHERE_CHECKPOINT_DAYS = x\n")
     status, out, _ = vmgahp("probe", "--type", "simulated", "--json")
     found = [one for one in json.loads(out)["findings"] if one["check"] != "host name"]
     assert (status, [finding["verdict"] for finding in found]) == (1, ["bad", "bad", "off"])

@@ -203,10 +203,10 @@ def test_htcondors_own_xml_script_means_none():
 
 def test_timeouts_are_shares_of_the_starters_patience():
     patience = {"VM_GAHP_REQ_TIMEOUT": "200"}
-    assert Settings(patience).timeout(10, "VMWARE_TIMEOUT") == 20
-    assert Settings({"VM_GAHP_REQ_TIMEOUT": "3"}).timeout(10, "VMWARE_TIMEOUT") == 1
-    assert Settings(patience | {"VMWARE_TIMEOUT": "7"}).timeout(10, "VMWARE_TIMEOUT") == 7
-    assert Settings(patience | {"VMWARE_TIMEOUT": "0"}).timeout(10, "VMWARE_TIMEOUT") == 1
+    assert Settings(patience).timeout(10, "VM_SCRIPT_TIMEOUT") == 20
+    assert Settings({"VM_GAHP_REQ_TIMEOUT": "3"}).timeout(10, "VM_SCRIPT_TIMEOUT") == 1
+    assert Settings(patience | {"VM_SCRIPT_TIMEOUT": "7"}).timeout(10, "VM_SCRIPT_TIMEOUT") == 7
+    assert Settings(patience | {"VM_SCRIPT_TIMEOUT": "0"}).timeout(10, "VM_SCRIPT_TIMEOUT") == 1
 
 
 def test_how_much_of_the_console_is_kept():

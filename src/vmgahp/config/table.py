@@ -285,12 +285,6 @@ FOLDED = (
         _TIMEOUT.format('a tenth'),
         unit="seconds", least=1, fatal=True, types=LIBVIRT, needs=("VM_POLICY", "VM_MAC_HOOK")),
     _script("VM_SCRIPT_TIMEOUT", "integer", "", _TIMEOUT.format('a tenth'), unit="seconds", least=1),
-    Setting("VMWARE_TIMEOUT", "integer", "",
-        _TIMEOUT.format('a tenth'), unit="seconds", least=1, types=VMRUN),
-    _vsphere("VSPHERE_TASK_TIMEOUT", "integer", "",
-        _TIMEOUT.format('four fifths'), unit="seconds", least=1, fatal=True),
-    _vsphere("VSPHERE_RECONNECT_TIMEOUT", "integer", "60",
-        _WITHOUT_IT + 'a server that is away is tried for 60 seconds.', unit="seconds"),
 )
 # fmt: on
 """Settings of earlier releases, which still count in this one; their meaning is what to write in their place."""
