@@ -159,7 +159,7 @@ PLACES = {
     "drivers/vsphere/faults.py:unreachable": (2, VSPHERE),
     "drivers/vsphere/inventory.py:Inventory._choose": (1, VSPHERE),
     "drivers/vsphere/inventory.py:Inventory.network": (1, VSPHERE),
-    "drivers/vsphere/inventory.py:_missing": (1, VSPHERE),
+    "drivers/vsphere/inventory.py:Inventory._at": (1, VSPHERE),
     "drivers/vsphere/inventory.py:network_map": (1, SETTING),
     "drivers/vsphere/machine.py:VsphereMachine.ask_to_power_off": (1, LATER),
     "drivers/vsphere/machine.py:VsphereMachine.look": (1, LATER),

@@ -492,7 +492,7 @@ def test_the_probe(both: Lab) -> None:
     [
         ({"VSPHERE_DATACENTER": "nowhere"}, "no such data center: DC0"),
         ({"VSPHERE_DATASTORE": "nowhere"}, "no such datastore: LocalDS_0"),
-        ({"VSPHERE_RESOURCE_POOL": ""}, "2 host or clusters: DC0_H0, DC0_C0"),
+        ({"VSPHERE_RESOURCE_POOL": ""}, "not exactly one host or cluster: DC0_H0, DC0_C0"),
         ({"VSPHERE_RESOURCE_POOL": "nowhere"}, "no such host or cluster: DC0_H0, DC0_C0"),
         ({"VSPHERE_RESOURCE_POOL": "DC0_C0/nowhere"}, "no such resource pool"),
         ({"VSPHERE_FOLDER": "nowhere"}, "no such folder"),

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from pyVmomi import vim
 
-from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.job.ad import JobAd
 
 PREFIX = "vmgahp."
@@ -26,7 +25,8 @@ RUNS, SAVED = "runs", "saved"
 LONGEST_NAME = 80
 """Characters of a VM's name with vSphere."""
 
-_OURS = re.compile(r".+-[0-9a-f]{8}", re.DOTALL)
+OURS = re.compile(r".+-[0-9a-f]{8}", re.DOTALL)
+"""The form of our VMs' names with vSphere (`entity_name`)."""
 
 
 class Tag(NamedTuple):
@@ -72,13 +72,6 @@ class Tag(NamedTuple):
         return cls(**{name: str(values.get(name, "")) for name in cls._fields})
 
 
-class Tagged(NamedTuple):
-    """A VM of ours on the server."""
-
-    ref: "vim.VirtualMachine"
-    tag: Tag
-
-
 def _is_tag(key: object) -> bool:
     return isinstance(key, str) and key.startswith(PREFIX)
 
@@ -103,14 +96,3 @@ def this_host() -> str:
     with suppress(OSError, UnicodeDecodeError):
         machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     return f"{name} {hashlib.sha256(f'vmgahp {name} {machine}'.encode()).hexdigest()[:16]}"
-
-
-def find(connection: VsphereConnection, folder: "vim.Folder") -> list[Tagged]:
-    """Find all VMs of ours in the folder, other hosts' included. Raises `errors.Fault`."""
-    children = connection.get(folder, "childEntity") or ()
-    named = connection.of_each([ref for ref in children if isinstance(ref, vim.VirtualMachine)], "name")
-    # extraConfig is long, so it is asked for only where the name may be one of ours.
-    likely = [ref for ref, found in named if _OURS.fullmatch(str(found.get("name", "")))]
-    path = "config.extraConfig"
-    read = [(ref, Tag.read(found.get(path))) for ref, found in connection.of_each(likely, path)]
-    return [Tagged(ref, tag) for ref, tag in read if tag is not None]

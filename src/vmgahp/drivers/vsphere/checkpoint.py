@@ -16,8 +16,8 @@ from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import UUID, CheckpointKind, Facts, Manifest, matching, text
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.vsphere.annotations import SAVED, Tag, Tagged
-from vmgahp.drivers.vsphere.vm import SNAPSHOT
+from vmgahp.drivers.vsphere.annotations import SAVED, Tag
+from vmgahp.drivers.vsphere.vm import SNAPSHOT, Tagged
 from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec
 

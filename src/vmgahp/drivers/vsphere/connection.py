@@ -227,7 +227,7 @@ class VsphereConnection:
                 host, port, version=API, sslContext=self._tls, httpConnectionTimeout=self.timeout
             )
         assert self.access is not None
-        password = read_password(self.access.password_file, self.access.log_directory)
+        password = read_password(self._settings)
         with faults.explained(f"logging in at {self.access} as {self.access.user}"):
             if self._content is None:
                 self._content = self._instance().RetrieveContent()

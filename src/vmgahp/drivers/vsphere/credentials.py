@@ -26,9 +26,6 @@ class Access(NamedTuple):
     """A name or an address, without the brackets of IPv6."""
     port: int
     user: str
-    password_file: str
-    log_directory: str
-    """HTCondor's log directory, which belongs to HTCondor's user; empty where it is not known."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Access":
@@ -45,13 +42,7 @@ class Access(NamedTuple):
                 f"VSPHERE_HOST = {text} ({settings.where('VSPHERE_HOST')}) is not a server.",
                 "set VSPHERE_HOST to a host name, with :port where that is not 443.",
             )
-        return cls(
-            host,
-            port or HTTPS,
-            _needed(settings, "VSPHERE_USER", "the account for this machine's jobs"),
-            _full_path("VSPHERE_PASSWORD_FILE", _needed(settings, "VSPHERE_PASSWORD_FILE", "a file with its password")),
-            settings.string("LOG"),
-        )
+        return cls(host, port or HTTPS, _needed(settings, "VSPHERE_USER", "the account for this machine's jobs"))
 
     def __str__(self) -> str:
         return self.host if self.port == HTTPS else f"{self.host}:{self.port}"
@@ -70,18 +61,16 @@ def _full_path(name: str, path: str) -> str:
     return path
 
 
-def read_password(path: str, log_directory: str = "") -> str:
-    """Read the password in a file: its first line. Raises `MachineFault`, whose text never has any of it.
-
-    `log_directory` belongs to HTCondor's user, who may own the file.
-    """
+def read_password(settings: Settings) -> str:
+    """Read the password: the first line of its file. Raises `MachineFault`, whose text never has any of it."""
+    path = _full_path("VSPHERE_PASSWORD_FILE", _needed(settings, "VSPHERE_PASSWORD_FILE", "a file with the password"))
     said, mend = f"VSPHERE_PASSWORD_FILE = {path}", f"chown condor: {path}; chmod 0600 {path}"
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
             found, data = os.fstat(file.fileno()), file.read(LONGEST_PASSWORD + 1)
     except OSError as error:
         raise MachineFault(f"{said} cannot be read by uid {os.geteuid()}: {error.strerror}.", f"{mend}.") from error
-    if found.st_mode & 0o077 or found.st_uid not in _owners(log_directory):
+    if found.st_mode & 0o077 or found.st_uid not in _owners(settings.string("LOG")):
         raise MachineFault(
             f"{said} has the mode {found.st_mode & 0o7777:04o} and belongs to uid {found.st_uid}: others than root and "
             "HTCondor's user may use it.",
@@ -100,7 +89,7 @@ def read_password(path: str, log_directory: str = "") -> str:
 
 
 def _owners(log_directory: str) -> set[int]:
-    """Return who may own the password file: root, ourselves, and HTCondor's user, by whatever name."""
+    """Return who may own the password file: root, ourselves, and HTCondor's user, who owns its log directory."""
     owners = {0, os.geteuid()}
     with suppress(ValueError):
         owners.add(int(os.environ.get("CONDOR_IDS", "").partition(".")[0]))

@@ -12,22 +12,24 @@ from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.lifecycle import reached
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
-from vmgahp.drivers.vsphere import annotations
-from vmgahp.drivers.vsphere.annotations import RUNS, SAVED, Tag, Tagged
+from vmgahp.drivers.vsphere import annotations, hardware
+from vmgahp.drivers.vsphere.annotations import RUNS, SAVED, Tag
 from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints
 from vmgahp.drivers.vsphere.config_spec import guest_id
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
+from vmgahp.drivers.vsphere.disks import flat_extent
 from vmgahp.drivers.vsphere.inventory import Inventory
-from vmgahp.drivers.vsphere.machine import VsphereMachine, VspherePlan, retire
+from vmgahp.drivers.vsphere.machine import VsphereMachine, retire
 from vmgahp.drivers.vsphere.survey import VsphereSurveyor
-from vmgahp.drivers.vsphere.transport import Deployment, VsphereContext
-from vmgahp.drivers.vsphere.vm import VsphereVm
+from vmgahp.drivers.vsphere.transport import VsphereContext, VspherePlan
+from vmgahp.drivers.vsphere.vm import Tagged, find
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.host.starter import directory_of, is_one_job
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import VmwareSpec, look
+from vmgahp.job.vmx_drives import DISK
 
 START_EXTRA, RESERVE = 120, 60
 """Seconds that condor_starter waits longer for a START than for other requests (``VMGahpRequest`` in
@@ -48,27 +50,30 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
     def plan(self, job: JobAd) -> VspherePlan:
         end = time.monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - RESERVE
         spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
-        plan = VspherePlan(Deployment.of(spec, self.identity), annotations.job_id(job), None, end)
+        found = hardware.read(spec.vmx, spec.vmx_file)
+        names = [device.file for device in found.of_kind(DISK)]
+        extents = {name: flat_extent(name, spec, self.identity) for name in names}
+        plan = VspherePlan(spec, found, extents, annotations.job_id(job), end)
         try:
             return plan._replace(manifest=self._checkpoints().store(spec.working_dir).load())
         except Unusable as unusable:
             return plan._replace(unusable=unusable)
 
     def show(self, plan: VspherePlan) -> str:
-        spec, hardware, extents = plan.deployment
+        spec, found = plan.spec, plan.hardware
         lines = [
             f"name      {annotations.entity_name(spec.name, 'xxxxxxxx')}",
             f"memory    {spec.memory_mib} MiB",
             f"CPUs      {spec.vcpus}",
-            f"guest     {guest_id(hardware.guest)}",
-            f"firmware  {'efi' if hardware.efi else 'bios'}{', secure boot' if hardware.secure_boot else ''}",
+            f"guest     {guest_id(found.guest)}",
+            f"firmware  {'efi' if found.efi else 'bios'}{', secure boot' if found.secure_boot else ''}",
             f"network   {spec.networking_type or 'none'}",
         ]
-        for device in hardware.devices:
-            extent = extents.get(device.file)
+        for device in found.devices:
+            extent = plan.extents.get(device.file)
             note = "" if extent is None else ", flat" if extent else ", to be converted"
             lines.append(f"{device.place:9} {device.kind} {device.file} as {device.stored_as}{note}")
-        lines += [f"left out  {name}" for name in hardware.left_out]
+        lines += [f"left out  {name}" for name in found.left_out]
         return "\n".join(lines) + "\n"
 
     def clear(self, plan: VspherePlan) -> None:
@@ -80,7 +85,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         looks after.
         """
         context = self._context()
-        there = annotations.find(self._connection, context.place.folder)
+        there = find(self._connection, context.place.folder)
         try:
             kept = self._checkpointed(plan, context, there)
         except Unusable:
@@ -95,27 +100,27 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         spec, context = plan.spec, self._context()
         kept = None
         if plan.manifest is not None:
-            kept = self._checkpointed(plan, context, annotations.find(self._connection, context.place.folder))
+            kept = self._checkpointed(plan, context, find(self._connection, context.place.folder))
         uuid = kept.tag.id if kept else str(uuids.uuid4())
         tag = Tag(uuid, spec.name, plan.job, spec.working_dir, self._host, RUNS)
         self.claim(resources, spec.working_dir, uuid)
         reached("prepare.guarded")
         machine = VsphereMachine(plan, tag, context, resources, self.deadlines(self._connection.deadline))
         if kept is not None:
-            machine.vm = VsphereVm(self._connection, kept.ref)
+            machine.vm = kept.vm
         return machine
 
     def launch(self, machine: VsphereMachine, plan: VspherePlan) -> None:
         if plan.manifest is not None:
             machine.take_up(plan.manifest)
             return
-        spec, left_out = plan.spec, plan.deployment.hardware.left_out
+        spec, left_out = plan.spec, plan.hardware.left_out
         network = None
         if spec.networking_type:
             network = self._inventory.network(machine.context.place.datacenter, spec.networking_type)
         if left_out:
             self.log(f"{spec.name} is without {', '.join(left_out)}")
-        machine.vm = machine.transport.deploy(machine.tag, network, plan.end)
+        machine.vm = machine.transport.deploy(machine.tag, network)
 
     def keep(self, machine: VsphereMachine, plan: VspherePlan) -> None:
         spec = plan.spec
@@ -139,8 +144,8 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         """
         context = self._context()
         found = False
-        for ref, tag in annotations.find(self._connection, context.place.folder):
-            vm, runs_here = VsphereVm(self._connection, ref), tag.host == self._host and tag.state == RUNS
+        for vm, tag in find(self._connection, context.place.folder):
+            runs_here = tag.host == self._host and tag.state == RUNS
             if uuid and tag.id != uuid:
                 continue
             if match.startswith("/") and runs_here and is_one_job(tag.directory, match):
@@ -166,7 +171,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         return context.checkpoints.match(plan.manifest, plan.spec, plan.job, there)
 
     def _clear_one(self, plan: VspherePlan, context: VsphereContext, found: Tagged) -> None:
-        tag, here = found.tag, os.path.normpath(plan.spec.working_dir)
+        (vm, tag), here = found, os.path.normpath(plan.spec.working_dir)
         same_job = tag.job == plan.job
         if tag.host == self._host and tag.state == RUNS:
             path = os.path.normpath(tag.directory)
@@ -179,7 +184,6 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
             self.log(f"the checkpoint of {tag.name} has waited for its job for too long: removing it")
         else:
             return
-        vm = VsphereVm(self._connection, found.ref)
         # Other hosts may be at it at the same moment, and a VM that is not this job's must not fail the job.
         try:
             if same_job or tag.state == SAVED:

@@ -4,7 +4,6 @@ On an ESXi host there is one of most of them, and the settings may be empty. Whe
 the fault lists their names.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -83,7 +82,7 @@ class Inventory(NamedTuple):
                 "VM_NETWORKING_TYPE offers.",
                 f'add "{kind} = NAME OF THE NETWORK" to it.',
             )
-        ref, _ = _pick("VSPHERE_NETWORK_MAP", name, "network", self._named(datacenter, "network"))
+        ref, _ = self._choose("VSPHERE_NETWORK_MAP", "network", self._named(datacenter, "network"), name)
         nic = vim.vm.device.VirtualEthernetCard
         if isinstance(ref, vim.dvs.DistributedVirtualPortgroup):
             group = self.connection.properties(ref, "key", "config.distributedVirtualSwitch")
@@ -125,19 +124,24 @@ class Inventory(NamedTuple):
             lambda content: content.searchIndex.FindByInventoryPath(path), f"looking for {path}"
         )
         if not isinstance(found, kind):
-            raise _missing(setting, path, what)
+            raise errors.MachineFault(
+                f"{setting} names {path}, and the server has no such {what}.",
+                f"set {setting} to one that is there, which VSPHERE_USER may see.",
+            )
         return found
 
-    def _choose(self, setting: str, what: str, found: Found) -> "tuple[vim.ManagedObject, str]":
-        """Return the one that a setting names, or the only one."""
-        wanted = self.settings.string(setting).strip("/")
-        if wanted:
-            return _pick(setting, wanted, what, found)
-        if len(found) == 1:
+    def _choose(self, setting: str, what: str, found: Found, wanted: str = "") -> "tuple[vim.ManagedObject, str]":
+        """Return the one that is wanted, or that the setting names, or the only one."""
+        wanted = wanted or self.settings.string(setting).strip("/")
+        for one in found:
+            if wanted in (one[1], one[1].rpartition("/")[2]):
+                return one
+        if len(found) == 1 and not wanted:
             return found[0]
+        there = f": {', '.join(path for _, path in found[:20])}" if found else ""
+        said = f"names {wanted}, and the server has no such" if wanted else "is empty, and there is not exactly one"
         raise errors.MachineFault(
-            f"{setting} is not set, and the server has {len(found) or 'no'} {what}s{_list(found)}.",
-            f"set {setting} to the {what} for jobs." if found else "see what VSPHERE_USER may see there.",
+            f"{setting} {said} {what}{there}.", f"set {setting} to one that is there, which VSPHERE_USER may see."
         )
 
 
@@ -154,22 +158,3 @@ def network_map(settings: Settings) -> dict[str, str]:
             )
         answer[kind.strip().lower()] = name.strip()
     return answer
-
-
-def _pick(setting: str, wanted: str, what: str, found: Found) -> "tuple[vim.ManagedObject, str]":
-    for ref, path in found:
-        if wanted in (path, path.rpartition("/")[2]):
-            return ref, path
-    raise _missing(setting, wanted, what, found)
-
-
-def _missing(setting: str, wanted: str, what: str, there: Iterable[tuple[object, str]] = ()) -> errors.MachineFault:
-    return errors.MachineFault(
-        f"{setting} names {wanted}, and the server has no such {what}{_list(there)}.",
-        f"name one that is there in {setting}, or see what VSPHERE_USER may see.",
-    )
-
-
-def _list(found: Iterable[tuple[object, str]]) -> str:
-    names = [path for _, path in found]
-    return f": {', '.join(names[:20])}" if names else ""

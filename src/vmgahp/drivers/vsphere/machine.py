@@ -10,22 +10,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyVmomi import vim
 
 from vmgahp import errors, lifecycle
-from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.drivers.base import Deadlines
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
-from vmgahp.drivers.vsphere import annotations
-from vmgahp.drivers.vsphere.annotations import RUNS, SAVED, Tag
+from vmgahp.drivers.vsphere.annotations import RUNS, SAVED, Tag, this_host
 from vmgahp.drivers.vsphere.faults import Gone
-from vmgahp.drivers.vsphere.transport import Deployment, Transport, VsphereContext
-from vmgahp.drivers.vsphere.vm import OFF, ON, SUSPENDED, VsphereVm
-from vmgahp.job.vmware import VmwareSpec
+from vmgahp.drivers.vsphere.transport import Transport, VsphereContext, VspherePlan
+from vmgahp.drivers.vsphere.vm import OFF, ON, SUSPENDED, VsphereVm, find
 from vmgahp.metrics import Status, Usage
 
 FIGURES = ("runtime.powerState", "summary.quickStats", "summary.runtime.maxCpuUsage", "guest.ipAddress")
@@ -34,24 +31,6 @@ MIB_IN_KIB = 1024
 
 POLL = 0.5
 """Seconds between two looks at a guest that was asked to shut down."""
-
-
-class VspherePlan(NamedTuple):
-    """A START as it will be carried out, as far as the job says; the server has not been asked yet."""
-
-    deployment: Deployment
-    job: str
-    """The identity of the job (`annotations.job_id`)."""
-    manifest: Manifest | None
-    """The checkpoint that came with the job."""
-    end: float
-    """When uploads must be done, by the monotonic clock."""
-    unusable: Unusable | None = None
-    """The reason why the checkpoint that is there is not restored."""
-
-    @property
-    def spec(self) -> VmwareSpec:
-        return self.deployment.spec
 
 
 class VsphereMachine(ManagedMachine):
@@ -69,7 +48,7 @@ class VsphereMachine(ManagedMachine):
             self.no_checkpoint = ""
         self.tag = tag
         self.context = context
-        self.transport = Transport(plan.deployment, context)
+        self.transport = Transport(plan, context)
         self._spec = plan.spec
         self._snapshot = ""
         """The snapshot with the guest's memory; empty where a suspended VM has it, or none."""
@@ -160,9 +139,9 @@ class VsphereMachine(ManagedMachine):
     def end_guest(self) -> None:
         self.context.store.aborted.set()
         if self.state is lifecycle.STARTING:
-            for found in annotations.find(self.context.connection, self.context.place.folder):
-                if (found.tag.id, found.tag.host) == (self.tag.id, self.tag.host):
-                    retire(self.context, VsphereVm(self.context.connection, found.ref), found.tag)
+            for vm, tag in find(self.context.connection, self.context.place.folder):
+                if (tag.id, tag.host) == (self.tag.id, self.tag.host):
+                    retire(self.context, vm, tag)
             return
         if self._download is not None:
             try:
@@ -215,9 +194,8 @@ class VsphereMachine(ManagedMachine):
         if not self._snapshot:
             self.unpause()
             return
-        here = annotations.this_host()
         try:
-            self._retag(self.tag._replace(state=RUNS, directory=self._spec.working_dir, host=here))
+            self._retag(self.tag._replace(state=RUNS, directory=self._spec.working_dir, host=this_host()))
             self.vm.go_back_to(self._snapshot, self.name)
         except errors.Fault:
             self._put_away()

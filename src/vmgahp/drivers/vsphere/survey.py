@@ -13,6 +13,7 @@ from vmgahp.drivers.base import Survey
 from vmgahp.drivers.vsphere import annotations
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.inventory import Inventory, network_map
+from vmgahp.drivers.vsphere.vm import find
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.job.vmware import NETWORKING_TYPES
 
@@ -115,7 +116,7 @@ class VsphereSurveyor(NamedTuple):
         return f"{seen.get('name')} has {free} MiB that is not reserved{note}"
 
     def _folder(self, path: str) -> str:
-        there = [tag for _, tag in annotations.find(self.connection, self.inventory.folder(path))]
+        there = [tag for _, tag in find(self.connection, self.inventory.folder(path))]
         here = sum(tag.host == annotations.this_host() for tag in there)
         saved = sum(tag.state == annotations.SAVED for tag in there)
         return f"it has {len(there)} VMs of jobs, {here} of this machine and {saved} checkpoints"

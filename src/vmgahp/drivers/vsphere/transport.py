@@ -12,17 +12,18 @@ from typing import NamedTuple
 from pyVmomi import vim
 
 from vmgahp import errors
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.vsphere import annotations, config_spec, disks, hardware
-from vmgahp.drivers.vsphere.annotations import Tag
+from vmgahp.drivers.vsphere import config_spec, disks
+from vmgahp.drivers.vsphere.annotations import Tag, entity_name
 from vmgahp.drivers.vsphere.checkpoint import VsphereCheckpoints
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.datastore import Store
 from vmgahp.drivers.vsphere.hardware import SERIAL, Device, Hardware
 from vmgahp.drivers.vsphere.inventory import Placement
-from vmgahp.drivers.vsphere.vm import ON, VsphereVm, directory_of
+from vmgahp.drivers.vsphere.vm import ON, VsphereVm, directory_of, find
 from vmgahp.host import scratch
-from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.job.vmx_drives import CDROM, DISK, FLOPPY
 
@@ -37,34 +38,35 @@ class VsphereContext(NamedTuple):
     log: Logger
 
 
-class Deployment(NamedTuple):
-    """A job's VM, checked before the server hears of it."""
+class VspherePlan(NamedTuple):
+    """A START as it will be carried out, as far as the job says; the server has not been asked yet."""
 
     spec: VmwareSpec
     hardware: Hardware
     extents: dict[str, str]
     """The name of a disk in the ``.vmx`` -> the file with its plain content, empty for one that has to be converted."""
-
-    @classmethod
-    def of(cls, spec: VmwareSpec, identity: Identity) -> "Deployment":
-        """Look at the disks of the job's ``.vmx``. Raises `errors.JobFault`."""
-        found = hardware.read(spec.vmx, spec.vmx_file)
-        names = [device.file for device in found.of_kind(DISK)]
-        return cls(spec, found, {name: disks.flat_extent(name, spec, identity) for name in names})
+    job: str
+    """The identity of the job (`annotations.job_id`)."""
+    end: float
+    """When uploads must be done, by the monotonic clock."""
+    manifest: Manifest | None = None
+    """The checkpoint that came with the job."""
+    unusable: Unusable | None = None
+    """The reason why the checkpoint that is there is not restored."""
 
 
 class Transport:
     """The carrier of one job's files."""
 
-    def __init__(self, deployment: Deployment, context: VsphereContext) -> None:
-        self._spec, self._hardware, self._extents = deployment
+    def __init__(self, plan: VspherePlan, context: VsphereContext) -> None:
+        self._spec, self._hardware, self._extents, self._end = plan.spec, plan.hardware, plan.extents, plan.end
         self._context = context
         self._identity = context.checkpoints.identity
         self.fetched = False
         """True if all of it is here, although the VM may not have been removed yet."""
 
-    def deploy(self, tag: Tag, network: "vim.vm.device.VirtualDevice.BackingInfo | None", end: float) -> VsphereVm:
-        """Make the VM and power it on; uploads must be done when the monotonic clock shows `end`.
+    def deploy(self, tag: Tag, network: "vim.vm.device.VirtualDevice.BackingInfo | None") -> VsphereVm:
+        """Make the VM and power it on.
 
         Raises `errors.Fault`; what was made by then is left to the caller, who finds it by the tag.
         """
@@ -78,10 +80,10 @@ class Transport:
                 "see whether VSPHERE_DATASTORE is one for virtual machines.",
             )
         folder = directory.partition("] ")[2]
-        sizes = {device.file: self._upload_disk(device, folder, end) for device in self._hardware.of_kind(DISK)}
+        sizes = {device.file: self._upload_disk(device, folder) for device in self._hardware.of_kind(DISK)}
         for device in self._hardware.of_kind(CDROM, FLOPPY):
             opened = disks.open_file(device.file, device.file, spec, self._identity)
-            self._upload(opened, device.file, f"{folder}/{device.stored_as}", end)
+            self._upload(opened, device.file, f"{folder}/{device.stored_as}")
         config = config_spec.devices(self._hardware, directory, sizes, spec, network, seen.get(present) or ())
         files = {f"{directory}/{device.stored_as}" for device in self._hardware.devices}
 
@@ -95,12 +97,11 @@ class Transport:
 
     def _create(self, tag: Tag) -> "vim.VirtualMachine":
         connection, place = self._context.connection, self._context.place
-        entity = annotations.entity_name(tag.name, tag.id)
+        entity = entity_name(tag.name, tag.id)
         config = config_spec.bare(self._spec, self._hardware, entity, tag, place.datastore_name)
 
         def made() -> "vim.VirtualMachine | None":
-            found = annotations.find(connection, place.folder)
-            return next((one.ref for one in found if one.tag.id == tag.id), None)
+            return next((vm.ref for vm, found in find(connection, place.folder) if found.id == tag.id), None)
 
         ref = connection.task(
             lambda _content: place.folder.CreateVM_Task(config, place.pool), f"creating {tag.name}", made
@@ -109,7 +110,7 @@ class Transport:
             raise errors.HypervisorFault(f"vSphere created {tag.name}, and does not say which VM it is.")
         return ref
 
-    def _upload_disk(self, device: Device, folder: str, end: float) -> int:
+    def _upload_disk(self, device: Device, folder: str) -> int:
         """Upload one disk; its size in bytes."""
         name, extent, spec = device.file, self._extents[device.file], self._spec
         raw = f".{name}.vmgahp-raw"
@@ -118,9 +119,9 @@ class Transport:
                 opened = disks.open_file(name, extent, spec, self._identity)
             else:
                 self._context.log(f"{name} is not flat: converting it for the datastore")
-                disks.unpack(name, spec, raw, self._identity, end - time.monotonic())
+                disks.unpack(name, spec, raw, self._identity, self._end - time.monotonic())
                 opened = disks.open_file(name, raw, spec._replace(transfer=True), self._identity)
-            size = self._upload(opened, name, f"{folder}/{device.extent}", end)
+            size = self._upload(opened, name, f"{folder}/{device.extent}")
         finally:
             if not extent:
                 self._forget(raw)
@@ -128,9 +129,9 @@ class Transport:
         self._context.store.upload_bytes(text, f"{folder}/{device.stored_as}")
         return size
 
-    def _upload(self, opened: int, name: str, target: str, end: float) -> int:
+    def _upload(self, opened: int, name: str, target: str) -> int:
         try:
-            return self._context.store.upload(opened, name, target, end)
+            return self._context.store.upload(opened, name, target, self._end)
         finally:
             os.close(opened)
 

@@ -1,4 +1,4 @@
-"""One VM on the server: its power, its snapshots, its tags and its removal, for jobs, leftovers and kills alike.
+"""The VMs on the server: their power, snapshots, tags and removal, for jobs, leftovers and kills alike.
 
 A server that went away in the middle of an operation may have carried it out. So the outcome is looked at before
 anything is done twice.
@@ -13,7 +13,7 @@ from pyVmomi import vim, vmodl
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.vsphere.annotations import Tag
+from vmgahp.drivers.vsphere.annotations import OURS, Tag
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.faults import Gone
 
@@ -133,6 +133,24 @@ class VsphereVm(NamedTuple):
 
     def _is_there(self) -> None:
         self.power_state()
+
+
+class Tagged(NamedTuple):
+    """A VM of ours on the server."""
+
+    vm: VsphereVm
+    tag: Tag
+
+
+def find(connection: VsphereConnection, folder: "vim.Folder") -> list[Tagged]:
+    """Find all VMs of ours in the folder, other hosts' included. Raises `errors.Fault`."""
+    children = connection.get(folder, "childEntity") or ()
+    named = connection.of_each([ref for ref in children if isinstance(ref, vim.VirtualMachine)], "name")
+    # extraConfig is long, so it is asked for only where the name may be one of ours.
+    likely = [ref for ref, found in named if OURS.fullmatch(str(found.get("name", "")))]
+    read = connection.of_each(likely, "config.extraConfig")
+    tags = [(ref, Tag.read(found.get("config.extraConfig"))) for ref, found in read]
+    return [Tagged(VsphereVm(connection, ref), tag) for ref, tag in tags if tag is not None]
 
 
 def directory_of(path: str | None) -> str:
