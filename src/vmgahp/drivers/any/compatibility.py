@@ -1,4 +1,4 @@
-"""What each VM type can run of a job: the job as it is, the job with other images, or nothing."""
+"""The compatibility of a job with each VM type: as it is, with other images, or not at all."""
 
 import os
 from collections.abc import Iterator, Sequence

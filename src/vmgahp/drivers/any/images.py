@@ -1,4 +1,4 @@
-"""The disk images of a job for the choice of a hypervisor: their formats, and new images of another format.
+"""The disk images of a job for the choice of a hypervisor: their formats, and their conversion.
 
 Reading refuses nothing but a format that stays open: what else is wrong with an entry, the driver that gets the job
 says in its own words. A new image, NAME.FORMAT in the scratch directory, is made as the job's user. The job's own image

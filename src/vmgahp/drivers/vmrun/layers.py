@@ -1,4 +1,4 @@
-"""The layers of a job's disk, from the disk to its last parent, and the names by which they know their parents.
+"""The layers of a job's disk, from the disk to its last parent, and the names of their parents.
 
 A snapshot's disk names its parent, and VMware may have written the parent's full path of the machine where the snapshot
 was made. In another directory that name has to be corrected before anything runs.
@@ -16,7 +16,7 @@ from vmgahp.images.vmdk import Vmdk, VmdkError
 from vmgahp.text import has_control, shown
 
 MOST_LAYERS = 64
-"""Of a disk and its parents; VMware itself allows some thirty snapshots in a row."""
+"""Layers of one disk at most; VMware itself allows some thirty snapshots in a row."""
 
 _CONVERT = "convert the disk with VMware or qemu-img: qemu-img convert -O vmdk OLD NEW."
 _SEND = "send all files of the disk, or make them readable on this machine."

@@ -17,10 +17,10 @@ from vmgahp.job.vmware import NETWORKING_TYPES
 from vmgahp.vm_types import VMRUN
 
 INSTALLED = "/etc/vmware"
-"""Where a VMware product on Linux keeps its settings."""
+"""The directory with the settings of a VMware product on Linux."""
 
 DEVICES = "/dev"
-"""Where the kernel modules show themselves: vmmon, without which no VM runs, and a vmnet for each network."""
+"""The directory with the devices of the kernel modules: vmmon, which every VM needs, and a vmnet for each network."""
 
 NETWORKS = {"bridge": "vmnet0", "nat": "vmnet8"}
 """The networks that VMware makes by default."""

@@ -1,4 +1,4 @@
-"""Where jobs' VMs live on the server: the objects that the settings name, found by their names.
+"""The places of jobs' VMs on the server: the objects that the settings name, found by their names.
 
 On an ESXi host there is one of most of them, and the settings may be empty. Where there are several and none is named,
 the fault lists their names.
