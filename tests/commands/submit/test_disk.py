@@ -12,6 +12,7 @@ import pytest
 
 from tests.commands.submit import samples
 from tests.commands.submit.samples import changed, part
+from vmgahp.commands.submit import unpack
 from vmgahp.commands.submit.summary import Outcome
 
 pytestmark = pytest.mark.qemu
@@ -157,6 +158,13 @@ def test_what_is_no_image_is_refused(home, refused, name, data, said):
     before = sorted(home.iterdir())
     assert said in refused("disk", name, *MEMORY)
     assert sorted(home.iterdir()) == before
+
+
+def test_a_decompressor_takes_no_memory_that_a_stranger_asks_for(home, refused, monkeypatch):
+    monkeypatch.setattr(unpack, "_MEMORY", 1 << 20)  # xz's usual preset wants nine
+    (home / "x.img.xz").write_bytes(lzma.compress(CONTENT))
+    assert "cannot be unpacked with xz (Memory usage limit exceeded)" in refused("disk", "x.img.xz", *MEMORY)
+    assert not (home / "x.img").exists()
 
 
 def test_nothing_is_written_over_by_unpacking(home, refused):

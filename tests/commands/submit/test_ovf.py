@@ -273,7 +273,7 @@ def test_a_directory_with_one_descriptor_is_a_package(home, submit, refused):
     (home / "box-disk001.vmdk").rename(home / "box" / "box-disk001.vmdk")
     assert submit("ovf", "box", lax=False)[0]["executable"] == "box"
     (home / "box" / "other.ovf").write_text(samples.VBOX)
-    assert "has 2 descriptors" in refused("ovf", "box")
+    assert "has 2 files .ovf" in refused("ovf", "box")
 
 
 def test_the_second_version_of_the_standard(home, submit):
@@ -449,9 +449,9 @@ def test_one_of_several_systems(home, convert, refused):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('ovf:href="box-disk001.vmdk"', 'ovf:href="../secret.vmdk"', "not a file in the directory of"),
-        ('ovf:href="box-disk001.vmdk"', 'ovf:href="/etc/hostname"', "not a file in the directory of"),
-        ('ovf:href="box-disk001.vmdk"', 'ovf:href="file:///etc/hostname"', "not a file in the directory of"),
+        ('ovf:href="box-disk001.vmdk"', 'ovf:href="../secret.vmdk"', "not a regular file in"),
+        ('ovf:href="box-disk001.vmdk"', 'ovf:href="/etc/hostname"', "not a regular file in"),
+        ('ovf:href="box-disk001.vmdk"', 'ovf:href="file:///etc/hostname"', "not a regular file in"),
         ('ovf:href="box-disk001.vmdk"', 'ovf:href="link.vmdk"', "and would go with the job"),
         ('ovf:href="box-disk001.vmdk"', 'ovf:href="box-disk001.vmdk" ovf:compression="gzip"', "cannot be unpacked"),
         ('ovf:href="box-disk001.vmdk"', 'ovf:href="box-disk001.vmdk" ovf:compression="lzip"', "is compressed with"),
@@ -583,17 +583,13 @@ def test_compressed_files_are_unpacked_and_pieces_joined(home, disk, convert, in
     assert in_archive or made.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "damage", ["cut", "garbage", "of too many files", "larger than allowed", "larger than the disk space"]
-)
+@pytest.mark.parametrize("damage", ["cut", "garbage", "larger than allowed", "larger than the disk space"])
 def test_what_cannot_be_unpacked_leaves_nothing(home, disk, refused, monkeypatch, damage):
     data = gzip.compress(bytes(3 << 20) if damage.startswith("larger") else disk)
     if damage == "cut":
         data = data[:-20]
     elif damage == "garbage":
         data = b"\x1f\x8b" + data[:100]
-    elif damage == "of too many files":  # which would be copied once for each of them
-        data = gzip.compress(b"") * 1100 + data
     elif damage == "larger than allowed":
         monkeypatch.setattr(unpack, "LARGEST", 1 << 20)
     else:
@@ -664,7 +660,7 @@ def test_an_archive_that_promises_more_than_it_has_is_refused(home, disk, refuse
 
 def test_a_huge_header_is_not_read(home, refused):
     members(home, entry(name="././@LongLink", kind=tarfile.GNUTYPE_LONGNAME, size=1 << 20), entry())
-    assert "a header has" in refused("ovf", "box.ova", "--convert")
+    assert "headers are too long" in refused("ovf", "box.ova", "--convert")
 
 
 def test_too_many_members_are_refused(home, refused):

@@ -56,7 +56,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def _directory(path: str) -> str:
-    """The metadata of an unpacked box, which may be some directories below, as Vagrant keeps boxes."""
+    """Find the directory of an unpacked box, which may be some directories below, as Vagrant keeps boxes."""
     found = []
     for directory, names, files in os.walk(path):
         if METADATA in files:
@@ -67,7 +67,7 @@ def _directory(path: str) -> str:
     if len(found) != 1:
         said = ", ".join(os.path.relpath(one, path) for one in sorted(found)[:20])
         raise SubmitError(f"{path} has {len(found)} boxes.", f"name one of them: {said or METADATA + ' is missing'}.")
-    return os.path.join(found[0], METADATA)
+    return found[0]
 
 
 def _archive(options: argparse.Namespace, own: str, summary: Summary) -> str:
@@ -87,12 +87,12 @@ def _archive(options: argparse.Namespace, own: str, summary: Summary) -> str:
 
 
 def _of(path: str, options: argparse.Namespace, summary: Summary) -> Guest:
-    package = Package(path, summary, METADATA)
-    if not package.is_archive and package.descriptor_name != METADATA:
+    package = Package(path, summary, called=options.file)
+    if not package.is_archive and not os.path.isdir(path):
         raise SubmitError(
             f"{options.file} is no Vagrant box: neither an archive nor a directory.", "see whether it is the file."
         )
-    about = _metadata(package.descriptor())
+    about = _metadata(package.text(METADATA))
     provider = about.get("provider")
     usual = _name(options.file)
     if provider == "libvirt":
@@ -100,8 +100,7 @@ def _of(path: str, options: argparse.Namespace, summary: Summary) -> Guest:
     elif provider in ("vmware_desktop", "vmware_fusion", "vmware_workstation", "vmware", "vmware_ovf"):
         made = _vmware(package, options, summary)
     elif provider == "virtualbox":
-        inside = path if package.is_archive else os.path.join(os.path.dirname(path), _one(package, ".ovf"))
-        made = ovf.machine(argparse.Namespace(**vars(options) | {"file": inside}), summary)
+        made = ovf.of_package(package, options, summary)
     else:
         raise SubmitError(
             f"The box is one of the provider {str(provider)[:40]!a}.",
@@ -138,13 +137,6 @@ def _metadata(data: bytes) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise SubmitError(f"{METADATA} does not describe a box.", "get the box again.")
     return about
-
-
-def _one(package: Package, ending: str) -> str:
-    names = [name for name in package.names() if name.lower().endswith(ending)]
-    if len(names) != 1:
-        raise SubmitError(f"The box has {len(names)} files {ending}.", "see what tar -t shows of it.")
-    return names[0]
 
 
 def _architecture(about: dict[str, Any], made: Guest) -> None:
@@ -187,7 +179,7 @@ def _format(path: str, said: object) -> str:
 
 def _vmware(package: Package, options: argparse.Namespace, summary: Summary) -> Guest:
     """A .vmx and its disks; the parts of a split disk come along under their own names."""
-    name = _one(package, ".vmx")
+    name = package.one(".vmx")
     place_of = os.path.dirname(name)
 
     def bring(file: str) -> str:

@@ -53,10 +53,15 @@ _LARGEST_MIB = 1 << 24
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     """Read a descriptor or an archive. Raises `SubmitError`."""
-    package = Package(options.file, summary)
-    root = read(package.descriptor(), package.descriptor_name)
+    return of_package(Package(options.file, summary), options, summary)
+
+
+def of_package(package: Package, options: argparse.Namespace, summary: Summary) -> Guest:
+    """Read the descriptor of a package. Raises `SubmitError`."""
+    descriptor, data = package.descriptor(".ovf")
+    root = read(data, descriptor)
     if local(root.tag) != "Envelope":
-        raise SubmitError(f"{package.descriptor_name} describes {local(root.tag)[:40]!a}, no OVF Envelope.")
+        raise SubmitError(f"{descriptor} describes {local(root.tag)[:40]!a}, no OVF Envelope.")
     for heading in [element for element in root.iter() if local(element.tag) == "Info"]:
         above = heading.getparent()
         if above is not None:
@@ -65,7 +70,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     account.take(root, "version", "lang", "buildId", "schemaLocation")
     system = _system(root, account, options.system, summary)
     hardware = _hardware(system, account, summary)
-    stem = os.path.splitext(package.descriptor_name)[0]
+    stem = os.path.splitext(descriptor)[0]
     name = text(child(system, "Name")) or get(system, "id")
     for tag in ("Name", "Info"):
         if (element := child(system, tag)) is not None:

@@ -1,12 +1,14 @@
 """Compressed files of strangers, unpacked within limits into files with holes for zeros."""
 
 import bz2
+import gzip
+import io
 import lzma
 import os
 import subprocess
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import IO
+from typing import IO, Any
 
 from vmgahp.commands.submit.images import free
 from vmgahp.commands.submit.summary import SubmitError, Summary
@@ -14,61 +16,78 @@ from vmgahp.commands.submit.summary import SubmitError, Summary
 CHUNK = 1 << 20
 LARGEST = 4 << 40
 """Bytes that anything may have when it is unpacked: a few MiB can stand for any number of zeros."""
-_MOST_PARTS, _LEAST_PART = 1000, 1 << 10
-"""Files that one may be made of, and how many bytes each has on average where it is of more: each one costs a copy."""
 _MEMORY = 256 << 20
 """Bytes that a decompressor may take for itself; what ``xz -9`` writes needs 65 MiB."""
+_PIECE = 64 << 10
+"""Bytes of an xz file that are read at once: what follows a stream is copied, and a stream may have 32 bytes."""
 
 ENDINGS = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstd"}
-"""What the names of compressed files end in."""
+"""The endings of names of compressed files."""
 _MARKS = ((b"\x1f\x8b\x08", "gzip"), (b"\xfd7zXZ\0", "xz"), (b"BZh", "bzip2"), (b"\x28\xb5\x2f\xfd", "zstd"))
 
 
 def compression_of(header: bytes) -> str:
-    """How a file with these first bytes is compressed, empty for not at all."""
+    """Say how a file with these first bytes is compressed; empty for not at all."""
     return next((kind for mark, kind in _MARKS if header.startswith(mark)), "")
 
 
 def content(file: IO[bytes], kind: str, name: str) -> Iterator[bytes]:
-    """The content of a file that is compressed in this way (`compression_of`). Raises `SubmitError`."""
-    return _zstd(file, name) if kind == "zstd" else unpacked(_chunks(file), kind, name)
-
-
-def unpacked(chunks: Iterable[bytes], kind: str, name: str) -> Iterator[bytes]:
-    """The content of a file that is compressed with gzip, xz or bzip2. Raises `SubmitError`."""
-    decompressor, left, begun = _decompressor(kind), b"", False
-    size = parts = 0
+    """Unpack a file that is compressed in this way (`compression_of`). Raises `SubmitError`."""
     try:
-        for chunk in chunks:
-            left += chunk
-            size += len(chunk)
-            while left or not decompressor.needs_input:
-                if decompressor.eof:  # another one may follow, and xz fills up with zeros
-                    left = (decompressor.unused_data + left).lstrip(b"\0")
-                    if not left:
-                        break
-                    decompressor, begun, parts = _decompressor(kind), False, parts + 1
-                    if parts > _MOST_PARTS and size < parts * _LEAST_PART:
-                        raise ValueError("it is made of too many files")
-                begun = True
-                data = decompressor.decompress(left, CHUNK)
-                left = b""
-                if data:
-                    yield data
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError) as error:
+        if kind == "zstd":
+            yield from _zstd(file)
+        elif kind == "xz":
+            yield from _xz(file)
+        else:
+            opened: Any = gzip.GzipFile(fileobj=file) if kind == "gzip" else bz2.BZ2File(file)
+            yield from _chunks(opened)
+    except EOFError as error:
+        raise SubmitError(f"{name} ends in the middle.", "get it again.") from error
+    except (OSError, lzma.LZMAError, zlib.error) as error:
         raise SubmitError(f"{name} cannot be unpacked with {kind} ({error}).", "get it again.") from error
-    if begun and not decompressor.eof:
-        raise SubmitError(f"{name} ends in the middle.", "get it again.")
+
+
+class Chunks(io.RawIOBase):
+    """A file to read, of bytes that come chunk by chunk."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._left = self._left or next(self._chunks, b"")
+        part, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
 
 
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """All that is left of a file."""
+    """Read all that is left of a file."""
     while chunk := file.read(CHUNK):
         yield chunk
 
 
-def _zstd(file: IO[bytes], name: str) -> Iterator[bytes]:
-    """The same of zstd, which Python has not. Raises `SubmitError`."""
+def _xz(file: IO[bytes]) -> Iterator[bytes]:
+    """Unpack xz within `_MEMORY`, for which `lzma.open` has no limit: a header can ask for gigabytes."""
+    data = file.read(_PIECE)
+    while data:
+        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
+        while not stream.eof:
+            yield stream.decompress(data, CHUNK)
+            data = b""
+            if stream.needs_input and not (data := file.read(_PIECE)):
+                raise EOFError
+        # Another stream may follow, and zeros fill up between two.
+        data = stream.unused_data.lstrip(b"\0")
+        while not data and (more := file.read(_PIECE)):
+            data = more.lstrip(b"\0")
+
+
+def _zstd(file: IO[bytes]) -> Iterator[bytes]:
+    """Unpack zstd by its program, which Python has no module for. Raises OSError, `SubmitError`."""
     command = ["zstd", "-dcq", f"--memory={_MEMORY >> 20}MB"]
     os.lseek(file.fileno(), file.tell(), os.SEEK_SET)  # what was read ahead is for zstd
     try:
@@ -81,7 +100,7 @@ def _zstd(file: IO[bytes], name: str) -> Iterator[bytes]:
         yield from _chunks(run.stdout)  # it writes one line of error at most, which the pipe holds
         said = run.stderr.read(4096).decode("utf-8", "replace").strip()
         if run.wait():
-            raise SubmitError(f"{name} cannot be unpacked with zstd ({said}).", "get it again.")
+            raise OSError(said)
     finally:
         run.kill()
         run.wait()
@@ -120,39 +139,8 @@ def write(chunks: Iterable[bytes], target: str, summary: Summary, *, force: bool
 
 
 def require_room(size: int, room: int, target: str) -> None:
-    """Raises `SubmitError` for more bytes than there is room for."""
+    """Raise `SubmitError` for more bytes than there is room for."""
     if size > room:
         raise SubmitError(
             f"{target} needs more than the {room} bytes that are free there.", "name a larger place with --dir."
         )
-
-
-class _Gzip:
-    """zlib's decompressor with the words of the two others."""
-
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(31)
-        self._full = False
-
-    def decompress(self, data: bytes, most: int) -> bytes:
-        found = self._inner.decompress(self._inner.unconsumed_tail + data, most)
-        self._full = len(found) == most
-        return found
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not (self.eof or self._full or self._inner.unconsumed_tail)
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-
-def _decompressor(kind: str) -> "_Gzip | lzma.LZMADecompressor | bz2.BZ2Decompressor":
-    if kind == "gzip":
-        return _Gzip()
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY) if kind == "xz" else bz2.BZ2Decompressor()
