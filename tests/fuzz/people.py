@@ -67,7 +67,7 @@ def submit_vmx(data: bytes) -> None:
 @target
 def submit_box(data: bytes) -> None:
     """A stranger's Vagrant box."""
-    _submitted("box", data)
+    _submitted("box", data, "--memory", "64", "--cpus", "1")
 
 
 @target

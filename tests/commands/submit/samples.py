@@ -141,13 +141,8 @@ VAGRANTFILE = """\
 # -*- mode: ruby -*-
 Vagrant.configure("2") do |config|
   config.vm.provider :libvirt do |libvirt|
-    libvirt.driver = "kvm"
-    libvirt.memory = 1024   # MiB
-    libvirt.cpus = "2"
-    libvirt.disk_bus = 'sata'
-    libvirt.nic_model_type = "e1000"
+    libvirt.memory = 4 * 1024
   end
-  config.vm.synced_folder ".", "/vagrant", disabled: true
 end
 """
 
@@ -155,7 +150,7 @@ SOURCES = (
     ("libvirt-xml", "domain.xml", "--lax"),
     ("ovf", "box.ova", "--convert", "--lax"),
     ("vmx", "machine.vmx", "--convert", "--lax"),
-    ("box", "web.box"),
+    ("box", "web.box", "--memory", "1G", "--cpus", "2"),
     ("disk", "disk.qcow2", "seed.iso", "--memory", "1G", "--network", "user", "--name", "plain"),
 )
 """Command lines that work in a directory that `write_sources` filled."""

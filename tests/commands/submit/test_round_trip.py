@@ -206,7 +206,7 @@ SAMPLES = {
     "libvirt-xml": (1024, 4, "uefi", ["disk.qcow2", "seed.iso"], ["virtio", "e1000"]),
     "ovf": (768, 2, "bios", ["appliance-disk001.qcow2"], ["e1000"]),
     "vmx": (2048, 4, "uefi", ["machine.qcow2"], ["e1000e"]),
-    "box": (1024, 2, "bios", ["box.img"], ["e1000"]),
+    "box": (1024, 2, "bios", ["box.img"], ["virtio"]),
     "disk": (1024, 1, "bios", ["disk.qcow2", "seed.iso"], ["virtio"]),
 }
 """Memory, CPUs, firmware, drives and NICs of the samples."""

@@ -30,7 +30,7 @@ _EXAMPLES = {
     ],
     "ovf": [("vmgahp submit ovf appliance.ova --memory 4G", "an appliance, with other memory than it says")],
     "vmx": [("vmgahp submit vmx vm/vm.vmx --type kvm --convert", "VMware's VM, to run on KVM")],
-    "box": [("vmgahp submit box debian.box --submit", "a Vagrant box, submitted at once")],
+    "box": [("vmgahp submit box debian.box --memory 2G --cpus 2 --submit", "a Vagrant box, submitted at once")],
     "disk": [("vmgahp submit disk disk.qcow2 --memory 2G --network nat", "a disk that boots")],
 }
 
@@ -50,7 +50,7 @@ _KEYS = {
     "entries[].what": "what stands there",
     "entries[].became": "what it is in the submit file",
     "entries[].why": "the reason, where it is another thing",
-    "entries[].outcome": "carried over, changed, left to the machine, or left out",
+    "entries[].outcome": "carried over, changed, not used, or left out",
     "notes": "what the machines must have, and what is good to know",
 }
 

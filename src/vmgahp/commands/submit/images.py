@@ -6,7 +6,7 @@ sent with the job, are files of the person who types the command: such an image 
 
 import os
 import tempfile
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from itertools import chain, count
 from typing import Any
@@ -15,6 +15,9 @@ from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit.machine import GuestDisk, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import CONVERTIBLE, FORMATS, HEADER, looks_like, names_files, unfit
+
+Locate = Callable[[str, str], str]
+"""A function from the name of an image in a file, and the place there, to its full path. Raises `SubmitError`."""
 
 CONVERT = 86_400.0
 """Seconds for a conversion, which may well take hours."""

@@ -1,7 +1,4 @@
-"""libvirt's domain XML as a job: as attributes, or the file itself (``--as-is``).
-
-`trim` is the other way, and `untold` has what becomes of the rest.
-"""
+"""libvirt's domain XML as a job: as attributes, or the file itself (``--as-is``), which `trim` makes."""
 
 import argparse
 import os
@@ -10,10 +7,10 @@ from functools import partial
 from lxml import etree
 
 from vmgahp.commands.submit import xen_domain
-from vmgahp.commands.submit.images import require_beside
+from vmgahp.commands.submit.images import Locate, require_beside
 from vmgahp.commands.submit.machine import BOOT_CLASSES, Guest, GuestDisk, GuestNic, is_device, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
-from vmgahp.commands.submit.untold import lost, settled
+from vmgahp.commands.submit.trim import bring
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, local, read, text
 from vmgahp.images.formats import FORMATS
 
@@ -33,19 +30,37 @@ _MODELS = {"virtio": "virtio", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": 
 _MODELS |= dict.fromkeys(("virtio-transitional", "virtio-non-transitional"), "virtio")
 
 _BUSES = {"vd": "virtio", "sd": "sata", "hd": "ide", "fd": "fdc", "xvd": "xen"}
-"""What a device's name stands for on the execute machine, by its beginning."""
+"""The bus of a device on the execute machine, by the beginning of its name."""
 
 _QEMUS = ("", "kvm", "qemu", "kqemu", "hvf", "nvmm")
 """Types of domains whose VMs QEMU runs."""
 _ARCHITECTURES = {"": "", "x86_64": "x86_64", "i686": "x86_64", "aarch64": "aarch64"}
-"""What execute machines have for an architecture."""
+"""Architecture -> the one that execute machines have for it."""
 _OTHERS = {
     "lxc": "containers are jobs of HTCondor's container universe.",
     "openvz": "containers are jobs of HTCondor's container universe.",
     "vmware": "give the VM's .vmx to vmgahp submit vmx, or export the VM to vmgahp submit ovf.",
     "vbox": "export the VM, and give the appliance to vmgahp submit ovf.",
 }
-"""What to do with a domain of another type."""
+"""Type of domain -> what to do with it."""
+
+
+_IN_XML = "jobs boot from their disks; --as-is lets the XML say it"
+_MISSED = {
+    **dict.fromkeys(("os/kernel", "os/initrd", "os/cmdline"), _IN_XML),
+    "os/dtb": "jobs bring no device tree",
+    "os/loader": "jobs have BIOS or UEFI of the execute machine",
+    **dict.fromkeys(("os/boot", "devices/interface/boot"), "jobs do not boot from the network"),
+    "clock": "the clock of every job is UTC's; --as-is keeps one of local time",
+    "launchSecurity": "the memory of jobs is not encrypted",
+    **dict.fromkeys(("commandline", "override"), "jobs do not say how the hypervisor is called"),
+    "devices/hostdev": "jobs have no devices of the host",
+    "devices/filesystem": "jobs have directories of the execute machine's alone (VMPARAM_vm_Share_Dirs)",
+    "devices/shmem": "jobs have no memory of the host",
+    "devices/vsock": "jobs have no socket to their machine",
+    "devices/tpm": "jobs have an emulated TPM 2.0",
+}
+"""Path -> why the guest would be another one without it, which is not carried over."""
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -55,22 +70,27 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
             data = file.read(LARGEST + 1)
     except OSError as error:
         raise SubmitError(f"{options.file} cannot be read ({error.strerror}).") from error
-    root = read(data, options.file)
+    return of_domain(domain_of(data, options.file), options, summary)
+
+
+def domain_of(data: bytes, name: str) -> etree._Element:
+    """Read the domain in a file of that name. Raises `SubmitError`."""
+    root = read(data, name)
     if local(root.tag) == "domstatus":  # the file of a VM that runs
         inner = child(root, "domain")
         root = root if inner is None else inner
     if local(root.tag) != "domain":
-        raise SubmitError(
-            f"{options.file} describes a {local(root.tag)[:40]!a}, no domain.", "write it with virsh dumpxml."
-        )
-    return of_domain(root, options, summary)
+        raise SubmitError(f"{name} describes a {local(root.tag)[:40]!a}, no domain.", "write it with virsh dumpxml.")
+    return root
 
 
-def of_domain(root: etree._Element, options: argparse.Namespace, summary: Summary) -> Guest:
-    """The machine that a domain is. Raises `SubmitError`."""
+def of_domain(
+    root: etree._Element, options: argparse.Namespace, summary: Summary, locate: Locate | None = None
+) -> Guest:
+    """Return the machine that a domain is, with its images where `locate` has them. Raises `SubmitError`."""
     _require_ours(root)
     account = Account(root)
-    account.take(root)
+    account.take(root, "type")
     made = Guest(name=_name(root, account, options))
     if get(root, "type") == "xen":
         xen_domain.boot(child(root, "os"), account, made, summary, options)
@@ -83,7 +103,7 @@ def of_domain(root: etree._Element, options: argparse.Namespace, summary: Summar
     if devices is not None:
         account.take(devices)
         for disk in _by_name(devices):
-            _disk(disk, account, made, summary, options)
+            _disk(disk, account, made, summary, locate or partial(_beside, options), hostile=not options.own)
         if not options.as_is:
             _prefer_virtio(devices, made)
         for interface in children(devices, "interface"):
@@ -93,12 +113,27 @@ def of_domain(root: etree._Element, options: argparse.Namespace, summary: Summar
     if made.vm_type == "xen":
         xen_domain.fit(made, summary)
     if options.as_is:
-        from vmgahp.commands.submit.trim import bring
-
-        made.finish = partial(bring, root, account.whole, made, summary, settled, options)
+        made.finish = partial(bring, root, account, made, summary, _missed, options)
     else:
-        account.tell(summary, settled, lost)
+        account.tell(summary, _missed)
     return made
+
+
+def _missed(path: str, element: etree._Element) -> str:
+    """Say why a guest would miss what is not carried over; empty for what is not used and no more."""
+    if path == "/domain/clock":
+        offset, is_local = get(element, "offset"), get(element, "basis") == "localtime"
+        if offset in ("", "utc") or (offset == "variable" and get(element, "adjustment") in ("", "0") and not is_local):
+            return ""
+    return _MISSED.get(path.removeprefix("/domain/"), "")
+
+
+def _beside(options: argparse.Namespace, name: str, place: str) -> str:
+    """Locate an image by its path in the file; one of a stranger's file must be beside it. Raises `SubmitError`."""
+    full = os.path.join(os.path.dirname(os.path.abspath(options.file)), name)
+    if not options.own:
+        require_beside(full, place, options.file)
+    return full
 
 
 def _require_ours(root: etree._Element) -> None:
@@ -157,12 +192,12 @@ def _sizes(root: etree._Element, account: Account, made: Guest) -> None:
 
 
 def _digits(text: str, longest: int) -> int:
-    """A whole number of so many digits at most, 0 for anything else."""
+    """Return a whole number of so many digits at most, 0 for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= longest else 0
 
 
 def _system(root: etree._Element, account: Account, made: Guest, summary: Summary, *, as_is: bool) -> None:
-    """Architecture and firmware."""
+    """Read architecture and firmware."""
     system = child(root, "os")
     if system is None:
         return
@@ -200,7 +235,7 @@ def _system(root: etree._Element, account: Account, made: Guest, summary: Summar
 
 
 def _boot(root: etree._Element, account: Account, made: Guest, summary: Summary) -> None:
-    """From what it boots, and in which order: of the domain's classes, or of each device."""
+    """Read from what it boots, and in which order: of the domain's classes, or of each device."""
     system, devices = child(root, "os"), child(root, "devices")
     classes = [] if system is None else list(children(system, "boot"))
     made.boot = [name for element in classes if (name := get(element, "dev")) in BOOT_CLASSES]
@@ -217,17 +252,17 @@ def _boot(root: etree._Element, account: Account, made: Guest, summary: Summary)
             summary.carry(account.place(element), f"boot from {kind}", "its place in vm_disk")
         elif from_disk:
             account.take(element, "dev", "order")
-            summary.settle(account.place(element), f"boot from {kind}", "VMs boot from disks, and from them first")
+            summary.skip(account.place(element), f"boot from {kind}", "jobs boot from disks, and from them first")
 
 
 def _boot_order(device: etree._Element) -> int:
-    """Its place in the order of booting, 0 for none."""
+    """Return its place in the order of booting, 0 for none."""
     boot = child(device, "boot")
     return 0 if boot is None else _digits(get(boot, "order"), 9)
 
 
 def _by_name(devices: etree._Element) -> list[etree._Element]:
-    """The disks in libvirt's order: those of a bus by their names, where the first one of the bus stands."""
+    """Return the disks in libvirt's order: those of a bus by their names, where the first one of the bus stands."""
     first: dict[str, int] = {}
 
     def key(disk: etree._Element) -> tuple[int, int, str]:
@@ -244,7 +279,7 @@ def _usual_bus(name: str) -> str:
 
 
 def _disk(
-    element: etree._Element, account: Account, made: Guest, summary: Summary, options: argparse.Namespace
+    element: etree._Element, account: Account, made: Guest, summary: Summary, locate: Locate, *, hostile: bool
 ) -> None:
     place = account.place(element)
     device = get(element, "device") or "disk"
@@ -254,7 +289,7 @@ def _disk(
     if kind != "file" or device not in ("disk", "cdrom", "floppy") or not path:
         account.take_all(element)
         if source is None and device in ("cdrom", "floppy"):
-            summary.settle(place, f"a {device} without an image", "there is nothing in it")
+            summary.skip(place, f"a {device} without an image")
             return
         what = f"a {device} without an image" if not path and kind == "file" else f"a {device} on a {kind}"
         more = "; qemu-img convert makes one of it" if kind in ("block", "network", "volume") else ""
@@ -274,10 +309,7 @@ def _disk(
         raise SubmitError(f"{place}: an image of the format {form[:40]!a} cannot be used.", "convert it.")
     if device == "cdrom" and form == "raw":
         form = "iso"
-    full = os.path.join(os.path.dirname(os.path.abspath(options.file)), path)
-    if not options.own:
-        require_beside(full, place, options.file)
-    disk = GuestDisk(full, form, place=place, hostile=not options.own)
+    disk = GuestDisk(locate(path, place), form, place=place, hostile=hostile)
     for flag in ("readonly", "shareable"):
         found = child(element, flag)
         if found is not None:
@@ -308,7 +340,7 @@ def _prefer_virtio(devices: etree._Element, made: Guest) -> None:
 
 
 def _target(target: etree._Element, disk: GuestDisk, account: Account) -> None:
-    """The device's name, which stands for a bus here: that of the file if it is the same."""
+    """Read the device's name, which stands for a bus here: that of the file if it is the same."""
     name, bus = get(target, "dev"), get(target, "bus")
     if is_device(name):
         disk.device = name
@@ -322,6 +354,9 @@ def _target(target: etree._Element, disk: GuestDisk, account: Account) -> None:
     elif bus in ("virtio", "sata", "ide"):
         account.take(target, "bus")
         disk.device, disk.bus = "", bus
+    else:
+        account.take(target, "bus")
+        disk.changed.append(f"not on {bus}, which jobs do not have")
 
 
 def _nic(element: etree._Element, account: Account, made: Guest, summary: Summary) -> None:

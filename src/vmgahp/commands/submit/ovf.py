@@ -1,28 +1,28 @@
-"""OVF descriptors as a job: exports of VirtualBox, VMware and oVirt."""
+"""OVF descriptors as a job, with what VirtualBox, VMware and oVirt say beside the standard."""
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from lxml import etree
 
 from vmgahp.commands.files import open_regular
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, name_devices, simple_name
-from vmgahp.commands.submit.ovf_envelope import Item, PackageDrive, amount, choose, drives, is_section, items
+from vmgahp.commands.submit.machine import BOOT_CLASSES, Guest, GuestDisk, GuestNic, name_devices, simple_name
+from vmgahp.commands.submit.ovf_envelope import Item, PackageDrive, amount, choose, digits, drives, is_section, items
 from vmgahp.commands.submit.ovf_environment import environment
-from vmgahp.commands.submit.ovf_exporters import Exporter, settled
 from vmgahp.commands.submit.package import Package
 from vmgahp.commands.submit.summary import SubmitError, Summary
-from vmgahp.commands.submit.xml_input import Account, child, get, local, read, text
+from vmgahp.commands.submit.xml_input import Account, child, children, get, local, read, text
 from vmgahp.images.formats import HEADER, looks_like, named_format
 
-OTHER, CPU, MEMORY, IDE, SCSI, NIC, FLOPPY, CD, DVD, STORAGE, SERIAL = 1, 3, 4, 5, 6, 10, 14, 15, 16, 20, 21
+CPU, MEMORY, IDE, SCSI, NIC, FLOPPY, CD, DVD, STORAGE = 3, 4, 5, 6, 10, 14, 15, 16, 20
 _DISKS = 17, 19, 31
-"""What is called a disk, an extent of storage (by XenServer) or a logical disk (by version 2 of the standard)."""
+"""The types of a disk, an extent of storage (by XenServer) or a logical disk (by version 2 of the standard)."""
 _CONTROLLERS = {IDE: "ide", SCSI: "sata", STORAGE: "sata"}
 """Bus of the disks behind a controller; SCSI has none here, and a guest that knows its controllers knows SATA."""
 _DRIVES = {FLOPPY: "raw", CD: "iso", DVD: "iso"}
-"""Format of what is in a drive."""
+"""Type of a drive -> format of what is in it."""
 _INTERFACES = {"virtio": "virtio", "ide": "ide", "sata": "sata", "virtio_scsi": "sata"}
 """Bus of the disks with an interface of oVirt's."""
 
@@ -38,15 +38,14 @@ _MODELS = {
 }
 """NIC models by ResourceSubType; the numbers are oVirt's."""
 
-_SETTLED_ITEMS = {
-    SERIAL: "every VM has a serial console",
-    23: "no USB device is in the VM",
-    24: "the console's",
-    35: "jobs have no sound",
-}
-_SETTLED_DEVICES = ("rng", "balloon", "memballoon", "video", "console", "sound", "graphics", "channel", "smartcard")
-"""Types of oVirt's that no program in the guest misses, or that every VM has."""
-_SETTLED_SUBTYPES = ("vmware.vmci", "vmware.soundcard", "vmware.serialport", "vmware.watchdogtimer")
+_OVIRT_FIRMWARE = {"3": "uefi", "4": "uefi-secure"}
+_OVIRT_BOOT = ("C", "DC", "N", "CDN", "CND", "DCN", "DNC", "NCD", "NDC", "CD", "D", "CN", "DN", "NC", "ND")
+_BOOT_NAMES = {"harddisk": "hd", "disk": "hd", "c": "hd", "dvd": "cdrom", "cdrom": "cdrom", "d": "cdrom"}
+_BOOT_NAMES |= {"floppy": "fd", "network": "network", "net": "network", "n": "network"}
+"""Words of the three for what may be booted from -> ours."""
+
+_ADAPTER_MODELS = {"82540em": "e1000", "82543gc": "e1000", "82545em": "e1000", "82583v": "e1000e", "virtio": "virtio"}
+
 _LARGEST_MIB = 1 << 24
 """Memory of a VM; a larger number without a unit is one of bytes."""
 
@@ -75,11 +74,10 @@ def of_package(package: Package, options: argparse.Namespace, summary: Summary) 
     for tag in ("Name", "Info"):
         if (element := child(system, tag)) is not None:
             account.take_all(element)
-    made = Guest(name=simple_name(options.name or name, simple_name(stem, "vm")))
+    made = Guest(name=simple_name(options.name or name, simple_name(stem, "vm")), vcpus=0)
     options.configuration = choose(root, account, options.configuration, summary)
     found = items(hardware, account, options.configuration)
     storage = _Storage(package, drives(root, account), found, summary, options)
-    console = next((item for item in found if item.type == SERIAL), None)
     for item in found:
         if item.type == CPU:
             _cpus(item, made)
@@ -88,19 +86,19 @@ def of_package(package: Package, options: argparse.Namespace, summary: Summary) 
         elif item.type == NIC:
             _nic(item, made, options)
             if item.number("BootOrder"):
-                summary.settle(item.place, "boot from the network", "VMs boot from disks first")
+                summary.skip(item.place, "boot from the network", "jobs boot from disks first")
         elif storage.is_one(item):
             storage.add(item)
         else:
-            _other(item, made, summary, is_console=item is console)
-    Exporter(system, account, made, summary).read(hardware, storage.disks)
+            _other(item, made, summary)
+    _Exporter(system, account, made, summary).read(hardware, storage.disks)
     environment(system, hardware, account, made, summary, options)
     for nic in made.nics:
         nic.model = nic.model or "e1000"
     storage.finish(made, account)
     if any(is_section(element, "EulaSection") for element in root.iter()):
         summary.advise("The package has a license agreement (EulaSection): read it.")
-    account.tell(summary, settled)
+    account.tell(summary)
     return made
 
 
@@ -122,7 +120,7 @@ def _system(root: etree._Element, account: Account, wanted: str, summary: Summar
     for element in systems:
         if element is not chosen[0]:
             account.take_all(element)
-            summary.settle(account.place(element), f"the VM {get(element, 'id')}", "another one was chosen (--system)")
+            summary.skip(account.place(element), f"the VM {get(element, 'id')}", "another one was chosen (--system)")
     return account.take(chosen[0], "id", "type")
 
 
@@ -132,7 +130,7 @@ def _hardware(system: etree._Element, account: Account, summary: Summary) -> etr
         raise SubmitError("The virtual system has no VirtualHardwareSection.", "export it again.")
     for section in sections[1:]:
         account.take_all(section)
-        summary.settle(account.place(section), "another choice of hardware", "the first one is taken")
+        summary.skip(account.place(section), "another choice of hardware", "the first one is taken")
     return account.take(sections[0], "type")
 
 
@@ -160,9 +158,9 @@ class _Storage:
 
     @staticmethod
     def is_one(item: Item) -> bool:
-        """Whether it is a disk, a drive or a controller of such."""
+        """Say if it is a disk, a drive or a controller of such, whose numbers oVirt has for other devices too."""
         if item.type in _CONTROLLERS:
-            return item.device not in _SETTLED_DEVICES and not item.subtype.startswith("vmware.nvdimm")
+            return item.device in ("", "controller")
         return item.type in _DISKS or item.type in _DRIVES
 
     def add(self, item: Item) -> None:
@@ -184,8 +182,10 @@ class _Storage:
             disk = self._with_file(item, drive)
         elif item.type in _DRIVES:
             item.done()
-            why = "it names no file of the package" if resource else "it is empty, and nobody can put anything in"
-            (self._summary.lose if resource else self._summary.settle)(item.place, item.summary, why)
+            if resource:
+                self._summary.lose(item.place, item.summary, "it names no file of the package")
+            else:
+                self._summary.skip(item.place, item.summary, "it is empty")
             return
         elif capacity:
             disk = GuestDisk("", "qcow2", place=item.place, what=item.summary)
@@ -212,12 +212,10 @@ class _Storage:
 
     def _controller(self, item: Item) -> None:
         item.done()
-        if item.instance not in self._used:
-            self._summary.settle(item.place, item.summary, "no disk is behind it")
-        elif kind := _lacking(item):
+        if item.instance in self._used and (kind := _lacking(item)):
             self._summary.change(item.place, item.summary, "SATA", f"jobs have no {kind} controller")
         else:
-            self._summary.settle(item.place, item.summary, "it goes with the disks")
+            self._summary.skip(item.place, item.summary)
 
     def _kind(self, parent: str) -> int:
         controller = self._controllers.get(parent)
@@ -269,13 +267,7 @@ class _Storage:
         for drive in self._named.values():
             if drive.file is not None and drive.file.href not in self._paths:
                 self._paths[drive.file.href] = ""
-                why = (
-                    "the VM begins with new ones"
-                    if drive.file.href.endswith(".nvram")
-                    else "no device of the VM has it"
-                )
-                what = "firmware variables" if drive.file.href.endswith(".nvram") else "file"
-                self._summary.settle(account.place(drive.element), f"{what} {drive.file.href}", why)
+                self._summary.skip(account.place(drive.element), f"file {drive.file.href}")
 
 
 def _content(path: str) -> str:
@@ -294,22 +286,13 @@ def _lacking(controller: Item) -> str:
     return "SCSI" if controller.type == SCSI or "scsi" in controller.subtype else "such"
 
 
-def _other(item: Item, made: Guest, summary: Summary, *, is_console: bool) -> None:
-    """A device of no other kind; the first serial port is the console."""
+def _other(item: Item, made: Guest, summary: Summary) -> None:
+    """Read a device of no other kind."""
     item.done()
-    is_required = get(item.element, "required").lower() != "false"
     if item.subtype == "vmware.vtpm" or item.device == "tpm":
         made.options["TPM"], made.places["TPM"] = True, item.place
-    elif item.type == SERIAL and is_required and not is_console:
-        summary.lose(item.place, item.summary, "jobs have one serial port")
-    elif item.device in _SETTLED_DEVICES or item.subtype.startswith(_SETTLED_SUBTYPES) or item.type in _SETTLED_ITEMS:
-        summary.settle(item.place, item.summary, _SETTLED_ITEMS.get(item.type, "every VM has its own, or misses none"))
-    elif item.device == "controller" or (item.type == OTHER and "vmci" in item.summary.lower()):
-        summary.settle(item.place, item.summary, "every VM has its own")
-    elif not is_required:
-        summary.settle(item.place, item.summary, "the exporter says that it is not required")
     else:
-        summary.lose(item.place, item.summary, "jobs have no such device")
+        summary.skip(item.place, item.summary)
 
 
 def _cpus(item: Item, made: Guest) -> None:
@@ -362,3 +345,102 @@ def _nic(item: Item, made: Guest, options: argparse.Namespace) -> None:
     address = address if address.count(":") == 5 else ""
     link_up = "false" not in (item.first("AutomaticAllocation").lower(), item.first("Linked").lower())
     made.nics.append(GuestNic(kind, address, model, link_up, place=item.place, what=item.summary, changed=changed))
+
+
+class _Exporter:
+    """The words of one VM's exporter, put into the guest that its items made."""
+
+    def __init__(self, system: etree._Element, account: Account, made: Guest, summary: Summary) -> None:
+        self._system, self._account, self._made, self._summary = system, account, made, summary
+
+    def read(self, hardware: etree._Element, drives: Mapping[str, GuestDisk]) -> None:
+        """Read all of it. `drives` has the disks by the instances of their items."""
+        machine = next((element for element in self._system.iter() if local(element.tag) == "Machine"), None)
+        if machine is not None:
+            self._virtualbox(machine)
+        self._vmware(hardware, drives)
+        for element in self._system.iter():
+            self._ovirt(element)
+            kind = (get(element, "osType") + text(element)).lower()
+            if local(element.tag) in ("OperatingSystemSection", "OSType") and (kind[:4] == "arm-" or "arm64" in kind):
+                self._set("Arch", "aarch64", element)
+
+    def _set(self, option: str, value: str | bool, element: etree._Element) -> None:
+        self._made.options[option] = value
+        self._made.places[option] = self._account.place(element)
+
+    def _boot(self, element: etree._Element, words: Sequence[str], *, after: bool = False) -> list[str]:
+        """Return an order of kinds as classes of disks; `after` says that a disk comes before them."""
+        names = [_BOOT_NAMES.get(word.lower(), "") for word in words]
+        place = self._account.place(element)
+        if names[:1] == ["network"] and not after:
+            self._summary.lose(place, "boot from the network first", "jobs boot from disks")
+        elif "network" in names:
+            self._summary.skip(place, "boot from the network", "jobs boot from disks first")
+        return [name for name in dict.fromkeys(names) if name in BOOT_CLASSES]
+
+    def _vmware(self, hardware: etree._Element, drives: Mapping[str, GuestDisk]) -> None:
+        """Read UEFI, with Secure Boot or without, and what to boot from: a section for each drive."""
+        configs = {get(element, "key"): element for element in children(hardware, "Config")}
+        firmware, secure = configs.get("firmware"), configs.get("bootOptions.efiSecureBootEnabled")
+        for element in filter(lambda each: each is not None, (firmware, secure)):
+            assert element is not None
+            self._account.take(element, "key", "value", "required")
+        if firmware is not None and get(firmware, "value").lower() == "efi":
+            is_secure = secure is not None and get(secure, "value").lower() == "true"
+            self._set("Firmware", "uefi-secure" if is_secure else "uefi", firmware)
+        for number, section in enumerate(children(self._system, "BootOrderSection"), start=1):
+            self._account.take_all(section)
+            drive = drives.get(get(section, "instanceId"))
+            if drive is not None:
+                drive.boot = drive.boot or number
+            if drive is None:
+                classes = self._boot(section, [get(section, "type")], after=number > 1)
+                self._made.boot = [*self._made.boot, *classes] if number > 1 else classes
+
+    def _ovirt(self, element: etree._Element) -> None:
+        tag, value = local(element.tag), text(element)
+        if tag == "BiosType":
+            self._account.take(element)
+            if value in _OVIRT_FIRMWARE:
+                self._set("Firmware", _OVIRT_FIRMWARE[value], element)
+        elif tag == "DefaultBootSequence" and value and digits(value) < len(_OVIRT_BOOT):
+            self._account.take(element)
+            self._made.boot = self._boot(element, list(_OVIRT_BOOT[digits(value)]))
+
+    def _virtualbox(self, machine: etree._Element) -> None:
+        """Read VirtualBox's own description, of which the items have the most."""
+        self._account.take(machine, *map(local, machine.keys()))
+        self._made.boot = ("fd", "cdrom", "hd")  # which it does not write down
+        adapters = []
+        for element in machine.iter():
+            tag, kind = local(element.tag), get(element, "type")
+            if tag == "Boot":
+                order = sorted(children(element, "Order"), key=lambda each: digits(get(each, "position")))
+                words = [device for each in order if (device := get(each, "device")) != "None"]
+                self._made.boot = self._boot(element, words)
+            elif tag == "Firmware" and kind.upper().startswith("EFI"):
+                self._set("Firmware", "uefi", element)
+            elif tag == "TrustedPlatformModule" and kind.lower() in ("v2_0", "swtpm"):
+                self._set("TPM", True, element)
+                self._made.changed["TPM"] = "it is a new one, without what the old one keeps"
+            elif tag == "TrustedPlatformModule" and kind.lower() not in ("", "none"):
+                self._summary.lose(self._account.place(element), f"a TPM {kind}", "jobs have a TPM 2.0")
+            elif tag == "SharedFolder":
+                what = f"the shared folder {get(element, 'name')}"
+                self._summary.lose(self._account.place(element), what, "it is in the machine that it was made on")
+            elif tag == "Adapter" and get(element, "enabled") == "true":
+                adapters.append(element)
+            elif (tag == "Platform" and get(element, "architecture").upper() == "ARM") or (
+                element is machine and get(element, "OSType").lower().endswith("arm64")
+            ):
+                self._set("Arch", "aarch64", element)
+                continue
+            else:
+                continue
+            self._account.take_all(element)
+        adapters.sort(key=lambda each: digits(get(each, "slot")))
+        if len(adapters) == len(self._made.nics):
+            for adapter, nic in zip(adapters, self._made.nics, strict=True):
+                nic.link_up = nic.link_up and get(adapter, "cable") != "false"
+                nic.model = nic.model or _ADAPTER_MODELS.get(get(adapter, "type").lower(), "")

@@ -30,7 +30,9 @@ def write(
     """The submit file's text; what is in it goes to the summary. Raises `SubmitError`."""
     vm_type = vm_type.lower()
     if machine.memory_mib <= 0:
-        raise SubmitError("Nobody says how much memory the VM gets.", "give it with --memory, in MiB.")
+        raise SubmitError("How much memory the VM has is not stated.", "give --memory, in MiB (2048) or as 4G.")
+    if machine.vcpus <= 0:
+        raise SubmitError("How many CPUs the VM has is not stated.", "give --cpus.")
     if not machine.disks and not machine.own_disks:
         raise SubmitError("The VM has no disk that can be used.", "see above what was left out, and why.")
     lines = [

@@ -1,11 +1,13 @@
-"""What became of all that a front end read: carried over, changed, the machine's, or left out.
+"""The report of a front end: what of the file that it read is carried over, changed, not used, or left out.
 
 Nothing is dropped in silence. What would make another VM of it, such as a missing disk, is *left out* and keeps the
-submit file from being written; what the execute machine settles by itself, such as a PCI address, is told apart.
+submit file from being written; what nothing in the submit file says is listed as it stands.
 """
 
 import json
 import os
+import shutil
+import textwrap
 from enum import Enum
 from typing import NamedTuple, TextIO
 
@@ -23,9 +25,9 @@ class SubmitError(Exception):
 
 
 class Outcome(Enum):
-    """What became of one thing, in the words of the report, which begins with what matters least."""
+    """The fate of one thing, in the words of the report, which begins with what matters least."""
 
-    SETTLED = "left to the machine"
+    NOT_USED = "not used"
     CARRIED = "carried over"
     CHANGED = "changed"
     LOST = "left out"
@@ -39,13 +41,14 @@ class Told(NamedTuple):
     what: str
     outcome: Outcome
     became: str
-    """What it is in the submit file."""
+    """Its words in the submit file."""
     why: str
 
     def line(self, more: int) -> str:
-        """It as a line for people, with so many more that differ in their places only."""
+        """Return it as a line for people, with so many more that differ in their places only."""
         told = ": ".join(filter(None, (self.what, "; ".join(filter(None, (self.became, self.why))))))
-        places = printable(self.place) + f"{', and' * bool(self.place)} {more} more like it" * bool(more)
+        place = "" if self.what.startswith(self.place) else self.place
+        places = printable(place) + f"{', and' * bool(place)} {more} more like it" * bool(more)
         return f"{printable(told)} [{places.strip()}]" if places else printable(told)
 
 
@@ -61,43 +64,43 @@ class Summary:
         """Files that were written on the way, to be removed where nothing comes of it."""
 
     def carry(self, place: str, what: str, became: str) -> None:
-        """It is in the submit file."""
+        """Tell of something that is in the submit file."""
         self.entries.append(Told(place, what, Outcome.CARRIED, became, ""))
 
     def change(self, place: str, what: str, became: str, why: str) -> None:
-        """It is in the submit file as something else, with which the guest does as well."""
+        """Tell of something that is in the submit file as something else, with which the guest does as well."""
         self.entries.append(Told(place, what, Outcome.CHANGED, became, why))
 
-    def settle(self, place: str, what: str, why: str) -> None:
-        """It is not in the submit file because it is not the job's to say, or no program in the guest misses it."""
-        self.entries.append(Told(place, what, Outcome.SETTLED, "", why))
+    def skip(self, place: str, what: str, why: str = "") -> None:
+        """Tell of something that nothing in the submit file says, as it stands."""
+        self.entries.append(Told(place, what, Outcome.NOT_USED, "", why))
 
     def lose(self, place: str, what: str, why: str) -> None:
-        """It is not in the submit file, and the VM would be another for it."""
+        """Tell of something that is not in the submit file, and without which the VM would be another one."""
         self.entries.append(Told(place, what, Outcome.LOST, "", why))
 
     def advise(self, text: str) -> None:
-        """Something that the execute machine must have, or that the person should know."""
+        """Note something that the execute machine must have, or that the person should know."""
         if text not in self.notes:
             self.notes.append(text)
 
     def of(self, outcome: Outcome) -> list[Told]:
-        """The entries with this outcome."""
+        """Return the entries with this outcome."""
         return [entry for entry in self.entries if entry.outcome is outcome]
 
     @property
     def losses(self) -> int:
-        """How many things are left out."""
+        """The number of things that are left out."""
         return len(self.of(Outcome.LOST))
 
     def show(self, out: TextIO) -> None:
-        """Print everything: a line an entry, or several alike that are the machine's, folded on a terminal."""
+        """Print everything: a line an entry, or several alike that are not used, folded on a terminal."""
         lines = []
         for outcome in Outcome:
             entries = self.of(outcome)
             alike: dict[Told, list[Told]] = {}
             for entry in entries:
-                alike.setdefault(entry._replace(place="") if outcome is Outcome.SETTLED else entry, []).append(entry)
+                alike.setdefault(entry._replace(place="") if outcome is Outcome.NOT_USED else entry, []).append(entry)
             told = [f"  {same[0].line(len(same) - 1)}" for same in alike.values()]
             if entries:
                 lines += [f"{outcome.value.capitalize()} ({len(entries)}):", *told[:MOST_LINES]]
@@ -110,16 +113,13 @@ class Summary:
         out.write("".join(f"{line}\n" for line in lines))
 
     def as_json(self, **others: object) -> str:
-        """The same for programs, with what else there is to say; in ASCII."""
+        """Return the same for programs, with what else there is to say; in ASCII."""
         entries = [entry._asdict() | {"outcome": entry.outcome.value} for entry in self.entries]
         return json.dumps({**others, "entries": entries, "notes": self.notes}, indent=2)
 
 
 def _folded(lines: list[str]) -> list[str]:
-    """The lines in the width of the terminal, the further ones of an entry indented."""
-    import shutil
-    import textwrap
-
+    """Fold the lines to the width of the terminal, the further ones of an entry indented."""
     fold = textwrap.TextWrapper(
         width=max(shutil.get_terminal_size().columns, 40), subsequent_indent="      ", break_on_hyphens=False
     )
@@ -127,7 +127,7 @@ def _folded(lines: list[str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A text of a stranger's file as it goes to a terminal: on one line, without control characters."""
+    """Return a text of a stranger's file as it goes to a terminal: on one line, without control characters."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= 500 else text[:500] + "..."

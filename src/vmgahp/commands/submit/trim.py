@@ -7,7 +7,7 @@ reader has the last word in the rehearsal.
 import argparse
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -17,33 +17,33 @@ from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.commands.submit.images import free, require_beside
 from vmgahp.commands.submit.machine import Guest, GuestDisk
 from vmgahp.commands.submit.summary import SubmitError, Summary
-from vmgahp.commands.submit.xml_input import Account, local
+from vmgahp.commands.submit.xml_input import Account, get, in_words, local
 from vmgahp.domain.job_xml import ATTRIBUTE, host_made
-from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, Allowed
+from vmgahp.domain.job_xml.allow_list import DOMAIN, Allowed
 
 _DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus", "offset"
-"""Attributes without which an element would mean something else."""
+"""Attributes that decide what an element means."""
 
 _IN_THE_AD = "interface", "tpm", "graphics"
-"""Devices beside the disks that the writer of submit files tells of."""
+"""The devices beside the disks that the writer of submit files tells of."""
 
 
 def bring(
     root: etree._Element,
-    left_out: Collection[etree._Element],
+    account: Account,
     made: Guest,
     summary: Summary,
-    settled: Callable[[str, etree._Element], str],
+    missed: Callable[[str, etree._Element], str],
     options: argparse.Namespace,
 ) -> None:
     """Write the trimmed file, and let the job have it. Raises `SubmitError`.
 
-    `left_out` are devices that jobs cannot have, which the summary has already; `settled` is as for
-    `Account.tell`. The disks are those of vm_disk, by which the file is corrected.
+    The `account` has what the summary tells already, and `missed` is as for `Account.tell`. The disks are those of
+    vm_disk, by which the file is corrected.
     """
     read: Any = root  # lxml's elements have all that is asked of them there
     host_made.name_firmware(read)
-    trimmer = _Trimmer(Account(root), set(left_out), summary, settled)
+    trimmer = _Trimmer(account, summary, missed)
     trimmed = trimmer.trim(root, DOMAIN, "/domain")
     _correct_networks(trimmed, summary, options.network)
     _correct_amounts(trimmed, made, summary)
@@ -81,7 +81,7 @@ def _correct_networks(trimmed: etree._Element, summary: Summary, wanted: str) ->
         for source in interface.findall("source"):
             interface.remove(source)
             why = "jobs get the machine's own network of that kind"
-            summary.settle("/domain/devices/interface/source", "source", why)
+            summary.skip("/domain/devices/interface/source", "source", why)
         if wanted == "none":
             _remove(interface)
         elif wanted:
@@ -156,17 +156,11 @@ def _take_along(element: etree._Element, made: Guest, summary: Summary, options:
 class _Trimmer:
     """Makes a copy with what is allowed; the rest goes to the summary."""
 
-    def __init__(
-        self,
-        account: Account,
-        left_out: set[etree._Element],
-        summary: Summary,
-        settled: Callable[[str, etree._Element], str],
-    ) -> None:
+    def __init__(self, account: Account, summary: Summary, missed: Callable[[str, etree._Element], str]) -> None:
         self._account = account
-        self._left_out = left_out
+        self._left_out = set(account.whole)
         self._summary = summary
-        self._settled = settled
+        self._missed = missed
         self.disks: dict[str, etree._Element] = {}
         """The disks that were made, by their places."""
 
@@ -177,8 +171,7 @@ class _Trimmer:
             if form is not None and re.fullmatch(form, str(value), re.ASCII):
                 made.set(key, value)
             else:
-                what = f"{local(element.tag)} {local(key)}={value!s}"
-                self._tell(f"{path}/@{local(key)}", f"/@{local(key)}", element, what, "it is not for jobs to say")
+                self._tell(path, element, local(key))
         if allowed.text is not None:
             made.text = (element.text or "").strip()
         counts: dict[str, int] = {}
@@ -189,8 +182,7 @@ class _Trimmer:
             if child in self._left_out:
                 continue
             if below is None or counts[tag] > below.most or not _keeps(child, below):
-                reason = NEVER.get(local(tag), "a job cannot say this")
-                self._tell(f"{path}/{local(tag)}", "", child, local(tag), reason)
+                self._tell(f"{path}/{local(tag)}", child)
             else:
                 made.append(self.trim(child, below, f"{path}/{local(tag)}"))
                 if tag == "disk":
@@ -199,17 +191,20 @@ class _Trimmer:
                     self._summary.carry(self._account.place(child), tag, "in the job's own XML")
         return made
 
-    def _tell(self, path: str, suffix: str, element: etree._Element, what: str, why: str) -> None:
-        place = self._account.place(element) + suffix
-        read: Any = element, element.getparent()
-        if reason := self._settled(path, element) or host_made.why(path, *read):
-            self._summary.settle(place, what, reason)
-        else:
-            self._summary.lose(place, what, why)
+    def _tell(self, path: str, element: etree._Element, attribute: str = "") -> None:
+        if self._account.took(element, attribute):
+            return
+        place, what = self._account.place(element), in_words(element)
+        if attribute:
+            place, what = f"{place}/@{attribute}", f"{local(element.tag)} {attribute}={get(element, attribute)}"
+        elif reason := self._missed(path, element):
+            self._summary.lose(place, what, reason)
+            return
+        self._summary.skip(place, what)
 
 
 def _keeps(element: etree._Element, allowed: Allowed) -> bool:
-    """Whether what is left of an element would still mean the same."""
+    """Say if what is left of an element would still mean the same."""
     text = (element.text or "").strip()
     if allowed.text is not None and not re.fullmatch(allowed.text, text, re.ASCII):
         return False

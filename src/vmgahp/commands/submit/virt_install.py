@@ -80,7 +80,7 @@ def _taken(words: Sequence[str], made: Guest, summary: Summary) -> list[str]:
             kept += [] if "--import" in words else ["--import"]
             continue
         if name in _OWN:
-            summary.settle(name, word, "HTCondor starts the VM, and waits for its end")
+            summary.skip(name, word, "HTCondor starts the VM, and waits for its end")
         kept.append(word)
     return kept
 
@@ -98,7 +98,7 @@ def _cloud_init(value: str, made: Guest, summary: Summary) -> None:
     for part in filter(None, value.split(",")):
         name, _, path = part.partition("=")
         if name == "disable":
-            summary.settle("--cloud-init", part, "the drive is there at every start")
+            summary.skip("--cloud-init", part, "the drive is there at every start")
             continue
         if name not in _CLOUD_INIT or not os.path.isfile(path):
             raise SubmitError(

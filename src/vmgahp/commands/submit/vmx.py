@@ -3,18 +3,14 @@
 import argparse
 import os
 import re
-from collections.abc import Callable
 
-from vmgahp.commands.submit.images import check, require_beside
+from vmgahp.commands.submit.images import Locate, check, require_beside
 from vmgahp.commands.submit.machine import BOOT_CLASSES, Guest, GuestDisk, GuestNic, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images.formats import BY_ENDING
 from vmgahp.job.vmware import DECRYPT_HINT, DIR, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
 from vmgahp.job.vmx_drives import CDROM, DISK, DRIVE_NAME, FLOPPY, Drive, drives
-
-Locate = Callable[[str, str], str]
-"""The full path of an image, by its name in the .vmx and the place there. Raises `SubmitError`."""
 
 _NIC = re.compile(r"ethernet([0-9]{1,2})")
 _DEVICE = (
@@ -33,30 +29,16 @@ _CLASSES = {
 }
 _KIND_CLASSES = dict(zip((DISK, CDROM, FLOPPY), BOOT_CLASSES, strict=True))
 
-_SETTLED = re.compile(
-    r"(?:\.encoding|config\.version|virtualhw\..*|displayname|annotation|guestos(?:\..*|altname)?|extendedconfigfile|uuid\..*"
-    r"|vc\.uuid|vm\.\w+|pcibridge\d+\..*|tools\..*|toolsinstallmanager\..*|toolscripts\..*"
-    r"|cleanshutdown|softpoweroff|powertype\..*|gui\..*|policy\..*|sched\..*|numa\..*|monitor\..*|migrate\..*|hgfs\..*"
-    r"|isolation\..*|remotedisplay\..*|replay\..*|vmotion\..*|msg\.autoanswer|proxyapps\..*|unity\..*|log\..*|logging"
-    r"|checkpoint\..*|snapshot\..*|evcCompatibilityMode|mem\.hotadd|vcpu\.hotadd|memallowautoscaledown|memtrimrate"
-    r"|mainmem\..*|prefvmx\..*|bios\.boot(?:delay|retry\..*)|bios\.forcesetuponce|vmxstats\..*|cpuid\..*"
-    r"|(?:scsi|sata|ide|nvme)\d+\.(?:present|pcislotnumber|saswwid|virtualdev)|vmx\.buildtype"
-    r"|ethernet\d+\..*|(?:scsi|sata|ide|nvme)\d+:\d+\..*|floppy\d\..*|virtual\w+\..*|nvram|workingdir|rtc\..*"
-    r"|inmemory\w*|viv\..*|acpi\..*|time\..*|ulm\..*|keyboard.*|mouse.*|featmask\..*|disk\.enableuuid"
-    r"|efi\.quickboot\..*|deploymentplatform|memsize\.\w+|guestinfo\.(?!(?:user|meta|vendor)data\b).*|tools\w*|managedvm\..*"
-    r"|answer\.msg\..*|priority\.\w+|nvme\d+\.subnqnuuid|evccompatibilitymode|uefi\.secureboot\.enabled"
-    r"|(?:host|guest|user)cpuid\..*|chipset\.onlinestandby|disable_acceleration|guest\.commands\..*|messagebus\..*"
-    r"|\w+\.nodriver|invmteam|vmci\.filter\..*|sharedfolder\.\w+)",
-    re.IGNORECASE,
+_DIRECTORIES = "jobs have directories of the execute machine's alone (VMPARAM_vm_Share_Dirs)"
+_MISSED = (
+    (re.compile(r"pcipassthru\d+\.present|usb\.autoconnect\..*"), "jobs have no devices of the host"),
+    (re.compile(r"sharedfolder\d+\.present"), _DIRECTORIES),
+    (re.compile(r"\w+(?::\d+)?\.(?:sharedbus|sharing)"), "a disk of a job is no other VM's"),
+    (re.compile(r"guestinfo\.(?:user|meta|vendor)data"), "a job gives cloud-init its User_Data and Meta_Data"),
 )
-"""Names that say nothing of the VM that a job would miss, or of a device that no program in the guest misses. What
-belongs to a drive or NIC is here too, which is told by itself."""
-
-_UNMISSED = re.compile(r"sound|usb(?:_xhci)?(?::\d+)?|ehci(?::\d+)?|vmci0|hpet0|svga|mks|hdaudio|smc", re.IGNORECASE)
-"""Devices that every VM has, or that no program in a guest needs."""
-
-_HOST_USB = re.compile(r"usb\.autoconnect\..*", re.IGNORECASE)
-"""Devices of the host that the guest has."""
+"""The entries without which the guest would be another one, in lower case, and why they are not carried over."""
+_NOTHING = ("", "none", "sharing-none", "nosharing")
+"""The values by which such an entry says nothing."""
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -106,7 +88,7 @@ def read(data: bytes, file: str, locate: Locate, options: argparse.Namespace, su
     for disk in made.disks:
         disk.hostile = not options.own
     used |= _boot(vmx, made, summary)
-    _others(vmx, made, used, summary, every=not options.as_is)
+    _others(vmx, made, used, summary, as_is=options.as_is)
     return made, vmx
 
 
@@ -139,13 +121,13 @@ def _boot(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
         if word in _CLASSES:
             classes.append(_CLASSES[word])
         elif word.startswith("ethernet") and classes:
-            summary.settle("bios.bootOrder", f"boot from {word}", "VMs boot from disks, and from them first")
+            summary.skip("bios.bootOrder", f"boot from {word}", "jobs boot from disks, and from them first")
         else:
             summary.lose("bios.bootOrder", f"boot from {word} at place {number + 1}", "VMs boot from their disks only")
     places = [disk.place.partition(".")[0] for disk in made.disks]
     for place in first:
         if place not in places:
-            summary.settle("bios.hddOrder", f"boot from {place}", "the VM has no such disk")
+            summary.skip("bios.hddOrder", f"boot from {place}", "the VM has no such disk")
     by_class = list(dict.fromkeys([*classes, *BOOT_CLASSES]))
     rank = {place: number for number, place in reversed(list(enumerate(first)))}
 
@@ -163,8 +145,8 @@ def _boot(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
     return {"bios.bootorder", "bios.hddorder"}
 
 
-def _others(vmx: Vmx, made: Guest, used: set[str], summary: Summary, *, every: bool) -> None:
-    """Tell of what is neither drive nor NIC nor used: of the devices only where not of `every` entry."""
+def _others(vmx: Vmx, made: Guest, used: set[str], summary: Summary, *, as_is: bool) -> None:
+    """Tell of what is neither drive nor NIC nor used; where the file goes along, of what is missed alone."""
     for name, value in vmx.items():
         device, _, what = name.lower().partition(".")
         said = f"{name} = {value}"
@@ -172,48 +154,18 @@ def _others(vmx: Vmx, made: Guest, used: set[str], summary: Summary, *, every: b
             continue
         if (DRIVE_NAME.fullmatch(device) or _NIC.fullmatch(device)) and what in _DEVICE:
             continue  # the device has been told of
-        if what == "sharedbus" or what == "sharing":
-            if value.strip().lower() not in ("", "none", "sharing-none", "nosharing"):
-                summary.lose(name, said, "a disk of a job is no other VM's")
-        elif device.startswith(("serial", "parallel")):
-            if what == "present":
-                _port(vmx, name, device, summary, as_is=not every)
-        elif _HOST_USB.fullmatch(name):
-            summary.lose(name, said, "jobs have no devices of the host")
-        elif name.lower() == "nvram" and "Firmware" in made.options and every:
+        why = next((reason for names, reason in _MISSED if names.fullmatch(name.lower())), "")
+        if why and value.strip().lower() not in _NOTHING:
+            summary.lose(name, said, why)
+        elif name.lower() == "nvram" and "Firmware" in made.options and not as_is:
             why = "its boot entries stay behind: a system is found by its EFI/BOOT directory alone"
             summary.change(name, said, "new UEFI variables", why)
-        elif _UNMISSED.fullmatch(device):
-            if what == "present":
-                summary.settle(name, said, "no program in the guest misses it")
-        elif _SETTLED.fullmatch(name):
-            if every:
-                family = f"settings of {device.rstrip('0123456789')}" if what and device else said
-                summary.settle(name, family, "VMware's own, or the machine's to settle")
-        elif device == "guestinfo":
-            summary.lose(name, said[:60], "the guest's cloud-init reads it; a job has User_Data and Meta_Data for it")
-        elif what == "present":
-            kind = vmx.get(f"{device}.virtualDev", "")
-            summary.lose(name, said, f"jobs have no device {device} {kind}".rstrip())
-        elif not vmx.boolean(f"{device}.present") and every:
-            summary.lose(name, said, "nothing here corresponds to it")
-
-
-def _port(vmx: Vmx, name: str, device: str, summary: Summary, *, as_is: bool) -> None:
-    kind, file = vmx.get(f"{device}.fileType", "device").lower(), vmx.get(f"{device}.fileName", "")
-    said = f"{device} to {kind} {file}".rstrip()
-    if kind == "thinprint":
-        summary.settle(name, said, "VMware's own printer")
-    elif kind == "file" and as_is:
-        summary.carry(name, said, "the file comes back with the job")
-    elif kind == "file" and device == "serial0":
-        summary.change(name, said, "the console", "what is written there comes back as vm_console.log")
-    else:
-        summary.lose(name, said, "jobs have one serial port, the console, and no parallel port")
+        elif not as_is:
+            summary.skip(name, said)
 
 
 def _is_nothing(vmx: Vmx, name: str) -> bool:
-    """Whether the entry belongs to a device that is not there."""
+    """Say if the entry belongs to a device that is not there."""
     device, dot, what = name.partition(".")
     if not dot:
         return False
@@ -236,7 +188,7 @@ def _drive(drive: Drive, vmx: Vmx, made: Guest, summary: Summary, locate: Locate
         summary.lose(place, said, "it is a device of the host")
         return
     if drive.no_image or not drive.file:
-        summary.settle(place, said, drive.no_image or "a disk without an image")
+        summary.skip(place, said, drive.no_image or "a disk without an image")
         return
     full = locate(drive.file, said)
     form = {CDROM: "iso", FLOPPY: "raw"}.get(drive.kind) or BY_ENDING.get(os.path.splitext(full)[1].lower(), "vmdk")
@@ -319,4 +271,4 @@ def _bring_nvram(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Su
         made.files.append(path)
         summary.carry("nvram", f"nvram = {value}", "goes with the job")
     else:
-        summary.settle("nvram", f"nvram = {value}", "the file is not here: VMware makes a new one")
+        summary.skip("nvram", f"nvram = {value}", "the file is not here: VMware makes a new one")

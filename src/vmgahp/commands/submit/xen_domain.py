@@ -17,14 +17,14 @@ _DEVICE = re.compile(r"(?:xvd|sd|hd)[a-z]{1,2}[0-9]{0,2}", re.ASCII)
 
 
 def is_device(name: str) -> bool:
-    """Whether a Xen guest can have a disk, or a partition that is a disk by itself, of that name."""
+    """Say if a Xen guest can have a disk, or a partition that is a disk by itself, of that name."""
     return _DEVICE.fullmatch(name) is not None
 
 
 def boot(
     system: etree._Element | None, account: Account, made: Guest, summary: Summary, options: argparse.Namespace
 ) -> None:
-    """What HTCondor's xen commands say of it. Raises `SubmitError`."""
+    """Read what HTCondor's xen commands say of it. Raises `SubmitError`."""
     made.vm_type = "xen"
     kind = child(system, "type") if system is not None else None
     if options.as_is:
@@ -34,6 +34,8 @@ def boot(
     kernel = None if system is None else child(system, "kernel")
     if text(kind) in ("", "hvm") or kernel is None or system is None:
         way = HARDWARE if text(kind) == "hvm" else INCLUDED
+        if system is not None and (loader := child(system, "loader")) is not None:
+            account.take_all(loader)  # hvmloader, Xen's own firmware
         made.commands["xen_kernel"] = way
         summary.carry(account.place(system) if system is not None else "", "how it boots", f"xen_kernel = {way}")
         return
@@ -55,7 +57,7 @@ def boot(
 
 
 def _file(element: etree._Element, account: Account, made: Guest, options: argparse.Namespace) -> str:
-    """What the job calls a kernel or an initrd, which goes with it. Raises `SubmitError`."""
+    """Return the job's name of a kernel or an initrd, which goes with it. Raises `SubmitError`."""
     path = os.path.join(os.path.dirname(os.path.abspath(options.file)), text(element))
     if options.shared:
         return path
@@ -77,7 +79,7 @@ def fit(made: Guest, summary: Summary) -> None:
     made.options.clear()
     if made.vnc:
         made.vnc = False
-        summary.settle(made.places.get("vnc", ""), "graphics", "jobs of Xen's have a text console, vm_console.log")
+        summary.skip(made.places.get("vnc", ""), "graphics", "jobs of Xen's have a text console, vm_console.log")
     for nic in made.nics:
         nic.model, nic.changed = "virtio", ["Xen's own NIC"]
     if made.boot and made.boot[0] != "hd":

@@ -15,7 +15,7 @@ DEEPEST, MOST, MOST_ATTRIBUTES = 100, 50_000, 500
 
 
 def read(data: bytes, name: str) -> etree._Element:
-    """The root of the file's tree, without comments. Raises `SubmitError`."""
+    """Return the root of the file's tree, without comments. Raises `SubmitError`."""
     if len(data) > LARGEST:
         raise SubmitError(f"{name} has more than {LARGEST >> 20} MiB.", "see whether it is the right file.")
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
@@ -40,12 +40,12 @@ def read(data: bytes, name: str) -> etree._Element:
 
 
 def local(name: object) -> str:
-    """The name of an element or attribute without its namespace: exporters do not agree about that."""
+    """Return the name of an element or attribute without its namespace: exporters do not agree about that."""
     return str(name).rpartition("}")[2]
 
 
 def get(element: etree._Element, name: str) -> str:
-    """An attribute by its local name in any case, empty where there is none."""
+    """Return an attribute by its local name in any case, empty where there is none."""
     for key, value in element.items():
         if local(key).lower() == name.lower():
             return str(value).strip()
@@ -53,32 +53,32 @@ def get(element: etree._Element, name: str) -> str:
 
 
 def children(element: etree._Element, *names: str) -> Iterator[etree._Element]:
-    """The children of these local names, in any case; all for none."""
+    """Iterate over the children of these local names, in any case; all for none."""
     wanted = [name.lower() for name in names]
     return (child for child in element if not wanted or local(child.tag).lower() in wanted)
 
 
 def child(element: etree._Element, name: str) -> etree._Element | None:
-    """The first child of a local name."""
+    """Return the first child of a local name."""
     return next(children(element, name), None)
 
 
 def text(element: etree._Element | None) -> str:
-    """The text of an element, empty for none."""
+    """Return the text of an element, empty for none."""
     return "" if element is None else (element.text or "").strip()
 
 
 class Account:
-    """Which elements and attributes of a tree have been looked at, so that the others can be told."""
+    """A record of the elements and attributes of a tree that have been looked at, so that the others can be told."""
 
     def __init__(self, root: etree._Element) -> None:
         self.root = root
         self._keep = list(root.iter())  # the objects stand for the elements as long as they are held
         self._taken: dict[etree._Element, set[str] | None] = {}
         self.whole: list[etree._Element] = []
-        """What was given to `take_all`."""
+        """The elements that were given to `take_all`."""
         self._numbers: dict[etree._Element, str] = {}
-        """Of each element that has twins, which of them it is."""
+        """Element that has twins -> its number among them."""
         for element in self._keep:
             of_tag = Counter(twin.tag for twin in element)
             counts: Counter[object] = Counter()
@@ -94,6 +94,11 @@ class Account:
             known.update(name.lower() for name in attributes)
         return element
 
+    def took(self, element: etree._Element, attribute: str = "") -> bool:
+        """Say if an element, or an attribute of it, has been dealt with."""
+        known = self._taken.get(element, set())
+        return known is None or (attribute.lower() in known if attribute else element in self._taken)
+
     def take_all(self, element: etree._Element) -> None:
         """Say that all of it has been dealt with, with everything in it."""
         self.whole.append(element)
@@ -101,7 +106,7 @@ class Account:
             self._taken[inner] = None
 
     def place(self, element: etree._Element) -> str:
-        """The line and the path of an element."""
+        """Return the line and the path of an element."""
         words = []
         walk: etree._Element | None = element
         while walk is not None:
@@ -109,27 +114,22 @@ class Account:
             walk = walk.getparent()
         return f"line {element.sourceline}, /{'/'.join(reversed(words))}"
 
-    def tell(
-        self,
-        summary: Summary,
-        settled: Callable[[str, etree._Element], str],
-        lost: Callable[[str, etree._Element], str] = lambda _path, _element: "the job ad has no word for it",
-    ) -> None:
+    def tell(self, summary: Summary, missed: Callable[[str, etree._Element], str] = lambda _path, _element: "") -> None:
         """Report all that has not been taken: the topmost element of it, each attribute by itself.
 
-        Both are given the path of names and the element. What `settled` returns is why that is left to the execute
-        machine, empty for what is lost; then `lost` says why.
+        `missed` is given the path of names and the element, and returns why a guest would miss it; empty for what is
+        not used and no more.
         """
 
         def one(place: str, path: str, element: etree._Element, what: str) -> None:
-            if reason := settled(path, element):
-                summary.settle(place, what, reason)
+            if reason := missed(path, element):
+                summary.lose(place, what, reason)
             else:
-                summary.lose(place, what, lost(path, element))
+                summary.skip(place, what)
 
         def walk(element: etree._Element, path: str) -> None:
             if not any(inner in self._taken for inner in element.iter()):
-                one(self.place(element), path, element, _summary(element))
+                one(self.place(element), path, element, in_words(element))
                 return
             known = self._taken.get(element, set())
             for key, value in element.items() if known is not None else ():
@@ -143,8 +143,8 @@ class Account:
         walk(self.root, f"/{local(self.root.tag)}")
 
 
-def _summary(element: etree._Element) -> str:
-    """An element in a few words."""
+def in_words(element: etree._Element) -> str:
+    """Return an element in a few words."""
     words = [f"{local(key)}={value!s}" for key, value in element.items()]
     if text(element):
         words.append(text(element))
