@@ -105,6 +105,29 @@ def unfit(image_format: str, header: bytes) -> str:
     return ""
 
 
+_OTHERS = (
+    (0, b"\x1f\x8b", "gzip"),
+    (0, b"\xfd7zXZ\0", "xz"),
+    (0, b"BZh", "bzip2"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd"),
+    (0, b"PK\3\4", "a zip archive"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (0, b"Rar!\x1a\7", "a rar archive"),
+    (257, b"ustar", "a tar archive"),
+    (0, b"%PDF-", "a PDF"),
+    (0, b"\x7fELF", "a program"),
+)
+_TEXT = bytes((*b"\t\n\f\r", *range(32, 127)))
+
+
+def not_a_disk(header: bytes) -> str:
+    """Name the kind of a file with these first `HEADER` bytes that is known to be no disk; empty for any other."""
+    for place, mark, name in _OTHERS:
+        if header[place : place + len(mark)] == mark:
+            return name
+    return "a text" if header and not header.translate(None, _TEXT) else ""
+
+
 class UnclearFormat(ValueError):
     """Nobody says what format an image has; the text is a sentence without its end."""
 

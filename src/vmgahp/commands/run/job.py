@@ -13,7 +13,7 @@ from vmgahp.commands.submit.machine import Guest, simple_name
 from vmgahp.commands.submit.submit_file import PREFIX
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images import CATALOG
-from vmgahp.images.formats import HEADER, looks_like
+from vmgahp.images.formats import HEADER, looks_like, not_a_disk
 
 HOME = "vm_outputs/"
 """What comes home: all that the server puts there. A name that is not there at the end would hold the job."""
@@ -77,8 +77,8 @@ def _require_image(image: str) -> None:
     except OSError as error:
         problem = f"--image {image!a} cannot be opened ({error.strerror or error})."
         raise SubmitError(problem, f"name a file that is here, {CATALOG}:NAME of the machines, or a URL.") from error
-    if header.isascii() and b"\0" not in header and not looks_like(header):
-        problem = f"--image {image!a} is no disk: it begins as a text does."
+    if not header or (not_a_disk(header) == "a text" and not looks_like(header)):
+        problem = f"--image {image!a} is no disk: it is empty, or a text."
         raise SubmitError(problem, "name the image of a disk; the program comes after --.")
 
 

@@ -147,8 +147,8 @@ def bring_images(options: argparse.Namespace, made: Guest, summary: Summary) -> 
     for disk in made.disks:
         if disk.url or disk.image:
             continue
-        reason = images.check(disk, summary)
         asked = options.convert and disk.format not in ("qcow2", "iso") and disk.bus != "floppy"
+        reason = images.check(disk, summary, flatten=options.convert)
         if reason or asked:
             before = [disk.path, *disk.files]
             disk.changed += [] if asked else [reason]

@@ -12,12 +12,12 @@ from vmgahp.commands.submit import unpack
 from vmgahp.commands.submit.machine import PLAIN_NAME, Guest, GuestDisk, GuestNic, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.images import CATALOG
-from vmgahp.images.formats import CONVERTIBLE, HEADER, looks_like, named_format
+from vmgahp.images.formats import CONVERTIBLE, HEADER, looks_like, named_format, not_a_disk
 
 _ISO_MARK, _ISO_AT = b"CD001", 32769
 _VHD_FOOTER = b"conectix"
 """At the beginning of the last 512 bytes of a VHD, and of one of fixed size nowhere else."""
-_ARCHIVES = ((0, b"PK\3\4"), (257, b"ustar"), (0, b"7z\xbc\xaf"), (0, b"Rar!"))
+_LUKS = b"LUKS\xba\xbe"
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -54,7 +54,7 @@ def _of_file(path: str, options: argparse.Namespace, summary: Summary) -> GuestD
     if said and said not in CONVERTIBLE:
         raise SubmitError(f"{options.format!a} is none of the formats {', '.join(CONVERTIBLE)}.", "name one of them.")
     full = os.path.abspath(path)
-    disk = GuestDisk(full, said, what=f"disk {path}")
+    disk = GuestDisk(full, said, what=f"disk {path}", is_sure=bool(said))
     if options.shared:
         disk.format = said or named_format(full)
         if not disk.format:
@@ -152,10 +152,12 @@ def _look(disk: GuestDisk) -> None:
     content = looks_like(header) or ("vpc" if footer == _VHD_FOOTER else "")
     if content == "qcow2" and header[4:8] == b"\0\0\0\1":
         content = "qcow"
-    if not content and any(header[at : at + len(mark)] == mark for at, mark in _ARCHIVES):
-        raise SubmitError(
-            f"{disk.path} is an archive.", "unpack it, and name the image in it; an .ova is read by vmgahp submit ovf."
-        )
+    if not content and (other := not_a_disk(header)):
+        hint = "unpack it (an .ova is read by vmgahp submit ovf), or say --format raw if it is a disk all the same."
+        raise SubmitError(f"{disk.path} begins like {other}, and so is no disk.", hint)
+    if header.startswith(_LUKS):
+        problem = f"{disk.path} is encrypted (LUKS), and no VM starts from it."
+        raise SubmitError(problem, "say --format raw if the guest itself has the key, or write it decrypted.")
     if content and by_name in ("raw", "iso"):
         raise SubmitError(
             f"{disk.path}: its name says {by_name}, and it begins like {content}.",

@@ -5,6 +5,7 @@ sent with the job, are files of the person who types the command: such an image 
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
@@ -14,31 +15,44 @@ from typing import Any
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit.machine import GuestDisk, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
-from vmgahp.images.formats import CONVERTIBLE, FORMATS, HEADER, looks_like, names_files, unfit
+from vmgahp.errors import Fault
+from vmgahp.host.job_user import Identity
+from vmgahp.images import qemu_img
+from vmgahp.images.backing import backing_chain
+from vmgahp.images.formats import CONVERTIBLE, FORMATS, HEADER, looks_like, names_files, not_a_disk, unfit
 
 Locate = Callable[[str, str], str]
 """A function from the name of an image in a file, and the place there, to its full path. Raises `SubmitError`."""
 
 CONVERT = 86_400.0
 """Seconds for a conversion, which may well take hours."""
+_LEAST = 512
+"""Bytes of a disk: one sector."""
 _MOST_DESCRIPTION = 1 << 20
 """Bytes that QEMU reads of a VMDK that is a description and nothing else."""
 
 
-def check(disk: GuestDisk, summary: Summary) -> str:
-    """Look at an image that goes with the job, or is converted before: that it is of its format, and whole.
+def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: bool = True) -> str:
+    """Look at an image that goes with the job, or is converted before: that it is one, of its format, and whole.
 
-    Returns why no VM gets it as it is and it must be converted, empty for nothing. Raises `SubmitError`.
+    With `flatten` its backing files are to be written into it; `by_qemu` says that START opens it by QEMU. Returns why
+    no VM gets it as it is and it must be converted, empty for nothing. Raises `SubmitError`.
     """
     try:
         with open_regular(disk.path) as file:
             header = file.read(HEADER)
+            size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise SubmitError(
             f"{disk.place or 'The disk'}: {disk.path} cannot be opened ({error.strerror}).",
             "bring the image here; or, where the execute machines have it at this path, say --shared.",
         ) from error
     if disk.format in ("raw", "iso"):
+        if size < _LEAST:
+            raise _refused(disk, f"it has {size} bytes, and so is no disk", "see whether it is the right file.")
+        if not disk.is_sure and (other := not_a_disk(header)):
+            hint = "unpack it; or, where a guest wrote that beginning, give it to vmgahp submit disk --format raw."
+            raise _refused(disk, f"it begins like {other}, and so is no disk", hint)
         if (likeness := looks_like(header)) and disk.format == "raw":
             summary.advise(f"{disk.path} is taken as raw, though it begins like {likeness}.")
         return ""
@@ -47,25 +61,18 @@ def check(disk: GuestDisk, summary: Summary) -> str:
     if names_files(disk.format, header) and not disk.files:
         raise _refused(disk, "it keeps its data in another file", "convert it with qemu-img.")
     info = _info(disk)
+    if info.get("encrypted"):
+        raise _refused(disk, "it is encrypted, and a job has no key", "write it decrypted, by qemu-img convert.")
     specific = (info.get("format-specific") or {}).get("data") or {}
     whole = {os.path.realpath(disk.path), *map(os.path.realpath, disk.files)}
     for extent in specific.get("extents") or []:
         if os.path.realpath(extent.get("filename", "")) not in whole:
             raise _refused(disk, f"parts of it are in {extent.get('filename')}", "see whether you trust who made it.")
-    backing = info.get("full-backing-filename") or info.get("backing-filename")
-    if backing and disk.hostile:
-        raise _refused(
-            disk,
-            f"it is an overlay of {backing}",
-            "export the VM without snapshots; for a file of your own say --own --convert (libvirt-xml and vmx).",
-        )
-    if backing and "backing-filename-format" not in info and disk.format != "vmdk":
-        raise _refused(
-            disk,
-            f"it does not say what format its backing file {backing} has",
-            f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {disk.path}",
-        )
-    if backing:
+    if backing := info.get("backing-filename"):
+        _require_plain(disk, backing, "backing-filename-format" in info or disk.format == "vmdk")
+        if flatten:
+            return f"it is an overlay of {backing}"
+        _require_found(disk, backing, by_qemu=by_qemu)
         summary.advise(f"{disk.path} is an overlay of {backing}, which the execute machine must have at that path.")
     if specific.get("create-type") == "streamOptimized":
         return "no guest can write to a compressed VMDK (streamOptimized)" if disk.writable else ""
@@ -73,6 +80,37 @@ def check(disk: GuestDisk, summary: Summary) -> str:
         return f"no VM has an image of the format {disk.format}"
     reason = unfit(disk.format, header)
     return f"it {reason}" if reason else ""
+
+
+def _require_plain(disk: GuestDisk, backing: str, has_format: bool) -> None:
+    """Refuse a backing file of a stranger's image, and one that is no plain file. Raises `SubmitError`."""
+    if disk.hostile:
+        raise _refused(
+            disk,
+            f"it is an overlay of {backing}",
+            "export the VM without snapshots; for a file of your own say --own --convert (libvirt-xml and vmx).",
+        )
+    if re.match(r"[^/]*:", backing):  # json:…, nbd://…
+        problem = f"its backing file is {backing}, which is no plain file"
+        raise _refused(disk, problem, "write both into one image, by qemu-img convert.")
+    if not has_format:
+        raise _refused(
+            disk,
+            f"it does not say what format its backing file {backing} has",
+            f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {disk.path}",
+        )
+
+
+def _require_found(disk: GuestDisk, backing: str, *, by_qemu: bool) -> None:
+    """Refuse an overlay whose backing files START would not find or not take. Raises `SubmitError`."""
+    if not backing.startswith("/"):
+        problem = f"its backing file is {backing}, by a path that leads to nothing where the job runs"
+        raise _refused(disk, problem, "say --convert, which writes both into one image.")
+    if by_qemu and os.path.exists(backing):
+        try:
+            backing_chain(disk.path, _qemu(disk.format), Identity(os.geteuid(), os.getegid()), parts=bool(disk.files))
+        except Fault as fault:
+            raise SubmitError(f"The execute machine would hold the job: {fault.problem}", fault.hint) from fault
 
 
 def require_beside(path: str, place: str, described: str) -> None:
@@ -94,8 +132,6 @@ def convert(disk: GuestDisk, directory: str, others: Container[str], summary: Su
 
     In the scratch directory it is beside files called as the `others` are.
     """
-    from vmgahp.images import qemu_img
-
     stem = simple_name(os.path.splitext(os.path.basename(disk.path))[0], "disk")
     names = chain([f"{stem}.qcow2"], (f"{stem}-{number}.qcow2" for number in count(2)))
     target = os.path.join(directory, next(name for name in names if name not in others))
@@ -110,25 +146,36 @@ def convert(disk: GuestDisk, directory: str, others: Container[str], summary: Su
     disk.path, disk.format, disk.name, disk.files = target, "qcow2", "", []
 
 
-def create(disk: GuestDisk, size: int, directory: str, summary: Summary, *, force: bool) -> None:
-    """Make an empty image for a disk that has none yet, and let the disk be that. Raises `SubmitError`."""
-    from vmgahp.images import qemu_img
+def create(
+    disk: GuestDisk, size: int, directory: str, summary: Summary, *, force: bool, base: GuestDisk | None = None
+) -> None:
+    """Make an image for a disk that has none yet, empty or with the content of `base`, and let the disk be that.
 
+    It has `size` bytes, or as many as `base` where that has more. Raises `SubmitError`.
+    """
     target = os.path.join(directory, os.path.basename(disk.path))
     free(target, summary, force=force)
+    form, content = _qemu(disk.format), "with nothing on it"
     try:
         with _anew(target, summary) as path:
-            qemu_img.create_empty(path, _qemu(disk.format), size)
+            if base is None:
+                qemu_img.create_empty(path, form, size)
+            else:
+                qemu_img.convert(base.path, _qemu(base.format), path, form, seconds=CONVERT)
+                content, least = f"a copy of {base.path}", int(qemu_img.info(path, form)["virtual-size"])
+                if size > least:
+                    qemu_img.enlarge(path, form, size)
+                size = max(size, least)
     except (OSError, qemu_img.Trouble) as error:
         raise _refused(disk, f"it cannot be made: {error}", "make it by qemu-img create.") from error
     disk.what = disk.what or f"disk {disk.path}"
-    disk.steps.append(f"made as {target}, with {size / (1 << 30):g} GiB and nothing on it")
+    disk.steps.append(f"made as {target}, {content}, of {size / (1 << 30):g} GiB")
     disk.path = target
 
 
 @contextmanager
 def _anew(target: str, summary: Summary) -> Iterator[str]:
-    """The path at which an image is made that then takes its place, whole. Nobody else can put a link there."""
+    """Yield a path for an image that then takes its place, whole. It is in a directory of its own: no link is there."""
     with tempfile.TemporaryDirectory(dir=os.path.dirname(target), prefix=".vmgahp-") as own:
         path = os.path.join(own, "disk")
         yield path
@@ -147,7 +194,7 @@ def free(target: str, summary: Summary, *, force: bool) -> None:
 
 
 def _flat_files(disk: GuestDisk) -> list[str]:
-    """The files of data that a plain VMDK descriptor names, all of them in its directory. Raises `SubmitError`."""
+    """List the files of data that a plain VMDK descriptor names, all of them in its directory. Raises `SubmitError`."""
     directory = os.path.dirname(disk.path)
     files: list[str] = []
     for name in flat_names(disk.path):
@@ -159,9 +206,7 @@ def _flat_files(disk: GuestDisk) -> list[str]:
 
 
 def flat_names(path: str) -> list[str]:
-    """The files of data that a VMDK names which is a description and nothing else, as it names them."""
-    import re
-
+    """List the files of data of a VMDK that is a description and nothing else, as it names them."""
     with open(path, "rb") as file:
         data = file.read(_MOST_DESCRIPTION)
     text = data.decode("utf-8", "replace") if data.startswith(b"#") else ""
@@ -169,14 +214,12 @@ def flat_names(path: str) -> list[str]:
 
 
 def largest(disk: GuestDisk) -> int:
-    """Bytes that an image can come to when its guest writes to it. Raises `SubmitError`."""
+    """Return the bytes that an image can come to when its guest writes to it. Raises `SubmitError`."""
     size = os.path.getsize(disk.path)
     return max(size, int(_info(disk)["virtual-size"])) if disk.writable else size
 
 
 def _info(disk: GuestDisk) -> dict[str, Any]:
-    from vmgahp.images import qemu_img
-
     try:
         return qemu_img.info(disk.path, _qemu(disk.format))
     except qemu_img.NotInstalled as error:

@@ -295,8 +295,12 @@ def _disk(
         more = "; qemu-img convert makes one of it" if kind in ("block", "network", "volume") else ""
         summary.lose(place, what, f"jobs have images that are files{more}")
         return
-    account.take(element, "type", "device")
     assert source is not None
+    if any(local(inner.tag) == "encryption" for inner in element.iter()):
+        account.take_all(element)
+        summary.lose(place, f"disk {path}", "it is encrypted, and a job has no key")
+        return
+    account.take(element, "type", "device")
     account.take(source, "file", "index")
     form = "raw"
     if driver is not None:

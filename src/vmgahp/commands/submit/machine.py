@@ -45,6 +45,8 @@ class GuestDisk:
     """``virtio``, ``sata``, ``scsi``, ``ide``, ``floppy``, or empty: what a device without a name is named for."""
     hostile: bool = False
     """Whether a stranger's file may name it: it is then beside that file, and consists of nothing but itself."""
+    is_sure: bool = False
+    """True where the user says what format it has, whatever it begins like."""
     files: list[str] = field(default_factory=list)
     """Other files that it consists of."""
     boot: int = 0

@@ -248,7 +248,7 @@ def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary)
     disks = made.disks
     for disk in disks:
         if not options.shared:
-            if (reason := check(disk, summary)) and not disk.files:
+            if (reason := check(disk, summary, by_qemu=False)) and not disk.files:
                 raise SubmitError(f"{disk.place}: {disk.path}: {reason}.", "leave --as-is out, which converts it.")
             made.files += [disk.path, *disk.files]
         summary.carry(disk.place, disk.what, "stays where it is" if options.shared else "goes with the job")

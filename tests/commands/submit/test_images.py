@@ -1,0 +1,140 @@
+"""Images with which no VM would start: overlays of what is not there, encrypted ones, and files that are no disks."""
+
+import gzip
+import subprocess
+
+import pytest
+
+from tests.commands.submit import samples
+from tests.commands.submit.samples import changed
+from tests.commands.support import absent
+
+pytestmark = pytest.mark.qemu
+
+MEMORY = ("--memory", "1G")
+DOMAIN = """\
+<domain type='kvm'><name>x</name><memory unit='GiB'>1</memory><vcpu>1</vcpu><os><type arch='x86_64'>hvm</type></os>
+<devices><disk type='file' device='disk'><driver name='qemu' type='FORMAT'/><source file='FILE'/>
+<target dev='vda' bus='virtio'/></disk></devices></domain>
+"""
+
+
+def qemu_img(*words):
+    subprocess.run(["qemu-img", *words], check=True, capture_output=True)
+
+
+def overlay(path, backing, *words, form="qcow2"):
+    qemu_img("create", "-q", "-f", form, "-b", backing, "-F", form, *words, path, *["1M"] * bool(words))
+
+
+@pytest.fixture
+def domain(home):
+    """Writes the XML of a VM with one disk; its name."""
+
+    def write(file, form):
+        (home / "x.xml").write_text(DOMAIN.replace("FILE", file).replace("FORMAT", form))
+        return "x.xml"
+
+    return write
+
+
+def is_alone(path):
+    return b"backing file" not in subprocess.run(["qemu-img", "info", path], check=True, capture_output=True).stdout
+
+
+# --- overlays
+
+
+def test_an_overlay_that_names_its_base_by_a_relative_path_is_flattened_or_refused(home, submit, refused):
+    """START would look for it in the scratch directory."""
+    overlay("top.qcow2", "disk.qcow2")
+    assert absent(refused("disk", "top.qcow2", *MEMORY), "its backing file is disk.qcow2", "say --convert") == []
+    (home / "made").mkdir()
+    read, said = submit("disk", "top.qcow2", *MEMORY, "--convert", "--dir", "made", lax=False)
+    assert read["transfer_input_files"] == f"{home}/made/top.qcow2"
+    assert is_alone("made/top.qcow2")
+    assert "it is an overlay of disk.qcow2" in changed(said)
+    assert "must have" not in said
+
+
+@pytest.mark.parametrize(
+    "backing",
+    [
+        'json:{"driver":"qcow2","file":{"driver":"file","filename":"disk.qcow2"}}',
+        'json:{"driver":"nbd","host":"localhost"}',
+        "nbd://localhost/x",
+    ],
+)
+@pytest.mark.parametrize("words", [(), ("--convert",)])
+def test_an_overlay_of_what_is_no_file_is_refused(home, refused, backing, words):
+    overlay("top.qcow2", backing, "-u")
+    said = refused("disk", "top.qcow2", *MEMORY, *words)
+    assert f"its backing file is {backing}, which is no plain file" in said
+
+
+def test_an_overlay_of_an_overlay_is_looked_at_as_start_does(home, refused):
+    overlay("middle.qcow2", "nbd://localhost/x", "-u")
+    overlay("top.qcow2", f"{home}/middle.qcow2", "-u")
+    said = refused("disk", "top.qcow2", *MEMORY)
+    assert absent(said, "The execute machine would hold the job", "nbd://localhost/x") == []
+
+
+def test_an_overlay_of_what_only_the_execute_machine_has_is_written(home, submit):
+    overlay("top.qcow2", "/machines/base.qcow2", "-u")
+    assert "overlay of /machines/base.qcow2" in submit("disk", "top.qcow2", *MEMORY, lax=False)[1]
+
+
+def test_no_note_tells_of_a_backing_file_that_was_written_into_the_copy(home, submit, domain):
+    samples.image(home / "d1.vmdk", "vmdk")
+    overlay("d2.vmdk", "d1.vmdk", form="vmdk")
+    words = ("libvirt-xml", domain("d2.vmdk", "vmdk"), "--own")
+    _, said = submit(*words, "--convert", lax=False)
+    assert "must have" not in said
+    assert is_alone("d2.qcow2")
+
+
+# --- what is no disk
+
+
+def test_an_encrypted_image_is_refused(home, refused, domain):
+    options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"
+    qemu_img("create", "-q", "-f", "qcow2", "--object", "secret,id=s,data=x", "-o", options, "locked.qcow2", "1M")
+    for words in (("disk", "locked.qcow2", *MEMORY), ("libvirt-xml", domain("locked.qcow2", "qcow2"))):
+        assert "it is encrypted" in refused(*words)
+        assert "it is encrypted" in refused(*words, "--convert", "--force")
+
+
+def test_a_disk_that_libvirt_would_decrypt_is_left_out(home, refused, domain):
+    name = domain("disk.qcow2", "qcow2")
+    (home / name).write_text((home / name).read_text().replace("<target", "<encryption format='luks'/><target"))
+    assert "it is encrypted" in samples.lost(refused("libvirt-xml", name, lax=False))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (gzip.compress(b"x" * 99999, mtime=0) + bytes(600), "gzip"),
+        (b"PK\3\4" + bytes(600), "a zip archive"),
+        (bytes(257) + b"ustar" + bytes(600), "a tar archive"),
+        (b"\x7fELF" + bytes(600), "a program"),
+        (b"<!DOCTYPE html>\n<title>Not found</title>\n" * 20, "a text"),
+    ],
+)
+def test_what_begins_like_no_disk_is_none(home, submit, refused, domain, data, said):
+    (home / "x.img").write_bytes(data)
+    assert f"begins like {said}, and so is no disk" in refused("libvirt-xml", domain("x.img", "raw"))
+    if said != "gzip":  # which is unpacked
+        assert f"begins like {said}, and so is no disk" in refused("disk", "x.img", *MEMORY)
+    assert submit("disk", "x.img", "--format", "raw", *MEMORY, lax=False)[0]["vm_disk"] == "x.img:vda:w:raw"
+
+
+def test_a_disk_that_is_encrypted_as_a_whole_is_asked_about(home, submit, refused):
+    (home / "x.img").write_bytes(b"LUKS\xba\xbe" + bytes(4096))
+    assert "LUKS" in refused("disk", "x.img", *MEMORY)
+    assert submit("disk", "x.img", "--format", "raw", *MEMORY, lax=False)[0]["vm_disk"] == "x.img:vda:w:raw"
+
+
+@pytest.mark.parametrize("size", [0, 511])
+def test_what_is_smaller_than_a_sector_is_no_disk(home, refused, size):
+    (home / "x.img").write_bytes(bytes(size))
+    assert f"it has {size} bytes" in refused("disk", "x.img", *MEMORY)
