@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import htcondor2
@@ -105,7 +106,59 @@ def test_a_disk_that_is_to_be_made_is_made_empty(home, program, install, disk):
     assert read["vm_disk"] == "disk.qcow2:vda:w:qcow2,new.qcow2:vdb:w:qcow2"
     assert (home / "new.qcow2").read_bytes()[24:32] == (1 << 29).to_bytes(8)
     assert "0.5 GiB" in said
-    assert (1 << 20) < int(read["request_disk"]) < 1.01 * (1 << 20), "for both: what is said bounds them all"
+    assert (1 << 19) < int(read["request_disk"]) < 1.01 * (1 << 19), "for both: what is said bounds them all"
+
+
+def info(path):
+    command = ["qemu-img", "info", "--output=json", path]
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+@pytest.mark.parametrize(("size", "mib"), [("0.5", 512), ("0.001", 2)])
+def test_a_disk_that_begins_with_an_image_is_a_copy_of_it(home, program, install, size, mib):
+    """virt-install prints nothing of it."""
+    (home / "base.raw").write_bytes(b"\1" * (2 << 20))
+    subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", "base.raw", "base.qcow2"], check=True)
+    program(domain(DISK.format(home / "new.qcow2", "vda")))
+    words = f"path=new.qcow2,size={size},backing_store=base.qcow2,backing_format=qcow2"
+    read, said = install("--import", "--disk", words)
+    assert read["vm_disk"] == "new.qcow2:vda:w:qcow2"
+    assert (info("new.qcow2")["virtual-size"], "backing-filename" in info("new.qcow2")) == (mib << 20, False)
+    assert subprocess.run(["cmp", "-n", str(2 << 20), "base.raw", raw("new.qcow2")], check=False).returncode == 0
+    assert f"a copy of {home}/base.qcow2" in said
+
+
+def raw(path):
+    subprocess.run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", path, "new.raw"], check=True)
+    return "new.raw"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("backing_store=gone.qcow2", "cannot be opened"),
+        ("backing_store=base.img", "backing_format="),
+        ("backing_store=disk.qcow2,backing_format=vdi", "qemu-img cannot read it"),
+        ("backing_store=top.qcow2", "which is no plain file"),
+    ],
+)
+def test_a_disk_that_cannot_begin_with_an_image_is_not_made(home, program, install, words, problem):
+    (home / "base.img").write_bytes(bytes(4096))
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-b", "nbd://localhost/x", "-F", "raw", "top.qcow2"]
+    subprocess.run([*command, "1M"], check=True)
+    program(domain(DISK.format("/nonexistent/new.qcow2", "vda")))
+    assert problem in install("--disk", f"new.qcow2,size=1,{words}", status=1)[1]
+    assert not (home / "new.qcow2").exists()
+
+
+def test_new_disks_have_the_sizes_of_their_words_whatever_their_order(home, program, install):
+    names = (("a", "vda"), ("b", "sda"), ("c", "vdb"))
+    disks = "".join(DISK.format(f"/nonexistent/{name}.qcow2", device) for name, device in names)
+    program(domain(disks.replace('"sda" bus="virtio"', '"sda" bus="sata"')))
+    install(
+        *(word for name, size in (("a", 1), ("b", 2), ("c", 3)) for word in ("--disk", f"{name}.qcow2,size={size}"))
+    )
+    assert [info(f"{name}.qcow2")["virtual-size"] >> 30 for name in "abc"] == [1, 2, 3]
 
 
 def test_a_disk_of_which_nobody_says_the_size_is_not_made(home, program, install):
@@ -236,6 +289,14 @@ def test_virt_install_prints_two_for_an_installation_and_makes_nothing(real, hom
     root, installs = real("--cdrom", "seed.iso", "--disk", f"{home}/new.qcow2,size=1")
     assert ([boot.get("dev") for boot in root.iterfind("os/boot")], installs) == (["cdrom", "hd"], True)
     assert not (home / "new.qcow2").exists()
+
+
+def test_virt_install_prints_no_word_of_a_backing_file(real, home):
+    """Or else it may be taken from there."""
+    disk = f"path={home}/new.qcow2,size=1,backing_store={home}/disk.qcow2,backing_format=qcow2"
+    root, _ = real("--import", "--disk", disk)
+    assert root.xpath("string(devices/disk/source/@file)") == str(home / "new.qcow2")
+    assert root.find("devices/disk/backingStore") is None
 
 
 @pytest.mark.parametrize(

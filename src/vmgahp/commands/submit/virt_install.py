@@ -7,16 +7,20 @@ an image or a drive for cloud-init, is done here, in the job's own way, or refus
 import argparse
 import os
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from lxml import etree
 
+from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit import images, libvirt_xml
-from vmgahp.commands.submit.machine import Guest
+from vmgahp.commands.submit.machine import Guest, GuestDisk
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.commands.submit.xml_input import child, children, local, read
 from vmgahp.host.run import run
+from vmgahp.images.formats import HEADER, UnclearFormat, proven_format
 from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA
 
 PROGRAM = "virt-install"
@@ -40,7 +44,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     words = _taken(options.file, made := Guest(""), summary)
     domain, installs = _printed(words)
     read_so = argparse.Namespace(**vars(options) | {"file": PROGRAM, "own": True})
-    sizes = _sizes(words)
+    to_make = [*_to_make(words)]
     if installs:
         _boot_what_is_installed(domain, summary)
     guest = libvirt_xml.of_domain(domain, read_so, summary)
@@ -49,16 +53,16 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     if not any("mac=" in word for word in words):
         for nic in guest.nics:
             nic.mac = ""  # made up for one VM, and the file may be for many
-    room = 0
     for disk in guest.disks:
         if _is_missing(disk.path):
-            size = sizes.pop(0) if sizes else 0
-            if not size or options.shared:
+            new = next((one for one in to_make if one.name in ("", os.path.basename(disk.path))), None)
+            if new is None or options.shared:
                 raise SubmitError(f"{disk.path} is not there.", "make it by qemu-img create, or bring it here.")
-            images.create(disk, size, options.dir, summary, force=options.force)
-            room += size
-    if room:  # what is said bounds all disks; HTCondor itself asks for what is transferred
-        room += sum(images.largest(disk) for disk in guest.disks if os.path.exists(disk.path))
+            to_make.remove(new)
+            images.create(disk, new.size, options.dir, summary, force=options.force, base=_base(new, summary))
+    if any(disk.path in summary.made for disk in guest.disks):
+        # What is said bounds all disks; HTCondor itself asks for what is transferred.
+        room = sum(map(images.largest, guest.disks))
         guest.commands["request_disk"] = str(-(-room >> 10))
         summary.carry("", "room for what is written to new disks", f"request_disk = {guest.commands['request_disk']}")
     return guest
@@ -144,20 +148,61 @@ def _boot_what_is_installed(domain: etree._Element, summary: Summary) -> None:
     summary.change("", "boot from the CD", "boot from the CD while the disk is empty", "reboots run what is installed")
 
 
-def _sizes(words: Sequence[str]) -> list[int]:
-    """How large the images shall be that are not there, in bytes, in the order of the words."""
-    given = [
-        word.partition("=")[2] if "=" in word else value
-        for word, value in pairwise([*words, ""])
-        if _option(word) == "--disk"
-    ]
-    sizes = []
-    for value in given:
-        path = re.match(r"(?:.*,)?path=([^,]*)|([^=,]+)(?:,|$)", value)
-        found = re.search(r"(?:^|,)size=(\d{1,6}(?:\.\d{1,3})?)(?:,|$)", value)
-        if found and (not path or _is_missing(path[1] or path[2])):
-            sizes.append(int(float(found[1]) * (1 << 30)))
-    return sizes
+class _New(NamedTuple):
+    """A disk that virt-install would make."""
+
+    name: str
+    """The name of its file; empty where virt-install chooses one."""
+    size: int
+    """Bytes."""
+    backing: str
+    """The path of the image that it begins with; empty for none."""
+    backing_format: str
+
+
+def _to_make(words: Sequence[str]) -> Iterator[_New]:
+    """Iterate over the disks that are not there and are to be made, in the order of the words."""
+    for word, value in pairwise([*words, ""]):
+        if _option(word) != "--disk":
+            continue
+        parts = _parts(word.partition("=")[2] if "=" in word else value)
+        path, size = parts["path"], parts.get("size", "")
+        if re.fullmatch(r"\d{1,6}(?:\.\d{1,3})?", size) and (not path or _is_missing(path)):
+            backing = parts.get("backing_store", ""), parts.get("backing_format", "")
+            yield _New(os.path.basename(path), int(float(size) * (1 << 30)), *backing)
+
+
+def _parts(value: str) -> dict[str, str]:
+    """Split the value of --disk as virt-install does, by commas, with a shell's quotes; a path may have no name."""
+    splitter = shlex.shlex(value, posix=True)
+    splitter.commenters, splitter.whitespace, splitter.whitespace_split = "", ",", True
+    try:
+        words = list(splitter)
+    except ValueError as error:
+        raise SubmitError(f"--disk {value}: {error}.", "close the quote.") from error
+    first = words[0] if words and "=" not in words[0] else ""
+    return {"path": first} | dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _base(new: _New, summary: Summary) -> GuestDisk | None:
+    """Look at the image that a new disk begins with, None for an empty disk. Raises `SubmitError`.
+
+    The disk is a copy of it, for an overlay finds its backing file on a machine that has it at the same path alone.
+    """
+    if not new.backing:
+        return None
+    path = os.path.abspath(new.backing)
+    place = f"backing_store={new.backing}"
+    try:
+        with open_regular(path) as file:
+            form = proven_format(path, new.backing_format, file.read(HEADER))
+    except OSError as error:
+        raise SubmitError(f"{place}: {path} cannot be opened ({error.strerror}).", "bring it here.") from error
+    except UnclearFormat as error:
+        raise SubmitError(f"{place}: {error}.", "say backing_format=.") from error
+    base = GuestDisk(path, form, place=place, is_sure=bool(new.backing_format))
+    images.check(base, summary, flatten=True)
+    return base
 
 
 def _is_missing(path: str) -> bool:
