@@ -94,13 +94,30 @@ def test_memory_in_libvirts_units(convert, memory, mib):
             '"uefi-secure"',
         ),
         ("<os firmware='efi'><type arch='aarch64'>hvm</type></os>", None),
+        (
+            "<os firmware='efi'><type>hvm</type><firmware><feature enabled='yes' name='secure-boot'/>"
+            "<feature enabled='no' name='enrolled-keys'/></firmware></os>",
+            '"uefi"',
+        ),
+        (
+            "<os><type>hvm</type><loader type='pflash' secure='yes'>/x</loader>"
+            "<nvram template='/usr/share/OVMF/OVMF_VARS_4M.fd'/></os>",
+            '"uefi"',
+        ),
+        (
+            "<os><type>hvm</type><loader type='pflash' secure='yes'>/x</loader>"
+            "<nvram template='/usr/share/OVMF/OVMF_VARS_4M.ms.fd'/></os>",
+            '"uefi-secure"',
+        ),
     ],
 )
 @pytest.mark.parametrize("more", [[], ["--as-is"]])
 def test_firmware(convert, system, firmware, more):
     begin, end = samples.DOMAIN.index("<os>"), samples.DOMAIN.index("</os>") + 5
-    read, _ = convert(samples.DOMAIN[:begin] + system + samples.DOMAIN[end:], *more)
+    read, said = convert(samples.DOMAIN[:begin] + system + samples.DOMAIN[end:], *more)
     assert read.get("MY.VMPARAM_vm_Firmware") == firmware
+    without_keys = "secure" in system and firmware == '"uefi"'
+    assert ("its Secure Boot has no keys" in part(said, Outcome.CHANGED)) == without_keys
     assert ("MY.VMPARAM_vm_Arch" in read) == ("aarch64" in system)
 
 

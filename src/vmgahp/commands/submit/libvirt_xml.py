@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from functools import partial
 
 from lxml import etree
@@ -43,6 +44,8 @@ _OTHERS = {
     "vbox": "export the VM, and give the appliance to vmgahp submit ovf.",
 }
 """Type of domain -> what to do with it."""
+_WITH_KEYS = re.compile(r"secboot|[._-]ms[._-]")
+"""The names of UEFI variables in which Microsoft's keys are enrolled, as Debian, Fedora and SUSE have them."""
 
 
 _IN_XML = "jobs boot from their disks; --as-is lets the XML say it"
@@ -217,14 +220,19 @@ def _system(root: etree._Element, account: Account, made: Guest, summary: Summar
     if get(system, "firmware") in ("efi", "bios"):
         account.take(system, "firmware")
     if get(system, "firmware") == "efi" or by_path:
-        features = child(system, "firmware")
-        for feature in () if features is None else children(features, "feature"):
-            if get(feature, "name") in ("secure-boot", "enrolled-keys"):
+        features: dict[str, str] = {}
+        if (section := child(system, "firmware")) is not None:
+            for feature in children(section, "feature"):
                 account.take(feature, "name", "enabled")
-                secure |= get(feature, "name") == "secure-boot" and get(feature, "enabled") == "yes"
+                features[get(feature, "name")] = get(feature, "enabled")
         if loader is not None:
             account.take(loader, "type", "readonly", "secure", "format")
         nvram = child(system, "nvram")
+        variables = "" if nvram is None else os.path.basename(get(nvram, "template"))
+        secure |= features.get("secure-boot") == "yes"
+        if secure and (features.get("enrolled-keys") == "no" or (variables and not _WITH_KEYS.search(variables))):
+            secure = False
+            made.changed["Firmware"] = "its Secure Boot has no keys and starts any system, that of uefi-secure has some"
         if nvram is not None and not as_is:
             account.take_all(nvram)
             why = "its boot entries stay behind: a system is found by its EFI/BOOT directory alone"
