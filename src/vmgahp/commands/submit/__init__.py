@@ -56,7 +56,7 @@ _KEYS = {
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp submit``."""
+    """Add the arguments of ``vmgahp submit``."""
     command.description = (
         "Write a submit file for a VM that exists in another form, and say what of it is carried over, "
         "what is changed or left out, and where that stands."
@@ -133,19 +133,19 @@ def _common(kind: argparse.ArgumentParser) -> None:
 
 
 def memory(text: str) -> int:
-    """MiB, of an option."""
+    """Read MiB, of an option."""
     units = {"": 1, "m": 1, "g": 1024, "t": 1024**2}
     digits = text.rstrip("mMgGtTiIbB")
     unit = text[len(digits) :].lower().removesuffix("b").removesuffix("i")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 9 or unit not in units or int(digits) == 0:
-        raise argparse.ArgumentTypeError(f"{text!a} is no amount of memory: write MiB, or such as 4G")
+        raise argparse.ArgumentTypeError(f"{text!a} is not a valid memory size. Give MiB (2048) or a unit (4G)")
     return int(digits) * units[unit]
 
 
 def cpus(text: str) -> int:
-    """The number of CPUs, of an option."""
+    """Read the number of CPUs, of an option."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= 255:
-        raise argparse.ArgumentTypeError(f"{text!a} is no number of CPUs: write one from 1 to 255")
+        raise argparse.ArgumentTypeError(f"{text!a} is not a valid number of CPUs. Give one from 1 to 255")
     return int(text)
 
 

@@ -66,7 +66,7 @@ def _as_json(options: argparse.Namespace, summary: Summary, output: str, problem
 
 
 def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
-    """The submit file's text, and its name. Raises `SubmitError`."""
+    """Return the submit file's text, and its name. Raises `SubmitError`."""
     _require_sense(options)
     beside = os.path.dirname(options.output) if options.output not in ("", "-") else "."
     options.dir = os.path.abspath(options.dir or beside or ".")
@@ -89,7 +89,7 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
 
 
 def read(options: argparse.Namespace, summary: Summary) -> Guest:
-    """The VM, with every disk where it is to be in the guest. Raises `SubmitError`."""
+    """Read the VM, with every disk where it is to be in the guest. Raises `SubmitError`."""
     made: Guest = import_module(f"vmgahp.commands.{options.module}").machine(options, summary)
     _as_asked(options, made, summary)
     if not made.own_disks:
@@ -100,7 +100,7 @@ def read(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def written(options: argparse.Namespace, made: Guest, summary: Summary) -> tuple[str, Rehearsed | None]:
-    """The submit file's text, and what the daemon makes of it, as far as that is known. Raises `SubmitError`."""
+    """Return the submit file's text, and what the daemon makes of it, as far as that is known. Raises `SubmitError`."""
     if made.finish is not None:
         made.finish()
     text = write(made, options.type or made.vm_type, summary, transfer=not options.shared, appended=options.append)

@@ -7,11 +7,14 @@ guest may have written that: it is taken as a stranger's, which names no other f
 import argparse
 import os
 
+from vmgahp import config
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit import unpack
 from vmgahp.commands.submit.machine import PLAIN_NAME, Guest, GuestDisk, GuestNic, simple_name
 from vmgahp.commands.submit.summary import SubmitError, Summary
-from vmgahp.images import CATALOG
+from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
+from vmgahp.errors import Fault
+from vmgahp.images import CATALOG, catalog
 from vmgahp.images.formats import CONVERTIBLE, HEADER, looks_like, named_format, not_a_disk
 
 _ISO_MARK, _ISO_AT = b"CD001", 32769
@@ -21,7 +24,7 @@ _LUKS = b"LUKS\xba\xbe"
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
-    """A VM with the disks that were named: images, URLs of the file transfer plugin, images of the machines' catalog.
+    """Make a VM with the disks that were named: images, URLs of transfer plugins, images of the machines' catalog.
 
     Raises `SubmitError`.
     """
@@ -69,21 +72,17 @@ def _of_file(path: str, options: argparse.Namespace, summary: Summary) -> GuestD
 
 
 def _of_catalog(name: str, options: argparse.Namespace, summary: Summary) -> GuestDisk:
-    """An image that the machines have; what this one knows of it, if it is one of them, is made use of."""
-    from vmgahp import config
-    from vmgahp.errors import Fault
-    from vmgahp.images.catalog import is_name, read
-
-    if not is_name(name):
+    """Take an image that the machines have, with what this one knows of it if it is one of them."""
+    if not catalog.is_name(name):
         raise SubmitError(f"{name!a} cannot be the name of an image of a catalog.", "say catalog:NAME.")
     disk = GuestDisk("", "", image=name, what=f"{CATALOG}:{name}")
     try:
-        catalog = read(config.load(os.environ))
+        here = catalog.read(config.load(os.environ))
     except Fault:
         return disk  # where the job runs it may be in order
-    entry = catalog.entries.get(name) if catalog else None
-    if catalog and entry is None:
-        summary.advise(f"The catalog of this machine, {catalog.path}, has no {name}; the job waits for one that has.")
+    entry = here.entries.get(name) if here else None
+    if here and entry is None:
+        summary.advise(f"The catalog of this machine, {here.path}, has no {name}; the job waits for one that has.")
     elif entry is not None and entry.kind == "cdrom":
         disk.format = "iso"
     if entry is not None and options.memory and options.memory < entry.min_memory:
@@ -94,8 +93,6 @@ def _of_catalog(name: str, options: argparse.Namespace, summary: Summary) -> Gue
 
 
 def _of_url(path: str) -> GuestDisk:
-    from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
-
     if path.partition("://")[0].lower() not in METHODS:  # one of HTCondor's own plugins, which bring a file as it is
         name = os.path.basename(path)
         form = named_format(name)
@@ -112,7 +109,7 @@ def _of_url(path: str) -> GuestDisk:
 
 
 def _unpacked(path: str, options: argparse.Namespace, summary: Summary) -> str:
-    """The image itself of one that may be compressed, as downloads are. Raises `SubmitError`."""
+    """Unpack an image that may be compressed, as downloads are; the path of the image itself. Raises `SubmitError`."""
     try:
         with open_regular(path) as file:
             header = file.read(HEADER)

@@ -18,7 +18,7 @@ _LONGEST = 1 << 20
 
 
 def command(name: str, text: str, *, macros: bool = False) -> str:
-    """``name = text`` as one line, such that condor_submit has exactly `text`. Raises `SubmitError`.
+    """Write ``name = text`` as one line, such that condor_submit has exactly `text`. Raises `SubmitError`.
 
     With `macros`, ``$(Process)`` and its like stay what they are.
     """
@@ -30,7 +30,7 @@ def command(name: str, text: str, *, macros: bool = False) -> str:
 
 
 def attribute(name: str, value: str | bool | int, *, macros: bool = False) -> str:
-    """``+name = value`` as one line, a text in quotes. Raises `SubmitError`."""
+    """Write ``+name = value`` as one line, a text in quotes. Raises `SubmitError`."""
     if isinstance(value, bool):
         return f"+{name} = {str(value).lower()}"
     if isinstance(value, int):
@@ -43,12 +43,12 @@ def attribute(name: str, value: str | bool | int, *, macros: bool = False) -> st
 
 
 def is_command(line: str) -> bool:
-    """Whether a line sets one command or attribute, and does nothing else."""
+    """Say if a line sets one command or attribute, and does nothing else."""
     return bool(_COMMAND.match(line)) and line.isprintable() and not line.endswith("\\")
 
 
 def commands(text: str) -> dict[str, str]:
-    """What each line sets, the last one of a name, as condor_submit has it.
+    """Read what each line sets, the last one of a name, as condor_submit has it.
 
     A command is in lower case, and an attribute is ``MY.`` and its name as it was first written.
     """
@@ -65,7 +65,7 @@ def commands(text: str) -> dict[str, str]:
 
 
 def _expanded(value: str, known: dict[str, str]) -> str:
-    """The value with its macros replaced by what the file itself says."""
+    """Return the value with its macros replaced by what the file itself says."""
 
     def one(found: re.Match[str]) -> str:
         name, _, otherwise = found[1].partition(":")

@@ -28,23 +28,23 @@ class GuestDisk:
     writable: bool = True
     shared: bool = False
     url: str = ""
-    """What the file transfer plugin makes the disk of, instead of `path`."""
+    """A URL of which the file transfer plugin makes the disk, in place of `path`."""
     image: str = ""
     """The name of an image of the execute machines' catalog, instead of both."""
     name: str = ""
     """The file's name in the scratch directory, where it is not that of `path`."""
     place: str = ""
-    """Where it stands in the file that was read."""
+    """Its place in the file that was read."""
     what: str = ""
-    """What that calls it, where it says more than the name of its file."""
+    """The words of that file for it, where they say more than the name of its image."""
     changed: list[str] = field(default_factory=list)
-    """Why it is not quite what stands there."""
+    """Reasons why it is not quite what stands there."""
     steps: list[str] = field(default_factory=list)
-    """What was done to have the image here, such as a conversion."""
+    """The steps by which the image came here, such as a conversion."""
     bus: str = ""
     """``virtio``, ``sata``, ``scsi``, ``ide``, ``floppy``, or empty: what a device without a name is named for."""
     hostile: bool = False
-    """Whether a stranger's file may name it: it is then beside that file, and consists of nothing but itself."""
+    """True where a stranger's file may name it: it is then beside that file, and consists of nothing but itself."""
     is_sure: bool = False
     """True where the user says what format it has, whatever it begins like."""
     files: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class GuestDisk:
 
     @property
     def boot_class(self) -> str:
-        """Which of `BOOT_CLASSES` it is."""
+        """Its class among `BOOT_CLASSES`."""
         if self.bus == "floppy" or self.device.startswith("fd"):
             return "fd"
         return "cdrom" if self.format == "iso" else "hd"
@@ -73,7 +73,7 @@ class GuestNic:
     place: str = ""
     what: str = ""
     changed: list[str] = field(default_factory=list)
-    """These three as those of a disk."""
+    """The last three are as those of a disk."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Guest:
     """The classes from which it boots, the first one first; see `in_boot_order`."""
     vnc: bool = False
     options: dict[str, str | bool | int] = field(default_factory=dict)
-    """What `vmgahp.job.options` knows, by its names there."""
+    """Options of the VM, by the names of `vmgahp.job.options`."""
     attributes: dict[str, str | bool] = field(default_factory=dict)
     """Other attributes of the job ad, by their full names."""
     commands: dict[str, str] = field(default_factory=dict)
@@ -105,15 +105,15 @@ class Guest:
     vm_type: str = "kvm"
     """The type where nobody asks for another."""
     own_disks: bool = False
-    """Whether the job names its disks in a way of its own, and not by vm_disk."""
+    """True where the job names its disks in a way of its own, and not by vm_disk."""
     own_nics: bool = False
-    """Whether the job's own XML says what its NICs are, and the ad no more than that there are some."""
+    """True where the job's own XML says what its NICs are, and the ad no more than that there are some."""
     places: dict[str, str] = field(default_factory=dict)
-    """Where ``memory``, ``vcpus``, ``vnc`` and the options, by their names, stand in the file that was read."""
+    """Places of ``memory``, ``vcpus``, ``vnc`` and the options, by their names, in the file that was read."""
     changed: dict[str, str] = field(default_factory=dict)
-    """Why one of these is not what stands there."""
+    """Reasons why one of these is not what stands there."""
     finish: Callable[[], None] | None = None
-    """What the front end has left to do once the disks have their names and are as they go with the job."""
+    """The rest of the front end's work, once the disks have their names and are as they go with the job."""
 
 
 def fit_buses(made: Guest, summary: Summary) -> None:
@@ -142,7 +142,7 @@ def fit_buses(made: Guest, summary: Summary) -> None:
 
 
 def _controller(disk: GuestDisk, arm: bool) -> str:
-    """What is behind the name of a device such as sda."""
+    """Name the controller behind a device such as sda."""
     return "SCSI" if arm or disk.shared or (disk.boot_class == "hd" and not disk.writable) else "SATA"
 
 
@@ -166,7 +166,7 @@ def name_devices(disks: list[GuestDisk]) -> None:
 
 
 def in_boot_order(disks: Sequence[GuestDisk], classes: Sequence[str] = ()) -> list[GuestDisk]:
-    """The disks as vm_disk has them, from which a VM boots in their order.
+    """Return the disks as vm_disk has them, from which a VM boots in their order.
 
     Those with a place of their own come first, then the first one of each of the `classes`, as libvirt takes them, then
     the others, hard disks before CDs before floppies. Else the order of `disks` stays, which is that of the machine's
@@ -182,7 +182,7 @@ def in_boot_order(disks: Sequence[GuestDisk], classes: Sequence[str] = ()) -> li
 
 
 def is_device(name: str) -> bool:
-    """Whether vm_disk knows a device of that name."""
+    """Say if vm_disk knows a device of that name."""
     found = _DEVICE.fullmatch(name)
     return found is not None and (found[1] != "hd" or found[2] in ("a", "b", "c", "d"))
 
@@ -201,6 +201,6 @@ def _free(disk: GuestDisk, taken: dict[str, GuestDisk]) -> str:
 
 
 def simple_name(text: str, otherwise: str) -> str:
-    """A name for files and jobs, made of what somebody else calls it."""
+    """Return a name for files and jobs, made of what somebody else calls it."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", text.strip(), flags=re.ASCII).strip("._-")[:100]
     return name or otherwise

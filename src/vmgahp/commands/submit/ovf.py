@@ -103,7 +103,7 @@ def of_package(package: Package, options: argparse.Namespace, summary: Summary) 
 
 
 def _system(root: etree._Element, account: Account, wanted: str, summary: Summary) -> etree._Element:
-    """The one virtual system that is meant."""
+    """Find the one virtual system that is meant."""
     systems = [
         element
         for element in root.iter()
@@ -154,7 +154,7 @@ class _Storage:
         """Controller and place on it of each."""
         self._empty: list[tuple[GuestDisk, int]] = []
         self._paths: dict[str, str] = {}
-        """Where the files are that have been taken out of the package."""
+        """Paths of the files that have been taken out of the package."""
 
     @staticmethod
     def is_one(item: Item) -> bool:
@@ -164,7 +164,7 @@ class _Storage:
         return item.type in _DISKS or item.type in _DRIVES
 
     def add(self, item: Item) -> None:
-        """One of these. Raises `SubmitError`."""
+        """Add one of these. Raises `SubmitError`."""
         if item.type in _CONTROLLERS:
             self._controller(item)
             return
@@ -271,14 +271,14 @@ class _Storage:
 
 
 def _content(path: str) -> str:
-    """The format that an image's beginning says; with nothing else to say it, that is no proof."""
+    """Return the format that an image's beginning says; with nothing else to say it, that is no proof."""
     with suppress(OSError), open_regular(path) as file:
         return looks_like(file.read(HEADER))
     return ""
 
 
 def _lacking(controller: Item) -> str:
-    """What kind of controller it is, where jobs have none of it."""
+    """Name the kind of a controller that jobs do not have; empty for any other."""
     if _CONTROLLERS[controller.type] == "ide" or "ahci" in controller.subtype:
         return ""
     if "nvm" in controller.subtype:

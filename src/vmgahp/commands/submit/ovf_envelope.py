@@ -23,7 +23,7 @@ _LARGEST = 1 << 60
 _FORMATS = (("vmdk", "vmdk"), ("qcow2", "qcow2"), ("vdi", "vdi"), ("vhdx", "vhdx"), ("vhd", "vpc"), ("vpc", "vpc"))
 
 _PLAIN = "ResourceType", "InstanceID", "InstanceId", "Caption", "Description", "ElementName", "Type", "Device"
-"""What every item has, and nothing is lost with."""
+"""Elements that every item has."""
 
 
 class Item:
@@ -45,26 +45,26 @@ class Item:
 
     @property
     def summary(self) -> str:
-        """What it calls itself."""
+        """Its words for itself."""
         words = [self.first(name) for name in ("ElementName", "Caption", "ResourceSubType", "Description")]
         kind = next(filter(None, words), "an item")
         return f"{kind} (resource type {self.first('ResourceType')})"
 
     def first(self, name: str) -> str:
-        """The first value of that name, empty for none."""
+        """Return the first value of that name, empty for none."""
         return self._values.get(name.lower(), "")
 
     def number(self, name: str) -> int:
-        """The same as a whole number that makes sense, 0 for none."""
+        """Return it as a whole number that makes sense, 0 for none."""
         return digits(self.first(name).partition(".")[0])
 
     def use(self, *names: str) -> None:
-        """Say that these have been dealt with."""
+        """Note that these have been dealt with."""
         for part in children(self.element, *names):
             self._account.take_all(part)
 
     def done(self) -> None:
-        """Say that all of it has been dealt with."""
+        """Note that all of it has been dealt with."""
         self._account.take_all(self.element)
 
 
@@ -72,16 +72,16 @@ class PackageDrive(NamedTuple):
     """One disk of the package, or one file that a drive has."""
 
     file: Reference | None
-    """None for a disk that is empty."""
+    """The file; None for a disk that is empty."""
     format: str
-    """What the package says; empty for nothing."""
+    """The format that the package says; empty for none."""
     capacity: int
     """Bytes, 0 for unknown."""
     element: etree._Element
 
 
 def drives(root: etree._Element, account: Account) -> dict[str, PackageDrive]:
-    """The package's disks and files by what items call them: diskId, file id, oVirt's path. Raises `SubmitError`."""
+    """Read the package's disks and files by what items call them: diskId, file id, path. Raises `SubmitError`."""
     files: dict[str, Reference] = {}
     found: dict[str, PackageDrive] = {}
     properties = [element for element in root.iter() if local(element.tag) == "Property"]
@@ -118,12 +118,12 @@ def _format(disk: etree._Element) -> str:
 
 
 def is_section(element: etree._Element, name: str) -> bool:
-    """Whether it is a section of that name, which older ones have as a type."""
+    """Say if it is a section of that name, which older ones have as a type."""
     return local(element.tag) == name or (local(element.tag) == "Section" and name in get(element, "type"))
 
 
 def items(hardware: etree._Element, account: Account, configuration: str) -> list[Item]:
-    """The items of a section that belong to one configuration (see `choose`), in the section's order."""
+    """List the items of a section that belong to one configuration (see `choose`), in the section's order."""
     found = []
     for element in children(hardware, *_KINDS):
         belongs = get(element, "configuration").split()
@@ -137,7 +137,7 @@ def items(hardware: etree._Element, account: Account, configuration: str) -> lis
 
 
 def choose(root: etree._Element, account: Account, wanted: str, summary: Summary) -> str:
-    """The configuration that is to be run, of those that the package offers; empty for none.
+    """Choose the configuration that is to be run, of those that the package offers; empty for none.
 
     Raises `SubmitError` for one that is not there.
     """
@@ -163,7 +163,7 @@ def choose(root: etree._Element, account: Account, wanted: str, summary: Summary
 
 
 def amount(unit: str) -> int:
-    """Bytes of a unit such as ``byte * 2^20`` or ``MegaBytes``; 0 for an invalid one."""
+    """Return the bytes of a unit such as ``byte * 2^20`` or ``MegaBytes``; 0 for an invalid one."""
     base, *factors = unit.lower().replace(" ", "").split("*")
     product = _UNITS.get(base, 0)
     for factor in factors:
@@ -178,5 +178,5 @@ def amount(unit: str) -> int:
 
 
 def digits(value: str) -> int:
-    """A whole number that makes sense, 0 for any other text."""
+    """Return a whole number that makes sense, 0 for any other text."""
     return int(value) if value.isascii() and value.isdigit() and len(value) < 17 else 0

@@ -15,7 +15,7 @@ from vmgahp.commands.submit.xml_input import Account, child, children, get
 from vmgahp.job.options import DATA_FILES
 
 FILE = "ovf-env.xml"
-"""What programs in the guest look for in the root of a CD-ROM (DSP0243, 9.5 and 10.2)."""
+"""The file that programs in the guest look for in the root of a CD-ROM (DSP0243, 9.5 and 10.2)."""
 _NAMESPACE = "http://schemas.dmtf.org/ovf/environment/1"
 
 
@@ -67,7 +67,7 @@ def environment(
 
 
 def _values(section: etree._Element, configuration: str) -> dict[str, str]:
-    """The settings of one section by their whole names, with their values in a configuration."""
+    """Return the settings of one section by their whole names, with their values in a configuration."""
     found = {}
     for each in children(section, "Property"):
         key = ".".join(filter(None, (get(section, "class"), get(each, "key"), get(section, "instance"))))

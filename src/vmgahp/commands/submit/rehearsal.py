@@ -1,4 +1,4 @@
-"""What a front end writes, read as the daemon of an execute machine reads it, before anybody gets it.
+"""The rehearsal of a job: a submit file is read as the daemon reads it, before anybody gets it.
 
 The machine of the rehearsal offers all that a machine can. Its scratch directory has the names, the sizes and the
 beginnings of the files that would be transferred. HTCondor need not be here: what becomes of the lines that are
@@ -15,8 +15,10 @@ from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit.lines import commands
 from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.config import Settings
+from vmgahp.domain import job_xml
 from vmgahp.domain.build import Host, build
 from vmgahp.domain.xen import require
+from vmgahp.drivers.vmrun import working_copy
 from vmgahp.errors import Fault
 from vmgahp.host.job_user import Identity
 from vmgahp.job import slot, vm_spec, vmware
@@ -29,6 +31,7 @@ from vmgahp.job.look import find
 from vmgahp.job.own_xml import NOTHING
 from vmgahp.job.spec import JobSpec
 from vmgahp.job.vm_spec import VmSpec
+from vmgahp.job.xen import XenBoot
 from vmgahp.vm_types import HTCONDORS, QEMU, VMRUN, VMWARE, XEN
 
 MACHINE = {
@@ -52,7 +55,7 @@ _TRUTHS = {"true": "true", "yes": "true", "t": "true", "1": "true"} | dict.fromk
 
 
 class Rehearsed(NamedTuple):
-    """What the daemon makes of the job."""
+    """The job as the daemon understands it."""
 
     ad: JobAd
     spec: VmSpec
@@ -61,7 +64,7 @@ class Rehearsed(NamedTuple):
 
 
 def rehearse(text: str, summary: Summary) -> Rehearsed | None:
-    """What the daemon makes of a submit file that is made of `is_command` lines; None where only HTCondor can tell.
+    """Read a submit file of `is_command` lines as the daemon does; None where only HTCondor can tell.
 
     Raises `SubmitError` with what the daemon would hold the job for.
     """
@@ -86,7 +89,7 @@ def rehearse(text: str, summary: Summary) -> Rehearsed | None:
 
 
 def _pairs(said: dict[str, str], directory: str) -> list[tuple[str, str]]:
-    """The attributes that the daemon reads, as condor_submit and the starter make them.
+    """Return the attributes that the daemon reads, as condor_submit and the starter make them.
 
     (``SetVMParams`` in HTCondor's ``src/condor_utils/submit_utils.cpp``.)
     """
@@ -123,7 +126,7 @@ def _fill(directory: str, said: dict[str, str]) -> dict[str, str]:
 
 
 def _transferred(text: str) -> Iterator[str]:
-    """The paths and URLs of a list of files; of a directory with a slash at its end, what is in it."""
+    """List the paths and URLs of a list of files; of a directory with a slash at its end, what is in it."""
     for path in dict.fromkeys(filter(None, map(str.strip, text.split(",")))):
         if path.endswith("/") and "://" not in path:
             yield from (os.path.join(path, name) for name in os.listdir(path))
@@ -142,7 +145,7 @@ def _copy_head(path: str, target: str) -> None:
 
 
 def _read(ad: JobAd, names: Sequence[str] | dict[str, str]) -> Rehearsed:
-    """Raises `Fault`."""
+    """Read the ad. Raises `Fault`."""
     settings, identity = Settings(MACHINE), Identity(os.geteuid(), os.getegid())
     vm_type = ad.vm_type()
     if vm_type in VMWARE:
@@ -152,13 +155,9 @@ def _read(ad: JobAd, names: Sequence[str] | dict[str, str]) -> Rehearsed:
         return Rehearsed(ad, slot.settle(vm_spec.parse(ad, settings), settings, identity), "")
     xml = None
     if vm_type in QEMU:
-        from vmgahp.domain import job_xml
-
         xml = job_xml.load(ad, settings, identity)
     spec = JobSpec.parse(ad, settings, own=xml.asks if xml else NOTHING)
     if vm_type in XEN:
-        from vmgahp.job.xen import XenBoot
-
         spec = spec._replace(xen=XenBoot.parse(ad, settings))
     elsewhere = [one for one in spec.requests if one.image or _is_elsewhere(one, names)]
     here = spec._replace(requests=tuple(one for one in spec.requests if one not in elsewhere))
@@ -175,11 +174,9 @@ def _read(ad: JobAd, names: Sequence[str] | dict[str, str]) -> Rehearsed:
 
 
 def _of_vmware(spec: vmware.VmwareSpec, settings: Settings) -> vmware.VmwareSpec:
-    """The same, where VMware would have a machine of it. Raises `Fault`."""
+    """Return the same, where VMware would have a machine of it. Raises `Fault`."""
     identity = Identity(os.geteuid(), os.getegid())
     if spec.vm_type in VMRUN:
-        from vmgahp.drivers.vmrun import working_copy
-
         working_copy.build(spec.vmx, spec, spec.working_dir, "", settings, identity)
         return spec
     try:
@@ -191,7 +188,7 @@ def _of_vmware(spec: vmware.VmwareSpec, settings: Settings) -> vmware.VmwareSpec
 
 
 def _is_elsewhere(request: DiskRequest, names: Sequence[str] | dict[str, str]) -> bool:
-    """Whether the disk is one that the execute machine has at that path."""
+    """Say if the disk is one that the execute machine has at that path."""
     return request.file.startswith("/") and not request.made and os.path.basename(request.file) not in names
 
 

@@ -27,7 +27,7 @@ _FILE = re.compile(r"[^\s,:;\"'\\$<>|*?]+")
 def write(
     machine: Guest, vm_type: str, summary: Summary, *, transfer: bool = True, appended: Sequence[str] = ()
 ) -> str:
-    """The submit file's text; what is in it goes to the summary. Raises `SubmitError`."""
+    """Return the submit file's text; what is in it goes to the summary. Raises `SubmitError`."""
     vm_type = vm_type.lower()
     if machine.memory_mib <= 0:
         raise SubmitError("How much memory the VM has is not stated.", "give --memory, in MiB (2048) or as 4G.")
@@ -146,7 +146,7 @@ def _disk(disk: GuestDisk, transfer: bool) -> str:
 
 
 def _input(path: str) -> str:
-    """A path or URL for transfer_input_files."""
+    """Return a path or URL for transfer_input_files. Raises `SubmitError`."""
     if "://" in path:
         if re.search(r"[\s,\"'\\$]", path):
             raise SubmitError(f"{path!a} cannot be in a list of files.", "write %20 for a blank and its like.")
@@ -159,7 +159,7 @@ def _input(path: str) -> str:
 
 
 def _network(nics: Sequence[GuestNic], summary: Summary, *, own: bool) -> list[str]:
-    """The classic commands for what they can say, the list of NICs for the rest, which an `own` XML says."""
+    """Return the classic commands for what they can say, the list of NICs for the rest, which an `own` XML says."""
     if not nics:
         return [command("vm_networking", "false")]
     plain = len(nics) == 1 and nics[0].model in ("", "virtio") and nics[0].link_up
@@ -192,7 +192,7 @@ def _network(nics: Sequence[GuestNic], summary: Summary, *, own: bool) -> list[s
 def _requirements(
     machine: Guest, vm_type: str, summary: Summary, appended: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """That the machine has what the job's options need; condor_submit adds all that it knows itself.
+    """Require of the machine what the job's options need; condor_submit adds all that it knows itself.
 
     What is appended about requirements is added to them; the rest of it is returned as it was.
     """

@@ -1,4 +1,4 @@
-"""The report of a front end: what of the file that it read is carried over, changed, not used, or left out.
+"""The report of a front end: what of a file is carried over, changed, not used, or left out.
 
 Nothing is dropped in silence. What would make another VM of it, such as a missing disk, is *left out* and keeps the
 submit file from being written; what nothing in the submit file says is listed as it stands.
@@ -16,7 +16,7 @@ MOST_LINES = 200
 
 
 class SubmitError(Exception):
-    """No submit file can be written; the text is a sentence, and `hint` one of what to do."""
+    """A reason why no submit file is written; the text is a sentence, and `hint` one of what to do."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
@@ -53,7 +53,7 @@ class Told(NamedTuple):
 
 
 class Summary:
-    """Collected while a file is read, shown when the submit file is written."""
+    """A report, collected while a file is read and shown when the submit file is written."""
 
     def __init__(self, *sources: str) -> None:
         self.entries: list[Told] = []
@@ -90,7 +90,7 @@ class Summary:
 
     @property
     def losses(self) -> int:
-        """The number of things that are left out."""
+        """Number of things that are left out."""
         return len(self.of(Outcome.LOST))
 
     def show(self, out: TextIO) -> None:

@@ -40,7 +40,7 @@ _CLOUD_INIT = {"user-data": USER_DATA, "meta-data": META_DATA, "network-config":
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
-    """Have the words read. Raises `SubmitError`."""
+    """Have virt-install read the words. Raises `SubmitError`."""
     words = _taken(options.file, made := Guest(""), summary)
     domain, installs = _printed(words)
     read_so = argparse.Namespace(**vars(options) | {"file": PROGRAM, "own": True})
@@ -69,7 +69,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def _taken(words: Sequence[str], made: Guest, summary: Summary) -> list[str]:
-    """The words for virt-install, without those that are dealt with here. Raises `SubmitError`."""
+    """Return the words for virt-install, without those that are dealt with here. Raises `SubmitError`."""
     kept: list[str] = []
     given = iter(words)
     for word in given:
@@ -90,7 +90,7 @@ def _taken(words: Sequence[str], made: Guest, summary: Summary) -> list[str]:
 
 
 def _option(word: str) -> str:
-    """The option that a word is, if it is one that is dealt with here; virt-install takes any beginning of its name."""
+    """Return the option that a word is, if it is dealt with here; virt-install takes any beginning of its name."""
     name = word.partition("=")[0]
     if name in _DEALT_WITH or not name.startswith("--"):
         return "-l" if name.startswith("-l") else name
@@ -98,7 +98,7 @@ def _option(word: str) -> str:
 
 
 def _cloud_init(value: str, made: Guest, summary: Summary) -> None:
-    """What cloud-init gets, from the job's own files. Raises `SubmitError`."""
+    """Give cloud-init the job's own files. Raises `SubmitError`."""
     for part in filter(None, value.split(",")):
         name, _, path = part.partition("=")
         if name == "disable":
@@ -116,7 +116,7 @@ def _cloud_init(value: str, made: Guest, summary: Summary) -> None:
 
 
 def _printed(words: Sequence[str]) -> tuple[etree._Element, bool]:
-    """The domain that virt-install would start first, and whether it would start another one after it."""
+    """Return the domain that virt-install would start first, and whether it would start another one after it."""
     argv = [PROGRAM, *words, "--print-xml", "--dry-run"]
     try:
         done = run(argv, deadline=DEADLINE, environ={**os.environ, "LC_ALL": "C.UTF-8"}, directory=os.getcwd())
@@ -206,7 +206,7 @@ def _base(new: _New, summary: Summary) -> GuestDisk | None:
 
 
 def _is_missing(path: str) -> bool:
-    """Whether there is no such file for sure: one in a directory that is closed to us may well be there."""
+    """Say if there is no such file for sure: one in a directory that is closed to us may well be there."""
     try:
         os.lstat(path)
     except OSError as error:

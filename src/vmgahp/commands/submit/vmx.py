@@ -17,7 +17,7 @@ _DEVICE = (
     *("present", "filename", "devicetype", "filetype", "mode", "startconnected", "clientdevice", "autodetect"),
     *("connectiontype", "virtualdev", "addresstype", "address", "networkname", "vnet"),
 )
-"""What is read of drives and NICs."""
+"""The entries of drives and NICs that are read."""
 _KINDS = {"nat": "nat", "bridged": "bridge", "vmnet0": "bridge", "vmnet8": "nat"}
 _MODELS = {"e1000": "e1000", "e1000e": "e1000e"}
 _BUSES = ("ide", "scsi", "sata", "nvme", FLOPPY)
@@ -66,7 +66,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def read(data: bytes, file: str, locate: Locate, options: argparse.Namespace, summary: Summary) -> tuple[Guest, Vmx]:
-    """The VM of a .vmx whose content is `data`, called `file`, with the images where `locate` has them."""
+    """Read the VM of a .vmx whose content is `data`, called `file`, with the images where `locate` has them."""
     try:
         vmx = Vmx.decode(data)
     except VmxError as error:
@@ -224,7 +224,7 @@ def _nic(vmx: Vmx, name: str, made: Guest) -> None:
 
 
 def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary) -> None:
-    """A job for a machine with VMware: the .vmx and its disks go with it."""
+    """Make a job for a machine with VMware: the .vmx and its disks go with it."""
     name = os.path.basename(options.file)
     if any(char in name for char in ',"\\') or not name.lower().endswith(".vmx"):
         raise SubmitError(f"{name!a} cannot be the name of a job's .vmx.", "rename it.")
@@ -260,7 +260,7 @@ def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary)
 
 
 def _bring_nvram(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary) -> None:
-    """What the firmware keeps goes along where it is beside the .vmx; VMware makes it anew otherwise."""
+    """Take the firmware's variables along where they are beside the .vmx; VMware makes them anew otherwise."""
     value = vmx.get("nvram", "")
     if not value:
         return

@@ -88,7 +88,7 @@ class Account:
                     self._numbers[twin] = f"[{counts[twin.tag]}]"
 
     def take(self, element: etree._Element, *attributes: str) -> etree._Element:
-        """Say that an element has been dealt with, with these of its attributes (more with each call)."""
+        """Note that an element has been dealt with, with these of its attributes (more with each call)."""
         known = self._taken.setdefault(element, set())
         if known is not None:
             known.update(name.lower() for name in attributes)
@@ -100,7 +100,7 @@ class Account:
         return known is None or (attribute.lower() in known if attribute else element in self._taken)
 
     def take_all(self, element: etree._Element) -> None:
-        """Say that all of it has been dealt with, with everything in it."""
+        """Note that all of it has been dealt with, with everything in it."""
         self.whole.append(element)
         for inner in element.iter():
             self._taken[inner] = None
