@@ -211,6 +211,8 @@ def test_the_report_says_of_each_device_what_became_of_it(outcome, device, expec
         ("<model type='e1000'/>", "<model type='vmxnet3'/>", "interface.2.", "changed"),
         ("arch='x86_64'", "arch='i686'", "type", "changed"),
         ("machine='pc-q35-7.2'", "machine='microvm'", "@machine", NOT_USED),
+        ("machine='pc-q35-7.2'", "machine='pc-q35-9.1'", "@machine", NOT_USED),
+        ("machine='pc-q35-7.2'", "machine='pc-i440fx-9.1'", "@machine", "changed"),
         ("<on_crash>", "<clock offset='utc'><timer name='hpet' present='no'/></clock><on_crash>", "clock", NOT_USED),
         ("<on_crash>", "<clock offset='variable' adjustment='0' basis='utc'/><on_crash>", "clock", NOT_USED),
         ("<on_crash>", "<clock offset='localtime'/><on_crash>", "clock", "left out"),
@@ -220,6 +222,15 @@ def test_the_report_says_of_each_device_what_became_of_it(outcome, device, expec
 )
 def test_the_report_says_of_the_rest_what_became_of_it(outcome, old, new, device, expected):
     assert expected in outcome(samples.DOMAIN.replace(old, new, 1), device)
+
+
+def test_another_chipset_is_told_as_a_change(convert):
+    """The guest calls its network cards otherwise."""
+    text = samples.DOMAIN.replace("pc-q35-7.2", "pc-i440fx-9.1")
+    _, said = convert(text)
+    assert "machine pc-i440fx-9.1: q35; jobs with UEFI have it" in part(said, Outcome.CHANGED)
+    assert "ens3 becomes enp1s0" in said
+    assert "machine pc-i440fx-9.1" not in convert(text, "--as-is")[1]
 
 
 def test_firmware_of_ones_own_is_left_out(outcome):

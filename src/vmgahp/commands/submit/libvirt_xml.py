@@ -46,8 +46,8 @@ _OTHERS = {
 """Type of domain -> what to do with it."""
 _WITH_KEYS = re.compile(r"secboot|[._-]ms[._-]")
 """The names of UEFI variables in which Microsoft's keys are enrolled, as Debian, Fedora and SUSE have them."""
-
-
+_CARDS = {"pc": "enp1s0 becomes ens3", "q35": "ens3 becomes enp1s0"}
+"""Chipset of a job -> an example of the names that udev gives."""
 _IN_XML = "jobs boot from their disks; --as-is lets the XML say it"
 _MISSED = {
     **dict.fromkeys(("os/kernel", "os/initrd", "os/cmdline"), _IN_XML),
@@ -240,6 +240,19 @@ def _system(root: etree._Element, account: Account, made: Guest, summary: Summar
         if secure or made.options.get("Arch") != "aarch64":
             made.places["Firmware"] = account.place(system)
             made.options["Firmware"] = "uefi-secure" if secure else "uefi"
+    if kind is not None and not as_is:
+        _chipset(kind, account, made, summary)
+
+
+def _chipset(kind: etree._Element, account: Account, made: Guest, summary: Summary) -> None:
+    """Tell of a PC that becomes one of another chipset, on which devices have other addresses."""
+    machine, ours = get(kind, "machine"), "q35" if "Firmware" in made.options else "pc"
+    theirs = "q35" if "q35" in machine else "pc" if machine.startswith("pc") else ours
+    if "Arch" not in made.options and theirs != ours:
+        account.take(kind, "machine")
+        firmware = "UEFI" if ours == "q35" else "BIOS"
+        why = f"jobs with {firmware} have it; network cards may have other names in the guest ({_CARDS[ours]})"
+        summary.change(f"{account.place(kind)}/@machine", f"machine {machine}", ours, f"{why}; --as-is keeps it")
 
 
 def _boot(root: etree._Element, account: Account, made: Guest, summary: Summary) -> None:
