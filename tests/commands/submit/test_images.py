@@ -104,10 +104,20 @@ def test_an_encrypted_image_is_refused(home, refused, domain):
         assert "it is encrypted" in refused(*words, "--convert", "--force")
 
 
-def test_a_disk_that_libvirt_would_decrypt_is_left_out(home, refused, domain):
+@pytest.mark.parametrize(
+    ("element", "why"),
+    [
+        ("<encryption format='luks'/>", "it is encrypted"),
+        ("<slices><slice type='storage' offset='9' size='9'/></slices>", "it is a part of its file"),
+    ],
+)
+def test_a_disk_that_only_libvirt_could_read_is_left_out(home, refused, domain, element, why):
     name = domain("disk.qcow2", "qcow2")
-    (home / name).write_text((home / name).read_text().replace("<target", "<encryption format='luks'/><target"))
-    assert "it is encrypted" in samples.lost(refused("libvirt-xml", name, lax=False))
+    text = (home / name).read_text()
+    (home / name).write_text(
+        text.replace("<source file='disk.qcow2'/>", f"<source file='disk.qcow2'>{element}</source>")
+    )
+    assert why in samples.lost(refused("libvirt-xml", name, lax=False))
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,8 @@ def _require_found(disk: GuestDisk, backing: str, *, by_qemu: bool) -> None:
     """Refuse an overlay whose backing files START would not find or not take. Raises `SubmitError`."""
     if not backing.startswith("/"):
         problem = f"its backing file is {backing}, by a path that leads to nothing where the job runs"
-        raise _refused(disk, problem, "say --convert, which writes both into one image.")
+        say = "say" if by_qemu else "leave --as-is out, and say"
+        raise _refused(disk, problem, f"{say} --convert, which writes both into one image.")
     if by_qemu and os.path.exists(backing):
         try:
             backing_chain(disk.path, _qemu(disk.format), Identity(os.geteuid(), os.getegid()), parts=bool(disk.files))

@@ -44,6 +44,8 @@ _OTHERS = {
     "vbox": "export the VM, and give the appliance to vmgahp submit ovf.",
 }
 """Type of domain -> what to do with it."""
+_UNREADABLE = {"encryption": "it is encrypted, and a job has no key", "slices": "it is a part of its file"}
+"""Element of a disk -> why no job can use the image."""
 _WITH_KEYS = re.compile(r"secboot|[._-]ms[._-]")
 """The names of UEFI variables in which Microsoft's keys are enrolled, as Debian, Fedora and SUSE have them."""
 _CARDS = {"pc": "enp1s0 becomes ens3", "q35": "ens3 becomes enp1s0"}
@@ -317,9 +319,9 @@ def _disk(
         summary.lose(place, what, f"jobs have images that are files{more}")
         return
     assert source is not None
-    if any(local(inner.tag) == "encryption" for inner in element.iter()):
+    if why := next(filter(None, (_UNREADABLE.get(local(inner.tag)) for inner in element.iter())), None):
         account.take_all(element)
-        summary.lose(place, f"disk {path}", "it is encrypted, and a job has no key")
+        summary.lose(place, f"{device} {path}", why)
         return
     account.take(element, "type", "device")
     account.take(source, "file", "index")
