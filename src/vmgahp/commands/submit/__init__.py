@@ -35,15 +35,15 @@ _EXAMPLES = {
 }
 
 _STATUSES = {
-    0: "The job would run as what was read.",
-    1: "It would not, and no file is written; or condor_submit's own.",
+    0: "A submit file is written, of which the rehearsal found nothing wrong.",
+    1: "None is written; or condor_submit's own.",
 }
 
 _KEYS = {
     "kind": "what was read, such as ovf",
     "file": "its name, or names, or words",
     "submit_file": "the file that was written; empty where none was",
-    "would_run": "whether the job would run as what was read",
+    "would_run": "whether a submit file was written",
     "problem": "why not, a sentence",
     "hint": "what to do about it",
     "entries[].place": "line and element, or the key, of what was read",
