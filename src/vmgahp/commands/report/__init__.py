@@ -1,14 +1,17 @@
-"""``vmgahp report``: one page about a VM's life, from its ``vm_metrics.jsonl``."""
+"""Command ``vmgahp report``: one page about a VM's life, from its ``vm_metrics.jsonl``."""
 
 import argparse
-import os
 import sys
 
 from vmgahp.commands.arguments import tell
+from vmgahp.commands.files import write_anew
+from vmgahp.commands.report import page
+from vmgahp.commands.report.story import Unreadable, log_lines, read
+from vmgahp.text import escape
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp report``."""
+    """Add the arguments of ``vmgahp report``."""
     command.description = (
         "Make one HTML page, or one SVG picture, of the vm_metrics.jsonl that comes back with a job: "
         "the VM's states over time, its CPU, memory, disks and network, its checkpoints, and what happened when. "
@@ -52,25 +55,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
-    """Make the report; the exit status."""
-    from vmgahp.commands.files import write_anew
-    from vmgahp.commands.report import chart, html, reader, series
-    from vmgahp.text import escape
-
-    path = reader.find(place)
+    """Make the report and return the exit status."""
     try:
-        story = reader.read(path)
-        lines = sorted(line for log in logs for line in reader.log_lines(log, story))
-    except reader.Unreadable as error:
+        story = read(place)
+        lines = [line for log in logs for line in log_lines(log, story)]
+    except Unreadable as error:
         sys.stderr.write(f"vmgahp report: {escape(str(error))}\n")
         return error.status
-    figures = series.Figures(story)
-    if svg:
-        from lxml import etree
-
-        made = etree.tostring(chart.draw(story, figures), xml_declaration=True, encoding="utf-8")
-    else:
-        made = html.render(story, figures, lines, os.path.basename(path))
+    made = page.render_picture(story) if svg else page.render(story, lines)
     if output == "-":
         sys.stdout.buffer.write(made)
         return 0

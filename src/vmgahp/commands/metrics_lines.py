@@ -1,0 +1,109 @@
+"""Lines of a job's ``vm_metrics.jsonl`` as samples and events, for the commands that show them.
+
+The file is the job's and may say anything: texts are made printable and cut, numbers are finite and not negative.
+"""
+
+from typing import NamedTuple
+
+from vmgahp.metrics import is_counter
+from vmgahp.metrics.file import parse
+from vmgahp.text import escape
+
+MOST_DEVICES = 64
+LATEST = 2**32
+"""Seconds since 1970 (the year 2106) after which a time is not believed."""
+
+LONGEST_NAME, LONGEST_TEXT = 200, 1200
+
+Traffic = dict[str, tuple[float, float]]
+"""Bytes by device: read and written, or received and sent."""
+
+
+class Sample(NamedTuple):
+    """The use of a VM at one moment; `cpu_seconds`, `disks` and `nics` count since the job began."""
+
+    time: float
+    state: str
+    cpu_seconds: float
+    vcpus: float
+    memory_kib: float
+    max_memory_kib: float
+    rss_kib: float
+    disks: Traffic
+    nics: Traffic
+
+    @property
+    def traffic(self) -> tuple[float, ...]:
+        """Bytes of all devices together: read, written, received, sent."""
+        return tuple(
+            sum(pair[way] for pair in devices.values()) for devices in (self.disks, self.nics) for way in (0, 1)
+        )
+
+
+class Event(NamedTuple):
+    """Something that happened to a VM."""
+
+    time: float
+    name: str
+    state: str
+    """The VM's state afterwards; empty after a failure."""
+    seconds: float
+    """How long it took, up to `time`."""
+    size: float
+    """Bytes of the memory image; 0 if unknown."""
+    error: str
+    reason: str
+    vm_name: str
+    pid: int
+    """Process id of the server, in a start."""
+
+
+def read_line(text: bytes) -> Sample | Event | None:
+    """Parse one line; None if it is neither a sample nor an event."""
+    line = parse(text) or {}
+    time, event = line.get("time"), line.get("event")
+    if not is_counter(time) or time > LATEST:  # type: ignore[operator]
+        return None
+    time, state = _number(time), _text(line.get("state"), LONGEST_NAME)
+    if isinstance(event, str):
+        return Event(
+            time,
+            _text(event, LONGEST_NAME),
+            state,
+            min(_number(line.get("seconds")), time),
+            _number(line.get("bytes")),
+            _text(line.get("error"), LONGEST_TEXT),
+            _text(line.get("reason"), LONGEST_TEXT),
+            _text(line.get("name"), LONGEST_NAME),
+            int(_number(line.get("pid"))),
+        )
+    if not is_counter(line.get("cpu_seconds")):
+        return None
+    return Sample(
+        time,
+        state,
+        _number(line["cpu_seconds"]),
+        max(1.0, _number(line.get("vcpus"))),
+        _number(line.get("memory_kib")),
+        _number(line.get("max_memory_kib")),
+        _number(line.get("rss_kib")),
+        _traffic(line.get("block"), "read_bytes", "write_bytes"),
+        _traffic(line.get("network"), "rx_bytes", "tx_bytes"),
+    )
+
+
+def _traffic(devices: object, one: str, other: str) -> Traffic:
+    found = list(devices.items())[:MOST_DEVICES] if isinstance(devices, dict) else []
+    return {
+        _text(name, LONGEST_NAME): (_number(figures.get(one)), _number(figures.get(other)))
+        for name, figures in found
+        if isinstance(figures, dict) and (one in figures or other in figures)
+    }
+
+
+def _number(value: object) -> float:
+    return float(value) if is_counter(value) else 0.0  # type: ignore[arg-type]
+
+
+def _text(value: object, longest: int) -> str:
+    return escape(value[:longest]) if isinstance(value, str) else ""
