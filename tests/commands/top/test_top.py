@@ -9,16 +9,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.commands.support import absent
 from vmgahp import cli, lifecycle
-from vmgahp.commands.top import screen
+from vmgahp.commands import top
+from vmgahp.commands.metrics_lines import read_line
 from vmgahp.commands.top.node import Look, Node, VmRow, is_vm_name
 from vmgahp.config import Settings
-from vmgahp.metrics.file import MOST_LINES, NAME, parse
+from vmgahp.metrics.file import MOST_LINES, NAME
 
 NOW = time.time()
 
@@ -126,12 +129,12 @@ def test_what_jobs_write_is_shown_and_never_acted_upon(node: Node, tmp_path: Pat
     look = node.look()
     (row,) = look.rows
     assert row.name.isprintable()
-    assert screen.plain(look).replace("\n", "").isprintable()
+    assert shown(look, top.WIDEST).replace("\n", "").isprintable()
 
 
 def test_of_a_flood_the_end_is_read(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bytes] = []
-    monkeypatch.setattr("vmgahp.commands.top.node.parse", lambda text: taken.append(text) or parse(text))
+    monkeypatch.setattr("vmgahp.commands.top.node.read_line", lambda text: taken.append(text) or read_line(text))
     directory = file_of(tmp_path, 7)
     (directory / NAME).write_bytes(b"x\n" * 4 * MOST_LINES)
     file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
@@ -172,19 +175,22 @@ def test_names_of_jobs_vms() -> None:
         assert not is_vm_name(name), name
 
 
-def test_a_narrow_terminal_does_without_columns(node: Node, tmp_path: Path) -> None:
-    from rich.console import Console
+def shown(look: Look, width: int, height: int = 0) -> str:
+    """What is printed, or on a screen of some height what is seen there."""
+    console = Console(width=width, file=StringIO())
+    console.print(top.screen(look, width, height) if height else top.table(look, width))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
+
+def test_a_narrow_terminal_does_without_columns(node: Node, tmp_path: Path) -> None:
     file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
     look = node.look()
     look.notes.clear()
     for width in (200, 100, 60):
-        console = Console(width=width, force_terminal=False, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
-        console.print(screen.rich_table(look, width))
-        text = console.export_text()
+        text = shown(look, width)
         assert max(len(line) for line in text.splitlines()) <= width
         assert absent(text, "alice_lab_7.0", "50.0%", "SCRATCH") == ([] if width == 200 else ["SCRATCH"])
-    assert "WRITE/s" in screen.plain(look)
+    assert "WRITE/s" in shown(look, top.WIDEST)
 
 
 def rows(number: int) -> Look:
@@ -194,42 +200,38 @@ def rows(number: int) -> Look:
     return Look(time=NOW, rows=[VmRow(name, "libvirt", "/scratch", state="Running", cpu_percent=1.0) for name in names])
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 0])
-def test_a_table_of_lines_is_no_wider_than_the_terminal(width: int) -> None:
+@pytest.mark.parametrize("width", [40, 60, 80, top.WIDEST])
+def test_a_table_is_no_wider_than_the_terminal(width: int) -> None:
     look = rows(30)
     look.notes = ["The scratch directories in /var/lib/condor/execute cannot be seen: Permission denied."]
-    lines = screen.plain(look, width).splitlines()
-    assert max(map(len, lines)) <= (width or 1000)
-    table = lines[:31]
-    assert all("Running" in line and "1.0%" in line for line in table[1:])
-    assert table[1].startswith("alice_lab_0.0")
-    assert "56789.12345 " in table[-1], "the job's id is at the end of the name, which is not left out"
-    assert ("SCRATCH" in table[0]) == (width == 0)
-    assert (lines[31:] == look.notes) == (width == 0)
+    lines = shown(look, width).splitlines()
+    assert max(map(len, lines)) <= width
+    listed = lines[:31]
+    assert all("Running" in line and "1.0%" in line for line in listed[1:])
+    assert listed[1].startswith("alice_lab_0.0")
+    assert "56789.12345 " in listed[-1], "the job's id is at the end of the name, which is not left out"
+    assert ("SCRATCH" in listed[0]) == (width == top.WIDEST)
+    assert " ".join(line.strip() for line in lines[31:]) == look.notes[0]
 
 
 @pytest.mark.parametrize("width", [40, 60, 150])
 def test_a_screen_has_its_lines_and_says_how_many_vms_it_does_not_show(width: int) -> None:
-    from rich.console import Console
-
     look = rows(30)
-    for height, notes in ((12, []), (24, ["This is old: " + "x " * 50]), (100, [])):
+    for height, notes in ((12, []), (24, ["The scratch directories cannot be seen: " + "x " * 50]), (100, [])):
         look.notes = notes
-        console = Console(width=width, force_terminal=False, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
-        console.print(screen.rich_table(look, width, height))
-        lines = console.export_text().splitlines()
+        lines = shown(look, width, height).splitlines()
         assert len(lines) <= height
         assert max(map(len, lines)) <= width
-        shown = sum("Running" in line for line in lines)
-        assert [line for line in lines if "more: --once" in line] == (
-            [f"and {30 - shown} more: --once shows all"] if shown < 30 else []
+        running = sum("Running" in line for line in lines)
+        assert [line.strip() for line in lines if "more: --once" in line] == (
+            [f"and {30 - running} more: --once shows all"] if running < 30 else []
         )
-        assert width < 60 or lines[0].rstrip().endswith("q ends")
+        assert width < 60 or "(q ends)" in lines[0]
 
 
 def test_what_could_not_be_looked_at_is_not_nothing() -> None:
-    assert screen.plain(Look(time=NOW)) == "There are no VMs of jobs on this machine.\n"
-    assert screen.plain(Look(time=NOW, notes=["No libvirt."])) == "No VMs of jobs were found.\nNo libvirt.\n"
+    assert shown(Look(time=NOW), 80) == "There are no VMs of jobs on this machine.\n"
+    assert shown(Look(time=NOW, notes=["No libvirt."]), 80) == "No VMs of jobs were found.\nNo libvirt.\n"
 
 
 @contextmanager
