@@ -203,7 +203,7 @@ PLACES = {
     "job/share_dirs.py:own": (1, SETTING),
     "job/vm_spec.py:memory_mib": (1, SETTING),
     "job/xen.py:require_bootloader": (1, SETTING),
-    "protocol/transcript_file.py:create": (3, PROBE),
+    "protocol/transcript_file.py:create": (2, PROBE),
     "testing/endings.py:EndingContract.test_a_resume_that_failed_can_be_tried_again.fail": (1, STAND_IN),
 }
 """Module and function -> how many machine faults are made there, and by which state of the machine."""

@@ -11,9 +11,8 @@ import pytest
 from tests.commands.support import absent
 from tests.peer import DAEMON, DEADLINE, VMGAHP, Peer, environment
 from tests.protocol.recordings import STARTER, TRANSCRIPTS, outline
-from vmgahp.commands.replay import Difference, Pipes, Replay
+from vmgahp.commands.replay import Difference, Pipes, Replay, adapted, alike
 from vmgahp.protocol import transcript
-from vmgahp.protocol.transcript import adapted, alike, steps
 
 JOB = r"""
 < $VMGahpVersion 0.0.1 May 1 2007 Condor\ VMGAHP $
@@ -128,11 +127,7 @@ THREE = (
         (f"{SUSPEND}< R\n", "> CONDOR_VM_SUSPEND 4 1\n< R\n< S\n< R\n", None, "R"),
         ("< S 1\n< 5 0 STATUS=Suspended\n", "< S 0\n", "5 0 STATUS=Suspended", None),
         ("< S 1\n< 5 ", "< S 2\n< 3 0 0\n< 5 ", None, "3 0 0"),
-        *(
-            (where, changed, None, "E")
-            for where in ("> CLASSAD\n< S\n", SUSPEND, "> QUIT\n< S\n")
-            for changed in (where.replace("< S", "< E\n< S"), f"{where}< E\n")
-        ),
+        *((where, f"{where}< E\n", None, "E") for where in ("> CLASSAD\n< S\n", SUSPEND, "> QUIT\n< S\n")),
     ],
 )
 def test_what_differs_is_found(old: str, new: str, recorded: str | None, said: str | None) -> None:
@@ -141,6 +136,12 @@ def test_what_differs_is_found(old: str, new: str, recorded: str | None, said: s
     assert (difference.recorded, difference.said) == (recorded, said)
     if recorded and said:
         assert JOB.split("\n")[difference.number - 1] == f"< {recorded}"
+
+
+@pytest.mark.parametrize("where", ["> CLASSAD\n< S\n", SUSPEND, "> QUIT\n< S\n"])
+def test_a_wrong_answer_before_the_right_one_makes_nothing_else_differ(where: str) -> None:
+    found = play(JOB, JOB.replace(where, where.replace("< S", "< E\n< S")))
+    assert [(difference.recorded, difference.said) for difference in found] == [("S", "E"), (None, "S")]
 
 
 def test_an_r_while_async_mode_is_off_is_found() -> None:
@@ -196,19 +197,10 @@ def test_what_varies_is_not_compared() -> None:
 
 
 def test_answers_belong_to_requests_also_where_the_client_did_not_wait() -> None:
-    recorded = transcript.parse("< hello\n> CONDOR_VM_STATUS 1 1\n> RESULTS\n< R\n< S\n< S 1\n< 1 0 X\n> QUIT\n< S\n")
-    found = [
-        (step.line.text, step.request.line if step.request else "", len(step.results))
-        for step in steps(recorded)
-        if not step.is_sent()
-    ]
-    assert found == [
-        ("hello", "", 0),
-        ("R", "", 0),
-        ("S", "CONDOR_VM_STATUS 1 1", 0),
-        ("S 1", "RESULTS", 1),
-        ("S", "QUIT", 0),
-    ]
+    early = "< hello\n> CONDOR_VM_STATUS 1 1\n> RESULTS\n< R\n< S\n< S 1\n< 1 0 X\n> QUIT\n< S\n"
+    assert play(early, early) == []
+    [difference] = play(early, early.replace("1 0 X", "1 0 Y"))
+    assert difference.show() == "line 7, CONDOR_VM_STATUS 1:\n- 1 0 X\n+ 1 0 Y"
 
 
 def test_a_recording_for_another_place() -> None:
@@ -319,14 +311,14 @@ def test_what_cannot_be_tried_is_no_difference(tmp_path: Path, words: list[str],
     [
         (
             b"root:x:0:0:root:/root:/bin/bash\nbin:x:1:1::/:/bin/sh\n",
-            "line 1: 'root:x:0:0:root:/root:/bin/bash' is no line",
+            "line 1: 'root:x:0:0:root:/root:/bin/bash' is not a line",
         ),
-        (b"", "is empty"),
+        (b"", "has no line of a conversation"),
         (b"\n", "has no line of a conversation"),
         (b"# 2026-11-20T16:45:12Z pid 7: /nonexistent\n# it cannot be started\n", "has no line of a conversation"),
         (b"\x7fELF\x02\x01\x01\0\xff\n\0\n", "line 1: '\\x7fELF"),
-        (b"> quoted of a mail\n\nand the answer\n", "line 3: 'and the answer' is no line"),
-        (b"<html>\n", "line 1: after '<' comes a space"),
+        (b"> quoted of a mail\n\nand the answer\n", "line 3: 'and the answer' is not a line"),
+        (b"<html>\n", "line 1: '<html>' is not a line"),
         (b"< hello\n> QUIT\n< S\nexit 0\n< hello\n", "line 5 comes after the server's exit"),
         (b"< hello\n> CLASSAD\n< S\n> VM_WORKI", "is cut off in its last line"),
     ],

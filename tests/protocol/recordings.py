@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from vmgahp.protocol import wire
-from vmgahp.protocol.transcript import CLIENT, Transcript, steps
+from vmgahp.protocol.requests import Kind, Request, Requests
+from vmgahp.protocol.transcript import CLIENT, SERVER, Transcript
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 STARTER = TRANSCRIPTS / "starter.txt"
@@ -24,14 +24,16 @@ def play_exactly(recorded: Transcript, send: Callable[[bytes], object], receive:
 def outline(conversation: Transcript) -> list[str]:
     """What was asked in which order and with what outcome, however often the starter looked after the VM."""
     found: list[str] = []
-    for step in steps(conversation):
-        asked = step.request if step.is_sent() and not step.in_ad else None
-        if asked and not asked.operation and asked.command != "RESULTS":
-            found.append(step.line.text)
-        for result in step.results:
-            assert result.request
-            operation = result.request.operation
-            _, success, *words = wire.words(result.line.text)
+    requests = Requests()
+    for line in conversation.lines:
+        if line.mark == CLIENT:
+            request = Request(line.text)
+            if requests.sent(request) and not request.operation and request.command != "RESULTS":
+                found.append(line.text)
+        elif line.mark == SERVER and (received := requests.received(line.text)).kind is Kind.RESULT:
+            assert received.request
+            operation = received.request.operation
+            success, *words = received.request.result
             words = [word for word in words if not word.startswith(("IP=", "MAC="))]
             outcome = "a pid" if operation == "GETPID" and words[0] != "0" else words[0]
             row = f"{operation} {success} {outcome}"

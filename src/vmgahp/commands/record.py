@@ -1,17 +1,19 @@
-"""``vmgahp record``: runs a server and writes down its conversation with its client.
+"""Command ``vmgahp record``: runs a server and writes down its conversation with its client.
 
-It can be VM_GAHP_SERVER itself, so it stands where the server would: bytes pass at once and unchanged, however
-they are cut up, with the environment, the signals, the ends of the pipes and the exit status. Nothing that
-happens to the transcript disturbs that.
+It can be VM_GAHP_SERVER itself, so it stands where the server would: bytes pass at once and unchanged, with the
+environment, the signals, the ends of the pipes and the exit status. The transcript never disturbs that.
 """
 
 import argparse
 import os
+import resource
 import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock, Thread
 from typing import IO
 
 from vmgahp import errors
@@ -20,20 +22,21 @@ from vmgahp.protocol import transcript, transcript_file
 from vmgahp.text import escape
 
 READ_SIZE = 1 << 16
-WRITE_SIZE = 4096
-"""PIPE_BUF on Linux: when a pipe is reported writable, this much goes in without blocking."""
-
-PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
-
 MOST_LEFT = 64
-"""Reads that may be needed to take in what is left in a pipe."""
+"""Reads of what is left in a pipe at the server's exit; another process may write into it on and on."""
+LAST_INPUT = 1.0
+"""Seconds that the end waits for the client's last lines to be noted."""
+
+PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
 """Exit statuses for a command that cannot be started, as of a shell."""
 
+Note = Callable[[str, bytes | int], None]
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp record``."""
+    """Add the arguments of ``vmgahp record``."""
     command.description = (
         "Run COMMAND and pass everything between it and whoever started this: input, output, signals, "
         "exit status. The conversation is written into a new file, with the time, and without the secrets of the "
@@ -67,7 +70,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(command: list[str], output: str, *, stderr: bool = False) -> int:
-    """Run `command` and record it; the exit status. It ends by the signal that ended the command."""
+    """Run `command` and record it; return its exit status, or end by the signal that ended it."""
+    while os.open(os.devnull, os.O_RDWR) <= 2:
+        pass  # what is closed of the first three must not become the transcript
     file: transcript_file.TranscriptFile | None = None
     try:
         descriptor, _ = transcript_file.create(output)
@@ -79,209 +84,100 @@ def run(command: list[str], output: str, *, stderr: bool = False) -> int:
     for name, value in sorted(os.environ.items()):
         if name.startswith("VMGAHP_"):
             writer.comment(f"{name}={value}")
-    signals = _Signals()
     try:
-        try:
-            status = _Relay(command, writer, signals, stderr=stderr).run()
-        except OSError as error:
-            _say(f"{command[0]} cannot be started: {error.strerror}")
-            writer.comment(f"it cannot be started: {error.strerror}")
-            return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
+        status = _relay(command, writer, stderr=stderr)
         writer.exit(status)
+    except OSError as error:
+        _say(f"{command[0]} cannot be started: {error.strerror}")
+        writer.comment(f"it cannot be started: {error.strerror}")
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
     finally:
         if file:
             file.close()
     if status < 0:
-        _die_by(-status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command may have left one, and this leaves none
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
     return status if status >= 0 else 128 - status
 
 
 def _say(text: str) -> None:
-    try:
+    with suppress(OSError):
         os.write(2, f"vmgahp record: {escape(text)}\n".encode("utf-8", "backslashreplace"))
-    except OSError:
-        pass
 
 
-def _die_by(number: int) -> None:
-    """End as the command did, but without a core file of this process."""
-    import resource
+def _relay(command: list[str], writer: transcript.Writer, *, stderr: bool) -> int:
+    """Stand between the client at standard input and output and a server, until that has exited and all is passed on.
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    Returns the server's exit status as `subprocess` has it. Raises OSError if the server cannot be started.
+    """
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe if stderr else None, bufsize=0, close_fds=False
+    )
+    handled = [number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    exited = os.pidfd_open(process.pid)
+    lock = Lock()
+
+    def note(mark: str, line: bytes | int) -> None:
+        with lock:
+            writer.line(mark, line)
+
+    ways = [(transcript.CLIENT, 0, _own(process.stdin)), (transcript.SERVER, _own(process.stdout), 1)]
+    if stderr:
+        ways.append((transcript.STDERR, _own(process.stderr), 2))
+    threads = [Thread(target=_pass, args=(*way, exited, note), daemon=True) for way in ways]
+    for thread in threads:
+        thread.start()
+    status = process.wait()
+    for number in handled:
+        signal.signal(number, signal.SIG_DFL)  # a client that reads no more keeps the rest waiting, and may end this
+    threads[0].join(LAST_INPUT)
+    for thread in threads[1:]:
+        thread.join()
+    return status
 
 
-class _Signals:
-    """Signals as numbers in a pipe. One that was ignored when this began stays ignored, for the command too."""
-
-    def __init__(self) -> None:
-        self.descriptor, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in (signal.Signals[name] for name in PASSED_ON):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)
-
-    def take(self) -> list[int]:
-        try:
-            return list(os.read(self.descriptor, READ_SIZE))
-        except BlockingIOError:
-            return []
-
-
-class _Channel:
-    """One way through: bytes from a descriptor to another, and a note of each line."""
-
-    def __init__(self, mark: str, source: int, target: int, note: Callable[[str, bytes | int], None]) -> None:
-        self.mark = mark
-        self.source = source
-        """-1 once it is at its end."""
-        self.target = target
-        """-1 once it is closed."""
-        self._note = note
-        self._waiting = bytearray()
-        self._lines = transcript.Splitter(escapes=mark != transcript.STDERR)
-
-    def wants(self) -> dict[int, int]:
-        """What to poll for. Of a target that needs nothing, only that nobody reads it any more."""
-        wanted = {}
-        if self.target >= 0:
-            wanted[self.target] = select.POLLOUT if self._waiting else 0
-        if self.source >= 0 and not self._waiting:
-            wanted[self.source] = select.POLLIN
-        return wanted
-
-    def turn(self, events: dict[int, int]) -> None:
-        """Do what can be done without waiting."""
-        happened = events.get(self.target, 0)
-        if happened & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
-            self._nobody_reads()
-        elif happened & select.POLLOUT:
-            self._write()
-        if self.source >= 0 and events.get(self.source, 0) and self.read():
-            # Most targets have room: this saves a turn of the loop.
-            poller = select.poll()
-            poller.register(self.target, select.POLLOUT)
-            if poller.poll(0):
-                self._write()
-
-    def read(self) -> bool:
-        """Take in what is there; False where nothing is."""
-        try:
-            data = os.read(self.source, READ_SIZE)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if not data:
-            self.end()
-            return False
-        self._waiting += data
-        for line in self._lines.receive(data):
-            self._note(self.mark, line)
-        return True
-
-    def _write(self) -> None:
-        try:
-            written = os.write(self.target, self._waiting[:WRITE_SIZE])
-        except BlockingIOError:
-            return
-        except OSError:
-            self._nobody_reads()
-            return
-        del self._waiting[:written]
-        if not self._waiting and self.source < 0:
-            self._close_target()
-
-    def _nobody_reads(self) -> None:
-        self._waiting.clear()
-        self.end()
-
-    def end(self) -> None:
-        """Take nothing more; what waits is still written."""
-        if self.source >= 0:
-            _close(self.source)
-            self.source = -1
-            self._note(self.mark, self._lines.rest())
-        if not self._waiting:
-            self._close_target()
-
-    def _close_target(self) -> None:
-        if self.target >= 0:
-            _close(self.target)
-            self.target = -1
+def _pass(mark: str, source: int, target: int, exited: int, note: Note) -> None:
+    """Pass bytes on and note their lines, until the source ends, the target is read no more, or the server exits."""
+    lines = transcript.Splitter(escapes=mark != transcript.STDERR)
+    poller = select.poll()
+    for descriptor, wanted in ((source, select.POLLIN), (target, 0), (exited, select.POLLIN)):
+        poller.register(descriptor, wanted)
+    left = MOST_LEFT
+    with suppress(OSError):  # nobody reads it any more, or a terminal was closed
+        while left:
+            events = dict(poller.poll())
+            if target in events or source not in events or (exited in events and mark == transcript.CLIENT):
+                break
+            left -= exited in events
+            data = os.read(source, READ_SIZE)
+            if not data:
+                break
+            for line in lines.receive(data):
+                note(mark, line)
+            while data:
+                data = data[os.write(target, data) :]
+    note(mark, lines.rest())
+    for descriptor in (source, target):
+        _close(descriptor)
 
 
 def _close(descriptor: int) -> None:
     """Close a descriptor for whoever has its other end; one of the first three stays taken."""
     if descriptor > 2:
         os.close(descriptor)
-        return
-    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    os.dup2(nothing, descriptor)
-    if nothing > 2:
-        os.close(nothing)
+    else:
+        with open(os.devnull, "r+b", buffering=0) as nothing:
+            os.dup2(nothing.fileno(), descriptor)
 
 
-def _detached(stream: IO[bytes] | None) -> int:
-    """A descriptor of one's own for a pipe of `subprocess`, that never waits."""
+def _own(stream: IO[bytes] | None) -> int:
+    """Return a descriptor of one's own for a pipe of `subprocess`."""
     assert stream is not None
     descriptor = os.dup(stream.fileno())
     stream.close()
-    os.set_blocking(descriptor, False)
     return descriptor
-
-
-class _Relay:
-    """Stands between the client at standard input and output, and a server. Raises OSError if it cannot start."""
-
-    def __init__(self, command: list[str], writer: transcript.Writer, signals: _Signals, *, stderr: bool) -> None:
-        self._signals = signals
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if stderr else None,
-            bufsize=0,
-            close_fds=False,
-        )
-        self._exited = os.pidfd_open(self._process.pid)
-        self._channels = [
-            _Channel(transcript.CLIENT, 0, _detached(self._process.stdin), writer.line),
-            _Channel(transcript.SERVER, _detached(self._process.stdout), 1, writer.line),
-        ]
-        if stderr:
-            self._channels.append(_Channel(transcript.STDERR, _detached(self._process.stderr), 2, writer.line))
-
-    def run(self) -> int:
-        """Until the server has exited and all that it said is passed on; its exit status, as of `subprocess`."""
-        while self._process.poll() is None:
-            self._wait(self._exited)
-        self._channels.pop(0).end()
-        for channel in self._channels:
-            # Others may still have the server's pipes and write on and on.
-            for _ in range(MOST_LEFT):
-                if not channel.read():
-                    break
-            channel.end()
-        while any(channel.target >= 0 for channel in self._channels):
-            if self._wait():
-                break  # it is the client's end that is wanted now, and it reads no more
-        return self._process.returncode
-
-    def _wait(self, *also: int) -> list[int]:
-        """Wait for one thing to happen and deal with all that did; the signals that came."""
-        poller = select.poll()
-        for descriptor in (self._signals.descriptor, *also):
-            poller.register(descriptor, select.POLLIN)
-        for channel in self._channels:
-            for descriptor, wanted in channel.wants().items():
-                poller.register(descriptor, wanted)
-        events = dict(poller.poll())
-        for channel in self._channels:
-            channel.turn(events)
-        signals = self._signals.take()
-        for number in signals:
-            self._process.send_signal(number)
-        return signals

@@ -1,36 +1,43 @@
-"""``vmgahp replay``: plays the client's side of a recording to a server and shows the differences."""
+"""Command ``vmgahp replay``: plays the client's side of a recording to a server and shows the differences.
+
+Two servers that mean the same do not say the same: an ``R`` comes when it comes, RESULTS finds what is ready, a
+STATUS has figures in it. So replies and results are compared by the request that they answer, and without what
+varies from run to run (`alike`).
+"""
 
 import argparse
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from vmgahp.commands.arguments import add_type, seconds, tell
 from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.client import DEADLINE, Client, ProtocolError
-from vmgahp.protocol.requests import READY, Kind, Request, Requests, result_count
-from vmgahp.protocol.transcript import Step, Transcript, TranscriptError, alike
+from vmgahp.protocol.requests import READY, Kind, Request, Requests, RequestState, result_count
+from vmgahp.protocol.transcript import CLIENT, STDERR, Line, Transcript, TranscriptError
 from vmgahp.text import escape, redact
 
 GRACE = 0.3
-"""Seconds that the line after a wrong one is waited for: the wrong one may just be one too many."""
-
-MOST_TOO_MANY = 8
-"""Lines after a wrong one that are looked at to see whether the recorded one still comes."""
-
+"""Seconds that more lines are waited for after a wrong one, which may be one too many before the right one."""
 POLL = 0.2
-"""Seconds between two RESULTS where no R announces anything."""
+"""Seconds between two RESULTS if the server is not to announce results by R."""
+
+FIGURES = ("CPUTIME", "CPUUTILIZATION", "MEMORY")
+"""Words of a STATUS that must be there; their values are not compared."""
+COMES_AND_GOES = ("IP", "MAC")
+"""Words of a STATUS that are not compared at all: they depend on how far the guest has come."""
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
 """Exit statuses."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp replay``."""
+    """Add the arguments of ``vmgahp replay``."""
     command.description = (
         "Start COMMAND, say to it what the client says in FILE, and show where its answers differ. "
         "Figures, pids, addresses and the order in which results come are not compared."
@@ -69,11 +76,12 @@ def _main(options: argparse.Namespace) -> int:
             raise ValueError("it takes a COMMAND, after --")
         if recorded.exit_status is None:
             _complain(f"{options.file} does not say how the server ended: that is not compared, and it may be cut off.")
-        recorded = transcript.adapted(recorded, attributes, options.type)
-        return run(recorded, options.words, options.timeout)
-    except (OSError, TranscriptError, ValueError) as error:
-        _complain(f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error))
-        return TROUBLE
+        return run(adapted(recorded, attributes, options.type), options.words, options.timeout)
+    except OSError as error:
+        _complain(f"{error.filename}: {error.strerror}")
+    except (TranscriptError, ValueError) as error:
+        _complain(str(error))
+    return TROUBLE
 
 
 def _complain(text: str) -> None:
@@ -81,10 +89,10 @@ def _complain(text: str) -> None:
 
 
 def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int:
-    """Play to a command and print the differences. Raises OSError where it cannot be started."""
+    """Play to a command and print the differences. Raises OSError if it cannot be started."""
 
     def heard(mark: str, line: str) -> None:
-        if mark == transcript.STDERR:
+        if mark == STDERR:
             sys.stderr.write(f"{escape(redact(line))}\n")
 
     with Client(argv, os.environ, heard=heard) as client:
@@ -105,18 +113,79 @@ def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int
     return DIFFERENT if differences else SAME
 
 
+# The recording
+
+
+def alike(line: str, operation: str | None = None) -> str:
+    """Return a line of the server without what may differ; `operation` is that of a result line.
+
+    ======== ===========================================================================================
+    anywhere the text of the version
+    STATUS   the values of `FIGURES`; the words of `COMES_AND_GOES`
+    GETPID   which pid; 0 remains, because it says that there is none
+    ======== ===========================================================================================
+    """
+    if operation is None:
+        before, version, _ = line.partition("$VMGahpVersion ")
+        return before + version
+    words = wire.words(line)
+    if operation == "GETPID" and words[1:2] == ["0"] and words[2:] != ["0"] and words[-1].isdigit():
+        words[2:] = ["(a pid)"]
+    elif operation == "STATUS":
+        named = [(word.partition("=")[0], word) for word in words]
+        words = [
+            f"{name}=(a figure)" if name in FIGURES else word for name, word in named if name not in COMES_AND_GOES
+        ]
+    return " ".join(words)
+
+
+def adapted(recorded: Transcript, attributes: Mapping[str, str], vm_type: str = "") -> Transcript:
+    """Return the recording with attributes of the job ad set, and another VM type asked for.
+
+    An attribute that the ad does not have is added at its end; names are compared without their case.
+    """
+    wanted = {name.lower(): f"{name} = {value}" for name, value in attributes.items()}
+    if vm_type:
+        wanted["jobvmtype"] = f'JobVMType = "{vm_type}"'
+    missing: dict[str, str] | None = None
+    """What the ad did not have so far; None outside of an ad."""
+    lines: list[Line] = []
+    for line in recorded.lines:
+        texts = [line.text]
+        request = Request(line.text) if line.mark == CLIENT else None
+        if request is None:
+            pass
+        elif missing is None and request.command == "CLASSAD":
+            missing = dict(wanted)
+        elif missing is None and request.operation == "START" and vm_type:
+            texts = [f"CONDOR_VM_START {request.number} {vm_type}"]
+        elif missing is not None and request.command == "CLASSAD_END":
+            texts, missing = [*missing.values(), line.text], None
+        elif missing is not None:
+            name = line.text.partition("=")[0].strip().lower()
+            texts = [wanted.get(name, line.text)]
+            missing.pop(name, None)
+        for text in texts:
+            data = text.encode("utf-8", "surrogateescape") + transcript.USUAL_END[line.mark]
+            lines.append(line if text == line.text else replace(line, data=data))
+    return Transcript(lines, recorded.exit_status)
+
+
+# The play
+
+
 class Difference(NamedTuple):
-    """Where the server did not say what is recorded."""
+    """A line that the server did not say as it is recorded."""
 
     number: int
-    """The line of the recording, 0 where it has none."""
+    """The line of the recording, 0 if it has none."""
     recorded: str | None
     said: str | None
     request: str = ""
-    """What this answers."""
+    """The request that this answers."""
 
     def show(self) -> str:
-        """For people: where, then the lines of both sides."""
+        """Format it for people: where, then the lines of both sides."""
         where = f"line {self.number}" if self.number else "at the end"
         shown = [f"{where}, {escape(self.request)}:" if self.request else f"{where}:"]
         if self.recorded is not None:
@@ -127,7 +196,7 @@ class Difference(NamedTuple):
 
 
 class Pipes:
-    """Who is played to: a process, or in tests another object with these methods."""
+    """The server's end of a play: a process, or in tests another object with these methods."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -138,7 +207,7 @@ class Pipes:
             self._client.write(data)
 
     def receive(self, timeout: float) -> str | None:
-        """The next line, without its end; None where none came in `timeout` seconds, or ever will."""
+        """Return the next line, without its end; None if none comes in `timeout` seconds, or ever will."""
         end = time.monotonic() + timeout
         try:
             while (line := self._client.next_line()) is None:
@@ -156,166 +225,118 @@ class Pipes:
 
 
 class Replay:
-    """The client's side of `recorded`, played to a server; what differs is in `differences`.
+    """The client's side of a recording, played to a server.
 
-    Results are compared by their request id, whenever they come. The first answer that does not come ends the
-    play; `unplayed` is the number of lines that are left then.
+    Both conversations are followed by the protocol's rules, so that a reply or a result is compared with that to the
+    same request, whenever it comes. The first answer that does not come ends the play; `unplayed` is the number of
+    lines that are left then.
     """
 
     def __init__(self, recorded: Transcript, server: Pipes, timeout: float = DEADLINE) -> None:
         self.differences: list[Difference] = []
         self.unplayed = 0
-        self._steps = transcript.steps(recorded)
+        self._lines = [line for line in recorded.lines if line.mark != STDERR]
         self._server = server
         self._timeout = timeout
-        self._requests = Requests()
-        self._last_sent = ""
-        self._owed: deque[Request] = deque()
-        """What was sent, and is still answered in the recording."""
+        self._then, self._now = Requests(), Requests()
+        self._sent: dict[Request, Request] = {}
+        """Recorded request -> the one that was sent now."""
+        self._last = ""
+        """The last line that was sent."""
         self._unasked: deque[str] = deque()
         """Lines that answer nothing, the greeting first, and that were not compared yet."""
-        self._results: dict[str, deque[str]] = {}
-        """Results that were fetched and are not asked for yet, by request id."""
-        self._unknown: set[str] = set()
-        """The ids of results that no request waited for."""
 
     def run(self) -> list[Difference]:
-        left = sum(1 + len(step.results) for step in self._steps)
-        for step in self._steps:
-            left -= 1 + len(step.results)
-            if not self._play(step):
-                self.unplayed = left
+        """Play everything and return the differences."""
+        for number, line in enumerate(self._lines, 1):
+            if line.mark == CLIENT:
+                self._send(line)
+            elif not self._hear(line):
+                self.unplayed = len(self._lines) - number
                 self._server.end()
                 return self.differences
         self._server.end()
         self._wait(lambda: False, self._timeout)
-        for text in (*(request.reply for request in self._owed if request.reply), *self._unasked):
-            self._differ(0, None, text)
-        recorded = {wire.words(line.line.text)[0] for step in self._steps for line in step.results}
-        for number, results in self._results.items():
-            # Nobody fetched the result in the recording; here it was fetched along with another.
-            if number in recorded or number in self._unknown:
-                for text in results:
-                    self._differ(0, None, text, "RESULTS")
+        for recorded, sent in self._sent.items():
+            if recorded.reply is None and sent.reply is not None:
+                self._differ(0, None, sent.reply, sent.line)
+        self._too_many(0)
         return self.differences
 
-    def _play(self, step: Step) -> bool:
-        """One step; False where the server has not said anything in time."""
-        if step.is_sent():
-            return self._send(step)
-        if step.line.text == READY:
-            return self._expect_r(step)
-        return self._expect_results(step) if step.answers_results() else self._expect(step)
+    def _send(self, line: Line) -> None:
+        if not self._now.unanswered:
+            self._wait(lambda: False, 0.0)
+            self._too_many(line.number)
+        recorded, sent = Request(line.text), Request(line.text)
+        if self._then.sent(recorded):  # which a line of a job ad is not: it is not answered
+            self._now.sent(sent)
+            self._sent[recorded] = sent
+        self._last = line.text
+        self._server.send(line.data)
 
-    # The client's lines
+    def _hear(self, line: Line) -> bool:
+        """Compare a recorded line of the server with what it says now; False if that does not come in time."""
+        received = self._then.received(line.text)
+        sent = self._sent[received.request] if received.request is not None else None
+        operation, asked, said = None, "", None
+        if received.kind is Kind.READY:
+            # What it announced may have been fetched already, with a RESULTS that the recording does not have.
+            asked = self._last
+            finished = RequestState.FINISHED
+            early = any(now.state is finished is not then.state for then, now in self._sent.items())
+            if early or self._wait(lambda: self._now.ready, self._timeout):
+                said = READY
+        elif sent is None:
+            if self._wait(lambda: self._unasked, self._timeout):
+                said = self._unasked.popleft()
+        elif received.kind is Kind.RESULT:
+            operation, asked = sent.operation, f"CONDOR_VM_{sent.operation} {sent.number}"
+            if sent.state is RequestState.REFUSED:
+                return True  # that was a difference
+            if self._fetch(sent):
+                said = " ".join(map(wire.escape, (str(sent.number), *sent.result)))
+        else:
+            asked = sent.line
+            self._wait(lambda: sent.reply is not None and not self._now.results_left, self._timeout)
+            said = sent.reply
+            if None not in (result_count(line.text), result_count(said or "")) and not self._now.results_left:
+                return True  # how many results there are is not compared
+        if said is None or alike(said, operation) != alike(line.text, operation):
+            self._differ(line.number, line.text, said, asked)
+            self._wait(lambda: False, GRACE if said is not None else 0.0)
+        return said is not None
 
-    def _send(self, step: Step) -> bool:
-        self._last_sent, last = step.line.text, self._last_sent
-        if not step.in_ad:
-            if not self._owed:
-                self._wait(lambda: False, 0.0)
-                while self._unasked:
-                    self._differ(step.line.number, None, self._unasked.popleft(), last)
-            self._owed.append(Request(step.line.text))
-            self._requests.sent(self._owed[-1])
-        self._server.send(step.line.data)
+    def _fetch(self, request: Request) -> bool:
+        """Ask for results until there is that of `request`; False if it does not come in time."""
+        end = time.monotonic() + self._timeout
+        while request.state is not RequestState.FINISHED:
+            left, announces = end - time.monotonic(), self._now.asynchronous
+            announced = self._wait(lambda: self._now.ready, left if announces else min(POLL, left))
+            if left <= 0 or (announces and not announced):
+                return False
+            again = Request("RESULTS")
+            self._now.sent(again)
+            self._server.send(b"RESULTS\r\n")
+            self._wait(lambda again=again: again.reply is not None and not self._now.results_left, left)
         return True
 
-    # The server's lines
-
     def _wait(self, done: Callable[[], object], timeout: float) -> bool:
-        """Take in lines until `done`; False where that does not come about in time."""
+        """Take in lines until `done`; False if that does not come about in time."""
         end = time.monotonic() + timeout
         while not done():
             line = self._server.receive(max(0.0, end - time.monotonic()))
             if line is None:
                 return False
-            self._take(line)
+            is_wrong = line == READY and (self._now.ready or not self._now.asynchronous)
+            received = self._now.received(line)
+            is_wrong |= received.kind is Kind.RESULT and received.request is None
+            if is_wrong or received.kind in (Kind.GREETING, Kind.UNASKED):
+                self._unasked.append(line)
         return True
 
-    def _take(self, line: str) -> None:
-        if line == READY and (self._requests.ready or not self._requests.asynchronous):
-            self._differ(0, None, READY, "")
-        received = self._requests.received(line)
-        if received.kind in (Kind.GREETING, Kind.UNASKED):
-            self._unasked.append(line)
-        elif received.kind is Kind.RESULT:
-            number = wire.words(line)[0]
-            self._results.setdefault(number, deque()).append(line)
-            if received.request is None:
-                self._unknown.add(number)
+    def _too_many(self, number: int) -> None:
+        while self._unasked:
+            self._differ(number, None, self._unasked.popleft(), self._last)
 
-    def _expect(self, step: Step) -> bool:
-        """Compare a reply, or a line that answers nothing; False where there is none."""
-        line, answered = step.line, step.request.line if step.request is not None else ""
-        request = self._owed.popleft() if step.request is not None else None
-        if request is None:
-            said = self._unasked.popleft() if self._wait(lambda: self._unasked, self._timeout) else None
-        else:
-            self._wait(lambda: request.reply is not None, self._timeout)
-            said = request.reply
-        if said is None:
-            self._differ(line.number, line.text, None, answered)
-        elif alike(said) != alike(line.text):
-            self._find_again(step, said, answered)
-        return said is not None
-
-    def _find_again(self, step: Step, said: str, answered: str) -> None:
-        """Decide whether a wrong line stands for the recorded one, or is one too many before it."""
-        line = step.line
-        wanted = alike(line.text)
-        self._wait(lambda: len(self._unasked) >= MOST_TOO_MANY or wanted in map(alike, self._unasked), GRACE)
-        if wanted not in map(alike, self._unasked):
-            self._differ(line.number, line.text, said, answered)
-            return
-        while alike(said) != wanted:
-            self._differ(line.number, None, said, answered)
-            said = self._unasked.popleft()
-
-    def _expect_r(self, step: Step) -> bool:
-        # What it announced may have been fetched already, with a RESULTS that the recording does not have.
-        if any(self._results.values()) or self._wait(lambda: self._requests.ready, self._timeout):
-            return True
-        self._differ(step.line.number, READY, None)
-        return False
-
-    def _expect_results(self, step: Step) -> bool:
-        """Read the answer to RESULTS, and ask again until all results that are recorded here have come."""
-        if not self._fetched(self._owed.popleft(), step):
-            return False
-        for result in step.results:
-            line, text = result.line, result.line.text
-            number, operation = wire.words(text)[0], result.request.operation if result.request else ""
-            asked = f"CONDOR_VM_{operation} {number}"
-            end = time.monotonic() + self._timeout
-            while not self._results.get(number):
-                left = end - time.monotonic()
-                announces = self._requests.asynchronous
-                announced = self._wait(lambda: self._requests.ready, left if announces else min(POLL, left))
-                if left <= 0 or (announces and not announced):
-                    self._differ(line.number, text, None, asked)
-                    return False
-                again = Request("RESULTS")
-                self._requests.sent(again)
-                self._server.send(b"RESULTS\r\n")
-                if not self._fetched(again, step):
-                    return False
-            said = self._results[number].popleft()
-            if alike(said, operation) != alike(text, operation):
-                self._differ(line.number, text, said, asked)
-        return True
-
-    def _fetched(self, request: Request, step: Step) -> bool:
-        """Read S and a number, and so many results; False where that is not what comes."""
-        self._wait(lambda: request.reply is not None, self._timeout)
-        said = request.reply
-        if said is not None and result_count(said) is not None:
-            if self._wait(lambda: not self._requests.results_left, self._timeout):
-                return True
-            said += f" (and {self._requests.results_left} of them did not come)"
-        self._differ(step.line.number, step.line.text, said, "RESULTS")
-        return False
-
-    def _differ(self, number: int, recorded: str | None, said: str | None, request: str | None = None) -> None:
-        request = self._last_sent if request is None else request
+    def _differ(self, number: int, recorded: str | None, said: str | None, request: str) -> None:
         self.differences.append(Difference(number, recorded, said, request))

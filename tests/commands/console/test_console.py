@@ -184,7 +184,7 @@ def test_a_recording_can_be_read_and_has_no_secrets(environ: dict[str, str], ad:
     assert "1 0 1" in recorded.received()
     assert "topsecret" not in file.read_text()
     ended = piped(environ, "VERSION\n", "--record", str(file))
-    assert (ended.returncode, "it exists" in ended.stderr) == (1, True)
+    assert (ended.returncode, "File exists" in ended.stderr) == (1, True)
 
 
 # ---- other servers, and bad ones
