@@ -3,20 +3,19 @@
 `pytest --update-golden` writes the golden files anew; read the difference before you commit it.
 """
 
-import fcntl
 import io
 import os
-import struct
-import termios
+import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from tests.commands.doctor.support import AD, Condor, as_root, failure, pool
 from vmgahp import __version__
 from vmgahp.commands import doctor
-from vmgahp.commands import page as show
 from vmgahp.commands.doctor import condor
 from vmgahp.commands.page import Page
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
@@ -32,8 +31,17 @@ SECTIONS = [
 ]
 
 
+def shown(stream: TextIO, width: int = 80, sections: Sequence[tuple[str, list[Finding]]] = SECTIONS) -> str:
+    """What is written to a stream, in its own encoding."""
+    page = Page(stream, width)
+    page.say(page.findings(sections))
+    stream.flush()
+    stream.seek(0)
+    return stream.read()
+
+
 def test_plain_text_has_no_color_and_no_line_is_too_long() -> None:
-    text = show.render(Page(symbols=True, width=50), SECTIONS)
+    text = shown(io.StringIO(), 50)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 50
     assert "  ✗ kvm: It is too slow.\n    looked at /dev/kvm\n    → modprobe kvm_intel; mend" in text
@@ -41,56 +49,43 @@ def test_plain_text_has_no_color_and_no_line_is_too_long() -> None:
     assert "Empty" not in text
 
 
-def test_colors_change_no_letter() -> None:
-    plain = show.render(Page(symbols=True, width=60), SECTIONS)
-    colored = show.render(Page(color=True, symbols=True, width=60), SECTIONS)
-    assert "\x1b[1;31m✗\x1b[0m" in colored
-    for code in ("1;31", "32", "36", "1", "2", "0"):
-        colored = colored.replace(f"\x1b[{code}m", "")
-    assert colored == plain
-
-
-def test_without_utf8_all_is_ascii() -> None:
-    text = show.render(Page(), [("One", [Finding("x", OFF, "it", "“müde” → tired", "do")])])
-    assert text.isascii()
-    assert '!! x: "m\\xfcde" -> tired' in text
-
-
-def test_what_a_terminal_would_act_upon_is_escaped() -> None:
-    said = [("One", [Finding("log", OFF, "\x1b[2J", "\x1b]0;owned\x07", "\r\n\x9b31m")])]
-    for page in (Page(), Page(symbols=True)):
-        assert all(c.isprintable() or c == "\n" for c in show.render(page, said))
-        assert "\n" not in show.verdict(page, "\x1b[2J\n", None).rstrip("\n")
+def test_a_command_that_is_longer_than_a_line_is_not_cut() -> None:
+    command = "/usr/sbin/" + "long" * 30
+    assert command in shown(io.StringIO(), 50, [("", [Finding("x", BAD, "it", "wrong", f"run {command}")])])
 
 
 class _Terminal(io.StringIO):
-    encoding = "UTF-8"
-
     def isatty(self) -> bool:
         return True
 
-    def fileno(self) -> int:
-        raise OSError("it is none")
+
+def test_colors_change_no_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    colored = shown(_Terminal(), 60)
+    assert "\x1b[1;31m✗\x1b[0m" in colored
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == shown(io.StringIO(), 60)
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
+        assert "31m" not in shown(_Terminal(), 60)
 
 
-def test_what_a_page_takes_from_its_stream() -> None:
-    terminal = Page.of(_Terminal(), {"TERM": "xterm"})
-    assert (terminal.color, terminal.symbols, terminal.width) == (True, True, 80)
-    assert not Page.of(_Terminal(), {"TERM": "xterm", "NO_COLOR": "1"}).color
-    assert not Page.of(_Terminal(), {"TERM": "dumb"}).color
-    assert not Page.of(io.StringIO(), {"TERM": "xterm"}).color
+def test_without_utf8_the_marks_are_ascii() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    text = shown(stream, sections=[("One", [Finding("x", OFF, "it", "müde", "do")])])
+    assert "  !! x: m\\xfcde." in text
+    assert "-> do" in text
 
 
-def test_the_width_is_the_terminals() -> None:
-    ours, theirs = os.openpty()
-    try:
-        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 66, 0, 0))
-        with open(theirs, "w", encoding="utf-8", closefd=False) as stream:
-            page = Page.of(stream, {"TERM": "xterm"})
-        assert (page.width, page.color) == (66, True)
-    finally:
-        os.close(ours)
-        os.close(theirs)
+def test_what_a_terminal_would_act_upon_is_escaped() -> None:
+    text = shown(io.StringIO(), sections=[("One", [Finding("log", OFF, "\x1b[2J", "\x1b]0;owned\x07", "\r\n\x9b31m")])])
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+def test_the_width_is_the_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "66")
+    assert Page(_Terminal()).columns == 66
 
 
 def golden(name: str, done: doctor.Examination, pool: Condor, request: pytest.FixtureRequest) -> None:
@@ -122,11 +117,11 @@ def golden(name: str, done: doctor.Examination, pool: Condor, request: pytest.Fi
                 seen = "0.1 s of the 5 s that the startd waits"
             made.append(finding._replace(seen=seen, looked_at=usual(finding.looked_at), hint=usual(finding.hint)))
         sections.append((title, made))
-    page = Page(symbols=True, width=80)
-    text = show.render(page, sections) + "\n" + show.verdict(page, done.verdict(), None)
+    page = Page(io.StringIO(), 80)
+    text = f"{page.findings(sections)}\n{page.paragraph(done.verdict())}"
     text += "\nWithout --verbose:\n\n"
     brief = [("", [finding for _, found in sections for finding in found if finding.verdict != OK])]
-    text += show.render(page, brief, brief=True)
+    text += str(page.findings(brief, brief=True))
     path = GOLDEN / name
     if request.config.getoption("--update-golden"):
         path.write_text(text)

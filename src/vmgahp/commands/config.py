@@ -6,12 +6,13 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from shutil import get_terminal_size
 from textwrap import wrap
 from typing import NamedTuple
 
 from vmgahp import config, errors
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
-from vmgahp.commands.page import Page, page_of_stdout, render
+from vmgahp.commands.page import Page, print_table
 from vmgahp.config import check, htcondor, sources
 from vmgahp.config.table import FOLDED, SHARE_DIRS, Setting, of_share_dirs, setting_of
 from vmgahp.drivers import base
@@ -176,22 +177,21 @@ def run(options: argparse.Namespace) -> int:
         settled = [row.document() for row in found]
         print_json({"settings": settled, "findings": [finding._asdict() for finding in wrong]})
     else:
-        _print(found, wrong if not wanted else [], options.verbose, environ)
+        _print(found, wrong if not wanted else [], options.verbose)
     if complaints:
         return NO_SUCH_NAME
     return WRONG if first_bad(wrong) else GOOD
 
 
-def _print(found: list[Row], wrong: list[Finding], verbose: bool, environ: Mapping[str, str]) -> None:
-    page = page_of_stdout(environ)
+def _print(found: list[Row], wrong: list[Finding], verbose: bool) -> None:
     terminal = sys.stdout.isatty()
     if terminal and not verbose:
-        _print_table(found, page)
+        _print_table(found)
     else:
-        sys.stdout.write("".join(page.text(line) + "\n" for row in found for line in _lines(row, verbose)))
+        sys.stdout.write("".join(escape(line) + "\n" for row in found for line in _lines(row, verbose)))
     if wrong:
-        text = render(page if terminal else Page(), [("What is wrong with the settings", wrong)])
-        (sys.stdout if terminal else sys.stderr).write(f"\n{text}" if terminal else text)
+        page = Page(sys.stdout if terminal else sys.stderr)
+        page.say(page.findings([("What is wrong with the settings", wrong)]))
 
 
 def _lines(row: Row, verbose: bool) -> list[str]:
@@ -206,29 +206,18 @@ def _lines(row: Row, verbose: bool) -> list[str]:
     return lines
 
 
-def _print_table(found: list[Row], page: Page) -> None:
-    """Print a table as wide as the terminal."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(no_color=not page.color, highlight=False)
-    headings = ["Setting", "Value", "From"]
-    if console.width >= WITH_MEANING:
-        headings.append("Meaning")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading == "Setting")
+def _print_table(found: list[Row]) -> None:
+    rows, styles = [], []
     for row in found:
         value = row.value or _NOT_SET
         if row.is_changed and row.setting.default:
             value += f" (default {row.setting.default})"
         elif row.setting.unit:
             value += f" {row.setting.unit}"
-        style = "bold" if row.is_changed else "dim" if not row.value else ""
-        cells = (row.setting.name, value, row.where, _one_line(row.setting.meaning))
-        table.add_row(*(Text(page.text(cell), style=style) for cell in cells[: len(headings)]))
-    console.print(table)
+        rows.append((row.setting.name, value, row.where, _one_line(row.setting.meaning)))
+        styles.append("bold" if row.is_changed else "" if row.value else "dim")
+    columns = 4 if get_terminal_size().columns >= WITH_MEANING else 3
+    print_table(("Setting", "Value", "From", "Meaning")[:columns], [row[:columns] for row in rows], styles)
 
 
 def _one_line(meaning: str) -> str:

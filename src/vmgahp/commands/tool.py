@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from io import StringIO
+from io import StringIO, TextIOWrapper
 from typing import NamedTuple
 
 from vmgahp.commands.arguments import Parser, UsageError, did_you_mean, tell
@@ -143,6 +143,9 @@ def run(argv: Sequence[str]) -> int:
     """Do what the command line says; the exit status. No wrong word ends in a traceback."""
     dumb = StringIO()  # for what is closed, which Python has as None
     sys.stdout, sys.stderr = sys.stdout or dumb, sys.stderr or dumb
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # where the locale is not of UTF-8
     words = list(argv[1:])
     if words[:1] == ["--"]:
         del words[0]

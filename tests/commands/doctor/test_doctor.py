@@ -273,7 +273,7 @@ def test_one_cause_is_told_once(pool: Condor, capsys: pytest.CaptureFixture[str]
     assert doctor.run(environ) == doctor.UNFIT
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("XX") + said.count("✗") == 1
-    assert "What stands on it, and is not told: VM_TYPE, VM_GAHP_SERVER, memory" in said
+    assert "Not checked because it depends on this: VM_TYPE, VM_GAHP_SERVER, memory" in said
     assert "VM_NETWORKING is off" not in said
 
 

@@ -7,16 +7,15 @@ that, it does not find out.
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping
 
 from vmgahp import errors, findings
-from vmgahp.commands import page
 from vmgahp.commands.apart import apart
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
 from vmgahp.commands.doctor import access, condor, host, log_history, slots
 from vmgahp.commands.doctor.context import AS_ROOT, NOBODY, Context, in_time, look
 from vmgahp.commands.doctor.dry_run import Trial
+from vmgahp.commands.page import Page
 from vmgahp.config import check as settings_check
 from vmgahp.daemon import probe
 from vmgahp.drivers import base
@@ -24,10 +23,14 @@ from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, NotKnown
 from vmgahp.host import proof
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
+from vmgahp.text import escape
 from vmgahp.vm_types import QEMU
 
 FIT, UNFIT, UNSURE = 0, 1, 3
 """The exit status: a job could run, none could, or what decides it could not be looked at. (2 is argparse's.)"""
+
+COLORS = {FIT: "bold green", UNFIT: "bold red", UNSURE: "bold cyan"}
+"""Styles of the verdict."""
 
 DECISIVE = ("root", "hypervisor", "libvirt", "kvm", "cpu", "memory")
 """Checks without which nobody can say that a job could run."""
@@ -343,23 +346,23 @@ def run(
     if as_json:
         print_json(done.document())
         return done.status
-    out = page.page_of_stdout(environ)
+    page = Page()
     sections: list[tuple[str, list[Finding]]] = list(done.sections)
     if not verbose:
         sections = [("", [one for one in done.findings if one.verdict != OK])]
     if done.trial:
         sections.append((f"The job in {done.trial.path}", done.trial.findings))
-    text = page.render(out, sections, brief=not verbose)
-    if done.trial and done.trial.policy:
-        text += "\n" + "\n".join(out.text(line) for line in done.trial.policy) + "\n"
-    if done.trial and done.trial.description:
-        text += "\n" + "\n".join(out.text(line) for line in done.trial.description.splitlines()) + "\n"
-    good = {FIT: True, UNFIT: False, UNSURE: None}[done.status]
-    if not verbose and not text:
+    text = page.findings(sections, brief=not verbose)
+    verdict = done.verdict()
+    for lines in (done.trial.policy, done.trial.description.splitlines()) if done.trial else ():
+        if lines:
+            text.append("\n" + "".join(f"{escape(line)}\n" for line in lines))
+    if text:
+        text.append("\n")
+    elif not verbose:
         looked_at = ", ".join(dict.fromkeys(finding.check for finding in done.findings))
-        sys.stdout.write(page.verdict(out, f"{done.verdict()} Looked at: {looked_at} (--verbose says more).", good))
-        return done.status
-    sys.stdout.write(text + "\n" + page.verdict(out, done.verdict(), good))
+        verdict += f" Looked at: {looked_at} (--verbose says more)."
+    page.say(text + page.paragraph(verdict, COLORS[done.status]))
     return done.status
 
 

@@ -3,13 +3,12 @@
 import argparse
 import hashlib
 import os
-import sys
 
 from vmgahp import errors
 from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.image import NotDone, store
-from vmgahp.commands.page import Page, page_of_stdout, render
+from vmgahp.commands.page import Page, print_table
 from vmgahp.commands.units import size as in_words
 from vmgahp.findings import BAD, OK, Finding
 from vmgahp.host.job_user import Identity
@@ -24,8 +23,7 @@ def show(options: argparse.Namespace, environ: dict[str, str]) -> None:
     if options.json:
         print_json({"catalog": found.path, "images": _documents(found)})
         return
-    page = page_of_stdout(environ)
-    rows = [("NAME", "FORMAT", "SIZE", "ADDED", "DESCRIPTION")]
+    rows = []
     for each in _documents(found):
         bytes_ = each.get("bytes")
         held = in_words(bytes_) if isinstance(bytes_, int) else "-"
@@ -33,10 +31,7 @@ def show(options: argparse.Namespace, environ: dict[str, str]) -> None:
         rows.append(
             (str(each["name"]), str(each.get("format", "-")), held, str(each.get("added", "-"))[:10], str(about))
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    for row in rows:
-        line = "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
-        sys.stdout.write(page.text(line).rstrip() + "\n")
+    print_table(("NAME", "FORMAT", "SIZE", "ADDED", "DESCRIPTION"), rows)
 
 
 def _documents(found: Catalog) -> list[dict[str, object]]:
@@ -66,8 +61,8 @@ def check(options: argparse.Namespace, environ: dict[str, str]) -> bool:
     if options.json:
         print_json({"catalog": found.path, "findings": [finding._asdict() for finding in findings]})
         return all(finding.verdict == OK for finding in findings)
-    terminal = sys.stdout.isatty()
-    sys.stdout.write(render(page_of_stdout(environ) if terminal else Page(), [(f"Images of {found.path}", findings)]))
+    page = Page()
+    page.say(page.findings([(f"Images of {found.path}", findings)]))
     return all(finding.verdict == OK for finding in findings)
 
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from shutil import which
 
 from vmgahp import errors
-from vmgahp.commands import page
 from vmgahp.commands.arguments import UsageError, for_root, tell
 from vmgahp.commands.doctor import examine
 from vmgahp.commands.doctor.context import ask as run_program
+from vmgahp.commands.page import Page
 from vmgahp.commands.setup import answers, file
 from vmgahp.config import sources
 from vmgahp.findings import BAD, OFF, Finding
@@ -160,7 +160,8 @@ def _let_the_doctor_look(environ: Mapping[str, str], values: Mapping[str, str]) 
         and (one.verdict == BAD or (one.verdict == OFF and one.check.partition(" ")[0] in OF_SETTINGS))
     ]
     if wrong:
-        _say(page.render(page.page_of_stdout(environ), [("What vmgahp doctor says of it", wrong)]))
+        page = Page()
+        page.say(page.findings([("What vmgahp doctor says of it", wrong)]) + "\n")
     else:
         _say("vmgahp doctor finds nothing wrong with it.\n")
     if any(one.check == "kvm" for one in wrong):
