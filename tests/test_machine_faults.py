@@ -39,7 +39,6 @@ PLACES = {
     "checkpoint/packed.py:require": (1, PROBE),
     "checkpoint/store.py:CheckpointStore.write": (1, LATER),
     "commands/doctor/__init__.py:_seen": (2, PROBE),
-    "commands/top/node.py:Node._ask_libvirt": (1, PROBE),
     "config/__init__.py:Settings._bad": (1, SETTING),
     "config/__init__.py:Settings._evaluate": (1, SETTING),
     "config/sources.py:_ask": (1, SETTING),

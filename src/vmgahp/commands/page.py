@@ -3,10 +3,12 @@
 Paragraphs are wrapped here: rich would cut a command or a path that is longer than a line, and nobody could copy it.
 """
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from shutil import get_terminal_size
 from textwrap import wrap
-from typing import TextIO
+from typing import Literal, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -29,8 +31,9 @@ class Page(Console):
     """An output for people: its width, its colors, and its letters."""
 
     def __init__(self, stream: TextIO | None = None, width: int | None = None) -> None:
-        super().__init__(file=stream, width=width, highlight=False, markup=False, emoji=False)
-        self.columns = max(LEAST_WIDTH, min(self.width, MOST_WIDTH))
+        system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich would leave bold and dim
+        super().__init__(file=stream, width=width, color_system=system, highlight=False, markup=False, emoji=False)
+        self.columns = max(LEAST_WIDTH, min(width or get_terminal_size().columns, MOST_WIDTH))
         self.is_utf8 = self.encoding.replace("-", "") == "utf8"
 
     def say(self, text: Text) -> None:

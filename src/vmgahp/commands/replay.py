@@ -282,8 +282,7 @@ class Replay:
         if received.kind is Kind.READY:
             # What it announced may have been fetched already, with a RESULTS that the recording does not have.
             asked = self._last
-            finished = RequestState.FINISHED
-            early = any(now.state is finished is not then.state for then, now in self._sent.items())
+            early = any(self._sent[then].state is RequestState.FINISHED for then in self._then.pending.values())
             if early or self._wait(lambda: self._now.ready, self._timeout):
                 said = READY
         elif sent is None:
@@ -314,10 +313,9 @@ class Replay:
             announced = self._wait(lambda: self._now.ready, left if announces else min(POLL, left))
             if left <= 0 or (announces and not announced):
                 return False
-            again = Request("RESULTS")
-            self._now.sent(again)
+            self._now.sent(Request("RESULTS"))
             self._server.send(b"RESULTS\r\n")
-            self._wait(lambda again=again: again.reply is not None and not self._now.results_left, left)
+            self._wait(lambda: not (self._now.unanswered or self._now.results_left), left)
         return True
 
     def _wait(self, done: Callable[[], object], timeout: float) -> bool:

@@ -35,7 +35,7 @@ STATES = {
     lifecycle.CHECKPOINTED: ("checkpointed", "#8250df"),
     BUSY: ("starting, saving, restoring", "#8c959f"),
 }
-"""Name and color of each state, which can be seen on a light and on a dark ground."""
+"""Name and color of each state; the colors can be seen on a light and on a dark background."""
 COLORS = ("#2f81f7", "#d9730d")
 """Colors of a chart's first and second line."""
 FAILED = "#e5534b"
@@ -122,8 +122,9 @@ def picture(story: Story) -> Any:
     lower = TOP + len(charts) * (HEAD + CHART)
     titles = ", ".join(chart.title for chart in charts)
     about = f"The VM's states from {clock(begin)} to {clock(story.end)}, as a band. Below: {titles or 'no figures'}."
-    size = {"width": "100%", "height": lower + FOOT}
-    root = _svg("svg", {"class": "vm-report", "role": "img", "aria-label": about, **size})
+    root = _svg(
+        "svg", {"class": "vm-report", "role": "img", "aria-label": about, "width": "100%", "height": lower + FOOT}
+    )
     for after, label in axis(length):
         root.append(_vertical(after / length, TOP, lower, "time"))
         root.append(_text(after / length, lower + 16, label))
@@ -133,7 +134,7 @@ def picture(story: Story) -> Any:
         root.extend(_chart(chart, TOP + HEAD + number * (HEAD + CHART), at))
     for event in story.events[:MOST_FLAGS]:
         root.append(_vertical(at(event.time), BAND, lower, "flag"))
-        flag = _text(at(event.time), BAND - 4, "▼", {"fill": FAILED} if event.error else {})
+        flag = _text(at(event.time), BAND - 4, "▼", {"style": f"fill: {FAILED}"} if event.error else {})
         flag.append(_svg("title", {}, f"{clock(event.time)}: {told(event)}"))
         root.append(flag)
     return root

@@ -78,7 +78,7 @@ class Story:
 
     @property
     def end(self) -> float:
-        return max(line.time for line in (*self.events[-1:], *self.samples[-1:]))
+        return max([event.time for event in self.events[-1:]] + [sample.time for sample in self.samples[-1:]])
 
     @property
     def vm_name(self) -> str:

@@ -28,8 +28,8 @@ from vmgahp.text import escape
 LARGEST_READ = 16 << 20
 """Bytes of a file that are looked at each time, from its end."""
 MOST_SCRATCH = 500
-DEADLINE = 5.0
-"""Seconds to reach libvirt, and as many for its answer."""
+DEADLINE, ANSWER = 5.0, 5.0
+"""Seconds to reach libvirt, and for its answer."""
 
 
 class Reading(NamedTuple):
@@ -102,7 +102,7 @@ class Node:
         """Return all VMs, those that use most of the CPU first."""
         look = Look()
         try:
-            look.rows = self._connection.call(self._ask, seconds=2 * DEADLINE)
+            look.rows = self._connection.call(self._ask, seconds=DEADLINE + ANSWER)
         except libvirt.libvirtError as error:
             look.notes.append(faults.from_libvirt(error, "asking for the VMs of this machine").sentence)
         except errors.Fault as fault:
@@ -112,7 +112,7 @@ class Node:
             file = files.pop(os.path.normpath(row.scratch), None)
             if file is not None and file.start is not None:
                 row.age = max(0.0, look.time - file.start.time)
-        look.rows += [row for file in files.values() if (row := file.row(look.time)) is not None]
+        look.rows += filter(None, (file.row(look.time) for file in files.values()))
         for row in look.rows:
             row.owner = _owner(row.scratch)
         look.rows.sort(key=lambda row: (-(row.cpu_percent or 0.0), row.name))
