@@ -1,21 +1,26 @@
-"""Whether Docker and podman run containers here, seen by one that ran (VM_PROBE_DOCKER).
+"""Check that Docker and podman run containers here, by one that ran (VM_PROBE_DOCKER).
 
-As HTCondor's own test of Docker does it, the container is to end with 37. Its image is made here, of one program of
-twelve bytes of code, and comes from no registry. That takes longer than a startd waits for a probe: a process of its
-own runs it, for which the probe waits as long as it may, and writes down what it saw for the next ones, as
-`vmgahp.host.proof` has it.
+As in HTCondor's own test of Docker, the container is to end with 37. Its image is empty and comes from no registry: it
+runs this machine's own shell, from directories that are mounted read-only. That takes longer than a startd waits for a
+probe, so a process of its own does it; the probe waits for that as long as it may, and the next probes have the result
+from `vmgahp.host.proof`.
 """
 
 import os
+import resource
+import select
+import shutil
+import subprocess
 import sys
+import tempfile
 from time import monotonic
+from typing import NamedTuple
 
 from vmgahp import errors, findings
 from vmgahp.drivers.base import Value
 from vmgahp.findings import OFF, OK, UNKNOWN, Finding
 from vmgahp.host import proof
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.host.run import run, which
 
 SETTING = "VM_PROBE_DOCKER"
@@ -23,42 +28,43 @@ DOCKER, PODMAN = "docker", "podman"
 CHECK = "containers"
 
 STATUS = 37
-"""What a container that ran ends with."""
-
+"""Exit status of a container that ran."""
 DEADLINE = 20.0
-"""Seconds for each command of theirs, as HTCondor gives them."""
+"""Seconds for each command, as HTCondor gives them."""
 
-_PROGRAMS = {
-    # exit(37) by the number of the machine in ELF: mov eax, 60; mov edi, 37; syscall, and the like.
-    "x86_64": (62, "amd64", bytes.fromhex("b83c000000bf250000000f05")),
-    "aarch64": (183, "arm64", bytes.fromhex("a80b80d2a00480d2010000d4")),
-}
+EMPTY = bytes(10240)
+"""A tar archive without files."""
+OF_THE_MACHINE = ("/bin", "/lib", "/lib64", "/usr")
+"""The directories of the shell and its libraries."""
 
 _STORAGE = ("--storage-driver=vfs", "--storage-opt=vfs.ignore_chown_errors=true", "--events-backend=none")
+_CONFINED = (
+    *("--rm", "--network", "none", "--pull", "never", "--cap-drop", "all", "--security-opt", "label=disable"),
+    *(f"--volume={path}:{path}:ro" for path in OF_THE_MACHINE if os.path.isdir(path)),
+)
 _LIMIT = 1024
-_CONFINED = ("--rm", "--network", "none", "--pull", "never", "--cap-drop", "all")
 
 
 class Seen(NamedTuple):
-    """What came of one program."""
+    """Result for one program."""
 
     program: str
     version: str
-    """The first line that it says of itself."""
+    """The first line of its version."""
     reason: str | None
-    """Why no container runs, empty where one did; None where that is not known yet."""
+    """Why no container runs, empty on success; None if that is not known yet."""
 
 
 def look(identity: Identity, end: float) -> tuple[Seen, ...]:
-    """Both programs, those that are installed; answers before the monotonic clock shows `end`."""
+    """Try the programs that are installed; return before the monotonic clock shows `end`."""
     begun = [(name, path, _begin(name, path, identity)) for name in (DOCKER, PODMAN) if (path := which(name))]
-    return tuple(Seen(name, _version(path, end), _await(begun_as, end)) for name, path, begun_as in begun)
+    return tuple(Seen(name, _version(path, end), _await(result, end)) for name, path, result in begun)
 
 
 def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
-    """The machine's attributes, of which none is ever false, and findings, by what `look` came to.
+    """Return the machine's attributes and findings for the result of `look`.
 
-    What the startd has seen itself stands where nothing is printed: a false HasDocker here would take its place.
+    No attribute is ever false: a false HasDocker would replace what the startd has seen itself.
     """
     if isinstance(outcome, errors.Fault):
         return {}, [findings.judge(CHECK, SETTING, outcome, "", OFF)]
@@ -81,44 +87,27 @@ def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
     return attributes, found
 
 
-def _begin(name: str, path: str, identity: Identity) -> "str | tuple[int, int]":
-    """What is known already, or a process that finds out: its descriptor to read from, and its id."""
+def _begin(name: str, path: str, identity: Identity) -> "str | subprocess.Popen[bytes]":
+    """Return what is known already, or a process that finds it out and outlives this one."""
     if found := proof.recall(name, _stands_on(name, path, identity)):
         return found.reason
     keeps = "" if proof.LookAnew.depth else "keep"
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    words = [sys.executable, "-I", "-m", __name__, name, path, str(identity.uid), str(identity.gid), keeps]
+    null = subprocess.DEVNULL
     try:
-        actions = [(os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in (0, 2)]
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-I", "-m", __name__, name, path, str(identity.uid), str(identity.gid), keeps],
-            os.environ,
-            file_actions=[*actions, (os.POSIX_SPAWN_DUP2, theirs, 1)],
-            setsid=True,
-        )
+        return subprocess.Popen(words, stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True)
     except OSError as error:
-        os.close(ours)
         return f"no process can be started: {error.strerror}"
-    finally:
-        os.close(theirs)
-    return ours, pid
 
 
-def _await(begun: "str | tuple[int, int]", end: float) -> str | None:
+def _await(begun: "str | subprocess.Popen[bytes]", end: float) -> str | None:
     if isinstance(begun, str):
         return begun
-    from select import POLLIN, poll
-
-    reader, _ = begun
-    waits = poll()
-    waits.register(reader, POLLIN)
-    try:
-        if not waits.poll(max(end - monotonic(), 0) * 1000):
+    assert begun.stdout is not None
+    with begun.stdout as reader:
+        if not select.select([reader], [], [], max(0.0, end - monotonic()))[0]:
             return None
-        said = os.read(reader, 4096).decode("utf-8", "replace")
-    finally:
-        os.close(reader)
-    word, _, reason = said.partition(" ")
+        word, _, reason = os.read(reader.fileno(), 4096).decode("utf-8", "replace").partition(" ")
     return reason.strip() if word == "seen" else "the process that tries it has ended"
 
 
@@ -136,74 +125,15 @@ def _stands_on(name: str, path: str, identity: Identity) -> str:
     return f"{proof.machine()}\n{proof.program(path)}\nasked {who}"
 
 
-def image(directory: str, tag: str) -> str:
-    """Make the image in a directory, as ``docker save`` writes one; the path of the file. Raises OSError."""
-    import io
-    import json
-    import tarfile
-    from hashlib import sha256
-
-    number, architecture, code = _PROGRAMS[os.uname().machine]
-    base, head = 0x400000, 120
-    program = b"\x7fELF\2\1\1" + bytes(9)
-    fields: tuple[tuple[int, int], ...] = (
-        (2, 2),
-        (number, 2),
-        (1, 4),
-        (base + head, 8),
-        (64, 8),
-        (0, 8),
-        (0, 4),
-        (64, 2),
-        (56, 2),
-        (1, 2),
-        (64, 2),
-    )
-    fields += ((0, 2), (0, 2), (1, 4), (5, 4), (0, 8), (base, 8), (base, 8), *((head + len(code), 8),) * 2, (4096, 8))
-    program += b"".join(value.to_bytes(size, "little") for value, size in fields) + code
-
-    def packed(files: dict[str, bytes], mode: int) -> bytes:
-        into = io.BytesIO()
-        with tarfile.open(fileobj=into, mode="w") as archive:
-            for name, data in files.items():
-                member = tarfile.TarInfo(name)
-                member.size, member.mode = len(data), mode
-                archive.addfile(member, io.BytesIO(data))
-        return into.getvalue()
-
-    layer = packed({f"exit_{STATUS}": program}, 0o755)
-    config = {
-        "architecture": architecture,
-        "os": "linux",
-        "config": {"Cmd": [f"/exit_{STATUS}"]},
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256(layer).hexdigest()}"]},
-    }
-    manifest = [{"Config": "config.json", "RepoTags": [tag], "Layers": ["layer.tar"]}]
-    texts = {"config.json": config, "manifest.json": manifest}
-    files = {name: json.dumps(text).encode() for name, text in texts.items()} | {"layer.tar": layer}
-    path = os.path.join(directory, "image.tar")
-    with open(path, "wb") as file:
-        file.write(packed(files, 0o644))
-    return path
-
-
 def trouble(name: str, path: str, identity: Identity) -> str:
-    """Run a container: why there is none, empty where it ran. Raises nothing."""
-    import shutil
-    import tempfile
-
-    if os.uname().machine not in _PROGRAMS:
-        return f"there is no image for {os.uname().machine}"
+    """Run a container: return why there is none, empty if it ran."""
     room = ""
     try:
         # A short path: podman takes no runroot of more than 50 characters.
         room = tempfile.mkdtemp(prefix="vmgahp-", dir="/var/tmp")
-        tag = f"localhost/vmgahp-probe:{os.path.basename(room)[7:].lower()}"
-        archive = image(room, tag)
         if name == PODMAN and identity.switching:
-            for each in (archive, room):  # once the room is that user's, any name in it may be a link
-                os.chown(each, identity.uid, identity.gid)
-        return _run(name, path, identity, room, tag)
+            os.chown(room, identity.uid, identity.gid)
+        return _run(name, path, identity, room)
     except OSError as error:
         return f"{error.filename or path}: {error.strerror}"
     finally:
@@ -211,32 +141,31 @@ def trouble(name: str, path: str, identity: Identity) -> str:
             shutil.rmtree(room, ignore_errors=True)
 
 
-def _run(name: str, path: str, identity: Identity, room: str, tag: str) -> str:
-    """Load the image, run it, forget it. Raises OSError."""
-    import resource
-
+def _run(name: str, path: str, identity: Identity, room: str) -> str:
+    """Make the image, run it, remove it. Raises OSError."""
     environ = {**os.environ, "HOME": room, "XDG_RUNTIME_DIR": room}
+    tag = f"localhost/vmgahp-probe:{os.path.basename(room)[7:].lower()}"
     command, options, user = [path], list(_CONFINED), None
     if name == PODMAN:
         user = identity
         command += ["--root", f"{room}/root", "--runroot", f"{room}/run", *_STORAGE]
         options += ["--cgroups=disabled", "--cgroup-manager=cgroupfs", "--log-driver", "none"]
         options += ["--security-opt", "no-new-privileges"]
-        # It would raise them, which not everybody may.
+        # It would raise the limits, which not every user may.
         for limit, number in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):
             hard = resource.getrlimit(number)[1]
             least = _LIMIT if hard == resource.RLIM_INFINITY else min(hard, _LIMIT)
             options.append(f"--ulimit={limit}={least}:{least}")
 
     def said(*words: str) -> tuple[int | None, str]:
-        done = run([*command, *words], deadline=DEADLINE, environ=environ, user=user)
+        done = run([*command, *words], deadline=DEADLINE, environ=environ, user=user, stdin=EMPTY)
         return done.status, (done.complaints or ["it says nothing"])[-1][:300]
 
-    status, words = said("load", "-i", f"{room}/image.tar")
+    status, words = said("import", "-", tag)
     if status != 0:
-        return words if status is not None else f"it loads no image within {DEADLINE:.0f} s"
+        return words if status is not None else f"it made no image within {DEADLINE:.0f} s"
     try:
-        status, words = said("run", *options, tag, f"/exit_{STATUS}")
+        status, words = said("run", *options, tag, "/bin/sh", "-c", f"exit {STATUS}")
         if status == STATUS:
             return ""
         return words if status is not None else f"a container had not ended after {DEADLINE:.0f} s"
@@ -246,8 +175,8 @@ def _run(name: str, path: str, identity: Identity, room: str, tag: str) -> str:
             said("system", "migrate")  # ends the process that keeps its user namespace
 
 
-def main(arguments: "list[str]") -> None:
-    """Try one program, write down what came of it, and tell whoever waits."""
+def main(arguments: list[str]) -> None:
+    """Try one program, keep the result, and print it for the probe."""
     name, path, uid, gid, keeps = arguments
     identity = Identity(int(uid), int(gid))
     stands_on = _stands_on(name, path, identity)
