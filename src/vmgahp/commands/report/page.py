@@ -25,7 +25,7 @@ MOST_ROWS, MOST_FLAGS = 2000, 500
 LEAST = 0.0005
 """Part of the width below which a state right after another is not drawn."""
 
-BAND, TOP, HEAD, CHART, FOOT = 18, 40, 34, 90, 60
+BAND, TOP, HEAD, CHART, FOOT = 18, 40, 30, 90, 38
 """Pixels: where the band of states begins and ends, a chart's title, a chart, and the space below them all."""
 
 STATES = {
@@ -42,7 +42,7 @@ FAILED = "#e5534b"
 
 CHARTS = (
     ("CPU, per cent of the VM's vCPUs", {"cpu": "used"}, 100.0, lambda value: f"{value:.0f} %"),
-    ("Memory", {"memory": "of the guest", "rss": "occupied on the machine"}, 0.0, size),
+    ("Memory", {"memory": "of the guest", "rss": "of its process"}, 0.0, size),
     ("Disks, all together", {"read": "read", "written": "written"}, 0.0, lambda value: f"{size(value)}/s"),
     ("Network, all NICs", {"received": "received", "sent": "sent"}, 0.0, lambda value: f"{size(value)}/s"),
 )
@@ -54,7 +54,8 @@ STYLE = f"""
 .vm-report line {{ stroke: currentColor; stroke-opacity: .2; }}
 .vm-report .flag {{ stroke-opacity: .7; stroke-dasharray: 2 3; }}
 .vm-report path {{ fill: none; stroke-width: 1.7; vector-effect: non-scaling-stroke; }}
-body {{ margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 60rem; line-height: 1.5; overflow-wrap: anywhere; }}
+body {{ margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 60rem; line-height: 1.5; }}
+h1, p, dd, td {{ overflow-wrap: anywhere; }}
 h1 {{ font-size: 1.5rem; margin: 0; }}
 h2 {{ font-size: 1.1rem; margin: 2rem 0 .6rem; }}
 dl {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .6rem; }}
@@ -63,6 +64,7 @@ dt, footer {{ font-size: .8rem; }}
 dd {{ margin: 0; font-size: 1.15rem; font-weight: 600; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .9rem; }}
 th, td {{ text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid #8884; }}
+td span {{ white-space: nowrap; }}
 .failed {{ color: {FAILED}; }}
 @media print {{ body {{ max-width: none; }} tr, svg {{ break-inside: avoid; }} }}
 """
@@ -104,7 +106,9 @@ def render_picture(story: Story) -> bytes:
     root.set("width", "960")
     root.insert(0, _svg("style", {}, STYLE.partition("body")[0]))
     seen = {span.state for span in story.spans()}
-    root.append(_legend(int(root.get("height")) - 5, "", [STATES[state] for state in STATES if state in seen]))
+    height = int(root.get("height"))
+    root.set("height", str(height + 20))
+    root.append(_legend(height + 12, "", [STATES[state] for state in STATES if state in seen]))
     return etree.tostring(root, xml_declaration=True, encoding="utf-8")
 
 
@@ -181,13 +185,13 @@ def _chart(chart: _Chart, y: int, at: Callable[[float], float]) -> Iterator[Any]
         path, last = "", -1.0
         for rate in rates:
             path += f"{'L' if rate.begin == last else 'M'}{1000 * at(rate.begin):.1f},"
-            path += f"{CHART * (1 - rate.value / chart.top):.1f}H{1000 * at(rate.end):.1f}"
+            path += f"{1 + (CHART - 2) * (1 - rate.value / chart.top):.1f}H{1000 * at(rate.end):.1f}"
             last = rate.end
         drawing.append(_svg("path", {"d": path, "stroke": color}))
     yield drawing
-    for part in (0.0, 0.5, 1.0):
-        yield _svg("line", {"x2": "100%", "y1": y + part * CHART, "y2": y + part * CHART})
-        yield _text(0.0, y + part * CHART - 3, chart.label(chart.top * (1 - part)))
+    for level, label in ((0, chart.label(chart.top)), (CHART // 2, chart.label(chart.top / 2)), (CHART, "")):
+        yield _svg("line", {"x2": "100%", "y1": y + level, "y2": y + level})
+        yield _text(0.0, y + level + 13, label)
 
 
 def _svg(tag: str, values: dict[str, object], *children: Any) -> Any:
@@ -255,7 +259,12 @@ def _events(story: Story, log: Sequence[tuple[float, str]]) -> Iterator[Any]:
         found.append((event.time, told(event), f": {more}" if more else "", "failed" if event.error else ""))
     found.sort(key=lambda row: row[0])
     rows = [
-        E.tr({"class": style}, E.td(clock(when)), E.td(duration(max(0.0, when - story.begin))), E.td(E.b(what), more))
+        E.tr(
+            {"class": style},
+            E.td(E.span(clock(when)[:10]), " ", E.span(clock(when)[11:])),
+            E.td(duration(max(0.0, when - story.begin))),
+            E.td(E.b(what), more),
+        )
         for when, what, more, style in found[:MOST_ROWS]
     ]
     yield E.h2("What happened when")
