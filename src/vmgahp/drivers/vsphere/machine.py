@@ -316,7 +316,8 @@ def _in_thread(work: Callable[[], None]) -> Future[None]:
 
     def run() -> None:
         try:
-            future.set_result(work())
+            work()
+            future.set_result(None)
         except errors.Fault as fault:
             future.set_exception(fault)
         except Exception as error:  # noqa: BLE001 - a bug here must not look like a VM that runs for ever

@@ -97,15 +97,17 @@ class VsphereVm(NamedTuple):
         # A snapshot with memory of a VM that was on is on again by itself; the others are told to.
         self.power(ON, f"restarting {name} from its checkpoint")
 
+    def _remove_snapshot(self, snapshot: Any) -> None:
+        self.connection.task(
+            lambda _content: snapshot.RemoveSnapshot_Task(removeChildren=False), "removing an older checkpoint"
+        )
+
     def forget_snapshots(self, kept: str, log: Logger) -> None:
         """Remove the checkpoints before the last one, which is safely away by now; a failure is logged."""
         try:
             for name, snapshot in self.snapshots().items():
                 if name != kept and SNAPSHOT.fullmatch(name):
-                    self.connection.task(
-                        lambda _content, it=snapshot: it.RemoveSnapshot_Task(removeChildren=False),
-                        "removing an older checkpoint",
-                    )
+                    self._remove_snapshot(snapshot)
         except errors.Fault as fault:
             log(f"an older checkpoint stays on the server for now: {fault.problem}")
 
