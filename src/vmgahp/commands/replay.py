@@ -1,4 +1,4 @@
-"""Command ``vmgahp replay``: plays the client's side of a recording to a server and shows the differences.
+"""Command ``vmgahp replay``: plays a recording to a server and shows the differences.
 
 Two servers that mean the same do not say the same: an ``R`` comes when it comes, RESULTS finds what is ready, a
 STATUS has figures in it. So replies and results are compared by the request that they answer, and without what
