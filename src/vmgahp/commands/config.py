@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from vmgahp import config, errors
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
-from vmgahp.commands.page import Page, print_table
 from vmgahp.config import check, htcondor, sources
 from vmgahp.config.table import FOLDED, SHARE_DIRS, Setting, of_share_dirs, setting_of
 from vmgahp.drivers import base
@@ -190,6 +189,8 @@ def _print(found: list[Row], wrong: list[Finding], verbose: bool) -> None:
     else:
         sys.stdout.write("".join(escape(line) + "\n" for row in found for line in _lines(row, verbose)))
     if wrong:
+        from vmgahp.commands.page import Page  # without rich, completions and man pages are made all the same
+
         page = Page(sys.stdout if terminal else sys.stderr)
         page.say(page.findings([("What is wrong with the settings", wrong)]))
 
@@ -217,6 +218,8 @@ def _print_table(found: list[Row]) -> None:
         rows.append((row.setting.name, value, row.where, _one_line(row.setting.meaning)))
         styles.append("bold" if row.is_changed else "" if row.value else "dim")
     columns = 4 if get_terminal_size().columns >= WITH_MEANING else 3
+    from vmgahp.commands.page import print_table
+
     print_table(("Setting", "Value", "From", "Meaning")[:columns], [row[:columns] for row in rows], styles)
 
 

@@ -368,7 +368,8 @@ def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: b
     VM-capable (``VMUniverseMgr`` in HTCondor's ``src/condor_startd.V6``). The reasons go to the log and to
     standard error. The process ends at once, whatever checks still hang.
     """
-    end = monotonic() + DEADLINE - proc.age(os.getpid())
+    age = proc.age(os.getpid())
+    end = monotonic() + DEADLINE - (age if age < DEADLINE else 0)  # an older process is no startd's probe
     log, doing = Log(), [""]
     host = Resolver()
     tells = to_stderr and not as_json

@@ -411,7 +411,7 @@ def test_a_file_of_many_lines_is_not_read_to_its_end(
             st.one_of(
                 st.integers(-10, 10**20),
                 st.floats(),
-                st.text(max_size=5),
+                st.text(max_size=5).filter(lambda text: "nan" not in text.lower()),
                 st.sampled_from(["start", "end", "Running", "Suspended", "checkpoint"]),
                 st.dictionaries(st.text(max_size=3), st.dictionaries(st.sampled_from(["read_bytes"]), st.integers())),
             ),

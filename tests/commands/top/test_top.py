@@ -17,8 +17,8 @@ from rich.console import Console
 
 from tests.commands.support import absent
 from vmgahp import cli, lifecycle
-from vmgahp.commands import top
 from vmgahp.commands.metrics_lines import read_line
+from vmgahp.commands.top import screen as top
 from vmgahp.commands.top.node import Look, Node, VmRow, is_vm_name
 from vmgahp.config import Settings
 from vmgahp.metrics.file import MOST_LINES, NAME

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from vmgahp import errors
 from vmgahp.commands.arguments import UsageError, add_type, tell
 from vmgahp.commands.console.conversation import Conversation
-from vmgahp.commands.console.terminal import Terminal
 from vmgahp.protocol import transcript, transcript_file
 from vmgahp.protocol.client import ProtocolError
 from vmgahp.text import escape
@@ -58,6 +57,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Converse with a server; returns the exit status."""
+    # Without prompt_toolkit, completions and man pages are made all the same.
+    from vmgahp.commands.console.terminal import Terminal
+
     settings = dict(map(_setting, options.set))
     command = _server(options.server)
     terminal = Terminal()

@@ -15,7 +15,6 @@ from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, 
 from vmgahp.commands.doctor import access, condor, host, log_history, slots
 from vmgahp.commands.doctor.context import AS_ROOT, NOBODY, Context, in_time, look
 from vmgahp.commands.doctor.dry_run import Trial
-from vmgahp.commands.page import Page
 from vmgahp.config import check as settings_check
 from vmgahp.daemon import probe
 from vmgahp.drivers import base
@@ -346,6 +345,8 @@ def run(
     if as_json:
         print_json(done.document())
         return done.status
+    from vmgahp.commands.page import Page  # without rich, completions and man pages are made all the same
+
     page = Page()
     sections: list[tuple[str, list[Finding]]] = list(done.sections)
     if not verbose:

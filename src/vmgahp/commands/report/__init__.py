@@ -5,7 +5,6 @@ import sys
 
 from vmgahp.commands.arguments import tell
 from vmgahp.commands.files import write_anew
-from vmgahp.commands.report import page
 from vmgahp.commands.report.story import Unreadable, log_lines, read
 from vmgahp.text import escape
 
@@ -62,6 +61,8 @@ def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
     except Unreadable as error:
         sys.stderr.write(f"vmgahp report: {escape(str(error))}\n")
         return error.status
+    from vmgahp.commands.report import page  # without lxml, completions and man pages are made all the same
+
     made = page.render_picture(story) if svg else page.render(story, lines)
     if output == "-":
         sys.stdout.buffer.write(made)

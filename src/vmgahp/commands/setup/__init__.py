@@ -15,7 +15,6 @@ from vmgahp import errors
 from vmgahp.commands.arguments import UsageError, for_root, tell
 from vmgahp.commands.doctor import examine
 from vmgahp.commands.doctor.context import ask as run_program
-from vmgahp.commands.page import Page
 from vmgahp.commands.setup import answers, file
 from vmgahp.config import sources
 from vmgahp.findings import BAD, OFF, Finding
@@ -88,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         return _set_up(options, dict(os.environ))
     except errors.Fault as fault:
         return _failed(fault.sentence)
-    except file.Refused as refused:
+    except file.NotWritten as refused:
         return _failed(str(refused))
     except EOFError:
         _say("")
@@ -120,9 +119,9 @@ def _set_up(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _path(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
     path = os.path.abspath(options.output) if options.output else file.place(environ, sources.find_tool(environ))
     if not os.path.isdir(os.path.dirname(path)):
-        raise file.Refused(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
+        raise file.NotWritten(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
     if options.remove and not os.path.lexists(path):
-        raise file.Refused(f"{path} is not there. Nothing was removed.")
+        raise file.NotWritten(f"{path} is not there. Nothing was removed.")
     return path
 
 
@@ -160,6 +159,8 @@ def _let_the_doctor_look(environ: Mapping[str, str], values: Mapping[str, str]) 
         and (one.verdict == BAD or (one.verdict == OFF and one.check.partition(" ")[0] in OF_SETTINGS))
     ]
     if wrong:
+        from vmgahp.commands.page import Page  # without rich, completions and man pages are made all the same
+
         page = Page()
         page.say(page.findings([("What vmgahp doctor says of it", wrong)]) + "\n")
     else:
@@ -175,15 +176,15 @@ def _write(path: str, before: str | None, text: str, options: argparse.Namespace
     """
     if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
         more = [*(["--output", path] if options.output else []), *(["--restart"] if options.restart else [])]
-        raise file.Refused(f"You may not write {path}. As root, run: {for_root('setup', *again, *more, '--yes')}")
+        raise file.NotWritten(f"You may not write {path}. As root, run: {for_root('setup', *again, *more, '--yes')}")
     if not options.yes and not answers.yes(f"{'Write' if text else 'Remove'} {path}?"):
         return False
     if file.read(path) != before:
-        raise file.Refused(f"{path} was written anew meanwhile. Nothing was done to it.")
+        raise file.NotWritten(f"{path} was written anew meanwhile. Nothing was done to it.")
     try:
         file.write(path, text) if text else os.unlink(path)
     except OSError as error:
-        raise file.Refused(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise file.NotWritten(f"{path} cannot be written: {error.strerror or error}.") from error
     _say(f"{path} is {'written' if text else 'removed'}.")
     return True
 

@@ -34,11 +34,11 @@ whose libvirt was slow once, as after a boot."""
 KNOWN = {setting.name for setting in (*config.SETTINGS, *htcondor.ELSEWHERE)}
 
 
-class Refused(Exception):
+class NotWritten(Exception):
     """The file is not written; the text is a sentence, with the cure."""
 
 
-class NotOurs(Refused):
+class NotOurs(NotWritten):
     """The file was not written by this command, or was changed since."""
 
     def __init__(self, sentence: str, text: str = "") -> None:
@@ -48,23 +48,23 @@ class NotOurs(Refused):
 
 
 def place(environ: Mapping[str, str], tool: str) -> str:
-    """Find the path in the last directory of LOCAL_CONFIG_DIR, or where the file is already. Raises `Refused`."""
+    """Find the path in the last directory of LOCAL_CONFIG_DIR, or where the file is already. Raises `NotWritten`."""
     elsewhere = "or name a file by --output FILE."
     if not tool:
-        raise Refused(
+        raise NotWritten(
             "There is no HTCondor here whose configuration this could be: no condor_config_val is found. "
             f"Hint: install HTCondor, put the directory of condor_config_val on PATH, {elsewhere}"
         )
     values, _, _ = sources.read(("LOCAL_CONFIG_DIR",), environ)
     named = values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()
     if not named:
-        raise Refused(
+        raise NotWritten(
             "HTCondor's LOCAL_CONFIG_DIR is not set: it reads no directory of files. "
             f"Hint: set LOCAL_CONFIG_DIR = /etc/condor/config.d in its configuration and make that, {elsewhere}"
         )
     paths = [os.path.join(directory, NAME) for directory in reversed(named) if os.path.isdir(directory)]
     if not paths:
-        raise Refused(
+        raise NotWritten(
             f"None of the directories of HTCondor's LOCAL_CONFIG_DIR is there: {', '.join(named)}. "
             f"Hint: mkdir -p {named[-1]}, {elsewhere}"
         )

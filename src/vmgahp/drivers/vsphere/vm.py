@@ -1,4 +1,4 @@
-"""The VMs on the server: their power, snapshots, tags and removal, for jobs, leftovers and kills alike.
+"""The VMs on the server: their power, snapshots, tags and removal, for jobs, leftovers and kills.
 
 A server that went away in the middle of an operation may have carried it out. So the outcome is looked at before
 anything is done twice.
@@ -7,7 +7,7 @@ anything is done twice.
 import re
 import time
 import uuid as uuids
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyVmomi import vim, vmodl
 
