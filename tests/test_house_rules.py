@@ -8,9 +8,9 @@ from tests import REPOSITORY
 SOURCES = sorted((REPOSITORY / "src/vmgahp").rglob("*.py"))
 
 
-def test_a_module_has_450_lines_at_most() -> None:
+def test_a_module_has_800_lines_at_most() -> None:
     assert len(SOURCES) > 100
-    assert [path.name for path in SOURCES if path.read_text().count("\n") > 450] == []
+    assert [path.name for path in SOURCES if path.read_text().count("\n") > 800] == []
 
 
 def test_what_has_a_street_is_in_it() -> None:

@@ -314,6 +314,7 @@ run_checks() {
     _check "ruff format" "$venv/bin/ruff" format --check .
     _check "mypy" "$venv/bin/mypy"
     _check "lint-imports" "$venv/bin/lint-imports"
+    _check "docstrings" python3 "$root/scripts/lib/docstrings.py"
     _check "config/vmgahp.conf.example" example_is_current
     _check "packaging/requirements.lock" "$venv/bin/python" "$root/scripts/lib/lock.py" fits
     _check "pip-audit" audit_lock
