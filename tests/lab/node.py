@@ -14,10 +14,12 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from tests.lab.emulated import QEMU, TOOLS, EmulatedMachine
@@ -32,8 +34,9 @@ EXECUTE = "/var/lib/condor/execute"
 LOG = "/var/log/condor"
 AUDIT = "/var/log/audit/audit.log"
 
-SETUP = ["--type", "kvm", "--memory", "1024", "--network", "none", "--emulation"]
+SETUP = ["--type", "kvm", "--memory", "1024", "--emulation"]
 """The words of ``vmgahp setup`` for it: it has no KVM. Nothing in there reaches a network."""
+SETTINGS = {"VM_STOP_TIMEOUT": "5", "VM_RECHECK_INTERVAL": "10"}
 
 
 # ---- the machine that is kept -----------------------------------------------------------------
@@ -99,7 +102,8 @@ class Node(EmulatedMachine):
 
     def qemu(self, private: Path) -> list[str]:
         """QEMU's command line."""
-        command = [*QEMU, *MACHINE, "-qmp", f"unix:{private}/qmp,server=on,wait=off"]
+        command = [word for word in QEMU if word != "-no-reboot"]
+        command += [*MACHINE, "-qmp", f"unix:{private}/qmp,server=on,wait=off"]
         written = "off" if self._first else "on"
         command += ["-drive", f"file={self.lab}/disk.img,format=raw,if=virtio,snapshot={written}"]
         command += ["-kernel", f"{self.lab}/vmlinuz", "-initrd", f"{self.lab}/initrd", "-append", COMMAND_LINE]
@@ -133,13 +137,36 @@ class Node(EmulatedMachine):
     # ---- HTCondor -------------------------------------------------------------------------------
 
     def install(self, package: Path) -> None:
-        """Install our package and set it up as an administrator does; then the machine offers VMs."""
+        """Install our package, or upgrade it, as an administrator does."""
         self.put(package, f"/root/{package.name}")
         self.run("apt-get", "-q", "-y", "install", f"./{package.name}", cwd="/root", timeout=600)
+
+    def set_up(self, *words: str, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Set the machine up by ``vmgahp setup`` and `words`; then it offers VMs."""
         # The lab's guest never listens to a shutdown request.
-        told = [*SETUP, "--set", "VM_STOP_TIMEOUT=5", "--set", "VM_RECHECK_INTERVAL=10", "--yes", "--restart"]
-        self.run("vmgahp", "setup", *told, timeout=600)
-        self.wait_until("the machine to offer VMs", lambda: self.machine().get("HasVM"), 300)
+        told = [*SETUP, *words]
+        for name, value in (SETTINGS | dict(settings)).items():
+            told += ["--set", f"{name}={value}"]
+        self.run("vmgahp", "setup", *told, "--yes", "--restart", timeout=600)
+        self.wait_for_offer()
+
+    def wait_for_offer(self) -> dict[str, Any]:
+        """Wait until its slot says that it runs VMs; its ad."""
+        return self.wait_until("the machine to offer VMs", lambda: (ad := self.machine()).get("HasVM") and ad, 300)
+
+    def reboot(self) -> None:
+        """Shut it down in order and boot it anew; its files stay."""
+        before = self.read("/proc/sys/kernel/random/boot_id")
+        self.run("systemctl", "--no-block", "reboot")
+        self.disconnect()
+
+        def is_up() -> bool:
+            try:
+                return self._connect() and self.read("/proc/sys/kernel/random/boot_id") != before
+            except (LabError, subprocess.TimeoutExpired):  # it goes down meanwhile
+                return False
+
+        self.wait_until("it to have booted", is_up, 600)
 
     def machine(self) -> dict[str, Any]:
         """The ad of its slot; empty while there is none."""
@@ -241,11 +268,24 @@ class NodeJob:
         done = self.node.run("sh", "-c", script, "sh", str(self.cluster), EXECUTE, LOG, check=False)
         return done.stdout
 
+    @property
+    def domain(self) -> str:
+        """The name of its VM."""
+        return f"{USER}_{DOMAIN}_{self.cluster}.0"
+
+    def ask_of_qemu(self, script: str) -> str:
+        """Run a shell script with `$pid`, the process that runs its guest; what it prints, empty while none does."""
+        found = 'pid=$(pgrep -f -- "[g]uest=$1,") && ' + script
+        return self.node.run("sh", "-c", found, "sh", self.domain, check=False).stdout.strip()
+
     def confinement(self) -> str:
         """What AppArmor says of the QEMU that runs its guest; empty while none does."""
-        script = 'pid=$(pgrep -f -- "[g]uest=$1,") && cat /proc/$pid/attr/current'
-        name = f"{USER}_{DOMAIN}_{self.cluster}.0"
-        return self.node.run("sh", "-c", script, "sh", name, check=False).stdout.strip()
+        return self.ask_of_qemu("cat /proc/$pid/attr/current")
+
+    def scratch(self) -> str:
+        """Its scratch directory; empty while there is none."""
+        script = 'ad=$(grep -slx "ClusterId = $1" "$2"/dir_*/.job.ad "$2"/dir_*/scratch/.job.ad) && dirname "$ad"'
+        return self.node.run("sh", "-c", script, "sh", str(self.cluster), EXECUTE, check=False).stdout.strip()
 
 
 HELP = """\
@@ -267,6 +307,7 @@ def main(words: list[str]) -> int:
             return 0
         with Node(directory, lab) as node:
             node.install(Path(rest[0]))
+            node.set_up("--network", "none")
             print(HELP.format(user=USER), file=sys.stderr)
             return node.shell()
 

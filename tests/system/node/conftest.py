@@ -26,6 +26,7 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     try:
         made.open()
         made.install(package)
+        made.set_up("--network", "none")
         yield made
     finally:
         made.close()

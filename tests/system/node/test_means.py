@@ -1,0 +1,149 @@
+"""What jobs may ask for on a node where AppArmor confines their guests: each is used, and nothing is denied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from tests import REPOSITORY
+from tests.lab import linux_guest
+from tests.lab.guest import make_guest
+from tests.lab.node import USER, Node, NodeJob
+from tests.system.node.steps import TIME, assert_confined, assert_counted, guest_of, settle
+from tests.system.pool.outcomes import CHECKPOINT
+
+pytestmark = pytest.mark.node
+
+SECONDS = 60
+IMAGES = "/srv/vmgahp"
+CATALOG = """\
+[counter]
+path = "counter.raw"
+format = "raw"
+
+[small]
+path = "small.raw"
+format = "raw"
+"""
+SETTINGS = {"VM_CATALOG": f"{IMAGES}/catalog.toml", "VM_SHARE_SCRATCH": "virtiofs", "VM_SSH_PORTS": "22000-22009"}
+
+JOBS: Mapping[str, tuple[str, bool]] = {
+    "nat": ("vm_networking = true\nvm_networking_type = nat\n", True),
+    "user": ("vm_networking = true\nvm_networking_type = user\n+VMPARAM_vm_SSH = true\n", True),
+    "display": ("vm_vnc = true\n+VMPARAM_vm_TPM = true\n", True),
+    "overlay": ("vm_disk = catalog:counter:hda:w\ntransfer_input_files =\n", False),
+    "shared": ("+VMPARAM_vm_Share = true\n", True),
+}
+"""By its name: lines of a submit file, and whether the job brings its disk."""
+
+INIT = (
+    linux_guest.BEGIN
+    + """mkdir -p /run /etc /root /tmp /var/lib
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /var/lib
+echo root:x:0:0:root:/root:/bin/sh >/etc/passwd
+echo root:x:0: >/etc/group
+trap 'poweroff -f' USR2
+sh /agent start &
+wait
+poweroff -f
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def machine(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """The node with networks, a catalog, shares and ports for ssh."""
+    if reason := linux_guest.why_no_disk():
+        pytest.skip(reason)
+    place = tmp_path_factory.mktemp("images")
+    make_guest(place / "counter.raw", SECONDS)
+    linux_guest.make_disk(place / "small.raw", INIT, {"agent": (REPOSITORY / "src/vmgahp/guest/agent").read_bytes()})
+    (place / "catalog.toml").write_text(CATALOG)
+    node.run("mkdir", "-p", IMAGES)
+    for file in place.iterdir():
+        node.put(file, f"{IMAGES}/{file.name}")
+    node.run("virsh", "-c", "qemu:///system", "net-start", "default", check=False)  # it may be up
+    node.set_up("--network", "nat,user", settings=SETTINGS)
+    return node
+
+
+@pytest.fixture(scope="module")
+def jobs(machine: Node) -> Mapping[str, NodeJob]:
+    """One job for each, which run at the same time."""
+
+    def nothing(_home: Path) -> None:
+        pass
+
+    made = {}
+    for name, (lines, has_disk) in JOBS.items():
+        files: Callable[[Path], object] = guest_of(SECONDS) if has_disk else nothing
+        made[name] = machine.submit(name, files, lines)
+    return made
+
+
+def test_all_of_it_is_offered(machine: Node) -> None:
+    ad = machine.wait_for_offer()
+    assert ad["VM_Networking_Types"] == "nat,user"
+    assert ad["VM_Images"] == "counter,small"
+    assert ad["VM_kvm_ATTR_share"] == "virtiofs"
+    assert (ad["VM_kvm_ATTR_tpm"], ad["VM_kvm_ATTR_ssh"]) == (True, True)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_has_what_it_asks_for(machine: Node, jobs: Mapping[str, NodeJob], name: str) -> None:
+    job = jobs[name]
+    assert_confined(machine, job)
+    assert_counted(job, SECONDS)
+
+
+def test_a_job_with_a_tpm_and_a_network_goes_on_after_a_suspension_and_from_its_checkpoint(machine: Node) -> None:
+    lines = f"vm_vnc = true\n+VMPARAM_vm_TPM = true\nvm_networking = true\nvm_networking_type = nat\n{CHECKPOINT}"
+    job = machine.submit("much", guest_of(90), lines)
+    settle(machine, job)
+    job.command("condor_suspend")
+    job.wait_for_event("suspended", TIME)
+    machine.wait_until("its QEMU to go", lambda: not job.confinement(), TIME)
+    job.command("condor_continue")
+    assert_confined(machine, job)
+    job.wait_for_event("unsuspended", TIME)
+    job.command("condor_vacate_job")
+    job.wait_for_event("executing", TIME, times=2)
+    assert_confined(machine, job)
+    assert_counted(job, 90)
+
+
+def test_a_slots_limits_reach_the_guest(machine: Node) -> None:
+    job = machine.submit("limited", guest_of(None))
+    assert_confined(machine, job)
+    group = machine.wait_until("its control group", lambda: job.ask_of_qemu("cut -d: -f3 /proc/$pid/cgroup"), TIME)
+    place = f"/sys/fs/cgroup{group.removesuffix('/emulator').removesuffix('/libvirt')}"
+    limits = machine.wait_until(
+        "its limit of memory",
+        lambda: [text for text in machine.run("cat", f"{place}/memory.max").stdout.split() if text != "max"],
+        TIME,
+    )
+    assert 64 << 20 < int(limits[0]) < 1 << 30
+    job.command("condor_rm")
+    job.wait_for_event("removed", TIME)
+    machine.wait_until("its QEMU to go", lambda: not job.confinement(), TIME)
+
+
+def test_a_program_runs_in_a_guest(machine: Node) -> None:
+    home = f"/home/{USER}/program"
+    machine.run("mkdir", home, user=USER)
+    words = ["--image", "catalog:small", "--memory", "192", "--boot", "ready", "--boot-timeout", "1200"]
+    command = ["vmgahp", "run", *words, "--name", "program", "--submit", "--", "sh", "-c", "echo in a guest; exit 3"]
+    said = machine.run(*command, user=USER, cwd=home, timeout=300).stdout
+    machine.run("ln", "-s", "program.log", f"{home}/job.log", user=USER)
+    job = NodeJob(machine, int(said.split(".")[0]), home)
+    assert_confined(machine, job)
+    job.wait_for_event("terminated", 4 * TIME)
+    assert job.file("program.out") == "in a guest\n"
+    assert json.loads(job.file("vm_exit.json"))["exit_code"] == 3
+
+
+def test_nothing_was_denied(machine: Node, jobs: Mapping[str, NodeJob]) -> None:
+    assert machine.denied() == []
