@@ -142,10 +142,8 @@ def _look(execute: bytes, name: bytes, is_about_room: bool) -> int:
     above = os.open(execute, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         room = os.statvfs(above)
-        if is_about_room and (room.f_bavail * room.f_frsize < LEAST_FREE or (room.f_files and not room.f_favail)):
+        if is_about_room and room.f_bavail * room.f_frsize < LEAST_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if room.f_flag & os.ST_RDONLY:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             file = os.open(name, flags, 0o600, dir_fd=above)
