@@ -1,8 +1,8 @@
 """condor_vm-gahp: the daemon that runs HTCondor's VM universe jobs on libvirt."""
 
 __version__ = "0+checkout"
-"""In a package the version that packaging/version.py told when it was built; a clone in use has no one version."""
+"""The package's version, which packaging/version.py writes at build time; a clone has no version of its own."""
 
 GREETING = b"$VMGahpVersion 0.0.1 May 1 2007 Condor\\ VMGAHP $"
-"""What the server says first, and the answer to VERSION: the client compares nothing but the leading
-``$``, and what it does not know it cannot trip over, so the reference's own text stands."""
+"""The greeting of the server, which is also the answer to VERSION. The client checks only the leading ``$`` and might
+not parse a different text, so this is the text of HTCondor's own server."""

@@ -1,4 +1,4 @@
-"""`python -m vmgahp`: the daemon, as its guardian starts it again in kill mode."""
+"""The entry point of `python -m vmgahp`: the daemon, as its guardian starts it again in kill mode."""
 
 import sys
 

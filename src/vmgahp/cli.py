@@ -1,6 +1,7 @@
-"""From argv to a mode of the daemon, ``-M 0|1|3|4``, as HTCondor calls it.
+"""The command line of the daemon, as HTCondor calls it: ``-M 0|1|3|4`` selects a mode.
 
-The daemon's road to the greeting is paved by hand: argparse alone costs more than all that is needed here.
+The command line is parsed by hand, because importing argparse alone takes longer than everything else up to the
+greeting.
 """
 
 import os
@@ -36,7 +37,7 @@ class _UsageError(Exception):
 
 
 class _Arguments:
-    """What the daemon was told on its command line."""
+    """The parsed command line of the daemon."""
 
     __slots__ = ("local_name", "match", "mode", "to_stderr", "uuid", "version", "vm_type")
 
@@ -73,7 +74,7 @@ class _Arguments:
         self.mode = int(word)
 
     def _daemon_core(self, word: str, words: "object") -> None:
-        """Options of every HTCondor daemon, any of which an administrator may have put in a wrapper."""
+        """Parse an option that every HTCondor daemon has; an administrator's wrapper may pass any of them."""
         option = word.lstrip("-")
         if not word.startswith("-") or not option:
             raise _UsageError(f"unknown option: {word}")
@@ -89,7 +90,7 @@ class _Arguments:
 
 
 def daemon(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> int:
-    """The program ``condor_vm-gahp``; returns the exit status."""
+    """Run the program ``condor_vm-gahp`` and return its exit status."""
     _keep_absolute_places()
     if list(argv[1:]) in (["-h"], ["-help"], ["--help"]):
         sys.stdout.write(USAGE)
@@ -124,7 +125,7 @@ def _serve(environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
     if os.getuid() == 0 and not environ.get("VMGAHP_USER_UID"):
         _say("condor_vm-gahp: as root, VMGAHP_USER_UID must name the uid of the job's user\n")
         return 1
-    # The greeting goes out before the server is even imported: the client reads it first of all.
+    # The client reads the greeting first, so it is sent before the server is imported.
     try:
         os.write(1, GREETING + b"\n")
     except OSError:
@@ -135,18 +136,19 @@ def _serve(environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
 
 
 def _end_at_once(status: int) -> "NoReturn":
-    """End this process without taking to pieces what was loaded; what was to be printed has been."""
+    """End this process without freeing what it has loaded; call it after all output has been written."""
     import atexit
 
-    atexit._run_exitfuncs()  # programs that still run are killed
+    atexit._run_exitfuncs()  # kills programs that are still running
     os._exit(status)
 
 
 def _keep_absolute_places() -> None:
-    """No program or library is looked for in the working directory: it is a job's, and its files a stranger's.
+    """Remove empty and relative entries from PATH and LD_LIBRARY_PATH.
 
-    An empty or relative entry of these variables stands for it. What the loader took for this process itself is
-    for the probe to say, which HTCondor starts elsewhere with the same environment.
+    Such an entry means the working directory, which belongs to the job: its files must be neither run nor loaded. The
+    dynamic loader has already used the old value for this process itself. The probe reports that, because HTCondor
+    starts it in another directory with the same environment.
     """
     for name in ("PATH", "LD_LIBRARY_PATH"):
         if name in os.environ:
@@ -163,9 +165,9 @@ def _say(text: str) -> None:
 
 
 def main(argv: "Sequence[str]") -> int:
-    """The program ``vmgahp``; returns the exit status."""
+    """Run the program ``vmgahp`` and return its exit status."""
     _keep_absolute_places()
-    os.environ.setdefault("VMGAHP_SIMULATED", "1")  # no HTCondor calls this one
+    os.environ.setdefault("VMGAHP_SIMULATED", "1")  # HTCondor never calls this program
     try:
         from vmgahp.commands import tool
 

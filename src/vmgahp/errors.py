@@ -1,12 +1,12 @@
-"""What can go wrong, and who must act: the client, the job's user, the administrator, the hypervisor.
+"""The faults, and who must act: the client, the job's owner, the administrator, the hypervisor.
 
-condor_starter decides the fate of the job *and* of the machine by the one word that a failed START
-answers (``VMProc::StartJob`` in HTCondor's ``src/condor_starter.V6.1/vm_proc.cpp``): thirteen words put
-the job on hold, every other word takes the whole machine out of the VM universe until somebody repairs
-it. So a fault is raised by whom it blames, and the class makes sure that the word agrees: a `JobFault`
-can only carry a code that holds the job, a `MachineFault` never does.
+condor_starter decides the fate of the job *and* of the machine by the one word that a failed START answers
+(``VMProc::StartJob`` in HTCondor's ``src/condor_starter.V6.1/vm_proc.cpp``): thirteen words put the job on hold, every
+other word takes the whole machine out of the VM universe until somebody repairs it. So the class of a fault says who is
+to blame, and makes sure that the word agrees: a `JobFault` can only carry a code that holds the job, a `MachineFault`
+never does.
 
-An OSError blames nobody by itself: whose one beneath the scratch directory is, `vmgahp.host.execute` finds out.
+An OSError alone does not say who is to blame. For one below the scratch directory `vmgahp.host.execute` finds out.
 """
 
 import errno
@@ -35,7 +35,7 @@ HOLD_CODES = tuple(
 
 NO_MEMORY_PARAM = PREFIX + "JOBCLASSAD_NO_VM_MEMORY_PARAM"
 MISMATCHED = PREFIX + "JOBCLASSAD_MISMATCHED_HARDWARE_VT"
-"""For a request of the job that this machine refuses and that has no hold code of its own."""
+"""The code for a request of the job that this machine refuses and that has no hold code of its own."""
 NO_DISK_PARAM = PREFIX + "JOBCLASSAD_KVM_NO_DISK_PARAM"
 INVALID_DISK_PARAM = PREFIX + "JOBCLASSAD_KVM_INVALID_DISK_PARAM"
 MISMATCHED_CHECKPOINT = PREFIX + "JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT"
@@ -56,10 +56,10 @@ CRITICAL = PREFIX + "CRITICAL"
 
 
 class Fault(Exception):
-    """Something went wrong, with the word for the client and the sentences for people.
+    """A failure, with the protocol's word for the client and sentences for people.
 
-    `code` is the ``VMGAHP_ERR_`` word of the protocol, `problem` says what was seen (it names the
-    attribute and its value where one is at fault), `hint` what somebody can do about it.
+    `code` is the ``VMGAHP_ERR_`` word of the protocol, `problem` describes the failure (it names the attribute and its
+    value where one is at fault), `hint` is what the reader can do about it.
     """
 
     blames = "nobody"
@@ -72,22 +72,25 @@ class Fault(Exception):
 
     @property
     def sentence(self) -> str:
-        """What was seen, and what to do."""
+        """The problem and the hint, as one text."""
         return f"{self.problem} Hint: {self.hint}" if self.hint else self.problem
 
     def render(self) -> str:
-        """The one way in which a fault is shown to people: what was seen, what to do, and in brackets by whom."""
+        """Format the fault for people: the code, the problem, the hint, and in brackets who is to blame.
+
+        Every message about a fault is made here.
+        """
         return f"{self.code}: {self.sentence} ({self.blames})"
 
 
 class ClientFault(Fault):
-    """The client asked for what makes no sense now, such as to resume a VM that is gone."""
+    """A request of the client that makes no sense in the VM's state, such as to resume a VM that is gone."""
 
     blames = "client"
 
 
 class JobFault(Fault):
-    """The job's user must change something; the job is held and the machine stays in service."""
+    """A fault that the job's owner must repair; the job is held and the machine stays in service."""
 
     blames = "job's owner"
 
@@ -98,12 +101,12 @@ class JobFault(Fault):
         self._rest = problem
 
     def of(self, attribute: str) -> "JobFault":
-        """The same fault of another attribute of the job than the one it was raised for."""
+        """Return the same fault for another attribute of the job."""
         return JobFault(self.code, self._rest, self.hint, attribute)
 
 
 class MachineFault(Fault):
-    """The administrator of this machine must act; the starter takes it out of the VM universe."""
+    """A fault that the administrator of this machine must repair; the starter takes it out of the VM universe."""
 
     blames = "administrator"
 
@@ -114,7 +117,7 @@ class MachineFault(Fault):
 
 
 class HypervisorFault(MachineFault):
-    """The hypervisor failed in a way that is neither the job's doing nor the settings'."""
+    """A failure of the hypervisor that neither the job nor the settings have caused."""
 
     blames = "hypervisor's administrator"
 
@@ -123,13 +126,13 @@ class HypervisorFault(MachineFault):
 
 
 def plain(fault: Fault) -> "tuple[str, str, str, str]":
-    """A fault as another process can be told of it (`of_plain`)."""
+    """Convert a fault to strings that can be sent to another process; `of_plain` is the reverse."""
     kind = next(each for each in type(fault).__mro__ if each in (*_KINDS, Fault))
     return kind.__name__, fault.code, fault.problem, fault.hint
 
 
 def of_plain(words: "tuple[str, str, str, str]") -> Fault:
-    """The fault that another process has told of."""
+    """Rebuild the fault that another process has sent as the strings of `plain`."""
     name, code, problem, hint = words
     for kind in (MachineFault, HypervisorFault):
         if kind.__name__ == name:
@@ -153,10 +156,10 @@ _PERHAPS_THE_MACHINES = frozenset(
 
 
 def is_perhaps_the_machines(error: OSError) -> bool:
-    """Whether it may be that this machine lacks something, or that a file system of it is full, damaged or away.
+    """Return True if this machine may be at fault: it lacks something, or a file system is full, damaged or away.
 
-    It may be the job's as well, with a file system of its own: `vmgahp.host.execute` finds out. Every other errno is
-    the job's: EISDIR, ENOTDIR, ELOOP, ENAMETOOLONG, EINVAL and their like say what it has named or left there, and
-    EDQUOT that its user has had enough: a quota is there so that one user harms no others.
+    It may still be the job's, which may have a file system of its own: `vmgahp.host.execute` finds out. Every other
+    errno is the job's: EISDIR, ENOTDIR, ELOOP, ENAMETOOLONG, EINVAL and the like are about a name or a file of the
+    job's, and EDQUOT is about the quota of its user, which protects the other users.
     """
     return error.errno in _PERHAPS_THE_MACHINES

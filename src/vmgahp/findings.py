@@ -1,6 +1,6 @@
-"""Findings about this machine: what was looked at, what was seen, and a hint.
+"""Findings about this machine: the check, its result, and a hint.
 
-The probe keeps them beside its attributes, the doctor shows them; neither knows what a hypervisor is.
+The probe publishes them beside its attributes and the doctor shows them; neither knows about hypervisors.
 """
 
 import threading
@@ -14,17 +14,17 @@ Result = TypeVar("Result")
 
 OK = "ok"
 OFF = "off"
-"""Something that jobs do not get here, although a job without it can run."""
+"""The status of a feature that jobs do not get on this machine; jobs that do not use it can run."""
 BAD = "bad"
-"""No job can run."""
+"""The status of a failure with which no job can run."""
 UNKNOWN = "unknown"
-"""It could not be looked at, and that proves nothing."""
+"""The status of a check that could not be made, and therefore proves nothing."""
 
 VERDICTS = (OK, OFF, BAD, UNKNOWN)
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     """A short name, such as ``kvm`` or ``network nat``."""
@@ -32,19 +32,19 @@ class Finding(NamedTuple):
     looked_at: str
     seen: str
     hint: str = ""
-    """What to do, in the imperative, with the command to type; empty where all is well."""
+    """An instruction in the imperative, with the command to type; empty if the check passed."""
     because: str = ""
-    """The check on which this one stands, where it is that one that is not as it should be."""
+    """The name of the check that this one depends on, if that one failed."""
 
 
 class Late(errors.MachineFault):
-    """A check that has not ended in time."""
+    """A check that has not ended by its deadline."""
 
 
 class NotKnown(Exception):
-    """What a check stands on is not known, and so nothing that follows from it; the text says why, as a sentence.
+    """An unknown result, because a check that this one depends on could not be made; the text, a sentence, says why.
 
-    `because` is the check that could not find it out.
+    `because` is the check that failed to find out.
     """
 
     def __init__(self, because: str, why: str) -> None:
@@ -53,28 +53,28 @@ class NotKnown(Exception):
 
 
 def judge(check: str, looked_at: str, outcome: object, good: str | Callable[[], str], trouble: str = BAD) -> Finding:
-    """The finding for the outcome of a check: `trouble` where it is a fault, `good` (or what it returns) else."""
+    """Make the finding for the outcome of a check: `trouble` for a fault, `good` (or its return value) otherwise."""
     if isinstance(outcome, errors.Fault):
         return Finding(check, trouble, looked_at, outcome.problem, outcome.hint)
     return Finding(check, OK, looked_at, good if isinstance(good, str) else good())
 
 
 def first_bad(findings: Iterable[Finding]) -> Finding | None:
-    """The first finding that keeps every job from running."""
+    """Return the first finding that keeps every job from running."""
     return next((finding for finding in findings if finding.verdict == BAD), None)
 
 
 def begin(work: Callable[[], Result]) -> Callable[[], Result]:
-    """Begin `work` in a thread of its own; what is returned waits for it, and returns or raises what it did.
+    """Start `work` in a thread and return a function that waits for it, and returns or raises what it did.
 
-    Where there is no thread to be had, the work is done by whoever waits.
+    If no thread can be started, the work is done when the returned function is called.
     """
     ended: list[tuple[Result | None, BaseException | None]] = []
 
     def run() -> None:
         try:
             ended.append((work(), None))
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is waited for
             ended.append((None, error))
 
     thread = threading.Thread(target=run, name="begun", daemon=True)
@@ -94,10 +94,10 @@ def begin(work: Callable[[], Result]) -> Callable[[], Result]:
 
 
 class Checks:
-    """Checks that run beside each other, each of which is waited for when its outcome is needed.
+    """Checks that run in parallel, each of which is waited for when its outcome is needed.
 
-    One that has not ended when the monotonic clock shows `end` is left behind in its thread, and its outcome is
-    `Late`: whoever waits for an answer, the startd above all, has no more time.
+    A check that has not ended when the monotonic clock shows `end` is left running in its thread, and its outcome is
+    `Late`, because the caller, above all the startd, must not wait any longer.
     """
 
     def __init__(self, end: float) -> None:
@@ -128,9 +128,9 @@ class Checks:
         self._threads[name] = thread
 
     def outcome(self, name: str, end: float | None = None) -> object:
-        """Return what a check has returned, or the `errors.Fault` that it raised; None for one that was not begun.
+        """Return what a check has returned, or the `errors.Fault` that it raised; None for one that was not started.
 
-        It may have an earlier `end` than the others.
+        `end` can be earlier than that of the other checks.
         """
         if name not in self._threads:
             return None

@@ -1,14 +1,14 @@
-"""The states of a virtual machine, the table of what may happen in each, and what is kept of one.
+"""The states of a virtual machine, the transitions between them, and the named points of its life.
 
-The session, the property tests and the documentation's diagram all read `TRANSITIONS`; nothing else
-decides what is allowed.
+The session, the property tests and the documentation's diagram all read `TRANSITIONS`; nothing else decides which
+operation is allowed.
 """
 
 
 class State(str):
-    """What a VM is for the session, by the word of the protocol or of the log; there is one object of each.
+    """The state of a VM for the session, as a word of the protocol or of the log; each state is one object.
 
-    No Enum: that module is a quarter of a MiB of each server, and a millisecond before its first reply.
+    It is not an Enum: that module takes a quarter of a MiB in each server, and a millisecond before its first reply.
     """
 
     __slots__ = ()
@@ -21,11 +21,11 @@ class State(str):
 STARTING = State("Starting")
 RUNNING = State("Running")
 SOFT_SUSPENDED = State("SoftSuspended")
-"""Paused: the CPUs stand still, the memory stays in RAM."""
+"""Paused: the CPUs are stopped, the memory stays in RAM."""
 SUSPENDED = State("Suspended")
 """Saved to a file in the scratch directory that is of use to this server alone."""
 CHECKPOINTED = State("Checkpointed")
-"""Saved with all that a restart elsewhere needs; what is on disk stays when the server ends."""
+"""Saved with everything that a restart elsewhere needs; the files stay when the server ends."""
 STOPPED = State("Stopped")
 
 STATES = (STARTING, RUNNING, SOFT_SUSPENDED, SUSPENDED, CHECKPOINTED, STOPPED)
@@ -68,10 +68,10 @@ TRANSITIONS: dict[tuple[str, str], State] = {
     (CHECKPOINTED, CHECKPOINT): CHECKPOINTED,
     (STOPPED, STOP): STOPPED,
 }
-"""(state, operation) -> the state that a success leads to. Where the VM is in it already, the operation is granted
-without calling the driver. What is not here is refused with ``VMGAHP_ERR_VM_INVALID_OPERATION``. STATUS and GETPID
-are allowed in every state and change none; a STATUS may *find* that the guest is gone, which leads to `STOPPED` from
-anywhere."""
+"""(state, operation) -> the state after success. If the VM is in that state already, the operation is granted without
+calling the driver. An operation that is missing here is refused with ``VMGAHP_ERR_VM_INVALID_OPERATION``. STATUS and
+GETPID are allowed in every state and change none; a STATUS may *find* that the guest is gone, which leads to `STOPPED`
+from any state."""
 
 POINTS = {
     "plan.looked": "the job is read, its files are looked at, nothing is changed",
@@ -100,11 +100,11 @@ POINTS = {
     "end.gone": "the guest was seen gone",
     "end.released": "what belonged to the VM is tidied up, and its guardian dismissed",
 }
-"""The named points of a life, and what has happened there."""
+"""The named points of a VM's life -> the situation at each."""
 
 
 def diagram() -> str:
-    """`TRANSITIONS` as a Mermaid state diagram, which docs/reference/states.md shows."""
+    """Return `TRANSITIONS` as a Mermaid state diagram, which docs/reference/states.md shows."""
     lines = ["stateDiagram-v2", f"    [*] --> {STARTING}"]
     for (state, operation), outcome in TRANSITIONS.items():
         if state != outcome:

@@ -1,13 +1,13 @@
-"""The daemon's log, in HTCondor's format and where HTCondor's settings say.
+"""The daemon's log, in HTCondor's format and at the place that HTCondor's settings name.
 
-A line is ``MM/DD/YY HH:MM:SS (pid:N) text``: what dprintf writes (``_format_global_header`` in HTCondor's
-``src/condor_utils/dprintf.cpp``) when ``D_PID`` is on. Here it is always on, because every server of a
-machine writes to the same file. With ``-t`` a line has no header at all, as from the C++ daemon:
-condor_starter puts its own before each line that it finds in the pipe.
+A line is ``MM/DD/YY HH:MM:SS (pid:N) text``, as dprintf writes it (``_format_global_header`` in HTCondor's
+``src/condor_utils/dprintf.cpp``) when ``D_PID`` is on. Here it is always on, because every server of a machine writes
+to the same file. With ``-t`` a line has no header at all, as from the C++ daemon: condor_starter puts its own before
+each line that it finds in the pipe.
 
-A log is worth less than the VM: nothing here raises, and nothing here waits. A full disk, a vanished
-directory or a full pipe loses lines and later ones are tried again. What a message says about the job is
-hostile text: control characters are shown as escapes, and secrets are hidden (`redact`).
+Logging must never endanger the VM: it never raises and never blocks. On a full disk, a vanished directory or a full
+pipe lines are lost, and later lines are tried again. Text of the job in a message is hostile: control characters are
+escaped, and secrets are hidden (`redact`).
 """
 
 import os
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class LogSettings(Protocol):
-        """What the log asks of `vmgahp.config.Settings`; the two modules do not import each other."""
+        """The part of `vmgahp.config.Settings` that the log uses; the two modules do not import each other."""
 
         def string(self, name: str) -> str: ...
         def size(self, name: str) -> int: ...
 
 
 LONGEST_LINE = 8192
-"""Characters of a message that are written."""
+"""The maximum number of characters of a message that is written."""
 _PIPE_LINE = 4096
-"""PIPE_BUF: bytes that a pipe takes in one piece, and all of them at once."""
+"""PIPE_BUF: the number of bytes that a pipe takes in one atomic write."""
 _KEPT_LINES = 500
-"""How many lines wait for `Log.open`; the oldest are dropped first."""
+"""The number of lines that are kept until `Log.open` is called; the oldest are dropped first."""
 
 
 def wants_debug(flags: str) -> bool:
-    """Whether a ``VM_GAHP_DEBUG`` value turns the debug level on.
+    """Tell whether a ``VM_GAHP_DEBUG`` value turns the debug level on.
 
-    Flags are separated by spaces, commas or bars and may carry ``:level`` or a ``-`` that turns them off;
-    ``D_FULLDEBUG``, ``D_ALL:2``, ``D_ANY:2`` and ``D_ALWAYS:2`` do it, the last word wins, unknown flags are
+    Flags are separated by spaces, commas or bars and may carry ``:level`` or a ``-`` that turns them off. The flags
+    ``D_FULLDEBUG``, ``D_ALL:2``, ``D_ANY:2`` and ``D_ALWAYS:2`` turn it on, the last flag wins, and unknown flags are
     ignored (``_condor_parse_merge_debug_flags`` in HTCondor's ``src/condor_utils/dprintf_common.cpp``).
     """
     debug = False
@@ -58,10 +58,10 @@ def wants_debug(flags: str) -> bool:
 
 
 class Log:
-    """Two levels of messages, to a file, to standard error, or nowhere; safe to use from every thread.
+    """A log with two levels of messages, to a file, to standard error, or nowhere; safe to use from every thread.
 
-    Lines wait (the last 500 of them) until `open` says where they go, because the greeting goes out before
-    the settings are read.
+    The last 500 lines are kept until `open` says where they go, because the greeting is sent before the settings are
+    read.
     """
 
     __slots__ = ("_debug", "_dropped", "_fd", "_inode", "_kept", "_limit", "_lock", "_path", "_poll", "_torn")
@@ -79,19 +79,19 @@ class Log:
         self._torn = False
 
     def always(self, text: str) -> None:
-        """Log what an administrator wants to see in every case (``D_ALWAYS``)."""
+        """Log a message that an administrator needs in every case (``D_ALWAYS``)."""
         self._add(False, text)
 
     def debug(self, text: str) -> None:
-        """Log what helps to find a fault (``D_FULLDEBUG``)."""
+        """Log a message that helps to find a fault (``D_FULLDEBUG``)."""
         if self._debug:
             self._add(True, text)
 
     def open(self, settings: "LogSettings", to_stderr: bool = False) -> None:
-        """Choose where the lines go, those that waited first: standard error, or the file VM_GAHP_LOG.
+        """Choose where all lines go, those that were kept first: standard error, or the file VM_GAHP_LOG.
 
-        An empty or relative name (the current directory is the job's), ``/dev/null``, and whatever is not a
-        regular file mean nowhere. Raises `vmgahp.errors.MachineFault` only for settings that do not parse.
+        With an empty or relative name (the current directory is the job's), ``/dev/null``, or anything but a regular
+        file the lines go nowhere. Raises `vmgahp.errors.MachineFault` only for settings that do not parse.
         """
         flags = settings.string("VM_GAHP_DEBUG") or settings.string("DEFAULT_DEBUG")
         debug = wants_debug(f"{settings.string('ALL_DEBUG')} {flags}")
@@ -114,7 +114,7 @@ class Log:
                     self._write(when, text)
 
     def tell_stderr(self, text: str) -> None:
-        """Say on standard error too what ends a mode that people run by hand; raises nothing."""
+        """Write the message that ends a mode which people run by hand to standard error as well; raises nothing."""
         if self._poll is None:
             try:
                 os.write(2, (escape(redact(text)) + "\n").encode("utf-8", "backslashreplace"))
@@ -122,7 +122,7 @@ class Log:
                 pass
 
     def close(self) -> None:
-        """Let go of the file; what is logged afterwards goes nowhere."""
+        """Close the file; later lines are discarded."""
         with self._lock:
             self._forget_file()
             self._kept = None
@@ -141,7 +141,7 @@ class Log:
                     self._kept.append((time.time(), is_debug, text))
                 else:
                     self._write(time.time(), text)
-        except Exception:  # noqa: BLE001 - to log must never be what fails, whatever was passed in
+        except Exception:  # noqa: BLE001 - logging must never fail, whatever was passed in
             self._dropped += 1
 
     def _write(self, when: float, text: str) -> None:
@@ -150,7 +150,7 @@ class Log:
         try:
             if self._poll is not None:
                 line = text.encode("utf-8", "backslashreplace")[: _PIPE_LINE - 1] + b"\n"
-                # Where poll says that a pipe is writable, PIPE_BUF bytes go in without waiting.
+                # If poll reports a pipe as writable, PIPE_BUF bytes can be written without blocking.
                 if not self._poll.poll(0):
                     raise BlockingIOError
                 os.write(2, line)
@@ -164,17 +164,17 @@ class Log:
         self._follow_file()
         header = time.strftime("%m/%d/%y %H:%M:%S ", time.localtime(when)) + f"(pid:{os.getpid()}) "
         line = (header + text + "\n").encode("utf-8", "backslashreplace")
-        if self._torn:  # the last line went in half, as when a disk runs full
+        if self._torn:  # the last line was cut off, as on a full disk
             line = b"\n" + line
         written = os.write(self._fd, line)
         self._torn = written < len(line)
 
     def _follow_file(self) -> None:
-        """Open the file unless it is open, rotate it when it is full, and follow when another server did.
+        """Open the file unless it is open, rotate it when it is full, and reopen it when another server rotated it.
 
-        All servers of a machine write the same file, each line with one append. Who finds it full locks it
-        and, if the name still is that of the locked file, renames it to ``.old``; the others see that the
-        name is another file now. Raises OSError.
+        All servers of a machine write the same file, each line with one append. The server that finds it full locks it
+        and, if the name still is that of the locked file, renames it to ``.old``; the others notice that the name now
+        belongs to another file. Raises OSError.
         """
         for _ in range(3):
             if self._fd < 0:
@@ -208,7 +208,7 @@ class Log:
             if not S_ISREG(found.st_mode):
                 raise OSError(f"{self._path} is not a regular file")
             if created and os.geteuid() == 0:
-                # HTCondor's own daemons write as the user condor, to whom its log directory belongs.
+                # HTCondor's own daemons write as the user condor, who owns its log directory.
                 owner = os.stat(os.path.dirname(self._path))
                 os.fchown(fd, owner.st_uid, owner.st_gid)
         except OSError:
@@ -218,7 +218,7 @@ class Log:
         self._inode = (found.st_dev, found.st_ino)
 
     def _rotate(self) -> bool:
-        """Rename the full file to ``.old``; False where another server is at it, or where it cannot be."""
+        """Rename the full file to ``.old``; return False if another server holds the lock, or if it fails."""
         import fcntl
 
         try:

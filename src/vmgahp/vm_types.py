@@ -1,4 +1,4 @@
-"""The VM types: the hypervisor behind each, the driver for it, and what HTCondor itself does with it."""
+"""The VM types: the hypervisor and the driver of each, and how HTCondor itself treats it."""
 
 
 class VmType:
@@ -25,7 +25,7 @@ class VmType:
 
 
 ANY = "any"
-"""The type of machines, and of jobs, that leave open which hypervisor runs a VM."""
+"""The type of machines, and of jobs, that accept any hypervisor."""
 
 ROWS = (
     VmType(ANY, "", "any:AnyDriver"),
@@ -38,29 +38,29 @@ ROWS = (
     VmType("vsphere", "vsphere", "vsphere:VsphereDriver"),
     VmType("script", "script", "script:ScriptDriver"),
 )
-"""Every type with a driver of this package; a driver of another package brings the type that its name is."""
+"""The rows of all types with a driver of this package; a driver of another package has the type of its own name."""
 
 
 def of(*families: str) -> "tuple[str, ...]":
-    """The types of some families, in the order of the table."""
+    """Return the types of some families, in the order of the table."""
     return tuple(row.name for row in ROWS if row.family in families)
 
 
 SIMULATED = "simulated"
-"""A hypervisor in memory, for tests: no machine has it but where `SIMULATED_SWITCH`, which HTCondor never sets, is in
-the daemon's environment."""
+"""The type of a hypervisor in memory, for tests: a machine has it only if `SIMULATED_SWITCH` is in the daemon's
+environment, and HTCondor never sets that."""
 SIMULATED_SWITCH = "VMGAHP_SIMULATED"
 
 DRIVERS = {row.name: row.driver for row in ROWS}
 SERVED = dict.fromkeys(of("qemu"), "vmgahp.drivers.libvirt.served:ServedDriver")
-"""Type -> the driver of a server, where that is another one: it leaves to helpers what is done but once."""
+"""Type -> the driver of a server, if that is a special one: it delegates work that is done only once to helpers."""
 HTCONDORS = tuple(row.name for row in ROWS if row.htcondors)
 
 QEMU, XEN, VMRUN, VSPHERE, SCRIPT = of("qemu"), of("xen"), of("vmrun"), of("vsphere"), of("script")
 SURVEYORS = dict.fromkeys(QEMU, "vmgahp.drivers.libvirt.survey:LibvirtSurveyor")
-"""Of the types whose drivers have a part that looks at a machine without the rest: ``module:class``."""
+"""Type -> ``module:class`` of the part of a driver that only surveys a machine, for the types that have such a part."""
 KILLERS = dict.fromkeys(QEMU, "vmgahp.drivers.libvirt.kill:LibvirtKiller")
-"""The same of a part that kills a VM."""
+"""Type -> ``module:class`` of the part of a driver that only kills a VM."""
 LIBVIRT = (*QEMU, *XEN)
-"""Types whose VMs libvirt runs. Only QEMU's have KVM, and a process with a user of its own."""
+"""The types whose VMs libvirt runs. Only those of QEMU have KVM, and a process with a user of its own."""
 VMWARE = (*VMRUN, *VSPHERE)

@@ -1,6 +1,6 @@
-"""Manifests as they were before all drivers had one format: read, and never written; for one release.
+"""Manifests in the formats before all drivers had one: they are read, never written; for one release.
 
-To end that remove this module, its tests with their data, and what names it in `vmgahp.checkpoint.store`.
+To remove it, delete this module, its tests with their data, and its uses in `vmgahp.checkpoint.store`.
 """
 
 import re
@@ -24,7 +24,7 @@ from vmgahp.checkpoint.manifest import (
 FORMAT = 1
 
 FILES = {"vmrun": "vmware_checkpoint.json", "script": "script_checkpoint.json", "vsphere": "vm_vsphere_checkpoint.json"}
-"""What the manifests were called; libvirt's, and Xen's, had the name of today."""
+"""Driver -> the earlier name of its manifest; libvirt's, and Xen's, had the present name."""
 
 MOST_DISKS, MOST_LAYERS = 1024, 64
 _LARGEST = {"vsphere": 64 << 10}
@@ -35,13 +35,13 @@ _FIELDS = {
     "script": ("name", "memory_mib", "vcpus", "cpu_seconds", "files"),
     "vsphere": ("cpu_seconds",),
 }
-"""Beside the facts, which have stayed the same."""
+"""The fields beside the facts, which have not changed."""
 
 _FORMAT = re.compile(rb'\s*\{\s*"format"\s*:\s*1\s*[,}]')
 
 
 def parse(kind: CheckpointKind, data: bytes) -> Manifest | None:
-    """The manifest of a format of before; None for anything else. Raises `vmgahp.checkpoint.manifest.Invalid`."""
+    """Parse a manifest of an earlier format; None for anything else. Raises `vmgahp.checkpoint.manifest.Invalid`."""
     driver = "libvirt" if kind.driver == "xen" else kind.driver
     if not _FORMAT.match(data) or driver not in _FIELDS:
         return None
@@ -62,7 +62,7 @@ def parse(kind: CheckpointKind, data: bytes) -> Manifest | None:
 
 
 def completed(then: Manifest, now: Manifest) -> Manifest:
-    """With what was not written down as it is now."""
+    """Return an earlier manifest with the fields that it did not have taken from the VM as it is `now`."""
     return then._replace(
         name=then.name or now.name,
         vm_type=then.vm_type or now.vm_type,

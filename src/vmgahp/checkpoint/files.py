@@ -1,4 +1,4 @@
-"""Files that come back with a job: how they are, how they were, and small records about them."""
+"""Files that come back with a job: how to describe and compare them, and small records about them."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -13,19 +13,19 @@ Record = TypeVar("Record")
 AnyFile = TypeVar("AnyFile", CheckpointFile, "FileRef")
 
 SAMPLE_ENDS, SAMPLE_SIZE, SAMPLES = 1 << 20, 64 << 10, 32
-"""Of an image the first and the last MiB are looked at, and 32 pieces of 64 KiB between: 4 MiB of any image,
-however large, in 5 ms from the page cache and in a few dozen seeks from a disk. One of up to 4 MiB is looked
-at as a whole."""
+"""The parts of an image that are sampled: its first and last MiB, and 32 pieces of 64 KiB between: 4 MiB of any image,
+however large, in 5 ms from the page cache and in a few dozen seeks from a disk. An image of up to 4 MiB is read as a
+whole."""
 
 _CHUNK = 1 << 20
 
 
 class Unusable(Exception):
-    """The checkpoint cannot be restored; the text says why.
+    """A checkpoint that cannot be restored; the text says why.
 
-    `disks_intact` is true where every disk is known to be as it was at the checkpoint. A guest that then
-    boots afresh finds its disks as after a power cut; otherwise nobody knows what it would find. `by_accident` is
-    true where what failed says nothing against the checkpoint, such as a hypervisor's process that was killed.
+    `disks_intact` is true if every disk is known to be as it was at the checkpoint. A guest that then boots afresh
+    finds its disks as after a power cut; otherwise the state of its disks is unknown. `by_accident` is true if the
+    failure says nothing about the checkpoint, such as a hypervisor's process that was killed.
     """
 
     def __init__(self, reason: str, disks_intact: bool, *, by_accident: bool = False) -> None:
@@ -36,7 +36,7 @@ class Unusable(Exception):
 
 
 class FileRef(NamedTuple):
-    """A file to be looked at."""
+    """A reference to a file that is to be described."""
 
     role: str
     path: str
@@ -45,14 +45,14 @@ class FileRef(NamedTuple):
     writable: bool = False
     format: str = ""
     known_as: str = ""
-    """Of an image of the catalog, or of one of its backing files: on another machine it lies elsewhere and was
-    written at another time."""
+    """The name of an image of the catalog, or of one of its backing files: on another machine it has another path and
+    another modification time."""
     digest: str = ""
-    """SHA-256 of all of it where that is known, for it was computed while it was written."""
+    """The SHA-256 of the whole file if it is known, because it was computed while the file was written."""
 
     @classmethod
     def of(cls, then: CheckpointFile) -> "FileRef":
-        """The same file as it is now."""
+        """Make a reference to the same file as it is now."""
         return cls(then.role, then.path, then.device, then.writable, then.format)
 
 
@@ -60,10 +60,10 @@ class FileRef(NamedTuple):
 
 
 def describe(identity: Identity, directory: str, ref: FileRef) -> CheckpointFile:
-    """The file as it is, read as the job's user: a memory image as a whole, of any other a sample.
+    """Describe the file, read as the job's user: a memory image is hashed as a whole, any other file is sampled.
 
-    A memory image takes 0.6 to 1.3 s a GiB where it was measured (SHA-256 in hardware, the image still in the page
-    cache). Raises OSError, with the path that was asked for, and `errors.MachineFault`.
+    A memory image takes 0.6 to 1.3 s per GiB as measured (SHA-256 in hardware, the image still in the page cache).
+    Raises OSError, with the path that was asked for, and `errors.MachineFault`.
     """
     inside = _inside(directory, ref.path)
     try:
@@ -95,9 +95,9 @@ def describe(identity: Identity, directory: str, ref: FileRef) -> CheckpointFile
 def differences(
     identity: Identity, directory: str, saved: Iterable[CheckpointFile], current: Iterable[FileRef]
 ) -> list[str]:
-    """What is other than it was, as parts of a sentence. Raises `errors.Fault`.
+    """List the differences from the saved files, as parts of a sentence. Raises `errors.Fault`.
 
-    Files are compared one by one; those of a disk with those of the same disk, wherever they now lie.
+    Files are compared one by one; those of a disk with those of the same disk, whatever their paths are now.
     """
     then, now = _by_device(saved), _by_device(current)
     if then.keys() != now.keys():
@@ -114,7 +114,7 @@ def differences(
             for file, ref in zip(then[device], refs, strict=True)
             if (difference := _difference(identity, directory, file, ref))
         ]
-        # Of a disk one reason is enough; other files are told one by one.
+        # Of a disk one reason is enough; for other files all are given.
         reasons += [f"{about}: {found[0]}"] if about and found else found
     return reasons
 
@@ -132,7 +132,7 @@ def _difference(identity: Identity, directory: str, then: CheckpointFile, ref: F
     except OSError as error:
         if _inside(directory, ref.path) is not None and errors.is_perhaps_the_machines(error):
             raise unreadable(identity, directory, ref.path, error) from error
-        return f"{ref.path!a} cannot be opened ({error.strerror})"  # whoever names a path chooses the file system
+        return f"{ref.path!a} cannot be opened ({error.strerror})"  # the job chose the file system
     if (then.role, then.writable) != (now.role, now.writable):
         return f"{now.path!a} was {_words(then)} and is {_words(now)} now"
     if (then.path, then.transferred) != (now.path, now.transferred):
@@ -143,7 +143,7 @@ def _difference(identity: Identity, directory: str, then: CheckpointFile, ref: F
         return f"{now.path!a} had {then.size} bytes and has {now.size} now"
     if then.digest != now.digest:
         return f"the content of {now.path!a} has changed"
-    # A transfer gives a file a new time.
+    # A transfer gives a file a new modification time.
     if not now.transferred and 0 not in (then.mtime_ns, now.mtime_ns) and then.mtime_ns != now.mtime_ns:
         return f"{now.path!a} has been written to since"
     return ""
@@ -154,9 +154,9 @@ def _words(file: CheckpointFile) -> str:
 
 
 def unreadable(identity: Identity, directory: str, path: str, error: OSError) -> errors.Fault:
-    """The fault for a file of the scratch directory that its file system does not give.
+    """Make the fault for a file of the scratch directory that its file system cannot read.
 
-    Nothing is known of the file then, and the checkpoint stays where it is.
+    The content of the file is unknown then, and the checkpoint is left in place.
     """
     hint = "see what is wrong with it; a checkpoint of the job stays as it is."
     problem = f"{path!a} cannot be read ({error.strerror})."
@@ -164,7 +164,7 @@ def unreadable(identity: Identity, directory: str, path: str, error: OSError) ->
 
 
 def _inside(directory: str, path: str) -> str | None:
-    """The path from the scratch directory on, or None for a file elsewhere."""
+    """Return the path relative to the scratch directory, or None for a file elsewhere."""
     if not path.startswith("/"):
         return path
     start = directory.rstrip("/") + "/"
@@ -174,7 +174,7 @@ def _inside(directory: str, path: str) -> str | None:
 
 
 def sha256(descriptor: int) -> str:
-    """SHA-256 over all of a file, in hexadecimal."""
+    """Compute the SHA-256 of a whole file, in hexadecimal."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -188,7 +188,7 @@ def sha256(descriptor: int) -> str:
 
 
 def sample(descriptor: int, size: int) -> str:
-    """SHA-256 over the size of an image and a few pieces of it, in hexadecimal."""
+    """Compute the SHA-256 of the size of an image and a few pieces of it, in hexadecimal."""
     import hashlib
 
     digest = hashlib.sha256(b"%d\n" % size)
@@ -213,13 +213,13 @@ def _pieces(size: int) -> list[tuple[int, int]]:
 
 
 def find(identity: Identity, directory: str, name: str, parse: "Callable[[bytes], Record]") -> Record | None:
-    """The record `name` of the scratch directory as `parse` reads it; None where there is none.
+    """Read the record `name` of the scratch directory with `parse`; None if it does not exist.
 
-    Raises `Unusable` for one that is not what it should be, and `errors.Fault` where that cannot be found out.
+    Raises `Unusable` for an invalid one, and `errors.Fault` if it cannot be read.
     """
     try:
         with open(identity.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
-            data = file.read(LARGEST + 1)  # one that is too long is so still
+            data = file.read(LARGEST + 1)  # one byte more, so that a record that is too long stays too long
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -233,6 +233,6 @@ def find(identity: Identity, directory: str, name: str, parse: "Callable[[bytes]
 
 
 def write(identity: Identity, directory: str, name: str, data: bytes, parse: Callable[[bytes], object]) -> None:
-    """Write the record `name`, all or nothing. Raises OSError, and `Invalid` for one that `parse` would not take."""
+    """Write the record `name` atomically. Raises OSError, and `Invalid` for one that `parse` would refuse."""
     parse(data)
     identity.write_scratch(directory, name, data)

@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself, the same for every driver, as objects and as JSON; pure.
+"""The manifest of a checkpoint, the same for every driver, as objects and as JSON; pure.
 
-A manifest comes back with the job and may be anything, so each field is checked for its type, its form and
-its range, none may be missing and none may be more, and `Invalid` is all that can come of reading one.
+A manifest comes back with the job and may have any content, so each field is checked for its type, its form and its
+range, no field may be missing or unknown, and reading a bad one raises only `Invalid`.
 """
 
 import re
@@ -11,16 +11,16 @@ from typing import Any, NamedTuple, NoReturn
 from vmgahp.text import has_control
 
 FORMAT = 2
-"""The version of the manifest; another one is refused, but for those of `vmgahp.checkpoint.earlier`."""
+"""The version of the manifest; others are refused, except for those of `vmgahp.checkpoint.earlier`."""
 
 LARGEST = 4 << 20
-"""Bytes of a manifest; one with the longest XML and the most files stays below."""
+"""The maximum size of a manifest in bytes; one with the longest XML and the most files is smaller."""
 LARGEST_XML = 1 << 20
 MOST_FILES = 5000
 
 MEMORY, STATE, DISK, BACKING = "memory", "state", "disk", "backing"
-"""`CheckpointFile.role`: a memory image that is read as a whole; what else a hypervisor keeps of a VM; what its disks
-consist of, and the backing files of these. Only the last two can be elsewhere than in the scratch directory."""
+"""The values of `CheckpointFile.role`: a memory image that is read as a whole; other state that a hypervisor keeps of a
+VM; the files of its disks, and their backing files. Only the last two can be outside the scratch directory."""
 
 WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}", re.ASCII)
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
@@ -33,70 +33,74 @@ _PASSWORD = re.compile(r"""\spasswd=(?:"[^"]*"|'[^']*')""")
 
 
 class Invalid(Exception):
-    """This is not a manifest; the text says why."""
+    """An invalid manifest; the text says why."""
 
 
 class CheckpointFile(NamedTuple):
-    """One file as it was."""
+    """One file as it was at the checkpoint."""
 
     role: str
     path: str
-    """From the scratch directory on where it is in there, which is elsewhere on every machine; of an image of the
-    catalog its name there; else a full path."""
+    """A path relative to the scratch directory, which differs between machines, for a file in it; the catalog's name
+    for an image of the catalog; otherwise a full path."""
     transferred: bool
-    """Whether it is in the scratch directory and travels with the job."""
+    """True if it is in the scratch directory and is transferred with the job."""
     device: str
-    """The disk that it is of, where the driver says that."""
+    """The disk that it belongs to, if the driver sets that."""
     writable: bool
     format: str
     size: int
     mtime_ns: int
-    """0 where it has nothing to say."""
+    """The modification time in nanoseconds; 0 if it is meaningless."""
     digest: str
-    """SHA-256, in hexadecimal: of a memory image, else of what `vmgahp.checkpoint.files.sample` reads of a file."""
+    """The SHA-256, in hexadecimal: of a whole memory image, otherwise of the parts that
+    `vmgahp.checkpoint.files.sample` reads."""
 
 
 Facts = Mapping[str, Any]
 
 
 class Manifest(NamedTuple):
-    """One checkpoint."""
+    """The content of one manifest."""
 
     driver: str
     name: str
-    """The VM's name, which says whose checkpoint it is."""
+    """The VM's name, which tells whose checkpoint it is."""
     vm_type: str
     memory_mib: int
     vcpus: int
     cpu_seconds: float
-    """CPU time that the guest has used until then."""
+    """The CPU time that the guest has used until then."""
     time: float
-    """When it was made, in seconds since 1970."""
+    """The time when it was made, in seconds since 1970."""
     facts: Facts
-    """What only its driver knows, as `CheckpointKind.facts` says."""
+    """The facts that only the driver knows, in the form of `CheckpointKind.facts`."""
     files: tuple[CheckpointFile, ...] = ()
-    """A disk before its backing files, of which the nearest is first."""
+    """The files; a disk comes before its backing files, the nearest of which is first."""
 
 
 class CheckpointKind(NamedTuple):
-    """What the checkpoints of one driver have of their own."""
+    """The properties of one driver's checkpoints."""
 
     driver: str
     facts: "Mapping[str, Form]"
-    """Every fact, and what it has to be."""
+    """The name of each fact -> the form that it must have."""
     most_files: int = MOST_FILES
     differences: Callable[[Facts, Facts], Iterable[str]] = lambda _then, _now: ()
-    """Why a checkpoint with these facts cannot be restored where they are like those, as parts of a sentence."""
+    """A function of the facts then and now: the reasons why the checkpoint cannot be restored, as parts of a
+    sentence."""
     memory: str = ""
-    """The name of its memory image, where it has one."""
+    """The name of its memory image, if it has one."""
     inspect: Callable[[int], object] = lambda _descriptor: None
-    """Looks at the head of an open memory image before a hypervisor does. Raises as `memory_image.inspect` does."""
+    """A function that checks the head of an open memory image before a hypervisor reads it. Raises as
+    `memory_image.inspect` does."""
     knows_disks: bool = True
-    """Whether the files say which of them are disks; if not, nobody knows what a guest finds that boots afresh."""
+    """True if the files tell which of them are disks; otherwise a guest that boots afresh may find any state of its
+    disks."""
 
 
 def dump(kind: CheckpointKind, manifest: Manifest) -> bytes:
-    """The manifest as JSON, without the VNC password that XML may have."""
+    """Format the manifest as JSON, without the VNC password that the XML may have."""
     facts = {
         name: _PASSWORD.sub("", value) if kind.facts.get(name) is xml else value
         for name, value in manifest.facts.items()
@@ -105,21 +109,21 @@ def dump(kind: CheckpointKind, manifest: Manifest) -> bytes:
 
 
 def encode(number: int, record: NamedTuple) -> bytes:
-    """A record with the format `number` as JSON, for `read`."""
-    import json  # of no use to a job that has no checkpoint
+    """Format a record with the format `number` as JSON, for `read`."""
+    import json  # late: a job without a checkpoint does not need it
 
     return json.dumps({"format": number} | _objects(record), indent=1).encode() + b"\n"
 
 
 def _objects(value: Any) -> Any:
-    """Records as what JSON calls objects, at every depth."""
+    """Convert records to JSON objects, at every depth."""
     if hasattr(value, "_asdict"):
         return {name: _objects(field) for name, field in value._asdict().items()}
     return [_objects(one) for one in value] if isinstance(value, tuple) else value
 
 
 def parse(kind: CheckpointKind, data: bytes) -> Manifest:
-    """The manifest of this kind that `data` is. Raises `Invalid`."""
+    """Parse the manifest of a kind of checkpoint. Raises `Invalid`."""
     top = read(data, FORMAT, Manifest._fields)
     driver = top.form("driver", WORD)
     if driver != kind.driver:
@@ -142,7 +146,7 @@ def parse(kind: CheckpointKind, data: bytes) -> Manifest:
 
 
 def read(data: bytes, number: int, names: tuple[str, ...]) -> "Fields":
-    """The outermost object of a record with the format `number`, with exactly these fields. Raises `Invalid`."""
+    """Parse the outermost object of a record with the format `number` and exactly these fields. Raises `Invalid`."""
     if len(data) > LARGEST:
         raise Invalid("it is too long.")
     try:
@@ -159,7 +163,7 @@ def read(data: bytes, number: int, names: tuple[str, ...]) -> "Fields":
 
 
 def read_files(top: "Fields", where: str, most: int) -> tuple[CheckpointFile, ...]:
-    """The files, `most` at most, in the field `where`. Raises `Invalid`."""
+    """Read the files, `most` at most, from the field `where`. Raises `Invalid`."""
     found = []
     for number, item in enumerate(top.items(where, most)):
         fields = Fields(item, f"{where}[{number}].", CheckpointFile._fields)
@@ -182,7 +186,7 @@ def read_files(top: "Fields", where: str, most: int) -> tuple[CheckpointFile, ..
 
 
 class Fields:
-    """The fields of one JSON object, each taken out with what it has to be."""
+    """The fields of one JSON object, each of which is read with a check of its form."""
 
     def __init__(self, content: object, where: str, names: tuple[str, ...]) -> None:
         self._where = where
@@ -247,7 +251,7 @@ class Fields:
 
 
 Form = Callable[[Fields, str], Any]
-"""What a fact has to be: takes it out of the fields, or raises `Invalid`."""
+"""A function that reads a fact from the fields in the form that it must have, or raises `Invalid`."""
 
 
 def matching(pattern: re.Pattern[str]) -> Form:

@@ -1,12 +1,12 @@
-"""The head of a memory image as libvirt's QEMU driver writes it, looked at before libvirtd does.
+"""The head of a memory image as libvirt's QEMU driver writes it, checked before libvirtd reads it.
 
-A memory image that comes back with a job may be anything. Only what libvirt writes is taken, of the formats that the
-settings of this machine have written; and of the head libvirtd sees nothing but the cookie, for what it does by a head
-it does as root (`vmgahp.checkpoint.substitute`).
+A memory image that comes back with a job may have any content. Only images as libvirt writes them are accepted, in the
+formats that the settings of this machine have written. Of the job's head libvirtd gets only the cookie, because it acts
+on a head as root (`vmgahp.checkpoint.substitute`).
 
-The layout is ``virQEMUSaveHeader`` of libvirt's ``src/qemu/qemu_saveimage.h``: the magic, five 32-bit
-numbers in the byte order of the machine, padding to 92 bytes, the XML and its NUL, libvirt's "cookie" and
-its NUL, zeroes up to the length in the header, and then QEMU's own stream.
+The layout is ``virQEMUSaveHeader`` of libvirt's ``src/qemu/qemu_saveimage.h``: the magic, five 32-bit numbers in the
+byte order of the machine, padding to 92 bytes, the XML and its NUL, libvirt's "cookie" and its NUL, zeroes up to the
+length in the header, and then QEMU's own stream.
 """
 
 import os
@@ -23,39 +23,40 @@ MAGIC, UNFINISHED = b"LibvirtQemudSave", b"LibvirtQemudPart"
 VERSION = 2
 HEADER = 92
 LARGEST_HEAD = 2 << 20
-"""Bytes of XML, cookie and padding; libvirt pads a few thousand by 64 KiB."""
+"""The maximum number of bytes of XML, cookie and padding; libvirt writes a few thousand, padded by 64 KiB."""
 LARGEST_COOKIE = 64 << 10
 
 FORMATS = ("raw", "gzip", "bzip2", "xz", "lzop", "zstd", "sparse")
-"""By their numbers in the header. libvirt has the last two since 11.2 and says so itself where it has not."""
+"""The formats, by their numbers in the header. libvirt has the last two since 11.2 and reports itself if it lacks
+them."""
 RAW, SPARSE = "raw", "sparse"
 
 STREAM = b"QEVM"
-"""What QEMU's own stream begins with (``QEMU_VM_FILE_MAGIC``)."""
+"""The magic bytes of QEMU's own stream (``QEMU_VM_FILE_MAGIC``)."""
 
 _FIELDS = struct.Struct("=16s5I")
 _IN_COOKIE = re.compile(r"[A-Za-z0-9_.:+-]{0,64}", re.ASCII)
 
 
 class Damaged(Exception):
-    """This is not a memory image that libvirtd should see; the text says why."""
+    """A memory image that libvirtd must not read; the text says why."""
 
 
 class Head(NamedTuple):
-    """What libvirt wrote before the guest's memory."""
+    """The head that libvirt wrote before the guest's memory."""
 
     xml: str
-    """The domain as it was saved, VNC password included. Not to be trusted: see `vmgahp.domain.restore`."""
+    """The domain as it was saved, VNC password included. It must not be trusted: see `vmgahp.domain.restore`."""
     cookie: str
-    """What libvirt has noted for itself: the CPU that QEMU has made of the one that it was told. Empty without."""
+    """The note of libvirt to itself: the CPU that QEMU has made of the requested one. Empty if there is none."""
     format: str
     was_running: bool
     end: int
-    """Where QEMU's stream begins, in bytes."""
+    """The offset of QEMU's stream, in bytes."""
 
 
 Unpack = Callable[[int, Head, Write, int], None]
-"""Writes what follows the head of a compressed image, unpacked; its last argument is as `substitute.Rest` has it."""
+"""A function that writes the unpacked rest of a compressed image; its last argument is that of `substitute.Rest`."""
 
 
 def inspect(fd: int, formats: Collection[str] = FORMATS) -> Head:
@@ -93,11 +94,11 @@ def inspect(fd: int, formats: Collection[str] = FORMATS) -> Head:
 
 
 def substitute(fd: int, xml: str, formats: Collection[str], unpack: Unpack) -> Substitute | Held:
-    """The memory image of `fd` with `xml` in its head, and not compressed. Raises `Damaged`, and as these two do."""
+    """Return the memory image of `fd` with `xml` in its head, unpacked. Raises `Damaged`, and as the two classes do."""
     found = inspect(fd, formats)
     text, cookie = xml.encode() + b"\0", found.cookie.encode() + b"\0" * bool(found.cookie)
     length = len(text) + len(cookie)
-    if found.format == SPARSE:  # QEMU finds the pages by their places in the file
+    if found.format == SPARSE:  # QEMU finds the pages by their offsets in the file
         length = found.end - HEADER
         if len(text) + len(cookie) > length:
             raise Damaged("its head has no room for the domain XML.")
@@ -113,7 +114,10 @@ def substitute(fd: int, xml: str, formats: Collection[str], unpack: Unpack) -> S
 
 
 def _require_stream(fd: int, found: Head, unpack: Unpack) -> None:
-    """See that QEMU's own stream comes out: without an end it waits for the beginning of one. Raises `Damaged`."""
+    """Make sure that QEMU's own stream comes out of `unpack`, because QEMU waits forever for the start of one.
+
+    Raises `Damaged`.
+    """
     begun = bytearray()
 
     def look(data: bytes) -> None:
@@ -131,14 +135,14 @@ def _require_stream(fd: int, found: Head, unpack: Unpack) -> None:
 
 
 def head_with_format(fd: int, form: str) -> bytes:
-    """The head of the raw image of `fd`, but for a format that what follows is to get. Raises OSError, `Damaged`."""
+    """Return the head of the raw image of `fd` with the format that the rest will have. Raises OSError, `Damaged`."""
     end = inspect(fd, (RAW,)).end
     *before, _, cookie = _FIELDS.unpack(os.pread(fd, _FIELDS.size, 0))
     return _FIELDS.pack(*before, FORMATS.index(form), cookie) + os.pread(fd, end - _FIELDS.size, _FIELDS.size)
 
 
 def _cookie(data: bytes) -> str:
-    """The cookie, where it has no more than words in the elements that libvirt gives it. Raises `Damaged`."""
+    """Return the cookie, if it has only words in the elements that libvirt gives it. Raises `Damaged`."""
     if not data:
         return ""
     try:

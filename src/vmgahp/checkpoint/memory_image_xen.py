@@ -1,10 +1,10 @@
 """The header of a memory image of libvirt's Xen driver, and the image with other XML.
 
-That driver takes the domain's XML from the image alone: a restore with an XML of the caller's is not supported. So it
-must be ours that is there (`vmgahp.checkpoint.substitute`).
+That driver takes the domain's XML only from the image: it does not support a restore with an XML of the caller. So the
+image must be given our XML (`vmgahp.checkpoint.substitute`).
 
-The layout is ``libxlSavefileHeader`` of libvirt's ``src/libxl/libxl_conf.h``: the magic, the version, the length of
-the XML with its NUL, padding to 64 bytes, the XML and its NUL; then Xen's own stream.
+The layout is ``libxlSavefileHeader`` of libvirt's ``src/libxl/libxl_conf.h``: the magic, the version, the length of the
+XML with its NUL, padding to 64 bytes, the XML and its NUL; then Xen's own stream.
 """
 
 import os
@@ -19,18 +19,18 @@ VERSION = 2
 LARGEST_XML = 2 << 20
 
 STREAM = b"LibxlFmt"
-"""What Xen's own stream begins with (``LIBXL_SAVE_IDENT``, in the byte order of the file)."""
+"""The magic bytes of Xen's own stream (``LIBXL_SAVE_IDENT``, in the byte order of the file)."""
 
 _HEAD = struct.Struct("=16sII40x")
 
 
 class XenHead(NamedTuple):
-    """What libvirt wrote before Xen's stream."""
+    """The head that libvirt wrote before Xen's stream."""
 
     xml: str
-    """The domain as it was saved. Not to be trusted."""
+    """The domain as it was saved. It must not be trusted."""
     end: int
-    """Where Xen's stream begins, in bytes."""
+    """The offset of Xen's stream, in bytes."""
 
 
 def inspect(fd: int) -> XenHead:
@@ -56,7 +56,7 @@ def inspect(fd: int) -> XenHead:
 
 
 def substitute(fd: int, xml: str) -> Substitute:
-    """The memory image of `fd` with `xml` in its head. Raises `Damaged`, and as `Substitute` does."""
+    """Return the memory image of `fd` with `xml` in its head. Raises `Damaged`, and as `Substitute` does."""
     offset = inspect(fd).end
     text = xml.encode() + b"\0"
     return Substitute(_HEAD.pack(MAGIC, VERSION, len(text)) + text, all_of(fd, offset))

@@ -1,7 +1,7 @@
-"""Memory images that are compressed, by one pass that can hash them, and unpacked as a stream.
+"""Compressed memory images: packed in one pass that can hash them, and unpacked as a stream.
 
-What is read is the job's. So the programs, which are those that libvirt has for the same formats, run as the job's user
-and within limits; libvirtd, which would run them as root, is given a memory image that is unpacked.
+The content is the job's. So the programs, the same that libvirt uses for these formats, run as the job's user and
+within limits; libvirtd, which would run them as root, gets an unpacked memory image.
 """
 
 import os
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
     Write = Callable[[bytes], object]
 
 BEST = "zstd"
-"""The format that costs less time than the bytes that it saves. 256 MiB of what cannot be compressed take it 0.1 s, and
-gzip 5 s; of programs and text it leaves 31 per cent, gzip 33, lz4 43."""
+"""The format whose compression takes less time than is saved by writing fewer bytes. For 256 MiB of incompressible data
+it takes 0.1 s, and gzip 5 s; programs and text are reduced to 31 per cent, by gzip to 33, by lz4 to 43."""
 
 SPARSE_SINCE = 11_002_000, 9_000_000
-"""The versions of libvirt and QEMU since which there is the format ``sparse``, in which QEMU itself seeks."""
+"""The first versions of libvirt and QEMU that have the format ``sparse``, in which QEMU itself seeks."""
 
 _APPARMOR = "<model>apparmor</model>"
-"""In the capabilities of a libvirt that confines each QEMU by it: that one may open no file of the job's in the way in
-which a sparse image would be handed to it (`substitute.Held`)."""
+"""The text in the capabilities of a libvirt that confines each QEMU with AppArmor: such a QEMU cannot open a file of
+the job's in the way in which it would get a sparse image (`substitute.Held`)."""
 
 _OPTIONS = {"zstd": ("-q", "-1", "-T2")}
-"""Beside -c, of those that write."""
+"""The options beside -c for compressing."""
 
 _MEMORY = 1 << 30
 
 _SAMPLE, _IN_IT = bytes.fromhex("28b52ffd04482100005145564de1b76e7f"), b"QEVM"
-"""What the program must unpack before its format is published."""
+"""A packed sample, and its content, which the program must unpack before its format is published."""
 _TRIAL = 1.0
 
 
 class NotPacked(Exception):
-    """The program did not do it; the text says why."""
+    """A program that failed to pack or unpack; the text says why."""
 
 
 def best() -> str:
-    """The format that this machine compresses in where no setting says another; empty where it has not the program."""
+    """Return the format that this machine compresses in by default; empty if its program is missing."""
     return BEST if has(BEST) else ""
 
 
 def require(identity: "Identity") -> None:
-    """See that the program of `BEST` works, once. Raises `errors.MachineFault`."""
+    """Make sure, by one trial, that the program of `BEST` works. Raises `errors.MachineFault`."""
     sample = os.memfd_create("sample", os.MFD_CLOEXEC)
     try:
         os.write(sample, _SAMPLE)
@@ -67,13 +67,13 @@ def require(identity: "Identity") -> None:
 
 
 def has_sparse(libvirt_version: int, qemu_version: int, capabilities: str) -> bool:
-    """Whether images of the format ``sparse`` are restored, by the versions and capabilities as libvirt says them."""
+    """Tell whether images of the format ``sparse`` can be restored, by the versions and capabilities from libvirt."""
     is_known = libvirt_version >= SPARSE_SINCE[0] and qemu_version >= SPARSE_SINCE[1]
     return is_known and _APPARMOR not in capabilities
 
 
 def has(form: str) -> bool:
-    """Whether this machine has the program of a compressed format."""
+    """Return True if this machine has the program of a compressed format."""
     places = plain_environment()["PATH"].split(":")
     return any(place.startswith("/") and os.access(f"{place}/{form}", os.X_OK) for place in places)
 
@@ -86,9 +86,9 @@ def pack(image: int, start: int, form: str, write: "Write", identity: "Identity"
 def unpack(
     image: int, start: int, form: str, write: "Write", identity: "Identity", seconds: float, most: int, reader: int = -1
 ) -> None:
-    """The reverse, to `most` bytes; what would be more is not written. Raises `NotPacked`, and what `write` does.
+    """Unpack the file of `image` from `start` on, to `most` bytes at most. Raises `NotPacked`, and what `write` does.
 
-    It ends when nobody reads any more from the pipe that `reader` writes to.
+    It ends when the pipe to which `reader` writes has no readers any more.
     """
     left = most
 
@@ -111,7 +111,7 @@ def _filter(
             out.clear()
         return False
 
-    source = os.open(f"/proc/self/fd/{image}", os.O_RDONLY)  # with a place of its own in the file
+    source = os.open(f"/proc/self/fd/{image}", os.O_RDONLY)  # a file descriptor with an offset of its own
     try:
         os.lseek(source, start, os.SEEK_SET)
         limits = (f"--as={_MEMORY}", "--fsize=0", "--core=0")

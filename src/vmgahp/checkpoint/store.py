@@ -1,13 +1,13 @@
 """A checkpoint in the scratch directory, of any driver: its files, and the manifest about them.
 
-The manifest is written last, so files without one are not a checkpoint. It says whose they are, what they can be
-restored with, and what the disks were like: memory and disks belong together, and a guest that wakes up on a disk
-that has changed since destroys what is on it.
+The manifest is written last, so files without one are not a checkpoint. It tells whose checkpoint it is, the conditions
+for a restore, and the state of the disks: memory and disks belong together, and a guest that wakes up on a disk that
+has changed since destroys the data on it.
 
-All of it travels with the job and is the job's to change. So the manifest protects the job from mistakes, not the
-machine from the job; that does who opens the files (the job's user: `vmgahp.host.job_user`), who looks at the head
-of a memory image before a hypervisor does (`vmgahp.checkpoint.memory_image`), and whose domain XML is restored
-(`vmgahp.domain.restore`).
+All of it travels with the job, which can change it. So the manifest protects the job from mistakes, not the machine
+from the job. The machine is protected by the user who opens the files (the job's user: `vmgahp.host.job_user`), by the
+check of the head of a memory image before a hypervisor reads it (`vmgahp.checkpoint.memory_image`), and by restoring
+our own domain XML (`vmgahp.domain.restore`).
 """
 
 import errno
@@ -27,14 +27,14 @@ from vmgahp.job.vm_spec import VmSpec
 
 MANIFEST_FILE = "vm_checkpoint.json"
 MEMORY_FILE = "vm_checkpoint.mem"
-"""The memory image of the drivers that make one themselves."""
+"""The name of the memory image for drivers that write one themselves."""
 
 RESTARTING = MANIFEST_FILE + ".restarting"
-"""The manifest of a checkpoint whose guest runs, or is about to: it is a checkpoint no more."""
+"""The manifest of a checkpoint whose guest runs, or is about to: the checkpoint is no longer valid."""
 
 IMAGE_EXTRA = 256 << 20
-"""Bytes by which a memory image may be larger than the memory: video memory, devices, the format's own. A
-larger one is refused unread: a file of a petabyte without content takes no room, and reading it takes days."""
+"""The bytes by which a memory image may exceed the memory: video memory, devices, the format's own. A larger one is
+refused unread: a sparse file of a petabyte takes no space, but reading it takes days."""
 
 CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 HINT = "look at the file system of the scratch directory; the VM keeps running."
@@ -44,7 +44,7 @@ _REFUSED = ".refused-"
 
 
 class CheckpointStore(NamedTuple):
-    """Finds and makes the checkpoint of one scratch directory."""
+    """The checkpoint of one scratch directory."""
 
     kind: CheckpointKind
     identity: Identity
@@ -54,12 +54,12 @@ class CheckpointStore(NamedTuple):
     # Making one
 
     def now(self, vm: VmSpec, facts: manifest.Facts, cpu_seconds: float = 0.0) -> Manifest:
-        """What the manifest of a VM would say now, but for its files; to be written, or compared with one of then."""
+        """Make the manifest of a VM as it is now, without files; to be written, or compared with an earlier one."""
         head = (self.kind.driver, vm.name, vm.vm_type, vm.memory_mib, vm.vcpus)
         return Manifest(*head, cpu_seconds, time.time(), facts)
 
     def write(self, now: Manifest, refs: Iterable[FileRef], hint: str = HINT) -> None:
-        """Look at the files of a checkpoint, which are all in their places, and write its manifest, all or nothing.
+        """Describe the files of a checkpoint, which are all in place, and write its manifest atomically.
 
         Raises `errors.MachineFault`, with the hint.
         """
@@ -74,9 +74,9 @@ class CheckpointStore(NamedTuple):
     # Finding one
 
     def load(self) -> Manifest | None:
-        """The manifest in the scratch directory; None where there is no checkpoint.
+        """Read the manifest in the scratch directory; None if there is no checkpoint.
 
-        Raises `Unusable`, and `errors.MachineFault` where that cannot be found out.
+        Raises `Unusable`, and `errors.MachineFault` if it cannot be read.
         """
         found: Manifest | None = None
         for name in self._manifests():
@@ -84,16 +84,16 @@ class CheckpointStore(NamedTuple):
         return found
 
     def exists(self) -> bool:
-        """Whether there is a checkpoint, good or not; also where that cannot be found out."""
+        """Return True if there is a checkpoint, valid or not; also if it cannot be read."""
         try:
             return self.load() is not None
         except (Unusable, errors.Fault):
             return True
 
     def check(self, then: Manifest, now: Manifest, refs: Iterable[FileRef]) -> None:
-        """Whether the checkpoint can be restored here, for the job as it is `now`, on the files that it has now.
+        """Check that the checkpoint can be restored here, for the job as it is `now`, on the files that it has now.
 
-        A memory image is not looked at yet (`open_memory`). Raises `Unusable` with all the reasons, and
+        A memory image is not checked yet (`open_memory`). Raises `Unusable` with all the reasons, and
         `errors.MachineFault`.
         """
         then, refs = earlier.completed(then, now), tuple(refs)
@@ -119,7 +119,7 @@ class CheckpointStore(NamedTuple):
             raise Unusable("; ".join(reasons) + ".", self.kind.knows_disks and not changed)
 
     def open_memory(self, then: Manifest, memory_mib: int) -> int:
-        """A descriptor of the memory image, the one that was looked at and therefore the one to restore from.
+        """Check the memory image and return the open descriptor, so that exactly this file is restored.
 
         The caller closes it. The image is read as a whole (`files.describe` says how long that takes), so this comes
         last. Raises `Unusable`, and `errors.MachineFault`.
@@ -156,12 +156,12 @@ class CheckpointStore(NamedTuple):
     def refuse(
         self, name: str, unusable: Unusable, own: Iterable[str] = (), *, fresh_disks: bool = False
     ) -> Callable[[], None]:
-        """Set the checkpoint of the VM `name` aside, with the files of its `own`, and say why.
+        """Set the checkpoint of the VM `name` aside, with the files of its `own`, and log why.
 
-        The guest then boots afresh; if it does not, what is returned makes the files a checkpoint again. Raises
-        `errors.JobFault` where the disks are not known to be as they were: a guest that boots from them may find
-        anything, and its owner has to decide. With `fresh_disks` it boots from others, the job's own, which no guest
-        has written to.
+        The guest then boots afresh; if that fails, the returned function makes the files a checkpoint again. Raises
+        `errors.JobFault` if the disks are not known to be as they were: their state is unknown to a guest that boots
+        from them, and the job's owner has to decide. With `fresh_disks` it boots from other disks of the job, which no
+        guest has written to.
         """
         kept = self.set_aside(own)
         problem = f"The checkpoint of {name} cannot be used: {unusable.reason}"
@@ -175,12 +175,12 @@ class CheckpointStore(NamedTuple):
         return lambda: self._take_back(kept)
 
     def set_aside(self, own: Iterable[str] = ()) -> list[str]:
-        """Rename a checkpoint's files, so that its owner can look at them, to ``<name>.refused-<n>``; the new names.
+        """Rename a checkpoint's files to ``<name>.refused-<n>``, for its owner to inspect; return the new names.
 
-        No file is overwritten. What fails is logged.
+        No file is overwritten. Errors are logged.
         """
         made = []
-        for name in (*self._manifests(), RESTARTING, *self._own_files(), *own):  # what is left is never a checkpoint
+        for name in (*self._manifests(), RESTARTING, *self._own_files(), *own):  # the rest is never valid
             try:
                 made += self._set_aside(name)
             except (OSError, errors.Fault) as error:
@@ -200,7 +200,7 @@ class CheckpointStore(NamedTuple):
         raise OSError(errno.EEXIST, "there are too many refused checkpoints", self.directory)
 
     def _take_back(self, kept: list[str]) -> None:
-        """Give the files that were `set_aside` their names again, the manifest last. What fails is logged."""
+        """Rename the files that were `set_aside` back, the manifest last. Errors are logged."""
         for new in reversed(kept):
             name = new.rpartition(_REFUSED)[0]
             try:
@@ -212,9 +212,9 @@ class CheckpointStore(NamedTuple):
     # One that is used
 
     def begin_restart(self) -> None:
-        """The guest is about to run and its disks to change: from now on there is no checkpoint here.
+        """Invalidate the checkpoint, because the guest is about to run and its disks will change.
 
-        Raises `errors.Fault` where that cannot be made sure of; the guest must not run then.
+        Raises `errors.Fault` if that fails; the guest must not run then.
         """
         for name in self._manifests():
             try:
@@ -229,9 +229,9 @@ class CheckpointStore(NamedTuple):
                 ) from error
 
     def forget_interrupted(self) -> None:
-        """Remove what is left of a checkpoint whose guest ran when its daemon was killed. What fails is logged.
+        """Remove the rest of a checkpoint whose guest was running when its daemon was killed. Errors are logged.
 
-        Its disks have moved on: without a later checkpoint the guest boots from them, as after a power cut.
+        Its disks have changed since: without a later checkpoint the guest boots from them, as after a power cut.
         """
         if not os.path.lexists(os.path.join(self.directory, RESTARTING)):
             return
@@ -241,9 +241,9 @@ class CheckpointStore(NamedTuple):
         self._forget(RESTARTING, *([] if later else self._own_files()))
 
     def put_back(self) -> None:
-        """The guest has not run after all, and its checkpoint is one again. What fails is logged.
+        """Make the checkpoint valid again, because the guest has not run after all. Errors are logged.
 
-        A hypervisor that fails may have let it run all the same: where a file was written to meanwhile it is none.
+        A hypervisor that fails may have let it run all the same: if a file was written to meanwhile, it stays invalid.
         """
         try:
             if self._is_as_it_was(RESTARTING):
@@ -252,13 +252,13 @@ class CheckpointStore(NamedTuple):
             self.log(f"{RESTARTING} cannot be renamed to {MANIFEST_FILE}: {error}")
 
     def discard(self, *own: str) -> None:
-        """Remove the checkpoint, if there is one, and the files of its `own`. What fails is logged."""
+        """Remove the checkpoint, if there is one, and the files of its `own`. Errors are logged."""
         self._forget(*self._manifests(), RESTARTING, *self._own_files(), *own)
 
     # What helps
 
     def _is_as_it_was(self, name: str) -> bool:
-        """Whether there is a manifest of that name, and none of its files was written to since it has it.
+        """Return True if a manifest of that name exists, and no file of it was written to since it has that name.
 
         Raises OSError, `Unusable` and `errors.Fault`.
         """

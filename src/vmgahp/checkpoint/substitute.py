@@ -1,13 +1,13 @@
-"""A memory image with another head: what a hypervisor is to restore from instead of the job's file.
+"""A memory image with another head, for the hypervisor to restore from instead of the job's file.
 
-What is in the head decides what libvirtd does as root: the domain XML names the emulator, which libvirtd runs to see
-what it can do, and the number of the format the program that it unpacks the image with. The file is the job's user's
-to write at any time, also after a look at it. So libvirtd reads no head of the job's: it gets a pipe, into which go a
-head of our own and then what follows the head in the file; or, where it must be able to seek, the file itself with
-the head written over, once nobody else can write to it.
+The head decides what libvirtd does as root: the domain XML names the emulator, which libvirtd runs to query its
+capabilities, and the number of the format selects the program that unpacks the image. The job's user can write the file
+at any time, also after it was checked. So libvirtd never reads a head of the job's: it gets a pipe with a head of our
+own, followed by the rest of the file; or, if it must be able to seek, the file itself with the head overwritten, once
+no other process can write to it.
 
-The pipe has a name, in a directory of the VM's own to which the job's user cannot write: AppArmor's helper of libvirt's
-(virt-aa-helper), which writes down what the new QEMU may read, takes no path beneath /proc.
+The pipe has a name, in a directory of the VM's own to which the job's user cannot write: libvirt's AppArmor helper
+(virt-aa-helper), which lists the files that the new QEMU may read, accepts no path beneath /proc.
 """
 
 import fcntl
@@ -23,24 +23,26 @@ from vmgahp.host import runtime_dir, threads
 _CHUNK = 1 << 20
 
 _LET_IN = 0.05
-"""Seconds after which somebody is let in who opens a pipe that has been written to its end."""
+"""The interval in seconds at which a reader that opens an exhausted pipe is let in."""
 
 _LEAST_READ = 4096
-"""Bytes after the head: whoever has taken fewer has looked for another head, and given none to a hypervisor."""
+"""The minimum number of bytes read after the head: a reader of fewer was looking for a second head, and has not yet
+given the image to a hypervisor."""
 _NO_HEAD = "magic is incorrect"
-"""In libvirt's words for a head that is none."""
+"""The words of libvirt for a missing head."""
 _STARTED = "monitor"
-"""In libvirt's words for a QEMU that has ended: it was started, so a head was found."""
+"""The words of libvirt for a QEMU that has ended: it was started, so a head was found."""
 
 Write = Callable[[bytes], object]
 Rest = Callable[[Write, int], None]
-"""Writes what follows a head; the number is that of the pipe, from which somebody may not read to the end."""
+"""A function that writes the rest of an image after the head; the number is that of the pipe, whose reader may stop
+early."""
 
 
 class Substitute:
-    """`head`, and then all that `rest` writes, to be read once from `path`; in a ``with``, which ends what `rest` does.
+    """A pipe at `path` with `head`, then the output of `rest`, to be read once; leaving the ``with`` ends `rest`.
 
-    Raises OSError, and `errors.MachineFault` where no thread or directory can be had.
+    Raises OSError, and `errors.MachineFault` if no thread or directory can be made.
     """
 
     def __init__(self, head: bytes, rest: Rest, heads: int = 1) -> None:
@@ -58,22 +60,22 @@ class Substitute:
                     self._feed(out.fileno(), head * heads)
                     rest(lambda data: self._feed(out.fileno(), data), out.fileno())
             except (OSError, errors.MachineFault, NotPacked):
-                pass  # nobody reads any more, or misses what is not there: who restores has said why
-            # Who opens it now waits for a writer, and libvirtd would for ever. It reads what is left, and the end.
+                pass  # the reader is gone, or notices the missing data: whoever restores reports it
+            # A process that opens it now waits for a writer, libvirtd forever. It reads the rest, and then the end.
             while not self._over.wait(_LET_IN):
                 runtime_dir.let_in(self.path)
 
         try:
             os.mkfifo(self.path, 0o600)
-            # With a reader of ours the writer does not wait, and with the writer libvirtd does not; and what was
-            # written stays between the two times that libvirtd opens it.
+            # With a reader of our own the writer does not block, and with the writer libvirtd does not; and the data
+            # stays in the pipe between the two times that libvirtd opens it.
             for flags in (os.O_RDONLY | os.O_NONBLOCK, os.O_WRONLY):
                 opened.append(os.open(self.path, flags))
             self._reading, writing = opened
             try:
                 fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
             except OSError:
-                pass  # a user has so much for all pipes: it is slower
+                pass  # a user has a limited size for all pipes: it is only slower
             self._thread = threads.start("the memory image", feed)
         except BaseException:
             for descriptor in opened:
@@ -92,10 +94,10 @@ class Substitute:
         runtime_dir.remove(self._room)
 
     def with_another_head(self, said: str) -> "Substitute | None":
-        """The same with the head twice, where no more than one was read; None where that was not why it failed.
+        """Return the same with the head twice, if the failure was that the head was needed twice; otherwise None.
 
-        Some versions of libvirt open an image a second time, and read its head again before what follows it. 12.8 has
-        that done by its I/O helper, which reads far ahead: then what libvirt `said` tells.
+        Some versions of libvirt open an image a second time, and read its head again before the rest. 12.8 does that
+        with its I/O helper, which reads far ahead: then only libvirt's message, `said`, tells.
         """
         has_no_more = self._fed - self._left < len(self._parts[0]) + _LEAST_READ
         is_missed = _NO_HEAD in said or (has_no_more and _STARTED not in said)
@@ -112,7 +114,7 @@ class Substitute:
 
 
 def all_of(fd: int, offset: int) -> Rest:
-    """The rest of a file, for a `Substitute`."""
+    """Return a function that writes the rest of a file, for a `Substitute`."""
 
     def rest(write: Write, _: int) -> None:
         position = offset
@@ -124,10 +126,10 @@ def all_of(fd: int, offset: int) -> Rest:
 
 
 class Held:
-    """The file of `fd` with `head` over its first bytes, to be read from `path`; in a ``with``, and then as it was.
+    """The file of `fd` with `head` over its first bytes, readable at `path`; leaving the ``with`` restores it.
 
-    Until then it is root's, and nobody has it open who could write to it. Raises OSError, BlockingIOError above all
-    where somebody has.
+    Until then it belongs to root, and no other process can write to it. Raises OSError, above all BlockingIOError if a
+    process has it open for writing.
     """
 
     def __init__(self, head: bytes, fd: int) -> None:
@@ -157,7 +159,7 @@ class Held:
             os.fchown(self._fd, self._owner.st_uid, self._owner.st_gid)
 
     def with_another_head(self, _: str) -> None:
-        """Each who opens it reads it from its beginning."""
+        """Return None: each reader that opens the file reads it from its beginning, so a second head never helps."""
 
     def _begin_with(self, data: bytes) -> None:
         if data:
@@ -169,7 +171,7 @@ class Held:
 
 
 def can_be_held(fd: int) -> bool:
-    """Whether the file system of `fd`, which nobody else has open, can say who has a file open for writing."""
+    """Return True if the file system of `fd`, open nowhere else, can tell who has a file open for writing (leases)."""
     if os.geteuid() != 0:
         return True
     try:
@@ -181,14 +183,14 @@ def can_be_held(fd: int) -> bool:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """To a file, which may take less at a time. Raises OSError."""
+    """Write all data to a file, which may accept less at a time. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def _bytes_in(pipe: int) -> int:
-    """What waits there to be read."""
+    """Return the number of bytes in a pipe."""
     answer = bytearray(4)
     fcntl.ioctl(pipe, termios.FIONREAD, answer)
     return int.from_bytes(answer, sys.byteorder)

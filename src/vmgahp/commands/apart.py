@@ -1,4 +1,4 @@
-"""A look at the machine in a process of its own, which a hung file system may keep for good."""
+"""Work in a process of its own, which a hung file system may block forever."""
 
 import atexit
 import os
@@ -8,15 +8,15 @@ import threading
 from collections.abc import Callable
 
 PATIENCE = 1.0
-"""Seconds for that process to end, once it has told how it came out."""
+"""Seconds to wait for that process to exit after it has reported its result."""
 
 
 def apart(work: Callable[[], int]) -> int:
-    """Do `work`, which returns the exit status and prints, in a process of its own, and wait for its word only.
+    """Run `work`, which prints and returns the exit status, in a child process; wait only for its result.
 
-    A thread that waits for a FUSE whose server has taken the question and does not answer cannot be killed, and its
-    process neither ends nor lets go of its output. Whoever has other threads, or another standard output than the
-    process, works in this one.
+    A thread that waits for a FUSE server that has read the request and does not answer cannot be killed, and its
+    process neither exits nor closes its output. If the caller has other threads, or another standard output than the
+    process, the work is done in this process.
     """
     if threading.active_count() > 1 or sys.stdout is not sys.__stdout__:
         return work()
@@ -25,9 +25,9 @@ def apart(work: Callable[[], int]) -> int:
     child = os.fork()
     if not child:
         os.close(hearing)
-        status = work()  # what it raises is for whoever called, here as there
+        status = work()  # its exceptions reach the caller, as in this process
         _flush()
-        atexit._run_exitfuncs()  # programs that still run are killed
+        atexit._run_exitfuncs()  # kills programs that are still running
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)

@@ -1,4 +1,4 @@
-"""The parser of all commands, and the options that mean the same wherever they are."""
+"""The parser of all commands, and the options that have the same meaning in all of them."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from vmgahp.text import escape
 from vmgahp.vm_types import DRIVERS, SIMULATED
 
 WRONG_WORDS = 2
-"""The exit status where what was typed cannot be done as it stands."""
+"""The exit status for a command line that cannot be executed as it is."""
 
 STATUSES = {
     0: "It is done.",
@@ -21,7 +21,7 @@ STATUSES = {
     2: "Wrong arguments.",
     130: "Control-C.",
 }
-"""Exit statuses of every command, unless it says something else of one."""
+"""The exit statuses of every command, unless its own definition differs."""
 
 FINDINGS = {
     "findings[].check": "what was looked for, such as kvm",
@@ -35,22 +35,22 @@ FINDINGS = {
 
 
 class UsageError(Exception):
-    """What was typed cannot be done as it stands; the text is a sentence that names it, and how to mend it."""
+    """A wrong command line; the text is a sentence that names the mistake and how to correct it."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says of a wrong word what it may have been, and keeps what the manual page tells beside the options."""
+    """A parser that suggests corrections, and keeps the texts of the manual page that are not about options."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(allow_abbrev=False, **how)
         self.examples: Sequence[tuple[str, str]] = ()
-        """What is typed, and what it does."""
+        """The command lines of the examples, each with its effect."""
         self.statuses: Mapping[int, str] = STATUSES
         self.keys: Mapping[str, str] = {}
-        """What ``--json`` prints: the path of each key (``vms[].name``), and its meaning."""
+        """The keys that ``--json`` prints: the path of each (``vms[].name``), and its meaning."""
 
     def format_help(self) -> str:
-        """The help with the examples, and with exit statuses that are not everybody's."""
+        """Format the help with the examples, and with the exit statuses that differ from `STATUSES`."""
         import shutil
         from textwrap import wrap
 
@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help() + "".join(f"{line}\n" for line in lines)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, but nothing unknown gets through."""
+        """Parse as argparse does, but report everything unknown as an error."""
         words = list(sys.argv[1:] if args is None else args)
         if self._subparsers is not None and not words:
             self.print_help(sys.stderr)
@@ -90,7 +90,7 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _refuse_unknown_options(self, words: Sequence[str]) -> None:
-        """Before argparse looks, to which every argument behind one would be of something else."""
+        """Report unknown options before argparse parses, because it would misread the arguments after one."""
         if any(action.nargs == argparse.REMAINDER for action in self._actions):
             return
         for word in words[: words.index("--") if "--" in words else None]:
@@ -104,7 +104,7 @@ class Parser(argparse.ArgumentParser):
         return did_you_mean(name, (option for option in self._option_string_actions if option.startswith("--"))) or "."
 
     def _behind_dashes(self, words: Sequence[str]) -> str:
-        """What helps where the words of another program stand without the dashes before them."""
+        """Suggest ``--`` where the words of another program may be missing it."""
         many = [action for action in self._actions if not action.option_strings and action.nargs in ("+", "*")]
         if "--" in words or not any(action.metavar in ("COMMAND", "WORD") for action in many):
             return ""
@@ -121,7 +121,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"{'/'.join(action.option_strings)} {value}: it is one of {_listed(words)}{near or '.'}")
 
     def error(self, message: str) -> NoReturn:
-        """End with a sentence and where more of it stands."""
+        """Exit with a sentence about the mistake, and a hint to the help."""
         end = "" if message.endswith((".", "?", "!")) else "."
         self.exit(
             WRONG_WORDS,
@@ -136,11 +136,11 @@ def tell(
     statuses: Mapping[int, str] | None = None,
     keys: Mapping[str, str] | None = None,
 ) -> None:
-    """What the manual page and the help of a command tell beside its options.
+    """Set the parts of a command's manual page and help that are not about options.
 
-    `examples` are lines to type, each with what it does; `statuses` those exit statuses that are not as in `STATUSES`,
-    with no text one of those that this command does not have; and `keys` the paths of what ``--json`` prints, such as
-    ``vms[].name``, each with its meaning.
+    `examples` are command lines, each with its effect; `statuses` are the exit statuses that differ from `STATUSES`,
+    with an empty text for one that this command does not have; and `keys` are the paths of what ``--json`` prints, such
+    as ``vms[].name``, each with its meaning.
     """
     assert isinstance(command, Parser)
     command.examples = examples
@@ -149,13 +149,13 @@ def tell(
 
 
 def add_type(command: argparse.ArgumentParser, default: str = "kvm", text: str = "") -> None:
-    """``--type``, the type of VMs in HTCondor's sense."""
+    """Add ``--type``, the VM type as HTCondor has it."""
     text = text or f"the VM type: kvm, qemu, xen, vmware, or that of a driver (default: {default or 'that of VM_TYPE'})"
     command.add_argument("--type", type=vm_type, default=default, metavar="VM_TYPE", help=text)
 
 
 def vm_type(text: str) -> str:
-    """A VM type, of an option, in lower case; one that is not known here may be another machine's."""
+    """Parse a VM type, in lower case; one that is unknown here may exist on another machine."""
     word = text.lower()
     if word in ("", "kvm") or "," in word:
         return word
@@ -172,7 +172,7 @@ def vm_type(text: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """A time, of an option."""
+    """Parse a time in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -183,24 +183,24 @@ def seconds(text: str) -> float:
 
 
 def add_json(command: argparse.ArgumentParser, text: str = "print it all as one JSON object") -> None:
-    """``--json``; its keys are told by `tell`."""
+    """Add ``--json``; its keys are set by `tell`."""
     command.add_argument("--json", action="store_true", help=text)
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """One object on standard output, as every ``--json`` prints it: indented, in ASCII."""
+    """Print an object on standard output as every ``--json`` does: indented, in ASCII."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
 def for_root(*words: str) -> str:
-    """What root types to run this program so: its full path where root's PATH, as sudo has it, leads to no vmgahp."""
+    """Return the command line for root: with this program's full path if root's PATH under sudo does not have it."""
     path = os.path.abspath(sys.argv[0])
     is_elsewhere = os.path.basename(path) == "vmgahp" and os.path.dirname(path) not in SAFE_PATH.split(":")
     return shlex.join([path if is_elsewhere else "vmgahp", *words])
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean X?`` for the known word that is most like `word`, upper case or not; empty where none is."""
+    """Return ``; did you mean X?`` for the known word closest to `word`, ignoring case; empty if none is close."""
     from difflib import get_close_matches
 
     by_lower = {each.lower(): each for each in known}
@@ -209,7 +209,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def with_user() -> dict[str, str]:
-    """The environment, with a user for what runs no job: as root somebody must be named."""
+    """Return the environment with a user for commands that run no job: as root the variable must be set."""
     environ = dict(os.environ)
     if os.getuid() == 0:
         environ.setdefault("VMGAHP_USER_UID", "65534")

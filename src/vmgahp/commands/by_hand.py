@@ -1,4 +1,4 @@
-"""``vmgahp serve``, ``probe``, ``kill`` and ``version``: what the daemon does, by hand."""
+"""``vmgahp serve``, ``probe``, ``kill`` and ``version``: the modes of the daemon, by hand."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ PROTOCOL = "0.0.1"
 
 
 def serve_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp serve``."""
+    """Add the arguments of ``vmgahp serve``."""
     command.description = (
         "Serve the GAHP protocol on standard input and output, as condor_starter gets it. "
         "Without root the VMs run under your own libvirt (qemu:///session)."
@@ -27,7 +27,7 @@ def serve_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def probe_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp probe``."""
+    """Add the arguments of ``vmgahp probe``."""
     command.description = (
         "Run the probe of the startd and print the attributes that it would publish. The reason "
         "why a machine is not VM-capable goes to standard error."
@@ -53,7 +53,7 @@ def probe_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def kill_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp kill``."""
+    """Add the arguments of ``vmgahp kill``."""
     command.description = "Destroy the VM of a job that is gone. A VM that does not exist is a success."
     add_type(command)
     command.add_argument(
@@ -64,7 +64,7 @@ def kill_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def version_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp version``."""
+    """Add the arguments of ``vmgahp version``."""
     command.description = "Print the version. vmgahp --version does the same."
     add_json(command)
     command.set_defaults(run=_version)
@@ -80,7 +80,7 @@ def version_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def version_line() -> str:
-    """The version, as a line for people."""
+    """Return the version, as a line for people."""
     from vmgahp import __version__
 
     return f"vmgahp {__version__} (VM GAHP protocol {PROTOCOL})"

@@ -1,4 +1,4 @@
-"""``vmgahp config``: each setting's value, where it comes from, and what it means."""
+"""``vmgahp config``: the value of each setting, its source, and its meaning."""
 
 import argparse
 import os
@@ -19,17 +19,17 @@ from vmgahp.findings import BAD, Finding, first_bad
 from vmgahp.text import escape, redact
 
 GOOD, WRONG, NO_SUCH_NAME = 0, 1, 2
-"""The exit status: nothing keeps jobs from running, a setting does, or an unknown name was asked for."""
+"""The exit statuses: no setting keeps jobs from running, a setting does, or an unknown name was given."""
 
 WITH_MEANING = 110
-"""From how many columns on a terminal has room for what settings mean."""
+"""The minimum number of columns of a terminal on which the meanings of settings are shown."""
 
 _UNSET = ("default", "HTCondor's default")
 _NOT_SET = "(not set)"
 
 
 class Row(NamedTuple):
-    """One setting as it counts here."""
+    """One setting with its value on this machine."""
 
     setting: Setting
     value: str
@@ -37,11 +37,11 @@ class Row(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is set, to whatever value."""
+        """True if it is set explicitly, to any value."""
         return self.where not in _UNSET
 
     def document(self) -> dict[str, object]:
-        """All of it for ``--json``."""
+        """Return the setting as an object for ``--json``."""
         setting = self.setting
         return {
             "name": setting.name,
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 
 def rows(settings: config.Settings, environ: Mapping[str, str], places: Mapping[str, str]) -> list[Row]:
-    """Every setting: those that this daemon reads, then those that only HTCondor's own daemons read."""
+    """List every setting: those that this daemon reads, then those that only HTCondor's own daemons read."""
     named = map(setting_of, of_share_dirs(settings.string(SHARE_DIRS)))
     read = (*config.SETTINGS, *named, *(setting for setting in FOLDED if settings.where(setting.name) != "default"))
     found = [
@@ -72,7 +72,7 @@ def rows(settings: config.Settings, environ: Mapping[str, str], places: Mapping[
 
 
 def _shown(setting: Setting, value: str) -> str:
-    """A value without what may be a secret in it: an argument such as ``--password …``, or one within a URI."""
+    """Hide possible secrets in a value: an argument such as ``--password …``, or a password within a URI."""
     if setting.kind in ("arguments", "string"):
         name = r"[\w-]*(?:pass(?:word|wd|phrase)?|secret|token|key)"
         value = re.sub(rf"(?i)({name}[=:]|-{name}\s+)[^\s'\"]+", r"\1...", value)
@@ -81,7 +81,7 @@ def _shown(setting: Setting, value: str) -> str:
 
 
 def _chosen(found: list[Row], wanted: Sequence[str]) -> tuple[list[Row], list[str]]:
-    """The rows of the names and patterns that were asked for, and a complaint about each unknown name."""
+    """Select the rows by the given names and patterns, and return a complaint about each unknown name."""
     chosen: list[Row] = []
     complaints = []
     past = {setting.name: f"a setting of earlier releases: {setting.meaning}" for setting in FOLDED}
@@ -102,7 +102,7 @@ def _chosen(found: list[Row], wanted: Sequence[str]) -> tuple[list[Row], list[st
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp config``."""
+    """Add the arguments of ``vmgahp config``."""
     command.description = (
         "Print each setting's value and the file and line, or whatever else, that it comes from; then what is "
         "wrong: invalid values, misspelled names, retired names."
@@ -142,10 +142,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the settings that were asked for, or all, and what is wrong with any.
+    """Print the requested settings, or all, and what is wrong with them.
 
-    With ``--type`` only those that its VMs come to read. What is wrong goes to standard error where standard
-    output is no terminal, so that this has nothing but settings.
+    With ``--type`` only those that its VMs can read. Errors go to standard error if standard output is not a terminal,
+    so that it has only settings.
     """
     environ, wanted, vm_type = os.environ, options.names, options.type.lower()
     try:
@@ -189,14 +189,14 @@ def _print(found: list[Row], wrong: list[Finding], verbose: bool) -> None:
     else:
         sys.stdout.write("".join(escape(line) + "\n" for row in found for line in _lines(row, verbose)))
     if wrong:
-        from vmgahp.commands.page import Page  # without rich, completions and man pages are made all the same
+        from vmgahp.commands.page import Page  # late: completions and man pages are made without rich
 
         page = Page(sys.stdout if terminal else sys.stderr)
         page.say(page.findings([("What is wrong with the settings", wrong)]))
 
 
 def _lines(row: Row, verbose: bool) -> list[str]:
-    """A setting as in a file of settings; what is said of it are comments there."""
+    """Format a setting as in a file of settings; remarks about it are comments there."""
     setting = row.setting
     lines = [f"{setting.name} = {row.value}".rstrip(), f" # from: {row.where}"]
     if verbose:
@@ -224,6 +224,6 @@ def _print_table(found: list[Row]) -> None:
 
 
 def _one_line(meaning: str) -> str:
-    """The first sentence, or what stands before its first semicolon."""
+    """Return the first sentence, or the part before its first semicolon."""
     first = meaning.partition(". ")[0].partition("; ")[0]
     return first.rstrip(".") + "."

@@ -1,7 +1,6 @@
-"""Files that the command line tools read and write: jobs' own, which may be anything, and the log.
+"""Files that the command line tools read and write: untrusted files of jobs, and the log.
 
-What a job wrote is in words that may be its own: control characters are shown as escapes, and secrets are hidden
-once more.
+Text that a job may have written is sanitized again: control characters are shown as escapes, and secrets are hidden.
 """
 
 import os
@@ -19,11 +18,11 @@ _LINE = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) \(pid:(\d{1,10})\) (.*)", r
 
 
 class NotRegular(OSError):
-    """A directory, a FIFO, a device."""
+    """A path that is a directory, a FIFO or a device."""
 
 
 def open_regular(path: str, *, follow: bool = True, directory: int | None = None) -> BinaryIO:
-    """A regular file, open for reading; nothing waits for a FIFO or a device. Raises OSError."""
+    """Open a regular file for reading, without blocking on a FIFO or a device. Raises OSError."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     file = open(os.open(path, flags, dir_fd=directory), "rb")  # noqa: SIM115 - the caller closes it
     if S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -33,7 +32,7 @@ def open_regular(path: str, *, follow: bool = True, directory: int | None = None
 
 
 def write_anew(path: str, data: bytes) -> None:
-    """Write a file that takes the place of a regular file or of none: never through a link, which may be a stranger's.
+    """Create a file or replace a regular one, but never write through a link, which an attacker may have made.
 
     Raises OSError.
     """
@@ -54,7 +53,7 @@ def write_anew(path: str, data: bytes) -> None:
 
 
 class LogLine(NamedTuple):
-    """A line of the daemon's log, as it may be shown."""
+    """A line of the daemon's log, sanitized for display."""
 
     time: float
     pid: str
@@ -62,7 +61,7 @@ class LogLine(NamedTuple):
 
 
 def log_lines(path: str, longest: int, *, follow: bool = True) -> Iterator[LogLine]:
-    """The lines in the last `longest` bytes of a log. Raises OSError."""
+    """Yield the lines in the last `longest` bytes of a log. Raises OSError."""
     with open_regular(path, follow=follow) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - longest))
         text = file.read(longest).decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """Lines of a job's ``vm_metrics.jsonl`` as samples and events, for the commands that show them.
 
-The file is the job's and may say anything: texts are made printable and cut, numbers are finite and not negative.
+The file is the job's and may have any content: texts are made printable and cut, numbers are finite and not negative.
 """
 
 from typing import NamedTuple
@@ -11,16 +11,16 @@ from vmgahp.text import escape
 
 MOST_DEVICES = 64
 LATEST = 2**32
-"""Seconds since 1970 (the year 2106) after which a time is not believed."""
+"""The latest valid time, in seconds since 1970 (the year 2106)."""
 
 LONGEST_NAME, LONGEST_TEXT = 200, 1200
 
 Traffic = dict[str, tuple[float, float]]
-"""Bytes by device: read and written, or received and sent."""
+"""The bytes by device: read and written, or received and sent."""
 
 
 class Sample(NamedTuple):
-    """The use of a VM at one moment; `cpu_seconds`, `disks` and `nics` count since the job began."""
+    """The usage of a VM at one moment; `cpu_seconds`, `disks` and `nics` count since the job began."""
 
     time: float
     state: str
@@ -34,28 +34,28 @@ class Sample(NamedTuple):
 
     @property
     def traffic(self) -> tuple[float, ...]:
-        """Bytes of all devices together: read, written, received, sent."""
+        """The bytes of all devices together: read, written, received, sent."""
         return tuple(
             sum(pair[way] for pair in devices.values()) for devices in (self.disks, self.nics) for way in (0, 1)
         )
 
 
 class Event(NamedTuple):
-    """Something that happened to a VM."""
+    """An event in the life of a VM."""
 
     time: float
     name: str
     state: str
     """The VM's state afterwards; empty after a failure."""
     seconds: float
-    """How long it took, up to `time`."""
+    """The duration of the operation that ended at `time`, in seconds."""
     size: float
-    """Bytes of the memory image; 0 if unknown."""
+    """The bytes of the memory image; 0 if unknown."""
     error: str
     reason: str
     vm_name: str
     pid: int
-    """Process id of the server, in a start."""
+    """The process id of the server, in a start."""
 
 
 def read_line(text: bytes) -> Sample | Event | None:

@@ -1,6 +1,7 @@
-"""Findings and tables as people read them, colored by rich where the terminal has colors.
+"""Findings and tables for people, colored by rich if the terminal has colors.
 
-Paragraphs are wrapped here: rich would cut a command or a path that is longer than a line, and nobody could copy it.
+Paragraphs are wrapped here: rich would split a command or a path that is longer than a line, so that it could not be
+copied.
 """
 
 import os
@@ -19,16 +20,16 @@ from vmgahp.text import escape
 
 MARKS = {OK: "✓", OFF: "!", BAD: "✗", UNKNOWN: "?"}
 ASCII_MARKS = {OK: "ok", OFF: "!!", BAD: "XX", UNKNOWN: "??"}
-"""Marks for an output that is not in UTF-8."""
+"""The marks for an output that is not in UTF-8."""
 STYLES = {OK: "green", OFF: "yellow", BAD: "bold red", UNKNOWN: "cyan"}
 
 LEAST_WIDTH, MOST_WIDTH = 40, 110
 UNLIMITED = 10_000
-"""Columns of a table that goes to no terminal."""
+"""The columns of a table whose output is not a terminal."""
 
 
 class Page(Console):
-    """An output for people: its width, its colors, and its letters."""
+    """An output for people, with its width, its colors, and its character set."""
 
     def __init__(self, stream: TextIO | None = None, width: int | None = None) -> None:
         system: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # rich would leave bold and dim
@@ -37,11 +38,11 @@ class Page(Console):
         self.is_utf8 = self.encoding.replace("-", "") == "utf8"
 
     def say(self, text: Text) -> None:
-        """Print what is wrapped already."""
+        """Print a text that is wrapped already."""
         self.print(text, soft_wrap=True, end="")
 
     def paragraph(self, text: str, style: str = "", lead: str = "", indent: int = 0) -> Text:
-        """Wrap a text without anything that a terminal would act upon; further lines begin below its first word."""
+        """Wrap a text without control characters of terminals; further lines are aligned with its first word."""
         before = " " * indent + lead
         further = " " * len(before)
         lines = wrap(
@@ -57,8 +58,8 @@ class Page(Console):
     def findings(self, sections: Sequence[tuple[str, Sequence[Finding]]], *, brief: bool = False) -> Text:
         """Format all sections; those without findings are left out.
 
-        If `brief`, the places that were looked at are left out, and findings that depend on another one that is
-        shown are only named below that one.
+        If `brief`, the places that were checked are left out, and findings that depend on another one that is shown are
+        only named below that one.
         """
         everything = [one for _, found in sections for one in found]
         causes = {one.check for one in everything if brief and one.verdict != OK and not one.because}
@@ -83,7 +84,7 @@ class Page(Console):
         mark = (MARKS if self.is_utf8 else ASCII_MARKS)[finding.verdict]
         indent = len(mark) + 3
         seen = finding.seen if finding.seen[-1:] in (".", "!", "?") else f"{finding.seen}."
-        # Many a sentence begins with the name of the setting that it is about.
+        # Many sentences begin with the name of the setting that they are about.
         is_named = seen.startswith(f"{finding.check} ")
         text = self.paragraph(seen if is_named else f"{finding.check}: {seen}", lead=f"  {mark} ")
         text.stylize(STYLES[finding.verdict], 2, 2 + len(mark))
@@ -96,7 +97,7 @@ class Page(Console):
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = ()) -> None:
-    """Print a table as wide as the terminal, or as wide as it is; `styles` are those of the rows."""
+    """Print a table as wide as the terminal, or as its content; `styles` are those of the rows."""
     page = Page(width=None if sys.stdout.isatty() else UNLIMITED)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, heading in enumerate(headings):

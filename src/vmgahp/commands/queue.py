@@ -1,4 +1,4 @@
-"""What condor_q says of a job, for the commands that are about one."""
+"""Queries of condor_q, for the commands that are about one job."""
 
 import os
 
@@ -7,16 +7,16 @@ from vmgahp.host.run import run
 from vmgahp.text import escape
 
 LARGEST_AD = 1 << 22
-"""Bytes of a file, or of what condor_q says, that are read; ads have some kilobytes."""
+"""The maximum number of bytes that are read of a file, or of condor_q's output; ads have some kilobytes."""
 
 CONDOR_Q_DEADLINE = 60.0
-"""Seconds for condor_q, which may have to wait for a busy schedd."""
+"""The deadline in seconds for condor_q, which may have to wait for a busy schedd."""
 
 _TRY_IT = "see what condor_q itself says"
 
 
 def job_id(text: str) -> str:
-    """A job id as it was typed, such as 12.0, or 12. Raises `ClientFault`."""
+    """Parse a job id such as 12.0, or 12. Raises `ClientFault`."""
     cluster, _, proc = text.partition(".")
     if not all(part.isascii() and part.isdigit() for part in (cluster, proc or "0")):
         raise no_ad(f"{escape(text)} is not a job id", "write it as 12.0")
@@ -24,7 +24,7 @@ def job_id(text: str) -> str:
 
 
 def ask_condor_q(job: str) -> str:
-    """What ``condor_q -l`` says of a job, such as 12.0. Raises `ClientFault`."""
+    """Return the output of ``condor_q -l`` for a job, such as 12.0. Raises `ClientFault`."""
     try:
         done = run(["condor_q", "-l", job_id(job)], deadline=CONDOR_Q_DEADLINE, environ=os.environ, directory="")
     except FileNotFoundError as error:
@@ -41,5 +41,5 @@ def ask_condor_q(job: str) -> str:
 
 
 def no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
-    """There is no ad that could be used."""
+    """Make the fault for an ad that is missing or unusable."""
     return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)

@@ -1,7 +1,7 @@
-"""Command ``vmgahp record``: runs a server and writes down its conversation with its client.
+"""Command ``vmgahp record``: runs a server and records its conversation with its client.
 
-It can be VM_GAHP_SERVER itself, so it stands where the server would: bytes pass at once and unchanged, with the
-environment, the signals, the ends of the pipes and the exit status. The transcript never disturbs that.
+It can be VM_GAHP_SERVER itself, so it takes the place of the server: bytes are passed on at once and unchanged, as are
+the environment, the signals, the ends of the pipes and the exit status. The transcript never disturbs that.
 """
 
 import argparse
@@ -23,14 +23,14 @@ from vmgahp.text import escape
 
 READ_SIZE = 1 << 16
 MOST_LEFT = 64
-"""Reads of what is left in a pipe at the server's exit; another process may write into it on and on."""
+"""The maximum number of reads of the rest of a pipe after the server's exit; another process may keep writing to it."""
 LAST_INPUT = 1.0
-"""Seconds that the end waits for the client's last lines to be noted."""
+"""Seconds that the end waits for the client's last lines to be recorded."""
 
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
-"""Exit statuses for a command that cannot be started, as of a shell."""
+"""The exit statuses for a command that cannot be started, as of a shell."""
 
 Note = Callable[[str, bytes | int], None]
 
@@ -72,7 +72,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(command: list[str], output: str, *, stderr: bool = False) -> int:
     """Run `command` and record it; return its exit status, or end by the signal that ended it."""
     while os.open(os.devnull, os.O_RDWR) <= 2:
-        pass  # what is closed of the first three must not become the transcript
+        pass  # a closed standard descriptor must not be reused for the transcript
     file: transcript_file.TranscriptFile | None = None
     try:
         descriptor, _ = transcript_file.create(output)
@@ -95,7 +95,7 @@ def run(command: list[str], output: str, *, stderr: bool = False) -> int:
         if file:
             file.close()
     if status < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command may have left one, and this leaves none
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command may have dumped core, and this process does not
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -108,7 +108,7 @@ def _say(text: str) -> None:
 
 
 def _relay(command: list[str], writer: transcript.Writer, *, stderr: bool) -> int:
-    """Stand between the client at standard input and output and a server, until that has exited and all is passed on.
+    """Relay between the client at standard input and output and a server, until that has exited and all is passed on.
 
     Returns the server's exit status as `subprocess` has it. Raises OSError if the server cannot be started.
     """
@@ -134,7 +134,7 @@ def _relay(command: list[str], writer: transcript.Writer, *, stderr: bool) -> in
         thread.start()
     status = process.wait()
     for number in handled:
-        signal.signal(number, signal.SIG_DFL)  # a client that reads no more keeps the rest waiting, and may end this
+        signal.signal(number, signal.SIG_DFL)  # a client that no longer reads blocks the rest, and may end this process
     threads[0].join(LAST_INPUT)
     for thread in threads[1:]:
         thread.join()
@@ -142,13 +142,13 @@ def _relay(command: list[str], writer: transcript.Writer, *, stderr: bool) -> in
 
 
 def _pass(mark: str, source: int, target: int, exited: int, note: Note) -> None:
-    """Pass bytes on and note their lines, until the source ends, the target is read no more, or the server exits."""
+    """Pass bytes on and record their lines, until the source ends, the target is closed, or the server exits."""
     lines = transcript.Splitter(escapes=mark != transcript.STDERR)
     poller = select.poll()
     for descriptor, wanted in ((source, select.POLLIN), (target, 0), (exited, select.POLLIN)):
         poller.register(descriptor, wanted)
     left = MOST_LEFT
-    with suppress(OSError):  # nobody reads it any more, or a terminal was closed
+    with suppress(OSError):  # the reader is gone, or a terminal was closed
         while left:
             events = dict(poller.poll())
             if target in events or source not in events or (exited in events and mark == transcript.CLIENT):
@@ -167,7 +167,7 @@ def _pass(mark: str, source: int, target: int, exited: int, note: Note) -> None:
 
 
 def _close(descriptor: int) -> None:
-    """Close a descriptor for whoever has its other end; one of the first three stays taken."""
+    """Close a descriptor so that its other end notices; one of the first three stays occupied."""
     if descriptor > 2:
         os.close(descriptor)
     else:
@@ -176,7 +176,7 @@ def _close(descriptor: int) -> None:
 
 
 def _own(stream: IO[bytes] | None) -> int:
-    """Return a descriptor of one's own for a pipe of `subprocess`."""
+    """Return a duplicate of the descriptor of a pipe of `subprocess`."""
     assert stream is not None
     descriptor = os.dup(stream.fileno())
     stream.close()

@@ -1,8 +1,8 @@
 """Command ``vmgahp replay``: plays a recording to a server and shows the differences.
 
-Two servers that mean the same do not say the same: an ``R`` comes when it comes, RESULTS finds what is ready, a
-STATUS has figures in it. So replies and results are compared by the request that they answer, and without what
-varies from run to run (`alike`).
+Two equivalent servers do not send identical lines: an ``R`` comes at any time, RESULTS returns what is ready, a STATUS
+has figures in it. So replies and results are compared by the request that they answer, and without the parts that vary
+from run to run (`alike`).
 """
 
 import argparse
@@ -23,17 +23,17 @@ from vmgahp.protocol.transcript import CLIENT, STDERR, Line, Transcript, Transcr
 from vmgahp.text import escape, redact
 
 GRACE = 0.3
-"""Seconds that more lines are waited for after a wrong one, which may be one too many before the right one."""
+"""Seconds to wait for more lines after a wrong one, which may be a surplus line before the right one."""
 POLL = 0.2
-"""Seconds between two RESULTS if the server is not to announce results by R."""
+"""The interval in seconds between two RESULTS if the server is told not to announce results by R."""
 
 FIGURES = ("CPUTIME", "CPUUTILIZATION", "MEMORY")
-"""Words of a STATUS that must be there; their values are not compared."""
+"""The words of a STATUS that must be present; their values are not compared."""
 COMES_AND_GOES = ("IP", "MAC")
-"""Words of a STATUS that are not compared at all: they depend on how far the guest has come."""
+"""The words of a STATUS that are not compared at all, because they depend on the progress of the guest."""
 
 SAME, DIFFERENT, TROUBLE = 0, 1, 2
-"""Exit statuses."""
+"""The exit statuses."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -89,7 +89,7 @@ def _complain(text: str) -> None:
 
 
 def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int:
-    """Play to a command and print the differences. Raises OSError if it cannot be started."""
+    """Play the recording to a command and print the differences. Raises OSError if it cannot be started."""
 
     def heard(mark: str, line: str) -> None:
         if mark == STDERR:
@@ -117,12 +117,12 @@ def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int
 
 
 def alike(line: str, operation: str | None = None) -> str:
-    """Return a line of the server without what may differ; `operation` is that of a result line.
+    """Return a line of the server without the parts that may differ; `operation` is that of a result line.
 
     ======== ===========================================================================================
     anywhere the text of the version
     STATUS   the values of `FIGURES`; the words of `COMES_AND_GOES`
-    GETPID   which pid; 0 remains, because it says that there is none
+    GETPID   the pid; 0 remains, because it means that there is none
     ======== ===========================================================================================
     """
     if operation is None:
@@ -140,7 +140,7 @@ def alike(line: str, operation: str | None = None) -> str:
 
 
 def adapted(recorded: Transcript, attributes: Mapping[str, str], vm_type: str = "") -> Transcript:
-    """Return the recording with attributes of the job ad set, and another VM type asked for.
+    """Return the recording with attributes of the job ad set, and with another VM type.
 
     An attribute that the ad does not have is added at its end; names are compared without their case.
     """
@@ -148,7 +148,7 @@ def adapted(recorded: Transcript, attributes: Mapping[str, str], vm_type: str = 
     if vm_type:
         wanted["jobvmtype"] = f'JobVMType = "{vm_type}"'
     missing: dict[str, str] | None = None
-    """What the ad did not have so far; None outside of an ad."""
+    """The attributes that the ad has not had so far; None outside of an ad."""
     lines: list[Line] = []
     for line in recorded.lines:
         texts = [line.text]
@@ -175,17 +175,17 @@ def adapted(recorded: Transcript, attributes: Mapping[str, str], vm_type: str = 
 
 
 class Difference(NamedTuple):
-    """A line that the server did not say as it is recorded."""
+    """A line of the server that differs from the recording."""
 
     number: int
-    """The line of the recording, 0 if it has none."""
+    """The line number in the recording, 0 if it has none."""
     recorded: str | None
     said: str | None
     request: str = ""
-    """The request that this answers."""
+    """The request that the line answers."""
 
     def show(self) -> str:
-        """Format it for people: where, then the lines of both sides."""
+        """Format it for people: the place, then the lines of both sides."""
         where = f"line {self.number}" if self.number else "at the end"
         shown = [f"{where}, {escape(self.request)}:" if self.request else f"{where}:"]
         if self.recorded is not None:
@@ -202,12 +202,12 @@ class Pipes:
         self._client = client
 
     def send(self, data: bytes) -> None:
-        """Write bytes; what keeps them from being written shows when the answer is read."""
+        """Write bytes; an error shows when the answer is read."""
         with suppress(ProtocolError):
             self._client.write(data)
 
     def receive(self, timeout: float) -> str | None:
-        """Return the next line, without its end; None if none comes in `timeout` seconds, or ever will."""
+        """Return the next line, without its end; None if there is none within `timeout` seconds, or at the end."""
         end = time.monotonic() + timeout
         try:
             while (line := self._client.next_line()) is None:
@@ -228,8 +228,8 @@ class Replay:
     """The client's side of a recording, played to a server.
 
     Both conversations are followed by the protocol's rules, so that a reply or a result is compared with that to the
-    same request, whenever it comes. The first answer that does not come ends the play; `unplayed` is the number of
-    lines that are left then.
+    same request, in any order. The first missing answer ends the play; `unplayed` is the number of lines that are left
+    then.
     """
 
     def __init__(self, recorded: Transcript, server: Pipes, timeout: float = DEADLINE) -> None:
@@ -240,11 +240,11 @@ class Replay:
         self._timeout = timeout
         self._then, self._now = Requests(), Requests()
         self._sent: dict[Request, Request] = {}
-        """Recorded request -> the one that was sent now."""
+        """Recorded request -> the request that was sent now."""
         self._last = ""
         """The last line that was sent."""
         self._unasked: deque[str] = deque()
-        """Lines that answer nothing, the greeting first, and that were not compared yet."""
+        """The lines that do not answer a request, the greeting first, and that were not compared yet."""
 
     def run(self) -> list[Difference]:
         """Play everything and return the differences."""
@@ -268,19 +268,19 @@ class Replay:
             self._wait(lambda: False, 0.0)
             self._too_many(line.number)
         recorded, sent = Request(line.text), Request(line.text)
-        if self._then.sent(recorded):  # which a line of a job ad is not: it is not answered
+        if self._then.sent(recorded):  # a line of a job ad has no answer
             self._now.sent(sent)
             self._sent[recorded] = sent
         self._last = line.text
         self._server.send(line.data)
 
     def _hear(self, line: Line) -> bool:
-        """Compare a recorded line of the server with what it says now; False if that does not come in time."""
+        """Compare a recorded line of the server with its present answer; False if that does not come in time."""
         received = self._then.received(line.text)
         sent = self._sent[received.request] if received.request is not None else None
         operation, asked, said = None, "", None
         if received.kind is Kind.READY:
-            # What it announced may have been fetched already, with a RESULTS that the recording does not have.
+            # The announced result may have been fetched already, by a RESULTS that is not in the recording.
             asked = self._last
             early = any(self._sent[then].state is RequestState.FINISHED for then in self._then.pending.values())
             if early or self._wait(lambda: self._now.ready, self._timeout):
@@ -299,14 +299,14 @@ class Replay:
             self._wait(lambda: sent.reply is not None and not self._now.results_left, self._timeout)
             said = sent.reply
             if None not in (result_count(line.text), result_count(said or "")) and not self._now.results_left:
-                return True  # how many results there are is not compared
+                return True  # the number of results is not compared
         if said is None or alike(said, operation) != alike(line.text, operation):
             self._differ(line.number, line.text, said, asked)
             self._wait(lambda: False, GRACE if said is not None else 0.0)
         return said is not None
 
     def _fetch(self, request: Request) -> bool:
-        """Ask for results until there is that of `request`; False if it does not come in time."""
+        """Send RESULTS until the result of `request` has come; False if it does not come in time."""
         end = time.monotonic() + self._timeout
         while request.state is not RequestState.FINISHED:
             left, announces = end - time.monotonic(), self._now.asynchronous
@@ -319,7 +319,7 @@ class Replay:
         return True
 
     def _wait(self, done: Callable[[], object], timeout: float) -> bool:
-        """Take in lines until `done`; False if that does not come about in time."""
+        """Read lines until `done` is true; False if that does not happen in time."""
         end = time.monotonic() + timeout
         while not done():
             line = self._server.receive(max(0.0, end - time.monotonic()))

@@ -1,4 +1,4 @@
-"""The program ``vmgahp``: its commands, the help by what people want, and how it ends."""
+"""The program ``vmgahp``: its commands, their help by purpose, and its exit statuses."""
 
 import argparse
 import errno
@@ -14,7 +14,7 @@ from vmgahp.commands.by_hand import version_line
 from vmgahp.host import packages
 
 NOBODY_READS = 141
-"""The exit status, as of a shell, of output that nobody reads any more."""
+"""The exit status, as of a shell, when the reader of the output has gone (SIGPIPE)."""
 
 MACHINE, JOBS, GUESTS, PROTOCOL, SELF = (
     "A machine that runs VMs",
@@ -26,12 +26,12 @@ MACHINE, JOBS, GUESTS, PROTOCOL, SELF = (
 
 
 class ToolCommand(NamedTuple):
-    """A row of the table."""
+    """One command of the table."""
 
     word: str
     group: str
     place: str
-    """``module:function`` that adds the arguments and what to run; the module is in `vmgahp.commands`."""
+    """The ``module:function`` that adds the arguments and the function to run; the module is in `vmgahp.commands`."""
     text: str
 
 
@@ -75,11 +75,11 @@ MEANT = {
     **dict.fromkeys(("stop", "destroy", "rm"), "kill"),
     **dict.fromkeys(("log", "logs", "metrics"), "report"),
 }
-"""Words that other programs have for it."""
+"""Words of other programs -> the command that does the same."""
 
 
 class _Tool(Parser):
-    """The parser of the first word, whose help is by groups."""
+    """The parser of the first word, whose help is grouped by purpose."""
 
     def format_help(self) -> str:
         formatter = self._get_formatter()
@@ -103,7 +103,7 @@ class _Tool(Parser):
 
 
 def tool_parser(chosen: str = "") -> Parser:
-    """The command line of ``vmgahp``, with the arguments of the chosen command, or of all for the manual pages."""
+    """Make the parser of ``vmgahp``, with the arguments of the chosen command, or of all for the manual pages."""
     parser = _Tool(
         prog="vmgahp",
         description="Virtual machines as HTCondor jobs. HTCondor itself starts condor_vm-gahp (VM_GAHP_SERVER); "
@@ -120,7 +120,7 @@ def tool_parser(chosen: str = "") -> Parser:
 
 
 def help_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp help``."""
+    """Add the arguments of ``vmgahp help``."""
     command.description = "Print what a command does, and its options; without a word, all commands."
     command.add_argument("words", nargs="*", metavar="COMMAND", help="a command, and one of its own: image add")
     command.set_defaults(run=_help)
@@ -140,12 +140,12 @@ def _help(options: argparse.Namespace) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the command line says; the exit status. No wrong word ends in a traceback."""
-    dumb = StringIO()  # for what is closed, which Python has as None
+    """Execute the command line and return the exit status; a wrong word never leads to a traceback."""
+    dumb = StringIO()  # stands in for closed streams, which are None in Python
     sys.stdout, sys.stderr = sys.stdout or dumb, sys.stderr or dumb
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # where the locale is not of UTF-8
+            stream.reconfigure(errors="backslashreplace")  # for locales without UTF-8
     words = list(argv[1:])
     if words[:1] == ["--"]:
         del words[0]
@@ -163,10 +163,10 @@ def run(argv: Sequence[str]) -> int:
         sys.stderr.write(f"vmgahp: the Python package {package} is missing. Hint: {packages.of_python(package)}\n")
         return 1
     except OSError as error:
-        # What is opened has a name, and what is written elsewhere is handled there.
+        # An error about a file has its name, and errors of other outputs are handled in place.
         if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so once more at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python reports it again at exit
         if error.errno == errno.EPIPE:
             return NOBODY_READS
         sys.stderr.write(f"vmgahp: standard output cannot be written: {error.strerror}.\n")

@@ -1,4 +1,4 @@
-"""Sizes, durations and times as people read them. Sizes are binary: 1 KiB is 1024 bytes."""
+"""Sizes, durations and times for people. Sizes are binary: 1 KiB is 1024 bytes."""
 
 import time
 

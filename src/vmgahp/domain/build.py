@@ -1,6 +1,6 @@
 """The domain XML of a job, built from its checked spec with ElementTree.
 
-What an element means is libvirt's business: https://libvirt.org/formatdomain.html. The devices are in
+The meaning of each element is defined by libvirt: https://libvirt.org/formatdomain.html. The devices are in
 `vmgahp.domain.devices`.
 """
 
@@ -15,22 +15,22 @@ from vmgahp.text import not_for_xml
 __all__ = ["Host", "build", "firmware_of"]
 
 LEAST_TB_CACHE_MIB = 4
-"""What TCG wants of its cache for each CPU, in parts of two."""
+"""The minimum size of TCG's cache for each CPU, in MiB; TCG divides the cache into parts of 2 MiB."""
 
 _FIRMWARE_FEATURES = {
     UEFI: (("enrolled-keys", "no"), ("secure-boot", "no")),
     UEFI_SECURE: (("enrolled-keys", "yes"), ("secure-boot", "yes")),
 }
-"""What libvirt chooses a firmware by (``/usr/share/qemu/firmware``). Left to itself it may take one that boots
-signed systems only, such as Debian's first for aarch64, of which a guest would see no more than "Security
-Violation"; and without a word of variables libvirt 12 takes one that is for guests of AMD's SEV alone."""
+"""The features by which libvirt selects a firmware (``/usr/share/qemu/firmware``). By itself it may select one that
+boots signed systems only, such as Debian's first for aarch64, with which a guest shows only "Security Violation"; and
+without a variable store libvirt 12 selects one that is only for guests of AMD's SEV."""
 
 
 def build(spec: JobSpec, host: Host) -> str:
-    """The domain XML for `spec` on `host`.
+    """Make the domain XML for `spec` on `host`.
 
-    Raises `errors.JobFault` when a value of the job cannot stand in XML at all, or asks for a device that its
-    machine has no place for.
+    Raises `errors.JobFault` if a value of the job has a character that XML does not allow, or requests a device for
+    which its machine has no place.
     """
     firmware = firmware_of(spec, host.arch)
     machine = VIRT if host.arch == ARM else PC if firmware == BIOS else Q35
@@ -46,7 +46,7 @@ def build(spec: JobSpec, host: Host) -> str:
         cache = max(host.tb_cache_mib, LEAST_TB_CACHE_MIB * spec.vcpus)
         add_text(etree.SubElement(features, "tcg"), "tb-cache", str(cache), unit="MiB")
     _cpu(domain, spec, host)
-    # What a panic shows is kept until the next STATUS has seen it.
+    # The domain of a panicked guest with a display is preserved until the next STATUS has seen it.
     add_ends(domain, "preserve" if spec.vnc else "destroy", "destroy" if spec.devices.run else "restart")
     add_devices(domain, spec, host, machine)
     if host.dac_label:
@@ -56,11 +56,11 @@ def build(spec: JobSpec, host: Host) -> str:
 
 
 def begin(spec: JobSpec, domain_type: str, uuid: str) -> etree.Element:
-    """A domain with what any job's has."""
+    """Make a domain with the elements that every job has."""
     domain = etree.Element("domain", type=domain_type)
     add_text(domain, "name", spec.name)
     add_text(domain, "uuid", uuid)
-    # The kill mode finds VMs of types that HTCondor does not know by the job's scratch directory.
+    # For VM types that HTCondor does not know, the kill mode finds VMs by the job's scratch directory.
     add_text(domain, "description", spec.working_dir)
     add_text(domain, "memory", str(spec.memory_mib), unit="MiB")
     add_text(domain, "vcpu", str(spec.vcpus))
@@ -68,15 +68,17 @@ def begin(spec: JobSpec, domain_type: str, uuid: str) -> etree.Element:
 
 
 def add_ends(domain: etree.Element, on_crash: str = "destroy", on_reboot: str = "restart") -> None:
-    """A guest that powers off or panics has ended its job; one that reboots has not, unless it has a program to run,
-    of which nothing would be left."""
+    """Add the actions for the guest's end: a guest that powers off or panics has ended its job.
+
+    A reboot does not end the job, unless the guest has a program to run, of which nothing would be left.
+    """
     add_text(domain, "on_poweroff", "destroy")
     add_text(domain, "on_reboot", on_reboot)
     add_text(domain, "on_crash", on_crash)
 
 
 def finished(domain: etree.Element, code: str, hint: str) -> str:
-    """The text of a domain. Raises `errors.JobFault` for a character that cannot stand in XML at all."""
+    """Format a domain as text. Raises `errors.JobFault` for a character that XML does not allow."""
     etree.indent(domain)
     text = etree.tostring(domain, encoding="unicode")
     if found := not_for_xml(text):
@@ -85,12 +87,12 @@ def finished(domain: etree.Element, code: str, hint: str) -> str:
 
 
 def firmware_of(spec: JobSpec, arch: str) -> str:
-    """The firmware that the job's guest boots by: its option, or what its architecture has."""
+    """Return the firmware of the job's guest: its option, or the default of its architecture."""
     return spec.devices.firmware or (UEFI if arch == ARM else BIOS)
 
 
 def _memory_backing(domain: etree.Element, spec: JobSpec) -> None:
-    """virtiofsd reads and writes the guest's memory, which QEMU must have shared with it."""
+    """Share the guest's memory with virtiofsd, which reads and writes it, if there are shared directories."""
     if any(share.kind == VIRTIOFS for share in spec.devices.shares):
         backing = etree.SubElement(domain, "memoryBacking")
         etree.SubElement(backing, "source", type="memfd")

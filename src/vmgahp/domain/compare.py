@@ -1,4 +1,4 @@
-"""Domain XML read by the rows of `vmgahp.domain.model`: which device is which, and who says what."""
+"""Comparison of domain XML by the rows of `vmgahp.domain.model`: identity and attributes of devices."""
 
 import os
 import re
@@ -10,18 +10,18 @@ from vmgahp.domain.rows import Element, Side
 
 
 def row_of(device: etree.Element) -> Element:
-    """The row of a device, which is that of any other one where there is none."""
+    """Return the row of a device, or that of an unknown device if it has none."""
     return DEVICES.get(device.tag, OTHER)
 
 
 def value(element: etree.Element, path: str, name: str, default: str = "") -> str:
-    """An attribute of the first element at a place, of the element itself where the place is empty."""
+    """Return an attribute of the first element at a path; with an empty path, of the element itself."""
     found = element.find(path) if path else element
     return default if found is None else found.get(name, default)
 
 
 def elements(row: Element, path: str = "") -> Iterator[tuple[str, Element]]:
-    """Paths and rows of an element and of all in it, but for its place in the guest."""
+    """Yield the paths and rows of an element and all its descendants, except for its address in the guest."""
     for tag, below in row.children.items():
         if tag != "address":
             yield from elements(below, f"{path}/{tag}".lstrip("/"))
@@ -29,7 +29,7 @@ def elements(row: Element, path: str = "") -> Iterator[tuple[str, Element]]:
 
 
 def known_by(device: etree.Element) -> tuple[str, ...]:
-    """By what a device is known: its kind, and what tells it from others of its kind."""
+    """Return the identity of a device: its kind, and the attributes that distinguish it from others of its kind."""
     known = [
         value(device, path, name, attribute.default)
         for path, row in elements(row_of(device))
@@ -40,29 +40,29 @@ def known_by(device: etree.Element) -> tuple[str, ...]:
 
 
 def is_same(known: tuple[str, ...], ours: tuple[str, ...]) -> bool:
-    """Whether a device known by `known` may be that one of ours: where ours says nothing, libvirt has chosen."""
+    """Return True if the device `known` may be our `ours`: libvirt chooses the values that ours leaves open."""
     return len(known) == len(ours) and all(our in ("", its) for its, our in zip(known, ours, strict=True))
 
 
 def is_new(device: etree.Element) -> bool:
-    """Whether VMs get such a device that an earlier release gave to none."""
+    """Return True if VMs get such a device now, and an earlier release gave it to none."""
     forms, known = row_of(device).new, known_by(device)[1:]
     return forms is not None and all(re.fullmatch(form, its) for form, its in zip(forms, known, strict=True))
 
 
 def is_added(device: etree.Element, domain_type: str) -> bool:
-    """Whether libvirt adds such a device to any VM, and it reaches nothing of the host."""
+    """Return True if libvirt adds such a device to any VM, and it gives no access to the host."""
     forms = row_of(device).added, ADDED_BY.get(domain_type, {}).get(device.tag)
     return any(form is not None and all_fit(device, form) for form in forms)
 
 
 def all_fit(element: etree.Element, forms: Mapping[str, str]) -> bool:
-    """Whether the attributes of an element have these forms."""
+    """Return True if the attributes of an element match these patterns."""
     return all(re.fullmatch(form, element.get(name, ""), re.ASCII) for name, form in forms.items())
 
 
 def equal(now: str, then: str) -> bool:
-    """Whether values are one; libvirt writes numbers, MAC addresses and paths in a form of its own."""
+    """Return True if two values are equal; libvirt normalizes numbers, MAC addresses and paths."""
     if now.lower() == then.lower():
         return not (now.startswith("/") and now != then)
     if now.startswith("/"):
@@ -74,7 +74,7 @@ def equal(now: str, then: str) -> bool:
 
 
 def says(now: etree.Element, then: etree.Element, same: Callable[[str, str], bool] = equal) -> bool:
-    """Whether an element says all that the other one says; as whom a file is opened is looked at elsewhere."""
+    """Return True if an element has everything that the other has; seclabel elements are compared elsewhere."""
     text = (then.text or "").strip()
     return (
         now.tag == then.tag
@@ -85,14 +85,14 @@ def says(now: etree.Element, then: etree.Element, same: Callable[[str, str], boo
 
 
 def is_libvirts_own(path: str) -> bool:
-    """Whether a path is of libvirt's own making: a terminal of its own, or a socket in its own directories."""
+    """Return True if libvirt has made a path: a terminal of its own, or a socket in its own directories."""
     return bool(re.fullmatch(r"/dev/pts/[0-9]+|/(?:.*/)?libvirt/(?:qemu|lxc|ch)/.*", path)) and "/../" not in path
 
 
 def is_kept(now: etree.Element, then: etree.Element, *, own: bool) -> bool:
-    """Whether what an element reaches is what another one asked for, where that says anything.
+    """Return True if the host resources of an element are those that the other requested, where that has a value.
 
-    libvirt leaves out what is void, says what a network of its own is at present, and names the first unit of an
+    libvirt leaves out empty elements, shows how it has resolved a network of its own, and names the first unit of an
     iSCSI target; where it may choose its `own`, it does (`is_libvirts_own`).
     """
     text = (then.text or "").strip()
@@ -108,9 +108,9 @@ def is_kept(now: etree.Element, then: etree.Element, *, own: bool) -> bool:
 
 
 def memory(element: etree.Element | None) -> int:
-    """Bytes, in any of libvirt's units (``virScaleInteger``); none where there is no element.
+    """Return a size in bytes, from any of libvirt's units (``virScaleInteger``); 0 if there is no element.
 
-    Raises `ValueError` for what is no amount.
+    Raises `ValueError` for an invalid size.
     """
     if element is None:
         return 0

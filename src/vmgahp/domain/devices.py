@@ -13,58 +13,58 @@ from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import Disk, JobSpec, Nic
 
 PC, Q35, VIRT = "pc", "q35", "virt"
-"""The machines that guests get: QEMU's classic PC, the PC that UEFI likes, the one of aarch64."""
+"""The machine types of guests: QEMU's classic PC, the PC for UEFI, and that of aarch64."""
 
 _BUS_OF_DEVICE = (("vd", "virtio"), ("sd", "sata"), ("hd", "ide"), ("xvd", "virtio"), ("fd", "fdc"))
-"""The bus that a device name stands for. `sd` is SATA, which every guest of the last fifteen years can boot
-from and read; libvirt's own guess is an LSI SCSI controller that current guests have no driver for."""
+"""The bus for the prefix of a device name. `sd` is SATA, which every guest of the last fifteen years can boot from and
+read; libvirt's own guess is an LSI SCSI controller for which current guests have no driver."""
 
 _LACKS = {PC: (), Q35: ("ide",), VIRT: ("ide", "fdc")}
-"""The buses that a machine lacks."""
+"""The buses that a machine type does not have."""
 
 NETWORKS = {"nat": "network", "bridge": "bridge", "user": "user"}
 
 
 class Host(NamedTuple):
-    """What the machine and its settings contribute to a domain."""
+    """The contribution of the machine and its settings to a domain."""
 
     uuid: str
     domain_type: str
-    """``kvm``, or ``qemu`` for TCG."""
+    """The type of the domain: ``kvm``, or ``qemu`` for TCG."""
     cpu_mode: str
-    """libvirt's ``<cpu mode>``, or empty for QEMU's default CPU."""
+    """The value of libvirt's ``<cpu mode>``, or empty for QEMU's default CPU."""
     dac_label: str = ""
-    """``+uid:+gid`` that QEMU runs as, or empty for libvirt's own choice."""
+    """The user of QEMU as ``+uid:+gid``, or empty for libvirt's own choice."""
     console_socket: str = ""
-    """Unix socket that listens for the serial console, or empty for a pseudo terminal."""
+    """The Unix socket that listens for the serial console, or empty for a pseudo terminal."""
     vnc_password: str = ""
     nat_network: str = "default"
     bridge: str = ""
     passt: bool = False
-    """User networking by passt; otherwise by QEMU's own slirp."""
+    """True if user networking is done by passt; otherwise by QEMU's own slirp."""
     arch: str = ""
     """The architecture of the guest, ``x86_64`` or ``aarch64``; empty for x86_64 on itself."""
     tpm_socket: str = ""
-    """Unix socket on which swtpm listens for a guest that has a TPM."""
+    """The Unix socket on which swtpm listens for a guest that has a TPM."""
     exit_socket: str = ""
-    """Unix socket that listens for the exit code of a guest that has a port for it."""
+    """The Unix socket that listens for the exit code of a guest that has a port for it."""
     run_sockets: tuple[tuple[str, str], ...] = ()
     """The ports of a guest that runs a program: the name of each, and the Unix socket that listens to it."""
     ssh_address: str = ""
     ssh_ports: tuple[tuple[int, int], ...] = ()
-    """The guest's ports that passt opens a way to, each with the port of the machine at `ssh_address`."""
+    """The guest's ports that passt forwards, each with the port of the machine at `ssh_address`."""
     panic: str = ""
-    """The model of the device by which a guest's kernel says that it has panicked; empty for none."""
+    """The model of the device through which a guest's kernel reports a panic; empty for none."""
     agent: bool = False
-    """Whether there is a port for QEMU's guest agent."""
+    """True if there is a port for QEMU's guest agent."""
     share_sockets: tuple[str, ...] = ()
-    """For each shared directory the Unix socket on which virtiofsd listens, empty for one that QEMU shares itself."""
+    """The Unix socket of virtiofsd for each shared directory, empty for one that QEMU shares itself."""
     tb_cache_mib: int = 0
-    """How much TCG may keep of the code that it has translated; 0 for QEMU's own choice."""
+    """The size to which TCG's cache of translated code may grow, in MiB; 0 for QEMU's own choice."""
 
 
 def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) -> None:
-    """All devices of the job. Raises `errors.JobFault` for one that the machine cannot have."""
+    """Add all devices of the job. Raises `errors.JobFault` for one that the machine cannot have."""
     devices = etree.SubElement(domain, "devices")
     if any(_bus(disk, machine) == "scsi" for disk in spec.disks):
         etree.SubElement(devices, "controller", type="scsi", index="0", model="virtio-scsi")
@@ -90,7 +90,7 @@ def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) 
 
 
 def bus_of(device: str) -> str:
-    """The bus for a device name such as vda."""
+    """Return the bus for a device name such as vda."""
     for prefix, bus in _BUS_OF_DEVICE:
         if device.startswith(prefix):
             return bus
@@ -98,7 +98,7 @@ def bus_of(device: str) -> str:
 
 
 def add_text(parent: etree.Element, tag: str, text: str, **attributes: str) -> None:
-    """An element with text in it."""
+    """Add an element with text."""
     etree.SubElement(parent, tag, attributes).text = text
 
 
@@ -106,8 +106,11 @@ def add_text(parent: etree.Element, tag: str, text: str, **attributes: str) -> N
 
 
 def _bus(disk: Disk, machine: str) -> str:
-    """The bus of a disk. QEMU's IDE and SATA disks cannot be read-only; of a SATA disk the guest knows no
-    more than the name sda, which a SCSI disk has too."""
+    """Choose the bus of a disk.
+
+    QEMU's IDE and SATA disks cannot be read-only; the guest sees only the name sda of a SATA disk, which a SCSI disk
+    has too.
+    """
     bus = bus_of(disk.device)
     if bus in _LACKS[machine]:
         raise errors.JobFault(
@@ -117,7 +120,7 @@ def _bus(disk: Disk, machine: str) -> str:
             "give it a device name such as vda or sda.",
         )
     if bus == "sata" and (machine == VIRT or disk.shared):
-        return "scsi"  # QEMU's SATA disks cannot be shared, and the firmware of aarch64 knows none
+        return "scsi"  # QEMU's SATA disks cannot be shared, and aarch64's firmware has none
     if disk.kind == "disk" and not disk.writable:
         if bus == "sata":
             return "scsi"
@@ -145,13 +148,13 @@ def _disk(devices: etree.Element, disk: Disk, order: int, machine: str) -> None:
             f"VMPARAM_vm_Disk names the partition {disk.device}{disk.partition}, and only Xen has such disks.",
             f"name the whole disk, {disk.device}, in vm_disk.",
         )
-    # virtio has no CD-ROM drives; a read-only disk is what the guest can mount just as well.
+    # virtio has no CD-ROM drives; a guest can mount a read-only disk instead.
     cdrom = disk.kind == "cdrom" and bus in ("sata", "ide", "scsi")
     kind = "disk" if disk.kind == "cdrom" and not cdrom else disk.kind
     element = etree.SubElement(devices, "disk", type="file", device=kind)
     driver = etree.SubElement(element, "driver", name="qemu", type=disk.format)
     if disk.shared and disk.writable:
-        # What another machine writes is not in this one's page cache.
+        # Another machine's writes are not in this machine's page cache.
         driver.set("cache", "none")
     etree.SubElement(element, "source", file=disk.path)
     add_chain(element, disk.backing)
@@ -164,7 +167,7 @@ def _disk(devices: etree.Element, disk: Disk, order: int, machine: str) -> None:
 
 
 def add_chain(disk: etree.Element, chain: Iterable[BackingFile]) -> None:
-    """Say the backing files of a disk; an empty one ends them: libvirt is not to look into the image for more."""
+    """Add the backing files of a disk; an empty element ends the list and keeps libvirt from searching the image."""
     store = disk
     for layer in chain:
         store = etree.SubElement(store, "backingStore", type="file")
@@ -177,7 +180,7 @@ def add_chain(disk: etree.Element, chain: Iterable[BackingFile]) -> None:
 
 
 def add_interface(devices: etree.Element, nic: Nic, nat_network: str, bridge: str) -> etree.Element:
-    """The end of a NIC that any hypervisor knows."""
+    """Add a NIC with the part of its host side that is the same for all hypervisors."""
     kind = NETWORKS[nic.networking_type]
     interface = etree.SubElement(devices, "interface", type=kind)
     if nic.mac:
@@ -217,7 +220,7 @@ def _captured_port(devices: etree.Element, name: str, path: str) -> None:
 
 
 def agent_port() -> etree.Element:
-    """The port of QEMU's guest agent, at whose other end is libvirt itself."""
+    """Make the port of QEMU's guest agent, which is connected to libvirt itself."""
     channel = etree.Element("channel", type="unix")
     etree.SubElement(channel, "target", type="virtio", name=AGENT)
     return channel
@@ -229,7 +232,7 @@ def _vnc(devices: etree.Element, host: Host, machine: str) -> None:
         vnc.set("passwd", host.vnc_password)
     etree.SubElement(vnc, "listen", type="address", address="127.0.0.1")
     if machine == VIRT:
-        # The one display that its firmware and its guests know; libvirt adds neither keyboard nor USB there.
+        # The only display that its firmware and its guests support; libvirt adds neither keyboard nor USB there.
         etree.SubElement(etree.SubElement(devices, "video"), "model", type="virtio")
         etree.SubElement(devices, "controller", type="usb", index="0", model="qemu-xhci")
         etree.SubElement(devices, "input", type="keyboard", bus="usb")
@@ -237,7 +240,7 @@ def _vnc(devices: etree.Element, host: Host, machine: str) -> None:
 
 
 def _tpm(devices: etree.Element, host: Host, machine: str) -> None:
-    """swtpm runs as the job's user beside QEMU; libvirt's own could be reached by libvirt's user only."""
+    """Add a TPM whose swtpm runs as the job's user beside QEMU; only libvirt's user could connect to libvirt's own."""
     tpm = etree.SubElement(devices, "tpm", model="tpm-tis" if machine == VIRT else "tpm-crb")
     backend = etree.SubElement(tpm, "backend", type="external")
     etree.SubElement(backend, "source", type="unix", mode="connect", path=host.tpm_socket)
@@ -245,14 +248,14 @@ def _tpm(devices: etree.Element, host: Host, machine: str) -> None:
 
 def _share(devices: etree.Element, share: Share, socket: str) -> None:
     if share.kind == VIRTIOFS:
-        # virtiofsd is not libvirt's, which would run it as root: it listens already, and knows the directory.
+        # This package starts virtiofsd and the socket exists already; libvirt would run it as root.
         element = etree.SubElement(devices, "filesystem", type="mount")
         etree.SubElement(element, "driver", type="virtiofs", queue="1024")
         etree.SubElement(element, "source", socket=socket)
     else:
         # Mapped: owners and modes that the guest sets are notes beside the files, and a link that it makes is a
-        # plain file here. What the guest's root does is done by the job's user. Of what it cannot write it reads
-        # the links that are there.
+        # plain file here. The guest's root works as the job's user. In a read-only directory the guest sees the
+        # links that are there.
         mode = "mapped" if share.writable else "squash"
         element = etree.SubElement(devices, "filesystem", type="mount", accessmode=mode)
         etree.SubElement(element, "driver", type="path")

@@ -1,11 +1,11 @@
-"""libvirt's domain XML as this package knows it: a row an element, and whose each attribute is.
+"""libvirt's domain XML as this package knows it: one row for each element, with its attributes.
 
-A row says of an element which attributes, text and elements it may have; of an attribute by which form, and on which
-side it is: the guest sees it, it reaches the host, or it tells devices of a kind apart. Everybody who reads domain
-XML reads it by these rows. `vmgahp.domain.verify` compares what is the host's and what tells devices apart,
-`vmgahp.domain.restore` takes over of a saved VM what the guest sees and libvirt had filled in, and
-`vmgahp.domain.job_xml` lets a job say what has a form for jobs. What elements mean is libvirt's business:
-https://libvirt.org/formatdomain.html.
+The row of an element lists the attributes, text and elements that it may have, and for each attribute its form and its
+side: the guest sees it, it gives access to the host, or it distinguishes devices of a kind. All modules that read
+domain XML use these rows. `vmgahp.domain.verify` compares the host's side and the distinguishing attributes,
+`vmgahp.domain.restore` takes the attributes that the guest sees and libvirt had filled in from a saved VM, and
+`vmgahp.domain.job_xml` lets a job's XML have what has a form for jobs. The meaning of the elements is defined by
+libvirt: https://libvirt.org/formatdomain.html.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from vmgahp.text import MAC
 NUMBER = r"[0-9]{1,9}"
 WORD = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}"
 MACHINE = r"pc|q35|virt|(?:pc-i440fx|pc-q35|virt|pseries|s390-ccw-virtio)-[A-Za-z0-9.-]{1,40}"
-"""That a saved VM may have, by what libvirt calls it on any architecture."""
+"""The machine types that a saved VM may have, by libvirt's names on any architecture."""
 _MACHINE = r"pc|q35|virt|(?:pc-i440fx|pc-q35|virt)-[A-Za-z0-9.-]{1,40}"
 _AMOUNT = r"[0-9]{1,15}"
 _UNIT = r"b|bytes|[KMGT]B|[kKMGT](?:iB)?"
 _YES = r"yes|no"
 _KIB = r"[0-9]{1,5}"
-"""Of video memory, which is the host's beside that of the guest: 98 MiB at most."""
+"""The amount of video memory, which the host uses in addition to that of the guest: 98 MiB at most."""
 _COUNT = r"[0-9]{1,3}"
 _INDEX = r"1?[0-9]{1,2}|2[0-4][0-9]|25[0-5]"
-"""Of a controller or a bus: libvirt makes all those below it, and 999,999,999 of them end libvirtd."""
+"""The index of a controller or a bus: libvirt makes all lower ones too, and 999,999,999 of them crash libvirtd."""
 _HEX = r"0x[0-9a-fA-F]{1,8}|[0-9]{1,9}"
 _PORTS = r"[0-9]{1,5}(?:\.[0-9]{1,5}){0,3}"
 _ANY = r"(?s).{0,4000}"
@@ -47,10 +47,10 @@ ADDRESSES: Mapping[str, tuple[str, ...]] = {
     "spapr-vio": ("reg",),
     "virtio-mmio": (),
 }
-"""Where a device is in the guest, by the kinds of places, none of which is the host's."""
+"""The attributes of each type of address of a device in the guest; none of them is about the host."""
 
 _ELSEWHERE = "ccw", "spapr-vio"
-"""On architectures that jobs do not have."""
+"""The types of addresses on architectures that jobs do not have."""
 
 ADDRESS = row(
     {name: filled(_HEX, job="" if kind in _ELSEWHERE else None) for kind, names in ADDRESSES.items() for name in names}
@@ -103,7 +103,7 @@ _DISK = row(
 _FORWARD = end({"proto": host(), "address": host(), "dev": host()}, job=False)._replace(
     children={"range": row({name: host() for name in ("start", "end", "to", "exclude")}, job=False)}
 )
-"""The ports of the machine that lead to those of a guest."""
+"""The ports of the machine that are forwarded to those of a guest."""
 
 _INTERFACE = row(
     {"type": known(r"network|bridge|user")},
@@ -156,7 +156,7 @@ _INPUT = row(
 
 
 def _port(target: Mapping[str, Attribute | str], model: Attribute) -> Element:
-    """A serial port or a console: what it is in the guest, and whereto it writes."""
+    """Make the row of a serial port or a console: its side in the guest, and the place where its output goes."""
     inside = row(target, {"model": row({"name": model})})
     return row({"type": host(r"pty")}, {"target": inside, "source": end(job=False), **_PLACE})
 
@@ -233,7 +233,7 @@ _TPM = row(
 
 _SOME = {name: known() for name in ("type", "bus", "model", "mode")}
 OTHER = row(_SOME | {name: host() for name in ("device", "index", "name", "listen", "accessmode")}, job=False)
-"""Any device of which this package knows no more."""
+"""The row of any device that this package does not know."""
 _WITH_SOURCE = OTHER._replace(children={"source": end()})
 
 DEVICES: Mapping[str, Element] = {
@@ -263,13 +263,13 @@ DEVICES: Mapping[str, Element] = {
     "nvram": OTHER._replace(added={}),
     "hub": row({"type": known(r"usb")}, _PLACE, most=8, added={"type": r"usb"}),
 }
-"""The devices. What libvirt adds by itself (``virDomainDefAddImplicitDevices`` and ``qemuDomainDefAddDefaultDevices``)
-is the chip set's controllers, mouse and keyboard, the balloon, silence; the watchdog of q35; a hub where USB ports
-run out; on other architectures a panic notifier and the firmware's memory. A display adapter is added to a VM with
-graphics only."""
+"""The devices. libvirt adds by itself (``virDomainDefAddImplicitDevices`` and ``qemuDomainDefAddDefaultDevices``)
+the chip set's controllers, mouse and keyboard, the balloon, and a silent audio device; the watchdog of q35; a hub if
+USB ports run out; on other architectures a panic notifier and the firmware's memory. It adds a display adapter only to
+a VM with graphics."""
 
 ADDED_BY = {"xen": {"controller": {"type": r"xenbus"}, "input": {"bus": r"xen"}, "memballoon": {"model": r"xen"}}}
-"""What libvirt's driver adds to any guest of another hypervisor, by the type of the domain."""
+"""The devices that libvirt's driver for another hypervisor adds to any guest, by the type of the domain."""
 
 
 # The domain

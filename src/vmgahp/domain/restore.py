@@ -1,14 +1,14 @@
 """The domain XML with which a saved memory image is restored.
 
-A memory image carries the XML of the VM that was saved, and a restore takes the VM from there. But the
-image was in the hands of the job: it came back with the job's files, and whoever edits that XML could add
-any device of the host. So what is restored is *our* XML, made anew from the job and the settings, and from
-the saved one come only the facts that the guest's hardware depends on and that libvirt had chosen by
-itself: on which bus and slot a device is, the machine type, the CPU, the UUID. Each is checked for its form
-and written anew; nothing is copied as it is. QEMU refuses a memory that does not fit the result.
+A memory image carries the XML of the VM that was saved, and a restore takes the VM from there. But the image was in the
+hands of the job: it came back with the job's files, and an edited XML could add any device of the host. So the restore
+uses *our* XML, made anew from the job and the settings. From the saved one it takes only the facts that the guest's
+hardware depends on and that libvirt had chosen by itself: the bus and slot of each device, the machine type, the CPU,
+the UUID. Each is checked for its form and written anew; nothing is copied as it is. QEMU refuses a memory that does not
+fit the result.
 
-Every device of the saved VM must be one of ours, or one that libvirt adds to any VM; and every one of ours
-must be there. Otherwise there is a `SavedMismatch`, which names the device.
+Every device of the saved VM must be one of ours, or one that libvirt adds to any VM; and each of ours must be in the
+saved VM. Otherwise a `SavedMismatch` names the device.
 """
 
 import operator
@@ -24,24 +24,24 @@ from vmgahp.domain.rows import Element
 from vmgahp.text import MAC
 
 LARGEST = 1 << 20
-"""Bytes of XML; libvirt writes a few thousand."""
+"""The maximum number of bytes of XML; libvirt writes a few thousand."""
 MOST_DEVICES = 1024
 
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 
 _FAMILIES = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
-"""What libvirt makes of the names that mean "the newest"; virt becomes virt-, and so on."""
+"""The prefixes by which libvirt resolves the names that mean "the newest"; virt becomes virt-, and so on."""
 
 
 class SavedMismatch(Exception):
-    """The saved VM is not the one that the job and this machine's settings make; the text says why."""
+    """A saved VM other than the one that the job and this machine's settings make; the text says why."""
 
 
 def reconcile(saved: str, ours: str) -> str:
-    """Our domain XML with the hardware of the saved one.
+    """Combine our domain XML with the hardware of the saved one.
 
-    `saved` is not trusted, `ours` is what `vmgahp.domain.build` or the administrator's script made for this
-    start. Raises `SavedMismatch`.
+    `saved` is not trusted, `ours` was made for this start by `vmgahp.domain.build` or the administrator's script.
+    Raises `SavedMismatch`.
     """
     theirs, domain = _begin(saved, ours)
     _take_machine(theirs, domain)
@@ -52,7 +52,7 @@ def reconcile(saved: str, ours: str) -> str:
 
 
 def reconcile_xen(saved: str, ours: str) -> str:
-    """As `reconcile`, for Xen, whose guests have no hardware to be chosen: UUID and MAC addresses are all they keep."""
+    """Combine as `reconcile` does, for Xen, whose guests keep only UUID and MAC addresses: no hardware is chosen."""
     theirs, domain = _begin(saved, ours)
     _same("machine type", *(value(each, "os/type", "machine") for each in (theirs, domain)))
     for tag in ("disk", "interface"):
@@ -67,7 +67,7 @@ def reconcile_xen(saved: str, ours: str) -> str:
 
 
 def macs(saved: str) -> list[str]:
-    """The MAC addresses of a saved VM's interfaces in order, empty for one that is missing or invalid."""
+    """Return the MAC addresses of a saved VM's interfaces in order, empty for one that is missing or invalid."""
     try:
         interfaces = _parse(saved).findall("devices/interface")
     except SavedMismatch:
@@ -80,7 +80,7 @@ def macs(saved: str) -> list[str]:
 
 
 def _begin(saved: str, ours: str) -> tuple[etree.Element, etree.Element]:
-    """The saved domain and ours, which has the saved one's UUID; they are of one type, name and size."""
+    """Parse the saved domain and ours, and take over the UUID; both must have the same type, name and size."""
     theirs, domain = _parse(saved), etree.fromstring(ours)
     _same("domain type", theirs.get("type"), domain.get("type"))
     _same("name", _text(theirs, "name"), _text(domain, "name"))
@@ -91,7 +91,7 @@ def _begin(saved: str, ours: str) -> tuple[etree.Element, etree.Element]:
 
 
 def _parse(text: str) -> etree.Element:
-    # A document type is the way to entities; no XML of libvirt has one.
+    # A document type can declare entities; libvirt's XML never has one.
     if len(text) > LARGEST or "<!DOCTYPE" in text:
         raise SavedMismatch("the saved XML is too long, or it has a document type.")
     try:
@@ -113,7 +113,7 @@ def _text(element: etree.Element, path: str) -> str:
 
 
 def _mebibytes(domain: etree.Element) -> int:
-    """The memory, rounded up as libvirt does it."""
+    """Return the memory in MiB, rounded up as libvirt does."""
     try:
         return -(-compare.memory(domain.find("memory")) // (1 << 20))
     except ValueError as error:
@@ -121,7 +121,7 @@ def _mebibytes(domain: etree.Element) -> int:
 
 
 def _take_uuid(theirs: etree.Element, domain: etree.Element) -> None:
-    """libvirt wants the saved UUID; where the caller has settled on one already, it must be that."""
+    """Take over the saved UUID, which libvirt requires; if the caller has a UUID already, both must be the same."""
     uuid = _checked("UUID", _text(theirs, "uuid"), _UUID).lower()
     _same("UUID", uuid, _text(domain, "uuid") or uuid)
     element = domain.find("uuid")
@@ -136,7 +136,7 @@ def _take_machine(theirs: etree.Element, domain: etree.Element) -> None:
         raise SavedMismatch("the saved VM has no operating system type.")
     _same("operating system type", saved.text, our.text)
     _same("architecture", saved.get("arch"), our.get("arch") or os.uname().machine)
-    # Which firmware it is libvirt chooses anew, and what the guest has written into it is in the image.
+    # libvirt chooses the firmware anew, and the variables that the guest has written are in the image.
     uefi = domain.find("os[@firmware='efi']") is not None
     for path in ("os/loader", "os/nvram", "os/kernel", "os/initrd"):
         ours = domain.find(path) is not None or (uefi and path in ("os/loader", "os/nvram"))
@@ -150,10 +150,10 @@ def _take_machine(theirs: etree.Element, domain: etree.Element) -> None:
 
 
 def _take_cpu(theirs: etree.Element, domain: etree.Element) -> None:
-    """The CPU as libvirt had resolved it.
+    """Take over the CPU as libvirt had resolved it.
 
-    host-model and no CPU at all have become the model and the features of the machine that saved; the
-    other modes stay what they are, and only a list of features that libvirt adds is taken over.
+    host-model and no CPU at all have become the model and the features of the machine that saved; the other modes stay
+    the same, and only the features that libvirt adds are taken over.
     """
     saved, our = theirs.find("cpu"), domain.find("cpu")
     if saved is None:
@@ -188,7 +188,7 @@ def _take_cpu(theirs: etree.Element, domain: etree.Element) -> None:
 
 
 def _settled(part: etree.Element) -> etree.Element:
-    """A part of a CPU without what libvirt decides at a start: its fallback, and optional features."""
+    """Copy a part of a CPU without what libvirt decides at a start: fallback, and the policy of optional features."""
     made = deepcopy(part)
     if part.tag == "model":
         made.attrib.pop("fallback", None)
@@ -206,7 +206,7 @@ _UNSAID: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("input", "keyboard", "ps2", ""): ("",),
     ("watchdog", "itco"): ("itco",),
 }
-"""Models of devices that libvirt leaves out when it saves (``VIR_DOMAIN_XML_MIGRATABLE``), by what they are known."""
+"""The models of devices that libvirt leaves out when it saves (``VIR_DOMAIN_XML_MIGRATABLE``), by their identity."""
 
 
 def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
@@ -221,7 +221,7 @@ def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
     made, added = [], set()
     for device in saved:
         known = compare.known_by(device)
-        # The companions of a USB 2 controller have its index, and libvirt an order of its own for them.
+        # The companions of a USB 2 controller share its index, and libvirt orders them in its own way.
         pairs = (each for each in left if compare.is_same(known, each[0]))
         pair = min(pairs, key=lambda each: each[1].get("model") != device.get("model"), default=None)
         if pair is not None:
@@ -240,24 +240,24 @@ def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
 
 
 def _is_derived(device: etree.Element, has: set[str]) -> bool:
-    """Whether libvirt makes this device anew out of another one of ours, so that it can be left out."""
+    """Return True if libvirt derives this device from another one of ours, so that it can be left out."""
     if device.tag == "audio":
         return device.get("type") == "none"
     if device.tag == "console":  # the first serial port is the console as well
         return value(device, "target", "type", "serial") == "serial" and "serial" in has
-    # and the other way: of a console without a serial port libvirt makes one
+    # and the reverse: from a console without a serial port libvirt makes one
     return device.tag == "serial" and "serial" not in has and "console" in has
 
 
 def _is_unsaid(our: etree.Element) -> bool:
-    """Whether libvirt leaves a device out of what it saves of a VM, since any of its releases makes it."""
+    """Return True if libvirt leaves a device out of a saved VM, because all its releases make it."""
     return our.get("model", "") in _UNSAID.get(compare.known_by(our), ())
 
 
 def _added(device: etree.Element, has: set[str]) -> etree.Element:
-    """A device that libvirt adds to any VM, with no more than what it is known by."""
+    """Make a device that libvirt adds to any VM, with only the attributes that identify it."""
     if compare.known_by(device) == compare.known_by(agent := devices.agent_port()):
-        return agent  # of a machine where guests get one
+        return agent  # from a machine where guests get an agent
     row = compare.row_of(device)
     forms = {name: row.attributes[name].filled for name in row.saved or ()}
     known = row.saved is not None and (device.tag != "video" or "graphics" in has)
@@ -267,7 +267,7 @@ def _added(device: etree.Element, has: set[str]) -> etree.Element:
 
 
 def _merge(saved: etree.Element, our: etree.Element) -> etree.Element:
-    """`our` device with the address of the saved one and the facts on which it says nothing."""
+    """Return `our` device with the address of the saved one and the facts that ours leaves open."""
     if our.tag == "disk":
         _same_device(our, "read-only", *(element.find("readonly") is not None for element in (saved, our)))
         formats = [value(element, "driver", "type") for element in (saved, our)]
@@ -280,7 +280,7 @@ def _merge(saved: etree.Element, our: etree.Element) -> etree.Element:
         element = our.find(path) if path else our
         said = {} if element is None else element.attrib
         for name in row.filled():
-            if name in said and name in source.attrib:  # a MAC address in either case
+            if name in said and name in source.attrib:  # a MAC address, whose case does not matter
                 _same_device(our, name, source.get(name, "").lower(), said[name].lower())
         facts = _facts(source, row, _name(our), said)
         if facts:
@@ -292,7 +292,7 @@ def _merge(saved: etree.Element, our: etree.Element) -> etree.Element:
 
 
 def _at(element: etree.Element, path: str) -> etree.Element:
-    """The element at a place below, which is made where it is missing."""
+    """Return the element at a path below, and make it if it is missing."""
     for step in path.split("/") if path else ():
         below = element.find(step)
         element = etree.SubElement(element, step) if below is None else below
@@ -300,7 +300,7 @@ def _at(element: etree.Element, path: str) -> etree.Element:
 
 
 def _facts(saved: etree.Element, row: Element, whose: str, said: Container[str] = ()) -> dict[str, str]:
-    """The attributes of an element that libvirt fills in, each of its form, but for those that are said."""
+    """Return the attributes that libvirt fills in, each checked for its form, except for those in `said`."""
     return {
         name: _checked(f"{name} of {whose}", saved.get(name, ""), form)
         for name, form in row.filled().items()
@@ -335,7 +335,7 @@ def _checked(what: str, value: str, form: str) -> str:
 
 
 def _name(device: etree.Element) -> str:
-    """A device as people know it: ``disk vda``, ``interface user``, ``controller usb 0``."""
+    """Describe a device for people: ``disk vda``, ``interface user``, ``controller usb 0``."""
     return " ".join(_shown(word)[1:-1] for word in compare.known_by(device) if word)
 
 

@@ -1,4 +1,4 @@
-"""Rows of `vmgahp.domain.model`: elements, what may be in each, whose an attribute is."""
+"""The rows of `vmgahp.domain.model`: elements, their content, and the side of each attribute."""
 
 from collections.abc import Mapping
 from enum import Flag, auto
@@ -9,50 +9,50 @@ ON = r"on|off"
 
 
 class Side(Flag):
-    """Whose an attribute or an element is."""
+    """The side to which an attribute or an element belongs."""
 
     GUEST = auto()
-    """What the guest sees, and how the hypervisor serves it."""
+    """The guest's side: what the guest sees, and how the hypervisor serves it."""
     HOST = auto()
-    """What of the host it reaches, or what the host sees of it: it must be there as it was asked for."""
+    """The host's side: the host resources that it uses, or its view from the host; it must be exactly as requested."""
     IDENTITY = auto()
-    """What tells it from another of its kind."""
+    """An attribute that distinguishes the element from others of its kind."""
 
 
 class Attribute(NamedTuple):
     """An attribute of an element."""
 
     job: str = ""
-    """The form in which a job's own XML may have it; empty: in none."""
+    """The form in which a job's own XML may have it; empty if it may not."""
     side: Side = Side.GUEST
     filled: str = ""
-    """The form in which libvirt fills it in where a description leaves it open; empty: it does not."""
+    """The form in which libvirt fills it in if a description leaves it open; empty if libvirt does not."""
     default: str = ""
-    """What it is where nothing is said, of what tells devices apart."""
+    """The value of a distinguishing attribute that is absent."""
 
 
 class Element(NamedTuple):
-    """A row: an element, and what may be in it."""
+    """A row: an element, and its permitted content."""
 
     attributes: Mapping[str, Attribute]
     children: "Mapping[str, Element]"
     text: str | None = None
-    """The form of its text in a job's own XML, and in what libvirt fills in; None: it has none."""
+    """The form of its text in a job's own XML, and in what libvirt fills in; None if it has no text."""
     most: int = 1
-    """How often it may come within its parent in a job's own XML."""
+    """The maximum number within its parent in a job's own XML."""
     side: Side = Side.GUEST
     job: bool = True
-    """Whether a job's own XML may have it."""
+    """True if a job's own XML may have it."""
     added: Mapping[str, str] | None = None
-    """By which attributes a device is known that libvirt adds to any VM by itself; None: it adds none."""
+    """The attributes that identify a device which libvirt adds to any VM by itself; None if it adds none."""
     saved: tuple[str, ...] | None = None
-    """The attributes, filled in, by which such a device is taken over of a saved VM; None: it is not."""
+    """The attributes, filled in, by which such a device is taken over from a saved VM; None if it is not."""
     new: tuple[str, ...] | None = None
-    """The forms of what tells those devices from others of the kind that this package gives to VMs now, and an
-    earlier release gave to none; None: there are none."""
+    """The forms of the distinguishing attributes of devices that this package gives to VMs now, and an earlier release
+    gave to none; None if there are no such devices."""
 
     def filled(self) -> dict[str, str]:
-        """What libvirt fills in of a device that is known already, by form."""
+        """Return the forms of the attributes that libvirt fills in, without those that identify the device."""
         attributes = self.attributes.items()
         return {name: each.filled for name, each in attributes if each.filled and Side.IDENTITY not in each.side}
 
@@ -62,7 +62,7 @@ def row(
     children: Mapping[str, Element] | None = None,
     **more: object,
 ) -> Element:
-    """A row; an attribute that is no more than a form is the guest's, and a job may say it so."""
+    """Make a row; an attribute given as a form is on the guest's side, and a job's XML may have it in that form."""
     made = {name: Attribute(each) if isinstance(each, str) else each for name, each in (attributes or {}).items()}
     return Element(made, children or {}, **more)  # type: ignore[arg-type]
 
@@ -72,12 +72,12 @@ def text(form: str, most: int = 1, **attributes: str) -> Element:
 
 
 def filled(form: str, job: str | None = None) -> Attribute:
-    """What the guest sees and libvirt fills in; a job may say it in the same form, or in another."""
+    """Make an attribute that the guest sees and libvirt fills in; a job may use the same form, or another."""
     return Attribute(form if job is None else job, filled=form)
 
 
 def both(form: str, job: str | None = None) -> Attribute:
-    """The same, of what the host has to do with too: it must be as it was asked for."""
+    """Make such an attribute that is on the host's side as well: it must be as requested."""
     return Attribute(form if job is None else job, Side.GUEST | Side.HOST, form)
 
 
@@ -90,10 +90,10 @@ def known(job: str = "", filled: str = "", default: str = "") -> Attribute:
 
 
 def switch(*names: str, **attributes: str) -> dict[str, Element]:
-    """Elements that are there or not, or say so in an attribute."""
+    """Make elements that are a switch by their presence, or by an attribute."""
     return {name: row({"state": ON, **attributes}) for name in names}
 
 
 def end(attributes: Mapping[str, Attribute | str] | None = None, text: str | None = None, job: bool = True) -> Element:
-    """The end of a device that is on the host."""
+    """Make the row of the host's end of a device."""
     return row(attributes, text=text, side=Side.HOST, job=job)

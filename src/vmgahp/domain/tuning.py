@@ -1,7 +1,7 @@
-"""What a VM's QEMU needs beside the memory of its guest, by the domain that libvirt has made.
+"""The memory that a VM's QEMU needs beside that of its guest, by the domain that libvirt has made.
 
-How much that is was measured (docs/explanation/memory.md); what is granted here is more than that, for a VM that comes
-to its limit is killed.
+The need was measured (docs/explanation/memory.md); the limit here is higher, because a VM that reaches its limit is
+killed.
 """
 
 import os
@@ -11,21 +11,22 @@ if TYPE_CHECKING:
     from xml.etree import ElementTree as etree
 
 LARGEST_TB_CACHE_MIB = 1024
-"""What QEMU's TCG takes by itself for the code that it has translated, and no more than an eighth of the memory."""
+"""The default size of QEMU's cache for code that TCG has translated; an eighth of the memory if that is less."""
 
 _QEMU, _TCG, _A_CPU, _A_FIRMWARE = 128, 64, 8, 64
-"""MiB for QEMU itself, and for TCG beside its cache."""
+"""The MiB for QEMU itself, for TCG beside its cache, for each CPU, and for a firmware."""
 _DEVICES = {"graphics": 32, "disk": 40, "interface": 48, "tpm": 16}
-"""MiB for each; a disk has a cache of 32, and passt, which libvirt starts for an interface, is in the VM's group."""
+"""The MiB for each device; a disk has a cache of 32, and passt, which libvirt starts for an interface, is in the VM's
+cgroup."""
 
 
 def usual_need_mib(domain_type: str, cache_mib: int) -> int:
-    """MiB that the QEMU of a VM with one CPU, 1 GiB, a display and a disk may need beside its guest's memory."""
+    """Return the MiB that QEMU may need beside its guest's memory, for one CPU, 1 GiB, a display and a disk."""
     return _need(domain_type, 1024, 1, _DEVICES["graphics"] + _DEVICES["disk"], cache_mib or _tcgs_own_mib())
 
 
 def need_mib(domain: "etree.Element") -> int:
-    """The same of a live domain."""
+    """Return the MiB that the QEMU of a live domain may need beside its guest's memory."""
     devices = sum(len(domain.findall(f"devices/{tag}")) * each for tag, each in _DEVICES.items())
     if domain.find("os/loader") is not None:
         devices += _A_FIRMWARE
@@ -34,12 +35,12 @@ def need_mib(domain: "etree.Element") -> int:
 
 
 def tb_cache_mib(domain: "etree.Element") -> int:
-    """MiB that TCG's cache may grow to."""
+    """Return the MiB to which TCG's cache may grow."""
     return _mib(domain, "features/tcg/tb-cache") or _tcgs_own_mib()
 
 
 def limit_mib(domain: "etree.Element") -> int:
-    """MiB that QEMU and its guest may have together; 0 where the domain has what nobody has measured."""
+    """Return the limit for QEMU and its guest together, in MiB; 0 for a domain whose devices were not measured."""
     if any(domain.find(f"devices/{tag}") is not None for tag in ("hostdev", "memory", "shmem")):
         return 0
     return _mib(domain, "memory") + need_mib(domain)

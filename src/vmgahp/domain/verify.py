@@ -1,10 +1,10 @@
-"""Is the domain that libvirt made the one that was asked for?
+"""Verification that the domain that libvirt made is the one that was requested.
 
-libvirt fills in what a description leaves open and may change what it says, and the author of the description,
-this package or LIBVIRT_XML_SCRIPT, may err. So before a guest runs its first instruction the live XML is compared
-with the job and with the XML that was asked for: memory, CPUs, disks with their backing files, interfaces, the user
-that QEMU runs as; and every device must have been asked for, or be one of the few that libvirt adds to any VM and
-that reach nothing of the host.
+libvirt fills in what a description leaves open and may change other parts, and the author of the description, this
+package or LIBVIRT_XML_SCRIPT, may err. So before a guest runs its first instruction the live XML is compared with the
+job and with the requested XML: memory, CPUs, disks with their backing files, interfaces, the user that QEMU runs as;
+and every device must have been requested, or be one of the few that libvirt adds to any VM and that give no access to
+the host.
 """
 
 import os
@@ -20,20 +20,20 @@ from vmgahp.host.light import NamedTuple
 from vmgahp.job.spec import JobSpec
 
 MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
-"""KiB to which libvirt rounds the memory up, where it is not a MiB."""
+"""The KiB to which libvirt rounds the memory up on some architectures; on others it rounds to a MiB."""
 
 _OF_A_NETWORK = ("network", "bridge", "direct", "hostdev")
 """The types that an interface on a libvirt network may have: libvirt resolves some kinds of network."""
 
 _REACHES_NOTHING = frozenset(("controller", "input", "memballoon", "audio", "video", "watchdog", "hub", "panic"))
-"""Devices that libvirt may add to a VM of the administrator's as it likes, but for some of their types."""
+"""The devices that libvirt may freely add to a VM that the administrator described, except for some of their types."""
 
 _IMAGES = frozenset(("disk", "filesystem", "hostdev", "memory", "interface"))
-"""Devices whose ends libvirt does not choose by itself."""
+"""The devices whose host side libvirt never chooses by itself."""
 
 
 class Mismatch(Exception):
-    """The domain is not what was asked for; `differences` are sentences without their full stop."""
+    """A domain that differs from the request; `differences` are sentences without their full stop."""
 
     def __init__(self, differences: Sequence[str]) -> None:
         super().__init__("; ".join(differences))
@@ -41,15 +41,15 @@ class Mismatch(Exception):
 
 
 class _Disk(NamedTuple):
-    """What of a disk must be as asked."""
+    """The properties of a disk that must be as requested."""
 
     file: str
     format: str
     read_only: bool
     backing: tuple[tuple[str, str], ...]
-    """File and format of the backing files, the nearest first."""
+    """The path and the format of each backing file, the nearest first."""
     shared: bool
-    """Whether others may write to it at the same time."""
+    """True if others may write to it at the same time."""
 
 
 def against_job(live: str, asked: str, spec: JobSpec) -> None:
@@ -83,8 +83,8 @@ def against_job(live: str, asked: str, spec: JobSpec) -> None:
 def against_script(live: str, asked: str, spec: JobSpec) -> str:
     """Compare a live domain with XML in which LIBVIRT_XML_SCRIPT or VM_POLICY had a part.
 
-    They may give the job less than it asked, and what they asked for must be there. Returns what is less, as a
-    sentence without its full stop, mostly empty. Raises `Mismatch`.
+    These may give the job less than it requested, and everything that they request must be there. Returns the
+    reduction, as a sentence without its full stop, usually empty. Raises `Mismatch`.
     """
     return _less_than_asked(live, asked, spec, _OTHERS)
 
@@ -100,7 +100,7 @@ def _less_than_asked(live: str, asked: str, spec: JobSpec, rules: "_Rules") -> s
             found.append(f"its {what} is {actual}, more than the {expected} of the job")
         elif actual < expected:
             less.append(f"its {what} is {actual}, and the job asks for {expected}")
-    # NUMA cells and DIMMs change the sum, and are not ours.
+    # NUMA cells and DIMMs change the sum, and this package never writes them.
     whole = wanted.find("cpu/numa") is None and wanted.find("devices/memory") is None
     if whole and _memory(domain) not in (_memory(wanted), _rounded(_memory(wanted))):
         found.append(f"its memory (KiB) is {_memory(domain)}, and {_memory(wanted)} was asked for")
@@ -111,7 +111,7 @@ def _less_than_asked(live: str, asked: str, spec: JobSpec, rules: "_Rules") -> s
 
 
 def against_xen(live: str, asked: str, spec: JobSpec) -> None:
-    """Compare a live domain of Xen's with the XML that this package wrote for the job. Raises `Mismatch`."""
+    """Compare a live domain of Xen with the XML that this package wrote for the job. Raises `Mismatch`."""
     less = _less_than_asked(live, asked, spec, _OURS)
     found = [less] if less else []
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
@@ -123,9 +123,9 @@ def against_xen(live: str, asked: str, spec: JobSpec) -> None:
 
 
 def before_libvirt(asked: str) -> None:
-    """Look at the numbers of a description that this package did not write. Raises `Mismatch`.
+    """Check the numbers of a description that this package did not write. Raises `Mismatch`.
 
-    libvirtd (9.0, 11.3) does not survive a negative number of CPUs: it ends, for every VM of the machine.
+    A negative number of CPUs crashes libvirtd (9.0, 11.3), for every VM of the machine.
     """
     domain = etree.fromstring(asked)
     found = []
@@ -146,7 +146,7 @@ def _finish(found: Sequence[str]) -> None:
 
 
 def _memory(domain: etree.Element) -> int:
-    """KiB, rounded up."""
+    """Return the memory in KiB, rounded up."""
     try:
         return -(-memory(domain.find("memory")) // 1024)
     except ValueError as error:
@@ -199,7 +199,7 @@ def _disk(element: etree.Element) -> _Disk:
 
 
 def _handed_over(domain: etree.Element) -> set[tuple[str, str]]:
-    """The files of the disks that libvirt gets open, each with its group."""
+    """Return the files of the disks that libvirt gets as open descriptors, each with its group."""
     sources = domain.iterfind("devices/disk//source[@fdgroup]")
     return {(source.get("file", ""), source.get("fdgroup", "")) for source in sources}
 
@@ -208,7 +208,7 @@ def _handed_over(domain: etree.Element) -> set[tuple[str, str]]:
 
 
 def _compare_interfaces(domain: etree.Element, spec: JobSpec) -> list[str]:
-    """libvirt keeps the order of the interfaces, in which the job names them."""
+    """Compare the interfaces, whose order libvirt keeps, with those of the job."""
     found = []
     interfaces = domain.findall("devices/interface")
     if len(interfaces) != len(spec.nics):
@@ -246,7 +246,7 @@ def _compare_cpu_and_firmware(domain: etree.Element, wanted: etree.Element) -> l
 
 
 def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str, rules: "_Rules | None" = None) -> list[str]:
-    """All that is not a number; devices of the kinds `but` were compared already."""
+    """Compare everything but numbers; devices of the kinds `but` were compared already."""
     found = []
     if domain.get("type") != wanted.get("type"):
         found.append(f"it is of the type {domain.get('type')}, and {wanted.get('type')} was asked for")
@@ -269,18 +269,18 @@ def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str, rules
 
 
 class _Rules(NamedTuple):
-    """Which live device may be there."""
+    """The rules for live devices."""
 
     is_pair: Callable[[etree.Element, etree.Element], bool]
-    """Whether it is what libvirt makes of one that was asked for."""
+    """A test for a live device that libvirt has made from a requested one."""
     may_be_added: Callable[[etree.Element, Container[str], str], bool]
-    """Whether it may be there unasked, by the tags that were asked for and the type of the domain."""
+    """A test for a device that was not requested, by the tags that were and the type of the domain."""
 
 
 def _compare_devices(
     live: Sequence[etree.Element], left: list[etree.Element], domain_type: str, rules: _Rules
 ) -> list[str]:
-    """Every live device has one that was asked for, each of which stands for one, or is one that libvirt adds."""
+    """Match every live device with one requested device, or with the devices that libvirt adds."""
     found = []
     asked_for = {device.tag for device in left}
     ports = [device for device in left if device.tag in ("serial", "console")]
@@ -297,30 +297,30 @@ def _compare_devices(
 
 
 def _needs_no_asking(device: etree.Element, asked_for: Container[str], domain_type: str) -> bool:
-    """Whether libvirt may have added it: a display adapter to graphics, an emulator where none was named."""
+    """Return True if libvirt may have added it: a display adapter to graphics, an emulator if none was named."""
     needed = {"video": "graphics" in asked_for, "emulator": "emulator" not in asked_for}
     return needed.get(device.tag, True) and is_added(device, domain_type)
 
 
 def _is_harmless(device: etree.Element, asked_for: Container[str], domain_type: str) -> bool:
-    """Whether it reaches nothing of the host that libvirt's own settings do not give every VM."""
+    """Return True if it gives no access to the host beyond that which libvirt's own settings give every VM."""
     if device.tag in _REACHES_NOTHING:
         return device.get("type", "") not in ("file", "evdev", "passthrough")
     return _needs_no_asking(device, asked_for, domain_type)
 
 
 def _is_pair(device: etree.Element, asked: etree.Element) -> bool:
-    """Whether a live device is the one that was asked for: of its kind, and with the host's side as it says."""
+    """Return True if a live device is the requested one: of its kind, and with the requested host side."""
     return _is_alike(device, asked) and all(
         any(says(now, then) for now in device.findall(tag)) for tag in _ends(asked) for then in asked.findall(tag)
     )
 
 
 def _is_made_of(device: etree.Element, asked: etree.Element) -> bool:
-    """Whether a live device is what libvirt has made of one that somebody else described.
+    """Return True if libvirt may have made a live device from the description of another author.
 
-    libvirt writes some things otherwise, and leaves out others. So what the live one reaches must come from the
-    description; not all that this says need be found again.
+    libvirt rewrites some parts of it, and leaves out others. So the host resources of the live device must come from
+    the description, but the description need not be found again in full.
     """
     ends = [now for tag in _ends(device) for now in device.findall(tag)]
     return _is_alike(device, asked) and all(_comes_from(now, device, asked) for now in ends)
@@ -333,13 +333,13 @@ def _comes_from(now: etree.Element, device: etree.Element, asked: etree.Element)
         path = now.get("socket", "")
         return is_libvirts_own(path) or any(equal(path, each.get("socket", "")) for each in asked.iter())
     described = asked.findall(now.tag)
-    if not described:  # libvirt chooses a socket, and no image; libvirt 12 numbers the source that is none
+    if not described:  # libvirt chooses a socket, but no image; libvirt 12 numbers an empty source
         return device.tag not in _IMAGES or now.tag != "source" or now.attrib.keys() <= {"index"}
     return any(is_kept(now, then, own=device.tag not in _IMAGES) for then in described)
 
 
 def _is_alike(device: etree.Element, asked: etree.Element) -> bool:
-    """Whether a live device may be one that was asked for, whatever their ends on the host are."""
+    """Return True if a live device may be the requested one, whatever their host sides are."""
     if device.tag != asked.tag:
         return False
     if device.tag == "emulator":
@@ -355,7 +355,7 @@ def _is_alike(device: etree.Element, asked: etree.Element) -> bool:
         if name == "type" and device.tag == "disk" and device.find("source") is None:
             continue  # a drive without a medium
         if name == "listen" and name not in device.attrib and device.find("listen") is not None:
-            continue  # it repeats the first of those elements, where that is an address
+            continue  # it repeats the first listen element, if that is an address
         if matters and device.tag != "interface" and not equal(device.get(name, ""), said):
             return False
     if device.tag == "disk":
@@ -368,7 +368,7 @@ def _is_alike(device: etree.Element, asked: etree.Element) -> bool:
 
 
 def _ends(device: etree.Element) -> list[str]:
-    """The elements of a device that say what of the host it reaches: these must be there as asked."""
+    """Return the elements of a device that describe its host resources: these must be as requested."""
     return [tag for tag, below in row_of(device).children.items() if below.side & Side.HOST]
 
 
@@ -381,7 +381,7 @@ _OTHERS = _Rules(_is_made_of, _is_harmless)
 
 
 def _same_end(device: etree.Element, port: etree.Element) -> bool:
-    """The first serial port is a console as well, and of a console without a port libvirt makes one."""
+    """Return True if a port has the requested host end: the first serial port is a console too, and vice versa."""
     ends = device.findall("source")
     return device.get("type") == port.get("type") and (
         device.get("type") == "pty"  # each gets one of its own
@@ -390,12 +390,12 @@ def _same_end(device: etree.Element, port: etree.Element) -> bool:
 
 
 def _is_serial(port: etree.Element) -> bool:
-    """Whether a serial port or a console is the guest's first serial port."""
+    """Return True if a serial port or a console is the guest's first serial port."""
     return port.tag == "serial" or value(port, "target", "type", "serial") == "serial"
 
 
 def _name(device: etree.Element) -> str:
-    """A device as people know it: ``disk vda /scratch/disk.img``, ``hostdev subsystem usb``."""
+    """Describe a device for people: ``disk vda /scratch/disk.img``, ``hostdev subsystem usb``."""
     words = [device.tag, *(device.get(name, "") for name in ("mode", "type", "model", "name"))]
     for path in ("target", "source"):
         words += [value(device, path, name) for name in ("dev", "name", "file", "path", "network", "bridge", "dir")]

@@ -1,7 +1,7 @@
 """The domain XML of a Xen job, as libvirt's libxl driver takes it.
 
-A paravirtual guest has no machine to be described: its kernel is told of its memory, its CPUs, its disks, its
-NICs and one console. A job with hardware virtualization gets a PC that has the same disks and NICs.
+A paravirtual guest has no emulated machine: its kernel is told of its memory, its CPUs, its disks, its NICs and one
+console. A job with hardware virtualization gets a PC that has the same disks and NICs.
 """
 
 from collections.abc import Mapping
@@ -18,27 +18,27 @@ from vmgahp.job.xen import XenBoot
 DOMAIN_TYPE = "xen"
 
 NETWORKS = ("nat", "bridge")
-"""User networking is QEMU's; a Xen guest's NICs have their other end in dom0's kernel."""
+"""The networking types. User networking is QEMU's; a Xen guest's NICs have their other end in dom0's kernel."""
 
 _BUSES = {"xvd": "xen", "sd": "scsi", "hd": "ide"}
-"""The bus that a device name stands for. To a paravirtual guest it is part of the name and no more."""
+"""The bus for the prefix of a device name. For a paravirtual guest it is only a part of the name."""
 
 
 class XenHost(NamedTuple):
-    """What the machine and its settings contribute to a domain."""
+    """The contribution of the machine and its settings to a Xen domain."""
 
     uuid: str
     devices: Mapping[str, str]
     """The block device of each disk of the job, such as ``/dev/loop0``, by the disk's name in the guest."""
     kernel: str = ""
-    """Where libxl finds the job's kernel and initrd."""
+    """The path at which libxl finds the job's kernel and initrd."""
     initrd: str = ""
     nat_network: str = "default"
     bridge: str = ""
 
 
 def require(spec: JobSpec, boot: XenBoot) -> None:
-    """Make sure that Xen has what the job asks of its devices. Raises `JobFault`."""
+    """Make sure that Xen has the devices that the job requests. Raises `JobFault`."""
     for disk in spec.disks:
         _require_disk(disk)
     for nic in spec.nics:
@@ -58,9 +58,9 @@ def require(spec: JobSpec, boot: XenBoot) -> None:
 
 
 def build(spec: JobSpec, boot: XenBoot, host: XenHost) -> str:
-    """The domain XML for `spec` on `host`, booting as `boot` says.
+    """Make the domain XML for `spec` on `host`, booting as `boot` says.
 
-    Raises `errors.JobFault` when a value of the job cannot stand in XML at all.
+    Raises `errors.JobFault` if a value of the job has a character that XML does not allow.
     """
     domain = begin(spec, DOMAIN_TYPE, host.uuid)
     if boot.bootloader:
@@ -110,7 +110,7 @@ def _bus(disk: Disk) -> str | None:
 
 def _disk(devices: etree.Element, disk: Disk, host: XenHost) -> None:
     element = etree.SubElement(devices, "disk", type="block", device="disk")
-    # The kernel of dom0 serves it; every other way is a QEMU that runs as root.
+    # The kernel of dom0 serves it; the alternatives all need a QEMU that runs as root.
     etree.SubElement(element, "driver", name="phy", type="raw")
     etree.SubElement(element, "source", dev=host.devices[disk.device])
     etree.SubElement(element, "target", dev=disk.device, bus=_bus(disk) or "xen")

@@ -1,9 +1,9 @@
 """VM_MAC_HOOK: the administrator's program that chooses the MAC addresses of VMs.
 
-It is called as root with two arguments, the number of the NIC (0 is the first) and the MAC address that it
-has so far, mostly none; the job ad is on its standard input, as JSON. It prints an address, or nothing to
-leave things as they are; the exit status 1 and a reason reject the job. After the MAC address it may print the IP
-address that the guest is to have: then it is called once more when the VM is over, with the third argument ``release``.
+It is called as root with two arguments, the number of the NIC (0 is the first) and the MAC address that it has so far,
+usually none; the job ad is on its standard input, as JSON. It prints an address, or nothing to keep the present one;
+the exit status 1 and a reason reject the job. After the MAC address it may print the IP address for the guest: then it
+is called again when the VM has ended, with the third argument ``release``.
 """
 
 import ipaddress
@@ -27,7 +27,7 @@ RELEASE = "release"
 
 
 class Chosen(str):
-    """A MAC address that is the hook's and not the job's."""
+    """A MAC address that the hook has chosen, as opposed to the job's own."""
 
 
 def choose(
@@ -41,11 +41,11 @@ def choose(
     dry: bool = False,
     nic: int = 0,
 ) -> tuple[str, str]:
-    """The MAC address for a NIC of the VM called `name`, and what goes with it: see `vmgahp.job.nics.Nic`.
+    """Choose the MAC address for a NIC of the VM `name`, and the settings that go with it: see `vmgahp.job.nics.Nic`.
 
-    `given` is the job's own, for which the hook is asked only where VM_MAC_HOOK_ALWAYS says so. `saved` is that
-    of the checkpoint that the VM is restarted from: with another one it could not be. Raises `JobFault` where the hook
-    rejects the job, `MachineFault` where it does not work.
+    `given` is the job's own address, for which the hook is asked only if VM_MAC_HOOK_ALWAYS says so. `saved` is that of
+    the checkpoint that the VM is restarted from, which requires the same address. Raises `JobFault` if the hook rejects
+    the job, `MachineFault` if it does not work.
     """
     hook = settings.string(SETTING)
     if not hook or (given and not settings.boolean(ALWAYS)):
@@ -77,13 +77,13 @@ def choose(
 
 
 def release(hook: str, name: str, nic: int, mac: str, deadline: float, log: Callable[[str], None]) -> None:
-    """Tell the hook that an IP address of its is free again. Raises `errors.Fault`."""
+    """Tell the hook that the IP address of a NIC is free again. Raises `errors.Fault`."""
     trust.require_trustworthy(hook, SETTING, "or unset it")
     call(f"{SETTING} ({hook})", [hook, str(nic), mac, RELEASE], b"{}\n", deadline, log, {NAME_VARIABLE: name})
 
 
 def take_back(settings: Settings, name: str, nic: int, mac: str, log: Callable[[str], None]) -> None:
-    """As `release`, of a VM that is not started. Raises nothing."""
+    """Call `release` for a VM that is not started after all; a failure is logged, and nothing is raised."""
     try:
         release(settings.string(SETTING), name, nic, mac, float(settings.timeout(10, "VM_POLICY_TIMEOUT")), log)
     except Fault as fault:
@@ -91,7 +91,7 @@ def take_back(settings: Settings, name: str, nic: int, mac: str, log: Callable[[
 
 
 def _is_address(guest: str = "", router: str = "", resolver: str = "", *more: str) -> bool:
-    """Whether an answer has, after the MAC address, nothing or what a guest's network consists of."""
+    """Return True if the words after the MAC address are absent, or are a valid network configuration of a guest."""
     try:
         at = [ipaddress.ip_interface(guest).ip, *map(ipaddress.ip_address, filter(None, (router, resolver)))]
     except ValueError:

@@ -1,15 +1,15 @@
-"""The administrator's policy: which jobs run here, and what is changed in their domain XML.
+"""The administrator's policy: which jobs run here, and how their domain XML is changed.
 
-Three settings, each for itself. VM_POLICY_REQUIREMENTS is a ClassAd expression over the job ad (`require`).
-VM_POLICY lists stylesheets (``*.xsl``, ``*.xslt``) and programs, through which the finished domain XML goes in
-that order (`Policy`), whoever wrote it. VM_MAC_HOOK is a program that may choose MAC addresses (`mac_hook`).
+There are three independent settings. VM_POLICY_REQUIREMENTS is a ClassAd expression over the job ad (`require`).
+VM_POLICY lists stylesheets (``*.xsl``, ``*.xslt``) and programs, which process the finished domain XML in that order
+(`Policy`), whoever wrote it. VM_MAC_HOOK is a program that may choose MAC addresses (`mac_hook`).
 
-All of them speak alike: the domain XML (or the job ad) on standard input, what is to be used instead on standard
-output. A rejection has a reason and blames the job: exit status 1, and the reason on standard output. Everything
-else that goes wrong is the machine's fault. A crash has the exit status 1 too in many a language, and no reason;
-so without one it counts as a crash.
+All of them have the same interface: the domain XML (or the job ad) on standard input, its replacement on standard
+output. A rejection has a reason and blames the job: exit status 1, and the reason on standard output. Every other
+failure is the machine's fault. In many languages a crash has the exit status 1 too, and no reason; so exit status 1
+without a reason counts as a crash.
 
-Nothing of this is imported where no policy is set.
+This module is imported only if a policy is set.
 """
 
 import json
@@ -41,20 +41,20 @@ _SECRET_ATTRIBUTES = ("passwd", "password")
 _PLAIN = """<domain type="qemu"><name/><uuid/><description>/scratch</description><memory unit="MiB">64</memory>
 <vcpu>1</vcpu><os><type>hvm</type></os><devices><disk type="file" device="disk"><source file="/scratch/disk.img"/>
 <target dev="vda"/></disk></devices></domain>"""
-"""A domain that nothing can be said against, to be called as the job's."""
+"""A domain of a plain job, to which a policy cannot object; it gets the job's name."""
 
 CONTEXT = 1
-"""Unchanged lines around a change."""
+"""The number of unchanged lines around a change."""
 MOST_LINES = 200
 _KEPT = ("name", "uuid", "description")
-"""By these the startd, the guardian and the kill mode know a domain."""
+"""The elements by which the startd, the guardian and the kill mode identify a domain; a stage must keep them."""
 
 
 def require(settings: Settings, job: JobAd) -> None:
-    """Does the job meet VM_POLICY_REQUIREMENTS?
+    """Make sure that the job meets VM_POLICY_REQUIREMENTS.
 
-    Names in it mean the job's attributes, with MY, with TARGET or without either, and secret attributes are
-    undefined. Raises `JobFault` and `MachineFault`.
+    Names in it mean the job's attributes, with MY, with TARGET or without either, and secret attributes are undefined.
+    Raises `JobFault` and `MachineFault`.
     """
     text = settings.string(REQUIREMENTS)
     if not text:
@@ -74,13 +74,13 @@ def require(settings: Settings, job: JobAd) -> None:
 
 
 def inspect(settings: Settings) -> str:
-    """Look at what is set without any job, and say what it is; empty where nothing is. Raises `MachineFault`."""
+    """Check the policy settings without a job and describe them; empty if none is set. Raises `MachineFault`."""
     said = []
     if settings.string(REQUIREMENTS):
         try:
             require(settings, JobAd(()))
         except JobFault:
-            pass  # an ad with nothing in it need not meet them
+            pass  # an empty ad need not meet them
         said.append(f"{REQUIREMENTS} is an expression")
     stages = _stages(settings)
     for stage in stages:
@@ -120,7 +120,7 @@ class Policy:
         *,
         dry: bool = False,
     ) -> None:
-        """`debug` is told of stages that change nothing. Programs are told of a `dry` run, and must keep nothing."""
+        """Prepare the stages; `debug` logs those that change nothing. In a `dry` run programs must keep nothing."""
         self.stages = _stages(settings)
         self._deadline = float(settings.timeout(10, "VM_POLICY_TIMEOUT"))
         self._job = folded(job, settings)
@@ -129,7 +129,7 @@ class Policy:
         self._dry = dry
 
     def apply(self, xml: str) -> str:
-        """The domain XML that the last stage makes of it, or `xml` itself where none changed anything.
+        """Return the domain XML after the last stage, or `xml` itself if no stage has changed it.
 
         Each change is logged as a diff. Raises `JobFault` for a rejection, `MachineFault` for a broken stage.
         """
@@ -159,7 +159,7 @@ class Policy:
     def _made(self, stage: Stage, xml: str, ad: bytes) -> str:
         argv = [stage.path]
         if stage.is_stylesheet:
-            # In a process of its own: a stylesheet may never end, or want all the memory there is.
+            # In a process of its own: a stylesheet may loop forever or use up all memory.
             argv = [*own_code.interpreter(), "vmgahp.hooks.stylesheet", stage.path]
         environ = {NAME_VARIABLE: etree.fromstring(xml).findtext("name") or ""} | standing(self._dry)
         output = call(str(stage), argv, xml.encode(), self._deadline, self._log, environ, ad)
@@ -171,7 +171,7 @@ class Policy:
 
 
 def _plain(xml: str) -> str:
-    """A plain domain of the same name and UUID."""
+    """Make a plain domain with the same name and UUID."""
     domain, plain = etree.fromstring(xml), etree.fromstring(_PLAIN)
     for path in ("name", "uuid"):
         for element in plain.iter(path):
@@ -188,7 +188,7 @@ def _require_trustworthy(stage: Stage) -> None:
 
 
 def _what_is_wrong(before: str, after: str) -> str:
-    """What a stage may not have done to the XML; empty where all is well."""
+    """Describe what a stage must not have done to the XML; empty if it is acceptable."""
     if "\0" in after or "<!DOCTYPE" in after:
         return "printed no domain XML: it has a NUL or a document type"
     try:
@@ -206,10 +206,10 @@ def _what_is_wrong(before: str, after: str) -> str:
 
 
 def difference(before: str, after: str) -> list[str]:
-    """The lines of a unified diff, none where the two say the same.
+    """Return the lines of a unified diff; none if both documents are equivalent.
 
-    The order of attributes, indentation and white space around texts do not count. Raises
-    `ElementTree.ParseError` for what is not XML.
+    The order of attributes, indentation and white space around texts are ignored. Raises `ElementTree.ParseError` for
+    invalid XML.
     """
     if _lines(before, hide=False) == _lines(after, hide=False):
         return []

@@ -1,4 +1,4 @@
-"""One program of the administrator's policy: how it is called, and what its end means."""
+"""The programs of the administrator's policy: how they are called, and what their exit status means."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,20 +9,20 @@ from vmgahp.host.run import FIRST_PASSED, condor_environment, run
 from vmgahp.text import escape, redact
 
 LONGEST_OUTPUT = 4 << 20
-"""Bytes that a program may print; libvirt itself takes 4 MiB in one message."""
+"""The maximum number of bytes that a program may print; libvirt itself accepts 4 MiB in one message."""
 LONGEST_REASON = 500
-"""Characters of a rejection that are passed on."""
+"""The maximum number of characters of a rejection that are passed on."""
 
 REJECTED = 1
-"""The exit status for it."""
+"""The exit status that rejects a job."""
 
 AD_VARIABLE, NAME_VARIABLE, DRY_VARIABLE = "VMGAHP_JOB_AD", "VMGAHP_VM_NAME", "VMGAHP_DRY_RUN"
 GIVEN_PATH = f"/proc/self/fd/{FIRST_PASSED}"
-"""A file in memory, which nobody else can open and which is gone with the program."""
+"""The path of a file in memory, which no other process can open and which vanishes with the program."""
 
 
 def standing(dry: bool) -> dict[str, str]:
-    """What the environment says of a dry run, in which a program must keep nothing for the job."""
+    """Return the environment variable that marks a dry run, in which a program must keep nothing for the job."""
     return {DRY_VARIABLE: "1"} if dry else {}
 
 
@@ -41,11 +41,11 @@ def converse(
     limits: Sequence[str] = (),
     log_label: str = "",
 ) -> tuple[bytes, int, str]:
-    """Run a program to its end: what it printed, its exit status, and its last words as a sentence or nothing.
+    """Run a program to its end; return its output, its exit status, and its last words as a sentence, if any.
 
-    `given` is put where `GIVEN_PATH` says. Each line of stderr goes to `log_line`, without secrets. Raises
-    `MachineFault`, with `label` for the program and its setting, where it cannot be run, does not end in time or
-    prints more than `longest` bytes.
+    `given` is readable at `GIVEN_PATH`. Each line of stderr goes to `log_line`, without secrets. Raises `MachineFault`,
+    with `label` for the program and its setting, if it cannot be run, does not end in time or prints more than
+    `longest` bytes.
     """
     beside = -1
     try:
@@ -83,9 +83,9 @@ def converse(
 
 
 def whose_fault(fault: MachineFault, label: str, again: Callable[[], object]) -> Fault:
-    """Whose fault it is that a program failed: the job's, where it works `again` for a plain one.
+    """Return the fault for a failed program: it is the job's if `again`, a run for a plain job, works.
 
-    What a job says is before such a program too, and none may take the machine out of service by that.
+    The program reads text of the job, and a job must not be able to take the machine out of service by that.
     """
     try:
         again()
@@ -101,7 +101,7 @@ def whose_fault(fault: MachineFault, label: str, again: Callable[[], object]) ->
 
 
 def text_of(label: str, output: bytes, status: int, last: str, hint: str, why: str = "") -> str:
-    """What a program printed that was successful. Raises `MachineFault` for one that was not."""
+    """Decode the output of a successful program. Raises `MachineFault` for one that has failed."""
     if status != 0:
         how = f"exit status {status}" if status > 0 else f"signal {-status}"
         raise MachineFault(f"{label} failed with {how}{why}.{last}", hint)
@@ -120,12 +120,13 @@ def call(
     environ: Mapping[str, str],
     ad: bytes = b"",
 ) -> str:
-    """Run a program of the policy as this server's own user and return what it printed.
+    """Run a program of the policy as this server's own user and return its output.
 
-    `label` names it and its setting. `deadline` is in seconds. `environ` is added to what programs of the
-    administrator's get, `ad` is put where `AD_VARIABLE` says. Each line of stderr goes to `log_line`.
+    `label` names it and its setting. `deadline` is in seconds. `environ` is added to the usual environment of the
+    administrator's programs, `ad` is put into the file that `AD_VARIABLE` names. Each line of stderr goes to
+    `log_line`.
 
-    Raises `JobFault` where it rejects the job, `MachineFault` for whatever else is not a success.
+    Raises `JobFault` if it rejects the job, `MachineFault` for every other failure.
     """
     hint = "run it by hand (docs/how-to/policy.md says how), and see the server's log."
     output, status, last = converse(
@@ -158,5 +159,5 @@ def _rejection(label: str, reason: str) -> JobFault:
 
 
 def clean(text: str) -> str:
-    """One printable line, without the secrets that `vmgahp.log` knows."""
+    """Make one printable line of a text, without the secrets that `vmgahp.log` knows."""
     return escape(redact(" ".join(text.split())))

@@ -1,10 +1,10 @@
 """One stylesheet of VM_POLICY, in a process of its own: ``python -I -m vmgahp.hooks.stylesheet FILE``.
 
-To its caller this is a program like any other of the policy: XML in, XML out, the exit status 1 and the reason on
-standard output where a ``<xsl:message terminate="yes">`` rejects the job.
+For its caller this is a program like any other of the policy: XML in, XML out, the exit status 1 and the reason on
+standard output if a ``<xsl:message terminate="yes">`` rejects the job.
 
-The stylesheet reads no file, no network and no other stylesheet, and writes nothing. The attributes of the job
-ad are there as parameters of their names, strings all, where the stylesheet declares them at its top.
+The stylesheet can read no file, no network and no other stylesheet, and cannot write. The attributes of the job ad are
+available as parameters of the same names, all of them strings, if the stylesheet declares them at its top.
 """
 
 import json
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 BROKEN = 2
 
 MOST_MEMORY = 1 << 30
-"""Bytes of address space."""
+"""The limit of the address space, in bytes."""
 
 _XSL = "{http://www.w3.org/1999/XSL/Transform}"
 
 
 def main(path: str) -> int:
-    """Transform standard input; returns the exit status."""
+    """Transform standard input and return the exit status."""
     _limit()
     from lxml import etree
 
-    # The mark tells a rejection from an error: libxslt reports both in the same way.
+    # The mark distinguishes a rejection from an error, because libxslt reports both in the same way.
     mark = os.urandom(12).hex()
     messages: list[str] = []
     read = path
@@ -53,7 +53,7 @@ def main(path: str) -> int:
             made = transform(domain, **_parameters(sheet, _job()))  # type: ignore[arg-type]
         finally:
             messages = [entry.message or "" for entry in transform.error_log]  # type: ignore[attr-defined]
-    except Exception as error:  # noqa: BLE001 - whatever it is, the stylesheet does not work
+    except Exception as error:  # noqa: BLE001 - any exception means that the stylesheet does not work
         rejections = [text.removeprefix(mark) for text in messages if text.startswith(mark)]
         _tell(text for text in messages if not text.startswith(mark))
         if rejections:
@@ -68,7 +68,7 @@ def main(path: str) -> int:
 
 
 def _mark_rejections(sheet: "etree._Element", mark: str) -> None:
-    """Let every message that ends the transformation begin with the mark."""
+    """Put the mark before every message that ends the transformation."""
     from lxml import etree
 
     for message in sheet.iter(f"{_XSL}message"):
@@ -82,7 +82,7 @@ def _parser() -> "etree.XMLParser":
     from lxml import etree
 
     class Refuse(etree.Resolver):
-        """xsl:import and xsl:include are read when the stylesheet is, which no access control sees."""
+        """A resolver that refuses xsl:import and xsl:include, which are read before any access control applies."""
 
         def resolve(  # type: ignore[override]
             self, system_url: str, public_id: str, context: object
@@ -113,9 +113,9 @@ def _job() -> dict[str, object]:
 
 
 def _parameters(sheet: "etree._Element", job: dict[str, object]) -> "dict[str, etree._XSLTQuotedStringParam]":
-    """The parameters that the stylesheet declares and the job ad has, in any case.
+    """Return the parameters that the stylesheet declares and the job ad has, whatever their case.
 
-    What cannot stand in XML becomes ``?``: it is the job's, and must not break the stylesheet.
+    A character that XML does not allow becomes ``?``, because the job must not be able to break the stylesheet.
     """
     from lxml import etree
 

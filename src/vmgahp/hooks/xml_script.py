@@ -2,13 +2,13 @@
 
 It is called as HTCondor's condor_vm-gahp calls it, so that a script written for that one works here
 (``VirshType::CreateVirshConfigFile`` in ``src/condor_vm-gahp/xen_type.linux.cpp`` and ``systemCommand`` in
-``vmgahp_common.cpp``): as root, with the arguments of LIBVIRT_XML_SCRIPT_ARGS, the job ad on stdin in lines
-``Name = value`` without its private attributes, some lines of the server's own after it (`extra_lines`),
-then an empty line; the XML is read from stdout, and stderr goes to the log.
+``vmgahp_common.cpp``): as root, with the arguments of LIBVIRT_XML_SCRIPT_ARGS, the job ad on stdin in lines ``Name =
+value`` without its private attributes, some lines of the server's own after it (`extra_lines`), then an empty line; the
+XML is read from stdout, and stderr goes to the log.
 
-What is stricter here: the working directory is ``/`` and not the job's scratch directory, the environment
-is what HTCondor's tools need and no more, there is a deadline, and a script that somebody else than root
-could have written is not run as root.
+Some things are stricter here: the working directory is ``/`` and not the job's scratch directory, the environment has
+only what HTCondor's tools need, there is a deadline, and a script that a user other than root could have written is not
+run as root.
 """
 
 import re
@@ -29,7 +29,7 @@ SETTING = "LIBVIRT_XML_SCRIPT"
 ARGUMENTS_SETTING = "LIBVIRT_XML_SCRIPT_ARGS"
 
 LONGEST_XML = 4 << 20
-"""Bytes that a script may print. A domain is some KiB; libvirt itself takes 4 MiB in one message."""
+"""The maximum number of bytes that a script may print. A domain has some KiB; libvirt accepts 4 MiB in one message."""
 
 _OR = "or unset it for the built-in XML"
 _MARKS = frozenset("<&'\"")
@@ -38,16 +38,16 @@ _MARKUP = (
     r"|&(?!amp;)#?\w+;"  # characters under another name
     r"|['\"]\s*[A-Za-z_][\w.:-]*\s*=\s*['\"][^'\"]{0,40}"  # attributes
 )
-"""What a text must have in it to become more than a text."""
+"""The forms of markup: text without any of them cannot become more than text."""
 _SPACE = " \t\n\r"
 
 PLAIN_MEMORY = 64
-"""MiB."""
+"""The memory of the plain job, in MiB."""
 PLAIN_DISK = "disk.img"
 
 
 def plain(directory: str, name: str, vm_type: str) -> list[str]:
-    """The ad of a job that nothing can be said against, as a script gets it; `vm_type` is a line of its own."""
+    """Make the ad of a plain job, to which no script can object; `vm_type` is a line of its own."""
     return [
         *(f"VM_WORKING_DIR = {_quoted(directory)}", vm_type, f"JobVMMemory = {PLAIN_MEMORY}"),
         *("JobVM_VCPUS = 1", f"RequestMemory = {PLAIN_MEMORY}", "RequestCpus = 1", 'User = "plain"', 'Owner = "plain"'),
@@ -67,13 +67,13 @@ def run(
 ) -> str:
     """Run the script and return its XML, whose domain must have the `name`, if any.
 
-    `arguments` is LIBVIRT_XML_SCRIPT_ARGS as it is set, `ad_lines` the lines for stdin without newlines,
-    those of `extra_lines` included; private attributes are left out here. `deadline` is in seconds; then
-    the script and its process group are killed. Each line of the script's stderr goes to `log_line`, after
-    secrets in it are hidden. It has what it needs of this process's environment.
+    `arguments` is LIBVIRT_XML_SCRIPT_ARGS as it is set, `ad_lines` the lines for stdin without newlines, those of
+    `extra_lines` included; private attributes are left out here. `deadline` is in seconds; then the script and its
+    process group are killed. Each line of the script's stderr goes to `log_line`, after secrets in it are hidden. It
+    has what it needs of this process's environment.
 
-    Raises `MachineFault`, naming the setting and what to do, when the script may not or cannot be run, when
-    it fails, prints nothing, or prints what cannot be a domain; but `JobFault` where it works for a plain job.
+    Raises `MachineFault`, naming the setting and what to do, if the script may not or cannot be run, fails, prints
+    nothing, or prints something other than a domain; but `JobFault` if it works for a plain job.
     """
     words, ad_lines = parse_arguments(arguments), list(ad_lines)
     vm_type = next((line for line in ad_lines if line.startswith("JobVMType")), 'JobVMType = "kvm"')
@@ -94,9 +94,9 @@ def run(
 
 
 def _require_no_markup(ad_lines: Iterable[str], xml: str) -> None:
-    """Make sure that nothing of the job's has become an element or an attribute. Raises `JobFault`.
+    """Make sure that no text of the job has become an element or an attribute. Raises `JobFault`.
 
-    What a job's text says in XML is in the description as it is only where the script has put the one into the other.
+    The markup of a job's attribute appears literally in the XML only if the script has inserted it without escaping.
     """
     lower = xml.lower()
     for line in ad_lines:
@@ -116,14 +116,14 @@ def _run(argv: list[str], ad_lines: Iterable[str], deadline: float, log_line: Ca
     import os
 
     script = argv[0]
-    # Of a name that comes twice the last line counts: it is the server's, and the job's own must not be taken for it.
+    # Of a name that comes twice the last line counts: that is the server's line, which the job must not override.
     by_name: dict[str, str] = {}
     for line in ad_lines:
         key = line.partition("=")[0].strip().lower()
         by_name.pop(key, None)
         by_name[key] = line
     lines = [line for key, line in by_name.items() if not is_private(key)]
-    # A value with an end of line in it must not become an attribute of its own.
+    # A value with a newline must not become an attribute of its own.
     text = "".join(line.replace("\n", " ") + "\n" for line in (*lines, ""))
     label = f"{SETTING} ({script})"
     by_hand = "run it by hand as root with a job ad on stdin, and see the server's log."
@@ -145,7 +145,7 @@ def _run(argv: list[str], ad_lines: Iterable[str], deadline: float, log_line: Ca
         raise MachineFault(f"{label} printed a NUL, which no XML may hold.", by_hand)
     made = join_lines(xml)
     try:
-        domain = etree.fromstring(made)  # noqa: S314 - libvirt is given it as it is, and reads no more than this does
+        domain = etree.fromstring(made)  # noqa: S314 - libvirt parses the same text, and as much of it
     except etree.ParseError as error:
         what = f"{error}" if xml.lstrip().startswith("<") else shown(redact(xml.strip())[:200])
         raise MachineFault(f"{label} printed what is not XML: {what}.{last}", by_hand) from error
@@ -167,11 +167,11 @@ def extra_lines(
     bridge_interface: str = "",
     networking_type: str = "",
 ) -> list[str]:
-    """The lines that the server adds to the ad for the script, in the order of condor_vm-gahp.
+    """Return the lines that the server adds to the ad for the script, in the order of condor_vm-gahp.
 
-    ``VMPARAM_Xen_Bootloader`` always, and empty for other hypervisors; ``VMPARAM_Xen_Initrd`` and
-    ``JobVMNetworkingType`` where the ad has none, ``VMPARAM_Bridge_Interface`` where there is one or the job says one.
-    `networking_type` is the type that the job gets, or "" when it gets no network.
+    ``VMPARAM_Xen_Bootloader`` is always there, and empty for other hypervisors; ``VMPARAM_Xen_Initrd`` and
+    ``JobVMNetworkingType`` are added if the ad has none, ``VMPARAM_Bridge_Interface`` if there is one or the job has
+    one. `networking_type` is the type that the job gets, or "" when it gets no network.
     """
     there = {line.partition("=")[0].strip().lower() for line in ad_lines}
     added = [("VMPARAM_Xen_Bootloader", bootloader)]
@@ -185,7 +185,7 @@ def extra_lines(
 
 
 def _quoted(value: str) -> str:
-    """A string literal of the ClassAd language."""
+    """Quote a string as a literal of the ClassAd language."""
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r")):
         value = value.replace(plain, escaped)
     return f'"{value}"'
@@ -194,10 +194,10 @@ def _quoted(value: str) -> str:
 def parse_arguments(text: str) -> list[str]:
     """Split LIBVIRT_XML_SCRIPT_ARGS as HTCondor splits arguments.
 
-    Either plain words between white space, or, when the whole begins with a double quote, the quoted
-    form: up to the closing double quote, with two of them for one, words between white space, in which
-    single quotes group, with two of them for one inside (``ArgList::AppendArgsV1RawOrV2Quoted`` in
-    ``src/condor_utils/condor_arglist.cpp``). Raises `MachineFault` when a quote is not closed.
+    They are either plain words between white space, or, if the whole begins with a double quote, in the quoted form,
+    which ends at the closing double quote (two of them stand for one). It has words between white space, in which
+    single quotes group (two of them stand for one inside) (``ArgList::AppendArgsV1RawOrV2Quoted`` in
+    ``src/condor_utils/condor_arglist.cpp``). Raises `MachineFault` if a quote is not closed.
     """
     if not text.lstrip(_SPACE + "\v\f").startswith('"'):
         return _split(text, quotes=False)
@@ -218,7 +218,7 @@ def parse_arguments(text: str) -> list[str]:
 
 
 def _split(text: str, *, quotes: bool) -> list[str]:
-    """Words between white space; with `quotes`, single quotes group."""
+    """Split at white space; with `quotes`, single quotes group."""
     words: list[str] = []
     word: str | None = None
     at = 0
@@ -262,7 +262,7 @@ def require_trustworthy(script: str) -> None:
 
 
 def inspect(script: str, arguments: str) -> str:
-    """Look at the script without running it; the interpreter that it has, if any. Raises `MachineFault`."""
+    """Check the script without running it; return its interpreter, if it has one. Raises `MachineFault`."""
     import os
 
     parse_arguments(arguments)
@@ -277,7 +277,7 @@ def inspect(script: str, arguments: str) -> str:
         with open(script, "rb") as file:
             first = file.read(256).partition(b"\n")[0]
     except PermissionError:
-        return ""  # which programs do without
+        return ""  # programs can be run without being readable
     except OSError as error:
         raise MachineFault(f"{SETTING} = {script} cannot be read: {error.strerror}.", f"look at it, {_OR}.") from error
     interpreter = _interpreter(first.decode(errors="surrogateescape"))
@@ -293,7 +293,10 @@ def inspect(script: str, arguments: str) -> str:
 
 
 def judge(script: str, arguments: str, *, blind: bool) -> "Finding":
-    """The finding of `inspect`: no job runs without the script. Who is `blind` is not who is going to run it."""
+    """Make the finding of `inspect`; a failure keeps every job from running, but is unknown if the caller is `blind`.
+
+    A `blind` caller is another user than the one that will run the script.
+    """
     import os
 
     from vmgahp import findings
@@ -313,7 +316,7 @@ def judge(script: str, arguments: str, *, blind: bool) -> "Finding":
 
 
 def _interpreter(line: str) -> str | None:
-    """The program that runs a script with such a first line, empty where none would; None for no script."""
+    """Find the interpreter of a script by its first line; empty if it has none, None for a binary program."""
     import os
     import shutil
 
@@ -327,16 +330,15 @@ def _interpreter(line: str) -> str | None:
 
 
 def join_lines(text: str) -> str:
-    """The script's lines as one text, as condor_vm-gahp joins them, but never two words into one.
+    """Join the script's lines into one text, as condor_vm-gahp does, but without joining two words.
 
-    That server drops every line's end. So a ``<name>`` on lines of its own is clean with it, and the same
-    script must give the same name here; but an element whose attributes are on lines of their own without
-    indentation is broken by it. So the ends of lines are dropped in text, in comments and inside quotes,
-    and kept between the attributes of a tag.
+    That server drops all line endings. So a ``<name>`` on lines of its own is clean there, and the same script must
+    give the same name here; but an element whose attributes are on lines of their own without indentation is broken
+    there. So line endings are dropped in text, in comments and inside quotes, and kept between the attributes of a tag.
     """
     joined: list[str] = []
-    until = ""  # what ends the part that we are in: "" in text, ">" in a tag, or a quote, "-->", "]]>"
-    after = ""  # what we are in once that part has ended
+    until = ""  # the end of the current part: "" in text, ">" in a tag, or a quote, "-->", "]]>"
+    after = ""  # the part that follows the current one
     at = 0
     while at < len(text):
         if text[at] in "\r\n" and (text[at] == "\n" or text[at : at + 2] == "\r\n"):

@@ -1,8 +1,7 @@
-"""What a VM has used so far: a driver's reading, and how readings become figures that never go down.
+"""The resources that a VM has used: a driver's readings, and totals that never decrease.
 
-A hypervisor counts from zero again when a guest is restored, and so does another machine that a checkpoint
-went to. `Totals` adds up what came before, so that the last line of ``vm_metrics.jsonl`` says what the job
-has used in all.
+A hypervisor counts from zero again when a guest is restored, and so does another machine that a checkpoint went to.
+`Totals` adds the usage before that, so that the last line of ``vm_metrics.jsonl`` has the total usage of the job.
 """
 
 from _collections_abc import Iterator, Mapping
@@ -14,38 +13,38 @@ Number = int | float
 Key = tuple[str, ...]
 
 GAUGES = frozenset(("allocation", "capacity"))
-"""Figures of a disk that say how large it is now; all the others of disks and NICs are counters."""
+"""The figures of a disk that state its present size; all others of disks and NICs are counters."""
 
 LARGEST = 2**63 - 1
-"""A larger counter in a line that was read back is nobody's."""
+"""The largest counter that is accepted in a line that was read back."""
 
 
 class Metrics(NamedTuple):
-    """A driver's reading of one VM, its counters as the hypervisor has them."""
+    """A driver's reading of one VM, with the counters as the hypervisor has them."""
 
     state: State
-    """One of `vmgahp.lifecycle`: RUNNING or SOFT_SUSPENDED; others use nothing."""
+    """A state of `vmgahp.lifecycle`: RUNNING or SOFT_SUSPENDED; a VM in another state uses nothing."""
     time: float
-    """When the figures were true, in seconds since 1970."""
+    """The time of the reading, in seconds since 1970."""
     cpu_seconds: float = 0.0
     vcpus: int = 1
     vcpu_seconds: Mapping[str, float] = {}
-    """Of each vCPU, by its number; empty where the hypervisor does not tell them apart."""
+    """The seconds of each vCPU, by its number; empty if the hypervisor does not count them separately."""
     memory_kib: int = 0
-    """What the guest has now, which a balloon may make less than `max_memory_kib`."""
+    """The memory that the guest has now, which a balloon may make less than `max_memory_kib`."""
     max_memory_kib: int = 0
     rss_kib: int = 0
-    """What the guest's process occupies of this machine's memory, 0 where nobody knows."""
+    """The memory of this machine that the guest's process occupies; 0 if unknown."""
     block: Mapping[str, Mapping[str, int]] = {}
-    """Of each disk by its device: read_bytes, read_requests, write_bytes, write_requests, errors,
+    """The figures of each disk by its device: read_bytes, read_requests, write_bytes, write_requests, errors,
     allocation and capacity, as far as they are known."""
     network: Mapping[str, Mapping[str, int]] = {}
-    """Of each NIC by its MAC address: rx_ and tx_ bytes, packets, errors and drops."""
+    """The figures of each NIC by its MAC address: rx_ and tx_ bytes, packets, errors and drops."""
     run: str = ""
-    """Changes whenever the counters begin anew; empty where only their going down tells."""
+    """An identifier that changes whenever the counters start anew; empty if only a decrease shows that."""
 
     def counters(self) -> Iterator[tuple[Key, Number]]:
-        """Every figure that only grows, by its place in the line."""
+        """Yield every counter, by its place in the line."""
         yield ("cpu_seconds",), self.cpu_seconds
         for number, seconds in self.vcpu_seconds.items():
             yield ("vcpu_seconds", number), seconds
@@ -57,52 +56,52 @@ class Metrics(NamedTuple):
 
 
 class Usage:
-    """One figure of what a VM has used, such as its seconds of CPU, and the only place that keeps it from going down.
+    """One counter of a VM's usage, such as its seconds of CPU, which is kept from decreasing here and nowhere else.
 
-    Readings are what the hypervisor has counted since its process of the guest began. Where one is lower than the one
-    before, the counting has begun anew; who knows that it does says so with `carry`, for it may soon be past the old
-    reading. One thread reads at a time; `seconds` can be asked for by any.
+    Readings are what the hypervisor has counted since its process of the guest started. A reading that is lower than
+    the one before shows that counting has started anew. A caller that knows this must call `carry`, because the new
+    counter may soon exceed the old reading. One thread reads at a time; any thread may read `seconds`.
     """
 
     __slots__ = ("_before", "_last", "seconds")
 
     def __init__(self, before: float = 0) -> None:
-        """`before` is what an earlier life had used, by its checkpoint."""
+        """Start with the usage of an earlier life, as its checkpoint states it in `before`."""
         self.seconds = self._before = before
-        """All of it, as of the last reading."""
+        """The total usage, as of the last reading."""
         self._last: float = 0
 
     def read(self, raw: float | None) -> float:
-        """All of it, after a reading; None is one that the hypervisor does not know, as of a guest that is ending."""
+        """Add a reading and return the total; None is an unknown reading, such as of a guest that is ending."""
         if raw is not None:
             if raw < self._last:
                 self.carry()
             self._last = raw
-            # A sum may be rounded to less than was said before.
+            # A sum may be rounded to less than was reported before.
             self.seconds = max(self.seconds, self._before + raw)
         return self.seconds
 
     def at_least(self, raw: float) -> None:
-        """Another thread has read the same counter, nobody knows whether before or after the last reading."""
+        """Take account of a reading by another thread, which may be older or newer than the last one."""
         self.seconds = max(self.seconds, self._before + raw)
 
     def carry(self) -> None:
-        """The process has ended, or the guest was saved: what it has used remains, and the next one counts from 0."""
+        """Keep the usage so far, because the process has ended or the guest was saved: the next counter starts at 0."""
         self._before, self._last = self.seconds, 0
 
 
 class Totals:
-    """Adds a VM's readings up over suspends, restores and restarts."""
+    """The sums of a VM's readings over suspends, restores and restarts."""
 
     __slots__ = ("_run", "_used")
 
     def __init__(self, earlier: Mapping[str, object] | None = None) -> None:
-        """`earlier` is the last sample of the VM's earlier life, as it was read back: the job's own word."""
+        """Start with the last sample of the VM's earlier life, as it was read back; the job may have changed it."""
         self._used = {key: Usage(before) for key, before in _counters_of(earlier or {})}
         self._run = ""
 
     def sample(self, metrics: Metrics) -> dict[str, object]:
-        """The line for a reading."""
+        """Return the line for a reading."""
         if metrics.run != self._run:
             for usage in self._used.values():
                 usage.carry()
@@ -111,11 +110,11 @@ class Totals:
 
 
 class Accounting:
-    """Turns a driver's figures into those of a STATUS.
+    """The CPU figures of a STATUS, computed from a driver's readings.
 
-    CPUUTILIZATION is the CPU used since the last STATUS, or since the START was asked for, by wall time and vCPUs.
-    It is at most 1: the hypervisor's own threads, and the CPU time that a checkpoint brings with it, are none of the
-    guest's vCPUs' now.
+    CPUUTILIZATION is the CPU used since the last STATUS, or since the START was requested, by wall time and vCPUs. It
+    is at most 1: the hypervisor's own threads, and the CPU time that a checkpoint brings with it, are not time of the
+    guest's vCPUs.
     """
 
     __slots__ = ("_asked", "_usage")
@@ -125,7 +124,7 @@ class Accounting:
         self._asked = now
 
     def account(self, raw_seconds: float, vcpus: int, now: float) -> tuple[float, float]:
-        """(CPUUTILIZATION, CPUTIME in seconds) for a raw counter of `raw_seconds` read at `now`."""
+        """Return (CPUUTILIZATION, CPUTIME in seconds) for a raw counter of `raw_seconds` read at `now`."""
         before = self._usage.seconds
         used = self._usage.read(raw_seconds) - before
         wall = (now - self._asked) * max(vcpus, 1)
@@ -155,7 +154,7 @@ def _line(metrics: Metrics, totals: Mapping[Key, float]) -> dict[str, object]:
 
 
 def _counters_of(line: Mapping[str, object]) -> Iterator[tuple[Key, Number]]:
-    """The counters of a line that was read back; anything else is left out."""
+    """Yield the counters of a line that was read back; anything else is left out."""
     if is_counter(line.get("cpu_seconds")):
         yield ("cpu_seconds",), line["cpu_seconds"]  # type: ignore[misc]
     seconds = line.get("vcpu_seconds")
@@ -170,17 +169,17 @@ def _counters_of(line: Mapping[str, object]) -> Iterator[tuple[Key, Number]]:
 
 
 def is_counter(value: object) -> bool:
-    """Whether a value of a line is a number that a counter can have, which NaN is not."""
+    """Return True if a value of a line is a number that a counter can have, which NaN is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
 class Status(NamedTuple):
-    """What STATUS knows of a VM: its state, its use of the CPU, its memory, its addresses."""
+    """A VM's state, CPU usage, memory and addresses, for a STATUS."""
 
     state: State
-    """One of `vmgahp.lifecycle`: RUNNING, SOFT_SUSPENDED, SUSPENDED or STOPPED."""
+    """A state of `vmgahp.lifecycle`: RUNNING, SOFT_SUSPENDED, SUSPENDED or STOPPED."""
     cpu_seconds: float = 0.0
-    """Seconds of guest CPU since the hypervisor began to count; the server makes it monotonic."""
+    """Seconds of guest CPU since the hypervisor started counting; the server makes it monotonic."""
     vcpus: int = 1
     memory_kib: int = 0
     max_memory_kib: int = 0

@@ -1,8 +1,8 @@
-"""``vm_metrics.jsonl`` in the scratch directory: what a VM has used, and its events.
+"""``vm_metrics.jsonl`` in the scratch directory: the resources that a VM has used, and its events.
 
-The file is transferred back with the job, and to a restart with its checkpoint, which appends to it. It is the
-job's: it is opened once, as the job's user and through no link, and what an earlier life has left in it is
-looked at and not believed. The format is in docs/reference/metrics.md.
+The file is transferred back with the job, and with its checkpoint to a restart, which appends to it. It belongs to the
+job: it is opened once, as the job's user and without following links, and its content from an earlier life is validated
+and not trusted. The format is in docs/reference/metrics.md.
 """
 
 import os
@@ -16,17 +16,18 @@ from vmgahp.host.job_user import Identity
 NAME = "vm_metrics.jsonl"
 
 LONGEST_LINE = 64 << 10
-"""Bytes of a line; also how much of the end of an earlier life's file is looked at."""
+"""The maximum length of a line in bytes; also how much of the end of an earlier life's file is read."""
 
 MOST_LINES = 100_000
-"""Lines of it that its readers take in, be the file ever so long: a sample a second for a day are fewer."""
+"""The maximum number of lines that its readers accept, however long the file is: more than a sample a second for a
+day."""
 
 ROOM_FOR_EVENTS = 64 << 10
-"""Bytes that events may take when the limit leaves no room for samples any more."""
+"""The bytes that events may take when the limit leaves no room for samples."""
 
 
 class MetricsFile:
-    """Lines at the end of the file, from any thread. A line that cannot be written is lost, and that is logged once."""
+    """The file, open for appending from any thread. A line that cannot be written is lost, which is logged once."""
 
     def __init__(self, identity: "Identity", directory: str, limit: int, log: "Callable[[str], None]") -> None:
         self._limit = limit
@@ -41,7 +42,7 @@ class MetricsFile:
             self._tell("open", f"{NAME} cannot be kept in {directory}: {error}")
 
     def last_sample(self) -> Mapping[str, object] | None:
-        """The last sample that an earlier life has left, whatever the job has made of it."""
+        """Return the last sample of an earlier life; the job may have changed it."""
         if self._fd < 0:
             return None
         try:
@@ -53,7 +54,7 @@ class MetricsFile:
         return last_sample(tail)
 
     def add(self, line: Mapping[str, object], *, event: bool = False) -> None:
-        """Append a line; a sample only as long as the file is within its limit."""
+        """Append a line; a sample is written only while the file is within its limit."""
         data = as_json(line).encode() + b"\n"
         with self._lock:
             if self._fd < 0 or len(data) > LONGEST_LINE:
@@ -63,7 +64,7 @@ class MetricsFile:
                 if size + len(data) > self._limit + (ROOM_FOR_EVENTS if event else 0):
                     self._tell("limit", f"{NAME} has reached its limit of {self._limit} bytes")
                     return
-                if self._torn:  # the last line went in half, as when a disk runs full
+                if self._torn:  # the last line was cut off, as on a full disk
                     data = b"\n" + data
                 self._torn = os.write(self._fd, data) < len(data)
             except OSError as error:
@@ -76,14 +77,14 @@ class MetricsFile:
             self._fd = -1
 
     def _tell(self, what: str, text: str) -> None:
-        """Log it, once of each kind."""
+        """Log a message, once for each kind."""
         if what not in self._told:
             self._told.add(what)
             self._log(text)
 
 
 def as_json(value: object) -> str:
-    """A line, or what is in one, as ``json.dumps`` writes it: the module json brings re, for what it reads."""
+    """Format a line, or a value in it, as ``json.dumps`` does, but without importing json, which imports re."""
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{quoted(name)}:{as_json(each)}' for name, each in value.items())}}}"
     if isinstance(value, str):
@@ -93,8 +94,8 @@ def as_json(value: object) -> str:
 
 
 def parse(line: bytes) -> dict[str, object] | None:
-    """A line of the file; None for anything else, be it ever so strange."""
-    import json  # of an earlier life, and in what reads the file
+    """Parse a line of the file; return None for anything that is not a JSON object."""
+    import json  # only for an earlier life's file, and in programs that read the file
 
     try:
         found = json.loads(line)
@@ -104,7 +105,7 @@ def parse(line: bytes) -> dict[str, object] | None:
 
 
 def last_sample(tail: bytes) -> dict[str, object] | None:
-    """The last sample in the end of a file."""
+    """Find the last sample in the end of a file."""
     for text in reversed(tail.split(b"\n")):
         found = parse(text) if text else None
         if found is not None and "cpu_seconds" in found:

@@ -1,1 +1,1 @@
-"""What tests of a driver need, shipped so that those who write a driver elsewhere can use it. Needs pytest."""
+"""The contract tests for drivers, shipped for authors of drivers in other packages. Needs pytest."""

@@ -1,4 +1,4 @@
-"""The contract of `vmgahp.drivers.base` as tests, to be run against any driver, anybody's.
+"""The contract of `vmgahp.drivers.base` as tests, for any driver, also of another package.
 
 In your own tests say what your driver is like in a `Subject`, and subclass `DriverContract`:
 
@@ -14,8 +14,8 @@ In your own tests say what your driver is like in a `Subject`, and subclass `Dri
             with MyHypervisor(tmp_path) as subject:
                 yield subject
 
-A driver that is installed under the entry-point group ``vmgahp.drivers`` is found by its VM type. Every case
-runs on a subject of its own. What a driver cannot do is skipped by its subject's own word, never in silence.
+A driver that is installed under the entry-point group ``vmgahp.drivers`` is found by its VM type. Every case runs on a
+subject of its own. A feature that a driver lacks is skipped only if its subject says so.
 """
 
 import time
@@ -33,7 +33,7 @@ __all__ = ["DEADLINE", "POLL", "DriverContract", "Subject", "goes_on", "until"]
 
 
 class DriverContract(EndingContract):
-    """Subclass this with a name that begins with Test, and a fixture `subject`."""
+    """The tests of the contract. Subclass it with a name that begins with Test, and a fixture `subject`."""
 
     # The life of a VM
 
@@ -162,7 +162,7 @@ class DriverContract(EndingContract):
                 driver.start(job).checkpoint()
             assert caught.value.code == errors.VM_NO_SUPPORT_CHECKPOINT
             return
-        # vm_no_output_vm keeps files from going home when the job is over, and here it is not.
+        # vm_no_output_vm keeps files from being transferred back when the job is over, and here it is not.
         wanted = subject.changed(job, JobVMCheckpoint="true", VMPARAM_No_Output_VM="true")
         machine = driver.start(wanted)
         before = goes_on(subject, job) if subject.has_guest else 0

@@ -1,4 +1,4 @@
-"""The contract's tests of how a VM ends: beside whatever else is done to it, once, and alone."""
+"""The contract's tests of how a VM ends: during other operations, once, and without harm to others."""
 
 import threading
 from collections.abc import Callable
@@ -17,11 +17,11 @@ REACHED = "vmgahp.drivers.lifecycle.reached"
 
 TORN = (".part", ".tmp", ".restarting")
 MEMORY = (".mem", ".vmss", ".vmem")
-"""How the names of files end that are never left, and that are only left by a checkpoint."""
+"""The suffixes of files that must never be left, and those that only a checkpoint may leave."""
 
 
 class EndingContract:
-    """What `vmgahp.testing.contract.DriverContract` says of ends."""
+    """The part of `vmgahp.testing.contract.DriverContract` about how VMs end."""
 
     @pytest.fixture
     def subject(self) -> Subject:
@@ -39,7 +39,7 @@ class EndingContract:
     def machine(self, driver: Driver, job: JobAd) -> Machine:
         return driver.start(job)
 
-    # The end beside other things
+    # The end during other operations
 
     def test_an_end_that_two_ask_for_is_one(
         self, subject: Subject, job: JobAd, machine: Machine, monkeypatch: pytest.MonkeyPatch
@@ -67,7 +67,7 @@ class EndingContract:
     def test_an_end_in_the_middle_of_an_operation_leaves_no_vm_and_nothing_torn(
         self, subject: Subject, job: JobAd, driver: Driver, operation: str, point: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """At a point of the operation, where the driver has such; else beside it, whoever is first."""
+        """End the VM at a point of the operation, if the driver has that point; otherwise in parallel with it."""
         if not (subject.checkpoint if "checkpoint" in operation else subject.suspend):
             return
         wanted = with_checkpoints(subject, job)
@@ -120,7 +120,7 @@ class EndingContract:
             assert goes_on(subject, job) >= before, "it resumed and did not begin anew"
 
     def test_a_start_of_the_same_name_elsewhere_leaves_a_living_vm_alone(self, subject: Subject, job: JobAd) -> None:
-        """Two schedds may give one user the same cluster and process; the second may get a VM or a fault."""
+        """Start a VM of the same name, as two schedds may cause for one user; the second may get a VM or a fault."""
         first = subject.driver().start(job)
         twin = subject.changed(subject.job(2), ClusterId=job.expression("ClusterId"))
         try:
@@ -138,12 +138,12 @@ class EndingContract:
 
 
 def with_checkpoints(subject: Subject, job: JobAd) -> JobAd:
-    """The job, which may be checkpointed where its driver can."""
+    """Return the job with checkpoints allowed, if its driver can make them."""
     return subject.changed(job, JobVMCheckpoint="true") if subject.checkpoint else job
 
 
 def beside(*calls: Callable[[], None]) -> list[errors.Fault | None]:
-    """Do all of this at once; what each has raised."""
+    """Make all calls in parallel and return the fault that each has raised."""
     together = threading.Barrier(len(calls))
     outcomes: list[errors.Fault | None] = [None] * len(calls)
 
@@ -166,7 +166,7 @@ def beside(*calls: Callable[[], None]) -> list[errors.Fault | None]:
 def ended_at(
     point: str, machine: ManagedMachine, perform: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> errors.Fault | None:
-    """Perform an operation, with the VM ended when it comes to this point, or after it; what the end has raised."""
+    """Perform an operation and end the VM when it reaches this point, or after it; return the fault of the end."""
     come = threading.Event()
 
     def reached(now: str) -> None:

@@ -1,4 +1,4 @@
-"""What a contract's test must know of a driver and its hypervisor."""
+"""The facts that a contract test must know about a driver and its hypervisor."""
 
 import os
 import time
@@ -19,28 +19,28 @@ from vmgahp.vm_types import HTCONDORS
 T = TypeVar("T")
 
 DEADLINE = 240.0
-"""Seconds that anything of the hypervisor's may take before the test fails."""
+"""The seconds that an operation of the hypervisor may take before the test fails."""
 
 POLL = 0.05
 
 
 class Subject(ABC):
-    """One driver, with what a test must know of its hypervisor that the contract does not say."""
+    """One driver, with the facts about its hypervisor that a test needs and the contract does not define."""
 
     vm_type: str
     soft_suspend = True
-    """Whether a VM can be paused in memory."""
+    """True if a VM can be paused in memory."""
     suspend = True
     checkpoint = True
-    """Whether a checkpoint can be made, and a later START in the same scratch directory restarts from it."""
+    """True if a checkpoint can be made, and a later START in the same scratch directory restarts from it."""
     has_guest = True
-    """Whether a guest really runs, so that `count` has something to say."""
+    """True if a guest really runs, so that `count` is meaningful."""
     saves_at_once = True
-    """Whether a guest can be saved before it has come up."""
+    """True if a guest can be saved before it has booted."""
 
     def __init__(self, directory: Path, settings: Settings, identity: Identity) -> None:
         self.directory = directory
-        """A directory of the test's own; the jobs' scratch directories are below it."""
+        """A directory of the test, which holds the jobs' scratch directories."""
         self.settings = settings
         self.identity = identity
         self.log: list[str] = []
@@ -54,7 +54,7 @@ class Subject(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave nothing behind, whatever the test did: no VM, and nobody who watches over one."""
+        """Clean up, whatever the test did: end every VM, and every process that watches over one."""
         for machine in self._machines:
             try:
                 machine.destroy()
@@ -67,7 +67,7 @@ class Subject(ABC):
             driver.close()
 
     def driver(self, settings: Settings | None = None) -> Driver:
-        """A new driver, as another daemon on this machine would have it."""
+        """Make a new driver, as another daemon on this machine would."""
         made = base.find(self.vm_type)(self.vm_type, settings or self.settings, self.identity, self.log.append)
         self._drivers.append(made)
         start = made.start
@@ -80,13 +80,13 @@ class Subject(ABC):
         return made
 
     def job(self, number: int = 1, *, ends: bool = False) -> JobAd:
-        """The ad of a job with its files in a scratch directory.
+        """Make the ad of a job with its files in a scratch directory.
 
         Its guest runs on and on, or powers itself off soon after its start (or after `power_off`).
         """
         scratch = self.directory / f"dir_{number}"
         scratch.mkdir(exist_ok=True)
-        # The process's number keeps the VM apart from those of other tests on this machine.
+        # The pid keeps the VM apart from those of other tests on this machine.
         ad = {
             "VM_WORKING_DIR": quote(str(scratch)),
             "JobVMType": quote(self.vm_type),
@@ -100,7 +100,7 @@ class Subject(ABC):
         return made
 
     def changed(self, job: JobAd, **changes: str | None) -> JobAd:
-        """The job with other expressions for some attributes; None takes one away."""
+        """Return the job with other expressions for some attributes; None removes an attribute."""
         pairs = dict(line.split(" = ", 1) for line in job.lines())
         for name, expression in changes.items():
             pairs.pop(name, None)
@@ -109,38 +109,38 @@ class Subject(ABC):
         return JobAd(pairs.items())
 
     def match(self, job: JobAd) -> str:
-        """How the startd names the job's VM to the kill mode."""
+        """Return the name by which the startd passes the job's VM to the kill mode."""
         return job.vm_name() if self.vm_type in HTCONDORS else job.working_dir()
 
     @abstractmethod
     def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
-        """Put a job's files into its scratch directory; returns the attributes that tell of them, as expressions."""
+        """Put a job's files into its scratch directory; return the attributes that describe them, as expressions."""
 
     @abstractmethod
     def exists(self, job: JobAd) -> bool:
-        """Whether the hypervisor itself has the job's VM, running or saved; not asked through the driver."""
+        """Return True if the hypervisor itself has the job's VM, running or saved, without asking the driver."""
 
     @abstractmethod
     def bad_jobs(self) -> dict[str, JobAd]:
-        """Jobs that cannot be started by their owners' fault, by what is wrong with each."""
+        """Return jobs that cannot be started through their owners' fault, by the description of the mistake."""
 
     @abstractmethod
     def unfit(self) -> Settings:
-        """Settings with which this machine runs no job at all, such as a hypervisor that is not there."""
+        """Return settings with which this machine cannot run any job, such as a hypervisor that does not exist."""
 
     def power_off(self, job: JobAd) -> None:  # noqa: B027 - a real guest needs no help
-        """Make the guest of a job that `ends` do so; for a hypervisor whose guests do nothing by themselves."""
+        """Power off the guest of a job that `ends`; needed only if the guests do nothing by themselves."""
 
-    def server_dies(self, machine: Machine) -> None:  # noqa: B027 - mostly nothing but its memory goes with a process
-        """What the kernel does when the server of a VM dies, such as to close what that holds open."""
+    def server_dies(self, machine: Machine) -> None:  # noqa: B027 - usually a process leaves nothing behind
+        """Do what the kernel does when the server of a VM dies, such as to close the files that it holds open."""
 
     def count(self, job: JobAd) -> int:
-        """How far the guest has counted; grows while it runs, and only then."""
+        """Return how far the guest has counted; the count grows only while the guest runs."""
         raise NotImplementedError
 
 
 def until(condition: Callable[[], T], what: str) -> T:
-    """Wait for something that sends no event, and return it."""
+    """Poll until a condition holds, and return its value."""
     end = time.monotonic() + DEADLINE
     while not (found := condition()):
         assert time.monotonic() < end, f"{what}: not within {DEADLINE:g} s"
@@ -149,13 +149,13 @@ def until(condition: Callable[[], T], what: str) -> T:
 
 
 def can_be_saved(subject: Subject, job: JobAd) -> None:
-    """Wait until the guest has come so far."""
+    """Wait until the guest has come far enough to be saved."""
     if subject.has_guest and not subject.saves_at_once:
         goes_on(subject, job)
 
 
 def goes_on(subject: Subject, job: JobAd) -> int:
-    """Wait until the guest has counted on; returns where it was before."""
+    """Wait until the guest has counted further; return the earlier count."""
     before = subject.count(job)
     until(lambda: subject.count(job) > before, "the guest counts on")
     return before

@@ -1,7 +1,7 @@
 """``vmgahp console``: a conversation with a daemon, by hand or by a script.
 
-`words` has the commands and what answers mean, `conversation` follows the protocol, `job_ad` prepares what is sent,
-and `terminal` reads and shows; here are the command's arguments and the server's surroundings. docs/how-to/console.md
+`words` has the commands and the meaning of answers, `conversation` follows the protocol, `job_ad` prepares job ads, and
+`terminal` reads and shows; this module has the command's arguments and the server's environment. docs/how-to/console.md
 is for users.
 """
 
@@ -20,7 +20,7 @@ from vmgahp.protocol.client import ProtocolError
 from vmgahp.text import escape
 
 LOST = 1
-"""The exit status where the server could not be started or did not last."""
+"""The exit status if the server could not be started or ended unexpectedly."""
 
 NOBODY = 65534
 
@@ -56,8 +56,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Converse with a server; returns the exit status."""
-    # Without prompt_toolkit, completions and man pages are made all the same.
+    """Converse with a server and return the exit status."""
+    # Late: completions and man pages are made without prompt_toolkit.
     from vmgahp.commands.console.terminal import Terminal
 
     settings = dict(map(_setting, options.set))
@@ -95,7 +95,7 @@ def _refuse(why: str) -> int:
 
 
 def _recorder(record: str, opened: ExitStack) -> Callable[[str], object]:
-    """Make the file of ``--record``, and return what writes to it."""
+    """Make the file of ``--record``, and return the function that writes to it."""
     if not record:
         return lambda _: None
     descriptor, path = transcript_file.create(record)
@@ -105,13 +105,13 @@ def _recorder(record: str, opened: ExitStack) -> Callable[[str], object]:
     return file.write
 
 
-# The server's surroundings
+# The server's environment
 
 
 def _server(command: Sequence[str]) -> list[str]:
     """Find the command of the server, by default the daemon of this package with its log on standard error.
 
-    A relative path is meant from here, not from the working directory, which is the job's user's.
+    A relative path is resolved here, not in the working directory, which belongs to the job's user.
     """
     if not command:
         return [sys.executable, "-I", "-m", "vmgahp", "-f", "-t", "-M", "3"]
@@ -127,14 +127,14 @@ def _setting(text: str) -> tuple[str, str]:
 
 @contextmanager
 def _working_directory(path: str) -> Iterator[str]:
-    """Use a directory, or make one that goes away at the end. Raises OSError."""
+    """Use a directory, or make one that is removed at the end. Raises OSError."""
     if path:
         os.scandir(path).close()
         yield os.path.realpath(path)
         return
     with tempfile.TemporaryDirectory(prefix="vmgahp-console-", ignore_cleanup_errors=True) as outer:
-        # QEMU runs as a user of its own and has to get to the disks.
-        os.chmod(outer, 0o755)  # noqa: S103 - to pass through, no more
+        # QEMU runs as a user of its own and must be able to reach the disks.
+        os.chmod(outer, 0o755)  # noqa: S103 - only to pass through
         scratch = os.path.join(outer, "scratch")
         os.mkdir(scratch, 0o755)
         if os.geteuid() == 0:

@@ -1,7 +1,7 @@
 """The conversation of one person, or one script, with a server.
 
-Requests are sent as condor_starter does it: each when the one before it was answered, and an R makes a RESULTS
-follow. `vmgahp.protocol.requests` says what each line of the server is; here it is shown in words.
+Requests are sent as condor_starter does it: each after the answer to the one before, and an R leads to a RESULTS.
+`vmgahp.protocol.requests` classifies each line of the server; this module shows it in words.
 """
 
 import re
@@ -22,19 +22,19 @@ from vmgahp.protocol.transcript import Writer
 from vmgahp.text import redact
 
 POLL = 0.5
-"""Seconds between two RESULTS while the server was told to say no R."""
+"""The interval in seconds between two RESULTS while the server is told not to send R."""
 
 PATIENCE = 0.5
-"""Seconds to wait for the server's log to explain a failure: it comes by another pipe than the answer."""
+"""Seconds to wait for the server's log to explain a failure: it comes through another pipe than the answer."""
 
 END_DEADLINE, LOST_DEADLINE = 60.0, 5.0
-"""Seconds that the server has to exit after QUIT, or when it can no longer be talked to."""
+"""Seconds that the server has to exit after QUIT, or after the connection is lost."""
 
 LOG_LINES, LAST_WORDS = 1000, 10
-"""Lines of the server's standard error that are kept, and that are shown when the server is lost."""
+"""The lines of the server's standard error that are kept, and those that are shown when the server is lost."""
 
 FAILED, WRONG = 1, 2
-"""Exit statuses: a request failed or was refused; a line is not a command."""
+"""The exit statuses: a request failed or was refused; a line is not a command."""
 
 _LOGGED = r"(?:\b{0}(?: of VM \d+)? (?:failed|refused): |\brefused {0}: |\brefused (?=an unknown command))(.+)"
 """The form in which `vmgahp.protocol.session` logs why a request failed."""
@@ -51,8 +51,8 @@ Show = Callable[[str, str], None]
 class Conversation:
     """A server, which is started, and the person or script that talks to it.
 
-    `show` gets the kind and the text of each line to show. What waits for the server raises `ProtocolError` where the
-    server does not last; the start of the server raises OSError.
+    `show` gets the kind and the text of each line to show. Methods that wait for the server raise `ProtocolError` if
+    the server ends; the start of the server raises OSError.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class Conversation:
         self.status = 0
         """The exit status of the last failure."""
         self.over = False
-        """True when QUIT was sent."""
+        """True after QUIT was sent."""
         self.in_ad = False
         """True while the lines of a job ad are typed."""
         self.vms: list[int] = []
-        """The VMs that were started and, as far as is known, are there."""
+        """The VMs that were started and are not known to be gone."""
         self.log: deque[tuple[float, str]] = deque(maxlen=LOG_LINES)
         self._working_dir, self._serves = environ["VMGAHP_WORKING_DIR"], environ["VMGAHP_VMTYPE"]
         self._person = person
-        """True where somebody types: results are not waited for, and VMs are not destroyed without a question."""
+        """True if a person types: the console does not wait for results, and asks before it destroys VMs."""
         self._writer = writer
         self._warned = self._live_log = False
         self._starts = count()
@@ -88,7 +88,7 @@ class Conversation:
             self.show(NOTE, f"The working directory is {clean(self._working_dir)}. help lists what can be typed.")
 
     def turn(self) -> None:
-        """Take in what the server has said without being waited for, and fetch results that are ready."""
+        """Read what the server has sent meanwhile, and fetch results that are ready."""
         self.client.pump()
         while (line := self.client.next_line()) is not None:
             self._received(line)
@@ -98,7 +98,7 @@ class Conversation:
             self.client.read_line()  # says how it has ended
 
     def finish(self, lost: str = "") -> bool:
-        """End the server, which may be `lost` for a reason already; False where it did not last."""
+        """End the server, which may be `lost` for a reason already; False if it ended unexpectedly."""
         try:
             self.client.finish(LOST_DEADLINE if lost else END_DEADLINE)
         except ProtocolError as error:
@@ -139,9 +139,9 @@ class Conversation:
     # Requests
 
     def ask(self, request: Request) -> bool:
-        """Send a request and take its answer; False where it was refused."""
+        """Send a request and read its answer; False if it was refused."""
         self._catch_up()
-        now = monotonic()  # what the server logs from here on may be about this request
+        now = monotonic()  # the server's log from now on may be about this request
         self._send(request.line)
         self.requests.sent(request, now)
         self.over |= request.command == "QUIT"
@@ -153,18 +153,18 @@ class Conversation:
         return request.state is not RequestState.REFUSED
 
     def _catch_up(self) -> None:
-        """Take all answers that are outstanding; Control-C may have ended the wait for one."""
+        """Read all outstanding answers; Control-C may have interrupted the wait for one."""
         while self.requests.unanswered or self.requests.results_left:
             self._receive(requests.REPLY_DEADLINE)
 
     def _send(self, line: str, shown: str | None = None) -> None:
-        """Send a line; `shown` is shown in its place, or nothing where that is empty."""
+        """Send a line; `shown` is displayed instead of it, or nothing if that is empty."""
         if shown != "":
             self.show(SENT, f"> {shown or clean(redact(line))}")
         self.client.send(line)
 
     def _reason(self, request: Request) -> str:
-        """Find the server's own sentence on a failure in what it has logged since the request."""
+        """Find the server's own sentence on a failure in its log since the request."""
         form = re.compile(_LOGGED.format(re.escape(request.operation or request.command)))
         end = monotonic() + PATIENCE
         while True:
@@ -191,7 +191,7 @@ class Conversation:
                 self.client.pump(POLL)
 
     def _tell(self, request: Request) -> None:
-        """Tell a result in words."""
+        """Describe a result in words."""
         took = _took(request)
         success, *said = request.result
         if success == "0":
@@ -221,7 +221,7 @@ class Conversation:
 
     @property
     def prompt(self) -> str:
-        """The text before the line that is typed."""
+        """The prompt for the next line."""
         return "classad> " if self.in_ad else "vmgahp> "
 
     def overview(self) -> str:
@@ -230,18 +230,18 @@ class Conversation:
         return " | ".join([*(f"VM {number}" for number in self.vms), *pending]) or "no VM"
 
     def memorable(self, line: str) -> bool:
-        """Tell whether a line may be kept in a history: job ads and secrets may not."""
+        """Return True if a line may be kept in the history: job ads and lines with secrets may not."""
         return not self.in_ad and line.isprintable() and redact(line) == line
 
     def trouble(self, line: str) -> str:
-        """Say why a line is not a command; empty for one that is."""
+        """Return why a line is not a command; empty for a command."""
         word = (*line.split(), "")[0]
         if self.in_ad or not word or word.isupper() or word in COMMANDS:
             return ""
         return f"There is no command {clean(word)}{words.suggestion(word)}"
 
     def typed(self, line: str) -> None:
-        """Carry out a line."""
+        """Execute a line."""
         if self.in_ad:
             self._ad_line(line)
             return
@@ -281,7 +281,7 @@ class Conversation:
                 self.fail(f"{word} takes {takes}. See: help {word}", WRONG)
 
     def end_of_input(self) -> None:
-        """End the job ad that was being typed, or else the conversation."""
+        """End the job ad that is being typed, or else the conversation."""
         if self.in_ad:
             self._ad_line("CLASSAD_END")
             if self._person:
@@ -334,7 +334,7 @@ class Conversation:
             self._request(lifecycle.START, ad.vm_type)
 
     def _target(self, named: Sequence[str]) -> int | None:
-        """Find the VM that is meant; where that is unclear, say what to do."""
+        """Find the VM that a command is about; if that is ambiguous, say what to do."""
         number = digits(named[0]) if named else self.vms[0] if len(self.vms) == 1 else None
         if number is None:
             wrong = f"{clean(named[0])} is not the number of a VM. " if named else ""
@@ -350,7 +350,7 @@ class Conversation:
             self.fail(f"There is no help about {clean(topic)}{words.suggestion(topic)}", WRONG)
 
     def fail(self, text: str, status: int = FAILED) -> None:
-        """Show what went wrong, and remember the exit status."""
+        """Show an error, and remember the exit status."""
         self.status = status
         self.show(BAD, text)
 

@@ -1,7 +1,7 @@
 """A job's ad, prepared for a START by the console.
 
-What a starter would have put into the ad is put in, secrets are left out, and the VM gets a name that no job has: a
-START destroys what is left of an earlier VM of the same name.
+The attributes that a starter adds are added, secrets are left out, and the VM gets a name that no job has: a START
+destroys the remains of an earlier VM of the same name.
 """
 
 import os
@@ -15,19 +15,19 @@ from vmgahp.job.ad import JobAd, quote
 from vmgahp.text import escape, is_private
 
 CLUSTER_BASE = 2_000_000_000
-"""The first ClusterId of the console's: no schedd has come this far, and they still fit a C int."""
+"""The first ClusterId of the console: schedds do not reach such numbers, and they still fit a C int."""
 
 
 class Ad(NamedTuple):
-    """A job ad that can be sent."""
+    """A job ad that is ready to be sent."""
 
     lines: tuple[str, ...]
     vm_type: str
-    """JobVMType, in lower case."""
+    """The value of JobVMType, in lower case."""
     name: str
-    """The VM's name with the hypervisor."""
+    """The VM's name in the hypervisor."""
     notes: tuple[str, ...]
-    """What was changed, and which files are missing."""
+    """The changes that were made, and the files that are missing."""
 
 
 def read_file(path: str) -> str:
@@ -56,8 +56,8 @@ def parse(text: str) -> list[tuple[str, str]]:
 def prepare(text: str, working_dir: str, *, vm_type: str, serves: str, number: int) -> Ad:
     """Prepare the first ad of `text` for a START in `working_dir`.
 
-    `vm_type` is the type that the person wants, or empty for the ad's own; `serves` is the server's. The `number` makes
-    the VM's name unique within this console. Raises `Fault`.
+    `vm_type` is the requested type, or empty for the ad's own; `serves` is the server's. The `number` makes the VM's
+    name unique within this console. Raises `Fault`.
     """
     pairs = parse(text)
     found = JobAd(pairs)
@@ -84,7 +84,7 @@ def prepare(text: str, working_dir: str, *, vm_type: str, serves: str, number: i
 
 
 def _missing_disks(ad: JobAd, working_dir: str) -> Iterator[str]:
-    """Name each disk that a starter would have transferred and that is not in the working directory."""
+    """Yield each disk that a starter would have transferred and that is missing in the working directory."""
     inputs = [item.strip() for item in (ad.string("TransferInput") or "").split(",")]
     for entry in disks.entries(ad.string(disks.DISK) or ""):
         file = entry.fields[0]

@@ -34,25 +34,25 @@ STYLE = Style.from_dict(
 
 
 class Terminal:
-    """Where lines are read from and shown."""
+    """The input and output of the console."""
 
     def __init__(self) -> None:
         self.is_person = sys.stdin.isatty()
-        """True where somebody types."""
+        """True if a person types."""
         self._is_drawn = sys.stdout.isatty() and bool(os.environ.get("TERM")) and not is_dumb_terminal()
         self._is_typing = False
         self._is_ended = False
-        """True when a signal has ended the console."""
+        """True after a signal has ended the console."""
         self._lost: ProtocolError | None = None
         self._later: list[tuple[str, str]] = []
-        """Lines to show above the one that is being typed."""
+        """The lines to show above the one that is being typed."""
         self._printing: asyncio.Future[None] | None = None
         for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors=errors)
 
     def show(self, kind: str, text: str) -> None:
-        """Show a line; above what is being typed, `_heard` does it."""
+        """Show a line; while a line is being typed, `_heard` shows it above that."""
         line = (f"class:{kind}" if kind else "", f"{text}\n")
         if self._is_typing:
             self._later.append(line)
@@ -67,7 +67,7 @@ class Terminal:
             sys.stdout.flush()
 
     def run(self, talk: Conversation) -> None:
-        """Take lines until the end. Raises `ProtocolError` where the server does not last, KeyboardInterrupt."""
+        """Read lines until the end. Raises `ProtocolError` if the server ends, and KeyboardInterrupt."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._signalled)
@@ -100,7 +100,7 @@ class Terminal:
         app.exit(exception=KeyboardInterrupt())
 
     async def _edited(self, session: PromptSession[str], talk: Conversation) -> str:
-        """Read a line while the server is listened to."""
+        """Read a line while lines of the server are shown as they arrive."""
         loop = asyncio.get_running_loop()
         watched = talk.client.descriptors()
         for descriptor in watched:
@@ -118,7 +118,7 @@ class Terminal:
                 raise self._lost
 
     def _heard(self, session: PromptSession[str], talk: Conversation) -> None:
-        """Take in what the server says while a line is typed."""
+        """Show what the server sends while a line is typed."""
         before = talk.client.descriptors()
         try:
             talk.turn()
@@ -134,7 +134,7 @@ class Terminal:
 
 
 def prompt_session(talk: Conversation) -> PromptSession[str]:
-    """Make the editor of lines."""
+    """Make the line editor."""
     return PromptSession(
         lambda: talk.prompt,
         history=History(history_file(os.environ), talk),
@@ -150,7 +150,7 @@ def prompt_session(talk: Conversation) -> PromptSession[str]:
 
 
 class _Validator(Validator):
-    """A check that leaves a line without a command to be edited."""
+    """A check that keeps a line without a valid command in the editor."""
 
     def __init__(self, talk: Conversation) -> None:
         self._talk = talk
@@ -181,18 +181,18 @@ class History(FileHistory):
         self._talk = talk
 
     def store_string(self, string: str) -> None:
-        """Write a line to the file; a full disk loses it."""
+        """Append a line to the file; it is lost if the disk is full."""
         if self._talk.memorable(string):
             with suppress(OSError):
                 super().store_string(string)
 
 
 def history_file(environ: Mapping[str, str]) -> str:
-    """Make the history's file, which others cannot read; `os.devnull` where others could write to its directory."""
+    """Make the history's file, readable only by its owner; `os.devnull` if others could write to its directory."""
     try:
         path = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "vmgahp/console_history"
         existing = next(directory for directory in path.parents if directory.exists())
-        if trust.trouble_with_directory(str(existing)):  # for root, the home of a user too
+        if trust.trouble_with_directory(str(existing)):  # for root, also the home of another user
             return os.devnull
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))

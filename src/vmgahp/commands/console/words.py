@@ -1,4 +1,4 @@
-"""The words of the console: its commands with their help, and what a server's answers mean. Pure."""
+"""The words of the console: its commands with their help, and the meaning of a server's answers. Pure."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,15 +13,15 @@ SENT, RECEIVED, GOOD, BAD, NOTE, PLAIN = "sent", "received", "good", "bad", "not
 """The kinds of lines that are shown."""
 
 LONGEST = 2000
-"""Characters of one line that are shown."""
+"""The maximum number of characters of one line that are shown."""
 
 
 class Command(NamedTuple):
-    """One command, of the console in lower case, of the protocol in upper case."""
+    """A command: of the console in lower case, of the protocol in upper case."""
 
     arguments: str
     text: str
-    """Help for the command; `overview` shows the first sentence."""
+    """The help for the command; `overview` shows the first sentence."""
     operation: str = ""
     """The operation of `lifecycle` that it requests."""
 
@@ -101,12 +101,12 @@ def about(topic: str) -> list[str]:
 
 
 def suggestion(word: str) -> str:
-    """Name the known word that is most like `word`, or else where all words are listed."""
+    """Suggest the known word closest to `word`, or else the command that lists all words."""
     return did_you_mean(word[:60], (*COMMANDS, *PROTOCOL, *error_words.WORDS)) or "; help lists all commands."
 
 
 def clean(text: str) -> str:
-    """Make one line of `text` that does nothing to a terminal; a guest or a stranger's job may have written it."""
+    """Make one line of `text` that is harmless to a terminal; a guest or another user's job may have written it."""
     shown = escape(text[:LONGEST].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
     return shown if len(text) <= LONGEST else f"{shown} ... and {len(text) - LONGEST} more characters"
 
@@ -117,7 +117,7 @@ def error(word: str) -> str:
 
 
 def figures(status: Mapping[str, str]) -> str:
-    """Put the fields of a STATUS into words; unknown fields are shown as they came."""
+    """Put the fields of a STATUS into words; unknown fields are shown unchanged."""
     return ", ".join(
         _FIGURES[name].format(clean(value)) if name in _FIGURES else f"{clean(name)} {clean(value)}"
         for name, value in status.items()

@@ -1,8 +1,7 @@
 """``vmgahp doctor``: why ``condor_status -vm`` is empty, or a VM job stays idle.
 
-The checks come in the order in which things depend on each other, and each is made whatever the ones before
-it said. Nothing is changed: no setting, no file, no domain, no network; what a check cannot find out without
-that, it does not find out.
+The checks run in the order of their dependencies, and each is made whatever the result of those before. Nothing is
+changed: no setting, no file, no domain, no network; a check that would need a change reports an unknown result.
 """
 
 import argparse
@@ -26,17 +25,17 @@ from vmgahp.text import escape
 from vmgahp.vm_types import QEMU
 
 FIT, UNFIT, UNSURE = 0, 1, 3
-"""The exit status: a job could run, none could, or what decides it could not be looked at. (2 is argparse's.)"""
+"""The exit statuses: a job could run, no job could, or a decisive check could not be made. (2 is argparse's.)"""
 
 COLORS = {FIT: "bold green", UNFIT: "bold red", UNSURE: "bold cyan"}
-"""Styles of the verdict."""
+"""The styles of the verdict."""
 
 DECISIVE = ("root", "hypervisor", "libvirt", "kvm", "cpu", "memory")
-"""Checks without which nobody can say that a job could run."""
+"""The checks that decide whether a job could run."""
 
 
 class Examination:
-    """All that was found, in order."""
+    """All findings, in order."""
 
     def __init__(self, vm_type: str) -> None:
         self.vm_type = vm_type
@@ -45,7 +44,7 @@ class Examination:
 
     @property
     def findings(self) -> list[Finding]:
-        """Those about the machine."""
+        """The findings about the machine."""
         return [finding for _, found in self.sections for finding in found]
 
     @property
@@ -58,7 +57,7 @@ class Examination:
         return UNSURE if unsure else FIT
 
     def verdict(self) -> str:
-        """What it comes to, in one sentence or two."""
+        """Return the conclusion, in one sentence or two."""
         machine = [finding for finding in self.findings if finding.verdict == BAD and not finding.because]
         job = [one for one in (self.trial.findings if self.trial else ()) if one.verdict == BAD]
         what = "This job" if self.trial else f"A VM job of type {self.vm_type}"
@@ -76,7 +75,7 @@ class Examination:
         return f"{what} could run here.{less if left else ''}"
 
     def document(self) -> dict[str, object]:
-        """All of it for ``--json``."""
+        """Return all findings as an object for ``--json``."""
         document: dict[str, object] = {
             "vm_type": self.vm_type,
             "could_run": self.status == FIT,
@@ -96,7 +95,7 @@ class Examination:
 
 
 def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: str = "") -> Examination:
-    """Look at everything, and at a job ad where `job` is the path of one.
+    """Run all checks, also on the job ad at the path `job`, if given.
 
     `root` is put before the paths of the system, for tests.
     """
@@ -194,11 +193,11 @@ _STAND_ON = {
     "kvm": ("cpu", "firmware"),
     "VM_GAHP_LOG": ("log",),
 }
-"""Of a check, the first words of those that it fails with it."""
+"""Check -> the first words of the checks that fail if it does."""
 
 
 def _standing(finding: Finding, found: list[Finding]) -> Finding:
-    """The finding with the check on which it stands in the end, where that one is what is wrong."""
+    """Set the check on which a finding ultimately depends, if that check has failed."""
     if finding.verdict == OK:
         return finding
     if finding.because:
@@ -215,7 +214,7 @@ def _standing(finding: Finding, found: list[Finding]) -> Finding:
 
 
 def _seen(context: Context, on_libvirt: bool) -> tuple[access.Capabilities | errors.Fault, probe.Probe]:
-    """What libvirt says of itself, and what the probe found."""
+    """Return the capabilities from libvirt, and the result of the probe."""
     try:
         known = access.capabilities(context) if on_libvirt else errors.MachineFault("It is no libvirt.")
         return known, _probe(context, isinstance(known, access.Capabilities))
@@ -231,7 +230,7 @@ def _seen(context: Context, on_libvirt: bool) -> tuple[access.Capabilities | err
 
 
 def _probe(context: Context, answers: bool) -> probe.Probe:
-    """The startd's probe in this process, with a driver that writes no log, and nothing believed that others saw."""
+    """Run the startd's probe in this process, with a driver that writes no log, and without cached results."""
     driver: base.Driver
     identity, settings = None, context.usable
     try:
@@ -247,7 +246,7 @@ def _probe(context: Context, answers: bool) -> probe.Probe:
 
 
 class _StandIn(base.Driver):
-    """Takes the place of a driver that cannot be used here, so that the other checks of the probe are made."""
+    """A replacement for a driver that cannot be used here, so that the other checks of the probe are made."""
 
     def __init__(self, context: Context, outcome: base.Survey | errors.Fault) -> None:
         super().__init__(context.vm_type, context.usable, Identity(NOBODY, NOBODY), context.notes.append)
@@ -266,7 +265,7 @@ class _StandIn(base.Driver):
 
 
 def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
-    """The probe's findings by where they are shown, those that are bad with their causes."""
+    """Group the probe's findings by the section that shows them, bad ones with their causes."""
     parts: dict[str, list[Finding]] = {
         name: [] for name in ("memory", "policy", "script", "hypervisor", "kvm", "cpu", "network", "disk", "images")
     }
@@ -287,7 +286,7 @@ def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp doctor``."""
+    """Add the arguments of ``vmgahp doctor``."""
     command.description = (
         "Look at everything that VM jobs need on this machine, from HTCondor's settings to the last "
         "failures, and say of each thing what was seen and what to type. Nothing is changed."
@@ -340,12 +339,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(
     environ: Mapping[str, str], vm_type: str = "", *, job: str = "", as_json: bool = False, verbose: bool = False
 ) -> int:
-    """Examine and print; the exit status is `FIT` only where a job could run."""
+    """Run all checks and print the findings; the exit status is `FIT` only if a job could run."""
     done = examine(environ, vm_type, job)
     if as_json:
         print_json(done.document())
         return done.status
-    from vmgahp.commands.page import Page  # without rich, completions and man pages are made all the same
+    from vmgahp.commands.page import Page  # late: completions and man pages are made without rich
 
     page = Page()
     sections: list[tuple[str, list[Finding]]] = list(done.sections)

@@ -1,4 +1,4 @@
-"""Whether QEMU, as its user, can open what it needs, and what confines it."""
+"""Checks that QEMU's user can open its files and devices, and of the security modules that confine it."""
 
 import os
 from typing import NamedTuple
@@ -21,23 +21,23 @@ from vmgahp.findings import Finding, Late, NotKnown
 from vmgahp.host import libvirt_daemons
 
 LIBVIRT_DEADLINE = 3.0
-"""Seconds to ask libvirtd for its capabilities."""
+"""The deadline in seconds for libvirtd's capabilities."""
 
 EXECUTE_DEADLINE = 3.0
-"""Seconds for a file system, which the probe has asked already."""
+"""The deadline in seconds for a file system that the probe has accessed already."""
 
 
 class Capabilities(NamedTuple):
-    """What libvirt says of how it keeps guests apart."""
+    """The settings by which libvirt isolates guests."""
 
     qemu: User | None
-    """The user as which it runs QEMU by itself; None where it does not say."""
+    """The user as which it runs QEMU by default; None if it does not say."""
     models: tuple[str, ...]
-    """Its security drivers: dac, apparmor, selinux."""
+    """The security drivers of libvirt: dac, apparmor, selinux."""
 
 
 def capabilities(context: Context) -> Capabilities | errors.Fault:
-    """Ask libvirtd, which answers every user about this."""
+    """Ask libvirtd for its capabilities, which it tells every user."""
     from xml.etree import ElementTree as etree
 
     from vmgahp.drivers.libvirt import binding as libvirt
@@ -77,7 +77,7 @@ def _name(uid: int) -> str:
 
 
 def kvm_device(context: Context, known: Capabilities) -> Finding | None:
-    """Whether libvirt's own user may open /dev/kvm; None where there is no such thing to look at."""
+    """Check that libvirt's own user may open /dev/kvm; None if that does not apply."""
     device, place = "/dev/kvm", context.path("/dev/kvm")
     if known.qemu is None or not os.path.exists(place) or context.vm_type == "qemu":
         return None
@@ -96,7 +96,7 @@ def kvm_device(context: Context, known: Capabilities) -> Finding | None:
 
 
 def scratch(context: Context, domain_type: str) -> Finding:
-    """Whether the job's user, as whom the disks are opened, gets at them in EXECUTE, and QEMU can be that user."""
+    """Check that the job's user, who opens the disks, has access to EXECUTE, and that QEMU can run as that user."""
     execute = context.settings.string("EXECUTE")
     check = Check("QEMU's user", "VM_RUN_AS_JOB_USER; EXECUTE and all directories above it, as the job's user")
     if not execute:
@@ -140,7 +140,7 @@ def scratch(context: Context, domain_type: str) -> Finding:
 
 
 def confinement(context: Context, known: Capabilities | errors.Fault) -> Finding:
-    """AppArmor and SELinux, which have their own say in what QEMU opens."""
+    """Check AppArmor and SELinux, which also restrict the files that QEMU opens."""
     check = Check("confinement", "/sys/module/apparmor, /sys/fs/selinux, and libvirt's security drivers")
     apparmor = context.read("/sys/module/apparmor/parameters/enabled").strip() == "Y"
     selinux = context.read("/sys/fs/selinux/enforce").strip() == "1"

@@ -1,4 +1,4 @@
-"""HTCondor's side: its settings, its server, and what its startd last saw."""
+"""Checks of HTCondor: its settings, its server, and the startd's last probe."""
 
 import os
 import stat
@@ -15,10 +15,10 @@ from vmgahp.job.ad import JobAd
 from vmgahp.vm_types import HTCONDORS
 
 TOOL_DEADLINE = 10.0
-"""Seconds for one of HTCondor's tools; condor_status waits longer for a startd that is not there."""
+"""The deadline in seconds for a tool of HTCondor; condor_status waits longer for a startd that is down."""
 
 SERVER_DEADLINE = 10.0
-"""Seconds for the server to say its version; a tenth of one is usual."""
+"""The deadline in seconds for the server to print its version; a tenth of a second is usual."""
 
 PACKAGED = "/usr/libexec/condor/condor_vm-gahp"
 """The server in Debian's package, whose vmgahp is in /usr/bin."""
@@ -30,7 +30,7 @@ _ATTRIBUTES = (
 
 
 def installed(context: Context) -> Finding:
-    """Whether there is an HTCondor at all."""
+    """Check that HTCondor is installed."""
     check = Check(
         "HTCondor", "condor_config_val, beside the daemon that started this, on PATH and in the usual directories"
     )
@@ -47,7 +47,7 @@ def installed(context: Context) -> Finding:
 
 
 def settings(context: Context) -> list[Finding]:
-    """Settings that cannot be read, that are invalid, contradict each other, or have names that look misspelled."""
+    """Check for settings that are unreadable, invalid or contradictory, or have names that look misspelled."""
     check = Check(settings_check.CHECK, settings_check.LOOKED_AT)
     found = [check.bad(fault.problem, fault.hint) for fault in context.faults]
     if not context.unread:
@@ -66,7 +66,7 @@ def settings(context: Context) -> list[Finding]:
 
 
 def vm_type(context: Context) -> Finding:
-    """VM_TYPE, and whether there is a driver for it."""
+    """Check VM_TYPE, and that there is a driver for it."""
     from vmgahp.drivers import base
 
     name = context.settings.string("VM_TYPE")
@@ -88,11 +88,11 @@ def vm_type(context: Context) -> Finding:
 
 
 def server(context: Context) -> list[Finding]:
-    """VM_GAHP_SERVER: that HTCondor can run it, that nobody else can change it, that it is this one."""
+    """Check VM_GAHP_SERVER: that HTCondor can run it, only root can change it, and it is this daemon."""
     path = context.more("VM_GAHP_SERVER")
     check = Check("VM_GAHP_SERVER", "VM_GAHP_SERVER, the program that the startd and each starter run")
     if not path and context.own_settings:
-        return []  # nobody but people starts the server
+        return []  # the server is only started by hand here
     if not path:
         hint = f"set VM_GAHP_SERVER = {our_launcher()}"
         return [check.bad("VM_GAHP_SERVER is not set.", hint)]
@@ -115,12 +115,12 @@ def server(context: Context) -> list[Finding]:
 
 
 def is_ours(found: list[Finding]) -> bool:
-    """Whether the findings of `server` say that it is this daemon, and safe to run."""
+    """Return True if the findings of `server` say that it is this daemon, and safe to run."""
     return all(finding.verdict == OK for finding in found)
 
 
 def our_launcher() -> str:
-    """Where this installation has its server: beside its Python, or where Debian's package has it."""
+    """Return the path of this installation's server: beside its Python, or that of Debian's package."""
     import sys
 
     beside = os.path.join(os.path.dirname(sys.executable), "condor_vm-gahp")
@@ -187,7 +187,7 @@ def _beside(path: str) -> str:
 
 
 def networking(context: Context) -> Finding:
-    """VM_NETWORKING and what belongs to it; whether the networks are there is the probe's to find out."""
+    """Check VM_NETWORKING and the related settings; the probe checks that the networks exist."""
     check = Check("VM_NETWORKING", "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE")
     ours = context.settings
     if not ours.boolean(check.name):
@@ -199,7 +199,7 @@ def networking(context: Context) -> Finding:
 
 
 def log_file(context: Context) -> Finding:
-    """Whether there is a log, and whether it can be written; nothing is."""
+    """Check that there is a log and that it can be written, without writing to it."""
     path = context.settings.string("VM_GAHP_LOG")
     check = Check("VM_GAHP_LOG", "VM_GAHP_LOG")
     if not path.startswith("/") or path == os.devnull:
@@ -230,9 +230,9 @@ def log_file(context: Context) -> Finding:
 
 
 def startd(context: Context, cause: str = "", sure: bool = True) -> Finding:
-    """What the startd of this machine says of VMs.
+    """Check the attributes about VMs in the startd's ad.
 
-    `cause` is the first check that found something else wrong, `sure` whether all that decides was looked at.
+    `cause` is the first check that found something wrong, `sure` is True if all decisive checks were made.
     """
     check = Check("startd", "the startd's own ad (condor_status -pool, with its STARTD_ADDRESS_FILE)")
     if not context.tool:
@@ -269,8 +269,8 @@ def _judge_ad(context: Context, ad: JobAd, check: Check, cause: str, sure: bool)
     interval = context.more("VM_RECHECK_INTERVAL") or "600"
     reason = ad.string("VMOfflineReason")
     if reason is not None and not ad.boolean("HasVM"):
-        # Only the next start of the startd forgets it (ResMgr::updateExtrasClassAd in HTCondor's
-        # src/condor_startd.V6/ResMgr.cpp): a later probe that succeeds does not.
+        # The startd forgets the failure only when it is restarted (ResMgr::updateExtrasClassAd in HTCondor's
+        # src/condor_startd.V6/ResMgr.cpp): a later successful probe does not help.
         return check.bad(
             f"A starter took this machine out of the VM universe{_ago(ad.integer('VMOfflineTime'))}: "
             f"VMOfflineReason is {_clean(reason)}.",
@@ -303,7 +303,7 @@ def _judge_ad(context: Context, ad: JobAd, check: Check, cause: str, sure: bool)
 
 
 def _ads(text: str) -> list[JobAd]:
-    """The ads of condor_status -long, those of several slots with empty lines between them."""
+    """Parse the ads of condor_status -long, which separates those of several slots by empty lines."""
     from vmgahp.job.ad import JobAd
 
     found = []

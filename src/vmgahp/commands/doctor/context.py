@@ -1,4 +1,4 @@
-"""What the doctor's checks share: settings, users, and calls with a deadline."""
+"""The shared parts of the doctor's checks: settings, users, and calls with a deadline."""
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,17 +13,17 @@ from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
 
 MORE_SETTINGS = ("VM_GAHP_SERVER", "VM_RECHECK_INTERVAL", "STARTD_ADDRESS_FILE", "CONDOR_IDS")
-"""HTCondor's settings that only the doctor reads."""
+"""The settings of HTCondor that only the doctor reads."""
 
 SETTINGS_FILES = (".config/vmgahp/vmgahp.conf", "/etc/vmgahp.conf")
-"""Where a machine without an HTCondor has them (`vmgahp.config.sources.read`)."""
+"""The paths of the settings on a machine without HTCondor (`vmgahp.config.sources.read`)."""
 
 NOBODY = 65534
 
 AS_ROOT = f"run {for_root('doctor')} as root."
 
 LOOK_DEADLINE = 25.0
-"""Seconds for one check; each program that it asks has a shorter time, but a file system has none."""
+"""The deadline in seconds for one check; each program that it runs has a shorter one, but a file system has none."""
 
 _NO_SHELL_NEEDED = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
 
@@ -38,7 +38,7 @@ class User(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A check that is being made; each of its methods is the finding that ends it."""
+    """A check in progress; each of its methods makes the finding that ends it."""
 
     name: str
     looked_at: str
@@ -59,7 +59,7 @@ class Check(NamedTuple):
 def look(
     name: str, looked_at: str, body: Callable[..., Finding | list[Finding] | None], *arguments: object
 ) -> list[Finding]:
-    """What a check found: unknown where something it stands on is, and where it does not end in time."""
+    """Run a check and return its findings: an unknown one if a check that it depends on is unknown, or on timeout."""
 
     def made() -> list[Finding]:
         try:
@@ -76,12 +76,12 @@ def look(
 
 
 def in_time(name: str, work: Callable[[], object], seconds: float | None = None) -> object:
-    """What `work` returned, or the fault that it raised, or `findings.Late`."""
+    """Run `work` and return its result, or the fault that it raised, or `findings.Late`."""
     return side_by_side({name: work}, monotonic() + (seconds or LOOK_DEADLINE))[name]
 
 
 class Known(config.Settings):
-    """Settings of which some are not known, and cannot be asked for: the getters raise `NotKnown` for these."""
+    """Settings with unknown values, which could not be read: the getters raise `NotKnown` for these."""
 
     __slots__ = ("_unknown", "_why")
 
@@ -103,10 +103,10 @@ class Known(config.Settings):
 
 
 class Completed(NamedTuple):
-    """What a program answered."""
+    """The result of a program."""
 
     status: int | None
-    """None where it was killed because its time was up."""
+    """The exit status; None if it was killed at its deadline."""
     out: str
     err: str
 
@@ -120,10 +120,10 @@ class Completed(NamedTuple):
 
 
 class Context:
-    """One look at one machine.
+    """The facts about one machine that the checks share.
 
-    `root` is put before the paths of the system (``/sys``, ``/proc``, ``/run``, ``/dev`` and so on), for
-    tests that have a machine of files.
+    `root` is put before the paths of the system (``/sys``, ``/proc``, ``/run``, ``/dev`` and so on), for tests that
+    simulate a machine with files.
     """
 
     def __init__(self, environ: Mapping[str, str], vm_type: str = "", root: str = "") -> None:
@@ -131,24 +131,24 @@ class Context:
         self.root = root
         self.is_root = os.geteuid() == 0
         self.notes: list[str] = []
-        """What drivers would have written to the log; a look leaves none."""
+        """The lines that drivers would have written to the log, which the doctor keeps unchanged."""
         self.faults: list[errors.Fault] = []
-        """Why the settings could not be read."""
+        """The faults because of which the settings could not be read."""
         self.tool = sources.find_tool(environ)
-        """condor_config_val, or empty."""
+        """The path of condor_config_val, or empty."""
         self.bad_names: set[str] = set()
         self.unread = False
-        """The settings could not be read at all: what is not set is not known."""
+        """True if the settings could not be read at all: unset ones are then unknown."""
         self.waited = False
-        """HTCondor's tool did not say them in time."""
+        """True if HTCondor's tool did not print them in time."""
         self.loaded = config.Settings()
-        """The settings as they are."""
+        """The settings as they were read."""
         self._usable = self._load()
         unknown, why = self.bad_names, "{name} is set to what is no value for it."
         if self.unread:
             unknown, why = set(config.BY_NAME), "{name} is not known, for the settings cannot be read."
         self.settings: config.Settings = Known(self._usable, unknown, why)
-        """The settings; those that are not known cannot be asked for."""
+        """The settings; the getters raise `NotKnown` for the unknown ones."""
         self._more = self._load_more()
         self.vm_type = (vm_type or self._usable.string("VM_TYPE") or "kvm").lower()
         if self.is_root:
@@ -156,23 +156,23 @@ class Context:
 
     @property
     def usable(self) -> config.Settings:
-        """The settings with the default in place of each that is no value; raises `NotKnown` where none could be read.
+        """The settings with the default in place of each invalid value; raises `NotKnown` if they could not be read.
 
-        For a probe, which looks at what the others say.
+        They are for a probe, which only uses the valid ones.
         """
         if self.unread:
             raise NotKnown("settings", "The settings that say what to look at cannot be read.")
         return self._usable
 
     def more(self, name: str) -> str:
-        """One of `MORE_SETTINGS`, empty where it is not set; raises `NotKnown`."""
+        """Return one of `MORE_SETTINGS`, empty if it is not set; raises `NotKnown`."""
         if self._more is None:
             raise NotKnown("settings", f"{name} is not known, for the settings cannot be read.")
         return self._more.get(name, "")
 
     @property
     def own_settings(self) -> bool:
-        """Whether a file of our own has the settings: a machine that is to be used without an HTCondor."""
+        """True if a file of our own has the settings, for use without HTCondor."""
         if self.environ.get("VMGAHP_CONFIG"):
             return True
         home = self.environ.get("HOME", "/")
@@ -180,12 +180,12 @@ class Context:
 
     @property
     def blind(self) -> bool:
-        """Whether jobs run as root here, by an HTCondor, and this is somebody else who may not look."""
+        """True if an HTCondor runs jobs as root here, and this user lacks the rights to check that."""
         return not self.is_root and bool(self.tool) and not self.own_settings and not self._is_personal
 
     @property
     def _is_personal(self) -> bool:
-        """Whether the HTCondor is this user's own: the logs of one that root has started are the user condor's."""
+        """True if this user has started HTCondor: if root has, its logs belong to the user condor."""
         address = (self._more or {}).get("STARTD_ADDRESS_FILE", "")
         try:
             mine = os.stat(os.path.dirname(address)).st_uid == os.geteuid()
@@ -195,7 +195,7 @@ class Context:
 
     @property
     def condor(self) -> User | None:
-        """The user of HTCondor's daemons, whom CONDOR_IDS or the name condor tells."""
+        """The user of HTCondor's daemons, according to CONDOR_IDS or the name condor."""
         import pwd
 
         uid, _, gid = (self._more or {}).get("CONDOR_IDS", "").partition(".")
@@ -208,11 +208,11 @@ class Context:
         return User("condor", entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist("condor", entry.pw_gid)))
 
     def path(self, path: str) -> str:
-        """A path of the system, below `root`."""
+        """Return a path of the system, below `root`."""
         return self.root + path
 
     def read(self, path: str) -> str:
-        """The beginning of a small file of the system; empty where there is none or it may not be read."""
+        """Read the beginning of a small file of the system; empty if it is missing or must not be read."""
         try:
             with open(self.path(path), encoding="utf-8", errors="replace") as file:
                 return file.read(1 << 16)
@@ -220,7 +220,7 @@ class Context:
             return ""
 
     def program(self, name: str) -> str:
-        """The full path of a program of HTCondor's, found beside condor_config_val; empty where there is none."""
+        """Find a program of HTCondor beside condor_config_val; return its full path, or empty."""
         path = os.path.join(os.path.dirname(self.tool), name) if self.tool else ""
         return path if path and os.access(path, os.X_OK) else ""
 
@@ -258,7 +258,7 @@ class Context:
 
 
 def who_is(name: str, uid: int, gid: int) -> User:
-    """A user with all groups that the group database gives."""
+    """Look up a user with all groups that the group database gives."""
     import pwd
 
     try:
@@ -271,9 +271,9 @@ def who_is(name: str, uid: int, gid: int) -> User:
 def ask(
     command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None, who: User | None = None
 ) -> Completed:
-    """Run a program to its end, or for so many seconds; as another user where `who` says so and this is root.
+    """Run a program to its end, or for so many seconds; as another user if `who` is given and this is root.
 
-    One that cannot be run has status 127 and the reason as its error.
+    A program that cannot be run has status 127 and the reason as its error.
     """
     try:
         done = run(
@@ -294,10 +294,10 @@ _CLOSED = 'for f do test -e "$f" && test {flags} "$f" || {{ printf "%s" "$f"; ex
 
 
 def first_closed(who: User, paths: Sequence[str], flag: str = "-x") -> str | None:
-    """The first of some paths that a user may not use (``-x``, ``-r``, ``-w``), empty where all are open.
+    """Return the first path that a user may not use (``-x``, ``-r``, ``-w``), empty if all are accessible.
 
-    The kernel decides, asked by a process of that user's, so access lists and all else count. None where it
-    cannot be asked: only root becomes another user.
+    The kernel decides, for a process of that user, so that access lists and everything else count. None if that cannot
+    be tested, because only root can become another user.
     """
     if os.geteuid() not in (0, who.uid):
         return None
@@ -308,7 +308,7 @@ def first_closed(who: User, paths: Sequence[str], flag: str = "-x") -> str | Non
 
 
 def may_look(path: str) -> bool:
-    """Whether this user sees if there is such a path."""
+    """Return True if this user can tell that a path exists or not."""
     try:
         os.stat(path)
     except PermissionError:
@@ -319,7 +319,7 @@ def may_look(path: str) -> bool:
 
 
 def down_to(path: str) -> list[str]:
-    """A directory with all above it, from the top, symbolic links followed."""
+    """Return a directory and all above it, from the top, with symbolic links resolved."""
     path = os.path.realpath(path)
     found = [path]
     while path != "/":

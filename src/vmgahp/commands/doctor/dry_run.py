@@ -1,4 +1,4 @@
-"""One job ad against this machine: what it would get, and its domain XML."""
+"""A dry run of one job ad on this machine: its resources, and its domain XML."""
 
 import os
 from dataclasses import dataclass, field
@@ -20,25 +20,25 @@ from vmgahp.vm_types import HTCONDORS
 _LOOKED_AT = "what the job asks for, beside what the probe advertises"
 
 LARGEST_AD = 1 << 22
-"""Bytes of a file that are read; ads have some kilobytes."""
+"""The maximum number of bytes of a file that are read; ads have some kilobytes."""
 
 
 @dataclass
 class Trial:
-    """What became of one job ad."""
+    """The result of a dry run of one job ad."""
 
     path: str
     findings: list[Finding] = field(default_factory=list)
     description: str = ""
-    """What the hypervisor would be told; empty where the job could not be described."""
+    """The description for the hypervisor; empty if the job could not be described."""
     policy: list[str] = field(default_factory=list)
-    """What the administrator's policy said and changed, in lines."""
+    """The messages and changes of the administrator's policy, in lines."""
 
 
 def read(path: str) -> JobAd:
-    """The first ad of a file of ``Name = expression`` lines, as ``condor_q -l`` and ``.job.ad`` have them.
+    """Read the first ad of a file of ``Name = expression`` lines, as ``condor_q -l`` and ``.job.ad`` have them.
 
-    The scratch directory is that of the file, where the ad names none. Raises `errors.ClientFault`.
+    The scratch directory is that of the file, if the ad names none. Raises `errors.ClientFault`.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -56,7 +56,7 @@ def read(path: str) -> JobAd:
     if not pairs:
         raise _no_ad(f"{path} has no line of the form Name = expression")
     directory = os.path.dirname(os.path.realpath(path))
-    # The first VM_WORKING_DIR counts, so one that the ad has must not come after this.
+    # The first VM_WORKING_DIR counts, so one from the ad must not come after this.
     if not any(name.lower() == "vm_working_dir" for name, _ in pairs):
         pairs.insert(0, ("VM_WORKING_DIR", quote(directory)))
     return JobAd(pairs)
@@ -69,9 +69,9 @@ def _no_ad(problem: str) -> errors.ClientFault:
 
 
 def try_out(context: Context, path: str, probe: Probe) -> Trial:
-    """Check a job ad as a START would, against what this machine was seen to offer; nothing is started.
+    """Check a job ad as a START would, against the results of the probe; nothing is started.
 
-    Raises `NotKnown` where the settings could not be read.
+    Raises `NotKnown` if the settings could not be read.
     """
     trial = Trial(path)
     settings = context.usable
@@ -81,7 +81,7 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
         identity, user = _user(context, ad)
         trial.findings += _type(context, ad, check)
         accepted_types.require(ad)
-        choice = accepted_types.is_choice(context.vm_type)  # what the job asks for means something else to each type
+        choice = accepted_types.is_choice(context.vm_type)  # the type decides the meaning of the job's attributes
         for_policy = ad
         if not choice:
             xml = job_xml.load(ad, settings, identity)
@@ -119,7 +119,7 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
 
 
 def _user(context: Context, ad: JobAd) -> tuple[Identity, str]:
-    """The user as whom the job's files are looked at: its owner, else who has its directory, else nobody."""
+    """Return the user as whom the job's files are checked: its owner, else the owner of its directory, else nobody."""
     if not context.is_root:
         return Identity(os.geteuid(), os.getegid()), f"user id {os.geteuid()}"
     import pwd
@@ -141,7 +141,7 @@ def _user(context: Context, ad: JobAd) -> tuple[Identity, str]:
 
 
 def _type(context: Context, ad: JobAd, check: Check) -> list[Finding]:
-    """Whether the job is of the type that the startd offers."""
+    """Check that the job has the type that the startd offers."""
     wanted = ad.vm_type()
     if ad.integer("JobUniverse") not in (None, 13):
         raise errors.ClientFault(
@@ -161,7 +161,7 @@ def _type(context: Context, ad: JobAd, check: Check) -> list[Finding]:
 
 
 def _unmet(spec: JobSpec, probe: Probe) -> list[Finding]:
-    """What the job asks for and this machine, as probed, does not offer; its files are not needed for that."""
+    """Compare the job's requests with what this machine offers, as probed; its files are not needed for that."""
     offered = probe.attributes
     found = []
 
@@ -177,7 +177,7 @@ def _unmet(spec: JobSpec, probe: Probe) -> list[Finding]:
         )
     kinds = str(offered.get("VM_Networking_Types", "")).split(",")
     for kind in dict.fromkeys(nic.networking_type for nic in spec.nics):
-        if kind in kinds or probe.trouble:  # a hypervisor that does not work has said nothing of its networks
+        if kind in kinds or probe.trouble:  # a hypervisor that fails has not reported its networks
             continue
         miss(
             "job network",
@@ -204,7 +204,7 @@ def _unmet(spec: JobSpec, probe: Probe) -> list[Finding]:
 
 
 def _not_transferred(spec: JobSpec) -> list[Finding]:
-    """A disk that keeps a job that asks for checkpoints from having any."""
+    """Find a disk because of which a job that requests checkpoints cannot have any."""
     shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
     if not shared or not spec.checkpoint or spec.vm_type in HTCONDORS:
         return []

@@ -1,4 +1,4 @@
-"""The machine itself: who asks, libvirt's daemon, causes at KVM, firmware, the clock."""
+"""Checks of the machine itself: the user, libvirt's daemon, causes of KVM failures, firmware, timing."""
 
 import os
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
 
 STARTD_PATIENCE = 5.0
-"""Seconds after which the startd ends a probe (``testVMGahp`` in HTCondor's
+"""The seconds after which the startd kills a probe (``testVMGahp`` in HTCondor's
 ``src/condor_startd.V6/vmuniverse_mgr.cpp``)."""
 
 CLOSE = 3.5
-"""Seconds of a probe that a busy machine may well turn into more than `STARTD_PATIENCE`."""
+"""The seconds of a probe that may exceed `STARTD_PATIENCE` on a busy machine."""
 
 PROBE_DEADLINE = 15.0
 
@@ -35,7 +35,7 @@ _DRIVERS = (
 
 
 def root(context: Context) -> Finding:
-    """Whether this is the user who will run the jobs' server."""
+    """Check that this is the user who will run the jobs' server."""
     check = Check("root", "who runs the doctor")
     if context.is_root:
         return check.ok("root, as HTCondor runs the server")
@@ -48,7 +48,7 @@ def root(context: Context) -> Finding:
 
 
 def name(resolver: probe.Resolver, context: Context) -> Finding:
-    """Whether this machine's name is looked up in time; where HTCondor's tool waits in vain, this is why."""
+    """Check that this machine's name is looked up in time, which explains a timeout of HTCondor's tool."""
     side_by_side({"the machine's name": resolver.wait}, monotonic() + RESOLVER_PATIENCE)
     found = resolver.judge()
     return found._replace(verdict=BAD) if found.verdict == OFF and context.waited else found
@@ -58,7 +58,7 @@ def name(resolver: probe.Resolver, context: Context) -> Finding:
 
 
 def explain_libvirt(context: Context, finding: Finding) -> Finding:
-    """A finding that libvirt does not answer, with the cause: nothing installed, nothing running, no rights."""
+    """Add the cause to a finding that libvirt does not answer: not installed, not running, no rights."""
     seen, hint = libvirt_cause(context)
     if not seen:
         return finding
@@ -66,7 +66,7 @@ def explain_libvirt(context: Context, finding: Finding) -> Finding:
 
 
 def libvirt_cause(context: Context) -> tuple[str, str]:
-    """Why libvirt's QEMU cannot be reached, and what to type; empty where nothing of it shows from here."""
+    """Return why libvirt's QEMU cannot be reached, and the command to type; empty if no cause is visible."""
     unit = libvirt_daemons.of_qemu(context.root)
     socket = libvirt_daemons.socket_of(unit)
     if not libvirt_daemons.is_installed(unit, context.root):
@@ -80,7 +80,7 @@ def libvirt_cause(context: Context) -> tuple[str, str]:
             f"{packages.of_system('libvirt-daemon-driver-qemu')}; then restart {unit}.",
         )
     if not (context.is_root or context.blind):
-        return "", ""  # one's own libvirtd is started with the first question
+        return "", ""  # a user's own libvirtd is started on demand
     running = _running(context, unit)
     listens = os.path.exists(context.path(socket))
     if not running and not listens:
@@ -112,9 +112,9 @@ def libvirt_cause(context: Context) -> tuple[str, str]:
 
 
 def unseen(context: Context, answers: bool) -> list[Finding]:
-    """What can be said of libvirt and KVM by a user who is not the one that jobs' VMs belong to.
+    """Make the findings about libvirt and KVM for a user other than the one who owns the jobs' VMs.
 
-    `answers` is whether libvirtd tells this user about itself.
+    `answers` is True if libvirtd replies to this user.
     """
     cause, hint = ("", "") if answers else libvirt_cause(context)
     missing = cause and "may not use" not in cause
@@ -134,7 +134,7 @@ def _running(context: Context, daemon: str) -> list[str]:
 
 
 def _children(context: Context, pid: str) -> list[str]:
-    """What a daemon of libvirt's has started and waits for: guests and dnsmasq are no children of it any more."""
+    """List the child processes that a daemon of libvirt waits for; guests and dnsmasq are no longer its children."""
     found = []
     for path in glob(context.path(f"/proc/{pid}/task/*/children")):
         for child in context.read(path.removeprefix(context.root)).split():
@@ -147,7 +147,7 @@ def _children(context: Context, pid: str) -> list[str]:
 
 
 def explain_kvm(context: Context, finding: Finding) -> Finding:
-    """A finding that KVM does not work, with the cause and its own hint."""
+    """Add the cause and its hint to a finding that KVM does not work."""
     seen, hint = kvm_cause(context)
     if finding.verdict == OFF:
         hint += "; until then VM_ALLOW_EMULATION = True runs jobs by emulation, many times slower"
@@ -158,7 +158,7 @@ def explain_kvm(context: Context, finding: Finding) -> Finding:
 
 
 def compare_with_kept(finding: Finding) -> Finding:
-    """A finding about KVM, made anew, with what servers believe meanwhile that have it from a file."""
+    """Add to a new finding about KVM what servers use meanwhile from their cache file."""
     kept = proof.kept(proof.KVM, proof.machine())
     if kept is None:
         return finding
@@ -174,7 +174,7 @@ def compare_with_kept(finding: Finding) -> Finding:
 
 
 def kvm_cause(context: Context) -> tuple[str, str]:
-    """A sentence of what is known of the cause, and the hint without its full stop."""
+    """Return the known cause as a sentence, and the hint without its full stop."""
     flags = _cpu_flags(context)
     module = "kvm_intel" if "vmx" in flags else "kvm_amd"
     nested = "hypervisor" in flags
@@ -224,11 +224,11 @@ def _cpu_flags(context: Context) -> list[str]:
     return []
 
 
-# What the probe would say
+# The results of the probe
 
 
 def firmware(context: Context, probe: Probe) -> Finding:
-    """Which firmware a guest can have, from libvirt's domain capabilities."""
+    """Check which firmware a guest can have, by libvirt's domain capabilities."""
     check = Check("firmware", "libvirt's domain capabilities (virsh domcapabilities)")
     offered = probe.attributes.get(f"VM_{context.vm_type}_ATTR_firmware")
     if not isinstance(offered, str):
@@ -242,7 +242,7 @@ def firmware(context: Context, probe: Probe) -> Finding:
 
 
 def clock(context: Context, probe: Probe, run_server: bool) -> Finding:
-    """How long the startd's probe takes here, by running it as the startd does where that is safe.
+    """Measure how long the startd's probe takes here, by running it as the startd does if that is safe.
 
     With -t its lines go to standard error and not to the log.
     """
@@ -277,7 +277,7 @@ def _as(who: User | None) -> str:
 
 @contextmanager
 def _called(name: str) -> Iterator[None]:
-    """Give this process another name for a while: a server asks who has started it, and a startd has more say."""
+    """Change the name of this process temporarily: a server checks its parent's name, and does more for a startd."""
     own = "/proc/self/comm"
     try:
         with open(own) as file:
@@ -295,7 +295,7 @@ def _called(name: str) -> Iterator[None]:
 
 
 def _judge_clock(check: Check, seconds: float, probe: Probe) -> Finding:
-    """What is wrong with this machine is what a probe has waited for."""
+    """Judge the duration of a probe; a failed check of the probe is given as the cause."""
     because = probe.trouble.check if probe.trouble else ""
     hint = "see which check above is slow; a libvirt that examines QEMU anew at every call is the usual one."
     if seconds > STARTD_PATIENCE:

@@ -10,7 +10,7 @@ from vmgahp.findings import OFF, OK, UNKNOWN, Finding
 
 SHOWN = 3
 LONGEST_TAIL = 1 << 20
-"""Bytes that are read of each file, from its end."""
+"""The maximum number of bytes that are read of each file, from its end."""
 LONGEST_SENTENCE = 600
 MOST_FILES = 50
 
@@ -18,11 +18,11 @@ _HINT = re.compile(" (?:Hint|To mend it): ")
 _WHO = re.compile(
     r" ?\((?:(client|job's owner|administrator|hypervisor's administrator)|(?:the )?([a-z][a-z' ]+) must act\.)\)$"
 )
-"""Both also as earlier releases wrote them: a log file outlives a release."""
+"""The forms of the blame in brackets, including that of earlier releases: a log file outlives a release."""
 
 
 def failures(context: Context) -> list[Finding]:
-    """The last failures, the latest first, each once, with when and how often."""
+    """List the last failures, the latest first, each once, with its time and its number of occurrences."""
     path = context.settings.string("VM_GAHP_LOG")
     looked_at = f"the last failures in {path} and the files beside it" if path else "VM_GAHP_LOG"
     if not path.startswith("/") or path == os.devnull:
@@ -51,7 +51,7 @@ def failures(context: Context) -> list[Finding]:
 
 
 def _files(path: str) -> list[str]:
-    """The log, the one before it (``.old``), and those that have a user's name after a dot."""
+    """List the log files: the log, the one before it (``.old``), and those with a user's name after a dot."""
     directory, base = os.path.split(path)
     try:
         names = [name for name in os.listdir(directory) if name == base or name.startswith(base + ".")]
@@ -63,7 +63,7 @@ def _files(path: str) -> list[str]:
 
 
 def parted(sentence: str) -> tuple[str, str, str]:
-    """What a fault's own rendering (`vmgahp.errors.Fault.render`) says: the problem, who must act, the hint."""
+    """Parse a rendered fault (`vmgahp.errors.Fault.render`): the problem, who must act, the hint."""
     who = _WHO.search(sentence)
     problem, hint = (*_HINT.split(_WHO.sub("", sentence), maxsplit=1), "")[:2]
     return problem[:LONGEST_SENTENCE], (who[1] or who[2]) if who else "", hint[:LONGEST_SENTENCE]
@@ -73,7 +73,7 @@ def _finding(looked_at: str, sentence: str, when: float, times: int) -> Finding:
     problem, who, hint = parted(sentence)
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
     often = f", {times} times" if times > 1 else ""
-    # A job's own mistake held that job and says nothing against the machine.
+    # A job's own mistake has held that job and is not a problem of the machine.
     owners = who in ("job's owner", "client")
     acting = f" ({who})" if who else ""
     return Finding("log", OK if owners else OFF, looked_at, f"{stamp}{often}: {problem}{acting}", hint)

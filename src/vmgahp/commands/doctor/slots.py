@@ -1,4 +1,4 @@
-"""Whether HTCondor's slots and VM_MEMORY promise VMs more than the machine has."""
+"""A check that HTCondor's slots and VM_MEMORY do not promise VMs more than the machine has."""
 
 import os
 
@@ -11,7 +11,7 @@ _ASKED = ("NUM_CPUS", "VM_MAX_NUMBER")
 
 
 def slots(context: Context, probed: Probe) -> Finding | None:
-    """None where there is nothing to compare: no HTCondor, no VM_MEMORY, or no word of what QEMU needs."""
+    """Check the promised resources; None without HTCondor, VM_MEMORY, or a known memory overhead of QEMU."""
     memory = context.settings.integer("VM_MEMORY")
     need = probed.attributes.get(f"VM_{context.vm_type}_ATTR_overhead")
     if not context.tool or memory <= 0 or not isinstance(need, int):
@@ -34,7 +34,7 @@ def slots(context: Context, probed: Probe) -> Finding | None:
 
 
 def _number(context: Context, name: str) -> int:
-    """A setting of HTCondor's own; 0 where it is not set, or no number. Raises `NotKnown`."""
+    """Return a setting of HTCondor's own; 0 if it is unset or not a number. Raises `NotKnown`."""
     said = ask([context.tool, "-subsystem", "VM_GAHP", name], TOOL_DEADLINE, context.environ)
     if said.status is None:
         raise NotKnown("settings", f"{context.tool} did not say {name} within {TOOL_DEADLINE:g} s.")

@@ -1,7 +1,7 @@
-"""``vmgahp image``: the administrator's images, from where they come to where they are no more.
+"""``vmgahp image``: the administrator's images, from import to removal.
 
-`store` has those of the catalog come, be renewed and go, `listing` looks at them, and `build` makes one of Debian's
-packages. docs/how-to/images.md is for administrators. All runs with the rights of whoever types the command.
+`store` adds, updates and removes those of the catalog, `listing` shows and checks them, and `build` makes one from
+Debian's packages. docs/how-to/images.md is for administrators. Everything runs with the rights of the caller.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from vmgahp.commands.arguments import FINDINGS, add_json, tell
 from vmgahp.text import escape
 
 GOOD, WRONG = 0, 1
-"""The exit status."""
+"""The exit statuses."""
 
 
 _LISTED = {
@@ -35,11 +35,11 @@ _LISTED = {
 
 
 class NotDone(Exception):
-    """What was asked for is not done; the text says why, and what helps."""
+    """A request that was not carried out; the text says why, and what to do."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp image``."""
+    """Add the arguments of ``vmgahp image``."""
     command.description = (
         "Keep the images of this machine that jobs name as catalog:NAME (VM_CATALOG). None is ever changed in place: "
         "jobs have overlays of them."
@@ -140,7 +140,7 @@ def _keep(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> Non
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do it; the exit status."""
+    """Execute the command and return the exit status."""
     from vmgahp.commands.image import build, listing, store
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -163,10 +163,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def say(text: str) -> None:
-    """A line of what goes on."""
+    """Print a line about the progress."""
     sys.stderr.write(escape(text) + "\n")
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Nothing is left half done."""
+    """Raise KeyboardInterrupt on a signal, so that all clean-up is done."""
     raise KeyboardInterrupt

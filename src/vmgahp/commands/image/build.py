@@ -1,8 +1,8 @@
-"""An image with cloud-init made of Debian's packages, which boots by BIOS and by UEFI.
+"""A cloud-init image made from Debian's packages, which boots by BIOS and by UEFI.
 
-mmdebstrap installs the packages into a directory and writes it as an archive; e2fsprogs makes the file system of
-that, mtools the one that UEFI reads, and GRUB's images are put where the firmware looks for them. All of it is done to
-a plain file: nothing is mounted, and no device is used.
+mmdebstrap installs the packages into a directory and writes it as an archive; e2fsprogs makes the file system from
+that, mtools that for UEFI, and GRUB's images are put where the firmware looks for them. All of it works on a plain
+file: nothing is mounted, and no device is used.
 """
 
 import argparse
@@ -43,20 +43,20 @@ PROGRAMS = {
     "unshare": "util-linux",
     "tar": "tar",
 }
-"""What it takes, each with the Debian package that has it."""
+"""The programs that are needed, each with its Debian package."""
 FILES = {
     "/usr/lib/grub/i386-pc/diskboot.img": "grub-pc-bin",
     "/usr/lib/grub/x86_64-efi/linux.mod": "grub-efi-amd64-bin",
 }
 
 INSTALL, PACK, SHORT = 3600.0, 900.0, 120.0
-"""Seconds: for the packages, for a file system, for anything else."""
+"""The deadlines in seconds: for installing the packages, for making a file system, for other programs."""
 
 LEAST, MOST = 2 << 30, 1 << 44
-"""Bytes of the disk."""
+"""The limits for the size of the disk, in bytes."""
 _SECTOR = 512
 _BIOS, _ESP, _ROOT = 2048, 4096, 36864
-"""Where the partitions begin, in sectors: GRUB for the BIOS, the one of UEFI, and all else."""
+"""The first sectors of the partitions: GRUB for the BIOS, that of UEFI, and the file system."""
 
 _MODULES = ("part_gpt", "ext2", "linux", "normal", "search_fs_uuid", "configfile", "echo", "test", "serial", "terminal")
 
@@ -66,7 +66,7 @@ _FILES_OF_OURS = {
     "etc/cloud/cloud.cfg.d/90_vmgahp.cfg": (
         "datasource_list: [NoCloud, None]\nsystem_info:\n  network:\n    renderers: [networkd]\n"
     ),
-    # Where there is no network card, no network is waited for.
+    # Without a network card, do not wait for a network.
     "etc/systemd/system/systemd-networkd-wait-online.service.d/vmgahp.conf": (
         "[Service]\n"
         "ExecCondition=/bin/sh -c 'for card in /sys/class/net/*/device; do [ ! -e $$card ] || exit 0; done; exit 1'\n"
@@ -79,7 +79,7 @@ _DISABLE = (
     "systemctl disable apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer dpkg-db-backup.timer"
 )
 
-# The files of others than oneself can be written and removed by root alone, who may be one of a namespace.
+# Only root can write and remove files of other users; it may be the root of a user namespace.
 _UNPACK = """\
 mkdir root && tar -x --numeric-owner --xattrs --xattrs-include=security.capability --exclude='./dev/*' \\
     -f root.tar -C root && rm -f root/etc/ssh/ssh_host_* &&
@@ -88,22 +88,22 @@ exec mke2fs -q -F -t ext4 -U "$1" -L vmgahp-root -E "offset=$2,lazy_itable_init=
 
 
 class Recipe(NamedTuple):
-    """What image is to be made."""
+    """The definition of the image to make."""
 
     suite: str
     output: str
     size: int
-    """Bytes."""
+    """The size of the disk in bytes."""
     mirror: str
     packages: tuple[str, ...]
     copies: tuple[tuple[str, str], ...]
-    """Files, each with its path in the image."""
+    """The files to copy, each with its path in the image."""
     commands: tuple[str, ...]
     force: bool
 
 
 def recipe(options: argparse.Namespace) -> Recipe:
-    """The image that the command line describes. Raises `NotDone`."""
+    """Make the recipe that the command line describes. Raises `NotDone`."""
     suite = options.suite or SUITES.get(options.name, "")
     if not suite:
         raise NotDone(f"{options.name} is none of {', '.join(SUITES)}: say which release it is by --suite.")
@@ -150,7 +150,7 @@ def _copy(text: str) -> tuple[str, str]:
 
 
 def build(image: Recipe, say: Callable[[str], None]) -> None:
-    """Make it, and put it in place whole or not at all. Raises `NotDone`."""
+    """Build the image, and put it in place atomically. Raises `NotDone`."""
     above = os.path.dirname(image.output)
     try:
         if os.geteuid() == 0 and (trouble := trust.trouble_with_directory(above)):
@@ -162,9 +162,9 @@ def build(image: Recipe, say: Callable[[str], None]) -> None:
         raise NotDone(f"{above} cannot be written to ({error.strerror}).") from error
     rooms = [directory]
     try:
-        # mmdebstrap's own: without root it goes in there as somebody else than the caller.
+        # For mmdebstrap, which without root enters it as another user than the caller.
         rooms.append(tempfile.mkdtemp(prefix="vmgahp-image-"))
-        os.chmod(rooms[1], 0o711)  # noqa: S103 - it goes through, and sees nothing
+        os.chmod(rooms[1], 0o711)  # noqa: S103 - it may pass through, but not list it
         _Build(image, directory, rooms[1], say).make()
         finished = os.path.join(directory, "image.qcow2")
         os.chmod(finished, 0o644)
@@ -179,7 +179,7 @@ def build(image: Recipe, say: Callable[[str], None]) -> None:
     except OSError as error:
         raise NotDone(f"{error.filename or image.output}: {error.strerror}.") from error
     finally:
-        # It is gigabytes: who interrupts the clean-up of what failed has it, too, before the command ends.
+        # These are gigabytes: an interrupt must wait until the clean-up after a failure has finished.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
         for room in rooms:
             _discard(room)
@@ -197,7 +197,7 @@ def _require_programs() -> None:
 
 
 def _as_some_root(words: Sequence[str]) -> list[str]:
-    """A command as root, or as root of a namespace in which the caller is root and owns nobody else's files."""
+    """Return a command that runs as root, or as root of a user namespace with no rights over files of other users."""
     return [*words] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--map-auto", *words]
 
 
@@ -209,7 +209,7 @@ def _discard(directory: str) -> None:
 
 
 class _Build:
-    """One image while it is being made, in a directory of its own, and one for mmdebstrap."""
+    """One image in the making, with a directory of its own, and one for mmdebstrap."""
 
     def __init__(self, image: Recipe, directory: str, room: str, say: Callable[[str], None]) -> None:
         self.image = image
@@ -256,13 +256,13 @@ class _Build:
         words += ["--dpkgopt=path-include=/usr/share/doc/*/copyright"]
         words += [f"--include={','.join((*PACKAGES, *self.image.packages))}", "--customize-hook=tar-in ours.tar /"]
         for command in (_ENABLE, f"{_DISABLE} || true", *self.image.commands):
-            # mmdebstrap gives what it finds in a hook to a shell, with the tree as the argument.
+            # mmdebstrap passes the text of a hook to a shell, with the path of the tree as the argument.
             words.append(
                 f'--customize-hook=exec chroot "$1" /usr/bin/env PATH={SAFE_PATH} /bin/sh -c {_quoted(command)}'
             )
         words += [self.image.suite, "root.tar", *([self.image.mirror] if self.image.mirror else [])]
         if os.geteuid() == 0:
-            # What it mounts goes with its processes, however they end.
+            # Its mounts vanish with its processes, however they end.
             words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *words]
         self._run(words, INSTALL)
 
@@ -301,13 +301,13 @@ class _Build:
         self._run(["sfdisk", "--quiet", "--no-reread", "--no-tell-kernel", "disk.raw"], SHORT, table.encode())
 
     def _file_system(self) -> None:
-        # The last MiB has the partition table's copy.
+        # The last MiB has the backup of the partition table.
         room = (self.image.size - _ROOT * _SECTOR - (1 << 20)) >> 10
         words = ["/bin/sh", "-c", _UNPACK, "mke2fs", self.root, str(_ROOT * _SECTOR), f"{room}k"]
         self._run(_as_some_root(words), PACK)
 
     def _grub(self, kind: str, to: str, modules: Sequence[str]) -> None:
-        """GRUB's core, which looks for the guest's file system and goes on with what is there."""
+        """Make GRUB's core image, which finds the guest's file system and continues with the files there."""
         with open(self._at("early.cfg"), "w") as file:
             file.write(f"search.fs_uuid {self.root} root\nset prefix=($root)/boot/grub\n")
         words = ["grub-mkimage", "-O", kind, "-c", "early.cfg", "-p", "/boot/grub", "-o", to, *_MODULES, *modules]
@@ -321,18 +321,18 @@ class _Build:
             core = bytearray(file.read())
         if len(core) > (_ESP - _BIOS) * _SECTOR:
             raise NotDone(f"GRUB's image for the BIOS has {len(core)} bytes, which is more than there is room for.")
-        # Where the first sector finds the second, and that one the rest (include/grub/i386/pc/boot.h of GRUB).
+        # The first sector has the address of the second, and that one of the rest (GRUB's include/grub/i386/pc/boot.h).
         boot[0x5C:0x64] = _BIOS.to_bytes(8, "little")
         core[0x1F4:0x1FC] = (_BIOS + 1).to_bytes(8, "little")
         with open(self._at("disk.raw"), "r+b") as disk:
-            disk.write(boot[:440])  # what follows is the table of partitions that a BIOS sees
+            disk.write(boot[:440])  # the rest of the sector is the partition table for a BIOS
             disk.seek(_BIOS * _SECTOR)
             disk.write(core)
 
     def _uefi(self) -> None:
         self._grub("x86_64-efi", "bootx64.efi", ("fat", "all_video"))
         place = f"disk.raw@@{_ESP * _SECTOR}"
-        # The sizes of a disk with 512 bytes in a sector; no tracks are needed, and mtools asks for some.
+        # The geometry of a disk with 512 bytes in a sector; tracks are not used, but mtools requires some.
         self._run(["mformat", "-i", place, "-T", str(_ROOT - _ESP), "-h", "16", "-s", "32", "-v", "ESP", "::"], SHORT)
         self._run(["mmd", "-i", place, "::/EFI", "::/EFI/BOOT"], SHORT)
         self._run(["mcopy", "-i", place, "bootx64.efi", "::/EFI/BOOT/BOOTX64.EFI"], SHORT)
@@ -343,5 +343,5 @@ def _quoted(text: str) -> str:
 
 
 def _proxies(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What says by which way the mirror is reached."""
+    """Return the environment variables for the proxies through which the mirror is reached."""
     return {name: value for name, value in environ.items() if name.lower() in ("http_proxy", "https_proxy", "no_proxy")}

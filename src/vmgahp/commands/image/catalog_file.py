@@ -1,7 +1,7 @@
-"""The catalog's file, rewritten with all that the administrator wrote: whole tables come and go.
+"""The catalog's file: whole tables are added and removed, and the rest of the text is kept.
 
-What comes of it is read again before it takes the old one's place, and has to be what was there, with one image more or
-less and no other difference.
+The new text is parsed before it replaces the old file, and must differ from it by exactly the one image that was added
+or removed.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 @contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Nobody else rewrites the catalog meanwhile. Raises `NotDone`."""
+    """Hold an exclusive lock on the catalog, so that no other process rewrites it. Raises `NotDone`."""
     try:
         directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -35,12 +35,12 @@ def locked(path: str) -> Iterator[None]:
 
 
 def has(path: str, name: str) -> bool:
-    """Whether the catalog has an image of that name now. Raises `NotDone`."""
+    """Return True if the catalog has an image of that name now. Raises `NotDone`."""
     return name in _entries(path, _text(path))
 
 
 def add(path: str, name: str, table: Mapping[str, str | int]) -> None:
-    """Write an image more into the catalog, which need not be there yet. Raises `NotDone`."""
+    """Add an image to the catalog, which is created if necessary. Raises `NotDone`."""
     text = _text(path)
     head = name if _BARE.fullmatch(name) else _string(name)
     lines = [f"{key} = {_string(value) if isinstance(value, str) else value}" for key, value in table.items()]
@@ -54,14 +54,14 @@ def add(path: str, name: str, table: Mapping[str, str | int]) -> None:
 
 
 def remove(path: str, name: str) -> None:
-    """Take an image out; comments before and behind its lines stay. Raises `NotDone`."""
+    """Remove an image; comments before and after its lines stay. Raises `NotDone`."""
     text = _text(path)
     lines = text.splitlines(keepends=True)
     heads = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
     for begin, end in pairwise([*heads, len(lines)]):
         with suppress(tomllib.TOMLDecodeError):
             if name in dict(catalog.tables(tomllib.loads(lines[begin]))):
-                # What follows the last line that is more than a comment is about the next table.
+                # Comments after the last other line belong to the next table.
                 while end > begin + 1 and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
                     end -= 1
                 new = "".join([*lines[:begin], *lines[end:]]).lstrip("\n")
@@ -100,7 +100,7 @@ def _require(path: str, new: str, wanted: Mapping[str, object]) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    """In one step, on the disk, with the mode and the owner that it had."""
+    """Replace the file atomically and durably, with the mode and the owner that it had."""
     directory, temporary = os.path.dirname(path), ""
     try:
         descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".catalog-")
@@ -125,7 +125,7 @@ def _write(path: str, text: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """What was made or renamed in it stays so if the power fails. Raises OSError."""
+    """Sync a directory, so that new and renamed entries survive a power failure. Raises OSError."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
@@ -134,5 +134,5 @@ def sync_directory(path: str) -> None:
 
 
 def _string(text: str) -> str:
-    """A basic string of TOML: JSON's, but for one character."""
+    """Format a basic string of TOML: it is JSON's, except for one character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

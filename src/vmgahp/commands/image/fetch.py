@@ -1,4 +1,4 @@
-"""Bringing an image here: a file or a URL, its digests while it comes, and who vouches for it."""
+"""Fetching an image from a file or a URL, with its digests, and verification by digest or signature."""
 
 import base64
 import binascii
@@ -22,34 +22,34 @@ from vmgahp.host import packages
 from vmgahp.host.run import run
 
 PATIENCE = 60.0
-"""Seconds without a byte."""
+"""The timeout in seconds without receiving a byte."""
 LONGEST = 6 * 3600.0
-"""Seconds for all of it."""
+"""The deadline in seconds for the whole download."""
 SMALL = 16 << 20
-"""Bytes of a list of checksums, a signature, a key."""
+"""The maximum number of bytes of a list of checksums, a signature, a key."""
 SHORT = 30.0
-"""Seconds for gpgv."""
+"""The deadline in seconds for gpgv."""
 
 _CHUNK = 1 << 20
 _RESERVE = 256 << 20
-"""Bytes of the file system that stay free."""
+"""The bytes of the file system that are kept free."""
 _LENGTHS = {"sha256": 64, "sha512": 128}
 
 
 class Voucher(NamedTuple):
-    """What an image has to agree with; all that is given counts."""
+    """The digest and signature with which an image must agree; all that are given are checked."""
 
     algorithm: str = ""
-    """``sha256`` or ``sha512``; empty where no digest is given."""
+    """The name ``sha256`` or ``sha512``; empty if no digest is given."""
     digest: str = ""
     signature: str = ""
-    """A file or URL: a detached signature of the image itself."""
+    """The file or URL of a detached signature of the image itself."""
     key: str = ""
-    """A file with the keys that may have made it."""
+    """A file with the keys that may have made the signature."""
 
 
 class Sums(NamedTuple):
-    """A list of checksums, with the signature of it where there is one."""
+    """A list of checksums, with its signature, if it has one."""
 
     url: str
     algorithm: str
@@ -58,12 +58,12 @@ class Sums(NamedTuple):
 
 
 def is_url(source: str) -> bool:
-    """Whether it is to be fetched; anything else is a file's name."""
+    """Return True if the source must be downloaded; anything else is a file's name."""
     return source.startswith(("http://", "https://"))
 
 
 def as_file(source: str) -> str:
-    """The file of a ``file:`` URL, and anything else as it is. Raises `NotDone` for another scheme than there is."""
+    """Convert a ``file:`` URL to a path; other sources are unchanged. Raises `NotDone` for an unknown scheme."""
     if source.startswith("file://"):
         parts = urlsplit(source)
         if parts.netloc not in ("", "localhost"):
@@ -75,7 +75,7 @@ def as_file(source: str) -> str:
 
 
 def digest(algorithm: str, text: str) -> str:
-    """A digest as somebody typed it. Raises `NotDone`."""
+    """Parse a digest as typed by a user. Raises `NotDone`."""
     found = text.strip().lower()
     if len(found) != _LENGTHS[algorithm] or not re.fullmatch(r"[0-9a-f]*", found, re.ASCII):
         raise NotDone(f"{text[:140]} is no {algorithm}: that has {_LENGTHS[algorithm]} hexadecimal digits.")
@@ -83,7 +83,7 @@ def digest(algorithm: str, text: str) -> str:
 
 
 def listed(sums: Sums, image: str) -> str:
-    """The digest that a list of checksums has for the image of that URL. Raises `NotDone`."""
+    """Find the digest of the image with that URL in a list of checksums. Raises `NotDone`."""
     data = small(sums.url)
     if sums.signature:
         require_signature(data, small(sums.signature), sums.key)
@@ -91,7 +91,7 @@ def listed(sums: Sums, image: str) -> str:
         raise NotDone(f"{sums.url} has no signature, and could be anybody's: it has to come by https.")
     name = re.escape(os.path.basename(urlsplit(image).path))
     digits = f"([0-9a-fA-F]{{{_LENGTHS[sums.algorithm]}}})"
-    # As sha256sum writes it, and as its --tag does.
+    # As written by sha256sum, without and with --tag.
     lines = rf"^(?:{digits} [ *](?:\./)?{name}|{sums.algorithm.upper()} ?\({name}\) ?= {digits})\s*$"
     found = {first or second for first, second in re.findall(lines, data.decode("utf-8", "replace"), re.MULTILINE)}
     if len(found) != 1:
@@ -100,7 +100,7 @@ def listed(sums: Sums, image: str) -> str:
 
 
 def small(source: str) -> bytes:
-    """The content of a small file, or of a URL. Raises `NotDone`."""
+    """Read a small file, or a URL. Raises `NotDone`."""
     content = bytearray()
     with _opened(as_file(source)) as (file, _):
         _copied(file, source, content.extend, SMALL)
@@ -108,9 +108,9 @@ def small(source: str) -> bytes:
 
 
 def bring(source: str, to: BinaryIO, proof: Voucher, say: Callable[[str], None]) -> dict[str, str]:
-    """Write what the source has into an empty file, make sure of it, and return its digests. Raises `NotDone`.
+    """Copy the source into an empty file, verify it, and return its digests. Raises `NotDone`.
 
-    Nothing is left out of the digests, and what is nothing but zeros is left out of the file.
+    The digests cover everything; blocks of zeros become holes in the file.
     """
     sums = {"sha256": hashlib.sha256(), "sha512": hashlib.sha512()}
     with _opened(as_file(source)) as (file, length):
@@ -160,7 +160,7 @@ def _copied(file: BinaryIO, source: str, keep: Callable[[bytes], object], most: 
 
 
 class _opened:
-    """A source, open, with its length; -1 where that is not known. Raises `NotDone`."""
+    """An open source with its length; -1 if that is unknown. Raises `NotDone`."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -194,7 +194,7 @@ class _opened:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Further to http and https alone, and from https to https."""
+    """A handler that follows redirects only to http and https, and from https only to https."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):  # type: ignore[no-untyped-def]
         new = urljoin(req.full_url, newurl)
@@ -214,7 +214,7 @@ _HANDLERS = (
 
 
 def require_signature(signed: bytes | str, signature: bytes, key: str) -> None:
-    """Make sure that one of the keys in a file has signed some bytes, or a file. Raises `NotDone`."""
+    """Verify that a key in a file has signed some bytes, or a file. Raises `NotDone`."""
     if is_url(key):
         raise NotDone(f"the key {key} comes from where the image could, and vouches for nothing: name a file.")
     try:
@@ -237,7 +237,7 @@ def require_signature(signed: bytes | str, signature: bytes, key: str) -> None:
 
 
 def _plain(key: bytes) -> bytes:
-    """Keys as gpgv reads them; with ``-----BEGIN`` they are in base64, and have a checksum of their own at last."""
+    """Convert keys for gpgv: with ``-----BEGIN`` they are in base64, with a checksum of their own at the end."""
     if not key.lstrip().startswith(b"-----BEGIN PGP"):
         return key
     plain = b""

@@ -1,4 +1,4 @@
-"""What there is in the catalog, and whether it is still what came in."""
+"""The list of the catalog's images, and the check that they are unchanged."""
 
 import argparse
 import hashlib
@@ -18,7 +18,7 @@ from vmgahp.images.catalog import Catalog, CatalogEntry
 
 
 def show(options: argparse.Namespace, environ: dict[str, str]) -> None:
-    """``vmgahp image list``. Raises `NotDone`, `errors.Fault`."""
+    """Execute ``vmgahp image list``. Raises `NotDone`, `errors.Fault`."""
     _, found = store.settings_and_catalog(environ)
     if options.json:
         print_json({"catalog": found.path, "images": _documents(found)})
@@ -50,7 +50,7 @@ def _documents(found: Catalog) -> list[dict[str, object]]:
 
 
 def check(options: argparse.Namespace, environ: dict[str, str]) -> bool:
-    """``vmgahp image check``: whether all that were asked for are good. Raises `NotDone`, `errors.Fault`."""
+    """Execute ``vmgahp image check``; return True if all chosen images are good. Raises `NotDone`, `errors.Fault`."""
     _, found = store.settings_and_catalog(environ)
     unknown = [name for name in options.names if name not in found.entries and name not in found.broken]
     if unknown:
@@ -85,7 +85,7 @@ def _judged(found: Catalog, name: str) -> Finding:
 
 
 def _same(entry: CatalogEntry, again: str) -> Finding:
-    """By its digest, where one was written down. Raises OSError."""
+    """Compare the image with its recorded digest, if there is one. Raises OSError."""
     recorded = dict(entry.provenance).get("sha256", "")
     if not recorded:
         return Finding(entry.name, OK, entry.path, "as its format is; no digest of it was ever written down")

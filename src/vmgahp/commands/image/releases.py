@@ -1,4 +1,4 @@
-"""Cloud images by the name of a release: where each is, and what it is checked by."""
+"""Cloud images by the name of a release: the URL of each, and how it is verified."""
 
 import os
 import tomllib
@@ -10,7 +10,7 @@ from vmgahp.host.trust import require_trustworthy
 from vmgahp.images.catalog import tables
 
 TABLE = "cloud-images.toml"
-"""Beside this module, and beside the catalog."""
+"""The name of the table beside this module, and of the administrator's beside the catalog."""
 
 _WORDS = ("image", "sums", "algorithm", "signature", "key", "format", "description")
 _NEEDED = ("image", "sums", "algorithm", "format")
@@ -20,16 +20,16 @@ class Release(NamedTuple):
     """A cloud image that is known by its name."""
 
     image: str
-    """Its URL."""
+    """The URL of the image."""
     sums: Sums
     format: str
     description: str
     min_memory: int
-    """MiB."""
+    """The least memory of a guest, in MiB."""
 
 
 def known(directory: str) -> dict[str, Release]:
-    """All of them, those of the administrator's own table before ours. Raises `NotDone`, `errors.MachineFault`."""
+    """Return all releases; the administrator's own table overrides ours. Raises `NotDone`, `errors.MachineFault`."""
     found: dict[str, Release] = {}
     own = os.path.join(directory, TABLE)
     places = [os.path.join(os.path.dirname(__file__), TABLE)]

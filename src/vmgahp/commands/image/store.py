@@ -1,4 +1,4 @@
-"""Images in the catalog: how one comes in, how a new version comes beside it, and how one goes."""
+"""Images in the catalog: adding one, adding a new version beside it, and removing one."""
 
 import argparse
 import os
@@ -21,25 +21,25 @@ from vmgahp.text import redact
 Say = Callable[[str], None]
 
 CHECK = 1800.0
-"""Seconds for ``qemu-img check``, which reads all tables of an image."""
+"""The deadline in seconds for ``qemu-img check``, which reads all tables of an image."""
 
 _VERSION = re.compile(r"-[0-9]{8}(\.[0-9]+)?$", re.ASCII)
 
 
 class _New(NamedTuple):
-    """What is to come in."""
+    """An image that is to be added."""
 
     name: str
     source: str
     proof: Voucher
     format: str
-    """Empty where nobody says."""
+    """The format as given by the user; empty if not."""
     description: str
     min_memory: int
 
 
 def settings_and_catalog(environ: dict[str, str]) -> tuple[config.Settings, Catalog]:
-    """The catalog of this machine, which need not be there yet. Raises `NotDone`, `errors.Fault`."""
+    """Return the settings and the catalog, which need not exist yet. Raises `NotDone`, `errors.Fault`."""
     settings = config.load(environ)
     path = settings.string(catalog.SETTING)
     if not path:
@@ -53,7 +53,7 @@ def settings_and_catalog(environ: dict[str, str]) -> tuple[config.Settings, Cata
 
 
 def _require_directory(path: str) -> None:
-    """Only root can write to the directory of the catalog. Raises `NotDone`."""
+    """Make sure that only root can write to the directory of the catalog. Raises `NotDone`."""
     directory = os.path.dirname(path)
     try:
         trouble = trouble_with_directory(directory)
@@ -66,7 +66,7 @@ def _require_directory(path: str) -> None:
 
 
 def add(options: argparse.Namespace, environ: dict[str, str], say: Say) -> None:
-    """``vmgahp image add``. Raises `NotDone`, `errors.Fault`."""
+    """Execute ``vmgahp image add``. Raises `NotDone`, `errors.Fault`."""
     _, found = settings_and_catalog(environ)
     _require_new(found, options.name)
     new = _described(options, found)
@@ -116,7 +116,7 @@ def _proof(options: argparse.Namespace) -> Voucher:
 
 
 def update(options: argparse.Namespace, environ: dict[str, str], say: Say) -> None:
-    """``vmgahp image update``: the newest version, beside the one that there is. Raises `NotDone`, `errors.Fault`."""
+    """Execute ``vmgahp image update``: add the newest version beside this one. Raises `NotDone`, `errors.Fault`."""
     _, found = settings_and_catalog(environ)
     entry = found.find(options.name)
     if entry is None:
@@ -162,7 +162,7 @@ def _require_new(found: Catalog, name: str) -> None:
 
 
 def _bring_in(path: str, new: _New, say: Say) -> None:
-    """Fetch an image, look at it, put it beside the catalog and then into it, or leave nothing behind."""
+    """Fetch an image, check it, put it beside the catalog and then into it; after a failure remove everything."""
     _require_directory(path)
     directory = os.path.dirname(path)
     with _unfinished(directory) as file:
@@ -187,7 +187,7 @@ def _bring_in(path: str, new: _New, say: Say) -> None:
 
 @contextmanager
 def _unfinished(directory: str) -> Iterator[BinaryIO]:
-    """A new file beside the catalog, which is gone afterwards: what is good has another name by then."""
+    """Make a temporary file beside the catalog, and remove it afterwards: a good image has another link by then."""
     try:
         descriptor, name = tempfile.mkstemp(dir=directory, prefix=".unfinished-")
     except OSError as error:
@@ -220,7 +220,7 @@ def _table(new: _New, said: str, target: str, digests: dict[str, str]) -> dict[s
 
 
 def _format(new: _New, path: str) -> str:
-    """The format of what came, which needs no other file. Raises `NotDone`."""
+    """Detect the format of the new image, which must not refer to other files. Raises `NotDone`."""
     with open(path, "rb") as file:
         header = file.read(formats.HEADER)
     source = redact(new.source)
@@ -249,7 +249,7 @@ def _format(new: _New, path: str) -> str:
 
 
 def remove(options: argparse.Namespace, environ: dict[str, str], say: Say) -> None:
-    """``vmgahp image remove``: out of the catalog, and then its file. Raises `NotDone`, `errors.Fault`."""
+    """Execute ``vmgahp image remove``: remove it from the catalog, then its file. Raises `NotDone`, `errors.Fault`."""
     settings, found = settings_and_catalog(environ)
     name = options.name
     entry = found.entries.get(name)
@@ -266,7 +266,7 @@ def remove(options: argparse.Namespace, environ: dict[str, str], say: Say) -> No
     if not beside or any(each.path == entry.path for key, each in found.entries.items() if key != name):
         say(f"{entry.path} stays: it {'is the file of another image, too' if beside else 'is not beside the catalog'}")
         return
-    # A job that had found it in the catalog may have begun meanwhile.
+    # A job that had found it in the catalog may have started meanwhile.
     if used := users.of(settings, found, entry):
         raise NotDone(f"{entry.path} stays, for it is used now: {used[0]}. Remove it when that is over.")
     try:

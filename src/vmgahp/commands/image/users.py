@@ -1,4 +1,4 @@
-"""Who uses an image of the catalog on this machine, as far as can be seen from here."""
+"""The users of an image of the catalog on this machine, as far as this process can see them."""
 
 import json
 import os
@@ -13,16 +13,16 @@ from vmgahp.images import qemu_img
 from vmgahp.images.catalog import Catalog, CatalogEntry
 
 LARGEST = 1 << 20
-"""Bytes of a job's record."""
+"""The maximum number of bytes of a job's record."""
 
 
 def of(settings: Settings, found: Catalog, entry: CatalogEntry) -> list[str]:
-    """A word on each of them; empty for none."""
+    """Describe each user of an image; empty if there are none."""
     return [*_processes(entry.path), *_jobs(settings, found, entry.name), *_images(found, entry)]
 
 
 def _processes(path: str) -> Iterator[str]:
-    """Those that have it open, a guest's QEMU before all."""
+    """Yield the processes that have it open, above all a guest's QEMU."""
     try:
         wanted = os.stat(path)
     except OSError:
@@ -30,7 +30,7 @@ def _processes(path: str) -> Iterator[str]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if pid == str(os.getpid()):
             continue
-        with suppress(OSError):  # it has ended, or is another's
+        with suppress(OSError):  # it has ended, or belongs to another user
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):
                     if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), wanted):
@@ -40,7 +40,7 @@ def _processes(path: str) -> Iterator[str]:
 
 
 def _jobs(settings: Settings, found: Catalog, name: str) -> Iterator[str]:
-    """Scratch directories with an overlay of it, be its VM running, suspended or to be started."""
+    """Yield the scratch directories with an overlay of it, whose VM may be running, suspended or about to start."""
     execute = settings.string("EXECUTE")
     with suppress(OSError):
         for job in sorted(os.listdir(execute or "/nonexistent")):
@@ -52,7 +52,7 @@ def _jobs(settings: Settings, found: Catalog, name: str) -> Iterator[str]:
 
 
 def _images(found: Catalog, entry: CatalogEntry) -> Iterator[str]:
-    """Other images of the catalog that are laid on it."""
+    """Yield other images of the catalog whose backing file it is."""
     for other in found.entries.values():
         if other.name != entry.name and other.format != "raw" and other.path != entry.path:
             with suppress(OSError, qemu_img.Trouble):

@@ -1,4 +1,4 @@
-"""``vmgahp ssh``, ``view`` and ``attach``: into the guest of a job, from where it was submitted."""
+"""``vmgahp ssh``, ``view`` and ``attach``: access to the guest of a job from the submit machine."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ _OF_OTHERS = {0: "The program that was run says so.", 1: "There is no way to the
 
 
 def add_ssh(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp ssh``."""
+    """Add the arguments of ``vmgahp ssh``."""
     command.description = (
         "Run ssh to the guest of a job that has +VMPARAM_vm_SSH, by the port that its machine has opened for it. Where "
         "only who is on that machine reaches the port, condor_ssh_to_job leads there."
@@ -27,7 +27,7 @@ def add_ssh(command: argparse.ArgumentParser) -> None:
     words = command.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run there; none: a shell"
     )
-    words.required = False  # or argparse says that it is missing where JOB is
+    words.required = False  # otherwise argparse reports it as missing if JOB is
     command.add_argument("-l", "--login", default="", metavar="USER", help="the user of the guest (default: ssh's)")
     command.add_argument("-p", "--port", type=port, default=22, metavar="PORT", help="the guest's port (default: 22)")
     command.add_argument(
@@ -37,7 +37,7 @@ def add_ssh(command: argparse.ArgumentParser) -> None:
 
 
 def add_view(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp view``."""
+    """Add the arguments of ``vmgahp view``."""
     command.description = (
         "Show the display of a job with vm_vnc = true: condor_ssh_to_job leads to it, and remote-viewer or vncviewer "
         "shows it. The password is the one of vm_vnc.json."
@@ -48,7 +48,7 @@ def add_view(command: argparse.ArgumentParser) -> None:
 
 
 def add_attach(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp attach``."""
+    """Add the arguments of ``vmgahp attach``."""
     command.description = (
         "Show what the guest of a job has written to its serial console, and what it goes on writing, by "
         "condor_ssh_to_job. Nothing that is typed gets to the guest."
@@ -63,7 +63,7 @@ def _add_job(command: argparse.ArgumentParser) -> None:
 
 
 def job(text: str) -> str:
-    """The id of a job, of an argument."""
+    """Parse the id of a job."""
     from vmgahp.commands.queue import job_id
     from vmgahp.errors import ClientFault
 
@@ -74,7 +74,7 @@ def job(text: str) -> str:
 
 
 def port(text: str) -> int:
-    """The number of a port, of an option."""
+    """Parse the number of a port."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:6]) < 65536:
         raise argparse.ArgumentTypeError(f"{text!a} is no port: write a number from 1 to 65535")
     return int(text)

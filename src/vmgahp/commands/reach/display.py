@@ -1,4 +1,4 @@
-"""The display of a job's guest: a tunnel to it, and a viewer that reads the password."""
+"""The display of a job's guest: a tunnel to it, and a viewer that gets the password."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ END_SECONDS = 5.0
 
 
 def show(job: str) -> int:
-    """Show it until the viewer is closed; the exit status. Raises `ClientFault`."""
+    """Show the display until the viewer is closed; return the exit status. Raises `ClientFault`."""
     port, password = _where(job)
     viewer = next((name for name in ("remote-viewer", "vncviewer") if which(name)), "")
     with _tunnel(job, port) as here, tempfile.TemporaryDirectory(prefix="vmgahp-") as directory:
@@ -48,7 +48,7 @@ def _where(job: str) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def _tunnel(job: str, port: int) -> Iterator[int]:
-    """A port of this machine's loopback address that leads to the display. Raises `ClientFault`."""
+    """Open a tunnel and yield its port on this machine's loopback address. Raises `ClientFault`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         here = int(free.getsockname()[1])
     through = f"ssh -N -o ExitOnForwardFailure=yes -L 127.0.0.1:{here}:127.0.0.1:{port}"

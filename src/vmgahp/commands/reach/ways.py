@@ -1,4 +1,4 @@
-"""The way to a guest from where its job was submitted: by what, and with which program."""
+"""Connections to a guest from the submit machine: the forwarded port, and the program to use."""
 
 import contextlib
 import json
@@ -16,35 +16,36 @@ from vmgahp.text import escape
 
 TO_NODE = "condor_ssh_to_job"
 NODE_DEADLINE = 120.0
-"""Seconds for it to get to the machine; a starter that is busy with a START or a checkpoint makes it wait."""
+"""The deadline in seconds for the connection to the machine; a starter that is busy with a START or a checkpoint delays
+it."""
 
 LARGEST_FILE = 1 << 16
 
-_ANY = ("0.0.0.0", "::")  # noqa: S104 - what a machine has opened
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - the addresses on which a machine listens
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", re.ASCII)
 _WAY = re.compile(r"([0-9]{1,5})=\[?([0-9a-fA-F.:]{2,45})\]?:([0-9]{1,5})", re.ASCII)
 
 
 class Way(NamedTuple):
-    """A port of a machine that leads to one of a guest's."""
+    """A port of a machine that is forwarded to one of a guest."""
 
     address: str
     port: int
     host: str
-    """The machine's name, where the ad has it."""
+    """The machine's name, if the ad has it."""
     identity: str
-    """What tells the guest from others, for ssh's known hosts."""
+    """The name of the guest in ssh's known hosts."""
 
     @property
     def reached(self) -> str:
-        """What to connect to from elsewhere; empty where only who is on the machine can."""
+        """The host to connect to from elsewhere; empty if only processes on the machine can connect."""
         if self.address in _ANY:
             return self.host
         return "" if self.address.startswith("127.") or self.address == "::1" else self.address
 
 
 def of_job(job: str, port: int) -> Way:
-    """The way to a port of a job's guest, by its ad, or else by its file on the machine. Raises `ClientFault`."""
+    """Find the forwarded port of a job's guest in its ad, or else in its file on the machine. Raises `ClientFault`."""
     lines = ask_condor_q(job).strip().partition("\n\n")[0].split("\n")
     ad = JobAd([pair for line in lines if (pair := JobAd.parse_line(line.strip("\r")))])
     host = (ad.string("RemoteHost") or "").rpartition("@")[2]
@@ -59,7 +60,7 @@ def of_job(job: str, port: int) -> Way:
 
 
 def ssh(way: Way, job: str, login: str, words: Sequence[str], *, by_node: bool) -> list[str]:
-    """The command line that gets in. Raises `ClientFault`."""
+    """Make the command line of ssh for the guest. Raises `ClientFault`."""
     command = ["ssh", "-o", f"HostKeyAlias={way.identity}", "-o", "CheckHostIP=no"]
     host = way.reached
     if by_node or not host:
@@ -73,12 +74,12 @@ def ssh(way: Way, job: str, login: str, words: Sequence[str], *, by_node: bool) 
 
 
 def on_node(job: str, *words: str) -> list[str]:
-    """The command line that runs something in the job's scratch directory. Raises `ClientFault`."""
+    """Make the command line that runs a command in the job's scratch directory. Raises `ClientFault`."""
     return [TO_NODE, job_id(job), *words]
 
 
 def read_file(job: str, name: str) -> object:
-    """What a file of the job's scratch directory says as JSON. Raises `ClientFault`."""
+    """Read a file of the job's scratch directory as JSON. Raises `ClientFault`."""
     try:
         done = run(
             on_node(job, "cat", name), deadline=NODE_DEADLINE, environ=os.environ, directory="", longest=LARGEST_FILE
@@ -94,7 +95,7 @@ def read_file(job: str, name: str) -> object:
 
 
 def become(command: list[str]) -> int:
-    """Be this program from now on. Raises `ClientFault` where it is not there."""
+    """Replace this process by a program. Raises `ClientFault` if it is missing."""
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell
     except OSError as error:
@@ -121,7 +122,7 @@ def _of_file(job: str) -> dict[int, tuple[str, int]]:
 
 
 def _checked(guests: str, address: str, ours: str) -> tuple[int, tuple[str, int]]:
-    """Raises ValueError or OSError for what is neither a port nor an address."""
+    """Parse one forwarded port. Raises ValueError or OSError for an invalid port or address."""
     socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     port = int(ours)
     if not 0 < port < 1 << 16:

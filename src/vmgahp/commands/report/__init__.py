@@ -61,7 +61,7 @@ def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
     except Unreadable as error:
         sys.stderr.write(f"vmgahp report: {escape(str(error))}\n")
         return error.status
-    from vmgahp.commands.report import page  # without lxml, completions and man pages are made all the same
+    from vmgahp.commands.report import page  # late: completions and man pages are made without lxml
 
     made = page.render_picture(story) if svg else page.render(story, lines)
     if output == "-":

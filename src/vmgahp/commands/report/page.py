@@ -21,12 +21,12 @@ E: Any = ElementMaker()
 _SVG: Any = ElementMaker(namespace=SVG, nsmap={None: SVG})
 
 MOST_ROWS, MOST_FLAGS = 2000, 500
-"""Rows of the table of events, and events that are marked in the picture."""
+"""The rows of the table of events, and the events that are marked in the picture, at most."""
 LEAST = 0.0005
-"""Part of the width below which a state right after another is not drawn."""
+"""The part of the width below which a state right after another is not drawn."""
 
 BAND, TOP, HEAD, CHART, FOOT = 18, 40, 30, 90, 38
-"""Pixels: where the band of states begins and ends, a chart's title, a chart, and the space below them all."""
+"""The pixels of the start and the end of the band of states, a chart's title, a chart, and the space below them all."""
 
 STATES = {
     lifecycle.RUNNING: ("running", "#2da44e"),
@@ -35,9 +35,9 @@ STATES = {
     lifecycle.CHECKPOINTED: ("checkpointed", "#8250df"),
     BUSY: ("starting, saving, restoring", "#8c959f"),
 }
-"""Name and color of each state; the colors can be seen on a light and on a dark background."""
+"""The name and the color of each state; the colors are visible on a light and on a dark background."""
 COLORS = ("#2f81f7", "#d9730d")
-"""Colors of a chart's first and second line."""
+"""The colors of a chart's first and second line."""
 FAILED = "#e5534b"
 
 CHARTS = (
@@ -46,7 +46,7 @@ CHARTS = (
     ("Disks, all together", {"read": "read", "written": "written"}, 0.0, lambda value: f"{size(value)}/s"),
     ("Network, all NICs", {"received": "received", "sent": "sent"}, 0.0, lambda value: f"{size(value)}/s"),
 )
-"""Title of each chart, its lines by the names of `Story.rates`, the least value at its upper edge, its labels."""
+"""The title of each chart, its lines by the names of `Story.rates`, the least value at its upper edge, its labels."""
 
 STYLE = f"""
 .vm-report {{ color-scheme: light dark; color: CanvasText; background: Canvas; font-family: system-ui, sans-serif; }}
@@ -101,7 +101,7 @@ def render(story: Story, log: Sequence[tuple[float, str]]) -> bytes:
 
 
 def render_picture(story: Story) -> bytes:
-    """Make the picture as a file of its own, with a legend of the states."""
+    """Make the picture as a separate file, with a legend of the states."""
     root = picture(story)
     root.set("width", "960")
     root.insert(0, _svg("style", {}, STYLE.partition("body")[0]))
@@ -147,13 +147,13 @@ def picture(story: Story) -> Any:
 class _Chart(NamedTuple):
     title: str
     lines: list[tuple[str, str, list[Rate]]]
-    """Name, color and values."""
+    """The name, color and values of each line."""
     top: float
     label: Callable[[float], str]
 
 
 def _charts(story: Story) -> list[_Chart]:
-    """Make the charts that have something in them."""
+    """Make the charts that have data."""
     rates, found = story.rates(), []
     for title, names, least, label in CHARTS:
         lines = [(names[name], color, rates.get(name, [])) for name, color in zip(names, COLORS, strict=False)]

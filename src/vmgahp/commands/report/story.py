@@ -1,6 +1,6 @@
-"""A VM's life as its ``vm_metrics.jsonl`` tells it: events, states, and rates of use.
+"""A VM's life according to its ``vm_metrics.jsonl``: events, states, and rates of use.
 
-Lines that make no sense are counted and left out; so is what goes beyond the limits here.
+Invalid lines are counted and left out, and so is everything beyond the limits here.
 """
 
 import os
@@ -17,25 +17,25 @@ from vmgahp.metrics.file import LONGEST_LINE, MOST_LINES, NAME, parse
 from vmgahp.text import escape
 
 LARGEST_FILE = 32 << 20
-"""Bytes that are read, twice the default size limit of vm_metrics.jsonl."""
+"""The maximum number of bytes that are read, twice the default size limit of vm_metrics.jsonl."""
 MOST_EVENTS = 5_000
 MOST_POINTS = 1200
-"""Samples that are drawn; more are thinned out, which loses peaks but not totals."""
+"""The maximum number of samples that are drawn; more are thinned out, which loses peaks but not totals."""
 LARGEST_LOG, MOST_LOG_LINES = 16 << 20, 1000
 MARGIN = 30.0
 """Seconds before the first and after the last line of the metrics that still belong to the VM."""
 
 BUSY, AWAY = "Busy", ""
-"""States of the picture: an operation under way, and no VM."""
+"""The states of the picture for an operation under way, and for no VM."""
 GAP = 3.0
-"""How many times longer than usual a pause between samples must be to count as a gap."""
+"""The factor by which a pause between samples must exceed the usual one to count as a gap."""
 ENDS = ("stop", "end")
 BREAKS = (*ENDS, "suspend", "checkpoint", "start", "resume")
-"""Events over which no line is drawn."""
+"""The events over which no line is drawn."""
 
 
 class Unreadable(Exception):
-    """No report can be made; the text says why, and what to do. `status` is the exit status."""
+    """A file of which no report can be made; the text says why, and what to do. `status` is the exit status."""
 
     def __init__(self, text: str, status: int = 1) -> None:
         super().__init__(text)
@@ -67,10 +67,10 @@ class Story:
     events: list[Event] = field(default_factory=list)
     bad_lines: int = 0
     left_out: int = 0
-    """Number of events beyond `MOST_EVENTS`; what is beyond the limits of the file counts as one."""
+    """The number of events beyond `MOST_EVENTS`; everything beyond the limits of the file counts as one."""
     ended_by: str = ""
     exit_code: str = ""
-    """From ``vm_exit.json`` in the same directory, like `ended_by`; empty if unknown."""
+    """The exit code from ``vm_exit.json`` in the same directory, like `ended_by`; empty if unknown."""
 
     @property
     def begin(self) -> float:
@@ -85,7 +85,7 @@ class Story:
         return next((event.vm_name for event in reversed(self.events) if event.vm_name), "")
 
     def totals(self) -> tuple[Traffic, Traffic]:
-        """Return the traffic of each disk and of each NIC. Counters never go down, so the last ones count."""
+        """Return the traffic of each disk and of each NIC. Counters never decrease, so the last ones count."""
         disks: Traffic = {}
         nics: Traffic = {}
         for sample in self.samples:
@@ -95,11 +95,11 @@ class Story:
         return disks, nics
 
     def rates(self) -> dict[str, list[Rate]]:
-        """Return the use between each two samples, by name; memory and bytes a second in bytes, CPU in per cent."""
+        """Return the usage between each two samples, by name; memory and bytes a second in bytes, CPU in per cent."""
         found: dict[str, list[Rate]] = {}
         drawn = _thinned(self.samples)
         pauses = sorted(now.time - then.time for then, now in pairwise(drawn))
-        # Samples taken at events make for short pauses, so the usual one is above the median.
+        # Samples taken at events make for short pauses, so the usual pause is above the median.
         longest = GAP * max(pauses[(len(pauses) - 1) * 3 // 4], 1.0) if pauses else 0.0
         breaks = [event.time for event in self.events if event.name in BREAKS and not event.error]
         for then, now in pairwise(drawn):
@@ -122,7 +122,7 @@ class Story:
 
     def spans(self) -> list[Span]:
         """Return the VM's states one after another; times without a VM, or without knowledge of it, are left out."""
-        start, operation, event, sample = range(4)  # the order of what happens at one moment
+        start, operation, event, sample = range(4)  # the order of events at one moment
         marks = [(each.time, sample, each.state) for each in self.samples]
         for each in self.events:
             began = each.time - each.seconds
@@ -135,7 +135,7 @@ class Story:
             if found and kind == sample and found[-1].state == BUSY:
                 continue  # taken during an operation, which it does not end
             if found:
-                # A life that has no end in the file, as after a power failure, ended where the VM was last seen.
+                # A life without an end in the file, as after a power failure, ended when the VM was last seen.
                 found[-1].end = seen if kind == start else time
             if kind in (event, sample):
                 seen = time
@@ -228,6 +228,6 @@ def _thinned(samples: list[Sample]) -> list[Sample]:
 
 
 def _grown(then: Traffic, now: Traffic) -> tuple[float, float]:
-    """Sum up what all devices have done between two samples; a device that is new counts from now on."""
+    """Sum up the traffic of all devices between two samples; a new device counts from now on."""
     both = [(then[name], now[name]) for name in now if name in then]
     return sum(max(0.0, b[0] - a[0]) for a, b in both), sum(max(0.0, b[1] - a[1]) for a, b in both)

@@ -1,6 +1,6 @@
 """``vmgahp run``: a program in a virtual machine as a job, with its files and its exit code.
 
-It writes a submit file, in which nothing is that a person could not write; all else is done where the job runs.
+It writes a submit file that a person could write as well; the rest is done where the job runs.
 """
 
 import argparse
@@ -13,7 +13,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The arguments of ``vmgahp run``."""
+    """Add the arguments of ``vmgahp run``."""
     command.description = (
         "Write a submit file for a program in a virtual machine. Its inputs are in the directory in which it is "
         "started there, its outputs come home as files, its standard output and error grow while it runs, and its "
@@ -71,7 +71,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> int:
-    """A time, of an option."""
+    """Parse a time in seconds."""
     found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd]?)", text, re.ASCII)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!a} is no time: write seconds, or such as 90s, 30m, 2h, 7d")
@@ -79,21 +79,21 @@ def seconds(text: str) -> int:
 
 
 def number(text: str) -> int:
-    """How many, of an option."""
+    """Parse a number of jobs, retries or the like."""
     if not re.fullmatch(r"[1-9][0-9]{0,5}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!a} is no number: write one from 1 to 999999")
     return int(text)
 
 
 def disk_size(text: str) -> str:
-    """The size of a disk, of an option."""
+    """Parse the size of a disk."""
     if not re.fullmatch(r"[1-9][0-9]{0,8}[MGT]", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!a} is no size: write such as 20G, with M, G or T")
     return text
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the submit file, or print it, and submit; the exit status."""
+    """Write the submit file, or print it, and submit; return the exit status."""
     from vmgahp.commands.run import writing
 
     return writing.run(options)

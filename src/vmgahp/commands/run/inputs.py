@@ -1,7 +1,7 @@
-"""The inputs of a program: what HTCondor transfers, seen to be there before anybody waits for it.
+"""The inputs of a program, which HTCondor transfers: they are checked before the job is submitted.
 
-A link to a directory or a file that cannot be read would hold the job when it is to start, and a FIFO stop HTCondor's
-transfer for good.
+A link to a directory or an unreadable file would hold the job when it is about to start, and a FIFO would block
+HTCondor's transfer forever.
 """
 
 import argparse
@@ -15,14 +15,14 @@ from vmgahp.commands.submit.summary import SubmitError, Summary
 from vmgahp.job.scratch_names import is_reserved
 
 MOST_LOOKED_FOR = 1000
-"""Jobs of one submit file whose inputs are looked for here."""
+"""The maximum number of jobs of one submit file whose inputs are checked here."""
 
 _NO_PATH = re.compile(r"[,\"'\\<>|*?;]")
 _NO_URL = re.compile(r"[\s,\"'\\]")
 
 
 def listed(options: argparse.Namespace, names: set[str], summary: Summary) -> Iterator[str]:
-    """What goes with the job, as its list of files has it; the names in its scratch directory are added.
+    """Yield the entries of the job's list of input files; their names in its scratch directory are added to `names`.
 
     Raises `SubmitError`.
     """
@@ -30,7 +30,7 @@ def listed(options: argparse.Namespace, names: set[str], summary: Summary) -> It
         if "://" in text:
             name, entry = _of_url(text)
         else:
-            # With the slash HTCondor would send what is in a directory, and not the directory.
+            # With a trailing slash HTCondor would send the content of a directory instead of the directory.
             entry = os.path.abspath(text)
             name = os.path.basename(entry)
         if not name:
@@ -50,12 +50,12 @@ def listed(options: argparse.Namespace, names: set[str], summary: Summary) -> It
 
 
 def _below(path: str, options: argparse.Namespace) -> str:
-    """A path as it is from here, where the submit file is here too and what it names is below."""
+    """Shorten a path to a relative one, if the submit file is in this directory and the path below it."""
     if "://" in path or options.queue > 1 or os.path.dirname(options.submit_file):
         return path
     relative = os.path.relpath(path)
     outside = relative.split("/")[0] in (".", "..")
-    return path if outside or relative != relative.strip() else relative  # the list's own blanks are no name's
+    return path if outside or relative != relative.strip() else relative  # the list ignores blanks at the ends
 
 
 def _of_url(text: str) -> tuple[str, str]:
@@ -66,7 +66,7 @@ def _of_url(text: str) -> tuple[str, str]:
 
 
 def _places(path: str, options: argparse.Namespace) -> Iterator[str]:
-    """The files here that an input stands for, as far as that can be known."""
+    """Yield the files here that an input stands for, as far as that can be known."""
     if "://" in path:
         return
     if not options.macros or not words.MACRO.search(path):
@@ -80,7 +80,7 @@ def _places(path: str, options: argparse.Namespace) -> Iterator[str]:
 
 
 def require(what: str, path: str) -> None:
-    """See that a file or directory can go with the job. Raises `SubmitError`."""
+    """Check that a file or directory can be transferred with the job. Raises `SubmitError`."""
     said = f"{what}: {path!a}"
     if _NO_PATH.search(path) or not path.isprintable() or path != path.strip() or "$$" in path:
         raise SubmitError(f"{said} has characters that a list of HTCondor's cannot have.", "rename it.")
@@ -95,7 +95,7 @@ def require(what: str, path: str) -> None:
 
 
 def _require_whole(what: str, path: str, summary: Summary) -> None:
-    """See that all of a directory can go with the job. Raises `SubmitError`."""
+    """Check that everything in a directory can be transferred with the job. Raises `SubmitError`."""
 
     def closed(error: OSError) -> None:
         raise SubmitError(f"{what}: {error.filename!a} cannot be read by you.", "see its mode, and who owns it.")

@@ -1,4 +1,4 @@
-"""The job of a program: what the command line says, as a `Guest` for the writer of submit files."""
+"""The job of a program: the command line converted to a `Guest` for the writer of submit files."""
 
 import argparse
 import os
@@ -16,22 +16,23 @@ from vmgahp.images import CATALOG
 from vmgahp.images.formats import HEADER, looks_like, not_a_disk
 
 HOME = "vm_outputs/"
-"""What comes home: all that the server puts there. A name that is not there at the end would hold the job."""
+"""The files that are transferred back: everything that the server puts there. A missing name would hold the job."""
 
 MEMORY_MIB = 1024
-"""What the guest has where neither the command line nor the catalog says more."""
+"""The guest's memory if neither the command line nor the catalog requires more."""
 
 SLACK_MIB = 64
-"""Beside the disk and the inputs: consoles, what the program prints, the tables of an image."""
+"""The MiB beside the disk and the inputs: consoles, the program's output, the tables of an image."""
 
 MOST_STARTS = 3
-"""How often a job is started whose daemon was killed, as far as its ad can tell: Chirp may be turned off."""
+"""The maximum number of starts of a job whose daemon seems to have been killed; without Chirp its ad cannot tell that
+from a signal to the program."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
-    """The VM with the program in it. Raises `SubmitError`."""
+    """Make the VM with the program in it. Raises `SubmitError`."""
     _require_image(options.image)
     said, options.file = options.memory, [options.image]
     made = disk.machine(options, summary)
@@ -68,7 +69,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def _require_image(image: str) -> None:
-    """Raises `SubmitError` where it is neither of the machines nor a file, or a file that is no disk."""
+    """Make sure that it is an image of the machines, or a file that is a disk. Raises `SubmitError`."""
     if "://" in image or image.lower().startswith(f"{CATALOG}:"):
         return
     try:
@@ -83,10 +84,10 @@ def _require_image(image: str) -> None:
 
 
 def _ways_home(made: Guest, options: argparse.Namespace) -> Iterator[str]:
-    """The lines about what the job leaves behind, and when."""
+    """Yield the lines about the output of the job, and when it is transferred."""
     if options.queue > 1:
         yield command("initialdir", f"{made.name}.$(Process)", macros=True)
-    # condor_submit takes no output and error of a VM; its attributes do the same.
+    # condor_submit accepts no output and error for a VM; the attributes have the same effect.
     for name, file in (("Out", "out"), ("Err", "err")):
         yield attribute(name, f"{made.name}.{file}")
         yield attribute(f"Stream{name}", False)
@@ -97,9 +98,9 @@ def _ways_home(made: Guest, options: argparse.Namespace) -> Iterator[str]:
         yield command("when_to_transfer_output", "ON_EXIT_OR_EVICT")
     if options.retries:
         yield command("max_retries", str(options.retries))
-        yield command("on_exit_remove", "False")  # but for what max_retries adds to it
+        yield command("on_exit_remove", "False")  # except for the retries that max_retries adds
     else:
-        # A program that a signal has ended is over; a daemon that was killed is run again, but not for ever.
+        # A program that was ended by a signal is done; a killed daemon is run again, a limited number of times.
         over = f"ExitBySignal == False || ChirpVMExitSignal isnt undefined || NumJobStarts >= {MOST_STARTS}"
         yield command("on_exit_remove", over)
     if options.queue > 1:
@@ -107,7 +108,7 @@ def _ways_home(made: Guest, options: argparse.Namespace) -> Iterator[str]:
 
 
 def _room(options: argparse.Namespace) -> int:
-    """MiB of the scratch directory: the disk, and the inputs as they come and on the drive for the guest."""
+    """Compute the MiB of the scratch directory: the disk, and the inputs twice, as files and on the guest's drive."""
     disk_mib = int(options.disk[:-1]) * {"M": 1, "G": 1024, "T": 1024**2}[options.disk[-1]]
     files = (
         os.path.join(directory, name)
@@ -124,7 +125,7 @@ def _line(options: argparse.Namespace) -> str:
 
 
 def _called(options: argparse.Namespace) -> str:
-    """What the job may be called: a word that is an input, such as a script, or else the program."""
+    """Choose the job's name: a word that is an input, such as a script, or else the program."""
     names = {os.path.basename(path.rstrip("/")) for path in options.input}
     program: str = options.words[0]
     if not program:
@@ -144,7 +145,7 @@ def _variables(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def _outputs(options: argparse.Namespace) -> str:
-    """What is to be brought home, as the job ad has it. Raises `SubmitError`."""
+    """Return the list of output files for the job ad. Raises `SubmitError`."""
     names = []
     for text in filter(None, options.output):
         name = os.path.normpath(text)

@@ -1,8 +1,8 @@
-"""A program's words and variables, such that the guest's shell has them byte for byte.
+"""A program's words and variables, quoted so that the guest's shell gets them byte for byte.
 
-On their way are a submit file, where ``$(`` begins a macro, an ad, whose strings have no line breaks and in which the
-schedd expands ``$$(``, and ``/bin/sh -c`` of the guest. They are quoted for the last in such a way that the others find
-nothing in them. With `macros`, ``$(Process)`` and its like are HTCondor's.
+They pass through a submit file, where ``$(`` begins a macro, an ad, whose strings have no line breaks and in which the
+schedd expands ``$$(``, and ``/bin/sh -c`` of the guest. They are quoted for the shell in such a way that the others
+find nothing to expand. With `macros`, ``$(Process)`` and the like are left to HTCondor.
 """
 
 import os
@@ -18,7 +18,7 @@ Variables = Sequence[tuple[str, str]]
 
 
 def shell_line(words: Sequence[str], variables: Variables = (), *, macros: bool = False) -> str:
-    """A command line that runs the words as they are, with these variables in the program's environment."""
+    """Make a command line that runs the words unchanged, with these variables in the program's environment."""
     made: list[str] = []
     given = [f"{name}={_word(value, made, macros)}" for name, value in variables]
     line = " ".join([*given, *(_word(word, made, macros) for word in words)])
@@ -26,24 +26,24 @@ def shell_line(words: Sequence[str], variables: Variables = (), *, macros: bool 
 
 
 def environment(variables: Variables) -> str:
-    """The value of the command ``environment``, in the syntax with quotes around it."""
+    """Format the value of the command ``environment``, in the syntax with quotes around it."""
     quoted = (f"{name}='" + value.replace("'", "''") + "'" for name, value in variables)
     return '"' + " ".join(quoted).replace('"', '""') + '"'
 
 
 def is_for_environment(value: str) -> bool:
-    """Whether the command ``environment`` can have a value; the others are the command line's."""
+    """Return True if the command ``environment`` can have a value; others must be set on the command line."""
     return value.isprintable() and "$$" not in value and "$(dollar)" not in value.lower()
 
 
 def _word(text: str, made: list[str], macros: bool) -> str:
-    """A word as the shell reads it; what a line cannot have is a variable of the shell that is `made` before."""
+    """Quote a word for the shell; characters that a line cannot have go through a shell variable, added to `made`."""
     if _PLAIN.fullmatch(text):
         return text
     if text.isprintable():
         return "'" + _each(text, macros, lambda part: _TO_HTCONDOR.sub("$''", part.replace("'", "'\\''"))) + "'"
     name = f"_vmgahp_{len(made)}"
-    # The dot keeps line breaks at the end, which the shell takes away from what a command prints.
+    # The dot keeps line breaks at the end, which the shell strips from the output of a command.
     made.append(f"{name}=`printf '{_each(text, macros, _octal)}.'`")
     return f'"${{{name}%.}}"'
 

@@ -1,4 +1,4 @@
-"""One run of ``vmgahp run``: make the job, write it or print it, submit it, and say how to follow it."""
+"""One run of ``vmgahp run``: make the job, write or print it, submit it, and say how to follow it."""
 
 import argparse
 import os
@@ -12,11 +12,11 @@ from vmgahp.commands.submit.summary import SubmitError, Summary, printable
 from vmgahp.job.run import CLOUD_INIT, guest_file
 
 LARGEST_USER_DATA = 1 << 20
-"""Bytes that are shown of them, and that a job may have."""
+"""The maximum number of bytes of user data that are shown, and that a job may have."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the submit file, or print it, and submit; the exit status."""
+    """Write the submit file, or print it, and submit; return the exit status."""
     summary = Summary()
     try:
         made, text = _made(options, summary)
@@ -53,7 +53,7 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[Guest, str]:
 
 
 def _user_data(options: argparse.Namespace) -> Iterator[str]:
-    """What the guest's cloud-init is told, as comments behind the submit file."""
+    """Yield the guest's cloud-init data, as comments after the submit file."""
     parts = []
     if options.user_data:
         with open_regular(options.user_data) as file:
@@ -77,12 +77,12 @@ def _written(options: argparse.Namespace, made: Guest, text: str, summary: Summa
             problem = f"--queue {made.number}: the directory {made.name}.{process} cannot be made ({error.strerror})."
             raise SubmitError(problem, "say --name for another one.") from error
     conversion.write_out(text, output)
-    summary.made.clear()  # which the submit file names from now on
+    summary.made.clear()  # from now on the submit file refers to these files
     return output
 
 
 def _submit(made: Guest, text: str, output: str) -> int:
-    """Submit by HTCondor's own bindings. Raises `SubmitError`."""
+    """Submit through HTCondor's own bindings. Raises `SubmitError`."""
     hint = f"see condor_q; or, where HTCondor is: condor_submit {output}"
     try:
         import htcondor2

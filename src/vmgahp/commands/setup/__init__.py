@@ -1,7 +1,7 @@
 """``vmgahp setup``: writes the configuration of this machine, and says what to restart.
 
-It asks on a terminal, or takes options; it shows the file, the changes, and the doctor's findings before anything is
-written. `file` reads and writes the file, `answers` finds its values.
+It asks on a terminal, or takes options; it shows the file, the changes, and the doctor's findings before it writes.
+`file` reads and writes the file, `answers` finds its values.
 """
 
 import argparse
@@ -24,7 +24,7 @@ DONE, NOT_DONE = 0, 1
 """The exit statuses."""
 
 RESTART_DEADLINE = 60.0
-"""Seconds for condor_restart, which hands on an order."""
+"""The deadline in seconds for condor_restart, which only passes a command on."""
 
 RESTART = """\
 The startd asks the server what it can do when it starts; condor_reconfig does not make it ask again.
@@ -32,13 +32,13 @@ As root, or as the user whose HTCondor it is:
     condor_restart -startd
 It ends the jobs that run here; condor_restart -peaceful -startd waits for their ends. Then: vmgahp doctor
 """
-# VMUniverseMgr::init in HTCondor's src/condor_startd.V6/vmuniverse_mgr.cpp is called by the startd's main_init alone.
+# Only the startd's main_init calls VMUniverseMgr::init (HTCondor's src/condor_startd.V6/vmuniverse_mgr.cpp).
 
 LATER = ("startd", "log", "VM_GAHP_LOG")
 """The doctor's checks that the new configuration changes only after the restart, or not at all."""
 
 OF_SETTINGS = ("settings", "VM_TYPE", "VM_GAHP_SERVER", "VM_NETWORKING", "memory", "slots", "network")
-"""The checks of which findings that do not keep jobs from running are shown too."""
+"""The checks whose findings are shown even if they do not keep jobs from running."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, show and write; returns the exit status."""
+    """Ask, show and write; return the exit status."""
     if not (options.yes or options.dry_run or sys.stdin.isatty()):
         raise UsageError("standard input is no terminal, so nothing can be asked; add --yes, or --dry-run to look.")
     try:
@@ -126,7 +126,7 @@ def _path(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
 
 
 def _existing(path: str) -> tuple[str | None, file.NotOurs | None]:
-    """Read the file; returns its text, None where there is none, and the reason why it must stay as it is."""
+    """Read the file; return its text, None if it is missing, and the reason why it must not be changed."""
     try:
         return file.read(path), None
     except file.NotOurs as refused:
@@ -136,7 +136,7 @@ def _existing(path: str) -> tuple[str | None, file.NotOurs | None]:
 def _values(
     options: argparse.Namespace, environ: Mapping[str, str], before: str | None, path: str, may_ask: bool
 ) -> dict[str, str]:
-    """Find the settings by name, and ask for what no option says."""
+    """Find the settings by name, and ask for those that no option sets."""
     asking = may_ask and not (options.yes or options.dry_run)
     known = file.values_in(before, path) if before else {}
     found = answers.values(options, known, lambda given: _look(environ, given), asking=asking)
@@ -151,7 +151,7 @@ def _again(values: Mapping[str, str], options: argparse.Namespace) -> list[str]:
 
 
 def _let_the_doctor_look(environ: Mapping[str, str], values: Mapping[str, str]) -> None:
-    """Show what the doctor finds wrong, or worth fixing, with these values."""
+    """Show the doctor's bad or improvable findings with these values."""
     wrong = [
         one
         for one in examine(_with(environ, values), values["VM_TYPE"]).findings
@@ -159,7 +159,7 @@ def _let_the_doctor_look(environ: Mapping[str, str], values: Mapping[str, str]) 
         and (one.verdict == BAD or (one.verdict == OFF and one.check.partition(" ")[0] in OF_SETTINGS))
     ]
     if wrong:
-        from vmgahp.commands.page import Page  # without rich, completions and man pages are made all the same
+        from vmgahp.commands.page import Page  # late: completions and man pages are made without rich
 
         page = Page()
         page.say(page.findings([("What vmgahp doctor says of it", wrong)]) + "\n")
@@ -170,9 +170,9 @@ def _let_the_doctor_look(environ: Mapping[str, str], values: Mapping[str, str]) 
 
 
 def _write(path: str, before: str | None, text: str, options: argparse.Namespace, again: list[str]) -> bool:
-    """Write or remove the file, where that is wanted and nobody else has changed it meanwhile; False where it is not.
+    """Write or remove the file, if that is wanted and it was not changed meanwhile; return False if not.
 
-    A user who may not write it is told what root has to type.
+    A user who may not write it is told the command for root.
     """
     if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
         more = [*(["--output", path] if options.output else []), *(["--restart"] if options.restart else [])]
@@ -190,7 +190,7 @@ def _write(path: str, before: str | None, text: str, options: argparse.Namespace
 
 
 def _with(environ: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Make an environment in which HTCondor's tools and the server take values for the configuration's."""
+    """Make an environment in which HTCondor's tools and the server use the values as configuration."""
     plain = {name: value for name, value in values.items() if value != file.MACROS.get(name)}
     return {**environ, **{f"_CONDOR_{name}": value for name, value in plain.items()}}
 
@@ -202,7 +202,7 @@ def _look(environ: Mapping[str, str], values: Mapping[str, str]) -> list[Finding
 
 
 def _counts(environ: Mapping[str, str], values: Mapping[str, str]) -> int:
-    """Say which values HTCondor takes from another file, or from its environment; returns the exit status."""
+    """Report the values that HTCondor takes from another file, or from its environment; return the exit status."""
     found, _, _ = sources.read(tuple(values), environ)
     where = sources.entries(environ).where()
     status = DONE
@@ -218,7 +218,7 @@ def _counts(environ: Mapping[str, str], values: Mapping[str, str]) -> int:
 
 
 def _restart(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Restart the startd where that is wanted, or say how; returns the exit status."""
+    """Restart the startd if that is wanted, or say how; return the exit status."""
     wanted = options.restart
     if not wanted and not options.yes and sys.stdin.isatty() and os.geteuid() == 0 and not options.output:
         wanted = answers.yes("Restart the startd now (condor_restart -startd)? It ends the jobs that run here.")

@@ -1,4 +1,4 @@
-"""The values for the file of ``vmgahp setup``: by options, by answers, or as this machine suggests."""
+"""The values for the file of ``vmgahp setup``: from options, from answers, or suggested."""
 
 import argparse
 import os
@@ -22,10 +22,10 @@ NETWORKING, KINDS, BRIDGE = "VM_NETWORKING", "VM_NETWORKING_TYPE", "VM_NETWORKIN
 EMULATION = "VM_ALLOW_EMULATION"
 
 BY_OPTIONS = (ANY_TYPES, TYPE, MEMORY, SERVER, NETWORKING, KINDS, BRIDGE, EMULATION)
-"""Settings with options of their own."""
+"""The settings with options of their own."""
 
 LEAST_MEMORY = 256
-"""The least MiB that are suggested, and their step."""
+"""The least MiB that are suggested, and the step between suggestions."""
 
 
 def values(
@@ -35,10 +35,10 @@ def values(
     *,
     asking: bool,
 ) -> dict[str, str]:
-    """Find the settings by name, in the order of the file; `before` has those that the file says now.
+    """Find the settings by name, in the order of the file; `before` has those of the present file.
 
-    `look` asks the doctor about this machine with some values. A wrong answer is asked again. Raises `UsageError` for a
-    wrong option, and EOFError where a question gets no answer.
+    `look` asks the doctor about this machine with some values. After a wrong answer the question is repeated. Raises
+    `UsageError` for a wrong option, and EOFError at the end of the input.
     """
     extra = dict(map(_pair, options.set))
     found = {SERVER: options.server or condor.our_launcher()}
@@ -80,7 +80,7 @@ def values(
 
 
 def words(found: Mapping[str, str]) -> list[str]:
-    """List the options that say these values, except the server's, which is that of the vmgahp that is typed."""
+    """List the options that set these values, except for the server, by default that of the vmgahp called."""
     said = ["--type", found.get(ANY_TYPES, found[TYPE]).replace(" ", ""), "--memory", found[MEMORY]]
     said += ["--network", found.get(KINDS, NONE).replace(" ", "")]
     if BRIDGE in found:
@@ -99,7 +99,7 @@ def ask(question: str, suggested: str) -> str:
 
 
 def yes(question: str, suggested: str = "n") -> bool:
-    """Ask for yes or no; the end of the input is no."""
+    """Ask for yes or no; the end of the input counts as no."""
     try:
         return ask(f"{question} y or n", suggested).lower() in ("y", "yes")
     except EOFError:
@@ -149,7 +149,7 @@ def _memory(text: str, have: int) -> dict[str, str]:
 def _kinds(text: str, found: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
     text = ", ".join(text.lower().replace(",", " ").split())
     if text == NONE:
-        return {NETWORKING: "False"}  # and not nothing: a file that is read earlier may have them on
+        return {NETWORKING: "False"}  # explicit, because a file that is read earlier may have them on
     said = {NETWORKING: "True", KINDS: text}
     file.require_valid({TYPE: found[TYPE], BRIDGE: "br0", **said, **extra})
     return said

@@ -1,6 +1,7 @@
-"""The file that ``vmgahp setup`` writes: its place, its text, and whether it was changed.
+"""The file that ``vmgahp setup`` writes: its path, its text, and whether it was changed.
 
-The first line has the checksum of the rest. A file without it, or with another, is a person's and stays as it is.
+The first line has the checksum of the rest. A file without it, or with another, was edited by a person and is not
+changed.
 """
 
 import hashlib
@@ -18,37 +19,37 @@ from vmgahp.findings import BAD
 
 NAME = "60-vmgahp.config"
 MODE_MASK = 0o022
-"""Everybody may read it, as all of HTCondor's configuration: it has no secrets."""
+"""The umask of the file: everyone may read it, like all of HTCondor's configuration, because it has no secrets."""
 LONGEST = 1 << 16
 
 _MARK = "# Written by vmgahp setup, which writes it anew where nobody else has changed it. SHA-256: "
 _MARKED = re.compile(rf"{re.escape(_MARK)}([0-9a-f]{{64}})\n")
 
 MACROS = {"VM_GAHP_LOG": "$(LOG)/VMGahpLog"}
-"""Values that HTCondor's language works out; any other value is taken as it stands."""
+"""The values that HTCondor's language expands; any other value is taken literally."""
 
 USUAL = {**MACROS, "VM_RECHECK_INTERVAL": "60"}
-"""What is written where nobody says otherwise. HTCondor's 600 seconds would keep a machine without VMs for ten minutes
-whose libvirt was slow once, as after a boot."""
+"""The default values that are written. HTCondor's 600 seconds would keep a machine whose libvirt was slow once, as
+after a boot, without VMs for ten minutes."""
 
 KNOWN = {setting.name for setting in (*config.SETTINGS, *htcondor.ELSEWHERE)}
 
 
 class NotWritten(Exception):
-    """The file is not written; the text is a sentence, with the cure."""
+    """A file that could not be written; the text is a sentence with the remedy."""
 
 
 class NotOurs(NotWritten):
-    """The file was not written by this command, or was changed since."""
+    """A file that this command has not written, or that was changed since."""
 
     def __init__(self, sentence: str, text: str = "") -> None:
         super().__init__(sentence)
         self.text = text
-        """The text of the file, where it could be read."""
+        """The text of the file, if it could be read."""
 
 
 def place(environ: Mapping[str, str], tool: str) -> str:
-    """Find the path in the last directory of LOCAL_CONFIG_DIR, or where the file is already. Raises `NotWritten`."""
+    """Find the path in the last directory of LOCAL_CONFIG_DIR, or that of the existing file. Raises `NotWritten`."""
     elsewhere = "or name a file by --output FILE."
     if not tool:
         raise NotWritten(
@@ -72,7 +73,7 @@ def place(environ: Mapping[str, str], tool: str) -> str:
 
 
 def is_known(name: str) -> bool:
-    """Tell whether a name is a setting of this daemon or for VMs; a directory of VM_SHARE_DIRS makes one of its own."""
+    """Return True for a setting of this daemon or for VMs; a directory of VM_SHARE_DIRS makes one of its own."""
     try:
         return name in KNOWN or bool(setting_of(name))
     except KeyError:
@@ -80,7 +81,7 @@ def is_known(name: str) -> bool:
 
 
 def require_plain(name: str, value: str) -> None:
-    """Raise `UsageError` for a name that is no setting, or a value that HTCondor would read as more than a value."""
+    """Raise `UsageError` for an unknown setting, or a value that HTCondor would not take literally."""
     if not is_known(name):
         raise UsageError(f"{name} is not a setting{did_you_mean(name, KNOWN) or '; vmgahp config lists them.'}")
     if value == MACROS.get(name):
@@ -93,7 +94,7 @@ def require_plain(name: str, value: str) -> None:
 
 
 def require_valid(values: Mapping[str, str]) -> None:
-    """Raise `UsageError` for what `vmgahp.config.check` finds wrong with values, whether jobs would fail or not."""
+    """Raise `UsageError` for everything that `vmgahp.config.check` finds wrong, even if jobs would run."""
     for name, value in values.items():
         require_plain(name, value)
     ours = {name: value for name, value in values.items() if name not in htcondor.BY_NAME}
@@ -109,7 +110,7 @@ def require_valid(values: Mapping[str, str]) -> None:
 
 
 def text_of(values: Mapping[str, str], command: str) -> str:
-    """Make the text of the file; `command` makes it again."""
+    """Make the text of the file; `command` is the command line that makes it again."""
     lines = ["# The VM universe by vmgahp. Other settings: vmgahp config. Made by:", f"#   {command}"]
     lines += [f"{name} = {value}" for name, value in values.items()]
     body = "".join(f"{line}\n" for line in lines)
@@ -117,7 +118,7 @@ def text_of(values: Mapping[str, str], command: str) -> str:
 
 
 def read(path: str) -> str | None:
-    """Read the file; None where there is none. Raises `NotOurs` unless it is as this command has written it."""
+    """Read the file; None if it is missing. Raises `NotOurs` unless it is as this command has written it."""
     try:
         with open_regular(path, follow=False) as file:
             text = file.read(LONGEST).decode("utf-8", "surrogateescape")
@@ -139,18 +140,18 @@ def read(path: str) -> str | None:
 
 
 def values_in(text: str, path: str) -> dict[str, str]:
-    """Parse the settings in a file of this command's."""
+    """Parse the settings in a file of this command."""
     return {name: value for _, name, value in sources.logical_lines(text, path)}
 
 
 def difference(old: str, new: str, path: str) -> list[str]:
-    """List the lines that would change, as diff -u shows them, without the checksum's."""
+    """List the lines that would change, as diff -u shows them, without the line of the checksum."""
     before, after = ([line for line in text.splitlines() if not line.startswith(_MARK)] for text in (old, new))
     return list(unified_diff(before, after, path if old else os.devnull, path if new else os.devnull, lineterm="", n=1))
 
 
 def write(path: str, text: str) -> None:
-    """Write the file at once, or not at all; everybody may read it. Raises OSError."""
+    """Write the file atomically, readable by everyone. Raises OSError."""
     before = os.umask(MODE_MASK)
     try:
         write_anew(path, text.encode())

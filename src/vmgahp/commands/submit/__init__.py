@@ -1,8 +1,8 @@
 """Front ends that write a submit file for a VM that exists in another form, such as libvirt's XML.
 
-Each reads its file into a `machine.Guest` and tells what it did by `summary`; `images` looks at the disks,
-`submit_file` writes, and `rehearsal` tries what was written. docs/how-to/submitting.md is for users. Nothing here runs
-as root, or for anybody else than who types the command; but the files come from strangers.
+Each reads its file into a `machine.Guest` and reports its work through `summary`; `images` checks the disks,
+`submit_file` writes, and `rehearsal` tests the result. docs/how-to/submitting.md is for users. Everything runs with the
+rights of the caller, who is not root; but the files are untrusted.
 """
 
 import argparse
@@ -21,7 +21,7 @@ FRONT_ENDS = (
         "disk images of any format, catalog:NAME for an image of the machines, or nfs:///dir/base.qcow2:disk.qcow2",
     ),
 )
-"""Word, module, and what it reads."""
+"""The word, the module, and the input of each front end."""
 
 _EXAMPLES = {
     "libvirt-xml": [("virsh dumpxml --inactive web >web.xml; vmgahp submit libvirt-xml web.xml", "a VM of libvirt's")],
@@ -133,7 +133,7 @@ def _common(kind: argparse.ArgumentParser) -> None:
 
 
 def memory(text: str) -> int:
-    """Read MiB, of an option."""
+    """Parse an amount of memory in MiB."""
     units = {"": 1, "m": 1, "g": 1024, "t": 1024**2}
     digits = text.rstrip("mMgGtTiIbB")
     unit = text[len(digits) :].lower().removesuffix("b").removesuffix("i")
@@ -143,14 +143,14 @@ def memory(text: str) -> int:
 
 
 def cpus(text: str) -> int:
-    """Read the number of CPUs, of an option."""
+    """Parse the number of CPUs."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= 255:
         raise argparse.ArgumentTypeError(f"{text!a} is not a valid number of CPUs. Give one from 1 to 255")
     return int(text)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Read, look, write, tell, and submit; the exit status."""
+    """Read, check, write, report, and submit; return the exit status."""
     from vmgahp.commands.submit import conversion
 
     return conversion.run(options)

@@ -1,8 +1,8 @@
 """A Vagrant box as a job: of the libvirt, VMware or VirtualBox provider, as a .box file or unpacked.
 
-A box is a stranger's archive. It is read as a package is (`package`), and only what the box's metadata, XML, .vmx or
-.ovf names is taken out of it. Its Vagrantfile is a program in Ruby, which is neither run nor read: the report has its
-lines as they stand.
+A box is an untrusted archive. It is read as a package is (`package`), and only files named in the box's metadata, XML,
+.vmx or .ovf are extracted. Its Vagrantfile is a program in Ruby, which is neither run nor parsed: the report has its
+lines unchanged.
 """
 
 import argparse
@@ -24,9 +24,9 @@ VAGRANTFILE = "Vagrantfile"
 _DOMAIN = "box.xml"
 _OVF = "box.ovf"
 _DEEPEST = 4
-"""Directories of Vagrant's own above a box: its name, version and architecture, then its provider."""
+"""The number of directories of Vagrant's own above a box: its name, version and architecture, then its provider."""
 _SLASH = "-VAGRANTSLASH-"
-"""The word for the slash in the name of a box's directory."""
+"""The text that stands for the slash in the name of a box's directory."""
 _ARCHITECTURES = {"amd64": "", "x86_64": "", "arm64": "aarch64", "aarch64": "aarch64", "unknown": ""}
 _OF_VMWARE = ("vmware_desktop", "vmware_fusion", "vmware_workstation", "vmware", "vmware_ovf")
 _READ = ("provider", "format", "disks", "architecture")
@@ -48,7 +48,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def _directory(path: str) -> str:
-    """Find the directory of an unpacked box, which may be some directories below, as Vagrant keeps boxes."""
+    """Find the directory of an unpacked box, which may be several levels below, as Vagrant keeps boxes."""
     found = []
     for directory, names, files in os.walk(path):
         if METADATA in files or _OVF in files:
@@ -63,7 +63,7 @@ def _directory(path: str) -> str:
 
 
 def _archive(options: argparse.Namespace, own: str, summary: Summary) -> str:
-    """Take the archive's compression away, where it has one; the path of the tar file."""
+    """Decompress the archive, if it is compressed; return the path of the tar file."""
     try:
         with open(options.file, "rb") as file:
             kind = compression_of(file.read(HEADER))
@@ -72,7 +72,7 @@ def _archive(options: argparse.Namespace, own: str, summary: Summary) -> str:
                 return str(options.file)
             target = os.path.join(own, f"{os.path.basename(options.file)}.tar")
             write(content(file, kind, options.file), target, summary, force=False)
-            summary.made.remove(target)  # it goes with its directory
+            summary.made.remove(target)  # it is removed with its directory
             return target
     except OSError as error:
         raise SubmitError(f"{options.file} cannot be read ({error.strerror}).") from error
@@ -103,7 +103,7 @@ def _of(package: Package, options: argparse.Namespace, summary: Summary) -> Gues
 
 
 def _name(path: str) -> str:
-    """Return the box's name, of its file or of Vagrant's directory for it."""
+    """Return the box's name, from its file or from Vagrant's directory for it."""
     parts = os.path.abspath(path).split(os.sep)
     kept = next((part for part in reversed(parts) if _SLASH in part), "")
     return kept.replace(_SLASH, "-") or os.path.basename(path.rstrip("/")).removesuffix(".box")
@@ -120,7 +120,7 @@ def _metadata(data: bytes) -> dict[str, Any]:
 
 
 def _list_unused(package: Package, about: dict[str, Any], summary: Summary) -> None:
-    """Tell of the rest of the metadata, and of the Vagrantfile line by line."""
+    """Report the rest of the metadata, and the Vagrantfile line by line."""
     for name, value in about.items():
         if name not in _READ:
             summary.skip(METADATA, f"{name} = {json.dumps(value)[:80]}")
@@ -141,7 +141,7 @@ def _architecture(about: dict[str, Any], made: Guest) -> None:
 
 
 def _libvirt(package: Package, about: dict[str, Any], options: argparse.Namespace, summary: Summary) -> Guest:
-    """Read the XML of a domain, or the disks of the metadata; without these one is box.img."""
+    """Read the XML of a domain, or the disks of the metadata; without these the disk is box.img."""
     if _DOMAIN in package.names():
         root = libvirt_xml.domain_of(package.text(_DOMAIN), _DOMAIN)
 
@@ -149,7 +149,7 @@ def _libvirt(package: Package, about: dict[str, Any], options: argparse.Namespac
             return package.file(Reference(os.path.basename(file)), options.dir, force=options.force)
 
         return libvirt_xml.of_domain(root, options, summary, locate)
-    if not (options.memory and options.cpus):  # asked for before an image of gigabytes is taken out
+    if not (options.memory and options.cpus):  # checked before an image of gigabytes is extracted
         problem = "The box does not say what memory and how many CPUs its VM has."
         raise SubmitError(problem, "give --memory and --cpus, as its Vagrantfile or its page names them.")
     made = Guest("", nics=[GuestNic("nat", place=METADATA, what="Vagrant's own network")])
@@ -169,7 +169,7 @@ def _libvirt(package: Package, about: dict[str, Any], options: argparse.Namespac
 
 
 def _format(path: str, said: object) -> str:
-    """Return what the metadata says, and otherwise what the image looks like, as Vagrant does it."""
+    """Return the format according to the metadata, or else to the image's content, as Vagrant does."""
     if said is not None:
         if not isinstance(said, str) or said.lower() not in FORMATS:
             raise SubmitError(f"{METADATA}: the format {str(said)[:40]!a} is none of {', '.join(FORMATS)}.")
@@ -179,7 +179,7 @@ def _format(path: str, said: object) -> str:
 
 
 def _vmware(package: Package, options: argparse.Namespace, summary: Summary) -> Guest:
-    """Read a .vmx; the parts of a split disk come along under their own names."""
+    """Read a .vmx; the parts of a split disk are extracted under their own names."""
     name = package.one(".vmx")
     place_of = os.path.dirname(name)
 

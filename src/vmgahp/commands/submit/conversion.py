@@ -1,4 +1,4 @@
-"""One run of ``vmgahp submit``: read, look at the disks, write, tell, submit."""
+"""One run of ``vmgahp submit``: read, check the disks, write, report, submit."""
 
 import argparse
 import os
@@ -15,17 +15,17 @@ from vmgahp.commands.submit.summary import SubmitError, Summary, printable
 from vmgahp.job.slot import LEAST_MEMORY_MIB
 
 SUBMIT_DEADLINE = 600.0
-"""Seconds for condor_submit, which may have to spool the disks."""
+"""The deadline in seconds for condor_submit, which may have to spool the disks."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Read, look, write, tell, and submit; the exit status."""
+    """Read, check, write, report, and submit; return the exit status."""
     summary = Summary(*([options.file] if isinstance(options.file, str) else options.file))
     output, problem = "", None
     try:
         text, output = _made(options, summary)
         write_out(text, output)
-    except BaseException as error:  # somebody who has waited long enough leaves nothing behind either
+    except BaseException as error:  # an interrupt cleans up as well
         for path in summary.made:
             if os.path.exists(path):
                 os.unlink(path)
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"Written: {printable(output)}\n")
     if problem is None and options.submit:
         try:
-            return _submit(output, 2 if options.json else None)  # --json has standard output for itself
+            return _submit(output, 2 if options.json else None)  # --json has standard output to itself
         except SubmitError as error:
             problem = error
     elif options.json:
@@ -73,7 +73,7 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
     if not os.path.isdir(options.dir):
         raise SubmitError(f"{options.dir} is no directory.", "make it first.")
     made = read(options, summary)
-    in_vain = summary.losses and not options.lax  # no image is converted, which may take hours
+    in_vain = summary.losses and not options.lax  # converting images may take hours
     if not (options.shared or made.own_disks or in_vain):
         bring_images(options, made, summary)
     text, _ = written(options, made, summary)
@@ -89,7 +89,7 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
 
 
 def read(options: argparse.Namespace, summary: Summary) -> Guest:
-    """Read the VM, with every disk where it is to be in the guest. Raises `SubmitError`."""
+    """Read the VM, with the path in the guest for every disk. Raises `SubmitError`."""
     made: Guest = import_module(f"vmgahp.commands.{options.module}").machine(options, summary)
     _as_asked(options, made, summary)
     if not made.own_disks:
@@ -100,7 +100,7 @@ def read(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def written(options: argparse.Namespace, made: Guest, summary: Summary) -> tuple[str, Rehearsed | None]:
-    """Return the submit file's text, and what the daemon makes of it, as far as that is known. Raises `SubmitError`."""
+    """Return the submit file's text, and the daemon's reading of it, as far as that is known. Raises `SubmitError`."""
     if made.finish is not None:
         made.finish()
     text = write(made, options.type or made.vm_type, summary, transfer=not options.shared, appended=options.append)
@@ -116,7 +116,7 @@ def _require_sense(options: argparse.Namespace) -> None:
 
 
 def _as_asked(options: argparse.Namespace, made: Guest, summary: Summary) -> None:
-    """Let the command line have the last word about amounts and networks."""
+    """Override the amounts and networks by those of the command line."""
     if options.memory:
         if made.memory_mib not in (0, options.memory):
             made.changed["memory"] = f"--memory, in place of {made.memory_mib} MiB"
@@ -143,7 +143,7 @@ def _as_asked(options: argparse.Namespace, made: Guest, summary: Summary) -> Non
 
 
 def bring_images(options: argparse.Namespace, made: Guest, summary: Summary) -> None:
-    """Look at the disks that go with the job, and convert them. Raises `SubmitError`."""
+    """Check the disks that go with the job, and convert them. Raises `SubmitError`."""
     for disk in made.disks:
         if disk.url or disk.image:
             continue
@@ -155,7 +155,7 @@ def bring_images(options: argparse.Namespace, made: Guest, summary: Summary) -> 
             others = {os.path.basename(other.path) for other in made.disks if other is not disk}
             images.convert(disk, options.dir, others, summary, force=options.force)
             for path in before:
-                if path in summary.made:  # it was taken out of an archive, for this alone
+                if path in summary.made:  # it was extracted from an archive only for this
                     os.unlink(path)
         made.files += disk.files
 

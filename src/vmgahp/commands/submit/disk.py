@@ -1,7 +1,7 @@
-"""Disk images as a job: the VM is what the command line says.
+"""Disk images as a job: the VM is described by the command line.
 
-An image is of the format that somebody says, or in which name and content agree. Where only the content says one, a
-guest may have written that: it is taken as a stranger's, which names no other file.
+The format of an image is the one given by the user, or the one on which name and content agree. If only the content
+tells the format, a guest may have written it: the image is treated as untrusted, and may name no other file.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from vmgahp.images.formats import CONVERTIBLE, HEADER, looks_like, named_format,
 
 _ISO_MARK, _ISO_AT = b"CD001", 32769
 _VHD_FOOTER = b"conectix"
-"""At the beginning of the last 512 bytes of a VHD, and of one of fixed size nowhere else."""
+"""The magic bytes of a VHD, in its last 512 bytes; a VHD of fixed size has them only there."""
 _LUKS = b"LUKS\xba\xbe"
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
-    """Make a VM with the disks that were named: images, URLs of transfer plugins, images of the machines' catalog.
+    """Make a VM with the given disks: images, URLs of transfer plugins, images of the machines' catalog.
 
     Raises `SubmitError`.
     """
@@ -72,14 +72,14 @@ def _of_file(path: str, options: argparse.Namespace, summary: Summary) -> GuestD
 
 
 def _of_catalog(name: str, options: argparse.Namespace, summary: Summary) -> GuestDisk:
-    """Take an image that the machines have, with what this one knows of it if it is one of them."""
+    """Use an image of the machines' catalog, with the facts from this machine's catalog if it has one."""
     if not catalog.is_name(name):
         raise SubmitError(f"{name!a} cannot be the name of an image of a catalog.", "say catalog:NAME.")
     disk = GuestDisk("", "", image=name, what=f"{CATALOG}:{name}")
     try:
         here = catalog.read(config.load(os.environ))
     except Fault:
-        return disk  # where the job runs it may be in order
+        return disk  # it may be valid where the job runs
     entry = here.entries.get(name) if here else None
     if here and entry is None:
         summary.advise(f"The catalog of this machine, {here.path}, has no {name}; the job waits for one that has.")
@@ -93,7 +93,7 @@ def _of_catalog(name: str, options: argparse.Namespace, summary: Summary) -> Gue
 
 
 def _of_url(path: str) -> GuestDisk:
-    if path.partition("://")[0].lower() not in METHODS:  # one of HTCondor's own plugins, which bring a file as it is
+    if path.partition("://")[0].lower() not in METHODS:  # HTCondor's own plugins transfer a file unchanged
         name = os.path.basename(path)
         form = named_format(name)
         if not PLAIN_NAME.fullmatch(name) or not form:
@@ -109,14 +109,14 @@ def _of_url(path: str) -> GuestDisk:
 
 
 def _unpacked(path: str, options: argparse.Namespace, summary: Summary) -> str:
-    """Unpack an image that may be compressed, as downloads are; the path of the image itself. Raises `SubmitError`."""
+    """Decompress an image if it is compressed, as downloads are; return the image's path. Raises `SubmitError`."""
     try:
         with open_regular(path) as file:
             header = file.read(HEADER)
             file.seek(0)
             kind = unpack.compression_of(header)
             stem, ending = os.path.splitext(os.path.basename(path))
-            # A guest may have written that beginning, too: what is said to be an image is one, whatever it begins like.
+            # A guest may have written those first bytes, too: an image declared as such is one, whatever they are.
             if not kind or (options.format and ending.lower() not in unpack.ENDINGS):
                 return path
             name = stem if ending.lower() in unpack.ENDINGS else f"{stem}.img"
@@ -135,7 +135,7 @@ def _closed(path: str, error: OSError) -> SubmitError:
 
 
 def _look(disk: GuestDisk) -> None:
-    """Find out the format of an image. Raises `SubmitError`."""
+    """Detect the format of an image. Raises `SubmitError`."""
     try:
         with open_regular(disk.path) as file:
             header = file.read(HEADER)

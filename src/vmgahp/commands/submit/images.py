@@ -1,7 +1,7 @@
 """Disk images for the front ends: checked, and converted to qcow2 on request.
 
-An image of a stranger can name other files of this machine as parts of it. What would then be in the copy, or be
-sent with the job, are files of the person who types the command: such an image is refused.
+An untrusted image can name other files of this machine as parts of it. The copy, or the job, would then contain files
+of the caller: such an image is refused.
 """
 
 import os
@@ -22,21 +22,22 @@ from vmgahp.images.backing import backing_chain
 from vmgahp.images.formats import CONVERTIBLE, FORMATS, HEADER, looks_like, names_files, not_a_disk, unfit
 
 Locate = Callable[[str, str], str]
-"""A function from the name of an image in a file, and the place there, to its full path. Raises `SubmitError`."""
+"""A function that converts the name of an image in a file, and the place there, to a full path. Raises
+`SubmitError`."""
 
 CONVERT = 86_400.0
-"""Seconds for a conversion, which may well take hours."""
+"""The deadline in seconds for a conversion, which may well take hours."""
 _LEAST = 512
-"""Bytes of a disk: one sector."""
+"""The minimum size of a disk in bytes: one sector."""
 _MOST_DESCRIPTION = 1 << 20
-"""Bytes that QEMU reads of a VMDK that is a description and nothing else."""
+"""The bytes that QEMU reads of a VMDK that is only a descriptor."""
 
 
 def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: bool = True) -> str:
-    """Look at an image that goes with the job, or is converted before: that it is one, of its format, and whole.
+    """Check that an image that goes with the job, or is to be converted, is complete and of its format.
 
-    With `flatten` its backing files are to be written into it; `by_qemu` says that START opens it by QEMU. Returns why
-    no VM gets it as it is and it must be converted, empty for nothing. Raises `SubmitError`.
+    With `flatten` its backing files will be written into it; `by_qemu` is True if START opens it with QEMU. Returns the
+    reason why it must be converted, empty if it need not be. Raises `SubmitError`.
     """
     try:
         with open_regular(disk.path) as file:
@@ -83,7 +84,7 @@ def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: 
 
 
 def _require_plain(disk: GuestDisk, backing: str, has_format: bool) -> None:
-    """Refuse a backing file of a stranger's image, and one that is no plain file. Raises `SubmitError`."""
+    """Refuse a backing file of an untrusted image, and one that is not a regular file. Raises `SubmitError`."""
     if disk.hostile:
         raise _refused(
             disk,
@@ -102,7 +103,7 @@ def _require_plain(disk: GuestDisk, backing: str, has_format: bool) -> None:
 
 
 def _require_found(disk: GuestDisk, backing: str, *, by_qemu: bool) -> None:
-    """Refuse an overlay whose backing files START would not find or not take. Raises `SubmitError`."""
+    """Refuse an overlay whose backing files START would not find or accept. Raises `SubmitError`."""
     if not backing.startswith("/"):
         problem = f"its backing file is {backing}, by a path that leads to nothing where the job runs"
         say = "say" if by_qemu else "leave --as-is out, and say"
@@ -115,9 +116,9 @@ def _require_found(disk: GuestDisk, backing: str, *, by_qemu: bool) -> None:
 
 
 def require_beside(path: str, place: str, described: str) -> None:
-    """Make sure that an image is in the directory of the stranger's file that names it.
+    """Make sure that an image is in the directory of the untrusted file that names it.
 
-    Elsewhere it may be any file of whoever types the command. Raises `SubmitError`.
+    Elsewhere it may be any file of the caller. Raises `SubmitError`.
     """
     directory = os.path.realpath(os.path.dirname(os.path.abspath(described)))
     if not os.path.realpath(path).startswith(f"{directory.rstrip('/')}/"):
@@ -129,9 +130,9 @@ def require_beside(path: str, place: str, described: str) -> None:
 
 
 def convert(disk: GuestDisk, directory: str, others: Container[str], summary: Summary, *, force: bool) -> None:
-    """Make a qcow2 image of the disk in `directory` and let the disk be that. Raises `SubmitError`.
+    """Make a qcow2 image of the disk in `directory` and use it instead. Raises `SubmitError`.
 
-    In the scratch directory it is beside files called as the `others` are.
+    In the scratch directory its name must differ from those of the `others`.
     """
     stem = simple_name(os.path.splitext(os.path.basename(disk.path))[0], "disk")
     names = chain([f"{stem}.qcow2"], (f"{stem}-{number}.qcow2" for number in count(2)))
@@ -150,9 +151,9 @@ def convert(disk: GuestDisk, directory: str, others: Container[str], summary: Su
 def create(
     disk: GuestDisk, size: int, directory: str, summary: Summary, *, force: bool, base: GuestDisk | None = None
 ) -> None:
-    """Make an image for a disk that has none yet, empty or with the content of `base`, and let the disk be that.
+    """Make an image for a disk that has none yet, empty or with the content of `base`, and use it.
 
-    It has `size` bytes, or as many as `base` where that has more. Raises `SubmitError`.
+    It has `size` bytes, or the size of `base` if that is larger. Raises `SubmitError`.
     """
     target = os.path.join(directory, os.path.basename(disk.path))
     free(target, summary, force=force)
@@ -176,7 +177,7 @@ def create(
 
 @contextmanager
 def _anew(target: str, summary: Summary) -> Iterator[str]:
-    """Yield a path for an image that then takes its place, whole. It is in a directory of its own: no link is there."""
+    """Yield a temporary path for an image, in a directory of its own without links; then move it to the target."""
     with tempfile.TemporaryDirectory(dir=os.path.dirname(target), prefix=".vmgahp-") as own:
         path = os.path.join(own, "disk")
         yield path
@@ -185,7 +186,7 @@ def _anew(target: str, summary: Summary) -> Iterator[str]:
 
 
 def free(target: str, summary: Summary, *, force: bool) -> None:
-    """Make sure that nothing is overwritten by accident, and nothing that is read. Raises `SubmitError`."""
+    """Make sure that no file is overwritten by accident, and never one that is read. Raises `SubmitError`."""
     if os.path.realpath(target) in summary.sources:
         raise SubmitError(f"{target} would be replaced, and is read.", "say --dir, --name or -o for another place.")
     if target in summary.made:
@@ -195,7 +196,7 @@ def free(target: str, summary: Summary, *, force: bool) -> None:
 
 
 def _flat_files(disk: GuestDisk) -> list[str]:
-    """List the files of data that a plain VMDK descriptor names, all of them in its directory. Raises `SubmitError`."""
+    """List the data files that a VMDK descriptor names, which must be in its directory. Raises `SubmitError`."""
     directory = os.path.dirname(disk.path)
     files: list[str] = []
     for name in flat_names(disk.path):
@@ -207,7 +208,7 @@ def _flat_files(disk: GuestDisk) -> list[str]:
 
 
 def flat_names(path: str) -> list[str]:
-    """List the files of data of a VMDK that is a description and nothing else, as it names them."""
+    """List the data files of a VMDK that is only a descriptor, as it names them."""
     with open(path, "rb") as file:
         data = file.read(_MOST_DESCRIPTION)
     text = data.decode("utf-8", "replace") if data.startswith(b"#") else ""
@@ -215,7 +216,7 @@ def flat_names(path: str) -> list[str]:
 
 
 def largest(disk: GuestDisk) -> int:
-    """Return the bytes that an image can come to when its guest writes to it. Raises `SubmitError`."""
+    """Return the bytes to which an image can grow when its guest writes to it. Raises `SubmitError`."""
     size = os.path.getsize(disk.path)
     return max(size, int(_info(disk)["virtual-size"])) if disk.writable else size
 

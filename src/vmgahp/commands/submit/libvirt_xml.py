@@ -1,4 +1,4 @@
-"""libvirt's domain XML as a job: as attributes, or the file itself (``--as-is``), which `trim` makes."""
+"""libvirt's domain XML as a job: as attributes, or the file itself (``--as-is``), trimmed by `trim`."""
 
 import argparse
 import os
@@ -24,32 +24,32 @@ UNITS = {
         for ending, factor in (("", 1024), ("ib", 1024), ("b", 1000))
     },
 }
-"""libvirt's units of memory, in lower case; it takes KiB where none is said."""
+"""The units of memory in libvirt, in lower case; the default is KiB."""
 
 KINDS = {"network": "nat", "bridge": "bridge", "user": "user"}
 _MODELS = {"virtio": "virtio", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
 _MODELS |= dict.fromkeys(("virtio-transitional", "virtio-non-transitional"), "virtio")
 
 _BUSES = {"vd": "virtio", "sd": "sata", "hd": "ide", "fd": "fdc", "xvd": "xen"}
-"""The bus of a device on the execute machine, by the beginning of its name."""
+"""The bus of a device on the execute machine, by the prefix of its name."""
 
 _QEMUS = ("", "kvm", "qemu", "kqemu", "hvf", "nvmm")
-"""Types of domains whose VMs QEMU runs."""
+"""The types of domains whose VMs QEMU runs."""
 _ARCHITECTURES = {"": "", "x86_64": "x86_64", "i686": "x86_64", "aarch64": "aarch64"}
-"""Architecture -> the one that execute machines have for it."""
+"""Architecture -> the corresponding one of execute machines."""
 _OTHERS = {
     "lxc": "containers are jobs of HTCondor's container universe.",
     "openvz": "containers are jobs of HTCondor's container universe.",
     "vmware": "give the VM's .vmx to vmgahp submit vmx, or export the VM to vmgahp submit ovf.",
     "vbox": "export the VM, and give the appliance to vmgahp submit ovf.",
 }
-"""Type of domain -> what to do with it."""
+"""Type of an unsupported domain -> what to do with it."""
 _UNREADABLE = {"encryption": "it is encrypted, and a job has no key", "slices": "it is a part of its file"}
 """Element of a disk -> why no job can use the image."""
 _WITH_KEYS = re.compile(r"secboot|[._-]ms[._-]")
-"""The names of UEFI variables in which Microsoft's keys are enrolled, as Debian, Fedora and SUSE have them."""
+"""The names of UEFI variable files in which Microsoft's keys are enrolled, as in Debian, Fedora and SUSE."""
 _CARDS = {"pc": "enp1s0 becomes ens3", "q35": "ens3 becomes enp1s0"}
-"""Chipset of a job -> an example of the names that udev gives."""
+"""Chipset of a job -> an example of the names that udev gives to network cards."""
 _IN_XML = "jobs boot from their disks; --as-is lets the XML say it"
 _MISSED = {
     **dict.fromkeys(("os/kernel", "os/initrd", "os/cmdline"), _IN_XML),
@@ -65,7 +65,7 @@ _MISSED = {
     "devices/vsock": "jobs have no socket to their machine",
     "devices/tpm": "jobs have an emulated TPM 2.0",
 }
-"""Path -> why the guest would be another one without it, which is not carried over."""
+"""Path -> the reason why the guest depends on it, although it is not carried over."""
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -79,9 +79,9 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def domain_of(data: bytes, name: str) -> etree._Element:
-    """Read the domain in a file of that name. Raises `SubmitError`."""
+    """Parse the domain in a file of that name. Raises `SubmitError`."""
     root = read(data, name)
-    if local(root.tag) == "domstatus":  # the file of a VM that runs
+    if local(root.tag) == "domstatus":  # the file of a running VM
         inner = child(root, "domain")
         root = root if inner is None else inner
     if local(root.tag) != "domain":
@@ -92,14 +92,14 @@ def domain_of(data: bytes, name: str) -> etree._Element:
 def of_domain(
     root: etree._Element, options: argparse.Namespace, summary: Summary, locate: Locate | None = None
 ) -> Guest:
-    """Return the machine that a domain is, with its images where `locate` has them. Raises `SubmitError`."""
+    """Convert a domain to a machine, with its images at the paths that `locate` returns. Raises `SubmitError`."""
     _require_ours(root)
     account = Account(root)
     account.take(root, "type")
     made = Guest(name=_name(root, account, options))
     if get(root, "type") == "xen":
         xen_domain.boot(child(root, "os"), account, made, summary, options)
-    for tag in ("features", "cpu"):  # each of what is in them is told by itself
+    for tag in ("features", "cpu"):  # each element in them is reported separately
         if (element := child(root, tag)) is not None:
             account.take(element)
     _sizes(root, account, made)
@@ -125,7 +125,7 @@ def of_domain(
 
 
 def _missed(path: str, element: etree._Element) -> str:
-    """Say why a guest would miss what is not carried over; empty for what is not used and no more."""
+    """Return why a guest would miss an element that is not carried over; empty if it would not."""
     if path == "/domain/clock":
         offset, is_local = get(element, "offset"), get(element, "basis") == "localtime"
         if offset in ("", "utc") or (offset == "variable" and get(element, "adjustment") in ("", "0") and not is_local):
@@ -134,7 +134,7 @@ def _missed(path: str, element: etree._Element) -> str:
 
 
 def _beside(options: argparse.Namespace, name: str, place: str) -> str:
-    """Locate an image by its path in the file; one of a stranger's file must be beside it. Raises `SubmitError`."""
+    """Locate an image by its path in the file; that of an untrusted file must be beside it. Raises `SubmitError`."""
     full = os.path.join(os.path.dirname(os.path.abspath(options.file)), name)
     if not options.own:
         require_beside(full, place, options.file)
@@ -142,7 +142,7 @@ def _beside(options: argparse.Namespace, name: str, place: str) -> str:
 
 
 def _require_ours(root: etree._Element) -> None:
-    """Refuse what is no VM of QEMU's or Xen's on a processor that execute machines have. Raises `SubmitError`."""
+    """Refuse a VM other than QEMU's or Xen's on a processor that execute machines have. Raises `SubmitError`."""
     system = child(root, "os")
     kind = None if system is None else child(system, "type")
     domain, guest = get(root, "type"), text(kind) or "hvm"
@@ -197,12 +197,12 @@ def _sizes(root: etree._Element, account: Account, made: Guest) -> None:
 
 
 def _digits(text: str, longest: int) -> int:
-    """Return a whole number of so many digits at most, 0 for anything else."""
+    """Parse a whole number with so many digits at most; 0 for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= longest else 0
 
 
 def _system(root: etree._Element, account: Account, made: Guest, summary: Summary, *, as_is: bool) -> None:
-    """Read architecture and firmware."""
+    """Read the architecture and the firmware."""
     system = child(root, "os")
     if system is None:
         return
@@ -247,7 +247,7 @@ def _system(root: etree._Element, account: Account, made: Guest, summary: Summar
 
 
 def _chipset(kind: etree._Element, account: Account, made: Guest, summary: Summary) -> None:
-    """Tell of a PC that becomes one of another chipset, on which devices have other addresses."""
+    """Report a PC that gets another chipset, on which devices have other addresses."""
     machine, ours = get(kind, "machine"), "q35" if "Firmware" in made.options else "pc"
     theirs = "q35" if "q35" in machine else "pc" if machine.startswith("pc") else ours
     if "Arch" not in made.options and theirs != ours:
@@ -258,7 +258,7 @@ def _chipset(kind: etree._Element, account: Account, made: Guest, summary: Summa
 
 
 def _boot(root: etree._Element, account: Account, made: Guest, summary: Summary) -> None:
-    """Read from what it boots, and in which order: of the domain's classes, or of each device."""
+    """Read the boot order: the domain's classes, or the order of each device."""
     system, devices = child(root, "os"), child(root, "devices")
     classes = [] if system is None else list(children(system, "boot"))
     made.boot = [name for element in classes if (name := get(element, "dev")) in BOOT_CLASSES]
@@ -279,13 +279,13 @@ def _boot(root: etree._Element, account: Account, made: Guest, summary: Summary)
 
 
 def _boot_order(device: etree._Element) -> int:
-    """Return its place in the order of booting, 0 for none."""
+    """Return the place of a device in the boot order, 0 for none."""
     boot = child(device, "boot")
     return 0 if boot is None else _digits(get(boot, "order"), 9)
 
 
 def _by_name(devices: etree._Element) -> list[etree._Element]:
-    """Return the disks in libvirt's order: those of a bus by their names, where the first one of the bus stands."""
+    """Return the disks in libvirt's order: those of a bus sorted by name, at the place of the first one of the bus."""
     first: dict[str, int] = {}
 
     def key(disk: etree._Element) -> tuple[int, int, str]:
@@ -356,7 +356,7 @@ def _disk(
 
 
 def _prefer_virtio(devices: etree._Element, made: Guest) -> None:
-    """Let the disks behind a SCSI controller of virtio's be virtio disks: their guests need have no driver for SATA."""
+    """Convert disks on a virtio SCSI controller to virtio disks, because their guests may lack a driver for SATA."""
     scsi = [get(one, "model") for one in children(devices, "controller") if get(one, "type") == "scsi"]
     if made.options.get("Arch") == "aarch64" or not any(model.startswith("virtio") for model in scsi):
         return
@@ -367,7 +367,7 @@ def _prefer_virtio(devices: etree._Element, made: Guest) -> None:
 
 
 def _target(target: etree._Element, disk: GuestDisk, account: Account) -> None:
-    """Read the device's name, which stands for a bus here: that of the file if it is the same."""
+    """Read the device's name; if it implies another bus here than that of the file, keep the bus instead."""
     name, bus = get(target, "dev"), get(target, "bus")
     if is_device(name):
         disk.device = name
@@ -399,7 +399,7 @@ def _nic(element: etree._Element, account: Account, made: Guest, summary: Summar
     if mac is not None:
         account.take(mac, "address")
         nic.mac = get(mac, "address").lower()
-    nic.model = "rtl8139"  # what libvirt gives to an interface without one
+    nic.model = "rtl8139"  # libvirt's default model for an interface
     if model is not None:
         account.take(model)
         account.take(model, "type")

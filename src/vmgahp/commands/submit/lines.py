@@ -1,7 +1,7 @@
-"""Lines of a submit file, written and read.
+"""Lines of a submit file, written and parsed.
 
-A line is a command up to its end, ``$`` begins a macro anywhere, a backslash at the end joins lines, and an attribute
-(``+Name = "text"``) is a ClassAd expression. What cannot be written so that it comes back as it was is refused.
+A line is one command, ``$`` begins a macro anywhere, a backslash at the end joins lines, and an attribute (``+Name =
+"text"``) is a ClassAd expression. Text that would not be read back unchanged is refused.
 """
 
 import re
@@ -14,15 +14,15 @@ _DOLLAR = re.compile(r"\$")
 _NO_MACRO = re.compile(r"\$(?!\([A-Za-z][A-Za-z0-9_.]*\))")
 
 _LONGEST = 1 << 20
-"""Characters of a value: macros grow without end."""
+"""The maximum number of characters of an expanded value: macros can grow without limit."""
 
 
 def command(name: str, text: str, *, macros: bool = False) -> str:
-    """Write ``name = text`` as one line, such that condor_submit has exactly `text`. Raises `SubmitError`.
+    """Write ``name = text`` as one line, from which condor_submit reads exactly `text`. Raises `SubmitError`.
 
-    With `macros`, ``$(Process)`` and its like stay what they are.
+    With `macros`, ``$(Process)`` and the like are left as macros.
     """
-    # These two are expanded once more however they are written, $$ when the job meets its machine.
+    # These two are always expanded once more, $$ when the job is matched with a machine.
     unwritable = "$$" in text or "$(dollar)" in text.lower()
     if unwritable or text != text.strip() or not text or text.endswith("\\") or not text.isprintable():
         raise SubmitError(f"{name}: {text!a} cannot be written into a submit file.", "give it another name.")
@@ -30,25 +30,25 @@ def command(name: str, text: str, *, macros: bool = False) -> str:
 
 
 def attribute(name: str, value: str | bool | int, *, macros: bool = False) -> str:
-    """Write ``+name = value`` as one line, a text in quotes. Raises `SubmitError`."""
+    """Write ``+name = value`` as one line, a string in quotes. Raises `SubmitError`."""
     if isinstance(value, bool):
         return f"+{name} = {str(value).lower()}"
     if isinstance(value, int):
         return f"+{name} = {value}"
     if value.endswith("\\"):
         raise SubmitError(f"{name}: {value!a} ends with a backslash.", "give it another name.")
-    # In this syntax a backslash hides a quote that is not the last one, and is itself before all else.
+    # In this syntax a backslash escapes a quote except for the last one, and is literal before anything else.
     quoted = value.replace('"', '\\"')
     return command(f"+{name}", f'"{quoted}"', macros=macros)
 
 
 def is_command(line: str) -> bool:
-    """Say if a line sets one command or attribute, and does nothing else."""
+    """Return True if a line sets one command or attribute, and does nothing else."""
     return bool(_COMMAND.match(line)) and line.isprintable() and not line.endswith("\\")
 
 
 def commands(text: str) -> dict[str, str]:
-    """Read what each line sets, the last one of a name, as condor_submit has it.
+    """Parse the value that each line sets; of several lines with one name the last counts, as in condor_submit.
 
     A command is in lower case, and an attribute is ``MY.`` and its name as it was first written.
     """
@@ -65,7 +65,7 @@ def commands(text: str) -> dict[str, str]:
 
 
 def _expanded(value: str, known: dict[str, str]) -> str:
-    """Return the value with its macros replaced by what the file itself says."""
+    """Replace the macros of a value by the values of the file itself."""
 
     def one(found: re.Match[str]) -> str:
         name, _, otherwise = found[1].partition(":")
@@ -73,7 +73,7 @@ def _expanded(value: str, known: dict[str, str]) -> str:
         numbers = {"dollar": "\0", "cluster": "1", "clusterid": "1", "process": "0", "procid": "0"}
         return numbers.get(name) or known.get(name, otherwise)
 
-    for _ in range(10):  # a macro may have another in it, and itself
+    for _ in range(10):  # a macro may contain another one, or itself
         value, number = _MACRO.subn(one, value)
         if not number or len(value) > _LONGEST:
             break

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from vmgahp.commands.submit.summary import SubmitError, Summary
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*", re.ASCII)
-"""A name that every list of HTCondor's takes as it is."""
+"""The form of a name that needs no quoting in any list of HTCondor's."""
 
 _DEVICE = re.compile(r"(vd|sd|hd|xvd)([a-z]{1,2})|fd[ab]", re.ASCII)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 BOOT_CLASSES = ("hd", "cdrom", "fd")
-"""The kinds of disks in libvirt's words, as firmware boots from them where nobody says otherwise."""
+"""The kinds of disks in libvirt's words, in the default boot order of firmware."""
 
 
 @dataclass
@@ -23,38 +23,39 @@ class GuestDisk:
     path: str
     """The full path of the image here; empty for one that only a URL names."""
     format: str
-    """As `vmgahp.job.disks.FORMATS` has it."""
+    """A format of `vmgahp.job.disks.FORMATS`."""
     device: str = ""
     writable: bool = True
     shared: bool = False
     url: str = ""
-    """A URL of which the file transfer plugin makes the disk, in place of `path`."""
+    """The URL from which a file transfer plugin makes the disk, in place of `path`."""
     image: str = ""
-    """The name of an image of the execute machines' catalog, instead of both."""
+    """The name of an image of the execute machines' catalog, in place of both."""
     name: str = ""
-    """The file's name in the scratch directory, where it is not that of `path`."""
+    """The file's name in the scratch directory, if it is not that of `path`."""
     place: str = ""
-    """Its place in the file that was read."""
+    """The place of the disk in the file that was read."""
     what: str = ""
-    """The words of that file for it, where they say more than the name of its image."""
+    """The description of the disk in that file, if it says more than the name of its image."""
     changed: list[str] = field(default_factory=list)
-    """Reasons why it is not quite what stands there."""
+    """The reasons why the disk differs from its description there."""
     steps: list[str] = field(default_factory=list)
-    """The steps by which the image came here, such as a conversion."""
+    """The steps by which the image was made, such as a conversion."""
     bus: str = ""
-    """``virtio``, ``sata``, ``scsi``, ``ide``, ``floppy``, or empty: what a device without a name is named for."""
+    """The bus: ``virtio``, ``sata``, ``scsi``, ``ide``, ``floppy``, or empty; it selects the name of a device without
+    one."""
     hostile: bool = False
-    """True where a stranger's file may name it: it is then beside that file, and consists of nothing but itself."""
+    """True if an untrusted file may name it: it must then be beside that file, and refer to no other file."""
     is_sure: bool = False
-    """True where the user says what format it has, whatever it begins like."""
+    """True if the user gives its format, which then holds whatever its first bytes are."""
     files: list[str] = field(default_factory=list)
-    """Other files that it consists of."""
+    """The other files that it consists of."""
     boot: int = 0
-    """Its place among what the VM boots from, from 1, where it has been given one."""
+    """The place in the VM's boot order, from 1, if it was given one."""
 
     @property
     def boot_class(self) -> str:
-        """Its class among `BOOT_CLASSES`."""
+        """The class among `BOOT_CLASSES`."""
         if self.bus == "floppy" or self.device.startswith("fd"):
             return "fd"
         return "cdrom" if self.format == "iso" else "hd"
@@ -65,20 +66,20 @@ class GuestNic:
     """One NIC; see `vmgahp.job.nics.Nic`."""
 
     kind: str
-    """``nat``, ``bridge``, ``user``; empty for what the execute machine has."""
+    """The type of the network: ``nat``, ``bridge``, ``user``; empty for the default of the execute machine."""
     mac: str = ""
     model: str = "virtio"
-    """Empty for what a description says that goes with the job."""
+    """The model; empty if the XML that goes with the job defines it."""
     link_up: bool = True
     place: str = ""
     what: str = ""
     changed: list[str] = field(default_factory=list)
-    """The last three are as those of a disk."""
+    """The reasons why it differs from its description there; `place` and `what` are as those of a disk."""
 
 
 @dataclass
 class Guest:
-    """The whole of it."""
+    """A virtual machine."""
 
     name: str
     memory_mib: int = 0
@@ -89,35 +90,35 @@ class Guest:
     """The classes from which it boots, the first one first; see `in_boot_order`."""
     vnc: bool = False
     options: dict[str, str | bool | int] = field(default_factory=dict)
-    """Options of the VM, by the names of `vmgahp.job.options`."""
+    """The options of the VM, by the names of `vmgahp.job.options`."""
     attributes: dict[str, str | bool] = field(default_factory=dict)
-    """Other attributes of the job ad, by their full names."""
+    """The other attributes of the job ad, by their full names."""
     commands: dict[str, str] = field(default_factory=dict)
-    """Commands that only jobs of its type have, such as ``xen_kernel``."""
+    """The commands that only jobs of its type have, such as ``xen_kernel``."""
     files: list[str] = field(default_factory=list)
-    """Full paths of other files that go with the job."""
+    """The full paths of other files that go with the job."""
     inputs: list[str] = field(default_factory=list)
-    """More of them, directories and URLs too, as they stand in a list of HTCondor's."""
+    """The further input files, also directories and URLs, as they are written in a list of HTCondor's."""
     lines: list[str] = field(default_factory=list)
-    """Further lines of the submit file, each in place of one that there would be of its name."""
+    """The further lines of the submit file, each of which replaces the usual line of its name."""
     number: int = 1
-    """How many jobs of it there are."""
+    """The number of jobs."""
     vm_type: str = "kvm"
-    """The type where nobody asks for another."""
+    """The VM type unless the user chooses another."""
     own_disks: bool = False
-    """True where the job names its disks in a way of its own, and not by vm_disk."""
+    """True if the job names its disks in a way of its own instead of vm_disk."""
     own_nics: bool = False
-    """True where the job's own XML says what its NICs are, and the ad no more than that there are some."""
+    """True if the job's own XML defines its NICs, and the ad only says that there are some."""
     places: dict[str, str] = field(default_factory=dict)
-    """Places of ``memory``, ``vcpus``, ``vnc`` and the options, by their names, in the file that was read."""
+    """The places of ``memory``, ``vcpus``, ``vnc`` and the options, by their names, in the file that was read."""
     changed: dict[str, str] = field(default_factory=dict)
-    """Reasons why one of these is not what stands there."""
+    """The reasons why one of these differs from that place."""
     finish: Callable[[], None] | None = None
-    """The rest of the front end's work, once the disks have their names and are as they go with the job."""
+    """The rest of the front end's work, once the disks are named and converted."""
 
 
 def fit_buses(made: Guest, summary: Summary) -> None:
-    """Let every disk be on a bus that the machine of its firmware and architecture has (`vmgahp.domain.devices`)."""
+    """Put every disk on a bus that the machine of its firmware and architecture has (`vmgahp.domain.devices`)."""
     arm = made.options.get("Arch") == "aarch64"
     firmware = made.options.get("Firmware", "")
     for disk in [*made.disks]:
@@ -137,19 +138,19 @@ def fit_buses(made: Guest, summary: Summary) -> None:
             disk.changed.append(f"{why}, the disk is on {_controller(disk, arm)}")
         elif disk.bus in ("sata", "scsi") or disk.device.startswith("sd"):
             was, now = "SCSI" if disk.bus == "scsi" else "SATA", _controller(disk, arm)
-            if was != now and made.finish is None and made.vm_type != "xen":  # whose XML, or Xen, has its own
+            if was != now and made.finish is None and made.vm_type != "xen":  # --as-is and Xen have buses of their own
                 disk.changed.append(f"behind a {now} controller, and no {was} controller")
 
 
 def _controller(disk: GuestDisk, arm: bool) -> str:
-    """Name the controller behind a device such as sda."""
+    """Return the controller for a device name such as sda."""
     return "SCSI" if arm or disk.shared or (disk.boot_class == "hd" and not disk.writable) else "SATA"
 
 
 def name_devices(disks: list[GuestDisk]) -> None:
-    """Give every disk without a device one that is free, on the bus that it wants.
+    """Give every disk without a device name a free one, on its preferred bus.
 
-    Raises `SubmitError` where two have the same, or a bus has no place left.
+    Raises `SubmitError` if two have the same, or a bus is full.
     """
     taken: dict[str, GuestDisk] = {}
     for disk in disks:
@@ -166,11 +167,11 @@ def name_devices(disks: list[GuestDisk]) -> None:
 
 
 def in_boot_order(disks: Sequence[GuestDisk], classes: Sequence[str] = ()) -> list[GuestDisk]:
-    """Return the disks as vm_disk has them, from which a VM boots in their order.
+    """Return the disks in the order for vm_disk, which is also the boot order.
 
-    Those with a place of their own come first, then the first one of each of the `classes`, as libvirt takes them, then
-    the others, hard disks before CDs before floppies. Else the order of `disks` stays, which is that of the machine's
-    controllers; devices are to be named by it before (`name_devices`).
+    Those with a place of their own come first, then the first one of each of the `classes`, as in libvirt, then the
+    others, hard disks before CDs before floppies. Otherwise the order of `disks` is kept, which is that of the
+    machine's controllers; devices must be named by it before (`name_devices`).
     """
     first = [next((disk for disk in disks if disk.boot_class == one), None) for one in classes]
 
@@ -182,7 +183,7 @@ def in_boot_order(disks: Sequence[GuestDisk], classes: Sequence[str] = ()) -> li
 
 
 def is_device(name: str) -> bool:
-    """Say if vm_disk knows a device of that name."""
+    """Return True if vm_disk accepts a device of that name."""
     found = _DEVICE.fullmatch(name)
     return found is not None and (found[1] != "hd" or found[2] in ("a", "b", "c", "d"))
 
@@ -201,6 +202,6 @@ def _free(disk: GuestDisk, taken: dict[str, GuestDisk]) -> str:
 
 
 def simple_name(text: str, otherwise: str) -> str:
-    """Return a name for files and jobs, made of what somebody else calls it."""
+    """Make a name for files and jobs from an arbitrary text."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", text.strip(), flags=re.ASCII).strip("._-")[:100]
     return name or otherwise

@@ -1,4 +1,4 @@
-"""OVF descriptors as a job, with what VirtualBox, VMware and oVirt say beside the standard."""
+"""OVF descriptors as a job, with the extensions of VirtualBox, VMware and oVirt."""
 
 import argparse
 import os
@@ -20,11 +20,11 @@ CPU, MEMORY, IDE, SCSI, NIC, FLOPPY, CD, DVD, STORAGE = 3, 4, 5, 6, 10, 14, 15, 
 _DISKS = 17, 19, 31
 """The types of a disk, an extent of storage (by XenServer) or a logical disk (by version 2 of the standard)."""
 _CONTROLLERS = {IDE: "ide", SCSI: "sata", STORAGE: "sata"}
-"""Bus of the disks behind a controller; SCSI has none here, and a guest that knows its controllers knows SATA."""
+"""The bus of the disks behind a controller; SCSI becomes SATA, which guests with SCSI drivers support."""
 _DRIVES = {FLOPPY: "raw", CD: "iso", DVD: "iso"}
-"""Type of a drive -> format of what is in it."""
+"""Type of a drive -> format of its medium."""
 _INTERFACES = {"virtio": "virtio", "ide": "ide", "sata": "sata", "virtio_scsi": "sata"}
-"""Bus of the disks with an interface of oVirt's."""
+"""The bus of the disks with an interface of oVirt's."""
 
 _MODELS = {
     "e1000": "e1000",
@@ -42,12 +42,12 @@ _OVIRT_FIRMWARE = {"3": "uefi", "4": "uefi-secure"}
 _OVIRT_BOOT = ("C", "DC", "N", "CDN", "CND", "DCN", "DNC", "NCD", "NDC", "CD", "D", "CN", "DN", "NC", "ND")
 _BOOT_NAMES = {"harddisk": "hd", "disk": "hd", "c": "hd", "dvd": "cdrom", "cdrom": "cdrom", "d": "cdrom"}
 _BOOT_NAMES |= {"floppy": "fd", "network": "network", "net": "network", "n": "network"}
-"""Words of the three for what may be booted from -> ours."""
+"""The words of the three exporters for boot devices -> ours."""
 
 _ADAPTER_MODELS = {"82540em": "e1000", "82543gc": "e1000", "82545em": "e1000", "82583v": "e1000e", "virtio": "virtio"}
 
 _LARGEST_MIB = 1 << 24
-"""Memory of a VM; a larger number without a unit is one of bytes."""
+"""The largest memory of a VM in MiB; a larger number without a unit is in bytes."""
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -64,7 +64,7 @@ def of_package(package: Package, options: argparse.Namespace, summary: Summary) 
     for heading in [element for element in root.iter() if local(element.tag) == "Info"]:
         above = heading.getparent()
         if above is not None:
-            above.remove(heading)  # the heading of what is told by itself
+            above.remove(heading)  # the heading of items that are reported separately
     account = Account(root)
     account.take(root, "version", "lang", "buildId", "schemaLocation")
     system = _system(root, account, options.system, summary)
@@ -103,7 +103,7 @@ def of_package(package: Package, options: argparse.Namespace, summary: Summary) 
 
 
 def _system(root: etree._Element, account: Account, wanted: str, summary: Summary) -> etree._Element:
-    """Find the one virtual system that is meant."""
+    """Find the virtual system that is to be converted."""
     systems = [
         element
         for element in root.iter()
@@ -135,7 +135,7 @@ def _hardware(system: etree._Element, account: Account, summary: Summary) -> etr
 
 
 class _Storage:
-    """The disks of the VM, its drives with an image in them, and the controllers of these."""
+    """The disks of the VM, its drives with an image in them, and their controllers."""
 
     def __init__(
         self,
@@ -149,22 +149,22 @@ class _Storage:
         self._controllers = {item.instance: item for item in found if item.type in _CONTROLLERS}
         self._used = {item.first("Parent") for item in found}
         self.disks: dict[str, GuestDisk] = {}
-        """By the instances of their items, in the order of the controllers' first disks."""
+        """The disks by the instances of their items, in the order of the controllers' first disks."""
         self._order: list[tuple[str, int, GuestDisk]] = []
-        """Controller and place on it of each."""
+        """The controller and the place on it for each disk."""
         self._empty: list[tuple[GuestDisk, int]] = []
         self._paths: dict[str, str] = {}
-        """Paths of the files that have been taken out of the package."""
+        """The paths of the files that have been extracted from the package."""
 
     @staticmethod
     def is_one(item: Item) -> bool:
-        """Say if it is a disk, a drive or a controller of such, whose numbers oVirt has for other devices too."""
+        """Return True for a disk, a drive or their controller; oVirt uses the same numbers for other devices too."""
         if item.type in _CONTROLLERS:
             return item.device in ("", "controller")
         return item.type in _DISKS or item.type in _DRIVES
 
     def add(self, item: Item) -> None:
-        """Add one of these. Raises `SubmitError`."""
+        """Add a disk, a drive or a controller. Raises `SubmitError`."""
         if item.type in _CONTROLLERS:
             self._controller(item)
             return
@@ -175,7 +175,7 @@ class _Storage:
         drive = self._named.get(f"{kind}:{identity}") if kind in ("disk", "file") else None
         drive = drive or self._named.get(resource)
         host = child(item.element, "HostResource")
-        # What it names, what vCloud says, or the item itself.
+        # The file that it names, vCloud's attribute, or the item itself.
         capacity = drive.capacity if drive else amount(f"byte*{get(host, 'capacity')}*2^20") if host is not None else 0
         capacity = capacity or item.number("VirtualQuantity") * amount(item.first("AllocationUnits") or "byte")
         if drive is not None and drive.file is not None:
@@ -240,7 +240,7 @@ class _Storage:
         return GuestDisk(path, form, place=item.place, what=f"{item.summary}, {href}", hostile=True)
 
     def finish(self, made: Guest, account: Account) -> None:
-        """Give the VM its disks: those that have an image, and those that are made for it."""
+        """Add to the VM its disks: those with an image, and those that must be made."""
         parents = [parent for parent, _, _ in self._order]
         kinds = [self._kind(parent) for parent in parents]
 
@@ -248,7 +248,7 @@ class _Storage:
             parent, place, _ = each
             if not parent:
                 return (0,)
-            controller = self._controllers.get(parent)  # the two channels of IDE are two of them
+            controller = self._controllers.get(parent)  # the two channels of IDE are two controllers
             number = controller.number("Address") if controller else 0
             return kinds.index(self._kind(parent)), number, parents.index(parent), place
 
@@ -271,14 +271,14 @@ class _Storage:
 
 
 def _content(path: str) -> str:
-    """Return the format that an image's beginning says; with nothing else to say it, that is no proof."""
+    """Return the format that an image's first bytes suggest; alone that is no proof."""
     with suppress(OSError), open_regular(path) as file:
         return looks_like(file.read(HEADER))
     return ""
 
 
 def _lacking(controller: Item) -> str:
-    """Name the kind of a controller that jobs do not have; empty for any other."""
+    """Return the kind of a controller that jobs cannot have; empty for any other."""
     if _CONTROLLERS[controller.type] == "ide" or "ahci" in controller.subtype:
         return ""
     if "nvm" in controller.subtype:
@@ -287,7 +287,7 @@ def _lacking(controller: Item) -> str:
 
 
 def _other(item: Item, made: Guest, summary: Summary) -> None:
-    """Read a device of no other kind."""
+    """Read a device of any other kind."""
     item.done()
     if item.subtype == "vmware.vtpm" or item.device == "tpm":
         made.options["TPM"], made.places["TPM"] = True, item.place
@@ -331,7 +331,7 @@ def _memory(item: Item, made: Guest, options: argparse.Namespace) -> None:
 def _nic(item: Item, made: Guest, options: argparse.Namespace) -> None:
     item.use("Connection", "ResourceSubType", "Address", "MACAddress", "AddressOnParent")
     item.use("AutomaticAllocation", "Name", "Linked", "BootOrder")
-    # Some list several, by blanks or commas; the guest is to know each.
+    # Some list several, separated by blanks or commas; the guest must support each.
     model = next((_MODELS[word] for word in item.subtype.replace(",", " ").split() if word in _MODELS), "")
     changed = []
     if item.subtype and not model:
@@ -348,13 +348,13 @@ def _nic(item: Item, made: Guest, options: argparse.Namespace) -> None:
 
 
 class _Exporter:
-    """The words of one VM's exporter, put into the guest that its items made."""
+    """The extensions of one VM's exporter, added to the guest that its items made."""
 
     def __init__(self, system: etree._Element, account: Account, made: Guest, summary: Summary) -> None:
         self._system, self._account, self._made, self._summary = system, account, made, summary
 
     def read(self, hardware: etree._Element, drives: Mapping[str, GuestDisk]) -> None:
-        """Read all of it. `drives` has the disks by the instances of their items."""
+        """Read all extensions. `drives` has the disks by the instances of their items."""
         machine = next((element for element in self._system.iter() if local(element.tag) == "Machine"), None)
         if machine is not None:
             self._virtualbox(machine)
@@ -370,7 +370,7 @@ class _Exporter:
         self._made.places[option] = self._account.place(element)
 
     def _boot(self, element: etree._Element, words: Sequence[str], *, after: bool = False) -> list[str]:
-        """Return an order of kinds as classes of disks; `after` says that a disk comes before them."""
+        """Convert a boot order of device kinds to classes of disks; `after` is True if a disk comes before them."""
         names = [_BOOT_NAMES.get(word.lower(), "") for word in words]
         place = self._account.place(element)
         if names[:1] == ["network"] and not after:
@@ -380,7 +380,7 @@ class _Exporter:
         return [name for name in dict.fromkeys(names) if name in BOOT_CLASSES]
 
     def _vmware(self, hardware: etree._Element, drives: Mapping[str, GuestDisk]) -> None:
-        """Read UEFI, with Secure Boot or without, and what to boot from: a section for each drive."""
+        """Read UEFI, with Secure Boot or without, and the boot order: a section for each drive."""
         configs = {get(element, "key"): element for element in children(hardware, "Config")}
         firmware, secure = configs.get("firmware"), configs.get("bootOptions.efiSecureBootEnabled")
         for element in filter(lambda each: each is not None, (firmware, secure)):
@@ -409,9 +409,9 @@ class _Exporter:
             self._made.boot = self._boot(element, list(_OVIRT_BOOT[digits(value)]))
 
     def _virtualbox(self, machine: etree._Element) -> None:
-        """Read VirtualBox's own description, of which the items have the most."""
+        """Read VirtualBox's own description, most of which is in the items too."""
         self._account.take(machine, *map(local, machine.keys()))
-        self._made.boot = ("fd", "cdrom", "hd")  # which it does not write down
+        self._made.boot = ("fd", "cdrom", "hd")  # its default, which it does not write
         adapters = []
         for element in machine.iter():
             tag, kind = local(element.tag), get(element, "type")

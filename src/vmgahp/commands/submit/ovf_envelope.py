@@ -1,7 +1,7 @@
 """The parts of an OVF envelope: its items, its disks and files, its configurations.
 
-DMTF's DSP0243 says what elements mean, CIM's resource types (DSP1041) what the numbers of items do. Names are looked
-up without their namespaces: two versions of the standard, oVirt's variant and items of three kinds have the same ones.
+DMTF's DSP0243 defines the elements, CIM's resource types (DSP1041) the numbers of items. Names are looked up without
+their namespaces, because two versions of the standard, oVirt's variant and items of three kinds use the same ones.
 """
 
 from typing import NamedTuple
@@ -23,11 +23,11 @@ _LARGEST = 1 << 60
 _FORMATS = (("vmdk", "vmdk"), ("qcow2", "qcow2"), ("vdi", "vdi"), ("vhdx", "vhdx"), ("vhd", "vpc"), ("vpc", "vpc"))
 
 _PLAIN = "ResourceType", "InstanceID", "InstanceId", "Caption", "Description", "ElementName", "Type", "Device"
-"""Elements that every item has."""
+"""The elements that every item has."""
 
 
 class Item:
-    """One item, with what it says by local names."""
+    """One item, with its elements by local names."""
 
     def __init__(self, element: etree._Element, account: Account) -> None:
         self.element = element
@@ -45,7 +45,7 @@ class Item:
 
     @property
     def summary(self) -> str:
-        """Its words for itself."""
+        """The item's description of itself."""
         words = [self.first(name) for name in ("ElementName", "Caption", "ResourceSubType", "Description")]
         kind = next(filter(None, words), "an item")
         return f"{kind} (resource type {self.first('ResourceType')})"
@@ -55,33 +55,33 @@ class Item:
         return self._values.get(name.lower(), "")
 
     def number(self, name: str) -> int:
-        """Return it as a whole number that makes sense, 0 for none."""
+        """Return an element as a plausible whole number, 0 for none."""
         return digits(self.first(name).partition(".")[0])
 
     def use(self, *names: str) -> None:
-        """Note that these have been dealt with."""
+        """Mark elements as handled."""
         for part in children(self.element, *names):
             self._account.take_all(part)
 
     def done(self) -> None:
-        """Note that all of it has been dealt with."""
+        """Mark the whole item as handled."""
         self._account.take_all(self.element)
 
 
 class PackageDrive(NamedTuple):
-    """One disk of the package, or one file that a drive has."""
+    """One disk of the package, or the medium of a drive."""
 
     file: Reference | None
-    """The file; None for a disk that is empty."""
+    """The file; None for an empty disk."""
     format: str
-    """The format that the package says; empty for none."""
+    """The format according to the package; empty for none."""
     capacity: int
-    """Bytes, 0 for unknown."""
+    """The capacity in bytes, 0 if unknown."""
     element: etree._Element
 
 
 def drives(root: etree._Element, account: Account) -> dict[str, PackageDrive]:
-    """Read the package's disks and files by what items call them: diskId, file id, path. Raises `SubmitError`."""
+    """Read the package's disks and files by the names that items use: diskId, file id, path. Raises `SubmitError`."""
     files: dict[str, Reference] = {}
     found: dict[str, PackageDrive] = {}
     properties = [element for element in root.iter() if local(element.tag) == "Property"]
@@ -118,7 +118,7 @@ def _format(disk: etree._Element) -> str:
 
 
 def is_section(element: etree._Element, name: str) -> bool:
-    """Say if it is a section of that name, which older ones have as a type."""
+    """Return True for a section of that name, which is a type in older versions."""
     return local(element.tag) == name or (local(element.tag) == "Section" and name in get(element, "type"))
 
 
@@ -127,7 +127,7 @@ def items(hardware: etree._Element, account: Account, configuration: str) -> lis
     found = []
     for element in children(hardware, *_KINDS):
         belongs = get(element, "configuration").split()
-        # Limits of what may be chosen are no devices.
+        # Items with limits for choices are not devices.
         if (belongs and configuration not in belongs) or get(element, "bound").lower() in ("min", "max"):
             account.take_all(element)
         else:
@@ -137,9 +137,9 @@ def items(hardware: etree._Element, account: Account, configuration: str) -> lis
 
 
 def choose(root: etree._Element, account: Account, wanted: str, summary: Summary) -> str:
-    """Choose the configuration that is to be run, of those that the package offers; empty for none.
+    """Choose the configuration to run, of those that the package offers; empty for none.
 
-    Raises `SubmitError` for one that is not there.
+    Raises `SubmitError` for a missing one.
     """
     offered = [
         element
@@ -163,12 +163,12 @@ def choose(root: etree._Element, account: Account, wanted: str, summary: Summary
 
 
 def amount(unit: str) -> int:
-    """Return the bytes of a unit such as ``byte * 2^20`` or ``MegaBytes``; 0 for an invalid one."""
+    """Parse a unit such as ``byte * 2^20`` or ``MegaBytes`` to bytes; 0 for an invalid one."""
     base, *factors = unit.lower().replace(" ", "").split("*")
     product = _UNITS.get(base, 0)
     for factor in factors:
         number, power, exponent = factor.partition("^")
-        # A stranger's exponent of nine digits would be computed for hours.
+        # An exponent of nine digits in an untrusted file would take hours to compute.
         if base not in ("byte", "bytes") or len(exponent) > 2 or (power and not digits(exponent)):
             return 0
         product *= digits(number) ** (digits(exponent) if power else 1)
@@ -178,5 +178,5 @@ def amount(unit: str) -> int:
 
 
 def digits(value: str) -> int:
-    """Return a whole number that makes sense, 0 for any other text."""
+    """Parse a plausible whole number, 0 for any other text."""
     return int(value) if value.isascii() and value.isdigit() and len(value) < 17 else 0

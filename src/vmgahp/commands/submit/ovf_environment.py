@@ -1,4 +1,4 @@
-"""The settings of what an OVF package installs, on a CD-ROM for the guest as the standard has it."""
+"""The settings of the software in an OVF package, on a CD-ROM as the standard defines it."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ from vmgahp.commands.submit.xml_input import Account, child, children, get
 from vmgahp.job.options import DATA_FILES
 
 FILE = "ovf-env.xml"
-"""The file that programs in the guest look for in the root of a CD-ROM (DSP0243, 9.5 and 10.2)."""
+"""The name of the file that programs in the guest read in the root of a CD-ROM (DSP0243, 9.5 and 10.2)."""
 _NAMESPACE = "http://schemas.dmtf.org/ovf/environment/1"
 
 
@@ -27,7 +27,7 @@ def environment(
     summary: Summary,
     options: argparse.Namespace,
 ) -> None:
-    """Write the settings into a file that goes with the job, where the package has them come on a CD-ROM.
+    """Write the settings into a file that goes with the job, if the package requires them on a CD-ROM.
 
     Raises `SubmitError`.
     """
@@ -56,7 +56,7 @@ def environment(
     free(target, summary, force=options.force)
     try:
         write_anew(target, _document(get(system, "id"), values))
-    except (OSError, ValueError) as error:  # a control character, which XML has no word for
+    except (OSError, ValueError) as error:  # a control character, which XML does not allow
         raise SubmitError(f"{target} cannot be written ({error}).") from error
     summary.made.append(target)
     made.files.append(target)
@@ -67,7 +67,7 @@ def environment(
 
 
 def _values(section: etree._Element, configuration: str) -> dict[str, str]:
-    """Return the settings of one section by their whole names, with their values in a configuration."""
+    """Return the settings of one section by their full names, with their values in a configuration."""
     found = {}
     for each in children(section, "Property"):
         key = ".".join(filter(None, (get(section, "class"), get(each, "key"), get(section, "instance"))))
@@ -83,7 +83,7 @@ def _document(name: str, values: dict[str, str]) -> bytes:
     def own(word: str) -> str:
         return f"{{{_NAMESPACE}}}{word}"
 
-    spaces: Any = {None: _NAMESPACE, "oe": _NAMESPACE}  # as others write it, for who reads it with grep
+    spaces: Any = {None: _NAMESPACE, "oe": _NAMESPACE}  # the usual prefixes, for guests that search it with grep
     root = etree.Element(own("Environment"), {own("id"): name}, spaces)
     etree.SubElement(etree.SubElement(root, own("PlatformSection")), own("Kind")).text = "HTCondor"
     settings = etree.SubElement(root, own("PropertySection"))

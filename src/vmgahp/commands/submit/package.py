@@ -1,7 +1,7 @@
 """A package of files that describe a VM (OVF, OVA, a Vagrant box): a directory, or one tar file.
 
-Of the tar file the headers are read, and it is never unpacked as a whole. Only what the description names is written,
-under names of our own; links, devices, holes and paths are not followed anywhere.
+Only the headers of the tar file are read, and it is never unpacked as a whole. Only files that the description names
+are written, under names of our own; links, devices, holes and paths are never followed.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ from vmgahp.commands.submit.xml_input import LARGEST
 
 MOST_MEMBERS = 1000
 _MOST_EXTRA = 8 << 10
-"""Bytes of a header that belongs to a member (a long name, attributes), for which older versions of tarfile need the
-square of the time."""
+"""The maximum bytes of an extra header of a member (a long name, attributes), for which older versions of tarfile need
+quadratic time."""
 _MOST_HEADERS = MOST_MEMBERS * (3 << 10)
-"""Bytes of all headers of a tar file."""
+"""The maximum bytes of all headers of a tar file."""
 _DIGEST = re.compile(
     r"^[^\S\n]*+(SHA1|SHA256|SHA512)[^\S\n]*+\(([^)\n]*)\)[^\S\n]*+=[^\S\n]*+([0-9a-fA-F]++)[^\S\n]*+$", re.MULTILINE
 )
@@ -35,14 +35,14 @@ class Reference(NamedTuple):
 
     href: str
     compression: str = ""
-    """``gzip`` or another; empty or ``identity`` for none."""
+    """The compression: ``gzip`` or another; empty or ``identity`` for none."""
     in_pieces: bool = False
     size: int = 0
-    """Bytes of all its pieces together, 0 for unknown."""
+    """The bytes of all its pieces together, 0 if unknown."""
 
 
 class _Piece(NamedTuple):
-    """Bytes of a file here."""
+    """The position of a file's bytes here."""
 
     name: str
     path: str
@@ -56,16 +56,16 @@ class Package:
     def __init__(self, path: str, summary: Summary, *, called: str = "") -> None:
         """Open a tar file, a directory, or the directory of a descriptor. Raises `SubmitError`.
 
-        `called` is what the user calls the file, where that is not `path`.
+        `called` is the user's name for the file, if that is not `path`.
         """
         self.path = os.path.abspath(path)
         self.called = called or path
         self._summary = summary
         self._members: dict[str, tuple[int, int]] | None = None
-        """Of a tar file: name -> begin and size of the member's data."""
+        """Name -> offset and size of the member's data, for a tar file."""
         self._descriptor = ""
         self._digests: dict[str, tuple[str, str]] = {}
-        """What the manifest says: name -> algorithm and digest."""
+        """Name -> algorithm and digest, from the manifest."""
         if os.path.isdir(self.path):
             self._directory = self.path
             return
@@ -98,7 +98,7 @@ class Package:
             raise SubmitError(f"{self._directory} cannot be read ({error.strerror}).") from error
 
     def one(self, ending: str) -> str:
-        """Return the name of the one file that ends so. Raises `SubmitError`."""
+        """Return the name of the only file with this ending. Raises `SubmitError`."""
         names = [name for name in self.names() if name.lower().endswith(ending)]
         if len(names) != 1:
             hint = "see what tar -t shows of it." if self.is_archive else "name one of them."
@@ -106,9 +106,9 @@ class Package:
         return names[0]
 
     def descriptor(self, ending: str) -> tuple[str, bytes]:
-        """Return the name and the content of the one file that describes the package. Raises `SubmitError`.
+        """Return the name and the content of the file that describes the package. Raises `SubmitError`.
 
-        What its manifest says holds for all files that are read from now on.
+        The digests of its manifest are checked for all files that are read from now on.
         """
         name = self._descriptor or self.one(ending)
         stem = os.path.splitext(name)[0]
@@ -133,8 +133,8 @@ class Package:
     def file(self, reference: Reference, directory: str, *, force: bool) -> str:
         """Return the full path of a file of the package here.
 
-        One that is in a tar file, compressed or in pieces is written anew in `directory`. Raises `SubmitError` for a
-        file that is not there or not in the package.
+        A file that is in a tar file, compressed or in pieces is extracted to `directory`. Raises `SubmitError` for a
+        missing file or one outside the package.
         """
         name, kind = reference.href, reference.compression
         if kind not in ("", "identity", "gzip", "xz", "bzip2"):
@@ -163,7 +163,7 @@ class Package:
         return target
 
     def _pieces(self, reference: Reference) -> list[_Piece]:
-        """Find the bytes of a file; one in pieces has nine digits at the end of their names."""
+        """Find the bytes of a file; the names of pieces end in nine digits."""
         if not reference.in_pieces:
             return [self._piece(reference.href)]
         found: list[_Piece] = []
@@ -194,7 +194,7 @@ class Package:
         return os.path.join(self._directory, *name.split("/"))
 
     def _content(self, pieces: Sequence[_Piece]) -> Iterator[bytes]:
-        """Read a file, whose digests are compared. Raises `SubmitError`."""
+        """Read a file and verify its digest. Raises `SubmitError`."""
         for piece in pieces:
             digest = hashlib.new(self._digests.get(piece.name, ("sha1", ""))[0], usedforsecurity=False)
             left = piece.size
@@ -216,7 +216,7 @@ class Package:
 
 
 class _Headers(io.FileIO):
-    """A tar file whose headers are read: tarfile itself would read as much as a header says."""
+    """A tar file whose reads are limited to the size of headers: tarfile itself reads as much as a header claims."""
 
     _left = _MOST_HEADERS
 
@@ -228,7 +228,7 @@ class _Headers(io.FileIO):
 
 
 def _members(descriptor: int, name: str) -> dict[str, tuple[int, int]]:
-    """List the regular files of a tar file: plain name -> begin and size. Raises `SubmitError`."""
+    """List the regular files of a tar file: plain name -> offset and size. Raises `SubmitError`."""
     found: dict[str, tuple[int, int]] = {}
     end = os.fstat(descriptor).st_size
     os.lseek(descriptor, 0, os.SEEK_SET)

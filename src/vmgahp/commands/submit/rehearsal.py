@@ -1,8 +1,8 @@
-"""The rehearsal of a job: a submit file is read as the daemon reads it, before anybody gets it.
+"""The rehearsal of a job: a submit file is read as the daemon reads it, before it is submitted.
 
-The machine of the rehearsal offers all that a machine can. Its scratch directory has the names, the sizes and the
-beginnings of the files that would be transferred. HTCondor need not be here: what becomes of the lines that are
-written is known.
+The machine of the rehearsal offers everything that a machine can. Its scratch directory has the names, the sizes and
+the beginnings of the files that would be transferred. HTCondor need not be installed: its treatment of the lines that
+are written is known.
 """
 
 import os
@@ -46,10 +46,10 @@ MACHINE = {
     "VM_SSH_PORTS": "22000-22999",
     "XEN_BOOTLOADER": "/bin/sh",
 }
-"""The settings of a machine that offers everything. A bootloader must be a program, and is not run."""
+"""The settings of a machine that offers everything. The bootloader must be a program, and is not run."""
 
 HEAD = 1 << 20
-"""Bytes of a file that are there; the rest is a hole."""
+"""The bytes of a file that are copied; the rest is a hole."""
 
 _TRUTHS = {"true": "true", "yes": "true", "t": "true", "1": "true"} | dict.fromkeys(("false", "no", "f", "0"), "false")
 
@@ -60,13 +60,13 @@ class Rehearsed(NamedTuple):
     ad: JobAd
     spec: VmSpec
     description: str
-    """The domain, where libvirt would run it under QEMU."""
+    """The domain XML, if libvirt would run it under QEMU."""
 
 
 def rehearse(text: str, summary: Summary) -> Rehearsed | None:
-    """Read a submit file of `is_command` lines as the daemon does; None where only HTCondor can tell.
+    """Read a submit file of `is_command` lines as the daemon does; None if only HTCondor could.
 
-    Raises `SubmitError` with what the daemon would hold the job for.
+    Raises `SubmitError` with the reason for which the daemon would hold the job.
     """
     said = commands(text)
     if said.get("universe") != "vm":
@@ -107,7 +107,7 @@ def _pairs(said: dict[str, str], directory: str) -> list[tuple[str, str]]:
 
 
 def _fill(directory: str, said: dict[str, str]) -> dict[str, str]:
-    """Put into the directory what would be transferred: name -> where it is from."""
+    """Put the files that would be transferred into the directory; return the source of each by its name."""
     if said.get("should_transfer_files", "yes").lower() == "no":
         return {}
     names: dict[str, str] = {}
@@ -126,7 +126,7 @@ def _fill(directory: str, said: dict[str, str]) -> dict[str, str]:
 
 
 def _transferred(text: str) -> Iterator[str]:
-    """List the paths and URLs of a list of files; of a directory with a slash at its end, what is in it."""
+    """Yield the paths and URLs of a list of files; for a directory with a trailing slash, its content."""
     for path in dict.fromkeys(filter(None, map(str.strip, text.split(",")))):
         if path.endswith("/") and "://" not in path:
             yield from (os.path.join(path, name) for name in os.listdir(path))
@@ -141,11 +141,11 @@ def _copy_head(path: str, target: str) -> None:
                 copy.write(file.read(HEAD))
                 copy.truncate(os.fstat(file.fileno()).st_size)
         except (OSError, ValueError):
-            pass  # a URL, or nothing that has to be here
+            pass  # a URL, or a file that need not be here
 
 
 def _read(ad: JobAd, names: Sequence[str] | dict[str, str]) -> Rehearsed:
-    """Read the ad. Raises `Fault`."""
+    """Parse the ad. Raises `Fault`."""
     settings, identity = Settings(MACHINE), Identity(os.geteuid(), os.getegid())
     vm_type = ad.vm_type()
     if vm_type in VMWARE:
@@ -174,21 +174,21 @@ def _read(ad: JobAd, names: Sequence[str] | dict[str, str]) -> Rehearsed:
 
 
 def _of_vmware(spec: vmware.VmwareSpec, settings: Settings) -> vmware.VmwareSpec:
-    """Return the same, where VMware would have a machine of it. Raises `Fault`."""
+    """Return the spec, if VMware could make a machine from it. Raises `Fault`."""
     identity = Identity(os.geteuid(), os.getegid())
     if spec.vm_type in VMRUN:
         working_copy.build(spec.vmx, spec, spec.working_dir, "", settings, identity)
         return spec
     try:
         from vmgahp.drivers.vsphere import hardware
-    except ImportError:  # pyVmomi is on the machines that need it
+    except ImportError:  # only machines that run VMware need pyVmomi
         return spec
     hardware.read(spec.vmx, spec.vmx_file)
     return spec
 
 
 def _is_elsewhere(request: DiskRequest, names: Sequence[str] | dict[str, str]) -> bool:
-    """Say if the disk is one that the execute machine has at that path."""
+    """Return True if the disk is a file that the execute machine has at that path."""
     return request.file.startswith("/") and not request.made and os.path.basename(request.file) not in names
 
 

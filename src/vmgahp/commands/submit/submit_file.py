@@ -1,7 +1,7 @@
 """The writer of submit files: a `machine.Guest` as lines for condor_submit.
 
-How a line is written `vmgahp.commands.submit.lines` knows; lists of files are split at commas, and some at blanks.
-What cannot be written so that it comes back as it was is refused and never bent.
+`vmgahp.commands.submit.lines` writes each line; lists of files are split at commas, and some at blanks. Text that would
+not be read back unchanged is refused and never altered.
 """
 
 import os
@@ -21,13 +21,13 @@ PREFIX = "VMPARAM_vm_"
 _KINDS = {"hd": "disk", "cdrom": "CD-ROM", "fd": "floppy"}
 
 _FILE = re.compile(r"[^\s,:;\"'\\$<>|*?]+")
-"""A path that is the same in all lists of HTCondor's, in vm_disk too."""
+"""The form of a path that needs no quoting in any list of HTCondor's, also in vm_disk."""
 
 
 def write(
     machine: Guest, vm_type: str, summary: Summary, *, transfer: bool = True, appended: Sequence[str] = ()
 ) -> str:
-    """Return the submit file's text; what is in it goes to the summary. Raises `SubmitError`."""
+    """Return the submit file's text, and report its content to the summary. Raises `SubmitError`."""
     vm_type = vm_type.lower()
     if machine.memory_mib <= 0:
         raise SubmitError("How much memory the VM has is not stated.", "give --memory, in MiB (2048) or as 4G.")
@@ -48,7 +48,7 @@ def write(
     inputs = [*machine.files]
     if not machine.own_disks:
         disks = ",".join(_disk(disk, transfer) for disk in machine.disks)
-        # Of jobs of other types condor_submit does not read the command.
+        # For jobs of other types condor_submit ignores the command.
         lines.append(command("vm_disk", disks) if vm_type in HTCONDORS else attribute(PREFIX + "Disk", disks))
         _require_own_images(machine.disks)
         for disk in machine.disks:
@@ -76,9 +76,9 @@ def write(
         lines.append(command("transfer_input_files", ", ".join(listed), macros=True))
     usual = [
         command("when_to_transfer_output", "ON_EXIT"),
-        # Where the daemon was killed HTCondor takes its signal for the job's own, and is to run the job again.
+        # If the daemon was killed, HTCondor takes that signal for the job's own, and must run the job again.
         command("on_exit_remove", "ExitBySignal == False"),
-        # To HTCondor a VM that was ended for what only its owner can mend is one that is done.
+        # For HTCondor a VM that was ended by a fault that only its owner can repair is done.
         command("on_exit_hold", "ChirpVMHoldReason isnt undefined"),
         command("on_exit_hold_reason", "ChirpVMHoldReason"),
         command("log", f"{machine.name}.log"),
@@ -108,7 +108,7 @@ def _tell_disk(disk: GuestDisk, transfer: bool, summary: Summary) -> None:
 
 
 def _tell(machine: Guest, key: str, what: str, became: str, summary: Summary) -> None:
-    """Report what is the machine's and of no device."""
+    """Report a property of the machine that belongs to no device."""
     why = machine.changed.get(key)
     _outcome(machine.places.get(key, ""), what, became, [why] if why else [], summary)
 
@@ -121,8 +121,8 @@ def _outcome(place: str, what: str, became: str, changed: Sequence[str], summary
 
 
 def _require_own_images(disks: Sequence[GuestDisk]) -> None:
-    """Refuse two drives with one image of which one writes: QEMU locks it. Raises `SubmitError`."""
-    disks = [disk for disk in disks if not disk.image]  # of which each has an overlay of its own
+    """Refuse two drives with one image if one of them is writable: QEMU locks it. Raises `SubmitError`."""
+    disks = [disk for disk in disks if not disk.image]  # for these each drive has an overlay of its own
     for number, disk in enumerate(disks):
         for other in disks[:number]:
             one = disk.path == other.path and disk.url == other.url
@@ -134,7 +134,7 @@ def _require_own_images(disks: Sequence[GuestDisk]) -> None:
 def _disk(disk: GuestDisk, transfer: bool) -> str:
     if disk.image:
         return f"{CATALOG}:{disk.image}:{disk.device}:{'w' if disk.writable else 'r'}"
-    # In the scratch directory there are no directories of this machine.
+    # The scratch directory has no directories of this machine.
     file = disk.name or (os.path.basename(disk.path) if transfer else disk.path)
     if not _FILE.fullmatch(file):
         raise SubmitError(
@@ -159,7 +159,7 @@ def _input(path: str) -> str:
 
 
 def _network(nics: Sequence[GuestNic], summary: Summary, *, own: bool) -> list[str]:
-    """Return the classic commands for what they can say, the list of NICs for the rest, which an `own` XML says."""
+    """Return the classic commands as far as they go, and a list of NICs for the rest, unless the XML has it (`own`)."""
     if not nics:
         return [command("vm_networking", "false")]
     plain = len(nics) == 1 and nics[0].model in ("", "virtio") and nics[0].link_up
@@ -192,19 +192,19 @@ def _network(nics: Sequence[GuestNic], summary: Summary, *, own: bool) -> list[s
 def _requirements(
     machine: Guest, vm_type: str, summary: Summary, appended: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Require of the machine what the job's options need; condor_submit adds all that it knows itself.
+    """Return the requirements for the job's options; condor_submit adds those that it knows itself.
 
-    What is appended about requirements is added to them; the rest of it is returned as it was.
+    Requirements among the appended lines are merged into them; the other lines are returned unchanged.
     """
     wanted = []
-    tells = vm_type in QEMU  # machines of any type have no such attributes, nor have other hypervisors
+    tells = vm_type in QEMU  # machines of any type, and other hypervisors, lack such attributes
     firmware, arch = machine.options.get("Firmware"), machine.options.get("Arch")
     if firmware and tells and vm_type in HTCONDORS:
         wanted.append(f'stringListMember("{firmware}", TARGET.VM_{vm_type}_ATTR_firmware)')
     elif firmware:
         summary.advise(f"The machine must have the firmware {firmware}, which machines of type {vm_type} do not tell.")
     if arch and tells:
-        # Where a job says nothing of Arch, condor_submit requires that of the submit machine.
+        # If a job does not mention Arch, condor_submit requires that of the submit machine.
         wanted.append(f'stringListMember("{arch}", TARGET.VM_{vm_type}_ATTR_arches) && TARGET.Arch isnt undefined')
     for kind in dict.fromkeys(nic.kind for nic in machine.nics[1:] if nic.kind != machine.nics[0].kind):
         wanted.append(f'stringListMember("{kind}", TARGET.VM_Networking_Types)')

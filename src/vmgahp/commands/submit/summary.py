@@ -1,7 +1,7 @@
-"""The report of a front end: what of a file is carried over, changed, not used, or left out.
+"""The report of a front end: which parts of a file are carried over, changed, not used, or left out.
 
-Nothing is dropped in silence. What would make another VM of it, such as a missing disk, is *left out* and keeps the
-submit file from being written; what nothing in the submit file says is listed as it stands.
+Everything is reported. A loss that would make it a different VM, such as a missing disk, is *left out* and prevents the
+submit file from being written; other parts that are not in the submit file are listed unchanged.
 """
 
 import json
@@ -12,11 +12,12 @@ from enum import Enum
 from typing import NamedTuple, TextIO
 
 MOST_LINES = 200
-"""Lines of one outcome that are shown; a stranger's file has tens of thousands of elements if it wants to."""
+"""The maximum number of lines of one outcome that are shown; an untrusted file may have tens of thousands of
+elements."""
 
 
 class SubmitError(Exception):
-    """A reason why no submit file is written; the text is a sentence, and `hint` one of what to do."""
+    """The reason why no submit file is written; the text is a sentence, and `hint` says what to do."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
@@ -25,7 +26,7 @@ class SubmitError(Exception):
 
 
 class Outcome(Enum):
-    """The fate of one thing, in the words of the report, which begins with what matters least."""
+    """The outcome of one part, in the words of the report, in increasing order of importance."""
 
     NOT_USED = "not used"
     CARRIED = "carried over"
@@ -34,18 +35,18 @@ class Outcome(Enum):
 
 
 class Told(NamedTuple):
-    """One device, or one other thing, of the file that was read."""
+    """One device, or another part, of the file that was read."""
 
     place: str
-    """Line and element, or the key; empty for what the command line says."""
+    """The line and element, or the key; empty for an option of the command line."""
     what: str
     outcome: Outcome
     became: str
-    """Its words in the submit file."""
+    """The words for it in the submit file."""
     why: str
 
     def line(self, more: int) -> str:
-        """Return it as a line for people, with so many more that differ in their places only."""
+        """Format it as a line for people, with the number of further entries that differ only in their places."""
         told = ": ".join(filter(None, (self.what, "; ".join(filter(None, (self.became, self.why))))))
         place = "" if self.what.startswith(self.place) else self.place
         places = printable(place) + f"{', and' * bool(place)} {more} more like it" * bool(more)
@@ -59,28 +60,28 @@ class Summary:
         self.entries: list[Told] = []
         self.notes: list[str] = []
         self.sources = {os.path.realpath(path) for path in sources}
-        """Files that were read, in whose place nothing is written."""
+        """The files that were read, which must not be overwritten."""
         self.made: list[str] = []
-        """Files that were written on the way, to be removed where nothing comes of it."""
+        """The intermediate files, which are removed after a failure."""
 
     def carry(self, place: str, what: str, became: str) -> None:
-        """Tell of something that is in the submit file."""
+        """Report a part that is in the submit file."""
         self.entries.append(Told(place, what, Outcome.CARRIED, became, ""))
 
     def change(self, place: str, what: str, became: str, why: str) -> None:
-        """Tell of something that is in the submit file as something else, with which the guest does as well."""
+        """Report a part that is in the submit file in another form, which serves the guest as well."""
         self.entries.append(Told(place, what, Outcome.CHANGED, became, why))
 
     def skip(self, place: str, what: str, why: str = "") -> None:
-        """Tell of something that nothing in the submit file says, as it stands."""
+        """Report a part, unchanged, that is not in the submit file."""
         self.entries.append(Told(place, what, Outcome.NOT_USED, "", why))
 
     def lose(self, place: str, what: str, why: str) -> None:
-        """Tell of something that is not in the submit file, and without which the VM would be another one."""
+        """Report a part that is not in the submit file, and without which the VM would be a different one."""
         self.entries.append(Told(place, what, Outcome.LOST, "", why))
 
     def advise(self, text: str) -> None:
-        """Note something that the execute machine must have, or that the person should know."""
+        """Report a requirement for the execute machine, or other advice for the user."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -90,11 +91,11 @@ class Summary:
 
     @property
     def losses(self) -> int:
-        """Number of things that are left out."""
+        """The number of parts that are left out."""
         return len(self.of(Outcome.LOST))
 
     def show(self, out: TextIO) -> None:
-        """Print everything: a line an entry, or several alike that are not used, folded on a terminal."""
+        """Print everything: a line for each entry, or for several similar unused ones, folded on a terminal."""
         lines = []
         for outcome in Outcome:
             entries = self.of(outcome)
@@ -113,7 +114,7 @@ class Summary:
         out.write("".join(f"{line}\n" for line in lines))
 
     def as_json(self, **others: object) -> str:
-        """Return the same for programs, with what else there is to say; in ASCII."""
+        """Format the report for programs, with the `others`; in ASCII."""
         entries = [entry._asdict() | {"outcome": entry.outcome.value} for entry in self.entries]
         return json.dumps({**others, "entries": entries, "notes": self.notes}, indent=2)
 
@@ -127,7 +128,7 @@ def _folded(lines: list[str]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return a text of a stranger's file as it goes to a terminal: on one line, without control characters."""
+    """Sanitize a text of an untrusted file for a terminal: on one line, without control characters."""
     if not text.isprintable():
         text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= 500 else text[:500] + "..."

@@ -1,7 +1,7 @@
-"""A job's own libvirt XML (``--as-is``): the file without what no job may say.
+"""A job's own libvirt XML (``--as-is``): the file without the parts that jobs may not have.
 
-What may be said is the list by which the execute machine reads the file (`vmgahp.domain.job_xml.allow_list`); its
-reader has the last word in the rehearsal.
+The permitted parts are those of the list by which the execute machine reads the file
+(`vmgahp.domain.job_xml.allow_list`); that reader checks the result in the rehearsal.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from vmgahp.domain.job_xml import ATTRIBUTE, host_made
 from vmgahp.domain.job_xml.allow_list import DOMAIN, Allowed
 
 _DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus", "offset"
-"""Attributes that decide what an element means."""
+"""The attributes that decide the meaning of an element."""
 
 _IN_THE_AD = "interface", "tpm", "graphics"
-"""The devices beside the disks that the writer of submit files tells of."""
+"""The devices, in addition to disks, that the writer of submit files reports."""
 
 
 def bring(
@@ -36,12 +36,12 @@ def bring(
     missed: Callable[[str, etree._Element], str],
     options: argparse.Namespace,
 ) -> None:
-    """Write the trimmed file, and let the job have it. Raises `SubmitError`.
+    """Write the trimmed file, and add it to the job. Raises `SubmitError`.
 
-    The `account` has what the summary tells already, and `missed` is as for `Account.tell`. The disks are those of
+    The `account` has the parts that are reported already, and `missed` is as for `Account.tell`. The disks are those of
     vm_disk, by which the file is corrected.
     """
-    read: Any = root  # lxml's elements have all that is asked of them there
+    read: Any = root  # lxml's elements have all methods that are used there
     host_made.name_firmware(read)
     trimmer = _Trimmer(account, summary, missed)
     trimmed = trimmer.trim(root, DOMAIN, "/domain")
@@ -69,14 +69,14 @@ def bring(
     summary.made.append(path)
     made.attributes[ATTRIBUTE] = name
     made.files.append(path)
-    # The rest the file says itself; the ad names the disks and grants the amounts.
+    # The file itself has the rest; the ad names the disks and grants the amounts.
     made.options.pop("Topology", None)
     made.own_nics = True
     summary.advise(f"{path} goes with the job. The machine must take such jobs (VM_ALLOW_LIBVIRT_XML).")
 
 
 def _correct_networks(trimmed: etree._Element, summary: Summary, wanted: str) -> None:
-    """Leave the source of each network to the machine, and let its kind be the one that is `wanted`, if any."""
+    """Remove the source of each network, which the machine chooses, and set its kind to the `wanted` one, if any."""
     for interface in trimmed.findall("devices/interface"):
         for source in interface.findall("source"):
             interface.remove(source)
@@ -89,7 +89,7 @@ def _correct_networks(trimmed: etree._Element, summary: Summary, wanted: str) ->
 
 
 def _correct_amounts(trimmed: etree._Element, made: Guest, summary: Summary) -> None:
-    """Let memory and CPUs be those of the ad."""
+    """Set memory and CPUs to those of the ad."""
     for tag in ("memory", "currentMemory") if "memory" in made.changed else ():
         if (memory := trimmed.find(tag)) is not None:
             memory.set("unit", "MiB")
@@ -103,7 +103,7 @@ def _correct_amounts(trimmed: etree._Element, made: Guest, summary: Summary) -> 
 
 
 def _correct_firmware(trimmed: etree._Element, made: Guest) -> None:
-    """Leave the firmware to the ad where the file says it by a path, or by the half."""
+    """Remove a firmware that is given by a path, or incompletely; the ad has it then."""
     system, wanted = trimmed.find("os"), made.options.get("Firmware")
     if system is None or not wanted:
         return
@@ -116,7 +116,7 @@ def _correct_firmware(trimmed: etree._Element, made: Guest) -> None:
 
 
 def _correct(element: etree._Element, disk: GuestDisk, *, transferred: bool) -> None:
-    """Let a disk of the file be what vm_disk says of it."""
+    """Correct a disk of the file to match vm_disk."""
     part = {tag: _part(element, tag) for tag in ("driver", "source", "target")}
     part["source"].set("file", disk.name or (os.path.basename(disk.path) if transferred else disk.path))
     part["driver"].set("type", "raw" if disk.format == "iso" else disk.format)
@@ -139,7 +139,7 @@ def _part(element: etree._Element, tag: str) -> etree._Element:
 
 
 def _take_along(element: etree._Element, made: Guest, summary: Summary, options: argparse.Namespace) -> None:
-    """Let a kernel or an initrd go with the job. Raises `SubmitError`."""
+    """Add a kernel or an initrd to the job's files. Raises `SubmitError`."""
     tag, said = str(element.tag), element.text or ""
     path = os.path.join(os.path.dirname(os.path.abspath(options.file)), said)
     if not options.own:
@@ -154,7 +154,7 @@ def _take_along(element: etree._Element, made: Guest, summary: Summary, options:
 
 
 class _Trimmer:
-    """Makes a copy with what is allowed; the rest goes to the summary."""
+    """A copier of the permitted parts; the others are reported to the summary."""
 
     def __init__(self, account: Account, summary: Summary, missed: Callable[[str, etree._Element], str]) -> None:
         self._account = account
@@ -204,7 +204,7 @@ class _Trimmer:
 
 
 def _keeps(element: etree._Element, allowed: Allowed) -> bool:
-    """Say if what is left of an element would still mean the same."""
+    """Return True if the rest of an element still has the same meaning."""
     text = (element.text or "").strip()
     if allowed.text is not None and not re.fullmatch(allowed.text, text, re.ASCII):
         return False

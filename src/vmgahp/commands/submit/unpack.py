@@ -1,4 +1,4 @@
-"""Compressed files of strangers, unpacked within limits into files with holes for zeros."""
+"""Decompression of untrusted files within limits, into files with holes for zeros."""
 
 import bz2
 import gzip
@@ -15,24 +15,24 @@ from vmgahp.commands.submit.summary import SubmitError, Summary
 
 CHUNK = 1 << 20
 LARGEST = 4 << 40
-"""Bytes that anything may have when it is unpacked: a few MiB can stand for any number of zeros."""
+"""The maximum number of bytes of a decompressed file: a few MiB can expand to any number of zeros."""
 _MEMORY = 256 << 20
-"""Bytes that a decompressor may take for itself; what ``xz -9`` writes needs 65 MiB."""
+"""The memory limit of a decompressor in bytes; output of ``xz -9`` needs 65 MiB."""
 _PIECE = 64 << 10
-"""Bytes of an xz file that are read at once: what follows a stream is copied, and a stream may have 32 bytes."""
+"""The bytes of an xz file that are read at once: data after a stream is copied, and a stream may have 32 bytes."""
 
 ENDINGS = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstd"}
-"""The endings of names of compressed files."""
+"""The suffixes of compressed files."""
 _MARKS = ((b"\x1f\x8b\x08", "gzip"), (b"\xfd7zXZ\0", "xz"), (b"BZh", "bzip2"), (b"\x28\xb5\x2f\xfd", "zstd"))
 
 
 def compression_of(header: bytes) -> str:
-    """Say how a file with these first bytes is compressed; empty for not at all."""
+    """Return the compression of a file by its first bytes; empty for none."""
     return next((kind for mark, kind in _MARKS if header.startswith(mark)), "")
 
 
 def content(file: IO[bytes], kind: str, name: str) -> Iterator[bytes]:
-    """Unpack a file that is compressed in this way (`compression_of`). Raises `SubmitError`."""
+    """Decompress a file with the given compression (`compression_of`). Raises `SubmitError`."""
     try:
         if kind == "zstd":
             yield from _zstd(file)
@@ -48,7 +48,7 @@ def content(file: IO[bytes], kind: str, name: str) -> Iterator[bytes]:
 
 
 class Chunks(io.RawIOBase):
-    """A file to read, of bytes that come chunk by chunk."""
+    """A readable file over an iterator of chunks."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)
@@ -65,13 +65,13 @@ class Chunks(io.RawIOBase):
 
 
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """Read all that is left of a file."""
+    """Read the rest of a file."""
     while chunk := file.read(CHUNK):
         yield chunk
 
 
 def _xz(file: IO[bytes]) -> Iterator[bytes]:
-    """Unpack xz within `_MEMORY`, for which `lzma.open` has no limit: a header can ask for gigabytes."""
+    """Decompress xz within `_MEMORY`, which `lzma.open` cannot limit: a header can request gigabytes."""
     data = file.read(_PIECE)
     while data:
         stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
@@ -80,16 +80,16 @@ def _xz(file: IO[bytes]) -> Iterator[bytes]:
             data = b""
             if stream.needs_input and not (data := file.read(_PIECE)):
                 raise EOFError
-        # Another stream may follow, and zeros fill up between two.
+        # Another stream may follow, with zeros as padding in between.
         data = stream.unused_data.lstrip(b"\0")
         while not data and (more := file.read(_PIECE)):
             data = more.lstrip(b"\0")
 
 
 def _zstd(file: IO[bytes]) -> Iterator[bytes]:
-    """Unpack zstd by its program, which Python has no module for. Raises OSError, `SubmitError`."""
+    """Decompress with the program zstd, because Python has no module for it. Raises OSError, `SubmitError`."""
     command = ["zstd", "-dcq", f"--memory={_MEMORY >> 20}MB"]
-    os.lseek(file.fileno(), file.tell(), os.SEEK_SET)  # what was read ahead is for zstd
+    os.lseek(file.fileno(), file.tell(), os.SEEK_SET)  # zstd must get the bytes that were read ahead
     try:
         run = subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except FileNotFoundError as error:
@@ -97,7 +97,7 @@ def _zstd(file: IO[bytes]) -> Iterator[bytes]:
     assert run.stdout is not None
     assert run.stderr is not None
     try:
-        yield from _chunks(run.stdout)  # it writes one line of error at most, which the pipe holds
+        yield from _chunks(run.stdout)  # it writes at most one line of error, which fits into the pipe
         said = run.stderr.read(4096).decode("utf-8", "replace").strip()
         if run.wait():
             raise OSError(said)
@@ -109,7 +109,7 @@ def _zstd(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def write(chunks: Iterable[bytes], target: str, summary: Summary, *, force: bool) -> None:
-    """Write a file of these bytes, with holes, where none is or only with `force`. Raises `SubmitError`."""
+    """Write the chunks to a file, with holes; an existing file is replaced only with `force`. Raises `SubmitError`."""
     free(target, summary, force=force)
     room = os.statvfs(os.path.dirname(target))
     most = room.f_bavail * room.f_frsize
@@ -139,7 +139,7 @@ def write(chunks: Iterable[bytes], target: str, summary: Summary, *, force: bool
 
 
 def require_room(size: int, room: int, target: str) -> None:
-    """Raise `SubmitError` for more bytes than there is room for."""
+    """Raise `SubmitError` if the size exceeds the free space."""
     if size > room:
         raise SubmitError(
             f"{target} needs more than the {room} bytes that are free there.", "name a larger place with --dir."

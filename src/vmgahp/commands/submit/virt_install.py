@@ -1,7 +1,7 @@
-"""The words of a virt-install command line as a job: virt-install itself says which domain they are.
+"""The words of a virt-install command line as a job: virt-install itself converts them to a domain.
 
-It is run as who types the command, and only prints (``--print-xml``). What it would do beside the VM, such as making
-an image or a drive for cloud-init, is done here, in the job's own way, or refused.
+It runs as the caller, and only prints (``--print-xml``). Its other work, such as making an image or a drive for
+cloud-init, is done here, in the job's own way, or refused.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA
 
 PROGRAM = "virt-install"
 DEADLINE = 120.0
-"""Seconds for virt-install, whose libvirt may have to look at QEMU first, for a dozen of them."""
+"""The deadline in seconds for virt-install, whose libvirt may first have to query a dozen QEMUs."""
 
 _REFUSED = {
     **dict.fromkeys(("--location", "-l", "--install"), "fetches a kernel and runs an installer of the network"),
     "--unattended": "makes files for an installer",
     "--initrd-inject": "makes files for an installer",
 }
-"""Options of which the printed domain has only names of files that are gone then."""
+"""The options after which the printed domain only has names of temporary files."""
 _OWN = ("--autostart", "--transient", "--destroy-on-exit", "--noreboot", "--wait", "--autoconsole", "--noautoconsole")
-"""Options of how virt-install runs the VM."""
+"""The options about how virt-install runs the VM."""
 _DEALT_WITH = (*_REFUSED, *_OWN, "--cloud-init", "--disk")
 _CLOUD_INIT = {"user-data": USER_DATA, "meta-data": META_DATA, "network-config": NETWORK_CONFIG}
 
@@ -52,7 +52,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     guest.files += made.files
     if not any("mac=" in word for word in words):
         for nic in guest.nics:
-            nic.mac = ""  # made up for one VM, and the file may be for many
+            nic.mac = ""  # generated for one VM, and the file may be used for many
     for disk in guest.disks:
         if _is_missing(disk.path):
             new = next((one for one in to_make if one.name in ("", os.path.basename(disk.path))), None)
@@ -61,7 +61,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
             to_make.remove(new)
             images.create(disk, new.size, options.dir, summary, force=options.force, base=_base(new, summary))
     if any(disk.path in summary.made for disk in guest.disks):
-        # What is said bounds all disks; HTCondor itself asks for what is transferred.
+        # The largest sizes of all disks; by default HTCondor requests space only for the transferred bytes.
         room = sum(map(images.largest, guest.disks))
         guest.commands["request_disk"] = str(-(-room >> 10))
         summary.carry("", "room for what is written to new disks", f"request_disk = {guest.commands['request_disk']}")
@@ -69,7 +69,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def _taken(words: Sequence[str], made: Guest, summary: Summary) -> list[str]:
-    """Return the words for virt-install, without those that are dealt with here. Raises `SubmitError`."""
+    """Return the words for virt-install, without those that are handled here. Raises `SubmitError`."""
     kept: list[str] = []
     given = iter(words)
     for word in given:
@@ -90,7 +90,7 @@ def _taken(words: Sequence[str], made: Guest, summary: Summary) -> list[str]:
 
 
 def _option(word: str) -> str:
-    """Return the option that a word is, if it is dealt with here; virt-install takes any beginning of its name."""
+    """Return the full name of an option that is handled here; virt-install accepts abbreviations."""
     name = word.partition("=")[0]
     if name in _DEALT_WITH or not name.startswith("--"):
         return "-l" if name.startswith("-l") else name
@@ -98,7 +98,7 @@ def _option(word: str) -> str:
 
 
 def _cloud_init(value: str, made: Guest, summary: Summary) -> None:
-    """Give cloud-init the job's own files. Raises `SubmitError`."""
+    """Use the given files for cloud-init. Raises `SubmitError`."""
     for part in filter(None, value.split(",")):
         name, _, path = part.partition("=")
         if name == "disable":
@@ -116,7 +116,7 @@ def _cloud_init(value: str, made: Guest, summary: Summary) -> None:
 
 
 def _printed(words: Sequence[str]) -> tuple[etree._Element, bool]:
-    """Return the domain that virt-install would start first, and whether it would start another one after it."""
+    """Return the domain that virt-install would start first, and True if it would start another one after it."""
     argv = [PROGRAM, *words, "--print-xml", "--dry-run"]
     try:
         done = run(argv, deadline=DEADLINE, environ={**os.environ, "LC_ALL": "C.UTF-8"}, directory=os.getcwd())
@@ -136,7 +136,7 @@ def _printed(words: Sequence[str]) -> tuple[etree._Element, bool]:
 
 
 def _boot_what_is_installed(domain: etree._Element, summary: Summary) -> None:
-    """Let an installation boot from its new disk as soon as there is something on it."""
+    """Boot from the new disk of an installation once it is bootable."""
     system, devices = child(domain, "os"), child(domain, "devices")
     disks = [] if devices is None else list(children(devices, "disk"))
     files = [str(disk.xpath("string(source/@file)")) for disk in disks if disk.get("device", "disk") == "disk"]
@@ -152,16 +152,16 @@ class _New(NamedTuple):
     """A disk that virt-install would make."""
 
     name: str
-    """The name of its file; empty where virt-install chooses one."""
+    """The name of its file; empty if virt-install chooses one."""
     size: int
-    """Bytes."""
+    """The size in bytes."""
     backing: str
-    """The path of the image that it begins with; empty for none."""
+    """The path of the image with whose content it begins; empty for none."""
     backing_format: str
 
 
 def _to_make(words: Sequence[str]) -> Iterator[_New]:
-    """Iterate over the disks that are not there and are to be made, in the order of the words."""
+    """Yield the disks that do not exist and must be made, in the order of the words."""
     for word, value in pairwise([*words, ""]):
         if _option(word) != "--disk":
             continue
@@ -173,7 +173,7 @@ def _to_make(words: Sequence[str]) -> Iterator[_New]:
 
 
 def _parts(value: str) -> dict[str, str]:
-    """Split the value of --disk as virt-install does, by commas, with a shell's quotes; a path may have no name."""
+    """Split the value of --disk as virt-install does, by commas, with shell quoting; a path may have no name."""
     splitter = shlex.shlex(value, posix=True)
     splitter.commenters, splitter.whitespace, splitter.whitespace_split = "", ",", True
     try:
@@ -185,9 +185,9 @@ def _parts(value: str) -> dict[str, str]:
 
 
 def _base(new: _New, summary: Summary) -> GuestDisk | None:
-    """Look at the image that a new disk begins with, None for an empty disk. Raises `SubmitError`.
+    """Check the image with whose content a new disk begins, None for an empty disk. Raises `SubmitError`.
 
-    The disk is a copy of it, for an overlay finds its backing file on a machine that has it at the same path alone.
+    The disk becomes a copy, because an overlay only works on a machine that has its backing file at the same path.
     """
     if not new.backing:
         return None
@@ -206,7 +206,7 @@ def _base(new: _New, summary: Summary) -> GuestDisk | None:
 
 
 def _is_missing(path: str) -> bool:
-    """Say if there is no such file for sure: one in a directory that is closed to us may well be there."""
+    """Return True if a file certainly does not exist: in an inaccessible directory it may exist."""
     try:
         os.lstat(path)
     except OSError as error:

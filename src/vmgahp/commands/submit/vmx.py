@@ -21,7 +21,7 @@ _DEVICE = (
 _KINDS = {"nat": "nat", "bridged": "bridge", "vmnet0": "bridge", "vmnet8": "nat"}
 _MODELS = {"e1000": "e1000", "e1000e": "e1000e"}
 _BUSES = ("ide", "scsi", "sata", "nvme", FLOPPY)
-"""In the order in which a BIOS finds hard disks: IDE was there first."""
+"""The buses in the order in which a BIOS finds hard disks, which begins with IDE for historical reasons."""
 _CLASSES = {
     **dict.fromkeys(("hdd", "hd", "disk"), "hd"),
     **dict.fromkeys(("cdrom", "cd"), "cdrom"),
@@ -36,9 +36,9 @@ _MISSED = (
     (re.compile(r"\w+(?::\d+)?\.(?:sharedbus|sharing)"), "a disk of a job is no other VM's"),
     (re.compile(r"guestinfo\.(?:user|meta|vendor)data"), "a job gives cloud-init its User_Data and Meta_Data"),
 )
-"""The entries without which the guest would be another one, in lower case, and why they are not carried over."""
+"""The entries on which the guest depends, in lower case, and why they are not carried over."""
 _NOTHING = ("", "none", "sharing-none", "nosharing")
-"""The values by which such an entry says nothing."""
+"""The values with which such an entry has no effect."""
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -52,7 +52,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     def locate(name: str, place: str) -> str:
         directory, plain = os.path.dirname(os.path.abspath(options.file)), name.replace("\\", "/")
         full = os.path.join(directory, plain)
-        if not os.path.lexists(full):  # a path of another machine: the file may have come along
+        if not os.path.lexists(full):  # a path of another machine: the file may be in this directory
             beside = os.path.join(directory, os.path.basename(plain))
             full = beside if os.path.lexists(beside) else full
         if not options.own:
@@ -66,7 +66,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
 
 def read(data: bytes, file: str, locate: Locate, options: argparse.Namespace, summary: Summary) -> tuple[Guest, Vmx]:
-    """Read the VM of a .vmx whose content is `data`, called `file`, with the images where `locate` has them."""
+    """Read the VM of a .vmx with the content `data` and the name `file`, with images at the paths from `locate`."""
     try:
         vmx = Vmx.decode(data)
     except VmxError as error:
@@ -93,7 +93,7 @@ def read(data: bytes, file: str, locate: Locate, options: argparse.Namespace, su
 
 
 def _options(vmx: Vmx, made: Guest) -> set[str]:
-    """Read what is of no device; the names, in lower case, that are told with it."""
+    """Read the entries that belong to no device; return the names, in lower case, that are reported with them."""
     used = set()
     made.memory_mib = _number(vmx, "memsize")
     made.vcpus = _number(vmx, "numvcpus") or 1
@@ -113,7 +113,7 @@ def _options(vmx: Vmx, made: Guest) -> set[str]:
 
 
 def _boot(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
-    """Give the disks the order that the file says, where it says one; the names that are told with it."""
+    """Set the boot order of the disks, if the file has one; return the names that are reported with it."""
     order = [word.strip().lower() for word in vmx.get("bios.bootOrder", "").split(",") if word.strip()]
     first = [word.strip().lower() for word in vmx.get("bios.hddOrder", "").split(",") if word.strip()]
     classes = []
@@ -146,14 +146,14 @@ def _boot(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
 
 
 def _others(vmx: Vmx, made: Guest, used: set[str], summary: Summary, *, as_is: bool) -> None:
-    """Tell of what is neither drive nor NIC nor used; where the file goes along, of what is missed alone."""
+    """Report the entries that are unused and belong to no drive or NIC; with `as_is` only those that are missed."""
     for name, value in vmx.items():
         device, _, what = name.lower().partition(".")
         said = f"{name} = {value}"
         if name.lower() in used or _is_nothing(vmx, name):
             continue
         if (DRIVE_NAME.fullmatch(device) or _NIC.fullmatch(device)) and what in _DEVICE:
-            continue  # the device has been told of
+            continue  # the device has been reported
         why = next((reason for names, reason in _MISSED if names.fullmatch(name.lower())), "")
         if why and value.strip().lower() not in _NOTHING:
             summary.lose(name, said, why)
@@ -165,7 +165,7 @@ def _others(vmx: Vmx, made: Guest, used: set[str], summary: Summary, *, as_is: b
 
 
 def _is_nothing(vmx: Vmx, name: str) -> bool:
-    """Say if the entry belongs to a device that is not there."""
+    """Return True if the entry belongs to a device that is absent."""
     device, dot, what = name.partition(".")
     if not dot:
         return False
@@ -224,7 +224,7 @@ def _nic(vmx: Vmx, name: str, made: Guest) -> None:
 
 
 def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary) -> None:
-    """Make a job for a machine with VMware: the .vmx and its disks go with it."""
+    """Make a job for a machine with VMware: the .vmx and its disks are transferred."""
     name = os.path.basename(options.file)
     if any(char in name for char in ',"\\') or not name.lower().endswith(".vmx"):
         raise SubmitError(f"{name!a} cannot be the name of a job's .vmx.", "rename it.")
@@ -260,7 +260,7 @@ def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary)
 
 
 def _bring_nvram(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary) -> None:
-    """Take the firmware's variables along where they are beside the .vmx; VMware makes them anew otherwise."""
+    """Transfer the firmware's variables if they are beside the .vmx; otherwise VMware makes new ones."""
     value = vmx.get("nvram", "")
     if not value:
         return

@@ -1,4 +1,4 @@
-"""A domain of Xen's as a job of the type xen: how it boots, and what Xen's guests do not have."""
+"""A Xen domain as a job of the type xen: how it boots, and the features that Xen's guests lack."""
 
 import argparse
 import os
@@ -17,14 +17,14 @@ _DEVICE = re.compile(r"(?:xvd|sd|hd)[a-z]{1,2}[0-9]{0,2}", re.ASCII)
 
 
 def is_device(name: str) -> bool:
-    """Say if a Xen guest can have a disk, or a partition that is a disk by itself, of that name."""
+    """Return True if a Xen guest can have a disk, or a partition that is a disk by itself, of that name."""
     return _DEVICE.fullmatch(name) is not None
 
 
 def boot(
     system: etree._Element | None, account: Account, made: Guest, summary: Summary, options: argparse.Namespace
 ) -> None:
-    """Read what HTCondor's xen commands say of it. Raises `SubmitError`."""
+    """Read the settings for HTCondor's xen commands. Raises `SubmitError`."""
     made.vm_type = "xen"
     kind = child(system, "type") if system is not None else None
     if options.as_is:
@@ -57,7 +57,7 @@ def boot(
 
 
 def _file(element: etree._Element, account: Account, made: Guest, options: argparse.Namespace) -> str:
-    """Return the job's name of a kernel or an initrd, which goes with it. Raises `SubmitError`."""
+    """Return the job's name of a kernel or an initrd, which is transferred. Raises `SubmitError`."""
     path = os.path.join(os.path.dirname(os.path.abspath(options.file)), text(element))
     if options.shared:
         return path
@@ -73,7 +73,7 @@ def _file(element: etree._Element, account: Account, made: Guest, options: argpa
 
 
 def fit(made: Guest, summary: Summary) -> None:
-    """Tell what of the rest Xen's guests cannot have, and leave it out."""
+    """Report the other features that Xen's guests cannot have, and remove them."""
     for name in made.options:
         summary.lose(made.places.get(name, ""), name, "jobs of Xen's cannot have it")
     made.options.clear()

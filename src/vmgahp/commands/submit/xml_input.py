@@ -1,4 +1,4 @@
-"""XML files of strangers: read within limits, with an account of what was used."""
+"""Untrusted XML files: read within limits, with an account of the parts that were used."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,14 +8,14 @@ from lxml import etree
 from vmgahp.commands.submit.summary import SubmitError, Summary
 
 LARGEST = 4 << 20
-"""Bytes of a file; the longest descriptors have a license agreement of some hundred thousand."""
+"""The maximum number of bytes of a file; the longest descriptors have a license agreement of some hundred thousand."""
 
 DEEPEST, MOST, MOST_ATTRIBUTES = 100, 50_000, 500
-"""Levels, elements, and attributes of one element: lxml needs the square of their number to list them."""
+"""The maximum levels, elements, and attributes of one element: lxml needs quadratic time to list these."""
 
 
 def read(data: bytes, name: str) -> etree._Element:
-    """Return the root of the file's tree, without comments. Raises `SubmitError`."""
+    """Parse the file and return its root, without comments. Raises `SubmitError`."""
     if len(data) > LARGEST:
         raise SubmitError(f"{name} has more than {LARGEST >> 20} MiB.", "see whether it is the right file.")
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
@@ -26,7 +26,7 @@ def read(data: bytes, name: str) -> etree._Element:
     try:
         root = etree.fromstring(data.lstrip(), parser)
     except (etree.XMLSyntaxError, ValueError) as error:
-        problem = getattr(error, "msg", None) or error  # without the place of a file that had no name
+        problem = getattr(error, "msg", None) or error  # without the position, whose file has no name
         raise SubmitError(f"{name} is not XML: {problem}.", "see what xmllint says of it.") from error
     if root.getroottree().docinfo.internalDTD is not None:  # in UTF-16, for example
         raise SubmitError(f"{name} has a document type, and is not read.", "remove it.")
@@ -40,12 +40,12 @@ def read(data: bytes, name: str) -> etree._Element:
 
 
 def local(name: object) -> str:
-    """Return the name of an element or attribute without its namespace: exporters do not agree about that."""
+    """Return the name of an element or attribute without its namespace, about which exporters disagree."""
     return str(name).rpartition("}")[2]
 
 
 def get(element: etree._Element, name: str) -> str:
-    """Return an attribute by its local name in any case, empty where there is none."""
+    """Return an attribute by its local name in any case, empty if it is missing."""
     for key, value in element.items():
         if local(key).lower() == name.lower():
             return str(value).strip()
@@ -53,13 +53,13 @@ def get(element: etree._Element, name: str) -> str:
 
 
 def children(element: etree._Element, *names: str) -> Iterator[etree._Element]:
-    """Iterate over the children of these local names, in any case; all for none."""
+    """Yield the children with these local names, in any case; all if no name is given."""
     wanted = [name.lower() for name in names]
     return (child for child in element if not wanted or local(child.tag).lower() in wanted)
 
 
 def child(element: etree._Element, name: str) -> etree._Element | None:
-    """Return the first child of a local name."""
+    """Return the first child with a local name."""
     return next(children(element, name), None)
 
 
@@ -69,16 +69,16 @@ def text(element: etree._Element | None) -> str:
 
 
 class Account:
-    """A record of the elements and attributes of a tree that have been looked at, so that the others can be told."""
+    """A record of the elements and attributes of a tree that have been handled, so that the others can be reported."""
 
     def __init__(self, root: etree._Element) -> None:
         self.root = root
-        self._keep = list(root.iter())  # the objects stand for the elements as long as they are held
+        self._keep = list(root.iter())  # holding the objects keeps lxml from making others for the same elements
         self._taken: dict[etree._Element, set[str] | None] = {}
         self.whole: list[etree._Element] = []
         """The elements that were given to `take_all`."""
         self._numbers: dict[etree._Element, str] = {}
-        """Element that has twins -> its number among them."""
+        """Element with siblings of the same name -> its number among them."""
         for element in self._keep:
             of_tag = Counter(twin.tag for twin in element)
             counts: Counter[object] = Counter()
@@ -88,19 +88,19 @@ class Account:
                     self._numbers[twin] = f"[{counts[twin.tag]}]"
 
     def take(self, element: etree._Element, *attributes: str) -> etree._Element:
-        """Note that an element has been dealt with, with these of its attributes (more with each call)."""
+        """Mark an element as handled, with these of its attributes (more with each call)."""
         known = self._taken.setdefault(element, set())
         if known is not None:
             known.update(name.lower() for name in attributes)
         return element
 
     def took(self, element: etree._Element, attribute: str = "") -> bool:
-        """Say if an element, or an attribute of it, has been dealt with."""
+        """Return True if an element, or an attribute of it, has been handled."""
         known = self._taken.get(element, set())
         return known is None or (attribute.lower() in known if attribute else element in self._taken)
 
     def take_all(self, element: etree._Element) -> None:
-        """Note that all of it has been dealt with, with everything in it."""
+        """Mark an element as handled, with everything in it."""
         self.whole.append(element)
         for inner in element.iter():
             self._taken[inner] = None
@@ -115,10 +115,9 @@ class Account:
         return f"line {element.sourceline}, /{'/'.join(reversed(words))}"
 
     def tell(self, summary: Summary, missed: Callable[[str, etree._Element], str] = lambda _path, _element: "") -> None:
-        """Report all that has not been taken: the topmost element of it, each attribute by itself.
+        """Report everything that has not been handled: the topmost element of it, each attribute by itself.
 
-        `missed` is given the path of names and the element, and returns why a guest would miss it; empty for what is
-        not used and no more.
+        `missed` gets the path of names and the element, and returns why a guest would miss it; empty if it would not.
         """
 
         def one(place: str, path: str, element: etree._Element, what: str) -> None:
@@ -144,7 +143,7 @@ class Account:
 
 
 def in_words(element: etree._Element) -> str:
-    """Return an element in a few words."""
+    """Describe an element in a few words."""
     words = [f"{local(key)}={value!s}" for key, value in element.items()]
     if text(element):
         words.append(text(element))

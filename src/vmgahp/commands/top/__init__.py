@@ -52,7 +52,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the VMs; the exit status is 1 if nothing could be looked at."""
-    from vmgahp.commands.top import screen  # without rich, completions and man pages are made all the same
+    """Show the VMs; the exit status is 1 if no VMs could be queried."""
+    from vmgahp.commands.top import screen  # late: completions and man pages are made without rich
 
     return screen.run(options)

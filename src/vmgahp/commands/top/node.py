@@ -1,6 +1,6 @@
-"""The VMs of this machine and what they use now.
+"""The VMs of this machine and their present usage.
 
-libvirt is asked for its domains. VMs that it does not know, of other drivers or suspended ones, are in the
+libvirt is asked for its domains. VMs that it does not know, of other drivers or suspended ones, are found in the
 ``vm_metrics.jsonl`` of their scratch directories, as far as the caller may read those.
 """
 
@@ -26,14 +26,14 @@ from vmgahp.metrics.file import MOST_LINES, NAME
 from vmgahp.text import escape
 
 LARGEST_READ = 16 << 20
-"""Bytes of a file that are looked at each time, from its end."""
+"""The maximum number of bytes of a file that are read each time, from its end."""
 MOST_SCRATCH = 500
 DEADLINE, ANSWER = 5.0, 5.0
-"""Seconds to reach libvirt, and for its answer."""
+"""The deadlines in seconds for the connection to libvirt, and for its answer."""
 
 
 class Reading(NamedTuple):
-    """The use of a VM up to one moment, in seconds and bytes of all its devices."""
+    """The usage of a VM up to one moment, in seconds and bytes of all its devices."""
 
     time: float
     cpu_seconds: float
@@ -45,11 +45,11 @@ class Reading(NamedTuple):
 
 @dataclass
 class VmRow:
-    """A VM as it is shown; a figure is None if unknown."""
+    """A VM as it is displayed; a figure is None if unknown."""
 
     name: str
     source: str
-    """``libvirt``, or ``metrics`` for a file in the scratch directory."""
+    """The origin of the row: ``libvirt``, or ``metrics`` for a file in the scratch directory."""
     scratch: str
     owner: str = ""
     state: str = ""
@@ -58,17 +58,17 @@ class VmRow:
     max_memory_kib: int = 0
     rss_kib: int = 0
     cpu_percent: float | None = None
-    """Per cent of all the VM's vCPUs."""
+    """The CPU usage in per cent of all the VM's vCPUs."""
     read: float | None = None
-    """Bytes a second, like the next three."""
+    """The bytes read a second; the next three are rates too."""
     written: float | None = None
     received: float | None = None
     sent: float | None = None
     age: float | None = None
-    """Seconds since its start on this machine."""
+    """The seconds since its start on this machine."""
 
     def rate(self, then: Reading | None, now: Reading) -> None:
-        """Fill in what it uses, from two readings of one run."""
+        """Compute the rates from two readings of one run."""
         if then is not None and now.time > then.time:
             seconds = now.time - then.time
             cpu, *rates = (max(0.0, after - before) / seconds for before, after in zip(then[1:], now[1:], strict=True))
@@ -82,16 +82,16 @@ class Look:
 
     rows: list[VmRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Sentences about what could not be looked at."""
+    """The sentences about sources that could not be read."""
     time: float = field(default_factory=time.time)
 
 
 class Node:
-    """This machine, looked at again and again; rates are those between two looks."""
+    """This machine, queried repeatedly; rates are those between two looks."""
 
     def __init__(self, settings: Settings, execute: str = "") -> None:
         self._execute = execute or settings.string("EXECUTE")
-        # Every user may look, so no more is asked for.
+        # A read-only connection, which every user may open, is enough.
         uri = settings.string("VM_LIBVIRT_URI") or "qemu:///system"
         self._connection = LibvirtConnection(uri, lambda _text: None, read_only=True)
         self._connection.deadline = DEADLINE
@@ -99,7 +99,7 @@ class Node:
         self._files: dict[str, _File] = {}
 
     def look(self) -> Look:
-        """Return all VMs, those that use most of the CPU first."""
+        """Return all VMs, those with the most CPU usage first."""
         look = Look()
         try:
             look.rows = self._connection.call(self._ask, seconds=DEADLINE + ANSWER)
@@ -120,7 +120,7 @@ class Node:
         return look
 
     def _ask(self, connection: libvirt.virConnect) -> list[VmRow]:
-        """Read the domains that are jobs': they have a job's name, and the scratch directory as description."""
+        """Read the domains of jobs: they have a job's name, and the scratch directory as description."""
         flags = libvirt.VIR_CONNECT_LIST_DOMAINS_TRANSIENT | libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE
         known: dict[str, _Domain] = {}
         rows = []
@@ -192,12 +192,12 @@ class _File:
         self.start: Event | None = None
         self._state = ""
         self._samples: deque[Sample] = deque(maxlen=2)
-        """The last two since the last event."""
+        """The last two samples since the last event."""
         self._sample: Sample | None = None
         self._offset = 0
 
     def read(self) -> None:
-        """Take in the lines that are new. Raises OSError."""
+        """Read the new lines. Raises OSError."""
         above = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             file = open_regular(NAME, follow=False, directory=above)
@@ -222,7 +222,7 @@ class _File:
                 self._samples.clear()
 
     def row(self, now: float) -> VmRow | None:
-        """Return its VM; None if that has ended."""
+        """Return the row of its VM; None if that has ended."""
         if self._state in ("", lifecycle.STOPPED):
             return None
         name = self.start.vm_name if self.start is not None else ""

@@ -21,7 +21,7 @@ from vmgahp.commands.units import duration, size
 from vmgahp.text import escape
 
 BETWEEN = 1.0
-"""Seconds between the two looks of a single table: rates are those of the time between."""
+"""The seconds between the two looks of a single table, for which the rates are computed."""
 
 COLUMNS = (
     "NAME",
@@ -39,17 +39,17 @@ COLUMNS = (
 )
 TEXTS = ("NAME", "OWNER", "STATE", "SCRATCH")
 FIRST_TO_GO = ("SCRATCH", "OWNER", "VCPUS", "AGE", "RECV/s", "SEND/s", "READ/s", "WRITE/s", "MEMORY")
-"""The columns that a narrow terminal does without, in this order."""
+"""The columns that a narrow terminal omits, in this order."""
 LEAST_NAME = 24
-"""Characters of a VM's name for which a narrow terminal does without other columns."""
+"""The width of a VM's name for which a narrow terminal omits other columns."""
 WIDEST = 10_000
-"""Columns of what is no terminal."""
+"""The width of an output that is not a terminal."""
 COLORS = {"Running": "green", "SoftSuspended": "yellow", "Suspended": "blue", "Checkpointed": "magenta"}
 UNKNOWN = "-"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the VMs; the exit status is 1 if nothing could be looked at."""
+    """Show the VMs; the exit status is 1 if no VMs could be queried."""
     try:
         node = Node(config.load(os.environ), options.execute)
     except errors.Fault as fault:
@@ -82,7 +82,7 @@ def _once(node: Node, console: Console, *, as_json: bool) -> int:
 
 
 def _live(node: Node, console: Console, interval: float) -> None:
-    """Show the VMs until a key ends it; a question that hangs keeps the figures, and not the keys."""
+    """Show the VMs until a key is pressed; a query that hangs leaves the figures unchanged and the keys responsive."""
     looks: list[Look] = []
 
     def look() -> None:
@@ -115,7 +115,7 @@ def _wait_for_q() -> None:
 
 
 def screen(look: Look, width: int, height: int) -> Group:
-    """Lay out a screen that does not scroll: a line about all VMs, as many of them as there is room for, the notes."""
+    """Lay out a screen that does not scroll: a line about all VMs, as many of them as fit, the notes."""
     room = max(1, height - 4 - len(look.notes))
     running = sum(row.state == "Running" for row in look.rows)
     memory = size(sum(row.memory_kib for row in look.rows) * 1024)
@@ -129,7 +129,7 @@ def screen(look: Look, width: int, height: int) -> Group:
 
 
 def table(look: Look, width: int) -> Group:
-    """Lay out all VMs, and below them what could not be looked at."""
+    """Lay out all VMs, and below them the notes."""
     notes = [Text(note, "yellow") for note in look.notes]
     if not look.rows:
         none = "No VMs of jobs were found." if notes else "There are no VMs of jobs on this machine."
@@ -171,6 +171,6 @@ def _room(widths: dict[str, int], width: int) -> int:
 
 
 def _shortened(name: str, longest: int) -> str:
-    """Cut the middle out of a name: the job's id is at its end."""
+    """Cut out the middle of a name, because the job's id is at its end."""
     tail = longest // 2
     return name if len(name) <= longest else f"{name[: longest - tail - 1]}~{name[len(name) - tail :]}"

@@ -1,9 +1,9 @@
-"""Jobs that bring libvirt XML of their own: ``+VMPARAM_Libvirt_XML``.
+"""Libvirt XML of a job's own: ``+VMPARAM_Libvirt_XML``.
 
-`allow_list` is the list of all that it may say, `host_made` what is dropped of it, `sanitize` refuses everything else,
-`requests` says what it asks for
-in the records of a job ad, which are checked like any job's, `boot_files` copies a kernel, and `merge` puts the
-rest into the description that this package makes of every job. docs/reference/job-xml.md is for users.
+`allow_list` lists everything that it may contain, `host_made` the parts that are dropped, and `sanitize` refuses the
+rest. `requests` converts its requests to the records of a job ad, which are checked like any job's, `boot_files` copies
+a kernel, and `merge` puts the remainder into the description that this package makes of every job.
+docs/reference/job-xml.md is for users.
 """
 
 import os
@@ -19,25 +19,25 @@ from vmgahp.job.own_xml import OwnXml
 from vmgahp.text import shown
 
 ATTRIBUTE = "VMPARAM_Libvirt_XML"
-"""The file with the job's XML. What reads it is loaded for the jobs that have one."""
+"""The attribute that names the file with the job's XML. Its reader is imported only for jobs that have one."""
 ALLOWED = "VM_ALLOW_LIBVIRT_XML"
 
 
 class JobXml(NamedTuple):
-    """The XML of a job, sanitized, and what it asks for."""
+    """The XML of a job, sanitized, with its requests."""
 
     file_name: str
     domain: etree.Element
     asks: OwnXml
     boot_files: Mapping[str, str]
-    """Element -> name in the scratch directory, of a kernel and an initrd."""
+    """The names in the scratch directory of a kernel and an initrd, by element."""
     dropped: tuple[str, ...]
-    """What the file has of the machine that it was for, and which is dropped."""
+    """The parts of the file about the machine that it was made for, which are dropped."""
 
     def describe(self, ours: str, directory: str, make_room: Callable[[], str] | None, identity: Identity) -> str:
-        """Our domain XML with the job's in it; its kernel is copied from the scratch `directory`.
+        """Merge the job's XML into our domain XML; its kernel is copied from the scratch `directory`.
 
-        Without `make_room` it is only to be shown, and nothing is copied. Raises `errors.Fault`.
+        Without `make_room` the result is only for display, and nothing is copied. Raises `errors.Fault`.
         """
         from vmgahp.domain.job_xml import boot_files
         from vmgahp.domain.job_xml.merge import merge
@@ -48,19 +48,19 @@ class JobXml(NamedTuple):
         return merge(ours, self.domain, paths)
 
     def without(self) -> str:
-        """What is dropped, as a sentence; empty where nothing is."""
+        """List the dropped parts in a sentence; empty if there are none."""
         what = ", ".join(self.dropped)
         return what and f"{shown(self.file_name)} has these of another machine, and they are dropped: {what}."
 
     def explain(self, fault: JobFault) -> JobFault:
-        """A fault of what the job asks for, some of which the XML says."""
+        """Add to a fault that the job's request may come from its XML."""
         return JobFault(fault.code, f"{fault.problem} ({ATTRIBUTE} = {shown(self.file_name)} may say it.)", fault.hint)
 
 
 def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
-    """The XML of a job; None for a job without.
+    """Load the XML of a job; None for a job without.
 
-    Raises `JobFault` for XML that says more than it may, contradicts the ad, or is not wanted here.
+    Raises `JobFault` for XML that has forbidden content, contradicts the ad, or is not allowed on this machine.
     """
     if (ad.expression(ATTRIBUTE) or "undefined").lower() == "undefined":
         return None
@@ -84,7 +84,7 @@ def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
 
 
 def ad_for_policy(ad: JobAd, xml: JobXml | None) -> JobAd:
-    """The ad as the administrator's programs see it: with what the job's XML asks for, in the words of the ad."""
+    """Return the ad as the administrator's programs see it: with the requests of the job's XML as attributes."""
     return ad if xml is None else ad.changed(xml.asks.in_words())
 
 

@@ -1,9 +1,9 @@
-"""What the libvirt XML of a job may say. What is not in it is refused.
+"""The list of everything that a job's libvirt XML may contain; anything else is refused.
 
-It is what has a form for jobs in `vmgahp.domain.model`: each element with the attributes, the text and the elements
-that it may have. What names anything of the host has none there: no path but those that `vmgahp.domain.job_xml`
-looks at (disks, a kernel and its initrd), no device, no program, no network but those that this machine offers to
-every job. The whole list is in ``tests/domain/golden/allowed.txt``.
+It is derived from the forms for jobs in `vmgahp.domain.model`: each element with the attributes, the text and the
+elements that it may have. Names of host resources have no such form: no path but those that `vmgahp.domain.job_xml`
+checks (disks, a kernel and its initrd), no device, no program, no network but those that this machine offers to every
+job. The whole list is in ``tests/domain/golden/allowed.txt``.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ from vmgahp.host.light import NamedTuple
 
 
 class Allowed(NamedTuple):
-    """What a job may say of one element."""
+    """The permitted content of one element."""
 
     attributes: Mapping[str, str]
-    """By name and form."""
+    """The form of each attribute, by its name."""
     children: "Mapping[str, Allowed]"
     text: str | None
-    """The form of its text; None: it has none."""
+    """The form of its text; None if it has no text."""
     most: int
-    """How often it may come within its parent."""
+    """The maximum number within its parent."""
 
 
 def _of_a_job(row: Element) -> Allowed:
@@ -64,7 +64,7 @@ NEVER = {
     "cputune": "the machine's CPUs are the administrator's",
     "memoryBacking": "how memory is backed is the administrator's to say",
 }
-"""Why some things that are not in the list are not; for the rest there is a general word."""
+"""The reasons why some elements and attributes are not in the list; a general reason applies to all others."""
 
 VALUES = {
     "/domain/os/type/@arch": "jobs have x86_64 and aarch64",
@@ -79,4 +79,4 @@ VALUES = {
     "/domain/devices/tpm/backend/@type": "a job's TPM is emulated; the host's belongs to no job",
     "/domain/devices/input/@type": "a job has no input devices of the host",
 }
-"""Why some values of what is in the list are not in it, by their places."""
+"""The reasons why some values are refused, by the path of their element or attribute."""

@@ -1,8 +1,8 @@
 """The kernel and the initrd that a job's XML boots from: copies of the files in its scratch directory.
 
-libvirt gives both files to the hypervisor's user by changing their owner, as root and by their names. In a
-directory of the job's a link in their place would choose whose file that is; so what libvirt gets are copies in
-a directory of root's, which go away with the VM.
+libvirt gives both files to the hypervisor's user by changing their owner, as root and by their names. In a directory of
+the job's a symbolic link could redirect that to any file; so libvirt gets copies in a directory of root's, which are
+removed with the VM.
 """
 
 import errno
@@ -21,13 +21,13 @@ from vmgahp.text import shown
 ELEMENTS = ("kernel", "initrd")
 
 LARGEST = 256 << 20
-"""Bytes of both together; they lie in memory, beside the guest that has them in its own."""
+"""The maximum number of bytes of both together; they lie in memory, in addition to the guest's own copy."""
 
 _CHUNK = 1 << 20
 
 
 def names(domain: etree.Element, name: str, directory: str, identity: Identity) -> dict[str, str]:
-    """Element -> name in the scratch directory, each seen to be a file that the job's user can read.
+    """Return the names in the scratch directory by element, each checked to be a file that the job's user can read.
 
     Raises `JobFault`.
     """
@@ -54,7 +54,7 @@ def names(domain: etree.Element, name: str, directory: str, identity: Identity) 
 def copy(
     files: Mapping[str, str], directory: str, identity: Identity, make_room: Callable[[], str], name: str
 ) -> dict[str, str]:
-    """Copy the files into a directory that `make_room` makes; element -> path. Raises `errors.Fault`."""
+    """Copy the files into a directory that `make_room` makes; return the paths by element. Raises `errors.Fault`."""
     room = make_room()
     left = LARGEST
     paths = {}
@@ -62,7 +62,7 @@ def copy(
         for tag, base in files.items():
             paths[tag] = os.path.join(room, tag)
             with os.fdopen(_open(base, directory, identity, name), "rb") as read, open(paths[tag], "xb") as written:
-                # The hypervisor's user gets it from libvirt; anybody else may read it who could in its own place.
+                # libvirt gives it to the hypervisor's user; other users can read it if they could read the original.
                 os.fchmod(written.fileno(), 0o400 | os.fstat(read.fileno()).st_mode & 0o044)
                 while chunk := _read(read, min(_CHUNK, left + 1), base, name):
                     left -= len(chunk)

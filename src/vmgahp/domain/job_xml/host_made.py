@@ -1,8 +1,8 @@
-"""What a domain's XML has of the machine or the screen that it was for: it is dropped.
+"""The parts of a domain's XML that describe its former machine or screen, which are dropped.
 
-``virsh dumpxml`` and virt-manager write more of a VM than anybody asked for. A row says what such a thing looks like,
-and why by it nobody wishes anything of this machine. It is dropped whatever it says: none of it is looked at or handed
-on. What looks otherwise than its row is refused, as is all that is in no list.
+``virsh dumpxml`` and virt-manager write more about a VM than its author requested. A row states the form of such a
+part, and why it is not a request to this machine. It is dropped whatever its value: none of it is interpreted or passed
+on. A part that differs from its row is refused, like everything else that is in no list.
 """
 
 import os
@@ -19,9 +19,9 @@ _UUID = r"[0-9a-fA-F-]{32,36}"
 _LOOPBACK = r"127\.0\.0\.1|::1|localhost"
 _PTY = r"/dev/pts/[0-9]+|/dev/ptmx"
 _LIBVIRTS = r"(?:/run|/var/lib|/run/user/[0-9]+|/(?:home/)?[^/]+/\.(?:config|cache))/libvirt/qemu(?:/run)?"
-"""Where libvirt keeps the sockets of its VMs, its own and a user's."""
+"""The directories in which libvirt keeps the sockets of its VMs, the system's and a user's."""
 _LAYERS = 16
-"""Of a chain of backing files."""
+"""The maximum length of a chain of backing files."""
 
 _DISK = DOMAIN.children["devices"].children["disk"]
 
@@ -38,7 +38,7 @@ _PLACE = {"address": _DISK.children["address"], "boot": _DISK.children["boot"], 
 
 
 def _chain() -> Allowed:
-    """A backing store, with as many below it as a chain may have; the last one is empty."""
+    """Make the shape of a backing store with as many below it as a chain may have; the last one is empty."""
     file, store = _shape({"file": _ANY, "index": NUMBER}), _shape()
     for _ in range(_LAYERS):
         parts = {"format": _shape({"type": WORD}), "source": file, "backingStore": store}
@@ -50,7 +50,7 @@ _DRIVE = _shape(
     {"type": r"file|block", "device": r"cdrom|floppy"},
     _PLACE
     | {name: _DISK.children[name] for name in ("driver", "readonly")}
-    # Of a source it has, with libvirt 12, no more than the number.
+    # With libvirt 12 it has a source that has only a number.
     | {
         "source": _shape({"index": NUMBER}),
         "target": _shape(dict(_DISK.children["target"].attributes) | {"tray": r"open|closed"}),
@@ -71,13 +71,14 @@ _SOUND = _PLACE | {"codec": _shape({"type": WORD}), "audio": _shape({"id": NUMBE
 
 
 class HostMade(NamedTuple):
-    """What looks so at a place, and why nobody wishes anything by it."""
+    """The form of a part that is dropped, and the reason why it is not a request."""
 
     looks: Allowed | str | None
-    """An element, by all that it may have, or an attribute, by its form; None: an element, whatever is in it."""
+    """The form: of an element its permitted content, of an attribute its pattern; None for an element with any
+    content."""
     why: str
     given: Callable[[etree.Element, etree.Element], bool] = lambda element, parent: True
-    """What the element, or the one with the attribute, and its parent must say as well."""
+    """A condition on the element, or on the one with the attribute, and its parent."""
 
 
 def _says(*names: str) -> Callable[[etree.Element, etree.Element], bool]:
@@ -89,7 +90,7 @@ def _below(name: str, value: str) -> Callable[[etree.Element, etree.Element], bo
 
 
 def _has_formats(store: etree.Element, disk: etree.Element) -> bool:
-    """libvirt writes both, of what it has found in an image or been told."""
+    """Check that each backing file has a format: libvirt writes both, as found in an image or requested."""
     return all(
         each.find("format") is not None for each in store.iter("backingStore") if each.find("source") is not None
     )
@@ -101,7 +102,7 @@ def _of_any_port(graphics: etree.Element, devices: etree.Element) -> bool:
 
 
 def _secure(loader: etree.Element, system: etree.Element) -> bool:
-    """Whether a firmware that starts signed systems only is asked for in words, too."""
+    """Return True if a firmware that starts only signed systems is requested explicitly, too."""
     feature = "firmware/feature[@name='secure-boot'][@enabled='yes']"
     return loader.get("secure") != "yes" or system.find(feature) is not None
 
@@ -212,11 +213,11 @@ ROWS: Mapping[str, HostMade] = {
     "/domain/devices/video/model/acceleration": HostMade(_shape({"accel2d": r"no", "accel3d": r"no"}), "none"),
     "/domain/devices/tpm/backend/profile": HostMade(_shape({"name": WORD}), "what its TPM had turned out to be"),
 }
-"""By place in the domain; a star stands for any device."""
+"""The rows by path in the domain; a star stands for any device."""
 
 
 def name_firmware(domain: etree.Element) -> None:
-    """Say that a VM boots by UEFI which libvirt prints, while it runs, with the two files of its firmware alone."""
+    """Request UEFI explicitly for a VM whose firmware libvirt prints, while it runs, only as the paths of two files."""
     system = domain.find("os")
     if system is None or "firmware" in system.attrib or system.find("nvram") is None:
         return
@@ -229,7 +230,7 @@ _DEVICE = re.compile(r"^/domain/devices/[^/]+/")
 
 
 def why(path: str, element: etree.Element, parent: etree.Element | None) -> str:
-    """Why an element, or that attribute of it with which the path ends, may be dropped; empty where it may not.
+    """Return why an element, or its attribute with which the path ends, may be dropped; empty if it may not.
 
     The path may have the numbers of elements in it.
     """
@@ -245,7 +246,7 @@ def why(path: str, element: etree.Element, parent: etree.Element | None) -> str:
 
 
 def _fits(element: etree.Element, shape: Allowed) -> bool:
-    """Whether an element has nothing that is not in the shape."""
+    """Return True if an element has no content outside the shape."""
     texts = [element.text, *(child.tail for child in element)]
     text = "".join(filter(None, texts)).strip()
     return (

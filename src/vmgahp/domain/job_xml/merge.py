@@ -1,8 +1,7 @@
-"""The job's sanitized XML put into the description that this package makes of the job.
+"""The merge of a job's sanitized XML into the description that this package makes of the job.
 
-Ours is the frame: name, UUID, memory, CPUs, images with their backing files, networks, the console, the display,
-as whom the hypervisor works. From the job's come the guest's side of these, and devices that touch nothing of the
-host.
+Ours is the frame: name, UUID, memory, CPUs, images with their backing files, networks, the console, the display, the
+user of the hypervisor. The job's XML contributes the guest's side of these, and devices that do not use the host.
 """
 
 from collections.abc import Mapping
@@ -14,29 +13,30 @@ from vmgahp.domain.model import AGENT, DEVICES
 from vmgahp.domain.rows import Element, Side
 
 _OUR_DEVICES = ("disk", "interface", "serial", "console", "graphics", "audio", "tpm")
-"""Devices that this package makes itself: of a job's own disks and interfaces the guest's side is taken over."""
+"""The devices that this package makes itself: of a job's own disks and interfaces only the guest's side is used."""
 
 _IN_PLACE = ("panic", "video", "input")
-"""Devices of which the job's stand in the place of ours, where it has any."""
+"""The devices of which the job's replace ours, if it has any."""
 
 _WHOLE = ("features", "cpu", "clock", "pm", "on_poweroff", "on_reboot", "on_crash", "iothreads", "currentMemory")
-"""Elements of the domain that are the job's where it has them; of ours stays what `_KEPT` says."""
+"""The elements of the domain that the job's replace if it has them; the parts of ours in `_KEPT` stay."""
 
 _KEPT = ("topology", "smm", "tcg")
-"""Parts of our CPU and features that stay: the topology of VMPARAM_vm_Topology, what secure boot needs, TCG's cache."""
+"""The parts of our CPU and features that stay: the topology of VMPARAM_vm_Topology, the needs of secure boot, TCG's
+cache."""
 
 _ORDER = (
     *("name", "uuid", "title", "description", "maxMemory", "memory", "currentMemory", "memoryBacking"),
     *("vcpu", "iothreads", "os", "features", "cpu", "clock", "on_poweroff", "on_reboot", "on_crash"),
     *("pm", "devices", "seclabel"),
 )
-"""libvirt takes them in any order; people like the usual one."""
+"""The usual order of the elements, for readers; libvirt accepts any."""
 
 
 def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
-    """Our domain XML with what the job's has to say.
+    """Merge the job's XML into our domain XML.
 
-    `boot_files` are the paths of the job's kernel and initrd, by their elements' names, where it has them.
+    `boot_files` are the paths of the job's kernel and initrd, by their elements' names, if it has them.
     """
     domain = etree.fromstring(ours)
     for tag in _WHOLE:
@@ -59,7 +59,7 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
                 _take(disk, asked, DEVICES["disk"])
                 if asked.get("device") in ("disk", "cdrom"):
                     disk.set("device", asked.get("device", ""))
-    # Both are in the order of the job's XML; of a serial port and a TPM there is one.
+    # Both are in the order of the job's XML; there is one serial port and one TPM.
     for tag in ("interface", "serial", "tpm"):
         for device, asked in zip(devices.iterfind(tag), job.iterfind(f"devices/{tag}"), strict=False):
             _take(device, asked, DEVICES[tag])
@@ -72,7 +72,7 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
     for port in devices.findall("channel"):
         if value(port, "target", "name") == AGENT and job.find(f"devices/channel/target[@name='{AGENT}']") is not None:
             devices.remove(port)
-    # Of its own controllers several may be one: the companions of a USB 2 controller have its index.
+    # Several of its controllers may have one identity: the companions of a USB 2 controller share its index.
     theirs = {_known_by(controller) for controller in job.iterfind("devices/controller")}
     for controller in devices.findall("controller"):
         if _known_by(controller) in theirs:
@@ -121,7 +121,7 @@ def _operating_system(domain: etree.Element, job: etree.Element, boot_files: Map
 
 
 def _take(ours: etree.Element, asked: etree.Element, row: Element) -> None:
-    """Let one of our devices, or a part of it, have the guest's side of the job's; the host's side stays ours."""
+    """Copy the guest's side of a job's device, or of a part of it, to ours; the host's side stays ours."""
     for name, said in asked.items():
         if Side.GUEST in row.attributes[name].side and Side.HOST not in row.attributes[name].side:
             ours.set(name, said)

@@ -1,8 +1,8 @@
-"""What the job's XML asks for, as the records in which a job ad is read too.
+"""The requests of a job's XML, as the same records as those of a job ad.
 
-They are checked by the very code that checks every other job: images are looked for and opened as the job's
-user, networks are those on offer, memory and CPUs those of the machine. Where the ad says it too, both must
-agree: the ad is what HTCondor has matched and accounts for, and of memory and CPUs the XML may have less.
+They are checked by the same code as every other job: images are located and opened as the job's user, networks are
+those on offer, memory and CPUs those of the machine. If the ad has the same request, both must agree: HTCondor has
+matched and accounts for the ad, and the XML may request less memory and fewer CPUs.
 """
 
 import os
@@ -27,7 +27,7 @@ _FIRMWARES = {"bios": "bios", "efi": "uefi"}
 
 
 def of(domain: etree.Element, ad: JobAd, settings: Settings, name: str) -> OwnXml:
-    """All that a sanitized domain says and other jobs say in the ad. Raises `JobFault`."""
+    """Return all requests of a sanitized domain that other jobs make in the ad. Raises `JobFault`."""
     said = _Said(ad, name)
     memory = _memory(domain, said)
     vcpus = _vcpus(domain, said)
@@ -44,7 +44,7 @@ def of(domain: etree.Element, ad: JobAd, settings: Settings, name: str) -> OwnXm
 
 
 class _Said:
-    """What the ad says of the same."""
+    """The requests of the ad about the same things."""
 
     def __init__(self, ad: JobAd, name: str) -> None:
         self.ad = ad
@@ -58,7 +58,7 @@ class _Said:
         return (self.ad.expression(attribute) or "undefined").lower() != "undefined"
 
     def declined(self, attribute: str) -> JobFault:
-        """The XML wants something that the ad may want too, but must not forbid."""
+        """Make the fault for a request of the XML that the ad contradicts; it may make the same request or none."""
         return self.refused(
             f"it asks for what {attribute} = {shown(self.ad.expression(attribute))} declines",
             f"leave {attribute} out, or the device out of the file.",
@@ -81,7 +81,7 @@ def _memory(domain: etree.Element, said: _Said) -> int | None:
     if given is None:
         given = said.ad.integer("RequestMemory")
     if not memory or given is None:
-        return None  # the ad alone says how much; one that does not is refused there
+        return None  # the ad alone decides the amount; a missing one is refused there
     if memory > given << 20:
         raise said.refused(
             f"/domain/memory is {-(-memory >> 20)} MiB, and the job has {given} MiB (JobVMMemory)",
@@ -114,7 +114,7 @@ def _vcpus(domain: etree.Element, said: _Said) -> int | None:
 
 
 def _disks(domain: etree.Element, said: _Said) -> tuple[DiskEntry, ...]:
-    """The disks; none where vm_disk names them, which counts then."""
+    """Return the disks; none if vm_disk names them, which takes precedence."""
     found: dict[str, DiskEntry] = {}
     for number, disk in enumerate(domain.iterfind("devices/disk"), start=1):
         path = f"/domain/devices/disk[{number}]"
@@ -145,7 +145,10 @@ def _disks(domain: etree.Element, said: _Said) -> tuple[DiskEntry, ...]:
 
 
 def _require_agreement(asked: Iterable[DiskEntry], said: _Said) -> None:
-    """vm_disk, which condor_submit demands of jobs of type kvm, counts: the XML may tell more of the same disks."""
+    """Make sure that vm_disk has every disk of the XML, with the same file, permission and format.
+
+    condor_submit requires vm_disk of jobs of type kvm, so it takes precedence; the XML may add details.
+    """
     text = said.ad.string(DISK) or ""
     given = {}
     for entry in disks.entries(text):
@@ -164,7 +167,7 @@ def _require_agreement(asked: Iterable[DiskEntry], said: _Said) -> None:
 
 
 def _interfaces(domain: etree.Element, said: _Said, settings: Settings) -> tuple[Nic, ...]:
-    """The interfaces: only of networks that the machine offers, as for any job."""
+    """Return the interfaces; only networks that the machine offers are accepted, as for any job."""
     ours = {
         "network": ("network", settings.string("VM_NAT_NETWORK"), "VM_NAT_NETWORK"),
         "bridge": ("bridge", settings.string("VM_NETWORKING_BRIDGE_INTERFACE"), "VM_NETWORKING_BRIDGE_INTERFACE"),
@@ -194,7 +197,7 @@ def _interfaces(domain: etree.Element, said: _Said, settings: Settings) -> tuple
 
 
 def _firmware(domain: etree.Element, said: _Said) -> tuple[str, str]:
-    """The firmware and the architecture."""
+    """Return the firmware and the architecture."""
     element = domain.find("os")
     if element is None:
         return "", ""

@@ -1,7 +1,7 @@
-"""The job's libvirt XML: opened as the job's user and rebuilt from what is allowed.
+"""The job's libvirt XML: opened as the job's user and rebuilt from the allowed parts.
 
-What comes out is made anew, element by element, out of names and values that `allow_list` has. Nothing of the file
-itself is handed on: no entity, no namespace, no comment; and nothing of what is `host_made`.
+The result is made anew, element by element, from names and values in `allow_list`. Nothing of the file itself is passed
+on: no entity, no namespace, no comment; and no part that is `host_made`.
 """
 
 import os
@@ -19,26 +19,26 @@ from vmgahp.host.light import NamedTuple
 from vmgahp.text import shown
 
 LARGEST = 256 << 10
-"""Bytes of a file; what virsh dumpxml shows of a large VM has twenty thousand."""
+"""The maximum number of bytes of a file; virsh dumpxml writes twenty thousand for a large VM."""
 
 _MOST_OF_DEVICES, _MOST = 1024, 8
-"""How often one thing is dropped: a description of libvirt's has no more of it, and looking takes its time."""
+"""The maximum number of times that one kind of part is dropped: libvirt never writes more, and checking takes time."""
 
 _NUMBER = re.compile(r"\[[0-9]+\]")
 _DECLARATION = re.compile(r"""\s*<\?xml\s+version\s*=\s*["']1\.[01]["'][^?<>]*\?>""")
 
 
 class Sanitized(NamedTuple):
-    """What a file describes."""
+    """The result of sanitizing a file."""
 
     domain: etree.Element
-    """With nothing in it but what is allowed."""
+    """The domain, with only the allowed content."""
     dropped: tuple[str, ...]
-    """What is not in it, though the file has it, in words: each kind of thing once."""
+    """The dropped parts of the file in words, each kind once."""
 
 
 def refused(name: str, problem: str, hint: str = "") -> JobFault:
-    """The fault for a file `name`; `problem` is a sentence without its end that begins with the place in it."""
+    """Make the fault for a file `name`; `problem` is a sentence without its end that begins with the place in it."""
     return JobFault(
         errors.MISMATCHED,
         f"{ATTRIBUTE} = {shown(name)}: {problem}.",
@@ -47,7 +47,7 @@ def refused(name: str, problem: str, hint: str = "") -> JobFault:
 
 
 def read(name: str, directory: str, identity: Identity) -> str:
-    """The text of the file in the scratch directory.
+    """Read the text of the file in the scratch directory.
 
     Raises `JobFault` for a file that cannot be opened, that is too long, or that is not UTF-8.
     """
@@ -69,9 +69,9 @@ def read(name: str, directory: str, identity: Identity) -> str:
 
 
 def sanitized(text: str, name: str) -> Sanitized:
-    """The domain that the text describes. Raises `JobFault`."""
+    """Make the domain that the text describes. Raises `JobFault`."""
     declaration = _DECLARATION.match(text)
-    if declaration:  # what it says of the encoding is no longer true
+    if declaration:  # its encoding is no longer true
         text = text[declaration.end() :]
     for mark, what in (("<!DOCTYPE", "a document type"), ("<!ENTITY", "an entity"), ("<?", "an instruction")):
         if mark.lower() in text.lower():
@@ -91,14 +91,14 @@ def sanitized(text: str, name: str) -> Sanitized:
 
 
 class _Reader:
-    """Reads one file."""
+    """A reader of one file."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.dropped: Counter[str] = Counter()
 
     def take(self, element: etree.Element, allowed: Allowed, path: str) -> etree.Element:
-        """A new element with what `element` has, all of it allowed. Raises `JobFault`."""
+        """Make a new element with the content of `element`, all of it allowed. Raises `JobFault`."""
         made = etree.Element(element.tag)
         for attribute, value in element.items():
             place = f"{path}/@{attribute}"
@@ -143,7 +143,7 @@ class _Reader:
         return text
 
     def _drops(self, path: str, element: etree.Element, parent: etree.Element | None) -> bool:
-        """Whether it goes without saying."""
+        """Return True if the part is dropped because it only describes the former machine, and count it."""
         what = _NUMBER.sub("", path).removeprefix("/domain/")
         if self.dropped[what] >= (_MOST_OF_DEVICES if what.startswith("devices/") else _MOST):
             return False
@@ -158,5 +158,5 @@ def _why(reasons: Mapping[str, str], of: str) -> str:
 
 
 def _shown(tag: str) -> str:
-    """A name as it is shown to people: not too long, without control characters."""
+    """Format a name for people: not too long, without control characters."""
     return ascii(tag)[1:-1][:120]
