@@ -32,17 +32,17 @@ Logger = Callable[[str], None]
 LEAST_LONG_SECONDS = 30
 
 Sent = tuple[bool, tuple[str, ...] | None]
-"""What of a scratch directory is sent back (`vmgahp.job.vm_spec.VmSpec.sent`)."""
+"""The part of a scratch directory that is sent back: see `vmgahp.job.vm_spec.VmSpec.sent`."""
 
 
 class Deadlines(NamedTuple):
-    """How long the calls of a VM may take, in seconds."""
+    """Deadlines for the calls of a VM, in seconds."""
 
     usual: float
     memory: float
-    """For what writes or reads the guest's memory: all that the client waits."""
+    """The deadline for a call that writes or reads the guest's memory: as long as the client waits."""
     stop: float
-    """For a guest that was asked to power off (VM_STOP_TIMEOUT)."""
+    """The deadline for a guest that was asked to power off (VM_STOP_TIMEOUT)."""
 
 
 class Machine(ABC):
@@ -52,54 +52,54 @@ class Machine(ABC):
     """The VM's name with the hypervisor: ``<User with @ as _>_<ClusterId>.<ProcId>``."""
 
     found: tuple[float, Status] | None = None
-    """What the last STATUS found, and when, in seconds since 1970; the server keeps it for `metrics`."""
+    """The time of the last STATUS, in seconds since 1970, and its result; the server keeps it for `metrics`."""
 
     _news: News | None = None
 
     @property
     def news(self) -> News:
-        """What the pool is to be told of the VM (`vmgahp.job.published`); there for as long as the machine is."""
+        """Return the updates of the VM for the pool (`vmgahp.job.published`), which last as long as the machine."""
         if self._news is None:
             self._news = News()
         return self._news
 
     @abstractmethod
     def status(self) -> Status:
-        """How the VM is. A VM that no longer exists is reported as STOPPED, not raised."""
+        """Return the state of the VM. A VM that no longer exists is reported as STOPPED, not raised."""
 
     @abstractmethod
     def pid(self) -> int:
-        """The process that runs the guest, or 0 where there is none on this machine."""
+        """Return the pid of the process that runs the guest, or 0 if it does not run on this machine."""
 
     def addresses(self) -> Sequence[str]:
-        """The guest's IP addresses as far as they are known by now, IPv4 first; nobody is asked for them."""
+        """Return the guest's IP addresses that are known by now, IPv4 first; this makes no query."""
         return ()
 
     @abstractmethod
     def stop(self) -> None:
-        """Ask the guest to power off, wait for the settable deadline, then destroy it.
+        """Ask the guest to power off, wait for VM_STOP_TIMEOUT, then destroy it.
 
-        When this returns the guest is gone and everything of the VM that is not the job's is tidied up. Unlike other
-        operations this may come while another has taken longer than the client waits, which it overrules.
+        When this returns the guest is gone and everything of the VM that is not the job's is cleaned up. Unlike other
+        operations, this may be called while another one has exceeded the client's timeout; it overrules that one.
         """
 
     @abstractmethod
     def destroy(self) -> None:
-        """End the guest at once, without asking it, and tidy up. A VM that is already gone is success."""
+        """End the guest at once, without asking it, and clean up. A VM that is already gone is success."""
 
-    def release(self) -> None:  # noqa: B027 - nothing to tidy up is a good default
-        """The guest was found gone by itself: tidy up what belonged to it, such as its console's capture."""
+    def release(self) -> None:  # noqa: B027 - by default there is nothing to clean up
+        """Clean up after a guest that ended on its own, for example the capture of its console."""
 
     def exit_status(self) -> int:
-        """What the server is to leave with after `release`: HTCondor takes it for the job's exit code."""
+        """Return the exit status of the server after `release`; HTCondor takes it for the job's exit code."""
         return 0
 
     def metrics(self) -> Metrics | None:
-        """What the VM has used, for ``vm_metrics.jsonl``; None while it uses nothing, saved or gone.
+        """Return the resource usage of the VM for ``vm_metrics.jsonl``; None while it uses nothing, saved or gone.
 
-        Unlike all else here this is called beside whatever is done to the VM, from a thread of its own: it
-        changes nothing, and waits for nothing that a request waits for too. By default it is what the last
-        STATUS found, which costs nothing; a driver that knows more, or can look by itself, says so.
+        Unlike the other methods this is called concurrently with operations on the VM, from its own thread: it
+        changes nothing, and waits for nothing that a request waits for too. The default returns the result of the
+        last STATUS, at no cost; a driver that knows more, or can query the VM itself, overrides it.
         """
         if self.found is None or self.found[1].state not in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
             return None
@@ -114,11 +114,11 @@ class Machine(ABC):
         )
 
     def process(self) -> int:
-        """The process of this machine that runs the guest, or 0, as far as is known without asking anybody."""
+        """Return the pid of the process that runs the guest, or 0 if it is not known without a query."""
         return 0
 
     def saved_bytes(self) -> int:
-        """Bytes of what the last suspend or checkpoint has written, 0 where nobody knows."""
+        """Return the size in bytes of the last suspend or checkpoint; 0 if unknown."""
         return 0
 
     def soft_suspend(self) -> None:
@@ -126,7 +126,7 @@ class Machine(ABC):
         raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be paused by its driver.")
 
     def suspend(self) -> None:
-        """Save the guest's memory to a file in the scratch directory and free the machine of it."""
+        """Save the guest's memory to a file in the scratch directory and free the machine's memory."""
         raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved by its driver.")
 
     def resume(self, state: str) -> None:
@@ -134,7 +134,7 @@ class Machine(ABC):
         raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be resumed by its driver.")
 
     def checkpoint(self) -> None:
-        """Leave everything in the scratch directory that a restart elsewhere needs; the VM ends saved."""
+        """Write everything that a restart elsewhere needs to the scratch directory; the VM ends saved."""
         raise errors.ClientFault(errors.VM_NO_SUPPORT_CHECKPOINT, f"{self.name} cannot be checkpointed by its driver.")
 
 
@@ -148,17 +148,17 @@ class Driver(ABC):
         self.log = log
 
     def get_ready(self) -> None:  # noqa: B027 - most have nothing that takes long
-        """A client has come who is about to start a VM: begin with what takes time. May be called while one starts."""
+        """Start slow preparations, since a client is about to start a VM. May be called during a START."""
 
     @abstractmethod
     def start(self, job: JobAd) -> Machine:
         """Start the job's VM; when it returns the guest runs.
 
-        A leftover VM of the same job's name is cleared first. On a fault nothing is left behind.
+        A leftover VM of the same job's name is cleared first. On a fault everything that was made is removed.
         """
 
     def describe(self, job: JobAd) -> str:
-        """What the hypervisor would be told of the job, such as its domain XML, with nothing made or changed.
+        """Return the description that the hypervisor would get, such as the domain XML, without changing anything.
 
         Raises `errors.Fault` as `start` would, and `MachineFault` for a driver that cannot say.
         """
@@ -169,30 +169,29 @@ class Driver(ABC):
 
     @abstractmethod
     def kill(self, match: str, uuid: str = "") -> bool:
-        """Destroy the VM that `match` names; False when there was none, which is not an error.
+        """Destroy the VM that `match` names; return False if there is no such VM, which is not an error.
 
-        For kvm and xen `match` is the VM's name, for every other type the job's scratch directory. With
-        `uuid` only that very VM is destroyed, so that a late clean-up cannot hit the next VM of the same name.
+        For kvm and xen `match` is the VM's name, for every other type the job's scratch directory. With `uuid` only
+        the VM with that UUID is destroyed, so that a late clean-up cannot hit the next VM of the same name.
         """
 
     @abstractmethod
     def survey(self, end: float) -> Survey:
-        """Look whether this hypervisor works here, and what jobs get from it.
+        """Check whether this hypervisor works here, and what jobs get from it.
 
-        Everything must be known when the monotonic clock shows `end`: a check that has not ended by then
-        counts as one that failed (`vmgahp.findings.side_by_side`). What is wrong with the machine is a
-        finding in the survey and not raised.
+        Every check must end before the monotonic clock shows `end`: one that has not ended by then counts as failed
+        (`vmgahp.findings.side_by_side`). A defect of the machine is a finding in the survey and not raised.
         """
 
     # What drivers share
 
     def post_guardian(self, match: str, uuid: str) -> Guardian:
-        """Let a guardian run the kill mode for this VM when the server is killed. Raises OSError."""
+        """Start a guardian that runs the kill mode for this VM when the server is killed. Raises OSError."""
         kill = (sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4")
         return Guardian.post([*kill, "vmtype", self.vm_type, "match", match, "uuid", uuid], os.environ)
 
     def claim(self, resources: Resources, match: str, uuid: str) -> None:
-        """Let no other server take the VM for what a dead one has left, and post its guardian. Raises OSError."""
+        """Claim the VM, so that no other server takes it for a leftover, and start its guardian. Raises OSError."""
         from vmgahp.host import runtime_dir
 
         runtime_dir.sweep()
@@ -207,7 +206,10 @@ class Driver(ABC):
     def record_end(
         self, resources: Resources, name: str, directory: str, cpu_seconds: Callable[[], float], sent: Sent
     ) -> None:
-        """From now on the VM runs: write down its end, and see to what is sent back. Raises `errors.Fault`."""
+        """Register the record of the end of a VM that now runs, and the handling of its outputs.
+
+        Raises `errors.Fault`.
+        """
         from vmgahp.drivers.exit_record import ExitRecord
 
         resources.exit = ExitRecord(name, directory, cpu_seconds, resources.news, self.identity, self.log)
@@ -221,31 +223,31 @@ class Driver(ABC):
             resources.when_over.append(Later(empty, self.identity, self.log, directory))
 
     def deadlines(self, usual: float) -> Deadlines:
-        """How long the calls of a VM may take, the `usual` ones so many seconds."""
+        """Return the deadlines of a VM's calls; `usual` is the number of seconds for ordinary calls."""
         memory = max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))
         return Deadlines(usual, memory, self.settings.integer("VM_STOP_TIMEOUT"))
 
     def interrupt(self) -> Sequence[Machine]:
-        """The server ends: a START that is under way, in another thread, is to fail as soon as it can.
+        """Make a START that is under way in another thread fail as soon as it can, because the server ends.
 
-        What is returned is destroyed, whether it has started or not. A START that runs to its end is ended then.
+        Returns the machines to destroy, whether started or not. A START that runs to its end is ended then.
         """
         return ()
 
-    def close(self) -> None:  # noqa: B027 - nor any connection to let go of
-        """Let go of connections; called once, when the server ends."""
+    def close(self) -> None:  # noqa: B027 - many drivers have no connection to close
+        """Close connections; called once, when the server ends."""
 
 
 _PACKAGES = {"pyVmomi": ("pyvmomi", "8.0"), "libvirtmod": ("libvirt-python", "9.0"), "lxml": ("lxml", "4.9")}
-"""Modules, and the packages that have them."""
+"""The optional modules, each with its Python package and the oldest version of it."""
 
 
 def find(vm_type: str, *, to_serve: bool = False) -> type[Driver]:
-    """The driver class for a VM type: built in, or an entry point of the group ``vmgahp.drivers``.
+    """Return the driver class for a VM type: built in, or an entry point of the group ``vmgahp.drivers``.
 
-    `to_serve` asks for that of a server, whose memory counts for as long as its VM lives.
+    With `to_serve`, return the class for a server, which uses less memory for the lifetime of its VM.
 
-    Raises `MachineFault` when there is none, or when what it needs is not installed.
+    Raises `MachineFault` if there is no such driver, or if a package that it needs is not installed.
     """
 
     # A list of types is a choice as "any" is; no driver's name has a comma. The table comes first, because to scan

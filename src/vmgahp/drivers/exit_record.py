@@ -16,7 +16,7 @@ CONSOLE_FILE = "vm_console.log"
 
 
 class ExitRecord:
-    """Writes ``vm_exit.json`` when a job's VM is over, and tells the starter the guest's exit code."""
+    """A writer of ``vm_exit.json`` at the end of a job's VM; it also tells the starter the guest's exit code."""
 
     def __init__(
         self,
@@ -27,28 +27,28 @@ class ExitRecord:
         identity: Identity,
         log: Callable[[str], None],
     ) -> None:
-        """For the VM `name`, which runs from now on, in the scratch `directory`.
+        """Record the end of the VM `name`, which runs from now on, in the scratch `directory`.
 
-        `cpu_seconds` says what it has used, as far as is known; `news` has what the pool is told of it.
+        `cpu_seconds` returns the CPU time used so far as known; `news` has the updates of the VM for the pool.
         """
         self.how = ""
-        """How it ended, once somebody knows: one of the words in `vmgahp.job.exit_code`."""
+        """The way in which the VM ended, once it is known: one of the words in `vmgahp.job.exit_code`."""
         self.ended_at = 0.0
-        """When, in seconds since 1970; 0: when it is written down."""
+        """The time of the end, in seconds since 1970; 0 stands for the time of `write`."""
         self.reason = ""
-        """Why it was ended as a failure, where it was."""
+        """The reason for which the VM was ended as a failure; empty otherwise."""
         self.doubt = ""
-        """What may be wrong with what the job asked for, though it was no reason to hold it."""
+        """A possible mistake in the job's options that was no reason to hold it; empty for none."""
         self.tells = True
-        """Whether the starter is told the exit code. It hears nothing while it waits for a STOP to be carried out."""
+        """True if the starter is told the exit code. It cannot receive it while it waits for a STOP to complete."""
         self.status = 0
-        """What the server is to leave with, once `write` was called."""
+        """The exit status of the server, set by `write`."""
         self.port: Callable[[], bytes] | None = None
-        """What the guest has written to its port, where it has one."""
+        """A function that returns the bytes which the guest has written to its exit port, if it has one."""
         self.program: Callable[[Ending], Ending] | None = None
-        """What the guest has said of the program that it was to run, as it changes the end."""
+        """A function that adds to the end what the guest reported of its program, if it runs one."""
         self.console: Callable[[], bytes] = self._console_file
-        """The end of what it printed since it was started here."""
+        """A function that returns the last output on the console since the guest was started here."""
         self._name = name
         self._cpu_seconds = cpu_seconds
         self._directory = directory
@@ -59,7 +59,7 @@ class ExitRecord:
         self._printed_before = _size(identity, directory, CONSOLE_FILE)
 
     def write(self) -> None:
-        """The VM is over: write it down. What fails is logged."""
+        """Write the record of a VM that has ended. Errors are logged."""
         ending = self._ending()
         self.status = exit_code.status_of(ending)
         try:
@@ -104,7 +104,7 @@ class ExitRecord:
 
 
 def _size(identity: Identity, directory: str, name: str) -> int:
-    """Bytes of a file of the scratch directory; 0 for none."""
+    """Return the size of a file in the scratch directory in bytes; 0 if there is none."""
     try:
         descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
     except (OSError, errors.Fault):
@@ -119,10 +119,10 @@ _TOO_MUCH = "The guest has written more to its exit port than is read of it."
 
 
 class ExitPort:
-    """The virtio port to which a guest writes its exit code: a capture that keeps the first bytes, in memory."""
+    """The virtio port to which a guest writes its exit code: a capture of the first bytes, in memory."""
 
     def __init__(self, owner: tuple[int, int], log: Callable[[str], None]) -> None:
-        """`owner` is the uid and gid of the QEMU. Raises `errors.MachineFault`."""
+        """Create the port's socket for QEMU's uid and gid, `owner`. Raises `errors.MachineFault`."""
         self._written = b""
         self._memory = os.memfd_create("exit", os.MFD_CLOEXEC)
         try:
@@ -140,7 +140,7 @@ class ExitPort:
 
     @classmethod
     def taken_over(cls, path: str, log: Callable[[str], None], descriptors: tuple[int, int, int]) -> "ExitPort":
-        """What another process has made that does not serve it, by its `descriptors`. Raises `MachineFault`."""
+        """Take over a port from the process that made it, by its `descriptors`. Raises `MachineFault`."""
         made = cls.__new__(cls)
         made._written = b""
         made.path = path
@@ -149,15 +149,15 @@ class ExitPort:
         return made
 
     def descriptors(self) -> tuple[int, int, int]:
-        """Of what was written, and of the capture."""
+        """Return the descriptors of the memory file and of the capture."""
         return self._memory, *self._capture.descriptors()
 
     def written(self) -> bytes:
-        """What the guest has written, once this is closed."""
+        """Return the bytes that the guest has written; they are available after `close`."""
         return self._written
 
     def close(self) -> None:
-        """Take what still waits; may be called again."""
+        """Read the remaining bytes and close the port; may be called again."""
         if self._memory < 0:
             return
         self._capture.close()

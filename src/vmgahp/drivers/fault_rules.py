@@ -1,4 +1,4 @@
-"""Fault rules: which errors of a hypervisor are whose fault, and what to do about them."""
+"""Fault rules: the classification of a hypervisor's errors by whose fault they are, with hints."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,27 +7,30 @@ from vmgahp.host.light import NamedTuple
 
 
 class Rule(NamedTuple):
-    """One row. Who must act is the class of the fault; only the rules of job faults have a code that holds the job."""
+    """One row. The class of the fault says who must act; only rules of job faults have a code that holds the job."""
 
     name: str
-    """What the errors are about."""
+    """The subject of the errors."""
     fault: type[Fault]
     code: str
     """The code that answers the client: ``VMGAHP_ERR_…``."""
     hint: str = ""
     message: str = ""
-    """A regular expression that is found in the message; empty takes any."""
+    """A regular expression to search for in the message; empty matches any."""
     kinds: tuple[str, ...] = ()
-    """Names of errors: libvirt's codes without ``VIR_ERR_``, or vSphere's types; none takes any."""
+    """The names of errors: libvirt's codes without ``VIR_ERR_``, or vSphere's types; empty matches any."""
     origins: tuple[str, ...] = ()
-    """The parts of libvirt that may report it, without ``VIR_FROM_``; none takes any."""
+    """The parts of libvirt that may report it, without ``VIR_FROM_``; empty matches any."""
     job_may_cause: bool = False
-    """Whether a job may have caused it, by what it asks for or does. A machine that is unfit starts no other guest."""
+    """True if a job can cause the error by its options or its work. An unfit machine starts no other guest."""
     example: tuple[str, str, str] = ("", "", "")
-    """Kind, origin and message, shortened, with ``*`` for what the job chose; empty where a message decides first."""
+    """The kind, origin and message of an example, shortened, with ``*`` for the job's own words.
+
+    It is empty if a rule with a message decides first.
+    """
 
     def make(self, problem: str) -> Fault:
-        """The fault that a problem of this rule is."""
+        """Return the fault for a problem of this rule."""
         if issubclass(self.fault, MachineFault):
             return self.fault(problem, self.hint, self.code)
         return self.fault(self.code, problem, self.hint)
@@ -39,13 +42,13 @@ def classify(
     job_values: Iterable[str] = (),
     takes: Callable[[Rule], bool] = lambda _rule: True,
 ) -> Rule:
-    """The first rule that fits an error with this message; the last one of a table takes any.
+    """Return the first rule that matches an error with this message; the last rule of a table matches any.
 
-    `takes` looks at what is no text: the rule's kinds and origins. `job_values` are texts that the job chose, its
-    paths above all. They are cut out first, or a disk called "No space left on device" would take the machine out
-    of service.
+    `takes` tests what is not text: the rule's kinds and origins. `job_values` are texts that the job chose, above all
+    its paths. They are cut out first, or a disk called "No space left on device" would take the machine out of
+    service.
     """
-    import re  # here, where something has failed: a server is to hold neither it nor its tables
+    import re  # imported only on a failure, since a server should not keep it and its tables in memory
 
     for value in sorted(filter(None, job_values), key=len, reverse=True):
         message = message.replace(value, "*")

@@ -1,8 +1,8 @@
 """The life of a VM that was started, the same for every driver: one state, one end.
 
-A driver says how its hypervisor does each thing; when it is done, what comes before and after, and what a failure
-leaves behind is decided here. `vmgahp.lifecycle.TRANSITIONS` is the table of what may follow what, as for the session.
-How a VM is started `vmgahp.drivers.managed` says.
+A driver implements each operation with its hypervisor; this module decides when it is done, what comes before and after
+it, and what a failure leaves behind. `vmgahp.lifecycle.TRANSITIONS` is the table of valid transitions, as for the
+session. `vmgahp.drivers.managed` has the start of a VM.
 """
 
 import time
@@ -19,26 +19,26 @@ from vmgahp.lifecycle import CHECKPOINTED, RUNNING, SOFT_SUSPENDED, STARTING, ST
 from vmgahp.metrics import Status, Usage
 
 END = "END"
-"""What is done to a VM that is being ended; no operation of a client's."""
+"""The operation on a VM that is being ended; clients cannot request it."""
 
 OVERRULE_SECONDS = 15.0
-"""How long an end waits for what it overrules: less than the server does for the end (its DESTROY_DEADLINE)."""
+"""The seconds that an end waits for what it overrules: fewer than the server's DESTROY_DEADLINE for the end."""
 
 OVERRULE_INTERVAL = 0.5
-"""Seconds between two attempts to end the guest of an operation that is still under way: it may make one meanwhile."""
+"""Seconds between two attempts to end the guest of an operation under way, which may make one meanwhile."""
 
 _DONE = {"save": "named", "checkpoint": "written", "restore": "runs"}  # the last points that are not called "done"
 
 
 def reached(point: str) -> None:
-    """A life has come to one of the `vmgahp.lifecycle.POINTS`. Tests put a function of their own here to stop there."""
+    """Mark that a VM has reached one of the `vmgahp.lifecycle.POINTS`. Tests replace this function to stop there."""
 
 
 class ManagedMachine(Machine):
-    """One VM, whose driver fills in how each thing is done to it."""
+    """One VM, whose driver implements each operation on it."""
 
     no_checkpoint = "the job does not ask for it with vm_checkpoint"
-    """Why the VM cannot be checkpointed, in the form of "because …"; empty where it can."""
+    """The reason why the VM cannot be checkpointed, in the form of "because …"; empty if it can."""
 
     def __init__(self, name: str, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
         self.name = name
@@ -49,17 +49,17 @@ class ManagedMachine(Machine):
         self.state: State = STARTING
         self._doing = lifecycle.START  # the operation under way, `END`, or empty
         self.overruled = False
-        """Somebody wants the end: what is under way stops at its next step, and nothing else begins."""
+        """True if the VM is to end: the operation under way stops at its next step, and no other one begins."""
         self._turn = threads.Condition()
         self.usage = Usage()  # the CPU time of the guest, in seconds
         self.lost: errors.Fault | None = None
-        """What `report_lost` was told."""
+        """The fault of `report_lost`, once it was called."""
 
     # What a driver fills in
 
     @abstractmethod
     def look(self) -> Status:
-        """How a VM is that runs or is paused; STOPPED where it is gone. Raises `errors.Fault`."""
+        """Return the state of a VM that runs or is paused; STOPPED if it is gone. Raises `errors.Fault`."""
 
     @abstractmethod
     def ask_to_power_off(self) -> None:
@@ -67,85 +67,92 @@ class ManagedMachine(Machine):
 
     @abstractmethod
     def wait_until_off(self, seconds: float) -> bool:
-        """Wait until the guest has powered itself off, or `seconds` are over, or `overruled`; whether it has."""
+        """Wait until the guest is off, `seconds` have passed, or `overruled` is set; return True if it is off."""
 
     @abstractmethod
     def end_guest(self) -> None:
-        """End the guest at once, whatever is being done to it; when this returns it was seen gone.
+        """End the guest at once, whatever operation is under way; return after it was seen to be gone.
 
-        One that does not exist is success, so this may be called again and from two threads. Raises `errors.Fault`.
+        A missing guest is success, so this may be called again and from two threads. Raises `errors.Fault`.
         """
 
     def look_at_saved(self) -> None:
-        """See that the memory of a SUSPENDED VM is where it was saved. Raises what `report_lost` says, where not."""
+        """Check that the memory of a SUSPENDED VM is where it was saved.
+
+        Raises the fault of `report_lost` if it is not.
+        """
 
     def clear_up(self) -> None:
-        """The guest has ended by itself: remove what is left of it with the hypervisor. A fault of it is logged."""
+        """Remove what is left with the hypervisor of a guest that ended on its own. The caller logs a fault."""
 
     def interrupt(self) -> None:
-        """Have the operation under way stop, for the VM is to end; called until it has. Raises `errors.Fault`."""
+        """Make the operation under way stop, since the VM is to end; called until it has. Raises `errors.Fault`."""
         self.end_guest()  # what it waits for may be the guest
 
     def collect_output(self) -> None:
-        """STOP: fetch what the guest has written, where that is elsewhere. On a fault STOP fails, and the VM stays."""
+        """Fetch the guest's output from elsewhere, for STOP. On a fault STOP fails, and the VM stays."""
 
     def pause(self) -> None:
         """Stop the guest's CPUs. Raises `errors.Fault`."""
         raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be paused by its driver.")
 
     def unpause(self) -> None:
-        """Let a paused guest run. Raises `errors.Fault`."""
+        """Resume the CPUs of a paused guest. Raises `errors.Fault`."""
         raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be resumed by its driver.")
 
     def save(self, operation: str) -> None:
-        """Write the memory of a guest that runs or is paused to where a SUSPEND, or a CHECKPOINT, has it.
+        """Write the memory of a guest that runs or is paused to the place that a SUSPEND, or a CHECKPOINT, uses.
 
         When this returns the guest is gone and its memory is safe. On any exception the guest is as before, or it is
-        reported `lost`. It takes the `step` "save.written", where it can.
+        reported `lost`. It takes the `step` "save.written", if it can.
         """
         raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved by its driver.")
 
     def keep_saved(self) -> None:
-        """A SUSPENDED VM is checkpointed: have its memory where a CHECKPOINT has it. Raises `errors.Fault`."""
+        """Move the memory of a SUSPENDED VM that is checkpointed to the place for a CHECKPOINT.
+
+        Raises `errors.Fault`.
+        """
 
     def write_manifest(self) -> None:
-        """Write down what the checkpoint of a saved VM consists of. Raises `errors.Fault`."""
+        """Write the manifest of the checkpoint of a saved VM. Raises `errors.Fault`."""
         raise NotImplementedError
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
-        """Let a saved guest continue; `before_it_runs` is called once, when nothing but that is left to be done.
+        """Let a saved guest continue; `before_it_runs` is called once, right before it runs.
 
-        Where it fails the VM is saved as before, with no guest. Raises `errors.Fault`.
+        On a failure the VM is saved as before, with no guest. Raises `errors.Fault`.
         """
         raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be resumed by its driver.")
 
     def set_aside(self) -> None:
-        """The guest of a checkpoint is about to run and its disks to change: the checkpoint is none any more."""
+        """Invalidate the checkpoint, since its guest is about to run and to change its disks."""
 
     def put_back(self) -> None:
-        """The guest of a checkpoint that was `set_aside` has not run after all."""
+        """Make the checkpoint valid again after `set_aside`, since its guest has not run."""
 
     def forget_saved(self) -> None:
-        """Remove the saved memory of a VM that needs it no more; what fails is logged."""
+        """Remove the saved memory of a VM that no longer needs it; errors are logged."""
 
     # What a driver may ask
 
     def step(self, point: str) -> None:
-        """What is under way has come to this point. Raises `errors.ClientFault` where the VM is to end."""
+        """Mark that the operation under way has reached `point`. Raises `errors.ClientFault` if the VM is to end."""
         reached(point)
         if self.overruled or (self.state is STARTING and self.resources.server_ends()):
             raise errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is being ended.")
 
     def started(self) -> None:
-        """The guest runs: what follows is done by clients."""
+        """Mark that the guest runs: from now on clients request the operations."""
         self.state = RUNNING
         self._over_with_it()
 
     def give_up(self, how: str, why: str) -> None:
-        """End the guest as a failure: a word of `vmgahp.job.exit_code`, and the reason, as the job's owner is to read
-        it. The next STATUS finds it gone and tells the starter, which hears nothing before.
+        """End the guest as a failure: `how` is a word of `vmgahp.job.exit_code`, `why` the reason for the job's
+        owner.
 
-        Raises `errors.Fault` where the guest does not end: it is as it was.
+        The next STATUS finds it gone and tells the starter, which cannot be told before. Raises `errors.Fault` if the
+        guest does not end: its record is then as before.
         """
         self.log(f"{self.name} ends as a failure: {why}")
         self.resources.ended(how, time.time(), why)
@@ -156,8 +163,10 @@ class ManagedMachine(Machine):
             raise
 
     def report_lost(self, problem: str, hint: str) -> errors.Fault:
-        """The guest is gone with its work, by nobody's will: no STATUS says that it has stopped, for that would mean
-        that the job is done. The fault is to be raised."""
+        """Report that the guest is gone with its work and was not asked to end; return the fault to raise.
+
+        From now on STATUS raises this fault instead of reporting STOPPED, which would mean that the job is done.
+        """
         self.lost = errors.HypervisorFault(problem, hint)
         return self.lost
 
@@ -263,7 +272,10 @@ class ManagedMachine(Machine):
 
     @contextmanager
     def _under_way(self, operation: str, points: str = "") -> Iterator[None]:
-        """Carry out an operation, alone; its success leads where the table says. Raises `errors.ClientFault`."""
+        """Carry out an operation exclusively; on success enter the state that the table says.
+
+        Raises `errors.ClientFault`.
+        """
         with self._turn:
             outcome = lifecycle.TRANSITIONS.get((self.state, operation))
             if outcome is None or self._doing or self.overruled or self.lost:
@@ -317,12 +329,12 @@ class ManagedMachine(Machine):
         self.forget_saved()
 
     def _leave_luggage(self) -> None:
-        """No checkpoint is to be sent any more."""
+        """Remove the checkpoint from the output directory, so that it is not sent."""
         if self.resources.luggage:
             self.resources.luggage.without_checkpoint()
 
     def _go_back_to(self, before: State) -> None:
-        """A checkpoint was not written down: the VM is again what it was, unless it is to end."""
+        """Return to the state before a checkpoint that failed, unless the VM is to end."""
         if before is SUSPENDED or self.overruled:
             return
         try:
@@ -336,9 +348,9 @@ class ManagedMachine(Machine):
             self.log(f"{self.name} stays saved after a checkpoint that failed: {fault.problem}")
 
     def _take_over(self) -> bool:
-        """Be the one who ends the VM, when whatever is under way has stopped; False where it has ended.
+        """Acquire the right to end the VM, after the current operation has stopped; return False if the VM has ended.
 
-        Raises `errors.MachineFault` where that does not stop.
+        Raises `errors.MachineFault` if the operation does not stop.
         """
         with self._turn:
             self.overruled = True
@@ -365,7 +377,7 @@ class ManagedMachine(Machine):
                 self._turn.wait_for(lambda: not self._doing or self.state is STOPPED, OVERRULE_INTERVAL)
 
     def _tidy(self) -> None:
-        """The guest is gone, or saved: release what belonged to the VM."""
+        """Release what belongs to a VM whose guest is gone or saved."""
         reached("end.gone")
         kept = self.state is CHECKPOINTED
         if self.state is SUSPENDED:
@@ -377,4 +389,4 @@ class ManagedMachine(Machine):
         reached("end.released")
 
     def before_release(self) -> None:
-        """The VM has ended: say how, and let go of what watched it."""
+        """Record how the VM ended, and stop watching it."""

@@ -1,4 +1,4 @@
-"""Which VM types this machine has, and by which of them a job runs."""
+"""The VM types that this machine has, and the choice of the one for a job."""
 
 import os
 
@@ -10,14 +10,14 @@ from vmgahp.job.ad import JobAd
 SETTING = "VM_ANY_TYPES"
 
 XEN = "/proc/xen/privcmd"
-"""What a machine that runs under Xen has, as dom0."""
+"""The file that exists on a machine that runs under Xen, as dom0."""
 
 
 def machine_types(settings: Settings) -> tuple[str, ...]:
-    """The VM types of this machine in the administrator's order.
+    """Return the VM types of this machine in the administrator's order.
 
-    Those of VM_ANY_TYPES; else the one that the machine offers; else all whose needs are here, so far as the
-    settings and a glance can tell. Raises `MachineFault` for an invalid list.
+    These are those in VM_ANY_TYPES; else the one that the machine offers; else all whose requirements are met, as far
+    as the settings and a quick look can tell. Raises `MachineFault` for an invalid list.
     """
     listed = tuple(dict.fromkeys(word.lower() for word in settings.strings(SETTING)))
     if listed:
@@ -31,7 +31,7 @@ def machine_types(settings: Settings) -> tuple[str, ...]:
     own = settings.string("VM_TYPE").lower()
     if own and not is_choice(own):
         return (own,)
-    import shutil  # with its compressors, which no server is to keep whose machine names its type
+    import shutil  # it loads compressors, which a server need not keep if its machine names the type
 
     needs = {
         "kvm": True,
@@ -44,7 +44,11 @@ def machine_types(settings: Settings) -> tuple[str, ...]:
 
 
 def type_for(job: JobAd, asked: str, settings: Settings) -> str:
-    """The VM type whose driver runs a job, by VM_TYPE; the starter has `asked` for the job's. Raises `errors.Fault`."""
+    """Return the VM type whose driver runs a job, by VM_TYPE; `asked` is the type that the starter passes on from the
+    job.
+
+    Raises `errors.Fault`.
+    """
     machine = settings.string("VM_TYPE").lower() or asked.strip()
     types = machine_types(settings) if is_choice(machine) else (machine,)
     return driver_type(job, asked, machine, types)

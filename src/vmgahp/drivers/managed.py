@@ -1,4 +1,4 @@
-"""How a VM is started, the same for every driver: in five steps, and what a failure leaves behind."""
+"""The start of a VM, the same for every driver: five steps, and the clean-up after a failure."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
                 try:
                     return self._carry_out(afresh)
                 except BaseException:
-                    take_back()  # no guest runs without it either: it is for another machine, or a better day
+                    take_back()  # the start without it failed too: keep it for another machine or a later try
                     raise
         except errors.Fault as fault:
             if (explained := self.explain(job, fault)) is fault:
@@ -53,11 +53,14 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
 
     @abstractmethod
     def plan(self, job: JobAd) -> Plan:
-        """All that will be done, by the job, its files and this machine; nothing is done yet. Raises `errors.Fault`."""
+        """Return the plan of the start, by the job, its files and this machine; change nothing.
+
+        Raises `errors.Fault`.
+        """
 
     @abstractmethod
     def show(self, plan: Plan) -> str:
-        """The plan in words, such as the domain XML. Changes nothing. Raises `errors.Fault`."""
+        """Return the plan as text, such as the domain XML. Changes nothing. Raises `errors.Fault`."""
 
     @abstractmethod
     def clear(self, plan: Plan) -> None:
@@ -69,25 +72,26 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
 
     @abstractmethod
     def launch(self, machine: AnyMachine, plan: Plan) -> None:
-        """Have the guest run, new or from its checkpoint. Raises as `prepare` does."""
+        """Start the guest, new or from its checkpoint. Raises the same as `prepare`."""
 
     @abstractmethod
     def keep(self, machine: AnyMachine, plan: Plan) -> None:
-        """The guest runs: set up what accompanies it until its end. Raises `errors.Fault` and OSError."""
+        """Set up what accompanies the running guest until its end. Raises `errors.Fault` and OSError."""
 
     def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:
-        """The plan without its unusable checkpoint, and what takes that back. Raises `errors.JobFault`."""
+        """Return the plan without its unusable checkpoint, and a function to undo this. Raises `errors.JobFault`."""
         raise NotImplementedError
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
-        """The fault of a start as the job's owner is to read it."""
+        """Return the fault of a start, worded for the job's owner."""
         return fault
 
     def _restart(self, plan: Plan) -> AnyMachine:
-        """Carry it out, and once more where nothing speaks against the checkpoint. Raises as `_carry_out`.
+        """Carry out the plan, and retry once if the checkpoint failed by accident only. Raises the same as
+        `_carry_out`.
 
-        However late: libvirtd 11 takes up to half a minute for its own end, and a guest that boots afresh has lost its
-        work. A client that gives up meanwhile ends the server, and the checkpoint stays as it is.
+        The retry may come late: libvirtd 11 takes up to half a minute to shut down, and a guest that boots afresh has
+        lost its work. If the client gives up meanwhile, the server ends and the checkpoint stays as it is.
         """
         try:
             return self._carry_out(plan)
@@ -98,7 +102,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         return self._carry_out(plan)
 
     def _carry_out(self, plan: Plan) -> AnyMachine:
-        """Prepare, launch, keep; on any exception nothing of the VM is left."""
+        """Prepare, launch and keep the VM; on any exception remove everything of it."""
         resources = Resources(self.log, lambda: self._server_ends)
         machine: AnyMachine | None = None
         try:

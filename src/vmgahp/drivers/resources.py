@@ -1,4 +1,4 @@
-"""What a VM holds on this machine and releases at its end, for every driver."""
+"""The resources that a VM holds on this machine and releases at its end, for every driver."""
 
 import sys
 from _collections_abc import Callable
@@ -13,7 +13,7 @@ from vmgahp.job.published import News
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.job.travel import Luggage  # for the jobs that want it
+    from vmgahp.job.travel import Luggage  # only some jobs need it
 
 PASST, SLIRP, RELAY = "passt", "slirp", "relay"
 
@@ -22,24 +22,24 @@ class WayIn(NamedTuple):
     """The ports of this machine that lead to a guest's."""
 
     means: str
-    """Who listens there, one of these."""
+    """The program that listens on the ports: one of the three above."""
     address: str
     ports: tuple[tuple[int, int], ...]
-    """The guest's port and this machine's, of each."""
+    """The port of the guest and the port of this machine, for each."""
     room: str = ""
-    """Where they are claimed."""
+    """The directory in which the ports are claimed."""
 
     @property
     def words(self) -> str:
-        """As text for others: ``22=127.0.0.1:22001 80=127.0.0.1:22002``."""
+        """Return the ports as text for users: ``22=127.0.0.1:22001 80=127.0.0.1:22002``."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return " ".join(f"{guests}={address}:{ours}" for guests, ours in self.ports)
 
 
 class Later:
-    """Something that is to be done later, maybe by another process: a function's name and plain arguments.
+    """A deferred call, maybe made by another process: a function's name and plain arguments.
 
-    The function gets the job's user, the log and what the caller gives before them.
+    The function gets the job's user, the log and the caller's arguments before these.
     """
 
     __slots__ = ("_identity", "_log", "plain")
@@ -53,7 +53,7 @@ class Later:
     ) -> None:
         place = function if isinstance(function, str) else f"{function.__module__}:{function.__name__}"
         self.plain: tuple[str, tuple[str | int, ...]] = place, arguments
-        """``module:function`` and the arguments, of which another process makes the same."""
+        """The pair of ``module:function`` and arguments, from which another process makes the same call."""
         self._identity = identity
         self._log = log
 
@@ -65,69 +65,69 @@ class Later:
 
 
 def unclaim(_identity: Identity, _log: Callable[[str], None], path: str) -> None:
-    """The VM is gone that `runtime_dir.claim` was called for."""
+    """Release the claim of `runtime_dir.claim`, since its VM is gone."""
     runtime_dir.remove(path)
 
 
 def empty(identity: Identity, log: Callable[[str], None], directory: str) -> None:
-    """The job is over, and nothing of its scratch directory is to be sent back."""
+    """Empty the scratch directory of a job that is over and sends nothing back."""
     from vmgahp.host import scratch
 
     scratch.empty(directory, identity, log)
 
 
 class Resources:
-    """A VM's guardian, and what is to be done at its end, which happens once (`vmgahp.drivers.lifecycle`)."""
+    """A VM's guardian, and the actions at its end, which are done once (`vmgahp.drivers.lifecycle`)."""
 
     def __init__(self, log: Callable[[str], None], server_ends: Callable[[], bool] = lambda: False) -> None:
-        """`server_ends` says that a VM which is being started is to end instead."""
+        """Hold the resources of one VM; `server_ends` returns True if a VM that is being started is to end instead."""
         self.server_ends = server_ends
         self.news = News()
-        """What the pool is to be told of the VM."""
+        """The updates of the VM for the pool."""
         self.guardian: Guardian | None = None
         self.exit: ExitRecord | None = None
-        """Of a VM that runs; none while it is still being started."""
+        """The record of the end of a VM that runs; None while it is being started."""
         self.exit_status = 0
-        """What the server is to leave with once the VM has ended by itself."""
+        """The exit status of the server after the VM has ended on its own."""
         self.console: ConsoleCapture | None = None
         self.exit_port: ExitPort | None = None
         self.run_ports: dict[str, ConsoleCapture] = {}
-        """Of a guest that runs a program (`vmgahp.drivers.libvirt.run_ports`)."""
+        """The ports of a guest that runs a program (`vmgahp.drivers.libvirt.run_ports`)."""
         self.luggage: Luggage | None = None
-        """What HTCondor sends with the outputs, of a job that has it send these alone."""
+        """The output directory, for a job that has HTCondor send nothing else."""
         self.access: WayIn | None = None
-        """The ports of this machine that lead to the guest's, where there are any."""
+        """The forwarded ports of the guest, if there are any."""
         self.before_restore: list[Callable[[], None]] = []
-        """Makes anew what ended with the process of a VM that was saved."""
+        """The functions that make anew what ended with the process of a VM that was saved."""
         self.while_running: list[Later] = []
-        """What lives as long as the VM: begun in order, with the machine, by whoever serves it, once it runs."""
+        """The calls that start companions of the VM, in order, by the process that serves it, once it runs."""
         self.at_end: list[Callable[[], None]] = []
-        """Done in order when the VM is gone, also by a start that failed."""
+        """The actions when the VM is gone, in order, also after a start that failed."""
         self.not_started: list[Callable[[], None]] = []
-        """Done in order before `at_end` by a start that failed; emptied by one that did not."""
+        """The actions before `at_end` after a start that failed, in order; cleared after a successful start."""
         self.when_over: list[Callable[[], None]] = []
-        """Done in order after `at_end` when the job is over: not where a checkpoint waits for its restart."""
+        """The actions after `at_end` when the job is over, in order; skipped if a checkpoint waits for its restart."""
         self._log = log
 
     def to_be_stopped(self) -> None:
-        """HTCondor wants the VM to end, and waits for it."""
+        """Note that HTCondor has asked for the end of the VM, and waits for it."""
         if self.exit is not None:
             self.exit.tells = False
 
     def ended(self, how: str, when: float = 0.0, reason: str = "") -> None:
-        """Say how the VM ended (`vmgahp.job.exit_code` has the words), when and why; what was said first stands."""
+        """Record how the VM ended (a word of `vmgahp.job.exit_code`), when and why; the first record stands."""
         if self.exit is not None and not self.exit.how:
             self.exit.how, self.exit.ended_at, self.exit.reason = how, when, reason
 
     def not_ended(self, how: str) -> None:
-        """The end that was said to be has not come about."""
+        """Withdraw the record of an end that did not happen."""
         if self.exit is not None and self.exit.how == how:
             self.exit.how, self.exit.ended_at, self.exit.reason = "", 0.0, ""
 
     def release(self, *, kept: bool = False) -> None:
-        """Tidy up and dismiss the guardian; `kept` says that a checkpoint is left behind.
+        """Clean up and dismiss the guardian; `kept` says that a checkpoint is left behind.
 
-        What fails is logged and holds up nothing else: the guest is gone, whatever is left of it.
+        Errors are logged and do not stop the rest: the guest is gone, whatever is left of it.
         """
         for listener in (self.console, self.exit_port, *self.run_ports.values()):
             if listener is not None:
@@ -141,7 +141,7 @@ class Resources:
         for action in todo:
             try:
                 action()
-            except Exception as error:  # noqa: BLE001 - what is still to be tidied up does not wait for a mend
+            except Exception as error:  # noqa: BLE001 - the remaining actions must run all the same
                 self._log(f"the end of a VM: {error}")
         if record is not None:
             self.exit_status = record.status
@@ -149,5 +149,5 @@ class Resources:
             self.guardian.dismiss()
 
     def leave_to_guardian(self) -> None:
-        """The VM could not be destroyed: the guardian is never dismissed and does it when the server ends."""
+        """Leave a VM that cannot be destroyed to the guardian, which is kept and acts when the server ends."""
         self.guardian = None

@@ -83,7 +83,7 @@ class SimulatedMachine(Machine):
         self._go(lifecycle.CHECKPOINT, lifecycle.SUSPENDED)
 
     def power_off(self) -> None:
-        """The guest's own doing."""
+        """Power off, as the guest itself would."""
         self._state = lifecycle.STOPPED
         self._machines.pop(self.working_dir, None)
 
@@ -95,10 +95,10 @@ class SimulatedMachine(Machine):
 
 
 class SimulatedDriver(Driver):
-    """Starts whatever it is given, on a machine that has memory for VMs."""
+    """A driver that starts any job, on a machine that has memory for VMs."""
 
     _machines: dict[str, SimulatedMachine] = {}
-    """By their scratch directories."""
+    """The machines, by their scratch directories."""
 
     def start(self, job: JobAd) -> Machine:
         fault = self._fault()

@@ -1,4 +1,4 @@
-"""Who looks at this machine for a VM type, or kills a VM: a driver, or a part of one."""
+"""The part of a driver that surveys this machine for a VM type, or kills a VM."""
 
 from _collections_abc import Callable, Sequence
 
@@ -14,43 +14,44 @@ if TYPE_CHECKING:
     from vmgahp.findings import Finding
 
     class Surveyor(Protocol):
-        """As `vmgahp.drivers.base.Driver.survey` says."""
+        """An object with the method `survey` of `vmgahp.drivers.base.Driver`."""
 
         def survey(self, end: float) -> "Survey":
-            """What jobs get from this hypervisor on this machine."""
+            """Return what jobs get from this hypervisor on this machine."""
 
     class Killer(Protocol):
-        """As `vmgahp.drivers.base.Driver` says."""
+        """An object with the methods `kill` and `close` of `vmgahp.drivers.base.Driver`."""
 
         def kill(self, match: str, uuid: str = "") -> bool:
-            """Destroy the VM that `match` names; False where there is none."""
+            """Destroy the VM that `match` names; return False if there is no such VM."""
 
         def close(self) -> None:
-            """Let go of connections."""
+            """Close connections."""
 
 
 Value = str | int | float | bool
 
 
 class Survey(NamedTuple):
-    """What a driver found out about this machine."""
+    """The result of a driver's survey of this machine."""
 
     findings: "Sequence[Finding]" = ()
-    """All that was looked at; one that is `vmgahp.findings.BAD` makes the machine unfit for any job."""
+    """The findings of all checks; one that is `vmgahp.findings.BAD` makes the machine unfit for any job."""
     attributes: dict[str, Value] = {}
-    """Published as ``VM_<VM type>_ATTR_<name>``, such as version, accel, max_vcpus, checkpoint."""
+    """The attributes published as ``VM_<VM type>_ATTR_<name>``, such as version, accel, max_vcpus, checkpoint."""
     machine_attributes: dict[str, Value] = {}
-    """Published under names of their own, such as HasVirshDefaultNetwork."""
+    """The attributes published under their own names, such as HasVirshDefaultNetwork."""
     networking: Sequence[str] = ()
-    """The types of networking that jobs get: those of the settings that were seen to work."""
+    """The types of networking that jobs get: those in the settings that were seen to work."""
     hypervisors: Sequence[str] = ()
-    """Those that run jobs here, such as kvm or qemu."""
+    """The hypervisors that run jobs here, such as kvm or qemu."""
     vm_types: Sequence[str] = ()
     """The values of vm_type that this driver was seen to serve here."""
 
 
 def surveyor(vm_type: str, settings: Settings, identity: Identity, log: Callable[[str], None]) -> "Surveyor":
-    """The surveyor of a VM type. The driver of QEMU's types loads five times as much, all of it for a start.
+    """Return the surveyor of a VM type. The driver for QEMU loads five times as many modules, all of them for a
+    start.
 
     Raises `vmgahp.errors.MachineFault` as `vmgahp.drivers.base.find` does.
     """
@@ -59,12 +60,15 @@ def surveyor(vm_type: str, settings: Settings, identity: Identity, log: Callable
 
 
 def load(vm_type: str) -> "Callable[..., Surveyor] | None":
-    """The class of a type that has a surveyor; None for any other, and where something that it needs is missing."""
+    """Return the class of a type that has a surveyor; None for any other, and if one of its dependencies is missing."""
     return _part(SURVEYORS, vm_type)
 
 
 def killer(vm_type: str, settings: Settings, identity: Identity, log: Callable[[str], None]) -> "Killer":
-    """Who kills VMs of a type, found as `surveyor` finds. Raises `vmgahp.errors.MachineFault` as that does."""
+    """Return the object that kills VMs of a type, found as in `surveyor`.
+
+    Raises `vmgahp.errors.MachineFault` likewise.
+    """
     make: Callable[..., Killer] = _part(KILLERS, vm_type) or _driver(vm_type)
     return make(vm_type, settings, identity, log)
 
@@ -78,7 +82,7 @@ def _part(places: dict[str, str], vm_type: str) -> "Callable[..., Any] | None":
     try:
         found: Callable[..., Any] = getattr(import_module(module), name)
     except ImportError:
-        return None  # what it is, and what to do about it, says whoever looks for the driver
+        return None  # the search for the driver explains it and gives a hint
     return found
 
 

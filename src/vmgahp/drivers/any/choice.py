@@ -27,22 +27,22 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f,:]{1,255}")
 
 _IDE = {"hda": "ide0:0", "hdb": "ide0:1", "hdc": "ide1:0", "hdd": "ide1:1"}
 _SCSI = tuple(f"scsi0:{number}" for number in range(16) if number != 7)
-"""Seven is the controller itself."""
+"""The places of disks on the SCSI bus; 7 is the controller itself."""
 
 
 class Choice(NamedTuple):
-    """An earlier choice, or none."""
+    """An earlier choice; empty if there is none."""
 
     vm_type: str = ""
-    """Empty where nothing was chosen yet."""
+    """The chosen VM type; empty before the first choice."""
     images: dict[str, tuple[str, str]] = {}
-    """Name of the job's image -> name and format of the one that was made of it."""
+    """The name and the format of the converted image, by the name of the job's image."""
 
 
 def load(directory: str, identity: Identity) -> Choice:
     """Read what an earlier start has written; an empty choice where there is no such file.
 
-    Raises `errors.JobFault` for one that cannot be read: without it nobody knows on which image the guest has been.
+    Raises `errors.JobFault` for one that cannot be read: without it it is unknown on which image the guest has been.
     """
     try:
         return files.find(identity, directory, FILE, _parse) or Choice()

@@ -19,25 +19,25 @@ XEN_KERNEL = "VMPARAM_Xen_Kernel"
 LIBVIRT_XML = "VMPARAM_Libvirt_XML"
 
 _BOOTS_ITSELF = ("included", "vmx")
-"""Values of xen_kernel for a disk that any hypervisor could boot."""
+"""The values of xen_kernel for a disk that any hypervisor could boot."""
 
 _EACH_ITS_OWN = ("VMPARAM_Xen_", "VMPARAM_VMware_", DISK, OPTION_PREFIX + IGNORE_UNKNOWN)
-"""Attributes that describe the VM to one hypervisor, and mean nothing to the others."""
+"""The attributes that describe the VM to one hypervisor, and mean nothing to the others."""
 
 _STREAM = "streamoptimized"
 """The kind of VMDK of an OVA, to which no guest can write."""
 
 _CANNOT_BE_SAVED = ("vmdk", "vdi", "vpc", "qcow")
-"""Formats with which QEMU saves no VM (it calls that a migration blocker: ``block/vmdk.c`` and so on)."""
+"""The formats with which QEMU saves no VM (it calls that a migration blocker: ``block/vmdk.c`` and so on)."""
 
 
 class Compatibility(NamedTuple):
-    """How a job and a type go together."""
+    """The compatibility of a job with a type."""
 
     reason: str = ""
-    """The reason why the type cannot run the job, as a sentence without its end; empty where it can."""
+    """The reason why the type cannot run the job, as a sentence without its end; empty if it can."""
     conversions: tuple[tuple[AnyDisk, str], ...] = ()
-    """The disks that it needs in another format, and QEMU's name of that."""
+    """The disks that it needs in another format, each with QEMU's name of that."""
 
 
 def fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -> Compatibility:
@@ -63,8 +63,8 @@ def fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -
 
 
 def _not_granted(vm_type: str, ad: JobAd) -> Iterator[str]:
-    """Yield what the job asks for and the type does not have."""
-    if vm_type not in LIBVIRT + VMWARE:  # its driver says it when it is asked to start the job
+    """Yield the features that the job asks for and the type does not have."""
+    if vm_type not in LIBVIRT + VMWARE:  # its driver reports it at the start of the job
         return
     kernel = ad.string(XEN_KERNEL)
     if kernel is not None and kernel.strip().lower() not in _BOOTS_ITSELF and vm_type not in XEN:
@@ -82,7 +82,7 @@ def _not_granted(vm_type: str, ad: JobAd) -> Iterator[str]:
 
 
 def _no_description(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk]) -> str:
-    """Return why the type would not know what VM the job means; empty where it does."""
+    """Return the reason why the type cannot identify the job's VM; empty if it can."""
     has_vmx = ad.expression(VMX_FILE) is not None
     has_disks = ad.expression(DISK) is not None or ad.expression(LIBVIRT_XML) is not None
     if vm_type in QEMU and has_vmx and not has_disks:
@@ -101,7 +101,7 @@ def _no_description(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk]) -> str:
 
 
 def _needs(vm_type: str, ad: JobAd, disk: AnyDisk, identity: Identity) -> str:
-    """Return the format that the type needs the disk in; empty where it can use it as it is."""
+    """Return the format that the type needs the disk in; empty if it can use it as it is."""
     if not disk.path or disk.format == "iso":
         return ""
     if vm_type in XEN:
@@ -119,11 +119,11 @@ def _needs(vm_type: str, ad: JobAd, disk: AnyDisk, identity: Identity) -> str:
 
 
 def _vmdk_kind(disk: AnyDisk, identity: Identity) -> str:
-    """Return VMware's word for the kind of a VMDK, in lower case; empty for what is none, or cannot be used."""
+    """Return VMware's word for the kind of a VMDK, in lower case; empty if it is not one, or cannot be used."""
     if disk.format != "vmdk":
         return ""
     try:
         with os.fdopen(identity.open_named(disk.path, os.O_RDONLY), "rb") as file:
             return vmdk.read(file.fileno()).kind
     except (OSError, vmdk.VmdkError):
-        return ""  # the driver says what is wrong with it
+        return ""  # the driver reports the error

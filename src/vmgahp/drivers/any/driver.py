@@ -1,4 +1,4 @@
-"""Takes, for each job, the first VM type of this machine that is proved and that can run it."""
+"""The driver that uses, for each job, the first VM type of this machine that is proved and can run it."""
 
 import os
 import threading
@@ -32,7 +32,7 @@ SURVEY = 20.0
 """Seconds for the proof of one type at a start; on a quiet machine it takes about one."""
 
 RESERVE = 0.2
-"""Seconds that the surveys leave for putting together what they found."""
+"""Seconds before the end of the survey by which the types' surveys must be done."""
 
 
 class _Known(NamedTuple):
@@ -42,9 +42,9 @@ class _Known(NamedTuple):
     disks: tuple[AnyDisk, ...]
     earlier: Choice
     fits: dict[str, Compatibility]
-    """Types that can run it, in the order in which they are to be tried."""
+    """The types that can run it, in the order in which they are tried."""
     reasons: dict[str, str]
-    """Types that cannot, and why."""
+    """The types that cannot run it, each with the reason."""
 
     @property
     def directory(self) -> str:
@@ -56,7 +56,7 @@ class _Known(NamedTuple):
 
 
 class AnyDriver(Driver):
-    """VM type any, and every list of types."""
+    """The driver of the VM type any, and of every list of types."""
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
@@ -84,11 +84,13 @@ class AnyDriver(Driver):
         return self._first(known, tell)
 
     def kill(self, match: str, uuid: str = "") -> bool:
-        """Ask every type's driver: the startd does not know which of them the job got."""
+        """Kill the VM by every type's driver, since the startd does not know by which the job runs."""
         found, trouble, by_directory = False, None, match.startswith("/")
         chosen: str | None = None
-        """The type whose silence counts, empty for none, None for every one. A type that is not installed here cannot
-        be asked either, and no job has run by it."""
+        """The type whose failure is raised, empty for none, None for every one.
+
+        A type that is not installed here fails too, but no job has run by it.
+        """
         if by_directory and os.path.isdir(match):
             try:
                 chosen = choice.load(match, self.identity).vm_type
@@ -96,7 +98,7 @@ class AnyDriver(Driver):
                 chosen = None
         for vm_type in machine_types(self.settings):
             if not by_directory and vm_type not in vm_types.LIBVIRT:
-                continue  # those know VMs by their directories
+                continue  # these drivers find VMs by their directories
             try:
                 found |= self._driver_for(vm_type).kill(match, uuid)
             except errors.Fault as fault:
@@ -121,7 +123,10 @@ class AnyDriver(Driver):
     # The job
 
     def _look_at(self, job: JobAd) -> _Known:
-        """Find out what can run the job. Raises `JobFault` for what no type accepts, `MachineFault` for settings."""
+        """Find the types that can run the job.
+
+        Raises `JobFault` if no type accepts it, `MachineFault` for wrong settings.
+        """
         types = machine_types(self.settings)
         accepted = accepted_types.wanted(job)
         Options(job, others_know=bool(self.settings.xml_script()))
@@ -131,7 +136,7 @@ class AnyDriver(Driver):
                 f"{name} = {shown(job.expression(name))}: the job runs by another type than any.",
                 "write it for all types, as VM_ATTR_<name>, or for one, as VM_<type>_ATTR_<name>.",
             )
-        job.vm_name()  # raises for a job that no type could name
+        job.vm_name()  # raises for a job whose VM cannot get a name
         earlier = choice.load(job.working_dir(), self.identity)
         disks = images.read(job, earlier.images, self.identity)
         fits: dict[str, Compatibility] = {}
@@ -171,12 +176,12 @@ class AnyDriver(Driver):
     # The choice
 
     def _first(self, known: _Known, attempt: Callable[[str], _Result]) -> _Result:
-        """Return the result of the first type that is proved and that does not refuse the job."""
+        """Return the result of the first type that is proved and does not refuse the job."""
         refusals: dict[str, JobFault] = {}
         unproved: dict[str, str] = {}
         only = len(machine_types(self.settings)) == 1
         for vm_type in known.fits:
-            # With one type there is nothing to choose: if it does not work, its driver says so at the start.
+            # With one type there is no choice: if it does not work, its driver reports that at the start.
             why = "" if only else self._why_not((vm_type,))[vm_type]
             if why:
                 self.log(f"VM type {vm_type} is not proved on this machine: {why}")
@@ -190,11 +195,11 @@ class AnyDriver(Driver):
         raise self._nothing_left(known, refusals, unproved)
 
     def _why_not(self, types: tuple[str, ...]) -> dict[str, str]:
-        """Return why each type is not proved, by a survey as the probe makes it; empty for one that is."""
+        """Return the reason why each type is not proved, by a survey like the probe's; empty for one that is proved."""
         made: list[Driver] = []
 
         def fresh(vm_type: str) -> Driver:
-            # A driver of its own: a survey has less patience with a connection than a start.
+            # A separate driver, as a survey has shorter timeouts for a connection than a start.
             made.append(self._new(vm_type))
             return made[-1]
 
@@ -206,7 +211,7 @@ class AnyDriver(Driver):
                 driver.close()
 
     def _nothing_left(self, known: _Known, refusals: dict[str, JobFault], unproved: dict[str, str]) -> errors.Fault:
-        """Return whose fault it is: the machine's only where not one of its types works."""
+        """Return the fault after all types were tried: the machine's only if none of its types works."""
         types = machine_types(self.settings)
         if not refusals and unproved:
             others = tuple(vm_type for vm_type in types if vm_type not in unproved)
@@ -245,7 +250,7 @@ class AnyDriver(Driver):
         return machine
 
     def _changed(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> JobAd:
-        """Return the job as the type's driver is to see it; `made` are new images by the paths of the old ones.
+        """Return the job for the type's driver; `made` are new images by the paths of the old ones.
 
         Raises `errors.Fault`.
         """
@@ -290,7 +295,7 @@ def _listed(reasons: dict[str, str]) -> str:
 
 
 def _surveys(types: tuple[str, ...], driver_for: Callable[[str], Driver], end: float) -> dict[str, Survey]:
-    """Make each type's survey, all of them at once; a driver that cannot be loaded is a finding too."""
+    """Make the surveys of all types in parallel; a driver that cannot be loaded is a finding too."""
 
     def look(vm_type: str) -> Survey:
         return driver_for(vm_type).survey(end - RESERVE)
@@ -305,13 +310,13 @@ def _surveys(types: tuple[str, ...], driver_for: Callable[[str], Driver], end: f
 
 
 def _trouble(survey: Survey) -> str:
-    """Return why no job can run by a type, as a sentence; empty for a type that is proved."""
+    """Return the reason why jobs cannot run by a type, as a sentence; empty for a type that is proved."""
     trouble = findings.first_bad(survey.findings)
     return trouble.seen if trouble else ""
 
 
 def _together(found: Mapping[str, Survey]) -> Survey:
-    """Make one survey of all: where one type works, another that does not keeps no job away."""
+    """Merge the surveys: if one type works, the failure of another does not keep jobs away."""
     proved = {vm_type: survey for vm_type, survey in found.items() if not _trouble(survey)}
     told: list[Finding] = []
     for vm_type, survey in found.items():
@@ -330,7 +335,7 @@ def _together(found: Mapping[str, Survey]) -> Survey:
         told,
         attributes={**can, "types": ",".join(proved)},
         machine_attributes=machine_attributes,
-        # A job with a network that only one of the types has goes to that one.
+        # A job with a network that only one of the types has runs by that type.
         networking=list(dict.fromkeys(kind for survey in proved.values() for kind in survey.networking)),
         hypervisors=list(dict.fromkeys(name for survey in proved.values() for name in survey.hypervisors)),
         vm_types=[vm_types.ANY, *proved] if proved else [],

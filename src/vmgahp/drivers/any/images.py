@@ -28,13 +28,13 @@ START_EXTRA = 60.0
 itself keeps half of that."""
 
 MEASURING = 120.0
-"""Seconds for finding out how large the new image gets, which reads the tables of the old one."""
+"""Seconds for measuring the new image, which reads the tables of the old one."""
 
 SPARE = 64 << 20
 """Bytes by which the new image may be larger than was measured, and that stay free: headers and tables."""
 
 STEP = 10
-"""Per cent between two lines of the log."""
+"""The per cent between two lines of the log."""
 
 _MIB = 1 << 20
 
@@ -51,7 +51,7 @@ class AnyDisk(NamedTuple):
     format: str = ""
     """QEMU's name of the image's format; ``iso`` for a CD-ROM."""
     original: str = ""
-    """The name of the image as the job has it, whichever image took its place since."""
+    """The name of the job's image, even if another image has replaced it."""
     transferred: bool = False
     """True if it is in the scratch directory."""
 
@@ -139,7 +139,7 @@ def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, l
     temporary = f".{name}.new"
     size = 0
     try:
-        backing_chain(disk.path, disk.format, identity)  # refuses what is no file of this machine
+        backing_chain(disk.path, disk.format, identity)  # rejects layers that are not files of this machine
         size = qemu_img.measure(disk.path, disk.format, "qcow2", identity, seconds=MEASURING)
         free = execute.free(directory, identity)
         if free < size + SPARE:
@@ -193,7 +193,7 @@ def _progress(what: str, log: Logger) -> Callable[[float], None]:
 
 
 def _no_room(disk: AnyDisk, size: int, seen: str, directory: str, identity: Identity) -> errors.Fault:
-    """Return the fault for a new image without room: of the machine only where EXECUTE itself is full."""
+    """Return the fault for a new image without space: the machine's only if EXECUTE itself is full."""
     room = (size + SPARE) // _MIB
     problem = f"{disk.name} has to be converted, which takes {room} MiB in the scratch directory, and {seen}."
     hint = f"set request_disk to {room} MiB more than the job's files, or send an image that need not be converted."

@@ -1,5 +1,8 @@
-"""libvirt: KVM, plain QEMU, and what else libvirt knows. `driver` starts VMs, `machine` is one of them,
-`connection` is the way to the daemon, `faults` says whose fault an error of libvirt is."""
+"""The driver for libvirt: KVM, plain QEMU, and the other hypervisors that libvirt knows.
+
+`driver` starts VMs, `machine` is one of them, `connection` connects to the daemon, and `faults` classifies errors of
+libvirt.
+"""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -9,7 +12,7 @@ __all__ = ["LibvirtDriver"]
 
 
 def __getattr__(name: str) -> object:
-    """The driver, when somebody asks for it: a server does without most of this package once its VM runs."""
+    """Import the driver on first use: a server needs little of this package once its VM runs."""
     if name != "LibvirtDriver":
         raise AttributeError(name)
     from vmgahp.drivers.libvirt.driver import LibvirtDriver

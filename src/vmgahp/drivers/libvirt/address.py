@@ -1,6 +1,6 @@
 """The IP addresses of a guest, as libvirt or this host knows them.
 
-libvirt's daemon for QEMU asks that for networks, and hangs where that hangs. So no STATUS depends on the answer.
+libvirt's daemon for QEMU asks the daemon for networks, and hangs if that hangs. So no STATUS depends on the answer.
 """
 
 from _collections_abc import Callable
@@ -24,7 +24,7 @@ PATIENCE = 0.5
 """Seconds that a STATUS waits for an answer, which comes within milliseconds."""
 
 PAUSE = 60.0
-"""Seconds without a question after one that was not answered in time."""
+"""Seconds without a query after one that was not answered in time."""
 
 
 class GuestAddress:
@@ -33,14 +33,15 @@ class GuestAddress:
     def __init__(self) -> None:
         self.found: tuple[str, ...] = ()
         self._asking = threads.Lock()
-        """Held while libvirt is asked: each question that hangs occupies one of its workers."""
+        """A lock that is held while libvirt is asked: each query that hangs occupies one of its workers."""
         self._due = 0.0
-        """When it may be asked again, by the monotonic clock."""
+        """The time from which it may be asked again, by the monotonic clock."""
 
     def find(self, call: "Call") -> tuple[str, ...]:
-        """Return the addresses, none while none is known.
+        """Return the addresses; empty while they are unknown.
 
-        `call` calls libvirt with the domain. It is called in a thread of its own, for which nobody waits long.
+        `call` calls libvirt with the domain. It is called in a thread of its own, for which this waits `PATIENCE` at
+        most.
         """
         if self.found or monotonic() < self._due or not self._asking.acquire(False):
             return self.found

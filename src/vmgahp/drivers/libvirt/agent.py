@@ -1,9 +1,9 @@
-"""QEMU's guest agent, where one runs in a guest: its addresses, its clock, and how it powers off.
+"""QEMU's guest agent, if one runs in a guest: its addresses, its clock, and its power-off.
 
-The agent is as hostile as its guest may be. It may answer never, at length, or nonsense, and each question occupies
-one of libvirtd's workers until it is answered or given up. So nobody waits for it: one question at a time is asked,
-by a thread of its own, with a limit of `ANSWER_SECONDS`, and who has given no answer is asked ever more rarely. Of
-what it says nothing is believed but addresses that are addresses, and of them not many.
+The agent may be as hostile as its guest. It may answer never, at length, or with nonsense, and each query occupies
+one of libvirtd's workers until it is answered or given up. So no other thread waits for it: a separate thread makes one
+query at a time, with a timeout of `ANSWER_SECONDS`, and an agent that does not answer is asked more and more rarely.
+Of its answers only valid addresses are accepted, and only a limited number of them.
 """
 
 from _collections_abc import Iterable
@@ -25,46 +25,46 @@ if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.running import RunningMachine
 
 ANSWER_SECONDS = 2
-"""For each answer of an agent; libvirt asks it twice, first whether it is there."""
+"""Seconds for each answer of an agent; libvirt asks it twice, first whether it is there."""
 
 POWER_OFF_SECONDS = 3.0
-"""For a guest to power off by its agent, before it is asked by ACPI as well."""
+"""Seconds for a guest to power off by its agent, before it is asked by ACPI as well."""
 
 ASK_INTERVAL, RAREST = 30.0, 960.0
-"""Seconds between two questions to an agent that answers, and at most to one that does not."""
+"""Seconds between two queries to an agent that answers, and the most to one that does not."""
 
 _REFUSED = "unable to execute QEMU agent command"
-"""What libvirt says of an agent that answers that it will not, such as one without hwclock."""
+"""The message of libvirt for an agent that refuses a command, such as one without hwclock."""
 
 MOST_ADDRESSES = 16
-"""What is kept of them."""
+"""The number of addresses that are kept."""
 MOST_SAID = 256
-"""Interfaces, and addresses of one, of an agent that is believed: libvirt passes on four million."""
+"""The number of interfaces, and of addresses of one, that is accepted of an agent: libvirt passes on four million."""
 
 
 class GuestAgent:
-    """The agent of one guest, which may not be there."""
+    """The agent of one guest, which may be missing."""
 
     def __init__(self, guest: LibvirtGuest, macs: Iterable[str], log: Logger) -> None:
         self.addresses: tuple[str, ...] = ()
-        """Of the guest's NICs, as it has last said."""
+        """The addresses of the guest's NICs in its last answer."""
         self._guest = guest
         self._macs = frozenset(macs)
         self._log = log
         self._lock = threads.Lock()
         self._is_asked = False
         self._run = 0
-        """The run of the guest, by libvirt's number of its domain, of which an answer is limited."""
+        """The ID of the domain, which changes with each run of the guest, whose agent has the timeout set."""
         self._is_late = False
-        """Whether the guest's clock has stood still."""
+        """True if the guest's clock has stood still."""
         self._due = 0.0
-        """When it is to be asked again, by the monotonic clock."""
+        """The time of the next query, by the monotonic clock."""
         self._wait = ASK_INTERVAL
         self._is_mute = False
-        """Whether it has not answered the last question."""
+        """True if it has not answered the last query."""
 
     def look(self) -> None:
-        """Have it asked where it is time to; nothing is waited for. Called by libvirt's event thread too."""
+        """Start a query if one is due, without waiting for it. Called from libvirt's event thread too."""
         with self._lock:
             if self._is_asked or not self._guest.watch.has_agent or monotonic() < self._due:
                 return
@@ -75,14 +75,14 @@ class GuestAgent:
             self._is_asked = False  # the next STATUS tries again
 
     def resumed(self) -> None:
-        """The guest goes on after it has stood still."""
+        """Note that the guest continues after it has stood still."""
         self._is_late = True
         if not self._is_mute:
             self._due = 0.0
         self.look()
 
     def power_off(self, seconds: float) -> bool:
-        """Have it power its guest off; whether it does. Waits so long at most."""
+        """Make the agent power off its guest; return True if it does. Waits for `seconds` at most."""
         if not self._guest.watch.has_agent or self._is_mute:
             return False
         taken = threads.Flag()
@@ -102,7 +102,7 @@ class GuestAgent:
         return bool(obeys) or self._guest.watch.gone.is_set()
 
     def _power_off(self, domain: libvirt.virDomain) -> None:
-        # libvirt waits for a minute until the guest is off, and not for the guest's answer: there is none.
+        # libvirt waits a minute for the guest to be off, not for an answer: agents send none.
         self._limit(domain)
         domain.shutdownFlags(libvirt.VIR_DOMAIN_SHUTDOWN_GUEST_AGENT)
 
@@ -113,7 +113,7 @@ class GuestAgent:
             is_mute = False
         except (libvirt.libvirtError, errors.Fault) as error:
             if "not connected" in str(error):
-                self._guest.watch.has_agent = is_mute = False  # there is none, after events were missed
+                self._guest.watch.has_agent = is_mute = False  # events were missed: the agent is gone
             elif not self._is_mute and not self._guest.watch.gone.is_set():
                 self._log(f"{self._guest.name}: its guest agent does not answer: {error}")
         finally:
@@ -139,25 +139,25 @@ class GuestAgent:
             )
 
     def _limit(self, domain: libvirt.virDomain) -> None:
-        """Without a limit libvirt waits for ever; it forgets the limit with the run."""
+        """Set the timeout, without which libvirt waits for ever; libvirt forgets it with the run."""
         if (run := domain.ID()) != self._run:
             domain.agentSetResponseTimeout(ANSWER_SECONDS)
             self._run = run
 
 
 def accompany(_identity: Identity, log: Logger, machine: "RunningMachine", is_late: int, *macs: str) -> None:
-    """Have the agent of a guest that runs; `is_late` says that its clock has stood still."""
+    """Attach the agent to a guest that runs; `is_late` says that its clock has stood still."""
     machine.agent = agent = GuestAgent(machine.guest, macs, log)
     machine.guest.watch.agent_came = agent.look
     if is_late:
         agent.resumed()
-    agent.look()  # it may have come before
+    agent.look()  # it may have connected before
 
 
 def believed(found: "dict[str, Any]", macs: Iterable[str] = ()) -> tuple[str, ...]:
-    """The addresses among what was said of a guest's interfaces: those by which it may be reached, IPv4 first.
+    """Return the addresses in an agent's answer by which the guest may be reached, IPv4 first.
 
-    Where `macs` are given, only those of interfaces that have one of them.
+    With `macs`, return only those of interfaces that have one of these.
     """
     if len(found) > MOST_SAID:
         return ()
@@ -171,7 +171,7 @@ def believed(found: "dict[str, Any]", macs: Iterable[str] = ()) -> tuple[str, ..
 
 
 def _address(said: str) -> str:
-    """An address in its usual form; empty for none, and for one that means nothing outside the guest."""
+    """Return an address in its usual form; empty if it is invalid, or means nothing outside the guest."""
     family = AF_INET6 if ":" in said else AF_INET
     try:
         packed = inet_pton(family, said)

@@ -1,8 +1,8 @@
-"""What is used here of libvirt's C library, under libvirt-python's names, and nothing else.
+"""The part of libvirt's C library that this package uses, under libvirt-python's names.
 
 Each server holds this for as long as its VM lives, and libvirt-python's own module has three hundred kilobytes of
 classes and constants of which a tenth is used. The C module below it (``libvirtmod``) does the work: it lets other
-threads run during a call, answers None or -1 where a call failed, keeps the error for each thread by itself, and
+threads run during a call, answers None or -1 if a call failed, keeps the error for each thread by itself, and
 delivers an event by calling the connection that asked for it. A function that an older libvirt lacks is an
 AttributeError when it is called, as it is there.
 """
@@ -32,10 +32,11 @@ _ERRORS = """
     NO_NETWORK_METADATA AGENT_COMMAND_TIMEOUT AGENT_COMMAND_FAILED INVALID_ENCR_KEY_SECRET
 """
 CODES = {name: number for number, name in enumerate(_ERRORS.split()) if name != "-"}
-"""``VIR_ERR_``, virErrorNumber, in its order: a - for each number that only ever warned."""
+"""The numbers of ``VIR_ERR_`` (virErrorNumber) by name, in libvirt's order; a - for each that is only ever a warning.
+"""
 
 ORIGINS = {"RPC": 7, "QEMU": 10, "REMOTE": 13}
-"""``VIR_FROM_``, virErrorDomain: those that decide something."""
+"""The numbers of ``VIR_FROM_`` (virErrorDomain) that affect the classification of an error."""
 
 VIR_ERR_INTERNAL_ERROR = CODES["INTERNAL_ERROR"]
 VIR_ERR_NO_SUPPORT = CODES["NO_SUPPORT"]
@@ -105,7 +106,7 @@ _AFFECT_LIVE = 1
 VIR_DOMAIN_JOB_NONE = 0
 VIR_DOMAIN_SAVE_BYPASS_CACHE = 1
 VIR_DOMAIN_SAVE_PAUSED = 4
-if libvirtmod.virGetVersion() >= 11_002_000:  # an older one takes it for a mistake
+if libvirtmod.virGetVersion() >= 11_002_000:  # an older one rejects it
     VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT = "image_format"
 
 VIR_DOMAIN_STATS_STATE = 1
@@ -117,27 +118,27 @@ VIR_DOMAIN_STATS_BLOCK = 32
 
 
 class libvirtError(Exception):
-    """What libvirt answered to a call of this thread that has just failed."""
+    """The error of libvirt for a call of this thread that has just failed."""
 
     def __init__(self, otherwise: str) -> None:
         self.err: Any = libvirtmod.virGetLastError()
         super().__init__(otherwise if self.err is None else self.err[2])
 
     def get_error_code(self) -> "int | None":
-        """One of `CODES`, or a later libvirt's."""
+        """Return the code: one of `CODES`, or one of a later libvirt."""
         return None if self.err is None else self.err[0]
 
     def get_error_domain(self) -> "int | None":
-        """The part of libvirt that it comes from."""
+        """Return the part of libvirt that reports the error."""
         return None if self.err is None else self.err[1]
 
     def get_error_message(self) -> "str | None":
-        """The whole of what it says."""
+        """Return the complete message."""
         return None if self.err is None else self.err[2]
 
 
 def _some(name: str, *arguments: object) -> "Any":
-    """Call a function that answers None where it failed."""
+    """Call a function that returns None if it failed; raise libvirtError then."""
     answer = getattr(libvirtmod, name)(*arguments)
     if answer is None:
         raise libvirtError(f"{name}() failed")
@@ -145,7 +146,7 @@ def _some(name: str, *arguments: object) -> "Any":
 
 
 def _done(name: str, *arguments: object) -> "Any":
-    """Call a function that answers -1 where it failed."""
+    """Call a function that returns -1 if it failed; raise libvirtError then."""
     answer = getattr(libvirtmod, name)(*arguments)
     if answer == -1:
         raise libvirtError(f"{name}() failed")
@@ -153,17 +154,17 @@ def _done(name: str, *arguments: object) -> "Any":
 
 
 def registerErrorHandler(handler: "Callable[[object, object], None]", context: object) -> None:
-    """Have every error told to `handler`, as ``f(context, error)``, and none to standard error."""
+    """Have every error passed to `handler`, as ``f(context, error)``, instead of printed to standard error."""
     libvirtmod.virRegisterErrorHandler(handler, context)
 
 
 def virEventRegisterDefaultImpl() -> None:
-    """Have libvirt's own event loop, before the first connection."""
+    """Register libvirt's own event loop, before the first connection."""
     _done("virEventRegisterDefaultImpl")
 
 
 def virEventRunDefaultImpl() -> None:
-    """One turn of that loop, which waits for something to happen."""
+    """Run one iteration of that loop, which waits for an event."""
     _done("virEventRunDefaultImpl")
 
 
@@ -173,12 +174,12 @@ def open(uri: str) -> "virConnect":
 
 
 def openReadOnly(uri: str) -> "virConnect":
-    """Connect as one who asks only."""
+    """Connect to a hypervisor's daemon for queries only."""
     return virConnect(_some("virConnectOpenReadOnly", uri))
 
 
 class _Owned:
-    """A reference to an object of the library's, given back when nobody has it any more; it keeps its connection."""
+    """A reference to an object of the library's, freed with this object; it keeps its connection."""
 
     __slots__ = ("_conn", "_o")
     _free = ""
@@ -202,7 +203,7 @@ class virConnect:
             libvirtmod.virConnectClose(self._o)
 
     def close(self) -> int:
-        """Give up this reference. Returns how many the library counts now."""
+        """Give up this reference. Returns the number of references that the library still counts."""
         pointer, self._o = self._o, None
         return int(_done("virConnectClose", pointer))
 
@@ -385,7 +386,7 @@ class virDomain(_Owned):
         _done("virDomainDestroy", self._o)
 
     def monitor(self, command: str) -> str:
-        """What QEMU's own monitor answers to people; libvirt notes that it was asked."""
+        """Return the answer of QEMU's human monitor to a command; libvirt marks the domain as tainted by it."""
         import libvirtmod_qemu  # a library of its own, for the few VMs that need it
 
         answer = libvirtmod_qemu.virDomainQemuMonitorCommand(self._o, command, 1)
@@ -407,7 +408,7 @@ class virDomain(_Owned):
 
 
 class virNetwork(_Owned):
-    """A network of libvirt's."""
+    """A libvirt network."""
 
     __slots__ = ()
     _free = "virNetworkFree"
@@ -424,7 +425,7 @@ class virNetwork(_Owned):
 
 
 class virStream(_Owned):
-    """Bytes that come with the answer to a call."""
+    """A stream of bytes that comes with the answer to a call."""
 
     __slots__ = ()
     _free = "virStreamFree"

@@ -1,4 +1,4 @@
-"""Whether this machine has the architecture, UEFI, TPM or share that a job asks for.
+"""The check that this machine has the architecture, UEFI, TPM or share that a job asks for.
 
 libvirt would refuse most of it too, with an error that does not say who must act.
 """
@@ -18,12 +18,14 @@ from vmgahp.job.kinds import ARM, BIOS, NINEP, VIRTIOFS, X86
 from vmgahp.job.spec import JobSpec
 
 PANIC_MODELS = {X86: ("isa", 0), ARM: ("pvpanic", 9_001_000)}
-"""The panic device of an architecture's machines, and the first libvirt that knows it. Those of s390x and pseries
-have one of their own."""
+"""The panic device of an architecture's machines, and the first libvirt that knows it.
+
+s390x and pseries have panic devices of their own.
+"""
 
 
 def type_for(spec: JobSpec, domain_type: str, settings: Settings) -> str:
-    """The domain type for the architecture that the job wants: only an emulator runs another one than the machine's.
+    """Return the domain type for the architecture that the job wants: a foreign one needs an emulator.
 
     Raises `errors.JobFault`.
     """
@@ -39,12 +41,12 @@ def type_for(spec: JobSpec, domain_type: str, settings: Settings) -> str:
 
 
 def is_foreign(spec: JobSpec) -> bool:
-    """Whether the guest's architecture is another than the machine's."""
+    """Return True if the guest's architecture is another than the machine's."""
     return spec.devices.arch not in ("", os.uname().machine)
 
 
 def arch_of(spec: JobSpec) -> str:
-    """The guest's architecture as `vmgahp.domain.build.Host` wants it: empty for x86_64 on itself."""
+    """Return the guest's architecture for `vmgahp.domain.build.Host`: empty for x86_64 on itself."""
     arch = spec.devices.arch or os.uname().machine
     return "" if arch == X86 and not is_foreign(spec) else arch
 
@@ -82,7 +84,7 @@ def require(
             )
     arch = wanted.arch or os.uname().machine
     if firmware == BIOS and not wanted.arch and not wanted.tpm:
-        return  # the usual job costs no question
+        return  # the usual job needs no query
     capabilities = connection.call(lambda libvirtd: of_machines(libvirtd, arch, domain_type))
     if capabilities is None:
         raise _refused(
@@ -92,7 +94,7 @@ def require(
     if wanted.tpm:
         from vmgahp.drivers.libvirt import tpm
 
-        # As the probe looks at it: a machine that offers no TPM is not taken by a job that asks for one all the same.
+        # The same check as the probe's: a job that asks for a TPM does not match a machine that offers none.
         if reason := tpm.why_none(tpm.is_offered(capabilities)) or tpm.proved(identity, tpm.TRIAL_WAIT).reason:
             raise _refused(
                 f"VMPARAM_vm_TPM = true, and this machine has no software TPM: {reason}",
@@ -106,7 +108,7 @@ def require(
 
 
 def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) -> str:
-    """The panic device that the guest gets; empty where there is none for its machine."""
+    """Return the panic device that the guest gets; empty if there is none for its machine."""
     arch = spec.devices.arch or os.uname().machine
     if not qemu_process.is_qemu(domain_type) or arch not in PANIC_MODELS:
         return ""

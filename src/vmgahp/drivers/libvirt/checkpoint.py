@@ -1,6 +1,6 @@
-"""Checkpoints of libvirt's domains: what is written of one, and whether a VM can restart from it.
+"""Checkpoints of libvirt's domains: their manifest, and the check that a VM can restart from one.
 
-The files and their checks are `vmgahp.checkpoint.store`'s; here is what only libvirt knows.
+The files and their checks are in `vmgahp.checkpoint.store`; this module adds what is specific to libvirt.
 """
 
 import os
@@ -43,7 +43,7 @@ def _differences(then: Facts, now: Facts) -> Iterator[str]:
     if then["host_cpu"] and now["host_cpu"] and then["host_cpu"] != now["host_cpu"]:
         yield f"it was made on another CPU ({then['host_cpu']!a}; here: {now['host_cpu']})"
     # The stable releases of one series understand each other's images, both ways. An older libvirt is not refused:
-    # libvirt itself says what it cannot read.
+    # libvirt itself reports what it cannot read.
     if then["qemu_version"] // 1000 > now["qemu_version"] // 1000:
         hypervisor = "Xen" if now["domain_type"] == "xen" else "QEMU"
         made, here = _version(then["qemu_version"]), _version(now["qemu_version"])
@@ -57,7 +57,7 @@ LIBVIRT = CheckpointKind(
         "uuid": matching(UUID),
         "libvirt_version": integer(0, 10**10),  # as libvirt counts: 9.1.2 is 9001002
         "qemu_version": integer(0, 10**10),
-        # What tells two kinds of CPU apart; empty where the guest does not see the host's CPU.
+        # The identification of the host's CPU; empty if the guest does not see that CPU.
         "host_cpu": text(500, may_be_empty=True),
         "machine_type": matching(WORD),
         "architecture": matching(WORD),
@@ -71,7 +71,7 @@ XEN = LIBVIRT._replace(driver="xen", inspect=memory_image_xen.inspect)
 
 
 def disk_refs(disks: Iterable[Disk]) -> list[FileRef]:
-    """The disks, each with its backing files."""
+    """Return the disks, each with its backing files."""
     refs = []
     for disk in disks:
         known_as = disk.image.known_as if disk.image and not disk.writable else ""
@@ -83,7 +83,7 @@ def disk_refs(disks: Iterable[Disk]) -> list[FileRef]:
 
 
 class LibvirtRestart:
-    """A checkpoint that a VM may be restarted from, and its open memory image; to be closed."""
+    """A checkpoint from which a VM may be restarted, and its open memory image; the caller closes it."""
 
     def __init__(self, manifest: Manifest, descriptor: int) -> None:
         self.manifest = manifest
@@ -93,7 +93,10 @@ class LibvirtRestart:
         os.close(self.descriptor)
 
     def description(self, ours: str, uri: str) -> str:
-        """The domain XML to restore with at `uri`. Raises `Unusable` where the saved domain is another than `ours`."""
+        """Return the domain XML to restore with at `uri`.
+
+        Raises `Unusable` if the saved domain is another than `ours`.
+        """
         from vmgahp.domain.restore import SavedMismatch, reconcile
 
         try:
@@ -109,7 +112,7 @@ class JobCheckpoints(NamedTuple):
 
     every: "LibvirtCheckpoints"
     spec: JobSpec
-    """Under the job's name (`vmgahp.drivers.libvirt.describe.Plan.checkpoint_spec`)."""
+    """The job under its own name (`vmgahp.drivers.libvirt.describe.Plan.checkpoint_spec`)."""
     domain_type: str
 
     @property
@@ -121,7 +124,7 @@ class JobCheckpoints(NamedTuple):
 
 
 class LibvirtCheckpoints:
-    """Finds and makes the checkpoints of one driver's jobs."""
+    """The checkpoints of one driver's jobs: finds them and writes them."""
 
     def __init__(self, kind: CheckpointKind, identity: Identity, connection: LibvirtConnection, log: Logger) -> None:
         self._kind = kind
@@ -130,11 +133,11 @@ class LibvirtCheckpoints:
         self._log = log
 
     def store(self, spec: JobSpec) -> CheckpointStore:
-        """The checkpoint of a job, whatever it is."""
+        """Return the store for the checkpoint of a job."""
         return CheckpointStore(self._kind, self._identity, spec.working_dir, self._log)
 
     def find(self, spec: JobSpec, domain_type: str) -> LibvirtRestart | None:
-        """The checkpoint in the job's scratch directory, whatever the ad says of one; None where there is none.
+        """Return the checkpoint in the job's scratch directory, regardless of the ad; None if there is none.
 
         Raises `Unusable`, and `errors.MachineFault`.
         """
@@ -160,7 +163,7 @@ class LibvirtCheckpoints:
         return restart
 
     def _require_program(self, descriptor: int) -> None:
-        """Raises `errors.JobFault` where an image is compressed by what this machine lacks: another may have it."""
+        """Check that this machine can decompress the image. Raises `errors.JobFault` if not: another machine may."""
         form = getattr(self._kind.inspect(descriptor), "format", memory_image.RAW)
         if form == packed.BEST and not packed.has(form):
             raise errors.JobFault(
@@ -196,7 +199,7 @@ class LibvirtCheckpoints:
 
     @staticmethod
     def why_not(spec: JobSpec) -> str:
-        """Why a job's VM cannot be checkpointed; empty where it can."""
+        """Return the reason why a job's VM cannot be checkpointed; empty if it can."""
         if not spec.checkpoint:
             return "the job does not ask for it with vm_checkpoint"
         if spec.vm_type in HTCONDORS:
@@ -220,7 +223,7 @@ class LibvirtCheckpoints:
         return True
 
     def _host_cpu(self, domain_type: str) -> str:
-        """What a guest of KVM depends on; TCG emulates the same CPU everywhere."""
+        """Return the host CPU that a guest of KVM depends on; empty for TCG, which emulates the same CPU everywhere."""
         if domain_type != "kvm":
             return ""
         capabilities = etree.fromstring(self._connection.call(lambda connection: connection.getCapabilities()))

@@ -1,7 +1,7 @@
-"""The way to libvirtd: opened when first needed, opened again when the daemon was restarted.
+"""The connection to libvirtd: opened when first needed, reopened after the daemon was restarted.
 
-A transient domain and its QEMU live on while libvirtd restarts, so a lost connection says nothing about
-the VM: the call is made again on a new connection, for as long as `RECONNECT_DEADLINE`.
+A transient domain and its QEMU survive a restart of libvirtd, so a lost connection says nothing about the VM: the
+call is retried on a new connection, for as long as `RECONNECT_DEADLINE`.
 """
 
 import time
@@ -21,23 +21,26 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 RECONNECT_DEADLINE = 15.0
-"""Seconds, unless a connection says otherwise; a restart of libvirtd takes one or two."""
+"""Seconds during which a call is retried, by default; a restart of libvirtd takes one or two."""
 
 RETRY_INTERVAL = 0.25
 
 HANGING_DEADLINE = 1.0
-"""The same for a call that has a deadline of its own, and so another way, once libvirtd was seen to hang."""
+"""Seconds for a call with its own timeout, which has a fallback, once libvirtd was seen to hang."""
 
 CLOSE_WAIT = 2.0
-"""Seconds that the end of a server waits for the farewell to libvirtd."""
+"""Seconds that the end of a server waits for its connections to close."""
 
 KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 6, 2
-"""libvirt closes a connection whose daemon has not answered a ping for 12 s, so that a hung libvirtd
-fails calls instead of keeping them for ever (``virConnectSetKeepAlive``). libvirtd itself sends a ping after 5 s of
-silence: while it lives it comes first, and there are no two pings for one."""
+"""The interval in seconds, and the number, of pings to libvirtd (``virConnectSetKeepAlive``).
+
+libvirt closes a connection whose daemon has not answered a ping for 12 s, so that calls to a hung libvirtd fail
+instead of blocking for ever. libvirtd itself sends a ping after 5 s of silence: while it is alive it comes first, and
+one ping is enough.
+"""
 
 SURPLUS_SECONDS = 90.0
-"""How long a connection is kept that one more call beside others has needed: what happens every minute finds it."""
+"""Seconds that a surplus connection, opened for calls in parallel, is kept: it serves calls that recur every minute."""
 
 _CAUSES = {
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN): "the guest has powered off",
@@ -54,7 +57,7 @@ _CAUSES = {
     (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_SUSPENDED_WATCHDOG): "its watchdog paused it",
     (libvirt.VIR_DOMAIN_EVENT_RESUMED, libvirt.VIR_DOMAIN_EVENT_RESUMED_UNPAUSED): "it was resumed",
 }
-"""What libvirt's life-cycle events mean (``virDomainEventType`` and the details of each)."""
+"""The meaning of libvirt's life-cycle events (``virDomainEventType`` and the details of each)."""
 
 _HOW = {
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN): exit_code.POWERED_OFF,
@@ -63,7 +66,7 @@ _HOW = {
     (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED): exit_code.CRASHED,
     (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED): exit_code.CRASHED,
 }
-"""How a VM has ended, by the event that says that it is gone."""
+"""The way in which a VM ended, by the event that reports that it is gone."""
 
 _GONE_EVENTS = (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_CRASHED)
 _DISK_ERROR = (libvirt.VIR_DOMAIN_EVENT_SUSPENDED, libvirt.VIR_DOMAIN_EVENT_SUSPENDED_IOERROR)
@@ -71,35 +74,37 @@ _SAVED = (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SAV
 
 
 class Watch:
-    """What was seen of one domain through libvirt's events."""
+    """The state of one domain as seen through libvirt's events."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.gone = threads.Flag()
-        """Set when the domain stops; cleared by who starts it again."""
+        """A flag set when the domain stops; cleared by whoever starts it again."""
         self.resumed = threads.Flag()
-        """Set when its CPUs begin to run, or when it stops instead; cleared by who lets it run."""
+        """A flag set when its CPUs begin to run, or when it stops instead; cleared by whoever lets it run."""
         self.was_saved = False
-        """It stopped because its memory was written to a file."""
+        """True if it stopped because its memory was written to a file."""
         self.how = ""
-        """How it stopped, by itself or by others: a word of `vmgahp.job.exit_code`; empty where no event said so."""
+        """The way in which it stopped, a word of `vmgahp.job.exit_code`; empty without an event."""
         self.ended_at = 0.0
-        """When it stopped, in seconds since 1970; 0 where no event said so."""
+        """The time at which it stopped, in seconds since 1970; 0 without an event."""
         self.ending: Callable[[], None] = lambda: None
-        """Called as soon as the guest is known to have powered off or crashed, when its process may still be there.
-        It makes no call to libvirt."""
+        """A callback for a guest that has powered off or crashed, while its process may still exist.
+
+        It makes no call to libvirt.
+        """
         self.disk_error: Callable[[], None] = lambda: None
-        """Called when an error of a disk has paused it. It makes no call to libvirt."""
+        """A callback for an error of a disk that has paused the guest. It makes no call to libvirt."""
         self.has_agent = False
-        """Something in the guest has opened the port of the guest agent; maybe, where events were missed."""
+        """True if a program in the guest has opened the port of the guest agent; a guess if events were missed."""
         self.agent_came: Callable[[], None] = lambda: None
-        """Called when something has opened it. It makes no call to libvirt."""
+        """A callback for the opening of that port. It makes no call to libvirt."""
         self.ours = False
-        """What happens now is the machine's own doing and needs no line in the log."""
+        """True if the current events are caused by this machine and need no line in the log."""
 
 
 class _EventLoop:
-    """libvirt's default event loop in one thread of this process; keep-alive and events need it."""
+    """The thread of this process that runs libvirt's default event loop; keep-alive and events need it."""
 
     _lock = threads.Lock()
     _running = False
@@ -122,9 +127,9 @@ class _EventLoop:
 
 
 class _Errand:
-    """Work in a thread of its own, which is left to itself when nobody waits any longer.
+    """A task in a thread of its own, which is abandoned when its caller stops waiting.
 
-    Raises `errors.MachineFault` where there is no thread to be had.
+    Raises `errors.MachineFault` if no thread can be started.
     """
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
@@ -136,37 +141,37 @@ class _Errand:
         self.error: BaseException | None = None
         try:
             self._result = self._work()
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as error:  # noqa: BLE001 - passed on to the waiting caller
             self.error = error
         self._ended.set()
 
     def wait(self, seconds: float) -> bool:
-        """Has it ended before so many seconds were over?"""
+        """Wait for the task; return True if it has ended within `seconds`."""
         return self._ended.wait(max(0.0, seconds))
 
     def result(self) -> "Any":
-        """Of one that has ended: what it returned, or raised."""
+        """Return the result of a task that has ended, or raise its exception."""
         if self.error is not None:
             raise self.error
         return self._result
 
 
 class _Way:
-    """One open connection, which one thread at a time has to itself."""
+    """One open connection, used by one thread at a time."""
 
     def __init__(self, connection: libvirt.virConnect) -> None:
         self.connection = connection
         self.idle_since = 0.0
-        """When the last call on it has ended, by the monotonic clock."""
+        """The time at which its last call ended, by the monotonic clock."""
         self._callbacks: list[int] = []
         self._is_lost = False
 
     def listen(self, event: int, events: Callable[..., None]) -> None:
-        """Have the events of a kind of all domains."""
+        """Register `events` as the callback for one kind of event of all domains."""
         self._callbacks.append(self.connection.domainEventRegisterAny(None, event, events, None))
 
     def is_lost(self, error: libvirt.libvirtError | None = None) -> bool:
-        """Has libvirtd gone away, or is that what an error has said?"""
+        """Return True if the connection to libvirtd is lost, which `error` may say."""
         if error is not None and faults.is_connection_loss(error):
             self._is_lost = True
         if not self._is_lost:
@@ -177,8 +182,8 @@ class _Way:
         return self._is_lost
 
     def close(self) -> None:
-        """Close the connection, and with it its descriptors: a callback that is registered would keep them."""
-        with suppress(libvirt.libvirtError):  # it is dead already
+        """Close the connection, and with it its descriptors: a registered callback would keep them."""
+        with suppress(libvirt.libvirtError):  # the connection is dead already
             try:
                 for callback in self._callbacks:
                     self.connection.domainEventDeregisterAny(callback)
@@ -187,43 +192,43 @@ class _Way:
 
 
 class LibvirtConnection:
-    """The way to one libvirt URI, shared by all machines of a driver; safe from any thread.
+    """The connections to one libvirt URI, shared by all machines of a driver; thread-safe.
 
-    Each call has a connection of libvirt's to itself, as many are open as there were ever calls side by side, and
-    one of them hears of the domains' events. So no thread closes what another works on, which would be freed under
-    it (``virConnectClose``: no call holds a connection); no call waits for another, such as one that saves a domain
-    or one that hangs; and the library's own fault with two threads in one connection that is lost, by which the
-    process dies, is not met (CVE-2024-4418, mended in libvirt 10.4).
+    Each call has a connection of libvirt's to itself, and one of them receives the domains' events; as many are open
+    as there were ever calls in parallel. So a thread cannot close a connection that another one uses, which would be
+    freed during the call (``virConnectClose``: no call holds a connection); a call does not wait for another, such as
+    one that saves a domain or one that hangs; and a fault of the library that kills the process when two threads use
+    a connection that is lost is avoided (CVE-2024-4418, fixed in libvirt 10.4).
     """
 
     def __init__(self, uri: str, log: Callable[[str], None], *, read_only: bool = False) -> None:
         self.uri = uri
         self.read_only = read_only
-        """Asks only; libvirt grants that to every user of the machine."""
+        """True if it makes queries only; libvirt allows these to every user of the machine."""
         self.hears_agents = False
-        """Hears of guest agents as well, if it is said before the first call."""
+        """True if it receives events of guest agents as well; to be set before the first call."""
         self.deadline = RECONNECT_DEADLINE
-        """Seconds for which a call keeps trying to reach libvirtd."""
+        """Seconds during which a call keeps trying to reach libvirtd."""
         self.refused_deadline = RECONNECT_DEADLINE
-        """Seconds of these for which it is tried again where nobody listens."""
+        """Seconds of these during which it retries if the connection is refused."""
         self._log = log
         self._lock = threads.Lock()
         self._idle: list[_Way] = []
         self._ears: _Way | None = None
-        """The one that hears of events, idle or not."""
+        """The connection that receives events, idle or not."""
         self._opening: _Errand | None = None
         self._watches: dict[str, Watch] = {}
         self._is_silent = False
-        """It was seen to hang, and nothing has been heard of it since."""
+        """True if libvirtd was seen to hang, and has not answered since."""
         self._closed = False
 
     def call(self, function: "Callable[[libvirt.virConnect], Result]", *, seconds: float = 0) -> "Result":
-        """Call `function` with a live connection, and again on a new one when libvirtd went away.
+        """Call `function` with a live connection, and retry on a new one if libvirtd went away.
 
-        Only for what may be done twice. Raises `libvirt.libvirtError` for what libvirt answers, and
-        `errors.MachineFault` when libvirtd cannot be reached; also, where `seconds` are given, when there is no
-        answer by then: `function` is then left to itself, and may still take effect. It has its own thread for
-        that, which whoever asks for no deadline does without.
+        Use it only for what may be done twice. Raises `libvirt.libvirtError` for libvirt's errors, and
+        `errors.MachineFault` if libvirtd cannot be reached, or if there is no answer within `seconds`, where they are
+        given: `function` is then abandoned, and may still take effect. Only calls with `seconds` need a thread of
+        their own.
         """
         now = time.monotonic()
         if not seconds:
@@ -232,7 +237,7 @@ class LibvirtConnection:
         try:
             errand = _Errand("libvirt-call", lambda: self._repeat(function, end))
         except errors.MachineFault:
-            return self._repeat(function, end)  # rather without a deadline than not at all
+            return self._repeat(function, end)  # without a thread, call it without a timeout
         if not errand.wait(seconds):
             self._is_silent = True
             raise faults.late(self.uri, seconds)
@@ -242,8 +247,8 @@ class LibvirtConnection:
     def once(self, function: "Callable[[libvirt.virConnect], Result]") -> "Result":
         """Call `function` with a live connection, once: for what must not be done twice, such as a start.
 
-        Raises `faults.ConnectionLost` where libvirtd went away meanwhile, and nobody knows what came of it; else as
-        `call`. Events that come of it may come later than the answer.
+        Raises `faults.ConnectionLost` if libvirtd went away meanwhile, so that the outcome is unknown; else the same
+        as `call`. Events that it causes may arrive later than the answer.
         """
         with self._way(time.monotonic() + self.deadline) as way:
             try:
@@ -254,15 +259,15 @@ class LibvirtConnection:
                 raise
 
     def watch(self, uuid: str, name: str) -> Watch:
-        """Watch the domain `uuid` from now on, until `unwatch`."""
+        """Watch the events of the domain `uuid` from now on, until `unwatch`."""
         return self._watches.setdefault(uuid, Watch(name))
 
     def unwatch(self, uuid: str) -> None:
-        """No longer look out for the domain `uuid`."""
+        """Stop watching the domain `uuid`."""
         self._watches.pop(uuid, None)
 
     def close(self) -> None:
-        """Let nobody in any more, and close what is idle now; what is in use is closed by whoever uses it."""
+        """Refuse new calls, and close the idle connections; those in use are closed by their users."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -272,13 +277,13 @@ class LibvirtConnection:
 
     @staticmethod
     def _close(ways: list[_Way], seconds: float) -> bool:
-        """Close what nobody uses, for which libvirtd is to answer; whether it has within so many seconds."""
+        """Close unused connections, to which libvirtd has to reply; return True if it has within `seconds`."""
 
         def say_farewell() -> None:
             for way in ways:
                 way.close()
 
-        with suppress(errors.MachineFault):  # they are closed with the process
+        with suppress(errors.MachineFault):  # without a thread they are closed with the process
             return _Errand("libvirt-close", say_farewell).wait(seconds)
         return True
 
@@ -300,7 +305,7 @@ class LibvirtConnection:
 
     @contextmanager
     def _way(self, end: float) -> Iterator[_Way]:
-        """A live connection that nobody else has, opened first where there is none. Raises `errors.MachineFault`."""
+        """Lend a live connection exclusively, opened first if there is none idle. Raises `errors.MachineFault`."""
         way = self._take(end)
         try:
             yield way
@@ -350,7 +355,7 @@ class LibvirtConnection:
             self._close(surplus, 0.0)
 
     def _sort_out(self) -> None:
-        """Close the idle connections that are dead, which no answer is waited for."""
+        """Close the idle connections that are dead, for which no answer is awaited."""
         for way in [way for way in self._idle if way.is_lost()]:
             self._idle.remove(way)
             if self._ears is way:
@@ -358,17 +363,17 @@ class LibvirtConnection:
             way.close()
 
     def _open(self) -> None:
-        """Open one more, while nobody else does."""
+        """Open one more connection; one thread at a time does so."""
         way = None
         try:
             way = _Way(self._connect())
             if is_deaf := self._ears is None:
                 way.listen(libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle)
                 if self.hears_agents:
-                    with suppress(libvirt.libvirtError):  # libvirt's driver of another hypervisor has none
+                    with suppress(libvirt.libvirtError):  # libvirt's drivers for other hypervisors have no agents
                         way.listen(libvirt.VIR_DOMAIN_EVENT_ID_AGENT_LIFECYCLE, self._agent)
                     for watch in self._watches.copy().values():
-                        watch.has_agent = True  # nobody has heard otherwise
+                        watch.has_agent = True  # assumed, since events may have been missed
         finally:
             with self._lock:
                 self._opening = None
@@ -381,13 +386,13 @@ class LibvirtConnection:
                 way.close()
 
     def _connect(self) -> libvirt.virConnect:
-        """A new connection that has a keep-alive."""
+        """Open a connection with keep-alive."""
         _EventLoop.start()
         connection = (libvirt.openReadOnly if self.read_only else libvirt.open)(self.uri)
         try:
             connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
         except libvirt.libvirtError as error:
-            # A driver within this process, such as the test driver, has none and needs none.
+            # A driver within this process, such as the test driver, neither has nor needs keep-alive.
             if error.get_error_code() != libvirt.VIR_ERR_NO_SUPPORT:
                 raise
         return connection

@@ -1,4 +1,4 @@
-"""What libvirt is told of a job: its domain XML, and the user that QEMU runs as."""
+"""The description of a job for libvirt: its domain XML, and the user that QEMU runs as."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -45,60 +45,60 @@ SCRIPT_DEADLINE = 60.0
 """Seconds for LIBVIRT_XML_SCRIPT."""
 
 ONE_TIME = "(one-time)"
-"""What stands for a password, or for the name of a socket, that only a VM that starts has."""
+"""The placeholder for a password, or for the path of a socket, that only exists during a start."""
 
 
 class Plan(NamedTuple):
-    """A VM that is to be started, or shown: what the job asks for, checked, and what this machine makes of it."""
+    """A VM to be started or shown: the job's validated options, and how this machine meets them."""
 
     job: JobAd
-    """As the administrator's programs see it: with what its own XML asks for."""
+    """The ad as the administrator's programs see it: with the additions of the job's own XML."""
     spec: JobSpec
-    """Its name is that of the domain, which has one of its own where another pool's VM has the job's."""
+    """The job's spec under the domain's name, which differs if another pool's VM has the job's."""
     domain_type: str
     label: str
-    """The user and group of its QEMU, as libvirt's DAC label; empty where libvirt's own is to be."""
+    """The user and group of its QEMU, as libvirt's DAC label; empty for libvirt's default."""
     passt: bool
-    """Whether its user network is passt's."""
+    """True if its user network is provided by passt."""
     panic: str = ""
     """The model of its panic device; empty for none."""
     xml: JobXml | None = None
     """The job's own XML."""
     may_restart: bool = True
-    """Whether it goes on from its checkpoint, where there is one; one that turned out to be useless is left."""
+    """True if it continues from its checkpoint, if there is one; False once that has turned out to be unusable."""
     afresh: str = ""
-    """Why a checkpoint is left."""
+    """The reason why a checkpoint is not used."""
 
     @property
     def checkpoint_spec(self) -> JobSpec:
-        """The same under the job's name, which its checkpoint has on every machine."""
+        """The spec under the job's name, which its checkpoint has on every machine."""
         return self.spec._replace(name=self.job.vm_name())
 
 
 class Ground(NamedTuple):
-    """What a description names beside the job, which a start has made; by default what stands for it in a dry run."""
+    """The resources of a start that a description names beside the job; by default the placeholders of a dry run."""
 
     uuid: str = "00000000-0000-0000-0000-000000000000"
     console: str = f"/run/vmgahp/{ONE_TIME}/console"
-    """The path of the socket; each is empty where there is to be none."""
+    """The path of the console's socket; this and the next ones are empty if there is none."""
     tpm: str = f"/run/vmgahp/{ONE_TIME}/tpm"
     exit_port: str = f"/run/vmgahp/{ONE_TIME}/exit"
     run_ports: tuple[tuple[str, str], ...] = ()
-    """Names and sockets."""
+    """The name and the socket of each port."""
     shares: tuple[str, ...] = ()
     """The socket of each shared directory's virtiofsd."""
     password: str = ONE_TIME
     make_room: Callable[[], str] | None = None
-    """Makes a directory for copies of the job's own kernel; without it they are only named."""
+    """A function that makes a directory for copies of the job's own kernel; without it they are only named."""
     access: WayIn = WayIn("", "", ())
     devices: Mapping[str, str] = {}
-    """Of a Xen guest: the block device of each disk."""
+    """The block device of each disk of a Xen guest."""
     kernel: str = ONE_TIME
     initrd: str = ONE_TIME
 
 
 class Describer:
-    """Describes the jobs of one driver to libvirt."""
+    """The writer of descriptions for libvirt of one driver's jobs."""
 
     def __init__(self, settings: Settings, identity: Identity, connection: LibvirtConnection, log: Logger) -> None:
         self.settings = settings
@@ -107,7 +107,7 @@ class Describer:
         self._connection = connection
 
     def plan(self, job: JobAd, spec: JobSpec, domain_type: str) -> Plan:
-        """What this machine makes of a job. Raises `errors.Fault` for what it cannot do."""
+        """Return the plan of a job on this machine. Raises `errors.Fault` for what this machine cannot do."""
         if self.settings.xml_script():
             return Plan(job, spec, domain_type, "", passt=False)
         label = self._dac_label(spec, domain_type)
@@ -117,7 +117,7 @@ class Describer:
         return Plan(job, spec, domain_type, label, passt, panic)
 
     def show(self, plan: Plan) -> str:
-        """The domain XML, with stand-ins for what only a start makes. Raises `errors.Fault`."""
+        """Return the domain XML, with placeholders for what only a start makes. Raises `errors.Fault`."""
         if script := self.settings.xml_script():
             raise errors.MachineFault(
                 f"LIBVIRT_XML_SCRIPT = {script} makes the domain XML, and a dry run does not run it.",
@@ -126,9 +126,9 @@ class Describer:
         return described(self.settings, self.log, plan.job, plan.spec, self.build(plan, Ground()), dry=True).xml
 
     def describe(self, plan: Plan, uuid: str, resources: Resources) -> Described:
-        """The domain XML of a start: ours, or that of the administrator's script; and what VM_POLICY makes of it.
+        """Return the domain XML of a start: ours, or that of the administrator's script, changed by VM_POLICY.
 
-        The capture of the console begins here, since the socket is in the XML. Raises `errors.Fault`.
+        The capture of the console begins here, since its socket is in the XML. Raises `errors.Fault`.
         """
         if script := self.settings.xml_script():
             xml = self._scripted(script, plan.job, plan.spec, uuid)
@@ -137,7 +137,7 @@ class Describer:
         return described(self.settings, self.log, plan.job, plan.spec, xml, dry=False)
 
     def build(self, plan: Plan, ground: Ground) -> str:
-        """The domain XML by what it stands on. Raises `errors.Fault`."""
+        """Return the domain XML of a plan with the resources in `ground`. Raises `errors.Fault`."""
         spec, captures = plan.spec, self.settings.console_log_limit() and qemu_process.is_qemu(plan.domain_type)
         host = build.Host(
             uuid=ground.uuid,
@@ -164,7 +164,7 @@ class Describer:
         return plan.xml.describe(ours, spec.working_dir, ground.make_room, self.identity) if plan.xml else ours
 
     def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> Ground:
-        """Make what the XML names; each ends with the `resources`."""
+        """Make the resources that the XML names; each is released with `resources`."""
         spec = plan.spec
         for share in spec.devices.shares:
             if not share.setting and share.directory != spec.working_dir:
@@ -208,7 +208,7 @@ class Describer:
         return made
 
     def _open_ports(self, plan: Plan, resources: Resources) -> WayIn:
-        """Ports of this machine that are to lead to the guest's. Raises `errors.MachineFault`."""
+        """Claim ports of this machine that will lead to the guest's. Raises `errors.MachineFault`."""
         from vmgahp.drivers.libvirt import reach, relay
 
         user = PASST if plan.passt else SLIRP
@@ -221,7 +221,7 @@ class Describer:
         return made
 
     def _serve(self, share: Share, plan: Plan, resources: Resources) -> str:
-        """Have virtiofsd serve a directory, and return its socket; empty for one that QEMU shares itself."""
+        """Start virtiofsd for a directory, and return its socket; empty for one that QEMU shares itself."""
         if share.kind != VIRTIOFS:
             return ""
         from vmgahp.drivers.libvirt import virtiofs
@@ -232,15 +232,15 @@ class Describer:
         return virtiofs.socket_in(room)
 
     def _room(self, resources: Resources) -> str:
-        """A directory for copies of the job's own kernel, which goes away with the VM."""
+        """Make a directory for copies of the job's own kernel, which is removed with the VM."""
         room = runtime_dir()
         resources.at_end.append(Later(remove_room, self.identity, self.log, room))
         if self.identity.switching:
-            os.chmod(room, 0o711)  # noqa: S103 - to pass through to the copies; nobody else can list or write
+            os.chmod(room, 0o711)  # noqa: S103 - to enter, for the copies; others can neither list nor write
         return room
 
     def _scripted(self, script: str, job: JobAd, spec: JobSpec, uuid: str) -> str:
-        """The administrator's own XML, with the UUID by which the guardian and the kill mode know it."""
+        """Return the XML of the administrator's script, with the UUID for the guardian and the kill mode."""
         from vmgahp.hooks import xml_script
 
         lines = job.lines({"VMPARAM_VM_NAME": spec.name})
@@ -253,7 +253,7 @@ class Describer:
         return self.by_script(script, lines, spec, uuid)
 
     def by_script(self, script: str, lines: list[str], spec: JobSpec, uuid: str) -> str:
-        """What the script makes of an ad, with a UUID. Raises `errors.Fault`."""
+        """Return the script's XML for an ad, with a UUID. Raises `errors.Fault`."""
         from vmgahp.hooks import xml_script
 
         arguments = self.settings.string("LIBVIRT_XML_SCRIPT_ARGS")
@@ -269,12 +269,12 @@ class Describer:
     # The user that QEMU runs as
 
     def _dac_label(self, spec: JobSpec, domain_type: str) -> str:
-        """``+uid:+gid`` of the job's user for QEMU, or empty to leave it to libvirt.
+        """Return ``+uid:+gid`` of the job's user for QEMU, or empty for libvirt's default.
 
-        Its disks QEMU gets open, as whomever it runs. A directory that is shared with the guest it works on as the
-        job's user alone; and as that user it may have an image that cannot be held still, such as one on NFS. That one
-        QEMU must get into libvirt's directory and at /dev/kvm; where those are kept to a group, it runs with that
-        group, of which libvirt gives a domain one. Raises `errors.MachineFault`.
+        QEMU gets the disks as open descriptors, whichever user it runs as. It runs as the job's user if it shares a
+        directory with the guest itself, or if an image cannot be held still, such as one on NFS. As that user it must
+        be able to use libvirt's directory and /dev/kvm; if these are restricted to a group, it runs with that group;
+        libvirt gives a domain only one. Raises `errors.MachineFault`.
         """
         wanted = self.settings.boolean("VM_RUN_AS_JOB_USER")
         if not self.identity.switching or self._connection.uri != SYSTEM_URI:
@@ -291,7 +291,7 @@ class Describer:
         return f"+{self.identity.uid}:+{gid}"
 
     def _owner(self, label: str) -> tuple[int, int]:
-        """The user and group of the QEMU that gets this label."""
+        """Return the user and group of the QEMU with this label."""
         if not label:
             return self._qemu_user()
         uid, _, gid = label.replace("+", "").partition(":")
@@ -305,10 +305,10 @@ class Describer:
             raise execute.unwritable(CONSOLE_FILE, error, working_dir, self.identity) from error
 
     def _qemu_user(self) -> tuple[int, int]:
-        """The user as which libvirt runs QEMU by itself (its DAC base label)."""
+        """Return the user as which libvirt runs QEMU by default (its DAC base label)."""
         if os.getuid() != 0:
             return os.getuid(), os.getgid()
-        # They are long, of what the host can emulate, and this is all of them that is read.
+        # The rest of this long document, on what the host can emulate, is not parsed.
         capabilities = self._connection.call(lambda connection: connection.getCapabilities())
         begin, end = capabilities.find("<secmodel>"), capabilities.rfind("</secmodel>")
         models = etree.fromstring(f"<host>{capabilities[begin:end]}</secmodel></host>") if 0 <= begin < end else ()
@@ -328,7 +328,7 @@ class Describer:
         )
 
     def publish_vnc(self, spec: JobSpec, machine: LibvirtMachine, xml: str) -> None:
-        """Tell the job's owner, and nobody else, where the display is and its one-time password."""
+        """Write the address of the display and its one-time password to a file for the job's owner only."""
         if not spec.vnc or self.settings.xml_script() or not first_attribute(xml, "devices/graphics", "type"):
             return
         import json
@@ -348,19 +348,19 @@ class Describer:
 
 
 def first_attribute(xml: str, path: str, name: str) -> str:
-    """An attribute of the first element at `path`, or empty."""
+    """Return an attribute of the first element at `path`, or empty."""
     element = etree.fromstring(xml).find(path)
     return "" if element is None else element.get(name, "")
 
 
 def has_display(xml: str) -> bool:
-    """Whether the guest of a domain shows anything; with graphics libvirt adds what it shows it by."""
+    """Return True if the guest of a domain has a display; libvirt adds a video device to graphics."""
     devices = etree.fromstring(xml).find("devices")
     return devices is not None and any(devices.find(tag) is not None for tag in ("graphics", "video"))
 
 
 def _run_ports(spec: JobSpec) -> tuple[tuple[str, str], ...]:
-    """What stands for the ports of a job with a program, which only a start has."""
+    """Return placeholders for the ports of a job with a program, which only a start has."""
     if not spec.devices.run:
         return ()
     from vmgahp.drivers.libvirt.run_ports import CONTROL, ERR, OUT, OUTPUTS, PREFIX
@@ -369,7 +369,7 @@ def _run_ports(spec: JobSpec) -> tuple[tuple[str, str], ...]:
 
 
 def _can_be_held(disk: Disk) -> bool:
-    """Whether its files are where nobody can change them while a VM starts; root's own need not be."""
+    """Return True if no one can change its files while a VM starts; an image of root's need not be checked."""
     own = [(disk.path, disk.format)] if disk.writable or not disk.image else []
     own += [] if disk.image else [(layer.path, layer.format) for layer in disk.backing]
     return all(still.can_be_held(path, image_format) for path, image_format in own)

@@ -1,10 +1,10 @@
 """The job's disks as open files, which is how QEMU gets them.
 
-libvirt, which is root, would open each file by its name, give it to QEMU's user where that cannot use it, and do both
-anew at every restore; what is behind a name of the job's the job can change at any moment. So each file is opened
-once, as the job's user, and libvirt hands the descriptor on (``virDomainFDAssociate``): nobody opens the name again,
-nothing gets another owner, and QEMU needs no rights of its own in the scratch directory. The descriptors are kept until
-the VM is gone: a saved guest goes on with the very files that it had, on which its locks stay.
+libvirt, which is root, would open each file by its name, change its owner to QEMU's user if that cannot use it, and do
+both again at every restore; the job can change at any moment which file a name stands for. So each file is opened
+once, as the job's user, and libvirt passes the descriptor on (``virDomainFDAssociate``): the name is not opened again,
+the owner stays the same, and QEMU needs no rights of its own in the scratch directory. The descriptors are kept until
+the VM is gone: a saved guest continues with the same files, on which its locks stay.
 """
 
 import errno
@@ -25,17 +25,17 @@ from vmgahp.job.disks import DISK, NO_FILE
 from vmgahp.job.spec import JobSpec
 
 MOST_FILES = 64
-"""Of one VM, with all backing files: libvirtd keeps them open for all VMs of the machine, and has a limit (8192)."""
+"""The most files of one VM, with all backing files: libvirtd keeps them open for all VMs, and has a limit (8192)."""
 
 _PAST_CACHE = ("none", "directsync")
-"""The modes of a disk's cache for which QEMU opens its files with O_DIRECT."""
+"""The cache modes of a disk for which QEMU opens its files with O_DIRECT."""
 
 
 class DiskFiles:
-    """The open files of one VM's disks, by libvirt's groups; to be closed when the VM is gone."""
+    """The open files of one VM's disks, by libvirt's groups; closed when the VM is gone."""
 
     def __init__(self, spec: JobSpec, identity: Identity, *, may_chown: bool = True) -> None:
-        """Nothing is said of owners to a libvirt that `may_chown` no file, and knows no such words."""
+        """Prepare the files of a job; without `may_chown`, leave out the labels that such a libvirt does not know."""
         self._may_chown = may_chown
         self._directory = spec.working_dir
         self._identity = identity
@@ -51,9 +51,10 @@ class DiskFiles:
         self._is_another_user = True
 
     def open(self, xml: str) -> str:
-        """Open all files of the job's that a domain names as disks; the domain that takes them from here.
+        """Open all files of the job that a domain names as disks; return the domain XML that uses them.
 
-        What else it names is its author's, who is the administrator, and stays as it is. Raises `errors.Fault`.
+        Other files are the choice of the author of the XML, the administrator, and stay as they are. Raises
+        `errors.Fault`.
         """
         domain = etree.fromstring(xml)
         names.mark(domain)
@@ -67,7 +68,7 @@ class DiskFiles:
                 self._say_chain(disk, source.get("file", ""))
             writable = disk.find("readonly") is None and disk.get("device") != "cdrom"
             driver = disk.find("driver")
-            # QEMU 9.1 and later take no descriptor in whose stead they would have opened one past the page cache.
+            # QEMU 9.1 and later reject a descriptor without O_DIRECT if they would have opened the file with it.
             past_cache = os.O_DIRECT if driver is not None and driver.get("cache") in _PAST_CACHE else 0
             for layer, image_format in _sources(disk):
                 if self._is_jobs(layer.get("file", "")):
@@ -76,10 +77,10 @@ class DiskFiles:
         return etree.tostring(domain, encoding="unicode")
 
     def require_no_links(self, xml: str) -> None:
-        """Make sure that libvirt, which is root, is led out of the scratch directory by no name in it.
+        """Make sure that no name in the scratch directory leads libvirt, which is root, out of it.
 
-        A script may have the VM write to a file there, or keep its firmware's memory in one; what is there is the job's
-        to make. Raises `JobFault`.
+        A script may have the VM write to a file there, or keep its firmware's memory in one; the job can replace
+        these files. Raises `JobFault`.
         """
         for element in etree.fromstring(xml).iter():
             for path in ((element.text or "").strip(), *element.attrib.values()):
@@ -97,16 +98,16 @@ class DiskFiles:
                         ) from error
 
     def in_scratch(self) -> dict[str, OpenImage]:
-        """Of each group the image, where that is in the scratch directory."""
+        """Return the image of each group, if it is in the scratch directory."""
         groups = {descriptor: group for group, descriptor in self._descriptors.items()}
         return {groups[image.descriptor]: image for image in self._images if self._below(image.path)}
 
     def files(self) -> dict[str, int]:
-        """The descriptor of each group."""
+        """Return the descriptor of each group."""
         return self._descriptors
 
     def described(self) -> tuple[bool, bool, list[tuple[str, str, str]]]:
-        """What another process must know of them (`taken_over`)."""
+        """Return what another process must know of them (`taken_over`)."""
         groups = {descriptor: group for group, descriptor in self._descriptors.items()}
         images = [(image.path, image.format, groups[image.descriptor]) for image in self._images]
         return self._may_chown, self._is_another_user, images
@@ -119,7 +120,7 @@ class DiskFiles:
         spec: JobSpec,
         identity: Identity,
     ) -> "DiskFiles":
-        """Those that another process has opened."""
+        """Take over the files that another process has opened."""
         may_chown, is_another_user, images = described
         made = cls(spec, identity, may_chown=may_chown)
         made._is_another_user = is_another_user
@@ -128,24 +129,24 @@ class DiskFiles:
         return made
 
     def associate(self, domain: libvirt.virDomain) -> None:
-        """Have libvirt take them for a domain that is about to be made. Raises `libvirt.libvirtError`."""
+        """Pass them to libvirt for a domain that is about to be made. Raises `libvirt.libvirtError`."""
         for group, descriptor in self._descriptors.items():
             domain.FDAssociate(group, [descriptor], libvirt.VIR_DOMAIN_FD_ASSOCIATE_SECLABEL_RESTORE)  # SELinux's
 
     def held_still(self) -> AbstractContextManager[Callable[[], None]]:
-        """Have nobody write to them while QEMU finds out what they are (`vmgahp.images.still`)."""
+        """Prevent writes to them while QEMU detects their formats (`vmgahp.images.still`)."""
         return held_still(self._images, needed=self._is_another_user)
 
     def close(self) -> None:
-        """Let go of them all; may be called again."""
+        """Close them all; may be called again."""
         descriptors, self._descriptors, self._images = self._descriptors, {}, []
         let_go(descriptors.values())
 
     def _meant(self, source: etree.Element) -> str:
-        """The file that is to be opened, empty for none.
+        """Return the file to open, empty for none.
 
-        Where an author has only repeated what the job's ad names, it is what was found by that name, which need not lie
-        there.
+        If an author has only repeated a name in the job's ad, return the file that was found by that name, which may
+        be elsewhere.
         """
         if (device := source.get("dev", "")) and (os.path.normpath(device) in self._asked or self._is_jobs(device)):
             raise _refused(f"{device} is no device that a job can have", "name an image.")
@@ -161,12 +162,12 @@ class DiskFiles:
         return path in self._paths or self._below(path) != ""
 
     def _below(self, path: str) -> str:
-        """The name of a file below the scratch directory; empty for any other."""
+        """Return the name of a file below the scratch directory; empty for any other."""
         inside = os.path.normpath(path).removeprefix(os.path.normpath(self._directory) + "/")
         return "" if inside.startswith("/") or not path.startswith("/") else inside
 
     def _say_chain(self, disk: etree.Element, path: str) -> None:
-        """Name the backing files where the author of the domain has left it to libvirt to find them, as root."""
+        """Add the backing files if the domain's author left it to libvirt, as root, to find them."""
         driver, known = disk.find("driver"), self._known.get(path)
         image_format = "raw" if driver is None else driver.get("type", "raw")
         chain: tuple[BackingFile, ...]
@@ -186,7 +187,7 @@ class DiskFiles:
         source.set("fdgroup", group)
         for old in source.findall("seclabel[@model='dac']"):
             source.remove(old)
-        if self._may_chown:  # once libvirtd was restarted it knows no longer whom the file belonged to
+        if self._may_chown:  # after a restart libvirtd has forgotten the former owner of the file
             etree.SubElement(source, "seclabel", model="dac", relabel="no")
 
     def _open(self, path: str, flags: int) -> int:
@@ -195,14 +196,14 @@ class DiskFiles:
                 return self._identity.open_scratch(self._directory, name, flags)
             return self._identity.open_named(path, flags)
         except OSError as error:
-            if error.errno == errno.EINVAL and flags & os.O_DIRECT:  # a file system that knows no such way
+            if error.errno == errno.EINVAL and flags & os.O_DIRECT:  # a file system without O_DIRECT
                 return self._open(path, flags & ~os.O_DIRECT)
             problem = f"{path} cannot be opened any more ({error.strerror})"
             raise _refused(problem, "see that it stays as it is while the VM starts, and is no link.") from error
 
 
 def _sources(disk: etree.Element) -> Iterator[tuple[etree.Element, str]]:
-    """The file of a disk and those of its backing files, each with its format."""
+    """Yield the file of a disk and those of its backing files, each with its format."""
     store: etree.Element | None = disk
     of_format = disk.find("driver")
     while store is not None:

@@ -1,8 +1,8 @@
-"""Keeps a VM's disks to what its job has asked for, and from the last of EXECUTE.
+"""The limits of a VM's disks: the space that its job has asked for, and the free space in EXECUTE.
 
-What counts is what is occupied, for a hole is nobody's room. The process that has the VM looks at the open files of the
-disks, which are what QEMU writes to whatever becomes of their names. A look asks nobody and takes microseconds, and the
-next one comes before a guest can have written what is left.
+Occupied space counts, not the size of a file, which may have holes. The process that has the VM looks at the open
+files of the disks, which QEMU writes to whatever happens to their names. A look needs no query and takes microseconds,
+and the next one comes before a guest can have written what is left.
 """
 
 import os
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from vmgahp.host.job_user import Identity
 
 SHORTEST, LONGEST = 1.0, 30.0
-"""Seconds between two looks."""
+"""The shortest and the longest time between two looks, in seconds."""
 
 RATE = 2 << 30
-"""Bytes that a guest is thought to write in a second at most."""
+"""Bytes that a guest is assumed to write in a second at most."""
 
 AGAIN = 5.0
-"""Seconds after which a guest is ended again whose end has failed."""
+"""Seconds until another attempt to end a guest whose end has failed."""
 
 SLACK = 8
-"""One part in so many of what is kept free must be free beyond it before a guest that was paused for it runs again."""
+"""The fraction, one part in so many, of the kept space that must be free beyond it before a paused guest runs again."""
 
 
 def allowed(asked: int) -> int:
-    """What disks may occupy of a job that has asked for so many bytes, which are the guest's: images have tables."""
+    """Return the bytes that disks may occupy if a job asks for `asked` bytes of guest data: images have tables."""
     return asked + asked // 32 + (1 << 20)
 
 
 def occupied(files: Iterable[int]) -> int:
-    """Bytes of the file system that open files occupy; one that is open twice counts once."""
+    """Return the bytes of the file system that open files occupy; one that is open twice counts once."""
     found = {(status.st_dev, status.st_ino): status.st_blocks << 9 for status in map(os.fstat, files)}
     return sum(found.values())
 
@@ -45,10 +45,11 @@ def occupied(files: Iterable[int]) -> int:
 def begin(
     _identity: "Identity", _log: "Logger", machine: "RunningMachine", asked: int, kept_free: int, groups: str
 ) -> None:
-    """Look after the disks of a VM that runs, until its end.
+    """Watch the disks of a VM that runs, until its end.
 
-    `asked` is what the job has asked for, `kept_free` what is to stay free of the file system, both in bytes, and 0 for
-    no limit; `groups` are those of the machine's files that count. Raises `errors.MachineFault` and OSError.
+    `asked` is the space that the job has asked for, `kept_free` the space to leave free in the file system, both in
+    bytes, and 0 for no limit; `groups` are those of the machine's files that count. Raises `errors.MachineFault` and
+    OSError.
     """
     files = machine.disk_files()
     limits = DiskLimits(machine, [os.dup(files[group]) for group in groups.split()], asked, kept_free)
@@ -57,10 +58,10 @@ def begin(
 
 
 class DiskLimits:
-    """Looks after the disks of one VM."""
+    """A watch on the disks of one VM."""
 
     def __init__(self, machine: "RunningMachine", files: Sequence[int], asked: int, kept_free: int) -> None:
-        """The descriptors `files` are closed when the VM is over."""
+        """Watch the files with the descriptors `files`, which are closed when the VM is over."""
         self._machine = machine
         self._files = files
         self._asked = asked
@@ -83,11 +84,11 @@ class DiskLimits:
             os.close(file)
 
     def end(self) -> None:
-        """The VM is over."""
+        """Stop watching, since the VM is over."""
         self._over.set()
 
     def look(self) -> float:
-        """See what is occupied, and do what has to be done about it; seconds until the next look."""
+        """Check the occupied space, and act on it; return the seconds until the next look."""
         before, self._occupied = self._occupied, occupied(self._files)
         room = allowed(self._asked) - self._occupied if self._asked else LONGEST * RATE
         if room < 0:
@@ -110,13 +111,13 @@ class DiskLimits:
             return False
 
     def _give_up(self) -> float:
-        """It has more than its share, and gives nothing back: it ends."""
+        """End the VM, which has exceeded its share and cannot give space back."""
         why = (
             f"the disks of the VM occupy {self._occupied >> 20} MiB, and request_disk is {self._asked >> 20} MiB: "
             "raise it in the submit file, or have the guest write less"
         )
         machine = self._machine
-        # A guest that was done meanwhile ended well, or as it did.
+        # A guest that ended meanwhile keeps its own way of ending.
         if self._stop(why) and not machine.guest.watch.gone.is_set():
             machine.screenshot()
             try:
@@ -127,12 +128,12 @@ class DiskLimits:
         return AGAIN
 
     def _wait_for_room(self) -> None:
-        """The machine's room is used up, by whomever: it waits, as it would if there were none at all."""
+        """Pause the guest until there is space on the machine again, as QEMU does when a disk is full."""
         if self._stop(f"a file system of which the last {self._kept_free >> 20} MiB are kept free"):
             self._machine.io_errors.seen()
 
     def _stop(self, why: str) -> bool:
-        """Pause the guest at once; False where an operation has it stand still: it is looked at again when it runs."""
+        """Pause the guest at once; return False if an operation has paused it, as it is checked again when it runs."""
         machine = self._machine
         try:
             return machine.io_errors.stop(why)

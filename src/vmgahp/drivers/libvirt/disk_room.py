@@ -1,8 +1,8 @@
-"""What the disks of a VM may take of its machine, as its START knows it.
+"""The space that the disks of a VM may occupy on its machine, as its START knows it.
 
-What becomes of it `vmgahp.drivers.libvirt.disk_limits` says.
-A job that says request_disk has its disks in the scratch directory bounded by it. HTCondor fills RequestDisk in where
-the submit file does not say it, with what the job's input takes up: that bounds nothing.
+`vmgahp.drivers.libvirt.disk_limits` enforces it.
+request_disk of a job limits its disks in the scratch directory. HTCondor fills RequestDisk in if the submit file does
+not set it, with the size of the job's input: that is no limit.
 """
 
 import os
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.machine import LibvirtMachine
 
 LEAST_KEPT, LEAST_SHARE = 64 << 20, 64
-"""What is kept free of EXECUTE where RESERVED_DISK does not say it: so many bytes, or one part in so many of it all."""
+"""The space kept free in EXECUTE without RESERVED_DISK: so many bytes, or one part in so many of the file system."""
 
 
 def kept_free(settings: Settings, directory: str) -> int:
-    """The bytes that VMs leave free of the file system of EXECUTE; 0 for a scratch directory on one of its own."""
+    """Return the bytes to leave free in EXECUTE's file system; 0 if the scratch directory has one of its own."""
     execute = settings.string("EXECUTE") or os.path.dirname(os.path.normpath(directory))
     try:
         room = os.statvfs(execute)
         if os.stat(directory).st_dev != os.stat(execute).st_dev:
             return 0
     except OSError:
-        return 0  # whoever needs it says why
+        return 0  # the user of the directory reports the error
     reserved = settings.integer("RESERVED_DISK") << 20
     return reserved or min(LEAST_KEPT, room.f_blocks * room.f_frsize // LEAST_SHARE)
 
@@ -45,7 +45,7 @@ def require(spec: JobSpec, files: DiskFiles, settings: Settings) -> None:
     """Make sure that a VM's disks are not too large before it has written anything. Raises `JobFault`."""
     limit, found = limit_of(spec, settings), 0
     if limit:
-        with suppress(OSError):  # a file system of the job's own, which fails, is no business of the machine's
+        with suppress(OSError):  # an error of the job's own file system does not concern the machine
             found = disk_limits.occupied(image.descriptor for image in files.in_scratch().values())
     if found > disk_limits.allowed(limit):
         raise JobFault(
@@ -57,7 +57,7 @@ def require(spec: JobSpec, files: DiskFiles, settings: Settings) -> None:
 
 
 def look_after(machine: "LibvirtMachine", spec: JobSpec, settings: Settings, identity: Identity) -> None:
-    """Have whoever serves a VM that runs look after its disks, and say what they may come to."""
+    """Have the process that serves a VM watch its disks, and log the size that they may reach."""
     images = machine.guest.files.in_scratch() if machine.guest.files is not None else {}
     limit, kept = limit_of(spec, settings), kept_free(settings, spec.working_dir)
     if not images or not (limit or kept):
@@ -82,7 +82,10 @@ def look_after(machine: "LibvirtMachine", spec: JobSpec, settings: Settings, ide
 
 
 def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
-    """The bytes that the outputs of a program may have, packed: what is asked for, and what can be. Raises `Fault`."""
+    """Return the most bytes that a program's packed outputs may have: the job's limit or the free space.
+
+    Raises `Fault`.
+    """
     from vmgahp.drivers.libvirt.run_ports import OUTPUTS_FILE
 
     left = max(execute.free(spec.working_dir, identity) - kept_free(settings, spec.working_dir), 0)
@@ -91,14 +94,14 @@ def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
 
 
 def limit_of(spec: JobSpec, settings: Settings) -> int:
-    """The bytes that the job's submit file asks for; 0 where it does not say, or where they bound nothing."""
+    """Return the bytes that the job's submit file asks for; 0 if it does not, or if they are no limit."""
     slot = spec.slot
     is_limit = slot.disk_is_asked and settings.boolean("VM_DISK_LIMIT")
     return max(slot.disk_kib or 0, 0) << 10 if is_limit else 0
 
 
 def _most(image: OpenImage) -> int:
-    """What an image can occupy, as far as its header tells."""
+    """Return the bytes that an image can occupy, as far as its header tells."""
     now = disk_limits.occupied([image.descriptor])
     if fcntl(image.descriptor, F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
         return now

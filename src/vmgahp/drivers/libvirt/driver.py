@@ -1,4 +1,4 @@
-"""Starts, finds and kills domains."""
+"""The driver that starts, finds and kills domains."""
 
 from collections.abc import Callable, Container
 
@@ -50,20 +50,20 @@ from vmgahp.metrics import Usage
 
 
 class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
-    """VM types kvm and libvirt (by KVM, or by TCG where VM_ALLOW_EMULATION allows it) and qemu (always TCG).
+    """The driver for kvm and libvirt (KVM, or TCG with VM_ALLOW_EMULATION) and qemu (always TCG).
 
-    The type libvirt is kvm under a name that condor_starter does not know, and so takes periodic checkpoints
-    of; or whatever VM_LIBVIRT_DOMAIN_TYPE makes of it (`others`).
+    The type libvirt is kvm under a name that condor_starter does not know, and so takes periodic checkpoints of; or
+    whatever VM_LIBVIRT_DOMAIN_TYPE makes of it (`others`).
     """
 
-    # What another hypervisor has of its own (`xen`).
+    # Overridden for another hypervisor (`xen`).
     describer: type[Describer] = Describer
     machine: type[LibvirtMachine] = LibvirtMachine
     saver: type[Saver] = Saver
     checkpoints: CheckpointKind = LIBVIRT
     usual_uri = ""
     serves = True
-    """Whether the process that has started a VM is the one that has it from then on."""
+    """True if the process that has started a VM also serves it from then on."""
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
@@ -199,7 +199,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return kill(self.connection, match, uuid, self.log)
 
     def survey(self, end: float) -> Survey:
-        from vmgahp.drivers.libvirt.survey import LibvirtSurveyor  # of no use to a start
+        from vmgahp.drivers.libvirt.survey import LibvirtSurveyor  # a start does not need it
 
         return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self.log, self.connection).survey(end)
 
@@ -207,7 +207,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self.connection.close()
 
     def display_again(self, spec: JobSpec, machine: LibvirtMachine) -> None:
-        """A guest that was saved runs again, and its display may be at another port."""
+        """Publish the display of a guest that was saved and runs again, as its port may have changed."""
         self._describer.publish_vnc(spec, machine, machine.saved_xml)
 
     # A start
@@ -233,7 +233,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         raise kvm_fault(reason)
 
     def _prepare(self, plan: Plan, restart: LibvirtRestart | None, resources: Resources) -> LibvirtMachine:
-        """What the VM stands on, its description, its guardian. Raises `errors.Fault`, OSError and `Unusable`."""
+        """Make the VM's resources, description and guardian. Raises `errors.Fault`, OSError and `Unusable`."""
         spec = self._with_macs(plan, restart.manifest.facts["xml"] if restart else "", dry=False)
         self._hand_out(spec, resources)
         plan = plan._replace(spec=spec)
@@ -274,7 +274,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return machine
 
     def _as_there_is(self, xml: str, resources: Resources) -> str:
-        """The description without the ports that a stranger has taken since they were chosen, by which passt fails."""
+        """Return the description without the ports that others have taken meanwhile, on which passt would fail."""
         if resources.access is None or resources.access.means != PASST:
             return xml
         from vmgahp.drivers.libvirt import reach
@@ -330,14 +330,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             may_be_the_jobs = self.settings.xml_script() if authors else plan.xml
             raise (self._second_look(fault, plan) if may_be_the_jobs else fault) from mismatch
         except libvirt.libvirtError as error:
-            from vmgahp.drivers.libvirt import qemu_log  # of no use where nothing fails
+            from vmgahp.drivers.libvirt import qemu_log  # needed on an error only
 
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
             is_silent = qemu_log.says_nothing(faults.message_of(error))
             words = qemu_log.last_words(machine.name, machine.uuid) if is_silent else ""
             fault = self._blame(error, doing, words, machine, plan)
             if restart:
-                # A QEMU that has read the image, or is killed without a word, has nothing against it.
+                # The image is not to blame if QEMU has read it, or was killed without a message.
                 is_away = faults.is_connection_loss(error) or faults.is_of_another_daemon(error)
                 by_accident = made or is_away or (is_silent and not words)
                 raise Unusable(fault.problem, True, by_accident=by_accident) from error
@@ -350,7 +350,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _blame(
         self, error: libvirt.libvirtError, doing: str, words: str, machine: LibvirtMachine, plan: Plan
     ) -> errors.Fault:
-        """Whose fault an error of a start is, of which QEMU's last `words` may tell more."""
+        """Return the fault for an error of a start; QEMU's last `words` may tell more about it."""
         described = machine.order.described
         chosen = [disk.path for disk in plan.spec.disks]
         chosen += [image.path for disk in plan.spec.disks for image in disk.backing]
@@ -369,7 +369,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             )
         elif not rule.job_may_cause and not scripted:
             return fault
-        # A checkpoint that is of no use is told by a start without it.
+        # Whether the checkpoint is to blame, a start without it shows.
         return fault if machine.order.restart else self._second_look(fault, plan)
 
     def _second_look(self, fault: errors.Fault, plan: Plan) -> errors.Fault:
@@ -384,15 +384,18 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         verify.against_job(live, asked, spec)
 
     def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
-        """Why the VM's memory cannot be saved to a file; empty where it can."""
+        """Return the reason why the VM's memory cannot be saved to a file; empty if it can."""
         return other_hypervisors.no_saving(domain_type)
 
     def _with_macs(self, plan: Plan, saved: str, *, dry: bool) -> JobSpec:
-        """The job with the addresses of VM_MAC_HOOK; `saved` is the XML of its checkpoint."""
+        """Return the job with the addresses of VM_MAC_HOOK; `saved` is the XML of its checkpoint."""
         return hooks.with_macs(self.settings, self.log, plan.job, plan.spec, saved, dry=dry)
 
     def _hand_out(self, spec: JobSpec, resources: Resources) -> None:
-        """Have the guest told the IP addresses of VM_MAC_HOOK, which it gets back. Raises `errors.Fault`."""
+        """Configure DHCP for the guest with the IP addresses of VM_MAC_HOOK, which are given back at its end.
+
+        Raises `errors.Fault`.
+        """
         given = [(number, nic) for number, nic in enumerate(spec.nics) if nic.address]
         if given:
             from vmgahp.drivers.libvirt import reservation
@@ -421,7 +424,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _require_free_saved_macs(
         self, connection: libvirt.virConnect, domain: libvirt.virDomain, live: str, others: Container[str]
     ) -> None:
-        """As `_require_free_macs`, of the addresses that only the checkpoint has given. Raises `Unusable`."""
+        """Check the MAC addresses that come from the checkpoint only, as `_require_free_macs` does.
+
+        Raises `Unusable`.
+        """
         for mac in hooks.macs_of(live):
             try:
                 if mac not in others:
@@ -438,5 +444,5 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
 
 def forget_firmware(_identity: Identity, log: Logger, name: str, uri: str) -> None:
-    """The domain is gone: remove what it has kept in its firmware."""
+    """Remove the firmware's variables of a domain that is gone."""
     firmware.forget(name, uri, log)

@@ -1,20 +1,22 @@
-"""The end of a domain, of which nothing is left then, and what tells a job's from an administrator's."""
+"""The end of a domain, and the mark that tells a job's domain from an administrator's."""
 
 from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 
 MARK = "urn:vmgahp:job"
-"""The namespace of an element by which a job's domain is known where it is defined, which it is while it is made: what
-a server or a libvirtd leaves that ended at that moment is told from what an administrator has defined."""
+"""The namespace of an element that marks a job's domain, which is persistent while it is made.
+
+By it a domain that a server or a libvirtd left when it ended at that moment is told from one of the administrator's.
+"""
 
 
 def undefine(domain: libvirt.virDomain) -> None:
-    """Have libvirt forget a domain when it stops, or at once where it does not run. Raises `libvirt.libvirtError`."""
-    domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)  # which is removed by its name
+    """Make libvirt forget a domain when it stops, or at once if it does not run. Raises `libvirt.libvirtError`."""
+    domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)  # `firmware.forget` removes that file by its name
 
 
 def end(domain: libvirt.virDomain) -> None:
-    """Destroy a job's domain, of which nothing is left then. Raises `libvirt.libvirtError`."""
+    """Destroy a job's domain and its definition. Raises `libvirt.libvirtError`."""
     was_defined = is_persistent(domain) and not is_strange(domain)
     if was_defined:
         try:
@@ -33,7 +35,7 @@ def is_persistent(domain: libvirt.virDomain) -> bool:
     try:
         return bool(domain.isPersistent())
     except libvirt.libvirtError:
-        return False  # it went away
+        return False  # the domain went away
 
 
 def is_strange(domain: libvirt.virDomain) -> bool:

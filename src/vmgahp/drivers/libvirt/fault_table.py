@@ -1,16 +1,16 @@
 """The fault rules of libvirt's errors.
 
-libvirt's error codes say little (most of what a bad disk does to QEMU is ``VIR_ERR_INTERNAL_ERROR``), so the
-message decides where one is known, and the code elsewhere. The first rule in `RULES` that an error fits is its own:
+libvirt's error codes say little (most errors of QEMU about a bad disk are ``VIR_ERR_INTERNAL_ERROR``), so the
+message decides if it is known, and the code otherwise. The first rule in `RULES` that matches an error applies:
 
-1. what no job can cause: the domain is gone, libvirtd is away, or the operating system has run out of disk
+1. errors that a job cannot cause: the domain is gone, libvirtd is away, or the operating system has run out of disk
    space or memory;
-2. what the job chose, disks above all. It comes before the machine's messages, because a job chooses the
+2. errors about the job's choices, above all disks. They come before the machine's messages, because a job chooses the
    names in them, and a name that reads like a problem of the machine must not take the machine out of service;
-3. what the administrator chose or must look after; where a job may be the cause all the same, the machine is looked at
+3. errors about the administrator's choices and duties; if a job may be the cause all the same, the machine is checked
    once more (`second_look`);
 4. libvirt's codes, every one of them;
-5. the rest, such as a code of a later libvirt: the hypervisor's.
+5. the rest, such as a code of a later libvirt: errors of the hypervisor.
 """
 
 from vmgahp import errors
@@ -49,7 +49,7 @@ def _rule(
     example: str = "",
     job_may_cause: bool = False,
 ) -> Rule:
-    """A row: `kinds` and `origins` with blanks between them, and an example with its kind and its origin in front."""
+    """Return a row: `kinds` and `origins` separated by blanks, and an example with its kind and its origin in front."""
     kind, origin, said = example.split(" ", 2) if example else ("", "", "")
     names = tuple(kinds.split()), tuple(origins.split())
     return Rule(name, fault, code, hint, message, *names, job_may_cause, (kind, origin, said))
@@ -72,7 +72,7 @@ DESCRIPTION = _job(
     job_may_cause=True,
     example="CONFIG_UNSUPPORTED DOMAIN unsupported configuration: unknown driver format value '*'",
 )
-"""What libvirt does not take, and no message says of what: the job's, unless a script wrote the XML."""
+"""The rule for a description that libvirt rejects without a known message: the job's, unless a script wrote the XML."""
 
 UNKNOWN = _rule("anything else", HypervisorFault, errors.INTERNAL, _LOG_HINT, job_may_cause=True)
 

@@ -1,4 +1,4 @@
-"""Whose fault an error of libvirt is, by the rules of `fault_table`."""
+"""The classification of libvirt's errors, by the rules of `fault_table`."""
 
 from _collections_abc import Iterable
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from vmgahp.drivers.fault_rules import Rule
 
 NO_CONNECTION = "RPC NO_CONNECT INVALID_CONN"
-"""The kinds of error that say that libvirtd is not there."""
+"""The kinds of error that mean that libvirtd cannot be reached."""
 HUNG_UP, HUNG_UP_ORIGINS = "INTERNAL_ERROR SYSTEM_ERROR", "RPC REMOTE"
-"""Those that say so where they come from these parts of libvirt."""
+"""The kinds of error that mean so if they come from these parts of libvirt."""
 
 
 class NoDomain(libvirt.libvirtError):
-    """The domain does not exist, or another one has its UUID or its name."""
+    """The error for a domain that does not exist, or if another one has its UUID or its name."""
 
     def get_error_code(self) -> int:
-        """As libvirt says it of a domain that it does not know."""
+        """Return libvirt's code for an unknown domain."""
         return libvirt.VIR_ERR_NO_DOMAIN
 
 
 class Garbled(libvirt.libvirtError):
-    """libvirt has failed, and its bindings cannot say why: QEMU quotes bytes that are no text."""
+    """An error of libvirt whose message its bindings cannot decode: QEMU quotes bytes that are not text."""
 
     def __init__(self) -> None:
         # libvirtError's own would ask for the message.
@@ -34,22 +34,22 @@ class Garbled(libvirt.libvirtError):
 
 
 class ConnectionLost(libvirt.libvirtError):
-    """The connection was lost during a call that is not made again: whether libvirt has done it is unknown."""
+    """A loss of the connection during a call that is not retried: the outcome of the call is unknown."""
 
     def __init__(self, error: libvirt.libvirtError) -> None:
         super().__init__(str(error))
         self.err = error.err
 
     def get_error_code(self) -> int:
-        """As libvirt says it of a connection that it has not."""
+        """Return libvirt's code for a missing connection."""
         return libvirt.VIR_ERR_NO_CONNECT
 
 
 def find(connection: libvirt.virConnect, name: str, uuid: str) -> libvirt.virDomain:
-    """The domain that has both the name and the UUID.
+    """Return the domain that has both the name and the UUID.
 
-    A checkpoint brings its UUID with it, and whoever crafts one could choose that of another's VM: nothing
-    may ever be done to a domain by its UUID alone. Raises `libvirt.libvirtError`, `NoDomain` above all.
+    A checkpoint contains its UUID, and a forged one could have that of another's VM: a domain must never be selected
+    by its UUID alone. Raises `libvirt.libvirtError`, in particular `NoDomain`.
     """
     domain = connection.lookupByUUIDString(uuid)
     if domain.name() != name:
@@ -58,7 +58,7 @@ def find(connection: libvirt.virConnect, name: str, uuid: str) -> libvirt.virDom
 
 
 def is_connection_loss(error: libvirt.libvirtError) -> bool:
-    """Tell whether the error is about the way to libvirtd and not about what was asked of it."""
+    """Tell whether the error concerns the connection to libvirtd and not the request."""
     if is_of_another_daemon(error):
         return False
     code, origin = error.get_error_code(), error.get_error_domain()
@@ -66,30 +66,30 @@ def is_connection_loss(error: libvirt.libvirtError) -> bool:
 
 
 def is_of_another_daemon(error: libvirt.libvirtError) -> bool:
-    """Tell whether libvirtd has not reached another daemon of libvirt's, such as virtnetworkd, and passes that on.
+    """Tell whether libvirtd reports that it cannot reach another daemon of libvirt's, such as virtnetworkd.
 
-    It has the code of a lost connection, but a connection that is open does not connect again.
+    The error has the code of a lost connection, but a connection that is open does not connect again.
     """
     return message_of(error).startswith("Failed to connect socket to ")
 
 
 def is_no_domain(error: libvirt.libvirtError) -> bool:
-    """Whether the domain that was asked for does not exist (any more)."""
+    """Return True if the requested domain does not exist (any more)."""
     return error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN
 
 
 def is_unsupported(error: libvirt.libvirtError) -> bool:
-    """Whether libvirt's driver of the hypervisor has no such call."""
+    """Return True if libvirt's driver of the hypervisor does not support the call."""
     return error.get_error_code() in numbers(("NO_SUPPORT", "OPERATION_UNSUPPORTED"))
 
 
 def is_unknown_flag(error: libvirt.libvirtError) -> bool:
-    """Whether libvirt's driver of the hypervisor does not know a flag, and so has done nothing."""
+    """Return True if libvirt's driver of the hypervisor does not know a flag, and so has done nothing."""
     return error.get_error_code() == libvirt.VIR_ERR_INVALID_ARG and message_of(error).startswith("unsupported flags")
 
 
 def unreachable(uri: str, error: BaseException) -> errors.MachineFault:
-    """libvirtd does not answer at all."""
+    """Return the fault for a libvirtd that cannot be reached."""
     daemon = libvirt_daemons.of_qemu()
     return errors.MachineFault(
         f"libvirt cannot be reached at {uri}: {error}.",
@@ -98,7 +98,7 @@ def unreachable(uri: str, error: BaseException) -> errors.MachineFault:
 
 
 def hanging(uri: str) -> errors.MachineFault:
-    """libvirtd takes connections and answers nothing."""
+    """Return the fault for a libvirtd that accepts connections and does not answer."""
     daemon = libvirt_daemons.of_qemu()
     return errors.MachineFault(
         f"libvirt at {uri} does not answer.", f"see what {daemon} hangs on, or restart {daemon}; guests survive that."
@@ -106,7 +106,7 @@ def hanging(uri: str) -> errors.MachineFault:
 
 
 def late(uri: str, seconds: float) -> errors.MachineFault:
-    """libvirtd has not answered a call in time: it hangs, or the hypervisor does that it asks."""
+    """Return the fault for a call that timed out: libvirtd hangs, or the hypervisor that it asks."""
     return errors.MachineFault(
         f"libvirt at {uri} has not answered within {seconds:g} s.",
         f"see what {libvirt_daemons.of_qemu()} or the VM's hypervisor hangs on.",
@@ -114,18 +114,18 @@ def late(uri: str, seconds: float) -> errors.MachineFault:
 
 
 def numbers(names: Iterable[str], table: dict[str, int] = libvirt.CODES) -> frozenset[int]:
-    """The numbers of libvirt's constants."""
+    """Return the numbers of libvirt's constants."""
     return frozenset(table[name] for name in names)
 
 
 def classify(error: libvirt.libvirtError, job_values: Iterable[str] = (), more: str = "") -> "Rule":
-    """The rule of an error of libvirt; see `from_libvirt` for the rest."""
+    """Return the rule for an error of libvirt; see `from_libvirt` for the parameters."""
     return rule_of(error.get_error_code(), error.get_error_domain(), message_of(error, more), job_values)
 
 
 def rule_of(code: int | None, origin: int | None, message: str, job_values: Iterable[str] = ()) -> "Rule":
-    """The first rule of the table that an error fits; the last one takes any."""
-    from vmgahp.drivers import fault_rules  # here, where something has failed: a server holds no table of errors
+    """Return the first rule of the table that matches an error; the last one matches any."""
+    from vmgahp.drivers import fault_rules  # imported on an error only: a server does not keep the table in memory
     from vmgahp.drivers.libvirt.fault_table import RULES
 
     def takes(rule: "Rule") -> bool:
@@ -139,17 +139,17 @@ def rule_of(code: int | None, origin: int | None, message: str, job_values: Iter
 def from_libvirt(
     error: libvirt.libvirtError, doing: str, job_values: Iterable[str] = (), more: str = ""
 ) -> errors.Fault:
-    """The fault for an error of libvirt met while `doing` something ("starting alice_lab_7.0").
+    """Return the fault for an error of libvirt met while `doing` something ("starting alice_lab_7.0").
 
-    `job_values` are texts that the job chose (`fault_rules.classify`). `more` is what is known beside the
-    message (`qemu_log`).
+    `job_values` are texts that the job chose (`fault_rules.classify`). `more` is what else is known of the error
+    (`qemu_log`).
     """
     rule = classify(error, job_values, more)
     return rule.make(f"libvirt failed while {doing}: {message_of(error, more)}.")
 
 
 def message_of(error: libvirt.libvirtError, more: str = "") -> str:
-    """What libvirt says, in one line, and what is known beside it."""
+    """Return libvirt's message in one line, with what else is known of the error."""
     message = " ".join(str(error.get_error_message() or error).split())
     return f"{message.rstrip(' :')}: {more}" if more else message
 

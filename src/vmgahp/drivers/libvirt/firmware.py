@@ -1,11 +1,11 @@
-"""UEFI firmwares: which one a guest has, and the file of its variables.
+"""UEFI firmwares: the one that a guest has, and the file of its variables.
 
 libvirt leaves that file behind when a domain ends. It stays where libvirt puts it, in a directory that is
 libvirt's own. In the scratch directory it would be no safer: libvirtd makes the file as root, by its name. It
 need not travel with a checkpoint, for QEMU carries its content in the memory image and writes all of it into
 the new file.
 
-libvirt chooses the firmware of a domain that starts, but not of one that is restored (9.0): then it must be told.
+libvirt chooses the firmware of a domain that starts, but not of one that is restored (9.0): the XML must name it then.
 """
 
 import os
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 SYSTEM_DIRECTORY = "/var/lib/libvirt/qemu/nvram"
 
 DESCRIPTORS = "/etc/qemu/firmware", "/usr/share/qemu/firmware"
-"""Where the firmwares of a machine are described, one JSON file each (QEMU's ``docs/interop/firmware.json``)."""
+"""The directories of the firmwares' descriptors, one JSON file each (QEMU's ``docs/interop/firmware.json``)."""
 
 SUFFIXES = ("_VARS.fd", "_VARS.qcow2", "_VARS.raw")
-"""What libvirt puts after the domain's name (``qemuDomainNVRAMPathFormat``; the format's name since 10.9)."""
+"""The suffixes that libvirt appends to the domain's name (``qemuDomainNVRAMPathFormat``; with the format since 10.9).
+"""
 
 
 def forget(name: str, uri: str, log: "Logger") -> None:
-    """Remove the firmware's memory of a job's domain that does not run. Raises nothing."""
+    """Remove the firmware's variables of a job's domain that does not run. Raises nothing."""
     for suffix in SUFFIXES:
         path = os.path.join(directory(uri), name + suffix)
         try:
@@ -39,7 +40,7 @@ def forget(name: str, uri: str, log: "Logger") -> None:
 
 
 def directory(uri: str) -> str:
-    """Where the libvirtd at `uri` keeps them."""
+    """Return the directory in which the libvirtd at `uri` keeps them."""
     if not uri.endswith("/session"):
         return SYSTEM_DIRECTORY
     configuration = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
@@ -50,16 +51,16 @@ class Firmware(NamedTuple):
     """A firmware of this machine, as its descriptor has it."""
 
     template: str
-    """The file that a guest's own variables begin as."""
+    """The template of a guest's own variables."""
     format: str
     secure: bool
-    """Whether it boots signed systems only, once it has keys."""
+    """True if it boots signed systems only, once it has keys."""
     arches: tuple[str, ...] = ()
     """The architectures of the guests that boot by it."""
 
 
 def installed() -> dict[str, Firmware]:
-    """The firmwares of this machine that are in two files, by the path of the first, the code."""
+    """Return the firmwares of this machine that are in two files, by the path of the first, the code."""
     import json
 
     found: dict[str, Firmware] = {}
@@ -88,12 +89,12 @@ def installed() -> dict[str, Firmware]:
 
 
 def of_a_restore(ours: str, saved: str, uri: str) -> str:
-    """Our domain XML with the firmware of the saved domain, where it boots by one.
+    """Return our domain XML with the firmware of the saved domain, if it boots by one.
 
-    Of the saved XML, which is not trusted, only the choice among this machine's own firmwares is taken. Raises
-    LookupError, with a sentence, where this machine does not have that firmware.
+    The saved XML is not trusted: only the choice among this machine's own firmwares is taken from it. Raises
+    LookupError, with a sentence, if this machine does not have that firmware.
     """
-    from xml.etree import ElementTree as etree  # a kill does without
+    from xml.etree import ElementTree as etree  # a kill does not need it
 
     domain = etree.fromstring(ours)
     system = domain.find("os[@firmware='efi']")
@@ -116,6 +117,6 @@ def of_a_restore(ours: str, saved: str, uri: str) -> str:
         nvram.set("format", firmware.format)
         suffix = f"_VARS.{firmware.format}"
     if wants_secure and system.find(f"type[@arch='{ARM}']") is None:
-        loader.set("secure", "yes")  # kept by the SMM, which is x86's
+        loader.set("secure", "yes")  # implemented by SMM, which only x86 has
     nvram.text = os.path.join(directory(uri), (domain.findtext("name") or "") + suffix)
     return etree.tostring(domain, encoding="unicode")

@@ -1,4 +1,4 @@
-"""One domain of libvirt: how it is found, asked, told, and made to run."""
+"""One domain of libvirt: its look-up, queries, operations, and start."""
 
 import os
 from _collections_abc import Callable, Iterable, Iterator
@@ -20,28 +20,30 @@ if TYPE_CHECKING:
 
 Make = Callable[[libvirt.virConnect], libvirt.virDomain]
 Check = Callable[[libvirt.virConnect, libvirt.virDomain, str], None]
-"""Looks at a domain that was made and does not run yet, and at its live XML."""
+"""A function that checks a domain that was made and does not run yet, and its live XML."""
 
 EVENT_WAIT = 2.0
-"""Seconds to wait for the event that says why a domain is no longer there, or that it runs; none comes when that
-happened while libvirtd was away."""
+"""Seconds to wait for the event that says why a domain is gone, or that it runs.
+
+The event is missing if this happened while libvirtd was down.
+"""
 
 
 class LibvirtGuest:
-    """A domain by its name and UUID."""
+    """A domain, identified by its name and UUID."""
 
     def __init__(self, name: str, uuid: str, domain_type: str, connection: LibvirtConnection, log: Logger) -> None:
         self.name = name
         self.uuid = uuid
         self.type = domain_type
         self.files: DiskFiles | None = None
-        """What its QEMU gets of the job's disks."""
+        """The files of the job's disks that its QEMU gets."""
         self.connection = connection
         self.watch = connection.watch(uuid, name)
         self._log = log
         self._domain: libvirt.virDomain | None = None
         self.noted_pid = 0
-        """The process that ran it when it was last looked for. Who would do something to it asks `known_pid`."""
+        """The pid of its process when that was last looked up. To act on the process, use `known_pid`."""
 
     def call(self, function: "Callable[[libvirt.virDomain], Result]", seconds: float = 0) -> "Result":
         return self.connection.call(lambda connection: function(self.find(connection)), seconds=seconds)
@@ -51,7 +53,7 @@ class LibvirtGuest:
         return self._domain
 
     def info(self, connection: libvirt.virConnect) -> list[int]:
-        """virDomainGetInfo, without looking the domain up again: to ask about a wrong one does no harm."""
+        """Return virDomainGetInfo, without another look-up of the domain: a query about a wrong one does no harm."""
         domain = self._domain
         if domain is None or domain.connect() is not connection:
             domain = self.find(connection)
@@ -61,7 +63,10 @@ class LibvirtGuest:
     def operate(
         self, doing: str, function: "Callable[[libvirt.virDomain], Result]", cannot: str = "", seconds: float = 0
     ) -> "Result":
-        """Do something to the domain. Where its hypervisor knows no such thing the client is told `cannot`."""
+        """Operate on the domain.
+
+        Raises ClientFault with the code `cannot` if its hypervisor does not support the operation.
+        """
         self.watch.ours = True
         try:
             return self.call(function, seconds)
@@ -77,7 +82,7 @@ class LibvirtGuest:
     # Starting
 
     def made_from(self, xml: str) -> Make:
-        """How it is made for `begin`. Where libvirt's driver of a hypervisor cannot start it paused, it runs."""
+        """Return a function that makes the domain for `begin`: paused, if its libvirt driver can start it so."""
 
         def make(connection: libvirt.virConnect) -> libvirt.virDomain:
             with self.defined(connection, xml) as domain:
@@ -95,9 +100,9 @@ class LibvirtGuest:
 
     @contextmanager
     def defined(self, connection: libvirt.virConnect, xml: str) -> Iterator[libvirt.virDomain | None]:
-        """Have libvirt know the domain, and the files that it is to get, while it is made; None where it gets none.
+        """Define the domain, and pass the files to libvirt, while it is made; yields None if it gets no files.
 
-        Only to one that is defined can files be handed over. What is left at the end is transient, or nothing.
+        Files can be passed only to a defined domain. Afterwards the domain is transient, or gone.
         """
         if self.files is None:
             yield None
@@ -107,22 +112,22 @@ class LibvirtGuest:
             self.files.associate(domain)
             yield domain
         except BaseException:
-            with suppress(libvirt.libvirtError):  # what went wrong first says more
+            with suppress(libvirt.libvirtError):  # the first error says more
                 ending.undefine(domain)
             raise
         ending.undefine(domain)
 
     def begin(self, make: Make, look: Check) -> None:
-        """Make the domain, whose CPUs stand still, have it looked at, and let it run.
+        """Make the domain, with its CPUs paused, have `look` check it, and let it run.
 
-        Raises `libvirt.libvirtError`, `faults.ConnectionLost`, and what `look` does.
+        Raises `libvirt.libvirtError`, `faults.ConnectionLost`, and the exceptions of `look`.
         """
 
         def begin(connection: libvirt.virConnect) -> None:
             with self.files.held_still() if self.files else nullcontext(lambda: None) as require_still:
                 domain = make(connection)
                 if qemu_process.is_qemu(self.type):
-                    self.pid()  # by which its last figures are found
+                    self.pid()  # needed for its last statistics
                 look(connection, domain, domain.XMLDesc())
                 require_still()
                 self._let_begin(domain)
@@ -133,7 +138,7 @@ class LibvirtGuest:
         self.watch.ours = True
         try:
             self.connection.once(begin)
-            # The events of this come later than the answers, and are nobody's pause.
+            # The events come later than the answers; while `ours` is set they are not logged as others' doing.
             self.watch.resumed.wait(EVENT_WAIT)
         finally:
             self.watch.ours = False
@@ -152,18 +157,18 @@ class LibvirtGuest:
     # Its process
 
     def pid(self) -> int:
-        """The process that runs the guest, or 0 where there is none on this machine."""
+        """Return the pid of the process that runs the guest, or 0 if there is none on this machine."""
         if not self.known_pid():
             self.noted_pid = self._find_pid()
         return self.noted_pid
 
     def known_pid(self) -> int:
-        """The process that ran it when it was last looked for, if it still does; else 0."""
+        """Return the pid of the process found by the last look-up, if it still runs the guest; else 0."""
         return self.noted_pid if self.is_ours(self.noted_pid) else 0
 
     def _find_pid(self) -> int:
         if self.type == "lxc":
-            # The process that made the container, whose descendants all its others are.
+            # The process that made the container, the ancestor of all its others.
             try:
                 pid = int(self.call(lambda domain: domain.ID()))
             except (libvirt.libvirtError, errors.Fault):
@@ -172,12 +177,12 @@ class LibvirtGuest:
         return next(filter(self.is_ours, qemu_process.noted(self.name)), 0)
 
     def kill(self) -> bool:
-        """End it without libvirtd, where it is a QEMU of this machine; whether it was seen to end."""
+        """Kill its QEMU without libvirtd, if it is on this machine; return True if it was seen to end."""
         return qemu_process.kill(self.name, self.uuid)
 
     def why_killed(self) -> tuple[str, bool]:
-        """Why the kernel has killed its process, empty where it has not; and whether a limit of the VM's was why."""
-        from vmgahp.host import oom  # of no use to a guest that ends well
+        """Return the reason why the kernel killed its process, or empty, and True if that was for the VM's limit."""
+        from vmgahp.host import oom  # needed only for a guest that was killed
 
         killed = oom.killed(self.noted_pid) if self.noted_pid and qemu_process.is_qemu(self.type) else None
         if killed is None:
@@ -188,7 +193,10 @@ class LibvirtGuest:
         return f"out of memory: the VM's limit was {killed.limit_kib >> 10} MiB for QEMU and its guest", True
 
     def is_ours(self, pid: int) -> bool:
-        """Whether the process is this domain's: libvirt puts QEMU's UUID on its command line, or libvirt_lxc's name."""
+        """Return True if the process is this domain's.
+
+        libvirt puts the UUID on QEMU's command line, and the name on libvirt_lxc's.
+        """
         if pid <= 0:
             return False
         try:
@@ -202,18 +210,18 @@ class LibvirtGuest:
 
 
 def let_go(descriptors: Iterable[int]) -> None:
-    """The guest is gone: close the files of its disks, with the locks that QEMU has left on them."""
+    """Close the files of the disks of a guest that is gone, with the locks that QEMU has left on them."""
     from fcntl import F_OFD_SETLK, F_UNLCK, fcntl
     from struct import pack
 
     for descriptor in descriptors:
         with suppress(OSError):  # a file system without locks
-            # All of a file (struct flock in fcntl(2)); libvirtd lets go of its copy a little later.
+            # All of a file (struct flock in fcntl(2)); libvirtd closes its copy a little later.
             fcntl(descriptor, F_OFD_SETLK, pack("hhqqi0q", F_UNLCK, os.SEEK_SET, 0, 0, 0))
         os.close(descriptor)
 
 
 def let_run(domain: libvirt.virDomain) -> None:
-    """Have a domain run whose CPUs stand still."""
+    """Resume a domain whose CPUs are paused."""
     if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED:
         domain.resume()

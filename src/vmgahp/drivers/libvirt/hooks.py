@@ -1,7 +1,7 @@
-"""What the administrator's own programs make of a job's domain, and for what of it they answer.
+"""The effect of the administrator's own programs on a job's domain, and the faults that are theirs.
 
-These are LIBVIRT_XML_SCRIPT, VM_POLICY and VM_MAC_HOOK. Where one of them has written what libvirt gets, its fault is
-not the job's.
+These are LIBVIRT_XML_SCRIPT, VM_POLICY and VM_MAC_HOOK. If one of them has written the XML that libvirt gets, a fault
+in it is not the job's.
 """
 
 from xml.etree import ElementTree as etree
@@ -20,26 +20,26 @@ from vmgahp.job.ad import JobAd
 from vmgahp.job.spec import JobSpec, Nic
 
 POLICY_FILE = "vm_policy.txt"
-"""In the scratch directory: what VM_POLICY has changed in the job's machine, for its owner."""
+"""The file in the scratch directory that tells the owner what VM_POLICY has changed in the job's machine."""
 LONGEST_POLICY_FILE = 64 << 10
 
 
 class Described(NamedTuple):
-    """A domain XML, and who has a part in it beside this package."""
+    """A domain XML, and its authors beside this package."""
 
     xml: str
     authors: str = ""
-    """The settings, each with its value; empty for XML of our own that nobody changed."""
+    """The settings that have changed it, each with its value; empty for unchanged XML of our own."""
     macs: tuple[tuple[str, str], ...] = ()
-    """Each MAC address that was asked for, in lower case, with the setting that did; empty for the job."""
+    """The requested MAC addresses, in lower case, each with the setting that requested it; empty for the job."""
     before_policy: str = ""
-    """The XML of our own that VM_POLICY changed; empty where there is none."""
+    """The XML of our own before VM_POLICY changed it; empty if it did not."""
     changes: tuple[str, ...] = ()
-    """What VM_POLICY changed, as the lines of a diff without secrets."""
+    """The changes by VM_POLICY, as the lines of a diff without secrets."""
 
 
 def described(settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, written: str, *, dry: bool) -> Described:
-    """What VM_POLICY makes of a domain XML that was `written` by us or by the script. Raises `errors.Fault`."""
+    """Apply VM_POLICY to a domain XML that was `written` by us or by the script. Raises `errors.Fault`."""
     xml, script, policy = written, settings.xml_script(), settings.string("VM_POLICY")
     changes: tuple[str, ...] = ()
     authors = [f"LIBVIRT_XML_SCRIPT = {script}"] if script else []
@@ -63,7 +63,10 @@ def described(settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, w
 
 
 def tell_owner(machine: Machine, changes: tuple[str, ...], directory: str, identity: Identity, log: Logger) -> None:
-    """What VM_POLICY has changed, in a file that comes home, and a line in the job's log. A failure is logged."""
+    """Tell the owner what VM_POLICY has changed: in a file that is sent back, and a line in the job's log.
+
+    Errors are logged.
+    """
     changed = sum(line[:1] in ("+", "-") for line in changes)
     text = "\n".join(("What the administrator of the machine (VM_POLICY) has changed in the VM:", *changes, ""))
     try:
@@ -78,9 +81,10 @@ def tell_owner(machine: Machine, changes: tuple[str, ...], directory: str, ident
 def with_macs(
     settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, saved: str = "", *, dry: bool
 ) -> JobSpec:
-    """The job with the MAC addresses of VM_MAC_HOOK, where there is one; `saved` is the XML of its checkpoint.
+    """Return the job with the MAC addresses of VM_MAC_HOOK, if it is set; `saved` is the XML of its checkpoint.
 
-    Those that the hook chose are `vmgahp.hooks.mac.Chosen`. Raises `errors.Fault`; then it has its IP addresses back.
+    Addresses that the hook chose are of the type `vmgahp.hooks.mac.Chosen`. Raises `errors.Fault`, after the hook's
+    IP addresses were given back.
     """
     if not spec.nics or not settings.string("VM_MAC_HOOK"):
         return spec
@@ -116,7 +120,7 @@ def _require_different(nics: list[Nic], settings: Settings, name: str) -> None:
 
 
 def require(settings: Settings, job: JobAd) -> None:
-    """Does the job meet VM_POLICY_REQUIREMENTS, with all that its own XML adds to its ad? Raises `errors.Fault`."""
+    """Check that the job meets VM_POLICY_REQUIREMENTS, with what its own XML adds to its ad. Raises `errors.Fault`."""
     if settings.string("VM_POLICY_REQUIREMENTS"):
         from vmgahp.hooks import policy
 
@@ -124,7 +128,7 @@ def require(settings: Settings, job: JobAd) -> None:
 
 
 def mismatch_fault(name: str, authors: str, mismatch: Exception) -> errors.Fault:
-    """Whose fault it is that a VM is not as it should be: of him who wrote its description, or of libvirt."""
+    """Return the fault for a VM that differs from its description: the author's of that, or libvirt's."""
     problem = f"{name} is not the VM that was asked for: {mismatch}. It was destroyed before it ran."
     if authors:
         return errors.MachineFault(f"{authors}: {problem}", f"correct {authors}, or unset it.")
@@ -132,10 +136,10 @@ def mismatch_fault(name: str, authors: str, mismatch: Exception) -> errors.Fault
 
 
 def hooks_are_to_blame(made: Described, connection: LibvirtConnection) -> bool:
-    """Is it the administrator's programs whose XML libvirt did not understand, or is it what the job asks for?
+    """Return True if libvirt rejected XML of the administrator's programs, and not what the job asks for.
 
-    Our XML as it was before VM_POLICY is shown to libvirt once more, to be looked at and not started: a job must
-    not be able to take a machine out of service by what no policy has touched.
+    Our XML as it was before VM_POLICY is passed to libvirt once more, to be parsed and not started: a job must not be
+    able to take a machine out of service by a part that the policy has not changed.
     """
     if not made.authors or not made.before_policy:
         return bool(made.authors)
@@ -152,12 +156,12 @@ def hooks_are_to_blame(made: Described, connection: LibvirtConnection) -> bool:
 
 
 def refused(problem: str, authors: str) -> errors.MachineFault:
-    """libvirt cannot make sense of a description that is not ours alone."""
+    """Return the fault for a description by others that libvirt rejects."""
     return errors.MachineFault(f"{problem} The description of the VM was written by {authors}.", f"correct {authors}.")
 
 
 def macs_of(xml: str) -> list[str]:
-    """The MAC addresses of a domain, in small letters."""
+    """Return the MAC addresses of a domain, in lower case."""
     found = etree.fromstring(xml).iterfind("devices/interface/mac")
     return [mac.get("address", "").lower() for mac in found if mac.get("address")]
 

@@ -10,11 +10,14 @@ from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 
 IFF_UP = 1
-"""Of an interface's flags (``linux/if.h``)."""
+"""The flag of an interface that is up (``linux/if.h``)."""
 
 
 def look_at_bridge(settings: Settings) -> str:
-    """The bridge of VMs, as a sentence without its full stop. Raises `errors.MachineFault` where there is none."""
+    """Return the state of the bridge, as a sentence without its full stop.
+
+    Raises `errors.MachineFault` without a bridge.
+    """
     name = settings.string("VM_NETWORKING_BRIDGE_INTERFACE")
     setting = f"VM_NETWORKING_BRIDGE_INTERFACE = {name}"
     place = f"/sys/class/net/{os.path.basename(name)}"
@@ -35,18 +38,18 @@ def require_free_mac(
     started_before: int | None = None,
     origin: str = "",
 ) -> None:
-    """Has no running VM the MAC address `mac`? libvirt does not mind, and neither VM would have a network.
+    """Check that no running VM has the MAC address `mac`. libvirt accepts duplicates, which break both VMs' network.
 
-    With the libvirt id of a domain only those that were started before it count: of two starts at once, each
-    of which sees the other, just the later one is refused. Raises `errors.JobFault`, or `errors.MachineFault`
-    where the address is not the job's but of a setting, the `origin`; and `libvirt.libvirtError`.
+    With the libvirt id of a domain, `started_before`, only domains started before it count: of two simultaneous
+    starts, which see each other, just the later one is refused. Raises `errors.JobFault`, or `errors.MachineFault` if
+    the address comes from a setting, the `origin`; and `libvirt.libvirtError`.
     """
     for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
         try:
             number, text = domain.ID(), domain.XMLDesc()
         except libvirt.libvirtError as error:
             if faults.is_no_domain(error):
-                continue  # it has ended since
+                continue  # it has ended meanwhile
             raise
         if number < 0 or (started_before is not None and number >= started_before) or mac not in text.lower():
             continue
@@ -62,7 +65,7 @@ def require_free_mac(
 
 
 def in_use(mac: str, where: str) -> errors.JobFault:
-    """A job has chosen the MAC address of another VM."""
+    """Return the fault for a job that has chosen the MAC address of another VM."""
     return errors.JobFault(
         errors.MISMATCHED,
         f"JobVM_MACADDR = {mac} is the address of another VM {where}.",

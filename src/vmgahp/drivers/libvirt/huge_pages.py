@@ -1,6 +1,6 @@
-"""Huge pages for a guest's memory, where the administrator has set some aside (VM_HUGEPAGES).
+"""Huge pages for a guest's memory, if the administrator has reserved some (VM_HUGEPAGES).
 
-A guest gets them or does without: that too few are free is nobody's fault, and no VM waits for them.
+A guest that finds too few free pages starts without them: that is no fault, and VMs do not wait for them.
 """
 
 from xml.etree import ElementTree as etree
@@ -13,7 +13,7 @@ _LONGEST = 1 << 14
 
 
 def given(xml: str) -> str:
-    """The description with huge pages; the same where too few are free, or it says of some itself."""
+    """Return the description with huge pages; unchanged if too few are free, or if it has a setting for them itself."""
     domain = etree.fromstring(xml)
     is_said = domain.find("memoryBacking/hugepages") is not None
     if is_said or not qemu_process.is_qemu(domain.get("type", "")) or not _has_room(domain):
@@ -27,7 +27,7 @@ def given(xml: str) -> str:
 
 
 def as_there_are(xml: str) -> str:
-    """The description of a saved VM, without the huge pages that others have taken meanwhile."""
+    """Return the description of a saved VM, without huge pages if others have taken them meanwhile."""
     domain = etree.fromstring(xml)
     backing = domain.find("memoryBacking")
     huge = backing.find("hugepages") if backing is not None else None
@@ -38,7 +38,7 @@ def as_there_are(xml: str) -> str:
 
 
 def _has_room(domain: etree.Element) -> bool:
-    """Whether as many are free as the guest's memory takes, which is a number of whole pages."""
+    """Return True if enough pages are free for the guest's memory, which must be a multiple of a page."""
     with open(_MEMINFO, "rb") as file:
         rows = dict(line.split(b":", 1) for line in file.read(_LONGEST).splitlines() if b":" in line)
     names = b"HugePages_Free", b"HugePages_Rsvd", b"Hugepagesize"

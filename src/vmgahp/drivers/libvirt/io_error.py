@@ -1,10 +1,11 @@
-"""A guest that an error of a disk has paused is tried again while there is hope, and then given up.
+"""The retries for a guest that an error of a disk has paused, until it runs or is given up.
 
-QEMU pauses a guest whose disk has no space left rather than to let it see an error, and makes the failed request again
-when the guest is resumed (libvirt's ``error_policy``): so it goes on, with nothing lost, as soon as there is space.
-Nobody but the machine's users can tell whether there will be, and whether there is shows best by trying.
+QEMU pauses a guest whose disk has no space left instead of passing the error on, and repeats the failed request when
+the guest is resumed (libvirt's ``error_policy``): so it continues without any loss as soon as there is space. Whether
+there will be is known only to the machine's users, and free space is best detected by trying, so the guest is resumed
+periodically.
 
-A guest that is paused here before its disk is full (`vmgahp.drivers.libvirt.disk_limits`) waits in the same way.
+A guest that is paused before its disk is full (`vmgahp.drivers.libvirt.disk_limits`) waits in the same way.
 """
 
 import time
@@ -18,30 +19,30 @@ from vmgahp.host import threads
 from vmgahp.host.light import contextmanager
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds before a guest is tried again, the first time and at most; each pause is twice the one before."""
+"""Seconds before a guest is resumed, the first time and at most; each wait is twice the one before."""
 
 SETTLED = 5.0
-"""Seconds after which a guest that was resumed, and still runs, has got over its error."""
+"""Seconds after which the error of a guest that was resumed, and still runs, is considered to be over."""
 
 _KINDS = {libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE: "no space left"}
 
 STALLED = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)
-"""State and reason of a domain that an error of a disk has paused."""
+"""The state and the reason of a domain that an error of a disk has paused."""
 
 
 class IoErrors:
-    """Keeps trying one domain, in a thread that is there while an error of a disk keeps the guest from running."""
+    """The retries of one domain, by a thread that exists while an error of a disk keeps the guest from running."""
 
     def __init__(self, guest: LibvirtGuest, give_up: Callable[[str], None], log: Logger) -> None:
-        """`give_up` ends the VM, and raises `errors.Fault` where it cannot."""
+        """Watch a guest; `give_up` ends the VM, and raises `errors.Fault` if it cannot."""
         self.patience = 0.0
-        """Seconds after which the guest is given up; 0: never."""
+        """Seconds after which the guest is given up; 0 for never."""
         self.at_first: Callable[[], None] = lambda: None
-        """Done when an error has been seen, before the first attempt."""
+        """A callback for an error that has been seen, before the first attempt."""
         self.has_room: Callable[[], bool] = lambda: True
-        """Whether a guest that was stopped may write again."""
+        """A function that returns True if a guest that was stopped may write again."""
         self.paused: Callable[[str | None], None] = lambda _: None
-        """Told why the guest stands still, and None when it runs on."""
+        """A callback with the reason why the guest is paused, and with None when it runs again."""
         guest.watch.disk_error = self.seen
         self._guest = guest
         self._name = guest.name
@@ -49,22 +50,22 @@ class IoErrors:
         self._log = log
         self._changed = threads.Condition()
         self._attempt = threads.Lock()
-        """Held while the guest is resumed."""
+        """A lock that is held while the guest is resumed."""
         self._seen = 0
         self._held = False
         self._ended = False
         self._thread: threads.Thread | None = None
         self._is_stopped = False
-        """Whether it was paused by `stop`."""
+        """True if it was paused by `stop`."""
         self._problem = "an error of a disk"
 
     @property
     def under_way(self) -> bool:
-        """Whether the guest is paused by an error, or by `stop`, or was until now."""
+        """Return True if the guest is, or was until just now, paused by an error or by `stop`."""
         return self._thread is not None or self._is_stopped
 
     def look(self) -> bool:
-        """Whether an error has paused the guest, which is found paused: no event may have said so."""
+        """Return True if an error has paused the guest, which was found paused: the event may have been missed."""
         if not self.under_way:
             try:
                 if self._guest.call(lambda domain: tuple(domain.state()) == STALLED):
@@ -74,20 +75,23 @@ class IoErrors:
         return self.under_way
 
     def seen(self) -> None:
-        """An error has paused the guest. Called from libvirt's event thread too: makes no call to libvirt."""
+        """Start retries, since an error has paused the guest.
+
+        It is also called from the event thread: it makes no call to libvirt.
+        """
         with self._changed:
             self._seen += 1
             if self._thread is None and not self._ended:
                 try:
                     self._thread = threads.start(f"io-error-{self._name}", self._run)
-                except errors.MachineFault as fault:  # the next STATUS sees it too
+                except errors.MachineFault as fault:  # the next STATUS detects the error, too
                     self._log(f"{self._name} is not tried again yet after an error of a disk: {fault.problem}")
             self._changed.notify_all()
 
     def stop(self, problem: str) -> bool:
-        """Pause the guest for a problem of a disk; False where it stands still, or is over. Raises `errors.Fault`.
+        """Pause the guest for a problem of a disk; return False if it is held, or over. Raises `errors.Fault`.
 
-        With `seen` it goes on when there is room; without, it is to be given up.
+        After `seen` it continues when there is space; without, the caller gives it up.
         """
         with self._attempt:
             if self._held or self._ended:
@@ -100,7 +104,7 @@ class IoErrors:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The guest is made to stand still, and unless that fails nothing of this resumes it before `let_go`."""
+        """Prevent resumes while an operation pauses the guest, and until `let_go` if that succeeds."""
         with self._changed:
             before, self._held = self._held, True
         with self._attempt:
@@ -113,13 +117,13 @@ class IoErrors:
             raise
 
     def let_go(self) -> None:
-        """The guest may run again."""
+        """Allow the guest to run again."""
         with self._changed:
             self._held = self._is_stopped = False
             self._changed.notify_all()
 
     def end(self) -> None:
-        """The VM is over."""
+        """Stop retrying, since the VM is over."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -148,7 +152,7 @@ class IoErrors:
         self._thread = None
 
     def _wait(self, seconds: float) -> bool:
-        """False where the VM is over by then."""
+        """Wait for `seconds`; return False if the VM is over by then."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended, seconds)
             return not self._ended
@@ -158,7 +162,7 @@ class IoErrors:
             self._changed.wait_for(lambda: self._ended or not self._held)
 
     def _try(self) -> bool:
-        """Resume the guest where the error still pauses it; False where that was not to be, or could not be done."""
+        """Resume the guest if the error still pauses it; return False if it may not be, or cannot be, resumed."""
         with self._attempt:
             if self._held or self._ended or (self._is_stopped and not self.has_room()):
                 return False
@@ -167,7 +171,7 @@ class IoErrors:
             watch.ours = True
             try:
                 if self._guest.call(self._resume):
-                    watch.resumed.wait(EVENT_WAIT)  # it may come later than the answer, and is nobody else's
+                    watch.resumed.wait(EVENT_WAIT)  # the event may come later than the answer, and is our own
             except (errors.Fault, libvirt.libvirtError) as error:
                 self._log(f"{self._name} cannot be resumed after an error of a disk: {error}")
                 return False
@@ -182,13 +186,13 @@ class IoErrors:
             self.paused(self._problem)
         elif not self._is_stopped or state[0] != libvirt.VIR_DOMAIN_PAUSED:
             self._is_stopped = False
-            return False  # somebody else has resumed it, or it is gone
+            return False  # it was resumed by others, or is gone
         domain.resume()
         self._is_stopped = False
         return True
 
     def _is_over(self, before: int) -> bool:
-        """Whether the guest, which was resumed when `before` errors had been seen, sees no other."""
+        """Return True if the guest, resumed when `before` errors had been seen, meets no further error."""
         with self._changed:
             if self._changed.wait_for(lambda: self._is_again(before), SETTLED):
                 return False
@@ -201,7 +205,7 @@ class IoErrors:
         return self._ended or self._held or self._is_stopped or self._seen != before
 
     def _end(self) -> bool:
-        """Whether the VM was ended for its error."""
+        """Give the VM up for its error; return True if it was ended."""
         if self._held:
             return False
         try:
@@ -214,7 +218,7 @@ class IoErrors:
 
 
 def _problem(domain: libvirt.virDomain) -> str:
-    """What is wrong with which disk, as far as libvirt knows."""
+    """Return a description of the error and its disk, as far as libvirt knows."""
     try:
         found = domain.diskErrors()
     except libvirt.libvirtError:

@@ -1,4 +1,4 @@
-"""Jobs that bring XML of their own, and whose fault it is when libvirt refuses it."""
+"""Jobs that bring XML of their own, and the fault if it cannot be read."""
 
 from vmgahp.config import Settings
 from vmgahp.domain import job_xml
@@ -10,7 +10,7 @@ from vmgahp.job.ad import JobAd
 
 
 def load(job: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
-    """The XML of a job; None where it brings none. Raises `errors.Fault`."""
+    """Load the XML of a job; return None if it brings none. Raises `errors.Fault`."""
     try:
         return job_xml.load(job, settings, identity)
     except JobFault:

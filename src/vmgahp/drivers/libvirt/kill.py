@@ -1,4 +1,4 @@
-"""The kill of a job's domain, with or without libvirtd: all that the kill mode needs.
+"""The kill of a job's domain, with or without libvirtd: everything that the kill mode needs.
 
 A node whose servers have all been killed runs it for each of their VMs at once.
 """
@@ -16,11 +16,11 @@ from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import GIVEN, sweep
 
 KILL_SECONDS = 20.0
-"""For libvirt's answer; to destroy a domain that does not go takes it 15 s."""
+"""Seconds for libvirt's answer; it takes 15 s to destroy a domain that does not end."""
 
 
 class LibvirtKiller:
-    """Kills for the VM types of QEMU."""
+    """The killer for QEMU's VM types."""
 
     def __init__(self, _vm_type: str, settings: Settings, identity: Identity, log: Callable[[str], None]) -> None:
         self._connection = connection_for(settings, log)
@@ -28,22 +28,22 @@ class LibvirtKiller:
         self._log = log
 
     def kill(self, match: str, uuid: str = "") -> bool:
-        """As `vmgahp.drivers.base.Driver.kill` says."""
+        """Destroy a VM as `vmgahp.drivers.base.Driver.kill` does."""
         try:
             return kill(self._connection, match, uuid, self._log)
         finally:
             if os.path.isdir(GIVEN):
-                from vmgahp.drivers.libvirt import reservation  # mostly of no use
+                from vmgahp.drivers.libvirt import reservation  # needed only if there are reservations
 
                 reservation.sweep(self._identity, self._log)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
 
 def kill(connection: LibvirtConnection, match: str, uuid: str, log: Callable[[str], None]) -> bool:
-    """Destroy the domain that `match` names, or its QEMU where libvirtd does not; False where there is none.
+    """Destroy the domain that `match` names, or its QEMU if libvirtd does not; return False if there is none.
 
     Raises `errors.Fault`.
     """
@@ -62,7 +62,7 @@ def kill(connection: LibvirtConnection, match: str, uuid: str, log: Callable[[st
             raise
         return True
 
-    sweep()  # the console's socket of a server that was killed
+    sweep()  # removes the console's socket of a server that was killed
     try:
         return connection.call(destroy, seconds=KILL_SECONDS)
     except libvirt.libvirtError as error:
@@ -71,6 +71,6 @@ def kill(connection: LibvirtConnection, match: str, uuid: str, log: Callable[[st
         fault = away
     if not (uuid and qemu_process.kill(match, uuid)):
         raise fault
-    log(f"{match}: {fault.problem} Its QEMU was killed")  # and libvirtd forgets the domain when it is back
+    log(f"{match}: {fault.problem} Its QEMU was killed")  # libvirtd forgets the domain when it is back
     firmware.forget(match, connection.uri, log)
     return True

@@ -1,7 +1,7 @@
-"""What a VM may use of its machine, set on the domain that libvirt has made and that does not run yet.
+"""The resource limits of a VM, set on the domain that libvirt has made and that does not run yet.
 
-Set so it counts at a start, a restart and a resume alike, and what libvirtd or the kernel of this machine does not
-honor is a line in the log and no fault. Who writes domain XML for the administrator may say any of it: his word stays.
+So they apply to a start, a restart and a resume alike, and a limit that libvirtd or the kernel of this machine does
+not support is logged and no fault. Limits in administrator-supplied XML are left unchanged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,45 +18,45 @@ from vmgahp.host.light import NamedTuple
 from vmgahp.job.spec import JobSpec
 
 WEIGHT = {1: 1024, 2: 100}
-"""The weight of one CPU: what the kernel gives by itself, and in version 2 what HTCondor gives to a job's."""
+"""The weight of one CPU: the kernel's default, and in version 2 HTCondor's weight for a job."""
 LARGEST_WEIGHT = {1: 262144, 2: 10000}
 TAGS = CPUS, MEMORY, DISKS, NETWORKS = "cputune", "memtune", "iotune", "bandwidth"
-"""The elements of a domain, and of each of its disks, that say as much."""
+"""The elements of a domain, and of each of its disks, that set such limits."""
 GROUP = "vmgahp"
-"""All disks of a VM share what they have."""
+"""The throttling group that all disks of a VM share."""
 PERIOD = 100_000
-"""Microseconds of the quota."""
+"""The period of the quota in microseconds."""
 LARGEST_QUOTA = (1 << 44) - 1
-"""What libvirt takes at most (``VIR_CGROUP_CPU_QUOTA_MAX``)."""
+"""The largest quota that libvirt accepts (``VIR_CGROUP_CPU_QUOTA_MAX``)."""
 
 Setter = Callable[[libvirt.virDomain], object]
 Limit = tuple[str, Setter]
-"""What is limited, in a few words, and what sets it."""
+"""A limit: a short description, and the function that sets it."""
 
 
 class Limits(NamedTuple):
-    """What is to be set; plain data, for another process resumes the VM."""
+    """The limits to set; plain data, as another process may resume the VM."""
 
     cpus: int | None = None
-    """Of the job's slot; None where nobody says."""
+    """The CPUs of the job's slot; None if unknown."""
     cores: tuple[int, ...] = ()
-    """Those that the VM is kept to; empty for any."""
+    """The cores that the VM is pinned to; empty for any."""
     quota: bool = False
-    """Whether the VM gets no more time than its slot's CPUs have, although others are idle."""
+    """True if the VM's CPU time is limited to its slot's CPUs, even if others are idle."""
     memory: bool = False
-    """Whether QEMU's memory is limited."""
+    """True if QEMU's memory is limited."""
     said: tuple[str, ...] = ()
-    """What was in the description: the administrator's, and left as it is."""
+    """The limits in the description, which are the administrator's and left unchanged."""
     disks: int = 0
-    """Bytes that all disks together may read and write in a second; 0 for any."""
+    """Bytes per second that all disks together may read and write; 0 for any."""
     networks: int = 0
-    """Bytes that each NIC may receive in a second, and as many that it may send; 0 for any."""
+    """Bytes per second that each NIC may receive, and the same that it may send; 0 for any."""
 
     def __bool__(self) -> bool:
         return bool(self.cpus or self.cores or self.memory or self.disks or self.networks)
 
     def of(self, domain: etree.Element, pid: int) -> Iterator[Limit]:
-        """All that is to be set for a live domain and its process."""
+        """Yield the limits to set for a live domain and its process."""
         if CPUS not in self.said:
             yield from self._of_cpus(domain, pid)
         limit = tuning.limit_mib(domain) if self.memory and MEMORY not in self.said else 0
@@ -83,9 +83,9 @@ class Limits(NamedTuple):
 
 
 def wanted(spec: JobSpec, settings: Settings, domain_type: str, uri: str, xml: str) -> Limits:
-    """The limits of a job's VM here, which is described by `xml`.
+    """Return the limits of a job's VM here, which is described by `xml`.
 
-    A user's own libvirtd has no control groups, and can still place a VM.
+    A user's own libvirtd has no control groups, but can pin a VM to cores.
     """
     if not qemu_process.is_qemu(domain_type):
         return Limits()
@@ -100,7 +100,7 @@ def wanted(spec: JobSpec, settings: Settings, domain_type: str, uri: str, xml: s
 
 
 def without(limits: Limits, xml: str) -> str:
-    """The description of a live domain without what was set here: a domain that begins with it may not start."""
+    """Return the description of a live domain without the limits set here: a domain that starts with them may fail."""
     if not limits:
         return xml
     domain = etree.fromstring(xml)
@@ -116,7 +116,7 @@ def without(limits: Limits, xml: str) -> str:
 
 
 def apply(limits: Limits, domain: libvirt.virDomain, live: str, pid: int, log: Logger) -> None:
-    """Set them on a domain that does not run yet. Raises `libvirt.libvirtError` where libvirtd has gone away."""
+    """Set the limits on a domain that does not run yet. Raises `libvirt.libvirtError` if libvirtd has gone away."""
     if not limits:
         return
     done, refused = [], []

@@ -1,4 +1,4 @@
-"""One domain of libvirt from its start on, with all that is done to it: started, saved, restored."""
+"""One domain of libvirt from its start on, with all operations on it: start, save, restore."""
 
 import os
 import threading
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Order(NamedTuple):
-    """What a start is to launch."""
+    """The description and the checkpoint that a start uses."""
 
     described: "Described"
     restart: "LibvirtRestart | None"
-    """The checkpoint that it goes on from."""
+    """The checkpoint from which the VM continues; None for a new guest."""
 
 
 class LibvirtMachine(RunningMachine):
@@ -41,25 +41,25 @@ class LibvirtMachine(RunningMachine):
     ) -> None:
         super().__init__(guest, resources, deadlines, log)
         self.resumed: Callable[[], None] = lambda: None
-        """What is to know that a saved guest runs again, by a process of its own that may have other ports."""
+        """A callback for a saved guest that runs again, in a new process that may have other ports."""
         self.saver = saver
         saver.seconds, saver.given_up = deadlines.memory, lambda: self.overruled
         self.checkpoints: JobCheckpoints
         self.order: Order
-        """What is to be launched."""
+        """The description and the checkpoint for the start."""
         self.limits = limits.Limits()
         self.description = ""
         """The domain XML as of the last save, without secrets."""
         self.image = ""
-        """The memory image of a VM that is saved."""
+        """The name of the memory image of a VM that is saved."""
         self.saved_xml = ""
-        """The domain as it is to be restored."""
+        """The domain XML to restore."""
         self.has_display = False
-        """Whether there is anything to be kept by `screenshot`."""
+        """True if the guest has a display for `screenshot`."""
         self.doubt = ""
-        """What the job's owner should hear of what the job asked for (`vmgahp.drivers.exit_record`)."""
+        """The doubt about the job's options for the job's owner (`vmgahp.drivers.exit_record`)."""
         self.unsure: MemoryFile | None = None
-        """The memory image of a save of which nobody could say whether it was done."""
+        """The memory image of a save with unknown outcome."""
 
     def was_saved_after_all(self) -> bool:
         if self.unsure is None or not self._settle():
@@ -73,7 +73,7 @@ class LibvirtMachine(RunningMachine):
 
     def before_release(self) -> None:
         if self.state is lifecycle.STARTING:
-            self.put_back()  # not before the guest is gone: it may have run although its start failed
+            self.put_back()  # after the guest is gone: it may have run although its start failed
         self.forget_unsure()
         self.saver.forget_the_rest()
         super().before_release()
@@ -82,7 +82,7 @@ class LibvirtMachine(RunningMachine):
 
     def save(self, operation: str) -> None:
         self.require_saving(operation)
-        # libvirtd itself says what the domain is; what is in the file may have been changed by then.
+        # Ask libvirtd for the XML, since the one in the file may have been changed by then.
         whole = libvirt.VIR_DOMAIN_XML_MIGRATABLE
         secrets = libvirt.VIR_DOMAIN_XML_SECURE | whole
         asked = self.guest.operate(
@@ -107,21 +107,21 @@ class LibvirtMachine(RunningMachine):
                 image.close()
 
     def require_saving(self, operation: str) -> None:
-        """Raises `errors.ClientFault` where the VM's memory cannot be saved."""
+        """Check that the VM's memory can be saved. Raises `errors.ClientFault` if not."""
         if reason := self.why_not_saved():
             raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {reason}.")
 
     def why_not_saved(self) -> str:
-        """Why the VM's memory cannot be saved; empty where it can."""
+        """Return the reason why the VM's memory cannot be saved; empty if it can."""
         return self.saver.cannot or other_hypervisors.no_saving(self.guest.type)
 
     @staticmethod
     def image_of(operation: str) -> str:
-        """Where a SUSPEND, or a CHECKPOINT, has the memory."""
+        """Return the name of the memory image of a SUSPEND, or of a CHECKPOINT."""
         return MEMORY_FILE if operation == lifecycle.CHECKPOINT else SUSPEND_FILE
 
     def begin_writing(self) -> None:
-        """All is known that a restore needs but the memory."""
+        """Note that everything that a restore needs is known, except the memory."""
 
     def keep_saved(self) -> None:
         self.saver.rename(self.image, MEMORY_FILE)
@@ -154,7 +154,7 @@ class LibvirtMachine(RunningMachine):
         self.image = ""
 
     def _require_ours(self) -> None:
-        """Is the guest on this machine, so that its memory can be written to a file of ours?"""
+        """Check that the guest is on this machine, so that its memory can be written to a file here."""
         if self.pid() == 0:
             raise errors.HypervisorFault(
                 f"The VM cannot be saved: no process of this machine is the QEMU of {self.name}.",
@@ -162,7 +162,10 @@ class LibvirtMachine(RunningMachine):
             )
 
     def _write(self, image: MemoryFile, *, checkpoint: bool) -> None:
-        """Have the memory written, which ends the domain. Raises `errors.Fault` where it runs on, or nobody knows."""
+        """Have libvirt write the memory, which ends the domain.
+
+        Raises `errors.Fault` if the guest runs on, or if the outcome is unknown.
+        """
         try:
             self.guest.connection.once(
                 lambda connection: self.saver.write(
@@ -180,14 +183,17 @@ class LibvirtMachine(RunningMachine):
             raise faults.from_libvirt(error, f"saving {self.name}") from error
 
     def see_whether_it_was_saved(self) -> None:
-        """Keep what another process has written of it that has ended. Raises `errors.Fault` where it was not saved."""
+        """Keep the image that another process, which has ended, has written.
+
+        Raises `errors.Fault` if it was not saved.
+        """
         if not self._wait_for_outcome():
             raise errors.HypervisorFault(f"{self.name} was not saved, and runs on.", "see what has ended the save.")
         assert self.unsure is not None
         self._keep(self.unsure)
 
     def _wait_for_outcome(self) -> bool:
-        """What `_settle` says, as soon as it can be said."""
+        """Wait until `_settle` has an answer, and return it."""
         end = time.monotonic() + self.deadlines.memory
         while True:
             try:
@@ -198,10 +204,10 @@ class LibvirtMachine(RunningMachine):
             time.sleep(LOOK_INTERVAL)
 
     def _settle(self) -> bool:
-        """Whether a save whose libvirtd went away has saved the guest after all; False where the guest runs on.
+        """Return True if a save whose libvirtd went away has completed after all; False if the guest runs on.
 
-        libvirtd may have died before the memory was written or after it, and may still be at it. Raises
-        `errors.MachineFault` where that cannot be said yet, and where the guest is lost.
+        libvirtd may have died before or after the memory was written, and may still be writing it. Raises
+        `errors.MachineFault` if the outcome is not known yet, and if the guest is lost.
         """
         try:
             saving = self.guest.call(lambda domain: domain.jobInfo())[0] != libvirt.VIR_DOMAIN_JOB_NONE
@@ -229,9 +235,9 @@ class LibvirtMachine(RunningMachine):
             self.unsure = None
 
     def _keep(self, image: MemoryFile) -> None:
-        """The guest is gone and its memory whole: keep it, or have the guest run again. Raises `errors.Fault`.
+        """Keep the whole memory of a guest that is gone, or let the guest run again. Raises `errors.Fault`.
 
-        Where neither can be done, as on a file system that has become read-only, it stays where it is.
+        If both fail, as on a file system that has become read-only, the image stays where it is.
         """
         name = image.name
         try:
@@ -253,8 +259,8 @@ class LibvirtMachine(RunningMachine):
         self.log(f"{self.name} is saved in {name}")
 
     def _restore_from(self, descriptor: int, before_it_runs: Callable[[], None]) -> None:
-        """Let the guest continue from an open memory image, or leave no domain. Raises `errors.Fault`."""
-        self.end_guest()  # an attempt that libvirtd did not outlive may have left one
+        """Let the guest continue from an open memory image, or remove the domain. Raises `errors.Fault`."""
+        self.end_guest()  # an attempt during which libvirtd died may have left one
         try:
             self.restart_from(descriptor, self._as_it_can_be(), lambda *_: before_it_runs())
         except BaseException as error:
@@ -264,7 +270,7 @@ class LibvirtMachine(RunningMachine):
             raise
 
     def _as_it_can_be(self) -> str:
-        """The domain that was saved, with what of this machine's it can have again."""
+        """Return the XML of the saved domain, without resources of this machine that are taken now."""
         xml = huge_pages.as_there_are(self.saved_xml)
         if self.resources.access is None:
             return xml
@@ -273,9 +279,11 @@ class LibvirtMachine(RunningMachine):
         return reach.without_taken(xml, self.log)
 
     def restart_from(self, descriptor: int, xml: str, check: Check) -> None:
-        """Restore the domain from an open memory image; it runs once `check` has seen it. Raises as `begin`.
+        """Restore the domain from an open memory image; it runs after `check` has approved it.
 
-        QEMU may wait for ever for what an image lacks: one that is not restored in time is ended.
+        Raises the same as `begin`.
+
+        QEMU may wait for ever for data that an image lacks: a restore that exceeds its time is ended.
         """
         seconds = self.deadlines.memory * RESTORE_SHARE
         late = threading.Event()
@@ -304,7 +312,7 @@ class LibvirtMachine(RunningMachine):
         self.log(f"{self.name} continues from its saved memory")
 
     def begin(self, make: Make, check: Check) -> None:
-        """As `LibvirtGuest.begin`; the domain has its limits, and the ways into it, before it runs."""
+        """Make the domain as `LibvirtGuest.begin` does, and set its limits and its forwarded ports before it runs."""
 
         def look(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
             check(connection, domain, live)
@@ -317,9 +325,9 @@ class LibvirtMachine(RunningMachine):
         self.guest.begin(make, look)
 
     def make(self, image: int | None, xml: str, check: Check) -> None:
-        """Start the domain, or restore it from an open memory image: it runs once `check` has seen it.
+        """Start the domain, or restore it from an open memory image: it runs after `check` has approved it.
 
-        Raises as `LibvirtGuest.begin`.
+        Raises the same as `LibvirtGuest.begin`.
         """
         if image is not None:
             self.restart_from(image, xml, check)
@@ -329,5 +337,5 @@ class LibvirtMachine(RunningMachine):
     # What helps
 
     def live_xml(self) -> str:
-        """The domain as libvirt understood it. Raises `libvirt.libvirtError`."""
+        """Return the domain XML as libvirt has understood it. Raises `libvirt.libvirtError`."""
         return self.guest.call(lambda domain: str(domain.XMLDesc()))

@@ -1,7 +1,7 @@
-"""Whose a domain of some name is: the job's, a dead server's, or another job's that runs.
+"""The owner of a domain of some name: the job, a dead server, or another job that runs.
 
-A VM has the name that the startd knows it by, of its user, cluster and process. Two schedds may give one user the same;
-the later one's VM gets a name of its own after it, and keeps the first one's guest alive.
+A VM has the name that the startd knows, of its user, cluster and process. Two schedds may give one user the same; the
+later one's VM then gets a name derived from it, and does not end the first one's guest.
 """
 
 import os
@@ -22,32 +22,35 @@ if TYPE_CHECKING:
     from vmgahp.drivers.base import Logger
 
 OWN_HEX = 8
-"""Digits at the end of the name of a VM whose own is taken."""
+"""The number of digits appended to the name of a VM whose own is taken."""
 
 
 class NamedDomain(NamedTuple):
-    """A domain that libvirt has already."""
+    """A domain that already exists in libvirt."""
 
     name: str
     uuid: str
     directory: str
-    """The scratch directory of its job; empty where it says none."""
+    """The scratch directory of its job; empty if it has none."""
     is_strange: bool
-    """Whether it is defined, and not by this package."""
+    """True if it is defined, and not by this package."""
 
     def is_left_over(self, working_dir: str) -> bool:
-        """Whether nobody but the job of that directory has anything to do with it."""
+        """Return True if it belongs to the job of that directory, or to a server that is gone."""
         return os.path.normpath(self.directory) == os.path.normpath(working_dir) or not is_claimed(self.uuid)
 
 
 def new_uuid() -> str:
-    """A random UUID, as the kernel makes them."""
+    """Return a random UUID from the kernel."""
     with open("/proc/sys/kernel/random/uuid") as file:
         return file.read().strip()
 
 
 def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: "Logger") -> str:
-    """`name`, or one after it where a VM of another directory has that and its server lives. Raises `errors.Fault`."""
+    """Return `name`, or one derived from it if the VM of another directory has that and its server lives.
+
+    Raises `errors.Fault`.
+    """
     taken = [each for each in _called(connection, name) if each.name == name and not each.is_left_over(working_dir)]
     if not taken:
         return name
@@ -57,7 +60,10 @@ def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: "
 
 
 def clear(connection: LibvirtConnection, name: str, working_dir: str, log: "Logger") -> None:
-    """Destroy what an earlier server has left of the job, or of one that nobody looks after. Raises `errors.Fault`."""
+    """Destroy the domains that an earlier server has left of the job, or whose server is gone.
+
+    Raises `errors.Fault`.
+    """
     for left in _called(connection, name):
         if not left.is_left_over(working_dir):
             continue
@@ -75,7 +81,7 @@ def clear(connection: LibvirtConnection, name: str, working_dir: str, log: "Logg
 
 
 def sweep(connection: LibvirtConnection, log: "Logger") -> None:
-    """Remove what is left defined of any job whose directory is gone and whom nobody looks after. Raises nothing."""
+    """Remove the persistent domains of jobs whose directory and server are both gone. Raises nothing."""
 
     def look(opened: libvirt.virConnect) -> None:
         for domain in opened.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT):
@@ -91,7 +97,7 @@ def sweep(connection: LibvirtConnection, log: "Logger") -> None:
 
 def mark(domain: "etree.Element") -> None:
     """Mark the XML of a domain as that of a job."""
-    from xml.etree import ElementTree as etree  # a kill does without
+    from xml.etree import ElementTree as etree  # a kill does not need it
 
     metadata = domain.find("metadata")
     if metadata is None:
@@ -101,17 +107,17 @@ def mark(domain: "etree.Element") -> None:
 
 
 def matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.virDomain | None:
-    """The domain that a kill is about: by its name, or by the scratch directory of its job.
+    """Return the domain to kill: by its name, or by the scratch directory of its job.
 
-    The startd names the directory for every VM type but kvm and xen, or that which the starter has made it in
-    (``VMUniverseMgr::killVM`` in HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``). Raises
+    The startd names that directory for every VM type but kvm and xen, or the directory in which the starter has made
+    it (``VMUniverseMgr::killVM`` in HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``). Raises
     `libvirt.libvirtError`.
     """
     found = [faults.find(connection, match, uuid)] if uuid else connection.listAllDomains()
     if match.startswith("/") and not uuid:
         found = [each for each in found if is_one_job(_directory(each), match)]
     elif not uuid:
-        # Of two VMs of one name the startd knows not which; a server that lives ends its own.
+        # The startd cannot tell two VMs of one name apart; a server that lives ends its own.
         found = [each for each in found if _is_called(each.name(), match)]
         if len(found) > 1:
             found = [each for each in found if not is_claimed(each.UUIDString())]
@@ -130,7 +136,7 @@ def _called(connection: LibvirtConnection, name: str) -> list[NamedDomain]:
 
 
 def _directory(domain: libvirt.virDomain) -> str:
-    """Empty where it has none, or went away."""
+    """Return the scratch directory; empty if the domain has none, or went away."""
     try:
         return str(domain.metadata(libvirt.VIR_DOMAIN_METADATA_DESCRIPTION, None))
     except libvirt.libvirtError:
@@ -138,6 +144,6 @@ def _directory(domain: libvirt.virDomain) -> str:
 
 
 def _is_called(name: str, match: str) -> bool:
-    """Whether a domain has this name, or was given another after it."""
+    """Return True if a domain has this name, or one derived from it."""
     own = name.removeprefix(f"{match}_")
     return name == match or (own != name and len(own) == OWN_HEX and set(own) <= set("0123456789abcdef"))

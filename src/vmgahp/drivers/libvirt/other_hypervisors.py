@@ -1,8 +1,8 @@
-"""Hypervisors of libvirt that are not QEMU: what can be known of any, and what is asked of none.
+"""Other hypervisors of libvirt than QEMU: the features that work with any, and those limited to QEMU.
 
-With VM_LIBVIRT_URI and VM_LIBVIRT_DOMAIN_TYPE the VM type libvirt is served by whatever libvirt has a driver
-for. Such a driver starts and ends domains and tells how they are. What this package does to QEMU beyond that
-(the user's uid, the console's socket, memory images) it does to no other hypervisor: each has its own way.
+With VM_LIBVIRT_URI and VM_LIBVIRT_DOMAIN_TYPE the VM type libvirt is served by any hypervisor for which libvirt has a
+driver. Such a driver starts and ends domains and reports their state. The features that depend on QEMU (the user's
+uid, the console's socket, memory images) are not used with other hypervisors, each of which has its own.
 """
 
 import re
@@ -23,25 +23,27 @@ from vmgahp.host.light import NamedTuple
 
 SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
 CONNECTING = 1.5
-"""Seconds to try again where nobody listens, as while libvirtd is being restarted."""
+"""Seconds to retry a refused connection, as while libvirtd is being restarted."""
 
 TELLING = 0.3
-"""Seconds before the end of all checks at which a libvirt that has not answered is given up: that is a better reason
-than the time."""
+"""Seconds before the end of all checks at which a libvirt that has not answered is given up.
+
+This gives a better reason than the end of all checks.
+"""
 
 
 class Hypervisor(NamedTuple):
-    """What a driver of libvirt says of itself."""
+    """The self-description of a driver of libvirt."""
 
     name: str
-    """``virConnectGetType``: LXC, Xen, TEST and so on."""
+    """The result of ``virConnectGetType``: LXC, Xen, TEST and so on."""
     version: int
     libvirt_version: int
     os_types: tuple[str, ...]
-    """Of its domains of the wanted type: ``hvm`` for whole machines, ``exe`` for containers; empty: it has none."""
+    """The OS types of its domains of the wanted type: ``hvm`` for machines, ``exe`` for containers; empty for none."""
 
     def attributes(self, networking: list[str], *, suspend: bool = False, checkpoint: bool = False) -> dict[str, Value]:
-        """What is published of it."""
+        """Return the attributes to publish."""
         return {
             "version": version(self.version),
             "libvirt_version": version(self.libvirt_version),
@@ -54,9 +56,9 @@ class Hypervisor(NamedTuple):
 
 
 def wanted_type(vm_type: str, settings: Settings) -> str:
-    """The domain type that settings and VM type leave no choice about; empty for KVM or, where allowed, TCG.
+    """Return the domain type that settings and VM type determine; empty for KVM or, if allowed, TCG.
 
-    Raises `errors.MachineFault` for a setting that is no word.
+    Raises `errors.MachineFault` for a setting that is not a word.
     """
     if vm_type == "qemu":
         return "qemu"
@@ -70,7 +72,7 @@ def wanted_type(vm_type: str, settings: Settings) -> str:
 
 
 def ask(connection: LibvirtConnection, domain_type: str) -> Hypervisor:
-    """What the libvirt at VM_LIBVIRT_URI has for a domain type. Raises `errors.MachineFault`."""
+    """Query the libvirt at VM_LIBVIRT_URI about a domain type. Raises `errors.MachineFault`."""
 
     def say(libvirtd: libvirt.virConnect) -> Hypervisor:
         guests = etree.fromstring(libvirtd.getCapabilities()).iterfind("guest")
@@ -94,9 +96,9 @@ def ask(connection: LibvirtConnection, domain_type: str) -> Hypervisor:
 
 
 def require(connection: LibvirtConnection, domain_type: str, settings: Settings) -> Hypervisor:
-    """As `ask`, and make sure that jobs can be described to it.
+    """Query the libvirt as `ask` does, and check that jobs can be described to it.
 
-    At a start libvirt would call the lack of a driver an invalid argument, as it does a job's. Raises
+    At a start libvirt would report a missing driver as an invalid argument, the same as a job's error. Raises
     `errors.MachineFault`.
     """
     found = ask(connection, domain_type)
@@ -116,9 +118,9 @@ def require(connection: LibvirtConnection, domain_type: str, settings: Settings)
 
 
 def require_fit(vm_type: str, connection: LibvirtConnection, settings: Settings) -> None:
-    """As `require`, for whatever hypervisor serves the VM type; nothing where that is QEMU.
+    """Check the hypervisor of the VM type as `require` does, unless it is QEMU.
 
-    Asked when a job is refused: on a machine whose hypervisor takes no job, that is no fault of this one.
+    Called when a job is refused: if the machine's hypervisor cannot run any job, this one is not to blame.
     """
     domain_type = wanted_type(vm_type, settings)
     if not qemu_process.is_qemu(domain_type):
@@ -126,19 +128,19 @@ def require_fit(vm_type: str, connection: LibvirtConnection, settings: Settings)
 
 
 def may_be_diskless(vm_type: str, settings: Settings) -> bool:
-    """Whether jobs need not name a disk: a container has the root that the administrator's script gives it."""
+    """Return True if jobs need no disk: a container gets its root from the administrator's script."""
     return not qemu_process.is_qemu(wanted_type(vm_type, settings)) and bool(settings.xml_script())
 
 
 def no_saving(domain_type: str) -> str:
-    """Why a VM's memory cannot be saved to a file; empty where it can."""
+    """Return the reason why a VM's memory cannot be saved to a file; empty if it can."""
     if qemu_process.is_qemu(domain_type):
         return ""
     return f"the form in which libvirt saves domains of type {domain_type} is not known to this daemon"
 
 
 def survey(settings: Settings, connection: LibvirtConnection, domain_type: str, end: float) -> Survey:
-    """`vmgahp.drivers.base.Driver.survey` for any hypervisor."""
+    """Survey the machine as `vmgahp.drivers.base.Driver.survey` does, for any hypervisor."""
     wanted, checks = settings.networking_types(), findings.Checks(end)
     let_answer_until(connection, end)
     checks.begin("type", lambda: require(connection, domain_type, settings))
@@ -163,7 +165,7 @@ def survey(settings: Settings, connection: LibvirtConnection, domain_type: str, 
 
 
 def version(number: int) -> str:
-    """libvirt's numbers for versions, 1,000,000 * major + 1,000 * minor + release, as people write them."""
+    """Return libvirt's version number, 1,000,000 * major + 1,000 * minor + release, in the usual form."""
     return f"{number // 1000000}.{number // 1000 % 1000}.{number % 1000}"
 
 
@@ -183,7 +185,7 @@ def _network(kind: str, host: Hypervisor, checks: findings.Checks, active: objec
 
 
 def judge_bridge(outcome: object) -> Finding:
-    """The finding about the bridge of the settings, by what `look_at_bridge` said or raised."""
+    """Return the finding about the bridge of the settings, by the result or the fault of `look_at_bridge`."""
     looked_at = "the bridge of VM_NETWORKING_BRIDGE_INTERFACE"
     return findings.judge("network bridge", looked_at, outcome, str(outcome), OFF)
 
@@ -191,7 +193,7 @@ def judge_bridge(outcome: object) -> Finding:
 def begin_networks(
     checks: findings.Checks, connection: LibvirtConnection, settings: Settings, wanted: Sequence[str], end: float
 ) -> None:
-    """Look at the bridge, and ask for the network of VM_NAT_NETWORK beside all else: another daemon may have it."""
+    """Begin the checks of the bridge and, in parallel, of the network VM_NAT_NETWORK, which another daemon may have."""
     if "bridge" in wanted:
         checks.begin("bridge", lambda: look_at_bridge(settings))
     seconds = max(0.3, end - monotonic() - TELLING)
@@ -199,9 +201,9 @@ def begin_networks(
 
 
 def active_network(checks: findings.Checks, wanted: Sequence[str]) -> object:
-    """Return what is known of the network of VM_NAT_NETWORK: whether it is active, or a fault.
+    """Return True if the network of VM_NAT_NETWORK is active, False if not, or a fault.
 
-    A job that may not have it waits for no daemon that hangs.
+    If the settings do not offer this network, a daemon that hangs is not waited for.
     """
     return checks.outcome("nat", None if "nat" in wanted else monotonic() + TELLING)
 
@@ -228,7 +230,7 @@ def is_active(connection: LibvirtConnection, network: str, seconds: float) -> bo
         return bool(connection.call(lambda opened: opened.networkLookupByName(network).isActive(), seconds=seconds))
     except libvirt.libvirtError as error:
         if not faults.is_of_another_daemon(error):
-            return False  # it is not there, or this hypervisor's driver knows no networks
+            return False  # no such network, or the hypervisor's driver has no networks
         raise errors.MachineFault(
             f"{daemon} does not run: {faults.message_of(error)}.", f"systemctl enable --now {daemon}.socket"
         ) from error

@@ -1,10 +1,10 @@
 """Disks made before a VM's start: overlays, data disks, cloud-init's drive.
 
 A writable disk of the catalog is an overlay of the job's own: an empty qcow2 image whose backing file is the
-administrator's. It is returned like any disk of the job's, and with it `RECORD`, which says of which image it is an
-overlay: with another backing file it would be noise. So a job that comes back with its overlay, with a checkpoint or
-without, is started on a machine whose catalog has the same image under that name, wherever it lies there. The
-backing file in the overlay's own header does not count: the job can have written it, and libvirt is told the chain.
+administrator's. It is returned like any disk of the job's, with `RECORD`, which names the image of which it is an
+overlay: on another backing file its content is useless. So a job that comes back with its overlay, with a checkpoint or
+without, is started on a machine whose catalog has the same image under that name, at any path. The backing file in the
+overlay's own header is ignored: the job can have written it, and libvirt gets the chain from here.
 """
 
 import errno
@@ -26,17 +26,17 @@ from vmgahp.job.options import DATA_DISK, DATA_FILES, DISK_SIZE, RUN, USER_DATA
 from vmgahp.job.spec import JobSpec
 from vmgahp.text import shown
 
-TYPE_CHECKING = False  # what makes disks is loaded for the jobs that want some made
+TYPE_CHECKING = False  # modules that make disks are loaded only for jobs that need them
 if TYPE_CHECKING:
     from vmgahp.findings import Finding
     from vmgahp.images import qemu_img
     from vmgahp.images.catalog import Image
 
 ATTRIBUTE = "VM_Images"
-"""Of the machine: the names of the images that jobs can have here, with commas between them."""
+"""The machine attribute with the names of the images that jobs can have here, separated by commas."""
 
 RECORD = "vm_catalog.json"
-"""In the scratch directory: of which image of the catalog each overlay is."""
+"""The file in the scratch directory that names the catalog image of each overlay."""
 FORMAT = 1
 MOST_DISKS = 1024
 
@@ -53,9 +53,9 @@ class _Overlay(NamedTuple):
     """A line of the record."""
 
     file: str
-    """The overlay, a name in the scratch directory."""
+    """The name of the overlay in the scratch directory."""
     image: str
-    """The name in the catalog."""
+    """The name of the image in the catalog."""
     base: tuple[_Base]
 
 
@@ -66,7 +66,7 @@ class _Record(NamedTuple):
 
 
 def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> None:
-    """Make sure that this machine makes the disks that the job asks for. Raises `JobFault`."""
+    """Check that this machine can make the disks that the job asks for. Raises `JobFault` if not."""
     if spec.devices.run and not qemu_process.is_qemu(domain_type):
         raise JobFault(
             errors.MISMATCHED,
@@ -110,7 +110,7 @@ def _can_write_iso() -> bool:
 
 
 def survey(settings: Settings, identity: Identity) -> object:
-    """The images of the catalog, for `judge`."""
+    """Survey the images of the catalog, for `judge`."""
     from vmgahp.images import catalog
     from vmgahp.job import catalog_disks
 
@@ -118,7 +118,10 @@ def survey(settings: Settings, identity: Identity) -> object:
 
 
 def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
-    """What `survey` comes to: machine attributes, and findings of which none keeps the machine from running jobs."""
+    """Return the machine attributes and the findings for the result of `survey`.
+
+    None of these findings makes the machine unfit for jobs.
+    """
     if isinstance(outcome, errors.Fault):
         from vmgahp import findings
 
@@ -128,7 +131,7 @@ def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
 
 
 def files_made(spec: JobSpec) -> list[str]:
-    """The images with the job's files, which are in the scratch directory themselves."""
+    """Return the names of the images with the job's files, which are in the scratch directory themselves."""
     made = [os.path.basename(disk.path) for disk in spec.disks if disk.files]
     if spec.devices.user_data:
         from vmgahp.job import cloud_init
@@ -142,7 +145,7 @@ def files_made(spec: JobSpec) -> list[str]:
 
 
 def records_made(spec: JobSpec) -> list[str]:
-    """Files in the scratch directory that a restart needs, and nobody when the job is over."""
+    """Return the files in the scratch directory that only a restart needs; they are removed when the job is over."""
     if not spec.devices.run:
         return []
     from vmgahp.job import run
@@ -157,7 +160,7 @@ def remove(identity: Identity, _log: Logger, directory: str, *names: str) -> Non
 
 
 class Provision:
-    """What is made for one job at its start."""
+    """The disks that are made for one job at its start."""
 
     def __init__(self, directory: str, identity: Identity) -> None:
         self._directory = directory
@@ -165,7 +168,7 @@ class Provision:
         self._made: list[str] = []
 
     def make(self, spec: JobSpec) -> None:
-        """Make every disk that is not there yet; one that is there has come back with the job, and is looked at.
+        """Make every disk that does not exist yet; one that has come back with the job is checked.
 
         Raises `errors.Fault`.
         """
@@ -192,12 +195,12 @@ class Provision:
             self._made.append(cloud_init.SEED_FILE)
 
     def undo(self) -> None:
-        """Remove what was made: the VM did not start."""
+        """Remove what was made, since the VM did not start."""
         for name in self._made:
             try:
                 self._identity.unlink_scratch(self._directory, name)
             except (OSError, errors.Fault):
-                pass  # the directory is gone or full, and the start has a fault of its own
+                pass  # the directory is gone or full; the start reports its own fault
         self._made = []
 
     # Overlays of images of the catalog
@@ -222,7 +225,7 @@ class Provision:
         return ours
 
     def _require_same(self, ours: _Overlay, image: "Image") -> None:
-        """An overlay that is there already must be one of this image."""
+        """Check that an existing overlay is one of this image. Raises `JobFault` if not."""
         recorded = {overlay.file: overlay for overlay in self._read_record()}.get(ours.file)
         if recorded is None:
             raise _bad(
@@ -259,7 +262,7 @@ class Provision:
             self._made.append(RECORD)
 
     def _enlarge(self, disk: Disk) -> None:
-        """Give an image of the job's own the size that the job asks for."""
+        """Enlarge an image of the job's own to the size that the job asks for."""
         from vmgahp.images import qemu_img
 
         name = os.path.basename(disk.path)
@@ -335,7 +338,10 @@ class Provision:
     # What helps
 
     def _create(self, name: str, make: Callable[[str], None]) -> None:
-        """Have a file made under another name at first: half of an image must never be taken for one."""
+        """Make a file under a temporary name and rename it.
+
+        So an incomplete image is never mistaken for a complete one.
+        """
         from vmgahp.images import qemu_img
 
         temporary = f".{name}.{os.getpid()}.new"
@@ -359,7 +365,7 @@ class Provision:
 
 
 def _as_of_the_system(trouble: "qemu_img.Trouble") -> OSError:
-    """What qemu-img complains of, by the words of the system's error with which its complaints end."""
+    """Return an OSError for a failure of qemu-img, by the system's error text at the end of its message."""
     from vmgahp.images.qemu_img import TooSlow
 
     said = str(trouble)

@@ -1,7 +1,7 @@
-"""QEMU and passt themselves, started without libvirt to see that they work.
+"""The trial of QEMU and passt, started without libvirt to see that they work.
 
-libvirt's capabilities say what QEMU was built with. That a CPU model makes QEMU abort on this very machine,
-or that passt may make no namespaces here, shows only when they are run.
+libvirt's capabilities show how QEMU was built. Whether a CPU model makes QEMU abort on this machine, or passt may
+make namespaces here, shows only when they are run.
 """
 
 import contextlib
@@ -17,18 +17,20 @@ from vmgahp.host.run import run, which
 from vmgahp.job.kinds import NINEP
 
 _CPU_OF_MODE = {"host-passthrough": "host", "maximum": "max"}
-"""QEMU's name for libvirt's CPU modes. What host-model comes to is libvirt's to work out: there its word
-must do, and QEMU is tried with its default CPU."""
+"""QEMU's names for libvirt's CPU modes.
+
+libvirt works out the meaning of host-model: its answer is trusted there, and QEMU is tried with its default CPU.
+"""
 
 _QMP = b'{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
-"""What ends QEMU once it is up (QEMU's ``docs/interop/qmp-spec.rst``)."""
+"""The input that ends QEMU once it is up (QEMU's ``docs/interop/qmp-spec.rst``)."""
 
 
 def start_qemu(path: str, accel: str, mode: str, machine: str, slirp: bool, identity: Identity, end: float) -> None:
-    """Start QEMU with stopped CPUs and no devices, hear its greeting, and let it quit.
+    """Start QEMU with stopped CPUs and no devices, read its greeting, and let it quit.
 
-    `accel` is a domain type, kvm or qemu. Raises `errors.MachineFault` where it does not come up, and `Late` where it
-    has not when the monotonic clock shows `end`.
+    `accel` is a domain type, kvm or qemu. Raises `errors.MachineFault` if it does not start, and `Late` if it has not
+    when the monotonic clock shows `end`.
     """
     command = [path, "-S", "-nodefaults", "-no-user-config", "-display", "none", "-m", "64"]
     command += ["-machine", f"{machine or 'none'},accel={'kvm' if accel == 'kvm' else 'tcg'}"]
@@ -49,7 +51,7 @@ def start_qemu(path: str, accel: str, mode: str, machine: str, slirp: bool, iden
 
 
 def require_share(kind: str, path: str, identity: Identity, end: float) -> None:
-    """See whether QEMU can share a directory so; Enterprise Linux's has no 9p. Raises `errors.MachineFault`."""
+    """Check that QEMU can share a directory by `kind`; Enterprise Linux's has no 9p. Raises `errors.MachineFault`."""
     device = "virtio-9p-pci" if kind == NINEP else "vhost-user-fs-pci"
     status, _out, err = _run([path, "-device", f"{device},help"], b"", identity, end, [])
     if status != 0:
@@ -60,10 +62,11 @@ def require_share(kind: str, path: str, identity: Identity, end: float) -> None:
 
 
 def start_passt(identity: Identity, end: float) -> None:
-    """Start passt as the job's user, as libvirt does: it leaves when another one works on, to which we say goodbye.
+    """Start passt as the job's user, as libvirt does, and end it by a connection (``--one-off``).
 
-    It says that it listens before it makes its namespaces, at which it may fail. Raises `errors.MachineFault` where it
-    is not there or does not start until the monotonic clock shows `end`.
+    The command exits when its background process has taken over. It reports that it listens before it makes its
+    namespaces, which may fail. Raises `errors.MachineFault` if it is missing or has not started when the monotonic
+    clock shows `end`.
     """
     import shutil
     import tempfile
@@ -92,14 +95,17 @@ def start_passt(identity: Identity, end: float) -> None:
 
 
 def passt() -> str | None:
-    """The path of passt, or None where it is not installed."""
+    """Return the path of passt, or None if it is not installed."""
     return which("passt")
 
 
 def _run(
     command: list[str], stdin: bytes, identity: Identity, end: float, devices: list[str]
 ) -> tuple[int | None, bytes, bytes]:
-    """Run as the job's user with the groups of some devices: status, output, errors; None where time ran out."""
+    """Run a command as the job's user with the groups of `devices`; return status, output and errors.
+
+    The status is None on a timeout.
+    """
     groups = [os.stat(device).st_gid for device in devices if os.path.exists(device)]
     try:
         done = run(command, deadline=max(0.05, end - monotonic()), stdin=stdin, user=identity, groups=groups)

@@ -1,8 +1,8 @@
 """QEMU's last words, from the log that libvirt keeps of each VM.
 
-When QEMU ends before its VM runs, libvirt looks into that log and makes what it finds part of its error. But
-the log is written by another daemon (virtlogd), which is not always done by then; the error then says that
-QEMU closed the monitor and nothing of why, and a disk that two jobs use at once would be blamed on the machine.
+When QEMU ends before its VM runs, libvirt reads that log and makes what it finds part of its error. But the log is
+written by another daemon (virtlogd), which may not have finished by then; the error then says that QEMU closed the
+monitor without the reason, and a disk that two jobs use at once would be blamed on the machine.
 """
 
 import os
@@ -10,10 +10,10 @@ import re
 from collections.abc import Sequence
 
 PATIENCE = 2.0
-"""Seconds to wait for the log; it is mostly there at once."""
+"""Seconds to wait for the log; it is usually there at once."""
 
 LOOKED_AT = 1 << 16
-"""Bytes at the end of the log."""
+"""The number of bytes to read at the end of the log."""
 
 _SILENT = re.compile(r"(unexpectedly closed the monitor( \(vm='.*'\))?|exited while connecting to monitor)(: *)?$")
 _START = re.compile(rb"^[0-9-]+ [0-9:.]+\+0000: starting up ", re.MULTILINE)
@@ -21,14 +21,14 @@ _WORDS = re.compile(rb"^[0-9-]+T[0-9:.]+Z qemu[^ :]*: (.*)$", re.MULTILINE)
 
 
 def says_nothing(message: str) -> bool:
-    """Whether an error of libvirt says that QEMU has ended, and not why."""
+    """Return True if an error of libvirt says that QEMU has ended, without the reason."""
     return _SILENT.search(message.rstrip()) is not None
 
 
 def last_words(name: str, uuid: str, directories: Sequence[str] | None = None) -> str:
-    """What QEMU said at the last start of a VM, as libvirt would say it; empty where nothing is known.
+    """Return QEMU's message at the last start of a VM, as libvirt would word it; empty if unknown.
 
-    The log of a name is that of all its starts: the last one counts, and only if it is that of `uuid`.
+    A log has all starts under one name: only the last one counts, and only if it is that of `uuid`.
     """
     import threading
     from time import monotonic
@@ -60,7 +60,7 @@ def _search(path: str, uuid: bytes) -> str:
 
 
 def _directories() -> list[str]:
-    """Of the system's libvirtd, or of one's own."""
+    """Return the directories of the logs of the system's libvirtd, or of the user's own."""
     if os.getuid() == 0:
         return ["/var/log/libvirt/qemu"]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

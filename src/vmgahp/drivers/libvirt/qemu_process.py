@@ -1,4 +1,4 @@
-"""The QEMU of a VM on this machine, by the kernel alone: what is left where libvirtd hangs or is gone."""
+"""The QEMU process of a VM on this machine, found without libvirtd, which may hang or be gone."""
 
 import os
 import select
@@ -7,22 +7,22 @@ from _collections_abc import Iterator
 from vmgahp.host.light import signal
 
 PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
-"""Where the QEMU driver of libvirt notes the pid of a domain: the system's daemon, then a user's own."""
+"""The files in which libvirt's QEMU driver notes the pid of a domain: the system's daemon, then a user's own."""
 
 KILL_WAIT = 10.0
-"""Seconds for which a killed QEMU may take to end; it has the guest's memory to give back, and disks to wait for."""
+"""Seconds to wait for a killed QEMU to exit; it has to free the guest's memory, and to wait for disks."""
 
 MOST_BYTES = 1 << 16
-"""Of a command line; libvirt begins QEMU's with the name, and the UUID is not far from it."""
+"""The number of bytes to read of a command line; libvirt puts the name first, and the UUID not far behind."""
 
 
 def is_qemu(domain_type: str) -> bool:
-    """Whether domains of a type are QEMU's."""
+    """Return True if domains of a type are run by QEMU."""
     return domain_type in ("", "kvm", "qemu")
 
 
 def noted(name: str) -> Iterator[int]:
-    """The process ids that libvirt has noted for the domain of that name, whoever has them now."""
+    """Yield the pids that libvirt has noted for the domain of that name; other processes may have them by now."""
     runs = ["/run", "/var/run"]
     if os.environ.get("XDG_RUNTIME_DIR"):
         runs.append(os.environ["XDG_RUNTIME_DIR"])
@@ -40,9 +40,9 @@ def noted(name: str) -> Iterator[int]:
 
 
 def is_qemu_of(pid: int, name: str, uuid: str) -> bool:
-    """Is the process a QEMU whose command line says both, as libvirt writes it?
+    """Return True if the process is a QEMU whose command line has both the name and the UUID, as libvirt writes them.
 
-    Both, as for `faults.find`: a checkpoint brings its UUID with it, and could name another's VM by that.
+    Both are needed, as for `faults.find`: a checkpoint contains its UUID, which could be that of another's VM.
     """
     try:
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
@@ -59,14 +59,14 @@ def is_qemu_of(pid: int, name: str, uuid: str) -> bool:
 
 
 def _option(words: list[str], name: str) -> str:
-    """The value that an option has first; what a job asks for comes later."""
+    """Return the first value of an option; values that a job asks for come later."""
     return words[words.index(name) + 1] if name in words[:-1] else ""
 
 
 def kill(name: str, uuid: str, seconds: float = KILL_WAIT) -> bool:
-    """Kill the QEMU of a VM and wait for its end; False where it is not found, or has not ended in time.
+    """Kill the QEMU of a VM and wait for its exit; return False if it is not found, or has not ended in time.
 
-    The process is held by a descriptor before it is looked at: one that gets its number later is never hit.
+    The process is opened as a pidfd before it is checked: another one that gets its number later is never hit.
     """
     for pid in noted(name):
         try:
@@ -80,7 +80,7 @@ def kill(name: str, uuid: str, seconds: float = KILL_WAIT) -> bool:
                 poll.register(descriptor, select.POLLIN)
                 return bool(poll.poll(seconds * 1000))
         except ProcessLookupError:
-            return True  # it ended while it was looked at
+            return True  # it ended during the check
         except PermissionError:
             continue  # another user's
         finally:

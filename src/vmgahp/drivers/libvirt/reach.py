@@ -1,10 +1,10 @@
-"""The way into a guest: ports of this machine that lead to ports of the guest's.
+"""The port forwarding to a guest: ports of this machine that lead to ports of the guest's.
 
-Which they are is decided once for each start, and nobody else's VM gets them until this one is gone: a file of their
-name lies in a directory of the server's, which counts for as long as that lives. Who listens depends on the network of
-the first NIC: passt, which libvirt tells by the XML; QEMU's slirp, which is told by its monitor whenever its guest was
-made or restored; else a relay (`vmgahp.drivers.libvirt.relay`). A guest is never worse off for it: where there is no
-way it runs without, and its owner reads so.
+The ports are chosen once for each start, and other VMs cannot get them until this one is gone: each is claimed by a
+file of its name in a directory of the server's, which is valid as long as that lives. The network of the first NIC
+determines the listener: passt, which libvirt configures from the XML; QEMU's slirp, which is configured by its
+monitor after each start or restore; else a relay (`vmgahp.drivers.libvirt.relay`). A failure does not affect the
+guest: it runs without the forwarding, and its owner is told so.
 """
 
 import json
@@ -28,17 +28,17 @@ from vmgahp.host.run import which
 ACCESS_FILE = "vm_access.json"
 
 CLAIM = "port-"
-"""What the name of a port's claim begins with."""
+"""The prefix of the name of a port's claim."""
 
 LOCK_SECONDS = 2.0
-"""To wait for others that choose a port; where a stranger holds up whoever has no directory of root's, none waits."""
+"""Seconds to wait for the lock; without root's directory a stranger may hold it, so then go on without it."""
 
 _SLIRPS = "hostnet0"
 """QEMU's name for the first NIC's end on the host (``qemuAssignDeviceNetAlias`` in libvirt's sources)."""
 
 
 def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) -> WayIn:
-    """Choose a port of this machine for each of the guest's, as far as there are any. Raises `errors.MachineFault`."""
+    """Choose a port of this machine for each of the guest's, as far as ports are left. Raises `errors.MachineFault`."""
     offered, address = ports_of(settings), address_of(settings)
     room = runtime_dir.runtime_dir()
     found: list[tuple[int, int]] = []
@@ -55,12 +55,12 @@ def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) 
 
 
 def release(_identity: Identity, _log: Logger, room: str) -> None:
-    """The VM is gone: others may have its ports."""
+    """Release the ports of a VM that is gone."""
     runtime_dir.remove(room)
 
 
 def ports_of(settings: Settings) -> list[int]:
-    """The ports of VM_SSH_PORTS. Raises `errors.MachineFault`."""
+    """Return the ports of VM_SSH_PORTS. Raises `errors.MachineFault` if they are invalid."""
     found: list[int] = []
     for word in settings.strings("VM_SSH_PORTS"):
         first, dash, last = word.partition("-")
@@ -82,7 +82,7 @@ def _bad_ports(settings: Settings) -> errors.MachineFault:
 
 
 def address_of(settings: Settings) -> str:
-    """VM_SSH_ADDRESS. Raises `errors.MachineFault` for what is no address."""
+    """Return VM_SSH_ADDRESS. Raises `errors.MachineFault` if it is not an address."""
     address = settings.string("VM_SSH_ADDRESS")
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError, ValueError):
@@ -94,7 +94,7 @@ def address_of(settings: Settings) -> str:
 
 
 def judge(settings: Settings, networks: Sequence[str]) -> findings.Finding | None:
-    """Whether jobs of this machine can have a way in; None where the administrator wants none."""
+    """Return the finding about port forwarding on this machine; None if the administrator has not set it up."""
     if not settings.string("VM_SSH_PORTS"):
         return None
     looked_at = "VM_SSH_PORTS, VM_SSH_ADDRESS"
@@ -112,9 +112,9 @@ def judge(settings: Settings, networks: Sequence[str]) -> findings.Finding | Non
 
 
 def is_free(address: str, port: int) -> bool:
-    """Whether nobody listens there, and it is an address of this machine."""
+    """Return True if the address is one of this machine and the port is free."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended are no hindrance
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore connections in TIME_WAIT
         try:
             trial.bind((address, port))
         except OSError:
@@ -124,7 +124,7 @@ def is_free(address: str, port: int) -> bool:
 
 @contextmanager
 def _alone(base: str) -> Iterator[None]:
-    """Nobody else chooses a port meanwhile, where that can be had."""
+    """Hold the lock for choosing ports, if it can be had in time."""
     from fcntl import LOCK_EX, LOCK_NB, flock
 
     descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -145,8 +145,9 @@ def _alone(base: str) -> Iterator[None]:
 
 
 def open_slirp(domain: libvirt.virDomain, access: WayIn, log: Logger) -> WayIn:
-    """Have QEMU listen for a guest whose first NIC is on slirp, which forgets it with its process; the ways that there
-    are then. Raises nothing.
+    """Have QEMU listen for a guest whose first NIC is on slirp, and return the forwarded ports that work.
+
+    QEMU forgets them with its process. Raises nothing.
     """
     opened = []
     for guests, ours in access.ports:
@@ -162,7 +163,7 @@ def open_slirp(domain: libvirt.virDomain, access: WayIn, log: Logger) -> WayIn:
 
 
 def without_taken(xml: str, log: Logger) -> str:
-    """The XML of a VM without the ports that somebody has taken meanwhile; the very text where nobody has."""
+    """Return the XML of a VM without the ports that were taken meanwhile; the same text if none was."""
     domain, given = etree.fromstring(xml), xml
     for interface in domain.iterfind("devices/interface"):
         for forward in interface.findall("portForward"):
@@ -177,15 +178,15 @@ def without_taken(xml: str, log: Logger) -> str:
 
 
 def as_free(access: WayIn) -> WayIn:
-    """The ways in without the ports at which somebody listens."""
+    """Return the port forwarding without the ports that are in use by others."""
     return access._replace(ports=tuple(pair for pair in access.ports if is_free(access.address, pair[1])))
 
 
-# Who is to know
+# Reports to the owner
 
 
 def tell(access: WayIn, name: str, working_dir: str, identity: Identity, log: Logger) -> None:
-    """Tell the job's owner, and nobody else, where the way in is. Raises nothing."""
+    """Write the forwarded ports to a file for the job's owner only. Raises nothing."""
     ways = [{"guest_port": guests, "address": access.address, "port": ours} for guests, ours in access.ports]
     try:
         identity.write_scratch(working_dir, ACCESS_FILE, (json.dumps({"ssh": ways}) + "\n").encode())

@@ -1,8 +1,8 @@
-"""Leads connections from ports of this machine to a guest that it alone reaches, by its address.
+"""The relay of connections from ports of this machine to a guest that only this machine reaches.
 
-socat does it, as the job's user in a session of its own: it can reach what any job of his can. It begins when the
-address is known, begins anew where that changes, and ends with the server at the latest; what it has connected ends
-when the guest does not answer any more.
+socat does it, as the job's user in a session of its own: it can reach what any job of that user can. It starts when
+the address is known, restarts if the address changes, and ends with the server at the latest; its connections end
+when the guest no longer answers.
 """
 
 import os
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 PROGRAM = "socat"
 
 MOST_AT_ONCE = 64
-"""Connections to one port."""
+"""The most connections to one port."""
 
 _PATIENT = "connect-timeout=10,keepalive,keepidle=30,keepintvl=10,keepcnt=3"
-"""A guest that has gone is noticed within a minute."""
+"""The options by which a guest that has gone is noticed within a minute."""
 
 
 def begin(identity: "Identity", log: "Logger", machine: "RunningMachine", address: str, ports: str) -> None:
-    """Relay for a VM from now on; `ports` are the guest's and ours, as in ``22:22001 80:22002``."""
+    """Start the relay for a VM; `ports` are the guest's and ours, as in ``22:22001 80:22002``."""
     pairs = [(int(guests), int(ours)) for guests, _, ours in (each.partition(":") for each in ports.split())]
     relay = Relay(identity, log, machine.name, address, pairs)
     machine.has_address = relay.lead_to
@@ -50,7 +50,7 @@ class Relay:
         self._running: dict[int, int] = {}
 
     def lead_to(self, guest: str) -> None:
-        """The guest has this address now; called with each STATUS. Raises nothing."""
+        """Lead to the guest's current address; called with each STATUS. Raises nothing."""
         if self._guest == guest and (self._failed or self._all_run()):
             return
         self.end()
@@ -68,7 +68,7 @@ class Relay:
             self.end()
 
     def end(self) -> None:
-        """End them, with all that they have connected. Raises nothing."""
+        """End the relays and all their connections. Raises nothing."""
         for pid in self._running.values():
             try:
                 os.killpg(pid, signal.SIGKILL)
@@ -85,7 +85,7 @@ class Relay:
 
     @staticmethod
     def _why_not(guest: str) -> str:
-        """Why nothing is to lead there; empty where it may. What a guest says of its address need not be its own."""
+        """Return the reason why the address must not be used; empty if it may. A guest may report another's address."""
         import _socket as socket
 
         family = socket.AF_INET6 if ":" in guest else socket.AF_INET

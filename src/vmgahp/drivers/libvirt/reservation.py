@@ -1,8 +1,8 @@
-"""IP addresses that VM_MAC_HOOK gives: reserved for the guest, and given back whatever has died.
+"""IP addresses that VM_MAC_HOOK gives: reserved for the guest, and given back even after a crash.
 
-Of each address there is a note in a directory of root's, from before it is reserved until the hook was told that it is
-free again: at the end of the VM, or by whoever comes next where the server has died, be it a START or the kill mode. To
-give back is the work of a process of its own, which takes no longer than it may.
+Each address has a note in a directory of root's, from before it is reserved until the hook was told that it is free
+again: at the end of the VM, or, if the server has died, by the next START or kill mode. A separate process gives
+addresses back, with a timeout.
 """
 
 import os
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from vmgahp.job.spec import JobSpec, Nic
 
 SECONDS = 20.0
-"""For libvirtd and the hook to take the addresses of a VM back."""
+"""Seconds for libvirtd and the hook to take the addresses of a VM back."""
 HOOK_SECONDS = 9.0
-"""For the hook to take back one, however long it may take to give one."""
+"""Seconds for the hook to take one back, however long it may take to give one."""
 HOOK = "VM_MAC_HOOK"
 NAT = "nat"
 
@@ -31,7 +31,10 @@ NAT = "nat"
 
 
 def note(settings: "Settings", uri: str, name: str, number: int, nic: "Nic") -> str:
-    """Write down an address of the hook's, for `give_back`; where. Raises OSError and `errors.MachineFault`."""
+    """Write a note of an address of the hook's, for `give_back`, and return its path.
+
+    Raises OSError and `errors.MachineFault`.
+    """
     path = f"{_notes()}/{runtime_dir.owner()}-{os.urandom(8).hex()}"
     network = settings.string("VM_NAT_NETWORK") if _is_reserved(nic) else ""
     deadline = settings.timeout(10, "VM_POLICY_TIMEOUT")
@@ -44,7 +47,7 @@ def note(settings: "Settings", uri: str, name: str, number: int, nic: "Nic") -> 
 def hand_out(
     connection: "LibvirtConnection", settings: "Settings", spec: "JobSpec", identity: "Identity", log: "Logger"
 ) -> None:
-    """Have the guest told its addresses: by its network's DHCP, or by cloud-init. Raises `errors.Fault`."""
+    """Configure the guest's addresses by its network's DHCP, or by cloud-init. Raises `errors.Fault`."""
     left = []
     for nic in spec.nics:
         if nic.address and _is_reserved(nic):
@@ -82,7 +85,7 @@ def _reserve(connection: "LibvirtConnection", settings: "Settings", nic: "Nic") 
         xml = network.XMLDesc()
         if not _is_in(xml, ip):
             raise wrong("the network has no DHCP for it")
-        if type(nic.mac) is str and _is_anothers(xml, nic.mac, ip):  # which is not the hook's choice
+        if type(nic.mac) is str and _is_anothers(xml, nic.mac, ip):  # the job's choice, not the hook's
             raise host_checks.in_use(nic.mac, f"in the network {name}")
         network.update(libvirt.VIR_NETWORK_UPDATE_COMMAND_ADD_LAST, _host(nic.mac, ip))
 
@@ -109,7 +112,7 @@ def _is_in(network: str, ip: str) -> bool:
 
 
 def _is_anothers(network: str, mac: str, ip: str) -> bool:
-    """Whether another address is reserved for it, as of a VM that is suspended."""
+    """Return True if another address is reserved for it, for example for a suspended VM."""
     from xml.etree import ElementTree as etree
 
     hosts = etree.fromstring(network).iterfind("ip/dhcp/host")
@@ -129,7 +132,7 @@ def _host(mac: str, ip: str) -> str:
 
 
 def _notes() -> str:
-    """The directory of the notes; without root one of this server's own, which goes with it."""
+    """Return the directory of the notes; without root it is this server's own, which is removed with it."""
     if os.geteuid() != 0:
         return runtime_dir.runtime_dir()
     runtime_dir.make_root_base()
@@ -144,7 +147,7 @@ def _notes() -> str:
 
 
 def give_back(_identity: "Identity", log: "Logger", *paths: str) -> None:
-    """Have addresses given back of which there are these notes. Raises OSError."""
+    """Give back the addresses of these notes. Raises OSError."""
     environ = run.condor_environment(os.environ)
     done = run.run([*(helper.COMMAND or own_code.interpreter()), __name__, *paths], deadline=SECONDS, environ=environ)
     for line in done.out.decode("utf-8", "replace").splitlines():
@@ -155,7 +158,7 @@ def give_back(_identity: "Identity", log: "Logger", *paths: str) -> None:
 
 
 def sweep(identity: "Identity", log: "Logger") -> None:
-    """Give back what servers have left that have died. Raises nothing."""
+    """Give back the addresses that servers have left that have died. Raises nothing."""
     try:
         if left := [f"{runtime_dir.GIVEN}/{name}" for name in _names() if not runtime_dir.is_alive(name)]:
             give_back(identity, log, *left[:50])
@@ -171,7 +174,7 @@ def _names() -> list[str]:
 
 
 def main(paths: "list[str]") -> None:
-    """Give back the addresses of these notes, each of which one process alone has to do with."""
+    """Give back the addresses of these notes; each is locked, so that only one process handles it."""
     from fcntl import LOCK_EX, LOCK_NB, flock
 
     for path in paths:
@@ -181,7 +184,7 @@ def main(paths: "list[str]") -> None:
                 if os.fstat(file.fileno()).st_nlink:
                     _give_back(file.read().split("\n"))
                     os.unlink(path)
-        except ValueError:  # of a server that has died before it reserved anything
+        except ValueError:  # the note of a server that died before it reserved anything
             os.unlink(path)
         except OSError as error:
             sys.stdout.write(f"{path}: {error}\n")

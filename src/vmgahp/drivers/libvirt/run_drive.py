@@ -1,8 +1,8 @@
-"""The drive by which a guest gets the program that it is to run, and the program its inputs.
+"""The drive by which a guest gets the program to run, and the program its inputs.
 
-It is a tar archive on a raw disk, which any guest can read that has a shell and tar; by its first bytes the guest knows
-it. It is made at every start and goes with the VM. A VM that is restored finds it as it was: of a job that names no
-inputs the first start writes down what had come with the job, for what has come up since is none.
+It is a tar archive on a raw disk, which any guest with a shell and tar can read; the guest identifies it by its first
+bytes. It is made at every start and removed with the VM. A VM that is restored finds it unchanged: if a job names no
+inputs, the first start records the files that had come with the job, since files made later are not inputs.
 """
 
 import os
@@ -24,7 +24,7 @@ from vmgahp.job.spec import JobSpec
 
 FORMAT = 1
 VERSION = b"1\n"
-"""Of what is in `vmgahp-run/`."""
+"""The format version of `vmgahp-run/`."""
 
 _NAME = re.compile(r"[^/\0]{1,255}", re.DOTALL)
 
@@ -34,14 +34,14 @@ class _Record(NamedTuple):
 
     job: str
     names: tuple[str, ...]
-    """Of the scratch directory, what came with the job."""
+    """The names in the scratch directory that came with the job."""
     entries: int
-    """Files and directories of the first start, with all below them; and their bytes, for people to read."""
+    """The number of files and directories of the first start, including those below, and their bytes, for people."""
     size: int
 
 
 def make(spec: JobSpec, run: Run, identity: Identity) -> list[str]:
-    """Make the drive, anew where there is one. What was made is returned. Raises `errors.Fault`."""
+    """Make the drive, replacing an existing one, and return the names of the new files. Raises `errors.Fault`."""
     directory = spec.working_dir
     used = _used(spec)
     for name in (run.stdout, run.stderr):
@@ -74,7 +74,7 @@ def make(spec: JobSpec, run: Run, identity: Identity) -> list[str]:
 
 
 def _head(run: Run) -> dict[str, bytes]:
-    """What comes before the inputs: our program, and what it is to know."""
+    """Return the content before the inputs: our program, and its settings."""
     settings = {
         "RUN_AS_ROOT": str(int(run.as_root)),
         "RUN_BOOT": run.boot,
@@ -96,7 +96,7 @@ def _lines(lines: Iterable[str]) -> bytes:
 
 
 def _used(spec: JobSpec) -> list[str]:
-    """Files of the scratch directory that are there for the VM, and not for the program."""
+    """Return the files of the scratch directory that are for the VM, and not for the program."""
     used = [disk.path for disk in spec.disks]
     used += [layer.path for disk in spec.disks for layer in disk.backing]
     scratch = os.path.normpath(spec.working_dir)
@@ -105,11 +105,11 @@ def _used(spec: JobSpec) -> list[str]:
     return [*names, *((seed.user_data, seed.meta_data, seed.network_config) if seed else ())]
 
 
-# What had come with the job
+# The record of the files that came with the job
 
 
 def _recorded(run: Run, directory: str, identity: Identity) -> _Record | None:
-    """What an earlier start of the same job has written down."""
+    """Return the record of an earlier start of the same job."""
     try:
         record = files.find(identity, directory, RECORD, _parse)
     except files.Unusable as unusable:

@@ -1,7 +1,7 @@
-"""The outputs of a guest's program, from the archive that it has sent to the directory that goes home.
+"""The outputs of a guest's program: the archive that it has sent, unpacked and sent back to the user.
 
-They are unpacked beside that directory and take its place at the end: until then it has what a checkpoint is made of,
-and outputs there would become files of the scratch directory at a restart, where they replace inputs.
+They are unpacked beside that directory and replace it at the end: until then it holds the files of a checkpoint, and
+outputs there would become files of the scratch directory at a restart, where they replace inputs.
 """
 
 import os
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from vmgahp.host.job_user import Identity
 
 UNPACKED = ".vm_outputs"
-"""Where they are unpacked: HTCondor sends no directory that is not named."""
+"""The directory in which they are unpacked: HTCondor sends no directory that is not named."""
 
 
 class RunOutputs:
-    """Those of one guest."""
+    """The outputs of one guest."""
 
     def __init__(self, directory: str, identity: "Identity", log: "Logger") -> None:
         self._directory = directory
@@ -29,10 +29,10 @@ class RunOutputs:
         self._log = log
         self.are_unpacked = False
         self.problem = ""
-        """Why they cannot be unpacked, or not all of them; empty where they can."""
+        """The reason why the outputs cannot be unpacked completely; empty if they can."""
 
     def unpack(self, most: int) -> None:
-        """Make files of the archive, of so many bytes at most. Raises nothing."""
+        """Unpack the archive, with `most` bytes at most. Raises nothing."""
         from vmgahp.job import unpack
 
         try:
@@ -53,7 +53,7 @@ class RunOutputs:
         )
 
     def bring_home(self, *, as_files: bool) -> None:
-        """The job is over: what there is of them goes home, as files or else as it came. What fails is logged."""
+        """Put the outputs into the directory that is sent back, as files or else as the archive. Errors are logged."""
         if not as_files:
             return
         moves = [(UNPACKED, DIRECTORY)] if self.are_unpacked else []

@@ -1,4 +1,4 @@
-"""The ports by which a guest says how its program is getting on, and sends what comes of it."""
+"""The ports by which a guest reports the progress of its program, and sends its outputs."""
 
 import os
 from _collections_abc import Sequence
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 CONTROL, OUT, ERR, OUTPUTS = "run", "out", "err", "outputs"
 PREFIX = "org.vmgahp."
-"""With it in front these are the ports' names in the guest."""
+"""The prefix of the ports' names in the guest."""
 OUTPUTS_FILE = "vm_outputs.tar"
-"""What has come of the outputs so far: it travels with a checkpoint."""
+"""The file with the outputs received so far: it travels with a checkpoint."""
 
 MOST_PRINTED = 1 << 30
-"""Bytes of the program's output, and of its errors."""
+"""The most bytes of the program's output, and of its errors."""
 
 Plain = tuple[str, str, int, int, int]
 """A port's name, path, limit, and the places of its descriptors, as another process takes it over."""
@@ -31,7 +31,7 @@ Plain = tuple[str, str, int, int, int]
 def make(
     run: "Run", directory: str, most: int, owner: tuple[int, int], identity: Identity, log: Logger, resources: Resources
 ) -> None:
-    """Listen on all of them, for the QEMU of `owner`; `most` is what the outputs may have. Raises `errors.Fault`."""
+    """Listen on all ports, for the QEMU of `owner`; `most` is the size limit of the outputs. Raises `errors.Fault`."""
 
     def opened(name: str) -> int:
         try:
@@ -50,14 +50,14 @@ def make(
 
 
 def begin_afresh(resources: Resources) -> None:
-    """What an earlier run of the job has left in the files is of none that goes on. Raises OSError."""
+    """Empty the files of an earlier run of the job, since this one does not continue it. Raises OSError."""
     for name in (OUT, ERR, OUTPUTS):
         if name in resources.run_ports:
             resources.run_ports[name].empty()
 
 
 def taken_over(plain: list[Plain], descriptors: Sequence[int], log: Logger) -> dict[str, ConsoleCapture]:
-    """What another process listens on. Raises `MachineFault`."""
+    """Take over the ports on which another process listens. Raises `MachineFault`."""
     return {
         name: (LinePort if name == CONTROL else ConsoleCapture).taken_over(
             path, limit, log, descriptors[output], descriptors[listener]

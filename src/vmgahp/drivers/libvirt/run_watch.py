@@ -1,7 +1,7 @@
-"""Follows a guest that runs a program, by what it says at its port, until its outputs are here.
+"""The monitor of a guest that runs a program: reads its port until the outputs are complete.
 
-What a guest says is a stranger's word. It is believed of the guest's own program, how that has ended; what it says out
-of its turn is not heard. Each time limit counts while the guest runs, and not while it stands still.
+The guest's messages are untrusted. The guest is believed about the end of its own program; messages out of turn are
+ignored. Each time limit counts while the guest runs, and not while it is paused.
 """
 
 from _queue import Empty
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 BOOTING, READY, STARTED, ENDED, TAKEN = STAGES = ("booting", "ready", "started", "ended", "taken")
 EXIT, SIGNAL, LIMIT = "exit", "signal", "limit"
-"""How a program ends."""
+"""The ways in which a program ends."""
 
 STATE_FILE = "vm_run_state.txt"
-"""How far the guest is, for a server that goes on with it from a checkpoint."""
+"""The file with the guest's progress, for a server that continues it from a checkpoint."""
 
 TICK, OFTEN = 5.0, 0.25
-"""Seconds between two looks at the time, and at outputs that are on their way."""
+"""Seconds between two checks of the time, and of outputs in transit."""
 BEYOND_LIMIT = 120.0
-"""Seconds after which a guest is ended that does not end a program whose time is over."""
+"""Seconds after which a guest is ended that does not end a program at its time limit."""
 OUTPUTS_SECONDS = 3600.0
-"""For a guest to collect its outputs, and for each piece of them."""
+"""Seconds for a guest to collect its outputs, and for each piece of them."""
 QUIET_SECONDS = 20.0
-"""After which outputs that are not whole are asked for once more."""
+"""Seconds after which incomplete outputs are requested again."""
 MOST_TRIES = 3
 OFF_SECONDS = 120.0
-"""For a guest whose work is done to power off."""
+"""Seconds for a guest whose work is done to power off."""
 END_SECONDS = 30.0
-"""At a VM's end, for outputs that are being unpacked."""
+"""Seconds at a VM's end for outputs that are being unpacked."""
 
 _CONSOLE = "vm_console.log has what it printed"
 _BEGINS = {
@@ -58,20 +58,23 @@ _BEGINS = {
 
 
 class RunProgress(NamedTuple):
-    """How far a guest is."""
+    """The progress of a guest."""
 
     stage: str = BOOTING
     how: str = ""
-    """How the program has ended; empty before."""
+    """The way in which the program has ended; empty before."""
     number: int = 0
-    """Its exit code, or its signal."""
+    """The exit code of the program, or its signal."""
 
     def written(self) -> bytes:
         return f"{self.stage} {self.how or '-'} {self.number}\n".encode()
 
 
 def read(text: bytes) -> RunProgress:
-    """What `RunProgress.written` says. A file of the job's may say anything: the program runs then."""
+    """Parse the text of `RunProgress.written`; assume a program that runs for any other text.
+
+    The file is in the scratch directory, so the job may have changed it.
+    """
     match text.decode("ascii", "replace").split():
         case [stage, how, number] if stage in STAGES and number.isdigit() and len(number) <= 3:
             ended = stage in (ENDED, TAKEN)
@@ -81,12 +84,12 @@ def read(text: bytes) -> RunProgress:
 
 
 def _is_end(how: str, number: int) -> bool:
-    """Whether a program can have ended so."""
+    """Return True if a program can have ended so."""
     return how == LIMIT or (how == EXIT and number <= 255) or (how == SIGNAL and 1 <= number <= 64)
 
 
 def later(spec: "JobSpec", machine: "LibvirtMachine", identity: "Identity") -> Later:
-    """Has whoever serves the VM follow its guest."""
+    """Return the call by which the process that serves the VM follows its guest."""
     run = spec.devices.run
     assert run is not None
     goes_on, alone = int(machine.order.restart is not None), int(spec.sent[1] is None)
@@ -106,8 +109,8 @@ def begin(
 ) -> None:
     """Follow the guest of a VM that runs, until its end.
 
-    `goes_on` says that it is one of a checkpoint, `alone` that HTCondor sends no directory of outputs home. Raises
-    `errors.Fault` and OSError.
+    `goes_on` says that the guest continues from a checkpoint, `alone` that HTCondor sends no output directory back.
+    Raises `errors.Fault` and OSError.
     """
     progress = RunProgress()
     if goes_on:
@@ -130,7 +133,7 @@ def begin(
 
 
 class RunWatch:
-    """Follows one guest, in a thread of its own."""
+    """A monitor of one guest, in a thread of its own."""
 
     def __init__(
         self,
@@ -143,9 +146,9 @@ class RunWatch:
     ) -> None:
         self.progress = progress
         self.failure = "", ""
-        """The word and the sentence, where it came to nothing."""
+        """The word and the reason of a failure; empty without one."""
         self.is_alone = False
-        """Whether the outputs go home as they came, since no directory does."""
+        """True if the archive of the outputs is sent back as received, since no directory is."""
         self._machine = machine
         self._identity = identity
         self._directory = directory
@@ -158,9 +161,9 @@ class RunWatch:
         self._files = RunOutputs(directory, identity, lambda line: machine.log(f"{machine.name}: {line}"))
         self._last_line = ""
         self._elapsed = 0.0
-        """Seconds that the guest has run since it was last heard of."""
+        """Seconds that the guest has run since its last message."""
         self._wanted: int | None = None
-        """Bytes that the outputs have, by the guest's word, of which all are not here yet."""
+        """The size of the outputs by the guest's message, in bytes, while they are incomplete; else None."""
         self._here = -1
         self._tries = 0
         self._is_shot = False
@@ -168,20 +171,20 @@ class RunWatch:
         self._thread: threads.Thread | None = None
 
     def begin(self) -> None:
-        """Raises `errors.MachineFault`."""
+        """Start to follow the guest. Raises `errors.MachineFault`."""
         self._keep()
         self._thread = threads.start(f"run-{self._machine.name}", self._run)
 
     def end(self) -> None:
-        """The VM is gone, and its ports are closed: hear what waits."""
+        """Process the remaining messages of a VM that is gone and whose ports are closed."""
         self._control.lines.put(None)
         if self._thread is not None:
             self._thread.join(END_SECONDS)
 
     def forget(self) -> None:
-        """The job is over."""
+        """Remove the state of a job that is over, and put its outputs into their place."""
         self._remove(STATE_FILE)
-        self._remove(f"{DIRECTORY}/{STATE_FILE}")  # of a checkpoint, where the state is another since
+        self._remove(f"{DIRECTORY}/{STATE_FILE}")  # a checkpoint's copy, which is out of date
         self._files.bring_home(as_files=not self.is_alone)
         if not self.is_alone or self.progress.stage != TAKEN:
             self._remove(OUTPUTS_FILE)
@@ -193,7 +196,7 @@ class RunWatch:
             self._machine.log(f"{name} stays: {error}")
 
     def ending(self, ending: Ending) -> Ending:
-        """The VM's end, with what the guest has said of its program."""
+        """Return the VM's end, completed by the guest's messages about its program."""
         if ending.how not in exit_code.BY_ITSELF:
             return ending
         stage, how, number = self.progress
@@ -223,12 +226,12 @@ class RunWatch:
             try:
                 self._follow()
                 return
-            except Exception as error:  # noqa: BLE001 - a bug must not leave a guest that nobody follows
+            except Exception as error:  # noqa: BLE001 - after a bug the guest must still be followed
                 self._fail(RUN_FAILED, f"it cannot be followed: an unexpected {type(error).__name__}: {error}")
 
     def _follow(self) -> None:
         if self.progress.stage == TAKEN and self._outputs.written:
-            self._unpack()  # of a checkpoint, which has the archive alone
+            self._unpack()  # continued from a checkpoint, which has only the archive
         last, line = monotonic(), ""
         while True:
             try:
@@ -239,20 +242,20 @@ class RunWatch:
                 line = ""
             now = monotonic()
             if self._runs():
-                self._elapsed += min(now - last, 2 * TICK)  # of more nobody knows whether the guest ran
+                self._elapsed += min(now - last, 2 * TICK)  # in a longer gap the guest may have been paused
             last = now
             if line:
                 self.hear(line)
             self.look()
 
     def _wait(self) -> float | None:
-        """Seconds until the next look, though nothing is said."""
+        """Return the seconds until the next check if the guest is silent; None for no check."""
         if self._wanted is not None:
             return OFTEN
         return TICK if self._limit() or self.failure[0] else None
 
     def _limit(self) -> float:
-        """Seconds after which the guest must have said more; 0 for none."""
+        """Return the seconds within which the guest must send its next message; 0 for no limit."""
         match self.progress.stage:
             case "started":
                 return self._time_limit and self._time_limit + BEYOND_LIMIT
@@ -267,7 +270,7 @@ class RunWatch:
         return self._machine.state is lifecycle.RUNNING and not self._machine.io_errors.under_way
 
     def hear(self, line: str) -> None:
-        """What the guest says."""
+        """Process a message of the guest."""
         stage = self.progress.stage
         words = line.split()
         match words:
@@ -315,7 +318,7 @@ class RunWatch:
         self._fail(RUN_FAILED, f"{begins}: {text[:400] or what[:40]}")
 
     def look(self) -> None:
-        """See what is here, and whether the time is over."""
+        """Check the outputs and the time limits."""
         if self._machine.guest.watch.gone.is_set():
             if self._wanted is not None and self._outputs.written == self._wanted:
                 self._take()
@@ -376,7 +379,7 @@ class RunWatch:
             self._control.say("again")
 
     def _take(self) -> None:
-        """All of the outputs is here: unpack it, and let the guest power off."""
+        """Unpack the complete outputs, and let the guest power off."""
         wanted, self._wanted = self._wanted, None
         if wanted:
             self._unpack()
@@ -393,7 +396,7 @@ class RunWatch:
                 f"The outputs are in {OUTPUTS_FILE}: with transfer_output_files = {DIRECTORY}/ they are files"
             )
 
-    # What comes of it
+    # Results
 
     def _to(self, progress: RunProgress) -> None:
         self.progress = progress
@@ -408,7 +411,7 @@ class RunWatch:
             self._machine.log(f"{STATE_FILE} cannot be written: {error}")
 
     def _fail(self, how: str, why: str) -> None:
-        """It has come to nothing: the VM is to end."""
+        """Record a failure, since which the VM is to end."""
         if not self.failure[0]:
             self.failure = how, why
         self._wanted = None
@@ -420,7 +423,7 @@ class RunWatch:
         self._end_it(*self.failure)
 
     def _end_it(self, how: str, why: str) -> None:
-        """End the guest, unless an operation has it stand still: then it is ended when it runs."""
+        """End the guest; if an operation has paused it, this is done when it runs again."""
         machine = self._machine
         try:
             if self._is_given_up or not machine.io_errors.stop(why or "its end"):

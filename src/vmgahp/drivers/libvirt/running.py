@@ -1,4 +1,4 @@
-"""One domain of libvirt that was started: how it is, paused, ended; all that a server does itself."""
+"""One domain of libvirt that was started: its status, pauses and end; all that a server does itself."""
 
 import time
 from _collections_abc import Callable, Mapping, Sequence
@@ -30,13 +30,13 @@ _STATES = {
 }
 
 CALL_SECONDS = 20.0
-"""For a call to libvirt that ends a VM; to destroy one that does not go takes libvirt 15 s."""
+"""Seconds for a call to libvirt that ends a VM; it takes 15 s to destroy a domain that does not end."""
 
 DESTROY_WAIT = 10.0
 """Seconds to wait for the event that says that a destroyed domain is gone."""
 
 LOOK_INTERVAL = 0.5
-"""Seconds between two looks at a guest that was asked to power off, or whose save has lost its libvirtd."""
+"""Seconds between two checks of a guest that was asked to power off, or whose save has lost its libvirtd."""
 
 
 class RunningMachine(ManagedMachine):
@@ -48,33 +48,33 @@ class RunningMachine(ManagedMachine):
         self.uuid = guest.uuid
         self.mac = ""
         self.screenshot: Callable[[], None] = lambda: None
-        """Keeps what the guest shows when it fails, where it has a display."""
+        """A callback that keeps the guest's display when it fails, if it has one."""
         self.io_errors = IoErrors(guest, lambda why: self.give_up(exit_code.DISK_ERROR, why), log)
         self.io_errors.at_first = lambda: self.screenshot()
         self.has_address: Callable[[str], None] = lambda _address: None
-        """What is to know the guest's address, with each look at it."""
+        """A callback for the guest's address, called with each STATUS."""
         self.io_errors.paused = lambda why: self.news.publish(published.PAUSED, why)
         guest.watch.ending = self._last_look
         self.agent: GuestAgent | None = None
-        """The guest's, where it has a port for one and this is the process that has the VM."""
+        """The guest's agent, if it has a port for one and this process serves the VM."""
         self._address = GuestAddress()
         self._meter = Meter(guest.connection, guest.name, guest.uuid)
         self._last_report: Status | None = None
 
     def serve(self) -> None:
-        """It runs, and this is the process that has it from now on."""
+        """Start the companions of the running VM, which this process serves from now on."""
         for begin in self.resources.while_running:
             try:
                 begin(self)
-            except Exception as error:  # noqa: BLE001 - and nothing that a job could lose a VM for
+            except Exception as error:  # noqa: BLE001 - a companion that fails is no reason to lose the VM
                 self.log(f"{self.name} runs without what was to accompany it: {error}")
 
     def disk_files(self) -> Mapping[str, int]:
-        """What its QEMU has of the job's disks: the descriptor of each group of libvirt's."""
+        """Return the descriptors of the job's disks that its QEMU has, by libvirt's groups."""
         return self.guest.files.files() if self.guest.files is not None else {}
 
     def was_saved_after_all(self) -> bool:
-        """Whether a save of which nobody could say whether it was done has been done, and this VM is SUSPENDED."""
+        """Return True if a save with unknown outcome turns out to have completed, so that this VM is SUSPENDED."""
         return False
 
     def look(self) -> Status:
@@ -89,7 +89,7 @@ class RunningMachine(ManagedMachine):
                 raise faults.from_libvirt(error, f"asking for the status of {self.name}") from error
             return self._absent()
         except errors.MachineFault as fault:
-            # libvirtd is away, but QEMU does not depend on it: what is known still holds.
+            # libvirtd is down, but QEMU does not depend on it: the last status is still valid.
             if self._last_report is not None and (pid := self.guest.known_pid()):
                 self.log(f"{self.name} runs on as process {pid} although {fault.problem}")
                 return self._last_report
@@ -99,11 +99,11 @@ class RunningMachine(ManagedMachine):
             self.resources.ended(exit_code.CRASHED, self.guest.watch.ended_at)
             self.destroy()
         elif state == libvirt.VIR_DOMAIN_PAUSED and self.state is lifecycle.RUNNING and self.io_errors.look():
-            state = libvirt.VIR_DOMAIN_RUNNING  # HTCondor has suspended nothing, and need not resume it
+            state = libvirt.VIR_DOMAIN_RUNNING  # HTCondor has not suspended the VM, and need not resume it
         if self._last_report is None:
-            self.pid()  # while libvirtd answers: by it a guest is known when libvirtd is away
+            self.pid()  # looked up while libvirtd answers, to find the guest when it does not
         if self.mac and (known_here := self._address.find(self.guest.call)):
-            self.has_address(known_here[0])  # and never what a guest says: a port of this machine may lead there
+            self.has_address(known_here[0])  # never the guest's own claim, since a port of this machine may lead there
         addresses = self.addresses()
         self._last_report = Status(
             _STATES.get(state, lifecycle.RUNNING),
@@ -119,7 +119,7 @@ class RunningMachine(ManagedMachine):
         return self._last_report
 
     def _resident(self, memory_kib: int) -> int:
-        """What of the guest's memory is on this machine: no more than its QEMU occupies, huge pages included."""
+        """Return the KiB of the guest's memory on this machine: at most what its QEMU occupies, huge pages included."""
         known = proc.memory_kib(self.guest.noted_pid) if qemu_process.is_qemu(self.guest.type) else None
         return memory_kib if known is None else min(memory_kib, known[0])
 
@@ -144,7 +144,7 @@ class RunningMachine(ManagedMachine):
 
     def ask_to_power_off(self) -> None:
         def ask(domain: libvirt.virDomain) -> None:
-            let_run(domain)  # a guest whose CPUs stand still hears no ACPI request
+            let_run(domain)  # a paused guest does not receive an ACPI request
             if self.agent is None or not self.agent.power_off(self.deadlines.stop):
                 # By default libvirt would wait for an agent that does not answer.
                 try:
@@ -180,20 +180,20 @@ class RunningMachine(ManagedMachine):
             self._kill(fault)
 
     def _hear_its_end(self, seconds: float) -> None:
-        """It may have been gone before it could be destroyed, and libvirt says of what a little later."""
+        """Wait for the event with the reason of the end, since the guest may have ended before it was destroyed."""
         watch = self.guest.watch
         if watch.gone.wait(seconds) and watch.how == exit_code.POWERED_OFF:
             self.resources.not_ended(exit_code.DESTROYED)
             self._say_how_it_ended()
 
     def _kill(self, fault: errors.Fault) -> None:
-        """End the guest without libvirt, which does not, or raise why it does not."""
+        """Kill the guest's process without libvirt, or raise `fault`, for which libvirt has not ended the guest."""
         if not self.guest.kill():
             raise fault
         self.log(f"{self.name}: {fault.problem} Its QEMU was killed")
 
     def destroy(self) -> None:
-        self._say_how_it_ended()  # it may have done so by itself
+        self._say_how_it_ended()  # it may have ended on its own
         super().destroy()
 
     def _say_how_it_ended(self) -> None:
@@ -206,7 +206,7 @@ class RunningMachine(ManagedMachine):
         self.resources.ended(how, self.guest.watch.ended_at, reason)
 
     def clear_up(self) -> None:
-        self.guest.watch.gone.wait(EVENT_WAIT)  # one that is off is still there while libxl clears up after it
+        self.guest.watch.gone.wait(EVENT_WAIT)  # a guest that is off remains while libxl clears up after it
         self._say_how_it_ended()
         self.end_guest()
 
@@ -216,7 +216,7 @@ class RunningMachine(ManagedMachine):
         self.guest.connection.unwatch(self.uuid)
 
     def _last_look(self) -> None:
-        """The guest has powered off or crashed, and its process is about to go."""
+        """Record the CPU time of a guest that has powered off or crashed, before its process goes."""
         if qemu_process.is_qemu(self.guest.type):
             self.usage.at_least(proc.cpu_seconds(self.guest.known_pid()))
 
@@ -235,15 +235,15 @@ class RunningMachine(ManagedMachine):
         self.goes_on()
 
     def goes_on(self) -> None:
-        """Its guest runs again after it has stood still."""
+        """Note that the guest runs again after it was paused."""
         if self.agent is not None:
             self.agent.resumed()
 
     def _absent(self) -> Status:
-        """What it means that libvirt does not know the domain."""
+        """Return the status of a domain that libvirt does not know."""
         self.guest.watch.gone.wait(EVENT_WAIT)
         if self.guest.watch.was_saved:
-            # By an administrator, to a place that we do not know: the guest is not gone.
+            # An administrator has saved it to an unknown place: the guest is not gone.
             way = "virsh restore --xml brings it back, without fdgroup and memtune"
             self.log(f"{self.name} was saved by somebody else: {way}")
             return Status(lifecycle.SUSPENDED)

@@ -1,9 +1,9 @@
-"""Memory images: a domain into a file of the scratch directory, and back.
+"""Memory images: the save of a domain to a file in the scratch directory, and the restore.
 
-libvirtd opens the file that it saves to as root, by its name and more than once, and follows links; in a
-directory of the job's that would let a link choose what is overwritten. So the file is made here, as the
-job's user, and libvirtd is given ``/proc/<pid>/fd/<n>``: whatever happens to the name, it is this file, it
-stays the user's, and it works on a scratch directory that is a file system of its own.
+libvirtd opens the file that it saves to as root, by its name and more than once, and follows links; in a directory of
+the job's a link could then choose the file to overwrite. So the file is made here, as the job's user, and libvirtd is
+given ``/proc/<pid>/fd/<n>``: whatever happens to the name, that is this file, it stays the user's, and it works on a
+scratch directory that is a file system of its own.
 """
 
 import os
@@ -22,45 +22,45 @@ from vmgahp.host.job_user import Identity
 SUSPEND_FILE = "vm_suspend.mem"
 
 PARTIAL_SUFFIX = ".part"
-"""Of an image that is being written; it is renamed when it is whole."""
+"""The suffix of an image that is being written; it is renamed when it is complete."""
 
 ROOM_FACTOR, ROOM_EXTRA = 1.02, 16 << 20
-"""An image may be as large as all of the guest's memory, and a little for the devices."""
+"""The factor and the extra bytes for devices by which an image may exceed the guest's memory."""
 
 RESTORE_SHARE = 2 / 3
-"""Of the time that the client waits: the rest is for a guest that boots afresh in a START."""
+"""The share of the client's timeout for a restore: the rest is for a guest that boots afresh in a START."""
 
 PACK_SHARE = 1 / 3
-"""Of the time that the client waits: an image that takes longer to compress stays as it is."""
+"""The share of the client's timeout for compression: an image that takes longer stays uncompressed."""
 
 FORMAT_SETTINGS = "VM_MEMORY_IMAGE_FORMAT", "VM_SUSPEND_IMAGE_FORMAT", "VM_CHECKPOINT_IMAGE_FORMAT"
 QEMU_CONF = "/etc/libvirt/qemu.conf"
-"""Where the administrator tells libvirt the format that it is not told by `FORMAT_SETTINGS`."""
+"""The file in which the administrator sets libvirt's image format, used without `FORMAT_SETTINGS`."""
 
 
 def partial_name(name: str) -> str:
-    """The name of a memory image that is not whole yet."""
+    """Return the name of a memory image that is incomplete."""
     return "." + name + PARTIAL_SUFFIX
 
 
 PACKED = partial_name(MEMORY_FILE + ".packed")
 
 LEFTOVERS = (SUSPEND_FILE, partial_name(SUSPEND_FILE), partial_name(MEMORY_FILE), PACKED)
-"""What a server that was killed may have left of a VM, and which is of use to nobody."""
+"""The files that a server that was killed may have left of a VM, and that no longer have a use."""
 
 
 class MemoryFile:
-    """A memory image that is being written; to be kept, or closed without, which removes it."""
+    """A memory image that is being written: `keep` it, or `close` it, which removes it."""
 
     def __init__(self, saver: "Saver", name: str, descriptor: int) -> None:
         self.name = name
         self.descriptor = descriptor
         self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        """By which libvirtd is to know it."""
+        """The path that libvirtd is given."""
         self._saver = saver
 
     def is_whole(self) -> bool:
-        """Whether libvirt has written all of it: what it writes last is its first word."""
+        """Return True if libvirt has written it completely: it writes the first word last."""
         try:
             self._saver.inspect(self.descriptor)
         except (OSError, memory_image.Damaged):
@@ -68,14 +68,14 @@ class MemoryFile:
         return True
 
     def keep(self) -> None:
-        """Give it its name; one that is to travel is compressed before. Raises OSError and `errors.MachineFault`."""
+        """Give it its name; one that will travel is compressed first. Raises OSError and `errors.MachineFault`."""
         if self.name == MEMORY_FILE and self._saver.keep_packed(self.descriptor):
             return
         os.fsync(self.descriptor)
         self._saver.identity.rename_scratch(self._saver.directory, partial_name(self.name), self.name)
 
     def to_restore(self) -> int:
-        """Its descriptor, for reading alone where that can be had: a sparse one is restored while nobody may write."""
+        """Return its descriptor, read-only if possible: a sparse one is restored only if it is not open for writing."""
         try:
             reading = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY)
         except OSError:
@@ -85,13 +85,13 @@ class MemoryFile:
         return reading
 
     def leave(self) -> str:
-        """Let go of one that is whole and cannot have its name; the name under which it stays."""
+        """Close a complete image that cannot get its name; return the name under which it stays."""
         os.close(self.descriptor)
         self.descriptor = -1
         return partial_name(self.name)
 
     def close(self) -> None:
-        """Let go of it, whether it was kept or not; may be called again."""
+        """Close it, and remove it unless it was kept; may be called again."""
         if self.descriptor < 0:
             return
         os.close(self.descriptor)
@@ -100,33 +100,33 @@ class MemoryFile:
 
 
 class Saver:
-    """Saves and restores the domains of one job."""
+    """The save and the restore of one job's domains."""
 
     def __init__(self, directory: str, identity: Identity, settings: Settings, log: Callable[[str], None]) -> None:
         self.directory = directory
         self.identity = identity
         self.cannot = ""
-        """Why the VM's memory cannot be saved, in the form of "because …"; empty where it can."""
+        """The reason why the VM's memory cannot be saved, in the form of "because …"; empty if it can."""
         self.before_restore: list[Callable[[], None]] = []
-        """Makes anew what ended with the QEMU that was saved."""
+        """The functions that make anew what ended with the QEMU that was saved."""
         self.digest = ""
-        """SHA-256 of the memory image that was compressed last."""
+        """The SHA-256 of the memory image that was compressed last."""
         self.memory_mib = 0
         self.may_travel = False
-        """Whether a suspended VM may be checkpointed: the file transfer fills the holes of a sparse image."""
+        """True if a suspended VM may be checkpointed: the file transfer fills the holes of a sparse image."""
         self.seconds = 0.0
-        """What the client waits for what reads or writes the memory."""
+        """The client's timeout for calls that read or write the memory, in seconds."""
         self.given_up: Callable[[], bool] = lambda: False
-        """Whether nobody wants any more what is being compressed."""
+        """A function that returns True if the compression has been cancelled."""
         self._log = log
         self._settings = settings
         self.not_removed: set[str] = set()
         self._may_seek = False
 
     def begin(self, name: str, memory_kib: int) -> "MemoryFile":
-        """A file for the memory image `name`, under a name that says that it is not whole yet.
+        """Make a file for the memory image `name`, under a name for incomplete images.
 
-        Raises `errors.MachineFault` where there is no room for that much memory, or the file cannot be made.
+        Raises `errors.MachineFault` if there is no space for that much memory, or if the file cannot be made.
         """
         self.digest = ""
         self._require_free_space(int(memory_kib * 1024 * ROOM_FACTOR) + ROOM_EXTRA)
@@ -141,7 +141,7 @@ class Saver:
         return MemoryFile(self, name, descriptor)
 
     def open(self, name: str) -> int:
-        """A descriptor of a memory image that libvirtd may see. Raises `errors.MachineFault`."""
+        """Open a memory image and return a descriptor for libvirtd. Raises `errors.MachineFault`."""
         try:
             descriptor = self.identity.open_scratch(self.directory, name, os.O_RDONLY)
         except OSError as error:
@@ -154,10 +154,10 @@ class Saver:
         return descriptor
 
     def restore(self, connection: libvirt.virConnect, descriptor: int, xml: str) -> None:
-        """Restore a domain from an open memory image, described by `xml` and not by what the image says.
+        """Restore a domain from an open memory image, described by `xml` instead of the XML in the image.
 
-        Its CPUs stand still: whether the guest was running is the image's word too. Raises `libvirt.libvirtError`,
-        and `errors.MachineFault` for what is no memory image of this machine's settings.
+        Its CPUs are paused, as the image's own record of that is not trusted either. Raises `libvirt.libvirtError`,
+        and `errors.MachineFault` for a file that is not a memory image in one of this machine's formats.
         """
         for action in self.before_restore:
             action()
@@ -177,18 +177,18 @@ class Saver:
                 image = again
 
     def substitute(self, descriptor: int, xml: str) -> Substitute | Held:
-        """What libvirtd is to read in the place of an image. Raises OSError, `memory_image.Damaged`."""
+        """Return the file that libvirtd reads in place of an image. Raises OSError, `memory_image.Damaged`."""
 
         def unpack(fd: int, head: memory_image.Head, write: Write, reader: int) -> None:
             most = (self.memory_mib << 20) + IMAGE_EXTRA
-            # libvirt 12 reads ahead, and waits for it where no QEMU does that could be ended.
+            # libvirt 12 reads ahead, and waits for it when there is no QEMU yet that could be ended.
             seconds = self.seconds * RESTORE_SHARE
             packed.unpack(fd, head.end, head.format, write, self.identity, seconds, most, reader)
 
         return memory_image.substitute(descriptor, xml, self.formats(), unpack)
 
     def described_by(self, xml: str) -> str | None:
-        """The domain XML that a restore is called with."""
+        """Return the domain XML for libvirt's restore call."""
         return xml
 
     def forget(self, name: str) -> None:
@@ -200,12 +200,12 @@ class Saver:
             self.not_removed.add(name)
 
     def forget_the_rest(self) -> None:
-        """Try once more to remove what could not be removed."""
+        """Try once more to remove the images that could not be removed."""
         for name in self.not_removed.copy():
             self.forget(name)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a suspended VM's memory image the name of one that travels. Raises `errors.MachineFault`."""
+        """Rename a suspended VM's memory image to one that travels. Raises `errors.MachineFault`."""
         if old == new:
             return
         try:
@@ -222,10 +222,10 @@ class Saver:
             raise self.fault(f"{old} cannot be renamed to {new}: {error.strerror}") from error
 
     def keep_packed(self, image: int) -> bool:
-        """Keep a raw image as `MEMORY_FILE`, compressed; False where that is not wanted, or does not work.
+        """Keep a raw image as `MEMORY_FILE`, compressed; return False if that is not wanted, or does not work.
 
-        What is written is read by nobody again: its checksum is known then. Raises OSError and `errors.MachineFault`
-        where it is whole and cannot have its name.
+        The checksum is computed while it is written, so that it need not be read again. Raises OSError and
+        `errors.MachineFault` if the image is complete and cannot get its name.
         """
         form = self._wanted("CHECKPOINT")
         if form in ("", memory_image.RAW, memory_image.SPARSE):
@@ -249,7 +249,7 @@ class Saver:
                 packed.pack(image, len(head), form, write, self.identity, self.seconds * PACK_SHARE)
                 os.fsync(file.fileno())
         except memory_image.Damaged:
-            return False  # libvirt has written another format, as it was told
+            return False  # libvirt has written another format, as configured
         except (OSError, errors.MachineFault, packed.NotPacked) as error:
             self._log(f"the memory is not compressed by {form}: {error}")
             self.forget(PACKED)
@@ -259,7 +259,7 @@ class Saver:
         return True
 
     def inspect(self, descriptor: int) -> None:
-        """Look at an image before libvirtd does. Raises OSError, `memory_image.Damaged`."""
+        """Check an image before libvirtd gets it. Raises OSError, `memory_image.Damaged`."""
         memory_image.inspect(descriptor)
 
     def write(self, domain: libvirt.virDomain, path: str, *, checkpoint: bool) -> None:
@@ -284,7 +284,7 @@ class Saver:
         return hasattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT")
 
     def _best_for(self, kind: str) -> str:
-        """What libvirt is to write where no setting says it; empty for its own choice."""
+        """Return the format that libvirt should write without a setting; empty for its own choice."""
         if kind == "CHECKPOINT" or self.may_travel or not self._may_seek or _of_qemu_conf():
             return ""
         return memory_image.SPARSE
@@ -293,11 +293,11 @@ class Saver:
         return self._settings.string(f"VM_{kind}_IMAGE_FORMAT") or self._settings.string("VM_MEMORY_IMAGE_FORMAT")
 
     def _wanted(self, kind: str) -> str:
-        """The format of a checkpoint's image, or a suspended VM's; empty where libvirt is to choose."""
+        """Return the format of a checkpoint's image, or a suspended VM's; empty if libvirt chooses."""
         return self._setting(kind) or _of_qemu_conf() or (packed.best() if kind == "CHECKPOINT" else "")
 
     def formats(self) -> list[str]:
-        """The formats that are restored here: what this daemon writes by itself, and what the settings ask for."""
+        """Return the formats that are restored here: this daemon's own, and those in the settings."""
         ours = {memory_image.RAW, packed.BEST, _of_qemu_conf(), *map(self._settings.string, FORMAT_SETTINGS)}
         if self._can_be_told:
             ours.add(memory_image.SPARSE)
@@ -336,10 +336,10 @@ def _unusable(name: str, directory: str, reason: str) -> errors.MachineFault:
 
 
 def _of_qemu_conf() -> str:
-    """The format that libvirt writes by its own settings; empty where they say nothing."""
+    """Return the format in libvirt's own settings; empty if it is not set."""
     try:
         with open(QEMU_CONF, encoding="utf-8", errors="replace") as file:
             found = re.findall(r'^\s*save_image_format\s*=\s*"(\w+)"', file.read(1 << 20), re.MULTILINE)
-    except OSError:  # a libvirtd of a user's own has none
+    except OSError:  # a user's own libvirtd has no such file
         return ""
     return str(found[-1]) if found else ""

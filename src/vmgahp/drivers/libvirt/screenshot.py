@@ -1,8 +1,8 @@
 """A picture of the display of a guest that fails, kept for the job's owner.
 
 libvirt takes it from QEMU, as PNG from QEMU 7.1 on and else as PPM, which every program for pictures reads; it is
-kept as it comes. A guest chooses the size of its screen, so what is taken is limited; and a VM that has failed may
-well hang, so nobody waits for it for long.
+kept as it comes. A guest chooses the size of its screen, so the size of the picture is limited; and a VM that has
+failed may well hang, so `DEADLINE` limits the wait.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from vmgahp.host import threads
 from vmgahp.host.job_user import Identity
 
 NAMES = {"image/png": "vm_screenshot.png", "image/x-portable-pixmap": "vm_screenshot.ppm"}
-"""Media type, as virDomainScreenshot names it -> the file in the scratch directory."""
+"""The file in the scratch directory for each media type that virDomainScreenshot returns."""
 MOST_BYTES = 32 << 20
 DEADLINE = 5.0
-"""Seconds by which it may delay what is done to the VM."""
+"""Seconds by which it may delay the operation on the VM."""
 _CHUNK = 256 << 10
 
 
 class Screenshot:
-    """Takes the picture of one domain, once."""
+    """The screenshot of one domain, taken once."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Screenshot:
             self._log(f"{self._name}: its screenshot cannot be taken: {error}")
 
     def _get(self, connection: libvirt.virConnect) -> tuple[str, bytes]:
-        """The media type and the picture. Raises `libvirt.libvirtError`, and ValueError for one that is too large."""
+        """Return the media type and the picture. Raises `libvirt.libvirtError`, and ValueError if it is too large."""
         domain = connection.lookupByUUIDString(self._uuid)
         stream = connection.newStream()
         kind = str(domain.screenshot(stream, 0))

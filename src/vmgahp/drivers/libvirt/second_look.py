@@ -1,10 +1,10 @@
-"""A second look at a machine on which a start has failed: does a plain guest start there?
+"""A second look at a machine on which a start has failed: the trial start of a plain guest.
 
-What libvirt and QEMU say of a start does not tell what a job has asked too much of from what a machine lacks, and
-whatever a job asks for comes back in their words. So where a job may be the cause a guest is started that has nothing
-of the job's but its memory, and the machine is blamed only where that fails as well. It runs as libvirt's own user: a
-process of the job's user could kill it. LIBVIRT_XML_SCRIPT, which makes a description of what the job says, describes
-one for a plain job.
+Messages of libvirt and QEMU about a start do not distinguish a job that asks for too much from a machine that lacks
+something, and contain words that the job chose. So if a job may be the cause, a guest is started that has nothing of
+the job's but its memory, and the machine is blamed only if that fails as well. It runs as libvirt's own user: a process
+of the job's user could kill it. LIBVIRT_XML_SCRIPT, which makes a description from the job ad, makes one for a plain
+job.
 """
 
 import os
@@ -26,7 +26,7 @@ from vmgahp.job.devices import Devices
 from vmgahp.job.spec import JobSpec
 
 SECONDS = 60.0
-"""For a plain guest to start and end."""
+"""Seconds for a plain guest to start and end."""
 
 _PLAIN_DISK_BYTES = 1 << 20
 
@@ -36,17 +36,17 @@ _PAUSED = libvirt.VIR_DOMAIN_START_PAUSED | libvirt.VIR_DOMAIN_START_AUTODESTROY
 def judge(
     fault: errors.Fault, plan: Plan, describer: Describer, connection: LibvirtConnection, log: Logger
 ) -> errors.Fault:
-    """The fault of a start that the job may have caused: the job's, unless no plain guest starts either."""
+    """Return the fault of a start that the job may have caused: the job's, unless a plain guest fails to start, too."""
     if not isinstance(fault, errors.MachineFault):
         return fault
     if qemu_process.is_qemu(plan.domain_type):
         if not _plain_guest_starts(plan, describer, connection, log):
             return fault
-        # As this daemon's own user, for the same reason; nothing of the job's comes near it.
+        # As this daemon's own user, for the same reason; the trial uses nothing of the job's.
         own = Identity(os.geteuid(), os.getegid())
         if plan.spec.devices.tpm and (reason := tpm.trouble(own, SECONDS)):
             return errors.MachineFault(f"{fault.problem} A plain VM starts, and {reason}.", tpm.NO_ANSWER_HINT)
-    elif plan.xml is None:  # of another hypervisor's script no plain guest is known
+    elif plan.xml is None:  # there is no plain guest for another hypervisor's script
         return fault
     return errors.JobFault(
         errors.MISMATCHED,
@@ -66,7 +66,8 @@ def _plain_guest_starts(plan: Plan, describer: Describer, connection: LibvirtCon
     def start(opened: libvirt.virConnect) -> None:
         marked = etree.fromstring(made.xml)
         names.mark(marked)
-        domain = opened.defineXML(etree.tostring(marked, encoding="unicode"))  # as a job's is: that may be what fails
+        # Defined like a job's, since that may be what fails.
+        domain = opened.defineXML(etree.tostring(marked, encoding="unicode"))
         try:
             domain.createWithFlags(_PAUSED)
             if not made.authors:
@@ -97,7 +98,7 @@ def _plain_guest_starts(plan: Plan, describer: Describer, connection: LibvirtCon
 
 
 def _plain_job(spec: JobSpec) -> tuple[str, JobSpec]:
-    """A directory with the disk of a job that nothing can be said against, and that job. Raises `errors.Fault`."""
+    """Make a directory with the disk of a plain, valid job, and return it and that job. Raises `errors.Fault`."""
     room = runtime_dir()
     with open(os.path.join(room, xml_script.PLAIN_DISK), "xb") as file:
         file.truncate(_PLAIN_DISK_BYTES)

@@ -1,7 +1,8 @@
-"""What a server has of its VMs under libvirt: what is done while they run.
+"""The server's side of VMs under libvirt: the operations while they run.
 
-To read a job, to describe and verify its domain, and to save and restore a guest takes much code, and no server keeps
-it for as long as its VM lives: `vmgahp.drivers.libvirt.worker` does it, in a process that hands back what came of it.
+To read a job, to describe and verify its domain, and to save and restore a guest takes much code, which a server
+should not keep in memory as long as its VM lives: `vmgahp.drivers.libvirt.worker` does it, in a process that returns
+the results.
 """
 
 from _collections_abc import Sequence
@@ -30,21 +31,21 @@ if TYPE_CHECKING:
     Told = dict[str, Any]
 else:
     Told = dict
-"""What a helper says, as plain data."""
+"""The data of a helper's message, plain values."""
 
 IN_PROCESS = "test:"
-"""The URIs of libvirt's driver for tests, whose domains are in the memory of the process that makes them."""
+"""The prefix of the URIs of libvirt's test driver, whose domains are in the memory of the process that makes them."""
 
 
 class ServedDriver(Driver):
-    """VM types kvm, qemu and libvirt as a server has them."""
+    """The driver that a server uses for the VM types kvm, qemu and libvirt."""
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
         self.connection = connection_for(settings, log)
         self.connection.hears_agents = settings.boolean("VM_GUEST_AGENT")
         self._whole: Driver | None = None
-        """The driver that does all in this process, as for domains that are in the process which has made them."""
+        """The driver that does all in this process, for domains that only exist in the process that makes them."""
         if self.connection.uri.startswith(IN_PROCESS):
             self._whole = self._make_whole()
         self._starting: tuple[StartUnderWay, ...] = ()
@@ -104,7 +105,7 @@ class ServedDriver(Driver):
         self._spare.close()
 
     def order(self) -> Told:
-        """What every helper must know."""
+        """Return what every helper must know."""
         return {
             "version": __version__,
             "vm_type": self.vm_type,
@@ -113,7 +114,7 @@ class ServedDriver(Driver):
         }
 
     def _make_whole(self) -> Driver:
-        """The driver of those who have no VM to serve."""
+        """Make the driver that does all in this process, for callers that serve no VM."""
         from vmgahp.drivers.libvirt.driver import LibvirtDriver
 
         return LibvirtDriver(self.vm_type, self.settings, self.identity, self.log)
@@ -122,8 +123,8 @@ class ServedDriver(Driver):
         uuid = ""
         try:
             work.send("start", self.order() | {"job": job.plain()})
-            with suppress(errors.Fault, libvirt.libvirtError):  # of which the helper hears too
-                self.connection.call(lambda _: None)  # by which the events of the guest are heard
+            with suppress(errors.Fault, libvirt.libvirtError):  # the helper meets the same error and reports it
+                self.connection.call(lambda _: None)  # opens the connection that receives the guest's events
             while True:
                 message = work.receive()
                 match message.word, message.data:
@@ -139,7 +140,7 @@ class ServedDriver(Driver):
                         try:
                             return self._take_over(told, message.descriptors)  # type: ignore[arg-type]
                         except BaseException:
-                            helper.close(message.descriptors)  # and the guardian ends the VM
+                            helper.close(message.descriptors)  # its guardian then ends the VM
                             raise
         except (HungUp, OSError) as error:
             self.connection.unwatch(uuid)
@@ -149,7 +150,7 @@ class ServedDriver(Driver):
             raise
 
     def _take_over(self, told: Told, descriptors: Sequence[int]) -> Machine:
-        """The VM that a helper has started. Raises `errors.MachineFault`."""
+        """Return the machine for the VM that a helper has started. Raises `errors.MachineFault`."""
         resources = Resources(self.log)
         resources.news.take_over(told["news"])
         machine = ServedMachine(self, resources, told, descriptors)

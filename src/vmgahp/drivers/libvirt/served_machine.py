@@ -1,4 +1,4 @@
-"""A VM under libvirt as its server has it: a helper has started it, and helpers save and restore it."""
+"""The server's side of a VM under libvirt, which helpers start, save and restore."""
 
 import os
 import time
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     Told = dict[str, Any]
 else:
     Told = dict
-"""What a helper says, as plain data."""
+"""The data of a helper's message, plain values."""
 
 WORKER = "vmgahp.drivers.libvirt.worker"
 
 END_SECONDS = 3.0
-"""For a helper that has answered: by then it is gone, or is ended."""
+"""Seconds for a helper that has answered to exit; then it is killed."""
 
 OBEY_SECONDS = 10.0
-"""For a helper whose VM is to end: what it does has stopped by then, or it is ended."""
+"""Seconds for a helper whose VM is to end to stop its work; then it is killed."""
 
 
 class ServedMachine(RunningMachine):
@@ -51,29 +51,29 @@ class ServedMachine(RunningMachine):
             self.screenshot = self._take_screenshot
         self._is_shot = False
         self._cannot: str = told["cannot"]
-        """Why the guest's memory cannot be saved; empty where it can."""
+        """The reason why the guest's memory cannot be saved; empty if it can."""
         self._groups: list[str] = told["groups"]
         self._disks = [descriptors[place] for place in told["disks"]]
-        """What its QEMU has of the job's disks, kept until the VM is gone: a restored guest gets the very files."""
+        """The job's disks as QEMU has them open, kept until the VM is gone: a restored guest gets the same files."""
         self._kept = descriptors[told["kept"]]
-        """A file in memory with all that a helper must know of the VM."""
+        """A file in memory with everything that a helper must know of the VM."""
         self._image = ""
         self._is_checkpoint = False
-        """Whether `_image` is where a checkpoint has it."""
+        """True if `_image` is in the place for a checkpoint."""
         self._is_unsure = False
-        """Nobody could say whether the last save was done; `_work` still has its file."""
+        """True if the outcome of the last save is unknown; `_work` still has its file."""
         self._not_removed: set[str] = set()
         self._work: Helper | None = None
         self._obeys_until = 0.0
-        """By when what is under way has to stop, by the monotonic clock; 0 where it need not."""
+        """The time by which the operation under way has to stop, by the monotonic clock; 0 for none."""
         resources.at_end += [self._later(each) for each in told["at_end"]]
         resources.when_over += [self._later(each) for each in told["when_over"]]
         resources.while_running += [self._later(each) for each in told["while_running"]]
 
     def begin(self) -> None:
-        """Its guest runs."""
-        self.guest.pid()  # by which its last figures are found
-        self.guest.watch.resumed.wait(EVENT_WAIT)  # an event that comes later is nobody else's doing
+        """Begin to serve the VM, whose guest runs."""
+        self.guest.pid()  # needed for its last statistics
+        self.guest.watch.resumed.wait(EVENT_WAIT)  # wait for our own event, so that it is not logged as others' doing
         self.guest.watch.ours = False
         self.started()
         self.serve()
@@ -105,7 +105,7 @@ class ServedMachine(RunningMachine):
             super().checkpoint()
 
     def interrupt(self) -> None:
-        """The helper is told, and ended where it does not obey."""
+        """Tell the helper to stop, and kill it if it does not obey."""
         if (work := self._work) is not None:
             now = time.monotonic()
             if not self._obeys_until:
@@ -190,7 +190,7 @@ class ServedMachine(RunningMachine):
         self._image = ""
 
     def _is_saved(self) -> None:
-        """The guest is gone, and its memory is safe."""
+        """Record that the guest is gone, and its memory is safe."""
         self._last_report = None
         self.usage.carry()
 
@@ -199,7 +199,7 @@ class ServedMachine(RunningMachine):
             self._driver.identity.unlink_scratch(self._directory, name)
         except (OSError, errors.Fault) as error:
             self.log(f"could not remove {name} from {self._directory}: {error}")
-            self._not_removed.add(name)  # the end of the VM tries once more
+            self._not_removed.add(name)  # retried at the end of the VM
 
     def _take_screenshot(self) -> None:
         from vmgahp.drivers.libvirt.screenshot import Screenshot
@@ -217,7 +217,7 @@ class ServedMachine(RunningMachine):
 
     @contextmanager
     def _helped(self) -> Iterator[None]:
-        """One helper does all that an operation needs, and is gone after it."""
+        """Use one helper for a whole operation, and dismiss it afterwards."""
         self._obeys_until = 0.0
         try:
             yield
@@ -231,14 +231,17 @@ class ServedMachine(RunningMachine):
             work.dismiss(END_SECONDS)
 
     def _have(self, what: str) -> None:
-        """Have a helper do something. Raises `errors.Fault`."""
+        """Have a helper do `what`. Raises `errors.Fault`."""
         try:
             self._ask(what)
         except HungUp as error:
             raise ended_without_answer(self.name) from error
 
     def _ask(self, what: str, *arguments: str, made: Callable[[], None] = lambda: None) -> Told:
-        """What a helper answers; `made` is called when it asks for leave to go on. Raises `errors.Fault`, `HungUp`."""
+        """Return a helper's answer; `made` is called when it asks for permission to continue.
+
+        Raises `errors.Fault`, `HungUp`.
+        """
         try:
             if self._work is None:
                 self._work = Helper(WORKER)
@@ -247,7 +250,7 @@ class ServedMachine(RunningMachine):
             self._work.send(what, {"arguments": arguments, "state": str(self.state), "usage": self.usage.seconds})
             return self._hear(self._work, made)
         except (HungUp, OSError) as error:
-            self._dismiss()  # the next one does what is left to be done
+            self._dismiss()  # the next helper does the rest
             raise HungUp from error
 
     def _hear(self, work: Helper, made: Callable[[], None]) -> Told:
@@ -276,7 +279,7 @@ class ServedMachine(RunningMachine):
                     return told
 
     def _learn(self, message: Message) -> None:
-        """What has changed of the VM."""
+        """Take over the changes of the VM from a helper's message."""
         told: Told = message.data  # type: ignore[assignment]
         kept, self._kept = self._kept, message.descriptors[0]
         os.close(kept)

@@ -1,4 +1,4 @@
-"""Which directories guests can mount on this machine, for the probe and the doctor."""
+"""The directories that guests can mount on this machine, for the probe and the doctor."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,7 @@ SCRATCH = "VM_SHARE_SCRATCH"
 
 
 def begin(checks: Checks, settings: Settings, identity: Identity, seconds: Callable[[], float]) -> None:
-    """Begin what takes its time, or may hang with a file system."""
+    """Begin the checks that take time, or may hang with a file system."""
     has_directories = bool(settings.strings(SHARE_DIRS))
     if has_directories:
         checks.begin("share dirs", lambda: _there(settings))
@@ -30,7 +30,7 @@ def begin(checks: Checks, settings: Settings, identity: Identity, seconds: Calla
 def judge(
     settings: Settings, checks: Checks, qemu: str, identity: Identity, end: float, *, as_job_user: bool
 ) -> tuple[dict[str, Value], list[Finding]]:
-    """The attributes, and findings of which none keeps the machine from running jobs, by what came of `begin`.
+    """Return the attributes and findings by the results of `begin`; none makes the machine unfit for jobs.
 
     `as_job_user` says that QEMU can run as the job's user.
     """
@@ -68,7 +68,7 @@ def _kind(settings: Settings) -> str:
 
 
 def _there(settings: Settings) -> tuple[tuple[Share, errors.Fault | None], ...]:
-    """Every directory, with what is wrong with it. Raises `errors.MachineFault` for settings that are wrong."""
+    """Return every directory, with its fault if it has one. Raises `errors.MachineFault` for invalid settings."""
     return tuple((share, _missing(share)) for share in share_dirs.inspect(settings))
 
 
@@ -82,7 +82,7 @@ def _missing(share: Share) -> errors.Fault | None:
 def _trouble(
     kind: str, virtiofsd: object, qemu: str, identity: Identity, end: float, *, as_job_user: bool
 ) -> errors.Fault | None:
-    """Why QEMU shares nothing in this way."""
+    """Return the fault for which QEMU cannot share directories by `kind`; None if it can."""
     if kind == NINEP and not as_job_user:
         from vmgahp.drivers.libvirt.emulator import TWO_GROUPS, TWO_GROUPS_HINT
 

@@ -1,9 +1,9 @@
-"""What libvirt knows of a domain's use of the machine, in one question (virConnectGetAllDomainStats).
+"""libvirt's statistics of a domain's resource usage, by one query (virConnectGetAllDomainStats).
 
-It is asked beside whatever else is done to the domain, and so with
-``VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT``: while libvirt saves a domain it tells what it knows without
-asking QEMU, rather than to wait for the save. What the fields are called and mean is in libvirt's documentation
-of that function. Where a driver of libvirt's does not answer it, such as Xen's, it is asked piece by piece.
+The query runs concurrently with other operations on the domain, and so with
+``VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT``: while libvirt saves a domain it reports what it knows without asking
+QEMU, instead of waiting for the save. libvirt's documentation of that function has the names and the meaning of the
+fields. For a driver of libvirt's that does not support it, such as Xen's, several queries are used.
 """
 
 import pyexpat
@@ -18,7 +18,7 @@ from vmgahp.metrics import Metrics
 Figures = dict[str, dict[str, int]]
 
 STATES = {libvirt.VIR_DOMAIN_PAUSED: lifecycle.SOFT_SUSPENDED, libvirt.VIR_DOMAIN_PMSUSPENDED: lifecycle.SOFT_SUSPENDED}
-"""libvirt's state -> ours; every other of a domain that uses anything is RUNNING."""
+"""The state of ours for libvirt's; every other state of a domain that uses resources is RUNNING."""
 
 CPU_TIME = "cpu.time"
 
@@ -47,18 +47,18 @@ _NETWORK = {
     for way in ("rx", "tx")
     for theirs, ours in (("bytes", "bytes"), ("pkts", "packets"), ("errs", "errors"), ("drop", "drops"))
 }
-"""libvirt's names -> those in vm_metrics.jsonl."""
+"""The names in vm_metrics.jsonl for libvirt's names."""
 
 _BLOCK_STATS = ("read_requests", "read_bytes", "write_requests", "write_bytes", "errors")
 _INTERFACE_STATS = tuple(f"{way}_{what}" for way in ("rx", "tx") for what in ("bytes", "packets", "errors", "drops"))
-"""The order of what virDomainBlockStats and virDomainInterfaceStats answer; -1 is what they do not know."""
+"""The order of the values of virDomainBlockStats and virDomainInterfaceStats; -1 stands for unknown."""
 
 MOST_DEVICES = 64
-"""Disks, interfaces and vCPUs that are kept of one domain."""
+"""The most disks, interfaces and vCPUs that are kept of one domain."""
 
 
 class Meter:
-    """Reads one domain, run after run."""
+    """The meter of one domain, for all its runs."""
 
     def __init__(self, connection: LibvirtConnection, name: str, uuid: str) -> None:
         self._connection = connection
@@ -68,10 +68,10 @@ class Meter:
         self._disks: list[str] = []
         self._cards: dict[str, str] = {}
         self._known: set[tuple[str, ...]] = set()
-        """The counters of this run that libvirt has told once."""
+        """The counters that libvirt has reported in this run."""
 
     def read(self) -> Metrics | None:
-        """What the domain has used since it began; None where there is no such domain now. Raises `errors.Fault`."""
+        """Return the domain's usage since it began; None if there is no such domain now. Raises `errors.Fault`."""
         try:
             return self._connection.call(self._read)
         except libvirt.libvirtError as error:
@@ -95,13 +95,13 @@ class Meter:
         if not answers:
             return None
         if CPU_TIME not in answers[0][1]:
-            return self._piece_by_piece(domain)  # by a driver that has no such answer, or next to none
+            return self._piece_by_piece(domain)  # the driver does not support the query, or hardly
         found = from_stats(answers[0][1], str(self._run), self._cards)
         if found is None:
             return None
         figures = {key for key, _ in found.counters()}
         if not figures >= self._known:
-            return None  # libvirt is busy with the domain, and has told what it can without QEMU
+            return None  # libvirt is busy with the domain, and has reported what it can without QEMU
         self._known = figures
         return found
 
@@ -120,7 +120,7 @@ class Meter:
                 try:
                     answer = ask(theirs)
                 except libvirt.libvirtError:
-                    continue  # an empty drive, or a kind of interface that nobody counts
+                    continue  # an empty drive, or a kind of interface without counters
                 found[ours] = {what: value for what, value in zip(order, answer, strict=False) if value >= 0}
         return Metrics(
             STATES.get(state, lifecycle.RUNNING),
@@ -136,15 +136,16 @@ class Meter:
 
 
 def cpu_seconds(nanoseconds: int) -> float | None:
-    """The CPU time that libvirt has read, None where there was nothing to read.
+    """Return the CPU time that libvirt has read, in seconds; None for 0, which is no reading.
 
-    It says 0 of a QEMU that has ended: of a domain in the state SHUTDOWN, and until it notices that one was killed.
+    It reports 0 for a QEMU that has ended: for a domain in the state SHUTDOWN, and until it notices that one was
+    killed.
     """
     return nanoseconds / 1e9 if nanoseconds else None
 
 
 def from_stats(stats: dict[str, object], run: str, interfaces: dict[str, str]) -> Metrics | None:
-    """The reading in libvirt's answer; `interfaces` are the MAC addresses of the host's network devices."""
+    """Return the reading in libvirt's answer; `interfaces` are the MAC addresses of the host's network devices."""
     state = _number(stats, "state.state")
     seconds = cpu_seconds(_number(stats, CPU_TIME))
     if state in OVER or seconds is None:
@@ -172,7 +173,7 @@ def from_stats(stats: dict[str, object], run: str, interfaces: dict[str, str]) -
 
 
 def devices(xml: str) -> tuple[list[str], dict[str, str]]:
-    """The disks of a live domain, and its interfaces: the host's device -> the MAC address."""
+    """Return the disks of a live domain, and the MAC address of each of its network devices on the host."""
     disks: list[str] = []
     interfaces: dict[str, str] = {}
     place: list[str] = []
@@ -196,7 +197,7 @@ def devices(xml: str) -> tuple[list[str], dict[str, str]]:
             interfaces[target] = mac
         place.pop()
 
-    # ElementTree, which makes objects of all that is in it, is not loaded for this alone.
+    # ElementTree, which makes objects of the whole document, is not loaded for this alone.
     parser = pyexpat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = begin, end
     parser.Parse(xml, True)

@@ -1,4 +1,4 @@
-"""Whether jobs can run by libvirt here, and what they get: every check of the probe, seen to work."""
+"""The survey of a machine for libvirt's jobs: every check of the probe, seen to work."""
 
 import os
 from collections.abc import Callable
@@ -38,39 +38,39 @@ QEMU = "qemu-system-x86_64"
 
 
 class _Host(NamedTuple):
-    """What libvirtd says of itself."""
+    """The self-description of libvirtd."""
 
     capabilities: str
     version: int
-    """Of the hypervisor, and of libvirt: 1,000,000 * major + 1,000 * minor + release."""
+    """The versions of the hypervisor and of libvirt: 1,000,000 * major + 1,000 * minor + release."""
     libvirt_version: int
     domain_types: tuple[str, ...]
-    """``kvm`` and ``qemu``, those that this libvirtd has for the machine's own architecture."""
+    """The domain types ``kvm`` and ``qemu`` that this libvirtd has for the machine's own architecture."""
 
 
 class _Emulator(NamedTuple):
-    """What libvirt says of QEMU for one domain type.
+    """The description of QEMU by libvirt, for one domain type.
 
-    CPU modes, firmware and TPM are in the domain capabilities only: None where these have not come in time, and for a
-    connection that may just read, as the startd's probe has for some VM types.
+    CPU modes, firmware and TPM are in the domain capabilities only: they are None if these have not come in time, and
+    for a read-only connection, as the startd's probe has for some VM types.
     """
 
     path: str
     machine: str
-    """The machine type that a domain gets which names none."""
+    """The default machine type of a domain."""
     max_vcpus: int
     cpu_modes: frozenset[str] | None = None
     firmware: tuple[str, ...] | None = None
     passt: bool = False
-    """Whether libvirt was built with passt, as far as it has said, and passt is there."""
+    """True if libvirt was built with passt, as far as it has reported, and passt is installed."""
     tpm: bool | None = None
-    """Whether it takes a TPM that it does not run itself."""
+    """True if it accepts a TPM that it does not run itself."""
     boots_arm: bool = True
-    """Whether there is the firmware without which no guest of aarch64 boots."""
+    """True if the firmware that guests of aarch64 need is installed."""
 
 
 class LibvirtSurveyor:
-    """Looks at one machine for one VM type."""
+    """The surveyor of one machine for one VM type."""
 
     def __init__(
         self,
@@ -80,17 +80,17 @@ class LibvirtSurveyor:
         log: Callable[[str], None],
         connection: LibvirtConnection | None = None,
     ) -> None:
-        """The connection is the driver's, where there is one."""
+        """Prepare a survey; `connection` is the driver's, if there is one."""
         self.vm_type = vm_type
         self.settings = settings
         self.identity = identity
         self.log = log
         self._connection = connection or connection_for(settings, log)
         self._fixed = ""
-        """The domain type where the settings leave no choice about it."""
+        """The domain type if the settings determine it; empty otherwise."""
 
     def survey(self, end: float) -> Survey:
-        """All checks, those that do not need one another side by side; see `vmgahp.drivers.base.Driver.survey`."""
+        """Run all checks, independent ones in parallel; see `vmgahp.drivers.base.Driver.survey`."""
         try:
             self._fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
         except errors.MachineFault as fault:
@@ -115,7 +115,7 @@ class LibvirtSurveyor:
         if which(tpm.PROGRAM) and not self.settings.xml_script():
             checks.begin("tpm", lambda: tpm.proved(self.identity, end - monotonic()))
         if self._shares():
-            from vmgahp.drivers.libvirt import shares  # few machines share any, and it brings what reads jobs
+            from vmgahp.drivers.libvirt import shares  # few machines share any, and it imports what reads jobs
 
             shares.begin(checks, self.settings, self.identity, lambda: end - monotonic())
 
@@ -139,14 +139,14 @@ class LibvirtSurveyor:
             qemu = self._by_capabilities(host)
         slirp = "user" in wanted and not qemu.passt
         tried = self._try_emulator(qemu, accel, slirp, end)
-        if not self.settings.xml_script():  # which describes a CPU of its own
+        if not self.settings.xml_script():  # the script describes the CPU itself
             found.append(tried)
         if self.settings.boolean("VM_RUN_AS_JOB_USER") and not self.settings.xml_script():
             outcome = None if self._may_be_the_jobs(accel) else errors.MachineFault(f"{TWO_GROUPS}.", TWO_GROUPS_HINT)
             found.append(findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, "QEMU runs as the job's user"))
         found.append(findings.judge("memory images", packed.BEST, checks.outcome("memory"), "it unpacks", OFF))
         of_tpm = _judge_tpm(qemu.tpm, checks.outcome("tpm"))
-        if not self.settings.xml_script():  # which describes the devices
+        if not self.settings.xml_script():  # the script describes the devices
             found.append(of_tpm)
         shared: dict[str, Value] = {"share": NO_SHARE}
         if self._shares():
@@ -231,7 +231,7 @@ class LibvirtSurveyor:
 
     @staticmethod
     def _by_capabilities(host: _Host) -> _Emulator:
-        """Tell of QEMU what libvirt's capabilities tell, and the firmwares' own descriptors."""
+        """Return what libvirt's capabilities and the firmwares' own descriptors tell of QEMU."""
         here = etree.fromstring(host.capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
         assert here is not None
         machine = here.find("machine[@canonical]")
@@ -249,7 +249,7 @@ class LibvirtSurveyor:
         return provision.survey(self.settings, self.identity)
 
     def _try_emulator(self, qemu: _Emulator, accel: str, slirp: bool, end: float) -> Finding:
-        """Start QEMU as jobs get it: with this accelerator, this CPU, on this machine type."""
+        """Start QEMU as jobs get it: with this accelerator, CPU mode and machine type."""
         mode = cpu_mode(self.settings, accel)
         looked_at = f"{qemu.path} with {accel} and the CPU mode {mode}"
         if qemu.cpu_modes is not None and mode not in qemu.cpu_modes:
@@ -273,18 +273,18 @@ class LibvirtSurveyor:
         return Finding("cpu", OK, looked_at, proved.told("QEMU starts and answers"))
 
     def _shares(self) -> bool:
-        """Whether jobs may share a directory with their guest."""
+        """Return True if jobs may share a directory with their guest."""
         wanted = self.settings.string("VM_SHARE_SCRATCH").lower() != NO_SHARE or self.settings.strings("VM_SHARE_DIRS")
         return bool(wanted) and not self.settings.xml_script()
 
     def _may_be_the_jobs(self, accel: str) -> bool:
-        """Whether QEMU can run as the job's user, wherever libvirt is asked for another user than the own."""
+        """Return True if QEMU can run as the job's user, or if libvirt runs it as its own user anyway."""
         return self._connection.uri != SYSTEM_URI or len(groups_for_qemu(accel)) < 2
 
-    # What is made of them
+    # Findings and attributes
 
     def _judge_kvm(self, proved: object, found: list[Finding]) -> str:
-        """The domain type of jobs, empty where they can have none."""
+        """Return the domain type of jobs, empty if they can have none."""
         if self._fixed == "qemu":
             return "qemu"
         looked_at = f"{kvm.DEVICE}, with a guest in 64-bit mode"
@@ -314,11 +314,11 @@ class LibvirtSurveyor:
         return Finding(name, OK, looked_at, "QEMU starts with it")
 
     def _limits(self) -> list[str]:
-        """Of a user's own libvirtd none."""
+        """Return the control groups that limit VMs; none for a user's own libvirtd."""
         return cgroups.controllers() if self._connection.uri == SYSTEM_URI else []
 
     def _vm_types(self, accel: str) -> list[str]:
-        """The types that this driver would serve here; kvm and libvirt mean what jobs of `vm_type` get."""
+        """Return the types that this driver would serve here; kvm and libvirt mean what jobs of `vm_type` get."""
         if self._fixed:
             return list(dict.fromkeys((self.vm_type, self._fixed)))
         return list(dict.fromkeys((self.vm_type, *vm_types.QEMU)))
@@ -357,12 +357,12 @@ class LibvirtSurveyor:
 
 
 def _left(end: float) -> float:
-    """Return the seconds for a call whose silence is to be told before its check is given up."""
+    """Return the timeout of a call in seconds, which ends before its check is given up."""
     return round(max(0.3, end - monotonic() - TELLING / 2), 1)
 
 
 def _memory_formats(host: _Host, *, zstd: bool) -> str:
-    """The formats of checkpoints that are restored here without a setting."""
+    """Return the formats of checkpoints that are restored here without a setting."""
     formats = ["raw", *[packed.BEST] * zstd]
     if packed.has_sparse(host.libvirt_version, host.version, host.capabilities):
         formats.append("sparse")
@@ -370,7 +370,7 @@ def _memory_formats(host: _Host, *, zstd: bool) -> str:
 
 
 def _judge_tpm(offered: bool | None, proved: object) -> Finding:
-    """`proved` is None where nothing was tried."""
+    """Return the finding about TPMs; `proved` is None if none was tried."""
     looked_at = f"{', '.join(tpm.OF_LIBVIRT)}, and libvirt's word for them"
     if reason := tpm.why_none(offered):
         return Finding("tpm", OFF, looked_at, f"{reason}.", f"for jobs with a TPM: {packages.of_system(tpm.PACKAGES)}.")
@@ -404,7 +404,7 @@ def _from_domain_capabilities(capabilities: etree.Element) -> _Emulator:
 
 
 def kvm_fault(reason: str) -> errors.MachineFault:
-    """KVM is what jobs should get, and it does not work."""
+    """Return the fault for a KVM that jobs should get and that does not work."""
     return errors.MachineFault(
         f"KVM does not work on this machine: {reason}.",
         "fix KVM, or set VM_ALLOW_EMULATION = True to run jobs slowly, by emulation.",

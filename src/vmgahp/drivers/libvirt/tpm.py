@@ -1,9 +1,9 @@
 """A software TPM for one guest: swtpm as the job's user, on a socket that this process makes for it.
 
-libvirt can start swtpm too, but as a user of its own and for its own user of QEMU: a QEMU that runs as the job's
-user cannot reach that socket (libvirt 9.0). The TPM is empty when the guest boots, without the certificates of a
-manufacturer, and what it keeps ends with the VM. swtpm ends with its QEMU; a restored guest gets another one,
-and brings the TPM's state in its memory image.
+libvirt can start swtpm too, but as a user of its own and for its own QEMU user: a QEMU that runs as the job's user
+cannot open that socket (libvirt 9.0). The TPM is empty when the guest boots, without the certificates of a
+manufacturer, and its state is removed with the VM. swtpm ends with its QEMU; a restored guest gets another one, and
+brings the TPM's state in its memory image.
 """
 
 import os
@@ -24,27 +24,32 @@ if TYPE_CHECKING:
 PROGRAM = "swtpm"
 
 OF_LIBVIRT = (PROGRAM, "swtpm_setup", "swtpm_ioctl")
-"""What libvirt must find before it lets a guest have any TPM, even one that it does not run itself
-(``virTPMHasSwtpm`` in its ``src/util/virtpm.c``)."""
+"""The programs that libvirt requires for any TPM, even one that it does not run itself.
+
+(``virTPMHasSwtpm`` in its ``src/util/virtpm.c``.)
+"""
 
 PACKAGES = "swtpm swtpm-tools"
 NO_ANSWER_HINT = f"see what keeps {PROGRAM} from running, AppArmor or SELinux for one (journalctl -k)."
 
 TRIAL_WAIT = 5.0
-"""Seconds for swtpm to answer at a start; it takes five thousandths of one."""
+"""Seconds for swtpm to answer at a start; it takes 5 ms."""
 
 _REQUESTS = b"\0\0\0\1", b"\0\0\0\2" + bytes(4)
-"""What QEMU asks of swtpm first: what it can do, and to make its TPM (``include/swtpm/tpm_ioctl.h`` in its source)."""
+"""The first requests of QEMU to swtpm: its capabilities, and to make its TPM (``include/swtpm/tpm_ioctl.h``)."""
 
 
 def is_offered(capabilities: "etree.Element") -> bool:
-    """Whether libvirt takes a TPM that it does not run itself, by its domain capabilities."""
+    """Return True if libvirt accepts a TPM that it does not run itself, by its domain capabilities."""
     backends = capabilities.iterfind("devices/tpm[@supported='yes']/enum[@name='backendModel']/value")
     return any(backend.text == "external" for backend in backends)
 
 
 def why_none(offered: bool | None) -> str:
-    """Why a guest can have no TPM here, empty where it can. `offered` is libvirt's word; None: it was not asked."""
+    """Return the reason why a guest can have no TPM here, empty if it can.
+
+    `offered` is the result of `is_offered`; None if libvirt was not asked.
+    """
     missing = [program for program in OF_LIBVIRT if which(program) is None]
     if PROGRAM in missing or (missing and not offered):
         return f"{', '.join(missing)} not installed"
@@ -54,13 +59,13 @@ def why_none(offered: bool | None) -> str:
 
 
 def proved(identity: Identity, seconds: float) -> proof.Proof:
-    """Whether swtpm answers as this user."""
+    """Return the proof that swtpm answers as this user, or the reason why it does not."""
     user = identity.uid, identity.gid
     return proof.asked(proof.TPM, which(PROGRAM) or PROGRAM, user, lambda: trouble(identity, seconds))
 
 
 def trouble(identity: Identity, seconds: float) -> str:
-    """Ask of an swtpm of its own what QEMU would: what is wrong, empty where it answers. Raises nothing."""
+    """Send QEMU's first requests to a trial swtpm; return the error, empty if it answers. Raises nothing."""
     import subprocess
 
     room, said = "", b""
@@ -100,7 +105,7 @@ def _ask(room: str, seconds: float) -> str:
 
 
 def socket_in(room: str) -> str:
-    """The socket that QEMU connects to."""
+    """Return the path of the socket that QEMU connects to."""
     return f"{room}/tpm"
 
 
@@ -127,11 +132,11 @@ def begin(identity: Identity, log: "Logger", room: str, uid: int, gid: int) -> N
 
 
 def _run(identity: Identity, room: str, uid: int, gid: int, stderr: int) -> "subprocess.Popen[bytes]":
-    """Have swtpm listen at a socket that is this user's. Raises `errors.MachineFault`."""
+    """Start swtpm with a socket that is this user's. Raises `errors.MachineFault`."""
     import socket
     import subprocess
 
-    # Only swtpm keeps it: where that ends, QEMU hears so at once and does not wait for an answer.
+    # Only swtpm keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             beside.listen(listener, socket_in(room), (uid, gid))
@@ -158,7 +163,7 @@ def _run(identity: Identity, room: str, uid: int, gid: int, stderr: int) -> "sub
 
 
 def end(_identity: Identity, _log: "Logger", room: str) -> None:
-    """End swtpm and forget what it kept. Raises nothing."""
+    """End swtpm and remove its state. Raises nothing."""
     beside.end(room, _state(room))
     beside.clear(room, [socket_in(room), _state(room)])
 

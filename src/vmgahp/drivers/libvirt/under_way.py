@@ -1,4 +1,4 @@
-"""A start that a helper is at, and what is said of a helper that ends in the middle of something."""
+"""A start that a helper is carrying out, and the fault for a helper that dies during an operation."""
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Machine
@@ -18,7 +18,7 @@ class StartUnderWay(Machine):
         self._work = work
 
     def interrupt(self) -> None:
-        """Have it end as a failure, soon."""
+        """Make the start fail soon."""
         with suppress(HungUp):
             self._work.send("end")
 
@@ -32,7 +32,7 @@ class StartUnderWay(Machine):
         self.destroy()
 
     def destroy(self) -> None:
-        """Wait for the end of the start, which was interrupted; where it does not come the guardian takes over."""
+        """Wait for the end of the start, which was interrupted; if it does not come, leave the VM to the guardian."""
         if not self.over.wait(OVERRULE_SECONDS):
             self._work.kill()
             raise errors.HypervisorFault(
@@ -41,7 +41,7 @@ class StartUnderWay(Machine):
 
 
 def ended_without_answer(name: str) -> errors.MachineFault:
-    """A helper was killed, or has died."""
+    """Return the fault for a helper that was killed, or has died."""
     return errors.MachineFault(
         f"The helper process of {name} has ended without an answer.",
         "look for what kills processes on this machine, such as a lack of memory.",

@@ -1,7 +1,7 @@
 """virtiofsd for the directories that a guest can mount, as the job's user and on sockets of ours.
 
 libvirt's own would run as root. QEMU connects to this one as its VM starts, and virtiofsd ends with that connection;
-what it may do is in `vmgahp.host.file_server`. A VM that has one cannot be saved, so none is ever begun anew.
+`vmgahp.host.file_server` confines it. A VM that has one cannot be saved, so it is never restarted.
 """
 
 import os
@@ -16,35 +16,35 @@ from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job.share_dirs import Share
 
 PLACES = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd")
-"""Where distributions have it: on no PATH."""
+"""The paths of virtiofsd in distributions, on no PATH."""
 
 
 def hint() -> str:
-    """How to have virtiofsd here."""
+    """Return a hint how to install virtiofsd."""
     return f"To have it here: {packages.of_system('virtiofsd')} (before Debian 13 it is in qemu-system-common)."
 
 
 USER_NAMESPACES = "let unprivileged users make user namespaces (sysctl kernel.unprivileged_userns_clone=1, AppArmor)."
 
 SOCKET = "fs"
-"""In the room of a directory."""
+"""The name of the socket in its directory."""
 
 TRIAL_WAIT = 5.0
-"""Seconds for it to answer; it takes a tenth of one."""
+"""Seconds for it to answer; it takes 0.1 s."""
 
 _GET_FEATURES = b"".join(number.to_bytes(4, sys.byteorder) for number in (1, 1, 0))
-"""What QEMU asks first (``docs/interop/vhost-user.rst`` in its source)."""
+"""The first request of QEMU (``docs/interop/vhost-user.rst`` in its source)."""
 _ANSWER = 20
-"""Bytes of what it is told then."""
+"""The size of the answer in bytes."""
 
 
 def program() -> str:
-    """The full path of virtiofsd; empty where there is none."""
+    """Return the full path of virtiofsd; empty if it is not installed."""
     return next((path for path in PLACES if os.access(path, os.X_OK)), "")
 
 
 def proved(identity: Identity, seconds: float) -> proof.Proof:
-    """Whether virtiofsd answers as this user."""
+    """Return the proof that virtiofsd answers as this user, or the reason why it does not."""
     path = program()
     if not path:
         return proof.Proof("virtiofsd is not installed")
@@ -53,7 +53,10 @@ def proved(identity: Identity, seconds: float) -> proof.Proof:
 
 
 def trouble(identity: Identity, seconds: float) -> str:
-    """Have one serve a directory for nobody, and ask what QEMU would: what is wrong. Raises nothing."""
+    """Start a trial virtiofsd, and send it QEMU's first request; return the error, empty if it answers.
+
+    Raises nothing.
+    """
     import socket
 
     room = ""
@@ -65,7 +68,7 @@ def trouble(identity: Identity, seconds: float) -> str:
             control.connect(socket_in(room))
             control.sendall(_GET_FEATURES)
             answered = b""
-            while len(answered) < _ANSWER:  # its head and the rest come one after the other
+            while len(answered) < _ANSWER:  # the header and the rest arrive separately
                 more = control.recv(_ANSWER)
                 if not more:
                     return "virtiofsd ends where it is asked for its features"
@@ -81,12 +84,12 @@ def trouble(identity: Identity, seconds: float) -> str:
 
 
 def socket_in(room: str) -> str:
-    """The socket that QEMU connects to."""
+    """Return the path of the socket that QEMU connects to."""
     return f"{room}/{SOCKET}"
 
 
 def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], seconds: float = TRIAL_WAIT) -> None:
-    """Have virtiofsd wait for the QEMU of this user and group. Raises `errors.Fault`."""
+    """Start virtiofsd for the QEMU of this user and group. Raises `errors.Fault`."""
     import select
     import socket
     import subprocess
@@ -95,7 +98,7 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
     if not path:
         raise errors.MachineFault("virtiofsd is not installed.", hint())
     said, status = os.pipe()
-    # Only virtiofsd keeps the listener: where that ends, QEMU hears so at once and does not wait for an answer.
+    # Only virtiofsd keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             beside.listen(listener, socket_in(room), owner)
@@ -131,13 +134,13 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
 
 
 def _kind(path: str) -> str:
-    """Which of the two programs it is: QEMU's says no version to a user in several groups. Raises OSError."""
+    """Return the kind of the program: QEMU's does not print its version to a user in several groups. Raises OSError."""
     said = run([path, "--version"], deadline=TRIAL_WAIT)
     return RUST if said.status == 0 and b"virtiofsd version" not in said.out else C
 
 
 def _refused(share: Share, words: str) -> errors.Fault:
-    """Whose fault it is that a directory cannot be served."""
+    """Return the fault for a directory that cannot be served: the job's or the machine's."""
     what, _, reason = words.partition("\n")
     problem = f"{share.directory} cannot be served by virtiofsd: {what}: {reason or 'it does not begin'}."
     if what == share.directory and share.setting and reason == "Permission denied":
@@ -151,6 +154,6 @@ def _refused(share: Share, words: str) -> errors.Fault:
         return errors.JobFault(errors.MISMATCHED, problem, hint)
     if what == share.directory:
         return errors.MachineFault(problem, f"make the directory, or correct {share.setting}.")
-    # It was seen to work as this user (`proved`): what keeps it from it now may be that user's other processes.
+    # It has worked as this user (`proved`): the cause now may be that user's other processes.
     hint = f"see what the processes of the job's user do, or require another machine; of this one, {USER_NAMESPACES}"
     return errors.JobFault(errors.MISMATCHED, problem, hint)

@@ -1,7 +1,7 @@
-"""The helper of a server with VMs under libvirt, which starts one or saves and restores one.
+"""The helper process of a server with VMs under libvirt, which starts one or saves and restores one.
 
-`vmgahp.drivers.libvirt.served` is its other end. What it does is done by the driver and the machine that do it in one
-process too (`driver`, `machine`); here is what is told of it.
+`vmgahp.drivers.libvirt.served` is its other end. `driver` and `machine` do the work, as they do it in a single
+process; this module exchanges the messages.
 """
 
 import os
@@ -36,11 +36,11 @@ from vmgahp.metrics import Usage
 Told = dict[str, Any]
 
 IDLE_SECONDS = 0.2
-"""After an answer, to see that nothing else is to be done; a helper in the middle of something ends no later."""
+"""Seconds for a request to end when the server has gone; after that a helper that is still busy exits."""
 
 
 class _Starter(LibvirtDriver):
-    """Starts a VM for a server."""
+    """A driver that starts a VM for a server."""
 
     worker: "VmHelper"
     serves = False
@@ -49,7 +49,7 @@ class _Starter(LibvirtDriver):
 
     def claim(self, resources: Resources, match: str, uuid: str) -> None:
         super().claim(resources, match, uuid)
-        # What becomes of the guest the server hears from the beginning.
+        # The server watches the guest's events from the beginning.
         self.worker.wait_for_leave("claimed", (match, uuid))
 
     def keep(self, machine: LibvirtMachine, plan: Plan) -> None:
@@ -57,11 +57,11 @@ class _Starter(LibvirtDriver):
         self.directory, self.sent = plan.spec.working_dir, plan.spec.sent
 
     def record_end(self, *_: object) -> None:
-        """The server does it."""
+        """Do nothing, since the server records the end."""
 
 
 class _SavedElsewhere(LibvirtMachine):
-    """A machine of which the server knows, before anything is written, what it must to restore it."""
+    """A machine that sends the server, before it writes anything, what is needed to restore it."""
 
     worker: "VmHelper"
 
@@ -70,7 +70,7 @@ class _SavedElsewhere(LibvirtMachine):
 
 
 class VmHelper:
-    """Does what the server asks, one thing after the other."""
+    """A worker that carries out the server's requests, one after the other."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -84,7 +84,7 @@ class VmHelper:
         self._connection: LibvirtConnection | None = None
 
     def run(self) -> None:
-        """Until the server has gone."""
+        """Carry out requests until the server has gone."""
         threads.start("the server", self._listen)
         while True:
             self._idle.set()
@@ -102,12 +102,15 @@ class VmHelper:
                     self._do(what, told)
 
     def log(self, line: str) -> None:
-        """A line for the server's log."""
+        """Send a line for the server's log."""
         with suppress(HungUp):
             self._channel.send("log", line[: LONGEST_LINE + 1])
 
     def wait_for_leave(self, word: str, data: object = None) -> None:
-        """Ask the server whether this may go on, and do what it wants done first. Raises `errors.ClientFault`."""
+        """Ask the server for permission to continue, and carry out its requests until then.
+
+        Raises `errors.ClientFault`.
+        """
         self._channel.send(word, data)
         while True:
             order = self._orders.get()
@@ -120,10 +123,10 @@ class VmHelper:
                     self._do(what, told)
 
     def keep(self) -> None:
-        """Let the server know of the VM what the next helper must."""
+        """Send the server what the next helper must know of the VM."""
         self._tell("kept", {})
 
-    # What the server says meanwhile
+    # Messages of the server during an operation
 
     def _listen(self) -> None:
         try:
@@ -142,14 +145,14 @@ class VmHelper:
             os._exit(0)
 
     def _leave(self) -> None:
-        """All that was asked is done: say farewell, lest libvirtd complain of a client that has vanished."""
+        """Close the connection after all requests are done, lest libvirtd complain of a client that has vanished."""
         if self.machine is not None:
             self.machine.forget_unsure()
         if self._connection is not None:
             self._connection.close()
 
     def _end(self) -> None:
-        """The VM is to end."""
+        """Stop the work, since the VM is to end."""
         with self._handing_over:
             self._is_ending = True
             starter = self._starter
@@ -240,9 +243,9 @@ class VmHelper:
     # A save or a restore
 
     def _take_up(self, told: Told, descriptors: Sequence[int]) -> None:
-        """The VM that is to be saved or restored."""
+        """Take over the VM to save or restore."""
         kept, *disks = descriptors
-        self._kept = pickle.loads(helper.read(kept))  # noqa: S301 - what a helper like this one has written
+        self._kept = pickle.loads(helper.read(kept))  # noqa: S301 - written by a helper of this package
         vm_type, settings, identity = self._common(told)
         driver = LibvirtDriver(vm_type, settings, identity, self.log)
         self._connection = driver.connection
@@ -259,7 +262,7 @@ class VmHelper:
             Later(place, identity, self.log, *arguments) for place, arguments in self._kept["before_restore"]
         ]
         machine = _SavedElsewhere(guest, Resources(self.log), saver, driver.deadlines(running.CALL_SECONDS), self.log)
-        machine.worker, machine.limits = self, self._kept.get("limits", limits.Limits())  # an earlier release had none
+        machine.worker, machine.limits = self, self._kept.get("limits", limits.Limits())  # none in an earlier release
         machine.resources.access = self._kept.get("access")
         machine.image, machine.saved_xml, machine.description = self._kept.pop("saved")
         machine.resumed = lambda: driver.display_again(spec, machine)
@@ -292,7 +295,7 @@ class VmHelper:
             self._tell("done", {"result": result})
 
     def _recover(self, machine: LibvirtMachine, operation: str) -> None:
-        """A helper has ended while it saved the guest. Raises `errors.Fault` where the guest runs on, or is lost."""
+        """Recover the save of a helper that has died. Raises `errors.Fault` if the guest runs on, or is lost."""
         saver = machine.saver
         name = machine.image_of(operation)
         with suppress(OSError, errors.Fault):
@@ -326,7 +329,7 @@ class VmHelper:
         return told["vm_type"], Settings(values, where), Identity(*told["user"])
 
     def _unable(self, error: Exception, version: str) -> errors.Fault:
-        """Why a VM cannot be taken up, which runs on: perhaps another version of this package has started it."""
+        """Return the fault for a running VM that cannot be taken over, perhaps since another version has started it."""
         if version == __version__:
             return self._fault(error, "what was kept of the VM")
         return errors.MachineFault(
@@ -349,12 +352,12 @@ class VmHelper:
 
 
 def _plain(actions: Sequence[object]) -> list[tuple[str, tuple[str | int, ...]]]:
-    """What is to be done later, as the server can do it."""
+    """Return deferred calls in a form that the server can use."""
     return [action.plain for action in actions if isinstance(action, Later)]
 
 
 def main() -> None:
-    """Serve the server that has started this process."""
+    """Carry out the requests of the server that has started this process."""
     own_code.hold()
     runtime_dir.belong_to(os.getppid())
     ConsoleCapture.serves = False

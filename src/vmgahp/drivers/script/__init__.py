@@ -1,4 +1,4 @@
-"""Hypervisors that are driven by a program of the administrator's."""
+"""The driver for hypervisors that a program of the administrator's controls."""
 
 from vmgahp.drivers.script.driver import ScriptDriver
 

@@ -1,6 +1,6 @@
-"""Checkpoints of VMs that a script manages, and whether a VM can restart from one.
+"""Checkpoints of VMs that a script manages, and the check that a VM can restart from one.
 
-The script makes the files and says which they are, but not which of them are disks.
+The script makes the files and names them, but does not tell which of them are disks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -38,7 +38,7 @@ KIND = CheckpointKind(
 
 
 class ScriptCheckpoints(NamedTuple):
-    """Finds and makes the checkpoint of one scratch directory."""
+    """The checkpoint of one scratch directory: finds it and writes it."""
 
     identity: Identity
     directory: str
@@ -49,7 +49,7 @@ class ScriptCheckpoints(NamedTuple):
         return CheckpointStore(KIND, self.identity, self.directory, self.log)
 
     def find(self, spec: VmSpec, hypervisor: str) -> Manifest | None:
-        """The checkpoint in the scratch directory, or None. Raises `Unusable`."""
+        """Return the checkpoint in the scratch directory, or None. Raises `Unusable`."""
         found = self.store.load()
         if found is not None:
             self.store.check(found, self.store.now(spec, {"hypervisor": hypervisor}), map(FileRef.of, found.files))

@@ -1,4 +1,4 @@
-"""Starts, finds and kills VMs by a script of the administrator's."""
+"""The driver that starts, finds and kills VMs by a script of the administrator's."""
 
 import os
 import time
@@ -25,7 +25,7 @@ from vmgahp.job.vm_spec import VmSpec
 
 
 class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
-    """VM type script: whatever VM_SCRIPT drives."""
+    """The driver of the VM type script: VMs that VM_SCRIPT controls."""
 
     # A start
 
@@ -59,7 +59,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         return ScriptMachine(plan, resources, self.deadlines(self._seconds()), self.log)
 
     def launch(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
-        """A script starts a VM and restores one in the same way: the guest runs at once."""
+        """Start or restore the VM; a script does both in the same way, and the guest runs at once."""
         if plan.restart is not None:
             machine.set_aside()
         try:
@@ -76,7 +76,10 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         return afresh, plan.checkpoints.store.refuse(plan.spec.name, unusable)
 
     def _is_unfit(self) -> bool:
-        """Whether the script says that no VM runs here; what it says of a restore the job may have forged."""
+        """Return True if the script reports that VMs cannot run here.
+
+        Its answer to a restore does not prove that, since the job may have forged the cause.
+        """
         return findings.first_bad(self.survey(time.monotonic() + self._seconds()).findings) is not None
 
     def keep(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
@@ -99,7 +102,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             directory=directory,
             uid=owner.uid,
             gid=owner.gid,
-            # What is written down is not run: it waits for its job, which goes where its files go.
+            # A VM with a manifest does not run: the checkpoint waits for its job, which restarts where its files are.
             keep=ScriptCheckpoints(owner, directory, self.log).store.exists(),
         )
         return self._destroy(script, request, None)
@@ -143,7 +146,10 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         return answer.fields.get("existed") is not False
 
     def _power_on(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
-        """Raises `errors.Fault`; what the script has modified is then in the machine's own ad."""
+        """Start the VM by the script, and put the script's modifications into the machine's ad.
+
+        Raises `errors.Fault`.
+        """
         script, request = plan.script, plan.request
         answer = script.call(request, plan.job, machine.deadlines.memory)
         if answer.outcome == protocol.REJECTED:
@@ -160,7 +166,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             self._accept(machine, script, plan.job, answer)
 
     def _accept(self, machine: ScriptMachine, script: Program, job: JobAd, answer: Answer) -> None:
-        """Take over what the script has changed. A VM may become smaller, and never more than HTCondor reserved."""
+        """Accept the script's modifications. A VM may become smaller, but not larger than HTCondor reserved."""
         try:
             ad = protocol.changed(job, answer.attributes)
             spec = vm_spec.parse(ad, self.settings)
@@ -180,7 +186,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
 
 
 def key_of(directory: str) -> str:
-    """What the VM in a scratch directory is called; the kill mode knows nothing but the directory."""
+    """Return the key of the VM in a scratch directory; the kill mode knows only the directory."""
     from hashlib import sha256
 
     return f"vmgahp-{sha256(os.fsencode(directory)).hexdigest()[:16]}"

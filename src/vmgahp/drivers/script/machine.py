@@ -22,7 +22,7 @@ from vmgahp.metrics import Status, Usage
 from vmgahp.text import MAC
 
 POLL = 0.5
-"""Seconds between two looks at a guest that was asked to power off."""
+"""Seconds between two queries about a guest that was asked to power off."""
 
 _STATES = {
     protocol.RUNNING: lifecycle.RUNNING,
@@ -38,7 +38,7 @@ _ADDRESS = re.compile(r"[0-9a-f:.]{2,45}", re.ASCII | re.IGNORECASE)
 
 
 class ScriptPlan(NamedTuple):
-    """A START as it will be carried out."""
+    """The plan of a START."""
 
     spec: VmSpec
     job: JobAd
@@ -47,17 +47,17 @@ class ScriptPlan(NamedTuple):
     restart: Manifest | None
     checkpoints: ScriptCheckpoints
     unusable: Unusable | None = None
-    """Why the checkpoint that is there is not restored."""
+    """The reason why an existing checkpoint is not restored."""
 
 
 class ScriptMachine(ManagedMachine):
-    """A VM by its key."""
+    """A VM, which the script knows by its key."""
 
     def __init__(self, plan: ScriptPlan, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
         super().__init__(plan.spec.name, resources, deadlines, log)
         self.spec = plan.spec
         self.request = plan.request
-        """The start; every later request is like it."""
+        """The request of the start; every later request is derived from it."""
         if self.spec.checkpoint:
             self.no_checkpoint = ""
         self._script = plan.script
@@ -67,26 +67,26 @@ class ScriptMachine(ManagedMachine):
         self._pid = 0
         self._asks_pid = True
         self._last_state = protocol.RUNNING
-        """What the script has said at the last look."""
+        """The state that the script reported last."""
         self._saved: Answer | None = None
-        """What the script answered to the last CHECKPOINT."""
+        """The script's answer to the last CHECKPOINT."""
 
     # What the driver says
 
     def powered_on(self, answer: Answer) -> None:
-        """What the script answered to the start."""
+        """Store the id and the pid of the script's answer to the start."""
         self.request = self.request._replace(id=answer.text("id"))
         self._pid = answer.integer("pid")
 
     def change(self, spec: VmSpec, job: JobAd) -> None:
-        """The script runs the VM like this instead."""
+        """Adopt the spec and the ad with which the script runs the VM."""
         self.spec, self._job = spec, job
         self.request = self.request._replace(memory_mib=spec.memory_mib, vcpus=spec.vcpus)
 
     # What the server asks
 
     def cpu_seconds(self) -> float:
-        """What the guest had used when it was last looked at."""
+        """Return the CPU time of the guest at the last STATUS, in seconds."""
         return self.usage.seconds
 
     def pid(self) -> int:
@@ -117,7 +117,7 @@ class ScriptMachine(ManagedMachine):
             vcpus=self.spec.vcpus,
             memory_kib=answer.integer("memory_kib") or memory,
             max_memory_kib=answer.integer("max_memory_kib") or memory,
-            # They go into a line of the protocol, and may be the guest's own word.
+            # They go into a line of the protocol, and may come from the guest itself.
             mac=mac if re.fullmatch(MAC, mac) else "",
             ip=ip if _ADDRESS.fullmatch(ip) else "",
         )
@@ -138,7 +138,7 @@ class ScriptMachine(ManagedMachine):
         return gone
 
     def end_guest(self) -> None:
-        """Destroy the VM and make sure of it: the script's word alone is not enough."""
+        """Destroy the VM, and query its state to make sure: the script's answer alone is not enough."""
         answer = self._call(protocol.DESTROY)
         if answer.outcome != protocol.DONE:
             raise refused(answer, self._script, protocol.DESTROY)
@@ -161,7 +161,7 @@ class ScriptMachine(ManagedMachine):
         self._do(protocol.PAUSE, errors.VM_NO_SUPPORT_SUSPEND)
 
     def unpause(self) -> None:
-        # A VM that runs for us may have been suspended by somebody else.
+        # A VM that runs by our records may have been suspended by others.
         suspended = self._last_state == protocol.SUSPENDED
         self._do(protocol.RESUME if suspended else protocol.UNPAUSE, errors.VM_INVALID_OPERATION)
 
@@ -215,14 +215,14 @@ class ScriptMachine(ManagedMachine):
         request = self.request._replace(action=action, state=_WORDS[self.state], restart=False)
         if action == protocol.DESTROY:
             starting = self.state is lifecycle.STARTING
-            # A start that was cut off may not have come to putting its uuid on the VM.
+            # A start that was interrupted may not have put its uuid on the VM yet.
             uuid = "" if starting else request.uuid
             keep = self.request.restart if starting else self.state is lifecycle.CHECKPOINTED
             request = request._replace(uuid=uuid, keep=keep)
         return self._script.call(request, self._job, self.deadlines.memory if long else self.deadlines.usual)
 
     def _do(self, action: str, word: str) -> Answer:
-        """What a script need not know how to do, and may refuse. Raises `errors.ClientFault` with the word."""
+        """Make a call that scripts need not implement, and may refuse. Raises `errors.ClientFault` with `word`."""
         try:
             answer = self._call(action)
         except errors.MachineFault as fault:
@@ -245,14 +245,14 @@ class ScriptMachine(ManagedMachine):
         return answer
 
     def _seen(self) -> str:
-        """The state that the script sees; empty where it does not say."""
+        """Return the state that the script reports; empty on an error."""
         try:
             return self._look().text("state")
         except errors.Fault:
             return ""
 
     def _not_found(self) -> errors.ClientFault:
-        """A guest that has powered itself off meanwhile is nobody's fault."""
+        """Return the fault for a guest that has powered itself off meanwhile, which is not an error of anyone's."""
         return errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")
 
     def _saved_is_lost(self) -> errors.Fault:
@@ -262,13 +262,13 @@ class ScriptMachine(ManagedMachine):
         )
 
     def _is_the_users(self) -> bool:
-        """Whether the pid is a process of the script's user: HTCondor measures and may signal it."""
+        """Return True if the pid is a process of the script's user: HTCondor measures it and may signal it."""
         uid = proc.uid(self._pid)
         return self._pid > 1 and uid is not None and self._script.user.uid in (0, uid)
 
 
 def refused(answer: Answer, script: Program, action: str) -> errors.MachineFault:
-    """The fault for an outcome that no job can be blamed for."""
+    """Return the machine's fault for an outcome that is not caused by the job."""
     reason = f": {answer.reason.rstrip('.')}" if answer.reason else ""
     return errors.MachineFault(
         f"{SETTING} ({script.path}) answers {action} with {answer.outcome}{reason}.",

@@ -1,7 +1,7 @@
-"""Runs a hypervisor script: which program, as whom, with which limits, and for how long.
+"""The run of a hypervisor script: which program, as which user, with which limits, and for how long.
 
-It is trusted as the administrator's other programs are (`vmgahp.host.trust`), and mostly runs with less
-rights than the server: as the job's user, who owns what it works on.
+The script is trusted as the administrator's other programs are (`vmgahp.host.trust`), and mostly runs with less
+rights than the server: as the job's user, who owns the files that it works on.
 """
 
 import os
@@ -26,14 +26,14 @@ KNOWN_LIMITS = (
     "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss",
     "rtprio", "rttime", "sigpending", "stack",
 )  # fmt: skip
-"""Resources by prlimit's names for them."""
+"""The resources that can be limited, by prlimit's names."""
 
 _NOT_EXECUTABLE = (126, 127)
 _BY_HAND = "run it by hand with this action (docs/how-to/script-drivers.md says how), and see the server's log."
 
 
 class Program:
-    """The script of the settings, for one user. Raises `errors.MachineFault` where it may not be run at all."""
+    """The script of the settings, for one user. Raises `errors.MachineFault` if it may not be run at all."""
 
     def __init__(self, settings: Settings, user: Identity, log_line: Logger) -> None:
         self.hypervisor = hypervisor(settings)
@@ -49,10 +49,9 @@ class Program:
         trust.require_trustworthy(self.path, SETTING, "or offer another VM_TYPE")
 
     def call(self, request: ScriptRequest, ad: JobAd | None, seconds: float) -> Answer:
-        """Run the script once and read its answer.
+        """Run the script once and parse its answer.
 
-        Raises `errors.MachineFault` where it cannot be run, does not end in so many `seconds`, or gives an
-        invalid answer.
+        Raises `errors.MachineFault` if it cannot be run, does not end within `seconds`, or gives an invalid answer.
         """
         label = f"{SETTING} ({self.path}), {request.action}"
         output, status, last = converse(
@@ -82,7 +81,7 @@ class Program:
         return answer._replace(reason=clean(answer.reason)[: protocol.LONGEST_TEXT])
 
     def _environment(self) -> dict[str, str]:
-        """What the script's user needs; of another user's than this server's nothing of the server's settings."""
+        """Return the environment of the script; for another user than this server's, without the server's settings."""
         environ = condor_environment(os.environ)
         if self.user.switching:
             environ = {name: value for name, value in environ.items() if not name.upper().startswith("_CONDOR_")}
@@ -97,7 +96,7 @@ class Program:
 
 
 def hypervisor(settings: Settings) -> str:
-    """VM_HYPERVISOR, which becomes part of the names of attributes. Raises `errors.MachineFault`."""
+    """Return VM_HYPERVISOR, which becomes part of attributes' names. Raises `errors.MachineFault` if it is invalid."""
     name = settings.string(HYPERVISOR)
     plain = name.replace("_", "a")
     if not (plain.isascii() and plain.isalnum() and not plain[0].isdigit() and len(plain) <= 32):
@@ -109,7 +108,7 @@ def hypervisor(settings: Settings) -> str:
 
 
 def limits(settings: Settings) -> list[str]:
-    """VM_SCRIPT_LIMITS as prlimit takes them. Raises `errors.MachineFault`."""
+    """Return VM_SCRIPT_LIMITS as options of prlimit. Raises `errors.MachineFault` if they are invalid."""
     found = []
     for word in settings.strings(LIMITS):
         name, _, value = word.lower().partition("=")
@@ -123,7 +122,10 @@ def limits(settings: Settings) -> list[str]:
 
 
 def user_for(settings: Settings, job: Identity) -> Identity:
-    """Who runs the script for a job of the user `job`, as VM_SCRIPT_USER says. Raises `errors.MachineFault`."""
+    """Return the user who runs the script for a job of the user `job`, by VM_SCRIPT_USER.
+
+    Raises `errors.MachineFault` if there is no such user, or if this server cannot become that user.
+    """
     found = named_user(settings, job)
     if os.geteuid() not in (0, found.uid):
         raise errors.MachineFault(
@@ -134,7 +136,10 @@ def user_for(settings: Settings, job: Identity) -> Identity:
 
 
 def named_user(settings: Settings, job: Identity) -> Identity:
-    """Whom VM_SCRIPT_USER means, whether or not this server can be that user. Raises `errors.MachineFault`."""
+    """Return the user that VM_SCRIPT_USER names, even if this server cannot become that user.
+
+    Raises `errors.MachineFault` if there is no such user.
+    """
     word = settings.string(USER)
     if word == JOB:
         return job

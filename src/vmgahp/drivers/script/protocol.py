@@ -1,9 +1,11 @@
-"""What a hypervisor script is told and what it may answer; pure. docs/how-to/script-drivers.md is for its authors.
+"""The requests to a hypervisor script and the parsing of its answers; pure.
+
+docs/how-to/script-drivers.md is for authors of such scripts.
 
 A script gets the job ad on standard input, a request as JSON in a file of its own, and the request's plain
 values as environment variables. It answers with one object of JSON, or with lines ``Name = literal``, and with
-its exit status. An answer is the administrator's word, but it may repeat what a guest said: every value is
-checked for its kind, and whatever is not understood is `Malformed` and never guessed at.
+its exit status. An answer comes from the administrator's program, but it may repeat what a guest said: every value is
+checked for its kind, and anything unknown raises `Malformed` and is never guessed at.
 """
 
 import json
@@ -23,14 +25,17 @@ PAUSE, UNPAUSE, SUSPEND, RESUME, CHECKPOINT = "pause", "unpause", "suspend", "re
 
 ACTIONS = (PROBE, START, STATUS, PID, STOP, DESTROY, PAUSE, UNPAUSE, SUSPEND, RESUME, CHECKPOINT)
 NEEDED = (PROBE, START, STATUS, DESTROY)
-"""What every script must implement; a script names the others that it has when it is probed."""
+"""The actions that every script must implement; when it is probed, a script names the others that it has."""
 
 DONE, REJECTED, MODIFIED, NOT_IMPLEMENTED = "done", "rejected", "modified", "not implemented"
 OUTCOMES = (DONE, REJECTED, MODIFIED, NOT_IMPLEMENTED)
 
 STATUSES = {0: "", 65: REJECTED, 69: NOT_IMPLEMENTED}
-"""Exit status -> outcome; with 0 the answer says it, and an empty one means `DONE`. The two are EX_DATAERR and
-EX_UNAVAILABLE of ``sysexits.h``: no shell ends with them by mistake, as it does with 1 and 2."""
+"""The outcome of each exit status; 0 stands for the outcome in the answer, or `DONE` without one.
+
+The two others are EX_DATAERR and EX_UNAVAILABLE of ``sysexits.h``: shells do not end with them by mistake, as they do
+with 1 and 2.
+"""
 
 RUNNING, PAUSED, SUSPENDED, STOPPED = "running", "paused", "suspended", "stopped"
 STATES = (RUNNING, PAUSED, SUSPENDED, STOPPED)
@@ -41,7 +46,7 @@ MOST_ATTRIBUTES = 100
 MOST_FILES = 1000
 
 UNCHANGEABLE = ("vm_working_dir", "jobvmtype", "user", "owner", "clusterid", "procid", "globaljobid")
-"""What a script may not change in a job ad, in lower case: whose job it is, and where."""
+"""The attributes of a job ad, in lower case, that a script may not change: whose job it is, and where."""
 
 _FIELDS: dict[str, dict[str, str]] = {
     PROBE: {"version": "text", "actions": "list", "networking": "list"},
@@ -64,7 +69,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 
 
 class Malformed(Exception):
-    """This is not an answer; the text says why."""
+    """An invalid answer of a script; the text says why."""
 
 
 class ScriptRequest(NamedTuple):
@@ -73,13 +78,13 @@ class ScriptRequest(NamedTuple):
     action: str
     hypervisor: str
     name: str = ""
-    """The VM's name, for people; empty where only its directory is known."""
+    """The VM's name, for people; empty if only its directory is known."""
     key: str = ""
-    """What the VM is called with the hypervisor: the same for the same scratch directory, and of plain letters."""
+    """The VM's key with the hypervisor: the same for the same scratch directory, and of plain letters."""
     uuid: str = ""
-    """Of this one start of the VM; empty where whatever has the key is meant."""
+    """The UUID of this one start of the VM; empty stands for any VM with the key."""
     id: str = ""
-    """What the script itself answered when it started the VM."""
+    """The id that the script answered when it started the VM."""
     directory: str = ""
     uid: int = 0
     gid: int = 0
@@ -88,20 +93,20 @@ class ScriptRequest(NamedTuple):
     networking: str = ""
     mac: str = ""
     state: str = ""
-    """What the server believes."""
+    """The state of the VM as the server knows it."""
     restart: bool = False
-    """Whether this start is to restore the checkpoint in the scratch directory."""
+    """True if this start restores the checkpoint in the scratch directory."""
     note: str = ""
-    """What the script answered when it made that checkpoint."""
+    """The note that the script answered when it made that checkpoint."""
     keep: bool = False
-    """Whether the files of a checkpoint stay where they are though the VM is destroyed."""
+    """True if the files of a checkpoint stay where they are when the VM is destroyed."""
 
     def environment(self) -> dict[str, str]:
-        """The request as variables, all of them always: ``VMGAHP_ACTION``, ``VMGAHP_KEY`` and so on."""
+        """Return the request as environment variables, always all: ``VMGAHP_ACTION``, ``VMGAHP_KEY`` and so on."""
         return {f"VMGAHP_{name.upper()}": _plain(value) for name, value in self._asdict().items()}
 
     def document(self, ad: JobAd | None) -> bytes:
-        """The request as JSON, with the values of the ad's attributes where there is an ad."""
+        """Return the request as JSON, with the values of the ad's attributes if there is an ad."""
         content = self._asdict() | {"ad": None if ad is None else ad.values()}
         return json.dumps(content, indent=1).encode() + b"\n"
 
@@ -111,17 +116,17 @@ def _plain(value: object) -> str:
 
 
 def ad_text(ad: JobAd | None) -> bytes:
-    """The job ad as a script reads it on standard input, without its secrets; a blank line ends it."""
+    """Return the job ad for the script's standard input, without its secrets; a blank line ends it."""
     lines = [line.replace("\n", " ") for line in ad.lines()] if ad is not None else []
     return "".join(line + "\n" for line in (*lines, "")).encode("utf-8", "surrogateescape")
 
 
 class Answer(NamedTuple):
-    """What came of a call."""
+    """The parsed answer to a call."""
 
     outcome: str
     reason: str
-    """One line for people, cut, and with whatever characters the script has put there."""
+    """A line of text for people, shortened, with whatever characters the script has put there."""
     fields: dict[str, object]
     attributes: dict[str, Value]
 
@@ -143,7 +148,7 @@ class Answer(NamedTuple):
 
 
 def decode(action: str, output: bytes, status: int) -> Answer:
-    """The answer to `action` that a script with this exit status printed. Raises `Malformed`."""
+    """Parse the answer to `action` that a script with this exit status printed. Raises `Malformed`."""
     if status not in STATUSES:
         raise Malformed(f"it ended with {f'exit status {status}' if status > 0 else f'signal {-status}'}")
     try:
@@ -182,7 +187,7 @@ def decode(action: str, output: bytes, status: int) -> Answer:
 
 
 def changed(ad: JobAd, attributes: Mapping[str, Value]) -> JobAd:
-    """The ad with what a script has modified. Raises `Malformed` for what it may not touch."""
+    """Return the ad with the script's modifications. Raises `Malformed` for an attribute that it may not change."""
     for name in attributes:
         if name.lower() in UNCHANGEABLE or is_private(name):
             raise Malformed(f"it changes {name}, which says whose job it is")
@@ -190,7 +195,7 @@ def changed(ad: JobAd, attributes: Mapping[str, Value]) -> JobAd:
 
 
 def difference(ad: JobAd, attributes: Mapping[str, Value]) -> list[str]:
-    """What a script has modified, as lines of a diff."""
+    """Return the script's modifications as lines of a diff."""
     lines = []
     for name, value in sorted(attributes.items()):
         before, after = ad.expression(name), as_expression(value)
@@ -220,7 +225,7 @@ def _json(text: str) -> dict[str, object]:
 
 
 def _class_ad(text: str) -> dict[str, object] | None:
-    """Lines ``Name = literal``; None for what is no such text."""
+    """Parse lines ``Name = literal``; return None for any other text."""
     found: dict[str, object] = {}
     for line in text.splitlines():
         if not line.strip():
@@ -236,7 +241,7 @@ def _class_ad(text: str) -> dict[str, object] | None:
 
 
 def _sort(action: str, pairs: dict[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """Tell an answer's own words, which may be written in any case, from attributes of ads."""
+    """Separate an answer's own words, which may be written in any case, from attributes of ads."""
     own = ("outcome", "reason", *_FIELDS.get(action, {}))
     said = {name.lower(): value for name, value in pairs.items() if name.lower() in own}
     rest = {name: value for name, value in pairs.items() if name.lower() not in own}
@@ -257,7 +262,7 @@ def _outcome(told: object, meant: str) -> str:
 
 
 def _checked(name: str, kind: str, value: object) -> object:
-    """A value of an answer's, of the kind that it must have."""
+    """Return the value of a field of an answer, after checking that it is of the required kind."""
     good = False
     if kind == "text":
         value = " ".join(value.split()) if isinstance(value, str) else value

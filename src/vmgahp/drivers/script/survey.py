@@ -1,4 +1,4 @@
-"""Whether jobs can run by the script here, and what they get: the script is asked."""
+"""The survey of a machine whose VMs a script controls: the script is asked what jobs get."""
 
 import os
 from time import monotonic
@@ -18,16 +18,16 @@ ABILITIES = {
     "suspend": (protocol.SUSPEND, protocol.RESUME),
     "checkpoint": (protocol.CHECKPOINT, protocol.RESUME),
 }
-"""What the machine advertises, and which actions it takes."""
+"""The abilities that the machine advertises, and the actions that each needs."""
 
 
 def survey(vm_type: str, settings: Settings, identity: Identity, log: Logger, end: float) -> Survey:
-    """All checks; see `vmgahp.drivers.base.Driver.survey`."""
+    """Run all checks; see `vmgahp.drivers.base.Driver.survey`."""
     looked_at = f"{SETTING} = {settings.string(SETTING) or '(not set)'}, asked to probe"
     try:
         user = program.named_user(settings, identity)
         if os.geteuid() != 0:
-            user = identity  # the startd probes as its own user, who can become nobody else
+            user = identity  # the startd probes as its own user, who cannot switch to another
         script = Program(settings, user, log)
         answer = script.call(
             ScriptRequest(protocol.PROBE, script.hypervisor, uid=identity.uid, gid=identity.gid),
@@ -55,7 +55,7 @@ def survey(vm_type: str, settings: Settings, identity: Identity, log: Logger, en
     return Survey(
         found,
         attributes=attributes,
-        # What the script says itself, under the name of its hypervisor.
+        # The script's own attributes, under the name of its hypervisor.
         machine_attributes={
             f"VM_{script.hypervisor}_ATTR_{name}": value
             for name, value in ({"version": version} | answer.attributes).items()
@@ -67,7 +67,7 @@ def survey(vm_type: str, settings: Settings, identity: Identity, log: Logger, en
 
 
 def _actions(answer: Answer, found: list[Finding]) -> list[str]:
-    """The actions that there are; an unknown one is a mistake in the script."""
+    """Return the actions that the script has; an unknown one is a mistake in the script."""
     told = [word.lower() for word in answer.words("actions")]
     unknown = [word for word in told if word not in protocol.ACTIONS]
     if unknown:

@@ -1,4 +1,4 @@
-"""VMware's desktop products (Workstation, Player, Fusion), by vmrun."""
+"""The driver for VMware's desktop products (Workstation, Player, Fusion), by vmrun."""
 
 from vmgahp.drivers.vmrun.driver import VmrunDriver
 

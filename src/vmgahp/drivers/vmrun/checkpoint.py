@@ -21,7 +21,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 
 STATE_SUFFIXES = (".vmss", ".vmem", ".vmsn", ".vmsd", ".nvram")
-"""Endings of the files that VMware keeps of a VM beside its ``.vmx`` and its disks."""
+"""The suffixes of the files that VMware keeps of a VM beside its ``.vmx`` and its disks."""
 
 KIND = CheckpointKind(
     "vmrun",
@@ -50,7 +50,7 @@ class VmrunCheckpoints(NamedTuple):
         return sorted(name for name in there if name.startswith(stem) and name.endswith(STATE_SUFFIXES))
 
     def find(self, spec: VmwareSpec, fresh: WorkingCopy) -> tuple[Manifest, WorkingCopy] | None:
-        """Return the checkpoint in the scratch directory, and its working copy; None for none. Raises `Unusable`."""
+        """Return the checkpoint in the scratch directory, and its working copy; None without one. Raises `Unusable`."""
         manifest = self.store.load()
         if manifest is None:
             return None
@@ -66,7 +66,7 @@ class VmrunCheckpoints(NamedTuple):
             raise Unusable(fault.problem, True) from fault
 
     def refuse(self, spec: VmwareSpec, unusable: Unusable) -> Callable[[], None]:
-        """Keep a checkpoint aside and say why, as `CheckpointStore.refuse` does."""
+        """Set a checkpoint aside and report why, as `CheckpointStore.refuse` does."""
         own = self.state_files(working_copy.name_for(spec.vmx_file))
         return self.store.refuse(spec.name, unusable, own, fresh_disks=spec.snapshot_disk)
 
@@ -78,5 +78,5 @@ class VmrunCheckpoints(NamedTuple):
         self.store.write(self.store.now(spec, facts, cpu_seconds), refs)
 
     def forget(self, *names: str) -> None:
-        """Remove files that are of no more use."""
+        """Remove files that are no longer needed."""
         scratch.forget(self.identity, self.directory, self.log, *names)

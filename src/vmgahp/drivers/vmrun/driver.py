@@ -1,4 +1,4 @@
-"""Starts, finds and kills VMs by vmrun."""
+"""The driver that starts, finds and kills VMs by vmrun."""
 
 import os
 import uuid as uuids
@@ -26,7 +26,7 @@ SNAPSHOT = "condor"
 
 
 class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
-    """VM types vmware and vmrun: VMware Workstation, Player or Fusion on this machine."""
+    """The driver of the VM types vmware and vmrun: VMware Workstation, Player or Fusion on this machine."""
 
     # A start
 
@@ -69,7 +69,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         return machine
 
     def launch(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
-        """VMware starts a guest and resumes one in the same way: it runs at once."""
+        """Start or resume the guest; VMware does both in the same way, and it runs at once."""
         try:
             self.identity.write_scratch(plan.directory, plan.copy.name, plan.copy.vmx.encode())
         except OSError as error:
@@ -125,11 +125,11 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
     # How it is done
 
     def _seconds(self) -> float:
-        """Return how long a call may take that moves no memory: a tenth of the time that the client waits."""
+        """Return the timeout of a call that moves no memory, in seconds: a tenth of the client's timeout."""
         return max(1.0, self.settings.integer("VM_GAHP_REQ_TIMEOUT") / 10)
 
     def _leftovers(self, plan: VmrunPlan) -> list[str]:
-        """List the VMs of an earlier start: all in this directory, and elsewhere this job's without a server.
+        """List the VMs of an earlier start: all in this directory, and this job's elsewhere whose server is gone.
 
         A job of the same name in another directory may be another pool's.
         """
@@ -147,7 +147,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         return sorted(vmx for vmx in found if vmx.endswith(WORKING_COPY_SUFFIX) and is_ours(vmx))
 
     def _take_snapshot(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
-        """Give the guest disks of its own over the job's, and make sure that it has them."""
+        """Give the guest disks of its own on top of the job's, and check that it has them."""
         vmrun, copy = plan.vmrun, plan.copy
         try:
             vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=machine.deadlines.memory)
@@ -171,7 +171,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
                 )
 
     def _power_on(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
-        """Have the guest run. Raises `errors.Fault`, and `Unusable` where it is the checkpoint that does not work."""
+        """Start the guest. Raises `errors.Fault`, and `Unusable` if the checkpoint does not work."""
         doing = f"{'resuming' if plan.restart else 'starting'} {plan.spec.name}"
         try:
             machine.power_on()
@@ -185,7 +185,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
 
     @staticmethod
     def _value_of(vmx: str, name: str, user: Identity) -> str:
-        """Read a value of a ``.vmx`` as a user; empty where it cannot be read."""
+        """Read a value of a ``.vmx`` as a user; empty if it cannot be read."""
         try:
             return read_vmx(user, os.path.dirname(vmx), os.path.basename(vmx)).get(name, "")
         except errors.Fault:

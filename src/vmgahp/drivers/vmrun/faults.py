@@ -62,7 +62,7 @@ RULES = (
         "read vmware.log in the job's scratch directory."),
 )
 # fmt: on
-"""In this order; an error that fits none of them is the hypervisor's."""
+"""The rules in their order; an error that matches none of them is the hypervisor's."""
 
 
 def is_not_running(error: VmrunError) -> bool:
@@ -83,7 +83,7 @@ def from_vmrun(error: VmrunError, doing: str, job_values: Iterable[str] = ()) ->
     problem = f"vmrun failed while {doing}: {error.message.rstrip('.')}."
     if error.hint:
         return MachineFault(problem, error.hint)
-    if is_not_running(error):  # whatever the job chose
+    if is_not_running(error):  # regardless of the job's values
         return RULES[0].make(problem)
     return classify(RULES, error.message, job_values).make(problem)
 

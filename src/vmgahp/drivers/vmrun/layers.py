@@ -16,7 +16,7 @@ from vmgahp.images.vmdk import Vmdk, VmdkError
 from vmgahp.text import has_control, shown
 
 MOST_LAYERS = 64
-"""Layers of one disk at most; VMware itself allows some thirty snapshots in a row."""
+"""The most layers of one disk; VMware itself allows some thirty snapshots in a row."""
 
 _CONVERT = "convert the disk with VMware or qemu-img: qemu-img convert -O vmdk OLD NEW."
 _SEND = "send all files of the disk, or make them readable on this machine."
@@ -30,11 +30,11 @@ class VmdkLayer(NamedTuple):
     files: tuple[str, ...]
     """The description and its extents, each as `path`."""
     parent: str = ""
-    """The name to give its parent before anything runs (`correct`); empty where the name is right."""
+    """The name to give its parent before a start (`correct`); empty if the name is right."""
 
 
 def base_name(path: str) -> str:
-    """Return the last part of a path, which may be of Windows; empty where that cannot be a file's name."""
+    """Return the last part of a path, which may be of Windows; empty if that cannot be a file's name."""
     name = path.replace("\\", "/").rpartition("/")[2]
     return "" if name in (".", "..") or has_control(name) else name
 
@@ -94,7 +94,7 @@ def _elsewhere(identity: Identity, name: str) -> tuple[VmdkLayer, str]:
 
 
 def _in_scratch(identity: Identity, directory: str, name: str, shared: bool) -> tuple[VmdkLayer, str]:
-    """Return the layer of the scratch directory, and where its parent is. Raises as `_elsewhere`."""
+    """Return the layer of the scratch directory, and where its parent is. Raises the same as `_elsewhere`."""
     found = _open_and_read(identity, directory, name)
     files = (name, *(extent.file for extent in found.extents))
     for file in files[1:]:
@@ -106,7 +106,7 @@ def _in_scratch(identity: Identity, directory: str, name: str, shared: bool) -> 
     if away and identity.check_access(found.parent, write=False) is None:
         return VmdkLayer(name, files), found.parent
     if near and _is_there(identity, directory, near):
-        vmdk.with_parent(found, near)  # raises where the description has no room for it
+        vmdk.with_parent(found, near)  # raises if the description has no room for it
         return VmdkLayer(name, files, "" if found.parent == near else near), near
     if not is_path:
         raise OSError(0, f"its parent {shown(found.parent)} is not in the scratch directory")

@@ -24,10 +24,10 @@ from vmgahp.metrics import Status, Usage
 from vmgahp.text import MAC
 
 LEAVING_WAIT = 2.0
-"""Seconds in which the process of a VM that is no longer listed may end."""
+"""Seconds within which the process of a VM that is no longer listed may exit."""
 
 ADDRESS_SECONDS = 5.0
-"""Seconds for a question after the guest's address, which no STATUS depends on."""
+"""Seconds for a query of the guest's address, which no STATUS depends on."""
 
 ROOM_EXTRA = 64 << 20
 """Bytes beyond the guest's memory that a suspended VM may need."""
@@ -36,17 +36,17 @@ _ADDRESS = re.compile(r"[0-9a-f:.]{2,45}", re.ASCII | re.IGNORECASE)
 
 
 class VmrunPlan(NamedTuple):
-    """A START as it will be carried out."""
+    """The plan of a START."""
 
     spec: VmwareSpec
     vmrun: Tool
     checkpoints: VmrunCheckpoints
     copy: WorkingCopy
     fresh: WorkingCopy
-    """The working copy to boot anew with, where `copy` restarts from a checkpoint."""
+    """The working copy for a new boot, if `copy` restarts from a checkpoint."""
     restart: Manifest | None = None
     unusable: Unusable | None = None
-    """The reason why the checkpoint that is there is not restored."""
+    """The reason why an existing checkpoint is not restored."""
 
     @property
     def directory(self) -> str:
@@ -55,7 +55,7 @@ class VmrunPlan(NamedTuple):
 
 
 class VmrunMachine(ManagedMachine):
-    """A VM by its working ``.vmx``."""
+    """A VM, identified by its working ``.vmx``."""
 
     def __init__(self, plan: VmrunPlan, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
         super().__init__(plan.spec.name, resources, deadlines, log)
@@ -83,7 +83,7 @@ class VmrunMachine(ManagedMachine):
     # What the server asks
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time that the guest had used when it was last looked at."""
+        """Return the CPU time of the guest at the last STATUS, in seconds."""
         return self.usage.seconds
 
     def pid(self) -> int:
@@ -97,7 +97,7 @@ class VmrunMachine(ManagedMachine):
         try:
             listed = self.vmx in self._tool.running(self.deadlines.usual)
         except VmrunError as error:
-            # vmrun is of no use just now, but the VM does not depend on it.
+            # vmrun fails at the moment, but the VM does not depend on it.
             if process is None or self._last_report is None:
                 raise faults.from_vmrun(error, f"asking for the status of {self.name}", [self.vmx]) from error
             self.log(f"{self.name} runs on as process {process.pid} although {error}")
@@ -125,7 +125,7 @@ class VmrunMachine(ManagedMachine):
         """Ask the guest; vmrun itself waits until it is off."""
         try:
             if self.state is lifecycle.SOFT_SUSPENDED:
-                self._run("unpause", self.deadlines.usual)  # a guest whose CPUs stand still hears nothing
+                self._run("unpause", self.deadlines.usual)  # a paused guest does not receive the request
             self._run("stop", self.deadlines.stop, "soft")
         except VmrunError as error:
             raise errors.HypervisorFault(f"{error}.") from error
@@ -176,7 +176,7 @@ class VmrunMachine(ManagedMachine):
         except VmrunError as error:
             problem = error
         process = self._find_process()
-        # It writes until its end; one that vmrun has given up may still be at it.
+        # The process writes until it exits; one that vmrun has given up may still be writing.
         if process is not None and not processes.wait_for_end(process, self.deadlines.usual if not problem else 0):
             if paused:
                 self.pause()
@@ -239,7 +239,7 @@ class VmrunMachine(ManagedMachine):
         return self._tool.run(command, self.vmx, *arguments, seconds=seconds)
 
     def _forget_memory(self) -> None:
-        """Remove the suspended memory, where VMware has not done so."""
+        """Remove the suspended memory, unless VMware has done so."""
         names = [self._memory_file] if self._memory_file else []
         if not self._find_process():
             names += self._state_files(".vmss", ".vmem")
@@ -250,7 +250,7 @@ class VmrunMachine(ManagedMachine):
         return [name for name in self._checkpoints.state_files(self._plan.copy.name) if name.endswith(endings)]
 
     def _find_memory_file(self, problem: VmrunError | None) -> None:
-        """Find the memory of the guest, which has ended. Raises `errors.Fault` where it is nowhere."""
+        """Find the memory of the guest, which has ended. Raises `errors.Fault` if it is not found."""
         found = self._state_files(".vmss")
         wanted = self._plan.copy.name.removesuffix(".vmx") + ".vmss"
         if not found:
@@ -297,7 +297,7 @@ class VmrunMachine(ManagedMachine):
         return self._mac
 
     def _find_address(self) -> str:
-        """Return the guest's address, which VMware's Tools in it tell; empty where they do not run."""
+        """Return the guest's address by VMware's Tools in it; empty if they do not run."""
         if self._ip or not self._may_ask_address or self.state is lifecycle.SOFT_SUSPENDED:
             return self._ip
         try:
@@ -307,6 +307,6 @@ class VmrunMachine(ManagedMachine):
             return ""
         except VmrunError:
             return ""
-        # It is the guest's word.
+        # The guest reports it itself.
         self._ip = told if _ADDRESS.fullmatch(told) else ""
         return self._ip

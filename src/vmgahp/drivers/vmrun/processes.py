@@ -1,7 +1,6 @@
 """VMware's processes on this machine: one vmware-vmx for each VM that runs.
 
-A process's name and arguments are its owner's to choose, so one counts only where its owner is the one whom the VM
-belongs to.
+A process's owner chooses its name and arguments, so it counts only if its owner is the VM's.
 """
 
 import os
@@ -19,10 +18,10 @@ NAME = b"vmware-vmx"
 """The beginning of the processes' names; a debugging build is vmware-vmx-debug."""
 
 KILL_WAIT = 10.0
-"""Seconds in which a killed process must be gone."""
+"""Seconds within which a killed process must be gone."""
 
 PROCESS_WAIT = 5.0
-"""Seconds in which the process of a VM that vmrun has stopped must be gone."""
+"""Seconds within which the process of a VM that vmrun has stopped must be gone."""
 
 
 class Process(NamedTuple):
@@ -42,7 +41,7 @@ def running(uid: int | None = None) -> list[Process]:
 
 
 def find(vmx: str, uid: int | None = None) -> Process | None:
-    """Return the process that runs the VM `vmx`, of the user `uid` where that is given."""
+    """Return the process that runs the VM `vmx`, of the user `uid` if that is given."""
     return next((process for process in running(uid) if process.vmx == vmx), None)
 
 
@@ -52,9 +51,9 @@ def is_still(process: Process) -> bool:
 
 
 def wait_for_end(process: Process, seconds: float, *, kill: bool = False) -> bool:
-    """Wait for the end of that very process, after killing it where `kill` says so; True if it is gone.
+    """Wait for the exit of that process, after killing it if `kill` is set; return True if it is gone.
 
-    Raises OSError where it cannot be killed.
+    Raises OSError if it cannot be killed.
     """
     try:
         descriptor = os.pidfd_open(process.pid)
@@ -75,7 +74,7 @@ def wait_for_end(process: Process, seconds: float, *, kill: bool = False) -> boo
 
 
 def end(vmrun: Tool, vmx: str, uid: int, seconds: float, log: Logger) -> bool:
-    """End a VM at once; True if there was one. Raises `errors.MachineFault` where it runs on."""
+    """Kill a VM; return True if there was one. Raises `errors.MachineFault` if it runs on."""
     process = find(vmx, uid)
     problem: VmrunError | None = None
     try:

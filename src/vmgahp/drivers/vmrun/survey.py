@@ -1,4 +1,4 @@
-"""Checks if jobs can run by vmrun here, and what they get."""
+"""The survey of a machine for vmrun: whether jobs can run, and what they get."""
 
 import os
 import re
@@ -29,7 +29,7 @@ _VERSION = re.compile(r"vmrun version ([0-9.]+)")
 
 
 class VmrunSurveyor(NamedTuple):
-    """The survey of one machine."""
+    """The surveyor of one machine."""
 
     vm_type: str
     settings: Settings
@@ -84,7 +84,7 @@ class VmrunSurveyor(NamedTuple):
         )
 
     def _ask(self, vmrun: Tool, end: float) -> tuple[str, str]:
-        """Return the product, which answers, and the version that vmrun tells. Raises `errors.Fault`."""
+        """Return the product, which answers, and vmrun's version. Raises `errors.Fault`."""
 
         def left() -> float:
             return max(0.1, end - monotonic())
@@ -92,7 +92,7 @@ class VmrunSurveyor(NamedTuple):
         with faults.explained("asking which VMs run"):
             vmrun.find_product(self.settings, left())
             vmrun.running(left())
-            # Without a command it tells its version and its usage.
+            # Without a command it prints its version and its usage.
             told = _VERSION.search(tool.text_of(vmrun.call([], "without a command", left()).out))
         return vmrun.product, told[1] if told else ""
 

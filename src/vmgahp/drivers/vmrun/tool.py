@@ -17,14 +17,14 @@ from vmgahp.host.job_user import Identity
 from vmgahp.host.run import SAFE_PATH, Finished, run
 
 GRACE = 0.5
-"""Seconds for the rest of the output once vmrun has ended. A VM that it started may hold the pipe open."""
+"""Seconds for the rest of the output after vmrun has exited. A VM that it started may hold the pipe open."""
 
 PRODUCTS = {"ws": "Workstation", "player": "Player", "fusion": "Fusion"}
 """The values of vmrun's flag -T, the most able first, and the products' names."""
 
 
 class VmrunError(Exception):
-    """A call that failed; `message` is vmrun's own word, `hint` is empty unless the machine is to blame."""
+    """A call that failed; `message` is vmrun's own, `hint` is empty unless the machine is to blame."""
 
     def __init__(self, command: str, message: str, hint: str = "") -> None:
         super().__init__(f"vmrun {command}: {message}")
@@ -43,8 +43,8 @@ class Hanging(VmrunError):
 class Tool:
     """The vmrun of one machine, for one user and one home directory.
 
-    The user may have no home, and what VMware keeps in one, such as the list of its VMs, is no business of other jobs
-    of the same user: so `home` is the scratch directory.
+    The user may have no home, and the files that VMware keeps in one, such as the list of its VMs, must not be shared
+    with other jobs of the same user: so `home` is the scratch directory.
     """
 
     def __init__(self, path: str, product: str, identity: Identity, home: str, log: Logger) -> None:
@@ -56,7 +56,7 @@ class Tool:
         self._complained = False
 
     def run(self, command: str, *arguments: str, seconds: float) -> str:
-        """Run a command, and return what it prints. Raises `VmrunError`, and `Hanging` after so many seconds."""
+        """Run a command, and return its output. Raises `VmrunError`, and `Hanging` on a timeout."""
         flags = ["-T", self.product] if self.product else []
         done = self.call([*flags, command, *arguments], command, seconds)
         output = text_of(done.out)
@@ -69,7 +69,7 @@ class Tool:
         return output
 
     def call(self, words: list[str], command: str, seconds: float) -> Finished:
-        """Run vmrun with these words. Raises `VmrunError` where it cannot be started, and `Hanging`."""
+        """Run vmrun with these words. Raises `VmrunError` if it cannot be started, and `Hanging`."""
         try:
             done = run(
                 [self.path, *words], deadline=seconds, environ=self._environment(), user=self.identity, grace=GRACE
@@ -88,12 +88,15 @@ class Tool:
         return done
 
     def running(self, seconds: float) -> set[str]:
-        """Return the paths of the VMs that run, without links. Raises as `run`."""
+        """Return the paths of the VMs that run, without links. Raises the same as `run`."""
         lines = self.run("list", seconds=seconds).splitlines()
         return {os.path.realpath(line) for line in lines if line.startswith("/") and line.endswith(".vmx")}
 
     def find_product(self, settings: Settings, seconds: float) -> None:
-        """Find out the product: VMWARE_PRODUCT, or the first that answers. Raises as `run`, `errors.MachineFault`."""
+        """Determine the product: VMWARE_PRODUCT, or the first that answers.
+
+        Raises the same as `run`, `errors.MachineFault`.
+        """
         named = settings.string("VMWARE_PRODUCT").lower()
         if named:
             if named not in PRODUCTS:
@@ -120,7 +123,7 @@ class Tool:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Return what vmrun needs, and nothing of the daemon's own; its language is English, which is parsed here."""
+        """Return the environment of vmrun, without the daemon's variables, in English, which is parsed here."""
         try:
             name = pwd.getpwuid(self.identity.uid).pw_name
         except KeyError:
@@ -129,7 +132,7 @@ class Tool:
 
 
 def text_of(data: bytes) -> str:
-    """Decode what vmrun printed, with the line ends of Unix."""
+    """Decode the output of vmrun, with the line ends of Unix."""
     return data.decode("utf-8", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -1,8 +1,8 @@
-"""The ``.vmx`` that is run: made of those settings of the job's that a job may choose.
+"""The ``.vmx`` that is run: made from those settings of the job's that a job may choose.
 
-The list of what is taken is that of HTCondor's own VMware support, with the controllers and the firmware that virtual
-machines have today. Left out are above all the devices of this machine: its CD-ROM and floppy drives, serial and
-parallel ports, USB, disks and shared folders.
+The list of these settings is that of HTCondor's own VMware support, with the controllers and the firmware that
+virtual machines have today. Above all, the devices of this machine are left out: its CD-ROM and floppy drives, serial
+and parallel ports, USB, disks and shared folders.
 """
 
 import os
@@ -21,11 +21,10 @@ from vmgahp.job.vmx_drives import CDROM, DISK, Drive, drives
 from vmgahp.text import has_control, shown
 
 UUID = "vmgahp.uuid"
-"""The name of a line of ours, which tells this VM from the next one in the same directory; VMware keeps what it does
-not know."""
+"""The name of our line, which identifies the VM among those of one directory; VMware keeps unknown lines."""
 
 MEMORY_STEP = 4
-"""MiB: VMware takes multiples of it only."""
+"""The step of the memory size in MiB: VMware accepts multiples of it only."""
 
 _PLAIN = re.compile(
     r"config\.[a-z0-9.]+|virtualhw\.[a-z0-9.]+|guestos|firmware|uefi\.secureboot\.enabled|bios\.(?:boot|hdd)order|ethernet0\.virtualdev"
@@ -33,7 +32,7 @@ _PLAIN = re.compile(
     r"|(?:scsi|ide|sata|nvme)\d+\.(?:present|virtualdev|pcislotnumber)",
     re.IGNORECASE,
 )
-"""Names of the lines that are copied as they are."""
+"""The names of the lines that are copied as they are."""
 
 _PORT = re.compile(r"((?:serial|parallel)[0-9]+)\.present", re.IGNORECASE)
 _MOST_DEVICES = 500
@@ -42,9 +41,9 @@ _GENERATED = re.compile(
     r"|vmotion\.checkpoint[a-z]+|monitor\.phys_bits_used|vmci0\.(?:id|present)|cleanshutdown|softpoweroff",
     re.IGNORECASE,
 )
-"""Names of the lines that VMware adds to a ``.vmx``, and that a suspended VM has to find again."""
+"""The names of the lines that VMware adds to a ``.vmx``, and that a suspended VM needs again."""
 _OF_VMWARE = (".vmx", ".vmdk", ".vmss", ".vmem", ".vmsd", ".nvram")
-"""Endings of names that mean something to VMware, and so cannot be the output of a port."""
+"""The suffixes of files with a meaning to VMware, which a port's output cannot have."""
 
 
 class WorkingCopy(NamedTuple):
@@ -56,17 +55,17 @@ class WorkingCopy(NamedTuple):
     disks: dict[str, tuple[VmdkLayer, ...]]
     """The disks by their devices, such as ``scsi0:0``, each with its parents."""
     nvram: str = ""
-    """The job's own file with the variables of its firmware; empty where VMware makes one."""
+    """The job's own file with the variables of its firmware; empty if VMware makes one."""
     left_out: tuple[str, ...] = ()
-    """Drives and files that are not taken over, for the log."""
+    """The drives and files that are not taken over, for the log."""
 
     @property
     def files(self) -> list[str]:
-        """All files of the disks: names in the scratch directory, or full paths elsewhere."""
+        """Return all files of the disks: names in the scratch directory, or full paths elsewhere."""
         return list(dict.fromkeys(name for chain in self.disks.values() for layer in chain for name in layer.files))
 
     def correct_parents(self, directory: str, identity: Identity) -> None:
-        """Have the disks name their parents without the path of another machine's. Raises `JobFault`."""
+        """Correct the disks' names of their parents, which may have the path of another machine. Raises `JobFault`."""
         for device, chain in self.disks.items():
             layers.correct(identity, directory, chain, f"{self.name}, {device}.fileName")
 
@@ -172,10 +171,10 @@ class _Builder:
         if kind := self.source.get(f"{device}.deviceType", ""):
             self.vmx[f"{device}.deviceType"] = kind
         mode = self.source.get(f"{device}.mode", "").lower()
-        # No snapshot takes an independent disk along: the guest would write to the shared one.
+        # Snapshots do not include independent disks: the guest would write to the shared one.
         if mode in ("persistent", "independent-persistent", "independent-nonpersistent"):
             self.vmx[f"{device}.mode"] = mode if self.spec.transfer else "persistent"
-        # What the guest believes to be written is in the file, should the machine or the job be stopped.
+        # Data that the guest has flushed must be in the file, even if the machine or the job is stopped.
         self.vmx[f"{device}.writeThrough"] = "TRUE"
         self.vmx[f"{device}.present"] = "TRUE"
         return tuple(chain)
@@ -207,12 +206,12 @@ class _Builder:
                 self.vmx[f"{device}.{line}"] = value
 
     def nvram(self) -> tuple[str, str]:
-        """Add the job's file with the variables of its firmware, where it was transferred; the name, or why not."""
+        """Add the job's file with the variables of its firmware, if it was transferred; return the name, or why not."""
         value = self.source.get("nvram", "")
         if not value:
             return "", ""
         name = base_name(value)
-        # Files whose names begin as the working copy's are VMware's, and are removed when a guest begins anew.
+        # Files whose names begin as the working copy's are VMware's, and are removed when a guest boots afresh.
         if name.lower().startswith(name_for(self.spec.vmx_file).removesuffix(".vmx").lower()):
             return "", "the name is VMware's own"
         if not name.lower().endswith(".nvram"):
@@ -238,7 +237,7 @@ class _Builder:
         self.vmx[UUID] = uuid
 
     def network(self, settings: Settings) -> None:
-        """Add the one NIC, or none."""
+        """Add the NIC, if the job has one."""
         if not self.spec.networking:
             self.vmx.pop("ethernet0.virtualDev", None)
             self.vmx["ethernet0.present"] = "FALSE"
@@ -257,7 +256,7 @@ class _Builder:
         return f"{VMX_FILE} = {shown(self.spec.vmx_file)}, {drive.place}.fileName"
 
     def _elsewhere(self, value: str) -> str:
-        """Return the full path of what is not transferred; empty where there is none."""
+        """Return the full path of a file that is not transferred; empty if there is none."""
         path = value if value.startswith("/") else os.path.join(self.spec.dir, value.replace("\\", "/"))
         return "" if has_control(path) or not path.startswith("/") else path
 

@@ -1,8 +1,8 @@
-"""Whose a VM on the server is: the tags in its configuration, and the search for VMs by them.
+"""The owner of a VM on the server: the tags in its configuration, and the search for VMs by them.
 
-The tags are extraConfig of the VM, under names that a guest cannot reach (it may change what begins with
-``guestinfo.``). Other execute hosts use the same server and the same folder, so every tag says which host the VM is of,
-and nothing is ever done to a VM that is another's.
+The tags are extraConfig of the VM, under names that a guest cannot reach (it may change those that begin with
+``guestinfo.``). Other execute hosts use the same server and the same folder, so every tag has the host of the VM, and
+a VM of another host is never touched.
 """
 
 import hashlib
@@ -20,10 +20,10 @@ from vmgahp.job.ad import JobAd
 PREFIX = "vmgahp."
 
 RUNS, SAVED = "runs", "saved"
-"""`Tag.state`: a server of this daemon looks after the VM; it is a checkpoint and waits for its job."""
+"""The values of `Tag.state`: a server of this daemon serves the VM; it is a checkpoint and waits for its job."""
 
 LONGEST_NAME = 80
-"""Characters of a VM's name with vSphere."""
+"""The most characters of a VM's name with vSphere."""
 
 OURS = re.compile(r".+-[0-9a-f]{8}", re.DOTALL)
 """The form of our VMs' names with vSphere (`entity_name`)."""
@@ -33,21 +33,20 @@ class Tag(NamedTuple):
     """The tags of a VM of ours."""
 
     id: str
-    """A UUID of this one VM."""
+    """The UUID of this one VM."""
     name: str
     """The VM's name with HTCondor, `JobAd.vm_name`."""
     job: str
-    """The job's GlobalJobId where the starter sends it, else the name."""
+    """The job's GlobalJobId if the starter sends it, else the name."""
     directory: str
     """The job's scratch directory; empty for a checkpoint."""
     host: str
-    """The execute host that looks after it (`this_host`); empty for a checkpoint."""
+    """The execute host that serves it (`this_host`); empty for a checkpoint."""
     state: str
     checkpoint: str = ""
-    """The name of the snapshot that is the job's last checkpoint; empty where there is none."""
+    """The name of the snapshot that is the job's last checkpoint; empty if there is none."""
     expires: str = "0"
-    """The time from which on the checkpoint of a job that has not come back may be destroyed, in seconds since 1970;
-    0 for never."""
+    """The time after which the checkpoint of a missing job may be destroyed, in seconds since 1970; 0 for never."""
 
     @property
     def has_expired(self) -> bool:
@@ -65,7 +64,7 @@ class Tag(NamedTuple):
 
     @classmethod
     def read(cls, options: Any) -> "Tag | None":
-        """Read a VM's extraConfig; None for a VM that is not ours. Of a key that comes twice the last counts."""
+        """Read a VM's extraConfig; None for a VM that is not ours. The last value of a duplicate key counts."""
         values = {str(option.key).removeprefix(PREFIX): option.value for option in options or () if _is_tag(option.key)}
         if not all(values.get(name) for name in ("id", "name", "job", "state")):
             return None
@@ -77,12 +76,12 @@ def _is_tag(key: object) -> bool:
 
 
 def job_id(job: JobAd) -> str:
-    """Return HTCondor's GlobalJobId, which no other job has, or the VM's name where that is not sent."""
+    """Return HTCondor's unique GlobalJobId, or the VM's name if that is not sent."""
     return (job.string("GlobalJobId") or job.vm_name())[:500]
 
 
 def entity_name(name: str, uuid: str) -> str:
-    """Return the VM's name with vSphere: the job's, without what a path or a datastore could stumble on, and unique."""
+    """Return the VM's name with vSphere: the job's, without characters special to paths or datastores, and unique."""
     plain = re.sub(r"[^A-Za-z0-9_.@+-]", "_", name).lstrip(".-")
     return f"{plain[: LONGEST_NAME - 9] or 'job'}-{uuid[:8]}"
 

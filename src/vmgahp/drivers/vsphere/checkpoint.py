@@ -47,7 +47,7 @@ class VsphereCheckpoints(NamedTuple):
 
     identity: Identity
     days: int
-    """How long a checkpoint waits for its job; 0 for ever."""
+    """The seconds that a checkpoint waits for its job; 0 for ever."""
     log: Logger
 
     def store(self, directory: str) -> CheckpointStore:
@@ -55,7 +55,7 @@ class VsphereCheckpoints(NamedTuple):
         return CheckpointStore(KIND, self.identity, directory, self.log)
 
     def write(self, spec: VmwareSpec, facts: Facts, cpu_seconds: float) -> None:
-        """Leave the manifest in the scratch directory. Raises `errors.MachineFault`."""
+        """Write the manifest to the scratch directory. Raises `errors.MachineFault`."""
         store = self.store(spec.working_dir)
         store.write(store.now(spec, facts, cpu_seconds), ())
 
@@ -65,7 +65,7 @@ class VsphereCheckpoints(NamedTuple):
         return tag._replace(state=SAVED, directory="", host="", expires=str(expires))
 
     def match(self, manifest: Manifest, spec: VmwareSpec, job: str, vms: Iterable[Tagged]) -> Tagged:
-        """Return the VM that the manifest is about. Raises `Unusable`."""
+        """Return the VM of the manifest. Raises `Unusable`."""
         found = next((vm for vm in vms if vm.tag.id == manifest.facts["id"]), None)
         if found is None:
             where = manifest.facts["server"]

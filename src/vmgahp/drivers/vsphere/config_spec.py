@@ -1,7 +1,7 @@
-"""A VM as the server is told of it: `vmgahp.drivers.vsphere.hardware` as a ConfigSpec.
+"""The description of a VM for the server: `vmgahp.drivers.vsphere.hardware` as a ConfigSpec.
 
-A VM is made in two steps. It is created bare, with its tags, so that it can be found from its first moment; the server
-thereby chooses and makes its directory. When the files are there, the devices that use them are added.
+A VM is made in two steps. It is created bare, with its tags, so that it can be found from its first moment; the
+server thereby chooses and makes its directory. When the files are there, the devices that use them are added.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ OTHER_GUEST = "otherGuest64"
 
 def bare(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: str) -> "vim.vm.ConfigSpec":
     """Describe the VM without its disks, for CreateVM_Task."""
-    # A VM that waits for somebody to press a button would wait for ever.
+    # A VM that waits for a key press would wait for ever.
     options = {"msg.autoAnswer": "TRUE"} | found.boot
     config = vim.vm.ConfigSpec(
         name=entity,
@@ -100,7 +100,7 @@ def adapter(device: Device, found: Hardware) -> str:
 @cache
 def _guests() -> dict[str, str]:
     names = [str(name) for name in vim.vm.GuestOsDescriptor.GuestOsIdentifier.values]
-    return {_plain(name.removesuffix("Guest")): name for name in reversed(names)}  # the first of a name counts
+    return {_plain(name.removesuffix("Guest")): name for name in reversed(names)}  # the first of a name wins
 
 
 def _plain(name: str) -> str:
@@ -126,7 +126,7 @@ def _controllers(found: Hardware) -> "list[vim.vm.device.VirtualDevice]":
 
 
 def _with_file(device: Device, path: str, size: int) -> "vim.vm.device.VirtualDevice":
-    """Describe a device whose file is at this path of the datastore; not yet where it is plugged in."""
+    """Describe a device whose file is at this path of the datastore; its place on a controller is set later."""
     if device.kind == DISK:
         mode = "persistent" if device.persistent else "independent_nonpersistent"
         backing = _device.VirtualDisk.FlatVer2BackingInfo(fileName=path, diskMode=mode, writeThrough=True)

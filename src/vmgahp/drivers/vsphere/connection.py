@@ -31,22 +31,24 @@ API = "vim.version.version11"
 """The API of vSphere 6.5, which every later server speaks too."""
 
 LONGEST_CALL, SHORTEST_CALL = 20.0, 2.0
-"""Seconds without an answer after which one attempt at a call counts as failed: as many as there are for all attempts,
-but within these."""
+"""Seconds without an answer after which one attempt at a call has failed.
+
+It is the time for all attempts, but within these limits.
+"""
 
 PATIENCE = 3
-"""How much longer than a call the next piece of a file may take: a datastore writes while others wait."""
+"""The factor by which the next piece of a file may take longer than a call: a datastore writes while others wait."""
 
 LOGOUT_TIMEOUT = 3.0
 RETRY_INTERVAL = 0.5
 SLOWEST_POLL = 1.0
 
 _AWAY = (OSError, HTTPException, ExpatError)
-"""The errors of a call to a server that restarts, is killed or hangs. Expat meets half an answer."""
+"""The errors of a call to a server that restarts, is killed or hangs. Expat fails on half an answer."""
 
 
 class VsphereConnection:
-    """One session with the server of the settings, shared by all machines of a driver; safe from any thread."""
+    """One session with the server of the settings, shared by all machines of a driver; thread-safe."""
 
     def __init__(self, settings: Settings, log: Callable[[str], None]) -> None:
         client = settings.integer("VM_GAHP_REQ_TIMEOUT")
@@ -62,7 +64,7 @@ class VsphereConnection:
         self._logged_in = False
         self._closed = False
         self.access: Access | None = None
-        """The server that we are logged in at, once we are."""
+        """The server and the account after the login; None before."""
         self._tls: ssl.SSLContext | None = None
 
     def call(self, function: Call[Result], doing: str) -> Result:
@@ -93,7 +95,7 @@ class VsphereConnection:
     def once(self, function: Call[Result], doing: str) -> Result:
         """Call `function` once: for what must not be done twice, such as to create a VM.
 
-        Raises as `call`, and `ServerLost` where the server went away in the middle.
+        Raises the same as `call`, and `ServerLost` if the server went away during the call.
         """
         content = self._wake()  # a pooled connection may be dead and the session expired
         try:
@@ -106,10 +108,10 @@ class VsphereConnection:
             ) from error
 
     def task(self, begin: "Call[vim.Task]", doing: str, done: Callable[[], object] = lambda: None) -> Any:
-        """Begin a task, wait for its end, and return its result; once more where the server went away in the middle.
+        """Begin a task, wait for its end, and return its result; retry once if the server went away meanwhile.
 
-        `done` returns the result of what was carried out all the same, None where nothing was. Raises `errors.Fault`;
-        `ServerLost` where it is unknown what was done.
+        `done` returns the result of a task that was carried out all the same, None if it was not. Raises
+        `errors.Fault`; `ServerLost` if the outcome is unknown.
         """
         for last in (False, True):
             try:
@@ -122,7 +124,7 @@ class VsphereConnection:
         raise AssertionError
 
     def _wait(self, task: "vim.Task", doing: str) -> object:
-        """Return the result of a task. Raises as `task`."""
+        """Return the result of a task. Raises the same as `task`."""
         end, pause = time.monotonic() + self._task_deadline, 0.02
         while True:
             try:
@@ -150,26 +152,26 @@ class VsphereConnection:
             pause = min(pause * 1.5, SLOWEST_POLL)
 
     def properties(self, ref: "vim.ManagedObject", *paths: str) -> Properties:
-        """Read some properties of an object, those that are set. Raises `Gone`, and as `call`."""
+        """Read some properties of an object, those that are set. Raises `Gone`, and the same as `call`."""
         found = self.of_each([ref], *paths)
         if not found:
             raise Gone(ref)
         return found[0][1]
 
     def get(self, ref: "vim.ManagedObject", path: str) -> Any:
-        """Read one property; None where it is not set. Raises as `properties`."""
+        """Read one property; None if it is not set. Raises the same as `properties`."""
         return self.properties(ref, path).get(path)
 
     def of_each(self, refs: "Iterable[vim.ManagedObject]", *paths: str) -> "list[tuple[vim.ManagedObject, Properties]]":
-        """Read some properties of several objects; what no longer exists is left out. Raises as `call`."""
+        """Read some properties of several objects, except those that no longer exist. Raises the same as `call`."""
         objects = list(refs)
         doing = f"reading {', '.join(paths)} of {str(objects[0]) if len(objects) == 1 else 'several objects'}"
         return self.call(lambda content: _retrieve(content, objects, paths), doing) if objects else []
 
     def https(self) -> tuple[HTTPSConnection, dict[str, str]]:
-        """Open a connection to the server's file service; with the header of the session, a secret. Raises as `call`.
+        """Open a connection to the server's file service, with the header of the session, a secret.
 
-        The server is asked first, which finds out if it is there, and logs in.
+        The server is called first, which tests that it is there, and logs in. Raises the same as `call`.
         """
         self._wake()
         assert self.access is not None
@@ -184,7 +186,10 @@ class VsphereConnection:
         self._logged_in = False
 
     def close(self) -> None:
-        """Log out; the server has few sessions to give. A server that does not answer is not waited for long."""
+        """Log out, since the number of the server's sessions is limited.
+
+        A server that does not answer is not waited for long.
+        """
         with self._lock:
             self._closed = True
             if self._stub is None:
@@ -201,7 +206,7 @@ class VsphereConnection:
     # The login
 
     def _wake(self) -> "vim.ServiceInstanceContent":
-        """Make sure of the session by something harmless, and return the service content. Raises as `call`."""
+        """Test the session by a harmless call, and return the service content. Raises the same as `call`."""
 
         def ask(content: "vim.ServiceInstanceContent") -> "vim.ServiceInstanceContent":
             self._instance().CurrentTime()
@@ -210,7 +215,7 @@ class VsphereConnection:
         return self.call(ask, "asking the server for the time")
 
     def _open(self) -> "vim.ServiceInstanceContent":
-        """Log in where that is needed, and return the service content. Raises `errors.Fault`, `_AWAY`."""
+        """Log in if needed, and return the service content. Raises `errors.Fault`, `_AWAY`."""
         with self._lock:
             if self._closed:
                 raise errors.HypervisorFault("The connection to vSphere is closed: the server is ending.")
@@ -236,7 +241,7 @@ class VsphereConnection:
             try:
                 self._content.sessionManager.Login(self.access.user, password, None)
             except vim.fault.InvalidLogin:
-                # A server may take a login within a living session for a bad one.
+                # A server may reject a login within a live session as a bad one.
                 self._stub.SetSessionId(None)
                 self._content.sessionManager.Login(self.access.user, password, None)
         self._logged_in = True
@@ -248,7 +253,7 @@ class VsphereConnection:
 def _retrieve(
     content: "vim.ServiceInstanceContent", refs: "list[vim.ManagedObject]", paths: tuple[str, ...]
 ) -> "list[tuple[vim.ManagedObject, Properties]]":
-    """Call RetrievePropertiesEx, page by page; raises NotAuthenticated where that is why something is missing."""
+    """Call RetrievePropertiesEx, page by page; raises NotAuthenticated if something is missing for that reason."""
     query = vmodl.query.PropertyCollector
     collector = content.propertyCollector
     spec = query.FilterSpec(

@@ -1,8 +1,8 @@
-"""How to log in to vSphere: the server, the account, and the server's certificate.
+"""The login to vSphere: the server, the account, and the server's certificate.
 
 The password is read from its file for every login and kept nowhere. The file must be readable by root, who runs jobs,
-and by HTCondor's own user, as whom the startd probes this VM type, and by nobody else: it belongs to that user (or to
-root where the probe runs as root) and has the mode 0600 or 0400.
+and by HTCondor's own user, as whom the startd probes this VM type, and by no other user: it belongs to that user (or
+to root if the probe runs as root) and has the mode 0600 or 0400.
 """
 
 import os
@@ -29,7 +29,7 @@ class Access(NamedTuple):
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Access":
-        """Read the settings. Raises `MachineFault` for what is missing or no address."""
+        """Read the settings. Raises `MachineFault` for a missing setting or an invalid address."""
         text = _needed(settings, "VSPHERE_HOST", "the name of the ESXi host or vCenter")
         is_ipv6 = text.count(":") > 1 and not text.startswith("[")
         try:
@@ -89,7 +89,7 @@ def read_password(settings: Settings) -> str:
 
 
 def _owners(log_directory: str) -> set[int]:
-    """Return who may own the password file: root, ourselves, and HTCondor's user, who owns its log directory."""
+    """Return the users that may own the password file: root, this one, and HTCondor's, who owns its log directory."""
     owners = {0, os.geteuid()}
     with suppress(ValueError):
         owners.add(int(os.environ.get("CONDOR_IDS", "").partition(".")[0]))
@@ -101,11 +101,10 @@ def _owners(log_directory: str) -> set[int]:
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext:
-    """Return how the server proves its identity: by VSPHERE_TLS_PIN, else by this machine's certificate authorities.
+    """Return the TLS context that verifies the server: by VSPHERE_TLS_PIN, else by this machine's CAs.
 
-    With VSPHERE_TLS_VERIFY off it does not prove it. Raises `MachineFault` for a pin that cannot be used.
-
-    pyvmomi's own pinning by thumbprint accepts a wrong certificate where that verifies otherwise (9.1.1.0), and it
+    With VSPHERE_TLS_VERIFY off the server is not verified. Raises `MachineFault` for a pin that cannot be used.
+    pyvmomi's own pinning by thumbprint accepts a wrong certificate if that verifies otherwise (9.1.1.0), and it
     trusts every server on this machine.
     """
     pin = settings.string("VSPHERE_TLS_PIN")
@@ -117,7 +116,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext:
             "save the server's certificate there: openssl s_client -connect HOST:443 </dev/null | openssl x509.",
         ) from error
     if pin:
-        # The server's own certificate is trusted by itself, whoever has signed it and whatever name it has.
+        # The pinned certificate is trusted by itself, regardless of its issuer and its name.
         context.check_hostname = False
         context.verify_flags = ssl.VERIFY_X509_PARTIAL_CHAIN
     elif not settings.boolean("VSPHERE_TLS_VERIFY"):

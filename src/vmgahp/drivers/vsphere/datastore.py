@@ -1,6 +1,6 @@
 """Files to and from the server's datastores, by its HTTPS file service.
 
-The service knows no second half of an upload, so one that breaks off begins anew. A download continues where it was, if
+The service cannot resume an upload, so one that breaks off is started again. A download continues where it was, if
 the server does ranges. Whole blocks of zeros are not written but left as holes.
 """
 
@@ -19,15 +19,15 @@ from vmgahp.drivers.vsphere.inventory import Placement
 
 CHUNK = 1 << 20
 TRIES = 4
-"""How often a file is tried before the transfer counts as failed; each try may first wait for the server."""
+"""The number of tries before the transfer of a file has failed; each try may first wait for the server."""
 
 MIB = 1 << 20
 _STEP = 10
-"""Percent of a file after which its progress is logged."""
+"""The per cent of a file after which its progress is logged."""
 
 
 class Aborted(errors.HypervisorFault):
-    """A transfer that is not wanted any more."""
+    """The error of a transfer that was cancelled."""
 
     def __init__(self) -> None:
         super().__init__("The transfer was given up, because its VM is to be destroyed.")
@@ -57,7 +57,7 @@ class Store:
         self._place = place
         self._log = log
         self.aborted = threading.Event()
-        """Set when no transfer is wanted any more; it ends at its next piece."""
+        """A flag that cancels transfers; each ends at its next piece."""
 
     def upload(self, descriptor: int, name: str, target: str, end: float) -> int:
         """Upload an open file, the job's `name`, to `target`, a path in the datastore; returns its size.
@@ -94,7 +94,7 @@ class Store:
         return size
 
     def upload_bytes(self, data: bytes, target: str) -> None:
-        """Write a small file. Raises as `upload`."""
+        """Write a small file. Raises the same as `upload`."""
         self._put(lambda: [data], len(data), os.path.basename(target), target)
 
     def download(self, source: str, name: str, file: BinaryIO, missing_is_fine: bool = False) -> int | None:
@@ -154,7 +154,7 @@ class Store:
         body: Callable[[], Iterable[bytes] | None] = lambda: None,
         receive: Callable[[HTTPResponse], None] = lambda _response: None,
     ) -> None:
-        """Request a file until that succeeds. Raises `errors.Fault`, and FileNotFoundError where there is none."""
+        """Request a file until that succeeds. Raises `errors.Fault`, and FileNotFoundError if it does not exist."""
         query = urlencode({"dcPath": self._place.datacenter_path, "dsName": self._place.datastore_name})
         for left in reversed(range(TRIES)):
             connection, cookie = self._connection.https()

@@ -113,7 +113,7 @@ def descriptor(extent: str, size: int, adapter: str, *, create_type: str = "vmfs
 
 
 def bad(name: str, problem: str, hint: str, word: str = errors.INVALID_DISK_PARAM) -> errors.JobFault:
-    """Return the fault of the job's disk `name`."""
+    """Return the fault about the job's disk `name`."""
     return errors.JobFault(word, f"{VMDK_FILES}, disk {shown(name)}: {problem}.", hint)
 
 

@@ -1,4 +1,4 @@
-"""Starts, finds and kills VMs on a vSphere server."""
+"""The driver that starts, finds and kills VMs on a vSphere server."""
 
 import os
 import time
@@ -32,12 +32,14 @@ from vmgahp.job.vmware import VmwareSpec, look
 from vmgahp.job.vmx_drives import DISK
 
 START_EXTRA, RESERVE = 120, 60
-"""Seconds that condor_starter waits longer for a START than for other requests (``VMGahpRequest`` in
-HTCondor's ``src/condor_starter.V6.1``), and those kept of the whole for what comes after the upload."""
+"""Seconds that condor_starter waits longer for a START than for other requests, and those kept for after the upload.
+
+The first is in ``VMGahpRequest`` in HTCondor's ``src/condor_starter.V6.1``.
+"""
 
 
 class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
-    """VM type vsphere."""
+    """The driver of the VM type vsphere."""
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
@@ -129,7 +131,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         self.log(f"started {spec.name} ({machine.uuid}) on {self._connection.access}")
 
     def without_checkpoint(self, plan: VspherePlan, unusable: Unusable) -> tuple[VspherePlan, Callable[[], None]]:
-        # What the guest had is on the server; the disks that came with the job are as at its first start.
+        # The guest's data is on the server; the disks that came with the job are as at its first start.
         store = self._checkpoints().store(plan.spec.working_dir)
         take_back = store.refuse(plan.spec.name, unusable, fresh_disks=True)
         return plan._replace(manifest=None, unusable=None), take_back
@@ -137,10 +139,10 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
     # The contract
 
     def kill(self, match: str, uuid: str = "") -> bool:
-        """See `vmgahp.drivers.base.Driver.kill`; also by the VM's name, which is for people.
+        """Destroy a VM as `vmgahp.drivers.base.Driver.kill` says; also by the VM's name, which is for people.
 
         HTCondor names the scratch directory, and then a checkpoint stays. By its name a VM of this machine, or a
-        checkpoint that waits for its job, is removed with all that there is of it.
+        checkpoint that waits for its job, is removed with all its files.
         """
         context = self._context()
         found = False
@@ -184,7 +186,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
             self.log(f"the checkpoint of {tag.name} has waited for its job for too long: removing it")
         else:
             return
-        # Other hosts may be at it at the same moment, and a VM that is not this job's must not fail the job.
+        # Other hosts may do the same at this moment, and a VM of another job must not make this one fail.
         try:
             if same_job or tag.state == SAVED:
                 vm.destroy(context.place.datacenter)
@@ -205,6 +207,6 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
 
 
 def _has_ended(path: str, here: str) -> bool:
-    """Tell if the job of a scratch directory is over: the directory is `here` now, or gone from beside `here`."""
+    """Tell if the job of a scratch directory is over: the directory is `here` now, or no longer beside `here`."""
     beside = os.path.dirname(directory_of(path)) == os.path.dirname(directory_of(here))
     return path == here or (beside and not os.path.lexists(path))

@@ -13,7 +13,7 @@ from vmgahp import errors
 from vmgahp.errors import ClientFault, Fault, HypervisorFault, JobFault, MachineFault
 
 Maker = Callable[[str], Fault]
-"""Makes the fault for a problem."""
+"""A function that makes the fault for a problem."""
 
 
 def _machine(hint: str) -> Maker:
@@ -57,21 +57,21 @@ RULES: dict[type, Maker] = {
     vmodl.fault.ManagedObjectNotFound: _client(errors.VM_NOT_FOUND),
     vmodl.MethodFault: _hypervisor("read the server's log (hostd.log, vpxd.log)."),
 }
-"""Type of an error -> the fault; the first row that fits counts, for vSphere's types inherit from one another."""
+"""The fault for each type of error; the first row that matches applies, as vSphere's types inherit from one another."""
 
 _KEYS_OF_THE_MACHINE = ("outofspace", "nospace", "memsched", "notenoughmem", "insufficient")
-"""Parts of the keys of messages with which a fault about a VM's configuration is the server's trouble after all."""
+"""The parts of messages' keys by which a fault about a VM's configuration is an error of the server after all."""
 
 _DETAILS = ("privilegeId", "property", "invalidProperty", "file", "datastore", "name", "existingState")
-"""Members of faults that name what they are about."""
+"""The members of faults that name their subject."""
 
 
 class ServerLost(HypervisorFault):
-    """The server went away, or forgot a task, while something was being done: it may be done or not."""
+    """A loss of the server, or of a task, during an operation whose outcome is unknown."""
 
 
 class Gone(ClientFault):
-    """An object that is not there (any more)."""
+    """The error for an object that does not exist (any more)."""
 
     def __init__(self, what: object) -> None:
         name = str(what).strip("'")
@@ -90,7 +90,7 @@ def from_vsphere(error: Exception, doing: str) -> Fault:
 
 
 def describe(error: Exception) -> str:
-    """Describe a fault in one line: its type, what it is about, what the server says."""
+    """Describe a fault in one line: its type, its subject, the server's message."""
     kind = type(error).__name__.rpartition(".")[2]
     told = [f"{name} {value!s}" for name in _DETAILS if (value := getattr(error, name, None))]
     said = str(getattr(error, "msg", "") or "").strip().rstrip(".")
@@ -100,7 +100,7 @@ def describe(error: Exception) -> str:
 
 
 def unreachable(where: str, error: Exception) -> MachineFault:
-    """Return the fault for a server that does not answer at all."""
+    """Return the fault for a server that does not answer."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return MachineFault(
             f"The certificate of the vSphere server {where} is not accepted: {error.verify_message or error}.",

@@ -17,12 +17,12 @@ from vmgahp.text import has_control, shown
 
 
 class Bus(NamedTuple):
-    """A kind of controllers."""
+    """A kind of controller."""
 
     most: int
-    """How many a VM can have."""
+    """The number of controllers that a VM can have."""
     units: int
-    """How many devices each can have."""
+    """The number of devices that each can have."""
     key: int
     """The key that a server gives to the first one."""
     kind: str
@@ -37,7 +37,7 @@ BUSES = {
 }
 
 WIDE_UNITS, WIDE_VERSION = 65, 14
-"""Devices of a paravirtual SCSI controller, and the version of the virtual hardware since which it has them."""
+"""The most devices of a paravirtual SCSI controller, and the first hardware version that has them."""
 SCSI_ID_OF_THE_CONTROLLER = 7
 MOST_FLOPPIES = 2
 MOST_SERIAL_PORTS = 4
@@ -55,7 +55,7 @@ SCSI_CONTROLLERS = {
     "lsisas1068": "VirtualLsiLogicSASController",
     "pvscsi": "ParaVirtualSCSIController",
 }
-"""Words of a ``.vmx`` and the types of the server's API."""
+"""The types of the server's API for the words of a ``.vmx``."""
 
 _SERIAL = re.compile(r"serial([0-9])\.present", re.IGNORECASE | re.ASCII)
 _LEFT_OUT = re.compile(r"(parallel|usb|sound|pciPassthru|ehci|hpet|vmci|sharedFolder|vtpm)[^.]*\.", re.IGNORECASE)
@@ -65,7 +65,7 @@ _GUEST = re.compile(r"[A-Za-z0-9_-]{1,60}", re.ASCII)
 SERIAL = "serial"
 
 BOOT_OPTIONS = ("bios.bootOrder", "bios.hddOrder")
-"""Options of a VM that say what it boots from, in a ``.vmx`` and on a server."""
+"""The options of a VM that set its boot devices, in a ``.vmx`` and on a server."""
 
 
 class Device(NamedTuple):
@@ -73,13 +73,13 @@ class Device(NamedTuple):
 
     kind: str
     bus: str
-    """A key of `BUSES`; the kind itself for floppies and serial ports."""
+    """The kind of its controller, a key of `BUSES`; the kind itself for floppies and serial ports."""
     controller: int
     unit: int
     file: str
     """Its name in the ``.vmx``."""
     persistent: bool = True
-    """False for a disk that is independent-nonpersistent: what the guest writes does not stay."""
+    """False for a disk that is independent-nonpersistent: it discards the guest's writes."""
 
     @property
     def place(self) -> str:
@@ -88,8 +88,10 @@ class Device(NamedTuple):
 
     @property
     def stored_as(self) -> str:
-        """The name of its file in the VM's directory. None of it is the job's to choose: it could otherwise be the name
-        of one of the VM's own files."""
+        """The name of its file in the VM's directory.
+
+        The job cannot choose any part of it: the name could otherwise be that of one of the VM's own files.
+        """
         ending = {DISK: "vmdk", CDROM: "iso", FLOPPY: "flp", SERIAL: "txt"}[self.kind]
         return f"{self.kind}-{self.place.replace(':', '-')}.{ending}"
 
@@ -104,13 +106,13 @@ class Hardware(NamedTuple):
 
     devices: tuple[Device, ...]
     scsi: dict[int, str]
-    """Controller number to its model, a word of `SCSI_CONTROLLERS`."""
+    """The model of each controller by its number, a word of `SCSI_CONTROLLERS`."""
     nic: str
-    """A word of `NICS`."""
+    """The model of the NIC, a word of `NICS`."""
     guest: str
-    """guestOS, empty where there is none."""
+    """The value of guestOS, empty if it is not set."""
     version: int
-    """virtualHW.version, 0 where there is none."""
+    """The value of virtualHW.version, 0 if it is not set."""
     efi: bool
     secure_boot: bool
     boot: dict[str, str]
@@ -184,7 +186,7 @@ def _drive(drive: Drive, vmx: Vmx, wide: set[int], file: str) -> Device:
 
 
 def _file(name: str, place: str, vmx_file: str) -> str:
-    """Return a device's file: a plain name, for on the server all of the VM's files are in one directory."""
+    """Return a device's file: a plain name, since on the server all of the VM's files are in one directory."""
     name = name.strip().replace("\\", "/").rpartition("/")[2]
     if name in ("", ".", "..") or has_control(name) or len(name.encode()) > 200 or set(name) & set('[]"%'):
         raise _bad(vmx_file, f"{place}.fileName = {shown(name)} is not a name for a file", "rename the file")

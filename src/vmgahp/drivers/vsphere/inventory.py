@@ -1,7 +1,7 @@
 """The places of jobs' VMs on the server: the objects that the settings name, found by their names.
 
-On an ESXi host there is one of most of them, and the settings may be empty. Where there are several and none is named,
-the fault lists their names.
+On an ESXi host most of them exist once, and the settings may be empty. If there are several and none is named, the
+fault lists their names.
 """
 
 from typing import NamedTuple
@@ -14,10 +14,10 @@ from vmgahp.config import Settings
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 
 DEEPEST = 10
-"""Levels of folders that are searched for data centers and compute resources."""
+"""The levels of folders that are searched for data centers and compute resources."""
 
 Found = list[tuple["vim.ManagedObject", str]]
-"""Objects, each with its name or its path."""
+"""The objects, each with its name or its path."""
 
 
 class Placement(NamedTuple):
@@ -25,7 +25,7 @@ class Placement(NamedTuple):
 
     datacenter: "vim.Datacenter"
     datacenter_path: str
-    """As the file server wants it: names with slashes between them."""
+    """The data center's path for the file server: names with slashes between them."""
     datastore: "vim.Datastore"
     datastore_name: str
     pool: "vim.ResourcePool"
@@ -33,13 +33,13 @@ class Placement(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The objects of the settings; nothing is remembered, for an administrator may move them."""
+    """The objects of the settings; not cached, since an administrator may move them."""
 
     connection: VsphereConnection
     settings: Settings
 
     def place(self) -> Placement:
-        """Find all of it. Raises `errors.MachineFault` for what is not there or not the only one."""
+        """Find the place. Raises `errors.MachineFault` for an object that is missing or ambiguous."""
         datacenter, path = self.datacenter()
         datastore, name = self.datastore(datacenter)
         return Placement(datacenter, path, datastore, name, self.pool(path), self.folder(path))
@@ -69,7 +69,7 @@ class Inventory(NamedTuple):
         return self._at(f"{hosts}/{computer}/Resources", vim.ResourcePool, setting, "resource pool")
 
     def folder(self, datacenter_path: str) -> "vim.Folder":
-        """Find VSPHERE_FOLDER, a path below the data center's VMs; that of all of them where it is empty."""
+        """Find VSPHERE_FOLDER, a path below the data center's VMs; their root folder if it is empty."""
         path = f"{datacenter_path}/vm/{self.settings.string('VSPHERE_FOLDER').strip('/')}"
         return self._at(path, vim.Folder, "VSPHERE_FOLDER", "folder")
 
@@ -101,7 +101,7 @@ class Inventory(NamedTuple):
     def _named(self, ref: "vim.ManagedObject", path: str) -> Found:
         """Return the objects of a property of `ref`, with their names."""
         found = self.connection.of_each(dict.fromkeys(self.connection.get(ref, path) or ()), "name")
-        # Of a name's special characters the server shows %, / and \ as %25, %2f and %5c.
+        # The server shows the characters %, / and \ of a name as %25, %2f and %5c.
         return [(child, unquote(str(properties.get("name", "")))) for child, properties in found]
 
     def _beneath(self, folder: "vim.Folder", kind: type) -> Found:
@@ -131,7 +131,7 @@ class Inventory(NamedTuple):
         return found
 
     def _choose(self, setting: str, what: str, found: Found, wanted: str = "") -> "tuple[vim.ManagedObject, str]":
-        """Return the one that is wanted, or that the setting names, or the only one."""
+        """Return the object that is wanted, or that the setting names, or the only one."""
         wanted = wanted or self.settings.string(setting).strip("/")
         for one in found:
             if wanted in (one[1], one[1].rpartition("/")[2]):

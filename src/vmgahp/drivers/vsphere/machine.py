@@ -30,7 +30,7 @@ FIGURES = ("runtime.powerState", "summary.quickStats", "summary.runtime.maxCpuUs
 MIB_IN_KIB = 1024
 
 POLL = 0.5
-"""Seconds between two looks at a guest that was asked to shut down."""
+"""Seconds between two queries of a guest that was asked to shut down."""
 
 
 class VsphereMachine(ManagedMachine):
@@ -51,10 +51,13 @@ class VsphereMachine(ManagedMachine):
         self.transport = Transport(plan, context)
         self._spec = plan.spec
         self._snapshot = ""
-        """The snapshot with the guest's memory; empty where a suspended VM has it, or none."""
+        """The snapshot with the guest's memory; empty if a suspended VM has it, or if there is none."""
         self._raw_seconds = 0.0
-        """Seconds of CPU that the guest has used here, as far as can be told: the server gives a mean load of the
-        last seconds, in MHz of what the VM may have, and that is added up from STATUS to STATUS."""
+        """The CPU time of the guest here in seconds, an estimate.
+
+        The server gives a mean load of the last seconds, in MHz of what the VM may have, and that is added up from
+        STATUS to STATUS.
+        """
         self._looked: float | None = None
         spec = plan.spec
         self._last = Status(lifecycle.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib * MIB_IN_KIB)
@@ -68,7 +71,7 @@ class VsphereMachine(ManagedMachine):
         return 0  # the guest runs on another machine
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time that the guest had used when it was last looked at."""
+        """Return the CPU time of the guest at the last STATUS, in seconds."""
         return self.usage.seconds
 
     # The life
@@ -79,12 +82,12 @@ class VsphereMachine(ManagedMachine):
                 return self._last
             self._wait_for_download()
             return Status(lifecycle.STOPPED)
-        if self.transport.fetched:  # and the VM could not be removed
+        if self.transport.fetched:  # the VM could not be removed
             return self._begin_download()
         try:
             seen = self.context.connection.properties(self.vm.ref, *FIGURES)
         except Gone as gone:
-            # A guest that powers off leaves its VM; one that is gone was removed, and the job's disks with it.
+            # A guest that powers off leaves its VM; a VM that is gone was removed by others, with the job's disks.
             raise errors.HypervisorFault(
                 f"The VM of {self.name} is not on the server any more, and its disks are lost.",
                 "see who has removed it; the job has to run again.",
@@ -123,7 +126,7 @@ class VsphereMachine(ManagedMachine):
 
     def collect_output(self) -> None:
         if self._download is not None and self._download.done() and self._download.exception():
-            self._download = None  # it failed before, and nobody has asked since
+            self._download = None  # it has failed: try again
         try:
             if self._download is None:
                 self.vm.power(OFF, f"powering {self.name} off")
@@ -133,7 +136,7 @@ class VsphereMachine(ManagedMachine):
             self.log(f"the VM of {self.name} is not on the server any more, and its disks are lost")
 
     def interrupt(self) -> None:
-        """Stop transfers; a task of the server's cannot be hurried, and a VM not removed in the middle of one."""
+        """Stop transfers; a task of the server's cannot be interrupted, and a VM not removed during one."""
         self.context.store.aborted.set()
 
     def end_guest(self) -> None:
@@ -153,7 +156,7 @@ class VsphereMachine(ManagedMachine):
             retire(self.context, self.vm, self.tag)
 
     def unpause(self) -> None:
-        """Resume a VM that somebody else has suspended."""
+        """Resume a VM that was suspended by others."""
         self._must_not_be_off("resumed")
         self.vm.power(ON, f"resuming {self.name}")
 
@@ -203,7 +206,7 @@ class VsphereMachine(ManagedMachine):
         self.log(f"{self.name} is restored from its checkpoint")
 
     def forget_saved(self) -> None:
-        """Keep the last checkpoint that was written down, for the job's spool directory has it; remove the others."""
+        """Keep the last checkpoint with a manifest, which is in the job's spool directory; remove the others."""
         if self._snapshot and self.state is lifecycle.RUNNING:
             self.vm.forget_snapshots(self.tag.checkpoint, self.log)
         self._snapshot = ""
@@ -211,7 +214,7 @@ class VsphereMachine(ManagedMachine):
     # What the driver asks
 
     def take_up(self, manifest: Manifest) -> None:
-        """Restore the guest of a checkpoint. Where that fails the checkpoint stays, for another day or machine."""
+        """Restore the guest of a checkpoint. On a failure the checkpoint stays, for a later try or another machine."""
         snapshot = manifest.facts["snapshot"]
         self._retag(self.tag._replace(checkpoint=snapshot))
         self.vm.power(OFF, f"powering {self.name} off")
@@ -220,7 +223,7 @@ class VsphereMachine(ManagedMachine):
         self.log(f"{self.name} is restored from its checkpoint {snapshot}")
 
     def find_mac(self) -> None:
-        """Find out the address of the first NIC, which no STATUS asks for again. Raises `errors.Fault`."""
+        """Query the address of the first NIC, which later STATUSes do not query again. Raises `errors.Fault`."""
         devices = self.context.connection.get(self.vm.ref, "config.hardware.device") or ()
         nics = (device for device in devices if isinstance(device, vim.vm.device.VirtualEthernetCard))
         self._mac = next((str(nic.macAddress or "").lower() for nic in nics), "")
@@ -240,7 +243,7 @@ class VsphereMachine(ManagedMachine):
         self._discard_manifest()
 
     def _wait_for_download(self) -> None:
-        """Wait until the VM's disks are here, and the VM is gone. Raises `errors.Fault`: then the next one tries."""
+        """Wait until the VM's disks are here, and the VM is gone. Raises `errors.Fault`; the next call retries."""
         if self._download is None:
             return
         try:
@@ -253,9 +256,9 @@ class VsphereMachine(ManagedMachine):
         self.context.checkpoints.store(self._spec.working_dir).discard()
 
     def _take_snapshot(self) -> None:
-        """Have the guest's memory in a snapshot, and the VM off; on any exception the guest runs."""
+        """Take a snapshot with the guest's memory, and power the VM off; on any exception the guest runs."""
         if self.vm.power_state() == SUSPENDED:
-            # The memory that is in a snapshot is that of a guest which runs.
+            # Only a running guest's memory is included in a snapshot.
             self.vm.power(ON, f"resuming {self.name} for its checkpoint")
         self._snapshot = self.vm.take_snapshot(self.name)
         try:
@@ -266,7 +269,10 @@ class VsphereMachine(ManagedMachine):
             raise
 
     def _put_away(self) -> None:
-        """Switch a VM off whose guest has not continued, and let it wait if it did before. A failure is logged."""
+        """Power off a VM whose guest has not continued, and mark it again as a checkpoint if it was one.
+
+        Errors are logged.
+        """
         try:
             self.vm.power(OFF, f"powering {self.name} off")
             if self.state is lifecycle.CHECKPOINTED:
@@ -282,7 +288,7 @@ class VsphereMachine(ManagedMachine):
             )
 
     def _must_not_be_off(self, what: str) -> None:
-        """Refuse a VM that is off: to power it on would boot it anew. Its next STATUS has its disks downloaded."""
+        """Refuse a VM that is off: a power-on would boot it anew. Its next STATUS downloads its disks."""
         self._must_run(what)
         if self.vm.power_state() == OFF:
             raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: it is switched off.")
@@ -329,10 +335,10 @@ def _in_thread(work: Callable[[], None]) -> Future[None]:
 
 
 def retire(context: VsphereContext, vm: VsphereVm, tag: Tag) -> None:
-    """End a VM at once. One that has a checkpoint is kept as that, switched off; every other one is removed.
+    """End a VM at once. One with a checkpoint is kept as that, powered off; any other is removed.
 
-    The job may have continued without its disks, but its spool directory still has the manifest of its last checkpoint.
-    Raises `errors.Fault`.
+    The job may have continued without its disks, but its spool directory still has the manifest of its last
+    checkpoint. Raises `errors.Fault`.
     """
     if not tag.checkpoint:
         vm.destroy(context.place.datacenter)

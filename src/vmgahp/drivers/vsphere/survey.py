@@ -1,4 +1,4 @@
-"""Checks if jobs can run on the vSphere server, and what they get there."""
+"""The survey of a vSphere server: whether jobs can run on it, and what they get there."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,14 +19,14 @@ from vmgahp.job.vmware import NETWORKING_TYPES
 
 MIB = 1 << 20
 LEAST_ROOM = 1 << 30
-"""Free bytes below which no job's disks would fit into the datastore."""
+"""The free bytes below which no job's disks would fit into the datastore."""
 
 OBJECT_STORES = {"vsan": "vSAN", "vvol": "vVols"}
-"""Kinds of datastores whose disks are objects of the storage, by the server's word for them in lower case."""
+"""The kinds of datastores whose disks are objects of the storage, by the server's word in lower case."""
 
 
 class VsphereSurveyor(NamedTuple):
-    """The survey of one server for one execute machine."""
+    """The surveyor of one server for one execute machine."""
 
     vm_type: str
     settings: Settings
@@ -34,7 +34,7 @@ class VsphereSurveyor(NamedTuple):
     inventory: Inventory
 
     def survey(self, end: float) -> Survey:
-        """Log in, then check all that needs it side by side; see `vmgahp.drivers.base.Driver.survey`."""
+        """Log in, then run the checks that need it in parallel; see `vmgahp.drivers.base.Driver.survey`."""
         left = max(0.5, end - monotonic())
         self.connection.deadline = self.connection.timeout = left / 2
         where = self.settings.string("VSPHERE_HOST") or "VSPHERE_HOST"
@@ -103,7 +103,7 @@ class VsphereSurveyor(NamedTuple):
             )
         room = f"{name} has room for {'unknown' if free is None else free // MIB} MiB"
         kind = OBJECT_STORES.get(str(seen.get("summary.type")).lower())
-        # Whether an ESXi host runs a disk's file there was never seen; VMware's own disks there are none.
+        # Not tested: whether an ESXi host runs a disk's file there, where VMware's own disks are not files.
         return f"{room}; it is {kind}, whose disks are no files, and was never tried" if kind else room
 
     def _pool(self, path: str) -> str:

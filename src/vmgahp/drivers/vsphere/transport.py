@@ -1,8 +1,8 @@
-"""The way of a job's VM to the server, and of its disks back.
+"""The transport of a job's VM to the server, and of its disks back.
 
 A VM is created bare and tagged, its files are uploaded, its devices added, and it is powered on. When the guest has
-powered off, a disk is downloaded under a name of its own and takes the place of the job's only when all of it is there,
-so a download that breaks off leaves the job's disk as it was.
+powered off, a disk is downloaded under a temporary name and replaces the job's only when it is complete, so a
+download that breaks off leaves the job's disk as it was.
 """
 
 import os
@@ -39,31 +39,31 @@ class VsphereContext(NamedTuple):
 
 
 class VspherePlan(NamedTuple):
-    """A START as it will be carried out, as far as the job says; the server has not been asked yet."""
+    """The plan of a START, as far as the job determines it; the server has not been queried yet."""
 
     spec: VmwareSpec
     hardware: Hardware
     extents: dict[str, str]
-    """The name of a disk in the ``.vmx`` -> the file with its plain content, empty for one that has to be converted."""
+    """The file with the plain content of each disk, by its name in the ``.vmx``; empty for one to convert."""
     job: str
     """The identity of the job (`annotations.job_id`)."""
     end: float
-    """When uploads must be done, by the monotonic clock."""
+    """The time by which uploads must be done, by the monotonic clock."""
     manifest: Manifest | None = None
     """The checkpoint that came with the job."""
     unusable: Unusable | None = None
-    """The reason why the checkpoint that is there is not restored."""
+    """The reason why an existing checkpoint is not restored."""
 
 
 class Transport:
-    """The carrier of one job's files."""
+    """The transport of one job's files."""
 
     def __init__(self, plan: VspherePlan, context: VsphereContext) -> None:
         self._spec, self._hardware, self._extents, self._end = plan.spec, plan.hardware, plan.extents, plan.end
         self._context = context
         self._identity = context.checkpoints.identity
         self.fetched = False
-        """True if all of it is here, although the VM may not have been removed yet."""
+        """True if all files are here, although the VM may not have been removed yet."""
 
     def deploy(self, tag: Tag, network: "vim.vm.device.VirtualDevice.BackingInfo | None") -> VsphereVm:
         """Make the VM and power it on.
@@ -111,7 +111,7 @@ class Transport:
         return ref
 
     def _upload_disk(self, device: Device, folder: str) -> int:
-        """Upload one disk; its size in bytes."""
+        """Upload one disk; return its size in bytes."""
         name, extent, spec = device.file, self._extents[device.file], self._spec
         raw = f".{name}.vmgahp-raw"
         try:
@@ -144,7 +144,7 @@ class Transport:
         """
         connection, name = self._context.connection, self._spec.name
         if connection.get(vm.ref, "snapshot") is not None:
-            # What the guest wrote since its checkpoint is in a disk of its own until then.
+            # The guest's writes since its checkpoint are in a separate disk until the snapshots are removed.
             connection.task(lambda _content: vm.ref.RemoveAllSnapshots_Task(), f"merging the snapshots of {name}")
         seen = connection.properties(vm.ref, "config.files.vmPathName", "config.hardware.device")
         directory = directory_of(seen.get("config.files.vmPathName"))
@@ -187,7 +187,7 @@ class Transport:
             elif not extent:
                 disks.pack(name, directory, part, packed, self._identity)
                 self._identity.rename_scratch(directory, packed, name)
-            else:  # a shared disk comes home under a name of its own
+            else:  # a shared disk is sent back under another name
                 extent, adapter = f"{name.removesuffix('.vmdk')}-flat.vmdk", config_spec.adapter(device, self._hardware)
                 self._identity.rename_scratch(directory, part, extent)
                 text = disks.descriptor(extent, size, adapter, create_type="monolithicFlat")

@@ -18,16 +18,16 @@ from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.faults import Gone
 
 ON, OFF, SUSPENDED = "poweredOn", "poweredOff", "suspended"
-"""Values of runtime.powerState."""
+"""The values of runtime.powerState."""
 
 _TASKS = {ON: "PowerOnVM_Task", OFF: "PowerOffVM_Task", SUSPENDED: "SuspendVM_Task"}
 
 SNAPSHOT = re.compile(r"vmgahp-[0-9a-f]{32}", re.ASCII)
-"""The names of our snapshots."""
+"""The pattern of our snapshots' names."""
 
 
 class VsphereVm(NamedTuple):
-    """A VM by its reference; every method raises `errors.Fault`, and `Gone` where it is not there (any more)."""
+    """A VM by its reference; every method raises `errors.Fault`, and `Gone` if it does not exist (any more)."""
 
     connection: VsphereConnection
     ref: "vim.VirtualMachine"
@@ -46,12 +46,12 @@ class VsphereVm(NamedTuple):
         except errors.Fault as fault:
             if isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
                 raise Gone(self.ref) from fault
-            # The guest may have powered itself off a moment ago.
+            # The guest may have powered itself off just now.
             if not isinstance(fault.__cause__, vim.fault.InvalidPowerState) or self.power_state() != wanted:
                 raise
 
     def ask_to_shut_down(self) -> bool:
-        """Ask the guest to shut down; False if no VMware Tools run in it to hear that."""
+        """Ask the guest to shut down; return False if no VMware Tools run in it."""
         seen = self.connection.properties(self.ref, "guest.toolsRunningStatus", "runtime.powerState")
         if seen.get("runtime.powerState") != ON or seen.get("guest.toolsRunningStatus") != "guestToolsRunning":
             return False
@@ -59,7 +59,7 @@ class VsphereVm(NamedTuple):
         return True
 
     def retag(self, tag: Tag) -> None:
-        """Write the tags anew."""
+        """Replace the tags."""
         spec = vim.vm.ConfigSpec(extraConfig=tag.options(), annotation=tag.annotation())
         self.connection.task(lambda _content: self.ref.ReconfigVM_Task(spec), f"tagging {tag.name}")
 
@@ -94,7 +94,7 @@ class VsphereVm(NamedTuple):
                 "see who has removed it.",
             )
         self.connection.task(lambda _content: found.RevertToSnapshot_Task(), f"going back to the checkpoint of {name}")
-        # A snapshot with memory of a VM that was on is on again by itself; the others are told to.
+        # The server powers on a VM that was on when its snapshot with memory was taken; others are powered on here.
         self.power(ON, f"restarting {name} from its checkpoint")
 
     def _remove_snapshot(self, snapshot: Any) -> None:
@@ -103,7 +103,7 @@ class VsphereVm(NamedTuple):
         )
 
     def forget_snapshots(self, kept: str, log: Logger) -> None:
-        """Remove the checkpoints before the last one, which is safely away by now; a failure is logged."""
+        """Remove the checkpoints before the last one, which is safely sent back by now; errors are logged."""
         try:
             for name, snapshot in self.snapshots().items():
                 if name != kept and SNAPSHOT.fullmatch(name):
@@ -112,17 +112,17 @@ class VsphereVm(NamedTuple):
             log(f"an older checkpoint stays on the server for now: {fault.problem}")
 
     def destroy(self, datacenter: "vim.Datacenter") -> None:
-        """Power the VM off and remove it with all files in its directory; one that is gone already is success."""
+        """Power the VM off and remove it with all files in its directory; one that is already gone is success."""
         try:
             directory = directory_of(self.connection.get(self.ref, "config.files.vmPathName"))
             self.power(OFF, "powering a VM off")
-            # Where it was removed, to ask for its state raises `Gone`.
+            # If it was removed, reading its state raises `Gone`.
             self.connection.task(lambda _content: self.ref.Destroy_Task(), "removing a VM", self._is_there)
         except errors.Fault as fault:
             if isinstance(fault, Gone) or isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
                 return
             raise
-        # To the server a file that was uploaded and not yet attached is not the VM's.
+        # The server does not count an uploaded file as the VM's before it is attached.
         if directory:
             try:
                 self.connection.task(
@@ -156,6 +156,6 @@ def find(connection: VsphereConnection, folder: "vim.Folder") -> list[Tagged]:
 
 
 def directory_of(path: str | None) -> str:
-    """Return ``[datastore] directory`` of ``[datastore] directory/name.vmx``; empty where there is no directory."""
+    """Return ``[datastore] directory`` of ``[datastore] directory/name.vmx``; empty without a directory."""
     directory, slash, name = (path or "").rpartition("/")
     return directory if slash and name.endswith(".vmx") and not directory.endswith("] ") else ""

@@ -1,7 +1,7 @@
-"""VM type xen: what differs from QEMU in describing, starting and blaming, the guests being libxl's.
+"""The VM type xen: the differences from QEMU in describing, starting and blaming for guests of libxl.
 
-Its guests have no process on this machine, their disks are block devices, and libxl says why something failed in a
-log only. `xen_machine` is one guest, `xen_console` its console, `xen_survey` what this machine has for them.
+Its guests have no process on this machine, their disks are block devices, and libxl reports the reason of a failure
+in a log only. `xen.machine` is one guest, `xen.console` its console, `xen.survey` checks what this machine offers.
 """
 
 import os
@@ -38,7 +38,7 @@ URI = "xen:///system"
 
 
 class XenDescriber(Describer):
-    """Describes Xen jobs."""
+    """The writer of descriptions of Xen jobs."""
 
     def plan(self, job: JobAd, spec: JobSpec, domain_type: str) -> Plan:
         plan = Plan(job, spec, domain_type, "", passt=False)
@@ -66,7 +66,9 @@ class XenDescriber(Describer):
         return domain_xen.build(spec, boot, host)
 
     def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> Ground:
-        """As `Describer._prepare`; what the XML names is held open until the guest is gone."""
+        """Make the resources as `Describer._prepare` does, and keep files that the XML names open until the guest is
+        gone.
+        """
         spec, boot = plan.spec, plan.spec.xen
         assert boot is not None
 
@@ -79,7 +81,7 @@ class XenDescriber(Describer):
             if file is None:
                 return ""
             try:
-                # libxl opens it as root. By this name it is the file that the job's user could open, and no other.
+                # libxl opens it as root. This name always stands for the file that the job's user could open.
                 return f"/proc/{os.getpid()}/fd/{keep(open_file(file, spec.working_dir, self.identity))}"
             except OSError as error:
                 raise JobFault(
@@ -122,7 +124,7 @@ class XenDescriber(Describer):
 
 
 class XenDriver(LibvirtDriver):
-    """VM type xen, by libvirt's driver for libxl."""
+    """The driver of the VM type xen, by libvirt's driver for libxl."""
 
     describer = XenDescriber
     machine = XenMachine
@@ -202,7 +204,7 @@ class XenDriver(LibvirtDriver):
     def _blame(
         self, error: libvirt.libvirtError, doing: str, words: str, machine: LibvirtMachine, plan: Plan
     ) -> errors.Fault:
-        """libvirt has one error for nearly all that libxl cannot do; what it was is in libxl's log."""
+        """Return the fault by libxl's log: libvirt has one error for nearly all failures of libxl."""
         assert isinstance(machine, XenMachine)
         if error.get_error_code() == libvirt.VIR_ERR_INTERNAL_ERROR and machine.libxl_log is not None:
             message = faults.message_of(error, machine.libxl_log.last_words())
@@ -212,6 +214,6 @@ class XenDriver(LibvirtDriver):
 
 
 def in_words_of_xen(fault: JobFault) -> JobFault:
-    """The fault of a Xen job: the hold codes of HTCondor that name a hypervisor name Xen."""
+    """Return the fault with Xen's hold code: HTCondor has codes for each hypervisor."""
     word = fault.code.replace("_KVM_", "_XEN_")
     return fault if word == fault.code else JobFault(word, fault.problem, fault.hint)

@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 class PtyCapture(ConsoleCapture):
-    """A capture that reads terminals, one after the other: a guest that is restored or reboots gets another one."""
+    """A capture that reads one terminal after the other: a guest that is restored or reboots gets another one."""
 
     def __init__(self, path: str, open_output: Callable[[], int], limit: int, on_error: Callable[[str], None]) -> None:
-        """As `ConsoleCapture`, for this process's own use."""
+        """Listen as `ConsoleCapture` does, for this process's own use."""
         super().__init__(path, open_output, limit, on_error)
         self._reader: threads.Thread | None = None
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._terminal = ""
 
     def is_reading(self, terminal: str) -> bool:
-        """Whether it reads this terminal, and the terminal has not ended."""
+        """Return True if it reads this terminal, and the terminal has not ended."""
         reader = self._reader
         return reader is not None and reader.is_alive() and self._terminal == terminal
 
     def follow(self, terminal: str) -> None:
-        """Read this terminal, such as ``/dev/pts/3``, from now on. Raises OSError where there is none."""
+        """Read this terminal, such as ``/dev/pts/3``, from now on. Raises OSError if it does not exist."""
         import socket as sockets
 
         if not terminal or self.is_reading(terminal):
@@ -46,7 +46,7 @@ class PtyCapture(ConsoleCapture):
         self._terminal = terminal
 
     def close(self) -> None:
-        """As `ConsoleCapture.close`; what waits in the terminal is kept."""
+        """Close the capture as `ConsoleCapture.close` does, after reading what is left in the terminal."""
         self._leave()
         super().close()
         if self._stop >= 0:
@@ -71,7 +71,7 @@ class PtyCapture(ConsoleCapture):
             while True:
                 ready = {number for number, _ in poll.poll()}
                 if descriptor not in ready:
-                    return  # asked to stop, and nothing waits
+                    return  # asked to stop, and everything is read
                 if not (chunk := os.read(descriptor, CHUNK)):
                     return
                 sink.sendall(chunk)

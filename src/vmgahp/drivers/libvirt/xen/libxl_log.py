@@ -1,4 +1,4 @@
-"""libxl's log, which has the reason of a failure where libvirt's message has none."""
+"""libxl's log, which has the reason of a failure if libvirt's message has none."""
 
 import re
 
@@ -8,7 +8,7 @@ from vmgahp.errors import HypervisorFault, JobFault, MachineFault
 PATH = "/var/log/libvirt/libxl/libxl-driver.log"
 
 MOST = 64 << 10
-"""Bytes of what is new in it that are looked at, from the end."""
+"""The most bytes that are read of the new lines, from the end."""
 
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d [\d:.+ ]+(?:libxl: |xc: )?")
 
@@ -16,13 +16,13 @@ _KERNEL = re.compile(
     r"no loader found|xc_dom_(?:parse|find_loader|boot_image)|kernel image|panic: xc_dom_core|not a Xen-compatible"
     r"|bootloader (?:failed|process)|bootloader_callback|domain_build_kernel"
 )
-"""libxl cannot do anything with what the job boots."""
+"""The messages about a kernel that libxl cannot boot."""
 
 _MEMORY = re.compile(r"[Nn]ot enough (?:free )?memory|[Cc]annot allocate memory|populate_physmap|failed to free memory")
 
 
 class LibxlLog:
-    """The log from now on. It is of all guests of this machine: of two starts at once both read the lines of both."""
+    """The log from now on. It has the lines of all guests of this machine, also of simultaneous starts."""
 
     def __init__(self, path: str = PATH) -> None:
         self._path = path
@@ -48,14 +48,14 @@ class LibxlLog:
         return [_STAMP.sub("", line).strip() for line in text.splitlines()]
 
     def last_words(self) -> str:
-        """The first few errors since the beginning, in one line; empty where there is no error, or no log."""
+        """Return the first few errors since the beginning, in one line; empty if there is none, or no log."""
         lines = [line for line in self._new() if re.search(r"error|panic|fail", line, re.IGNORECASE)]
         return "; ".join(dict.fromkeys(lines[:4]))[:600]
 
     def judge(self, problem: str, *, own_kernel: bool) -> errors.Fault:
-        """Whose fault it is that libxl failed, `problem` being the sentence about it.
+        """Return the fault for a failure of libxl, `problem` being the sentence about it.
 
-        With `own_kernel` the job chose what is booted.
+        With `own_kernel` the job chose the kernel.
         """
         text = "\n".join(self._new())
         if _MEMORY.search(text) or "free memory for domain" in problem:

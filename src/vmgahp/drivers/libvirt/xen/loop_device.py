@@ -2,8 +2,7 @@
 
 Xen's own scripts would make a loop device of a file by its name, as root. So the file is opened here, as the job's
 user, and the kernel is given the descriptor: whatever happens to the name, the device is this file. The kernel
-takes it apart when nobody has it open any more (``LO_FLAGS_AUTOCLEAR``): neither a server that was killed nor a
-guest that was destroyed leaves one behind.
+detaches it at its last close (``LO_FLAGS_AUTOCLEAR``), also when a server was killed or a guest was destroyed.
 
 See loop(4), and ``struct loop_config`` in the kernel's ``linux/loop.h``.
 """
@@ -21,24 +20,26 @@ CONTROL = "/dev/loop-control"
 _CTL_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
 _AUTOCLEAR = 4
 _CONFIG = struct.Struct("=II" + "QQQQQ" + "IIII" + "64s64s32s" + "QQ" + "64s")
-"""``fd`` and ``block_size``, the ``loop_info64`` (five numbers of 64 bits, four of 32, three texts, two numbers), and
-what is reserved."""
+"""The layout: ``fd``, ``block_size``, ``loop_info64``, and reserved space.
+
+``loop_info64`` is five numbers of 64 bits, four of 32, three texts, two numbers.
+"""
 
 _TRIES = 20
 
 LOCK_WAIT = 10.0
-"""Seconds to wait for the lock of a guest that has just ended: the kernel lets go of its disks a little later."""
+"""Seconds to wait for the lock of a guest that has just ended: the kernel releases its disks a little later."""
 
 
 class InUse(OSError):
-    """Another VM of this machine uses the file, and one of them writes to it."""
+    """The error for a file that another VM of this machine uses, if one of them writes to it."""
 
 
 def attach(descriptor: int, *, writable: bool, shared: bool = False) -> tuple[str, int]:
-    """Make a block device of an open file: its path, and a descriptor that keeps it until it is closed.
+    """Make a block device of an open file; return its path, and a descriptor that keeps it until it is closed.
 
-    `descriptor` is of no more use afterwards, and the caller's to close. A file that is not `shared` is locked
-    (flock(2)) for as long as the device is there. Raises `InUse`, and `MachineFault` where there is no device.
+    `descriptor` is no longer needed afterwards; the caller closes it. A file that is not `shared` is locked
+    (flock(2)) as long as the device exists. Raises `InUse`, and `MachineFault` if no device can be made.
     """
     if not (shared and writable):
         _lock(descriptor, LOCK_EX if writable else LOCK_SH)
@@ -60,13 +61,13 @@ def _lock(descriptor: int, kind: int) -> None:
         except BlockingIOError as error:
             if monotonic() >= end:
                 raise InUse(error.errno, "it is in use by another VM of this machine") from error
-            sleep(0.1)  # a lock can be waited for without end only
+            sleep(0.1)  # flock has no timeout
         except OSError:
             return  # a file system without locks
 
 
 def _attach(descriptor: int, mode: int) -> tuple[str, int]:
-    """A device that is opened for reading only can be written by nobody."""
+    """Attach the file to a free device; a device that is opened read-only is write-protected."""
     control = os.open(CONTROL, os.O_RDWR | os.O_CLOEXEC)
     try:
         for attempt in range(_TRIES):
@@ -78,7 +79,7 @@ def _attach(descriptor: int, mode: int) -> tuple[str, int]:
                 return path, device
             except OSError as error:
                 os.close(device)
-                # Somebody else was faster.
+                # Another process was faster.
                 if error.errno != errno.EBUSY or attempt == _TRIES - 1:
                     raise
     finally:

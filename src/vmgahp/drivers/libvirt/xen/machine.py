@@ -1,4 +1,4 @@
-"""One Xen guest, and how its memory is saved and restored."""
+"""One Xen guest, and the save and restore of its memory."""
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint import memory_image_xen
@@ -13,13 +13,16 @@ from vmgahp.metrics import Status
 
 
 class XenSaver(Saver):
-    """libvirt's Xen driver saves without flags, and restores what the image describes: it is given another image."""
+    """A saver for libvirt's Xen driver.
+
+    That driver saves without flags and restores the XML in the image, so it is given another image.
+    """
 
     def substitute(self, descriptor: int, xml: str) -> Substitute:
         return memory_image_xen.substitute(descriptor, xml)
 
     def described_by(self, xml: str) -> None:
-        """Nothing: it takes the XML of the image alone."""
+        """Return None, as the driver uses the XML of the image only."""
 
     def inspect(self, descriptor: int) -> None:
         memory_image_xen.inspect(descriptor)
@@ -29,13 +32,13 @@ class XenSaver(Saver):
 
 
 class XenMachine(LibvirtMachine):
-    """A Xen domain: no process of this machine is it, and its console is a terminal, another one after a restore."""
+    """A Xen domain: it has no process on this machine, and its console is a terminal, another one after a restore."""
 
     libxl_log: LibxlLog | None = None
-    """What libxl has said since the guest's start began."""
+    """The log of libxl since the guest's start began."""
 
     def pid(self) -> int:
-        """Always 0: a guest is Xen's, and no process of dom0's."""
+        """Return 0: a guest is Xen's, without a process in dom0."""
         return 0
 
     def look(self) -> Status:
@@ -49,10 +52,10 @@ class XenMachine(LibvirtMachine):
             raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {self.saver.cannot}.")
 
     def _require_ours(self) -> None:
-        """Xen's guests are on this machine, or libvirt would not know them."""
+        """Do nothing, since libvirt knows only Xen guests of this machine."""
 
     def save(self, operation: str) -> None:
-        """As any other; but one that is paused must run for it, for libxl asks the guest itself."""
+        """Save the guest, after resuming a paused one, since libxl needs the guest's cooperation."""
         self.require_saving(operation)
         if self.state is not lifecycle.SOFT_SUSPENDED:
             super().save(operation)
@@ -73,7 +76,7 @@ class XenMachine(LibvirtMachine):
         super().begin(make, look)
 
     def _follow_console(self, live: str = "") -> None:
-        """Keep what the guest says on the terminal that it has now; without that it runs all the same."""
+        """Capture the console's current terminal; without one the guest runs all the same."""
         console = self.resources.console
         if not isinstance(console, PtyCapture):
             return

@@ -1,4 +1,4 @@
-"""Whether Xen jobs can run on this machine, and what they get."""
+"""The survey of a machine for Xen jobs: whether they can run, and what they get."""
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
@@ -12,10 +12,10 @@ from vmgahp.job.xen import BOOTLOADER, require_bootloader
 
 
 class XenSurveyor(LibvirtSurveyor):
-    """Looks at one machine for Xen jobs."""
+    """The surveyor of one machine for Xen jobs."""
 
     def survey(self, end: float) -> Survey:
-        """See `vmgahp.drivers.base.Driver.survey`."""
+        """Survey the machine as `vmgahp.drivers.base.Driver.survey` says."""
         connection, settings = self._connection, self.settings
         by_script = self._judge_script()
         if findings.first_bad(by_script):
@@ -77,7 +77,7 @@ class XenSurveyor(LibvirtSurveyor):
 
 
 def _hardware(host: Hypervisor, settings: Settings) -> list[Finding]:
-    """Whether VM_HARDWARE_VT promises what Xen does not have."""
+    """Return the finding if VM_HARDWARE_VT is set: whether Xen has hardware virtualization."""
     if not settings.boolean("VM_HARDWARE_VT"):
         return []
     looked_at = "VM_HARDWARE_VT, for jobs with xen_kernel = vmx"
