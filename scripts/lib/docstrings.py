@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-LEFT = 265
+LEFT = 0
 """The number at the last commit."""
 FIRST = re.compile(r"(What|Whether|Of|Those|Who|Where|That|None|Nobody)\b")
 SOURCES = Path(__file__).resolve().parents[2] / "src"

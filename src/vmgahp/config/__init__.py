@@ -1,7 +1,7 @@
-"""The settings: one table of all that this daemon reads, and where their values come from.
+"""The settings: one table of all that this daemon reads, and the sources of their values.
 
-In a pool they are HTCondor's own configuration, read by HTCondor's own tool, so that everything its files
-can do works here too. Without an HTCondor they are a file of ``NAME = value`` lines. `load` says in which
+In a pool they come from HTCondor's own configuration, read by HTCondor's own tool, so that everything its files
+can do works here too. Without HTCondor they come from a file of ``NAME = value`` lines. `load` defines the
 order; `SETTINGS` is the only list of names, and ``config/vmgahp.conf.example`` is made from it.
 """
 
@@ -19,10 +19,10 @@ NETWORKING_TYPES = ("nat", "bridge", "user")
 
 
 class Settings:
-    """The values of all settings, as text until they are asked for.
+    """The values of all settings, kept as text and converted by the getters.
 
-    A getter raises `MachineFault`, with the setting, the value, where it came from and what to write
-    instead, where the text is not of the setting's kind; KeyError where `SETTINGS` has no such name.
+    A getter raises `MachineFault`, which names the setting, the value, its source and a valid value, if the
+    text is not of the setting's kind; KeyError if `SETTINGS` has no such name.
     """
 
     __slots__ = ("_values", "_where", "warnings")
@@ -36,27 +36,27 @@ class Settings:
         self._values: dict[str, str] = {}
         self._where: dict[str, str] = {}
         self.warnings = list(warnings)
-        """Sentences for the log, such as what HTCondor's tool complained of."""
+        """The sentences for the log, such as the warnings of HTCondor's tool."""
         for name, value in (values or {}).items():
             setting = setting_of(name.upper())
-            if value.strip():  # HTCondor takes an empty value for none
+            if value.strip():  # to HTCondor an empty value is not set
                 self._values[setting.name] = value.strip()
                 self._where[setting.name] = where if isinstance(where, str) else where[name]
 
     def given(self) -> tuple[dict[str, str], dict[str, str]]:
-        """What is set, and where: what the same settings are made of in another process."""
+        """Return the values that are set and their sources, to make the same settings in another process."""
         return self._values, self._where
 
     def where(self, name: str) -> str:
-        """Where a setting's value came from; ``default`` where it is not set."""
+        """Return the source of a setting's value; ``default`` if it is not set."""
         return self._where.get(setting_of(name).name, "default")
 
     def locate(self, where: Mapping[str, str]) -> None:
-        """Learn more exactly where values came from, such as from which line of a file."""
+        """Replace the sources of values by more exact ones, such as the line of a file."""
         self._where.update({name: place for name, place in where.items() if name in self._where})
 
     def string(self, name: str) -> str:
-        """A setting as text, without quotes around it (but arguments and an expression as they are written)."""
+        """Return a setting as text, without surrounding quotes (arguments and expressions keep theirs)."""
         setting = setting_of(name)
         value = self._values.get(name, setting.default)
         # As delete_quotation_marks in HTCondor's vm_univ_utils.cpp.
@@ -65,15 +65,15 @@ class Settings:
         return value
 
     def strings(self, name: str) -> list[str]:
-        """The words of a list, separated by commas or spaces."""
+        """Return the words of a list, separated by commas or spaces."""
         return self.string(name).replace(",", " ").split()
 
     def integer(self, name: str) -> int:
-        """A whole number that is not negative; also as a ClassAd expression, such as ``4 * 1024``."""
+        """Return a setting as a non-negative integer; it may be a ClassAd expression, such as ``4 * 1024``."""
         text = self.string(name)
         digits = text[1:] if text[:1] in "+-" else text
         if digits.isascii() and digits.isdigit():
-            # The ClassAd engine makes 0 of a number that is too large for it.
+            # The ClassAd engine turns a number that is too large for it into 0.
             value: object = int(text) if len(digits) < 19 else None
         else:
             value = self._evaluate(name, text)
@@ -82,7 +82,7 @@ class Settings:
         return int(value)
 
     def boolean(self, name: str) -> bool:
-        """True or false; may be written as a ClassAd expression."""
+        """Return a setting as a boolean; it may be a ClassAd expression."""
         text = self.string(name)
         if text.lower() in TRUE_WORDS:
             return True
@@ -94,10 +94,10 @@ class Settings:
         return bool(value)
 
     def size(self, name: str) -> int:
-        """Bytes, from HTCondor's syntax for the sizes of logs: ``4096``, ``10 Mb``, ``1 GiB``.
+        """Return a size in bytes, from HTCondor's syntax for the sizes of logs: ``4096``, ``10 Mb``, ``1 GiB``.
 
-        That syntax also has times, such as ``7 days``, to rotate by age; it does not work for logs that
-        several processes write, and stands for the default here (with a sentence in `warnings`). See
+        That syntax also has times, such as ``7 days``, to rotate by age; these do not work for logs that
+        several processes write, and the default is used instead (with a sentence in `warnings`). See
         ``dprintf_parse_log_size`` in HTCondor's ``src/condor_utils/dprintf_config.cpp``.
         """
         text = self.string(name)
@@ -118,21 +118,21 @@ class Settings:
         return int(text[:digits]) * factor
 
     def timeout(self, percent: int, folded: str) -> int:
-        """A share of VM_GAHP_REQ_TIMEOUT, in seconds; where it is set, the `folded` setting counts instead."""
+        """Return a share of VM_GAHP_REQ_TIMEOUT in seconds, or the `folded` setting if it is set."""
         if self.where(folded) != "default":
             return max(1, self.integer(folded))
         return max(1, self.integer("VM_GAHP_REQ_TIMEOUT") * percent // 100)
 
     def console_log_limit(self) -> int:
-        """How many bytes of the serial console are kept; 0: there is no vm_console.log."""
+        """Return how many bytes of the serial console are kept; 0 if there is no vm_console.log."""
         return self.size("VM_CONSOLE_LOG_MAX") if self.boolean("VM_CONSOLE_LOG") else 0
 
     def networking_types(self, kinds: Sequence[str] = NETWORKING_TYPES, own_bridge: bool = False) -> list[str]:
-        """The kinds of network that jobs may have, in the administrator's order; none without VM_NETWORKING.
+        """Return the kinds of network that jobs may have, in the administrator's order; none without VM_NETWORKING.
 
         As in the C++ daemon, bridge needs VM_NETWORKING_BRIDGE_INTERFACE, but not for a hypervisor that has a
-        bridge of its own (`own_bridge`); user needs VM_ALLOW_HOST_LOOPBACK, since neither slirp nor passt can be
-        told by libvirt to keep a guest from it. Words that are not among the `kinds` are left out.
+        bridge of its own (`own_bridge`); user needs VM_ALLOW_HOST_LOOPBACK, since libvirt cannot make slirp or passt
+        block the host's loopback. Words that are not among the `kinds` are left out.
         """
         if not self.boolean("VM_NETWORKING"):
             return []
@@ -145,7 +145,7 @@ class Settings:
         return [kind for kind in dict.fromkeys(found) if kind in kinds and usable[kind]]
 
     def xml_script(self) -> str:
-        """LIBVIRT_XML_SCRIPT, or an empty string where it is not set or is HTCondor's own awk script."""
+        """Return LIBVIRT_XML_SCRIPT, or an empty string if it is not set or is HTCondor's own awk script."""
         path = self.string("LIBVIRT_XML_SCRIPT")
         directory, name = os.path.split(os.path.normpath(path)) if path else ("", "")
         libexec = self.string("LIBEXEC")
@@ -169,9 +169,9 @@ class Settings:
             ) from error
         try:
             value: object = classad2.ExprTree(text).eval()
-        except Exception:  # noqa: BLE001 - classad2 has no common class for what a bad expression raises
+        except Exception:  # noqa: BLE001 - classad2's exceptions have no common base class
             return None
-        # The values undefined and error are members of an IntEnum: 2 and 1, if one does not look.
+        # The values undefined and error are members of an IntEnum, and would pass for the numbers 2 and 1.
         return None if isinstance(value, classad2.Value) else value
 
 
@@ -181,9 +181,9 @@ _UNITS = {"": 0, "b": 0, "byte": 0, "bytes": 0} | {
 
 
 def load(environ: Mapping[str, str]) -> Settings:
-    """Read the settings from where `vmgahp.config.sources.read` finds them, in a pool from HTCondor.
+    """Read the settings from the source that `vmgahp.config.sources.read` finds, in a pool from HTCondor.
 
-    Raises `MachineFault` for a source that is there and cannot be read.
+    Raises `MachineFault` for a source that exists and cannot be read.
     """
     from vmgahp.config import sources
 

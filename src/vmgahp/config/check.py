@@ -1,7 +1,7 @@
-"""What is wrong with the settings: invalid values, misspelled and retired names.
+"""A check of the settings for invalid values and for misspelled and retired names.
 
-For the probe, the doctor and ``vmgahp config``; the server itself looks at nothing but the values that it
-needs. A finding is bad only where jobs of the VM type would fail for it.
+It is used by the probe, the doctor and ``vmgahp config``; the server itself checks only the values that it
+needs. A finding is bad only if jobs of the VM type would fail for it.
 """
 
 import re
@@ -19,18 +19,18 @@ LOOKED_AT = "all settings of this daemon"
 
 _LIKE_OURS = ("VM_", "VMGAHP", "MAX_VM", "LIBVIRT_", "VMWARE_", "VSPHERE_", "XEN_")
 _CLOSE, _CLOSEST = 0.6, 0.8
-"""How alike two names are that may be meant for each other: in a file of our own, and among a site's own names."""
+"""The similarity above which a name may be a misspelling of another: in our own file, and among a site's own names."""
 
 _COMMENT = "put the comment on a line of its own: behind a value it is a part of the value."
 
 _DAEMONS = {"STARTD": STARTD, "STARTER": STARTER, "VM_GAHP": SERVER, "MASTER": "", "SCHEDD": ""}
-"""Before a dot in a name, a daemon of HTCondor's, for which alone the setting then is."""
+"""The prefixes of names, before a dot, that limit a setting to one daemon of HTCondor."""
 
 
 def check(settings: Settings, vm_type: str, entries: Entries | None = None) -> list[Finding]:
-    """All that is wrong, what keeps jobs from running first; nothing where all is well.
+    """Return all findings, those that keep jobs from running first.
 
-    What is wrong with the networks is left to `networking`.
+    The settings of networks are checked by `networking`.
     """
     found = values(settings, vm_type)
     if entries is not None:
@@ -43,7 +43,7 @@ def check(settings: Settings, vm_type: str, entries: Entries | None = None) -> l
 
 
 def values(settings: Settings, vm_type: str) -> list[Finding]:
-    """The invalid values: not of their kind, an unknown word, too small a number; and what is set of the past."""
+    """Find invalid values (of another kind, an unknown word, too small a number) and settings of earlier releases."""
     found = []
     for setting in (*SETTINGS, *FOLDED):
         if settings.where(setting.name) != "default":
@@ -56,7 +56,7 @@ def values(settings: Settings, vm_type: str) -> list[Finding]:
 
 
 def _wrong_value(setting: Setting, settings: Settings) -> tuple[bool, str, str] | None:
-    """Whether jobs fail for a setting's value where they read it, what was seen, and a hint; None: it is valid."""
+    """Return None for a valid value, else whether jobs that read the setting fail, a sentence, and a hint."""
     text = settings.string(setting.name)
     said = f"{setting.name} = {text} ({settings.where(setting.name)})"
     try:
@@ -88,20 +88,20 @@ def _wrong_value(setting: Setting, settings: Settings) -> tuple[bool, str, str] 
 
 
 def is_read(name: str, settings: Settings, vm_type: str) -> bool:
-    """Whether a job of a VM type comes to read a setting."""
+    """Return True if a job of the VM type can read the setting."""
     setting = BY_NAME.get(name)
     if setting is None:
         return True
     if setting.needs and not any(settings.string(other) for other in setting.needs):
         return False
-    if name == "VM_CPU_MODE" and settings.xml_script():  # which describes a CPU of its own
+    if name == "VM_CPU_MODE" and settings.xml_script():  # the script defines the CPU itself
         return False
     wanted = vm_type.replace(",", " ").split()
     return not setting.types or ANY in wanted or any(one in setting.types for one in wanted)
 
 
 def _value(setting: Setting, settings: Settings) -> int | None:
-    """Raise `errors.MachineFault` where a value is not of its kind; return a whole number."""
+    """Return an integer's value, None for other kinds. Raises `errors.MachineFault` if it is not of its kind."""
     if setting.kind == "integer":
         return settings.integer(setting.name)
     if setting.kind == "bool":
@@ -120,7 +120,7 @@ def _unknown_words(setting: Setting, settings: Settings) -> list[str]:
 
 
 def networking(settings: Settings, vm_type: str) -> Finding | None:
-    """What is wrong with the settings of networks, or between them; None where all is well, or they are off."""
+    """Check the settings of networks; return None if they are consistent, or off."""
     if not _is(settings, "VM_NETWORKING") or _is(settings, "VM_ALLOW_HOST_LOOPBACK") is None:
         return None
     kinds = BY_NAME["VM_NETWORKING_TYPE"].words
@@ -163,10 +163,10 @@ def _is(settings: Settings, name: str) -> bool | None:
 
 
 def names(entries: Entries) -> list[Finding]:
-    """Names that are nearly one of ours, that HTCondor no longer reads, or that are set for the wrong daemon."""
+    """Find names similar to one of ours, retired by HTCondor, or set for the wrong daemon."""
     known = {entry.name for entry in entries.all if entry.is_default} | htcondor.INTERNAL
     known |= set(BY_NAME) | set(htcondor.BY_NAME)
-    # Each name is a directory's, whether VM_SHARE_DIRS names it or not.
+    # Any of these names is valid, even if VM_SHARE_DIRS does not list the directory.
     known |= {name for name in (entry.name.rpartition(".")[2] for entry in entries.all) if name.startswith(SHARE_DIR)}
     known -= set(htcondor.RETIRED)
     used: set[str] | None = None
@@ -193,7 +193,7 @@ def names(entries: Entries) -> list[Finding]:
 
 
 def elsewhere(entries: Entries) -> list[Finding]:
-    """Values of settings that only HTCondor's own daemons read, which HTCondor replaces by others."""
+    """Find values below the minimum in settings of HTCondor's own daemons, which HTCondor replaces."""
     found = []
     for entry in entries.all:
         setting = htcondor.BY_NAME.get(entry.name)
@@ -206,7 +206,7 @@ def elsewhere(entries: Entries) -> list[Finding]:
 
 
 def _misspelled(entry: Entry, name: str, known: set[str], of_htcondor: bool) -> tuple[str, str]:
-    """In a site's own configuration are names of the site's own: there only what is nearly one of ours is told."""
+    """Word a finding for a misspelled name; a site's own configuration needs a closer match: it has other names too."""
     near = nearest(name, known, _CLOSEST if of_htcondor else _CLOSE)
     if not near and of_htcondor:
         return "", ""
@@ -218,7 +218,7 @@ def _misspelled(entry: Entry, name: str, known: set[str], of_htcondor: bool) -> 
 
 
 def _wrong_daemon(entry: Entry, daemon: str, name: str) -> str:
-    """What to say where a name is set for one daemon of HTCondor's that does not read it; empty where it does."""
+    """Word a finding if a name is set for a daemon of HTCondor's that does not read it; otherwise return nothing."""
     setting = BY_NAME.get(name) or htcondor.BY_NAME.get(name)
     if setting is None or daemon not in _DAEMONS or _DAEMONS[daemon] in setting.readers:
         return ""
@@ -227,14 +227,14 @@ def _wrong_daemon(entry: Entry, daemon: str, name: str) -> str:
 
 
 def _used_names(entries: Sequence[Entry]) -> set[str]:
-    """Every word in any value: a name that stands there is a site's own, for a purpose."""
+    """Return every word used in any value: such a name is the site's own, and not a misspelling."""
     word = re.compile(r"\w+")
     return {found.upper() for entry in entries for found in word.findall(entry.value)}
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = _CLOSE) -> str:
-    """The known name that is most like `name`; empty where none is like it by so much (1 is the same)."""
-    from difflib import get_close_matches  # few settings are misspelled
+    """Return the known name most similar to `name`; empty if none reaches `likeness` (1 is equal)."""
+    from difflib import get_close_matches  # rarely needed
 
     return next(iter(get_close_matches(name, sorted(known), 1, likeness)), "")
 

@@ -1,4 +1,4 @@
-"""HTCondor's settings for VMs that this daemon does not read, and what became of them.
+"""HTCondor's settings for VMs that this daemon does not read, and the retired ones.
 
 From ``src/condor_utils/param_info.in`` of HTCondor, and the code of its startd and starter that reads them.
 """
@@ -53,9 +53,9 @@ RETIRED = {
     "XEN_IMAGE_IO_TYPE": "libvirt chooses how disks are read.",
     "XEN_LOCAL_SETTINGS_FILE": "VM_POLICY changes what libvirt is told.",
 }
-"""Settings that HTCondor once had, and what there is instead: neither it nor this daemon reads them."""
+"""The settings that HTCondor has retired, with their replacements: neither it nor this daemon reads them."""
 
 BY_NAME = {setting.name: setting for setting in ELSEWHERE}
 
 INTERNAL = frozenset(("USE_SCRIPT_TO_CREATE_CONFIG", "VMU_TESTING"))
-"""For HTCondor's own tests; nobody is told of them."""
+"""The settings of HTCondor's own tests, which are never reported."""

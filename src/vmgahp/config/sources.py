@@ -1,8 +1,8 @@
-"""Where the values of the settings come from: HTCondor, or a file of ``NAME = value`` lines.
+"""The sources of the settings' values: HTCondor, or a file of ``NAME = value`` lines.
 
 HTCondor's configuration is a language with conditions, includes and templates, so HTCondor's own tool
 reads it: ``condor_config_val -subsystem VM_GAHP NAME NAME …`` answers in 5 ms with one value a line on
-standard output, and says ``Not defined: NAME`` on standard error for each name that has none or an empty
+standard output, and prints ``Not defined: NAME`` to standard error for each name that has none or an empty
 one. With ``-dump -verbose`` it lists all names: a line ``NAME = value`` as the value is written, and below it
 ``# at:`` with the file and the line, in which ``<Default>`` stands for a default of HTCondor's own.
 
@@ -19,39 +19,40 @@ from vmgahp.errors import MachineFault
 from vmgahp.host.run import run
 
 Answer = tuple[dict[str, str], dict[str, str], list[str]]
-"""Values by name, where each came from, and sentences for the log."""
+"""The values by name, the source of each, and sentences for the log."""
 
 SUBSYSTEM = "VM_GAHP"
 """The subsystem name of condor_vm-gahp: ``VM_GAHP.NAME`` is a value of NAME for this daemon alone."""
 
 HTCONDOR, ENVIRONMENT = "HTCondor's configuration", "the environment"
-"""Where a value came from, where no more is known."""
+"""The sources of values for which no file and line are known."""
 
 _TOOL = "condor_config_val"
 _AT = " # at: "
 _NOT_DEFINED = "Not defined: "
 NO_CONFIGURATION = "Neither the environment variable CONDOR_CONFIG"
-"""How condor_config_val begins to say that HTCondor is installed and has no configuration."""
+"""The beginning of condor_config_val's message that HTCondor is installed and has no configuration."""
 
 _UPPER = {letter: letter - 32 for letter in range(ord("a"), ord("z") + 1)}
-"""Names are ASCII, and places in a text must stay where they are: some letters are two in upper case."""
+"""A table for upper case that changes ASCII only: names are ASCII, and some other letters become two, which would move
+the places in a text."""
 
 DEADLINE = 10.0
-"""Seconds that HTCondor's tool may take: mostly 5 ms, but it looks up the name of the machine."""
+"""The timeout of HTCondor's tool in seconds: usually it takes 5 ms, but it looks up the name of the machine."""
 LONGEST_VALUE = 1 << 16
-"""Characters of a value in which each $(NAME) has been replaced."""
+"""The most characters of a value in which each $(NAME) has been replaced."""
 LONGEST_CONFIGURATION = 1 << 20
-"""Bytes."""
+"""The most bytes of a configuration."""
 
 
 class Unanswered(MachineFault):
-    """HTCondor's tool has not ended in time."""
+    """A timeout of HTCondor's tool."""
 
 
 class Entry:
-    """A name with a value; neither is expanded, and the name has what stands before it: ``STARTER.VM_MEMORY``.
+    """A name with a value; neither is expanded, and the name keeps its prefix: ``STARTER.VM_MEMORY``.
 
-    `is_default` says that it is set nowhere, and HTCondor has that default.
+    `is_default` is true if it is not set anywhere, and the value is HTCondor's default.
     """
 
     __slots__ = ("is_default", "name", "value", "where")
@@ -61,14 +62,14 @@ class Entry:
 
 
 class Entries:
-    """All that the configuration sets: HTCondor's, which has a site's own names too, or a file of this daemon's."""
+    """The entries of a configuration: HTCondor's, which has a site's own names too, or a file of this daemon's."""
 
     def __init__(self, entries: list[Entry], of_htcondor: bool = False) -> None:
         self.all = entries
         self.of_htcondor = of_htcondor
 
     def where(self) -> dict[str, str]:
-        """Where each setting's value comes from: its plain name to the place."""
+        """Return the source of each setting's value, by its plain name."""
         set_here = {entry.name: entry.where for entry in self.all if not entry.is_default and entry.value}
         places = {name: place for name, place in set_here.items() if "." not in name}
         for name, place in set_here.items():
@@ -81,14 +82,14 @@ class Entries:
 
 
 def read(names: Sequence[str], environ: Mapping[str, str]) -> Answer:
-    """The values of `names` from the first of these that is there:
+    """Read the values of `names` from the first of these that exists:
 
     the file that VMGAHP_CONFIG names; HTCondor's configuration, by condor_config_val or else by its Python
     module; ``~/.config/vmgahp/vmgahp.conf``; ``/etc/vmgahp.conf``; nothing. In each case
     ``_CONDOR_<NAME>`` and ``_CONDOR_VM_GAHP.<NAME>`` of the environment, in upper or lower case, override
     it.
 
-    Raises `MachineFault` for a source that is there and cannot be read.
+    Raises `MachineFault` for a source that exists and cannot be read.
     """
     if not environ.get("VMGAHP_CONFIG"):
         tool = find_tool(environ)
@@ -99,9 +100,9 @@ def read(names: Sequence[str], environ: Mapping[str, str]) -> Answer:
 
 
 def entries(environ: Mapping[str, str]) -> Entries:
-    """Every name that is set, and where, from the source that `read` reads; not for the server.
+    """List every name that is set, and where, from the source that `read` uses; not for the server.
 
-    Raises `MachineFault` for a source that is there and cannot be read.
+    Raises `MachineFault` for a source that exists and cannot be read.
     """
     if not environ.get("VMGAHP_CONFIG"):
         tool = find_tool(environ)
@@ -118,7 +119,7 @@ def entries(environ: Mapping[str, str]) -> Entries:
 
 
 def parse(text: str) -> list[Entry]:
-    """The entries in what ``condor_config_val -dump -verbose`` writes (without ``-verbose``: and no places)."""
+    """Parse the output of ``condor_config_val -dump -verbose`` (or of ``-dump``, which has no places)."""
     found: list[Entry] = []
     for line in text.splitlines():
         if line.startswith(_AT) and found:
@@ -137,7 +138,7 @@ def parse(text: str) -> list[Entry]:
 
 
 def own_file(environ: Mapping[str, str]) -> str:
-    """The file that has the settings where there is no HTCondor; empty where there is none either."""
+    """Return the path of the settings file of a machine without HTCondor; empty if there is none."""
     home = environ.get("HOME", "")
     for path in (os.path.join(home, ".config/vmgahp/vmgahp.conf"), "/etc/vmgahp.conf"):
         if os.path.isabs(path) and os.path.exists(path) and (path == "/etc/vmgahp.conf" or _is_own(home)):
@@ -146,12 +147,12 @@ def own_file(environ: Mapping[str, str]) -> str:
 
 
 def _is_own(home: str) -> bool:
-    """Starters since 24.12 give the server, which is root, the home of the job's user."""
+    """Tell whether this user owns the home: starters since 24.12 give the server, which is root, the job user's."""
     return os.stat(home).st_uid == os.geteuid()
 
 
 def overrides(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the environment sets: upper-cased ``NAME`` or ``VM_GAHP.NAME`` to its value."""
+    """Return the settings of the environment: upper-cased ``NAME`` or ``VM_GAHP.NAME`` to its value."""
     prefix = "_CONDOR_"
     return {
         name[len(prefix) :].upper(): value for name, value in environ.items() if name[: len(prefix)].upper() == prefix
@@ -159,11 +160,11 @@ def overrides(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_tool(environ: Mapping[str, str]) -> str:
-    """The path of condor_config_val, or an empty string.
+    """Find the path of condor_config_val; return an empty string if there is none.
 
-    Looked for beside the HTCondor daemon that started this one, then on PATH, beside the configuration's
-    directory as an unpacked tarball has it, and in the usual directories. Relative entries of PATH do not
-    count: the current directory is the job's.
+    The search goes through the directory of the HTCondor daemon that started this one, PATH, the place beside the
+    configuration's directory as in an unpacked tarball, and the usual directories. Relative entries of PATH are
+    ignored: the current directory is the job's.
     """
     directories = []
     try:
@@ -183,7 +184,7 @@ def find_tool(environ: Mapping[str, str]) -> str:
 
 
 def _from_tool(tool: str, names: Sequence[str], environ: Mapping[str, str]) -> Answer | None:
-    """Ask condor_config_val; None where HTCondor is installed and has no configuration."""
+    """Ask condor_config_val; return None if HTCondor is installed and has no configuration."""
     answer = _ask([tool, "-subsystem", SUBSYSTEM], names, environ)
     if answer is None:
         return None
@@ -198,7 +199,7 @@ def _from_tool(tool: str, names: Sequence[str], environ: Mapping[str, str]) -> A
 
 
 def ask_tool(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
-    """What HTCondor's tool writes to standard output and to standard error. Raises `MachineFault`."""
+    """Run HTCondor's tool and return its standard output and standard error. Raises `MachineFault`."""
     reinstall = "repair or reinstall HTCondor."
     try:
         done = run(command, deadline=DEADLINE, environ=environ, directory="", longest=LONGEST_CONFIGURATION)
@@ -215,7 +216,7 @@ def ask_tool(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, s
 
 
 def _ask(command: list[str], names: Sequence[str], environ: "Mapping[str, str]") -> tuple[dict[str, str], str] | None:
-    """The values of some names, and what else the tool says; None where there is no configuration."""
+    """Ask for values; return them and the tool's standard error, or None if there is no configuration."""
     out, err = ask_tool([*command, *names], environ)
     found = _pair(names, out, err)
     if found is not None:
@@ -230,7 +231,7 @@ def _ask(command: list[str], names: Sequence[str], environ: "Mapping[str, str]")
         )
     if len(names) == 1:
         return {names[0]: out.removesuffix("\n")}, err
-    # One of the values has more than one line: half of the names at a time, until it is alone.
+    # One of the values has more than one line: bisect the names until it is alone.
     middle = len(names) // 2
     first = _ask(command, names[:middle], environ)
     second = _ask(command, names[middle:], environ)
@@ -240,7 +241,7 @@ def _ask(command: list[str], names: Sequence[str], environ: "Mapping[str, str]")
 
 
 def _pair(names: Sequence[str], out: str, err: str) -> dict[str, str] | None:
-    """Give each line of output its name; None where that does not come out even."""
+    """Pair each line of output with its name; return None if their numbers differ."""
     missing = {line[len(_NOT_DEFINED) :] for line in err.splitlines() if line.startswith(_NOT_DEFINED)}
     asked = [name for name in names if name not in missing]
     lines = out.split("\n")[:-1]
@@ -250,7 +251,7 @@ def _pair(names: Sequence[str], out: str, err: str) -> dict[str, str] | None:
 
 
 def _from_bindings(names: Sequence[str], environ: Mapping[str, str]) -> Answer | None:
-    """Ask HTCondor's Python module; None where there is no configuration, or no module to read it."""
+    """Ask HTCondor's Python module; return None if there is no configuration, or no module to read it."""
     path = environ.get("CONDOR_CONFIG", "")
     if not path and not os.path.exists("/etc/condor/condor_config"):
         return None
@@ -272,7 +273,7 @@ def _from_bindings(names: Sequence[str], environ: Mapping[str, str]) -> Answer |
 
 
 def read_file(path: str) -> str:
-    """The text of a file of settings. Raises `MachineFault` where others than its reader could change it."""
+    """Read a file of settings. Raises `MachineFault` if others than its reader could change it."""
     if not os.path.isabs(path):
         raise MachineFault(f"VMGAHP_CONFIG = {path} is not a full path.", "set it to one that begins with /.")
     try:
@@ -305,7 +306,7 @@ def _from_tables(table: Mapping[str, str], origin: Mapping[str, str], names: Seq
 
 
 def tables(text: str, path: str, environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What a file and the environment set, as it is written, and where each name was set last."""
+    """Return the unexpanded values that a file and the environment set, and the last place that set each name."""
     table: dict[str, str] = {}
     origin: dict[str, str] = {}
     for number, name, value in logical_lines(text, path):
@@ -324,7 +325,7 @@ def tables(text: str, path: str, environ: Mapping[str, str]) -> tuple[dict[str, 
 
 
 def logical_lines(text: str, path: str) -> list[tuple[int, str, str]]:
-    """The ``NAME = value`` lines of a file, continued ones joined: line number, upper-cased name, value.
+    """Return the ``NAME = value`` lines of a file, continued ones joined: line number, upper-cased name, value.
 
     Raises `MachineFault`, with the file and the line, for a malformed line.
     """
@@ -354,10 +355,10 @@ def logical_lines(text: str, path: str) -> list[tuple[int, str, str]]:
 
 
 def expand(value: str, table: Mapping[str, str], what: str, depth: int = 0) -> str:
-    """`value` with each ``$(NAME)`` and ``$(NAME:default)`` replaced by its value in `table`.
+    """Replace each ``$(NAME)`` and ``$(NAME:default)`` in `value` by its value in `table`.
 
-    A name that is not set is empty, ``$(DOLLAR)`` is a dollar sign, ``$$(NAME)`` stays as it is. Raises
-    `MachineFault` for a value that contains itself; `what` says whose value it is.
+    A name that is not set is empty, ``$(DOLLAR)`` is a dollar sign, ``$$(NAME)`` is left unchanged. Raises
+    `MachineFault` for a value that contains itself; `what` names the setting in that message.
     """
     if depth > 30:
         raise MachineFault(f"{what} refers to itself.", "take the circle of $(NAME) out of the settings.")
@@ -382,7 +383,7 @@ def expand(value: str, table: Mapping[str, str], what: str, depth: int = 0) -> s
 
 
 def _require_short(value: str, what: str) -> None:
-    """Raise `MachineFault` for a value that names others, which name others, until it fills the memory."""
+    """Raise `MachineFault` for a value whose nested $(NAME) would fill the memory."""
     if len(value) > LONGEST_VALUE:
         raise MachineFault(
             f"{what} has more than {LONGEST_VALUE} characters with each $(NAME) replaced.",
@@ -391,7 +392,7 @@ def _require_short(value: str, what: str) -> None:
 
 
 def _closing(value: str, position: int) -> int:
-    """Where the parenthesis closes that was opened before `position`; -1 where it does not."""
+    """Find the parenthesis that closes the one opened before `position`; return -1 if there is none."""
     depth = 1
     for index in range(position, len(value)):
         depth += {"(": 1, ")": -1}.get(value[index], 0)

@@ -1,7 +1,7 @@
-"""Every setting that this daemon reads, in one table.
+"""The table of all settings that this daemon reads.
 
-Add one here, and print ``config/vmgahp.conf.example`` anew (``docs/_ext/example_file.py``); what a kind of value may
-look like is in `vmgahp.config`. HTCondor's settings for VMs that only its own daemons read are in
+Add one here, and print ``config/vmgahp.conf.example`` again (``docs/_ext/example_file.py``); the syntax of each kind of
+value is in `vmgahp.config`. HTCondor's settings for VMs that only its own daemons read are in
 `vmgahp.config.htcondor`.
 """
 
@@ -12,34 +12,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SHARE_DIRS, SHARE_DIR, CONDITION = "VM_SHARE_DIRS", "VM_SHARE_DIR_", "_IF"
-"""The names of directories; how the settings of each begin, and how that of its condition ends."""
+"""The setting that names shared directories, the prefix of each directory's settings, the suffix of its condition."""
 
 SERVER, STARTD, STARTER, PLUGIN = "this daemon", "startd", "starter", "image plugin"
-"""Who may read a setting."""
+"""The readers that a setting may have."""
 
 
 class Setting:
-    """A row of the table: a name, a kind of value, a default as it is written in a file, a meaning; then its columns.
+    """A row of the table: a name, a kind of value, a default as written in a file, a meaning; then its columns.
 
     The kind is string, integer, bool, path, list, arguments, expression or size.
     """
 
     unit: str = ""
     ours: bool = True
-    """Whether it is this daemon's own setting, and not HTCondor's."""
+    """True if it is this daemon's own setting, and not HTCondor's."""
     example: str = ""
     """The value in the example file, for a setting that must be set."""
     readers: "tuple[str, ...]" = (SERVER,)
     words: "tuple[str, ...]" = ()
-    """The values that it may have, in any case; each word of a list is one of them."""
+    """The valid values, in upper or lower case; each word of a list must be one of them."""
     least: int = 0
-    """The least number."""
+    """The smallest valid number."""
     types: "tuple[str, ...]" = ()
-    """The VM types whose drivers alone read it; empty: all."""
+    """The VM types whose drivers read it; empty: all."""
     needs: "tuple[str, ...]" = ()
-    """Settings of which one must be set before anything reads this one."""
+    """The settings of which one must be set before anything reads this one."""
     fatal: bool = False
-    """Whether an unknown word, or too small a number, fails every job; otherwise the default holds."""
+    """True if an unknown word, or too small a number, fails every job; otherwise the default is used."""
 
     def __init__(self, name: str, kind: str, default: str, meaning: str, **columns: object) -> None:
         self.name, self.kind, self.default, self.meaning = name, kind, default, meaning
@@ -47,7 +47,7 @@ class Setting:
 
 
 def _rows(**shared: object) -> "Callable[..., Setting]":
-    """What makes rows that have these columns alike; functools.partial would be its module's only use so early."""
+    """Return a constructor of rows that share these columns; functools.partial would be imported for this alone."""
     return lambda *row, **columns: Setting(*row, **(shared | columns))  # type: ignore[arg-type]
 
 
@@ -287,13 +287,13 @@ FOLDED = (
     _script("VM_SCRIPT_TIMEOUT", "integer", "", _TIMEOUT.format('a tenth'), unit="seconds", least=1),
 )
 # fmt: on
-"""Settings of earlier releases, which still count in this one; their meaning is what to write in their place."""
+"""The settings of earlier releases, which still count in this one; their meaning names the replacement."""
 
 BY_NAME = {setting.name: setting for setting in (*SETTINGS, *FOLDED)}
 
 
 def setting_of(name: str) -> Setting:
-    """The row of a setting; that of a directory of VM_SHARE_DIRS has a name of the administrator's in its own."""
+    """Return the row of a setting; for a directory of VM_SHARE_DIRS make one with the administrator's name in it."""
     if name in BY_NAME or not name.startswith(SHARE_DIR):
         return BY_NAME[name]
     if name.endswith(CONDITION):
@@ -302,7 +302,7 @@ def setting_of(name: str) -> Setting:
 
 
 def of_share_dirs(names: str) -> "list[str]":
-    """The settings of the directories that VM_SHARE_DIRS names."""
+    """Return the settings' names of the directories that VM_SHARE_DIRS lists."""
     words = names.strip("\"'").replace(",", " ").upper().split()
     plain = [word for word in dict.fromkeys(words) if word.isascii() and word.replace("_", "a").isalnum()]
     return [f"{SHARE_DIR}{name}{rest}" for name in plain for rest in ("", CONDITION)]

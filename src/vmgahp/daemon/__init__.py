@@ -1,1 +1,1 @@
-"""What HTCondor starts: the server, the probe, the kill mode, the image plugin."""
+"""The programs that HTCondor starts: the server, the probe, the kill mode, the image plugin."""

@@ -1,9 +1,9 @@
-"""Check that Docker and podman run containers here, by one that ran (VM_PROBE_DOCKER).
+"""A check that Docker and podman run containers here, by running one (VM_PROBE_DOCKER).
 
-As in HTCondor's own test of Docker, the container is to end with 37. Its image is empty and comes from no registry: it
-runs this machine's own shell, from directories that are mounted read-only. That takes longer than a startd waits for a
-probe, so a process of its own does it; the probe waits for that as long as it may, and the next probes have the result
-from `vmgahp.host.proof`.
+As in HTCondor's own test of Docker, the container must exit with 37. Its image is empty, without any registry: it
+runs this machine's own shell, from directories that are mounted read-only. This takes longer than a startd waits for a
+probe, so a separate process does it; the probe waits for that until its deadline, and the next probes get the cached
+result from `vmgahp.host.proof`.
 """
 
 import os
@@ -28,9 +28,9 @@ DOCKER, PODMAN = "docker", "podman"
 CHECK = "containers"
 
 STATUS = 37
-"""Exit status of a container that ran."""
+"""The exit status of a container that ran."""
 DEADLINE = 20.0
-"""Seconds for each command, as HTCondor gives them."""
+"""The timeout of each command in seconds, as in HTCondor."""
 
 EMPTY = bytes(10240)
 """A tar archive without files."""
@@ -46,13 +46,13 @@ _LIMIT = 1024
 
 
 class Seen(NamedTuple):
-    """Result for one program."""
+    """The result for one program."""
 
     program: str
     version: str
     """The first line of its version."""
     reason: str | None
-    """Why no container runs, empty on success; None if that is not known yet."""
+    """The reason why no container runs, empty on success; None if it is not known yet."""
 
 
 def look(identity: Identity, end: float) -> tuple[Seen, ...]:
@@ -64,7 +64,7 @@ def look(identity: Identity, end: float) -> tuple[Seen, ...]:
 def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
     """Return the machine's attributes and findings for the result of `look`.
 
-    No attribute is ever false: a false HasDocker would replace what the startd has seen itself.
+    An attribute is true or missing: a false HasDocker would override the startd's own result.
     """
     if isinstance(outcome, errors.Fault):
         return {}, [findings.judge(CHECK, SETTING, outcome, "", OFF)]
@@ -88,7 +88,7 @@ def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
 
 
 def _begin(name: str, path: str, identity: Identity) -> "str | subprocess.Popen[bytes]":
-    """Return what is known already, or a process that finds it out and outlives this one."""
+    """Return the cached result, or start a process that makes the check and outlives this one."""
     if found := proof.recall(name, _stands_on(name, path, identity)):
         return found.reason
     keeps = "" if proof.LookAnew.depth else "keep"
@@ -126,7 +126,7 @@ def _stands_on(name: str, path: str, identity: Identity) -> str:
 
 
 def trouble(name: str, path: str, identity: Identity) -> str:
-    """Run a container: return why there is none, empty if it ran."""
+    """Run a container; return the reason of a failure, empty if it ran."""
     room = ""
     try:
         # A short path: podman takes no runroot of more than 50 characters.
@@ -151,7 +151,7 @@ def _run(name: str, path: str, identity: Identity, room: str) -> str:
         command += ["--root", f"{room}/root", "--runroot", f"{room}/run", *_STORAGE]
         options += ["--cgroups=disabled", "--cgroup-manager=cgroupfs", "--log-driver", "none"]
         options += ["--security-opt", "no-new-privileges"]
-        # It would raise the limits, which not every user may.
+        # By default podman raises the limits, which not every user may.
         for limit, number in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):
             hard = resource.getrlimit(number)[1]
             least = _LIMIT if hard == resource.RLIM_INFINITY else min(hard, _LIMIT)
@@ -186,7 +186,7 @@ def main(arguments: list[str]) -> None:
     try:
         os.write(1, f"seen {reason}".encode()[:4096])
     except OSError:
-        pass  # the probe had to answer without it
+        pass  # the probe has answered without the result
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ends a server by the signal that has ended its guest's program: HTCondor takes it for the job's."""
+"""The end of a server by the signal that has ended its guest's program, as HTCondor expects of a job."""
 
 import atexit
 import os
@@ -8,11 +8,11 @@ from vmgahp.host.light import signal
 
 
 def end_by(number: int) -> int:
-    """End this process; the exit status where the signal does not do it."""
+    """End this process by a signal; return an exit status if the signal does not end it."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    # To the kernel 1 is a limit also where a program of the machine's takes the cores.
+    # A limit of 1 also suppresses core dumps that are piped to a program.
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1) if hard else (0, 0))
-    atexit._run_exitfuncs()  # programs that still run are killed
+    atexit._run_exitfuncs()  # kill programs that still run
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])

@@ -1,17 +1,17 @@
-"""Keeps HTCondor's own ``.job.ad`` and ``.update.ad`` out of what goes to the spool.
+"""A guard that keeps HTCondor's own ``.job.ad`` and ``.update.ad`` out of the transfer to the spool.
 
-Startds until March 2025 append a tag to ``.job.ad`` in the scratch directory when a job has to go (HTCondor's
-commit 5d9afc32db took it out). The changed file then travels to the spool with the checkpoint, and at the
-restart the starter, as the job's user, cannot write it over the one of the condor user that is there
-already: "writing to file …/.job.ad: Permission denied", and the job is held. HTCondor sends what has
-another size or time than before, so at a checkpoint, and at a STOP, which may be an eviction whose files are sent
-too, the file is put back as it was at the START.
+Startds until March 2025 append a tag to ``.job.ad`` in the scratch directory when a job is evicted (HTCondor's
+commit 5d9afc32db removed that). The changed file is then transferred to the spool with the checkpoint, and at the
+restart the starter, as the job's user, cannot overwrite the existing one, which belongs to the condor user:
+"writing to file …/.job.ad: Permission denied", and the job is held. HTCondor transfers files whose size or time
+has changed, so at a checkpoint, and at a STOP, which may be an eviction whose files are transferred too, the file is
+restored as it was at the START.
 
-The same befalls ``.update.ad``, which the startd writes for jobs to read, at each of its updates: HTCondor 23.9 sends
-it too (25 does not), and whether the starter can write it depends on who comes first. No guest sees it,
-so it is removed then, and until the VM goes on a directory has the place of the temporary file by which the
-startd would make another (``Resource::refresh_sandbox_ad``, which then says so in its log and does nothing else). The
-starter sends no directories.
+The same happens to ``.update.ad``, which the startd writes for jobs to read, at each of its updates: HTCondor 23.9
+transfers it too (25 does not), and the starter can write it only if it comes first. Guests do not see it, so it is
+removed then, and until the VM resumes a directory takes the name of the temporary file by which the startd would
+make another (``Resource::refresh_sandbox_ad``, which then only writes a line to its log). The starter transfers no
+directories.
 """
 
 import os
@@ -28,11 +28,11 @@ UPDATE = ".update.ad"
 TEMPORARY = ".update.ad.tmp"
 
 LARGEST = 4 << 20
-"""Bytes; a job ad has a few thousand."""
+"""The most bytes of the file; a job ad has a few thousand."""
 
 
 class JobAdFile:
-    """The file in one scratch directory, as it was when this was made."""
+    """The file in one scratch directory, as it was when this object was made."""
 
     __slots__ = ("_content", "_directory", "_is_updated", "_status")
 
@@ -55,9 +55,9 @@ class JobAdFile:
             os.close(descriptor)
 
     def restore(self) -> bool:
-        """Put the file back as it was; False where it has not changed, or is not the same file any more.
+        """Restore the file; return False if it has not changed, or is not the same file any more.
 
-        The startd's own file is removed, and not made anew before `release`.
+        The startd's ``.update.ad`` is removed, and cannot be made again before `release`.
         """
         self._bar_update()
         before = self._status
@@ -68,7 +68,7 @@ class JobAdFile:
             return False
         try:
             now = os.fstat(descriptor)
-            # Never another file that somebody has put in its place.
+            # Never write to another file that has replaced it.
             if not _is_condors(now) or (now.st_dev, now.st_ino) != (before.st_dev, before.st_ino):
                 return False
             if (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns):
@@ -83,17 +83,17 @@ class JobAdFile:
         return True
 
     def release(self) -> None:
-        """Let the startd write its own file again: the checkpoint has been sent."""
+        """Let the startd write its ``.update.ad`` again, after the checkpoint was transferred."""
         with suppress(OSError), self._opened_directory() as directory:
             os.rmdir(TEMPORARY, dir_fd=directory)
 
     def _bar_update(self) -> None:
         with suppress(OSError), self._opened_directory() as directory:
             if not self._is_updated:
-                os.lstat(UPDATE, dir_fd=directory)  # or no startd has written one here
+                os.lstat(UPDATE, dir_fd=directory)  # raises if no startd has written one here
                 self._is_updated = True
             for call, name in ((os.unlink, TEMPORARY), (os.mkdir, TEMPORARY), (os.unlink, UPDATE)):
-                with suppress(OSError):  # the next START may have trouble with the file, and this checkpoint has none
+                with suppress(OSError):  # only the next START could be affected
                     call(name, dir_fd=directory)
 
     def _open(self, flags: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The kill mode (``-M 4``): make sure that a VM is gone, for a startd whose starter has vanished."""
+"""The kill mode (``-M 4``), which destroys a VM for a startd whose starter has vanished."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from vmgahp.log import Log
 
 
 def kill(vm_type: str, match: str, uuid: str, environ: Mapping[str, str], *, to_stderr: bool) -> int:
-    """Destroy the VM that `match` names; the exit status. One that is not there is a success."""
+    """Destroy the VM that `match` names and return the exit status; a missing VM is a success."""
     log = Log()
     try:
         settings = config.load(environ)

@@ -9,26 +9,26 @@ STDIN, STDOUT = 0, 1
 
 READ_SIZE = 1 << 14
 WRITE_SIZE = 4096
-"""PIPE_BUF on Linux: when a pipe is reported writable, this much goes in without blocking."""
+"""The bytes (PIPE_BUF on Linux) that can be written without blocking to a pipe that is reported writable."""
 
 OUTPUT_LIMIT = 1 << 18
-"""Bytes of unwritten output at which requests are no longer read, until the client reads its replies."""
+"""The bytes of unwritten output at which requests are no longer read, until the client reads its replies."""
 
 LONGEST_WAIT = 86400.0
-"""Seconds; poll counts no more than 24 days, and a setting can say more."""
+"""The longest timeout in seconds; poll has a limit of 24 days, and a setting can exceed that."""
 
 _HUNG_UP = select.POLLHUP | select.POLLRDHUP | select.POLLERR | select.POLLNVAL
-"""Events of an input that nobody can write to any more."""
+"""The events of an input that has no writer any more."""
 
 _IDLE = True, False
 
 
 class ClientPipes:
-    """What the main thread waits for, reads and writes."""
+    """The pipes on which the main thread waits, reads and writes."""
 
     def __init__(self) -> None:
         self.why_end = ""
-        """Why there is no client any more."""
+        """The reason why the client is gone; empty while it is not."""
         self._output = bytearray()
         self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._poller = select.poll()
@@ -36,15 +36,17 @@ class ClientPipes:
         self._poller.register(STDOUT, 0)
         self._poller.register(self.wake_read, select.POLLIN)
         self._watched = _IDLE
-        """Whether `_poller` waits for input, and whether for room for output."""
+        """A pair: whether `_poller` waits for input, and whether for room for output."""
         self._writable = select.poll()
         self._writable.register(STDOUT, select.POLLOUT)
         self._asks_first = not _open_anew(STDOUT)
-        """Whether a write to STDOUT may wait, and so is made only when poll says that there is room."""
+        """True if a write to STDOUT may block, and so is made only when poll reports room."""
 
     def wait(self, deadline: float | None) -> tuple[bytes, bool]:
-        """Wait for one thing to happen and deal with all that did: what the client has sent, and whether `wake` was
-        called. At `deadline`, by the monotonic clock, it returns in any case, and at times for nothing."""
+        """Wait for an event, handle all that have occurred; return the client's input and whether `wake` was called.
+
+        It returns at `deadline`, by the monotonic clock, at the latest, and sometimes without an event.
+        """
         if self._output or self._watched is not _IDLE:
             self._watch()
         timeout = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT) * 1000 + 1
@@ -65,11 +67,11 @@ class ClientPipes:
         return data, woken
 
     def _watch(self) -> None:
-        """Tell poll what is wanted now."""
+        """Set the events that poll waits for."""
         wanted = (len(self._output) < OUTPUT_LIMIT, True) if self._output else _IDLE
         if wanted == self._watched:
             return
-        # A client that reads nothing may be gone: the end of the input is seen while no input is wanted.
+        # A client that does not read may be gone, so watch for the end of its input even while it is not read.
         self._poller.modify(STDIN, select.POLLIN if wanted[0] else select.POLLRDHUP)
         self._poller.modify(STDOUT, select.POLLOUT if wanted[1] else 0)
         self._watched = wanted
@@ -87,7 +89,7 @@ class ClientPipes:
         return data
 
     def write(self, output: bytes | bytearray) -> None:
-        """Write what goes in without waiting; `wait` deals with the rest."""
+        """Write as much as possible without blocking; `wait` writes the rest."""
         if self._output:
             self._output += output
             output = self._output
@@ -108,7 +110,7 @@ class ClientPipes:
             self._output += output[written:]
 
     def flush(self, seconds: float) -> None:
-        """Write all that is left, as long as the client reads within so many seconds."""
+        """Write the rest of the output, for `seconds` at most."""
         end = time.monotonic() + seconds
         while self._output and (left := end - time.monotonic()) > 0:
             for _, events in self._writable.poll(left * 1000):
@@ -117,11 +119,11 @@ class ClientPipes:
                 self.write(b"")
 
     def wake(self) -> None:
-        """Have `wait` return; for any thread."""
+        """Make `wait` return; may be called in any thread."""
         try:
             os.write(self.wake_write, b"\0")
         except BlockingIOError:
-            pass  # full of wakes already
+            pass  # the pipe is full of wakes already
 
     def _drain_wakes(self) -> None:
         try:
@@ -131,10 +133,10 @@ class ClientPipes:
 
 
 def _open_anew(pipe: int) -> bool:
-    """Let no write to this pipe wait; False where it is no pipe, or one that cannot be opened.
+    """Make writes to this pipe non-blocking; return False if it is not a pipe, or cannot be opened.
 
-    Whether a write waits belongs to what was opened, which the client, our standard error or a shell may have in
-    common with us: this process gets an opening of its own.
+    O_NONBLOCK belongs to the open file description, which the client, our standard error or a shell may share with
+    us: so this process opens the pipe again for itself.
     """
     try:
         if not S_ISFIFO(os.fstat(pipe).st_mode):

@@ -1,4 +1,4 @@
-"""The prober (``-M 0``): what the startd publishes about the VMs that this machine can run."""
+"""The probe (``-M 0``), which reports to the startd the VMs that this machine can run."""
 
 import os
 import sys
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 Attributes = dict[str, Value]
 
 VERSION = "0.0.1"
-"""Of the GAHP protocol, as the startd publishes it in VM_GAHP_VERSION."""
+"""The version of the GAHP protocol, which the startd publishes as VM_GAHP_VERSION."""
 
 DEADLINE = 4.5
-"""Seconds from the start of this process to the end of its probe. The startd ends one after five
+"""The seconds from the start of this process to the end of its probe. The startd ends one after five
 (``VMGAHP_TEST_TIMEOUT`` in HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``), and has to read its answer."""
 
 RESERVE = 0.1
-"""Seconds of them for what comes after the checks."""
+"""The seconds of these that are reserved for the work after the checks."""
 
 SURVEY_RESERVE = 0.3
-"""Seconds before the end of the checks at which a driver is to have put together what it has found."""
+"""The seconds before the end of the checks at which a driver must have collected its results."""
 
 MIB = 1 << 20
 
@@ -41,29 +41,29 @@ _POLICY = ("VM_POLICY", "VM_MAC_HOOK", "VM_POLICY_REQUIREMENTS")
 CONTAINERS = "VM_PROBE_DOCKER"
 
 DISK_SPACE, HOST_NAME = "disk space", "host name"
-"""Names of findings."""
+"""The names of findings."""
 
 SLOW_NAME = 1.0
-"""Seconds for this machine's name; a probe that has ended before has not waited for a resolver that is far away."""
+"""The seconds for looking up this machine's name, after which its resolver counts as slow."""
 
 
 class Probe:
-    """What a look at this machine found."""
+    """The result of probing this machine."""
 
     def __init__(self, vm_type: str) -> None:
         self.vm_type = vm_type
         self.findings: list[Finding] = []
         self.attributes: Attributes = {}
-        """What the startd is to publish; only where there is no `trouble`."""
+        """The attributes for the startd; valid only without `trouble`."""
         self.seconds = 0.0
 
     @property
     def trouble(self) -> Finding | None:
-        """The finding that keeps every job from running here, if there is one."""
+        """Return the finding that keeps every job from running here, if there is one."""
         return findings.first_bad(self.findings)
 
     def document(self) -> dict[str, object]:
-        """All of it for ``--json``."""
+        """Return the whole result for ``--json``."""
         return {
             "vm_type": self.vm_type,
             "capable": self.trouble is None,
@@ -81,10 +81,10 @@ def probe(
     entries: Callable[[], Entries] | None = None,
     identity: Identity | None = None,
 ) -> Probe:
-    """Run every check side by side, and put together what the startd may hear, in the order of printing.
+    """Run all checks in parallel, and collect the attributes for the startd, in the order of printing.
 
-    `entries` lists what the configuration sets; without it nothing is said of the settings. `identity` is the user
-    as whom a container is tried; without one none is.
+    `entries` lists the entries of the configuration; without it the settings are not checked. `identity` is the user
+    as whom a container is run; without it this check is skipped.
 
     Raises `errors.MachineFault` for an invalid value of a setting.
     """
@@ -128,7 +128,7 @@ def probe(
         survey = survey._replace(machine_attributes={**survey.machine_attributes, **of_machine})
         found.findings += of_containers
     if not enough:
-        # The type any has those of other types beside its own.
+        # The type any has attributes of other types besides its own.
         of_types = ("_ATTR_suspend", "_ATTR_checkpoint")
         own = survey.attributes.keys() & {"suspend", "checkpoint"}
         others = [name for name in survey.machine_attributes if name.startswith("VM_") and name.endswith(of_types)]
@@ -156,7 +156,7 @@ def _attributes(vm_type: str, settings: config.Settings, memory: int, survey: Su
 
 
 def _judge_settings(vm_type: str, settings: config.Settings, entries: Entries | None) -> list[Finding]:
-    """What is wrong with the settings; `entries` is None where they could not be listed in time."""
+    """Check the settings; `entries` is None if they could not be listed in time."""
     if entries is not None:
         settings.locate(entries.where())
     found = check.check(settings, vm_type, entries)
@@ -171,14 +171,14 @@ def _inspect_policy(settings: config.Settings) -> str:
 
 
 def _judge_policy(names: list[str], vm_type: str, settings: config.Settings, outcome: object) -> Finding:
-    """Whether the administrator's own policy can be used: no job runs here without it."""
+    """Judge whether the administrator's policy is usable; without it no job runs here."""
     looked_at = f"{', '.join(names)}: files, their owners and modes"
     for name in names:
         if not check.is_read(name, settings, vm_type):
             seen = f"{name} is about VMs that libvirt runs: of VM type {vm_type} it neither sees nor changes any"
             hint = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
             return Finding("policy", OFF, looked_at, seen, hint)
-    # The startd probes some types as its own user, who may not be able to look.
+    # The startd probes some types as its own user, who may not be allowed to check it.
     verdict = BAD if os.geteuid() == 0 else findings.UNKNOWN
     return findings.judge("policy", looked_at, outcome, str(outcome), verdict)
 
@@ -204,7 +204,7 @@ def _free_mib(directory: str) -> int:
 
 
 def _judge_memory(memory: int, physical: object, into: list[Finding]) -> int:
-    """The MiB that may be advertised."""
+    """Return the MiB to advertise, and add a finding."""
     looked_at = "VM_MEMORY, and the memory of this machine"
     if memory <= 0:
         seen = f"VM_MEMORY is {memory or 'not set'}: no memory is set aside for VMs."
@@ -225,7 +225,7 @@ def _judge_memory(memory: int, physical: object, into: list[Finding]) -> int:
 
 
 def _judge_disk_space(execute: str, memory: int, free: object, into: list[Finding]) -> bool:
-    """Whether there is enough disk space to save the memory of VMs."""
+    """Return False if there is too little disk space to save the memory of VMs, and add a finding."""
     looked_at = "the free disk space in EXECUTE, where a suspended VM's memory is saved"
     if not execute:
         into.append(Finding(DISK_SPACE, findings.UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here."))
@@ -245,7 +245,7 @@ def _judge_disk_space(execute: str, memory: int, free: object, into: list[Findin
 
 
 def render(attributes: Attributes) -> str:
-    """Attributes as the lines of a ClassAd."""
+    """Format attributes as the lines of a ClassAd."""
     lines = []
     for name, value in attributes.items():
         if isinstance(value, bool):
@@ -259,7 +259,7 @@ def render(attributes: Attributes) -> str:
 
 
 def _require_absolute_libraries() -> None:
-    """That the loader found this process's libraries in no working directory: a starter has the same environment.
+    """Make sure that LD_LIBRARY_PATH has no relative entry, because a starter runs in the same environment.
 
     Raises `errors.MachineFault`.
     """
@@ -276,16 +276,16 @@ def _require_absolute_libraries() -> None:
 
 
 class Resolver:
-    """A look-up of this machine's name, begun at once: HTCondor's programs make it too, and wait for its answer."""
+    """A look-up of this machine's name, started at once; HTCondor's programs make it too, and wait for its answer."""
 
     def __init__(self) -> None:
         self.name = os.uname().nodename
         self._began = monotonic()
         self._took: float | None = None
-        """Seconds until there was an answer."""
+        """The seconds until the answer, None so far."""
         self._is_tried_again = False
         self.wait = findings.begin(self._look_up)
-        """Wait for its end, however long that takes."""
+        """A function that waits for its end, without a timeout."""
 
     def _look_up(self) -> None:
         import _socket
@@ -293,7 +293,7 @@ class Resolver:
         try:
             self._ask()
         except OSError as error:
-            # Of a name without an address HTCondor makes the best. Where nobody can say, it sleeps and asks again, 20
+            # HTCondor accepts a name without an address. If no nameserver answers, it sleeps and asks again, 20
             # times (init_local_hostname_impl in its src/condor_utils/ipv6_hostname.cpp).
             self._is_tried_again = error.errno == _socket.EAI_AGAIN
         self._took = monotonic() - self._began
@@ -304,7 +304,7 @@ class Resolver:
         _socket.getaddrinfo(self.name, None, 0, 0, 0, _socket.AI_CANONNAME)
 
     def judge(self) -> Finding:
-        """Whether it has answered by now."""
+        """Judge the time that the look-up has taken so far."""
         looked_at = f"the address of {self.name}, this machine's name, from its resolver"
         seen = f"The address of {self.name}, this machine's name,"
         seconds = monotonic() - self._began if self._took is None else self._took
@@ -330,16 +330,16 @@ def look(
     to_stderr: bool,
     awaited: Callable[[str], object] = str,
 ) -> Probe:
-    """Load the settings and the driver, and probe until `end`; every fault ends as a finding.
+    """Load the settings and the driver, and probe until `end`; every fault becomes a finding.
 
-    `awaited` is told of each thing that this is about to wait for.
+    The callback `awaited` gets the name of each step before it is waited for.
     """
     if vm_type in (ANY, *LIBVIRT) and os.geteuid() == 0:
-        libvirt_daemons.wake()  # one that has been idle needs seconds until it answers
+        libvirt_daemons.wake()  # an idle one needs seconds to start
     tool = sources.find_tool(environ)
     awaited(f"the settings, which {tool} reads" if tool else "the settings")
     loaded, listed = findings.begin(lambda: config.load(environ)), findings.begin(lambda: sources.entries(environ))
-    load(vm_type)  # which takes as long as HTCondor's tool
+    load(vm_type)  # takes as long as HTCondor's tool, and runs meanwhile
     try:
         settings = loaded()
         awaited("the log, VM_GAHP_LOG")
@@ -362,14 +362,14 @@ def look(
 
 
 def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: bool = False) -> int:
-    """Probe and print; the exit status is 0 only for a machine that can run VMs.
+    """Probe and print; return the exit status, which is 0 only for a machine that can run VMs.
 
-    Where no VM could run, nothing may be printed for the startd, because whatever it reads makes the machine
-    VM-capable (``VMUniverseMgr`` in HTCondor's ``src/condor_startd.V6``). The reasons go to the log and to
-    standard error. The process ends at once, whatever checks still hang.
+    If no VM can run, nothing may be printed for the startd, because any output makes the machine VM-capable
+    (``VMUniverseMgr`` in HTCondor's ``src/condor_startd.V6``). The reasons go to the log and to standard error.
+    The process exits at once, even if checks still hang.
     """
     age = proc.age(os.getpid())
-    end = monotonic() + DEADLINE - (age if age < DEADLINE else 0)  # an older process is no startd's probe
+    end = monotonic() + DEADLINE - (age if age < DEADLINE else 0)  # an older process is not a startd's probe
     log, doing = Log(), [""]
     host = Resolver()
     tells = to_stderr and not as_json

@@ -1,11 +1,11 @@
-"""Tells the starter what is new of a server's VMs, at moments when it listens.
+"""Reports of changes of a server's VMs to the starter, at moments when it listens.
 
-A starter hears nothing while it waits for the answer to anything but a STATUS, nor in the half minute after a START.
-So the first STATUS opens the talk, and each STATUS begins one round at most, in a thread that is there for it alone
-and gives up soon; what the starter has not taken then is said the next time. Where nothing is new there is no thread.
-Figures alone begin a round only as often as a starter passes them on.
+A starter does not listen while it waits for the answer to anything but a STATUS, nor in the half minute after a START.
+So the first STATUS begins the reports, and each STATUS begins one round at most, in a thread of its own with a short
+timeout; values that the starter has not taken by then are sent in the next round. Without changes no thread is
+started. Figures alone begin a round only as often as a starter passes them on.
 
-What belongs to the end of a VM is told before the STATUS is answered that brings it to light
+Attributes about the end of a VM are sent before the answer to the STATUS that detects it
 (`vmgahp.drivers.exit_record`).
 """
 
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
     from vmgahp.daemon.sampler import Outcome
 
 ROUND_SECONDS = 8.0
-"""For all that one round says. A starter that waits for the answer to a STATUS hears nothing for 3 s."""
+"""The timeout of one round in seconds. A starter that waits for the answer to a STATUS does not listen for 3 s."""
 
 FIGURES_SECONDS = 240.0
-"""Between two rounds for figures alone: a starter passes them on every STARTER_UPDATE_INTERVAL, 300 s."""
+"""The seconds between two rounds for figures alone: a starter passes them on every STARTER_UPDATE_INTERVAL, 300 s."""
 
 MOST_FAILURES = 5
-"""Rounds in a row that come to nothing, after which there are no more."""
+"""The number of consecutive failed rounds after which there are no more."""
 
 SAVES = (lifecycle.SUSPEND, lifecycle.CHECKPOINT)
 CHANGES = (lifecycle.SOFT_SUSPEND, lifecycle.RESUME, *SAVES)
 
 
 class _Talk:
-    """What is said of one VM."""
+    """The state of the reports about one VM."""
 
     def __init__(self, machine: Machine, news: News, directory: str) -> None:
         self.machine = machine
         self.news = news
         self.directory = directory
         self.figures_due = 0.0
-        """By the monotonic clock."""
+        """The time of the next round for figures alone, by the monotonic clock."""
         self.failures = 0
         self.checkpoints = 0
 
 
 class Publisher:
-    """Publishes what the server itself knows of its VMs, and tells their starters what is new."""
+    """The publisher of the server's own facts about its VMs, which reports changes to their starters."""
 
     def __init__(self, identity: Identity, log: Logger) -> None:
         self._identity = identity
@@ -59,7 +59,7 @@ class Publisher:
         self._talks: dict[int, _Talk] = {}
 
     def done(self, call: Call, outcome: "Outcome", began: float, machine: Machine | None) -> None:
-        """An operation that began at `began`, by the monotonic clock, has been carried out, or has failed.
+        """Take the outcome of an operation that began at `began`, by the monotonic clock.
 
         Raises nothing: the client waits for its answer.
         """
@@ -88,7 +88,7 @@ class Publisher:
         news.forget(call.job.names("ChirpVM"))
         news.publish(published.STATE, lifecycle.RUNNING)
         talk = self._talks[call.vm.id] = _Talk(machine, news, call.job.working_dir())
-        from vmgahp.job import chirp  # of no use before there is a VM
+        from vmgahp.job import chirp  # needed only once there is a VM
 
         if problem := chirp.missing(talk.directory):
             talk.failures = MOST_FAILURES
@@ -110,7 +110,7 @@ class Publisher:
 
     def _publish_status(self, talk: _Talk, call: Call, status: Status) -> None:
         if status.state == lifecycle.STOPPED:
-            self._talks.pop(call.vm.id, None)  # all is said
+            self._talks.pop(call.vm.id, None)  # everything has been reported
             return
         news = talk.news
         if status.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
@@ -126,7 +126,7 @@ class Publisher:
         if not news.unsaid():
             return
         if not news.turn.acquire(False):
-            return  # the last one goes on
+            return  # the last round still runs
         talk.figures_due = now + FIGURES_SECONDS
         try:
             threads.start("the starter", self._speak, talk)
@@ -153,7 +153,7 @@ class Publisher:
         except chirp.Unheard as error:
             talk.failures += 1
             problem = str(error)
-        except Exception as error:  # noqa: BLE001 - a bug costs news and nothing else
+        except Exception as error:  # noqa: BLE001 - a bug may only cost reports
             talk.failures = MOST_FAILURES
             problem = f"an unexpected {type(error).__name__}: {error}"
         finally:

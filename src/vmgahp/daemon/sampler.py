@@ -1,8 +1,8 @@
-"""Reads the metrics of a server's VMs in a thread of its own; no request waits for it.
+"""A sampler of the metrics of a server's VMs, in a thread of its own that no request waits for.
 
-A VM is read soon after something has begun, every VM_METRICS_INTERVAL seconds, and, for half a second at most,
-before something ends its run. The thread is there for as long as there is something to read, and who waits for the
-time to come is the server's main thread. A hypervisor that hangs holds up this thread alone; no further one is started.
+A VM is read soon after an operation, every VM_METRICS_INTERVAL seconds, and, with a timeout of half a second, before
+an operation that ends its run. The thread runs only while there is something to read; the server's main thread has
+the timer. A hypervisor that hangs blocks this thread alone, and no other one is started.
 """
 
 import os
@@ -22,10 +22,10 @@ Outcome = Status | int | errors.Fault | None
 
 
 BEFORE_WAIT = 0.5
-"""Seconds that an operation which ends a run waits for the run's last figures."""
+"""The seconds that an operation which ends a run waits for the run's last figures."""
 
 LONGEST_TEXT = 1000
-"""Characters of a reason or an error."""
+"""The most characters of a reason or an error."""
 
 EVENTS = {
     lifecycle.START: "start",
@@ -35,30 +35,30 @@ EVENTS = {
     lifecycle.RESUME: "resume",
     lifecycle.CHECKPOINT: "checkpoint",
 }
-"""Operation -> the event of its line."""
+"""The event in the line of each operation."""
 
 ENDS_A_RUN = (lifecycle.STOP, lifecycle.SUSPEND, lifecycle.CHECKPOINT)
 SAVES = (lifecycle.SUSPEND, lifecycle.CHECKPOINT)
 
 
 class _Watched:
-    """One VM whose figures are kept."""
+    """One VM whose figures are recorded."""
 
     def __init__(self, machine: Machine, file: MetricsFile) -> None:
         self.machine = machine
         self.file = file
         self.totals = Totals(file.last_sample())
         self.due = 0.0
-        """When it is to be read next, by the monotonic clock."""
+        """The time of its next reading, by the monotonic clock."""
         self.readings = 0
-        """How often it was read."""
+        """The number of readings."""
         self.last: Metrics | None = None
-        """What the last line says. What is new is seen by it and not by its time: a clock can be set back."""
+        """The figures of the last line, to detect new ones without their time, since a clock can be set back."""
         self.failing = ""
 
 
 class Sampler:
-    """Reads the VMs of one server, and writes down what happens to them."""
+    """The sampler of one server's VMs, which also records their operations."""
 
     def __init__(self, settings: Settings, identity: Identity, log: Log) -> None:
         self._interval = float(settings.integer("VM_METRICS_INTERVAL"))
@@ -68,22 +68,22 @@ class Sampler:
         self._vms: dict[int, _Watched] = {}
         self._changed = threads.Condition()
         self._wanted: dict[_Watched, None] = {}
-        """Those that are to be read as soon as the thread comes to it."""
+        """The VMs that the thread reads next."""
         self._thread: threads.Thread | None = None
         self.due: float | None = None
-        """When `look` is to be called, by the monotonic clock."""
+        """The time at which `look` must be called, by the monotonic clock; None for never."""
 
-    # What the main thread asks
+    # Called by the main thread
 
     def look(self, now: float) -> None:
-        """Have those VMs read whose time has come."""
+        """Have the VMs read that are due."""
         with self._changed:
             self._want([watched for watched in self._vms.values() if watched.due <= now], now)
 
-    # What the workers tell
+    # Called by the workers
 
     def before(self, call: Call) -> None:
-        """An operation is about to be carried out."""
+        """Wait briefly for a last reading before an operation that ends a run."""
         if call.operation not in ENDS_A_RUN:
             return
         with self._changed:
@@ -97,7 +97,7 @@ class Sampler:
             self._changed.wait_for(lambda: watched.readings >= goal, BEFORE_WAIT)
 
     def done(self, call: Call, outcome: Outcome, began: float, machine: Machine | None) -> None:
-        """An operation that began at `began`, by the monotonic clock, has been carried out, or has failed.
+        """Record the outcome of an operation that began at `began`, by the monotonic clock.
 
         Raises nothing: the client waits for its answer.
         """
@@ -135,12 +135,12 @@ class Sampler:
             self._want([watched], time.monotonic())
 
     def end(self, machine: Machine, reason: str) -> None:
-        """The server ends, and the VM with it."""
+        """Record the end of a VM that ends with the server."""
         for watched in list(self._vms.values()):
             if watched.machine is machine:
                 self._end(watched, {"event": "end", "state": lifecycle.STOPPED, "reason": reason[:LONGEST_TEXT]})
 
-    # What is kept
+    # The VMs
 
     def _add(self, call: Call, machine: Machine) -> None:
         assert call.job is not None
@@ -149,7 +149,7 @@ class Sampler:
             self._vms[call.vm.id] = _Watched(machine, file)
 
     def _want(self, ready: list[_Watched], now: float) -> None:
-        """Have a thread read these, or none where none can be started now: then it is tried when they are due again."""
+        """Have the thread read these VMs; if it cannot be started, retry when they are due again."""
         for watched in ready:
             watched.due = now + self._interval
         self._wanted |= dict.fromkeys(ready)
@@ -188,7 +188,7 @@ class Sampler:
                 self._changed.notify_all()
 
     def _next(self) -> list[_Watched]:
-        """Which VMs are to be read; where there is none, there is no thread any more."""
+        """Return the VMs to read; with none of them the thread ends."""
         with self._changed:
             ready = list(self._wanted)
             self._wanted.clear()
@@ -197,13 +197,13 @@ class Sampler:
             return ready
 
     def _read(self, watched: _Watched) -> None:
-        """Write a line of one VM's figures, unless there are none, or none that are new."""
+        """Write a line of one VM's figures, unless there are none or they have not changed."""
         try:
             metrics = watched.machine.metrics()
         except errors.Fault as fault:
             self._fails(watched, fault.problem)
             return
-        except Exception as error:  # noqa: BLE001 - a bug in a driver costs figures and nothing else
+        except Exception as error:  # noqa: BLE001 - a bug in a driver may only cost figures
             self._fails(watched, f"an unexpected {type(error).__name__}: {error}")
             return
         watched.failing = ""

@@ -1,8 +1,8 @@
-"""The server: pipes, signals and workers. The only place that does protocol I/O.
+"""The server: pipes, signals and workers, with all I/O of the protocol.
 
-The main thread alone touches the session; it reads requests, writes replies and hands the calls of the
-session to workers, one a VM, and one more for what overrules a call under way. A worker puts the outcome on a list
-and wakes the main thread through a pipe. So a save that takes minutes holds up nothing but its own VM.
+The main thread alone uses the session; it reads requests, writes replies and hands the calls of the
+session to workers, one a VM, and one more for a call that overrules a running one. A worker puts the outcome on a list
+and wakes the main thread through a pipe. So a save that takes minutes blocks only its own VM.
 """
 
 import errno
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     Outcome = Status | int | errors.Fault | None
 
 SWITCH_INTERVAL = 0.0002
-"""Seconds after which a worker that computes lets a request through, which may have to wait for that several times."""
+"""The interpreter's switch interval in seconds: a request may have to wait for a computing worker several times."""
 
 DESTROY_DEADLINE = 20.0
-"""Seconds that the end of the server waits for its VMs to be destroyed."""
+"""The seconds that the server's shutdown waits for its VMs to be destroyed."""
 
 FLUSH_DEADLINE = 2.0
-"""Seconds that the end of the server waits for the client to read the last replies."""
+"""The seconds that the server's shutdown waits for the client to read the last replies."""
 
 ERROR_FILE = "vm_error.txt"
-"""In the scratch directory: why a START failed, in plain words."""
+"""The file in the scratch directory with the reason of a failed START."""
 
 _END_SIGNALS: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGQUIT: "SIGQUIT", signal.SIGINT: "SIGINT"}
 
 
 class Server:
-    """One client, one conversation, any number of VMs."""
+    """A server for one client, with one conversation and any number of VMs."""
 
     def __init__(self, vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> None:
         self.working_dir = working_dir
@@ -64,38 +64,40 @@ class Server:
         self._machines: dict[int, Machine] = {}
         self._job_ad_files: dict[int, JobAdFile] = {}
         self._directories: dict[int, str] = {}
-        """The scratch directory of each VM that has not ended: no two share one."""
+        """The scratch directory of each VM that has not ended; no two VMs may share one."""
         self._directories_lock = allocate_lock()
         self._workers: dict[int, Worker] = {}
-        """Of each VM that has not ended, the one that carries out what comes next."""
+        """The worker of each VM that has not ended."""
         self._under_way: dict[Call, Worker] = {}
         self._outcomes: list[tuple[Call, Outcome]] = []
         self._ending = False
         self._why_end = ""
         self._exit_status = 0
-        """Of the last VM that has ended by itself."""
+        """The exit status to report on QUIT: that of the last VM whose guest ended on its own."""
         self._settings: config.Settings | None = None
         self._identity: Identity | None = None
         self._configuring = allocate_lock()
-        """Held until the settings are there, or a fault in their place."""
+        """A lock that is held until the settings are loaded, or have failed to load."""
         self._request_timeout = self.session.request_timeout
         self._configuration_fault: errors.Fault | None = None
         self._driver: Driver | None = None
         self._driver_lock = allocate_lock()
         self._sampler: Sampler | None = None
-        """Keeps the figures of the VMs; none where VM_METRICS_INTERVAL is 0."""
+        """The sampler of the VMs' figures; None if VM_METRICS_INTERVAL is 0."""
         self._publisher: Publisher | None = None
-        """Tells the pool of the VMs, from the first START on."""
+        """The publisher of the VMs' attributes to the pool, from the first START on."""
 
     def run(self) -> int:
-        """Serve until QUIT, the end of input, a signal or a client that is gone; the exit status, which after QUIT is
-        the guest's exit code, or negative for the signal that has ended the guest's program."""
+        """Serve until QUIT, the end of input, a signal or the loss of the client, and return the exit status.
+
+        After QUIT that is the guest's exit code, or negative for the signal that has ended the guest's program.
+        """
         sys.setswitchinterval(SWITCH_INTERVAL)
         self._catch_signals()
         self._configuring.acquire()
         try:
             start_new_thread(self._configure, ())
-        except RuntimeError:  # no thread can be started now: the client waits until the settings are read
+        except RuntimeError:  # no thread: the client must wait until the settings are read
             self._configure()
         while not (self.session.quitting or self._why_end or self._pipes.why_end):
             self._turn()
@@ -119,7 +121,7 @@ class Server:
     # The loop
 
     def _turn(self) -> None:
-        """Wait for one thing to happen and deal with all that did. Without a VM nothing has a deadline or begins."""
+        """Wait for an event and handle all that have occurred. Without a VM there are no deadlines and no calls."""
         session = self.session
         deadline = session.next_deadline() if session.vms else None
         due = None if self._sampler is None else self._sampler.due
@@ -153,7 +155,7 @@ class Server:
         self._why_end = f"received {_END_SIGNALS[number]}"
 
     def _collect(self, now: float) -> None:
-        while self._outcomes:  # to which the threads append
+        while self._outcomes:  # the threads append to it
             call, outcome = self._outcomes.pop(0)
             self._under_way.pop(call, None)
             failed = isinstance(outcome, errors.Fault)
@@ -169,7 +171,7 @@ class Server:
 
         worker = self._workers.get(call.vm.id)
         try:
-            if worker is None or worker in self._under_way.values():  # which this call is to overrule
+            if worker is None or worker in self._under_way.values():  # which this call overrules
                 made = threads.Worker(f"vm{call.vm.id}", self._work)
                 self._dismiss(call.vm.id)
                 self._workers[call.vm.id] = worker = made
@@ -180,14 +182,14 @@ class Server:
             self._pipes.wake()
 
     def _dismiss(self, vm_id: int) -> None:
-        """No call is given to a VM's worker any more."""
+        """Let a VM's worker end after its last call."""
         if vm_id in self._workers:
             self._workers.pop(vm_id).end()
 
-    # What the threads do
+    # Run in other threads
 
     def _configure(self) -> None:
-        """Read the settings; beside the protocol, because to ask HTCondor takes longer than to answer."""
+        """Read the settings, in parallel to the protocol, because asking HTCondor takes longer than a first reply."""
         try:
             self._settings = config.load(self._environ)
             self._identity = Identity.from_environ(self._environ)
@@ -203,7 +205,7 @@ class Server:
                 self.log.always(warning)
             self.log.always(f"serving VM type {self.session.vm_type} in {self.working_dir}")
         self._configuring.release()
-        self._pipes.wake()  # deadlines may be nearer than was thought
+        self._pipes.wake()  # the timeout may be shorter than the default
 
     def _work(self, call: Call) -> None:
         outcome: Outcome
@@ -268,7 +270,7 @@ class Server:
 
     def _start(self, call: Call) -> None:
         assert call.job is not None
-        with self._configuring:  # it is not known before as whom the ad is evaluated
+        with self._configuring:  # wait for the user as whom the ad is evaluated
             pass
         if self._identity is not None:
             call.job.evaluate_as(self._identity)
@@ -291,7 +293,7 @@ class Server:
             self._destroy(machine)
 
     def _claim_directory(self, call: Call) -> None:
-        """See that no other VM has the scratch directory: each would overwrite what the other saves and prints."""
+        """Make sure that no other VM has the scratch directory: each would overwrite the other's files."""
         assert call.job is not None
         directory = os.path.realpath(call.job.working_dir())
         with self._directories_lock:
@@ -304,7 +306,7 @@ class Server:
             self._directories[call.vm.id] = directory
 
     def _get_driver(self, job: "JobAd") -> "Driver":
-        """The driver of this machine's type, for a job that is of it. Raises `errors.Fault`."""
+        """Return the driver of this machine's type, if the job is of that type. Raises `errors.Fault`."""
         if self._configuration_fault is not None:
             raise self._configuration_fault
         if self._ending:
@@ -324,7 +326,7 @@ class Server:
             return self._load_driver(vm_type, self._settings, self._identity)
 
     def _load_driver(self, vm_type: str, settings: "config.Settings", identity: Identity) -> "Driver":
-        """Under `_driver_lock`. Raises `errors.MachineFault`."""
+        """Load the driver once; call it under `_driver_lock`. Raises `errors.MachineFault`."""
         from vmgahp.drivers import base
 
         if self._driver is None:
@@ -332,14 +334,14 @@ class Server:
         return self._driver
 
     def _expect_start(self) -> None:
-        """A client has come: get ready for its VM meanwhile."""
-        from vmgahp.host import threads  # here, in the main thread, as in `_begin`
+        """Prepare for the VM of a client that has connected, in a thread."""
+        from vmgahp.host import threads  # imported late, in the main thread, as in `_begin`
 
         self.session.expect_start = lambda: None
         try:
             threads.start("getting ready", self._get_ready)
         except errors.MachineFault:
-            pass  # the START does it, or says so
+            pass  # the START does it, or reports the reason
 
     def _get_ready(self) -> None:
         with self._configuring:
@@ -352,12 +354,12 @@ class Server:
                 with self._driver_lock:
                     driver = self._load_driver(vm_type, self._settings, self._identity)
                 driver.get_ready()
-                from vmgahp.daemon import publisher, sampler  # noqa: F401 - they are loaded now and not by the START
+                from vmgahp.daemon import publisher, sampler  # noqa: F401 - loaded now, not during the START
         except errors.Fault as fault:
-            self.log.debug(f"not ready for a START: {fault.problem}")  # which says so again
+            self.log.debug(f"not ready for a START: {fault.problem}")  # the START reports it
 
     def _make_sampler(self, settings: "config.Settings", identity: Identity) -> "Sampler | None":
-        """None where no figures are wanted, and where that setting makes no sense: no job fails for want of them."""
+        """Make a sampler; return None if it is disabled or its setting is invalid, since no job may fail for that."""
         try:
             if not settings.integer("VM_METRICS_INTERVAL"):
                 return None
@@ -369,21 +371,21 @@ class Server:
             return None
 
     def _explain(self, call: Call, fault: errors.Fault) -> errors.Fault:
-        """Leave the reason of a failed START where the job's owner can find it.
+        """Write the reason of a failed START to a file for the job's owner, and return the fault.
 
-        The fault is the machine's and not the job's where that cannot be done because the machine is ill: what was
-        wrong with a file of the job's then says nothing about the job.
+        If a fault of the machine prevents that, the fault becomes the machine's instead of the job's, because the same
+        cause may have made the job's file unusable.
         """
-        with self._configuring:  # a job may be refused before it is known who its user is
+        with self._configuring:  # the job's user may not be known yet
             pass
         directory = self._directories.get(call.vm.id)
         if self._identity is None or directory is None or self._ending:
-            return fault  # a start that the end overtakes explains nothing to the job's owner
+            return fault  # a START that the shutdown interrupts is no news to the owner
         try:
             self._identity.write_scratch(directory, ERROR_FILE, (fault.render() + "\n").encode())
         except errors.MachineFault as failure:
             self.log.always(f"could not write {ERROR_FILE}: {failure.problem}")
-            # A job that was refused can have filled the file system itself.
+            # The job itself may have filled the file system.
             full = isinstance(failure.__cause__, OSError) and failure.__cause__.errno == errno.ENOSPC
             if isinstance(fault, errors.JobFault) and not full:
                 return errors.MachineFault(f"{fault.problem} {failure.problem}", failure.hint)
@@ -399,12 +401,12 @@ class Server:
     # The end
 
     def _destroy_all(self) -> None:
-        """Destroy every VM, those whose START still runs included, side by side and within a deadline."""
+        """Destroy all VMs, including those whose START still runs, in parallel and within a deadline."""
         from vmgahp.host import threads
 
         self._ending = True
         if self._identity is None:
-            return  # without settings there is no driver, and no START goes on from here
+            return  # without settings there is no driver, and every START fails
         starting = () if self._driver is None else self._driver.interrupt()
         end = time.monotonic() + DESTROY_DEADLINE
         workers = [worker.thread for worker in self._under_way.values()]
@@ -439,7 +441,7 @@ class Server:
 
 
 def serve(vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
-    """Serve one client on standard input and output, after the greeting; returns the exit status."""
+    """Serve one client on standard input and output, after the greeting, and return the exit status."""
     own_code.hold()
     status = Server(vm_type, working_dir, environ, to_stderr=to_stderr).run()
     if status >= 0:

@@ -1,9 +1,9 @@
-"""The file transfer plugin: a job's disk becomes a qcow2 overlay of an image.
+"""The file transfer plugin, which makes a job's disk a qcow2 overlay of an image.
 
 ``transfer_input_files = nfs:///images/base.qcow2:disk.qcow2`` copies nothing: an empty overlay ``disk.qcow2`` is made
-in the job's scratch directory, which reads from the base and keeps what the guest writes. condor_starter runs this
+in the job's scratch directory, which reads from the base and gets the guest's changes. condor_starter runs this
 program as the job's user, by HTCondor's protocols for plugins of one file (version 1) and of many (version 2), which
-its manual describes in ``docs/apis/file-transfer-plugins``. Images lie in the directories of VM_IMAGE_DIRS only.
+its manual describes in ``docs/apis/file-transfer-plugins``. Images must be in the directories of VM_IMAGE_DIRS.
 """
 
 import os
@@ -16,13 +16,13 @@ from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 
 METHODS = "nfs", "vmimage"
-"""The schemes of URLs: that of the how-to which made the rounds, and one that nobody else has."""
+"""The schemes of URLs: that of a widespread how-to, and one of our own."""
 
 SETTING = "VM_IMAGE_DIRS"
 
 MOST_ADS = 1000
 LONGEST_INPUT = 4 << 20
-"""Files, and bytes of their list, of one call."""
+"""The most files, and the most bytes of their list, of one call."""
 
 USAGE = """\
 usage: vmgahp-image-plugin -classad                          say what this plugin can do
@@ -37,18 +37,18 @@ _ESCAPED = re.compile(r"%([0-9A-Fa-f]{2})")
 
 
 class TransferError(Exception):
-    """The transfer failed; the text is for the job's owner, who finds it in the hold reason."""
+    """A failed transfer; the text is for the job's owner, and becomes the hold reason."""
 
 
 class Wanted(NamedTuple):
-    """What a URL asks for."""
+    """The parts of a URL."""
 
     base: str
     """The full path of the base image."""
     name: str
     """The name of the overlay."""
     format: str
-    """The format of the base, where the URL says it."""
+    """The format of the base, if the URL has it."""
 
 
 def parse_url(url: str) -> Wanted:
@@ -76,10 +76,10 @@ def parse_url(url: str) -> Wanted:
 
 
 def fetch(url: str, destination: str, settings: Settings) -> int:
-    """Make the overlay that `url` asks for in the directory of `destination`; its size in bytes.
+    """Make the overlay of `url` in the directory of `destination`; return its size in bytes.
 
-    One that is there already has come with a checkpoint, or from the spool: it stays as it is, where its base is
-    the one that the URL names. Raises `TransferError`, and `MachineFault` for settings that are wrong.
+    An existing one is from a checkpoint, or from the spool, and is kept if its base is the one that the URL names.
+    Raises `TransferError`, and `MachineFault` for invalid settings.
     """
     from vmgahp import errors
     from vmgahp.host.job_user import Identity
@@ -113,10 +113,10 @@ def fetch(url: str, destination: str, settings: Settings) -> int:
 
 
 def _allowed(path: str, directories: Sequence[str], url: str) -> str:
-    """The path without symbolic links, if it is in one of the directories. Raises `TransferError`.
+    """Return the path without symbolic links, if it is in one of the directories. Raises `TransferError`.
 
-    It does not tell whether a file elsewhere exists: with root's rights withdrawn it could not matter, but who
-    runs a plugin is the administrator's choice.
+    The error does not reveal whether a file elsewhere exists. Without root's rights this would not matter, but the
+    administrator chooses the user who runs a plugin.
     """
     real = os.path.realpath(path)
     if not any(os.path.commonpath((real, directory)) == directory for directory in directories):
@@ -144,7 +144,7 @@ def _directories(settings: Settings) -> list[str]:
 
 
 def _create(base: str, base_format: str, target: str, who: Identity) -> None:
-    """Write an empty overlay, at first under another name: half of one must never be taken for it."""
+    """Write an empty overlay under a temporary name and rename it, so that a partial one is never used."""
     from vmgahp.images import qemu_img
 
     temporary = f"{target}.{os.getpid()}.new"
@@ -169,7 +169,7 @@ def _is_plain(path: str) -> bool:
 
 
 def _decode(url: str, text: str) -> str:
-    """Undo ``%20`` and its like, which stand for what a list of files cannot have."""
+    """Decode ``%20`` and its like, which stand for characters that a list of files cannot have."""
     try:
         decoded = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text).encode("latin-1").decode()
     except UnicodeError:
@@ -183,11 +183,11 @@ def _shown(text: str) -> str:
     return ascii(text if len(text) <= 300 else text[:300] + "...")
 
 
-# What HTCondor sees
+# The interface to HTCondor
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """The program ``vmgahp-image-plugin``; returns the exit status."""
+    """Run the program ``vmgahp-image-plugin`` and return the exit status."""
     words = list(argv[1:])
     if words == ["-classad"]:
         sys.stdout.write(capabilities())
@@ -211,7 +211,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
 
 
 def capabilities() -> str:
-    """What this plugin says of itself, in the syntax of old ClassAds."""
+    """Return the plugin's capabilities, in the syntax of old ClassAds."""
     from vmgahp import __version__
 
     return (
@@ -224,7 +224,7 @@ def capabilities() -> str:
 
 
 def _many(infile: str, outfile: str, upload: bool, environ: Mapping[str, str]) -> int:
-    """Version 2: a list of ads in, one ad out for each."""
+    """Handle version 2 of the protocol: read a list of ads, write one result ad for each."""
     try:
         import classad2
 
@@ -240,14 +240,14 @@ def _many(infile: str, outfile: str, upload: bool, environ: Mapping[str, str]) -
     results = []
     for ad in ads:
         url, name = ad.get("Url"), ad.get("LocalFileName")
-        if isinstance(url, str) and isinstance(name, str):  # others are about no file
+        if isinstance(url, str) and isinstance(name, str):  # other ads do not name a file
             results.append(_one(url, name, upload, environ))
     results = results or [_result("", "", "the list of files names none")]
     return 0 if _write(outfile, results) and all(result["TransferSuccess"] for result in results) else 1
 
 
 def _one(url: str, name: str, upload: bool, environ: Mapping[str, str]) -> dict[str, str | int]:
-    """Make one overlay: the attributes of the result."""
+    """Make one overlay, and return the attributes of the result."""
     from vmgahp import config, errors
 
     try:
@@ -282,14 +282,14 @@ def _result(url: str, name: str, error: str, size: int = 0) -> dict[str, str | i
 
 
 def _old(value: str | int) -> str:
-    """A value in the syntax of old ClassAds."""
+    """Format a value in the syntax of old ClassAds."""
     from vmgahp.job.ad import quote
 
     return quote(value) if isinstance(value, str) else str(value).lower()
 
 
 def _new(value: str | int) -> str:
-    """A value in the syntax of new ClassAds, where a backslash begins an escape."""
+    """Format a value in the syntax of new ClassAds, where a backslash begins an escape."""
     return _old(value.replace("\\", "\\\\") if isinstance(value, str) else value)
 
 

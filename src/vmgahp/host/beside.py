@@ -1,7 +1,7 @@
-"""A program that runs beside one QEMU, on a socket in a directory that this process made for it.
+"""A companion program of one QEMU, with a socket in a directory made by this process.
 
-The directory, the `room`, is `runtime_dir.runtime_dir`'s. It keeps the process id, so that whoever is told of the end
-of the VM can end the program, in whichever process.
+The directory, the `room`, comes from `runtime_dir.runtime_dir`. It has a file with the process id, so that any process
+that learns of the VM's end can end the program.
 """
 
 import os
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from vmgahp.host.job_user import Identity
 
 END_WAIT = 5.0
-"""Seconds for a program to end when it is told to; then it is killed."""
+"""The seconds between SIGTERM and SIGKILL for a program."""
 
 
 def listen(listener: "socket.socket", path: str, owner: tuple[int, int]) -> None:
-    """Listen at a path for one user and group alone. Raises OSError."""
+    """Listen at a path to which only one user and group can connect. Raises OSError."""
     try:
         os.unlink(path)
     except FileNotFoundError:
         pass
     listener.bind(path)
-    # Nobody can connect before listen().
+    # Connections are possible only after listen().
     os.chmod(path, 0o600)
     if os.geteuid() == 0:
         os.chown(path, *owner)
@@ -36,14 +36,14 @@ def listen(listener: "socket.socket", path: str, owner: tuple[int, int]) -> None
 
 
 def remember(process: "subprocess.Popen[bytes]", room: str) -> None:
-    """Leave a program to `end`, and not to the object that started it. Raises OSError."""
+    """Detach a program from its Popen object and note its process id for `end`. Raises OSError."""
     process.returncode = 0
     with open(_note(room), "w") as file:
         file.write(str(process.pid))
 
 
 def end(room: str, mark: str) -> None:
-    """End the program of a room, if it still runs; `mark` is in its command line: another's process is not ended."""
+    """End the program of a room, if it still runs; the process is left alone unless `mark` is in its command line."""
     try:
         with open(_note(room)) as file:
             pid = int(file.read(32))
@@ -60,13 +60,13 @@ def end(room: str, mark: str) -> None:
             if poll.poll(END_WAIT * 1000):
                 break
     except OSError:
-        pass  # it has ended meanwhile
+        pass  # it has exited meanwhile
     finally:
         os.close(process)
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        pass  # another process has started it
+        pass  # it is not a child of this process
 
 
 def clear(room: str, files: "Iterable[str]") -> None:
@@ -83,11 +83,14 @@ def clear(room: str, files: "Iterable[str]") -> None:
 
 
 def over(_identity: "Identity", _log: "Callable[[str], None]", room: str, *files: str) -> None:
-    """The VM is gone, and what ran beside it, with the room in its command line, is to go. Raises nothing."""
+    """Clean up after a VM: end the companion program that has the room in its command line, and clear the room.
+
+    Raises nothing.
+    """
     end(room, room)
     clear(room, (f"{room}/{name}" for name in files))
 
 
 def _note(room: str) -> str:
-    """Where its process id is; only this daemon writes there."""
+    """Return the path of the file with its process id; only this daemon can write there."""
     return f"{room}/pid"

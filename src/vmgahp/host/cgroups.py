@@ -1,15 +1,15 @@
-"""Which control groups limit the processes of this machine: version 1, version 2, or both."""
+"""The control groups that limit the processes of this machine: version 1, version 2, or both."""
 
 import os
 
 from vmgahp.host.mounts import mounts
 
 LIMITS = ("cpu", "memory")
-"""Controllers that a limit on a VM stands on."""
+"""The controllers that limits on a VM need."""
 
 
 def version(controller: str, pid: int | str = "self") -> int:
-    """Of the control groups that are mounted and have a controller for a process: 1 or 2; 0 where none has."""
+    """Return the version (1 or 2) of the mounted control groups with a controller for a process; 0 for none."""
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:
             lines = file.read(1 << 16).decode(errors="replace").splitlines()
@@ -25,12 +25,12 @@ def version(controller: str, pid: int | str = "self") -> int:
 
 
 def controllers() -> list[str]:
-    """Of `LIMITS`, those that this process sees mounted."""
+    """Return the controllers of `LIMITS` that are mounted for this process."""
     return [controller for controller in LIMITS if version(controller)]
 
 
 def _unified() -> list[str]:
-    """The controllers of version 2."""
+    """List the controllers of version 2."""
     try:
         place = next((mount.place for mount in mounts() if mount.kind == "cgroup2"), "")
         with open(os.path.join(place, "cgroup.controllers"), "rb") as file:

@@ -1,21 +1,21 @@
-"""Doing things as another user: in a child that becomes that user, answers and is gone.
+"""Operations as another user: in a child that becomes that user, answers and exits.
 
-How: seteuid changes every thread of the process, so the work is done by a forked child that takes on the
+Since seteuid changes every thread of the process, the work is done by a forked child that takes on the
 user's groups, gid and effective uid, does one operation, passes the descriptor or the error back over a
-socket pair, and is gone. Its real uid stays root's: the user's own processes can neither signal nor trace
-it. The other way, setfsuid and the bare setgroups system call in the calling thread, is faster, but needs
+socket pair, and exits. Its real uid stays root's: the user's own processes can neither signal nor trace
+it. The alternative, setfsuid and the bare setgroups system call in the calling thread, is faster, but needs
 the system call's number for each architecture, cannot be abandoned when a file system hangs, and a failure
-to switch back would leave a thread of root with the wrong rights. A child costs two milliseconds; where
-many things are done, as at a start, one `StayingChild` stays for all of them.
+to switch back would leave a thread of root with the wrong rights. A child costs two milliseconds; for
+many operations, as at a start, one `StayingChild` serves all of them.
 
 Forking a process with threads is safe as long as the child takes no lock that another thread may have
-held. So everything is made ready before the fork, and the child makes system calls only: signals are
+held. So everything is prepared before the fork, and the child makes system calls only: signals are
 blocked around the fork (a handler of the daemon must not run in the child), the garbage collector is off
 (a finaliser in the child would speak on the daemon's connections), all other descriptors are closed (a
 child that hangs must not keep the daemon's pipes open), and it ends with ``os._exit``. The parent waits
 for a limited time; a child that a file system hangs is killed, and reaped when the kernel lets it go.
 
-Nobody else in the process may wait for just any child (``waitpid(-1)``).
+No other code in the process may wait for any child (``waitpid(-1)``).
 """
 
 import errno
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     Operation = Callable[..., int]
-    """Runs as the user with prepared arguments, makes system calls only, returns a descriptor or -1, and raises
-    OSError."""
+    """A function that runs as the user with prepared arguments, makes system calls only, returns a descriptor or -1,
+    and raises OSError."""
     Life = Callable[[socket.socket, tuple[int, int]], object]
-    """What a child does by the way to its parent, which is told with it how a descriptor is passed."""
+    """The body of a child: it takes the socket to its parent, and the socket option for passing descriptors."""
     Answer = tuple[bytes, int, bool]
-    """The words, a descriptor or -1, and whether there was no room for it."""
+    """The message, a descriptor or -1, and whether the descriptor was lost for lack of room."""
 
 DEADLINE = 30.0
-"""Seconds that one operation may take before its file system counts as hung."""
+"""The timeout of one operation in seconds, after which its file system counts as hung."""
 
 _LONGEST = 1 << 16
-"""Bytes of what a `StayingChild` can be told at once."""
+"""The most bytes of one message to a `StayingChild`."""
 
 _fork_lock = allocate_lock()
 _unreaped: list[int] = []
@@ -54,8 +54,8 @@ _unreaped: list[int] = []
 def run_as(uid: int, gid: int, groups: list[int], operation: "Operation", arguments: "tuple[Any, ...]") -> int:
     """Run an operation in a child that is the user, and return its descriptor or -1.
 
-    Raises the operation's OSError, ETIMEDOUT where no answer comes within `DEADLINE`, and `MachineFault` where there
-    can be no such child.
+    Raises the operation's OSError, ETIMEDOUT if no answer comes within `DEADLINE`, and `MachineFault` if the child
+    cannot be started.
     """
     pid, channel = _fork(uid, gid, groups, lambda theirs, rights: _answer(theirs, rights, operation, arguments))
     try:
@@ -67,19 +67,19 @@ def run_as(uid: int, gid: int, groups: list[int], operation: "Operation", argume
 
 
 class StayingChild:
-    """A child that is the user until it is closed, and does one thing after another.
+    """A child that runs as the user and does one operation after another until it is closed.
 
-    It has nothing of its parent's open but the way to it, keeps nothing that it has opened, and ends with its parent.
+    It inherits only the socket to its parent, keeps no file open, and exits with its parent.
     """
 
     def __init__(self, uid: int, gid: int, groups: list[int]) -> None:
-        """Raises OSError and `MachineFault` where there can be none."""
+        """Start the child. Raises OSError and `MachineFault`."""
         self._user = uid, gid, groups
         self._lock = allocate_lock()
         self._pid, self._channel = _fork(uid, gid, groups, _serve)
 
     def run(self, operation: "Operation", arguments: "tuple[Any, ...]") -> int:
-        """As `run_as`; by a child of its own where this one is busy, or gone, or cannot be told of it in a message."""
+        """Run an operation as `run_as` does; use a separate child if this one is busy or gone, or cannot take it."""
         if getattr(system_calls, operation.__name__, None) is operation and self._lock.acquire(False):
             try:
                 message = marshal.dumps((operation.__name__, arguments))
@@ -90,7 +90,7 @@ class StayingChild:
         return run_as(*self._user, operation, arguments)
 
     def close(self) -> None:
-        """Let it go; may be called again."""
+        """End the child; may be called again."""
         with self._lock:
             self._channel.close()
             if self._pid:
@@ -109,7 +109,7 @@ class StayingChild:
 
 
 def _fork(uid: int, gid: int, groups: list[int], life: "Life") -> "tuple[int, socket.socket]":
-    """A child that becomes the user, lives its life and is gone: its process id, and our end of the way to it.
+    """Fork a child that becomes the user, runs `life` and exits; return its process id and our end of the socket pair.
 
     Raises OSError and `MachineFault`.
     """
@@ -154,7 +154,7 @@ def _fork(uid: int, gid: int, groups: list[int], life: "Life") -> "tuple[int, so
 def _child(
     uid: int, gid: int, groups: list[int], life: "Life", channel: "socket.socket", rights: tuple[int, int], last: int
 ) -> "NoReturn":
-    """The whole life of the child: become the user, live it, end. Never returns or raises."""
+    """Run in the child: become the user, run `life`, exit. Never returns or raises."""
     try:
         try:
             os.closerange(0, channel.fileno())
@@ -171,16 +171,16 @@ def _child(
 
 
 def _serve(channel: "socket.socket", rights: tuple[int, int]) -> None:
-    """The life of a `StayingChild`'s child."""
+    """Serve a `StayingChild`'s operations in its child, until the parent closes the socket."""
     while message := channel.recv(_LONGEST):
-        name, arguments = marshal.loads(message)  # noqa: S302 - nobody but the parent has the other end
+        name, arguments = marshal.loads(message)  # noqa: S302 - only the parent has the other end
         _answer(channel, rights, getattr(system_calls, name), arguments)
 
 
 def _answer(
     channel: "socket.socket", rights: tuple[int, int], operation: "Operation", arguments: tuple[object, ...]
 ) -> None:
-    """Do it, and say what came of it."""
+    """Run the operation and send its descriptor or error to the parent."""
     try:
         descriptor = operation(*arguments)
         if descriptor < 0:
@@ -205,7 +205,7 @@ def _sent(channel: "socket.socket", message: bytes) -> bool:
 
 
 def _receive(channel: "socket.socket", pid: int, uid: int) -> "Answer":
-    """The next answer of a child, which is killed where it does not come in time. Raises OSError."""
+    """Receive the next answer of a child, and kill the child on a timeout. Raises OSError."""
     import _socket as socket
 
     from vmgahp.host.light import signal
@@ -227,7 +227,7 @@ def _receive(channel: "socket.socket", pid: int, uid: int) -> "Answer":
 
 
 def _result(answer: "Answer", uid: int) -> int:
-    """What an answer comes to. Raises OSError, and `MachineFault` for none."""
+    """Turn an answer into a descriptor or -1. Raises its OSError, and `MachineFault` for an empty answer."""
     message, descriptor, is_cut = answer
     if is_cut:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -245,7 +245,7 @@ def _result(answer: "Answer", uid: int) -> int:
 
 
 def _reap(pid: int) -> None:
-    """Collect a killed child, now or, where the kernel still holds it in a hung file system, later."""
+    """Reap a killed child, now or, while the kernel holds it in a hung file system, later."""
     gone = _gone(pid, os.WNOHANG)
     if gone and pid in _unreaped:
         _unreaped.remove(pid)

@@ -1,10 +1,10 @@
-"""Whose fault an error beneath a scratch directory is.
+"""The blame for an error in a scratch directory: the job's fault or the machine's.
 
-It is the job's, until a look outside shows that the machine is ill. The job can make its scratch directory fail in any
-way: close it, fill it, leave a directory or a FIFO where a file is to be, mount a file system of its own there that
-fails or hangs. So the error's number proves nothing, and a machine that is believed to be ill runs no VM for anybody.
-What no job can touch is EXECUTE, in which HTCondor makes the scratch directories: root looks there, and follows nothing
-of the job's.
+The job is blamed unless a test outside of its directory shows that the machine fails. A job can make its scratch
+directory fail in any way: close it, fill it, leave a directory or a FIFO in a file's place, mount a file system of its
+own there that fails or hangs. So the errno proves nothing, and a machine that is blamed wrongly runs no VM at all.
+Jobs cannot touch EXECUTE, in which HTCondor makes the scratch directories: root tests that one, and follows nothing
+that belongs to the job.
 """
 
 import errno
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from vmgahp.host.job_user import Identity
 
 LEAST_FREE = 1 << 20
-"""Bytes that must be free for a start: for the console, the display and the reason of a failure. What the guest writes
-it cannot know."""
+"""The bytes that must be free for a start: for the console, the display and the reason of a failure. The needs of the
+guest are not known."""
 
 _OF_THE_WAY = (errno.ENOENT, errno.EACCES, errno.EPERM)
 _OF_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_VERDICT = (errno.EACCES, errno.EPERM, errno.EEXIST)
-"""Root on a network's file system may be nobody there, and a name may be taken."""
+"""The errors that prove nothing: root may be mapped to nobody on a network file system, and a name may be taken."""
 
 _ILL = (
     "see that EXECUTE and its file system are well, that every user may pass to the scratch directories, and what "
@@ -37,7 +37,7 @@ _FREE = "see that the job's user may write there, and that nothing else of the j
 
 
 def why(error: OSError, directory: str, identity: "Identity") -> str:
-    """What is wrong with the machine where an error has come up beneath the scratch `directory`; empty for nothing."""
+    """Find the machine's fault behind an error beneath the scratch `directory`; return an empty string for none."""
     place = _execute(directory)
     if error.errno == errno.EROFS and _is_mounted_read_only(directory):
         return "It was mounted so."
@@ -52,10 +52,10 @@ def why(error: OSError, directory: str, identity: "Identity") -> str:
 
 
 def require_means(error: OSError, path: str, identity: "Identity") -> None:
-    """Does this machine have what it takes to open a file? Raises `MachineFault`.
+    """Make sure that this machine has the resources to open a file. Raises `MachineFault`.
 
-    Asked where a full path that the job has named cannot be opened: all else is the job's then, or any job could take
-    the machine out of service by naming a file system that fails.
+    Called when a full path from the job cannot be opened. Every other cause is the job's fault; otherwise a job could
+    take the machine out of service by naming a file system that fails.
     """
     if not is_perhaps_the_machines(error):
         return
@@ -68,29 +68,32 @@ def require_means(error: OSError, path: str, identity: "Identity") -> None:
 def blame(
     error: OSError, directory: str, identity: "Identity", problem: str, hint: str = "", code: str = MISMATCHED
 ) -> Fault:
-    """The fault for an error beneath the scratch `directory`; `problem` is a sentence, `hint` and `code` the job's."""
+    """Make the fault for an error beneath the scratch `directory`.
+
+    `problem` is a sentence, `hint` and `code` are for the job's fault.
+    """
     if reason := why(error, directory, identity):
         return MachineFault(f"{problem} {reason}", _ILL)
     return JobFault(code, problem, hint or (_RAISE if error.errno in _OF_ROOM else _FREE))
 
 
 def unwritable(name: str, error: OSError, directory: str, identity: "Identity") -> Fault:
-    """The fault where a file of the server's own cannot be written in the scratch `directory`."""
+    """Make the fault for a file of the server's own that cannot be written in the scratch `directory`."""
     problem = f"{name} cannot be written in the job's scratch directory ({error.strerror})."
     return blame(error, directory, identity, problem)
 
 
 def require_entry(directory: str, identity: "Identity") -> None:
-    """Is the job's user let into its scratch directory? Raises `MachineFault`.
+    """Make sure that the job's user can enter its scratch directory. Raises `MachineFault`.
 
-    Asked when a file of the job cannot be opened, for then it is not the file's fault.
+    Called when a file of the job cannot be opened, since the directory may be the cause.
     """
     if reason := why(OSError(errno.EACCES, "closed"), directory, identity):
         raise MachineFault(f"{directory} cannot be entered as uid {identity.uid}. {reason}", _ILL)
 
 
 def free(directory: str, identity: "Identity") -> int:
-    """Bytes that the job's user can still write in the scratch directory. Raises `Fault`."""
+    """Return the bytes that the job's user can still write in the scratch directory. Raises `Fault`."""
     try:
         status = os.statvfs(directory)
     except OSError as error:
@@ -99,7 +102,7 @@ def free(directory: str, identity: "Identity") -> int:
 
 
 def require_room(directory: str, identity: "Identity", needed: int = LEAST_FREE) -> None:
-    """Is there room in the scratch directory? Raises `Fault`."""
+    """Make sure that the scratch directory has `needed` free bytes. Raises `Fault`."""
     found = free(directory, identity)
     if found < needed:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -108,12 +111,12 @@ def require_room(directory: str, identity: "Identity", needed: int = LEAST_FREE)
 
 
 def _execute(directory: str) -> bytes:
-    """What the starters make the jobs' directories in, as far as the name of the scratch directory tells."""
+    """Return the directory in which starters make the jobs' directories, derived from the scratch directory's name."""
     return os.fsencode(os.path.dirname(starter.directory_of(directory)) or ".")
 
 
 def _is_mounted_read_only(directory: str) -> bool:
-    """Whether the scratch directory is a file system of its own that is read-only, and none that a user can mount."""
+    """Return True if the scratch directory is a read-only mount of its own, but not FUSE, which any user can mount."""
     found, directory = False, os.path.normpath(directory)
     for mount in mounts():
         if mount.place == directory:
@@ -122,14 +125,14 @@ def _is_mounted_read_only(directory: str) -> bool:
 
 
 def _as_root(identity: "Identity", operation: "child.Operation", *arguments: object) -> None:
-    """By root where this is root, in a child: EXECUTE may hang as well."""
+    """Run an operation as root if this process is root, in a child, because EXECUTE may hang as well."""
     if identity.switching:
         child.run_as(0, 0, [0], operation, arguments)
     else:
         operation(*arguments)
 
 
-# The children's: system calls only
+# Operations of the children: system calls only
 
 
 def _open(path: bytes) -> int:
@@ -138,7 +141,7 @@ def _open(path: bytes) -> int:
 
 
 def _look(execute: bytes, name: bytes, is_about_room: bool) -> int:
-    """Is it a place where a file can be made, written and removed? Raises OSError."""
+    """Check that a file can be created, written and removed in EXECUTE. Raises OSError."""
     above = os.open(execute, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         room = os.statvfs(above)
@@ -163,16 +166,16 @@ def _look(execute: bytes, name: bytes, is_about_room: bool) -> int:
 
 
 def _enter(directory: bytes, execute: bytes) -> int:
-    """Can the job's user get to its scratch directory, and is it that user's? What the user has done is no error."""
+    """Check that the job's user owns and can enter its scratch directory. Changes by the user are no error."""
     try:
         there = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
-        if os.access(execute, os.W_OK, effective_ids=True):  # who may write there has renamed it
+        if os.access(execute, os.W_OK, effective_ids=True):  # the user may have renamed it
             return -1
         raise
     try:
         here, outside = os.fstat(there), os.stat(execute)
-        # A file system of its own may be one that the job has mounted, where everything is as the job says.
+        # On a file system that the job has mounted, the job chooses the owner of everything.
         if here.st_uid != os.geteuid() and here.st_dev == outside.st_dev:
             raise OSError(errno.EPERM, "the scratch directory belongs to another user")
     finally:

@@ -1,11 +1,10 @@
-"""A program that becomes virtiofsd for one directory of one guest, shut in and as the job's user.
+"""A program that becomes virtiofsd for one directory of one guest, confined, as the job's user.
 
-It is given a socket that listens, and a pipe: there it says ``ok``, or why nothing can be served. Then it waits for
-QEMU to connect, but not for ever. It has loaded its code by the time that it becomes the job's user, who may have no
-right to. What virtiofsd does for the guest it does in a user namespace in which the job's user is the only one,
-whomever the guest says that it is. It makes neither symbolic links nor devices, FIFOs and sockets: HTCondor, and who
-looks into the directory after it, would follow them. It marks no program set-user-id. A directory that is not to be
-written is mounted so, and not only said to be.
+It gets a listening socket, and a pipe to which it writes ``ok`` or the reason of a failure. Then it waits, with a
+timeout, for QEMU to connect. It loads its code before it becomes the job's user, who may not be allowed to read it.
+virtiofsd runs in a user namespace in which the job's user is the only user, whatever ids the guest uses. It can make
+no symbolic links, devices, FIFOs or sockets, which HTCondor and later readers of the directory would follow, and no
+set-user-id programs. A read-only directory is mounted read-only, and not only declared so.
 """
 
 import ctypes
@@ -16,10 +15,10 @@ import sys
 _Modes = tuple[tuple[int, int], ...]
 
 PATIENCE = 120.0
-"""Seconds for QEMU to connect: libvirt waits thirty of them for its monitor."""
+"""The seconds for QEMU to connect: libvirt waits thirty of them for its monitor."""
 
 RUST, C = "rust", "C"
-"""The two programs of the name: that of its own project, and that of QEMU up to 7.2."""
+"""The two implementations of virtiofsd: that of its own project, and that of QEMU up to 7.2."""
 
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18
@@ -30,17 +29,17 @@ _EPERM = 1
 
 
 class _Calls:
-    """Numbers of system calls on one architecture."""
+    """The numbers of system calls on one architecture."""
 
     def __init__(self, audit: int, refused: "tuple[int, ...]", pretended: "tuple[int, ...]", modes: "_Modes") -> None:
         self.audit = audit
-        """Its AUDIT_ARCH."""
+        """The architecture's AUDIT_ARCH."""
         self.refused = refused
-        """symlink, symlinkat, mknod, mknodat, io_uring_setup, openat2 (a filter does not see the mode in it)."""
+        """The calls that fail: symlink, symlinkat, mknod, mknodat, io_uring_setup, openat2 (its mode is hidden)."""
         self.pretended = pretended
-        """Said to be done, and not done: setresuid, setresgid, setgroups."""
+        """The calls that do nothing and report success: setresuid, setresgid, setgroups."""
         self.modes = modes
-        """open, creat, chmod, fchmod, openat, fchmodat, fchmodat2: each with the place of the mode in its arguments."""
+        """The calls with a mode, and its index: open, creat, chmod, fchmod, openat, fchmodat, fchmodat2."""
 
 
 CALLS = {
@@ -61,7 +60,7 @@ class _Program(ctypes.Structure):
 
 
 def main(arguments: "list[str]") -> None:
-    """Never returns: `arguments` are both descriptors, uid, gid, ro or rw, the directory, its room, kind and path."""
+    """Serve, never return. `arguments`: two descriptors, uid, gid, ro or rw, the directory, its room, kind and path."""
     *numbers, mode, directory, room, kind, program = arguments
     listener, status, uid, gid = map(int, numbers)
     try:
@@ -80,7 +79,7 @@ def main(arguments: "list[str]") -> None:
     if not waits.poll(PATIENCE * 1000):
         os._exit(1)
     os.set_inheritable(listener, True)
-    words = [f"{room}/virtiofsd", f"--fd={listener}"]  # by this name `beside.over` knows it
+    words = [f"{room}/virtiofsd", f"--fd={listener}"]  # `beside.over` finds it by this name
     if kind == C:
         words += ["-f", "-o", f"source={directory}", "-o", "sandbox=namespace", "-o", "cache=auto"]
     else:
@@ -98,7 +97,7 @@ def _become(uid: int, gid: int) -> None:
 
 def _shut_in(libc: ctypes.CDLL, directory: str, *, writable: bool) -> None:
     uid, gid = os.geteuid(), os.getegid()
-    # A process that has changed its user owns nothing of its own in /proc before this (PR_SET_DUMPABLE).
+    # After a change of user the files in /proc belong to root until PR_SET_DUMPABLE is set.
     _call(libc.prctl(4, 1, 0, 0, 0), "prctl")
     _call(libc.unshare(_NEW_USER | _NEW_MOUNTS), "a user namespace of its own (unshare)")
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):

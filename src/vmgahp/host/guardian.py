@@ -1,24 +1,24 @@
-"""A process that outlives the server and ends the VM when nobody else is left to do it.
+"""A process that outlives the server and ends the VM if the server was killed.
 
-A server that ends in order destroys its VMs. One that is killed cannot, and nobody does it for it:
-condor_starter dies with it, the job is rescheduled, and the guest computes on without a job. So each VM
+A server that exits normally destroys its VMs. One that is killed cannot, and nothing else does it:
+condor_starter dies with it, the job is rescheduled, and the guest runs on without a job. So each VM
 has a guardian: a shell of less than a MiB that waits on a pipe whose other end only the server holds. The
 word ``done`` dismisses it; the end of the pipe without that word means that the server is gone, and the
 guardian runs the kill mode for this one VM.
 
-It must survive what kills the server. What HTCondor does when a starter ends, and what is done about it
+It must survive the events that kill the server. HTCondor's actions at a starter's end, and the measures against them
 (``src/condor_procd``, ``src/condor_startd.V6/Starter.cpp`` and ``proc_family_direct_cgroup_v2.cpp``):
 
-- *Process families by parent*: whoever has a parent in the family when a snapshot of the processes is
-  taken is a member for good. The shell is orphaned twice, the second time only when its first parent is
-  known to be gone, so that no snapshot can find a chain of living parents from the server to it.
+- *Process families by parent*: a process that has a parent in the family when a snapshot of the processes is
+  taken is a member for good. The shell is orphaned twice, the second time only after its first parent has
+  exited, so that no snapshot can find a chain of living parents from the server to it.
 - *By environment*: ``_CONDOR_ANCESTOR_*`` is not passed on.
 - *By login*: only with a dedicated account, which is the job's user; the server and its guardian are root.
 - *By group id* (USE_GID_PROCESS_TRACKING): condor_starter uses it for vanilla jobs and not for VMs.
 - *By cgroup*: a VM job gets none of its own, but with CGROUP_ALL_DAEMONS the starter has one, which is
   emptied by SIGKILL when the starter ends; and systemd empties that of condor.service when condor_master
-  dies (``KillMode=mixed``). So as root the guardian moves to the root cgroup, where nobody kills but the
-  shutdown of the machine. It stays where it is if that is refused: without root, or inside a container
+  dies (``KillMode=mixed``). So as root the guardian moves to the root cgroup, where only the shutdown of the
+  machine kills it. It stays where it is if that is refused: without root, or inside a container
   whose root cgroup is a branch of the real one.
 - *By session or process group*: it has a session of its own, and ignores HUP, INT, QUIT and TERM.
 
@@ -41,7 +41,7 @@ DISMISSED = b"done\n"
 KEPT = frozenset(
     (
         "PATH",
-        # Which configuration of HTCondor, and what its tools need to read it.
+        # The configuration of HTCondor, and the variables that its tools need to read it.
         "CONDOR_CONFIG",
         "CONDOR_IDS",
         "LD_LIBRARY_PATH",
@@ -49,7 +49,7 @@ KEPT = frozenset(
         "VMGAHP_USER_UID",
         "VMGAHP_USER_GID",
         "VMGAHP_CONFIG",
-        # Where a user's own libvirtd is found.
+        # The variables that locate a user's own libvirtd.
         "HOME",
         "USER",
         "LOGNAME",
@@ -61,9 +61,9 @@ KEPT = frozenset(
 """The environment variables that the guardian passes on, besides the settings called ``_CONDOR_<NAME>``."""
 
 TRIES = 43_200
-"""How often the kill mode is run until it succeeds: for a month, by pauses of a minute at most. libvirtd may be
-restarting just then, or be away for days, and the guest computes on. It ends at all for the sake of a machine that
-vmgahp was removed from: its command then fails for ever."""
+"""The most attempts of the kill mode until it succeeds: a month's worth, with pauses of a minute at most. libvirtd may
+be restarting, or be away for days, while the guest runs on. There is a limit only because the command fails for ever
+on a machine from which vmgahp was removed."""
 
 SCRIPT = """\
 cd / || exit
@@ -92,15 +92,15 @@ shift 2
     } &
 } &
 """
-"""The guardian. Its arguments: seconds before the second try, the number of tries, the command.
+"""The guardian's shell script. Its arguments: seconds before the second try, the number of tries, the command.
 
-The first word that it reads only says that its first parent is gone. ``0`` stands for the writer itself in
+The first word that it reads means that its first parent has exited. ``0`` stands for the writer itself in
 ``cgroup.procs``; the three names are those of cgroup v2, of v2 beside v1, and of systemd's own v1
 hierarchy."""
 
 
 class Guardian:
-    """One guardian, seen from the server: post it before the VM exists, dismiss it when the VM is gone."""
+    """The server's handle on one guardian: post it before the VM exists, dismiss it when the VM is gone."""
 
     def __init__(self, pipe: int, session: int) -> None:
         self.pipe = pipe
@@ -114,14 +114,14 @@ class Guardian:
     ) -> "Guardian":
         """Start the guardian that will run `argv`, whose first word is an absolute path.
 
-        `environ` is the server's environment, of which it keeps what `environment` says. The command is run
+        `environ` is the server's environment, of which it keeps the part that `environment` returns. The command is run
         with cwd ``/`` and stdio on ``/dev/null``, and again while it fails: `tries` times in all, `pause`
         seconds after the first failure and twice as long after each next, up to a minute. Raises OSError when
         there are no processes or descriptors left to start it with.
         """
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
-            # Never one of the numbers that the shell's own descriptors are to have.
+            # The number must differ from those of the shell's own descriptors.
             low, reading = reading, fcntl(reading, F_DUPFD_CLOEXEC, 10)
             os.close(low)
             pid = os.posix_spawn(
@@ -147,7 +147,7 @@ class Guardian:
         try:
             _, status = os.waitpid(pid, 0)
         except ChildProcessError:
-            status = 0  # whoever reaps all children has done it: it is gone all the same
+            status = 0  # other code has reaped it: it has exited all the same
         if status != 0:
             os.close(writing)
             raise OSError(errno.EAGAIN, "the guardian's shell could not go to the background")
@@ -159,10 +159,10 @@ class Guardian:
         try:
             os.write(self.pipe, word)  # never waits: the pipe has room for both words
         except OSError:
-            return  # a guardian that is gone cannot be told, and need not be
+            return  # the guardian is gone, and needs no message
 
     def dismiss(self) -> None:
-        """The VM is gone: let the guardian go without doing anything. May be called again."""
+        """End the guardian without an action, since the VM is gone. May be called again."""
         with self._lock:
             if self.pipe < 0:
                 return
@@ -171,7 +171,7 @@ class Guardian:
             self.pipe = -1
 
     def alive(self) -> bool:
-        """Does it still watch? False once dismissed, and when somebody has killed it."""
+        """Return True while the guardian watches; False once it was dismissed or killed."""
         with self._lock:
             if self.pipe < 0:
                 return False
@@ -181,10 +181,10 @@ class Guardian:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What of `environ` the kill mode needs: `KEPT` and the settings of HTCondor, not its bookkeeping.
+    """Return the part of `environ` that the kill mode needs: `KEPT` and HTCondor's settings, not its bookkeeping.
 
-    HTCondor takes ``_CONDOR_`` in any case (``condor_config.cpp``); the ``_CONDOR_ANCESTOR_`` variables are
-    how it finds its processes again (``condor_pidenvid.h``).
+    HTCondor takes ``_CONDOR_`` in upper or lower case (``condor_config.cpp``); by the ``_CONDOR_ANCESTOR_``
+    variables it finds its processes again (``condor_pidenvid.h``).
     """
     kept = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     for name, value in environ.items():

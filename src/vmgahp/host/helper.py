@@ -1,8 +1,8 @@
-"""A helper process: it does what takes much code and memory, hands back what comes of it, and is gone.
+"""A helper process for work that takes much code and memory: it returns the results and exits.
 
-The server starts it as an interpreter of its own, and not by a fork: another thread of the server may hold any lock of
-libvirt's. Both talk by messages over a socket pair: a word, plain data, descriptors. Either hears when the other
-is gone, and a helper without a server ends at once, with the descriptors that it has not handed over yet.
+The server starts it as a new interpreter, and not by a fork: another thread of the server may hold any lock of
+libvirt's. Both exchange messages over a socket pair: a word, plain data, descriptors. Each notices the other's
+exit, and a helper without a server exits at once, with the descriptors that it has not handed over yet.
 """
 
 import _socket
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMAND: tuple[str, ...] = ()
-"""What tests run a helper's module by, in place of this server's own code."""
+"""The command by which tests run a helper's module, in place of this server's own code."""
 
 CHANNEL = 3
-"""Where a helper finds its end of the socket pair."""
+"""The descriptor of a helper's end of the socket pair."""
 
 LARGEST = 1 << 15
-"""Bytes of a message that go through the socket; those of a longer one are in a file in memory."""
+"""The most bytes of a message that go through the socket; a longer one is passed as a file in memory."""
 
 MOST_DESCRIPTORS = 253
-"""Of one message (SCM_MAX_FD in the kernel)."""
+"""The most descriptors of one message (SCM_MAX_FD in the kernel)."""
 
 _SHORT, _LONG = b"s", b"l"
 
 
 class HungUp(Exception):
-    """Nobody is at the other end any more."""
+    """An error: the other end has closed the socket."""
 
 
 class Message:
-    """What was received; whoever takes it looks after its descriptors."""
+    """A received message; its receiver owns the descriptors."""
 
     __slots__ = ("data", "descriptors", "word")
 
@@ -53,14 +53,14 @@ class Message:
 
 
 class Channel:
-    """One end of the socket pair. Any thread may send, one receives."""
+    """One end of the socket pair. Any thread may send, but only one may receive."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, descriptor)
         self._sending = allocate_lock()
 
     def send(self, word: str, data: object = None, descriptors: "Sequence[int]" = ()) -> None:
-        """Say a word, with what `marshal` can write and with descriptors, which stay the caller's. Raises `HungUp`."""
+        """Send a word with data that `marshal` can write, and descriptors, which stay the caller's. Raises `HungUp`."""
         body, memory, passed = marshal.dumps((word, data)), -1, list(descriptors)  # type: ignore[arg-type]
         try:
             if len(body) > LARGEST:
@@ -81,7 +81,7 @@ class Channel:
                 os.close(memory)
 
     def receive(self) -> Message:
-        """The next message, waited for. Raises `HungUp`, and OSError where there are no descriptors left."""
+        """Wait for the next message. Raises `HungUp`, and OSError if no descriptors are left."""
         room = _socket.CMSG_SPACE(4 * MOST_DESCRIPTORS)
         try:
             body, ancillary, flags, _ = self._socket.recvmsg(LARGEST + 1, room, _socket.MSG_CMSG_CLOEXEC)
@@ -105,15 +105,15 @@ class Channel:
         return Message(word, data, passed)
 
     def close(self) -> None:
-        """Let go of it: the other end hears so."""
+        """Close the socket, which the other end notices."""
         self._socket.close()
 
 
 class Helper(Channel):
-    """A helper process, seen from the server."""
+    """The server's handle on a helper process."""
 
     def __init__(self, module: str) -> None:
-        """Start the module, whose `main` it is to run. Raises `MachineFault` where there can be no such process."""
+        """Start a process that runs `main` of the module. Raises `MachineFault` if it cannot be started."""
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         super().__init__(ours.detach())
         self._ending = allocate_lock()
@@ -144,33 +144,33 @@ class Helper(Channel):
             theirs.close()
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
+        """Wait for its exit; return False on a timeout."""
         poll = select.poll()
         poll.register(self._process, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     def kill(self) -> None:
-        """End it at once, from any thread; one that was dismissed is gone."""
+        """Kill it, from any thread; does nothing after `dismiss`."""
         with self._ending:
             if self._process >= 0:
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def dismiss(self, seconds: float) -> None:
-        """It has done its work: let go of it, and see that it is gone within so many seconds, by force where not."""
+        """Close the socket to a helper that has done its work, and wait for its exit; kill it after `seconds`."""
         self.close()
         if not self.has_ended(seconds):
             self.kill()
         try:
             os.waitpid(self._pid, 0)
         except ChildProcessError:
-            pass  # whoever reaps all children has done it
+            pass  # other code has reaped it
         with self._ending:
             os.close(self._process)
             self._process = -1
 
 
 class Spare:
-    """A helper that is started before it is needed, and loads its modules meanwhile."""
+    """A helper that is started in advance, and loads its modules meanwhile."""
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -179,13 +179,13 @@ class Spare:
         self._is_over = False
 
     def get_ready(self) -> None:
-        """Have one at hand. Raises `MachineFault`."""
+        """Start the spare helper unless there is one. Raises `MachineFault`."""
         with self._lock:
             if self._helper is None and not self._is_over:
                 self._helper = Helper(self._module)
 
     def take(self) -> Helper:
-        """The one at hand, or a new one where there is none that lives. Raises `MachineFault`."""
+        """Return the spare helper, or a new one if it is missing or has exited. Raises `MachineFault`."""
         with self._lock:
             taken, self._helper = self._helper, None
         if taken is not None and taken.has_ended(0):
@@ -194,7 +194,7 @@ class Spare:
         return taken or Helper(self._module)
 
     def close(self) -> None:
-        """None is needed any more."""
+        """Dismiss the spare helper, and start none from now on."""
         with self._lock:
             self._is_over = True
             if self._helper is not None:
@@ -203,7 +203,7 @@ class Spare:
 
 
 def in_memory(data: bytes) -> int:
-    """A file without a name that has the data."""
+    """Make an unnamed file in memory with the data; return its descriptor."""
     descriptor = os.memfd_create("helper", os.MFD_CLOEXEC)
     with memoryview(data) as rest:
         place = 0
@@ -213,7 +213,7 @@ def in_memory(data: bytes) -> int:
 
 
 def read(descriptor: int) -> bytes:
-    """All of a file of `in_memory`."""
+    """Read a whole file made by `in_memory`."""
     data, size = bytearray(), os.fstat(descriptor).st_size
     while len(data) < size:
         data += os.pread(descriptor, size - len(data), len(data))
@@ -221,6 +221,6 @@ def read(descriptor: int) -> bytes:
 
 
 def close(descriptors: "Sequence[int]") -> None:
-    """Let go of descriptors."""
+    """Close descriptors."""
     for each in descriptors:
         os.close(each)

@@ -1,10 +1,10 @@
-"""Who the job's user is, and doing what touches the job's files as that user.
+"""The job's user, and operations on the job's files as that user.
 
-The daemon runs as root, and every name in the job's scratch directory is the job's to choose: a symbolic
-link there may point anywhere. So whatever the job may read or write is opened with the job user's rights,
-and inside the scratch directory no symbolic link is followed at all.
+The daemon runs as root, and the job chooses every name in its scratch directory: a symbolic link there may
+point anywhere. So everything that the job may read or write is opened with the job user's rights, and inside
+the scratch directory no symbolic link is followed at all.
 
-How one becomes that user for a moment, `vmgahp.host.child` says.
+`vmgahp.host.child` describes how a process becomes that user for one operation.
 """
 
 import errno
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from vmgahp.host.child import Operation
 
 _LARGEST_ID = 2**32 - 2
-"""One more is (uid_t)-1, which means "leave it as it is" to the system: the child would stay root."""
+"""The largest valid id; one more is (uid_t)-1, "leave it unchanged" to the system: the child would stay root."""
 
 
 class Identity:
-    """The job's user: `uid`, `gid`, and whether the daemon must become that user (`switching`).
+    """The job's user; `switching` is true if the daemon must become that user.
 
-    Without root the user is the caller, and every operation is done directly.
+    Without root the user is the caller, and every operation runs directly.
     """
 
     __slots__ = ("_child", "_groups", "gid", "switching", "uid")
@@ -42,7 +42,7 @@ class Identity:
 
     @classmethod
     def from_environ(cls, environ: "Mapping[str, str]") -> "Identity":
-        """The user whom VMGAHP_USER_UID and VMGAHP_USER_GID name; the caller where this is not root.
+        """Return the user that VMGAHP_USER_UID and VMGAHP_USER_GID name; without root, the caller.
 
         A gid that is not set or 0 becomes the uid, as in ``init_uids`` of HTCondor's
         ``src/condor_vm-gahp/vmgahp_main.cpp``. Raises `MachineFault` for root without a usable uid.
@@ -59,7 +59,7 @@ class Identity:
 
     @classmethod
     def of_owner(cls, directory: str) -> "Identity | None":
-        """The owner of a scratch directory, for root; None where that is nobody's, is root's, or is not there."""
+        """Return the owner of a scratch directory; None without root, if root owns it, or if it does not exist."""
         try:
             status = os.stat(directory)
         except OSError:
@@ -67,7 +67,7 @@ class Identity:
         return cls(status.st_uid, status.st_gid) if os.geteuid() == 0 and status.st_uid else None
 
     def groups(self) -> list[int]:
-        """All groups of the user, from the group database; only `gid` for a uid that has no name."""
+        """Return all groups of the user, from the group database; only `gid` for a uid without a name."""
         if self._groups is None:
             import pwd
 
@@ -78,29 +78,29 @@ class Identity:
         return self._groups
 
     def of_process(self, groups: "list[int] | None" = None) -> "dict[str, Any]":
-        """Arguments for `subprocess.Popen` that make a program run as the user; none where it does so anyway.
+        """Return arguments of `subprocess.Popen` that run a program as the user; none if it does so anyway.
 
-        `groups` are the supplementary ones, by default all that the user has.
+        `groups` are the supplementary groups, by default all that the user has.
         """
         if not self.switching:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": self.groups() if groups is None else groups}
 
     def open_scratch(self, directory: str, name: str, flags: int, mode: int = 0o600) -> int:
-        """Open the regular file `name` below `directory` as the user; returns a descriptor.
+        """Open the regular file `name` below `directory` as the user; return a descriptor.
 
         `name` is relative, without ``..``. No component of it may be a symbolic link: OSError ELOOP, or
-        ENOTDIR where the link stands for a directory. What is no regular file (a FIFO, a device, a socket) is
-        refused with EPERM, a directory with EISDIR, a bad name with EINVAL; everything else is the kernel's
-        own OSError. The descriptor is close-on-exec.
+        ENOTDIR for a link in a directory's place. Anything but a regular file (a FIFO, a device, a socket) is
+        refused with EPERM, a directory with EISDIR, a bad name with EINVAL; every other OSError is the kernel's
+        own. The descriptor is close-on-exec.
 
-        Raises `MachineFault` where this machine lacks something, or EXECUTE fails or hangs as well
-        (`vmgahp.host.execute`): an OSError is about what the job has named, left or done there.
+        Raises `MachineFault` if this machine lacks resources, or EXECUTE fails or hangs as well
+        (`vmgahp.host.execute`): an OSError is always caused by the job's names, files or actions.
         """
         return self._in_scratch(directory, name, system_calls.open_beneath, flags, mode)
 
     def read_scratch(self, directory: str, name: str, most: int) -> bytes:
-        """The first `most` bytes of the file `name` below `directory`. Raises as `open_scratch`."""
+        """Read the first `most` bytes of the file `name` below `directory`. Raises as `open_scratch`."""
         with open(self.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
             try:
                 return file.read(most)
@@ -111,40 +111,40 @@ class Identity:
     def write_scratch(self, directory: str, name: str, data: bytes, mode: int = 0o600) -> None:
         """Replace the file `name` below `directory` by one with `data`, all or nothing, as the user.
 
-        Raises as `open_scratch`; what `name` was before, be it a symbolic link, is replaced and not followed.
+        Raises as `open_scratch`; an existing `name`, even a symbolic link, is replaced and not followed.
         """
         temporary = b".%s.%d.%d.tmp" % (_components(name)[-1][:200], os.getpid(), get_ident())
         self._in_scratch(directory, name, system_calls.write_beneath, temporary, data, mode)
 
     def make_directory(self, directory: str, name: str) -> None:
-        """Make the directory `name` below `directory` as the user; one that is there and can be read is success.
+        """Make the directory `name` below `directory` as the user; an existing readable one counts as success.
 
         Raises as `open_scratch`.
         """
         self._in_scratch(directory, name, system_calls.make_directory_beneath)
 
     def rename_scratch(self, directory: str, old: str, new: str, replace: bool = True) -> None:
-        """Give a file below `directory` another name, as the user; what had that name is replaced.
+        """Rename a file below `directory` as the user; an existing file `new` is replaced.
 
-        With `replace` false that is a FileExistsError; only the user's own processes could still put a file
-        of that name there at the same moment. Raises as `open_scratch`; a symbolic link is renamed itself.
+        With `replace` false an existing one raises FileExistsError, though the user's own processes can create
+        one at the same moment. Raises as `open_scratch`; a symbolic link is renamed itself.
         """
         self._in_scratch(directory, old, system_calls.rename_beneath, _components(new), replace)
 
     def link_scratch(self, directory: str, below: str, names: "Sequence[str]", others: bool = False) -> None:
-        """Give files of `directory` a link in the directory `below` it, as the user; those of `names` that are there.
+        """Hard-link those files of `directory` in `names` that exist into the directory `below` it, as the user.
 
-        What is there already stays. With `others` it is all but these, as HTCondor would send them home, and in place
-        of what is there. Raises as `open_scratch`.
+        Existing files there are kept. With `others` all files but `names` are linked, as HTCondor would transfer them
+        back, and existing ones are replaced. Raises as `open_scratch`.
         """
         self._in_scratch(directory, below, system_calls.link_beneath, [_encode(name) for name in names], others)
 
     def unlink_links_scratch(self, directory: str, below: str) -> None:
-        """Take away again what `link_scratch` has made, as the user. Raises as `open_scratch`."""
+        """Remove the links that `link_scratch` has made, as the user. Raises as `open_scratch`."""
         self._in_scratch(directory, below, system_calls.unlink_links_beneath)
 
     def occupied_scratch(self, directory: str, name: str) -> int:
-        """Bytes that the file `name` below `directory` occupies, 0 where the user cannot open it. Raises nothing."""
+        """Return the bytes that the file `name` below `directory` occupies; 0 on any error."""
         try:
             descriptor = self.open_scratch(directory, name, os.O_RDONLY)
         except (OSError, Fault):
@@ -155,7 +155,7 @@ class Identity:
             os.close(descriptor)
 
     def unlink_scratch(self, directory: str, name: str) -> None:
-        """Remove the file `name` below `directory` as the user; none being there is success.
+        """Remove the file `name` below `directory` as the user; a missing file counts as success.
 
         Raises as `open_scratch`; a symbolic link is removed itself.
         """
@@ -165,12 +165,12 @@ class Identity:
             return
 
     def check_access(self, path: str, write: bool) -> str | None:
-        """Why the user cannot open the regular file `path` for reading (and writing), or None if that works.
+        """Return the reason why the user cannot open the regular file `path` for reading (and writing), or None.
 
-        Symbolic links are followed: this is for full paths that the job names on a file system of many
-        machines, where the user's own rights are the limit. Files of the kernel's own (``/proc``, ``/sys``,
-        ``/dev``) are refused. A file system that does not answer is a reason too: a job can name a path that
-        hangs. Raises `MachineFault` where this machine lacks something.
+        Symbolic links are followed: this is for full paths that the job names on a shared file system, where
+        the user's own rights are the limit. Files of the kernel's own (``/proc``, ``/sys``, ``/dev``) are
+        refused. A file system that does not answer is a reason too: a job can name a path that hangs. Raises
+        `MachineFault` if this machine lacks resources.
         """
         if not path.startswith("/"):
             return "it is not a full path"
@@ -181,25 +181,25 @@ class Identity:
         return None
 
     def open_named(self, path: str, flags: int) -> int:
-        """Open the regular file of a full path as the user, as `check_access` does; returns a descriptor.
+        """Open the regular file of a full path as the user, as `check_access` does; return a descriptor.
 
-        Raises OSError, also where the file system hangs, and `MachineFault` where this machine lacks something.
+        Raises OSError, also if the file system hangs, and `MachineFault` if this machine lacks resources.
         """
         flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
             return self.run(system_calls.open_named, _encode(path), flags)
         except OSError as error:
-            from vmgahp.host import execute  # of no use where nothing fails
+            from vmgahp.host import execute  # needed only after a failure
 
             execute.require_means(error, path, self)
             raise
 
     def read_named(self, path: str, most: int) -> bytes:
-        """The first `most` bytes of the file of a full path, as `open_named`; a file system may hang meanwhile."""
+        """Read the first `most` bytes of the file of a full path, as `open_named`; the file system may hang."""
         try:
             copy = self.run(system_calls.read_named, _encode(path), most)
         except OSError as error:
-            from vmgahp.host import execute  # of no use where nothing fails
+            from vmgahp.host import execute  # needed only after a failure
 
             execute.require_means(error, path, self)
             raise
@@ -207,7 +207,7 @@ class Identity:
             return file.read()
 
     def run(self, operation: "Operation", *arguments: object) -> int:
-        """Do what one function does by system calls alone, as the user. Raises OSError and `MachineFault`."""
+        """Run a function that makes system calls only, as the user. Raises OSError and `MachineFault`."""
         if not self.switching:
             return operation(*arguments)
         if (staying := self._child) is not None:
@@ -215,7 +215,7 @@ class Identity:
         return child.run_as(self.uid, self.gid, self.groups(), operation, arguments)
 
     def at_hand(self) -> "AtHand":
-        """For a ``with`` in which much is done as the user: one process does it all."""
+        """Return a context in which one child process does all operations as the user."""
         return AtHand(self)
 
     def _in_scratch(self, directory: str, name: str, operation: "Operation", *arguments: object) -> int:
@@ -226,7 +226,7 @@ class Identity:
             raise
 
     def _require_well(self, error: OSError, directory: str, name: str) -> None:
-        """Raise `MachineFault` for an error that is not about what the job has named, left or done there."""
+        """Raise `MachineFault` for an error that the job's names, files or actions did not cause."""
         if not is_perhaps_the_machines(error):
             return
         from vmgahp.host import execute
@@ -238,7 +238,7 @@ class Identity:
 
 
 class AtHand:
-    """While this is entered an identity has one child that stays, where it needs one and there can be one."""
+    """A context in which an identity has one `StayingChild`, if it needs one and one can be started."""
 
     __slots__ = ("_child", "_identity")
 
@@ -252,7 +252,7 @@ class AtHand:
             try:
                 self._child = user._child = child.StayingChild(user.uid, user.gid, user.groups())
             except (OSError, MachineFault):
-                return  # what is done first says what is lacking
+                return  # the first operation reports the reason
 
     def __exit__(self, *_: object) -> None:
         if self._child is not None:
@@ -261,9 +261,9 @@ class AtHand:
 
 
 def _id(environ: "Mapping[str, str]", name: str) -> int:
-    """A uid or gid from the environment, 0 where there is none or not a positive one.
+    """Return a uid or gid from the environment, 0 if it is unset or not positive.
 
-    Raises `MachineFault` for what is no number.
+    Raises `MachineFault` for anything but a number.
     """
     text = environ.get(name, "").strip()
     if not text or (text.startswith("-") and text[1:].isdecimal()):

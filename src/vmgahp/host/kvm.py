@@ -1,15 +1,15 @@
-"""Does KVM truly work on this machine?
+"""A check that KVM works on this machine, by a guest that is run.
 
-That ``/dev/kvm`` can be opened proves nothing: under some outer hypervisors it opens, a boot sector runs,
-and in 64-bit mode a guest crawls, a thousand times slower than the hardware and slower than plain
-emulation, so that a Linux kernel never comes up. So `check` runs a guest: a vCPU in 64-bit mode that
+An open ``/dev/kvm`` proves nothing: under some outer hypervisors it opens, a boot sector runs,
+but a guest in 64-bit mode runs a thousand times slower than the hardware and slower than plain
+emulation, so that a Linux kernel never boots. So `check` runs a guest: a vCPU in 64-bit mode that
 counts a register down and halts, with the ioctls of the kernel's ``Documentation/virt/kvm/api.rst`` and
 without QEMU. It runs in a process of its own, because a vCPU that hangs can only be killed.
 
-On x86_64 the guest is run and timed. On other architectures the check ends with what they have in common:
-the device opens, speaks the one version of the interface there is, and makes a VM and a vCPU.
+On x86_64 the guest is run and timed. On other architectures the check ends with the steps common to all:
+the device opens, has the expected version of the interface, and makes a VM and a vCPU.
 
-This file is also the program of that process, run by its path with ``-I -S``: it imports nothing of ours.
+This file is also the program of that process, run by its path with ``-I -S``: it imports no other module of ours.
 """
 
 import os
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
 DEVICE = "/dev/kvm"
 
 TURNS = 1_000_000
-"""Turns of the guest's loop."""
+"""The number of turns of the guest's loop."""
 
 FAST_ENOUGH = 0.05
-"""Seconds within which the loop must end. Hardware needs about 0.001; what has been seen of KVM that does
-not work needs more than 1; the factor of fifty is for a machine that is busy or old."""
+"""The seconds within which the loop must end. Hardware needs about 0.001; defective KVM that was measured needs
+more than 1; the factor of fifty is for a machine that is busy or old."""
 
 TRIES = 3
 HOPELESS = 10 * FAST_ENOUGH
-"""Seconds. The loop is run again when it was slow, and the best time counts, because another process may
-have had the CPU; but when it took this long, nobody had."""
+"""The seconds after which a slow loop is not run again. Otherwise a slow one is, and the best time counts, because
+another process may have used the CPU; but that does not explain so long a time."""
 
 DEADLINE = 1.0
-"""Seconds for the whole check; a machine where KVM works needs a fiftieth of that."""
+"""The timeout of the whole check in seconds; a machine on which KVM works needs a fiftieth of that."""
 
 SHARE = 0.2
-"""Of the deadline: with so much of the processor's own time the loop would have ended two hundred times, however
-busy the machine is, and nothing more is waited for."""
+"""The share of the deadline that the guest may take in CPU time. In this time the loop would have ended two hundred
+times, however busy the machine is, so the check stops waiting."""
 
 RAN = "ran"
 SPENT = "spent"
 FAILED = "failed"
-"""The first words of the lines that the process of the guest prints; `SPENT` is said of one that spent its share."""
+"""The first words of the lines that the guest's process prints; `SPENT` stands for a guest that used up its share."""
 
 
 def check(deadline: float = DEADLINE, *, device: str = DEVICE) -> str | None:
-    """None when KVM works here, else the reason in plain words, as a sentence without its full stop.
+    """Return None if KVM works here, else the reason, as a sentence without its full stop.
 
-    `deadline` is in seconds; the whole check ends with it, or, where a vCPU resists SIGKILL, a second later.
-    A good machine takes some 20 ms. Nothing is raised. `vmgahp.host.proof` remembers what came of it.
+    `deadline` is in seconds; the whole check ends with it, or, if a vCPU resists SIGKILL, a second later.
+    A good machine takes some 20 ms. Nothing is raised. `vmgahp.host.proof` caches the result.
     """
     return unopenable(device) or prove(deadline, device=device)[0]
 
@@ -59,12 +59,12 @@ def check(deadline: float = DEADLINE, *, device: str = DEVICE) -> str | None:
 def prove(
     deadline: float = DEADLINE, *, device: str = DEVICE, runner: "Runner | None" = None
 ) -> tuple[str | None, bool]:
-    """As `check`, of a device that opens, and whether the next one would find the same.
+    """Check a device that opens, as `check` does; return the reason and whether the result may be cached.
 
-    A guest that spent its share of the processor's time does not work. Whatever else fails may be another's doing
-    (a busy machine, another hypervisor that keeps the processor to itself), and over the next moment. `runner`
-    stands in for the process with the guest: it takes the device and the deadline, and returns the lines that the
-    process printed and whether it had to be killed.
+    A guest that used up its share of CPU time does not work. Every other failure may be temporary, caused by
+    others (a busy machine, another hypervisor that keeps the processor to itself). `runner` is a stand-in for the
+    process with the guest: it takes the device and the deadline, and returns the lines that the process printed
+    and whether it had to be killed.
     """
     lines, killed = (runner or _run_guest)(device, deadline)
     reason = _verdict(device, lines, killed, deadline)
@@ -72,7 +72,7 @@ def prove(
 
 
 def unopenable(device: str = DEVICE) -> str | None:
-    """Why the device cannot be opened, which needs no process to find out."""
+    """Return the reason why the device cannot be opened, or None; this needs no process."""
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -85,7 +85,7 @@ def unopenable(device: str = DEVICE) -> str | None:
 
 
 def _why_no_device() -> str:
-    """What the processor says about a missing device."""
+    """Explain a missing device by the processor's flags."""
     if os.uname().machine != "x86_64":
         return "the kernel has no KVM, or its module is not loaded"
     try:
@@ -106,7 +106,7 @@ def _why_no_device() -> str:
 
 
 def _verdict(device: str, lines: list[str], killed: bool, deadline: float) -> str | None:
-    """What the lines that the guest's process printed mean."""
+    """Return the reason why KVM does not work, from the lines that the guest's process printed; None if it works."""
     times = []
     for line in lines:
         word, _, rest = line.partition(" ")
@@ -132,7 +132,7 @@ def _verdict(device: str, lines: list[str], killed: bool, deadline: float) -> st
 
 
 def _run_guest(device: str, deadline: float) -> tuple[list[str], bool]:
-    """Run this file as a process: the whole lines that it printed, and whether the deadline killed it."""
+    """Run this file as a process; return the whole lines that it printed, and whether the deadline killed it."""
     import select
     import signal
     import sys
@@ -184,7 +184,7 @@ def _run_guest(device: str, deadline: float) -> tuple[list[str], bool]:
 
 
 def _reap(pid: int) -> int:
-    """Wait for the end of the process, a second at most: inside a broken vCPU even SIGKILL may wait. Its status."""
+    """Wait a second at most for the exit of the process, and return its status: a broken vCPU may delay SIGKILL."""
     import select
 
     try:
@@ -196,12 +196,12 @@ def _reap(pid: int) -> int:
         poll.register(pidfd, select.POLLIN)
         return os.waitpid(pid, 0)[1] if poll.poll(1000) else 0
     except ChildProcessError:
-        return 0  # somebody else reaped it
+        return 0  # other code has reaped it
     finally:
         os.close(pidfd)
 
 
-# What follows runs in the process of the guest. Numbers and layouts are those of linux/kvm.h and, for
+# The rest runs in the process of the guest. Numbers and layouts are those of linux/kvm.h and, for
 # x86, asm/kvm.h.
 
 KVM_GET_API_VERSION = 0xAE00
@@ -225,14 +225,14 @@ KVM_EXIT_INTR = 10
 
 PAGE = 4096
 CODE = b"\x48\xff\xc9\x75\xfb\xf4"
-"""``dec rcx``; ``jnz`` back to it; ``hlt``."""
+"""The guest's code: ``dec rcx``; ``jnz`` back to it; ``hlt``."""
 CODE_AT = 0x4000
 GUEST_MEMORY = 0x8000
-"""Bytes of guest memory: page 1 to 3 are the page tables, page 4 is the code."""
+"""The bytes of guest memory: page 1 to 3 are the page tables, page 4 is the code."""
 
 
 def _guest(device: str) -> None:
-    """Make the guest, run it, print the lines that `_verdict` reads; raises OSError with the step's name."""
+    """Make the guest, run it and print the lines that `_verdict` reads. Raises OSError with the step's name."""
     from array import array
     from fcntl import ioctl
     from mmap import mmap
@@ -317,7 +317,7 @@ def _guest(device: str) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    """The process of the guest. The processor's time ends it by SIGPROF; should its parent be gone, the alarm does."""
+    """Run the guest in this process. SIGPROF ends it when its CPU time is used up, an alarm if its parent has died."""
     import _signal as signal  # type: ignore[import-not-found]  # the enums of signal take longer than the guest
 
     device, deadline = arguments
@@ -325,7 +325,7 @@ def _main(arguments: list[str]) -> None:
     signal.setitimer(signal.ITIMER_PROF, SHARE * float(deadline))
     try:
         _guest(device)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is why KVM does not work
+    except Exception as error:  # noqa: BLE001 - any error is a reason why KVM does not work
         print(FAILED, getattr(error, "strerror", "") or repr(error), flush=True)  # noqa: T201 - as above
 
 

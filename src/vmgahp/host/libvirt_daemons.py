@@ -1,7 +1,7 @@
 """libvirt's daemons on this machine: libvirtd for everything, or virtqemud, virtnetworkd and others.
 
-Enterprise Linux 9, Fedora and SUSE have one for each of libvirt's drivers. A client speaks to virtqemud there, which
-passes on to virtnetworkd what it is asked about networks, and waits for its answer.
+Enterprise Linux 9, Fedora and SUSE have one for each of libvirt's drivers. A client connects to virtqemud there, which
+forwards calls about networks to virtnetworkd, and waits for the answer.
 """
 
 import os
@@ -22,9 +22,9 @@ def socket_of(name: str) -> str:
 
 
 def of_qemu(root: str = "") -> str:
-    """Name the daemon that runs QEMU here; libvirtd where none is installed.
+    """Name the daemon that runs QEMU here; libvirtd if none is installed.
 
-    Where both are, libvirt's clients take the socket of virtqemud if it is there, and else that of libvirtd
+    If both are, libvirt's clients use the socket of virtqemud if it exists, and else that of libvirtd
     (``remoteGetUNIXSocket`` in libvirt's ``src/remote/remote_sockets.c``).
     """
     if not is_installed(QEMU, root):

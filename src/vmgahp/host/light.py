@@ -1,8 +1,8 @@
-"""What a server holds of signal, typing and contextlib, without what those modules bring along.
+"""Light substitutes for parts of signal, typing and contextlib, without the modules that those import.
 
-signal makes enumerations of its numbers, typing brings re, contextlib functools, and that collections: together two
-MiB of the memory of each server, and some milliseconds before its first reply. `vmgahp.host.threads` has what there
-is to say of threading.
+signal makes enumerations of its numbers, typing imports re, contextlib functools, and that collections: together two
+MiB of the memory of each server, and some milliseconds before its first reply. `vmgahp.host.threads` does the same
+for threading.
 """
 
 __all__ = ["NamedTuple", "contextmanager", "nullcontext", "signal", "suppress"]
@@ -15,7 +15,7 @@ else:
     import _signal as signal
 
     def contextmanager(function):
-        """Make a function that yields once one that returns a context."""
+        """Turn a function that yields once into one that returns a context."""
 
         def made(*arguments, **named):
             return _Context(function(*arguments, **named))
@@ -42,7 +42,7 @@ else:
             try:
                 self._function.throw(error)
             except StopIteration as end:
-                return end is not error  # it has dealt with the error
+                return end is not error  # the function has handled the error
             except BaseException as raised:
                 if raised is error or (isinstance(error, StopIteration) and raised.__cause__ is error):
                     error.__traceback__ = trace
@@ -51,7 +51,7 @@ else:
             raise RuntimeError("it yields a second time")
 
     class suppress:
-        """A context that such exceptions only leave."""
+        """A context that suppresses the given exceptions."""
 
         __slots__ = ("_kinds",)
 
@@ -65,7 +65,7 @@ else:
             return kind is not None and issubclass(kind, self._kinds)
 
     class nullcontext:
-        """A context that is its value and does nothing."""
+        """A context that returns its value and does nothing."""
 
         __slots__ = ("_value",)
 
@@ -85,7 +85,7 @@ else:
     from _collections import _tuplegetter
 
     class _Anything:
-        """What stands for each name of an annotation where only the fields' own are wanted."""
+        """A stand-in for every name in an annotation, since only the fields' own names are needed."""
 
         def __getattr__(self, _name):
             return self
@@ -100,8 +100,8 @@ else:
             return _Anything()
 
     def _fields(body):
-        """The names that a class's body annotates. Python 3.14 keeps the annotations as a function, and what they name
-        need not exist when the class is made: as its annotationlib does, it is called with other globals (PEP 749)."""
+        """Return the names that a class's body annotates. Python 3.14 keeps annotations as a function, and their names
+        need not exist when the class is made, so it is called with other globals, as annotationlib does (PEP 749)."""
         annotate = body.get("__annotate__") or body.get("__annotate_func__")
         if annotate is None:
             return tuple(body.get("__annotations__", ()))
@@ -117,7 +117,7 @@ else:
             return super().__new__(cls, name, bases, body)
 
     class NamedTuple(tuple, metaclass=_Kind):
-        """The base of a class whose annotations are its fields, the last ones with defaults."""
+        """The base of a tuple class whose annotations are its fields, the last ones with defaults."""
 
         __slots__ = ()
 

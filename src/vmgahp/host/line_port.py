@@ -1,6 +1,6 @@
-"""A port by which a guest and its server tell each other short lines, both ways.
+"""A port by which a guest and its server exchange short lines.
 
-What a guest says is a stranger's: so much of it is read, and what is no line of plain text is not heard.
+A guest's input is not trusted: it is limited, and anything but lines of plain text is dropped.
 """
 
 import _socket
@@ -12,13 +12,13 @@ from vmgahp.host.serial_capture import ConsoleCapture
 
 LONGEST_LINE = 512
 MOST_LINES = 1000
-"""One line again and again is one."""
+"""The most lines of a guest; repetitions of the last line do not count."""
 MOST_WAITING = 10_000
-"""Lines that nobody has taken yet; what comes then is not heard."""
+"""The most lines in the queue; more are dropped."""
 
 
 class LinePort(ConsoleCapture):
-    """Listens as a capture does; the lines that come wait in `lines`, and nothing is kept in a file."""
+    """A listener like a capture, which puts the lines into the queue `lines` and not into a file."""
 
     def __init__(self, path: str, on_error: Callable[[str], None], *, owner: tuple[int, int] | None = None) -> None:
         super().__init__(path, _nowhere, 0, on_error, owner=owner)
@@ -26,16 +26,16 @@ class LinePort(ConsoleCapture):
     def _begin(self, path: str, limit: int, on_error: Callable[[str], None]) -> None:
         super()._begin(path, limit, on_error)
         self.lines: SimpleQueue[str | None] = SimpleQueue()
-        """What has come; None is for whoever wants to wake the one who waits."""
+        """The queue of lines; other code may put None into it to wake the reader."""
         self._left = MOST_LINES
         self._rest = b""
         self._is_too_long = False
-        """Whether the line under way is not heard."""
+        """True while the rest of a line that is too long is dropped."""
         self._last = ""
         self._connection: _socket.socket | None = None
 
     def say(self, line: str) -> None:
-        """Tell the guest, if it is there: who waits for it asks again."""
+        """Send a line to the guest, if it is connected; the guest asks again for a lost line that it needs."""
         if (connection := self._connection) is not None:
             try:
                 connection.send(line.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""The file systems that are mounted, by the kernel's own list: none is asked, for one may hang."""
+"""The mounted file systems, from the kernel's list, without access to any of them: one may hang."""
 
 import os
 from _collections_abc import Iterator
@@ -9,18 +9,18 @@ _ESCAPED = ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b
 
 
 class Mount(NamedTuple):
-    """A line of ``/proc/self/mountinfo`` (proc(5)); of several at one place the last lies above the others."""
+    """A line of ``/proc/self/mountinfo`` (proc(5)); the last of several at one place hides the others."""
 
     id: str
     place: str
     kind: str
     """The type of the file system, as mount(8) names it."""
     options: tuple[str, ...]
-    """Of the mount, and of the file system."""
+    """The options of the mount and of the file system."""
 
 
 def mounts() -> Iterator[Mount]:
-    """All that this process sees, in the kernel's order."""
+    """Yield all mounts that this process sees, in the kernel's order."""
     with open("/proc/self/mountinfo", "rb") as lines:
         for line in lines:
             before, _, after = line.rstrip(b"\n").partition(b" - ")

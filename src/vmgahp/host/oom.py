@@ -1,6 +1,6 @@
-"""Whether the kernel has killed a process for want of memory, by the kernel's own log.
+"""The kernel's log, read for processes that it has killed for lack of memory.
 
-The control group of a VM is gone with it, and with the group its counts; the log says what happened and to whom.
+The control group of a VM is removed with it, and so are its counters; the log keeps the event and the process.
 """
 
 import os
@@ -10,24 +10,24 @@ from vmgahp.host.light import NamedTuple
 
 LOG = "/dev/kmsg"
 LASTS = 600.0
-"""Seconds for which a line in the log is about a process that has just ended, and not an earlier one of its number."""
+"""The most seconds between a line in the log and now; an older one may be about another process with the same id."""
 LONGEST = 8192
-"""Bytes of a record (``CONSOLE_EXT_LOG_MAX``)."""
+"""The most bytes of a record (``CONSOLE_EXT_LOG_MAX``)."""
 MOST = 1 << 16
-"""Records: more than the log has."""
+"""The most records to read: more than the log has."""
 
 
 class Killed(NamedTuple):
-    """A process that the kernel has killed for want of memory."""
+    """A kill by the kernel for lack of memory."""
 
     group: str
-    """The control group that was full; empty where the whole machine was."""
+    """The control group that was full; empty if the whole machine was."""
     limit_kib: int
-    """Of that group; 0 where the log does not say."""
+    """The group's limit in KiB; 0 if the log does not have it."""
 
 
 def killed(pid: int, log: str = LOG) -> Killed | None:
-    """How a process of this number was killed just now; None where it was not, or the log cannot be read."""
+    """Return how the process was killed just now; None if it was not, or the log cannot be read."""
     limit, found = 0, None
     for when, text in _records(log):
         if text.startswith(b"memory: usage "):
@@ -42,7 +42,7 @@ def killed(pid: int, log: str = LOG) -> Killed | None:
 
 
 def _records(log: str) -> list[tuple[float, bytes]]:
-    """The seconds since the boot and the text of each line that the kernel still has."""
+    """Return the lines that the kernel still has: the seconds since the boot, and the text."""
     found = []
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -52,7 +52,7 @@ def _records(log: str) -> list[tuple[float, bytes]]:
         for _ in range(MOST):
             try:
                 record = os.read(descriptor, LONGEST)
-            except BrokenPipeError:  # it was overwritten meanwhile
+            except BrokenPipeError:  # the record was overwritten meanwhile
                 continue
             if not record:
                 break
@@ -60,13 +60,13 @@ def _records(log: str) -> list[tuple[float, bytes]]:
             fields = head.split(b",")
             found.append((_number(fields[2]) / 1e6 if len(fields) > 2 else 0.0, text.partition(b"\n")[0]))
     except OSError:
-        pass  # that was all
+        pass  # the end of the log
     finally:
         os.close(descriptor)
     return found
 
 
 def _number(text: bytes) -> int:
-    """What a text begins with; 0 for no number."""
+    """Parse the number at the beginning of a text; return 0 if there is none."""
     digits = text[: len(text) - len(text.lstrip(b"0123456789"))][:18]
     return int(digits) if digits else 0

@@ -1,4 +1,4 @@
-"""What to type to have a missing package here: by this system, and by how vmgahp itself was installed."""
+"""The commands that install a missing package, by this system and by how vmgahp itself was installed."""
 
 import os
 import sys
@@ -6,14 +6,14 @@ import sys
 OS_RELEASE = "/etc/os-release"
 
 _DEBIAN = {"libvirt-python": "python3-libvirt", "prompt_toolkit": "python3-prompt-toolkit"}
-"""Debian's names of Python packages, where they are not python3-NAME."""
+"""The names in Debian of the Python packages that are not called python3-NAME."""
 
 _OF_RPM = {"/usr/lib64/vmgahp": "python3.{}", "/usr/lib/vmgahp": "python3"}
-"""The RPM's environments, of EL 9 and EL 10, which see the system's pip, and whose Python that is in dnf's words."""
+"""The RPM's environments on EL 9 and EL 10, which use the system's pip, and dnf's name for their Python."""
 
 
 def of_system(debian: str, redhat: str = "") -> str:
-    """The command that installs packages of the system: the names that Debian has for them, and Enterprise Linux."""
+    """Return the command that installs system packages, by their names in Debian and in Enterprise Linux."""
     redhat = redhat or debian
     family = _family()
     if "debian" in family:
@@ -24,10 +24,10 @@ def of_system(debian: str, redhat: str = "") -> str:
 
 
 def of_python(name: str, least: str = "") -> str:
-    """The command that installs a Python package where this vmgahp finds it; `least` is the oldest version that fits.
+    """Return the command that installs a Python package for this vmgahp; `least` is the oldest version that works.
 
-    One of a distribution's own packages gets the distribution's, pipx's is told to pipx, and every other
-    environment has its own pip, or uv where it has none. That of the RPM sees the system's pip.
+    A vmgahp from a distribution's package uses that distribution's packages, one from pipx uses pipx, and every
+    other environment its own pip, or uv if it has none. The RPM's environment uses the system's pip.
     """
     wanted = f"'{name}>={least}'" if least else name
     if _is_of_debian():
@@ -46,12 +46,12 @@ def of_python(name: str, least: str = "") -> str:
 
 
 def _is_of_debian() -> bool:
-    """Whether Debian's package has brought this module, as nothing else puts any there."""
+    """Return True if this module is from Debian's package: nothing else installs to that directory."""
     return __file__.startswith("/usr/lib/python3/dist-packages/")
 
 
 def _family() -> "list[str]":
-    """What this system is, and what it is like, in the words of its os-release."""
+    """Return the ids of this system and of similar ones, from its os-release."""
     try:
         with open(OS_RELEASE, encoding="utf-8", errors="replace") as file:
             pairs = [line.strip().partition("=") for line in file]

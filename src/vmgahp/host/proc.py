@@ -1,12 +1,12 @@
-"""What the kernel says of a process: whose it is, how old it is, and the CPU time that it has used."""
+"""Facts about a process from the kernel: its user, its age, its CPU time and memory."""
 
 import os
 
 
 def uid(pid: int) -> int | None:
-    """The real user id: whose process it is, whatever rights it has; None where there is no such process.
+    """Return the real user id of a process, even if it runs with other rights; None if there is no such process.
 
-    Not the owner of /proc/<pid>, which is root for a set-uid program.
+    The owner of /proc/<pid> is something else: root, for a set-uid program.
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:  # its name is in it, which may be any bytes
@@ -16,7 +16,7 @@ def uid(pid: int) -> int | None:
 
 
 def age(pid: int) -> float:
-    """Return the seconds since a process was started; 0 where there is none. A program that it became counts on."""
+    """Return the seconds since a process was started; 0 if there is none. An exec does not restart the count."""
     from time import CLOCK_BOOTTIME, clock_gettime
 
     try:
@@ -28,7 +28,7 @@ def age(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The CPU time of all its threads; 0 where there is no such process."""
+    """Return the CPU time of all threads of a process; 0 if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             user, system = file.read().rpartition(b")")[2].split()[11:13]
@@ -38,9 +38,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_kib(pid: int) -> tuple[int, int] | None:
-    """What a process occupies of the machine's memory, and the most that it has; None where there is no such one.
+    """Return a process's resident memory and its maximum so far, in KiB; None if there is no such process.
 
-    The kernel counts huge pages apart from both.
+    Huge pages are added, since the kernel counts them separately.
     """
     try:
         said = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
@@ -48,7 +48,7 @@ def memory_kib(pid: int) -> tuple[int, int] | None:
             text = os.read(said, 1 << 14)
         finally:
             os.close(said)
-        # Each STATUS asks; to take the lines apart costs ten times as much.
+        # Called for each STATUS; splitting the lines would cost ten times as much.
         most, now, huge = (
             int(text[text.index(name) + len(name) :].split(None, 1)[0])
             for name in (b"\nVmHWM:", b"\nVmRSS:", b"\nHugetlbPages:")

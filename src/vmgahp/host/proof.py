@@ -1,13 +1,13 @@
-"""What was seen to work on this machine in this boot, shared by the probe and all servers.
+"""A cache of checks that took place in this boot, shared by the probe and all servers.
 
-That KVM runs a guest, or that QEMU comes up, takes longer to see than all else that a probe or a START looks at,
-and it stays so until something changes. Each fact has a file of its own in ``/run/vmgahp``, or without root
-in $XDG_RUNTIME_DIR. The file begins with what the fact stands on (the boot, the kernel, the microcode, KVM's modules
-and parameters, its device): where anything of that differs from what is here now, the file says nothing, and the
-fact is seen to anew. So it does after `LASTS` seconds, or where anybody but root, or this user, could have written it.
+The checks that KVM runs a guest, or that QEMU starts, take longer than all others of a probe or a START, and their
+results stay valid until something changes. Each result has a file of its own in ``/run/vmgahp``, or without root
+in $XDG_RUNTIME_DIR. The file begins with the preconditions of the result (the boot, the kernel, the microcode, KVM's
+modules and parameters, its device): if any of them differs from the present state, the result is stale, and the check
+is repeated. So it is after `LASTS` seconds, or if another user than root, or this one, could have written the file.
 
-What can change without leaving a trace in what a fact stands on is no fact, and has no file: whether libvirt answers,
-whether a network is up, whether there is room.
+Results that can change while all preconditions stay the same are not cached: whether libvirt answers, a network is
+up, or there is room.
 """
 
 import os
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FACTS = KVM, QEMU, TPM, VIRTIOFS = "kvm", "qemu", "tpm", "virtiofs"
-"""That KVM runs a guest, that QEMU comes up with the CPU that jobs get, that swtpm makes a TPM, that virtiofsd
-serves a directory. Those of containers (`vmgahp.daemon.containers`) no VM stands on."""
+"""The checks: KVM runs a guest, QEMU starts with the CPU that jobs get, swtpm makes a TPM, virtiofsd serves a
+directory. Those of containers (`vmgahp.daemon.containers`) do not matter to VMs."""
 
 LASTS = 3600.0
-"""Seconds for which what works is believed: to see it again costs 20 ms."""
+"""The seconds for which a success is valid: to repeat the check costs 20 ms."""
 FAILURE_LASTS = 50.0
-"""The same for what does not work, and may have been mended where nothing shows it: less than the startd waits before
-it probes again (VM_RECHECK_INTERVAL, for which vmgahp setup writes 60)."""
+"""The same for a failure, whose cause may have been removed without a trace: less than the startd waits before it
+probes again (VM_RECHECK_INTERVAL, for which vmgahp setup writes 60)."""
 
 LONGEST = 1 << 16
-"""Bytes of a file."""
+"""The most bytes of a file."""
 
 _END = "end"
-"""The last line: a file without it was not written to its end."""
+"""The last line; a file without it is incomplete."""
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _MODULES = "/sys/module"
 _MICROCODE = "/sys/devices/system/cpu/cpu0/microcode/version"
 _CPUINFO = "/proc/cpuinfo"
 _LIBRARIES = "/etc/ld.so.cache"
-"""Made anew whenever a library is installed."""
+"""A file that is rewritten whenever a library is installed."""
 _OF_A_CPU = ("vendor_id", "cpu family", "model", "stepping", "microcode", "CPU implementer", "CPU part", "CPU revision")
 
 
 class Proof:
-    """What came of looking: `reason` is why it does not work, empty where it does."""
+    """The result of a check; `reason` is empty on success."""
 
     __slots__ = ("age", "path", "reason")
 
     def __init__(self, reason: str, age: float = 0.0, path: str = "") -> None:
         self.reason = reason
         self.age = age
-        """Seconds since it was seen."""
+        """The seconds since the check."""
         self.path = path
-        """The file that says so; empty where it was seen just now."""
+        """The file that it was read from; empty if the check ran just now."""
 
     def told(self, seen: str) -> str:
-        """A sentence about it, which may end with a full stop, and where it is from."""
+        """Add its age and source to a sentence, which may end with a full stop."""
         if not self.path:
             return seen
         stop = "." if seen.endswith(".") else ""
@@ -66,7 +66,7 @@ class Proof:
 
 
 class LookAnew:
-    """A context in which this process believes no file and writes none: the doctor sees to everything itself."""
+    """A context in which this process neither reads nor writes the cache: the doctor checks everything itself."""
 
     depth = 0
 
@@ -78,26 +78,26 @@ class LookAnew:
 
 
 def of_kvm(deadline: float = kvm.DEADLINE) -> Proof:
-    """That KVM runs guests. That the device opens is tried each time. Raises nothing."""
+    """Check that KVM runs guests; the device is opened each time. Raises nothing."""
     if reason := kvm.unopenable():
         return Proof(reason)
     return shared(KVM, machine(), lambda: kvm.prove(deadline))
 
 
 def shared(name: str, stands_on: str, look: "Callable[[], tuple[str | None, bool]]") -> Proof:
-    """The fact `name`: what its file says, else what `look` finds, which is written down then.
+    """Return the result of the check `name`: the cached one, else that of `look`, which is cached then.
 
-    `look` returns why it does not work, None where it does, and whether the next look would find the same.
+    `look` returns the reason of a failure, None on success, and whether the result may be cached.
     """
     if found := recall(name, stands_on):
         return found
     reason, stays = look()
-    # What it stands on must not have changed meanwhile; what is looked at after that, the next one looks at anew.
+    # `stands_on` was read before the check, so a change during the check makes the result stale.
     return keep(name, stands_on, reason or "") if stays else Proof(reason or "")
 
 
 def asked(name: str, path: str, user: tuple[int, int], trouble: "Callable[[], str]") -> Proof:
-    """Whether a program answers as this user, whose other processes could keep it from that: no failure is kept."""
+    """Check that a program answers as this user, without caching failures, which the user's processes can cause."""
 
     def look() -> tuple[str, bool]:
         wrong = trouble()
@@ -107,12 +107,12 @@ def asked(name: str, path: str, user: tuple[int, int], trouble: "Callable[[], st
 
 
 def recall(name: str, stands_on: str) -> Proof | None:
-    """What a file says of a fact; None where there is none that can be believed."""
+    """Return the cached result of a check; None if there is no valid one."""
     return None if LookAnew.depth else kept(name, stands_on)
 
 
 def kept(name: str, stands_on: str) -> Proof | None:
-    """As `recall`, for whoever only wants to know what others believe."""
+    """Return the cached result as `recall` does, even within `LookAnew`."""
     for place in _places():
         text = _read(place, name)
         head, _, tail = text.rpartition("\nmade ")
@@ -129,14 +129,14 @@ def kept(name: str, stands_on: str) -> Proof | None:
 
 
 def keep(name: str, stands_on: str, reason: str = "") -> Proof:
-    """Let others believe what was seen just now; where that cannot be written down, the next one looks again."""
+    """Cache a result; if it cannot be written, the next check is repeated."""
     if not LookAnew.depth:
         _write(name, stands_on, reason)
     return Proof(reason)
 
 
 def forget() -> None:
-    """A VM did not start, and that was not the job's doing: let the next one look anew. Raises nothing."""
+    """Clear the cache, since a VM did not start and it was not the job's fault. Raises nothing."""
     for place in _places():
         for name in FACTS:
             try:
@@ -146,7 +146,7 @@ def forget() -> None:
 
 
 def machine() -> str:
-    """What KVM, and QEMU with it, stand on: one line a thing, as a file of this boot has it."""
+    """Return the preconditions of KVM and QEMU, one a line, as a file of this boot has them."""
     system = os.uname()
     lines = [
         f"boot {_line(_BOOT_ID)}",
@@ -160,7 +160,7 @@ def machine() -> str:
         modules = []
     for name in modules:
         place = f"{_MODULES}/{name}"
-        # The number of its directory is another one each time that a module is loaded.
+        # The inode of its directory changes each time that a module is loaded.
         lines.append(
             f"module {name} {_inode(place)} {_line(f'{place}/srcversion')} {_line(f'{place}/version')}".rstrip()
         )
@@ -173,12 +173,12 @@ def machine() -> str:
 
 
 def program(path: str) -> str:
-    """What a program stands on beside the machine: itself, and the libraries that it loads."""
+    """Return the preconditions of a program besides the machine: its file and the libraries that it loads."""
     return f"program {path} {identity(path)}\nlibraries {identity(_LIBRARIES)}"
 
 
 def identity(path: str) -> str:
-    """What tells a file, a program or a device from another one of its name; empty where there is none."""
+    """Return a text that identifies this version of a file, a program or a device; empty if there is none."""
     try:
         there = os.stat(path)
     except OSError:
@@ -190,7 +190,7 @@ def identity(path: str) -> str:
 
 
 def _processor() -> str:
-    """Its model and its microcode; in a virtual machine only the second file has them."""
+    """Return the processor's model and microcode; in a virtual machine only /proc/cpuinfo has them."""
     if version := _line(_MICROCODE):
         return version
     told: dict[str, str] = {}
@@ -202,7 +202,7 @@ def _processor() -> str:
 
 
 def _line(path: str) -> str:
-    """A small file of the kernel's, as one line; empty where it cannot be read."""
+    """Read a small file of the kernel's as one line; empty if it cannot be read."""
     return " ".join(_head(path).split())
 
 
@@ -227,7 +227,7 @@ def _inode(path: str) -> int:
 
 
 def _now() -> float:
-    """Seconds since the boot, those asleep included: no clock that anybody sets."""
+    """Return the seconds since the boot, including those asleep, from a clock that cannot be set."""
     from time import CLOCK_BOOTTIME, clock_gettime
 
     return clock_gettime(CLOCK_BOOTTIME)
@@ -238,13 +238,13 @@ def _file(name: str) -> str:
 
 
 def _places() -> list[str]:
-    """Where files may be, the one to write to last: a user believes root, and root nobody else."""
+    """Return the directories of the files, the one to write to last: a user trusts root's, and root only its own."""
     own = os.environ.get("XDG_RUNTIME_DIR", "")
     return [runtime_dir.ROOT_BASE, own] if os.geteuid() != 0 and own.startswith("/") else [runtime_dir.ROOT_BASE]
 
 
 def _read(place: str, name: str) -> str:
-    """The file, where only root or this user can have written it; else nothing."""
+    """Read the file if only root or this user can have written it; else return an empty string."""
     try:
         if trouble_with_directory(place):
             return ""
@@ -266,7 +266,7 @@ def _read(place: str, name: str) -> str:
 
 
 def _write(name: str, stands_on: str, reason: str) -> None:
-    """All or nothing."""
+    """Write the file, all or nothing."""
     place = _places()[-1]
     if os.geteuid() != 0 and place == runtime_dir.ROOT_BASE:
         return
@@ -284,7 +284,7 @@ def _write(name: str, stands_on: str, reason: str) -> None:
             os.rename(temporary, f"{place}/{_file(name)}")
             return
     except OSError:
-        pass  # no room, or no right: then there is no file
+        pass  # no room, or no permission: the result is not cached
     finally:
         os.close(descriptor)
     try:

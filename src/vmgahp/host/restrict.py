@@ -1,6 +1,6 @@
-"""Giving up rights, as a process of ours does before it reads anything of a job's.
+"""Dropping privileges before a process of ours reads anything of a job's.
 
-It has loaded all its code by then: an installation may give the job's user no rights at all.
+The process must have loaded all its code by then: the job's user may not be allowed to read the installation.
 """
 
 import os
@@ -8,7 +8,7 @@ import resource
 
 
 def restrict(user: "tuple[int, int] | None", *, memory: int, cpu_seconds: int, file_bytes: int) -> None:
-    """Become the user (uid and gid, without further groups; None: stay who one is), within limits, for good."""
+    """Become the user (uid and gid, without other groups; None: no change) and set limits, irrevocably."""
     if user is not None:
         uid, gid = user
         os.setgroups([])

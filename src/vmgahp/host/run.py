@@ -1,9 +1,9 @@
-"""One way to run a program: in a session of its own, with a deadline and a limit on its output.
+"""The common way to run a program: in a session of its own, with a deadline and a limit on its output.
 
-Built on posix_spawn rather than `subprocess`: the server asks HTCondor's tool for its settings before its first
-reply, where that import costs more than the answer; and a program must not inherit the signals that the server
-ignores or blocks, which `subprocess` leaves as they are. posix_spawn can change neither the user, nor the limits,
-nor the directory, so util-linux's setpriv and prlimit and the shell do that, and replace themselves by the program.
+It uses posix_spawn rather than `subprocess`: the server asks HTCondor's tool for its settings before its first
+reply, when that import costs more than the answer; and a program must not inherit the signals that the server
+ignores or blocks, which `subprocess` leaves unchanged. posix_spawn can change neither the user, nor the limits,
+nor the directory, so util-linux's setpriv and prlimit and the shell do that, and exec the program.
 """
 
 import atexit
@@ -19,48 +19,48 @@ if TYPE_CHECKING:
     from vmgahp.host.job_user import Identity
 
 LONGEST_STDERR = 64 << 10
-"""Bytes of stderr that are kept; the rest is read and dropped."""
+"""The most bytes of stderr that are kept; the rest is read and dropped."""
 
 FIRST_PASSED = 3
-"""The number that the program finds the lowest of its `pass_fds` under."""
+"""The lowest of the program's `pass_fds` has this number there."""
 
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _REAP = 1.0
-"""Seconds that a killed program may take to be gone; one in a hung file system never is."""
+"""The seconds to wait for a killed program to exit; one in a hung file system never does."""
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What a person, or a system that goes down, ends a command with."""
+"""The signals by which a person, or a shutdown, ends a command."""
 
 _running: set[int] = set()
-"""Programs that somebody waits for; none of them outlives this process."""
+"""The programs that a caller waits for; they are killed when this process exits."""
 
 
 class Finished:
-    """How a program ended, and what it printed."""
+    """The exit status and the output of a program."""
 
     __slots__ = ("err", "out", "status")
 
     def __init__(self, status: int | None, out: bytes, err: bytes) -> None:
         self.status = status
-        """The exit status, negative for the signal that ended it, None where it was killed at its deadline."""
+        """The exit status, negative for the signal that ended it, None if it was killed at its deadline."""
         self.out = out
         self.err = err
-        """At most `LONGEST_STDERR` bytes."""
+        """The beginning of stderr, at most `LONGEST_STDERR` bytes."""
 
     @property
     def complaints(self) -> list[str]:
-        """The lines of stderr that are not blank."""
+        """Return the lines of stderr that are not blank."""
         return [line for line in self.err.decode(errors="replace").splitlines() if line.strip()]
 
 
 def plain_environment() -> dict[str, str]:
-    """PATH and English, for callers that read what a tool says; nothing else of this process's environment."""
+    """Return an environment of PATH and the C locale, for callers that parse a tool's output."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/"}
 
 
 def condor_environment(environ: "Mapping[str, str]") -> dict[str, str]:
-    """What a program of the administrator's may need: programs, and HTCondor's configuration."""
+    """Return the environment for a program of the administrator's: PATH and HTCondor's configuration."""
     kept = {"PATH": SAFE_PATH, "HOME": "/"}
     for name, value in environ.items():
         upper = name.upper()
@@ -91,15 +91,15 @@ def run(
     """Run a program until it has ended and its stdout and stderr are closed, or for `deadline` seconds.
 
     It is killed with its process group at the deadline, and when it has printed more than `longest` bytes; then
-    `out` is longer than that. `until` is shown all that was printed whenever there is more, may take it away, and
-    ends the program by returning true, which counts as success. With `grace` the program's own end is enough,
-    whoever else holds its pipes: what waits in them is read for so many seconds, and nobody is killed. When nobody
-    reads any more from the pipe that `reader` writes to, it is killed.
+    `out` is longer than that. The callback `until` gets all output whenever there is more, may remove it, and
+    ends the program by returning true, which counts as success. With `grace` the program's own exit is enough,
+    even if other processes hold its pipes: these are read for `grace` seconds, and no process is killed. The program
+    is killed when the pipe that `reader` writes to has no reader any more.
 
     `environ` is `plain_environment` by default. As root it runs as `user`, with all groups of that user or with
-    `groups`. `limits` are options of prlimit. An empty `directory` is this process's own. `pass_fds` are its
-    descriptors from `FIRST_PASSED` on, in ascending order; `stdin` may be one, too. Raises OSError where it cannot be
-    started, with the program's name as the file name.
+    `groups`. `limits` are options of prlimit. An empty `directory` is this process's own. `pass_fds` become its
+    descriptors from `FIRST_PASSED` on, in ascending order; `stdin` may be a descriptor, too. Raises OSError if it
+    cannot be started, with the program's name as the file name.
     """
     from time import monotonic
 
@@ -110,7 +110,7 @@ def run(
         words += [_find("setpriv", environ), *_as_user(user, groups)]
     words += [_find(argv[0], environ), *argv[1:]]
     if directory:
-        # The directory is an argument of the shell's and never a part of what it reads.
+        # The directory is an argument of the shell and never a part of its script.
         mask = f"umask {umask:o} && " if umask >= 0 else ""
         words = ["/bin/sh", "-c", f'cd -- "$1" && shift && {mask}exec "$@"', "sh", directory, *words]
     child = _Child(words, environ, pass_fds, stdin if isinstance(stdin, int) else -1)
@@ -122,10 +122,10 @@ def run(
 
 
 def begin(argv: "Sequence[str]", user: "Identity") -> int:
-    """Start a program that stays, as `user` without other groups, and return its pid, which is its process group's.
+    """Start a background program, as `user` without other groups, and return its pid, which is its process group's.
 
-    It has a session of its own, no descriptor of this process's and nobody who hears it, and is killed when the thread
-    that starts it ends. Raises OSError where it cannot be started, with the program's name as the file name.
+    It has a session of its own and none of this process's descriptors, its output is dropped, and it is killed when the
+    thread that starts it ends. Raises OSError if it cannot be started, with the program's name as the file name.
     """
     environ = plain_environment()
     words = [_find("setpriv", environ), "--pdeathsig=KILL", "--no-new-privs"]
@@ -144,7 +144,7 @@ def begin(argv: "Sequence[str]", user: "Identity") -> int:
 
 
 def which(program: str) -> str | None:
-    """The full path of a program that this process would find, or None where there is none."""
+    """Find the full path of a program by this process's PATH; return None if there is none."""
     try:
         return _find(program, os.environ)
     except OSError:
@@ -152,7 +152,7 @@ def which(program: str) -> str | None:
 
 
 def _find(program: str, environ: "Mapping[str, str]") -> str:
-    """The full path of a program, by the PATH that it will have. Raises OSError."""
+    """Find the full path of a program, by the PATH that it will have. Raises OSError."""
     if program.startswith("/"):
         places = [program]
     else:
@@ -167,7 +167,7 @@ def _find(program: str, environ: "Mapping[str, str]") -> str:
 
 
 def _as_user(user: "Identity", groups: "Sequence[int] | None") -> list[str]:
-    """The options of setpriv that make a program run as the user."""
+    """Return the options of setpriv that make a program run as the user."""
     numbers = ",".join(map(str, user.groups() if groups is None else groups))
     return [
         f"--reuid={user.uid}",
@@ -178,17 +178,17 @@ def _as_user(user: "Identity", groups: "Sequence[int] | None") -> list[str]:
 
 
 class _Child:
-    """A program that runs, and our ends of its pipes."""
+    """A running program, and our ends of its pipes."""
 
     def __init__(
         self, words: list[str], environ: "Mapping[str, str]", pass_fds: "Sequence[int]", stdin: int = -1
     ) -> None:
-        """Raises OSError."""
+        """Start the program. Raises OSError."""
         self.out, self.err = bytearray(), bytearray()
         self._ours: list[int] = []
         self._pid = 0
         theirs: list[int] = []
-        # What such a signal raises must not come while there is a program that nobody would know of.
+        # The exception of such a signal must not come between the start of the program and its registration.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
         try:
             for of_program in (0, 1, 1):
@@ -198,7 +198,8 @@ class _Child:
             moves = list(enumerate(theirs))
             if stdin >= 0:
                 moves[0] = 0, stdin
-            # In this order none is written over before its turn. Older systems leave one that has its number closed.
+            # In this order no descriptor is overwritten before its turn. On older systems the exec would close one that
+            # already has its number.
             for number, descriptor in enumerate(sorted(pass_fds), FIRST_PASSED):
                 if number == descriptor:
                     from fcntl import F_DUPFD_CLOEXEC, fcntl
@@ -238,7 +239,7 @@ class _Child:
         grace: float | None,
         reader: int,
     ) -> int | None:
-        """Write its stdin and read the rest, all at once: its status, or None at the `end`."""
+        """Write its stdin and read its output at the same time; return its exit status, or None at the `end`."""
         from select import POLLIN, POLLOUT, poll
         from time import monotonic
 
@@ -249,7 +250,7 @@ class _Child:
             watch.register(descriptor, POLLIN)
         watch.register(to_program, POLLOUT)
         if reader >= 0:
-            watch.register(reader, 0)  # an error there is told all the same
+            watch.register(reader, 0)  # errors are always reported
         waiting = {stdout, stderr, ended}
         while waiting:
             ready = watch.poll(max(end - monotonic(), 0) * 1000)
@@ -304,16 +305,16 @@ class _Child:
 
 
 def open_descriptors() -> list[int]:
-    """Every descriptor of this process, those that somebody left open across our own exec included.
+    """List all descriptors of this process, including those that were left open across our own exec.
 
-    The one that lists them is among them and closed by now; to close a number that is not open is no error in
-    posix_spawn.
+    The one that listed them is included, and closed by now; posix_spawn accepts the closing of a number that is not
+    open.
     """
     return [int(name) for name in os.listdir("/proc/self/fd")]
 
 
 def _write(descriptor: int, data: bytes) -> bytes:
-    """Write as much as there is room for, and return the rest; a program need not read it all."""
+    """Write as much as there is room for, and return the rest; return nothing if the program no longer reads."""
     try:
         return data[os.write(descriptor, data[: 1 << 16]) :] if data else b""
     except BlockingIOError:
@@ -323,7 +324,7 @@ def _write(descriptor: int, data: bytes) -> bytes:
 
 
 def _kill_all() -> None:
-    """A server that ends must not leave one behind that keeps writing into the scratch directory."""
+    """Kill all programs at exit, for one left behind could go on writing into the scratch directory."""
     for pid in list(_running):
         _kill(pid)
 
@@ -335,4 +336,4 @@ def _kill(pid: int) -> None:
     try:
         os.killpg(pid, signal.SIGKILL)
     except OSError:
-        pass  # it is gone, or has become somebody else
+        pass  # it is gone, or has changed its user

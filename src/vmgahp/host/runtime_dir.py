@@ -7,36 +7,36 @@ from stat import S_ISDIR, S_ISFIFO
 from vmgahp.errors import MachineFault
 
 LONGEST_PATH = 100
-"""Bytes of a socket's path. The kernel's limit is 107 (``sun_path`` in unix(7)); QEMU's is the same."""
+"""The most bytes of a socket's path. The kernel's limit is 107 (``sun_path`` in unix(7)); QEMU's is the same."""
 
 
 ROOT_BASE = "/run/vmgahp"
 
 GIVEN = f"{ROOT_BASE}/given"
-"""Notes of what others have given for a VM and are to have back (`vmgahp.drivers.libvirt.reservation`)."""
+"""The notes of resources that were reserved for a VM and must be returned (`vmgahp.drivers.libvirt.reservation`)."""
 
 
 PREFIX = "vmgahp-"
 
 
 _server = 0
-"""The process to which a helper's directories belong; 0: they are of this one."""
+"""The process that owns a helper's directories; 0: this one does."""
 
 
 def belong_to(server: int) -> None:
-    """What this process makes from now on is another's, and lives as long as that does."""
+    """Make another process the owner of all directories that this one makes from now on, for the owner's lifetime."""
     global _server
     _server = server
 
 
 def owner() -> str:
-    """Whose what this process makes is, as others can tell (`is_alive`)."""
+    """Return the owner of this process's directories, as a text that other processes can check (`is_alive`)."""
     pid = _server or os.getpid()
     return f"{pid}-{_birth(pid)}"
 
 
 def is_alive(name: str) -> bool:
-    """Whether the process lives whose `owner` a name begins with."""
+    """Return True if a name begins with the `owner` of a living process."""
     pid, _, rest = name.partition("-")
     return pid.isascii() and pid.isdigit() and _birth(int(pid)) == rest.partition("-")[0] != ""
 
@@ -44,10 +44,10 @@ def is_alive(name: str) -> bool:
 def runtime_dir(base: str | None = None) -> str:
     """Make a directory for one VM's sockets and return its path, which leaves room for ``/console``.
 
-    `base` is where: by default ``/run/vmgahp`` as root, else the first of $XDG_RUNTIME_DIR, $TMPDIR and
-    ``/tmp`` that will do. The directory's name says which process made it, for `sweep`. As root others may
-    pass through it (0711) to a socket that is theirs; else it is the caller's alone. Raises `MachineFault`
-    when there can be none.
+    `base` is its parent: by default ``/run/vmgahp`` as root, else the first of $XDG_RUNTIME_DIR, $TMPDIR and
+    ``/tmp`` that is usable. The directory's name identifies the process that made it, for `sweep`. Root's lets
+    other users pass through (0711) to their sockets; any other is the caller's alone. Raises `MachineFault`
+    if it cannot be made.
     """
     bases = _bases() if base is None else [base]
     mine = f"{PREFIX}{owner()}"
@@ -66,7 +66,7 @@ def runtime_dir(base: str | None = None) -> str:
                 except FileExistsError:
                     continue
                 if os.geteuid() == 0:
-                    os.chmod(path, 0o711)  # noqa: S103 - to pass through; nobody else can list or write
+                    os.chmod(path, 0o711)  # noqa: S103 - others can pass through, not list or write
                 return path
             reason = f"{place} is full of directories of this process"
         except OSError as error:
@@ -78,7 +78,7 @@ def runtime_dir(base: str | None = None) -> str:
 
 
 def shared(name: str) -> str:
-    """Where something of this name is that many processes of this user use; it stays till the machine is down.
+    """Return the path for a name that all processes of this user share; it stays until the machine is shut down.
 
     Raises OSError.
     """
@@ -89,7 +89,7 @@ def shared(name: str) -> str:
 
 
 def is_private(path: str) -> bool:
-    """Whether it is a directory that only this user may write to."""
+    """Return True for a directory of this user to which only this user may write."""
     try:
         there = os.lstat(path)
     except OSError:
@@ -98,7 +98,7 @@ def is_private(path: str) -> bool:
 
 
 def claim(uuid: str) -> str:
-    """Say to other processes that this one looks after the VM `uuid`; a directory, to be removed with `remove`.
+    """Claim the VM `uuid` for this process; return a directory, to be removed with `remove`.
 
     Raises `MachineFault` and OSError.
     """
@@ -108,25 +108,25 @@ def claim(uuid: str) -> str:
 
 
 def remove(path: str) -> None:
-    """Remove what `runtime_dir` has made, with all that is in it. Raises nothing."""
+    """Remove a directory of `runtime_dir` with its content. Raises nothing."""
     _remove_directory(path, os.geteuid())
 
 
 def let_in(fifo: str) -> None:
-    """Have nobody wait any more who opens a FIFO to read from it, and finds no writer. Raises nothing."""
+    """Release a reader that is blocked in opening a FIFO, because there is no writer. Raises nothing."""
     try:
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
     except OSError:
-        pass  # nobody reads from it, or it is gone
+        pass  # it has no reader, or is gone
 
 
 def is_claimed(uuid: str) -> bool:
-    """Whether a process that lives looks after the VM `uuid`."""
+    """Return True if a living process has claimed the VM `uuid`."""
     return any(_is_mine(f"{path}/{uuid}") and _birth(pid) == birth for path, pid, birth in _made_in(_bases()))
 
 
 def claimed(prefix: str) -> set[str]:
-    """What has a name that begins so, in the directories of processes that live."""
+    """Return the names with this prefix in the directories of living processes."""
     found: set[str] = set()
     for path, pid, birth in _made_in(_bases()):
         if _is_mine(path) and _birth(pid) == birth:
@@ -138,7 +138,7 @@ def claimed(prefix: str) -> set[str]:
 
 
 def _made_in(places: Iterable[str]) -> Iterator[tuple[str, int, str]]:
-    """What `runtime_dir` has made there, and the process that did, with its birth. Others may write there too."""
+    """Yield the directories of `runtime_dir` there, with process and birth; other users may have made some of them."""
     for place in places:
         try:
             names = [name for name in os.listdir(place) if name.startswith(PREFIX)]
@@ -151,7 +151,7 @@ def _made_in(places: Iterable[str]) -> Iterator[tuple[str, int, str]]:
 
 
 def _is_mine(path: str) -> bool:
-    """Whether it is there, and made by this user: others may write to ``/tmp``."""
+    """Return True if it exists and belongs to this user: others may write to ``/tmp``."""
     try:
         return os.lstat(path).st_uid == os.geteuid()
     except OSError:
@@ -159,13 +159,13 @@ def _is_mine(path: str) -> bool:
 
 
 def sweep(base: str | None = None) -> list[str]:
-    """Remove what dead processes have left where `runtime_dir` makes directories; what was removed.
+    """Remove the directories that dead processes have left, and return their paths.
 
-    A process id that was used again is told apart by the time at which the process started. Only
-    directories of the caller's own user are touched. Raises nothing.
+    A reused process id is recognized by the time at which the process started. Only directories of the
+    caller's own user are touched. Raises nothing.
     """
     removed = []
-    births: dict[int, str] = {}  # of two hundred servers, each of which has made several
+    births: dict[int, str] = {}  # a cache: each of two hundred servers has made several
     for path, pid, birth in _made_in(_bases() if base is None else [base]):
         if pid not in births:
             births[pid] = _birth(pid)
@@ -175,7 +175,7 @@ def sweep(base: str | None = None) -> list[str]:
 
 
 def _bases() -> list[str]:
-    """Where `runtime_dir` may make directories, best first."""
+    """List the places where `runtime_dir` may make directories, best first."""
     if os.geteuid() == 0:
         return [ROOT_BASE]
     places = [os.environ.get("XDG_RUNTIME_DIR", ""), os.environ.get("TMPDIR", ""), "/tmp"]  # noqa: S108 - 0700
@@ -183,7 +183,7 @@ def _bases() -> list[str]:
 
 
 def make_root_base() -> None:
-    """Make sure of a directory that everybody may pass through and only root may write to."""
+    """Make sure of a directory through which every user may pass and to which only root may write."""
     try:
         os.mkdir(ROOT_BASE, 0o711)
         os.chmod(ROOT_BASE, 0o711)  # noqa: S103 - whatever the umask is
@@ -194,9 +194,9 @@ def make_root_base() -> None:
 
 
 def _remove_directory(path: str, uid: int) -> bool:
-    """Remove a directory of `uid` and what is in it, never what a link points to.
+    """Remove a directory of `uid` with its content, never the target of a link.
 
-    Who waits at a FIFO in it, such as a libvirtd for a server that was killed, is let go.
+    Readers blocked at a FIFO in it, such as a libvirtd of a server that was killed, are released.
     """
     try:
         there = os.lstat(path)
@@ -213,9 +213,9 @@ def _remove_directory(path: str, uid: int) -> bool:
 
 
 def _birth(pid: int) -> str:
-    """When a process started, in ticks since boot: field 22 of proc_pid_stat(5); "" if none lives.
+    """Return the start of a process in ticks since boot (field 22 of proc_pid_stat(5)); "" if it is not alive.
 
-    One that has ended stays there for as long as its parent does not ask how.
+    A zombie is not alive: its entry stays until its parent reaps it.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:

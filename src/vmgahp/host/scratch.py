@@ -1,4 +1,4 @@
-"""Small things done to the job's scratch directory as a whole."""
+"""Operations on the job's scratch directory as a whole."""
 
 import errno
 import os
@@ -10,13 +10,13 @@ from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
 
 DEADLINE = 60.0
-"""Seconds for emptying it."""
+"""The timeout for emptying it, in seconds."""
 LOOKING = 10.0
-"""Seconds for finding its files."""
+"""The timeout for finding its files, in seconds."""
 
 
 def empty(directory: str, identity: Identity, log: Callable[[str], None]) -> None:
-    """vm_no_output_vm: leave nothing in the directory that would be sent back. A failure is logged."""
+    """Empty the directory for vm_no_output_vm, so that no file is transferred back. A failure is logged."""
     try:
         _done(["find", directory, "-xdev", "-mindepth", "1", "-delete"], identity, DEADLINE)
     except OSError as error:
@@ -24,7 +24,7 @@ def empty(directory: str, identity: Identity, log: Callable[[str], None]) -> Non
 
 
 def forget(identity: Identity, directory: str, log: Callable[[str], None], *names: str) -> None:
-    """Remove files that are of no more use, if they are there. A failure is logged."""
+    """Remove files that are no longer needed, if they exist. A failure is logged."""
     for name in names:
         try:
             identity.unlink_scratch(directory, name)
@@ -33,7 +33,7 @@ def forget(identity: Identity, directory: str, log: Callable[[str], None], *name
 
 
 def make_directory(directory: str, name: str, identity: Identity) -> None:
-    """See that the scratch `directory` has a directory `name` that its user can read. Raises `Fault`."""
+    """Make sure that the scratch `directory` has a directory `name` that its user can read. Raises `Fault`."""
     try:
         identity.make_directory(directory, name)
     except OSError as error:
@@ -42,10 +42,10 @@ def make_directory(directory: str, name: str, identity: Identity) -> None:
 
 
 def files_below(directory: str, name: str, identity: Identity, most: int) -> list[str]:
-    """The regular files in the directory `name` of the scratch directory and all below, by their paths from it on.
+    """List the regular files in and below the directory `name` of the scratch directory, by paths relative to it.
 
-    Sorted, of one file system, found as the job's user, and no link is followed; `most` of them where there are more.
-    Raises OSError where that cannot be found out, or not in time.
+    They are sorted, at most `most`, and found as the job's user on one file system, without following links. Raises
+    OSError if the search fails or takes too long.
     """
     find = 'find -P "$1" -xdev -type f -printf "%P\\0" | head -z -n "$2"'
     found = _done(["sh", "-c", find, "sh", os.path.join(directory, name), str(most)], identity, LOOKING)
@@ -53,7 +53,7 @@ def files_below(directory: str, name: str, identity: Identity, most: int) -> lis
 
 
 def _done(command: list[str], identity: Identity, seconds: float) -> bytes:
-    """What a command prints that runs as the job's user. Raises OSError where it fails, or complains."""
+    """Run a command as the job's user and return its output. Raises OSError if it fails, or writes to stderr."""
     done = run(command, deadline=seconds, user=identity, groups=[])
     if done.status is None:
         raise OSError(errno.ETIMEDOUT, f"it was not done within {seconds:g} s")

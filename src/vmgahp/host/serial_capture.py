@@ -1,17 +1,16 @@
 """The guest's serial console, kept for the job's owner.
 
-Neither of the hypervisor's own ways will do: with a file, virtlogd opens a path inside the job's scratch
-directory as root, links and all, and leaves a file of root's; with a pseudo-terminal, QEMU drops what
-nobody reads. So QEMU connects to a Unix socket of ours (``<serial type='unix'>`` with ``mode='connect'``),
-and a thread writes what arrives to a file that was opened as the job's user.
+The hypervisor's own ways do not suffice: with a file, virtlogd opens a path inside the job's scratch
+directory as root, following links, and leaves a file that root owns; with a pseudo-terminal, QEMU drops
+output without a reader. So QEMU connects to a Unix socket of ours (``<serial type='unix'>`` with
+``mode='connect'``), and a thread writes the output to a file that was opened as the job's user.
 
-What a guest prints is a stranger's bytes: they are never decoded, there is an upper limit to what is
-written, and what is over it is read all the same, so that a flood neither fills the disk nor stops the
-guest.
+A guest's output is not trusted: the bytes are never decoded, at most `limit` of them are written, and the
+rest is read and dropped, so that a flood neither fills the disk nor blocks the guest.
 
-The sockets live outside the scratch directory, whose path may be too long for one and whose owner could
-put something else in their place: as root in ``/run/vmgahp``, where only root makes files and QEMU, as
-whichever user, finds its socket; else in a directory of the caller alone.
+The sockets are outside the scratch directory, whose path may be too long for one and whose owner could
+replace them: as root in ``/run/vmgahp``, where only root makes files and QEMU, as any user, can reach its
+socket; else in a directory of the caller alone.
 """
 
 import _socket
@@ -26,24 +25,24 @@ from vmgahp.host import threads
 from vmgahp.host.runtime_dir import LONGEST_PATH
 
 CUT = b"\n[the console's output continues, but no more of it is kept: it has reached its limit of %d bytes]\n"
-"""The line after the last byte that is kept; it comes on top of the limit."""
+"""The line after the last byte that is kept; it does not count towards the limit."""
 
 CHUNK = 65536
 TAIL = 65536
-"""Bytes of its end that a capture remembers, those included that are over the limit."""
+"""The most bytes of the end of the output that a capture keeps in memory, including those over the limit."""
 CLOSE_SECONDS = 1.0
 CLOSE_BYTES = 1 << 20
-"""When a capture is closed it takes what waits in the socket: this much of it, for this long."""
+"""The limits, in bytes and seconds, of reading what is left in the socket when a capture is closed."""
 
 
 class ConsoleCapture:
-    """Listens on a socket, and keeps what the one who connects writes, until it is closed.
+    """A listener on a socket that writes the output of its client to a file, until it is closed.
 
-    One connection is served at a time, and after its end the next, as when a VM was saved and is restored.
+    One connection is served at a time, and after it the next, as after a VM was saved and is restored.
     """
 
     serves = True
-    """Whether it takes what comes; a helper that starts a VM for a server only listens, and the server does it."""
+    """True if it reads its connections; a helper that starts a VM for a server only listens, and the server reads."""
 
     def __init__(
         self,
@@ -56,11 +55,11 @@ class ConsoleCapture:
     ) -> None:
         """Listen on `path`, a name in a directory from `runtime_dir` that this capture will remove.
 
-        `open_output` returns a descriptor open for appending, which the capture closes; a fault that it
-        raises goes through. The file never gets longer than `limit` bytes, what was in it before included.
-        `on_error` is told in one sentence when output is lost, from the capture's own thread, and must not
-        raise. `owner` is the uid and gid whose processes may connect, by default the caller's; libvirt
-        gives the socket to QEMU's user by itself. Raises `MachineFault` when there can be no such socket.
+        `open_output` returns a descriptor open for appending, which the capture closes; its faults are passed
+        on. The file never gets longer than `limit` bytes, including its earlier content. The callback `on_error`
+        gets one sentence when output is lost, in the capture's own thread, and must not raise. `owner` is the
+        uid and gid whose processes may connect, by default the caller's; libvirt itself gives the socket to
+        QEMU's user. Raises `MachineFault` if the socket cannot be made.
         """
         self._begin(path, limit, on_error)
         try:
@@ -89,7 +88,7 @@ class ConsoleCapture:
     def taken_over(
         cls, path: str, limit: int, on_error: Callable[[str], None], output: int, listener: int
     ) -> "ConsoleCapture":
-        """What another process has made that does not serve it, by its `descriptors`. Raises `MachineFault`."""
+        """Take over a capture that another process has made, but not served. Raises `MachineFault`."""
         made = cls.__new__(cls)
         made._begin(path, limit, on_error)
         made._output = output
@@ -99,7 +98,7 @@ class ConsoleCapture:
         return made
 
     def descriptors(self) -> tuple[int, int]:
-        """Of the file and of the socket."""
+        """Return the descriptors of the file and of the socket."""
         return self._output, self._listener.fileno()
 
     def _begin(self, path: str, limit: int, on_error: Callable[[str], None]) -> None:
@@ -116,18 +115,18 @@ class ConsoleCapture:
     def _look_at_output(self) -> None:
         before = os.fstat(self._output)
         self.written = before.st_size if S_ISREG(before.st_mode) else 0
-        """Bytes in the file, as far as this capture knows."""
+        """The number of bytes in the file, as counted by this capture."""
         self._cut = self.written > self.limit
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def _start(self, owner: tuple[int, int] | None) -> None:
-        """Listen, and start the thread; on an exception nothing of it is left open."""
+        """Listen, and start the thread; an exception leaves no descriptor open."""
         self._look_at_output()
         self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             self._listener.setblocking(False)
             self._listener.bind(self.path)
-            # Nobody can connect before listen().
+            # Connections are possible only after listen().
             os.chmod(self.path, 0o600)
             if owner is not None and owner != (os.geteuid(), os.getegid()):
                 os.chown(self.path, *owner)
@@ -141,22 +140,22 @@ class ConsoleCapture:
 
     @property
     def is_cut(self) -> bool:
-        """Whether more has come than is kept."""
+        """Return True if output was dropped because of the limit."""
         return self._cut
 
     def empty(self) -> None:
-        """Forget what the file has, for what comes from now on. Raises OSError."""
+        """Truncate the file, to keep only new output. Raises OSError."""
         os.ftruncate(self._output, 0)
         self.written, self._cut = 0, False
 
     def tail(self) -> bytes:
-        """The end of all that this capture has taken, at most `TAIL` bytes; to be asked for when it is closed."""
+        """Return the last `TAIL` bytes at most of all output; call it after `close`."""
         return bytes(self._tail[-TAIL:])
 
     def close(self) -> None:
-        """Keep what still waits in the socket, then close and remove everything but the file.
+        """Keep what is left in the socket, then close and remove everything but the file.
 
-        Takes two seconds at most, and may be called again.
+        This takes two seconds at most, and may be called again.
         """
         with self._lock:
             if self._closed:
@@ -164,7 +163,7 @@ class ConsoleCapture:
             self._closed = True
         os.eventfd_write(self._wake, 1)
         if self._thread is None:
-            self._run()  # which only takes what waits
+            self._run()  # reads only what is left in the socket
         else:
             self._thread.join(CLOSE_SECONDS + 1)
         if self._thread is not None and self._thread.is_alive():
@@ -174,12 +173,12 @@ class ConsoleCapture:
         self._remove()
 
     def _remove(self) -> None:
-        """Remove the socket and its directory, which nobody else may write to."""
+        """Remove the socket and its directory, to which no other user may write."""
         for remove, path in ((os.unlink, self.path), (os.rmdir, os.path.dirname(self.path))):
             try:
                 remove(path)
             except OSError:
-                continue  # it was removed already, or it is not ours alone
+                continue  # it was removed already, or other files are in it
 
     def _run(self) -> None:
         try:
@@ -189,7 +188,7 @@ class ConsoleCapture:
             os.close(self._output)
 
     def _serve(self) -> _socket.socket | None:
-        """Take what comes until `close`; the connection that is open then."""
+        """Read connections until `close`; return the one that is open then."""
         connection: _socket.socket | None = None
         while True:
             poll = select.poll()
@@ -207,12 +206,12 @@ class ConsoleCapture:
                 continue
             except OSError as error:
                 self._note("accept", f"Nobody can connect to the console's socket now: {error.strerror}.")
-                # Out of descriptors, say. The listener stays readable: wait for the end or for better times.
+                # For example out of descriptors. The listener stays readable, so wait a second, or for `close`.
                 poll.unregister(self._listener)
                 poll.poll(1000)
 
     def _last_words(self, connection: _socket.socket | None) -> None:
-        """Take what waits, in this connection and in those that nobody has accepted yet."""
+        """Read what is left, in this connection and in those not accepted yet."""
         end = monotonic() + CLOSE_SECONDS
         taken = 0
         try:
@@ -225,7 +224,7 @@ class ConsoleCapture:
                     connection.close()
                     connection = None
         except OSError:
-            pass  # nothing waits
+            pass  # nothing is left
         finally:
             if connection is not None:
                 connection.close()
@@ -237,16 +236,16 @@ class ConsoleCapture:
         return connection
 
     def _receive(self, connection: _socket.socket) -> int:
-        """Take one chunk and keep it; 0 at the connection's end. Raises BlockingIOError if none waits."""
+        """Read one chunk and keep it; return 0 at the connection's end. Raises BlockingIOError if there is no data."""
         try:
             got = connection.recv_into(self._buffer)
         except BlockingIOError:
             raise
         except OSError:
-            return 0  # such as a reset: the other end is gone
+            return 0  # such as a reset: the client is gone
         if got:
             self._tail += self._buffer[:got]
-            if len(self._tail) > 2 * TAIL:  # and not at every piece of a flood of small ones
+            if len(self._tail) > 2 * TAIL:  # not for each of many small chunks
                 del self._tail[:-TAIL]
         if got and not self._cut:
             self._keep(self._buffer[:got])
@@ -261,7 +260,7 @@ class ConsoleCapture:
             self._note("limit", f"The guest printed more than {self.limit} bytes; no more of it is kept.")
 
     def _write(self, piece: memoryview) -> None:
-        """Write, or drop what cannot be written: the disk may be full and have room again later."""
+        """Write, or drop output that cannot be written: a full disk may have room again later."""
         try:
             while piece:
                 done = os.write(self._output, piece)
@@ -271,7 +270,7 @@ class ConsoleCapture:
             self._note("write", f"Console output is lost, it cannot be written: {error.strerror}.")
 
     def _note(self, what: str, text: str) -> None:
-        """Tell it, once of each kind."""
+        """Report an error, once for each kind."""
         if what not in self._noted:
             self._noted.add(what)
             self._on_error(text)

@@ -1,4 +1,4 @@
-"""The system calls of the child that is the job's user; below a directory none follows a link."""
+"""The system calls of the child that runs as the job's user; they follow no link below a directory."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def open_named(path: bytes, flags: int) -> int:
 
 
 def read_named(path: bytes, most: int) -> int:
-    """An unnamed file with the first bytes of another."""
+    """Return an unnamed file with the first bytes of another."""
     fd = open_named(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         data = os.pread(fd, most, 0)
@@ -42,8 +42,8 @@ def _open_regular(path: bytes, flags: int, mode: int = 0o600, dir_fd: int | None
     try:
         fd = os.open(path, flags, mode, dir_fd=dir_fd)
     except OSError as error:
-        # What the user can bring about must not look like what this machine lacks.
-        if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads
+        # Errors that the user can cause must not look like a lack of resources.
+        if error.errno == errno.ENXIO:  # a socket, or a FIFO without a reader
             raise OSError(errno.EPERM, "it is not a regular file") from None
         if error.errno == errno.EAGAIN:
             raise OSError(errno.EBUSY, "another process has a lease on it") from None
@@ -137,10 +137,10 @@ def unlink_beneath(directory: bytes, parts: list[bytes]) -> int:
 
 
 def link_beneath(directory: bytes, parts: list[bytes], names: list[bytes], others: bool) -> int:
-    """Give regular files of a directory a link in the one below it that `parts` name.
+    """Hard-link regular files of a directory into the one below it that `parts` name.
 
-    These are `names`, but for what is there already; or all `others` that do not begin with a dot, which take the
-    place of what is there.
+    The files are `names`, except those that exist there already; or, with `others`, all other files that do not begin
+    with a dot, which replace existing ones.
     """
     above = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -156,7 +156,7 @@ def link_beneath(directory: bytes, parts: list[bytes], names: list[bytes], other
 
 
 def unlink_links_beneath(directory: bytes, parts: list[bytes]) -> int:
-    """Take away again what `link_beneath` has made."""
+    """Remove the links that `link_beneath` has made."""
     below = _descend(directory, [*parts, b""])
     try:
         for name in os.listdir(directory):
@@ -192,7 +192,7 @@ def _link(name: bytes, above: int, below: int, replace: bool) -> None:
 
 
 def connect_loopback(address: str, port: int) -> int:
-    """A way to what listens on a loopback address, which it may not have taken up yet."""
+    """Begin a connection to a loopback address; return the socket, which may not be connected yet."""
     import _socket as socket  # `vmgahp.host.child` has loaded it before it forks
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,7 +1,7 @@
-"""Threads that do not outlive this process, how they wait, and the fault where none can be started.
+"""Threads that end with the process, ways for them to wait, and the fault if none can be started.
 
-A condition and a flag are threading's Condition and Event, as far as they are wanted here. With all that it brings
-along, that module is two thirds of a MiB of the memory of each server.
+A condition and a flag are the parts of threading's Condition and Event that are needed here. With all its imports,
+that module takes two thirds of a MiB of the memory of each server.
 """
 
 from _collections_abc import Callable, Iterator
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 AGAIN_INTERVAL = 5.0
-"""Seconds between two attempts to end what takes too long."""
+"""The seconds between two attempts to end an operation that takes too long."""
 
 
 class Condition:
-    """Something that threads wait for, which hold its lock, and others tell them of."""
+    """A condition variable: threads that hold its lock wait, and others notify them."""
 
     __slots__ = ("_lock", "_waiting")
 
@@ -39,7 +39,7 @@ class Condition:
         self._lock.release()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Let the lock go until somebody notifies, or so many seconds are over; whether somebody has."""
+        """Release the lock and wait for a notification; return False on a timeout."""
         mine = Lock()
         mine.acquire()
         self._waiting.append(mine)
@@ -54,7 +54,7 @@ class Condition:
         return notified
 
     def wait_for(self, is_so: Callable[[], object], seconds: float | None = None) -> bool:
-        """Wait until it is so, or so many seconds are over; whether it is."""
+        """Wait until `is_so` returns true; return False on a timeout."""
         end = None if seconds is None else monotonic() + seconds
         while not (found := is_so()):
             left = None if end is None else end - monotonic()
@@ -64,7 +64,7 @@ class Condition:
         return bool(found)
 
     def notify(self, most: int = 1) -> None:
-        """Wake so many of those that wait. Raises RuntimeError for one who does not hold the lock."""
+        """Wake at most `most` waiting threads. Raises RuntimeError if the caller does not hold the lock."""
         if not self._lock._is_owned():
             raise RuntimeError("the lock is not held")
         woken, self._waiting[:most] = self._waiting[:most], []
@@ -72,12 +72,12 @@ class Condition:
             each.release()
 
     def notify_all(self) -> None:
-        """Wake all that wait."""
+        """Wake all waiting threads."""
         self.notify(len(self._waiting))
 
 
 class Flag:
-    """A flag that threads wait for."""
+    """A flag that threads can wait for."""
 
     __slots__ = ("_changed", "_is_set")
 
@@ -98,7 +98,7 @@ class Flag:
             self._is_set = False
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is set, or so many seconds are over; whether it is."""
+        """Wait until it is set; return False on a timeout."""
         with self._changed:
             return self._is_set or self._changed.wait(seconds) or self._is_set
 
@@ -113,15 +113,15 @@ class Thread:
         self._ended = Flag()
 
     def start(self) -> None:
-        """Begin, once. Raises RuntimeError where there can be none."""
+        """Start the thread, once. Raises RuntimeError if it cannot be started."""
         start_new_thread(self._live, ())
 
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Return True until it has ended."""
         return not self._ended.is_set()
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait until it has ended, or so many seconds are over."""
+        """Wait until it has ended, for `seconds` at most."""
         self._ended.wait(seconds)
 
     def _live(self) -> None:
@@ -133,7 +133,7 @@ class Thread:
 
 
 def start(name: str, run: Callable[..., object], *arguments: object) -> Thread:
-    """A thread that runs. Raises `MachineFault` where this machine has none left, as by a limit on processes."""
+    """Start a thread. Raises `MachineFault` if this machine has none left, as by a limit on processes."""
     thread = Thread(run, arguments, name)
     try:
         thread.start()
@@ -146,20 +146,20 @@ def start(name: str, run: Callable[..., object], *arguments: object) -> Thread:
 
 
 class Worker:
-    """A thread that does what it is given, one after another, and does not wake while it is given nothing."""
+    """A thread with a queue, which handles its items in order, and sleeps while there are none."""
 
     def __init__(self, name: str, do: "Callable[[Any], object]") -> None:
-        """Raises `MachineFault` as `start` does."""
+        """Start the thread. Raises `MachineFault` as `start` does."""
         self._given: SimpleQueue[object] = SimpleQueue()
         self._do = do
         self.thread = start(name, self._run)
 
     def give(self, what: object) -> None:
-        """Have it done when all is done that was given before."""
+        """Append an item to the queue."""
         self._given.put(what)
 
     def end(self) -> None:
-        """Let the thread end when all is done that it was given. Nothing is given to it any more."""
+        """Let the thread end after the last item. No more items may be given."""
         self._given.put(None)
 
     def _run(self) -> None:
@@ -170,9 +170,9 @@ class Worker:
 
 @contextmanager
 def overseen(name: str, seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
-    """What is done meanwhile ends: after so many seconds `give_up` is called beside it, again and again until it has.
+    """Limit the time of the block: after `seconds` call `give_up` in another thread, repeatedly until the block ends.
 
-    No call is under way any more when this is left. Raises `MachineFault` as `start` does.
+    No call is running any more after the block. Raises `MachineFault` as `start` does.
     """
     over = Flag()
 

@@ -1,6 +1,7 @@
-"""Programs and files of the administrator's: proof that nobody else can have written them.
+"""Programs and files of the administrator's: a check that no other user can have written them.
 
-`vmgahp.hooks.xml_script` and `vmgahp.hooks.policy` share this. What runs here has the server's rights, mostly root's.
+`vmgahp.hooks.xml_script` and `vmgahp.hooks.policy` share this. Such programs run with the server's rights, mostly
+root's.
 """
 
 import errno
@@ -12,12 +13,11 @@ from vmgahp.errors import MachineFault
 
 
 def require_trustworthy(path: str, setting: str, otherwise: str, *, executable: bool = True) -> None:
-    """Make sure that a file is one that only root, or the caller, can have written.
+    """Make sure that only root, or the caller, can have written a file.
 
-    That goes for the file and for every directory and link on the way to it: whoever may write to one of
-    them could put another file in its place. A directory with the sticky bit, such as ``/tmp``, protects
-    what is in it. `setting` names the file, `otherwise` is what else can be done than to give a good one.
-    Raises `MachineFault`.
+    This includes every directory and link on the way to it: a user who may write to one of them could
+    replace the file. A directory with the sticky bit, such as ``/tmp``, protects its content. `setting`
+    names the file, `otherwise` is the alternative to giving a valid one. Raises `MachineFault`.
     """
     what = "an executable" if executable else "a file"
     hint = f"give {setting} {what} that belongs to root, in directories that only root may write to"
@@ -47,7 +47,7 @@ def require_trustworthy(path: str, setting: str, otherwise: str, *, executable: 
 
 
 def trouble_with_directory(path: str) -> str:
-    """Who else can have put something into a directory, or another in its place; "" for nobody.
+    """Name the other users who can change a directory, or replace it; return "" if there are none.
 
     By the rules of `require_trustworthy`. Raises OSError.
     """
@@ -55,9 +55,9 @@ def trouble_with_directory(path: str) -> str:
 
 
 def changeable_by_others(path: str) -> str:
-    """The directory, link or file on the way to a file, or that itself, which others than root could change.
+    """Return the first directory, link or file on the way to a file that others than root could change.
 
-    By the rules of `require_trustworthy`; empty for none. Raises OSError.
+    By the rules of `require_trustworthy`; empty if there is none. Raises OSError.
     """
     way = _way(path)
     for passed in way:
@@ -77,7 +77,7 @@ def _trouble(way: Sequence[str], trusted: set[int]) -> str:
 
 
 def _way(path: str) -> list[str]:
-    """Every directory and link that the kernel passes on its way to `path`, and at last the file itself."""
+    """List every directory and link that the kernel passes on its way to `path`, and finally the file itself."""
     passed = ["/"]
     here = "/"
     links = 0
@@ -94,7 +94,7 @@ def _way(path: str) -> list[str]:
         try:
             target = os.readlink(there)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # which says that it is not a link
+            if error.errno != errno.EINVAL:  # EINVAL: it is not a link
                 raise
             here = there
             continue

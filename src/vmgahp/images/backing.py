@@ -1,9 +1,9 @@
-"""The backing files of a disk image, found out as the job's user.
+"""The backing files of a disk image, read from its header as the job's user.
 
-The header of an image is the job's to write, and it can name any file of the host as its backing file. To
-leave it to libvirt, which looks as root, would let it give that file to QEMU. So ``qemu-img info`` looks
-with the rights of the job's user and within limits, and the chain that it finds is written into the domain
-XML, which keeps libvirt and QEMU from reading the header's own again.
+The job can write the header of an image, and name any file of the host as its backing file. libvirt, which
+reads it as root, would give that file to QEMU. So ``qemu-img info`` reads it with the rights of the job's user
+and within limits, and the chain that it finds is written into the domain XML, so that libvirt and QEMU do not
+take the one in the header.
 """
 
 from math import inf
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 PLAIN_FORMATS = ("raw",)
-"""Formats without a header: nothing to look at."""
+"""The formats without a header to look at."""
 
 MOST_LAYERS = 64
-"""Backing files of one image; QEMU has each of them open, and libvirt describes none deeper than 200."""
+"""The most backing files of one image; QEMU has each of them open, and libvirt describes none deeper than 200."""
 
 
 class BackingFile(NamedTuple):
@@ -32,24 +32,23 @@ class BackingFile(NamedTuple):
     path: str
     format: str
     known_as: str = ""
-    """What a checkpoint calls it, where that is not its path: an image of the administrator's catalog."""
+    """The name of it in a checkpoint, if that is not its path: for an image of the administrator's catalog."""
 
 
 def backing_chain(
     path: str, image_format: str, identity: Identity, *, parts: bool = False, end: float = inf
 ) -> tuple[BackingFile, ...]:
-    """The backing files of an image, the nearest first.
+    """Return the backing files of an image, the nearest first.
 
-    Each name is looked at before anything follows it, for it could be that of a server or a device. `parts` says that
-    the data of the image may be in further files, which the caller has looked at; `end` says when, by the monotonic
-    clock, nothing more is looked at.
+    Each name is checked before it is used, for it could be that of a server or a device. With `parts` the data of the
+    image may be in further files, which the caller has checked; `end` is the deadline by the monotonic clock.
 
     Raises `errors.JobFault` for an image that is not of its format, that is damaged, or whose backing files
-    the job's user may not read or have no stated format.
+    have no stated format or are not readable for the job's user.
     """
     if image_format in PLAIN_FORMATS:
         return ()
-    from vmgahp.images import qemu_img  # of no use to most jobs
+    from vmgahp.images import qemu_img  # most jobs do not need it
 
     found: list[BackingFile] = []
     end = min(end, monotonic() + qemu_img.LOOK)
@@ -67,12 +66,12 @@ def backing_chain(
             )
         path, image_format = below.path, below.format
     if found:
-        _header(path, identity)  # of the last, which is looked into no further
+        _header(path, identity)  # check that the last one, which is not examined, can be read
     return tuple(found)
 
 
 def _backing_file(path: str, image: "dict[str, Any]") -> BackingFile | None:
-    """What an image says of the one below it."""
+    """Return the backing file that an image names, or None."""
     name = image.get("full-backing-filename") or image.get("backing-filename")
     if not name:
         return None
@@ -94,9 +93,9 @@ def _backing_file(path: str, image: "dict[str, Any]") -> BackingFile | None:
 
 
 def require_whole(path: str, image_format: str, identity: Identity) -> None:
-    """Look at an image whose backing files are known: those that its header names are not followed.
+    """Check an image whose backing files are known, without following those that its header names.
 
-    Raises `errors.JobFault` for one that is not of its format, or keeps its data in another file.
+    Raises `errors.JobFault` if it is not of its format, or keeps its data in another file.
     """
     from vmgahp.images import qemu_img
 

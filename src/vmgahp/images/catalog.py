@@ -1,17 +1,17 @@
-"""The administrator's catalog of images: what ``catalog:<name>`` stands for here.
+"""The administrator's catalog of images, which defines ``catalog:<name>`` on this machine.
 
 It is a TOML file (VM_CATALOG) with a table for each image::
 
     [debian-12]
     path = "debian-12.qcow2"      # beside this file, or a full path
-    format = "qcow2"              # as in vm_disk; never found out by itself
+    format = "qcow2"              # as in vm_disk; never detected
     description = "Debian 12 with cloud-init"
     min_memory = 512              # MiB
 
-``vmgahp image`` writes where an image came from, when, and its digests (`PROVENANCE`); no job comes to read those.
+``vmgahp image`` writes an image's source, date and digests (`PROVENANCE`); jobs cannot see those.
 
-Nobody but root may be able to write to the file, to an image, or to a directory on the way. What is wrong with one
-image keeps that image from being offered, and nothing else: jobs that need none run all the same.
+Only root may be able to write to the file, to an image, or to a directory on the way. A fault of one image makes only
+that image unavailable: other jobs are not affected.
 """
 
 import os
@@ -32,24 +32,24 @@ CheckBacking = Callable[["Image"], object]
 SETTING = "VM_CATALOG"
 
 LONGEST_LINE = 5000
-"""Bytes: room for a path of the longest kind."""
+"""The most bytes of a line: room for the longest path."""
 LARGEST = 1 << 20
-"""Bytes of the file."""
+"""The most bytes of the file."""
 MOST_IMAGES = 500
 LARGEST_MEMORY = 1 << 24
-"""MiB."""
+"""The largest min_memory, in MiB."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
 PROVENANCE = ("sha256", "sha512", "source", "added")
-"""Keys by which ``vmgahp image`` knows an image again."""
+"""The keys by which ``vmgahp image`` recognizes an image."""
 _KEYS = {"path": str, "format": str, "description": str, "min_memory": int} | dict.fromkeys(PROVENANCE, str)
 
 _WITH_MAGIC = ("qcow2", "qcow", "qed", "vmdk", "vdi")
-"""Formats whose images begin with a magic number (`vmgahp.images.formats`)."""
+"""The formats whose images begin with a magic number (`vmgahp.images.formats`)."""
 
 
 class Image(NamedTuple):
-    """An image of the administrator's catalog; at first the job has said no more than its name."""
+    """An image of the administrator's catalog; a job gives its name only, and the rest is looked up."""
 
     name: str
     path: str = ""
@@ -57,7 +57,7 @@ class Image(NamedTuple):
 
     @property
     def known_as(self) -> str:
-        """What a checkpoint calls it: on another machine it may lie elsewhere."""
+        """Return its name in a checkpoint, since its path may differ on another machine."""
         return f"{CATALOG}:{self.name}"
 
 
@@ -67,23 +67,23 @@ class CatalogEntry(NamedTuple):
     name: str
     path: str
     format: str
-    """As libvirt and QEMU name it."""
+    """The format's name in libvirt and QEMU."""
     kind: str
-    """``disk``, or ``cdrom`` for the format iso."""
+    """The kind: ``disk``, or ``cdrom`` for the format iso."""
     description: str = ""
     min_memory: int = 0
-    """MiB that a VM with it needs."""
+    """The memory that a VM with it needs, in MiB."""
     provenance: tuple[tuple[str, str], ...] = ()
-    """What there is of `PROVENANCE`."""
+    """The keys of `PROVENANCE` that are set, with their values."""
 
     @property
     def image(self) -> Image:
-        """It as a part of a disk."""
+        """Return the image for use in a disk."""
         return Image(self.name, self.path, self.format)
 
 
 class Catalog:
-    """The images of one machine by name, and of those that cannot be used what is wrong with them."""
+    """The images of one machine by name, and the faults of those that are unusable."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class Catalog:
         self.broken: dict[str, MachineFault] = {}
 
     def find(self, name: str) -> CatalogEntry | None:
-        """The image of that name, checked; None for an unknown name. Raises `MachineFault` for a broken image."""
+        """Find and check the image of that name; return None for an unknown name. Raises `MachineFault` if broken."""
         if name in self.broken:
             raise self.broken[name]
         entry = self.entries.get(name)
@@ -101,14 +101,14 @@ class Catalog:
 
 
 def is_name(text: str) -> bool:
-    """Whether an image can have that name."""
+    """Return True if an image can have that name."""
     return _NAME.fullmatch(text) is not None
 
 
 def read(settings: Settings) -> Catalog | None:
-    """The catalog of the settings, None where they name none; its images are not looked at yet.
+    """Read the catalog of the settings; return None if they name none. Its images are not checked yet.
 
-    Raises `MachineFault` for a file that others may write to, or that is not a catalog.
+    Raises `MachineFault` for a file to which others may write, or that is not a catalog.
     """
     path = settings.string(SETTING)
     if not path:
@@ -125,13 +125,13 @@ def read(settings: Settings) -> Catalog | None:
 
 
 def parse(path: str, data: bytes) -> Catalog:
-    """The catalog that a file of this content is. Raises ValueError or RecursionError for one that is none."""
+    """Parse the content of a catalog file. Raises ValueError or RecursionError if it is invalid."""
     import tomllib
 
     if len(data) > LARGEST:
         raise ValueError(f"it has more than {LARGEST >> 20} MiB")
     for number, line in enumerate(data.split(b"\n"), start=1):
-        if len(line) > LONGEST_LINE:  # of a key with a thousand dots Python's reader makes gigabytes
+        if len(line) > LONGEST_LINE:  # tomllib takes gigabytes for a key with a thousand dots
             raise ValueError(f"line {number} has more than {LONGEST_LINE} bytes")
     described = dict(tables(tomllib.loads(data.decode())))
     if len(described) > MOST_IMAGES:
@@ -146,7 +146,7 @@ def parse(path: str, data: bytes) -> Catalog:
 
 
 def tables(content: dict[str, object], above: str = "") -> Iterator[tuple[str, dict[str, object]]]:
-    """The tables with their names: ``[ubuntu-24.04]`` without quotes is a table in a table to TOML."""
+    """Yield the tables and their names; an unquoted name with a dot, ``[ubuntu-24.04]``, is a nested table in TOML."""
     plain = {key: value for key, value in content.items() if not isinstance(value, dict)}
     if plain:
         if not above:
@@ -160,7 +160,7 @@ def tables(content: dict[str, object], above: str = "") -> Iterator[tuple[str, d
 
 
 def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
-    """Raises `MachineFault`."""
+    """Check one table and make its entry. Raises `MachineFault`."""
 
     def wrong(problem: str, hint: str) -> MachineFault:
         return _broken(catalog, name, problem, hint)
@@ -195,7 +195,7 @@ def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
 
 
 def check(entry: CatalogEntry) -> bytes:
-    """Make sure that only root can have written an image, and that it begins as its format does.
+    """Make sure that only root can have written an image, and that it begins like its format.
 
     Returns its first bytes. Raises `MachineFault`.
     """
@@ -207,7 +207,7 @@ def check(entry: CatalogEntry) -> bytes:
         raise _broken(entry.path, entry.name, f"cannot be read ({error.strerror})", "see why.") from error
     likeness = looks_like(header)
     marked = likeness if likeness in _WITH_MAGIC or entry.format in _WITH_MAGIC else entry.format
-    # The two versions of qcow have one mark.
+    # Both versions of qcow have the same magic number.
     same = {likeness, entry.format} == {"qcow2", "qcow"} or marked == entry.format
     if not header or not same:
         problem = f"is said to be {entry.format} and {'looks like ' + likeness if likeness else 'is not'}"
@@ -227,9 +227,9 @@ def trust(name: str, path: str) -> None:
 
 
 def survey(settings: Settings, check_backing: CheckBacking) -> tuple[list[str], list[Finding]]:
-    """The names of the images that jobs can have; a finding for them all, and one for each image.
+    """Return the names of the usable images; a finding for them all, and one for each image.
 
-    `check_backing` looks at the backing files of an image and raises `errors.Fault`. Without a catalog there are none.
+    `check_backing` checks the backing files of an image and raises `errors.Fault`. Without a catalog both are empty.
     """
     looked_at = f"the images of {SETTING}"
     try:
@@ -261,7 +261,10 @@ def survey(settings: Settings, check_backing: CheckBacking) -> tuple[list[str], 
 
 
 def _require_readable(entry: CatalogEntry) -> None:
-    """Can every user read it? One that only some can is not advertised, and works for those. Raises `MachineFault`."""
+    """Make sure that every user can read it. One that only some can read is not advertised, but works for them.
+
+    Raises `MachineFault`.
+    """
     place = os.path.realpath(entry.path)
     closed = [place] if not os.stat(place).st_mode & 0o004 else []
     while place != "/":
@@ -278,7 +281,7 @@ def _require_readable(entry: CatalogEntry) -> None:
 
 
 def _may_have_layers(image_format: str, header: bytes) -> bool:
-    """Whether an image's header leaves it possible that it needs other files; most do not, and cost no question."""
+    """Return True if an image may need other files by its header; most do not, and qemu-img need not be run."""
     if image_format in ("raw", "vdi"):
         return False
     if image_format == "qcow2":

@@ -1,7 +1,7 @@
-"""The format of a disk image, from what somebody says or from its name, never guessed.
+"""The format of a disk image, as stated or by its file name, never guessed from its content.
 
-What a guest wrote into a raw image can look like the header of another format, and that header can name any file as
-its backing file. So a header is looked at for one thing only: to refuse a name that leaves open what it is.
+A guest can write the header of another format into a raw image, and that header can name any file as its backing
+file. So the header is used for one thing only: to refuse an image whose name leaves its format open.
 """
 
 import os
@@ -21,7 +21,7 @@ FORMATS = {
     "vpc": "vpc",
     "vhd": "vpc",
 }
-"""Image formats of vm_disk, each with its name for libvirt and QEMU (``storageFormat`` of libvirt's
+"""The image formats of vm_disk, each with its name for libvirt and QEMU (``storageFormat`` of libvirt's
 storagecommon.rng, which has no vhdx)."""
 
 BY_ENDING = {
@@ -35,7 +35,7 @@ BY_ENDING = {
     ".raw": "raw",
     ".iso": "raw",
 }
-"""What the end of a file's name says, in lower case. ``.img`` is the name of images of all formats."""
+"""The format of each file name suffix, in lower case. ``.img`` is used for images of all formats."""
 
 _HEADERS = (
     (0, b"QFI\xfb", "qcow2"),
@@ -48,29 +48,29 @@ _HEADERS = (
     (0, b"vhdxfile", "vhdx"),
 )
 CONVERTIBLE = FORMATS | {"vhdx": "vhdx"}
-"""As `FORMATS`, with those that no hypervisor here uses and that can be converted."""
+"""The formats of `FORMATS`, and those that can only be converted, since no hypervisor here uses them."""
 
 HEADER = 512
-"""Bytes at the beginning of an image that `looks_like` wants to see."""
+"""The number of bytes at the beginning of an image that `looks_like` needs."""
 
 
 _QCOW2_WITHOUT_FEATURES = b"\0\0\0\2"
-"""The version of a qcow2 header that has none (docs/interop/qcow2.txt of QEMU)."""
+"""The version of a qcow2 header that has no features (docs/interop/qcow2.txt of QEMU)."""
 _QCOW2_DIRTY, _QCOW2_DATA_FILE = 1, 4
-"""Bits of its incompatible features: it was not closed, the data is in another file."""
+"""The bits of its incompatible features: it was not closed, the data is in another file."""
 _QCOW2_BITMAPS = 1
-"""The bit of its autoclear features that says that it has bitmaps; QEMU takes memory for each."""
+"""The bit of its autoclear features for bitmaps; QEMU takes memory for each."""
 _QED_NEED_CHECK = 2
-"""As `_QCOW2_DIRTY`, of QED (docs/interop/qed_spec.txt)."""
+"""The bit of QED that corresponds to `_QCOW2_DIRTY` (docs/interop/qed_spec.txt)."""
 
 MOST_SNAPSHOTS = 256
-"""Internal snapshots of a qcow2 image; QEMU reads one after the other when it opens the image."""
+"""The most internal snapshots of a qcow2 image; QEMU reads one after the other when it opens the image."""
 
 
 def names_files(image_format: str, header: bytes) -> bool:
-    """Whether the image with these first `HEADER` bytes has its data in further files, which it names.
+    """Return True if the image with these first `HEADER` bytes names further files that have its data.
 
-    QEMU opens them by those names. Backing files are no data, and it is told them (`vmgahp.images.backing`).
+    QEMU opens them by those names. Backing files do not count: QEMU gets them explicitly (`vmgahp.images.backing`).
     """
     if image_format == "qcow2":
         return header[4:8] != _QCOW2_WITHOUT_FEATURES and bool(int.from_bytes(header[72:80], "big") & _QCOW2_DATA_FILE)
@@ -80,20 +80,21 @@ def names_files(image_format: str, header: bytes) -> bool:
 
 
 WITH_UNFIT = ("qcow2", "qed", "vmdk")
-"""Formats of which `unfit` says something."""
+"""The formats that `unfit` can reject."""
 
 
 def unfit(image_format: str, header: bytes) -> str:
-    """Why no VM gets the image with these first `HEADER` bytes, as half a sentence; empty for nothing.
+    """Return the reason to reject the image with these first `HEADER` bytes, as half a sentence; empty for none.
 
-    Beside the files that it names it is what has QEMU work for hours, or take any amount of memory, when it opens it.
+    The reasons are further files that it names, and anything that makes QEMU work for hours, or take any amount of
+    memory, when it opens the image.
     """
     if names_files(image_format, header):
         return "keeps its data in another file"
     if image_format == "qed" and int.from_bytes(header[16:24], "little") & _QED_NEED_CHECK:
         return "was not closed, so that all of it would have to be checked"
     if image_format != "qcow2" or not header.startswith(b"QFI\xfb"):
-        return ""  # what is no image of its format, QEMU refuses at once
+        return ""  # QEMU itself refuses an image that is not of its format
     if int.from_bytes(header[60:64], "big") > MOST_SNAPSHOTS:
         return f"has more than {MOST_SNAPSHOTS} snapshots"
     if header[4:8] == _QCOW2_WITHOUT_FEATURES:
@@ -121,7 +122,7 @@ _TEXT = bytes((*b"\t\n\f\r", *range(32, 127)))
 
 
 def not_a_disk(header: bytes) -> str:
-    """Name the kind of a file with these first `HEADER` bytes that is known to be no disk; empty for any other."""
+    """Name the kind of a file with these first `HEADER` bytes if it is known not to be a disk; return "" otherwise."""
     for place, mark, name in _OTHERS:
         if header[place : place + len(mark)] == mark:
             return name
@@ -129,11 +130,11 @@ def not_a_disk(header: bytes) -> str:
 
 
 class UnclearFormat(ValueError):
-    """Nobody says what format an image has; the text is a sentence without its end."""
+    """An error: the format of an image is not stated; the text is a sentence without its end."""
 
 
 def looks_like(header: bytes) -> str:
-    """The format whose mark the first `HEADER` bytes have; empty for none. No proof of anything."""
+    """Return the format whose magic number the first `HEADER` bytes have; empty for none. This proves nothing."""
     for place, mark, name in _HEADERS:
         if header[place : place + len(mark)] == mark:
             return name
@@ -141,10 +142,10 @@ def looks_like(header: bytes) -> str:
 
 
 def image_format(name: str, said: str, file: "BinaryIO") -> str:
-    """The format for QEMU of the image in `file`: what is `said`, else what the end of its name says, else raw.
+    """Return QEMU's format of the image in `file`: `said` if it is set, else that of the name's suffix, else raw.
 
-    Raises `UnclearFormat` for a format that cannot be used, and for a name that says nothing of an image that
-    could be something else than raw.
+    Raises `UnclearFormat` for an unknown format, and if the name leaves the format open and the header looks like
+    another format than raw.
     """
     if said:
         if said.lower() not in FORMATS:
@@ -163,20 +164,20 @@ def image_format(name: str, said: str, file: "BinaryIO") -> str:
 
 
 def named_format(name: str) -> str:
-    """What the end of a name says of an image that is perhaps to be converted; empty for nothing.
+    """Return the format of a name's suffix, for an image that may have to be converted; empty if there is none.
 
-    It is QEMU's name of the format, and ``iso`` for a CD-ROM.
+    This is QEMU's name of the format, or ``iso`` for a CD-ROM.
     """
     ending = os.path.splitext(name)[1].lower()
     return {".vhdx": "vhdx", ".iso": "iso"}.get(ending) or BY_ENDING.get(ending, "")
 
 
 def proven_format(name: str, said: str, header: bytes) -> str:
-    """The format of an image that is perhaps to be converted: what is `said`, else what name and header agree about.
+    """Return the format of an image that may have to be converted: `said`, or the one of both its name and its header.
 
-    Returns QEMU's name of it, and ``iso`` for a CD-ROM. Without a word of the job's nothing is taken for raw but what
-    is called so, for to whom it is raw and to whom it is not decides who reads which file; and a header alone proves
-    nothing, for a guest can have written it. Raises `UnclearFormat`.
+    This is QEMU's name of it, or ``iso`` for a CD-ROM. If the job does not state the format, only an image with such a
+    name is taken for raw: a reader that takes an image for raw and one that does not would open different files. A
+    header alone proves nothing, for a guest can have written it. Raises `UnclearFormat`.
     """
     if said:
         if said.lower() not in CONVERTIBLE:

@@ -1,12 +1,12 @@
-"""Small ISO 9660 images made of files of the job's: a drive by which a guest is given its input.
+"""Small ISO 9660 images of the job's files: a CD-ROM with the input of a guest.
 
-Written by pycdlib with Rock Ridge names for Linux and the BSDs and Joliet names for Windows. The same contents
-under the same names make the same bytes, whenever and wherever: a VM that is restarted from a checkpoint finds on its
-drive what was there.
+They are written by pycdlib with Rock Ridge names for Linux and the BSDs and Joliet names for Windows. The same contents
+under the same names make the same bytes, at any time and place: a VM that is restarted from a checkpoint finds its
+drive unchanged.
 
-The contents are a stranger's, and so is what a parser of theirs might do. So they are read, and the image is
-written, by a process of its own that has the job user's rights, limits, and open descriptors instead of names. It
-takes on those rights after it has loaded its code: the job's user need not be able to read this installation.
+The contents are not trusted. So they are read, and the image is written, by a separate process that has the job
+user's rights, limits, and open descriptors instead of names. It takes on those rights after it has loaded its code:
+the job's user need not be able to read this installation.
 """
 
 import errno
@@ -23,41 +23,41 @@ from vmgahp.host.restrict import restrict
 from vmgahp.host.run import FIRST_PASSED, run
 
 Contents = Mapping[str, bytes | int]
-"""Name in the image, with slashes for directories -> its bytes, or an open descriptor of a regular file."""
+"""The files by name in the image, with slashes for directories: bytes, or an open descriptor of a regular file."""
 
 MOST_FILES = 500
-"""Files in an image: each is an open descriptor until it is written."""
+"""The most files in an image: each is an open descriptor until it is written."""
 DEEPEST = 7
-"""Directories above a file and the file itself; ISO 9660 has eight levels, the root being one."""
+"""The deepest path, the file itself included; ISO 9660 has eight levels, the root being one."""
 LARGEST_FILE = 2**32 - 1
-"""Bytes of one file, by the field of a directory record."""
+"""The most bytes of one file, by the field of a directory record."""
 OVERHEAD = 16 << 20
-"""Bytes that an image may take beside its contents."""
+"""The most bytes of an image besides its contents."""
 
 MEMORY = 1 << 30
 CPU_SECONDS = 600
-"""Limits of the process that writes."""
+"""The limits of the process that writes the image, in bytes and seconds."""
 DEADLINE = 30.0
 BYTES_A_SECOND = 10 << 20
-"""It has the deadline in seconds, and as many more as the contents take at this rate."""
+"""The timeout of that process: the deadline in seconds, and the time that the contents take at this rate."""
 
 WHEN = 946684800.0
-"""The time of everything in an image: the first second of 2000, UTC."""
+"""The timestamp of everything in an image: the first second of 2000, UTC."""
 
 _LABEL = re.compile(r"[A-Za-z0-9_]{1,16}", re.ASCII)
 _NOT_JOLIET = re.compile(r'[\x00-\x1f*/:;?\\<>|"\ud800-\udfff\U00010000-\U0010ffff]')
 _LONGEST_JOLIET = 64
-"""pycdlib counts bytes of UTF-8."""
+"""The most bytes of a Joliet name, in UTF-8 as pycdlib counts them."""
 _NO_ROOM, _CHANGED = 3, 4
-"""How the process that writes ends, beside 0 and Python's own 1."""
+"""The exit statuses of the process that writes the image, besides 0 and Python's own 1."""
 
 
 class Unfit(Exception):
-    """The contents can be no image; the message says why, in the form of a sentence without its end."""
+    """An error: the contents cannot become an image; the message gives the reason as a sentence without its end."""
 
 
 def can_write() -> bool:
-    """Whether what images are written with is installed here."""
+    """Return True if pycdlib, which writes the images, is installed."""
     from importlib.util import find_spec
 
     return find_spec("pycdlib") is not None
@@ -76,10 +76,10 @@ def write(
     """Write the image `name` in the scratch `directory` as the job's user, all or nothing.
 
     `label` is the volume's name, of at most 16 letters, digits and underscores. The contents together may have
-    `most_bytes`; descriptors stay the caller's and are read from their beginning. The image is for the job's user
-    alone (mode 0600); where it is `secret` its files are for the guest's root alone. Raises `Unfit` for contents
-    that are too many, too large, named as no file can be, or change meanwhile, and the fault of whoever is to
-    blame where it cannot be written.
+    `most_bytes`; descriptors stay the caller's and are read from their beginning. Only the job's user can read the
+    image (mode 0600); in a `secret` one only the guest's root can read the files. Raises `Unfit` for contents that
+    are too many, too large, have invalid names, or change meanwhile, and a job's or machine's fault if the image
+    cannot be written.
     """
     if not _LABEL.fullmatch(label):
         raise ValueError(f"{label!r} is not a label of a volume")
@@ -100,7 +100,7 @@ def write(
                     file.write(content)
             files.append((path, descriptor, os.fstat(descriptor).st_size))
         _check_sizes(files, most_bytes)
-        identity.unlink_scratch(directory, temporary)  # of a server that was killed, of this process id
+        identity.unlink_scratch(directory, temporary)  # from a server that was killed and had this process id
         output = identity.open_scratch(directory, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         opened.append(output)
         try:
@@ -117,7 +117,7 @@ def write(
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Raise `Unfit` for names that cannot stand in one image, such as a file and a directory of one name."""
+    """Raise `Unfit` for names that cannot be in one image, such as a file and a directory of one name."""
     directories: set[str] = set()
     files = set(names)
     for name in files:
@@ -146,7 +146,7 @@ def _check_sizes(files: list[tuple[str, int, int]], most_bytes: int) -> None:
 
 
 def _write(output: int, label: str, files: "list[tuple[str, int, int]]", identity: "Identity", *, secret: bool) -> None:
-    """Have the writing process do it. Raises `Unfit`, OSError and `MachineFault`."""
+    """Run the process that writes the image. Raises `Unfit`, OSError and `MachineFault`."""
     import json
 
     total = sum(size for _, _, size in files)
@@ -173,7 +173,7 @@ def _write(output: int, label: str, files: "list[tuple[str, int, int]]", identit
     if done.status == 0:
         return
     words = done.complaints or ["it said nothing"]
-    if done.status < 0:  # by its limits, or by another process of the job's user
+    if done.status < 0:  # killed by its limits, or by another process of the job's user
         raise Unfit("the process that writes the image was killed")
     if done.status == _NO_ROOM and words[-1].isdigit():
         raise OSError(int(words[-1]), os.strerror(int(words[-1])))
@@ -191,14 +191,14 @@ def _write(output: int, label: str, files: "list[tuple[str, int, int]]", identit
 
 
 def _main() -> int:
-    """Read the plan from standard input and carry it out; an error of the system's is its number on standard error."""
+    """Read the plan from standard input and carry it out; for an OSError print its errno to standard error."""
     import json
     import time
 
     plan = json.loads(sys.stdin.buffer.read())
-    time.time = lambda: WHEN  # what pycdlib stamps everything with, and this process does nothing else
+    time.time = lambda: WHEN  # pycdlib's timestamps; this process does nothing else
     with open(os.memfd_create("rehearsal", os.MFD_CLOEXEC), "r+b") as nowhere, open(os.devnull, "rb") as nothing:
-        # All code is loaded by this: the job's user may have no rights to this installation.
+        # This loads all code: the job's user may not be allowed to read this installation.
         _image(nowhere, "rehearsal", [["a/b", nothing.fileno(), 0]], 0o444)
     restrict(plan["user"], memory=MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=plan["most"])
     try:
@@ -208,14 +208,14 @@ def _main() -> int:
     except OSError as error:
         print(error.errno or errno.EIO, file=sys.stderr)  # noqa: T201 - to the process that started this one
         return _NO_ROOM
-    except Exception as unfit:  # noqa: BLE001 - by what the contents are: all code has worked in the rehearsal
+    except Exception as unfit:  # noqa: BLE001 - due to the contents: the rehearsal has worked
         print(unfit or repr(unfit), file=sys.stderr)  # noqa: T201
         return _CHANGED
     return 0
 
 
 def _image(output: BinaryIO, label: str, files: list[list[Any]], mode: int) -> None:
-    """Write the image, its directories and files under names that each of the three systems of names can have."""
+    """Write the image, with names for directories and files that are valid in ISO 9660, Rock Ridge and Joliet."""
     import pycdlib
 
     image = pycdlib.PyCdlib()
@@ -249,7 +249,7 @@ def _image(output: BinaryIO, label: str, files: list[list[Any]], mode: int) -> N
 
 
 def _joliet(name: str, taken: set[str]) -> str:
-    """A name that Joliet can have and that is not taken; nearly always the same name."""
+    """Return a valid Joliet name that is not taken; usually the name itself."""
     clean = _NOT_JOLIET.sub("_", name)
     number = 0
     found = _cut(clean, _LONGEST_JOLIET)

@@ -1,9 +1,9 @@
-"""The one place that calls ``qemu-img``: to look into images, to make overlays, to convert.
+"""The only module that calls ``qemu-img``: to examine images, to make overlays, to convert.
 
-It always runs as somebody who may be given everything that an image names (the job's user, or whoever typed the
-command), within limits of memory and time, and is told the format: it never finds one out by itself, for what a
-guest wrote into a raw image can look like the header of any other. What its failure means, and whose fault it is,
-is the caller's to say: here it is `Trouble`.
+It always runs as a user who may read everything that an image names (the job's user, or the user of the command),
+within limits of memory and time, and with an explicit format: it never detects one, for a guest can write the header
+of any other format into a raw image. A failure raises `Trouble`; the caller decides on its meaning and whose fault
+it is.
 """
 
 import functools
@@ -18,35 +18,36 @@ from vmgahp.host.run import plain_environment, run
 Progress = Callable[[float], None]
 
 LOOK = 30.0
-"""Seconds for a look at an image; a healthy one takes a hundredth of one."""
+"""The timeout for examining an image, in seconds; a good one takes a hundredth of a second."""
 OVERLAY = 120.0
-"""Seconds for making an overlay, which is a few KiB, and a look at the base."""
+"""The timeout for making an overlay of a few KiB and examining its base, in seconds."""
 
 LOOK_CPU, LOOK_MEMORY = 10, 512 << 20
-"""Limits of a look, which a crafted header can make work hard: seconds, bytes. QEMU takes as much memory for the tables
-of an image, beyond that of its guest; those of an image of 2 TB that somebody means to use are a few MiB."""
+"""The limits for examining an image, in seconds and bytes, since a crafted header can cost much of both. QEMU takes the
+same memory for an image's tables, besides the guest's; those of an honest image of 2 TB are a few MiB."""
 CONVERT_MEMORY = 4 << 30
 
 ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""Otherwise each of its threads reserves 64 MiB of addresses or more, and now and then the limit refuses it one."""
+"""An environment for one malloc arena. Otherwise each thread reserves 64 MiB of addresses or more, which sometimes
+exceeds the limit."""
 
 _CORRUPT, _LEAKS, _NOT_CHECKABLE = 2, 3, 63
-"""Exit statuses of ``qemu-img check``."""
+"""The exit statuses of ``qemu-img check``."""
 
 MOST_OUTPUT = 16 << 20
-"""Bytes that are kept of what it prints; the description of a long backing chain is a few KiB."""
+"""The most bytes of its output that are kept; the description of a long backing chain is a few KiB."""
 
 
 class Trouble(Exception):
-    """``qemu-img`` did not do it; the text says why, in half a sentence."""
+    """A failure of ``qemu-img``; the text is the reason, as half a sentence."""
 
 
 class CannotRun(Trouble):
-    """This machine does not run it, whatever the image is."""
+    """A failure to run it on this machine, whatever the image is."""
 
 
 class NotInstalled(CannotRun):
-    """There is no such program; `program` is its name."""
+    """A missing program; `program` is its name."""
 
     def __init__(self, program: str) -> None:
         super().__init__(f"{program} is not installed (qemu-utils, util-linux)")
@@ -54,7 +55,7 @@ class NotInstalled(CannotRun):
 
 
 class TooSlow(Trouble):
-    """It had not ended after `seconds` and was killed."""
+    """A timeout: it was killed after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"qemu-img had not ended after {seconds:g} s")
@@ -62,14 +63,14 @@ class TooSlow(Trouble):
 
 
 class TooLarge(Trouble):
-    """The new image would have had more bytes than it may."""
+    """A new image that would exceed its size limit."""
 
     def __init__(self) -> None:
         super().__init__("what comes out is larger than it may be")
 
 
 class Refused(Trouble):
-    """It ended with an error; the text is what it said, on one line and in English."""
+    """An exit with an error; the text is its message, on one line and in English."""
 
     def __init__(self, said: str, status: int = 1) -> None:
         super().__init__(said)
@@ -78,28 +79,28 @@ class Refused(Trouble):
 
     @property
     def no_access(self) -> bool:
-        """Whether a file is not there, or is not the user's to open."""
+        """Return True if a file is missing, or the user may not open it."""
         return "Permission denied" in str(self) or "No such file" in str(self)
 
     @property
     def no_space(self) -> bool:
-        """Whether the file system is full."""
+        """Return True if the file system is full."""
         return "No space left on device" in str(self)
 
 
 def info(path: str, image_format: str, identity: Identity | None = None, *, seconds: float = LOOK) -> dict[str, Any]:
-    """What the image's header says of it; its backing files are not opened.
+    """Return the description of an image from its header; its backing files are not opened.
 
-    `image_format` is QEMU's name of what somebody says that it is. Without an `identity` it runs as the caller.
+    `image_format` is QEMU's name of the stated format. Without an `identity` qemu-img runs as the caller.
     Raises `Trouble`.
     """
-    # -U: a template that another VM has open for writing is still to be looked at.
+    # -U: a template may be open for writing by another VM.
     found = _document(["info", "-U", "--output=json", "-f", image_format, _place(path)], identity, seconds)
     return dict(found)
 
 
 def check(path: str, image_format: str, *, seconds: float) -> str:
-    """What is wrong within the image, in half a sentence; empty for nothing, and for formats that nobody can check.
+    """Check an image; return the damage in half a sentence, or "" for none, and for formats that cannot be checked.
 
     Raises `Trouble`.
     """
@@ -118,7 +119,7 @@ def check(path: str, image_format: str, *, seconds: float) -> str:
 def measure(
     path: str, image_format: str, target_format: str, identity: Identity | None = None, *, seconds: float = LOOK
 ) -> int:
-    """The bytes that the image would take converted to ``raw`` or ``qcow2``, without its holes. Raises `Trouble`."""
+    """Return the bytes that the image would take converted to ``raw`` or ``qcow2``, without holes. Raises `Trouble`."""
     options = ["measure", "-U", "--output=json", "-f", image_format, "-O", target_format]
     found = _document([*options, _place(path)], identity, seconds)
     return int(found["required"])
@@ -129,20 +130,20 @@ def create_overlay(
 ) -> None:
     """Write an empty qcow2 image `to` that reads from `base`, by the full paths of both.
 
-    What `to` was before is written over: give it a name of your own and rename it, so that half of an image is
-    never taken for one. Raises `Trouble`.
+    An existing `to` is overwritten: use a temporary name and rename the file, so that a partial image is never used.
+    Raises `Trouble`.
     """
     command = ["create", "-q", "-f", "qcow2", "-F", base_format, "-b", _place(base), _place(to)]
     _run(command, identity, seconds=seconds, cpu=int(OVERLAY / 2))
 
 
 def create_empty(to: str, to_format: str, size: int, identity: Identity | None = None) -> None:
-    """Write an image `to` of `size` bytes without content, which takes hardly any room; as `create_overlay`."""
+    """Write an empty image `to` of `size` bytes, which takes hardly any room; see `create_overlay` for the rest."""
     _run(["create", "-q", "-f", to_format, _place(to), str(size)], identity, seconds=OVERLAY, cpu=LOOK_CPU)
 
 
 def enlarge(path: str, image_format: str, size: int, identity: Identity | None = None) -> None:
-    """Give an image `size` bytes, which are more than it has; what is new is empty. Raises `Trouble`."""
+    """Enlarge an image to `size` bytes; the new part is empty. Raises `Trouble`."""
     _run(["resize", "-q", "-f", image_format, _place(path), str(size)], identity, seconds=OVERLAY, cpu=LOOK_CPU)
 
 
@@ -160,8 +161,8 @@ def convert(
 ) -> None:
     """Write the content of the image `source`, and of its backing files, as the new image `to`.
 
-    `options` are those of the new format (``-o``); a file of more than `largest` bytes, if that is not 0, is given
-    up. `progress` is told how far it is, in per cent. On a failure `to` may be there, half of it. Raises `Trouble`.
+    `options` are those of the new format (``-o``); the conversion is aborted at `largest` bytes, if that is not 0.
+    The callback `progress` gets the percentage. A failure may leave a partial `to`. Raises `Trouble`.
     """
     command = ["convert", "-p", "-f", source_format, "-O", to_format]
     for option in options:
@@ -171,7 +172,7 @@ def convert(
 
 
 def _place(path: str) -> str:
-    """A path that is nothing but a path: ``nbd:…`` and ``json:…`` would be other things, ``-x`` an option."""
+    """Make a path absolute: ``nbd:…`` and ``json:…`` would not be taken for paths, and ``-x`` for an option."""
     return os.path.abspath(path)
 
 
@@ -194,7 +195,7 @@ def _run(
     largest: int = 0,
     progress: Progress | None = None,
 ) -> bytes:
-    """Run it and return what it printed. Raises `Trouble`."""
+    """Run qemu-img and return its output. Raises `Trouble`."""
     limits = [f"--as={memory}"]
     if cpu:
         limits.append(f"--cpu={cpu}")
@@ -226,7 +227,7 @@ def _run(
 
 
 def _tell(progress: Progress, out: bytearray, _err: bytearray) -> bool:
-    """``    (12.34/100%)`` and a carriage return, again and again; the last whole one counts."""
+    """Report the last complete percentage: qemu-img repeats ``    (12.34/100%)`` and a carriage return."""
     before, slash, rest = out.rpartition(b"/100%)")
     if slash:
         out[:] = rest

@@ -1,11 +1,11 @@
-"""Images that stand still: nobody writes to one between the look at its header and QEMU's.
+"""File leases on images, to keep them unchanged between our check of the header and QEMU's.
 
-QEMU gets a job's image as an open file (`vmgahp.drivers.libvirt.disk_files`), but what is in it another process of the
-job's user could change: a header that names further files (`vmgahp.images.formats.unfit`) has QEMU, which runs as the
-user of all guests' QEMUs, open those by their names. So the file has a lease (fcntl(2), ``F_SETLEASE``) while
-its header is looked at and QEMU reads it. The kernel gives one only where nobody else has the file open to write to
-it, and lets everybody wait who wants to open it, for ``/proc/sys/fs/lease-break-time`` at most. What QEMU reads of a
-header later it does not act on: it opens files when it opens the image, and when a restored guest begins to run.
+QEMU gets a job's image as an open file (`vmgahp.drivers.libvirt.disk_files`), but another process of the job's user
+could change its content: a header that names further files (`vmgahp.images.formats.unfit`) makes QEMU, which runs as
+the user of all guests' QEMUs, open those by their names. So a lease on the file (fcntl(2), ``F_SETLEASE``) is held
+while its header is checked and QEMU reads it. The kernel grants one only if no other process has the file open for
+writing, and blocks every other open for at most ``/proc/sys/fs/lease-break-time``. Later changes of the header have no
+effect: QEMU opens files when it opens the image, and when a restored guest begins to run.
 """
 
 import errno
@@ -22,24 +22,24 @@ from vmgahp.host.mounts import mounts
 from vmgahp.images.formats import HEADER, WITH_UNFIT, unfit
 
 PATIENCE = 5.0
-"""Seconds to wait for others that have files of a VM open, such as a backup."""
+"""The seconds to wait for other processes that have files of a VM open, such as a backup."""
 INTERVAL = 0.1
 
 _F_SETSIG = 10
-"""Of fcntl; Python has no name for it."""
+"""The command of fcntl; Python has no name for it."""
 
 _BREAK_TIME = "/proc/sys/fs/lease-break-time"
 
 LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs", "overlay"))
-"""File systems to which nobody writes but by this machine's kernel."""
+"""The file systems that are written through this machine's kernel only."""
 WITH_SERVERS_WORD = frozenset(("nfs4",))
-"""File systems whose lease holds on every machine: the client gives none without the server's (a delegation)."""
+"""The file systems whose lease holds on every machine: the client grants one only with the server's (a delegation)."""
 
 _NO_LEASES = "on a file system ({}) where others could change it while the VM starts"
 
 
 class OpenImage(NamedTuple):
-    """An image that QEMU is to get."""
+    """An image that will be passed to QEMU."""
 
     path: str
     format: str
@@ -47,7 +47,7 @@ class OpenImage(NamedTuple):
 
 
 def head(image: OpenImage) -> bytes:
-    """The first `HEADER` bytes. Of a descriptor that goes past the page cache only whole pages can be read."""
+    """Return the first `HEADER` bytes, read as a whole page, as a descriptor with O_DIRECT needs it."""
     from mmap import PAGESIZE, mmap
 
     with mmap(-1, PAGESIZE) as page:
@@ -56,10 +56,10 @@ def head(image: OpenImage) -> bytes:
 
 @contextmanager
 def held_still(images: Iterable[OpenImage], *, needed: bool) -> Iterator[Callable[[], None]]:
-    """Keep everybody from writing to the images; what it returns makes sure that nobody has, before the guest runs.
+    """Hold leases on the images; the function that it yields checks that they still hold, before the guest runs.
 
-    With `needed` false those stay as they are whose file system knows no lease: QEMU has the rights of the job's user
-    then, and gets nothing by opening a file of that user's choice. Raises `JobFault`, as does what it returns.
+    With `needed` false images on file systems without leases are skipped: QEMU has the rights of the job's user then,
+    and gains nothing by opening a file of that user's choice. Raises `JobFault`, and so does the function.
     """
     leases: list[_Lease] = []
     end = monotonic() + PATIENCE
@@ -92,9 +92,9 @@ class _Lease:
         self._taken = 0.0
 
     def take(self, end: float, *, needed: bool) -> bool:
-        """Whether it was given; where it is not `needed` a file system need not know any.
+        """Take the lease and return True; return False if the file system has none and it is not `needed`.
 
-        Others that have the file open are waited for until the monotonic clock shows `end`. Raises `JobFault`.
+        Processes that have the file open are waited for until the monotonic clock shows `end`. Raises `JobFault`.
         """
         kind = file_system(self._image.descriptor)
         why = _NO_LEASES.format(kind or "unknown")
@@ -118,7 +118,7 @@ class _Lease:
         return False
 
     def _wait(self, end: float) -> None:
-        # Whoever opens the file has a signal sent here; SIGIO, which it is by default, would end this process.
+        # An open by another process sends a signal here; the default, SIGIO, would end this process.
         fcntl(self._image.descriptor, _F_SETSIG, SIGURG)
         while True:
             self._taken = monotonic()
@@ -132,7 +132,7 @@ class _Lease:
             sleep(INTERVAL)
 
     def require(self) -> None:
-        """Has nobody opened the file? Who tries still waits, for half of the time at least. Raises `JobFault`."""
+        """Raise `JobFault` if the lease is lost, unless the open that broke it must still be blocked."""
         if fcntl(self._image.descriptor, F_GETLEASE) == self._kind:
             return
         allowed = _break_time()
@@ -141,20 +141,20 @@ class _Lease:
             raise _refused(self._image, problem, "let no process use it while the VM starts.")
 
     def release(self) -> None:
-        """Let everybody have the file again."""
-        with suppress(OSError):  # it was taken away
+        """Release the lease."""
+        with suppress(OSError):  # the kernel has revoked it
             fcntl(self._image.descriptor, F_SETLEASE, F_UNLCK)
 
 
 def file_system(descriptor: int) -> str:
-    """The type of the file system that an open file is on, as mount(8) names it; empty where it is mounted no more."""
+    """Return the file system type of an open file, as mount(8) names it; empty if it is no longer mounted."""
     with open(f"/proc/self/fdinfo/{descriptor}") as about:
         mount = next((line.split()[1] for line in about if line.startswith("mnt_id:")), "")
     return next((each.kind for each in mounts() if each.id == mount), "")
 
 
 def can_be_held(path: str, image_format: str) -> bool:
-    """Whether an image is likely to be, by the file system that its path leads to; none is looked at or opened."""
+    """Guess by the file system of its path if an image can have a lease; nothing is opened."""
     if image_format not in WITH_UNFIT:
         return True
     longest, kind = 0, ""
@@ -166,7 +166,7 @@ def can_be_held(path: str, image_format: str) -> bool:
 
 
 def why_none(directory: str, uid: int) -> str:
-    """Why this process could hold no image of that user's in a directory, in half a sentence; empty where it could.
+    """Return the reason, as half a sentence, why that user's images in a directory cannot have a lease; empty for none.
 
     Raises OSError.
     """
@@ -189,13 +189,13 @@ def why_none(directory: str, uid: int) -> str:
 
 
 def _is_roots(image: OpenImage) -> bool:
-    """Whether only root can write to it, such as to an image of the administrator's catalog."""
+    """Return True if only root can write to it, as to an image of the administrator's catalog."""
     status = os.fstat(image.descriptor)
     return status.st_uid == 0 and not status.st_mode & 0o022
 
 
 def _break_time() -> int:
-    """Seconds that who opens a file with a lease has to wait; 0 for without end."""
+    """Return the seconds for which a lease blocks an open; 0 for no limit."""
     try:
         with open(_BREAK_TIME) as file:
             return int(file.read())

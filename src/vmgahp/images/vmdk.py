@@ -1,8 +1,8 @@
-"""VMware's disks: what the description of a ``.vmdk`` says.
+"""VMware's disks: the description in a ``.vmdk`` file.
 
-A disk is described by a few lines of text, which either are a file of their own, beside the extents that have the data
-(a split or a flat disk), or lie inside the one file of a monolithic sparse disk, in a place of fixed size behind its
-header (VMware's "Virtual Disk Format 5.0", which is published). They name further files, and they come with the job: so
+A disk is described by a few lines of text, which are either a file of their own, beside the extents that have the data
+(a split or a flat disk), or inside the only file of a monolithic sparse disk, in an area of fixed size after its
+header (VMware's "Virtual Disk Format 5.0", which is published). They name further files, and the job provides them: so
 only files beside the description are accepted, and never a device of this machine.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vmgahp.text import has_control, shown
 
 LARGEST = 1 << 20
-"""Bytes of a description; one with a thousand extents has some 50,000."""
+"""The most bytes of a description; one with a thousand extents has some 50,000."""
 
 SECTOR = 512
 _MAGIC = b"KDMV"
@@ -21,7 +21,7 @@ _KINDS = (
     *("monolithicsparse", "monolithicflat", "twogbmaxextentsparse", "twogbmaxextentflat", "streamoptimized"),
     *("vmfs", "vmfspreallocated", "vmfseagerzeroedthick", "vmfsthin"),
 )
-"""Kinds of disks that consist of files alone; the others are a disk or partition of the host, or a snapshot of ESX."""
+"""The kinds of disks that consist of files only; others are a disk or partition of the host, or a snapshot of ESX."""
 
 _LINES = re.MULTILINE | re.IGNORECASE
 _CREATE_TYPE = re.compile(rb'^[ \t]*createType[ \t]*=[ \t]*"([^"\r\n]*)"[ \t]*\r?$', _LINES)
@@ -39,24 +39,24 @@ _BEGINNINGS = tuple(
         (rb"^[ \t]*(?:RW|RDONLY|NOACCESS)[ \t]", _EXTENT),
     )
 )
-"""Beginnings of the lines that matter, each with the one form that is understood here. VMware may understand more
+"""The beginnings of relevant lines, each with the only form that is accepted. VMware may accept more
 forms, so a line that begins like one and is not of that form is refused."""
 
 _LONE_RETURN = re.compile(rb"\r(?!\n)")
 
 
 class VmdkError(ValueError):
-    """This disk cannot be used; the text is the reason, as half a sentence."""
+    """A disk that cannot be used; the text is the reason, as half a sentence."""
 
 
 class Extent(NamedTuple):
     """A file with data of a disk."""
 
     access: str
-    """``RW``, ``RDONLY`` or ``NOACCESS``."""
+    """The access: ``RW``, ``RDONLY`` or ``NOACCESS``."""
     sectors: int
     kind: str
-    """``SPARSE``, ``FLAT`` or ``VMFS``."""
+    """The kind: ``SPARSE``, ``FLAT`` or ``VMFS``."""
     file: str
     offset: int
     """The sector at which the data begins."""
@@ -67,13 +67,13 @@ class Vmdk(NamedTuple):
 
     text: bytes
     offset: int
-    """The place of the description in the file; 0 in a file that has nothing else."""
+    """The offset of the description in the file; 0 if the file has nothing else."""
     room: int
-    """Bytes that the description may fill inside a disk; 0 in a file that has nothing else."""
+    """The most bytes of a description inside a disk; 0 if the file has nothing else."""
     kind: str
-    """``createType``, in lower case."""
+    """The ``createType``, in lower case."""
     parent: str
-    """The parent's name as it is written; empty for a disk without a parent."""
+    """The parent's name as written; empty for a disk without a parent."""
     extents: tuple[Extent, ...]
     """The files with the data; empty for a disk that has its description inside."""
 
@@ -86,7 +86,7 @@ def read(descriptor: int) -> Vmdk:
         # Magic, version, flags, capacity, grain size; then the place and size of the description, in sectors.
         offset = int.from_bytes(head[28:36], "little") * SECTOR
         room = int.from_bytes(head[36:44], "little") * SECTOR
-        if len(head) < 44 or not any(head[12:20]):  # QEMU takes one without a capacity for a description alone
+        if len(head) < 44 or not any(head[12:20]):  # without a capacity QEMU takes it for a description only
             raise VmdkError("its header is cut off")
         if not offset or not 0 < room <= LARGEST or offset > LARGEST:
             raise VmdkError("it is one extent of a disk and not the disk")
@@ -95,7 +95,7 @@ def read(descriptor: int) -> Vmdk:
         text = os.pread(descriptor, LARGEST + 1, 0)
         if len(text) > LARGEST:
             raise VmdkError("it is one extent of a disk and not the disk, or no disk at all")
-    # Behind the end there may be the last bytes of a text that was longer, but no other description.
+    # The end may be followed by the rest of an older, longer text, but not by another description.
     text, _, rest = text.partition(b"\0")
     if any(beginning.search(rest) for beginning, _ in _BEGINNINGS):
         raise VmdkError("its description continues after its end")
@@ -128,21 +128,21 @@ def parse(text: bytes, offset: int = 0, room: int = 0) -> Vmdk:
 
 
 def _extent(access: bytes, sectors: bytes, kind: bytes, name: bytes, offset: bytes) -> Extent | None:
-    """Return one extent; None for one that is all zeros and has no file."""
+    """Return one extent; None for an extent of zeros, which has no file."""
     word = kind.upper().decode()
     if word not in ("SPARSE", "FLAT", "ZERO", "VMFS"):
         raise VmdkError(f"it has an extent of the type {shown(word)}")
     if word == "ZERO":
         return None
     file = name.decode("utf-8", "surrogateescape")
-    # QEMU takes what stands before a colon for a protocol.
+    # QEMU takes the part before a colon for a protocol.
     if file in ("", ".", "..") or set(file) & set("/\\:|") or has_control(file):
         raise VmdkError(f"its extent {shown(file)} is not a file beside it")
     return Extent(access.upper().decode(), int(sectors), word, file, int(offset or 0))
 
 
 def with_parent(disk: Vmdk, parent: str) -> bytes:
-    """Return the description with another name of the parent. Raises `VmdkError` where there is no room for it."""
+    """Return the description with another name of the parent. Raises `VmdkError` if it does not fit."""
     written = os.fsencode(parent)
     text = _PARENT.sub(lambda found: found[1] + written + found[3], disk.text)
     if disk.room and len(text) > disk.room:

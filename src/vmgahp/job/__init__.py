@@ -1,1 +1,1 @@
-"""What a job ad asks for, checked."""
+"""The requests of a job ad, checked."""

@@ -1,8 +1,7 @@
-"""The VM types that a job accepts: one, any, or the first proved of a list.
+"""The VM types that a job accepts: one, any, or the first working one of a list.
 
-A job that does not mind says so by ``vm_type = any``, and by ``+VMPARAM_vm_Types = "kvm, vmware"`` that only some
-would do; or by a list in vm_type itself, with requirements that match machines of each. docs/how-to/any-hypervisor.md
-has both.
+A job accepts any type by ``vm_type = any``, and only some of them with ``+VMPARAM_vm_Types = "kvm, vmware"``, or with
+a list in vm_type itself and requirements that match machines of each. docs/how-to/any-hypervisor.md describes both.
 """
 
 from _collections_abc import Sequence
@@ -16,7 +15,7 @@ from vmgahp.vm_types import ANY, VMWARE
 TYPES = "VMPARAM_vm_Types"
 
 STANDS_FOR = {"vmware": VMWARE}
-"""A job's word -> the VM types of machines that it means, where those are more than itself."""
+"""The machines' VM types for each word of a job that means several."""
 
 _MOST = 20
 _LONGEST = 64
@@ -26,12 +25,12 @@ _HINT = f'write vm_type = any and +{TYPES} = "kvm, vmware", with the types that 
 
 
 def is_choice(vm_type: str) -> bool:
-    """Whether a job of this vm_type, in lower case, leaves open by which hypervisor it runs."""
+    """Return True if a job of this vm_type, in lower case, leaves the hypervisor open."""
     return vm_type == ANY or "," in vm_type
 
 
 def wanted(ad: JobAd) -> tuple[str, ...]:
-    """The types that the job takes, in its order; empty where it takes any. Raises `JobFault`."""
+    """Return the types that the job accepts, in its order; empty if it accepts any. Raises `JobFault`."""
     vm_type = ad.vm_type()
     listed = "," in vm_type
     if ad.expression(TYPES) is None or (ad.expression(TYPES) or "").lower() == "undefined":
@@ -49,10 +48,10 @@ def wanted(ad: JobAd) -> tuple[str, ...]:
 
 
 def driver_type(ad: JobAd, asked: str, machine: str, types: Sequence[str]) -> str:
-    """The type whose driver runs the job on a machine that offers `machine`. Raises `JobFault` where it does not fit.
+    """Return the type of the driver that runs the job on a machine of type `machine`. Raises `JobFault` if none fits.
 
-    `asked` is the type that the starter made of the ad and has asked for; `types` are those that the machine has behind
-    a type that leaves it open. A job cannot reach another driver than these.
+    `asked` is the type in the starter's request; `types` are the types of a machine whose own type is any. A job cannot
+    reach any other driver.
     """
     require(ad)
     vm_type = ad.vm_type()
@@ -78,12 +77,12 @@ def driver_type(ad: JobAd, asked: str, machine: str, types: Sequence[str]) -> st
 
 
 def takes(accepted: Sequence[str], vm_type: str) -> bool:
-    """Whether a machine's `vm_type` is one of what `wanted` returns."""
+    """Return True if a machine's `vm_type` is among the `accepted` ones, a result of `wanted`."""
     return not accepted or any(vm_type in STANDS_FOR.get(word, (word,)) for word in accepted)
 
 
 def require(ad: JobAd) -> None:
-    """Make sure that a job of one type is of a type that it takes. Raises `JobFault`."""
+    """Make sure that a job's single type is among those that it accepts. Raises `JobFault`."""
     vm_type = ad.vm_type()
     if ad.expression(TYPES) is not None and not is_choice(vm_type) and not takes(wanted(ad), vm_type):
         raise JobFault(
@@ -99,5 +98,5 @@ def _words(attribute: str, text: str) -> tuple[str, ...]:
     if odd or not words or len(words) > _MOST:
         what = f"{shown(odd[0])} is not a VM type" if odd else "it is not a list of VM types"
         raise JobFault(errors.MISMATCHED, f"{attribute} = {shown(text)}: {what}.", _HINT)
-    # "any" in a list takes whatever there is.
+    # "any" in a list accepts every type.
     return () if ANY in words else words

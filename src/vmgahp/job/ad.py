@@ -1,9 +1,9 @@
-"""The public part of a job's ClassAd, each attribute with the one value that it has.
+"""The public part of a job's ClassAd, with a single value for each attribute.
 
-Secrets are left out before anything else, so nothing that the job writes can spell one out. Literals, which nearly all
-attributes are, are read here; where the value of an expression is asked for, HTCondor's engine (`vmgahp.job.engine`)
-evaluates all that there are, once. From then on an attribute is a value and nothing else, for the administrator's
-policy, for the drivers and in every message.
+Secrets are removed first, so that no expression of the job can contain one. Literals, which nearly all attributes
+are, are parsed here; when the value of an expression is needed, HTCondor's engine (`vmgahp.job.engine`) evaluates all
+expressions, once. From then on an attribute has only its value, for the administrator's policy, for the drivers and
+in every message.
 """
 
 from _collections_abc import Iterable, Mapping
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
     from vmgahp.host.job_user import Identity
 
 Plain = str | int | float | bool
-"""A value. None stands for undefined."""
+"""The type of a value; an undefined one is None."""
 
 LONGEST_NAME = 200
-"""Bytes of a VM's name: libvirt makes file names of it."""
+"""The most bytes of a VM's name: libvirt makes file names of it."""
 
 SCOPES = frozenset(("my", "target", "parent", "self", "toplevel", "root", "other"))
-"""Names that mean an ad, in lower case. An attribute of such a name would stand between an expression and that ad."""
+"""The names that refer to an ad, in lower case. An attribute of such a name would hide that ad from an expression."""
 
 _NOT_LITERAL = object()
 
 
 class Odd(str):
-    """What stands for a value that is no plain one: an error, a list, an ad. It is not a string of the job's."""
+    """A stand-in for a value that is not plain (an error, a list, an ad); it is not a string of the job's."""
 
     __slots__ = ()
 
 
 class _Said:
-    """What the starter has sent, and what each expression of it has come to."""
+    """The attributes that the starter has sent, and the value of each expression."""
 
     def __init__(self, pairs: "Iterable[tuple[str, str]]") -> None:
         self.values: dict[str, tuple[str, Plain | None]] = {}
-        """Name in lower case -> name and value."""
+        """The name and value of each attribute with a value, by its name in lower case."""
         self.pending: dict[str, tuple[str, str]] = {}
-        """The same, with an expression that was not evaluated yet."""
+        """The name and expression of each attribute that was not evaluated yet, by its name in lower case."""
         self.expressions: frozenset[str] = frozenset()
-        """The names in lower case of those that were no literals."""
+        """The names, in lower case, of the attributes that were sent as expressions."""
         self.user: Identity | None = None
         self._refusal: JobFault | None = None
         self._lock = allocate_lock()
@@ -66,7 +66,7 @@ class _Said:
         self.expressions = frozenset(self.pending)
 
     def value(self, key: str) -> "Plain | None":
-        # RequestMemory = MY.JobVMMemory and its like need no engine.
+        # References such as RequestMemory = MY.JobVMMemory need no engine.
         for _ in range(10):
             if key not in self.pending:
                 break
@@ -81,11 +81,11 @@ class _Said:
         return self.values[key][1] if key in self.values else None
 
     def settle(self) -> None:
-        """Evaluate what is left. Raises `JobFault`."""
+        """Evaluate the remaining expressions. Raises `JobFault`."""
         with self._lock:
             if not self.pending:
                 return
-            if self._refusal is not None:  # once is enough: it may have taken long
+            if self._refusal is not None:  # not retried: it may have taken long
                 raise self._refusal
             from vmgahp.job import engine
 
@@ -104,25 +104,25 @@ class _Said:
 
 
 class JobAd:
-    """A job's ClassAd. Names are looked up in any case; of a name that comes twice the last one counts.
+    """A job's ClassAd. Names are case-insensitive; if a name occurs twice, the last one counts.
 
     ``VM_WORKING_DIR`` is the exception: condor_starter sends it first of all (``publishVMClassAd`` in
-    HTCondor's ``src/condor_starter.V6.1/vm_gahp_server.cpp``), and a later one is the job's own invention.
+    HTCondor's ``src/condor_starter.V6.1/vm_gahp_server.cpp``), and a later one comes from the job.
 
-    Whatever asks for a value raises `JobFault` where the ad's expressions cannot be evaluated.
+    Every method that needs a value raises `JobFault` if the ad's expressions cannot be evaluated.
     """
 
     __slots__ = ("_changes", "_said", "complete")
 
     def __init__(self, pairs: "Iterable[tuple[str, str]]", *, complete: bool = True) -> None:
-        """Not `complete` is an ad of which a part was skipped, for it was too long."""
+        """Make an ad; `complete` is false if a part of it was skipped because it was too long."""
         self._said = _Said(pairs)
         self._changes: dict[str, tuple[str, Plain | None]] = {}
         self.complete = complete
 
     @staticmethod
     def parse_line(line: str) -> tuple[str, str] | None:
-        """``Name = expression`` as a pair, or None for a line that is not of that form."""
+        """Parse ``Name = expression`` into a pair; return None for a line that is not of that form."""
         name, equals, expression = line.partition("=")
         name, expression = name.strip(" \t"), expression.strip()
         if not equals or not expression or not _is_name(name):
@@ -132,11 +132,11 @@ class JobAd:
         return name, expression
 
     def evaluate_as(self, user: "Identity") -> None:
-        """Whose rights the engine gets that evaluates the ad's expressions; without this they are nobody's."""
+        """Set the user whose rights the engine gets to evaluate the ad's expressions, by default the user nobody."""
         self._said.user = user
 
     def plain(self) -> "tuple[object, ...]":
-        """What another process makes the same ad of (`of_plain`)."""
+        """Return plain data from which another process can make the same ad (`of_plain`)."""
         kept = [
             [
                 (key, name, str(value) if isinstance(value, Odd) else value, isinstance(value, Odd))
@@ -148,7 +148,7 @@ class JobAd:
 
     @classmethod
     def of_plain(cls, plain: "tuple[Any, ...]", user: "Identity") -> "JobAd":
-        """The ad that another process has told of, whose engine gets the rights of `user`."""
+        """Make an ad from another process's plain data; its engine gets the rights of `user`."""
         complete, pending, expressions, said, changes = plain
         made = cls((), complete=complete)
         made._said.user, made._said.pending, made._said.expressions = user, pending, expressions
@@ -157,43 +157,43 @@ class JobAd:
         return made
 
     def changed(self, changes: "Mapping[str, Plain | None]") -> "JobAd":
-        """The same with other values for some attributes."""
+        """Return a copy with other values for some attributes."""
         made = JobAd((), complete=self.complete)
         made._said = self._said
         made._changes = self._changes | {name.lower(): (name, value) for name, value in changes.items()}
         return made
 
     def value(self, name: str) -> "Plain | None":
-        """An attribute's value: `Odd` for an error, a list or an ad, None for undefined."""
+        """Return an attribute's value: `Odd` for an error, a list or an ad, None for undefined."""
         key = name.lower()
         return self._changes[key][1] if key in self._changes else self._said.value(key)
 
     def expression(self, name: str) -> str | None:
-        """The value as it would be written into an ad; None where the ad has no such attribute."""
+        """Return the value as it is written into an ad; None if the ad has no such attribute."""
         return as_expression(self.value(name)) if self.has(name) else None
 
     def has(self, name: str) -> bool:
-        """Whether the ad has such an attribute, whatever its value."""
+        """Return True if the ad has such an attribute, even if it is undefined."""
         key = name.lower()
         return key in self._changes or key in self._said.values or key in self._said.pending
 
     def is_expression(self, name: str) -> bool:
-        """Whether what was sent for an attribute is no literal, so that it may come to something else elsewhere."""
+        """Return True if an attribute was sent as an expression, whose value may differ elsewhere."""
         return name.lower() in self._said.expressions
 
     def names(self, prefix: str = "") -> list[str]:
-        """The attributes whose name begins with `prefix`, in any case, as they are written."""
+        """Return the names that begin with `prefix` (case-insensitive), as they are written."""
         found = {key: name for kept in (self._said.values, self._said.pending) for key, (name, _) in kept.items()}
         found |= {key: name for key, (name, _) in self._changes.items()}
         return [name for key, name in found.items() if key.startswith(prefix.lower())]
 
     def string(self, name: str) -> str | None:
-        """A string; None when absent, undefined or something else (``LookupString``)."""
+        """Return a string; None if it is missing, undefined or something else (``LookupString``)."""
         value = self.value(name)
         return value if type(value) is str else None
 
     def integer(self, name: str) -> int | None:
-        """A number without its fraction; true is 1 and false 0 (``LookupInteger``)."""
+        """Return a number without its fraction; true is 1 and false 0 (``LookupInteger``)."""
         value = self.value(name)
         if isinstance(value, int):
             return int(value)
@@ -202,28 +202,28 @@ class JobAd:
         return None
 
     def real(self, name: str) -> float | None:
-        """A number; true is 1.0 and false 0.0 (``LookupFloat``)."""
+        """Return a number; true is 1.0 and false 0.0 (``LookupFloat``)."""
         value = self.value(name)
         return float(value) if isinstance(value, int | float) else None
 
     def boolean(self, name: str) -> bool | None:
-        """True or false; a number is true unless it is 0 (``LookupBool``)."""
+        """Return true or false; a number is true unless it is 0 (``LookupBool``)."""
         value = self.value(name)
         return bool(value) if isinstance(value, int | float) else None
 
     def lines(self, extra: Mapping[str, str] | None = None) -> list[str]:
-        """The ad as lines ``Name = value``, in the order of the names.
+        """Return the ad as lines ``Name = value``, in the order of the names.
 
-        This is what LIBVIRT_XML_SCRIPT reads. The strings of `extra` are added, and replace what the job's
-        ad has under these names.
+        LIBVIRT_XML_SCRIPT reads these lines. The strings of `extra` are added, and replace the job's values of
+        these names.
         """
         ad = self.changed(extra) if extra else self
         return [f"{name} = {'error' if isinstance(value, Odd) else as_expression(value)}" for name, value in ad._all()]
 
     def values(self) -> "dict[str, Plain | None]":
-        """What every attribute comes to, in the order of the names.
+        """Return the value of every attribute, in the order of the names.
 
-        None stands for undefined, error, lists, ads, and for numbers such as NaN: all of it can be JSON.
+        Undefined, error, lists, ads, and numbers such as NaN become None, so that all of it can be JSON.
         """
         return {
             name: None if isinstance(value, Odd) or (isinstance(value, float) and value - value != 0) else value
@@ -231,31 +231,31 @@ class JobAd:
         }
 
     def judge(self, expression: str) -> "Plain | None":
-        """The value of somebody else's expression over the ad, None for undefined and error.
+        """Evaluate an expression that is not the job's over the ad; return None for undefined and error.
 
-        The ad is MY and TARGET alike. Raises ValueError where it is not an expression, `MachineFault` where nothing
-        here can evaluate one.
+        The ad is both MY and TARGET. Raises ValueError if it is not an expression, `MachineFault` if there is no
+        engine.
         """
         from vmgahp.job import engine
 
         return engine.judge(expression, self.values, self._said.user)
 
     def vm_type(self) -> str:
-        """JobVMType in lower case; empty where it is missing."""
+        """Return JobVMType in lower case; empty if it is missing."""
         return (self.string("JobVMType") or "").strip().lower()
 
     def working_dir(self) -> str:
-        """The job's scratch directory. Raises `ClientFault` where the starter did not send a full path."""
+        """Return the job's scratch directory. Raises `ClientFault` if the starter did not send a full path."""
         path = self.string("VM_WORKING_DIR") or ""
         if not path.startswith("/") or has_control(path):
             raise self.lacks(f"VM_WORKING_DIR = {shown(path)} is not the full path of a directory.")
         return path
 
     def vm_name(self) -> str:
-        """``<User with @ as _>_<ClusterId>.<ProcId>``, which the startd and the starter know the VM by too.
+        """Return ``<User with @ as _>_<ClusterId>.<ProcId>``, the VM's name in the startd and the starter, too.
 
         (``create_name_for_VM`` in HTCondor's ``src/condor_utils/vm_univ_utils.cpp``.) Raises `ClientFault`
-        where the ad lacks one of the three, `JobFault` for a name that libvirt cannot make a file name of.
+        if the ad lacks one of the three, `JobFault` for a name that libvirt cannot turn into a file name.
         """
         user, cluster, proc = self.string("User"), self.integer("ClusterId"), self.integer("ProcId")
         if user is None or cluster is None or proc is None:
@@ -275,7 +275,7 @@ class JobAd:
         return name
 
     def lacks(self, problem: str, *names: str) -> errors.Fault:
-        """The fault for what a starter always sends: the job's, where it has filled the ad or sent another value."""
+        """Make the fault for a missing attribute of the starter: the job's if the ad is cut off or has other values."""
         if self.complete and not (names and all(map(self.has, names))):
             return ClientFault(errors.NO_JOBCLASSAD_INFO, problem)
         return JobFault(errors.MISMATCHED, problem, "submit the job with fewer and plainer attributes of its own.")
@@ -289,17 +289,17 @@ class JobAd:
         except JobFault as fault:
             if not isinstance(fault.__cause__, engine.NoEngine):
                 raise
-        # Without an engine an expression is undefined to those who read the whole ad; who needs its value is told.
+        # Without an engine an expression is undefined in the whole ad; a reader of its single value gets the fault.
         unknown: dict[str, tuple[str, Plain | None]] = {key: (name, None) for key, (name, _) in said.pending.items()}
         return [pair for _, pair in sorted((unknown | said.values | self._changes).items())]
 
 
 def literal(expression: str) -> object:
-    """The value of an expression that is a plain literal; None for undefined and error.
+    """Return the value of a plain literal; None for undefined and error.
 
-    Strings are those of the old ClassAd syntax, which the starter writes: a backslash hides a quote that is
-    not the last character, and is itself everywhere else (``tokenizeStringOld`` in HTCondor's
-    ``src/classad/lexer.cpp``). Returns a private object for what is no such literal.
+    Strings are in the old ClassAd syntax, which the starter writes: a backslash escapes a quote that is not the
+    last character, and is literal everywhere else (``tokenizeStringOld`` in HTCondor's
+    ``src/classad/lexer.cpp``). Returns a private object for any other expression.
     """
     if expression[:1] == '"':
         body = expression[1:-1]
@@ -327,7 +327,7 @@ def literal(expression: str) -> object:
 
 
 def as_expression(value: "Plain | None") -> str:
-    """A value as it is written into an ad; what is no plain value becomes a word that says what it is."""
+    """Format a value as it is written into an ad; for an `Odd` one this is a word that describes it."""
     if value is None:
         return "undefined"
     if isinstance(value, bool):
@@ -340,7 +340,7 @@ def as_expression(value: "Plain | None") -> str:
 
 
 def quote(text: str) -> str:
-    """`text` as a string of the old ClassAd syntax, on one line; control characters become ``?``."""
+    """Quote `text` as a string of the old ClassAd syntax, on one line; control characters become ``?``."""
     if has_control(text):
         text = "".join("?" if has_control(character) else character for character in text)
     return '"' + text.replace('"', '\\"') + '"'

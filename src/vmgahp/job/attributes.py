@@ -1,7 +1,8 @@
-"""Every job attribute that is read, in one table: name, command, kind, default, meaning.
+"""The table of all job attributes that are read: name, command, kind, default, meaning.
 
-`vmgahp.job.options` takes the options about devices from it, so one that is not here is refused by name; the
-documents' table is made of it. Attributes without a submit command are written into a submit file with a plus sign.
+`vmgahp.job.options` takes the options about devices from it, so an option that is not here is refused by name; the
+table in the documents is made from it. Attributes without a submit command are written into a submit file with a
+plus sign.
 """
 
 from vmgahp.host.light import NamedTuple
@@ -13,11 +14,11 @@ class JobAttribute(NamedTuple):
 
     name: str
     command: str
-    """The line of a submit file that sets it, empty for one that is written with a plus sign."""
+    """The submit command that sets it, empty for one that is written with a plus sign."""
     kind: str
-    """One of string, integer and bool."""
+    """The kind: string, integer or bool."""
     default: str
-    """What holds without it."""
+    """The default, in words."""
     meaning: str
     types: "tuple[str, ...]" = ()
     """The VM types that take it, empty for all."""

@@ -1,4 +1,4 @@
-"""What ``catalog:<name>`` in vm_disk stands for on this machine."""
+"""The disks that ``catalog:<name>`` in vm_disk means on this machine."""
 
 import os
 from collections.abc import Iterable
@@ -12,16 +12,16 @@ from vmgahp.images.catalog import SETTING, Catalog, Image, read, trust
 from vmgahp.job.disks import DISK, Disk, DiskRequest
 
 MOST_NAMED = 20
-"""Names of images that a sentence lists."""
+"""The most names of images that a sentence lists."""
 
 
 def resolve(
     request: DiskRequest, catalog: Catalog | None, identity: Identity, working_dir: str, memory_mib: int
 ) -> Disk:
-    """The disk that a request for an image of the catalog means.
+    """Turn a request for an image of the catalog into a disk.
 
-    One that can be written is an overlay of the job's own, in its scratch directory; any other is the image itself.
-    Raises `JobFault`, also where the image must be repaired by the administrator: other jobs can run.
+    A writable disk is an overlay in the job's scratch directory; any other is the image itself. Raises `JobFault`,
+    even if the administrator must repair the image, because other jobs can run.
     """
     name = request.image
     if catalog is None:
@@ -52,7 +52,7 @@ def resolve(
 
 
 def load(settings: Settings, requests: Iterable[DiskRequest]) -> Catalog | None:
-    """The catalog of the machine, None where no request is for an image of it. Raises `JobFault`."""
+    """Read the catalog of the machine; return None if no request needs it. Raises `JobFault`."""
     name = next((request.image for request in requests if request.image), "")
     if not name:
         return None
@@ -63,7 +63,7 @@ def load(settings: Settings, requests: Iterable[DiskRequest]) -> Catalog | None:
 
 
 def backing_of(image: Image, identity: Identity) -> tuple[BackingFile, ...]:
-    """The backing files of an image of the catalog, which must be the administrator's too. Raises `JobFault`."""
+    """Return the backing files of an image of the catalog, which must be trustworthy too. Raises `JobFault`."""
     try:
         chain = backing_chain(image.path, image.format, identity)
         for file in chain:
@@ -74,7 +74,7 @@ def backing_of(image: Image, identity: Identity) -> tuple[BackingFile, ...]:
 
 
 def unusable(name: str, fault: errors.Fault) -> JobFault:
-    """The fault of a job whose image is there and cannot be used."""
+    """Make the job's fault for an image that exists but is unusable."""
     return _refused(name, "that image cannot be used on this machine", fault.problem)
 
 

@@ -1,11 +1,11 @@
-"""Speaks with the starter by chirp, which puts into the job ad and the job's log what it is told.
+"""A client of the starter's chirp server, which adds to the job ad and the job's event log.
 
-The protocol is HTCondor's (``src/condor_starter.V6.1/io_proxy_handler.cpp``): a line is asked, a line is answered. The
-starter writes where it listens, and a password, to a file of the job's user, who can change it. So that file is read,
-and the connection made, as that user; nobody is spoken to but a loopback address; an answer is one short number; and
-all of it has one deadline. What is told is what the job could say itself.
+The protocol is HTCondor's (``src/condor_starter.V6.1/io_proxy_handler.cpp``): each request is a line, and so is its
+answer. The starter writes its address and a password to a file of the job's user, who can change it. So that file is
+read, and the connection made, as that user; only loopback addresses are accepted; an answer is one short number; and
+there is one deadline for all of it. The job itself could set the same attributes.
 
-The starter reads each line to its end before it does anything else: a line is sent whole or not at all.
+The starter blocks until it has read a whole line: a line is sent whole or not at all.
 """
 
 import os
@@ -29,18 +29,18 @@ NO_STARTER = "the job ad gets nothing of this VM, for no starter can be reached 
 NO_LINES = "the job's log gets no lines: the job has neither +WantRemoteUpdates = true nor +WantIOProxy = true"
 
 END_SECONDS = 15.0
-"""For all that is said at a VM's end; the starter has 27 s for the STATUS that brings it to light."""
+"""The timeout of the reports at a VM's end, in seconds; the starter allows 27 s for the STATUS that detects the end."""
 
 
 class Unheard(Exception):
-    """The starter is not reached, or does not answer as one does."""
+    """A starter that cannot be reached, or that gives an invalid answer."""
 
 
 class Starter:
-    """A starter that has let us in, until `close`."""
+    """An authenticated connection to a starter, until `close`."""
 
     def __init__(self, directory: str, identity: Identity, seconds: float) -> None:
-        """Of the VM with that scratch directory. Raises `Unheard`."""
+        """Connect to the starter of the VM with that scratch directory. Raises `Unheard`."""
         import _socket
 
         self._end = monotonic() + seconds
@@ -62,7 +62,7 @@ class Starter:
         self._socket.close()
 
     def ask(self, *words: str) -> int:
-        """The number that answers a line. Raises `Unheard`."""
+        """Send a line and return the number that answers it. Raises `Unheard`."""
         line = " ".join(words).encode() + b"\n"
         answer = b""
         try:
@@ -92,19 +92,19 @@ class Starter:
 
 
 def missing(directory: str) -> str:
-    """Why no starter can be reached, where that is plain: nothing is opened for it."""
+    """Return the reason if clearly no starter can be reached, without opening a file."""
     path = starter.places(directory).chirp_config
     try:
         os.lstat(path)
     except FileNotFoundError:
         return f"{NO_STARTER}: there is no {path}"
     except OSError:
-        pass  # the job's user may see it
+        pass  # the job's user may have access
     return ""
 
 
 def read(directory: str, identity: Identity) -> tuple[str, int, str]:
-    """The address, the port and the password of the starter, as its file says. Raises `Unheard`."""
+    """Read the address, the port and the password of the starter from its file. Raises `Unheard`."""
     path = starter.places(directory).chirp_config
     where, _, name = path.rpartition("/")
     try:
@@ -119,7 +119,7 @@ def read(directory: str, identity: Identity) -> tuple[str, int, str]:
 
 
 def parse(written: bytes) -> tuple[str, int, str] | None:
-    """What a starter has written: ``127.0.0.1 34567 abcdefgh``; None for anything else."""
+    """Parse a starter's file: ``127.0.0.1 34567 abcdefgh``; return None for anything else."""
     if not written.isascii() or len(words := written.decode().rstrip("\r\n").split(" ")) != 3:
         return None
     address, port, password = words
@@ -133,16 +133,16 @@ def parse(written: bytes) -> tuple[str, int, str] | None:
 
 
 def escaped(text: str) -> str:
-    """`text` as one word of a line."""
+    """Escape `text` as one word of a line."""
     for letter in "\\ \t\r\n":
         text = text.replace(letter, "\\" + letter)
     return text
 
 
 def tell(news: News, directory: str, identity: Identity, seconds: float) -> str:
-    """Say all that is new of the VM with that scratch directory. Raises `Unheard`.
+    """Send all news of the VM with that scratch directory. Raises `Unheard`.
 
-    Returns what the log should know, empty for nothing. What was refused is not said again.
+    Returns a message for the log, empty for none. Refused attributes are not sent again.
     """
     listener = Starter(directory, identity, seconds)
     try:
@@ -152,11 +152,11 @@ def tell(news: News, directory: str, identity: Identity, seconds: float) -> str:
 
 
 def tell_end(news: News, directory: str, identity: Identity, code: int | None) -> str:
-    """As `tell`, for the last time; the exit code is an attribute of a name of its own in jobs that may set any.
+    """Send all news as `tell` does, for the last time, and first the exit code, as an attribute that is set at once.
 
-    Raises nothing: a job does not depend on it.
+    Raises nothing: the job's outcome does not depend on it.
     """
-    # A round that is under way ends with what it has just said.
+    # A round that is running ends after its current attribute.
     is_our_turn = news.turn.acquire(True, END_SECONDS / 2)
     try:
         listener = Starter(directory, identity, END_SECONDS)
@@ -177,7 +177,7 @@ def _tell(news: News, listener: Starter, *, last: bool = False) -> str:
     refused = ""
     for name, _ in news.unsaid():
         if news.over and not last:
-            return ""  # somebody else says what is true now
+            return ""  # `tell_end` sends the final values
         value = news.value(name)
         if listener.ask("set_job_attr_delayed", name.attribute, escaped(expression(value))) != 0:
             refused = refused or f"the starter does not take {name.attribute} into the job ad"

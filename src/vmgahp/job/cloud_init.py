@@ -1,14 +1,14 @@
-"""The drive that tells a guest's cloud-init what to do at its first boot.
+"""The drive with the instructions for cloud-init at a guest's first boot.
 
 The NoCloud data source takes any drive with the label ``cidata`` that has the files ``user-data`` and
 ``meta-data``, and perhaps ``network-config``
 (https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html). cloud-init does most of its work
-once for each instance-id, so that must be the same whenever the job's VM runs on; and since the drive is one of the
-VM's disks, a VM that is restored must find it byte for byte as it was. So nothing is in it that another
-machine or another hour would change.
+once for each instance-id, so that must stay the same when the job's VM is restored; and since the drive is one of the
+VM's disks, a restored VM must find it unchanged to the byte. So its content depends neither on the machine nor on
+the time.
 
-User data often has passwords in it. The drive is for the job's user alone, its files are for the guest's root, it
-goes when the VM does, and no word of its content is in any message.
+User data often has passwords in it. Only the job's user can read the drive, and only the guest's root its files; it is
+removed with the VM, and no message has any of its content.
 """
 
 import base64
@@ -33,7 +33,7 @@ from vmgahp.text import has_control
 SEED_FILE = "vm_cidata.iso"
 LABEL = "cidata"
 LARGEST = 1 << 20
-"""Bytes of each of the files; clouds allow some 16 or 64 KiB."""
+"""The most bytes of each of the files; clouds allow some 16 or 64 KiB."""
 
 _FILES = (USER_DATA, META_DATA, NETWORK_CONFIG)
 """The options that name the files, in the order of the fields of `Seed`."""
@@ -43,34 +43,34 @@ _CLOUD_INIT = (
     *(b"#cloud-config", b"#cloud-boothook", b"#include", b"#part-handler", b"#!", b"## template: jinja"),
     *_MIME,
 )
-"""What user data for cloud-init begins with, in lower case; the last three are a MIME message's. See
+"""The beginnings of user data for cloud-init, in lower case; the last three are a MIME message's. See
 https://cloudinit.readthedocs.io/en/latest/explanation/format.html."""
 _CLOUDBASE = (b"#ps1", b"rem cmd", b"<powershell", b"<script")
-"""And for cloudbase-init, which does the same on Windows."""
+"""The beginnings of user data for cloudbase-init, which does the same on Windows."""
 _GZIP = b"\x1f\x8b"
 _SCRIPT = 'text/x-shellscript\nContent-Disposition: attachment; filename="zz-vmgahp-run"'
 
 _INSTANCE_ID = re.compile(rb"""^[^\S\n]*+(?:[{,][^\S\n]*+)?["']?instance-id["']?\s*+:\s*+\S""", re.MULTILINE)
-"""Blanks are passed once: a file that has nothing else would keep this process busy for hours."""
+"""A pattern with possessive quantifiers: by backtracking a file of blanks would keep this process busy for hours."""
 
 
 class Seed(NamedTuple):
-    """The files of the scratch directory that the drive is made of, by name; empty for one that the job has not."""
+    """The names of the files in the scratch directory from which the drive is made; empty for a missing file."""
 
     user_data: str
     meta_data: str
     network_config: str
     instance: str
-    """The instance-id, where the job brings no meta-data."""
+    """The instance-id, if the job has no meta-data."""
     host_name: str
     said: tuple[str, ...] = ()
-    """How the job names each of the files, for sentences to people."""
+    """The job's own text for each of the files, for messages."""
     begins: bool = False
-    """Whether cloud-init is to begin the program that the guest is there for, behind all else that it is told."""
+    """True if cloud-init starts the guest's program, after all its other tasks."""
 
 
 def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
-    """What the job wants to tell cloud-init; None for nothing. Raises `JobFault`."""
+    """Read the job's options for cloud-init; return None if there are none. Raises `JobFault`."""
     names = {option: options.string(option) for option in _FILES}
     if not names[USER_DATA] and not begins:
         for option in (META_DATA, NETWORK_CONFIG):
@@ -82,7 +82,7 @@ def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
                 )
         return None
     for option, path in names.items():
-        # condor_submit leaves paths of the submit machine as they are.
+        # condor_submit does not change paths of the submit machine.
         name = names[option] = os.path.basename(path)
         if path and (not name or name == SEED_FILE or has_control(name)):
             raise options.refused(
@@ -103,7 +103,7 @@ def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
 
 
 def look(seed: Seed, working_dir: str, identity: Identity) -> None:
-    """Make sure that the files are there, and such that cloud-init takes them. Raises `JobFault`."""
+    """Make sure that the files exist, and that cloud-init accepts them. Raises `JobFault`."""
     for said, option, name in zip(seed.said, _FILES, seed[:3], strict=True):
         if not name:
             continue
@@ -121,7 +121,7 @@ def look(seed: Seed, working_dir: str, identity: Identity) -> None:
 
 
 def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b"") -> None:
-    """Make the drive, anew where there is one, with a `network` configuration where the job brings none.
+    """Write the drive, or replace it; the `network` configuration is used if the job has none.
 
     Raises `JobFault` and `MachineFault`.
     """
@@ -164,7 +164,7 @@ def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b""
 
 
 def network_config(nics: Sequence[Nic]) -> bytes:
-    """The addresses that NICs have of this machine's administrator; the others ask by DHCP.
+    """Return the network configuration: the administrator's addresses for NICs that have one, DHCP for the others.
 
     (https://cloudinit.readthedocs.io/en/latest/reference/network-config-format-v2.html; a JSON text is YAML.)
     """
@@ -184,10 +184,10 @@ def network_config(nics: Sequence[Nic]) -> bytes:
 
 
 def multipart(said: str, data: bytes, program: bytes) -> bytes:
-    """The job's user data, and a program that cloud-init runs behind all of it. Raises `JobFault`.
+    """Combine the job's user data with a program that cloud-init runs after it. Raises `JobFault`.
 
-    A MIME message as it stands is a part of another; of any other part cloud-init finds out itself what it is. Programs
-    it runs in the order of their names, among which its own for `runcmd` is.
+    A MIME message becomes a part of another as it is; the kind of any other part is detected by cloud-init. It runs
+    programs in the order of their names, including its own program for `runcmd`.
     """
     if data.startswith(_GZIP):
         data = _unpacked(said, data)
@@ -212,7 +212,7 @@ def _part(kind: str, data: bytes) -> bytes:
 
 
 def _unpacked(said: str, data: bytes) -> bytes:
-    """User data that is compressed; what would become too large is not unpacked to its end."""
+    """Decompress user data, and stop at the size limit. Raises `JobFault`."""
     try:
         found = zlib.decompressobj(wbits=31).decompress(data, LARGEST + 1)
     except zlib.error as error:
@@ -237,7 +237,7 @@ def _read(said: str, name: str, working_dir: str, identity: Identity) -> bytes:
 
 
 def _check_user_data(said: str, data: bytes) -> None:
-    """By its first line cloud-init knows what user data is, and what it does not know it drops."""
+    """Make sure that cloud-init recognizes user data by its first line: it drops any other. Raises `JobFault`."""
     start = data[:64].lstrip().lower()
     if not start:
         problem = "the file is empty"
@@ -259,10 +259,10 @@ def _refused(said: str, problem: str, hint: str) -> JobFault:
 
 
 def _meta_data(seed: Seed) -> bytes:
-    """YAML, in which a JSON text is a text."""
+    """Return the meta-data as YAML, in which JSON strings are valid."""
     return (f"instance-id: {json.dumps(seed.instance)}\nlocal-hostname: {json.dumps(seed.host_name)}\n").encode()
 
 
 def _host_name(name: str) -> str:
-    """The VM's name as a host can be called (RFC 1123)."""
+    """Turn the VM's name into a valid host name (RFC 1123)."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "vm"

@@ -1,8 +1,8 @@
-"""Disks generated for a job at its start: empty ones, and one with files of the job's.
+"""Disks generated for a job at its start: empty ones, and one with the job's files.
 
-``VMPARAM_vm_Data_Disk = "vdb:20G"`` is an empty disk that is sent back with what the guest has written to it;
-``VMPARAM_vm_Data_Files = "in.csv, params"`` hands the guest those transferred files on a CD-ROM. Both are for images
-that lie ready on the machine and know nothing of the job.
+``VMPARAM_vm_Data_Disk = "vdb:20G"`` is an empty disk that is transferred back with the guest's data;
+``VMPARAM_vm_Data_Files = "in.csv, params"`` gives the guest those transferred files on a CD-ROM. Both are for prepared
+images of the machine, which are not made for the job.
 """
 
 import os
@@ -32,28 +32,28 @@ from vmgahp.job.options import (
 from vmgahp.text import shown
 
 LABEL = "JOBDATA"
-"""The name of the volume with the job's files."""
+"""The volume label of the CD-ROM with the job's files."""
 FILES_IMAGE = "vm_data_files.iso"
-"""Its file in the scratch directory; it is made of what is there, and is not sent back."""
+"""The file of that CD-ROM in the scratch directory; it is made from the files there, and not transferred back."""
 
 LARGEST_FILES = 4 << 30
-"""Bytes that the job's files may have together: they are copied while HTCondor waits for the start."""
+"""The most bytes of the job's files together: they are copied while HTCondor waits for the start."""
 
 _OURS = tuple(
     option.lower()
     for option in (DATA_DISK, DATA_FILES, DISK_SIZE, EXIT_PORT, META_DATA, NETWORK_CONFIG, RUN, USER_DATA)
 )
-"""Options that only the drivers with QEMU fulfil, by making something."""
+"""The options that only the drivers with QEMU support, for which a disk or port is made."""
 
 _UNITS = {"m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"([1-9][0-9]{0,6})([mgt])(?:i?b)?", re.ASCII | re.IGNORECASE)
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}", re.ASCII)
 _FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
-"""What a data disk may be, by the end of its name."""
+"""The formats of data disks, by the suffix of the file name."""
 
 
 def requests(options: Options, others: Sequence[DiskRequest]) -> tuple[DiskRequest, ...]:
-    """The disks that the job wants made beside the `others`. Raises `JobFault`."""
+    """Return requests for the disks that must be made for the job, besides the `others`. Raises `JobFault`."""
     found = list(others)
     for entry in options.string(DATA_DISK).split(","):
         if entry.strip():
@@ -73,7 +73,7 @@ def requests(options: Options, others: Sequence[DiskRequest]) -> tuple[DiskReque
 
 
 def _data_disk(options: Options, entry: str) -> DiskRequest:
-    """One ``device:size[:file]``."""
+    """Parse one ``device:size[:file]``."""
     hint = f'write +{PREFIX}{DATA_DISK} = "vdb:20G", a device and a size with M, G or T, and perhaps :name.qcow2.'
     fields = [field.strip() for field in entry.split(":")]
     if not 2 <= len(fields) <= 3 or not all(fields):
@@ -95,13 +95,13 @@ def _data_disk(options: Options, entry: str) -> DiskRequest:
 
 
 def _size(text: str) -> int:
-    """Bytes; 0 for what is no size."""
+    """Parse a size and return its bytes; 0 if it is invalid."""
     found = _SIZE.fullmatch(text)
     return int(found[1]) << _UNITS[found[2].lower()] if found else 0
 
 
 def enlarged(options: Options, first: DiskRequest) -> DiskRequest:
-    """The job's `first` disk with the size that it is to have. Raises `JobFault`."""
+    """Return the job's `first` disk with the requested size. Raises `JobFault`."""
     size = _size(options.string(DISK_SIZE))
     if not size:
         raise options.refused(DISK_SIZE, "it is not a size", f'write +{PREFIX}{DISK_SIZE} = "20G", with M, G or T.')
@@ -115,7 +115,7 @@ def enlarged(options: Options, first: DiskRequest) -> DiskRequest:
 
 
 def files(request: DiskRequest, identity: Identity, directory: str) -> tuple[str, ...]:
-    """The files of a drive: those that the job names, and all in directories that it names. Raises `JobFault`."""
+    """List the files of a drive: those that the job names, and all in directories that it names. Raises `JobFault`."""
     found: list[str] = []
     for name in request.files:
         found += _files(request, name, identity, directory)
@@ -131,7 +131,7 @@ def files(request: DiskRequest, identity: Identity, directory: str) -> tuple[str
 
 
 def _files(request: DiskRequest, name: str, identity: Identity, directory: str) -> list[str]:
-    """A file of the scratch directory by its name, or all that are in a directory of that name."""
+    """Find a file of the scratch directory by name, or all files of a directory of that name."""
     try:
         try:
             os.close(identity.open_scratch(directory, name, os.O_RDONLY))
@@ -156,7 +156,7 @@ def _refused(request: DiskRequest, problem: str, hint: str) -> JobFault:
 
 
 def require_own_files(disks: Iterable[Disk]) -> None:
-    """No disk that is made may be in the file of another. Raises `JobFault`."""
+    """Make sure that no generated disk has the file of another disk. Raises `JobFault`."""
     taken: dict[str, Disk] = {}
     for disk in disks:
         other = taken.setdefault(disk.path, disk)
@@ -170,7 +170,7 @@ def require_own_files(disks: Iterable[Disk]) -> None:
 
 
 def refuse(ad: JobAd) -> None:
-    """For VM types that make no disks nor ports and have no catalog of images: no job there may ask for them.
+    """Refuse requests for generated disks, ports and images of the catalog, for VM types that do not support them.
 
     Raises `JobFault`.
     """

@@ -1,7 +1,7 @@
-"""The devices of a job beside disks and NICs: firmware, CPU topology, TPM, share, port.
+"""The devices of a job besides disks and NICs: firmware, CPU topology, TPM, share, port.
 
-None of these attributes is HTCondor's own; docs/how-to/devices.md and guests.md describe them. Whether a machine
-has what they take (a UEFI firmware, another architecture's QEMU, swtpm) is the driver's to find out.
+HTCondor has no such attributes; docs/how-to/devices.md and guests.md describe them. The driver finds out whether a
+machine meets their needs (a UEFI firmware, another architecture's QEMU, swtpm).
 """
 
 import re
@@ -25,38 +25,38 @@ _MOST_PORTS = 8
 
 
 class Topology(NamedTuple):
-    """How the VM's CPUs are arranged; the product is their number."""
+    """The arrangement of the VM's CPUs; the product is their number."""
 
     sockets: int
     cores: int
-    """Of each socket."""
+    """The cores of each socket."""
     threads: int
-    """Of each core."""
+    """The threads of each core."""
 
 
 class Devices(NamedTuple):
-    """What is neither a disk nor a NIC."""
+    """The devices that are neither disks nor NICs."""
 
     arch: str = ""
-    """``x86_64`` or ``aarch64``; empty where the job leaves it to the machine."""
+    """The architecture, ``x86_64`` or ``aarch64``; empty for the machine's own."""
     firmware: str = ""
-    """One of `FIRMWARES`; empty for the architecture's usual one: bios on x86_64, uefi on aarch64."""
+    """The firmware, one of `FIRMWARES`; empty for the architecture's usual one: bios on x86_64, uefi on aarch64."""
     topology: Topology | None = None
     tpm: bool = False
     shares: tuple[Share, ...] = ()
     """The directories that the guest can mount."""
     exit_port: bool = False
-    """Whether the guest has a port to which it can write its exit code."""
+    """True if the guest has a port to which it can write its exit code."""
     user_data: "Seed | None" = None
-    """What its cloud-init is told; the drive with it is one of the job's disks."""
+    """The files for cloud-init; the drive with them is one of the job's disks."""
     run: "Run | None" = None
-    """The program that it is there for; the drive with it is one of the job's disks."""
+    """The program of the guest; the drive with it is one of the job's disks."""
     ssh: tuple[int, ...] = ()
-    """The ports of the guest to which this machine opens a way in."""
+    """The ports of the guest to which this machine forwards ports."""
 
 
 def devices(options: Options, settings: Settings, vcpus: int, working_dir: str, own: OwnXml = NOTHING) -> Devices:
-    """Read and check. Raises `JobFault`, and `MachineFault` for a setting that is wrong."""
+    """Read and check the devices. Raises `JobFault`, and `MachineFault` for an invalid setting."""
     arch = _arch(options) or own.arch
     return Devices(
         arch=arch,
@@ -70,7 +70,7 @@ def devices(options: Options, settings: Settings, vcpus: int, working_dir: str, 
 
 
 def require_saveable(found: Devices, options: Options) -> None:
-    """Make sure that no device makes the checkpoint useless that the job asks for too. Raises `JobFault`."""
+    """Make sure that no device rules out the checkpoints that the job asks for. Raises `JobFault`."""
     if found.shares:
         raise options.refused(
             SHARE_DIRS if options.has(SHARE_DIRS) else SHARE,
@@ -118,7 +118,7 @@ def _topology(options: Options, vcpus: int) -> Topology | None:
 
 
 def _ssh(options: Options, settings: Settings) -> tuple[int, ...]:
-    """The guest's ports that are to be reached: true means that of ssh."""
+    """Return the guest's ports to forward; true means the port of ssh."""
     if options.is_text(SSH):
         words = options.string(SSH).replace(",", " ").split()
         ports = tuple(dict.fromkeys(int(word) for word in words if re.fullmatch(r"[0-9]{1,5}", word, re.ASCII)))

@@ -1,6 +1,6 @@
-"""The disks that a job asks for in vm_disk, checked, and what an image is found to be.
+"""The disks that a job asks for in vm_disk, checked, and the disks with the images found for them.
 
-Asking is one thing and finding another: `requests` opens nothing, and `vmgahp.job.look` makes a `Disk` of each request.
+Requests and results are separate: `requests` opens no files, and `vmgahp.job.look` makes a `Disk` from each request.
 """
 
 import errno
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DISK = "VMPARAM_vm_Disk"
 NO_FILE = "/dev/null"
-"""What jobs name whose VM a script describes without a disk of theirs; condor_submit wants an entry."""
+"""The file in the vm_disk of a job whose VM a script describes without disks; condor_submit demands an entry."""
 DISK_HINT = "write vm_disk = file:device:permission[:format], such as disk.img:vda:w:qcow2, several with commas."
 CATALOG_HINT = "write vm_disk = catalog:name:device:permission, such as catalog:debian-12:vda:w."
 
@@ -34,85 +34,85 @@ PERMISSIONS = ("r", "w", "rw", "rs", "ws", "rws")
 
 
 class DiskEntry(NamedTuple):
-    """One entry of vm_disk, taken apart and not judged."""
+    """One entry of vm_disk, parsed and not checked."""
 
     text: str
-    """As the job writes it."""
+    """The entry as the job writes it."""
     fields: tuple[str, ...]
-    """File, device, permission and perhaps format, or ``catalog``, name, device and permission, where well-formed."""
+    """The fields: file, device, permission and perhaps format, or ``catalog``, name, device and permission."""
 
     @property
     def is_of_catalog(self) -> bool:
-        """Whether it names an image of the catalog; ``catalog:vda:w`` and ``catalog:vda:w:qcow2`` name a file."""
+        """Return True for an image of the catalog; ``catalog:vda:w`` and ``catalog:vda:w:qcow2`` name a file."""
         fields = self.fields
         return fields[0].lower() == CATALOG and len(fields) > 3 and fields[2].lower() not in PERMISSIONS
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether it has the fields that it must have."""
+        """Return True if it has all required fields."""
         return len(self.fields) in ((4,) if self.is_of_catalog else (3, 4)) and all(self.fields)
 
 
 class DiskRequest(NamedTuple):
-    """One entry of vm_disk, or a disk that is made for the job, as the job asks for it."""
+    """A job's request for a disk: one entry of vm_disk, or a disk that is made for the job."""
 
     entry: str
-    """The entry as the job writes it, for sentences to people."""
+    """The entry as the job writes it, for messages."""
     file: str
-    """The image as the job names it, empty for one of the catalog; of a disk that is made, the name that it gets."""
+    """The image as the job names it, empty for one of the catalog; for a disk that is made, its name."""
     device: str
-    """The whole device as the guest is to see it, such as ``vda``; without the digits of a partition."""
+    """The whole device in the guest, such as ``vda``, without the digits of a partition."""
     partition: str
-    """The digits of ``sda2``, mostly none. Only Xen guests know disks that are a partition."""
+    """The digits of ``sda2``, usually none. Only Xen guests have disks that are a partition."""
     writable: bool
     format: str
-    """As libvirt names it; ``raw`` where the job gave none: an image is never looked into to find out."""
+    """The format's name in libvirt; ``raw`` if the job gave none: a format is never detected from an image."""
     kind: str
-    """``disk``, ``cdrom`` (the format iso, or a name that ends in ``.iso``) or ``floppy`` (fda, fdb)."""
+    """The kind: ``disk``, ``cdrom`` (the format iso, or a name that ends in ``.iso``) or ``floppy`` (fda, fdb)."""
     shared: bool = False
-    """Whether other VMs use the image at the same time, which the job says by an ``s`` in the permission."""
+    """True if other VMs use the image at the same time, by an ``s`` in the permission."""
     image: str = ""
     """The name of an image of this machine's catalog."""
     size: int = 0
-    """Bytes of an empty disk that is made at the job's start (`vmgahp.job.data_disks`)."""
+    """The bytes of an empty disk that is made at the job's start (`vmgahp.job.data_disks`)."""
     files: tuple[str, ...] = ()
-    """Files and directories of the scratch directory that it is made of at the job's start."""
+    """The files and directories of the scratch directory from which it is made at the job's start."""
     grow: int = 0
-    """Bytes that its image is to have before the start, if they are more than it has; 0 for what it has."""
+    """The bytes to which its image is enlarged before the start, if it is smaller; 0 for no change."""
     made: bool = False
-    """Whether it is made at the job's start under that name, so that it need not be there."""
+    """True if it is made at the job's start under that name, so that it need not exist."""
 
 
 class Disk(NamedTuple):
-    """A disk as it is to be attached: what a request was found to be."""
+    """A disk to attach, as found for a request."""
 
     path: str
-    """The full path of the image; of a transferred one, in the scratch directory."""
+    """The full path of the image; for a transferred one, in the scratch directory."""
     device: str
-    """This and what follows as in `DiskRequest`, but that an image of the catalog has the format that it has there."""
+    """The device; this and the next fields are as in `DiskRequest`, except for the catalog's format of an image."""
     partition: str
     writable: bool
     format: str
     transferred: bool
-    """Whether the image is transferred with the job, or made for it: it is in the scratch directory."""
+    """True if the image is transferred with the job, or made for it: it is in the scratch directory."""
     kind: str
     shared: bool = False
     image: "Image | None" = None
-    """The image of this machine that it is, or that it is an overlay of where it can be written."""
+    """The image of this machine's catalog that it is, or of which a writable one is an overlay."""
     size: int = 0
-    """Bytes of an empty disk; 0 for any other."""
+    """The bytes of an empty disk; 0 for any other."""
     files: tuple[str, ...] = ()
-    """All files that it is made of, those of directories too."""
+    """All files from which it is made, those of directories too."""
     backing: tuple[BackingFile, ...] = ()
-    """Its backing files, the nearest first."""
+    """The backing files, the nearest first."""
     grow: int = 0
-    """As in `DiskRequest`."""
+    """The bytes to which its image is enlarged, as in `DiskRequest`."""
     mark: str = ""
-    """The format whose mark an image has of which the job says, or does not deny, that it is raw."""
+    """The format whose magic number a raw image has; empty if it has none."""
 
     @property
     def doubt(self) -> str:
-        """What its owner should hear of its format, as a sentence; empty where all seems well."""
+        """Return a warning for its owner about its format, as a sentence; empty if there is none."""
         if not self.mark:
             return ""
         name = os.path.basename(self.path)
@@ -123,15 +123,15 @@ class Disk(NamedTuple):
 
     @property
     def is_made(self) -> bool:
-        """Whether it is a file that this daemon makes in the scratch directory, if it is not there yet."""
+        """Return True if this daemon makes the file in the scratch directory unless it exists."""
         return bool(self.size or self.files or (self.image and self.writable))
 
 
 def requests(ad: JobAd, own: Sequence[DiskEntry] = (), *, any_word: bool = False) -> tuple[DiskRequest, ...]:
-    """All disks of vm_disk, or those of the job's `own` XML, in the job's order. Raises `JobFault`.
+    """Return all disks of vm_disk, or those of the job's `own` XML, in the job's order. Raises `JobFault`.
 
-    Where the VM is described by somebody else (LIBVIRT_XML_SCRIPT), `any_word` may be a device or a permission, and
-    ``/dev/null`` stands for no disk.
+    With `any_word`, for LIBVIRT_XML_SCRIPT, any word is accepted as a device or a permission, and ``/dev/null`` stands
+    for no disk.
     """
     text = ",".join(entry.text for entry in own) or ad.string(DISK)
     if text is None:
@@ -144,7 +144,7 @@ def requests(ad: JobAd, own: Sequence[DiskEntry] = (), *, any_word: bool = False
         if any_word and entry.is_well_formed and os.path.normpath(entry.fields[0]) == NO_FILE:
             continue
         disk = _request(entry, any_word)
-        # To a Xen guest sda1 and sda2 are two disks; to any other, one.
+        # For a Xen guest sda1 and sda2 are two disks; for any other, one.
         device = disk.device + (disk.partition if ad.vm_type() == "xen" else "")
         if device in found:
             raise bad_disk(entry.text, f"{device} is used twice", "give every disk its own device.")
@@ -155,7 +155,7 @@ def requests(ad: JobAd, own: Sequence[DiskEntry] = (), *, any_word: bool = False
 
 
 def entries(text: str) -> tuple[DiskEntry, ...]:
-    """The entries of a vm_disk: ``file:device:permission[:format]`` (``parseXenDiskParam``), or of the catalog."""
+    """Split a vm_disk into entries: ``file:device:permission[:format]`` (``parseXenDiskParam``), or of the catalog."""
     found = []
     for entry in filter(None, (entry.strip() for entry in text.split(","))):
         made = DiskEntry(entry, tuple(field.strip() for field in entry.split(":")))
@@ -166,7 +166,7 @@ def entries(text: str) -> tuple[DiskEntry, ...]:
 
 
 def device_of(text: str) -> tuple[str, str] | None:
-    """A device's name without the digits of a partition, and those digits; None for what no VM can have."""
+    """Return a device's name without the digits of a partition, and those digits; None for an invalid device."""
     found = _DEVICE.fullmatch(text.lower())
     if found is None or (found[1].startswith("hd") and found[1] not in ("hda", "hdb", "hdc", "hdd")):
         return None
@@ -174,17 +174,17 @@ def device_of(text: str) -> tuple[str, str] | None:
 
 
 def kind_of(device: str, file: str, image_format: str) -> str:
-    """What the guest sees: ``disk``, ``cdrom`` or ``floppy``; the catalog knows itself what its images are."""
+    """Return the kind of drive in the guest: ``disk``, ``cdrom`` or ``floppy``; the catalog has its own kinds."""
     if device.lower().startswith("fd"):
         return "floppy"
     return "cdrom" if image_format.lower() == "iso" or file.lower().endswith(".iso") else "disk"
 
 
 def free_device(disks: Iterable[DiskRequest]) -> str:
-    """A device for one more read-only drive; empty where there is none left.
+    """Return a free device for one more read-only drive; empty if none is left.
 
-    It is of the kind that the guest's first disk is, for which it has a driver: Debian's kernel for clouds knows
-    virtio and has no driver for SATA, others know no IDE. With virtio the drive is a read-only disk, elsewhere a
+    It is of the same kind as the guest's first disk, for which the guest has a driver: Debian's kernel for clouds has
+    one for virtio and none for SATA, others have none for IDE. With virtio the drive is a read-only disk, otherwise a
     CD-ROM.
     """
     taken = {disk.device: disk.kind for disk in disks}
@@ -195,7 +195,7 @@ def free_device(disks: Iterable[DiskRequest]) -> str:
 
 
 def made_drive(disks: Iterable[DiskRequest], file: str, attribute: str) -> DiskRequest:
-    """A drive that is made for the job, which wants it by this `attribute`, behind its disks. Raises `JobFault`."""
+    """Return a request for a drive, after the job's disks, that this `attribute` needs. Raises `JobFault`."""
     device = free_device(disks)
     if device:
         return DiskRequest("", file, device, "", False, "raw", "cdrom", made=True)
@@ -226,14 +226,14 @@ def _request(entry: DiskEntry, any_word: bool) -> DiskRequest:
     kind = kind_of(name, file, image_format)
     writable = written and kind != "cdrom"
     if shared and writable and FORMATS[image_format] != "raw":
-        # Each writer has its own idea of where a cluster is; QEMU opens no such image twice for writing.
+        # Each writer keeps its own cluster tables, and QEMU refuses to open such an image twice for writing.
         hint = "convert the image to raw, or give every VM an image of its own."
         raise bad_disk(entry.text, f"an image of the format {image_format} cannot have several writers", hint)
     return DiskRequest(entry.text, file, name, partition, writable, FORMATS[image_format], kind, shared)
 
 
 def _of_catalog(entry: DiskEntry) -> DiskRequest:
-    """What the image is, the catalog knows (`vmgahp.images.catalog`)."""
+    """Check an entry for an image of the catalog, which defines its format (`vmgahp.images.catalog`)."""
     _, image, device, permission = entry.fields
     name, partition, writable, shared = _attachment(entry.text, device, permission)
     if shared:
@@ -243,7 +243,7 @@ def _of_catalog(entry: DiskEntry) -> DiskRequest:
 
 
 def _attachment(entry: str, device: str, permission: str, any_word: bool = False) -> tuple[str, str, bool, bool]:
-    """The device, the digits of its partition, whether it can be written and whether others use it too."""
+    """Return the device, the digits of its partition, and whether it is writable and shared."""
     found = device_of(device)
     if found is None and any_word and _WORD.fullmatch(device):
         found = device, ""
@@ -252,7 +252,7 @@ def _attachment(entry: str, device: str, permission: str, any_word: bool = False
         raise bad_disk(entry, f"{shown(device)} is not a device that a VM can have", hint)
     permission = permission.lower()
     if permission not in PERMISSIONS and any_word and _WORD.fullmatch(permission):
-        permission = "w"  # what it means only the script knows: the job's user must be able to write
+        permission = "w"  # only the script knows its meaning: require write access for the job's user
     if permission not in PERMISSIONS:
         hint = "use r, w or rw, or rs, ws or rws for a disk that several VMs use at once."
         raise bad_disk(entry, f"{shown(permission)} is not a permission", hint)
@@ -262,10 +262,10 @@ def _attachment(entry: str, device: str, permission: str, any_word: bool = False
 def find_file(
     file: str, directory: str, identity: Identity, writable: bool, refused: Callable[[str, str], JobFault]
 ) -> tuple[str, bool]:
-    """Where a file of the job's is, and whether it came with the job; its user can open it.
+    """Find a file of the job; return its path and whether it came with the job. Its user can open it.
 
-    As with the C++ daemon, what has the same base name as a file of the scratch `directory` *is* that file, for
-    condor_submit leaves the path of the submit machine. Raises what `refused` makes of a problem and a hint.
+    As in the C++ daemon, a path with the same base name as a file of the scratch `directory` *is* that file, because
+    condor_submit keeps the path of the submit machine. Raises the fault that `refused` makes of a problem and a hint.
     """
     name = os.path.basename(file)
     try:
@@ -292,5 +292,5 @@ def find_file(
 
 
 def bad_disk(entry: str, problem: str, hint: str = DISK_HINT, code: str = errors.INVALID_DISK_PARAM) -> JobFault:
-    """The fault of one entry of vm_disk; `problem` is a sentence without its end."""
+    """Make the fault of one entry of vm_disk; `problem` is a sentence without its end."""
     return JobFault(code, f"{DISK}, entry {shown(entry)}: {problem}.", hint)

@@ -1,8 +1,8 @@
-"""HTCondor's ClassAd engine on what a job has written, in a process of its own.
+"""HTCondor's ClassAd engine for a job's expressions, in a process of its own.
 
 It is run as ``python -I -m vmgahp.job.engine UID GID``. A long line overflows the engine's stack, and some regular
-expressions never end. So it takes on the job user's rights, and limits, before it reads the question, and nothing but
-values comes back. It is given no attribute that is a secret.
+expressions never end. So it takes on the job user's rights, and limits, before it reads the question, and returns
+only values. It gets no secret attributes.
 """
 
 import os
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 Plain = str | int | float | bool
 Found = Plain | None | Sequence[str]
-"""A value; None for undefined, a list with its kind for what is no plain value: an error, a list, an ad."""
+"""The result for an expression: a value, None for undefined, or a list with the kind of any other: error, list, ad."""
 
 SECONDS, CPU_SECONDS = 60.0, 10
-"""For all expressions of an ad together."""
+"""The timeout and the limit of CPU time, in seconds, for all expressions of an ad together."""
 MOST_MEMORY = 1 << 30
-"""Bytes of address space."""
+"""The most bytes of address space."""
 LONGEST_RESULT = 16 << 20
 
 NOBODY = 65534
 
 _NO_ENGINE, _TOO_MUCH = 3, 4
-"""The exit status where HTCondor's Python package is not there, and where Python itself gives up."""
+"""The exit statuses if HTCondor's Python package is missing, and if Python itself fails."""
 
 
 class Failed(Exception):
-    """The engine gave no answer; the text says why."""
+    """A missing answer of the engine; the text is the reason."""
 
 
 class NoEngine(Failed):
-    """HTCondor's Python package is not on this machine."""
+    """A missing Python package of HTCondor on this machine."""
 
 
 def evaluate(pairs: "Sequence[tuple[str, str]]", wanted: Sequence[str], user: "Identity | None") -> "dict[str, Found]":
-    """What the `wanted` attributes of an ad come to. Raises `JobFault`: a job without expressions can run."""
+    """Evaluate the `wanted` attributes of an ad. Raises `JobFault`, since a job without expressions can run."""
     try:
         found: dict[str, Found] = _ask({"ad": list(pairs), "wanted": list(wanted)}, user)
     except Failed as failed:
@@ -58,10 +58,10 @@ def evaluate(pairs: "Sequence[tuple[str, str]]", wanted: Sequence[str], user: "I
 def judge(
     expression: str, values: "Callable[[], Mapping[str, Plain | None]]", user: "Identity | None"
 ) -> "Plain | None":
-    """The value of somebody else's expression over an ad of plain values, which is MY and TARGET alike.
+    """Evaluate an expression that is not the job's over an ad of plain values, which is both MY and TARGET.
 
-    None stands for what is neither. Raises ValueError where it is not an expression, `MachineFault` where there is no
-    engine, and `JobFault` where the values bring it down, or cannot be had.
+    Returns None if the result is not a plain value. Raises ValueError if it is not an expression, `MachineFault` if
+    there is no engine, and `JobFault` if the values make it fail, or cannot be evaluated.
     """
     try:
         (found,) = _ask({"judge": expression, "values": values()}, user)
@@ -82,7 +82,7 @@ def judge(
 
 
 def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
-    """Raises `Failed`."""
+    """Ask the engine's process and return its answer. Raises `Failed`."""
     import json
 
     from vmgahp.host import own_code
@@ -114,7 +114,7 @@ def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
 
 
 def main(user: Sequence[str]) -> int:
-    """Answer the question on standard input, as `user`: uid and gid, or nothing for who one is."""
+    """Answer the question on standard input as `user`: uid and gid, or nothing for the present user."""
     import json
 
     from vmgahp.host.restrict import restrict
@@ -123,12 +123,12 @@ def main(user: Sequence[str]) -> int:
         import classad2
     except ImportError:
         return _NO_ENGINE
-    for question in _REHEARSAL:  # all code is loaded by this: the job's user may have no rights to this installation
+    for question in _REHEARSAL:  # loads all code: the job's user may not be allowed to read it
         _answer(classad2, json.loads(json.dumps(question)))
     whose = (int(user[0]), int(user[1])) if user else None
     restrict(whose, memory=MOST_MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=0)
     answers = os.dup(1)
-    os.dup2(2, 1)  # whatever the engine has to say
+    os.dup2(2, 1)  # the engine's messages go to standard error
     answer = _answer(classad2, json.loads(sys.stdin.buffer.read()))
     with open(answers, "wb") as output:
         output.write(json.dumps(answer).encode())
@@ -149,13 +149,13 @@ def _answer(classad2: "Any", question: "dict[str, Any]") -> object:
 
 
 def _read(classad2: "Any", pairs: "Sequence[Sequence[str]]") -> "Any":
-    """The ad in the engine; attributes that it cannot parse are left out, as HTCondor's own server does."""
+    """Parse the ad; attributes that the engine cannot parse are left out, as in HTCondor's own server."""
     whole = classad2.ClassAd()
     for name, text in pairs:
-        try:  # one by one: of several the engine drops what follows a bad one without a word
+        try:  # one by one: the engine silently drops all after a bad one
             one = classad2.parseOne(f"{name} = {text}")
             whole[name] = one.lookup(name)
-        except Exception:  # noqa: BLE001, S112 - it raises several kinds for what is no good
+        except Exception:  # noqa: BLE001, S112 - it raises several kinds of errors
             continue
     return whole
 
@@ -178,7 +178,7 @@ def _plain(classad2: "Any", look: "Any") -> "Found":
         value = look()
     except Exception:  # noqa: BLE001 - as in _read
         return ["error"]
-    # Undefined and error are members of an IntEnum: 2 and 1, if one does not look.
+    # Undefined and error are members of an IntEnum, and would pass for the numbers 2 and 1.
     if isinstance(value, classad2.Value):
         return None if value == classad2.Value.Undefined else ["error"]
     if isinstance(value, str | int | float):

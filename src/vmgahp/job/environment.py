@@ -1,8 +1,8 @@
-"""The environment that a job asks for, in the two forms in which HTCondor writes it into an ad.
+"""The environment that a job asks for, in both forms in which HTCondor writes it into an ad.
 
-(``Env::MergeFrom`` in HTCondor's ``src/condor_utils/env.cpp``.) ``Environment`` has ``NAME=value`` with blanks between
-them; between single quotes blanks are no ends, and two quotes there are one. ``Env``, of old schedds, knows no quotes
-and has semicolons, or what ``EnvDelim`` says, between them. Where both are there, the first counts.
+(``Env::MergeFrom`` in HTCondor's ``src/condor_utils/env.cpp``.) ``Environment`` has ``NAME=value`` separated by blanks;
+single quotes protect blanks, and two quotes inside of them are one. ``Env``, of old schedds, has no quotes, and is
+separated by semicolons, or by ``EnvDelim``. If an ad has both, the first counts.
 """
 
 import re
@@ -16,11 +16,11 @@ ATTRIBUTE, OLD, OLD_DELIMITER = "Environment", "Env", "EnvDelim"
 
 _BLANKS = " \t\n\r"
 _PIECE = re.compile(r"[ \t\n\r]++|[^ \t\n\r']++|'[^']*+(?:''[^']*+)*+'|'")
-"""Blanks, what is between them, what is quoted; and a quote that nothing closes."""
+"""A pattern for blanks, plain text, quoted text, and an unclosed quote."""
 
 
 def read(ad: JobAd) -> dict[str, str]:
-    """Name -> value; of a name that comes twice the last one counts. Raises `JobFault`."""
+    """Return the values by name; if a name occurs twice, the last one counts. Raises `JobFault`."""
     said = ad.string(ATTRIBUTE)
     if said is not None:
         name, entries = ATTRIBUTE, _split(said)
@@ -38,7 +38,7 @@ def read(ad: JobAd) -> dict[str, str]:
 
 
 def _split(text: str) -> list[str] | None:
-    """The entries of the newer form; None where a quote is not closed."""
+    """Split the newer form into its entries; return None if a quote is not closed."""
     found: list[str] = []
     is_open = False
     for piece in _PIECE.findall(text):

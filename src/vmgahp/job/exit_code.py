@@ -1,10 +1,10 @@
-"""The exit code of a guest's work, as the guest says it, and the file for the job's owner.
+"""The exit code that a guest reports for its work, and the file for the job's owner.
 
-A VM has no exit code. So the guest says one, in a line of its serial console or on a virtio port that the job asked for
-(``VMPARAM_vm_Exit_Port``): the server leaves with it, by which it is the job's, and it is sent back in ``vm_exit.json``
-and, where the job can be reached by chirp, into the job ad.
+A VM has no exit code. So the guest reports one, in a line of its serial console or on a virtio port that the job asks
+for (``VMPARAM_vm_Exit_Port``): the server exits with it, so that it becomes the job's, and it is sent back in
+``vm_exit.json`` and, if chirp works for the job, in the job ad.
 
-What a guest says is a stranger's word: of a limited piece of it a number from 0 to 255 is believed, and nothing else.
+A guest is not trusted: only a limited part of its output is read, and only a number from 0 to 255 is accepted.
 """
 
 import os
@@ -16,75 +16,75 @@ EXIT_FILE = "vm_exit.json"
 PORT = "org.vmgahp.exit"
 """The port's name; in a Linux guest it is ``/dev/virtio-ports/org.vmgahp.exit``."""
 MARKER = "vmgahp-exit-code:"
-"""What begins the line of the console; the number follows."""
+"""The beginning of the line on the console; the number follows."""
 
 PORT_BYTES = 4096
-"""What is kept of all that the guest writes to the port."""
+"""The most bytes of the port's output that are kept."""
 CONSOLE_BYTES = 64 << 10
-"""How much of the console's end is looked at: a guest says a good deal when it shuts down."""
+"""The bytes at the console's end that are searched: a guest prints many lines when it shuts down."""
 
-# What is looked for with `re`, which a server is to load at its VM's end and not before.
+# Patterns for `re`, which a server loads only at its VM's end.
 _LINE = rb"(?:^|[\r\n])[ \t]*" + MARKER.encode() + rb"[ \t]*([0-9]{1,3})[ \t]*(?=[\r\n]|$)"
 _NUMBER = rb"\s*([0-9]{1,3})\s*"
 
 
 class Ending(NamedTuple):
-    """One VM's end."""
+    """The end of one VM."""
 
     how: str
-    """One of those below."""
+    """The way it ended, one of the constants below."""
     exit_code: int | None
     source: str
-    """``program``, ``port`` or ``console``; empty where the guest said nothing."""
+    """The source of the exit code: ``program``, ``port`` or ``console``; empty if there is none."""
     began: float
-    """When it was started, or restarted from a checkpoint, on this machine: seconds since 1970."""
+    """The time of its start, or restart from a checkpoint, on this machine, in seconds since 1970."""
     ended: float
     reason: str
-    """Why it was ended as a failure; empty where it was not."""
+    """The reason for which it was ended as a failure; empty if it was not."""
     cpu_seconds: float | None
-    """What it is known to have used; None where it was never looked at."""
+    """The CPU time that was last seen; None if it was never read."""
     doubt: str = ""
-    """What may be wrong with what the job asked for; empty for nothing."""
+    """A hint at a mistake in the job's request; empty for none."""
     signal: int = 0
-    """By which the program that the guest ran was ended; 0 for none."""
+    """The signal that ended the guest's program; 0 for none."""
 
 
 POWERED_OFF = "powered off"
-"""The guest did so by itself."""
+"""A guest that powered off by itself."""
 POWERED_OFF_WHEN_ASKED = "powered off when asked"
-"""HTCondor wanted the VM to end, and the guest heard it."""
+"""A guest that powered off at HTCondor's request."""
 DESTROYED = "destroyed"
-"""HTCondor wanted the VM to end, and it was ended."""
+"""A VM that was destroyed at HTCondor's request."""
 CRASHED = "crashed"
-"""The guest panicked, or its hypervisor's process ended without its doing."""
+"""A guest that panicked, or whose hypervisor process ended unexpectedly."""
 DESTROYED_BY_OTHERS = "destroyed by somebody else"
 DISK_ERROR = "disk error"
-"""An error of a disk has kept the guest from running for too long (VM_IO_ERROR_TIMEOUT)."""
+"""A guest that a disk error has paused for too long (VM_IO_ERROR_TIMEOUT)."""
 DISK_LIMIT = "disk limit"
-"""Its disks have outgrown what the job has asked for."""
+"""A VM whose disks have exceeded the job's request."""
 OUT_OF_MEMORY = "out of memory"
-"""Its hypervisor's process has outgrown its limit on memory."""
+"""A VM whose hypervisor process has exceeded its memory limit."""
 NOT_READY = "guest not ready"
-"""The guest has not begun the program that it was to run."""
+"""A guest that has not started its program."""
 RUN_FAILED = "run failed"
-"""The guest could not run its program, or what came of it could not be had."""
+"""A guest that could not run its program, or whose result could not be read."""
 GONE = "gone"
-"""It ended by itself; the hypervisor does not say how."""
+"""A VM that ended by itself in a way that the hypervisor does not report."""
 
 BY_ITSELF = (POWERED_OFF, CRASHED, DISK_ERROR, DISK_LIMIT, OUT_OF_MEMORY, NOT_READY, RUN_FAILED, GONE)
-"""The job is over, and not told to be."""
+"""The ways in which a VM ends without a request."""
 
 TO_BE_HELD = (DISK_LIMIT, OUT_OF_MEMORY, NOT_READY, RUN_FAILED)
-"""What only the job's owner can mend."""
+"""The ways that only the job's owner can correct."""
 
 _DEADLY = (*range(1, 17), *range(24, 28), *range(29, 32))
-"""The signals that end a process which does nothing about them."""
+"""The signals whose default action ends a process."""
 
 
 def status_of(ending: Ending) -> int:
-    """The exit status of a server whose VM has ended so: HTCondor takes it for the job's exit code.
+    """Return the exit status of a server after this end of its VM: HTCondor takes it for the job's exit code.
 
-    Where it is negative the server is to end by that signal, which HTCondor takes for the job's, too.
+    If it is negative, the server must end by that signal, which HTCondor takes for the job's, too.
     """
     if ending.how not in (*BY_ITSELF, DESTROYED_BY_OTHERS):
         return 0
@@ -98,7 +98,7 @@ def status_of(ending: Ending) -> int:
 
 
 def from_console(end: bytes) -> int | None:
-    """The exit code that the end of a console says, by the last line that says one; None for none."""
+    """Return the exit code in the last such line of a console's end; None if there is none."""
     import re
 
     said = [int(number) for number in re.findall(_LINE, end[-CONSOLE_BYTES:])]
@@ -106,7 +106,7 @@ def from_console(end: bytes) -> int | None:
 
 
 def from_port(written: bytes) -> int | None:
-    """The exit code that the guest has written to its port: the last line that is a number; None for none."""
+    """Return the exit code that the guest has written to its port, the last line with a number; None if it has none."""
     import re
 
     for line in reversed(written[:PORT_BYTES].splitlines()):
@@ -117,7 +117,7 @@ def from_port(written: bytes) -> int | None:
 
 
 def render(ending: Ending) -> bytes:
-    """The content of ``vm_exit.json``."""
+    """Return the content of ``vm_exit.json``."""
     import json
     from datetime import UTC, datetime
 
@@ -141,9 +141,9 @@ def render(ending: Ending) -> bytes:
 
 
 def tail_of(identity: Identity, directory: str, name: str, start: int = 0) -> bytes:
-    """The end of a file of the scratch directory, as the job's user sees it, from the offset `start` on at most.
+    """Read the end of a file of the scratch directory as the job's user, but nothing before the offset `start`.
 
-    Empty where there is no such file or it cannot be read.
+    Returns empty bytes if there is no such file or it cannot be read.
     """
     from vmgahp.errors import Fault
 

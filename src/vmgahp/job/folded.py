@@ -1,7 +1,7 @@
-"""A job ad in the words of one table: each thing that a job can ask for under every name that it has.
+"""The policy's view of a job ad: the value of every attribute under all its names.
 
-The administrator's policy reads it, so that a condition on one name holds for what the job says by another, and for
-what it does not say and gets all the same. It changes nothing of what the job gets.
+The administrator's policy reads it, so that a condition on one name also holds for a value that the job sets by
+another name, and for defaults. It does not change what the job gets.
 """
 
 from vmgahp.config import Settings
@@ -21,11 +21,11 @@ _ANY_CASE = {
     "JobVM_MACADDR",
     *(PREFIX + option for option in (ARCH, FIRMWARE, NICS, SHARE_DIRS, TOPOLOGY)),
 }
-"""Attributes in whose values capitals mean nothing."""
+"""The attributes whose values are case-insensitive."""
 
 
 def folded(ad: JobAd, settings: Settings) -> JobAd:
-    """The ad with the values that count, each of the kind that the table says, under all names. Raises `JobFault`."""
+    """Return the ad with the effective values, each of the table's kind, under all names. Raises `JobFault`."""
     vm_type = ad.vm_type()
     found: dict[str, Plain | None] = {}
     for row in ATTRIBUTES:
@@ -49,9 +49,9 @@ def folded(ad: JobAd, settings: Settings) -> JobAd:
 
 
 def meets(ad: JobAd, settings: Settings, name: str) -> bool:
-    """Whether a `folded` ad meets the ClassAd expression of a setting, in which only true or a number but 0 is a yes.
+    """Return True if the ClassAd expression of a setting is true, or a number but 0, over a `folded` ad.
 
-    What it comes to is the job's doing, even an error; only what cannot be read is not. Raises `MachineFault`.
+    Any result, even an error, is the job's responsibility. Raises `MachineFault` for a syntax error.
     """
     text = settings.string(name)
     try:
@@ -65,7 +65,7 @@ def meets(ad: JobAd, settings: Settings, name: str) -> bool:
 
 
 def _names(option: str, vm_type: str) -> list[str]:
-    """All names of an option; the last one that the job has counts, as in `options`."""
+    """Return all names of an option; the last one that the job sets counts, as in `options`."""
     of_type = [f"VM_{vm_type}_ATTR_{option}"] if vm_type.isascii() and vm_type.replace("_", "a").isalnum() else []
     return [PREFIX + option, GENERAL + option, *of_type]
 
@@ -80,7 +80,7 @@ def _value(ad: JobAd, name: str, kind: str) -> Plain | None:
 
 
 def _numbers(ad: JobAd) -> dict[str, Plain | None]:
-    """Memory and CPUs with what stands in for them. What HTCondor has reserved stays as it is."""
+    """Return memory and CPUs, with their fallbacks; RequestMemory and RequestCpus are not changed."""
     memory = ad.integer("RequestMemory") if ad.integer("JobVMMemory") is None else ad.integer("JobVMMemory")
     cpus = ad.integer("RequestCpus") if ad.integer("JobVM_VCPUS") is None else ad.integer("JobVM_VCPUS")
     return {
@@ -90,7 +90,7 @@ def _numbers(ad: JobAd) -> dict[str, Plain | None]:
 
 
 def _words(ad: JobAd, vm_type: str) -> dict[str, Plain | None]:
-    """Values that can be written in several ways."""
+    """Return the normalized form of values that can be written in several ways."""
     found: dict[str, Plain | None] = {"JobVMType": vm_type} if vm_type else {}
     if "," in vm_type:
         found[accepted_types.TYPES] = vm_type
@@ -108,7 +108,7 @@ def _words(ad: JobAd, vm_type: str) -> dict[str, Plain | None]:
 
 
 def _nics(ad: JobAd, settings: Settings) -> tuple[Nic, ...]:
-    """The NICs that the job gets; none where it will be refused for them, or where its VM type has others."""
+    """Return the NICs that the job gets; none if they are invalid, for then the job is refused later."""
     try:
         return nics(ad, settings, Options(ad, others_know=True))
     except JobFault:

@@ -1,4 +1,4 @@
-"""The firmwares, architectures and shares that a VM may have, by their names."""
+"""The names of the firmwares, architectures and shares that a VM may have."""
 
 BIOS, UEFI, UEFI_SECURE = "bios", "uefi", "uefi-secure"
 FIRMWARES = (BIOS, UEFI, UEFI_SECURE)

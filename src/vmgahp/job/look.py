@@ -1,6 +1,6 @@
-"""Looks at the files that a job names, as the job's user: what is there, and with which backing files.
+"""A check of the files that a job names, as the job's user, which finds them and their backing files.
 
-A disk that the hypervisor cannot open would be blamed on the machine. What goes in and what comes out is plain data.
+Otherwise a disk that the hypervisor cannot open would be blamed on the machine. Arguments and results are plain data.
 """
 
 import os
@@ -20,11 +20,11 @@ from vmgahp.job.options import DISK_SIZE
 from vmgahp.job.spec import JobSpec
 
 LOOK = 90.0
-"""Seconds for looking into all images of a job: a START that takes too long is the machine's fault."""
+"""The timeout, in seconds, for examining all images of a job: a START that takes too long is the machine's fault."""
 
 
 def look(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
-    """The job with all its files found, and with the backing files of its disks. Raises `errors.Fault`."""
+    """Find all files of the job, and the backing files of its disks. Raises `errors.Fault`."""
     spec = find(spec, settings, identity)
     end = monotonic() + LOOK
     directory = spec.working_dir
@@ -36,7 +36,7 @@ def look(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
 
 
 def find(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
-    """The job with its slot and all its files found; no image is looked into. Raises `errors.Fault`."""
+    """Find the slot and all files of the job, without examining images. Raises `errors.Fault`."""
     spec = slot.settle(spec, settings, identity)
     if spec.xen is not None:
         from vmgahp.job import xen
@@ -59,7 +59,7 @@ def find(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
 
 
 def is_there(directory: str, disk: Disk, identity: Identity) -> bool:
-    """Whether a disk that would be made is there already, as a file that its user can use. Raises `JobFault`."""
+    """Return True if a disk that would be made exists already and its user can open it. Raises `JobFault`."""
     name = os.path.basename(disk.path)
     try:
         os.close(identity.open_scratch(directory, name, os.O_RDWR))
@@ -75,7 +75,7 @@ def is_there(directory: str, disk: Disk, identity: Identity) -> bool:
 
 
 def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk, ...]:
-    """What the requests are found to be."""
+    """Find the disks of the requests."""
     if not any(request.image or request.made for request in spec.requests):
         return tuple(_image(request, spec.working_dir, identity) for request in spec.requests)
     from vmgahp.job import catalog_disks, data_disks
@@ -96,7 +96,7 @@ def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk,
 
 
 def _image(request: DiskRequest, working_dir: str, identity: Identity) -> Disk:
-    """The disk with an image that the job names."""
+    """Find the disk with an image that the job names."""
     refused = partial(bad_disk, request.entry)
     path, transferred = find_file(request.file, working_dir, identity, request.writable, refused)
     if request.grow and not transferred:
@@ -123,7 +123,7 @@ def _disk(request: DiskRequest, path: str, transferred: bool) -> Disk:
 
 
 def backing_files(disk: Disk, working_dir: str, identity: Identity, end: float = inf) -> tuple[BackingFile, ...]:
-    """The backing files of a disk, made already or not. Raises `errors.Fault`."""
+    """Return the backing files of a disk, even before it is made. Raises `errors.Fault`."""
     if disk.image is not None:
         from vmgahp.job.catalog_disks import backing_of
 
@@ -141,7 +141,7 @@ def backing_files(disk: Disk, working_dir: str, identity: Identity, end: float =
 
 
 def _mark(disk: Disk, working_dir: str, identity: Identity) -> str:
-    """The format whose mark a raw disk has; it stays raw, for its guest may have written that."""
+    """Return the format whose magic number a raw disk has; the disk stays raw, for its guest may have written that."""
     if disk.format != "raw" or disk.kind != "disk" or disk.image or disk.is_made:
         return ""
     try:
@@ -149,12 +149,12 @@ def _mark(disk: Disk, working_dir: str, identity: Identity) -> str:
             return looks_like(identity.read_scratch(working_dir, os.path.basename(disk.path), HEADER))
         return looks_like(identity.read_named(disk.path, HEADER))
     except OSError:
-        return ""  # whoever opens it for good says why
+        return ""  # the error is reported when it is opened for use
 
 
 def _require_readable(working_dir: str, name: str, identity: Identity) -> None:
-    """Is it not the machine that fails, where qemu-img cannot use an image? Raises `errors.MachineFault`."""
+    """Rule out the machine's failure after qemu-img has refused an image. Raises `errors.MachineFault`."""
     try:
         identity.read_scratch(working_dir, name, HEADER)
     except OSError:
-        pass  # what is wrong with the file has been said
+        pass  # the error of the file is reported already

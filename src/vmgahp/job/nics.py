@@ -17,11 +17,11 @@ from vmgahp.job.options import NICS, Options
 from vmgahp.text import MAC, shown
 
 MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
-"""The models that a job can choose. virtio is the fastest and the one that a job gets by itself; the
-others are for guests that have no driver for it."""
+"""The models that a job can choose. virtio is the fastest and the default; the others are for guests that have no
+driver for it."""
 
 MOST_NICS = 16
-"""More would find no slot beside the disks on QEMU's pc machine."""
+"""The most NICs of a VM; more would find no slot besides the disks on QEMU's pc machine."""
 
 _NICS_HINT = (
     'write +VMPARAM_vm_NICs = "kind:option:option, kind, ...": the kinds are nat, bridge and user; the options '
@@ -30,20 +30,20 @@ _NICS_HINT = (
 
 
 class Nic(NamedTuple):
-    """One NIC, as it is to be attached."""
+    """One NIC to attach."""
 
     networking_type: str
-    """``nat``, ``bridge`` or ``user``."""
+    """The kind of network: ``nat``, ``bridge`` or ``user``."""
     mac: str = ""
-    """``xx:xx:xx:xx:xx:xx`` in lower case; empty where the job leaves it to the hypervisor."""
+    """The MAC address, ``xx:xx:xx:xx:xx:xx`` in lower case; empty if the hypervisor chooses it."""
     model: str = "virtio"
     link_up: bool = True
-    """Whether the cable is plugged in; a NIC without it receives nothing."""
+    """True if the link is up; a NIC without a link receives nothing."""
     address: str = ""
-    """What the guest is to have there, by VM_MAC_HOOK: address/prefix, router, name server, with blanks between."""
+    """The guest's addresses there, from VM_MAC_HOOK: address/prefix, router, name server, separated by blanks."""
 
     def __str__(self) -> str:
-        """The NIC as an entry of the list."""
+        """Format the NIC as an entry of the list."""
         model = "" if self.model == MODELS[0] else self.model
         return ":".join(filter(None, (self.networking_type, self.mac, model, "" if self.link_up else "down")))
 
@@ -51,10 +51,10 @@ class Nic(NamedTuple):
 def nics(
     ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] | None = None, own: Sequence[Nic] = ()
 ) -> tuple[Nic, ...]:
-    """All NICs of the VM, none for a VM without a network. Raises `JobFault`.
+    """Return all NICs of the VM, none for a VM without a network. Raises `JobFault`.
 
-    `kinds` are the kinds of network on offer, where those are not just what the settings say; `own` are the NICs of
-    the job's own XML.
+    `kinds` are the kinds of network on offer, if they are not those of the settings; `own` are the NICs of the job's
+    own XML.
     """
     text = options.string(NICS)
     if not text and not own:
@@ -80,16 +80,16 @@ def nics(
 
 
 def classic(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> tuple[Nic, ...]:
-    """The NIC of vm_networking, none for a VM without a network. Raises `JobFault`."""
+    """Return the NIC of vm_networking, none for a VM without a network. Raises `JobFault`."""
     kind = networking_type(ad, settings, kinds)
     return (Nic(kind, mac(ad)),) if kind else ()
 
 
 def networking_type(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> str:
-    """The kind of network the VM gets, empty for none.
+    """Return the kind of network that the VM gets, empty for none.
 
-    The job's own option, else VM_NETWORKING_DEFAULT_TYPE, else user, else nat, else what there is: each only
-    if it is on offer (``VirshType::Config`` in HTCondor's ``xen_type.linux.cpp``).
+    This is the job's own option, else VM_NETWORKING_DEFAULT_TYPE, else user, else nat, else the first on offer: each
+    only if it is on offer (``VirshType::Config`` in HTCondor's ``xen_type.linux.cpp``).
     """
     if not ad.boolean("JobVMNetworking"):
         return ""
@@ -116,7 +116,7 @@ def networking_type(ad: JobAd, settings: Settings, kinds: Sequence[str] | None =
 
 
 def mac(ad: JobAd) -> str:
-    """JobVM_MACADDR as ``xx:xx:xx:xx:xx:xx`` in lower case; empty where the job leaves it to the hypervisor."""
+    """Return JobVM_MACADDR as ``xx:xx:xx:xx:xx:xx`` in lower case; empty if the hypervisor chooses it."""
     given = (ad.string("JobVM_MACADDR") or "").strip()
     if not given:
         return ""
@@ -131,7 +131,7 @@ def mac(ad: JobAd) -> str:
 
 
 def _address(text: str) -> tuple[str, str]:
-    """A MAC address as libvirt writes it, and what is wrong with it, empty for nothing."""
+    """Normalize a MAC address to libvirt's form; return it and a problem, empty for none."""
     octets = text.lower().split("-" if "-" in text else ":")
     address = ":".join(octet and octet.zfill(2) for octet in octets) if len(octets) == 6 else ""
     if re.fullmatch(MAC, address):
@@ -174,7 +174,7 @@ def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
 
 
 def _granted(nic: Nic, options: Options, offered: Sequence[str]) -> Nic:
-    """Check a NIC of the job's own XML, which has no kinds and no models but those that there are."""
+    """Check a NIC of the job's own XML, which can have valid kinds and models only."""
     _require_offered(nic.networking_type, str(nic), options, offered)
     if not nic.mac:
         return nic
@@ -199,7 +199,7 @@ def _refused(entry: str, options: Options, problem: str, hint: str = _NICS_HINT)
 
 
 def _agree_with_the_classic(ad: JobAd, options: Options, first: Nic) -> None:
-    """The classic attributes are those of the first NIC, if they are there at all."""
+    """Make sure that the classic attributes, if the job has them, agree with the first NIC. Raises `JobFault`."""
     kind = (ad.string("JobVMNetworkingType") or "").strip().lower()
     if kind and kind != first.networking_type:
         raise options.refused(

@@ -1,9 +1,9 @@
-"""The options of a job's VM, ``VMPARAM_vm_<Name>``: which there are, and which a job has.
+"""The options of a job's VM, ``VMPARAM_vm_<Name>``: their names, and their values in a job.
 
 ``VMPARAM_vm_<Name>`` is the usual form. ``VM_ATTR_<name>`` is the same for any hypervisor, and
-``VM_<type>_ATTR_<name>`` is for jobs that run as this VM type: it counts before the other two, and is somebody
-else's business where the type is another. An unknown name of these three forms is refused, for a job that
-misspells an option would otherwise run without it; ``VMPARAM_vm_Ignore_Unknown = true`` makes it run.
+``VM_<type>_ATTR_<name>`` is for jobs that run as this VM type: it overrides the other two, and is ignored for
+jobs of another type. An unknown name of these three forms is refused, for a job that misspells an option would
+otherwise run without it; ``VMPARAM_vm_Ignore_Unknown = true`` makes it run.
 """
 
 from vmgahp import errors
@@ -40,25 +40,25 @@ TPM = "TPM"
 USER_DATA = "User_Data"
 
 NAMES = tuple(row.name.removeprefix(PREFIX) for row in OPTIONS)
-"""The options that may be written in each of the three forms: the rows of the table in `attributes`."""
+"""The options that can be written in all three forms: the rows of the table in `attributes`."""
 
 OTHERS = ("disk", "name", "types")
-"""What else begins with ``VMPARAM_vm_``: vm_disk and the list of VM types, read elsewhere, and the name that this
+"""The other names with ``VMPARAM_vm_``: vm_disk and the list of VM types, read elsewhere, and the name that this
 daemon gives."""
 
 
 class Options:
-    """The options of one job. Making it raises `JobFault` for a name that is unknown, or two that contradict.
+    """The options of one job. The constructor raises `JobFault` for an unknown name, or two that contradict each other.
 
-    Where the VM is described by somebody else (LIBVIRT_XML_SCRIPT), unknown names are his: `others_know`.
+    With `others_know` unknown names are accepted, since LIBVIRT_XML_SCRIPT describes the VM and may know them.
     """
 
     def __init__(self, ad: JobAd, *, others_know: bool = False) -> None:
         self._ad = ad
         self._attributes: dict[str, str] = {}
-        """Option, in lower case -> the attribute that counts."""
+        """The effective attribute of each option, by the option's name in lower case."""
         self.ignored: tuple[str, ...] = ()
-        """Unknown attributes, in a job that ignores them."""
+        """The unknown attributes, in a job that ignores them."""
         own = f"VM_{ad.vm_type()}_ATTR_"
         known = {name.lower(): name for name in NAMES}
         unknown = []
@@ -79,25 +79,25 @@ class Options:
         self.ignored = () if others_know else tuple(unknown)
 
     def attribute(self, option: str) -> str:
-        """The attribute in which the job says it, for sentences to people; the usual one where it does not."""
+        """Return the attribute that sets the option, for messages; the usual one if the job does not set it."""
         return self._attributes.get(option.lower(), PREFIX + option)
 
     def shown(self, option: str) -> str:
-        """``Attribute = value``, for sentences to people."""
+        """Format the option as ``Attribute = value``, for messages."""
         name = self.attribute(option)
         value = self._ad.string(name)
         return f"{name} = {shown(self._ad.expression(name) if value is None else value)}"
 
     def has(self, option: str) -> bool:
-        """Whether the job says anything about it."""
+        """Return True if the job sets the option."""
         return option.lower() in self._attributes
 
     def about(self, beginning: str) -> bool:
-        """Whether the job says anything about an option whose name begins so."""
+        """Return True if the job sets an option with this prefix."""
         return any(option.startswith(beginning.lower()) for option in self._attributes)
 
     def string(self, option: str) -> str:
-        """A text without blanks around it, empty where the job does not say. Raises `JobFault` for no text."""
+        """Return a string without surrounding blanks, empty if unset. Raises `JobFault` if it is not a string."""
         if option.lower() not in self._attributes:
             return ""
         value = self._ad.string(self.attribute(option))
@@ -106,7 +106,7 @@ class Options:
         return value.strip()
 
     def boolean(self, option: str) -> bool:
-        """True or false, false where the job does not say. Raises `JobFault` for neither."""
+        """Return true or false, false if unset. Raises `JobFault` for any other value."""
         if option.lower() not in self._attributes:
             return False
         value = self._ad.boolean(self.attribute(option))
@@ -115,7 +115,7 @@ class Options:
         return value
 
     def integer(self, option: str, most: int) -> int:
-        """A whole number from 1 to `most`, 0 where the job does not say. Raises `JobFault` for anything else."""
+        """Return an integer from 1 to `most`, 0 if unset. Raises `JobFault` for anything else."""
         if option.lower() not in self._attributes:
             return 0
         value = self._ad.value(self.attribute(option))
@@ -125,11 +125,11 @@ class Options:
         return value
 
     def is_text(self, option: str) -> bool:
-        """Whether the job says it by a text."""
+        """Return True if the job sets the option to a string."""
         return option.lower() in self._attributes and self._ad.string(self.attribute(option)) is not None
 
     def refused(self, option: str, problem: str, hint: str) -> JobFault:
-        """The fault for an invalid option; `problem` and `hint` are sentences, the first without its end."""
+        """Make the fault for an invalid option; `problem` and `hint` are sentences, the first without its end."""
         return JobFault(errors.MISMATCHED, f"{self.shown(option)}: {problem}.", hint)
 
     def _take(self, option: str, attribute: str, *, overrides: bool) -> None:

@@ -1,6 +1,6 @@
-"""What a job's own XML asks for, in the records in which a job ad is read; still to be checked.
+"""The requests of a job's own XML, in the same records as those of a job ad, not checked yet.
 
-`vmgahp.domain.job_xml` reads it. Where the XML says something, it counts in place of what the ad says of it.
+`vmgahp.domain.job_xml` reads it. A value of the XML overrides the ad's.
 """
 
 from vmgahp.host.light import NamedTuple
@@ -12,7 +12,7 @@ from vmgahp.job.options import ARCH, FIRMWARE, NICS, TPM
 
 
 class OwnXml(NamedTuple):
-    """The part of an XML that other jobs say in their ads; what is empty the XML does not say."""
+    """The part of an XML that other jobs set in their ads; empty values are not set in the XML."""
 
     memory_mib: int | None = None
     vcpus: int | None = None
@@ -24,7 +24,7 @@ class OwnXml(NamedTuple):
     arch: str = ""
 
     def in_words(self) -> dict[str, Plain]:
-        """Attribute -> value. It is for the administrator's policy alone, which knows jobs by their ads."""
+        """Return the values by the ad's attributes, for the administrator's policy, which sees jobs as ads."""
         texts = {
             DISK: ",".join(entry.text for entry in self.disks),
             PREFIX + NICS: ", ".join(map(str, self.nics)),

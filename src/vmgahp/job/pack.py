@@ -1,11 +1,12 @@
-"""A tar archive of files of the job's, which a guest reads from a disk.
+"""A tar archive of the job's files, which a guest reads from a disk.
 
-Its form is GNU tar's, for busybox's tar knows no other names of more than 100 bytes and no other files of more than
-8 GiB. The same files make the same bytes, whenever and wherever: nothing is in it of owners and of the time.
+Its format is GNU tar's, because busybox's tar supports names of more than 100 bytes and files of more than 8 GiB in
+this format only. The same files make the same bytes, at any time and place: it has neither the files' owners nor
+their times.
 
-What is packed is a stranger's: any tree, of any size, that may change meanwhile, on a file system that may hang. So it
-is walked and read by a process of its own that has the job user's rights, limits and a deadline; no link is followed.
-What holes a file has the archive has, too.
+The files are not trusted: any tree, of any size, that may change meanwhile, on a file system that may hang. So it
+is walked and read by a separate process that has the job user's rights, limits and a deadline; no link is followed.
+Holes of files become holes of the archive.
 """
 
 import errno
@@ -26,26 +27,26 @@ from vmgahp.host.system_calls import open_beneath
 from vmgahp.job.scratch_names import is_reserved
 
 PREFIX = "inputs"
-"""The directory in the archive that has the job's files."""
+"""The directory of the job's files in the archive."""
 MOST_ENTRIES = 250_000
 DEEPEST = 100
-"""Directories above a file."""
+"""The most directories above a file."""
 PADDING = 1 << 20
-"""Of what the archive's size is a multiple: a disk consists of whole sectors."""
+"""The number of bytes to a multiple of which the archive is padded, since a disk consists of whole sectors."""
 
 MEMORY = 1 << 30
 CPU_SECONDS = 200
 DEADLINE = 200.0
-"""Limits of the process that packs. HTCondor waits 300 seconds for a start (VM_GAHP_REQ_TIMEOUT)."""
+"""The limits of the process that packs. HTCondor waits 300 seconds for a start (VM_GAHP_REQ_TIMEOUT)."""
 
 _LATEST = 8**11 - 1
-"""The largest time that the archive can have."""
+"""The largest timestamp that the archive can have."""
 _NO_ROOM, _UNPACKABLE = 3, 4
-"""How the process that packs ends, beside 0 and Python's own 1."""
+"""The exit statuses of the process that packs, besides 0 and Python's own 1."""
 
 
 class Unpackable(Exception):
-    """The files cannot be packed: what is wrong, as a sentence without its end, and what to do."""
+    """An error: the files cannot be packed. It has the problem, as a sentence without its end, and a hint."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__(problem, hint)
@@ -54,32 +55,32 @@ class Unpackable(Exception):
 
 
 class Packing(NamedTuple):
-    """What is to be packed."""
+    """The contents to pack."""
 
     head: Mapping[str, bytes]
-    """Files that come first, in this order."""
+    """The first files of the archive, in this order."""
     names: Sequence[str] | None
-    """Files and directories of the scratch directory; None for all but these:"""
+    """The files and directories of the scratch directory; None for all except `but`."""
     but: Sequence[str] = ()
     when: int = 0
-    """The time of everything in it, in seconds since 1970."""
+    """The timestamp of everything in it, in seconds since 1970."""
 
 
 class Packed(NamedTuple):
-    """What was packed of the job's."""
+    """The packed part of the job's files."""
 
     names: tuple[str, ...]
-    """The files and directories at the top of the scratch directory."""
+    """The names at the top of the scratch directory."""
     entries: int
-    """All files, directories and links."""
+    """The number of files, directories and links."""
     size: int
-    """Their bytes."""
+    """The bytes of all of them."""
 
 
 def pack(directory: str, output: int, wanted: Packing, identity: Identity) -> Packed:
     """Write an archive of files of the scratch `directory` to an open file.
 
-    Raises `Unpackable`, and OSError and `MachineFault` where it cannot be written.
+    Raises `Unpackable`, and OSError and `MachineFault` if it cannot be written.
     """
     if not output >= FIRST_PASSED:
         raise ValueError(f"{output} is one of the standard descriptors")
@@ -105,7 +106,7 @@ def pack(directory: str, output: int, wanted: Packing, identity: Identity) -> Pa
         names, entries, size = json.loads(done.out)
         return Packed(tuple(names), entries, size)
     words = done.complaints or ["it said nothing"]
-    if done.status < 0:  # by its limits, or by another process of the job's user
+    if done.status < 0:  # killed by its limits, or by another process of the job's user
         raise Unpackable(
             "the process that packs the inputs was killed", "see that nobody else uses the scratch directory."
         )
@@ -120,22 +121,22 @@ def pack(directory: str, output: int, wanted: Packing, identity: Identity) -> Pa
 
 
 class _Entry(NamedTuple):
-    """A file, directory or link of the job's as it is before it is packed."""
+    """A file, directory or link of the job, as it was before it is packed."""
 
     path: str
-    """From the scratch directory on."""
+    """The path relative to the scratch directory."""
     mode: int
     size: int
     occupied: int
-    """Bytes of its file system."""
+    """The bytes that it occupies on its file system."""
     target: str = ""
-    """What a link leads to."""
+    """The target of a link."""
 
 
 def _main() -> int:
-    """Read the plan from standard input and carry it out; what is wrong is said on standard error."""
+    """Read the plan from standard input and carry it out; print errors to standard error."""
     plan = json.loads(sys.stdin.buffer.read())
-    _header(_Entry("rehearsal", stat.S_IFREG, 0, 0), 0)  # all code is loaded before the rights are given up
+    _header(_Entry("rehearsal", stat.S_IFREG, 0, 0), 0)  # loads all code before privileges are dropped
     restrict(plan["user"], memory=MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=2**63 - 1)
     try:
         with open(FIRST_PASSED, "wb", buffering=1 << 18) as output:
@@ -160,7 +161,7 @@ def _main() -> int:
     except OSError as error:
         print(error.errno or errno.EIO, file=sys.stderr)  # noqa: T201
         return _NO_ROOM
-    except Exception as error:  # noqa: BLE001 - by what the files are: all code has worked in the rehearsal
+    except Exception as error:  # noqa: BLE001 - due to the files: the rehearsal has worked
         print(f"the inputs cannot be packed: {error!r}", "send fewer or plainer files.", sep="\n", file=sys.stderr)  # noqa: T201
         return _UNPACKABLE
     tops = dict.fromkeys(entry.path.partition("/")[0] for entry in entries)
@@ -169,7 +170,7 @@ def _main() -> int:
 
 
 class _Walk:
-    """Finds what is to be packed."""
+    """A walk through the scratch directory that collects the entries to pack."""
 
     def __init__(self, directory: str, but: Sequence[str]) -> None:
         self._top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -178,7 +179,7 @@ class _Walk:
         self._found: dict[str, _Entry] = {}
 
     def entries(self, names: Sequence[str] | None) -> list[_Entry]:
-        """All entries, a directory before what is in it. Raises `Unpackable` and OSError."""
+        """Return all entries, each directory before its content. Raises `Unpackable` and OSError."""
         if names is None:
             names = [name for name in os.listdir(self._top) if name not in self._but and not is_reserved(name)]
         for name in sorted(names, key=os.fsencode):
@@ -200,7 +201,7 @@ class _Walk:
         return list(self._found.values())
 
     def _take(self, above: int, name: str, path: str, depth: int) -> None:
-        """One name of a directory, with all that is below it."""
+        """Add one name of a directory, with everything below it."""
         if path in self._found:
             return
         if len(self._found) >= MOST_ENTRIES:
@@ -251,12 +252,12 @@ def _no_entry(path: str, error: OSError) -> Unpackable:
 
 
 def _shown(path: str) -> str:
-    """A path for people, on one line, which the job can make as long as it likes."""
+    """Format a path for a message, on one line and not too long."""
     return ascii(path) if len(path) <= 200 else f"{path[:200]!a}…"
 
 
 def _require_inside(path: str, target: str) -> None:
-    """A link may lead nowhere but to what is packed too, whatever its guest makes of that."""
+    """Make sure that a link leads into the working directory. Raises `Unpackable`."""
     parts = os.path.normpath(os.path.join(os.path.dirname(path), target)).split("/")
     if not target or target.startswith("/") or parts[0] == "..":
         raise Unpackable(
@@ -287,7 +288,7 @@ def _header(entry: _Entry, when: int) -> bytes:
 
 
 def _copy(directory: str, entry: _Entry, output: int) -> None:
-    """Append the content of a file, and what fills its last block."""
+    """Append the content of a file, padded to whole blocks."""
     try:
         source = open_beneath(os.fsencode(directory), os.fsencode(entry.path).split(b"/"), os.O_RDONLY, 0)
     except OSError as error:
@@ -313,14 +314,14 @@ def _copy(directory: str, entry: _Entry, output: int) -> None:
 
 
 def _pieces(source: int, entry: _Entry) -> Iterator[tuple[int, int]]:
-    """Where a file is no hole: offsets and lengths."""
+    """Yield the offset and length of each part of a file that is not a hole."""
     position = 0
     while position < entry.size:
         try:
             begin = os.lseek(source, position, os.SEEK_DATA)
             position = min(os.lseek(source, begin, os.SEEK_HOLE), entry.size)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # a hole up to its end, or no file any more
+            if error.errno == errno.ENXIO:  # a hole up to its end, or the file was truncated
                 return
             raise
         yield begin, position - begin

@@ -1,14 +1,14 @@
-"""What the pool is told of a VM: the names in the job ad, and the lines in the job's log.
+"""The facts about a VM that the pool gets: attributes of the job ad, and lines of the job's log.
 
-Whoever knows something new says ``machine.news.publish(published.ADDRESSES, "10.0.0.7, fd00::7")``, from any thread
-and at any time, also in the helper process that starts the VM; ``resources.news`` is the same. It costs nothing and
-raises nothing. `vmgahp.daemon.publisher` passes on what has changed, when the starter listens
-(`vmgahp.job.chirp`): after the first STATUS that follows, and at the VM's end before it is answered. A starter that
-waits for a START, a suspend, a checkpoint or a STOP hears nothing, and neither does one whose START fails.
+Any code publishes a fact by ``machine.news.publish(published.ADDRESSES, "10.0.0.7, fd00::7")``, from any thread and
+at any time, also in the helper process that starts the VM; ``resources.news`` is the same object. This is cheap and
+raises nothing. `vmgahp.daemon.publisher` passes on changes when the starter listens (`vmgahp.job.chirp`): after the
+next STATUS, and at the VM's end before the STATUS is answered. A starter that waits for a START, a suspend, a
+checkpoint or a STOP does not listen, and neither does one whose START fails.
 
-All names begin with Chirp, for only such attributes are taken of every job, and each is one row of `NAMES`, of which
-the documents make their table. An ad can be read by everybody in the pool: no password is published, and of what a
-guest says only what was looked at.
+All names begin with Chirp, because a starter accepts only such attributes for every job, and each is one row of
+`NAMES`, from which the table in the documents is made. Every user of the pool can read an ad: no password is
+published, and a guest's words only after a check.
 """
 
 from _thread import allocate_lock
@@ -16,16 +16,16 @@ from _thread import allocate_lock
 from vmgahp.host.light import NamedTuple
 
 Value = str | int | float | bool | None
-"""None stands for undefined."""
+"""The type of a value; an undefined one is None."""
 
 LONGEST_VALUE = 990
-"""Bytes of an expression; the starter takes 993."""
+"""The most bytes of an expression; the starter accepts 993."""
 LONGEST_LINE = 1000
-"""Bytes of a line in the job's log, which has 1023."""
+"""The most bytes of a line in the job's log, whose limit is 1023."""
 MOST_LINES = 50
-"""Lines that one VM puts into its job's log: a guest can make its address change as often as it likes."""
+"""The most lines of one VM in its job's log: a guest can change its address as often as it likes."""
 MOST_PROBLEMS = 5
-"""That the log hears of why one VM's job is not told."""
+"""The most messages in the server's log about failures to report one VM's facts."""
 
 
 class Name(NamedTuple):
@@ -35,11 +35,11 @@ class Name(NamedTuple):
     meaning: str
     kind: str = "string"
     line: str = ""
-    """What the job's log says when it changes, with ``{}`` for the value; empty for nothing."""
+    """The line for the job's log when the value changes, with ``{}`` for the value; empty for none."""
     lives: bool = False
-    """Whether it is of no use, and undefined, when the VM is over."""
+    """True if it becomes undefined at the VM's end."""
     is_figure: bool = False
-    """Whether it changes all the time, and can wait for what is more urgent."""
+    """True if it changes all the time, and can wait for more urgent ones."""
 
 
 STATE = Name("ChirpVMState", "Running, SoftSuspended, Suspended, Checkpointed or Stopped.")
@@ -97,35 +97,35 @@ EXIT_SIGNAL = Name(
 EXIT_REASON = Name("ChirpVMExitReason", "Why the VM was ended as a failure.", line="{}")
 
 AT_ONCE = "VMExitCode"
-"""The exit code once more, in jobs with ``+WantIOProxy = true`` or ``+WantRemoteUpdates = true``: set at once."""
+"""The exit code's attribute in jobs with ``+WantIOProxy = true`` or ``+WantRemoteUpdates = true``; set at once."""
 
 NAMES = tuple(row for row in list(globals().values()) if isinstance(row, Name))
-"""In the order in which the documents have them."""
+"""All names, in the order of the table in the documents."""
 
 
 class News:
-    """What there is to be told of one VM: the last value of each name, and lines for the job's log."""
+    """The news of one VM: the last value of each name, and lines for the job's log."""
 
     __slots__ = ("_is_fresh", "_lines", "_lock", "_problems", "_said", "_spoken", "_values", "over", "turn")
 
     def __init__(self) -> None:
         self._lock = allocate_lock()
         self._values: dict[str, Value] = {}
-        """By the attribute."""
+        """The published values by attribute."""
         self._said: dict[str, Value] = {}
-        """What the starter has taken."""
+        """The values that the starter has taken."""
         self._is_fresh = False
-        """Whether something may be unsaid that is no figure: each STATUS asks."""
+        """True if values other than figures may be unreported: a cheap test for each STATUS."""
         self._lines: list[str] = []
         self._spoken = 0
         self.turn = allocate_lock()
-        """Held by who speaks with the starter."""
+        """A lock that is held while the starter is talked to."""
         self.over = False
-        """Whether the VM is gone."""
+        """True once the VM is gone."""
         self._problems: set[str] = set()
 
     def publish(self, name: Name, value: Value) -> None:
-        """Have this said, unless it is known already."""
+        """Set a value, to be reported if it has changed."""
         with self._lock:
             before = self._values.get(name.attribute, self)
             self._values[name.attribute] = value
@@ -134,18 +134,18 @@ class News:
             self.say(name.line.format(value))
 
     def value(self, name: Name) -> Value:
-        """What was published last."""
+        """Return the last published value."""
         return self._values.get(name.attribute)
 
     def say(self, line: str) -> None:
-        """Have a line in the job's log, where the job has the right to put one there."""
+        """Add a line for the job's log, if the job is allowed to write there."""
         with self._lock:
             if self._spoken < MOST_LINES:
                 self._spoken += 1
                 self._lines.append(line)
 
     def forget(self, attributes: "list[str]") -> None:
-        """The job ad has these from an earlier run: what is not known again becomes undefined."""
+        """Make attributes of the job ad from an earlier run undefined, unless they are published again."""
         known = {attribute.lower() for attribute in attributes}
         with self._lock:
             for name in NAMES:
@@ -154,13 +154,13 @@ class News:
             self._is_fresh = True
 
     def is_over(self) -> None:
-        """The VM is gone, and nobody reaches it any more."""
+        """Record that the VM is gone, and make its live attributes undefined."""
         with self._lock:
             self.over = self._is_fresh = True
             self._values |= {name.attribute: None for name in NAMES if name.lives and name.attribute in self._values}
 
     def unsaid(self) -> "list[tuple[Name, Value]]":
-        """What the starter has not taken yet, in the order of the table."""
+        """Return the values that the starter has not taken yet, in the order of the table."""
         with self._lock:
             return [
                 (name, self._values[name.attribute])
@@ -170,35 +170,35 @@ class News:
             ]
 
     def is_urgent(self) -> bool:
-        """Whether there is more to be said than figures."""
+        """Return True if there is more to report than figures."""
         if self._is_fresh:
             self._is_fresh = not all(name.is_figure for name, _ in self.unsaid())
         return self._is_fresh or bool(self._lines)
 
     def said(self, name: Name, value: Value) -> None:
-        """The starter has taken it, or never will."""
+        """Record that the starter has taken or refused a value."""
         with self._lock:
             self._said[name.attribute] = value
 
     def take_lines(self) -> list[str]:
-        """The lines that wait, each once."""
+        """Return the waiting lines, and forget them."""
         with self._lock:
             lines, self._lines = self._lines, []
             return lines
 
     def is_new(self, problem: str) -> bool:
-        """Whether the log is to have it: each problem once, and not many."""
+        """Return True if a problem should be logged: each one once, and a limited number of them."""
         if not problem or problem in self._problems or len(self._problems) >= MOST_PROBLEMS:
             return False
         self._problems.add(problem)
         return True
 
     def plain(self) -> "tuple[dict[str, Value], list[str]]":
-        """All of it, as another process can take it over (`take_over`), which then says the lines."""
+        """Return plain data for another process (`take_over`), which then reports the lines."""
         return self._values.copy(), self.take_lines()
 
     def take_over(self, plain: "tuple[dict[str, Value], list[str]]") -> None:
-        """What another process has published, which nobody has been told of; it may have known less than this one."""
+        """Take over another process's unreported news; this process may know more than that one."""
         values, lines = plain
         with self._lock:
             known = {name.line.format(self._values.get(name.attribute)) for name in NAMES if name.line}
@@ -208,10 +208,10 @@ class News:
 
 
 def expression(value: Value) -> str:
-    """A value as an expression of a ClassAd, on one line; what is too long is cut.
+    """Format a value as an expression of a ClassAd, on one line; cut it if it is too long.
 
-    Strings are those of the new syntax, which chirp takes: a backslash hides what follows it, and letters of every
-    alphabet stand as they are. What cannot be printed becomes a question mark.
+    Strings are in the new syntax, which chirp takes: a backslash escapes the next character, and letters of every
+    alphabet are written as they are. Unprintable characters become question marks.
     """
     if value is None:
         return "undefined"
@@ -227,5 +227,5 @@ def expression(value: Value) -> str:
 
 
 def printable(text: str) -> str:
-    """On one line, of characters that can be shown."""
+    """Replace unprintable characters, line ends included, by question marks."""
     return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)

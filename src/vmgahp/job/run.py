@@ -1,7 +1,7 @@
-"""A program that a job's guest is to run (``VMPARAM_vm_Run``), as the job says it.
+"""The program that a job's guest runs (``VMPARAM_vm_Run``), as the job describes it.
 
-The guest finds the program, its settings and its inputs on a drive (`vmgahp.drivers.libvirt.run_drive`), and says by a
-port how it is getting on.
+The guest finds the program, its settings and its inputs on a drive (`vmgahp.drivers.libvirt.run_drive`), and reports
+its progress by a port.
 """
 
 import os
@@ -34,57 +34,57 @@ CLOUD_INIT, READY = "cloud-init", "ready"
 BOOTS = (CLOUD_INIT, READY)
 
 DRIVE_FILE = "vm_run.tar"
-"""The drive with the program in the scratch directory; it is made of what is there, and is not sent back."""
+"""The drive with the program in the scratch directory; it is made from the files there, and not transferred back."""
 RECORD = "vm_run.json"
-"""Beside it: what came with the job. It travels with a checkpoint."""
+"""The list of the files that came with the job, in the same directory. It is transferred with a checkpoint."""
 
 STDOUT, STDERR = "vm_stdout", "vm_stderr"
-"""The files of the program's output and errors in the scratch directory, where the job names none."""
+"""The files of the program's output and errors in the scratch directory, if the job names none."""
 NOWHERE = "/dev/null"
 
 LONGEST = 100_000
-"""Bytes of the command line, and of the environment: a Linux guest takes 131072 of one argument."""
+"""The most bytes of the command line, and of the environment: a Linux guest accepts 131072 for one argument."""
 LONGEST_TIME = 10**8
-"""Seconds; three years."""
+"""The most seconds: three years."""
 MOST_NAMES = 1000
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class Run(NamedTuple):
-    """What the guest is to run, and how."""
+    """The program for the guest, and how it is run."""
 
     command: str
-    """A command line for the guest's shell."""
+    """The command line for the guest's shell."""
     inputs: tuple[str, ...] | None
-    """Names in the scratch directory; None for all that came with the job."""
+    """The names in the scratch directory; None for all that came with the job."""
     outputs: tuple[str, ...] | None
-    """Names and patterns in the working directory; None for all that is new or has changed."""
+    """The names and patterns in the working directory; None for all new and changed files."""
     as_root: bool
     time_limit: int
-    """Seconds that it may run; 0 for as long as it takes."""
+    """The seconds that it may run; 0 for no limit."""
     boot_timeout: int
-    """Seconds that the guest may run until it is ready for the program, and as many until that has started."""
+    """The seconds that the guest may take until it is ready for the program, and as many until that has started."""
     boot: str
-    """Who begins it in the guest: cloud-init, or an agent that the image has ready."""
+    """The part of the guest that starts it: cloud-init, or an agent of the image."""
     environment: tuple[tuple[str, str], ...]
-    """Name and value of each variable, those that the job names twice once."""
+    """The name and value of each variable, without duplicates."""
     stdout: str
-    """The file in the scratch directory that gets what the program prints; it may be the same as `stderr`."""
+    """The file in the scratch directory for the program's output; it may be the same as `stderr`."""
     stderr: str
     job: str
-    """By what name the pool knows the job: the same at every start of it, and never another's."""
+    """The job's name in the pool: the same at every start of the job, and unique."""
     when: int
-    """The time of everything on the drive, in seconds since 1970: the same at every start of the job."""
+    """The timestamp of everything on the drive, in seconds since 1970: the same at every start of the job."""
 
     @property
     def by_cloud_init(self) -> bool:
-        """Whether the guest's cloud-init begins it."""
+        """Return True if the guest's cloud-init starts it."""
         return self.boot == CLOUD_INIT
 
 
 def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
-    """What the job wants to be run. Raises `JobFault`."""
+    """Read and check the job's options about the program. Raises `JobFault`."""
     command = options.string(RUN)
     if not command:
         raise options.refused(RUN, "it names no program", f'write +{PREFIX}{RUN} = "python3 fit.py".')
@@ -112,7 +112,7 @@ def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
 
 
 def drive(disks: Sequence[DiskRequest]) -> DiskRequest:
-    """The drive with the program, behind the job's `disks`. Raises `JobFault`."""
+    """Return a request for the drive with the program, after the job's `disks`. Raises `JobFault`."""
     for disk in disks:
         if is_reserved(disk.file) and not disk.made:
             raise JobFault(
@@ -124,7 +124,7 @@ def drive(disks: Sequence[DiskRequest]) -> DiskRequest:
 
 
 def guest_file(name: str) -> bytes:
-    """One of the files that run in guests. Raises `MachineFault`."""
+    """Read one of the files that run in guests. Raises `MachineFault`."""
     path = os.path.join(os.path.dirname(vmgahp.__file__), "guest", name)
     try:
         with open(path, "rb") as file:
@@ -136,7 +136,7 @@ def guest_file(name: str) -> bytes:
 
 
 def require_run(options: Options) -> None:
-    """Options about a program are of no use without one. Raises `JobFault`."""
+    """Refuse options about a program in a job without one. Raises `JobFault`."""
     for option in (RUN_AS_ROOT, RUN_BOOT, RUN_BOOT_TIMEOUT, RUN_INPUTS, RUN_OUTPUTS, RUN_TIME_LIMIT):
         if options.has(option):
             name = options.attribute(RUN)
@@ -144,7 +144,7 @@ def require_run(options: Options) -> None:
 
 
 def _names(options: Options, option: str) -> tuple[str, ...] | None:
-    """Plain relative names, with commas between them; None where the job does not say."""
+    """Split an option into plain relative names, separated by commas; return None if it is unset."""
     if not options.has(option):
         return None
     names = tuple(dict.fromkeys(name.strip().rstrip("/") for name in options.string(option).split(",") if name.strip()))
@@ -174,7 +174,7 @@ def _environment(options: Options, ad: JobAd) -> tuple[tuple[str, str], ...]:
 
 
 def _file(options: Options, ad: JobAd, attribute: str, default: str) -> str:
-    """A file of the scratch directory for what the program prints."""
+    """Return the name of the file in the scratch directory for the program's output or errors."""
     name = ad.string(attribute) or NOWHERE
     if name == NOWHERE:
         return default

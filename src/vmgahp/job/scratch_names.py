@@ -1,13 +1,13 @@
-"""Names in a job's scratch directory that are HTCondor's or this daemon's.
+"""The names in a job's scratch directory that belong to HTCondor or this daemon.
 
-What has one is no input and no output of the job's: no guest needs to see it, and none's word must replace it.
+Such a file is neither an input nor an output of the job: guests need not see it, and must not replace it.
 """
 
 _BEGINNINGS = (
     *(".chirp", ".condor", ".docker", ".job", ".machine.ad", ".update.ad", "_condor_", "condor_exec", "docker_std"),
     ".vm_",
 )
-"""Of HTCondor's files, and of ours before they have their names."""
+"""The prefixes of HTCondor's files, and of our temporary files."""
 
 _OURS = frozenset(
     (
@@ -43,7 +43,7 @@ _OURS = frozenset(
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a name at the top of a scratch directory is not the job's; what is below it is neither."""
+    """Return True if a name at the top of a scratch directory, or the first part of a path, is not the job's."""
     top = name.partition("/")[0]
-    ours = ".".join(top.split(".")[:2])  # vm_checkpoint.json.refused-1 is as vm_checkpoint.json
+    ours = ".".join(top.split(".")[:2])  # vm_checkpoint.json.refused-1 counts as vm_checkpoint.json
     return ours in _OURS or top.startswith(_BEGINNINGS) or top == "lost+found"

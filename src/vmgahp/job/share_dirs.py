@@ -1,7 +1,7 @@
-"""The directories that a guest can mount: one of its job's, and those of the administrator.
+"""The directories that a guest can mount: one of its job, and those of the administrator.
 
-The job asks for each by name, since a VM with a shared directory can be neither saved nor checkpointed: none is had
-unasked. What a job may have is the administrator's to say, by an expression over the job ad.
+The job must ask for each by name, since a VM with a shared directory can be neither saved nor checkpointed. The
+administrator decides by an expression over the job ad which jobs may have a directory.
 """
 
 import os
@@ -17,10 +17,10 @@ from vmgahp.job.options import SHARE, Options
 from vmgahp.job.options import SHARE_DIRS as OPTION
 
 OWN_TAG = "share"
-"""By which the guest mounts the job's own directory; one of the administrator's it mounts by its name."""
+"""The tag by which the guest mounts the job's own directory; the tag of an administrator's directory is its name."""
 
 LONGEST_NAME = 31
-"""Bytes of a tag (9p's; virtiofs has 36)."""
+"""The most bytes of a tag (9p's; virtiofs has 36)."""
 
 _DIRECTORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _NAME = re.compile(rf"[A-Za-z0-9_]{{1,{LONGEST_NAME}}}", re.ASCII)
@@ -33,16 +33,16 @@ class Share(NamedTuple):
 
     tag: str
     directory: str
-    """Its full path."""
+    """The full path."""
     kind: str
-    """9p or virtiofs."""
+    """The kind: 9p or virtiofs."""
     writable: bool = True
     setting: str = ""
-    """By which the administrator names it; empty for the job's own."""
+    """The setting that defines it; empty for the job's own."""
 
 
 def own(options: Options, settings: Settings, working_dir: str) -> tuple[Share, ...]:
-    """The directory of the job's: true means all of the scratch directory, a name a directory in it."""
+    """Return the job's own share: true means the whole scratch directory, a name a directory in it."""
     name = options.string(SHARE) if options.is_text(SHARE) else ""
     if not name and not options.boolean(SHARE):
         return ()
@@ -68,7 +68,7 @@ def own(options: Options, settings: Settings, working_dir: str) -> tuple[Share, 
 
 
 def of_machine(options: Options, settings: Settings) -> tuple[Share, ...]:
-    """The administrator's directories that the job asks for, each once."""
+    """Return the administrator's directories that the job asks for, each once."""
     asked = options.string(OPTION).replace(",", " ").split()
     offered = {share.tag.lower(): share for share in named(settings)} if asked else {}
     found: dict[str, Share] = {}
@@ -87,7 +87,7 @@ def of_machine(options: Options, settings: Settings) -> tuple[Share, ...]:
 
 
 def named(settings: Settings) -> list[Share]:
-    """All directories that the administrator names. Raises `MachineFault` for one that is not rightly set."""
+    """Return all directories that the administrator defines. Raises `MachineFault` for an invalid one."""
     found: dict[str, Share] = {}
     for name in settings.strings(SHARE_DIRS):
         setting = f"{SHARE_DIR}{name.upper()}"
@@ -111,9 +111,9 @@ def named(settings: Settings) -> list[Share]:
 
 
 def require_allowed(settings: Settings, job: JobAd, shares: tuple[Share, ...]) -> None:
-    """May the job have the directories that it asks for? Raises `JobFault`, and `MachineFault` for a bad expression.
+    """Make sure that the job may have its directories. Raises `JobFault`, and `MachineFault` for an invalid expression.
 
-    As in VM_POLICY_REQUIREMENTS, names in an expression mean the job's attributes, and only true is a yes.
+    As in VM_POLICY_REQUIREMENTS, names in an expression are the job's attributes, and the result must be true.
     """
     conditions = [(share, f"{share.setting}{CONDITION}") for share in shares if share.setting]
     conditions = [(share, name) for share, name in conditions if settings.string(name)]
@@ -132,11 +132,11 @@ def require_allowed(settings: Settings, job: JobAd, shares: tuple[Share, ...]) -
 
 
 def inspect(settings: Settings) -> list[Share]:
-    """All directories that are named, with each condition read once. Raises `MachineFault`."""
+    """Return all directories that are defined, after parsing each condition once. Raises `MachineFault`."""
     found = named(settings)
     for share in found:
         try:
             require_allowed(settings, JobAd(()), (share,))
         except JobFault:
-            pass  # an ad with nothing in it need not meet it
+            pass  # an empty ad need not meet the condition
     return found

@@ -1,7 +1,7 @@
-"""What the job's slot has of the machine, and whether the VM keeps to it.
+"""The resources of the job's slot, and a check that the VM fits into it.
 
-HTCondor makes the slot as large as the job asks, or larger. What the job asks is in its ad; how much larger the slot is
-says the machine ad, a file beside the job's own, which counts only where no input file of the job can have replaced it.
+HTCondor makes the slot as large as the job asks, or larger. The job's request is in its ad; the actual size is in the
+machine ad, a file next to the job ad, which counts only if no input file of the job can have replaced it.
 """
 
 import os
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     AnySpec = TypeVar("AnySpec", bound=VmSpec)
 
 LEAST_MEMORY_MIB = 32
-"""A smaller VM gets this much, as from the C++ daemon (``KVMType::CreateConfigFile``)."""
+"""The least memory of a VM, which smaller ones get too, as from the C++ daemon (``KVMType::CreateConfigFile``)."""
 
 MACHINE_AD = ".machine.ad"
 LARGEST = 1 << 20
-"""Bytes of the machine ad; it has some thousands."""
+"""The most bytes of the machine ad; it has some thousands."""
 THREADS = "OMP_NUM_THREADS"
-"""The starter puts the slot's CPUs here, for programs that count them (STARTER_NUM_THREADS_ENV_VARS)."""
+"""The variable in which the starter puts the slot's CPUs, for programs (STARTER_NUM_THREADS_ENV_VARS)."""
 OF_A_STARTER = "_CONDOR_SLOT"
-"""What only a starter puts into the environment: a shell may have the other name of its own."""
+"""A variable that only a starter sets: a shell may have set the one for CPUs itself."""
 CORES = "_CONDOR_STARTD_ASSIGNED_AFFINITY"
-"""The startd puts the slot's cores here (ASSIGN_CPU_AFFINITY)."""
+"""The variable in which the startd puts the slot's cores (ASSIGN_CPU_AFFINITY)."""
 MOST_CORES = 4096
 
 
 class Slot(NamedTuple):
-    """What a job has of its machine; None where nobody says."""
+    """The resources of a job on its machine; None if unknown."""
 
     cpus: int | None = None
     memory_mib: int | None = None
     disk_kib: int | None = None
     disk_is_asked: bool = False
-    """Whether the job's owner has asked for the disk, and not HTCondor for what the input files need."""
+    """True if the job's owner has set request_disk, and HTCondor has not derived it from the input files."""
     cores: tuple[int, ...] = ()
-    """The cores that the startd has given to the slot; empty where it leaves that to the kernel."""
+    """The cores that the startd has assigned to the slot; empty if it has not assigned any."""
     is_doubtful: bool = False
-    """Whether the machine ad in the scratch directory may be another than the one that the starter has written."""
+    """True if the machine ad in the scratch directory may not be the one that the starter has written."""
 
 
 def asked(ad: JobAd, environ: Mapping[str, str] = os.environ) -> Slot:
-    """What the job asks of a slot, and what the starter says of it in its environment; no file is looked at."""
+    """Return the job's request for a slot, and the starter's values from its environment, without reading files."""
     threads = _number(environ.get(THREADS, "")) if OF_A_STARTER in environ else 0
     cpus = [number for number in (_integer(ad, "RequestCpus"), threads or None) if number is not None]
-    disk = _integer(ad, "RequestDisk")  # which is a number in either case, as the starter sends it
+    disk = _integer(ad, "RequestDisk")  # a number in either case, as the starter sends it
     return Slot(
         max(cpus) if cpus else None,
         _integer(ad, "RequestMemory"),
@@ -68,7 +68,7 @@ def asked(ad: JobAd, environ: Mapping[str, str] = os.environ) -> Slot:
 
 
 def cores(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """The cores that the startd has given to the slot, in order; empty for none, or where they make no sense."""
+    """Return the cores that the startd has assigned to the slot, in order; empty for none, or an invalid list."""
     words = environ.get(CORES, "").replace(",", " ").split()
     if not all(word.isascii() and word.isdecimal() and len(word) < 6 and int(word) < MOST_CORES for word in words):
         return ()
@@ -76,7 +76,7 @@ def cores(environ: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def settle(spec: "AnySpec", settings: Settings, identity: Identity) -> "AnySpec":
-    """The same with all that can be known of its slot. Raises `JobFault` where the VM is larger than that."""
+    """Complete the slot from the machine ad if that is needed. Raises `JobFault` if the VM is larger than the slot."""
     slot = spec.slot
     if _lacks(slot.cpus, spec.vcpus) or _lacks(slot.memory_mib, spec.memory_mib):
         slot = larger(slot, spec.working_dir, identity)
@@ -86,7 +86,7 @@ def settle(spec: "AnySpec", settings: Settings, identity: Identity) -> "AnySpec"
 
 
 def larger(slot: Slot, directory: str, identity: Identity) -> Slot:
-    """The same where the machine ad in the scratch directory says no more; else what that says."""
+    """Return the slot with the values of the machine ad, if they are larger and the ad can be trusted."""
     if slot.is_doubtful:
         return slot
     above, name = os.path.split(starter.places(directory).machine_ad)
@@ -114,7 +114,7 @@ def _lacks(number: int | None, wanted: int) -> bool:
 
 
 def _require(spec: "VmSpec", slot: Slot) -> None:
-    """Raises `JobFault`."""
+    """Make sure that the VM fits into the slot. Raises `JobFault`."""
     if slot.cpus is not None and spec.vcpus > max(slot.cpus, 1):
         raise JobFault(
             errors.MISMATCHED,
@@ -131,11 +131,11 @@ def _require(spec: "VmSpec", slot: Slot) -> None:
 
 
 def _integer(ad: JobAd, name: str) -> int | None:
-    """A number of the ad; None also for an expression where this machine has nothing that evaluates one."""
+    """Return a number of the ad; None also for an expression on a machine without the ClassAd engine."""
     try:
         return ad.integer(name)
     except JobFault as fault:
-        from vmgahp.job.engine import NoEngine  # of no use where all are literals
+        from vmgahp.job.engine import NoEngine  # not needed for literals
 
         if isinstance(fault.__cause__, NoEngine):
             return None
@@ -147,9 +147,9 @@ def _number(text: str) -> int:
 
 
 def _can_be_replaced(ad: JobAd) -> bool:
-    """Whether an input file of the job may have the machine ad's name.
+    """Return True if an input file of the job may have the machine ad's name.
 
-    What comes of a directory with a slash at its end, of a URL, or of an expression, nobody can tell beforehand.
+    The result of a directory with a trailing slash, of a URL, or of an expression is not known in advance.
     """
     for name in ad.names():
         if name.lower() not in _SENT:
@@ -164,4 +164,4 @@ def _can_be_replaced(ad: JobAd) -> bool:
 
 
 _SENT = ("transferinput", "x509userproxy", "publicinputfiles", "transferinputremaps", "cmd", "in")
-"""Attributes that name files to be put into the scratch directory."""
+"""The attributes that name files for the scratch directory."""

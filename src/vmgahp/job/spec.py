@@ -1,8 +1,8 @@
-"""What a job asks of a VM of libvirt's, checked against the settings; no file is looked at.
+"""A job's request for a VM of libvirt, checked against the settings, without access to files.
 
-A refusal is a `JobFault`, which holds the job and leaves the machine in service, and names the attribute,
-its value and the hint: the person who reads it sees nothing else. Disks, NICs and the rarer devices
-are read in `disks`, `nics` and `devices`; here they become one `JobSpec`, whose files `look` finds.
+A refusal is a `JobFault`, which holds the job and leaves the machine in service. It names the attribute,
+its value and a hint, since its reader sees nothing else. Disks, NICs and the rarer devices are parsed in
+`disks`, `nics` and `devices`; here they become one `JobSpec`, whose files `look` finds.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from vmgahp.job.options import (
 from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.vm_spec import VmSpec, with_nics
 
-TYPE_CHECKING = False  # what follows is loaded for the jobs that need it
+TYPE_CHECKING = False  # loaded only for the jobs that need it
 if TYPE_CHECKING:
     from vmgahp.job.xen import XenBoot
 
@@ -38,23 +38,23 @@ __all__ = ["Devices", "Disk", "JobSpec", "Nic", "Topology"]
 
 
 class JobSpec(VmSpec):
-    """A virtual machine of libvirt's."""
+    """A virtual machine of libvirt."""
 
     disks: tuple[Disk, ...]
-    """What the requests were found to be; none before they were looked for (`vmgahp.job.look`)."""
+    """The disks found for the requests; empty before `vmgahp.job.look` finds them."""
     vnc: bool
     hardware_vt: bool
     devices: Devices = Devices()
     ignored: tuple[str, ...] = ()
-    """Unknown attributes about devices, of a job that ignores them."""
+    """The unknown attributes about devices, of a job that ignores them."""
     xen: "XenBoot | None" = None
-    """How it boots, where it is a job for Xen."""
+    """The way in which a Xen job boots; None for other jobs."""
     requests: tuple[DiskRequest, ...] = ()
-    """The disks as the job asks for them."""
+    """The job's requests for disks."""
 
     @property
     def macs(self) -> tuple[str, ...]:
-        """The MAC addresses that the job has chosen."""
+        """Return the MAC addresses that the job has chosen."""
         return tuple(nic.mac for nic in self.nics if nic.mac)
 
     @classmethod
@@ -67,13 +67,13 @@ class JobSpec(VmSpec):
         diskless: bool = False,
         networks: Sequence[str] | None = None,
     ) -> "JobSpec":
-        """Read and check what the job says. A job that may be `diskless` need not name a disk.
+        """Read and check the job ad. A job that may be `diskless` need not name a disk.
 
-        `own` is what the job's own XML says, which counts in place of the ad; `networks` are the kinds of network on
-        offer, where those are not just what the settings say.
+        `own` has the values of the job's own XML, which override the ad; `networks` are the kinds of network on offer,
+        if they are not those of the settings.
 
-        Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
-        sent, `MachineFault` for settings that are missing or wrong.
+        Raises `JobFault` for a mistake of the job's owner, `ClientFault` for an attribute that the starter should have
+        sent, `MachineFault` for missing or invalid settings.
         """
         options = Options(ad, others_know=bool(settings.xml_script()))
         common = with_nics(ad, settings, nics(ad, settings, options, networks, own.nics), own)
@@ -97,7 +97,7 @@ class JobSpec(VmSpec):
 
 
 def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options, own: OwnXml) -> JobSpec:
-    """The same with the program that the guest is to run, if the job says anything about one."""
+    """Add the program that the guest runs, if the job has options about one."""
     if not options.about(RUN):
         return made
     from vmgahp.job import run
@@ -115,7 +115,7 @@ def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options, ow
 
 
 def _with_seed(made: JobSpec, ad: JobAd, options: Options) -> JobSpec:
-    """The same with what cloud-init is told, if the job says anything about that."""
+    """Add the files for cloud-init, if the job has options about them."""
     begins = made.devices.run is not None and made.devices.run.by_cloud_init
     if not begins and not any(options.has(option) for option in (USER_DATA, META_DATA, NETWORK_CONFIG)):
         return made
@@ -129,7 +129,7 @@ def _with_seed(made: JobSpec, ad: JobAd, options: Options) -> JobSpec:
 
 
 def _require_our_description(settings: Settings, options: Options) -> None:
-    """A script that describes VMs knows nothing of drives, sockets and ports that this daemon has for one start."""
+    """Refuse options about drives, sockets and ports of this daemon, which a script that describes VMs cannot use."""
     for option in (USER_DATA, RUN, DISK_SIZE, EXIT_PORT, SHARE_DIRS, SSH):
         if settings.xml_script() and options.has(option):
             raise options.refused(
@@ -141,7 +141,7 @@ def _require_our_description(settings: Settings, options: Options) -> None:
 
 
 def _requests(ad: JobAd, options: Options, own: OwnXml, *, diskless: bool, any_word: bool) -> tuple[DiskRequest, ...]:
-    """The disks of vm_disk or of the job's own XML, then those that are made for the job."""
+    """Return requests for the disks of vm_disk or of the job's own XML, and for those that are made for the job."""
     found = () if diskless and ad.string(DISK) is None and not own.disks else requests(ad, own.disks, any_word=any_word)
     if any(options.has(option) for option in (DATA_DISK, DATA_FILES, DISK_SIZE)):
         from vmgahp.job import data_disks

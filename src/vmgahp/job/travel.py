@@ -1,8 +1,8 @@
-"""What travels with a job's outputs, where HTCondor is to send these alone (``vm_outputs/``).
+"""The files that are transferred with a job's outputs, if HTCondor transfers only ``vm_outputs/``.
 
-HTCondor sends no new directory home unless it is named, and then nothing but what is named; what is named and is not
-there holds the job. So one directory has everything: at the end the outputs and what this server has written of the
-VM, and for a checkpoint all that a restart needs. The latter are links, as long as the checkpoint stands.
+HTCondor transfers a new directory only if it is named, and then only named files; a named file that is missing holds
+the job. So one directory has everything: at the end the outputs and this server's files about the VM, and for a
+checkpoint all that a restart needs. The latter are links, for as long as the checkpoint is valid.
 """
 
 import os
@@ -14,24 +14,24 @@ from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 
 DIRECTORY = "vm_outputs"
-"""With a slash after it in the submit file: what is in it comes home, and not the directory."""
+"""The directory of the outputs, with a slash in the submit file, so that HTCondor transfers its content only."""
 
 AT_END = (
     *("vm_exit.json", "vm_console.log", "vm_metrics.jsonl", "vm_error.txt", "vm_policy.txt"),
     *("vm_stdout", "vm_stderr", "vm_screenshot.png", "vm_screenshot.ppm"),
 )
-"""What goes home with the outputs, as far as it is there."""
+"""The files that are transferred with the outputs, if they exist."""
 
 ON_THEIR_OWN = ("_condor_stdout", "_condor_stderr")
-"""What HTCondor sends in any case."""
+"""The files that HTCondor always transfers."""
 MADE_ANEW = ("vm_cidata.iso", "vm_data_files.iso", "vm_run.tar")
-"""Drives that every start makes."""
+"""The drives that are made at every start."""
 
 
 def left_behind(ad: JobAd) -> tuple[str, ...] | None:
-    """The files that need not travel with a checkpoint, since every restart gets them anew; None for another job.
+    """Return the files that a checkpoint need not have, since every restart gets them again; None for other jobs.
 
-    The disks that a job brings do, for they change.
+    The job's own disks must be in the checkpoint, because they change.
     """
     named = [name.strip().rstrip("/") for name in (ad.string("TransferOutput") or "").split(",")]
     if DIRECTORY not in named:
@@ -44,10 +44,10 @@ def left_behind(ad: JobAd) -> tuple[str, ...] | None:
 
 
 class Luggage:
-    """What the directory of a VM's outputs has beside them."""
+    """The other files in the directory of a VM's outputs."""
 
     def __init__(self, directory: str, left: tuple[str, ...], identity: Identity, log: Callable[[str], None]) -> None:
-        """In the scratch `directory`, in which there is one of outputs from now on. Raises `errors.Fault`."""
+        """Make the directory of outputs in the scratch `directory`. Raises `errors.Fault`."""
         self._scratch = directory
         self._left = left
         self._identity = identity
@@ -55,14 +55,14 @@ class Luggage:
         scratch.make_directory(directory, DIRECTORY, identity)
 
     def at_end(self) -> None:
-        """The VM is over. What fails is logged."""
+        """Link the server's files about a VM that has ended. Errors are logged."""
         try:
             self._identity.link_scratch(self._scratch, DIRECTORY, AT_END)
         except (OSError, errors.Fault) as error:
             self._log(f"what this server has written of the VM does not go home: {error}")
 
     def with_checkpoint(self) -> None:
-        """A checkpoint was written. Raises `errors.Fault`."""
+        """Link the files of a checkpoint that was written. Raises `errors.Fault`."""
         try:
             self._identity.link_scratch(self._scratch, DIRECTORY, self._left, others=True)
         except OSError as error:
@@ -70,7 +70,7 @@ class Luggage:
             raise execute.blame(error, self._scratch, self._identity, problem) from error
 
     def without_checkpoint(self) -> None:
-        """It is none any more. What fails is logged."""
+        """Remove the links of a checkpoint that is no longer valid. Errors are logged."""
         try:
             self._identity.unlink_links_scratch(self._scratch, DIRECTORY)
         except (OSError, errors.Fault) as error:

@@ -1,11 +1,11 @@
-"""Makes files of the outputs of a guest's program, which the guest sends as a tar archive.
+"""An unpacker for the outputs of a guest's program, which the guest sends as a tar archive.
 
-An archive is whatever a guest makes of it: any names, links, kinds, sizes and numbers, in any order. So it is read by
-a process of its own that has the job user's rights, limits and a deadline. What is written lies below one directory, to
-which each path is walked without following a link; nothing that is there is written into.
+A guest can put anything into an archive: any names, links, kinds, sizes and numbers, in any order. So it is read by
+a separate process that has the job user's rights, limits and a deadline. It writes only below one directory, in which
+it walks each path without following links, and never writes into existing files.
 
-HTCondor holds a job with a link to a directory, or with what its user cannot read, and waits for a FIFO for good. None
-of that is made: links lead to files of the outputs, and what else there is in an archive is left out, and told.
+HTCondor holds a job with a link to a directory, or with a file that its user cannot read, and waits for a FIFO for
+ever. These are not made: links lead to files of the outputs, and all other entries are left out and reported.
 """
 
 import errno
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 MOST_ENTRIES = 1_000_000
 DEEPEST = 100
-"""Directories above a file."""
+"""The most directories above a file."""
 LONGEST_NAME = 255
-"""Bytes of a file's name, on any file system."""
+"""The most bytes of a file's name, on any file system."""
 MOST_TOLD = 20
-"""Names of what was left out that are told."""
+"""The most omitted names that are reported."""
 
 MEMORY = 1 << 30
 CPU_SECONDS = 1800
 DEADLINE = 1800.0
-"""Limits of the process that unpacks."""
+"""The limits of the process that unpacks."""
 
 _PIECE = 1 << 20
 _ZEROS = bytes(_PIECE)
@@ -47,22 +47,22 @@ _INSIDE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Unpacked(NamedTuple):
-    """What became of an archive."""
+    """The result of unpacking an archive."""
 
     entries: int
-    """Files and links that are there now, without directories."""
+    """The number of files and links that were made, without directories."""
     size: int
-    """Their bytes."""
+    """The bytes of these files."""
     left_out: tuple[str, ...]
-    """Some of what is not there, each with the reason."""
+    """A list of some omitted entries, each with the reason."""
     problem: str
-    """Why not all of it is there; a sentence without its end, empty where all is."""
+    """The reason why the unpacking stopped early, as a sentence without its end; empty if it did not."""
 
 
 def unpack(archive: int, directory: str, below: str, most_bytes: int, identity: Identity) -> Unpacked:
     """Unpack the open file `archive` into the directory `below` of the scratch `directory`.
 
-    `most_bytes` are those of all files together. Raises nothing but what is a mistake of the caller's.
+    `most_bytes` is the limit for all files together. Raises ValueError for a standard descriptor, and nothing else.
     """
     if not archive >= FIRST_PASSED:
         raise ValueError(f"{archive} is one of the standard descriptors")
@@ -86,7 +86,7 @@ def unpack(archive: int, directory: str, below: str, most_bytes: int, identity: 
     try:
         said = json.loads(done.out)
         return Unpacked(int(said[0]), int(said[1]), tuple(map(str, said[2])), str(said[3]))
-    except (ValueError, TypeError, IndexError):  # it was killed, by its limits or by another process of the job's user
+    except (ValueError, TypeError, IndexError):  # killed by its limits, or by another process of the job's user
         return _nothing(f"what unpacks the outputs was ended: {(done.complaints or ['it said nothing'])[-1][:200]}")
 
 
@@ -98,20 +98,20 @@ def _nothing(problem: str) -> Unpacked:
 
 
 class _Wrong(Exception):
-    """The archive is none that is unpacked any further; the text says why."""
+    """An error that stops the unpacking; the text is the reason."""
 
 
 class _LeftOut(Exception):
-    """One entry is not unpacked; the text says why."""
+    """An error that omits one entry; the text is the reason."""
 
 
 def _main() -> int:
-    """Read the plan from standard input and carry it out; what became of it is said on standard output."""
+    """Read the plan from standard input and carry it out; print the result to standard output."""
     import tarfile
 
     plan = json.loads(sys.stdin.buffer.read())
     with tarfile.open(fileobj=io.BytesIO(tarfile.TarInfo("rehearsal").tobuf() + bytes(10240)), mode="r|") as tar:
-        tar.next()  # all code is loaded before the rights are given up
+        tar.next()  # loads all code before privileges are dropped
     archive = open(FIRST_PASSED, "rb", buffering=0)  # noqa: SIM115 - it is open until the process ends
     restrict(plan["user"], memory=MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=2**63 - 1)
     problem, made = "", _Outputs(plan["most_bytes"])
@@ -121,7 +121,7 @@ def _main() -> int:
         with tarfile.open(fileobj=archive, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
             number = 0
             while (entry := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # or it keeps them all
+                tar.members.clear()  # type: ignore[attr-defined]  # otherwise it keeps them all
                 number += 1
                 if number > MOST_ENTRIES:
                     raise _Wrong(f"there are more than {MOST_ENTRIES} of them")
@@ -142,7 +142,7 @@ def _main() -> int:
 
 
 class _Outputs:
-    """What is made of an archive."""
+    """The files made from an archive."""
 
     def __init__(self, most_bytes: int) -> None:
         self.top = -1
@@ -152,15 +152,15 @@ class _Outputs:
         self._number_left_out = 0
         self._links: list[tuple[list[str], str]] = []
         self._modes: dict[tuple[str, ...], int] = {}
-        """Of directories, in which there has to be written before they have them."""
+        """The modes of directories, which are set at the end, so that files can be written into them before."""
 
     def told(self) -> list[str]:
-        """What was left out, for people."""
+        """Return the omitted entries, for a message."""
         more = self._number_left_out - len(self._left_out)
         return [*self._left_out, *([f"and {more} more"] if more else [])]
 
     def add(self, tar: "tarfile.TarFile", entry: "tarfile.TarInfo") -> None:
-        """Take over one entry. Raises `_Wrong`, OSError and what tarfile raises."""
+        """Unpack one entry. Raises `_Wrong`, OSError and tarfile's errors."""
         import tarfile
 
         parts = self._parts(entry.name)
@@ -184,7 +184,7 @@ class _Outputs:
             self._leave_out(parts, why)
 
     def finish(self) -> None:
-        """Make what had to wait for all files."""
+        """Make the symbolic links and set the directories' modes, after all files."""
         for parts, target in self._links:
             try:
                 self._make_symbolic(parts, target)
@@ -203,7 +203,7 @@ class _Outputs:
 
     @staticmethod
     def _parts(name: str) -> list[str]:
-        """A path from the directory on. Raises `_Wrong` for one that leads elsewhere, or that no file can have."""
+        """Split a relative path. Raises `_Wrong` for a path that leads out of the directory, or is invalid."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if name.startswith("/") or ".." in parts or "\0" in name:
             raise _Wrong(f"they have the path {name[:200]!a}, which leads out of them")
@@ -212,7 +212,7 @@ class _Outputs:
         return parts
 
     def _enter(self, parts: Sequence[str]) -> int:
-        """A directory of the outputs, open, made where it is not there. Raises `_LeftOut` where no directory is."""
+        """Open a directory of the outputs, and make it if it is missing. Raises `_LeftOut` if it is not a directory."""
         inside = os.dup(self.top)
         try:
             for part in parts:
@@ -230,7 +230,7 @@ class _Outputs:
         return inside
 
     def _clear(self, name: str, above: int) -> None:
-        """Take a file away that is there: it may be a link to what is elsewhere, too."""
+        """Remove an existing file, which may be a link or have other links. Raises `_LeftOut` for a directory."""
         try:
             os.unlink(name, dir_fd=above)
         except FileNotFoundError:
@@ -255,7 +255,7 @@ class _Outputs:
                     piece = content.read(min(_PIECE, entry.size - position))
                     if not piece:
                         raise _Wrong("they end in the middle of a file")
-                    if piece != _ZEROS[: len(piece)]:  # and else a hole, as it may have been
+                    if piece != _ZEROS[: len(piece)]:  # a piece of zeros becomes a hole
                         _write_all(file, piece, position)
                     position += len(piece)
                 os.ftruncate(file, entry.size)
@@ -263,7 +263,7 @@ class _Outputs:
                 with suppress(OSError, ValueError, OverflowError):
                     os.utime(file, (entry.mtime, entry.mtime))
             except BaseException:
-                with suppress(OSError):  # half a file is none
+                with suppress(OSError):  # never leave a partial file
                     os.unlink(parts[-1], dir_fd=above)
                 raise
             finally:
@@ -274,7 +274,7 @@ class _Outputs:
         self.size += entry.size
 
     def _link(self, parts: Sequence[str], target: Sequence[str]) -> None:
-        """A second name of a file that is there."""
+        """Make a hard link to an existing file."""
         self._require_file(target)
         source = self._enter(target[:-1])
         above = self._enter(parts[:-1])
@@ -302,7 +302,7 @@ class _Outputs:
         self.entries += 1
 
     def _require_file(self, parts: Sequence[str]) -> None:
-        """Raises `_LeftOut` where a link would lead to something else than a file of these outputs."""
+        """Make sure that a link leads to a file of these outputs. Raises `_LeftOut`."""
         inside = os.dup(self.top)
         try:
             for part in parts[:-1]:

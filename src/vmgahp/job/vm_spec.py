@@ -1,4 +1,4 @@
-"""What every job asks of its virtual machine, whichever hypervisor runs it."""
+"""The part of a job's request for a VM that is common to all hypervisors."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from vmgahp.job.slot import LEAST_MEMORY_MIB, Slot, asked
 from vmgahp.text import shown
 
 MOST_VCPUS = 255
-"""What QEMU's pc machine can have; more would fail in the hypervisor, which is blamed on the machine."""
+"""The most CPUs of QEMU's pc machine; more would fail in the hypervisor, and be blamed on the machine."""
 
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ else:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record:
-    """A frozen dataclass with fields by name, as far as it is wanted here: `dataclasses` itself costs a START 7 ms."""
+    """A base for frozen records with keyword fields, like a dataclass: importing `dataclasses` costs a START 7 ms."""
 
     _fields: "ClassVar[tuple[str, ...]]" = ()
 
@@ -46,21 +46,21 @@ class Record:
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
 
-    __hash__ = None  # type: ignore[assignment]  # it may hold what has none
+    __hash__ = None  # type: ignore[assignment]  # its fields may be unhashable
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def _replace(self, **changes: "Any") -> "Self":
-        """The same with other values in some fields, as a NamedTuple has it."""
+        """Return a copy with other values in some fields, like a NamedTuple's."""
         return type(self)(**(vars(self) | changes))
 
 
 class VmSpec(Record):
-    """A virtual machine as the job wants it and this machine grants it."""
+    """A virtual machine as the job requests it and this machine grants it."""
 
     name: str
-    """The VM's name with the hypervisor, `JobAd.vm_name`."""
+    """The VM's name in the hypervisor, from `JobAd.vm_name`."""
     vm_type: str
     working_dir: str
     memory_mib: int
@@ -69,47 +69,47 @@ class VmSpec(Record):
     checkpoint: bool
     no_output_vm: bool
     left_behind: tuple[str, ...] | None = None
-    """What does not travel with a checkpoint; None where HTCondor sends by its own rule (`vmgahp.job.travel`)."""
+    """The files that a checkpoint omits; None if HTCondor transfers by its own rule (`vmgahp.job.travel`)."""
     slot: Slot = Slot()
-    """What the job has of its machine, as far as it is known without a look (`vmgahp.job.slot.settle`)."""
+    """The job's slot, as known without reading files (`vmgahp.job.slot.settle`)."""
 
     @property
     def sent(self) -> tuple[bool, tuple[str, ...] | None]:
-        """What of the scratch directory goes home: whether nothing, and what is left behind."""
+        """Return whether no file of the scratch directory is transferred back, and the files that are omitted."""
         return self.no_output_vm, self.left_behind
 
     @property
     def networking(self) -> bool:
-        """Whether the VM has a network."""
+        """Return True if the VM has a network."""
         return bool(self.nics)
 
     @property
     def networking_type(self) -> str:
-        """The kind of network of the first NIC; empty for a VM without a network."""
+        """Return the kind of network of the first NIC; empty for a VM without a network."""
         return self.nics[0].networking_type if self.nics else ""
 
     @property
     def mac(self) -> str:
-        """The MAC address that the job has chosen for the first NIC; empty where it leaves that to the hypervisor."""
+        """Return the MAC address that the job has chosen for the first NIC; empty if it has not."""
         return self.nics[0].mac if self.nics else ""
 
 
 def parse(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> VmSpec:
-    """What a job asks for, of a VM type that has one NIC and makes nothing for its jobs; nothing is looked at.
+    """Parse the job ad for a VM type with one NIC and no generated disks, without access to files.
 
-    `kinds` are the kinds of network on offer, where those are not just what the settings say.
+    `kinds` are the kinds of network on offer, if they are not those of the settings.
 
-    Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
-    sent, `MachineFault` for settings that are missing or wrong.
+    Raises `JobFault` for a mistake of the job's owner, `ClientFault` for an attribute that the starter should have
+    sent, `MachineFault` for missing or invalid settings.
     """
-    from vmgahp.job import data_disks  # of no use to who makes them
+    from vmgahp.job import data_disks  # not needed by VM types that make such disks
 
     data_disks.refuse(ad)
     return with_nics(ad, settings, classic(ad, settings, kinds))
 
 
 def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...], own: OwnXml = NOTHING) -> VmSpec:
-    """What a job asks for beside its NICs, which are read; `own` is what its own XML says. Raises as `parse`."""
+    """Parse the job ad, except for its NICs; the values of its `own` XML count first. Raises as `parse`."""
     number = vcpus(ad, own.vcpus)
     return VmSpec(
         memory_mib=memory_mib(ad, settings, own.memory_mib),
@@ -126,10 +126,10 @@ def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...], own: OwnXml 
 
 
 def memory_mib(ad: JobAd, settings: Settings, own: int | None = None) -> int:
-    """What the job's `own` XML says, else JobVMMemory, else RequestMemory, MiB.
+    """Return the memory in MiB: of the job's `own` XML, else JobVMMemory, else RequestMemory.
 
-    Too much is answered with the word for a missing value: the one that says "too much" takes the machine
-    out of service.
+    Too large a value is answered with the error word for a missing one, because the word for "too much" takes the
+    machine out of service.
     """
     limit = settings.integer("VM_MEMORY")
     if limit <= 0:
@@ -159,7 +159,7 @@ def memory_mib(ad: JobAd, settings: Settings, own: int | None = None) -> int:
 
 
 def vcpus(ad: JobAd, own: int | None = None) -> int:
-    """What the job's `own` XML says, else JobVM_VCPUS, else RequestCpus, else 1; and 1 for less, as the C++ daemon."""
+    """Return the CPUs: of the job's `own` XML, else JobVM_VCPUS, else RequestCpus; at least 1, as the C++ daemon."""
     name = "JobVM_VCPUS"
     number = ad.integer(name) if own is None else own
     if number is None:

@@ -1,9 +1,9 @@
-"""What a VMware job asks of its virtual machine, checked; for all drivers that run one.
+"""A VMware job's request for a VM, checked, for all drivers that run one.
 
-The ad's attributes are those that condor_submit wrote while it knew the type (HTCondor 10.1 and before), and
-that a submit file can give by hand since. The words that VMware had for a job's mistakes are unknown to
-condor_starter today and would take the machine out of service: a refusal carries one of the thirteen that
-hold the job, and its sentence names the attribute.
+The ad's attributes are those that condor_submit wrote while it supported the type (HTCondor 10.1 and before), and
+that a submit file can set explicitly since. Today condor_starter does not know VMware's error words for a job's
+mistakes, and they would take the machine out of service: a refusal has one of the thirteen words that hold the
+job, and its sentence names the attribute.
 """
 
 import errno
@@ -26,13 +26,13 @@ VMX_FILE = "VMPARAM_VMware_VMX_File"
 VMDK_FILES = "VMPARAM_VMware_VMDK_Files"
 
 NETWORKING_TYPES = ("nat", "bridge")
-"""Of the kinds of network that jobs may ask for, those that VMware has."""
+"""The kinds of network for jobs that VMware supports."""
 
 STATIC_MACS = "00:50:56:00:00:00", "00:50:56:3f:ff:ff"
-"""The addresses that VMware lets somebody choose; it powers no VM on with another static one."""
+"""The range of static addresses that VMware accepts; with another one it does not power on a VM."""
 
 WORKING_COPY_SUFFIX = "_condor.vmx"
-"""How the name of a working copy ends, in HTCondor's own VMware support and here."""
+"""The suffix of a working copy's name, in HTCondor's own VMware support and here."""
 
 DECRYPT_HINT = "take the encryption away in VMware (Options, Access Control; a vTPM goes first), and send that machine."
 
@@ -41,15 +41,15 @@ _TRANSFER_HINT = "add it to transfer_input_files: a regular file, no link, that 
 
 
 class VmwareSpec(VmSpec):
-    """A VMware virtual machine, with one NIC of the kind ``nat`` or ``bridge`` at most."""
+    """A VMware virtual machine, with at most one NIC, of the kind ``nat`` or ``bridge``."""
 
     dir: str
-    """The directory that has the disks where they are not transferred, a full path; else what the ad says of
-    the submit machine, which means nothing here."""
+    """The full path of the directory with the disks if they are not transferred; else the ad's path on the submit
+    machine, which is not used here."""
     transfer: bool
-    """Whether the disks are in the scratch directory; if not, they are in `dir`."""
+    """True if the disks are in the scratch directory; if not, they are in `dir`."""
     snapshot_disk: bool
-    """Whether the guest writes to snapshot disks and leaves the job's disks as they are."""
+    """True if the guest writes to snapshot disks and leaves the job's disks unchanged."""
     vmx_file: str
     """The name of the job's ``.vmx`` in the scratch directory."""
     vmdk_files: tuple[str, ...]
@@ -57,14 +57,14 @@ class VmwareSpec(VmSpec):
     split disk's extents are among them."""
 
     vmx: Vmx
-    """What the ``.vmx`` says; nothing before it was looked at (`look`)."""
+    """The content of the ``.vmx``; empty before `look` reads it."""
 
     @classmethod
     def parse(cls, ad: JobAd, settings: Settings) -> "VmwareSpec":
-        """Read and check what the job's ad says; no file is looked at.
+        """Read and check the job ad, without access to files.
 
-        Raises `JobFault` for what the job's owner must change, `ClientFault` for what the starter should have
-        sent, `MachineFault` for settings that are missing or wrong.
+        Raises `JobFault` for a mistake of the job's owner, `ClientFault` for an attribute that the starter should
+        have sent, `MachineFault` for missing or invalid settings.
         """
         common = vm_spec.parse(ad, settings, settings.networking_types(NETWORKING_TYPES, own_bridge=True))
         _require_static(common.mac)
@@ -88,7 +88,7 @@ class VmwareSpec(VmSpec):
 
 
 def look(spec: VmwareSpec, settings: Settings, identity: Identity) -> VmwareSpec:
-    """The job with its slot known, its ``.vmx`` read, its transferred disks seen to be there. Raises `JobFault`."""
+    """Find the slot, read the ``.vmx`` and check that the transferred disks exist. Raises `JobFault`."""
     spec = slot.settle(spec, settings, identity)
     vmx = read_vmx(identity, spec.working_dir, spec.vmx_file)
     for name in spec.vmdk_files if spec.transfer else ():
@@ -101,7 +101,7 @@ def look(spec: VmwareSpec, settings: Settings, identity: Identity) -> VmwareSpec
 
 
 def read_vmx(identity: Identity, directory: str, name: str) -> Vmx:
-    """A ``.vmx`` of the scratch directory, read as the job's user. Raises `JobFault`."""
+    """Read a ``.vmx`` of the scratch directory as the job's user. Raises `JobFault`."""
     try:
         data = identity.read_scratch(directory, name, LARGEST + 1)
     except OSError as error:
@@ -124,7 +124,7 @@ def read_vmx(identity: Identity, directory: str, name: str) -> Vmx:
 
 
 def _boolean(ad: JobAd, name: str) -> bool:
-    """True where the attribute is missing, as it is in a submit file that transfers its files."""
+    """Read a boolean; a missing one is true, as in a submit file that transfers its files. Raises `JobFault`."""
     value = ad.boolean(name)
     if value is None and ad.expression(name) is not None:
         raise _bad(name, ad.expression(name), "it is neither true nor false", f"set {name} to true or false.")
@@ -165,7 +165,7 @@ def _vmx_file(ad: JobAd) -> str:
 
 
 def _vmdk_files(ad: JobAd) -> tuple[str, ...]:
-    """The names of the list."""
+    """Return the names of the list. Raises `JobFault`."""
     text = ad.string(VMDK_FILES)
     if text is None and ad.expression(VMDK_FILES) is not None:
         hint = "write the names of the .vmdk files with commas between them."
@@ -184,7 +184,7 @@ def _vmdk_files(ad: JobAd) -> tuple[str, ...]:
 
 
 def _base_name(path: str) -> str | None:
-    """The last part of a path of the submit machine, be that Unix or Windows; None where there is none."""
+    """Return the last part of a path of the submit machine, Unix or Windows; None if there is none."""
     name = path.replace("\\", "/").rpartition("/")[2]
     return None if name in ("", ".", "..") or has_control(name) or len(name) > 200 else name
 
@@ -206,5 +206,5 @@ def _no_vmx(name: str, error: OSError) -> JobFault:
 
 
 def _bad(name: str, value: str | None, problem: str, hint: str) -> JobFault:
-    """An attribute with this value, or with it in its list, is invalid."""
+    """Make the fault for an attribute with this value, or with it in its list."""
     return JobFault(errors.INVALID_DISK_PARAM, f"{name} = {shown(value)}: {problem}.", hint)

@@ -12,15 +12,15 @@ import re
 from collections.abc import Iterator, MutableMapping
 
 LARGEST = 1 << 20
-"""Bytes of a ``.vmx``; one of VMware's has some thousands."""
+"""The most bytes of a ``.vmx``; one of VMware's has some thousands."""
 
 MOST_LINES = 15_000
-"""Of a file that is read."""
+"""The most lines of a file that is read."""
 _MOST_WRITTEN = 20_000
-"""There is room for what a working copy has more than what it is made of."""
+"""The most lines of a file that is written, with room for the additions to a working copy."""
 
 ENCODING = ".encoding"
-"""The name under which a ``.vmx`` says what its bytes mean; mostly its first line."""
+"""The name whose value is the encoding of a ``.vmx``; usually its first line."""
 
 _LINE_END = re.compile("\r\n|\r|\n")
 _LINE = re.compile(r'[ \t]*([^ \t=#]+)[ \t]*=[ \t]*(?:"([^"]*)"|([^ \t#"]*))[ \t]*(#.*)?', re.DOTALL)
@@ -31,38 +31,37 @@ _ENCODINGS = re.compile(
     r"utf-?8|us-ascii|windows-(?:125[0-8]|874|932|936|949|950)|iso-8859-[0-9]{1,2}|gbk|gb2312|gb18030|big5|shift_jis|euc-(?:jp|kr)",
     re.IGNORECASE,
 )
-"""Those that VMware writes. Python knows odder ones, of which some turn plain bytes into ends of lines."""
+"""The encodings that VMware writes. Some other ones of Python decode plain bytes as line ends."""
 _ESCAPED = re.compile("(?:[|][0-9A-Fa-f]{2})+")
 _TO_ESCAPE = re.compile('["|\x01-\x08\x0a-\x1f\x7f\x85\u2028\u2029]')
 
 
 class VmxError(ValueError):
-    """This is no ``.vmx``, or a value that cannot be in one; the text says why, without a full stop."""
+    """An error in a ``.vmx``, or a value that cannot be in one; the text is the reason, without a full stop."""
 
 
 class Vmx(MutableMapping[str, str]):
-    """A ``.vmx`` in memory: names to values.
+    """A ``.vmx`` in memory: a mapping of names to values.
 
-    Names are looked up in any case and keep their spelling and their order; new ones come last. Comments
-    are kept. Values are plain text: what has to be escaped is the file's business.
+    Names are case-insensitive and keep their spelling and their order; new ones come last. Comments are kept.
+    Values are plain text: escapes exist in the file only.
     """
 
     __slots__ = ("_lines", "_places")
 
     def __init__(self, pairs: dict[str, str] | None = None) -> None:
         self._lines: list[tuple[str, str, str] | None] = []
-        """Name, value and comment of each line, the name empty for a line that has only a comment, None for
-        one that was deleted."""
+        """The name, value and comment of each line. The name is empty for a line with only a comment; a deleted line is
+        None."""
         self._places: dict[str, int] = {}
         for name, value in (pairs or {}).items():
             self[name] = value
 
     @classmethod
     def decode(cls, data: bytes) -> "Vmx":
-        """Read a file's content in the encoding that it names, UTF-8 where it names none.
+        """Read a file's content in the encoding that it names, by default UTF-8.
 
-        What comes of it says ``.encoding = "UTF-8"`` where it said anything, as `encode` writes it. Raises
-        `VmxError`.
+        An existing ``.encoding`` becomes ``"UTF-8"``, since `encode` writes that. Raises `VmxError`.
         """
         if len(data) > LARGEST:
             raise VmxError(f"it has more than {LARGEST} bytes")
@@ -85,8 +84,8 @@ class Vmx(MutableMapping[str, str]):
     def parse(cls, text: str, encoding: str = "UTF-8") -> "Vmx":
         """Read the text of a ``.vmx``; `encoding` is that of escaped bytes beyond ASCII.
 
-        Raises `VmxError` for what VMware would not read either: a line without ``=``, an open quote, a name
-        that comes twice; and for a NUL, at which VMware would cut a value off.
+        Raises `VmxError` for errors that VMware refuses, too: a line without ``=``, an open quote, a duplicate name;
+        and for a NUL, at which VMware would cut a value off.
         """
         if len(text) > LARGEST:
             raise VmxError(f"it has more than {LARGEST} characters")
@@ -113,7 +112,7 @@ class Vmx(MutableMapping[str, str]):
         return vmx
 
     def render(self) -> str:
-        """The text of the file. Whatever the values are, each is one line's and adds none."""
+        """Return the text of the file. Values are escaped, so that none can add a line."""
         lines = []
         for line in self._lines:
             if line is None:
@@ -127,7 +126,7 @@ class Vmx(MutableMapping[str, str]):
         return "".join(lines)
 
     def encode(self) -> bytes:
-        """The content of the file, in UTF-8, which it says of itself."""
+        """Return the content of the file in UTF-8, with a line that names this encoding."""
         if ENCODING not in self:
             self._lines.insert(0, None)
             self._places = {name: place + 1 for name, place in self._places.items()}
@@ -137,7 +136,7 @@ class Vmx(MutableMapping[str, str]):
         return self.render().encode()
 
     def boolean(self, name: str, default: bool = False) -> bool:
-        """A value that is true or false: ``TRUE``, ``yes``, ``on``, a number that is not 0; in any case."""
+        """Return a boolean: ``TRUE``, ``yes``, ``on`` and numbers other than 0 are true, in any case."""
         value = self.get(name)
         if value is None or not value.strip():
             return default
@@ -145,18 +144,18 @@ class Vmx(MutableMapping[str, str]):
         return word in ("true", "yes", "on", "t", "y") or (word.isdecimal() and int(word[:20]) != 0)
 
     def cores_per_socket(self, vcpus: int) -> int:
-        """How many cores the sockets of a VM with so many CPUs have; 0 where nobody says it, or it does not fit."""
+        """Return the cores per socket; 0 if unset, or if `vcpus` is not a multiple of them."""
         text = self.get("cpuid.coresPerSocket", "").strip()
         cores = int(text) if text.isascii() and text.isdigit() and len(text) < 5 else 0
         return cores if cores and vcpus % cores == 0 else 0
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether most of it, or all of the VM, is encrypted: the rest cannot be relied on."""
+        """Return True if the ``.vmx`` or the whole VM is encrypted: the plain rest is not reliable."""
         return "encryption.keySafe" in self or "encryption.data" in self
 
     def under(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """The names that begin with `prefix`, in any case, and their values."""
+        """Return the names that begin with `prefix` (case-insensitive), and their values."""
         start = prefix.lower()
         return ((name, value) for name, value in list(self.items()) if name.lower().startswith(start))
 
@@ -190,7 +189,7 @@ class Vmx(MutableMapping[str, str]):
         return isinstance(name, str) and name.lower() in self._places
 
     def __eq__(self, other: object) -> bool:
-        """The same lines in the same order, comments included."""
+        """Compare the lines and their order, comments included."""
         if not isinstance(other, Vmx):
             return NotImplemented
         return [line for line in self._lines if line] == [line for line in other._lines if line]

@@ -1,8 +1,8 @@
-"""The drives of a ``.vmx``, in the order of their controllers: disks, images, and what has no image.
+"""The drives of a ``.vmx``, in the order of their controllers, with or without images.
 
-Whoever takes a ``.vmx`` reads its drives here. ESXi writes a floppy drive into every VM that is one of the
-console's machine ("vmware-null-remote-floppy"), and Workstation a CD-ROM drive of the host: neither is an image,
-and nor is what is not connected when the VM starts. Pure.
+All readers of a ``.vmx`` get its drives here. ESXi adds a floppy drive of the console's machine to every VM
+("vmware-null-remote-floppy"), and Workstation a CD-ROM drive of the host: these have no image, and neither has a
+drive that is not connected when the VM starts. Pure.
 """
 
 import re
@@ -13,7 +13,7 @@ from vmgahp.job.vmx import Vmx
 DISK, CDROM, FLOPPY, OTHER = "disk", "cdrom", "floppy", "other"
 
 DRIVE_NAME = re.compile(r"(?:(scsi|sata|nvme|ide)(0|[1-9][0-9]?):|(floppy))(0|[1-9][0-9]{0,2})", re.IGNORECASE)
-"""The name of a drive; what stands after its dot is a property of it."""
+"""The name of a drive; the part after its dot is a property of it."""
 
 _DISKS = ("", "disk", "plaindisk", "nvme", *(f"{kind}-harddisk" for kind in ("scsi", "ata", "ide", "sata", "nvme")))
 _HOST_CDROMS = ("cdrom-raw", "atapi-cdrom", "scsi-cdrom")
@@ -21,32 +21,32 @@ _NO_FILE = ("", "auto detect", "emptybackingstring", "vmware-null-remote-floppy"
 
 
 class Drive(NamedTuple):
-    """One drive that is present."""
+    """A drive that is present."""
 
     kind: str
-    """`DISK`, `CDROM`, `FLOPPY`, or `OTHER` for what is none of them, such as a disk of the host."""
+    """The kind: `DISK`, `CDROM`, `FLOPPY`, or `OTHER` for anything else, such as a disk of the host."""
     bus: str
     controller: int
     unit: int
     file: str
-    """As it stands there."""
+    """The file name as written."""
     no_image: str = ""
-    """Why there is no image to be used, in words; empty where `file` is one."""
+    """The reason why there is no usable image, in words; empty if `file` is one."""
     of_host: bool = False
-    """Whether it is a device of the host, by its name there, that is connected when the VM starts."""
+    """True if it is a device of the host, by its name there, that is connected when the VM starts."""
 
     @property
     def place(self) -> str:
-        """As VMware calls it, such as ``scsi0:0`` or ``floppy0``."""
+        """Return its name in VMware, such as ``scsi0:0`` or ``floppy0``."""
         return f"floppy{self.unit}" if self.bus == FLOPPY else f"{self.bus}{self.controller}:{self.unit}"
 
 
 def drives(vmx: Vmx) -> list[Drive]:
-    """The drives that are present: by kind of controller, then by the numbers of controller and unit."""
+    """Return the drives that are present, sorted by kind of controller, then by the numbers of controller and unit."""
     found = {}
     for name in vmx:
         match = DRIVE_NAME.fullmatch(name.partition(".")[0])
-        # A floppy drive is there unless the file says that it is not.
+        # A floppy drive is present by default.
         if match and vmx.boolean(f"{match[0]}.present", default=bool(match[3])):
             drive = _drive(vmx, match)
             found[drive.place] = drive

@@ -1,8 +1,8 @@
-"""How a Xen job boots: its kernel, initrd, root and parameters, checked.
+"""The boot options of a Xen job: its kernel, initrd, root and parameters, checked.
 
 There are three ways (``XenType::CreateConfigFile`` in HTCondor's ``src/condor_vm-gahp/xen_type.linux.cpp``): the
-kernel that is ``included`` in the disk, found by a bootloader program on the machine; ``vmx``, a whole machine on
-the processor's virtualization; or a kernel of the job's own, with an initrd, for a paravirtual guest.
+kernel that is ``included`` in the disk, found by a bootloader program on the machine; ``vmx``, a full machine with
+hardware virtualization; or a kernel of the job's own, with an initrd, for a paravirtual guest.
 """
 
 import os
@@ -25,12 +25,12 @@ INCLUDED, HARDWARE = "included", "vmx"
 BOOTLOADER = "XEN_BOOTLOADER"
 
 LONGEST_COMMAND_LINE = 1023
-"""Bytes that Xen hands to a paravirtual kernel (``MAX_GUEST_CMDLINE`` of Xen's ``public/xen.h``, with its NUL); what
-is longer it cuts off without a word."""
+"""The most bytes that Xen passes to a paravirtual kernel (``MAX_GUEST_CMDLINE`` of Xen's ``public/xen.h``, with its
+NUL); it silently cuts off the rest."""
 
 _KERNEL = (KERNEL, errors.XEN_KERNEL_NOT_FOUND)
 _INITRD = (INITRD, errors.XEN_INITRD_NOT_FOUND)
-"""The attribute that names a file, and the word for one that is not there."""
+"""The attributes that name files, each with the error word for a missing one."""
 
 _KERNEL_HINT = "set xen_kernel to included, to vmx, or to a kernel image, in the submit file."
 
@@ -39,24 +39,24 @@ class BootFile(NamedTuple):
     """A kernel or an initrd."""
 
     path: str
-    """The full path; of a transferred one, in the scratch directory. As the job names it until it was looked for."""
+    """The full path; for a transferred file, in the scratch directory. Before `look` the path as the job names it."""
     transferred: bool = False
 
 
 class XenBoot(NamedTuple):
-    """How a guest boots; exactly one of the first three says it."""
+    """The way in which a guest boots; exactly one of the first three fields is set."""
 
     bootloader: str = ""
-    """The program that takes the kernel out of the guest's first disk."""
+    """The program that extracts the kernel from the guest's first disk."""
     hardware: bool = False
     kernel: BootFile | None = None
     initrd: BootFile | None = None
     command_line: str = ""
-    """Of a kernel of the job's own: the root device and the job's parameters."""
+    """The root device and the job's parameters, for a kernel of the job's own."""
 
     @classmethod
     def parse(cls, ad: JobAd, settings: Settings) -> "XenBoot":
-        """What the job asks for; no file is looked for. Raises `JobFault`."""
+        """Read and check the job's attributes, without access to files. Raises `JobFault`."""
         wanted = (ad.string(KERNEL) or "").strip()
         if not wanted:
             raise JobFault(
@@ -83,7 +83,7 @@ class XenBoot(NamedTuple):
 
 
 def look(boot: XenBoot, working_dir: str, identity: Identity) -> XenBoot:
-    """It with its files found. Raises `JobFault`, and `MachineFault` for a bootloader that is not there."""
+    """Find the files. Raises `JobFault`, and `MachineFault` for a missing bootloader."""
     if boot.bootloader:
         require_bootloader(boot.bootloader)
     return boot._replace(
@@ -93,7 +93,7 @@ def look(boot: XenBoot, working_dir: str, identity: Identity) -> XenBoot:
 
 
 def open_file(file: BootFile, working_dir: str, identity: Identity) -> int:
-    """A descriptor for reading, opened as the job's user. Raises OSError, `MachineFault`."""
+    """Open a file for reading as the job's user, and return the descriptor. Raises OSError and `MachineFault`."""
     if file.transferred:
         return identity.open_scratch(working_dir, os.path.basename(file.path), os.O_RDONLY)
     return identity.open_named(file.path, os.O_RDONLY)
@@ -111,7 +111,7 @@ def _bootloader(settings: Settings) -> str:
 
 
 def require_bootloader(path: str) -> None:
-    """Make sure that the program of XEN_BOOTLOADER is there. Raises `MachineFault`."""
+    """Make sure that the program of XEN_BOOTLOADER exists. Raises `MachineFault`."""
     if not path.startswith("/") or not os.access(path, os.X_OK):
         raise MachineFault(
             f"{BOOTLOADER} = {path} is not a program on this machine.",
@@ -126,7 +126,7 @@ def _file(which: tuple[str, str], value: str) -> BootFile:
 
 
 def _find(which: tuple[str, str], value: str, working_dir: str, identity: Identity) -> BootFile:
-    """Where a kernel or an initrd is: a file of the scratch directory with the base name, or the full path here."""
+    """Find a kernel or an initrd: a file of the scratch directory with the base name, or the full path here."""
     return BootFile(*find_file(value, working_dir, identity, False, partial(_refused, which, value)))
 
 

@@ -1,6 +1,6 @@
-"""The lines of one job ad as they come in: with limits, without secrets, read by its START alone.
+"""The lines of one job ad as they arrive: bounded, without secrets, parsed only by its START.
 
-Until then they stay as they are; a line that says a secret is dropped at once.
+Until then the lines are kept unparsed; a line with a secret is dropped at once.
 """
 
 from _collections_abc import Callable  # collections.abc brings all of collections
@@ -10,35 +10,35 @@ from vmgahp.protocol.wire import TOO_LONG
 from vmgahp.text import PRIVATE_ATTRIBUTES, PRIVATE_PREFIX, is_private
 
 MAX_AD, MAX_AD_LINES = 16 << 20, 1 << 14
-"""Bytes and lines of one job ad, which has a few hundred lines; what comes beyond is skipped. Each line costs some
-hundred bytes, however short it is."""
+"""The most bytes and lines of one job ad, which usually has a few hundred lines; the rest is skipped. Each line costs
+some hundred bytes, however short it is."""
 
 END = b"CLASSAD_END"
 
 _PRIVATE = {name.encode() for name in (*PRIVATE_ATTRIBUTES, PRIVATE_PREFIX)}
 _SIGNS = tuple(sorted(name for name in _PRIVATE if not any(other in name for other in _PRIVATE - {name})))
-"""In the name of each attribute that is a secret there is one of these."""
+"""The substrings of secret names: the name of every secret attribute contains at least one of them."""
 
 
 FEW = 4
-"""Fewer lines are sooner looked at one by one."""
+"""The least number of lines for which checking all at once is faster than one by one."""
 
 
 class AdLines:
-    """What is kept of an ad, and what is left out of it."""
+    """The lines of an ad that are kept, and counts of those that are skipped."""
 
     __slots__ = ("_bad", "_beyond", "_size", "complete", "lines")
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.complete = True
-        """Nothing of it was too long."""
+        """True unless a line or the whole ad was too long."""
         self._size = 0
         self._bad = self._beyond = 0
-        """How many are skipped as malformed, and for want of room."""
+        """The numbers of lines skipped as malformed, and because the ad is too large."""
 
     def take(self, lines: list[bytes]) -> int | None:
-        """Take what has come of the ad: the number of lines up to its end, that one included; None where it goes on."""
+        """Take lines of the ad; return the number of lines up to and with its end, or None if it goes on."""
         taken = None
         for number, line in enumerate(lines, start=1):
             if len(line) == len(END) and line.upper() == END:
@@ -51,7 +51,7 @@ class AdLines:
         return taken
 
     def _take_all(self, lines: list[bytes]) -> bool:
-        """Take lines that are all good and have room, looking at all of them at once; else False."""
+        """Take all lines in one go and return True, or return False if one of them needs a closer look."""
         text = b"\n".join(lines)
         size = self._size + sum(map(len, lines))
         if size > MAX_AD or len(self.lines) + len(lines) > MAX_AD_LINES or not text.isascii():
@@ -59,7 +59,7 @@ class AdLines:
         if b"\0" in text or text.count(b"\n") != len(lines) - 1:
             return False  # an end of line can be escaped
         if min(map(bytes.find, lines, repeat(b"="))) < 1 or min(lines)[0] <= 0x20:
-            return False  # one has no name, or a blank before it
+            return False  # one has no name, or begins with a blank
         lower = text.lower()
         secrets = set()
         for sign in _SIGNS:
@@ -88,13 +88,13 @@ class AdLines:
             self.lines.append(line)
 
     def pairs(self, parse: Callable[[str], tuple[str, str] | None]) -> list[tuple[str, str]]:
-        """The ad by what reads a line, which gives None for a bad one."""
+        """Parse each line; skip and count those for which `parse` returns None."""
         pairs = [pair for line in self.lines if (pair := parse(line.decode("utf-8", "surrogateescape"))) is not None]
         self._bad = len(self.lines) - len(pairs)
         return pairs
 
     def tell_skipped(self, log: Callable[[str], None]) -> None:
-        """One line of the log for all that were skipped; they themselves are not shown: they may be damaged secrets."""
+        """Log how many lines were skipped, without their text, which may be a damaged secret."""
         if self._bad:
             log(f"skipped {self._bad} bad lines of the job ad")
         if self._beyond:

@@ -1,4 +1,4 @@
-"""What the session keeps of a VM, and the calls that it makes of a driver."""
+"""The session's record of a VM, and the calls that it makes to a driver."""
 
 from vmgahp.lifecycle import STARTING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Vm:
-    """What the session knows of one VM; `id` is the protocol's."""
+    """The session's record of one VM; `id` is the protocol's."""
 
     __slots__ = ("accounting", "id", "last_status", "queue", "resumes", "running", "state")
 
@@ -21,7 +21,7 @@ class Vm:
         self.accounting: Accounting | None = None
         self.last_status: tuple[str, ...] | None = None
         self.resumes = False
-        """It ran when a periodic checkpoint was made, and is to run again."""
+        """True if the VM was running when its periodic checkpoint was made, and must be resumed."""
 
 
 class Call:
@@ -33,10 +33,10 @@ class Call:
         self.vm = target
         self.operation = operation
         self.request_id = request_id
-        """0 for a call of the session's own, which has no result."""
+        """The client's request id; 0 for a call that the session makes itself, which has no result."""
         self.asked = asked
         self.answered = False
-        """It took too long and the client has been told so; what comes of it changes the VM's state only."""
+        """True once the client has its answer. After a timeout the outcome still changes the VM's state."""
         self.state = STARTING
         """The VM's state when the call was issued."""
         self.job: JobAd | None = None

@@ -1,9 +1,9 @@
-"""A client at the pipes of a server, which it starts: what condor_starter says to its vm-gahp.
+"""A client that starts a server and talks to it as condor_starter talks to its vm-gahp.
 
-`vmgahp.protocol.requests` says what each line is. The client keeps to what the real one does: lines end with
-CR LF, every request waits for its reply, and results are fetched when an R announces them. It waits for nothing
-without an end, and has no threads: whoever has to watch something else at the same time, a terminal say, watches
-`Client.descriptors` too and calls `Client.pump`.
+`vmgahp.protocol.requests` classifies each line. The client behaves as the real one does: lines end with CR LF, every
+request waits for its reply, and results are fetched when an R announces them. Every wait has a timeout, and there are
+no threads: a caller that has something else to watch, such as a terminal, polls `Client.descriptors` too and calls
+`Client.pump`.
 """
 
 import os
@@ -20,29 +20,29 @@ from vmgahp.protocol import wire
 from vmgahp.protocol.requests import Kind, Received, Request, Requests, RequestState
 
 DEADLINE = 60.0
-"""Seconds that one answer, one result or the server's end may take, unless the caller says otherwise."""
+"""The default timeout in seconds of one answer, one result or the server's exit."""
 
 MOST_LOG = 4 << 20
-"""Bytes of the server's standard error that are kept; the oldest go first."""
+"""The most bytes of the server's standard error that are kept; the oldest go first."""
 
 _IDLE = 0.1
-"""Seconds between two calls of `idle`."""
+"""The seconds between two calls of `idle`."""
 
 
 class ProtocolError(Exception):
-    """The server said something that the real client would not take, or nothing in time."""
+    """A line from the server that the real client would not accept, or a timeout."""
 
 
 class Client:
-    """A server process and the conversation with it; in a ``with`` it is killed at the latest.
+    """A server process and the conversation with it; a ``with`` statement kills the process at the latest.
 
-    The server is the leader of a process group of its own, so that it ends with all its helpers and a ^C at
-    the terminal is the client's alone. What it says on standard error goes to `log`, or is kept for
-    `errors` where there is none. `heard` is called with ``>``, ``<`` or ``!`` and the line as lines go by (what
-    was sent, what the server answered, what it said on standard error where that is kept); bytes that are not
-    UTF-8 are surrogates in it. `idle` is called about ten times a second while there is nothing to read.
+    The server is the leader of a process group of its own, so that it ends with all its helpers, and a ^C at the
+    terminal reaches the client only. Its standard error goes to `log`, or without one is kept for `errors`. The
+    callback `heard` gets each line with a mark: ``>`` if it was sent, ``<`` if the server answered it, ``!`` if it is
+    from standard error and that is kept; bytes that are not UTF-8 become surrogates. The callback `idle` is called
+    about ten times a second while there is nothing to read.
 
-    Raises OSError where the command cannot be started.
+    Raises OSError if the command cannot be started.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Client:
         idle: Callable[[], None] | None = None,
     ) -> None:
         self.requests = Requests()
-        """What `ask`, `run` and `call` have sent; `send` and `write` leave nothing here."""
+        """The requests sent by `ask`, `run` and `call`; `send` and `write` add nothing here."""
         self.ended = False
-        """Whether the server has closed its output."""
+        """True once the server has closed its output."""
         self._heard = heard or (lambda _mark, _line: None)
         self._idle = idle
         self._reader = wire.LineReader()
@@ -88,14 +88,14 @@ class Client:
     # Bytes
 
     def descriptors(self) -> list[int]:
-        """What to wait for: the server's output and, where it is kept, its standard error, while they last."""
+        """Return the descriptors to poll: the server's output and, if kept, its standard error, until closed."""
         streams = (None if self.ended else self.process.stdout, self.process.stderr)
         return [stream.fileno() for stream in streams if stream is not None and not stream.closed]
 
     def pump(self, timeout: float = 0.0, *, writing: bool = False) -> bool:
-        """Wait until the server says something, for `timeout` seconds at most, and take it in.
+        """Wait for output of the server, for `timeout` seconds at most, and read it.
 
-        With `writing`, room for more input ends the wait too. False where nothing happened.
+        With `writing`, room for more input ends the wait too. Return False on a timeout.
         """
         poller = select.poll()
         for descriptor in self.descriptors():
@@ -135,19 +135,19 @@ class Client:
         return f"; its log:\n{self.errors()}" if self._log else ""
 
     def errors(self) -> str:
-        """What the server has said on standard error so far, where that is kept."""
+        """Return the server's standard error so far, if it is kept."""
         return self._log.decode("utf-8", "replace")
 
     # Lines
 
     def send(self, line: str | bytes, timeout: float = DEADLINE) -> None:
-        """Write one line, and its end, and wait for nothing."""
+        """Write one line and its line end, without waiting for an answer."""
         data = line.encode("utf-8", "surrogateescape") if isinstance(line, str) else line
         self._heard(">", data.decode("utf-8", "surrogateescape"))
         self.write(data + b"\r\n", timeout)
 
     def write(self, data: bytes, timeout: float = DEADLINE) -> None:
-        """Write bytes as they are, and take in meanwhile what the server says."""
+        """Write bytes as they are; read the server's output meanwhile."""
         assert self.process.stdin is not None
         end = time.monotonic() + timeout
         rest = memoryview(data)
@@ -163,11 +163,11 @@ class Client:
                 raise ProtocolError(f"the server no longer reads{self._last_words()}") from None
 
     def next_line(self) -> str | None:
-        """A line that has come already; None where there is none."""
+        """Return the next line that has arrived already, or None."""
         return self._lines.popleft() if self._lines else None
 
     def read_line(self, timeout: float = DEADLINE) -> str:
-        """The next line, whatever it is."""
+        """Wait for the next line, of any kind."""
         end = time.monotonic() + timeout
         while not self._lines:
             if self.ended:
@@ -184,13 +184,13 @@ class Client:
         return self._lines.popleft()
 
     def receive(self, timeout: float = DEADLINE) -> Received:
-        """The next line, and what it is."""
+        """Wait for the next line, and classify it."""
         return self.requests.received(self.read_line(timeout))
 
     # Requests
 
     def greeting(self, timeout: float = DEADLINE) -> str:
-        """The line that comes before any request."""
+        """Wait for the greeting, the line before any request."""
         line = self.receive(timeout).line
         if not self.requests.greeted:
             raise ProtocolError(f"this is not a greeting: {line!r}")
@@ -201,7 +201,7 @@ class Client:
         return self._ask(Request(line), timeout)
 
     def run(self, operation: str, argument: object, timeout: float = DEADLINE) -> list[str]:
-        """Send a request such as STATUS, and wait for its result: the words after the request id."""
+        """Send a request such as STATUS, wait for its result and return its words after the request id."""
         end = time.monotonic() + timeout
         request = self.requests.new(operation, argument)
         self._ask(request, timeout, accepted=True)
@@ -213,21 +213,21 @@ class Client:
         return request.result
 
     def call(self, operation: str, argument: object, timeout: float = DEADLINE) -> str:
-        """`run` a request that has to succeed: the words of its result. Raises `ProtocolError` if it failed."""
+        """Run a request as `run` does and return the words of its result. Raises `ProtocolError` if it failed."""
         success, *words = self.run(operation, argument, timeout)
         if success != "0":
             raise ProtocolError(f"{operation} failed: {' '.join(words)}")
         return " ".join(words)
 
     def send_ad(self, *lines: str) -> None:
-        """The CLASSAD block: only its ends are answered."""
+        """Send a job ad as a CLASSAD block, of which only the first and last line are answered."""
         self._ask(Request("CLASSAD"), accepted=True)
         for line in lines:
             self.send(line)
         self._ask(Request("CLASSAD_END"), accepted=True)
 
     def wait_for_r(self, timeout: float = DEADLINE) -> None:
-        """Wait until results are ready, unless it is known that they are."""
+        """Wait for the R that announces results, unless it has come already."""
         while not self.requests.ready:
             received = self.receive(timeout)
             if received.kind is not Kind.READY:
@@ -246,7 +246,7 @@ class Client:
     # The end
 
     def quit(self, timeout: float = DEADLINE, status: int = 0) -> str:
-        """QUIT, and the server's good end, with the exit code of its guest as its `status`: its log, as `errors`."""
+        """Send QUIT, wait for the exit status `status` (the guest's exit code), and return the log as `errors` does."""
         self._ask(Request("QUIT"), accepted=True)
         log = self.finish(timeout)
         if self.process.returncode != status:
@@ -254,7 +254,7 @@ class Client:
         return log
 
     def finish(self, timeout: float = DEADLINE) -> str:
-        """End of input, which makes any server destroy its machines and exit: its log, as `errors`."""
+        """Close the server's input, which makes it destroy its VMs and exit; return its log as `errors` does."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self._await_exit(time.monotonic() + timeout)
@@ -262,14 +262,14 @@ class Client:
         return self.errors()
 
     def end_by(self, number: int, timeout: float = DEADLINE) -> str:
-        """End the server, and it alone, by a signal: its log, as `errors`."""
+        """Send a signal to the server process alone, wait for its exit and return its log as `errors` does."""
         self.process.send_signal(number)
         self._await_exit(time.monotonic() + timeout)
         self._close()
         return self.errors()
 
     def kill(self) -> None:
-        """Kill the server and what is left of its process group, and wait for its end."""
+        """Kill the server and the rest of its process group, and wait for its exit."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -278,7 +278,7 @@ class Client:
         self.process.wait()
 
     def _await_exit(self, end: float) -> None:
-        """Wait until the server has exited, and take in all that it said."""
+        """Wait until the server has exited, and read all its output."""
         exited = os.pidfd_open(self.process.pid) if self.process.returncode is None else -1
         try:
             while self.process.poll() is None:
@@ -294,7 +294,7 @@ class Client:
         finally:
             if exited >= 0:
                 os.close(exited)
-        # Others may still have its pipes and write on and on: no more is taken than what pipes can hold.
+        # Other processes may still write to its pipes: read no more than pipes can hold.
         for _ in range(MOST_LOG >> 16):
             if not (self.descriptors() and self.pump()):
                 break

@@ -1,8 +1,8 @@
-"""What each error word of the protocol means, in a sentence, and whose fault it says it is.
+"""The meaning of each error word of the protocol, in a sentence that says whose fault it is.
 
 The words are HTCondor's (``src/condor_vm-gahp/vmgahp_error_codes.h``, and those of VMware from before HTCondor
-10.2); some of them only HTCondor's own server ever answers. Those that hold a job are in `errors.HOLD_CODES`,
-and it follows from them what condor_starter does with the job and with the machine (`fate`).
+10.2); some of them are sent by HTCondor's own server only. The words that hold a job are in `errors.HOLD_CODES`,
+which decides what condor_starter does with the job and with the machine (`fate`).
 """
 
 from vmgahp import errors
@@ -55,31 +55,31 @@ WORDS: dict[str, str] = {
     "JOBCLASSAD_VMWARE_VMX_NOT_FOUND": "The job's .vmx file is not there.",
     "JOBCLASSAD_VMWARE_VMX_ERROR": "The job's .vmx file cannot be read.",
 }
-"""Word, without its ``VMGAHP_ERR_`` -> what it means."""
+"""The meaning of each word; the key has no ``VMGAHP_ERR_``."""
 
 NOTHING = "NULL"
-"""The word of a result that has none; as that of a failure it is a server's way of saying that it does not know."""
+"""The word of a result without words. As the word of a failure it means that the server does not know the reason."""
 
 
 def short(word: str) -> str:
-    """A word without its prefix, in upper case: the key of `WORDS`."""
+    """Return a word without its prefix, in upper case: the key of `WORDS`."""
     return word.upper().removeprefix(errors.PREFIX)
 
 
 def meaning(word: str) -> str:
-    """The sentence for a word, with or without its prefix; empty for a word that nobody knows."""
+    """Return the sentence for a word, with or without its prefix; empty for an unknown word."""
     if word == NOTHING:
         return "The server does not say why."
     return WORDS.get(short(word), "")
 
 
 def holds(word: str) -> bool:
-    """Whether the word, as the answer to a START, holds the job instead of taking the machine out of service."""
+    """Return True if the word, as the answer to a START, holds the job instead of taking the machine out of service."""
     return errors.PREFIX + short(word) in errors.HOLD_CODES
 
 
 def fate(word: str) -> str:
-    """What condor_starter does when a START is answered with the word."""
+    """Describe what condor_starter does when a START is answered with the word."""
     if holds(word):
         return "As the answer to a START it puts the job on hold; the machine stays in service."
     return "As the answer to a START it takes the whole machine out of the VM universe until it is repaired."

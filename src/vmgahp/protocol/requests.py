@@ -1,8 +1,8 @@
 """The client's side of the protocol: lines in; replies, results and deadlines out. Pure.
 
 Each line that is sent is a `Request`, which keeps its own state. Each line of the server goes through
-`Requests.received`, which says what it is and to which request it belongs. Whoever has the pipes sends the
-lines (`vmgahp.protocol.client`), shows them in words (the console) or compares them with others (replay).
+`Requests.received`, which classifies it and finds the request that it belongs to. The callers own the pipes: they
+send the lines (`vmgahp.protocol.client`), explain them (the console) or compare them with others (replay).
 """
 
 from collections import deque
@@ -14,44 +14,44 @@ from vmgahp.protocol import wire
 from vmgahp.protocol.session import REQUEST_TIMEOUT, START_EXTRA
 
 PREFIX = "CONDOR_VM_"
-"""What the commands that take a request id begin with."""
+"""The prefix of the commands that take a request id."""
 
 READY = "R"
 GREETING = "$VMGahpVersion "
 
 GREETING_DEADLINE = 30.0
-"""Seconds that a server has for its greeting."""
+"""The seconds that a server has for its greeting."""
 
 REPLY_DEADLINE = 60.0
-"""Seconds that it has for a reply; the one to QUIT comes when the VMs are gone."""
+"""The seconds that it has for a reply; the reply to QUIT comes when the VMs are gone."""
 
 MOST_RESULTS = 1 << 20
-"""A server that announces more result lines than this is not believed."""
+"""The most result lines of one RESULTS; a larger number is taken for an error."""
 
 
 class RequestState(Enum):
-    """How far a request has come."""
+    """The state of a request."""
 
     NEW = auto()
     SENT = auto()
     REFUSED = auto()
-    """The reply is not S. This is final."""
+    """A state in which the reply is not S. This is final."""
     ACCEPTED = auto()
-    """Of a request with a request id: its result is still to come. Of any other this is final."""
+    """A state in which a request with a request id waits for its result. For any other request this is final."""
     OVERDUE = auto()
-    """The result is later than condor_starter would wait for it."""
+    """A state in which the result is later than condor_starter would wait for it."""
     FINISHED = auto()
 
 
 class Request:
-    """One line for the server, and what has become of it."""
+    """One line for the server, and its state and answer."""
 
     def __init__(self, line: str) -> None:
         self.line = line
         self.state = RequestState.NEW
         self.sent = 0.0
         self.reply: str | None = None
-        """The line that answers it."""
+        """The line that answers it, or None so far."""
         self.result: list[str] = []
         """The words after the request id, once `state` is FINISHED."""
         words = [word.decode("utf-8", "replace") for word in wire.split(line.encode("utf-8", "surrogateescape"))]
@@ -68,19 +68,19 @@ class Request:
         return f"#{self.number} {self.operation}" + ("" if vm is None else f" of VM {vm}")
 
     def words(self) -> list[str]:
-        """The words of the reply after the S or E."""
+        """Return the words of the reply after the S or E."""
         return wire.words(self.reply or "")[1:]
 
     def deadline(self) -> float:
-        """When condor_starter gives up on the result."""
+        """Return the time at which condor_starter gives up on the result."""
         return self.sent + REQUEST_TIMEOUT + (START_EXTRA if self.operation == lifecycle.START else 0.0)
 
 
 class Kind(Enum):
-    """What a line of the server is."""
+    """The kind of a line of the server."""
 
     GREETING = auto()
-    """It comes before any request, whatever it says."""
+    """A line before any request, even if it is not a valid greeting."""
     READY = auto()
     REPLY = auto()
     RESULT = auto()
@@ -88,40 +88,40 @@ class Kind(Enum):
 
 
 class Received(NamedTuple):
-    """One line of the server, as the protocol understands it."""
+    """A line of the server, with its kind and its request."""
 
     kind: Kind
     line: str
     request: Request | None = None
-    """What it answers; None of a result that no request waits for."""
+    """The request that it answers; None if no request waits for the result."""
 
 
 class Requests:
-    """All requests to one server. `now` is any clock that counts seconds."""
+    """All requests to one server. `now` is the time in seconds on any clock."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.greeted = False
         self.ready = False
-        """Whether an R has come since the last RESULTS."""
+        """True if an R has come since the last RESULTS."""
         self.asynchronous = True
-        """Whether the server says R."""
+        """True if the server announces results with R."""
         self.last_id = 0
         """The highest request id that was used."""
         self.unanswered: deque[Request] = deque()
         self.pending: dict[int, Request] = {}
-        """Accepted, and without a result so far, by request id."""
+        """The accepted requests without a result so far, by request id."""
         self.results_left = 0
-        """Result lines that still belong to the last RESULTS."""
+        """The number of result lines that still belong to the last RESULTS."""
         self._in_ad = False
         self._began = now
 
     def new(self, operation: str, argument: object) -> Request:
-        """A request with a request id that was not used before, not sent yet."""
+        """Make a request with a fresh request id, without sending it."""
         self.last_id += 1
         return Request(f"{PREFIX}{operation} {self.last_id} {argument}")
 
     def sent(self, request: Request, now: float = 0.0) -> bool:
-        """Note that a line goes out now; whether it will be answered, which the lines of a job ad are not."""
+        """Note that a line is sent now; return True if it will be answered, which the lines of a job ad are not."""
         request.sent = now
         if self._in_ad and request.line.upper() != "CLASSAD_END":
             return False
@@ -173,7 +173,7 @@ class Requests:
     # Deadlines
 
     def next_deadline(self) -> float | None:
-        """When `broken` or `overdue` will have something to say, at the earliest; None for never."""
+        """Return the earliest time at which `broken` or `overdue` can change; None for never."""
         ends = [request.deadline() for request in self.pending.values() if request.state is RequestState.ACCEPTED]
         if not self.greeted:
             ends.append(self._began + GREETING_DEADLINE)
@@ -182,7 +182,7 @@ class Requests:
         return min(ends, default=None)
 
     def broken(self, now: float) -> str:
-        """Why this server cannot be talked to any longer; empty while it can."""
+        """Return the reason why this server is unusable; empty while it is not."""
         if not self.greeted and now >= self._began + GREETING_DEADLINE:
             return f"it said no greeting in {GREETING_DEADLINE:.0f} s"
         if self.unanswered and now >= self.unanswered[0].sent + REPLY_DEADLINE:
@@ -190,7 +190,7 @@ class Requests:
         return ""
 
     def overdue(self, now: float) -> list[Request]:
-        """The requests that condor_starter would give up now, each of them once."""
+        """Mark the requests that condor_starter would give up now as overdue, and return each of them once."""
         late = [
             request
             for request in self.pending.values()
@@ -202,12 +202,12 @@ class Requests:
 
 
 def digits(word: str) -> int | None:
-    """A word of a few ASCII digits as a number; None for any other."""
+    """Parse a word of a few ASCII digits; return None for any other."""
     return int(word) if word.isascii() and word.isdigit() and len(word) <= 18 else None
 
 
 def result_count(reply: str) -> int | None:
-    """How many results the reply to RESULTS announces; None where it is no such reply."""
+    """Return the number of results that the reply to RESULTS announces; None if it is not a valid reply."""
     accepted, *words = wire.words(reply)
     count = digits(words[0]) if accepted == "S" and len(words) == 1 else None
     return None if count is None or count > MOST_RESULTS else count

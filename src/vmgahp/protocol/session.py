@@ -1,12 +1,12 @@
 """One conversation with a client: commands, request ids, the result queue and the VMs. Pure.
 
-Bytes go in with `Session.receive`, what to write comes out of `Session.take_output`, and what a driver has
-to do out of `Session.take_calls`; what carries a call out tells the outcome to `Session.finished`. The
+Bytes go in with `Session.receive`, bytes to write come out of `Session.take_output`, and calls for a driver
+out of `Session.take_calls`; the caller carries them out and reports each outcome to `Session.finished`. The
 session never waits, reads no clock and knows no hypervisor, so a test can drive all of it.
 
 The requests of one VM are carried out one after another in the order in which they came, those of
-different VMs side by side. A STATUS that waits behind a long operation of its own VM is answered from the
-last figures after `PATIENCE` seconds: the starter counts unanswered ones, and five make it give up.
+different VMs in parallel. A STATUS that waits behind a long operation of its own VM is answered from the
+last figures after `PATIENCE` seconds: the starter counts unanswered ones, and gives up after five.
 """
 
 from _collections_abc import Callable  # collections.abc brings all of collections
@@ -28,17 +28,17 @@ COMMANDS = (
     *("CONDOR_VM_CHECKPOINT", "CONDOR_VM_STATUS", "CONDOR_VM_GETPID", "QUIT", "VERSION", "COMMANDS"),
     *("SUPPORT_VMS", "RESULTS", "CLASSAD", "CLASSAD_END"),
 )
-"""Every command, in the order of the reference's answer to COMMANDS."""
+"""All commands, in the order of the reference's answer to COMMANDS."""
 
 PATIENCE = 2.0
-"""Seconds that a STATUS waits for its turn behind another operation of its VM."""
+"""The seconds that a STATUS waits for its turn behind another operation of its VM."""
 
 REQUEST_TIMEOUT, START_EXTRA = 300.0, 120.0
-"""Seconds that condor_starter waits for a result: VM_GAHP_REQ_TIMEOUT by default, and longer for a START
+"""The seconds that condor_starter waits for a result: VM_GAHP_REQ_TIMEOUT by default, and longer for a START
 (``VMGahpRequest`` in HTCondor's ``src/condor_starter.V6.1``)."""
 
 MAX_OUTSTANDING = 4096
-"""Requests that were accepted and whose results were not fetched yet; one more is refused with ``E``."""
+"""The most accepted requests whose results were not fetched yet; one more is refused with ``E``."""
 
 _VM_PREFIX, _VERSION = b"CONDOR_VM_", b"S " + wire.GREETING + b"\n"
 _INT_MAX = 2**31 - 1
@@ -50,13 +50,13 @@ class Session:
     def __init__(self, vm_type: str, log: Callable[[str], None], debug: Callable[[str], None]) -> None:
         self.vm_type = vm_type.lower()
         self.quitting = False
-        """QUIT was received: destroy the VMs, say `goodbye`, end. Nothing more is read."""
+        """True once QUIT was received: destroy the VMs, send `goodbye`, exit. No more input is read."""
         self.request_timeout = REQUEST_TIMEOUT
-        """Seconds that the client waits for a result; every request is answered a little sooner."""
+        """The seconds that the client waits for a result; every request is answered a little sooner."""
         self.vms: dict[int, Vm] = {}
         self._log, self._debug = log, debug
         self.expect_start: Callable[[], None] = lambda: None
-        """Called when a client wants to be told of results: it is about to start a VM."""
+        """A callback for when a client asks to be notified of results: it is about to start a VM."""
         self._reader = wire.LineReader()
         self._output = bytearray()
         self._calls: list[Call] = []
@@ -66,7 +66,7 @@ class Session:
         self._asked: dict[int, Call] = {}
         """The calls without a result by their request ids, as they came: STARTs, which have more time, and others."""
         self._patient: dict[int, Call] = {}
-        """Those of them that are a STATUS in a queue, and could be answered with the last known one."""
+        """The subset of STATUS calls in a queue that can be answered with the last known status."""
         self._last_vm_id = 0
         self._ad: AdLines | None = None
         self._in_ad = False
@@ -74,12 +74,12 @@ class Session:
         self._words = {command.encode(): getattr(self, "_do_" + command.lower(), None) for command in COMMANDS}
         self._lines = {word + b"\r\n": handler for word, handler in self._words.items() if handler is not None}
         self._at_once = self._lines
-        """What a client mostly sends, as it sends it; `_at_once` is empty where it would not be a request now."""
+        """The usual input of a client, byte for byte; empty while it would not be a request, as inside a job ad."""
 
-    # What goes in and comes out
+    # Input and output
 
     def receive(self, data: bytes, now: float) -> None:
-        """Bytes from the client, cut anywhere; `now` is a monotonic clock in seconds."""
+        """Take bytes from the client, cut anywhere; `now` is a monotonic clock in seconds."""
         if (handler := self._at_once.get(data)) is not None:
             handler()
             return
@@ -96,20 +96,20 @@ class Session:
                 break
 
     def take_output(self) -> bytearray:
-        """What is to be written to the client, once."""
+        """Return the bytes to write to the client, and forget them."""
         output, self._output = self._output, bytearray()
         return output
 
     def take_calls(self) -> list[Call]:
-        """Calls that may begin now, once. The caller owes a `finished` for each."""
+        """Return the calls that may begin now, and forget them. The caller must report each to `finished`."""
         calls, self._calls = self._calls, []
         return calls
 
     def finished(self, call: Call, outcome: "Status | int | errors.Fault | None", now: float) -> None:
-        """A call has ended: with a fault, a `Status` for a STATUS, a pid for a GETPID, None otherwise."""
+        """Record the outcome of a call: a fault, a `Status` for a STATUS, a pid for a GETPID, None otherwise."""
         target = call.vm
         if target.running is not call:
-            return  # a STOP has overruled it, and says what has become of the VM
+            return  # a STOP has overruled it, and decides the VM's state
         target.running = None
         was_unknown = target.last_status is None
         if isinstance(outcome, errors.Fault):
@@ -126,16 +126,15 @@ class Session:
         self._advance(target)
 
     def next_deadline(self) -> float | None:
-        """When `expire` should be called at the latest, or None."""
+        """Return the time at which `expire` must be called at the latest, or None."""
         if not (self._asked or self._starts):
             return None
         return min(next(iter(calls.values())).asked + limit for calls, limit in self._limits() if calls)
 
     def expire(self, now: float) -> None:
-        """Answer what has waited too long: a STATUS with the last known one, everything else with a fault.
+        """Answer calls that have waited too long: a STATUS with the last known one, everything else with a fault.
 
-        A call that is being carried out is not ended, and its outcome still changes the VM's state; a STOP no longer
-        waits for it.
+        A running call is not aborted, and its outcome still changes the VM's state; a STOP no longer waits for it.
         """
         late: dict[Call, None] = {}
         for calls, limit in self._limits():
@@ -157,12 +156,12 @@ class Session:
             self._advance(target)
 
     def _limits(self) -> tuple[tuple[dict[int, Call], float], ...]:
-        """Calls in the order in which they came, and how long each of them may wait for its answer."""
+        """Return the calls in order of arrival, and how long each of them may wait for its answer."""
         usual = self.request_timeout - min(20.0, self.request_timeout / 4)
         return (self._patient, min(usual, PATIENCE)), (self._asked, usual), (self._starts, usual + START_EXTRA)
 
     def goodbye(self) -> None:
-        """The answer to QUIT, once the VMs are gone."""
+        """Answer the QUIT, once the VMs are gone."""
         self._output += b"S\n"
 
     # Requests
@@ -226,7 +225,7 @@ class Session:
         self._accept()
 
     def _read_ad(self) -> bool:
-        """Take what has come of the ad; whether that is its end."""
+        """Take the lines of the ad that have arrived; return True at its end."""
         assert self._ad is not None
         lines = self._reader.whole_lines()
         taken = self._ad.take(lines)
@@ -324,13 +323,13 @@ class Session:
                 self._operate(call)
 
     def _be_patient(self, call: Call) -> None:
-        """A STATUS waits for its turn no longer than `PATIENCE`, where there is another answer to it."""
+        """Limit the wait of a STATUS to `PATIENCE` if the last known status can answer it."""
         if call.operation == lifecycle.STATUS and call.vm.last_status is not None:
             self._patient[call.request_id] = call
 
     @staticmethod
     def _is_overruled(running: Call, following: Call) -> bool:
-        """Whether nobody waits for a call any more, which may hang for good, and the next one is to end the VM."""
+        """Return True if the next call is a STOP and the running one, which may hang, has been answered already."""
         return following.operation == lifecycle.STOP and running.answered and running.operation != lifecycle.STOP
 
     def _operate(self, call: Call) -> None:
@@ -350,9 +349,9 @@ class Session:
     def _resume_after_checkpoint(self, status: Call) -> None:
         """Resume a VM after its periodic checkpoint, before a STATUS of it.
 
-        The starter means to, and never does: it continues jobs only while it is suspended itself
-        (``Starter::Continue`` in HTCondor's ``src/condor_starter.V6.1/starter.cpp``). A STATUS says that it has
-        sent the files away; before a VM is stopped for good it asks for none.
+        The starter is meant to do this, but never does: it continues jobs only while it is suspended itself
+        (``Starter::Continue`` in HTCondor's ``src/condor_starter.V6.1/starter.cpp``). A STATUS means that it has
+        transferred the files; it does not send one before it stops a VM for good.
         """
         target = status.vm
         target.resumes = False
@@ -375,7 +374,7 @@ class Session:
             self._result(call, False, errors.VM_NOT_FOUND)
 
     def _succeeded(self, call: Call, now: float) -> None:
-        """An operation that changes the state has been carried out."""
+        """Record the success of an operation that changes the VM's state."""
         target = call.vm
         target.state = lifecycle.TRANSITIONS[call.state, call.operation]
         if call.operation == lifecycle.START:
@@ -402,7 +401,7 @@ class Session:
         self._result(call, False, fault.code)
 
     def _found(self, call: Call, report: "Status | int | None", now: float) -> None:
-        """A STATUS came back: believe what the hypervisor says of the state."""
+        """Take the state from a STATUS that came back: the hypervisor's view wins."""
         assert report is not None
         assert not isinstance(report, int)
         target = call.vm
@@ -445,5 +444,5 @@ class Session:
 
 
 def _number(word: bytes) -> int | None:
-    """A word of ASCII digits as a number; None for any other, and for one too long to be an id."""
+    """Parse a word of ASCII digits; return None for any other, and for one too long to be an id."""
     return int(word) if word.isdigit() and len(word) <= 40 else None

@@ -1,8 +1,8 @@
-r"""Conversations as text: the format, and its writer. Described in docs/reference/transcripts.md.
+r"""The text format of conversations, and its writer; docs/reference/transcripts.md describes it.
 
 A line each: ``> `` and what the client sent, ``< `` and what the server wrote, ``! `` and what the server wrote to
-standard error, without the usual end of such a line (CR LF from the client, LF from the server). Bytes that are no
-plain text, or that end otherwise, stand in quotes right after the mark, their end included: ``>"VERSION\n"``.
+standard error, without the usual line end (CR LF from the client, LF from the server). A line that is not plain text,
+or has another end, stands in quotes right after the mark, its end included: ``>"VERSION\n"``.
 ``@ 1.250`` gives the time of the lines below it in seconds, ``exit N`` is the server's exit status, negative for a
 signal, and ``#`` begins a comment.
 """
@@ -18,18 +18,18 @@ from vmgahp.text import escape, is_hidden, redact
 CLIENT, SERVER, STDERR = ">", "<", "!"
 
 USUAL_END = {CLIENT: b"\r\n", SERVER: b"\n", STDERR: b"\n"}
-"""The end of a line of each kind unless it stands in quotes."""
+"""The line end of each kind, unless the line stands in quotes."""
 
 HINT = "Hint: vmgahp record, and vmgahp console --record, write transcripts."
 
 LONGEST_SHOWN = 60
-"""Characters of a wrong line that a message shows."""
+"""The most characters of an invalid line that a message shows."""
 
 MAX_LINE = 1 << 20
-"""Bytes of one line that are kept while its end is waited for."""
+"""The most bytes of one line that are buffered until its end arrives."""
 
 LARGEST = 8 << 20
-"""Characters of a transcript that is read: a VM that is asked for its status each minute has one of 2 MiB a week."""
+"""The most characters of a transcript; a STATUS each minute makes 2 MiB a week."""
 
 HIDDEN = '"<hidden>"'
 """The value written for a secret attribute: a string of ClassAds, so that the line remains an attribute."""
@@ -43,7 +43,7 @@ _BYTES = {text.encode(): letter.encode() for letter, text in _ESCAPES.items()}
 
 
 class TranscriptError(ValueError):
-    """A text is not a transcript; the message names the line."""
+    """An error in the text of a transcript; the message names the line."""
 
 
 @dataclass
@@ -53,18 +53,18 @@ class Line:
     mark: str
     data: bytes
     number: int = field(default=0, compare=False)
-    """Line number in the text, from 1."""
+    """The line number in the text, from 1."""
 
     @property
     def text(self) -> str:
-        """The line as the other side understands it: without its end, bytes that are not UTF-8 as surrogates."""
+        """Return the line without its end; bytes that are not UTF-8 become surrogates."""
         data = self.data.removesuffix(b"\n")
         return data.removesuffix(b"\r").decode("utf-8", "surrogateescape")
 
 
 @dataclass
 class Transcript:
-    """A conversation, and the exit status of its server where the transcript has it."""
+    """A conversation, and the exit status of its server if the transcript has it."""
 
     lines: list[Line] = field(default_factory=list)
     exit_status: int | None = None
@@ -137,10 +137,10 @@ def _byte(found: re.Match[bytes]) -> bytes:
 
 
 class Splitter:
-    r"""Bytes as they come, to lines with their ends, by the rule of the protocol: an escaped LF ends none.
+    r"""A splitter of a byte stream into lines with their ends, by the protocol's rule: an escaped LF ends none.
 
-    The lines make up the bytes again, except for a line longer than `MAX_LINE`, whose bytes are counted instead:
-    the bytes were passed on already, and must not take all the memory.
+    The lines joined are the input again, except that a line longer than `MAX_LINE` is only counted: its bytes were
+    passed on already, and must not fill the memory.
     """
 
     def __init__(self, *, escapes: bool = True) -> None:
@@ -165,7 +165,7 @@ class Splitter:
             self._searched = 0
 
     def rest(self) -> bytes | int:
-        """Return what has come since the last whole line, once; it is mostly empty."""
+        """Return the bytes since the last whole line, and forget them; usually there are none."""
         return self._take(len(self._buffer))
 
     def _take(self, size: int) -> bytes | int:
@@ -176,7 +176,7 @@ class Splitter:
 
 
 def redacted(data: bytes) -> bytes:
-    """Return a line of either side as it may be kept: by the rules of the log, with the values of secrets hidden.
+    """Return a line of either side with the values of secrets hidden, by the rules of the log.
 
     The line of a secret attribute of the job ad remains one, with `HIDDEN` as its value.
     """
@@ -190,7 +190,7 @@ def redacted(data: bytes) -> bytes:
 
 
 class Writer:
-    """A conversation written down as it goes by, without its secrets.
+    """A writer of a running conversation, without its secrets.
 
     `write` takes one or more whole lines of text at a time; `clock` counts seconds from anywhere, and None
     leaves the times out.
@@ -203,7 +203,7 @@ class Writer:
         self._last = ""
 
     def comment(self, text: str) -> None:
-        """Write one line that is no part of the conversation."""
+        """Write one comment line, which is not part of the conversation."""
         self._write(f"# {escape(redact(' '.join(text.splitlines())))}\n")
 
     def line(self, mark: str, data: bytes | int) -> None:
@@ -220,5 +220,5 @@ class Writer:
         self.line(mark, line.encode("utf-8", "surrogateescape") + USUAL_END[mark])
 
     def exit(self, status: int) -> None:
-        """Write the server's end, which is the last line."""
+        """Write the server's exit status, which is the last line."""
         self._write(f"exit {status}\n")

@@ -1,7 +1,7 @@
-"""The file of a transcript, which never holds up the conversation.
+"""The file of a transcript, written without ever delaying the conversation.
 
-A thread of its own does the writing. Lines that a full or a hanging disk does not take in time are lost, and the
-transcript says how many; the next lines are tried again.
+A separate thread does the writing. Lines that a full or a hanging disk does not take in time are lost, and the
+transcript has their number; later lines are written again.
 """
 
 import os
@@ -14,14 +14,14 @@ from vmgahp import errors
 from vmgahp.host import trust
 
 MOST_WAITING = 16 << 20
-"""Characters that may wait to be written; more are lost."""
+"""The most characters that wait to be written; more are lost."""
 
 CLOSE_DEADLINE = 5.0
-"""Seconds that the end waits for the last lines to be written."""
+"""The seconds that `close` waits for the last lines to be written."""
 
 
 def create(target: str) -> tuple[int, str]:
-    """Make a new file that only its owner can read; return its descriptor and its name.
+    """Create a file that only its owner can read; return its descriptor and its name.
 
     In a directory the file gets a name with the time (UTC) and the process id. An existing file is never
     written to. For root, only root may be able to write to the directory, or it must be one like ``/tmp``.
@@ -47,9 +47,9 @@ def create(target: str) -> tuple[int, str]:
 
 
 class TranscriptFile:
-    """A descriptor, which it owns, that text is written to by a thread of its own.
+    """A writer to a descriptor, which it owns and closes, in a thread of its own.
 
-    `complain` is called in that thread, with a sentence, the first time that something is lost.
+    `complain` is a callback, called in that thread with a sentence the first time that lines are lost.
     """
 
     def __init__(self, descriptor: int, complain: Callable[[str], object] = lambda _: None) -> None:
@@ -58,9 +58,9 @@ class TranscriptFile:
         self._texts: SimpleQueue[str | None] = SimpleQueue()
         self._lock = Lock()
         self._waiting = 0
-        """Characters in the queue."""
+        """The number of characters in the queue."""
         self._lost = 0
-        """Lines that were lost and are not mentioned in the file yet."""
+        """The number of lost lines that the file does not mention yet."""
         self._torn = False
         """True after a write that ended within a line."""
         self._thread = Thread(target=self._run, name="transcript", daemon=True)
@@ -76,7 +76,7 @@ class TranscriptFile:
         self._texts.put(text)
 
     def close(self, timeout: float = CLOSE_DEADLINE) -> None:
-        """Wait for the last lines to be written, for so many seconds at most."""
+        """Wait for the last lines to be written, for `timeout` seconds at most."""
         self._texts.put(None)
         self._thread.join(timeout)
 

@@ -9,45 +9,45 @@ character plain. ``\r`` unescaped is dropped and ``\n`` unescaped ends the line,
 from vmgahp import GREETING as GREETING
 
 MAX_REQUEST = 1 << 20
-"""Bytes of one request line. An attribute of a job ad (its environment, say) may be long; a line beyond
+"""The most bytes of one request line. An attribute of a job ad (its environment, say) may be long; a line beyond
 this is thrown away as it arrives and reported as `TOO_LONG`."""
 
 MAX_REPLY = 8192
-"""Bytes of one reply line, the newline included."""
+"""The most bytes of one reply line, the newline included."""
 
 TOO_LONG = b"\0too long"
-"""Stands for a line that was thrown away; a NUL is in no good line, so nothing else can equal it."""
+"""The stand-in for a line that was thrown away; a NUL is in no valid line, so nothing else equals it."""
 
 
 class LineReader:
-    """Collects bytes and gives them back as lines, however they were cut up on the way."""
+    """A reader that turns bytes, however they were cut up on the way, into lines."""
 
     __slots__ = ("_buffer", "_discarding", "_ready", "_searched")
 
     def __init__(self) -> None:
         self._ready: list[bytes] = []
-        """Whole lines that come before what is in the buffer, the next one last."""
+        """The whole lines that precede the buffer, the next one last."""
         self._buffer = bytearray()
         self._searched = 0
         self._discarding = False
 
     def is_empty(self) -> bool:
-        """Whether nothing is kept of what has come."""
+        """Return True if no input is buffered."""
         return not (self._buffer or self._ready or self._discarding)
 
     def receive(self, data: bytes) -> bool:
-        """Whether `next_line` has anything to do now."""
+        """Buffer bytes; return True if `next_line` may find a line now."""
         if self._ready or self._discarding or len(self._buffer) + len(data) > MAX_REQUEST:
             self._buffer += data
             return True
-        if data.find(b"\n") < 0:  # which is found out three times sooner than by `in`
+        if data.find(b"\n") < 0:  # three times as fast as `in`
             self._buffer += data
             return False
         whole = bytes(self._buffer) + data if self._buffer else data
         if whole.find(b"\\\n") >= 0:
             self._buffer += data
             return True
-        # What clients mostly send: lines none of which is too long, no end of them escaped.
+        # The usual input: no line is too long, and no line end is escaped.
         head, _, tail = whole.rpartition(b"\n")
         if head.find(b"\\\r") < 0:
             self._ready = head.replace(b"\r", b"").split(b"\n")
@@ -59,18 +59,18 @@ class LineReader:
         return True
 
     def whole_lines(self) -> list[bytes]:
-        """All the lines that `next_line` would give, one after another."""
+        """Return all the lines that `next_line` would return, in order."""
         lines, self._ready = self._ready[::-1], []
         while (line := self.next_line()) is not None:
             lines.append(line)
         return lines
 
     def give_back(self, lines: list[bytes]) -> None:
-        """The last of what `whole_lines` gave is to be given again."""
+        """Put back the last of the lines that `whole_lines` returned, to be returned again."""
         self._ready = lines[::-1]
 
     def next_line(self) -> bytes | None:
-        """The next whole line without its end, `TOO_LONG` for one that was not kept, or None for now."""
+        """Return the next whole line without its end, `TOO_LONG` for one that was dropped, or None for now."""
         if self._ready:
             return self._ready.pop()
         buffer = self._buffer
@@ -90,7 +90,7 @@ class LineReader:
             return _without_returns(line)
         self._searched = len(buffer)
         if len(buffer) > MAX_REQUEST:
-            # Keep a last backslash: whether the newline to come is escaped hangs on it.
+            # Keep a last backslash: it decides whether the next newline is escaped.
             keep = 1 if is_escaped(buffer, len(buffer)) else 0
             del buffer[: len(buffer) - keep]
             self._searched = 0
@@ -99,7 +99,7 @@ class LineReader:
 
 
 def is_escaped(buffer: bytes | bytearray, position: int) -> bool:
-    """Whether an odd number of backslashes stands right before `position`."""
+    """Return True if an odd number of backslashes stands right before `position`."""
     start = position
     while start and buffer[start - 1] == 0x5C:
         start -= 1
@@ -124,10 +124,10 @@ def _without_returns(line: bytes) -> bytes:
 
 
 def split(line: bytes) -> list[bytes]:
-    r"""The words of a request line.
+    r"""Split a request line into its words.
 
-    Two separators in a row make an empty word. An escaped *last* character of a line is dropped, as the
-    reference does it: ``RESULTS\ `` is RESULTS.
+    Two separators in a row make an empty word. An escaped *last* character of a line is dropped, as in the
+    reference: ``RESULTS\ `` is RESULTS.
     """
     if line.find(b"\\") < 0:
         return line.replace(b"\t", b" ").replace(b"\r", b" ").split(b" ")
@@ -148,7 +148,7 @@ def split(line: bytes) -> list[bytes]:
 
 
 def escape(word: str) -> str:
-    """One word of a reply, safe against being split by the client."""
+    """Escape one word of a reply, so that the client does not split it."""
     if not word:
         return word
     word = word.replace("\\", "\\\\")
@@ -159,9 +159,9 @@ def escape(word: str) -> str:
 
 
 def words(line: str) -> list[str]:
-    r"""The words of a reply or result line, as the client takes it apart: split at unescaped spaces.
+    r"""Split a reply or result line into words as the client does: at unescaped spaces.
 
-    The other way round of `reply`; two spaces in a row make an empty word.
+    This is the inverse of `reply`; two spaces in a row make an empty word.
     """
     if "\\" not in line:
         return line.split(" ")
@@ -176,10 +176,10 @@ def words(line: str) -> list[str]:
 
 
 def reply(*words: str) -> bytes:
-    """A reply or result line of escaped words, its newline included, never above `MAX_REPLY`.
+    """Return a reply or result line of escaped words with its newline, never longer than `MAX_REPLY`.
 
-    Words that would make it longer are left out, and a single word that is too long is cut: a short
-    answer is one that the client survives.
+    Words that would make it longer are left out, and a single word that is too long is cut: the client
+    survives a short answer.
     """
     whole = " ".join(words)
     if len(whole) < MAX_REPLY - 2 and _is_plain(whole) and whole.count(" ") == len(words) - 1 and words[0]:
@@ -202,5 +202,5 @@ def reply(*words: str) -> bytes:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether nothing in it is escaped or replaced on its way to the client, but for blanks."""
+    """Return True if `escape` and the encoding change nothing of the text but blanks."""
     return text.isascii() and text.isprintable() and "\\" not in text
