@@ -356,6 +356,12 @@ def test_no_htcondor(machine: Machine, tmp_path: Path) -> None:
     assert settings(tmp_path / "mine")["VM_TYPE"] == "simulated"
 
 
+def test_a_usual_value_gives_way_to_the_administrators(machine: Machine) -> None:
+    (machine.config / "99-site.config").write_text("VM_RECHECK_INTERVAL = 10\n")
+    done = machine.run(*GIVEN, "--yes")
+    assert (done.status, done.err) == (0, "")
+
+
 def test_a_value_that_another_file_takes_over_is_told(machine: Machine) -> None:
     (machine.config / "99-site.config").write_text("VM_MEMORY = 32\n")
     for _ in ("written", "there already"):

@@ -209,7 +209,7 @@ def _counts(environ: Mapping[str, str], values: Mapping[str, str]) -> int:
     for name, value in values.items():
         counting = found.get(name, "").strip()
         is_same = counting == value or (value in ("True", "False") and counting.lower() == value.lower())
-        if value != file.MACROS.get(name) and not is_same:
+        if value != file.USUAL.get(name) and not is_same:  # what nobody has asked for may well be said elsewhere
             status = _failed(
                 f"{name} = {counting or '(not set)'} counts all the same, of {where.get(name, 'somewhere else')}: "
                 "it is read later. Take it out there."
