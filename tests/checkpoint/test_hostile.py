@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmgahp.checkpoint import earlier, manifest
+from vmgahp.checkpoint import manifest
 from vmgahp.checkpoint.manifest import CheckpointKind, Invalid, Manifest
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT
 from vmgahp.drivers.script.checkpoint import KIND as SCRIPT
@@ -31,7 +31,7 @@ def good(driver: str) -> dict[str, Any]:
 
 def read(kind: CheckpointKind, data: bytes) -> Manifest | None:
     try:
-        return earlier.parse(kind, data) or manifest.parse(kind, data)
+        return manifest.parse(kind, data)
     except Invalid:
         return None
 

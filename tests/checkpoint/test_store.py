@@ -383,6 +383,7 @@ def test_samples_are_beneath_the_size(size: int) -> None:
         (b'{"a":' * 100_000, "JSON"),
         (b"null", "not an object"),
         (b"{}", "missing"),
+        (b'{"format": 1}', "format 1"),
         (b'{"format": 3}', "format 3"),
         (b'{"format": true}', "missing"),
         (b'{"format": 2, "format": 2}', "twice"),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from vmgahp.text import has_control
 
 FORMAT = 2
-"""The version of the manifest; others are refused, except for those of `vmgahp.checkpoint.earlier`."""
+"""The version of the manifest; others are refused."""
 
 LARGEST = 4 << 20
 """The maximum size of a manifest in bytes; one with the longest XML and the most files is smaller."""

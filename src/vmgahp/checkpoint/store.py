@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.checkpoint import earlier, files, manifest
+from vmgahp.checkpoint import files, manifest
 from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import BACKING, DISK, MEMORY, STATE, CheckpointKind, Invalid, Manifest
 from vmgahp.checkpoint.memory_image import Damaged
@@ -78,10 +78,7 @@ class CheckpointStore(NamedTuple):
 
         Raises `Unusable`, and `errors.MachineFault` if it cannot be read.
         """
-        found: Manifest | None = None
-        for name in self._manifests():
-            found = found or files.find(self.identity, self.directory, name, self._parse)
-        return found
+        return files.find(self.identity, self.directory, MANIFEST_FILE, self._parse)
 
     def exists(self) -> bool:
         """Return True if there is a checkpoint, valid or not; also if it cannot be read."""
@@ -96,7 +93,7 @@ class CheckpointStore(NamedTuple):
         A memory image is not checked yet (`open_memory`). Raises `Unusable` with all the reasons, and
         `errors.MachineFault`.
         """
-        then, refs = earlier.completed(then, now), tuple(refs)
+        refs = tuple(refs)
 
         def differences(*roles: str) -> list[str]:
             saved = [file for file in then.files if file.role in roles]
@@ -180,7 +177,7 @@ class CheckpointStore(NamedTuple):
         No file is overwritten. Errors are logged.
         """
         made = []
-        for name in (*self._manifests(), RESTARTING, *self._own_files(), *own):  # the rest is never valid
+        for name in (MANIFEST_FILE, RESTARTING, *self._own_files(), *own):  # the rest is never valid
             try:
                 made += self._set_aside(name)
             except (OSError, errors.Fault) as error:
@@ -204,7 +201,7 @@ class CheckpointStore(NamedTuple):
         for new in reversed(kept):
             name = new.rpartition(_REFUSED)[0]
             try:
-                if name not in self._manifests() or self._is_as_it_was(new):
+                if name != MANIFEST_FILE or self._is_as_it_was(new):
                     self.identity.rename_scratch(self.directory, new, name, replace=False)
             except (OSError, Unusable, errors.Fault) as error:
                 self.log(f"{new} cannot be renamed to {name}: {error}")
@@ -216,17 +213,16 @@ class CheckpointStore(NamedTuple):
 
         Raises `errors.Fault` if that fails; the guest must not run then.
         """
-        for name in self._manifests():
-            try:
-                self.identity.rename_scratch(self.directory, name, RESTARTING)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise errors.JobFault(
-                    errors.MISMATCHED_CHECKPOINT,
-                    f"{name} cannot be renamed to {RESTARTING} ({error.strerror}).",
-                    "see that nothing else of the job's has this name.",
-                ) from error
+        try:
+            self.identity.rename_scratch(self.directory, MANIFEST_FILE, RESTARTING)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise errors.JobFault(
+                errors.MISMATCHED_CHECKPOINT,
+                f"{MANIFEST_FILE} cannot be renamed to {RESTARTING} ({error.strerror}).",
+                "see that nothing else of the job's has this name.",
+            ) from error
 
     def forget_interrupted(self) -> None:
         """Remove the rest of a checkpoint whose guest was running when its daemon was killed. Errors are logged.
@@ -253,7 +249,7 @@ class CheckpointStore(NamedTuple):
 
     def discard(self, *own: str) -> None:
         """Remove the checkpoint, if there is one, and the files of its `own`. Errors are logged."""
-        self._forget(*self._manifests(), RESTARTING, *self._own_files(), *own)
+        self._forget(MANIFEST_FILE, RESTARTING, *self._own_files(), *own)
 
     # What helps
 
@@ -280,11 +276,7 @@ class CheckpointStore(NamedTuple):
             os.close(descriptor)
 
     def _parse(self, data: bytes) -> Manifest:
-        return earlier.parse(self.kind, data) or manifest.parse(self.kind, data)
-
-    def _manifests(self) -> tuple[str, ...]:
-        name = earlier.FILES.get(self.kind.driver, MANIFEST_FILE)
-        return (MANIFEST_FILE,) if name == MANIFEST_FILE else (MANIFEST_FILE, name)
+        return manifest.parse(self.kind, data)
 
     def _own_files(self) -> tuple[str, ...]:
         return (self.kind.memory,) if self.kind.memory else ()

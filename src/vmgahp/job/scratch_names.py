@@ -11,7 +11,6 @@ _BEGINNINGS = (
 
 _OURS = frozenset(
     (
-        "script_checkpoint.json",
         "vm_access.json",
         "vm_catalog.json",
         "vm_checkpoint.json",
@@ -36,8 +35,6 @@ _OURS = frozenset(
         "vm_stdout",
         "vm_suspend.mem",
         "vm_vnc.json",
-        "vm_vsphere_checkpoint.json",
-        "vmware_checkpoint.json",
     )
 )
 
