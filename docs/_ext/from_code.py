@@ -21,7 +21,7 @@ import vmgahp
 from command_line import plain
 from vmgahp import cli, errors, vm_types
 from vmgahp.config.htcondor import ELSEWHERE, RETIRED
-from vmgahp.config.table import FOLDED, SERVER, SETTINGS, Setting
+from vmgahp.config.table import SERVER, SETTINGS, Setting
 from vmgahp.daemon import transfer_plugin
 from vmgahp.job import published
 from vmgahp.job.attributes import ATTRIBUTES, OPTIONS, JobAttribute
@@ -128,7 +128,6 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     for part in ("settings-htcondor", "settings-ours", *FAMILIES):
         yield part, lambda part=part: _settings(part)
     yield "settings-elsewhere", lambda: "\n".join(_setting(setting) for setting in ELSEWHERE)
-    yield ("settings-folded", lambda: _past({row.name: row.meaning[:1].upper() + row.meaning[1:] for row in FOLDED}))
     yield "settings-retired", lambda: _past(RETIRED)
     yield "words-of-ours", lambda: _words(ours=True)
     yield "words-of-others", lambda: _words(ours=False)

@@ -16,7 +16,7 @@ from vmgahp.cli import PROBE
 from vmgahp.config import SETTINGS, Settings, htcondor, sources
 from vmgahp.config import check as settings_check
 from vmgahp.config.sources import Entries, Entry
-from vmgahp.config.table import FOLDED, PLUGIN, SERVER, STARTD, STARTER, Setting
+from vmgahp.config.table import PLUGIN, SERVER, STARTD, STARTER
 from vmgahp.errors import MachineFault
 from vmgahp.findings import BAD, OFF, Finding
 
@@ -108,8 +108,6 @@ def test_a_tool_that_lists_nothing_is_a_fault(tool: Tool) -> None:
         ("VM_MEMORY", "1024  # MiB", "kvm", BAD, "VM_MEMORY = 1024  # MiB", "on a line of its own"),
         ("VMWARE_VMRUN", "/usr/bin/vmrun # or so", "kvm", OFF, "has a # in it", "on a line of its own"),
         ("VM_SOFT_SUSPEND", "perhaps", "kvm", OFF, "VM_SOFT_SUSPEND = perhaps", "true or false"),
-        ("VM_POLICY_TIMEOUT", "0", "kvm", OFF, "is less than 1", "set it to 1 or more"),
-        ("VM_POLICY_TIMEOUT", "x", "kvm", OFF, "VM_POLICY_TIMEOUT = x", "whole number"),
         ("VM_GAHP_REQ_TIMEOUT", "0", "kvm", OFF, "is less than 1", "set it to 1 or more"),
         *(
             ("VM_CPU_MODE", "host-modle", vm_type, verdict, "VM_CPU_MODE = host-modle", "mean host-model?")
@@ -118,7 +116,6 @@ def test_a_tool_that_lists_nothing_is_a_fault(tool: Tool) -> None:
         ("MAX_VM_GAHP_LOG", "7 days", "kvm", OFF, "MAX_VM_GAHP_LOG = 7 days", "see what it is about"),
         ("VM_SHARE_SCRATCH", "p9", "kvm", OFF, "VM_SHARE_SCRATCH = p9", "use none, 9p or virtiofs"),
         ("VM_MEMORY_IMAGE_FORMAT", "zst", "kvm", OFF, "VM_MEMORY_IMAGE_FORMAT = zst", "mean zstd?"),
-        ("VM_CHECKPOINT_IMAGE_FORMAT", "zst", "kvm", OFF, "VM_CHECKPOINT_IMAGE_FORMAT = zst", "mean zstd?"),
     ],
 )
 def test_an_invalid_value(name: str, value: str, vm_type: str, verdict: str, seen: str, hint: str) -> None:
@@ -130,8 +127,8 @@ def test_an_invalid_value(name: str, value: str, vm_type: str, verdict: str, see
 
 
 def test_a_setting_that_another_one_brings_into_play() -> None:
-    [found] = settings_check.values(Settings({"VM_POLICY_TIMEOUT": "0", "VM_POLICY": "/etc/p"}), "kvm")
-    assert found.verdict == BAD
+    assert not settings_check.is_read("VM_SSH_ADDRESS", Settings(), "kvm")
+    assert settings_check.is_read("VM_SSH_ADDRESS", Settings({"VM_SSH_PORTS": "22000-22099"}), "kvm")
     script = Settings({"VM_CPU_MODE": "x", "LIBVIRT_XML_SCRIPT": "/opt/script"})
     assert verdicts(settings_check.values(script, "kvm")) == [OFF]
 
@@ -152,22 +149,6 @@ def test_every_word_of_the_table_is_right_in_any_case() -> None:
     for setting in SETTINGS:
         for word in setting.words:
             assert settings_check.values(Settings({setting.name: word.upper()}), "kvm") == [], setting.name
-
-
-# Settings of the past
-
-
-@pytest.mark.parametrize("setting", FOLDED, ids=lambda setting: setting.name)
-def test_a_setting_of_the_past_counts_and_is_told(setting: Setting) -> None:
-    value = {"bool": "true", "integer": "5", "size": "1 Mb", "string": "zstd"}[setting.kind]
-    settings = Settings({setting.name: value}, "/etc/x, line 7")
-    assert settings.string(setting.name) == value
-    for vm_type in ("kvm", "script", "any"):
-        [found] = settings_check.check(settings, vm_type)
-        assert found.verdict == OFF
-        assert found.seen.startswith(f"{setting.name} = {value} (/etc/x, line 7) is a setting of earlier releases")
-        assert found.hint == setting.meaning
-    assert settings_check.names(entries(f"{setting.name} = {value}")) == [], "it is not misspelled"
 
 
 @pytest.mark.parametrize(

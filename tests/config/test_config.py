@@ -14,7 +14,7 @@ from tests import REPOSITORY
 from tests.config.support import CONDOR
 from vmgahp import config
 from vmgahp.config import SETTINGS, Settings, htcondor, load, sources
-from vmgahp.config.table import FOLDED, Setting
+from vmgahp.config.table import Setting
 from vmgahp.errors import MachineFault
 
 EXAMPLE = REPOSITORY / "config" / "vmgahp.conf.example"
@@ -45,7 +45,7 @@ def make_tool(path):
 
 def test_every_row_has_columns_of_the_table_only():
     columns = {*Setting.__annotations__, "name", "kind", "default", "meaning"}
-    for row in (*SETTINGS, *FOLDED, *htcondor.ELSEWHERE):
+    for row in (*SETTINGS, *htcondor.ELSEWHERE):
         assert vars(row).keys() <= columns
         assert row.name == row.name.upper()
 
@@ -201,18 +201,10 @@ def test_htcondors_own_xml_script_means_none():
     assert Settings({"LIBVIRT_XML_SCRIPT": "/opt/x", "LIBEXEC": "/opt"}).xml_script() == "/opt/x"
 
 
-def test_timeouts_are_shares_of_the_starters_patience():
-    patience = {"VM_GAHP_REQ_TIMEOUT": "200"}
-    assert Settings(patience).timeout(10, "VM_SCRIPT_TIMEOUT") == 20
-    assert Settings({"VM_GAHP_REQ_TIMEOUT": "3"}).timeout(10, "VM_SCRIPT_TIMEOUT") == 1
-    assert Settings(patience | {"VM_SCRIPT_TIMEOUT": "7"}).timeout(10, "VM_SCRIPT_TIMEOUT") == 7
-    assert Settings(patience | {"VM_SCRIPT_TIMEOUT": "0"}).timeout(10, "VM_SCRIPT_TIMEOUT") == 1
-
-
-def test_how_much_of_the_console_is_kept():
-    assert Settings().console_log_limit() == 16 << 20
-    assert Settings({"VM_CONSOLE_LOG_MAX": "0"}).console_log_limit() == 0
-    assert Settings({"VM_CONSOLE_LOG": "false"}).console_log_limit() == 0
+def test_a_call_may_take_a_tenth_of_the_starters_patience():
+    assert Settings().call_timeout() == 30
+    assert Settings({"VM_GAHP_REQ_TIMEOUT": "200"}).call_timeout() == 20
+    assert Settings({"VM_GAHP_REQ_TIMEOUT": "3"}).call_timeout() == 1
 
 
 # --- a file

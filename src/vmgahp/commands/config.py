@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vmgahp import config, errors
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
 from vmgahp.config import check, htcondor, sources
-from vmgahp.config.table import FOLDED, SHARE_DIRS, Setting, of_share_dirs, setting_of
+from vmgahp.config.table import SHARE_DIRS, Setting, of_share_dirs, setting_of
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, Finding, first_bad
 from vmgahp.text import escape, redact
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 def rows(settings: config.Settings, environ: Mapping[str, str], places: Mapping[str, str]) -> list[Row]:
     """List every setting: those that this daemon reads, then those that only HTCondor's own daemons read."""
     named = map(setting_of, of_share_dirs(settings.string(SHARE_DIRS)))
-    read = (*config.SETTINGS, *named, *(setting for setting in FOLDED if settings.where(setting.name) != "default"))
+    read = (*config.SETTINGS, *named)
     found = [
         Row(setting, _shown(setting, settings.string(setting.name)), settings.where(setting.name)) for setting in read
     ]
@@ -84,8 +84,7 @@ def _chosen(found: list[Row], wanted: Sequence[str]) -> tuple[list[Row], list[st
     """Select the rows by the given names and patterns, and return a complaint about each unknown name."""
     chosen: list[Row] = []
     complaints = []
-    past = {setting.name: f"a setting of earlier releases: {setting.meaning}" for setting in FOLDED}
-    past |= {
+    past = {
         name: f"neither HTCondor nor this daemon reads it any more. {instead}".strip()
         for name, instead in htcondor.RETIRED.items()
     }

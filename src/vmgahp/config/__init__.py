@@ -117,15 +117,9 @@ class Settings:
         factor: int = 1024**power
         return int(text[:digits]) * factor
 
-    def timeout(self, percent: int, folded: str) -> int:
-        """Return a share of VM_GAHP_REQ_TIMEOUT in seconds, or the `folded` setting if it is set."""
-        if self.where(folded) != "default":
-            return max(1, self.integer(folded))
-        return max(1, self.integer("VM_GAHP_REQ_TIMEOUT") * percent // 100)
-
-    def console_log_limit(self) -> int:
-        """Return how many bytes of the serial console are kept; 0 if there is no vm_console.log."""
-        return self.size("VM_CONSOLE_LOG_MAX") if self.boolean("VM_CONSOLE_LOG") else 0
+    def call_timeout(self) -> float:
+        """Return the seconds that one call of an outside program may take: a tenth of VM_GAHP_REQ_TIMEOUT."""
+        return max(1.0, self.integer("VM_GAHP_REQ_TIMEOUT") / 10)
 
     def networking_types(self, kinds: Sequence[str] = NETWORKING_TYPES, own_bridge: bool = False) -> list[str]:
         """Return the kinds of network that jobs may have, in the administrator's order; none without VM_NETWORKING.

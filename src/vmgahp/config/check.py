@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from vmgahp import errors
 from vmgahp.config import FALSE_WORDS, SETTINGS, TRUE_WORDS, Settings, htcondor
 from vmgahp.config.sources import Entries, Entry
-from vmgahp.config.table import BY_NAME, FOLDED, PLUGIN, SERVER, SHARE_DIR, STARTD, STARTER, Setting
+from vmgahp.config.table import BY_NAME, PLUGIN, SERVER, SHARE_DIR, STARTD, STARTER, Setting
 from vmgahp.findings import BAD, OFF, Finding
 from vmgahp.vm_types import ANY, VMWARE
 
@@ -43,9 +43,9 @@ def check(settings: Settings, vm_type: str, entries: Entries | None = None) -> l
 
 
 def values(settings: Settings, vm_type: str) -> list[Finding]:
-    """Find invalid values (of another kind, an unknown word, too small a number) and settings of earlier releases."""
+    """Find invalid values: of another kind, an unknown word, too small a number."""
     found = []
-    for setting in (*SETTINGS, *FOLDED):
+    for setting in SETTINGS:
         if settings.where(setting.name) != "default":
             matters = SERVER in setting.readers and is_read(setting.name, settings, vm_type)
             wrong = _wrong_value(setting, settings)
@@ -71,19 +71,12 @@ def _wrong_value(setting: Setting, settings: Settings) -> tuple[bool, str, str] 
     if " #" in text and setting.kind not in ("arguments", "expression"):
         return False, f"{said} has a # in it, and what follows it.", _COMMENT
     if number is not None and number < setting.least:
-        default = f", {setting.default}" if setting.default else ""
-        hint = f"set it to {setting.least} or more, or remove it for the default{default}."
-        return setting.fatal, f"{said} is less than {setting.least}.", hint
+        hint = f"set it to {setting.least} or more, or remove it for the default, {setting.default}."
+        return False, f"{said} is less than {setting.least}.", hint
     unknown = _unknown_words(setting, settings)
     if unknown:
         words = _either(setting.words, "or")
         return setting.fatal, f"{said} is not {words}.", f"{_meant(unknown[0], setting.words)}use {words}."
-    if setting in FOLDED:
-        return (
-            False,
-            f"{said} is a setting of earlier releases, and counts in this one for the last time.",
-            setting.meaning,
-        )
     return None
 
 

@@ -39,7 +39,7 @@ class Setting:
     needs: "tuple[str, ...]" = ()
     """The settings of which one must be set before anything reads this one."""
     fatal: bool = False
-    """True if an unknown word, or too small a number, fails every job; otherwise the default is used."""
+    """True if an unknown word fails every job; otherwise the default is used."""
 
     def __init__(self, name: str, kind: str, default: str, meaning: str, **columns: object) -> None:
         self.name, self.kind, self.default, self.meaning = name, kind, default, meaning
@@ -263,33 +263,7 @@ SETTINGS = (
 )
 # fmt: on
 
-_WITHOUT_IT = "take it out: "
-_TIMEOUT = _WITHOUT_IT + "it is {} of VM_GAHP_REQ_TIMEOUT."
-
-# fmt: off
-FOLDED = (
-    Setting("VM_CONSOLE_LOG", "bool", "true", "write VM_CONSOLE_LOG_MAX = 0 for no vm_console.log."),
-    Setting("VM_SUSPEND_IMAGE_FORMAT", "string", "",
-        "write VM_MEMORY_IMAGE_FORMAT, which is for checkpoints too.", words=_IMAGE_FORMATS, types=LIBVIRT),
-    Setting("VM_CHECKPOINT_IMAGE_FORMAT", "string", "",
-        "write VM_MEMORY_IMAGE_FORMAT, which is for suspended VMs too.", words=_IMAGE_FORMATS, types=LIBVIRT),
-    Setting("VM_SUSPEND_BYPASS_CACHE", "bool", "false",
-        _WITHOUT_IT + 'the memory of a suspended VM goes through the page cache.', types=LIBVIRT),
-    Setting("VM_SCREENSHOT", "bool", "true",
-        _WITHOUT_IT + 'a guest with a display that fails leaves vm_screenshot.png.'),
-    Setting("VM_METRICS_MAX", "size", "16 Mb", _WITHOUT_IT + 'vm_metrics.jsonl may become 16 MiB large.'),
-    Setting("VM_MAC_HOOK_ALWAYS", "bool", "false",
-        _WITHOUT_IT + 'VM_MAC_HOOK is asked where the job names no MAC address.',
-        types=LIBVIRT, needs=("VM_MAC_HOOK",)),
-    Setting("VM_POLICY_TIMEOUT", "integer", "",
-        _TIMEOUT.format('a tenth'),
-        unit="seconds", least=1, fatal=True, types=LIBVIRT, needs=("VM_POLICY", "VM_MAC_HOOK")),
-    _script("VM_SCRIPT_TIMEOUT", "integer", "", _TIMEOUT.format('a tenth'), unit="seconds", least=1),
-)
-# fmt: on
-"""The settings of earlier releases, which still count in this one; their meaning names the replacement."""
-
-BY_NAME = {setting.name: setting for setting in (*SETTINGS, *FOLDED)}
+BY_NAME = {setting.name: setting for setting in SETTINGS}
 
 
 def setting_of(name: str) -> Setting:

@@ -24,6 +24,9 @@ Outcome = Status | int | errors.Fault | None
 BEFORE_WAIT = 0.5
 """The seconds that an operation which ends a run waits for the run's last figures."""
 
+LARGEST_FILE = 16 << 20
+"""Bytes of the samples of a VM's file of metrics."""
+
 LONGEST_TEXT = 1000
 """The most characters of a reason or an error."""
 
@@ -62,7 +65,6 @@ class Sampler:
 
     def __init__(self, settings: Settings, identity: Identity, log: Log) -> None:
         self._interval = float(settings.integer("VM_METRICS_INTERVAL"))
-        self._limit = settings.size("VM_METRICS_MAX")
         self._identity = identity
         self._log = log
         self._vms: dict[int, _Watched] = {}
@@ -144,7 +146,7 @@ class Sampler:
 
     def _add(self, call: Call, machine: Machine) -> None:
         assert call.job is not None
-        file = MetricsFile(self._identity, call.job.working_dir(), self._limit, self._log.always)
+        file = MetricsFile(self._identity, call.job.working_dir(), LARGEST_FILE, self._log.always)
         with self._changed:
             self._vms[call.vm.id] = _Watched(machine, file)
 

@@ -20,14 +20,7 @@ from vmgahp.job.folded import folded
 from vmgahp.text import MAC
 
 SETTING = "VM_MAC_HOOK"
-ALWAYS = "VM_MAC_HOOK_ALWAYS"
-
-
 RELEASE = "release"
-
-
-class Chosen(str):
-    """A MAC address that the hook has chosen, as opposed to the job's own."""
 
 
 def choose(
@@ -43,27 +36,27 @@ def choose(
 ) -> tuple[str, str]:
     """Choose the MAC address for a NIC of the VM `name`, and the settings that go with it: see `vmgahp.job.nics.Nic`.
 
-    `given` is the job's own address, for which the hook is asked only if VM_MAC_HOOK_ALWAYS says so. `saved` is that of
-    the checkpoint that the VM is restarted from, which requires the same address. Raises `JobFault` if the hook rejects
-    the job, `MachineFault` if it does not work.
+    `given` is the job's own address, for which the hook is not asked. `saved` is that of the checkpoint that the VM is
+    restarted from, which requires the same address. Raises `JobFault` if the hook rejects the job, `MachineFault` if it
+    does not work.
     """
     hook = settings.string(SETTING)
-    if not hook or (given and not settings.boolean(ALWAYS)):
+    if not hook or given:
         return given, ""
     trust.require_trustworthy(hook, SETTING, "or unset it")
     label = f"{SETTING} ({hook})"
 
     def ask(ad: dict[str, object], of: str, environ: dict[str, str]) -> str:
-        deadline = float(settings.timeout(10, "VM_POLICY_TIMEOUT"))
-        return call(label, [hook, str(nic), of], json.dumps(ad).encode() + b"\n", deadline, log, environ)
+        data = json.dumps(ad).encode() + b"\n"
+        return call(label, [hook, str(nic), of], data, settings.call_timeout(), log, environ)
 
     try:
-        output = ask({**folded(job, settings).values()}, given or saved, {NAME_VARIABLE: name} | standing(dry))
+        output = ask({**folded(job, settings).values()}, saved, {NAME_VARIABLE: name} | standing(dry))
     except MachineFault as fault:
         raise whose_fault(fault, label, lambda: ask({}, "", {NAME_VARIABLE: "plain_1.0"} | standing(True))) from fault
     answer, *more = output.lower().split() or [""]
     if not answer and not more:
-        return given, ""
+        return "", ""
     if not re.fullmatch(MAC, answer) or not _is_address(*more):
         raise MachineFault(
             f"{label} printed {output.strip()[:60]!a}, which is not the MAC address of one NIC, and an IP address.",
@@ -71,9 +64,8 @@ def choose(
             "them the guest's address, such as 10.0.0.7/24, then its router's and its name server's, if anything.",
         )
     address = " ".join(more)
-    if answer != given or address:
-        log(f"{label} gives {name} the MAC address {answer}{address and f' and {address}'} for NIC {nic}")
-    return given if answer == given else Chosen(answer), address
+    log(f"{label} gives {name} the MAC address {answer}{address and f' and {address}'} for NIC {nic}")
+    return answer, address
 
 
 def release(hook: str, name: str, nic: int, mac: str, deadline: float, log: Callable[[str], None]) -> None:
@@ -85,7 +77,7 @@ def release(hook: str, name: str, nic: int, mac: str, deadline: float, log: Call
 def take_back(settings: Settings, name: str, nic: int, mac: str, log: Callable[[str], None]) -> None:
     """Call `release` for a VM that is not started after all; a failure is logged, and nothing is raised."""
     try:
-        release(settings.string(SETTING), name, nic, mac, float(settings.timeout(10, "VM_POLICY_TIMEOUT")), log)
+        release(settings.string(SETTING), name, nic, mac, settings.call_timeout(), log)
     except Fault as fault:
         log(f"{SETTING} cannot take {mac} back: {fault.problem}")
 

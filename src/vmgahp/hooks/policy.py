@@ -122,7 +122,7 @@ class Policy:
     ) -> None:
         """Prepare the stages; `debug` logs those that change nothing. In a `dry` run programs must keep nothing."""
         self.stages = _stages(settings)
-        self._deadline = float(settings.timeout(10, "VM_POLICY_TIMEOUT"))
+        self._deadline = settings.call_timeout()
         self._job = folded(job, settings)
         self._log = log
         self._debug = debug

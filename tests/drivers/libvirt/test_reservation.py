@@ -25,7 +25,6 @@ from tests.drivers.libvirt.support import (
     until,
 )
 from vmgahp.drivers.libvirt import reservation
-from vmgahp.errors import MISMATCHED
 from vmgahp.host.runtime_dir import GIVEN
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="needs root")]
@@ -143,18 +142,6 @@ def test_an_address_that_is_another_vms_stays_that_ones(job: Job, network: "libv
     with greeted(job, VM_MAC_HOOK=hook.path, **NAT) as peer:
         assert "VM_MAC_HOOK" in refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
     assert reserved(network) == [("52:54:00:00:00:01", FREE)]
-
-
-def test_a_job_that_takes_the_mac_address_of_a_suspended_vm_is_held(
-    job: Job, network: "libvirt.virNetwork", place: Path
-) -> None:
-    network.update(3, 4, -1, f"<host mac='{MAC}' ip='{FREE}'/>", 1)
-    hook = Hook(place, f"{MAC} {ADDRESSES + 5}")
-    settings = {"VM_MAC_HOOK": hook.path, "VM_MAC_HOOK_ALWAYS": True, **NAT}
-    with greeted(job, **settings) as peer:
-        said = refused_cleanly(peer, job, MISMATCHED, "JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"')
-    assert f"JobVM_MACADDR = {MAC} is the address of another VM" in said
-    assert reserved(network) == [(MAC, FREE)]
 
 
 def test_a_dry_run_reserves_nothing(job: Job, network: "libvirt.virNetwork", place: Path) -> None:

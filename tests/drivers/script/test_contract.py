@@ -48,7 +48,7 @@ class Scripted(Subject):
     vm_type = "script"
 
     def __init__(self, directory: Path, script: Path, identity: Identity) -> None:
-        settings = {"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_SCRIPT": str(script), "VM_SCRIPT_TIMEOUT": "60"}
+        settings = {"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_SCRIPT": str(script), "VM_GAHP_REQ_TIMEOUT": "600"}
         super().__init__(directory, Settings(settings | {"VM_HYPERVISOR": script.name}), identity)
 
     def unfit(self) -> Settings:

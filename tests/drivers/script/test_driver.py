@@ -168,7 +168,7 @@ def test_whatever_cannot_be_understood_is_the_machines_fault_and_leaves_nothing(
 
 def test_a_script_that_hangs_is_killed_with_what_it_started(toy: Toy) -> None:
     toy.odd("status", f"sleep 1000 & echo $! >{toy.state}/pid; wait")
-    machine = toy.with_settings(VM_SCRIPT_TIMEOUT="1").start(toy.job())
+    machine = toy.with_settings(VM_GAHP_REQ_TIMEOUT="10").start(toy.job())
     with pytest.raises(errors.MachineFault, match="did not end within 1 s"):
         machine.status()
     pid = int((toy.state / "pid").read_text())

@@ -138,7 +138,7 @@ class Describer:
 
     def build(self, plan: Plan, ground: Ground) -> str:
         """Return the domain XML of a plan with the resources in `ground`. Raises `errors.Fault`."""
-        spec, captures = plan.spec, self.settings.console_log_limit() and qemu_process.is_qemu(plan.domain_type)
+        spec, captures = plan.spec, self.settings.size("VM_CONSOLE_LOG_MAX") and qemu_process.is_qemu(plan.domain_type)
         host = build.Host(
             uuid=ground.uuid,
             domain_type=plan.domain_type,
@@ -169,7 +169,7 @@ class Describer:
         for share in spec.devices.shares:
             if not share.setting and share.directory != spec.working_dir:
                 scratch.make_directory(spec.working_dir, os.path.basename(share.directory), self.identity)
-        limit = self.settings.console_log_limit()
+        limit = self.settings.size("VM_CONSOLE_LOG_MAX")
         if limit and qemu_process.is_qemu(plan.domain_type):
             resources.console = ConsoleCapture(
                 os.path.join(runtime_dir(), "console"),

@@ -162,7 +162,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             from vmgahp.drivers.libvirt import run_watch
 
             resources.while_running.append(run_watch.later(spec, machine, self.identity))
-        if self.settings.boolean("VM_SCREENSHOT") and has_display(xml):
+        if has_display(xml):
             machine.has_display = True
             from vmgahp.drivers.libvirt.screenshot import Screenshot
 

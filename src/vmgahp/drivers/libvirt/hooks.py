@@ -83,8 +83,7 @@ def with_macs(
 ) -> JobSpec:
     """Return the job with the MAC addresses of VM_MAC_HOOK, if it is set; `saved` is the XML of its checkpoint.
 
-    Addresses that the hook chose are of the type `vmgahp.hooks.mac.Chosen`. Raises `errors.Fault`, after the hook's
-    IP addresses were given back.
+    Raises `errors.Fault`, after the hook's IP addresses were given back.
     """
     if not spec.nics or not settings.string("VM_MAC_HOOK"):
         return spec

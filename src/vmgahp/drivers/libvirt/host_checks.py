@@ -61,13 +61,8 @@ def require_free_mac(
                     f"{mac}, which is of {origin}, is the address of another VM that runs on this machine.",
                     "let it give each VM an address of its own.",
                 )
-            raise in_use(mac, "that runs on this machine")
-
-
-def in_use(mac: str, where: str) -> errors.JobFault:
-    """Return the fault for a job that has chosen the MAC address of another VM."""
-    return errors.JobFault(
-        errors.MISMATCHED,
-        f"JobVM_MACADDR = {mac} is the address of another VM {where}.",
-        "leave vm_macaddr out, or give each job an address of its own.",
-    )
+            raise errors.JobFault(
+                errors.MISMATCHED,
+                f"JobVM_MACADDR = {mac} is the address of another VM that runs on this machine.",
+                "leave vm_macaddr out, or give each job an address of its own.",
+            )

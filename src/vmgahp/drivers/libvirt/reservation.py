@@ -37,7 +37,7 @@ def note(settings: "Settings", uri: str, name: str, number: int, nic: "Nic") -> 
     """
     path = f"{_notes()}/{runtime_dir.owner()}-{os.urandom(8).hex()}"
     network = settings.string("VM_NAT_NETWORK") if _is_reserved(nic) else ""
-    deadline = settings.timeout(10, "VM_POLICY_TIMEOUT")
+    deadline = settings.call_timeout()
     lines = (name, number, nic.mac, _ip(nic), network, uri, settings.string(HOOK), deadline)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write("\n".join(map(str, lines)))
@@ -70,7 +70,7 @@ def hand_out(
 def _reserve(connection: "LibvirtConnection", settings: "Settings", nic: "Nic") -> None:
     from vmgahp import errors
     from vmgahp.drivers.libvirt import binding as libvirt
-    from vmgahp.drivers.libvirt import faults, host_checks
+    from vmgahp.drivers.libvirt import faults
 
     name, ip = settings.string("VM_NAT_NETWORK"), _ip(nic)
 
@@ -82,11 +82,8 @@ def _reserve(connection: "LibvirtConnection", settings: "Settings", nic: "Nic") 
 
     def add(opened: "libvirt.virConnect") -> None:
         network = opened.networkLookupByName(name)
-        xml = network.XMLDesc()
-        if not _is_in(xml, ip):
+        if not _is_in(network.XMLDesc(), ip):
             raise wrong("the network has no DHCP for it")
-        if type(nic.mac) is str and _is_anothers(xml, nic.mac, ip):  # the job's choice, not the hook's
-            raise host_checks.in_use(nic.mac, f"in the network {name}")
         network.update(libvirt.VIR_NETWORK_UPDATE_COMMAND_ADD_LAST, _host(nic.mac, ip))
 
     try:
@@ -109,14 +106,6 @@ def _is_in(network: str, ip: str) -> bool:
         if ip_address(ip) in own.network and ip_address(ip) not in outside:
             return True
     return False
-
-
-def _is_anothers(network: str, mac: str, ip: str) -> bool:
-    """Return True if another address is reserved for it, for example for a suspended VM."""
-    from xml.etree import ElementTree as etree
-
-    hosts = etree.fromstring(network).iterfind("ip/dhcp/host")
-    return any(host.get("mac", "").lower() == mac and host.get("ip") != ip for host in hosts)
 
 
 def _is_reserved(nic: "Nic") -> bool:

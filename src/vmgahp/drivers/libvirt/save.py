@@ -33,9 +33,9 @@ RESTORE_SHARE = 2 / 3
 PACK_SHARE = 1 / 3
 """The share of the client's timeout for compression: an image that takes longer stays uncompressed."""
 
-FORMAT_SETTINGS = "VM_MEMORY_IMAGE_FORMAT", "VM_SUSPEND_IMAGE_FORMAT", "VM_CHECKPOINT_IMAGE_FORMAT"
+FORMAT_SETTING = "VM_MEMORY_IMAGE_FORMAT"
 QEMU_CONF = "/etc/libvirt/qemu.conf"
-"""The file in which the administrator sets libvirt's image format, used without `FORMAT_SETTINGS`."""
+"""The file in which the administrator sets libvirt's image format, used without `FORMAT_SETTING`."""
 
 
 def partial_name(name: str) -> str:
@@ -227,7 +227,7 @@ class Saver:
         The checksum is computed while it is written, so that it need not be read again. Raises OSError and
         `errors.MachineFault` if the image is complete and cannot get its name.
         """
-        form = self._wanted("CHECKPOINT")
+        form = self._wanted()
         if form in ("", memory_image.RAW, memory_image.SPARSE):
             return False
         import hashlib
@@ -264,41 +264,34 @@ class Saver:
 
     def write(self, domain: libvirt.virDomain, path: str, *, checkpoint: bool) -> None:
         """Have libvirt write the domain's memory, which ends the domain. Raises `libvirt.libvirtError`."""
-        kind = "CHECKPOINT" if checkpoint else "SUSPEND"
-        flags = 0
-        if not checkpoint and self._settings.boolean("VM_SUSPEND_BYPASS_CACHE"):
-            flags = libvirt.VIR_DOMAIN_SAVE_BYPASS_CACHE
-        wanted = self._setting(kind)
-        told = (wanted or self._best_for(kind)) if self._can_be_told else ""
+        wanted = self._settings.string(FORMAT_SETTING)
+        told = (wanted or self._best(checkpoint=checkpoint)) if self._can_be_told else ""
         if told == memory_image.SPARSE and not _has_sparse(domain.connect()):
             told = ""
         if told:
-            domain.saveParams({"file": path, libvirt.VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT: told}, flags)
+            domain.saveParams({"file": path, libvirt.VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT: told}, 0)
             return
         if wanted and (wanted == memory_image.SPARSE or not checkpoint):
             self._log(f"the memory image is not {wanted}: this libvirt cannot be told, or could not restore it")
-        domain.saveFlags(path, None, flags)
+        domain.saveFlags(path, None, 0)
 
     @property
     def _can_be_told(self) -> bool:
         return hasattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT")
 
-    def _best_for(self, kind: str) -> str:
+    def _best(self, *, checkpoint: bool) -> str:
         """Return the format that libvirt should write without a setting; empty for its own choice."""
-        if kind == "CHECKPOINT" or self.may_travel or not self._may_seek or _of_qemu_conf():
+        if checkpoint or self.may_travel or not self._may_seek or _of_qemu_conf():
             return ""
         return memory_image.SPARSE
 
-    def _setting(self, kind: str) -> str:
-        return self._settings.string(f"VM_{kind}_IMAGE_FORMAT") or self._settings.string("VM_MEMORY_IMAGE_FORMAT")
-
-    def _wanted(self, kind: str) -> str:
-        """Return the format of a checkpoint's image, or a suspended VM's; empty if libvirt chooses."""
-        return self._setting(kind) or _of_qemu_conf() or (packed.best() if kind == "CHECKPOINT" else "")
+    def _wanted(self) -> str:
+        """Return the format of a checkpoint's image; empty if libvirt chooses."""
+        return self._settings.string(FORMAT_SETTING) or _of_qemu_conf() or packed.best()
 
     def formats(self) -> list[str]:
         """Return the formats that are restored here: this daemon's own, and those in the settings."""
-        ours = {memory_image.RAW, packed.BEST, _of_qemu_conf(), *map(self._settings.string, FORMAT_SETTINGS)}
+        ours = {memory_image.RAW, packed.BEST, _of_qemu_conf(), self._settings.string(FORMAT_SETTING)}
         if self._can_be_told:
             ours.add(memory_image.SPARSE)
         return sorted(ours - {""})

@@ -115,7 +115,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
     # How it is done
 
     def _seconds(self) -> float:
-        return self.settings.timeout(10, "VM_SCRIPT_TIMEOUT")
+        return self.settings.call_timeout()
 
     def _program(self, job_user: Identity) -> Program:
         return Program(self.settings, program.user_for(self.settings, job_user), self.log)

@@ -126,7 +126,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
 
     def _seconds(self) -> float:
         """Return the timeout of a call that moves no memory, in seconds: a tenth of the client's timeout."""
-        return max(1.0, self.settings.integer("VM_GAHP_REQ_TIMEOUT") / 10)
+        return self.settings.call_timeout()
 
     def _leftovers(self, plan: VmrunPlan) -> list[str]:
         """List the VMs of an earlier start: all in this directory, and this job's elsewhere whose server is gone.

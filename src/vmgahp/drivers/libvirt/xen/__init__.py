@@ -94,7 +94,7 @@ class XenDescriber(Describer):
         for disk in spec.disks:
             devices[disk.device], descriptor = self._attach(disk, spec.working_dir)
             keep(descriptor)
-        limit = self.settings.console_log_limit()
+        limit = self.settings.size("VM_CONSOLE_LOG_MAX")
         if limit:
             resources.console = PtyCapture(
                 os.path.join(runtime_dir(), "console"),
