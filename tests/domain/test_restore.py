@@ -206,7 +206,7 @@ PORTS = "<controller type='virtio-serial' index='0'><address type='pci' bus='0' 
 @pytest.mark.parametrize("ours", [False, True])
 @pytest.mark.parametrize("saved", ["", PORTS + SAVED_AGENT])
 def test_a_vm_has_a_port_for_an_agent_if_it_was_saved_with_one(saved: str, ours: bool) -> None:
-    """Whatever VM_GUEST_AGENT says on this machine, and whether that release knew it."""
+    """Whatever VM_GUEST_AGENT says on this machine."""
     made = result(with_device(saved), domain_xml.build(spec(), host(agent=ours)))
     ports = made.findall("devices/channel")
     assert len(ports) == len(made.findall("devices/channel/address")) == bool(saved)

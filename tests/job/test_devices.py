@@ -130,12 +130,6 @@ def test_a_job_that_asks_for_nothing_gets_the_usual() -> None:
     assert spec().devices == Devices(arch="", firmware="", topology=None, tpm=False, shares=())
 
 
-def test_a_vm_that_an_earlier_release_has_started_keeps_what_it_was_given() -> None:
-    """A server hands it on to helpers of a later one as the fields in their order."""
-    of_old = Devices._make(("x86_64", "uefi", None, True, "", True, "seed"))  # type: ignore[arg-type]
-    assert (of_old.exit_port, of_old.user_data, of_old.ssh) == (True, "seed", ())
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

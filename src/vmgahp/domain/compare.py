@@ -44,12 +44,6 @@ def is_same(known: tuple[str, ...], ours: tuple[str, ...]) -> bool:
     return len(known) == len(ours) and all(our in ("", its) for its, our in zip(known, ours, strict=True))
 
 
-def is_new(device: etree.Element) -> bool:
-    """Return True if VMs get such a device now, and an earlier release gave it to none."""
-    forms, known = row_of(device).new, known_by(device)[1:]
-    return forms is not None and all(re.fullmatch(form, its) for form, its in zip(forms, known, strict=True))
-
-
 def is_added(device: etree.Element, domain_type: str) -> bool:
     """Return True if libvirt adds such a device to any VM, and it gives no access to the host."""
     forms = row_of(device).added, ADDED_BY.get(domain_type, {}).get(device.tag)

@@ -168,7 +168,6 @@ _CHANNEL = row(
     {"type": host(r"unix")},
     {"target": end({"type": known(r"virtio"), "name": known(WORD)}), "source": end(job=False), **_PLACE},
     most=8,
-    new=("virtio", AGENT),
 )
 
 _GRAPHICS = row(
@@ -251,9 +250,7 @@ DEVICES: Mapping[str, Element] = {
     "watchdog": _WATCHDOG,
     "memballoon": _MEMBALLOON,
     "tpm": _TPM,
-    "panic": row(
-        {"model": known(r"isa|pvpanic|hyperv")}, _PLACE, most=2, added={"model": r"pseries|s390"}, new=(_ANY,)
-    ),
+    "panic": row({"model": known(r"isa|pvpanic|hyperv")}, _PLACE, most=2, added={"model": r"pseries|s390"}),
     "parallel": _SERIAL._replace(job=False),
     "hostdev": _WITH_SOURCE,
     "redirdev": _WITH_SOURCE,

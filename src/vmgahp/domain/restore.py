@@ -232,7 +232,7 @@ def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
                 raise SavedMismatch(f"the saved VM has a second {_name(device)}.")
             added.add(known)
             made.append(_merge(device, _added(device, has)))
-    kept = [our for _, our in left if not compare.is_new(our)]
+    kept = [our for _, our in left if not _depends_on_machine(our)]
     for our in kept:
         if our.tag not in ("emulator", "console") and not _is_unsaid(our):
             raise SavedMismatch(f"the saved VM has no {_name(our)}, and the job gives it one now.")
@@ -247,6 +247,15 @@ def _is_derived(device: etree.Element, has: set[str]) -> bool:
         return value(device, "target", "type", "serial") == "serial" and "serial" in has
     # and the reverse: from a console without a serial port libvirt makes one
     return device.tag == "serial" and "serial" not in has and "console" in has
+
+
+def _depends_on_machine(our: etree.Element) -> bool:
+    """Return True for a device that VMs get on some machines only: a saved VM without it goes on without.
+
+    These are the port for a guest agent (VM_GUEST_AGENT), and the panic device, which an older libvirt has for fewer
+    architectures.
+    """
+    return our.tag == "panic" or compare.known_by(our) == compare.known_by(devices.agent_port())
 
 
 def _is_unsaid(our: etree.Element) -> bool:

@@ -47,9 +47,6 @@ class Element(NamedTuple):
     """The attributes that identify a device which libvirt adds to any VM by itself; None if it adds none."""
     saved: tuple[str, ...] | None = None
     """The attributes, filled in, by which such a device is taken over from a saved VM; None if it is not."""
-    new: tuple[str, ...] | None = None
-    """The forms of the distinguishing attributes of devices that this package gives to VMs now, and an earlier release
-    gave to none; None if there are no such devices."""
 
     def filled(self) -> dict[str, str]:
         """Return the forms of the attributes that libvirt fills in, without those that identify the device."""

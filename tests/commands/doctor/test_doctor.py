@@ -685,11 +685,6 @@ def test_a_jobs_own_failure_says_nothing_against_the_machine(pool: Condor) -> No
     judged(found, OK, "BAD_IMAGE")
 
 
-def test_a_line_of_an_earlier_release_is_understood() -> None:
-    line = "VMGAHP_ERR_BAD_IMAGE: No image. To mend it: write one. (the job's owner must act.)"
-    assert log_history.parted(line) == ("VMGAHP_ERR_BAD_IMAGE: No image.", "job's owner", "write one.")
-
-
 def test_the_log_is_hostile(pool: Condor) -> None:
     pool.log(failure(1, 'VMGAHP_ERR_CRITICAL: \x1b]0;owned\x07 ClaimId = "secret#1"'))
     pool.log(failure(2, "VMGAHP_ERR_CRITICAL: Of another file."), name="elsewhere")

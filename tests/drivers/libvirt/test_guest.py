@@ -213,8 +213,8 @@ def test_a_panic_ends_the_job(job: Job) -> None:
         assert "the guest has panicked" in peer.quit(status=1)
 
 
-def test_a_checkpoint_of_a_vm_without_newer_devices_is_restarted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As earlier releases have made them: without a panic device, and without a port for a guest agent."""
+def test_a_checkpoint_without_devices_of_this_machine_is_restarted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a machine whose libvirt has no panic device, and where VM_GUEST_AGENT is false."""
     log: list[str] = []
     driver, ad = driver_for(job, log, ad=(WANTS,), VM_GUEST_AGENT=False)
     monkeypatch.setattr(capabilities, "PANIC_MODELS", {})

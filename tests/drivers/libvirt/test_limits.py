@@ -174,7 +174,7 @@ def test_what_the_administrator_has_said_stays():
 
 
 def test_where_nothing_was_set_all_that_is_there_is_the_administrators():
-    """As of another hypervisor's VM, or of one that an earlier release has started."""
+    """As of another hypervisor's VM."""
     more = "<cputune><shares>7</shares></cputune><memtune><hard_limit>8</hard_limit></memtune>"
     text = etree.tostring(domain("xen", more=more), encoding="unicode")
     assert limits.without(Limits(), text) == text

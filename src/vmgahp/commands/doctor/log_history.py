@@ -14,11 +14,7 @@ LONGEST_TAIL = 1 << 20
 LONGEST_SENTENCE = 600
 MOST_FILES = 50
 
-_HINT = re.compile(" (?:Hint|To mend it): ")
-_WHO = re.compile(
-    r" ?\((?:(client|job's owner|administrator|hypervisor's administrator)|(?:the )?([a-z][a-z' ]+) must act\.)\)$"
-)
-"""The forms of the blame in brackets, including that of earlier releases: a log file outlives a release."""
+_WHO = re.compile(r" ?\((client|job's owner|administrator|hypervisor's administrator)\)$")
 
 
 def failures(context: Context) -> list[Finding]:
@@ -65,8 +61,8 @@ def _files(path: str) -> list[str]:
 def parted(sentence: str) -> tuple[str, str, str]:
     """Parse a rendered fault (`vmgahp.errors.Fault.render`): the problem, who must act, the hint."""
     who = _WHO.search(sentence)
-    problem, hint = (*_HINT.split(_WHO.sub("", sentence), maxsplit=1), "")[:2]
-    return problem[:LONGEST_SENTENCE], (who[1] or who[2]) if who else "", hint[:LONGEST_SENTENCE]
+    problem, _, hint = _WHO.sub("", sentence).partition(" Hint: ")
+    return problem[:LONGEST_SENTENCE], who[1] if who else "", hint[:LONGEST_SENTENCE]
 
 
 def _finding(looked_at: str, sentence: str, when: float, times: int) -> Finding:

@@ -15,7 +15,7 @@ from typing import Any
 from vmgahp import __version__, errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Sent
-from vmgahp.drivers.libvirt import limits, running
+from vmgahp.drivers.libvirt import running
 from vmgahp.drivers.libvirt.checkpoint import JobCheckpoints
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import Plan
@@ -262,8 +262,8 @@ class VmHelper:
             Later(place, identity, self.log, *arguments) for place, arguments in self._kept["before_restore"]
         ]
         machine = _SavedElsewhere(guest, Resources(self.log), saver, driver.deadlines(running.CALL_SECONDS), self.log)
-        machine.worker, machine.limits = self, self._kept.get("limits", limits.Limits())  # none in an earlier release
-        machine.resources.access = self._kept.get("access")
+        machine.worker, machine.limits = self, self._kept["limits"]
+        machine.resources.access = self._kept["access"]
         machine.image, machine.saved_xml, machine.description = self._kept.pop("saved")
         machine.resumed = lambda: driver.display_again(spec, machine)
         machine.checkpoints = JobCheckpoints(driver.checkpoints_of, spec, domain_type)
