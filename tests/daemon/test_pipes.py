@@ -1,4 +1,4 @@
-"""How the daemon reads and writes: what it asks of the system, and what it leaves of others' pipes as it is."""
+"""How the daemon reads and writes, and what it leaves of others' pipes as it is."""
 
 import fcntl
 import os
@@ -10,7 +10,6 @@ import pytest
 from tests.conftest import simulated_ad
 from tests.peer import DAEMON, Peer, environment
 from vmgahp.daemon import pipes
-from vmgahp.daemon.server import SWITCH_INTERVAL, Server
 from vmgahp.protocol import wire
 
 
@@ -22,51 +21,6 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     monkeypatch.setattr(pipes, "STDIN", theirs)
     monkeypatch.setattr(pipes, "STDOUT", ours)
     return to, came
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch, scratch: Path, ends: tuple[int, int]) -> tuple[Server, list[str]]:
-    """A server whose settings are read, and the names of what it asks of the system from then on."""
-    made: list[str] = []
-    server = Server("simulated", str(scratch), environment("simulated", scratch), to_stderr=True)
-    server._configuring.acquire()
-    server._configure()
-    server._turn()
-
-    class Poll:
-        def __init__(self, poll: object) -> None:
-            self._poll = poll
-
-        def __getattr__(self, name: str) -> object:
-            made.append(name)
-            return getattr(self._poll, name)
-
-    for name in ("read", "write"):
-        function = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *words, _name=name, _do=function: made.append(_name) or _do(*words))
-    for name in ("_poller", "_writable"):
-        monkeypatch.setattr(server._pipes, name, Poll(getattr(server._pipes, name)))
-    return server, made
-
-
-def test_a_request_costs_three_system_calls(ends: tuple[int, int], calls: tuple[Server, list[str]]) -> None:
-    server, made = calls
-    for request in (b"VERSION\r\n", b"CONDOR_VM_STATUS 1 7\r\n", b"RESULTS\r\n"):
-        os.write(ends[0], request)
-        made.clear()
-        server._turn()
-        assert made == ["poll", "read", "write"]
-
-
-def test_a_job_ad_costs_two_system_calls_a_piece(ends: tuple[int, int], calls: tuple[Server, list[str]]) -> None:
-    server, made = calls
-    os.write(ends[0], b"CLASSAD\r\n")
-    server._turn()
-    for piece in (b"A = 1", b"\r\n", b"B = 2\r\n" * 100):
-        os.write(ends[0], piece)
-        made.clear()
-        server._turn()
-        assert made == ["poll", "read"]
 
 
 def test_what_the_client_does_not_read_waits_until_it_does(ends: tuple[int, int]) -> None:
@@ -119,8 +73,3 @@ def test_a_vm_has_one_worker_for_all_its_requests(scratch: Path) -> None:
         assert len(threads) == 2
         assert peer.run("STOP", 1) == ["0", "NULL"]
         peer.quit()
-
-
-def test_a_worker_that_computes_delays_a_reply_by_two_milliseconds_at_most() -> None:
-    """A turn waits for the interpreter after each of its system calls, and once before a reply of a worker's."""
-    assert 5 * SWITCH_INTERVAL <= 0.002

@@ -3,7 +3,6 @@
 import os
 import select
 import time
-from stat import S_ISFIFO
 
 STDIN, STDOUT = 0, 1
 
@@ -20,8 +19,6 @@ LONGEST_WAIT = 86400.0
 _HUNG_UP = select.POLLHUP | select.POLLRDHUP | select.POLLERR | select.POLLNVAL
 """The events of an input that has no writer any more."""
 
-_IDLE = True, False
-
 
 class ClientPipes:
     """The pipes on which the main thread waits, reads and writes."""
@@ -31,29 +28,25 @@ class ClientPipes:
         """The reason why the client is gone; empty while it is not."""
         self._output = bytearray()
         self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._poller = select.poll()
-        self._poller.register(STDIN, select.POLLIN)
-        self._poller.register(STDOUT, 0)
-        self._poller.register(self.wake_read, select.POLLIN)
-        self._watched = _IDLE
-        """A pair: whether `_poller` waits for input, and whether for room for output."""
         self._writable = select.poll()
         self._writable.register(STDOUT, select.POLLOUT)
-        self._asks_first = not _open_anew(STDOUT)
-        """True if a write to STDOUT may block, and so is made only when poll reports room."""
 
     def wait(self, deadline: float | None) -> tuple[bytes, bool]:
         """Wait for an event, handle all that have occurred; return the client's input and whether `wake` was called.
 
         It returns at `deadline`, by the monotonic clock, at the latest, and sometimes without an event.
         """
-        if self._output or self._watched is not _IDLE:
-            self._watch()
+        reads = len(self._output) < OUTPUT_LIMIT
+        poller = select.poll()
+        # A client that does not read may be gone, so watch for the end of its input even while it is not read.
+        poller.register(STDIN, select.POLLIN if reads else select.POLLRDHUP)
+        poller.register(STDOUT, select.POLLOUT if self._output else 0)
+        poller.register(self.wake_read, select.POLLIN)
         timeout = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT) * 1000 + 1
         data, woken = b"", False
-        for descriptor, events in self._poller.poll(timeout):
+        for descriptor, events in poller.poll(timeout):
             if descriptor == STDIN:
-                if self._watched[0]:
+                if reads:
                     data = self._read()
                 elif events & _HUNG_UP:
                     self.why_end = "the client closed our input and does not read its replies"
@@ -65,16 +58,6 @@ class ClientPipes:
             else:
                 self.why_end = "the client no longer reads"
         return data, woken
-
-    def _watch(self) -> None:
-        """Set the events that poll waits for."""
-        wanted = (len(self._output) < OUTPUT_LIMIT, True) if self._output else _IDLE
-        if wanted == self._watched:
-            return
-        # A client that does not read may be gone, so watch for the end of its input even while it is not read.
-        self._poller.modify(STDIN, select.POLLIN if wanted[0] else select.POLLRDHUP)
-        self._poller.modify(STDOUT, select.POLLOUT if wanted[1] else 0)
-        self._watched = wanted
 
     def _read(self) -> bytes:
         try:
@@ -90,24 +73,17 @@ class ClientPipes:
 
     def write(self, output: bytes | bytearray) -> None:
         """Write as much as possible without blocking; `wait` writes the rest."""
-        if self._output:
-            self._output += output
-            output = self._output
-        written = 0
+        self._output += output
         try:
-            if not self._asks_first:
-                written = os.write(STDOUT, output)
-            elif any(events & select.POLLOUT for _, events in self._writable.poll(0)):
-                written = os.write(STDOUT, output[:WRITE_SIZE])
+            # The pipe is not set to non-blocking, for the client or a shell may share it. Where poll says that there is
+            # room, a write of WRITE_SIZE bytes does not block.
+            while self._output and any(events & select.POLLOUT for _, events in self._writable.poll(0)):
+                del self._output[: os.write(STDOUT, self._output[:WRITE_SIZE])]
         except BlockingIOError:
             pass
         except OSError as error:
             self.why_end = f"standard output failed: {error.strerror}"
-            written = len(output)
-        if output is self._output:
-            del output[:written]
-        elif written < len(output):
-            self._output += output[written:]
+            self._output.clear()
 
     def flush(self, seconds: float) -> None:
         """Write the rest of the output, for `seconds` at most."""
@@ -130,20 +106,3 @@ class ClientPipes:
             os.read(self.wake_read, 4096)
         except BlockingIOError:
             pass
-
-
-def _open_anew(pipe: int) -> bool:
-    """Make writes to this pipe non-blocking; return False if it is not a pipe, or cannot be opened.
-
-    O_NONBLOCK belongs to the open file description, which the client, our standard error or a shell may share with
-    us: so this process opens the pipe again for itself.
-    """
-    try:
-        if not S_ISFIFO(os.fstat(pipe).st_mode):
-            return False
-        opened = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    os.dup2(opened, pipe)
-    os.close(opened)
-    return True

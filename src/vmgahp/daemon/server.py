@@ -7,7 +7,6 @@ and wakes the main thread through a pipe. So a save that takes minutes blocks on
 
 import errno
 import os
-import sys
 import time
 from _thread import allocate_lock, start_new_thread
 
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     from vmgahp.metrics import Status
 
     Outcome = Status | int | errors.Fault | None
-
-SWITCH_INTERVAL = 0.0002
-"""The interpreter's switch interval in seconds: a request may have to wait for a computing worker several times."""
 
 DESTROY_DEADLINE = 20.0
 """The seconds that the server's shutdown waits for its VMs to be destroyed."""
@@ -92,7 +88,6 @@ class Server:
 
         After QUIT that is the guest's exit code, or negative for the signal that has ended the guest's program.
         """
-        sys.setswitchinterval(SWITCH_INTERVAL)
         self._catch_signals()
         self._configuring.acquire()
         try:
@@ -121,27 +116,24 @@ class Server:
     # The loop
 
     def _turn(self) -> None:
-        """Wait for an event and handle all that have occurred. Without a VM there are no deadlines and no calls."""
+        """Wait for an event and handle all that have occurred."""
         session = self.session
-        deadline = session.next_deadline() if session.vms else None
         due = None if self._sampler is None else self._sampler.due
-        data, woken = self._pipes.wait(deadline if due is None or (deadline and deadline < due) else due)
+        ends = [end for end in (session.next_deadline(), due) if end is not None]
+        data, woken = self._pipes.wait(min(ends, default=None))
         if data:
             session.receive(data, time.monotonic())
         if woken:
             if not self._configuring.locked():
                 session.request_timeout = self._request_timeout
             self._collect(time.monotonic())
-        if deadline is not None:
-            session.expire(time.monotonic())
+        session.expire(time.monotonic())
         if due is not None and due <= time.monotonic():
             assert self._sampler is not None
             self._sampler.look(time.monotonic())
-        if output := session.take_output():
-            self._pipes.write(output)
-        if session.vms:
-            for call in session.take_calls():
-                self._begin(call)
+        self._pipes.write(session.take_output())
+        for call in session.take_calls():
+            self._begin(call)
 
     # Signals and other threads
 

@@ -4,24 +4,15 @@ Until then the lines are kept unparsed; a line with a secret is dropped at once.
 """
 
 from _collections_abc import Callable  # collections.abc brings all of collections
-from itertools import repeat
 
 from vmgahp.protocol.wire import TOO_LONG
-from vmgahp.text import PRIVATE_ATTRIBUTES, PRIVATE_PREFIX, is_private
+from vmgahp.text import is_private
 
 MAX_AD, MAX_AD_LINES = 16 << 20, 1 << 14
 """The most bytes and lines of one job ad, which usually has a few hundred lines; the rest is skipped. Each line costs
 some hundred bytes, however short it is."""
 
 END = b"CLASSAD_END"
-
-_PRIVATE = {name.encode() for name in (*PRIVATE_ATTRIBUTES, PRIVATE_PREFIX)}
-_SIGNS = tuple(sorted(name for name in _PRIVATE if not any(other in name for other in _PRIVATE - {name})))
-"""The substrings of secret names: the name of every secret attribute contains at least one of them."""
-
-
-FEW = 4
-"""The least number of lines for which checking all at once is faster than one by one."""
 
 
 class AdLines:
@@ -37,45 +28,8 @@ class AdLines:
         self._bad = self._beyond = 0
         """The numbers of lines skipped as malformed, and because the ad is too large."""
 
-    def take(self, lines: list[bytes]) -> int | None:
-        """Take lines of the ad; return the number of lines up to and with its end, or None if it goes on."""
-        taken = None
-        for number, line in enumerate(lines, start=1):
-            if len(line) == len(END) and line.upper() == END:
-                taken = number
-                lines = lines[: number - 1]
-                break
-        if len(lines) < FEW or not self._take_all(lines):
-            for line in lines:
-                self._take(line)
-        return taken
-
-    def _take_all(self, lines: list[bytes]) -> bool:
-        """Take all lines in one go and return True, or return False if one of them needs a closer look."""
-        text = b"\n".join(lines)
-        size = self._size + sum(map(len, lines))
-        if size > MAX_AD or len(self.lines) + len(lines) > MAX_AD_LINES or not text.isascii():
-            return False
-        if b"\0" in text or text.count(b"\n") != len(lines) - 1:
-            return False  # an end of line can be escaped
-        if min(map(bytes.find, lines, repeat(b"="))) < 1 or min(lines)[0] <= 0x20:
-            return False  # one has no name, or begins with a blank
-        lower = text.lower()
-        secrets = set()
-        for sign in _SIGNS:
-            at = lower.find(sign)
-            while at >= 0:
-                number = lower.count(b"\n", 0, at)
-                if _is_secret(lines[number]):
-                    secrets.add(number)
-                at = lower.find(sign, at + 1)
-        if secrets:
-            lines = [line for number, line in enumerate(lines) if number not in secrets]
-        self._size = size
-        self.lines += lines
-        return True
-
-    def _take(self, line: bytes) -> None:
+    def take(self, line: bytes) -> None:
+        """Keep a line of the ad, unless it is malformed, a secret, or more than an ad may have."""
         self._size += len(line)
         name, equals, _ = line.partition(b"=")
         if line is TOO_LONG or b"\0" in line or not equals or not name.strip():
@@ -84,7 +38,7 @@ class AdLines:
         elif self._size > MAX_AD or len(self.lines) >= MAX_AD_LINES:
             self._beyond += 1
             self.complete = False
-        elif not _is_secret(line):
+        elif not is_private(name.strip().decode("utf-8", "surrogateescape")):
             self.lines.append(line)
 
     def pairs(self, parse: Callable[[str], tuple[str, str] | None]) -> list[tuple[str, str]]:
@@ -101,7 +55,3 @@ class AdLines:
             most = f"{MAX_AD_LINES} lines or {MAX_AD} bytes"
             log(f"skipped {self._beyond} attributes of the job ad: it has more than {most}")
         self._bad = self._beyond = 0
-
-
-def _is_secret(line: bytes) -> bool:
-    return is_private(line.partition(b"=")[0].strip().decode("utf-8", "surrogateescape"))

@@ -13,7 +13,7 @@ from _collections_abc import Callable  # collections.abc brings all of collectio
 
 from vmgahp import errors, lifecycle
 from vmgahp.protocol import wire
-from vmgahp.protocol.ad_lines import AdLines
+from vmgahp.protocol.ad_lines import END, AdLines
 from vmgahp.protocol.calls import Call, Vm
 from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
@@ -40,7 +40,7 @@ REQUEST_TIMEOUT, START_EXTRA = 300.0, 120.0
 MAX_OUTSTANDING = 4096
 """The most accepted requests whose results were not fetched yet; one more is refused with ``E``."""
 
-_VM_PREFIX, _VERSION = b"CONDOR_VM_", b"S " + wire.GREETING + b"\n"
+_VM_PREFIX = b"CONDOR_VM_"
 _INT_MAX = 2**31 - 1
 
 
@@ -72,28 +72,17 @@ class Session:
         self._in_ad = False
         self._types = (*HTCONDORS, *(() if self.vm_type in HTCONDORS else (self.vm_type,)))
         self._words = {command.encode(): getattr(self, "_do_" + command.lower(), None) for command in COMMANDS}
-        self._lines = {word + b"\r\n": handler for word, handler in self._words.items() if handler is not None}
-        self._at_once = self._lines
-        """The usual input of a client, byte for byte; empty while it would not be a request, as inside a job ad."""
 
     # Input and output
 
     def receive(self, data: bytes, now: float) -> None:
         """Take bytes from the client, cut anywhere; `now` is a monotonic clock in seconds."""
-        if (handler := self._at_once.get(data)) is not None:
-            handler()
-            return
-        self._at_once = {}
-        has_lines = self._reader.receive(data)
-        while has_lines and not self.quitting:
+        self._reader.receive(data)
+        while not self.quitting and (line := self._reader.next_line()) is not None:
             if self._in_ad:
-                if not self._read_ad():
-                    break
-            elif (line := self._reader.next_line()) is not None:
-                self._request(line, now)
+                self._ad_line(line)
             else:
-                self._at_once = self._lines if self._reader.is_empty() else {}
-                break
+                self._request(line, now)
 
     def take_output(self) -> bytearray:
         """Return the bytes to write to the client, and forget them."""
@@ -197,10 +186,9 @@ class Session:
 
     def _do_quit(self) -> None:
         self.quitting = True
-        self._at_once = {}
 
     def _do_version(self) -> None:
-        self._output += _VERSION
+        self._output += b"S " + wire.GREETING + b"\n"
 
     def _do_commands(self) -> None:
         self._output += wire.reply("S", *COMMANDS)
@@ -216,7 +204,6 @@ class Session:
 
     def _do_classad(self) -> None:
         self._in_ad = True
-        self._at_once = {}
         self._ad = AdLines()
         self._accept()
 
@@ -224,18 +211,15 @@ class Session:
         self._ad = None
         self._accept()
 
-    def _read_ad(self) -> bool:
-        """Take the lines of the ad that have arrived; return True at its end."""
+    def _ad_line(self, line: bytes) -> None:
+        """Take a line of the ad, or its end."""
         assert self._ad is not None
-        lines = self._reader.whole_lines()
-        taken = self._ad.take(lines)
-        if taken is None:
-            return False
-        self._reader.give_back(lines[taken:])
-        self._in_ad = False
-        self._accept()
-        self._ad.tell_skipped(self._log)
-        return True
+        if line.upper() == END:
+            self._in_ad = False
+            self._accept()
+            self._ad.tell_skipped(self._log)
+        else:
+            self._ad.take(line)
 
     def _vm_request(self, operation: str, words: list[bytes], now: float) -> None:
         if operation == lifecycle.START and len(words) > 3:

@@ -22,57 +22,19 @@ TOO_LONG = b"\0too long"
 class LineReader:
     """A reader that turns bytes, however they were cut up on the way, into lines."""
 
-    __slots__ = ("_buffer", "_discarding", "_ready", "_searched")
+    __slots__ = ("_buffer", "_discarding", "_searched")
 
     def __init__(self) -> None:
-        self._ready: list[bytes] = []
-        """The whole lines that precede the buffer, the next one last."""
         self._buffer = bytearray()
         self._searched = 0
         self._discarding = False
 
-    def is_empty(self) -> bool:
-        """Return True if no input is buffered."""
-        return not (self._buffer or self._ready or self._discarding)
-
-    def receive(self, data: bytes) -> bool:
-        """Buffer bytes; return True if `next_line` may find a line now."""
-        if self._ready or self._discarding or len(self._buffer) + len(data) > MAX_REQUEST:
-            self._buffer += data
-            return True
-        if data.find(b"\n") < 0:  # three times as fast as `in`
-            self._buffer += data
-            return False
-        whole = bytes(self._buffer) + data if self._buffer else data
-        if whole.find(b"\\\n") >= 0:
-            self._buffer += data
-            return True
-        # The usual input: no line is too long, and no line end is escaped.
-        head, _, tail = whole.rpartition(b"\n")
-        if head.find(b"\\\r") < 0:
-            self._ready = head.replace(b"\r", b"").split(b"\n")
-        else:
-            self._ready = [_without_returns(line) for line in head.split(b"\n")]
-        self._ready.reverse()
-        self._buffer[:] = tail
-        self._searched = 0
-        return True
-
-    def whole_lines(self) -> list[bytes]:
-        """Return all the lines that `next_line` would return, in order."""
-        lines, self._ready = self._ready[::-1], []
-        while (line := self.next_line()) is not None:
-            lines.append(line)
-        return lines
-
-    def give_back(self, lines: list[bytes]) -> None:
-        """Put back the last of the lines that `whole_lines` returned, to be returned again."""
-        self._ready = lines[::-1]
+    def receive(self, data: bytes) -> None:
+        """Buffer bytes, for `next_line` to find lines in."""
+        self._buffer += data
 
     def next_line(self) -> bytes | None:
         """Return the next whole line without its end, `TOO_LONG` for one that was dropped, or None for now."""
-        if self._ready:
-            return self._ready.pop()
         buffer = self._buffer
         while True:
             end = buffer.find(b"\n", self._searched)
@@ -107,12 +69,9 @@ def is_escaped(buffer: bytes | bytearray, position: int) -> bool:
 
 
 def _without_returns(line: bytes) -> bytes:
-    if b"\r" not in line:
-        return line
+    """Drop the returns that are not escaped."""
     if b"\\" not in line:
         return line.replace(b"\r", b"")
-    if line.find(b"\r") == len(line) - 1 and line[-2:-1] != b"\\":
-        return line[:-1]
     kept = bytearray()
     escaped = False
     for byte in line:
@@ -129,8 +88,6 @@ def split(line: bytes) -> list[bytes]:
     Two separators in a row make an empty word. An escaped *last* character of a line is dropped, as in the
     reference: ``RESULTS\ `` is RESULTS.
     """
-    if line.find(b"\\") < 0:
-        return line.replace(b"\t", b" ").replace(b"\r", b" ").split(b" ")
     words = [bytearray()]
     position, last = 0, len(line) - 1
     while position <= last:
@@ -149,12 +106,8 @@ def split(line: bytes) -> list[bytes]:
 
 def escape(word: str) -> str:
     """Escape one word of a reply, so that the client does not split it."""
-    if not word:
-        return word
-    word = word.replace("\\", "\\\\")
-    for special in " \r\n":
-        if special in word:
-            word = word.replace(special, "\\" + special)
+    for special in "\\ \r\n":
+        word = word.replace(special, "\\" + special)
     return word
 
 
@@ -163,16 +116,14 @@ def words(line: str) -> list[str]:
 
     This is the inverse of `reply`; two spaces in a row make an empty word.
     """
-    if "\\" not in line:
-        return line.split(" ")
-    found = [""]
+    found: list[list[str]] = [[]]
     letters = iter(line)
     for letter in letters:
         if letter == " ":
-            found.append("")
+            found.append([])
         else:
-            found[-1] += next(letters, "") if letter == "\\" else letter
-    return found
+            found[-1].append(next(letters, "") if letter == "\\" else letter)
+    return ["".join(word) for word in found]
 
 
 def reply(*words: str) -> bytes:
@@ -181,9 +132,6 @@ def reply(*words: str) -> bytes:
     Words that would make it longer are left out, and a single word that is too long is cut: the client
     survives a short answer.
     """
-    whole = " ".join(words)
-    if len(whole) < MAX_REPLY - 2 and _is_plain(whole) and whole.count(" ") == len(words) - 1 and words[0]:
-        return whole.encode() + b"\n"
     line = bytearray()
     for word in words:
         encoded = escape(word).encode("utf-8", "replace").replace(b"\0", b"?")
@@ -199,8 +147,3 @@ def reply(*words: str) -> bytes:
         line += encoded
     line += b"\n"
     return bytes(line)
-
-
-def _is_plain(text: str) -> bool:
-    """Return True if `escape` and the encoding change nothing of the text but blanks."""
-    return text.isascii() and text.isprintable() and "\\" not in text
