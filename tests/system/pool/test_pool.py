@@ -130,8 +130,8 @@ def test_a_suspended_job_goes_on_where_it_was(pool: Pool, running: Mapping[str, 
     for words in (
         job.domain,
         "suspended to disk",
-        ">suspend<",
-        ">resume<",
+        "<b>suspend, ",
+        "<b>resume, ",
         "the guest is gone",
         "is saved in vm_suspend",
     ):
