@@ -106,7 +106,7 @@ WRITTEN = {
     "libvirt-xml": "disk.qcow2:vda:w:qcow2,seed.iso:sda:r:iso",
     "ovf": "appliance-disk001.qcow2:hda:w:qcow2",
     "vmx": "machine.qcow2:sda:w:qcow2",
-    "box": "box.img:sda:w:qcow2",
+    "box": "box.img:vda:w:qcow2",
     "disk": "disk.qcow2:vda:w:qcow2,seed.iso:sda:r:iso",
 }
 
