@@ -23,6 +23,10 @@ SETTING = "VM_MAC_HOOK"
 RELEASE = "release"
 
 
+class Chosen(str):
+    """A MAC address that the hook has chosen, as opposed to the job's own: the hook is at fault if another VM has it."""
+
+
 def choose(
     settings: Settings,
     job: JobAd,
@@ -65,7 +69,7 @@ def choose(
         )
     address = " ".join(more)
     log(f"{label} gives {name} the MAC address {answer}{address and f' and {address}'} for NIC {nic}")
-    return answer, address
+    return Chosen(answer), address
 
 
 def release(hook: str, name: str, nic: int, mac: str, deadline: float, log: Callable[[str], None]) -> None:
