@@ -24,7 +24,7 @@ RELEASE = "release"
 
 
 class Chosen(str):
-    """A MAC address that the hook has chosen, as opposed to the job's own: the hook is at fault if another VM has it."""
+    """A MAC address that the hook has chosen, not the job: the hook is at fault if another VM has it."""
 
 
 def choose(
