@@ -45,7 +45,7 @@ DEADLINES = {
     "vsphere": 300,
     "pool": 900,
     "xen": 900,
-    "node": 900,
+    "node": 1800,
 }
 """Seconds for a test with a marker, its fixtures included; the longest counts. The first of vSphere's builds
 the simulator, in two minutes on a busy machine."""
