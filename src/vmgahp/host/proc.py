@@ -15,16 +15,26 @@ def uid(pid: int) -> int | None:
         return None
 
 
+def birth(pid: int) -> str:
+    """Return the start of a process in ticks since boot (field 22 of proc_pid_stat(5)); "" if it is not alive.
+
+    A zombie is not alive: its entry stays until its parent reaps it.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # The second field is the program's name in brackets, and may hold anything.
+            fields = stat.read().rpartition(b")")[2].split()
+            return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+    except (OSError, IndexError):
+        return ""
+
+
 def age(pid: int) -> float:
     """Return the seconds since a process was started; 0 if there is none. An exec does not restart the count."""
     from time import CLOCK_BOOTTIME, clock_gettime
 
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-        return max(0.0, clock_gettime(CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    ticks = birth(pid)
+    return max(0.0, clock_gettime(CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")) if ticks else 0.0
 
 
 def cpu_seconds(pid: int) -> float:

@@ -5,6 +5,7 @@ from _collections_abc import Iterable, Iterator
 from stat import S_ISDIR, S_ISFIFO
 
 from vmgahp.errors import MachineFault
+from vmgahp.host import proc
 
 LONGEST_PATH = 100
 """The most bytes of a socket's path. The kernel's limit is 107 (``sun_path`` in unix(7)); QEMU's is the same."""
@@ -32,13 +33,13 @@ def belong_to(server: int) -> None:
 def owner() -> str:
     """Return the owner of this process's directories, as a text that other processes can check (`is_alive`)."""
     pid = _server or os.getpid()
-    return f"{pid}-{_birth(pid)}"
+    return f"{pid}-{proc.birth(pid)}"
 
 
 def is_alive(name: str) -> bool:
     """Return True if a name begins with the `owner` of a living process."""
     pid, _, rest = name.partition("-")
-    return pid.isascii() and pid.isdigit() and _birth(int(pid)) == rest.partition("-")[0] != ""
+    return pid.isascii() and pid.isdigit() and proc.birth(int(pid)) == rest.partition("-")[0] != ""
 
 
 def runtime_dir(base: str | None = None) -> str:
@@ -122,14 +123,14 @@ def let_in(fifo: str) -> None:
 
 def is_claimed(uuid: str) -> bool:
     """Return True if a living process has claimed the VM `uuid`."""
-    return any(_is_mine(f"{path}/{uuid}") and _birth(pid) == birth for path, pid, birth in _made_in(_bases()))
+    return any(_is_mine(f"{path}/{uuid}") and proc.birth(pid) == birth for path, pid, birth in _made_in(_bases()))
 
 
 def claimed(prefix: str) -> set[str]:
     """Return the names with this prefix in the directories of living processes."""
     found: set[str] = set()
     for path, pid, birth in _made_in(_bases()):
-        if _is_mine(path) and _birth(pid) == birth:
+        if _is_mine(path) and proc.birth(pid) == birth:
             try:
                 found.update(name for name in os.listdir(path) if name.startswith(prefix))
             except OSError:
@@ -168,7 +169,7 @@ def sweep(base: str | None = None) -> list[str]:
     births: dict[int, str] = {}  # a cache: each of two hundred servers has made several
     for path, pid, birth in _made_in(_bases() if base is None else [base]):
         if pid not in births:
-            births[pid] = _birth(pid)
+            births[pid] = proc.birth(pid)
         if births[pid] != birth and _remove_directory(path, os.geteuid()):
             removed.append(path)
     return removed
@@ -210,17 +211,3 @@ def _remove_directory(path: str, uid: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _birth(pid: int) -> str:
-    """Return the start of a process in ticks since boot (field 22 of proc_pid_stat(5)); "" if it is not alive.
-
-    A zombie is not alive: its entry stays until its parent reaps it.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The second field is the program's name in brackets, and may hold anything.
-            fields = stat.read().rpartition(b")")[2].split()
-            return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
-    except (OSError, IndexError):
-        return ""

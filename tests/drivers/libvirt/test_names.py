@@ -79,7 +79,7 @@ def test_the_claim_of_a_process_that_is_gone_counts_no_longer(monkeypatch: pytes
     uuid = "00000000-1111-2222-3333-555555555555"
     place = claim(uuid)
     try:
-        monkeypatch.setattr("vmgahp.host.runtime_dir._birth", lambda _pid: "1")
+        monkeypatch.setattr("vmgahp.host.proc.birth", lambda _pid: "1")
         assert not is_claimed(uuid)
     finally:
         remove(place)
