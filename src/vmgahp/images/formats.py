@@ -123,10 +123,7 @@ _TEXT = bytes((*b"\t\n\f\r", *range(32, 127)))
 
 def not_a_disk(header: bytes) -> str:
     """Name the kind of a file with these first `HEADER` bytes if it is known not to be a disk; return "" otherwise."""
-    for place, mark, name in _OTHERS:
-        if header[place : place + len(mark)] == mark:
-            return name
-    return "a text" if header and not header.translate(None, _TEXT) else ""
+    return _by_magic(header, _OTHERS) or ("a text" if header and not header.translate(None, _TEXT) else "")
 
 
 class UnclearFormat(ValueError):
@@ -135,10 +132,12 @@ class UnclearFormat(ValueError):
 
 def looks_like(header: bytes) -> str:
     """Return the format whose magic number the first `HEADER` bytes have; empty for none. This proves nothing."""
-    for place, mark, name in _HEADERS:
-        if header[place : place + len(mark)] == mark:
-            return name
-    return ""
+    return _by_magic(header, _HEADERS)
+
+
+def _by_magic(header: bytes, table: tuple[tuple[int, bytes, str], ...]) -> str:
+    """Return the name of the first row whose mark is at its place; empty for none."""
+    return next((name for place, mark, name in table if header[place : place + len(mark)] == mark), "")
 
 
 def image_format(name: str, said: str, file: "BinaryIO") -> str:
