@@ -166,30 +166,28 @@ def test_libraries_in_directories_of_the_administrators_are_no_matter(scratch: P
     assert daemon(environ, PROBE, "vmtype", "simulated").returncode == 0
 
 
-def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
-    """Here the driver itself hangs while it is loaded, which no check could have a deadline for."""
+def probe_that_hangs(scratch: Path, line: str) -> "subprocess.CompletedProcess[str]":
+    """Run a probe whose driver hangs, after a line of Python in which it is `p`."""
     code = (
         "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
-        "p.DEADLINE, p.proc.age = 0.2, lambda pid: 0.0\n"
+        f"{line}\n"
         "p.surveyor = lambda *_: threading.Event().wait()\n"
         "sys.exit(p.run('simulated', c.os.environ, to_stderr=True))\n"
     )
     command, environ = [sys.executable, "-c", code], environment("simulated", scratch)
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
+    """Here the driver itself hangs while it is loaded, which no check could have a deadline for."""
+    ended = probe_that_hangs(scratch, "p.DEADLINE, p.proc.age = 0.2, lambda pid: 0.0")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "had not ended after 0.2 s. It waited for the driver of VM type simulated." in ended.stderr
 
 
 def test_the_time_of_the_probe_runs_from_the_start_of_its_process(scratch: Path) -> None:
     """A Python that was slow to start has that much less, for the startd's patience began with it."""
-    code = (
-        "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
-        "p.proc.age = lambda pid: p.DEADLINE - 0.5\n"
-        "p.surveyor = lambda *_: threading.Event().wait()\n"
-        "sys.exit(p.run('simulated', c.os.environ, to_stderr=True))\n"
-    )
-    command, environ = [sys.executable, "-c", code], environment("simulated", scratch)
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    ended = probe_that_hangs(scratch, "p.proc.age = lambda pid: p.DEADLINE - 0.5")
     assert re.search(r"had not ended after 0\.[0-9] s\. It waited for the driver of VM type simulated", ended.stderr)
 
 

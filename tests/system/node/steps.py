@@ -37,3 +37,21 @@ def assert_counted(job: NodeJob, seconds: int) -> None:
     assert console.count(BANNER) == 1, "it went on, it was not booted again"
     assert counts(console) == list(range(1, seconds + 1))
     assert console.endswith(f"{DONE}\n")
+
+
+def suspend_and_continue(node: Node, job: NodeJob) -> None:
+    """Have its memory saved to disk, and its guest go on."""
+    job.command("condor_suspend")
+    job.wait_for_event("suspended", TIME)
+    node.wait_until("its QEMU to go", lambda: not job.confinement(), TIME)
+    job.command("condor_continue")
+    assert_confined(node, job)
+    job.wait_for_event("unsuspended", TIME)
+
+
+def vacate(node: Node, job: NodeJob) -> None:
+    """Have it evicted, and restart from its checkpoint."""
+    job.command("condor_vacate_job")
+    job.wait_for_event("evicted", TIME)
+    job.wait_for_event("executing", TIME, times=2)
+    assert_confined(node, job)

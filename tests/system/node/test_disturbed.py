@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 from tests.lab.node import Node, NodeJob
 from tests.lab.packages import build, kept_of, later_clone_of
-from tests.system.node.steps import TIME, assert_confined, assert_counted, guest_of, settle
+from tests.system.node.steps import (
+    TIME,
+    assert_confined,
+    assert_counted,
+    guest_of,
+    settle,
+    suspend_and_continue,
+    vacate,
+)
 from tests.system.pool.outcomes import CHECKPOINT
 
 pytestmark = pytest.mark.node
@@ -60,14 +68,8 @@ def test_an_upgrade_and_a_restart_of_libvirt_leave_a_running_job_alone(
     node.install(Path(package))
     node.run("systemctl", "restart", "libvirtd")
     assert job.ask_of_qemu("echo $pid") == pid
-    job.command("condor_suspend")
-    job.wait_for_event("suspended", TIME)
-    node.wait_until("its QEMU to go", lambda: not job.confinement(), TIME)
-    job.command("condor_continue")
-    assert_confined(node, job)
-    job.wait_for_event("unsuspended", TIME)
-    job.command("condor_vacate_job")
-    job.wait_for_event("executing", TIME, times=2)
+    suspend_and_continue(node, job)
+    vacate(node, job)
     assert_counted(job, LONG)
 
 

@@ -11,7 +11,15 @@ from tests import REPOSITORY
 from tests.lab import linux_guest
 from tests.lab.guest import make_guest
 from tests.lab.node import USER, Node, NodeJob
-from tests.system.node.steps import TIME, assert_confined, assert_counted, guest_of, settle
+from tests.system.node.steps import (
+    TIME,
+    assert_confined,
+    assert_counted,
+    guest_of,
+    settle,
+    suspend_and_continue,
+    vacate,
+)
 from tests.system.pool.outcomes import CHECKPOINT
 
 pytestmark = pytest.mark.node
@@ -103,15 +111,8 @@ def test_a_job_with_a_tpm_and_a_network_goes_on_after_a_suspension_and_from_its_
     lines = f"vm_vnc = true\n+VMPARAM_vm_TPM = true\nvm_networking = true\nvm_networking_type = nat\n{CHECKPOINT}"
     job = machine.submit("much", guest_of(90), lines)
     settle(machine, job)
-    job.command("condor_suspend")
-    job.wait_for_event("suspended", TIME)
-    machine.wait_until("its QEMU to go", lambda: not job.confinement(), TIME)
-    job.command("condor_continue")
-    assert_confined(machine, job)
-    job.wait_for_event("unsuspended", TIME)
-    job.command("condor_vacate_job")
-    job.wait_for_event("executing", TIME, times=2)
-    assert_confined(machine, job)
+    suspend_and_continue(machine, job)
+    vacate(machine, job)
     assert_counted(job, 90)
 
 
