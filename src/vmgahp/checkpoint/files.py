@@ -114,7 +114,7 @@ def differences(
             for file, ref in zip(then[device], refs, strict=True)
             if (difference := _difference(identity, directory, file, ref))
         ]
-        # Of a disk one reason is enough; for other files all are given.
+        # One reason is enough for a disk; for other files all are given.
         reasons += [f"{about}: {found[0]}"] if about and found else found
     return reasons
 

@@ -116,7 +116,7 @@ def _run(argv: list[str], ad_lines: Iterable[str], deadline: float, log_line: Ca
     import os
 
     script = argv[0]
-    # Of a name that comes twice the last line counts: that is the server's line, which the job must not override.
+    # The last of two lines with one name counts: that is the server's line, which the job must not override.
     by_name: dict[str, str] = {}
     for line in ad_lines:
         key = line.partition("=")[0].strip().lower()

@@ -77,7 +77,7 @@ class Conversation:
         self.client = Client(command, environ, self._working_dir, heard=self._heard)
         self.requests = self.client.requests
 
-    # What the server says
+    # Lines of the server
 
     def greet(self) -> None:
         """Wait for the greeting."""
@@ -217,7 +217,7 @@ class Conversation:
             return words.figures(status)
         return f"process {clean(' '.join(said))}" if request.operation == lifecycle.GETPID else "done"
 
-    # What is typed
+    # Lines of the person
 
     @property
     def prompt(self) -> str:

@@ -369,7 +369,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             )
         elif not rule.job_may_cause and not scripted:
             return fault
-        # Whether the checkpoint is to blame, a start without it shows.
+        # A start without the checkpoint shows if that is to blame.
         return fault if machine.order.restart else self._second_look(fault, plan)
 
     def _second_look(self, fault: errors.Fault, plan: Plan) -> errors.Fault:

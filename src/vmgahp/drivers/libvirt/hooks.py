@@ -52,7 +52,7 @@ def described(settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, w
         if xml != written:
             authors.append(f"VM_POLICY = {policy}")
             changes = tuple(difference(written, xml))
-    from_job = {nic.mac for nic in spec.nics if type(nic.mac) is str}
+    from_job = {nic.mac for nic in spec.nics if type(nic.mac) is str}  # the hook's are of `hooks.mac.Chosen`
     if not authors and from_job.issuperset(spec.macs):
         return Described(xml, macs=tuple((mac, "") for mac in spec.macs))
     hook = f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')}"
