@@ -1,6 +1,6 @@
 """This daemon's own checks, each with whose fault it is when it fails; libvirt's errors are in `fault_table`.
 
-The checks themselves are where they are made (`vmgahp.job.spec`, `vmgahp.images.backing`, `vmgahp.domain.build`, the
+The checks themselves are where they are made (`vmgahp.job.spec`, `vmgahp.images.formats`, `vmgahp.domain.build`, the
 survey of the probe, the start); here it can be read, and tested, that none of them blames the wrong one. The page
 docs/reference/faults.md is made of both tables.
 """

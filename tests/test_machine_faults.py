@@ -14,7 +14,7 @@ import pytest
 from tests import REPOSITORY
 from vmgahp.drivers.fault_rules import Rule
 from vmgahp.drivers.libvirt import fault_table
-from vmgahp.drivers.vmrun import faults as vmrun_faults
+from vmgahp.drivers.vmrun.tool import RULES as VMRUN_RULES
 from vmgahp.errors import MachineFault
 
 SOURCES = REPOSITORY / "src/vmgahp"
@@ -57,7 +57,7 @@ PLACES = {
     "daemon/server.py:Server._work": (1, BUG),
     "daemon/transfer_plugin.py:_directories": (1, PROBE),
     "domain/job_xml/boot_files.py:copy": (1, LACKING),
-    "drivers/any/driver.py:AnyDriver._nothing_left": (1, NOT_INSTALLED),
+    "drivers/any/__init__.py:AnyDriver._nothing_left": (1, NOT_INSTALLED),
     "drivers/any/images.py:convert": (1, NOT_INSTALLED),
     "drivers/base.py:Driver.describe": (1, PROBE),
     "drivers/base.py:find": (3, SETTING),
@@ -117,8 +117,8 @@ PLACES = {
     "drivers/lifecycle.py:ManagedMachine.report_lost": (1, LATER),
     "drivers/machine_types.py:machine_types": (1, SETTING),
     "drivers/managed.py:ManagedDriver._carry_out": (1, LACKING),
-    "drivers/script/checkpoint.py:ScriptCheckpoints.write": (1, LATER),
-    "drivers/script/driver.py:_odd": (1, PROGRAM),
+    "drivers/script/machine.py:ScriptCheckpoints.write": (1, LATER),
+    "drivers/script/__init__.py:_odd": (1, PROGRAM),
     "drivers/script/machine.py:ScriptMachine.end_guest": (1, LATER),
     "drivers/script/machine.py:refused": (1, PROGRAM),
     "drivers/script/program.py:Program.__init__": (1, SETTING),
@@ -127,43 +127,43 @@ PLACES = {
     "drivers/script/program.py:limits": (1, SETTING),
     "drivers/script/program.py:named_user": (2, SETTING),
     "drivers/script/program.py:user_for": (1, SETTING),
-    "drivers/script/survey.py:survey": (1, PROBE),
+    "drivers/script/__init__.py:survey": (1, PROBE),
     "drivers/simulated.py:SimulatedDriver._fault": (1, STAND_IN),
     "drivers/simulated.py:SimulatedDriver.start": (1, STAND_IN),
-    "drivers/vmrun/driver.py:VmrunDriver._power_on": (1, HYPERVISOR),
-    "drivers/vmrun/driver.py:VmrunDriver._take_snapshot": (1, HYPERVISOR),
-    "drivers/vmrun/faults.py:from_vmrun": (1, HYPERVISOR),
+    "drivers/vmrun/__init__.py:VmrunDriver._power_on": (1, HYPERVISOR),
+    "drivers/vmrun/__init__.py:VmrunDriver._take_snapshot": (1, HYPERVISOR),
+    "drivers/vmrun/tool.py:from_vmrun": (1, HYPERVISOR),
     "drivers/vmrun/machine.py:VmrunMachine._require_free_space": (1, LATER),
     "drivers/vmrun/machine.py:VmrunMachine.ask_to_power_off": (1, LATER),
     "drivers/vmrun/machine.py:VmrunMachine.save": (1, LATER),
-    "drivers/vmrun/processes.py:end": (1, "a VM of an earlier start is there and cannot be killed"),
+    "drivers/vmrun/tool.py:end_process": (1, "a VM of an earlier start is there and cannot be killed"),
     "drivers/vmrun/tool.py:Tool.find_product": (2, NOT_INSTALLED),
-    "drivers/vmrun/tool.py:find": (1, NOT_INSTALLED),
+    "drivers/vmrun/tool.py:find_tool": (1, NOT_INSTALLED),
     "drivers/vmrun/working_copy.py:_local_settings": (1, SETTING),
     "drivers/vsphere/connection.py:VsphereConnection._open": (1, VSPHERE),
     "drivers/vsphere/connection.py:VsphereConnection._wait": (2, VSPHERE),
     "drivers/vsphere/connection.py:VsphereConnection.once": (1, VSPHERE),
-    "drivers/vsphere/credentials.py:Access.from_settings": (1, SETTING),
-    "drivers/vsphere/credentials.py:_full_path": (1, SETTING),
-    "drivers/vsphere/credentials.py:_needed": (1, SETTING),
-    "drivers/vsphere/credentials.py:read_password": (3, SETTING),
-    "drivers/vsphere/credentials.py:tls_context": (1, SETTING),
+    "drivers/vsphere/connection.py:Access.from_settings": (1, SETTING),
+    "drivers/vsphere/connection.py:_full_path": (1, SETTING),
+    "drivers/vsphere/connection.py:_needed": (1, SETTING),
+    "drivers/vsphere/connection.py:read_password": (3, SETTING),
+    "drivers/vsphere/connection.py:tls_context": (1, SETTING),
     "drivers/vsphere/datastore.py:Store._transfer": (1, VSPHERE),
     "drivers/vsphere/datastore.py:Store.download": (1, LATER),
     "drivers/vsphere/datastore.py:_write": (1, LATER),
-    "drivers/vsphere/disks.py:_convert": (1, NOT_INSTALLED),
-    "drivers/vsphere/faults.py:_hypervisor": (1, VSPHERE),
-    "drivers/vsphere/faults.py:_machine": (1, VSPHERE),
-    "drivers/vsphere/faults.py:from_vsphere": (1, VSPHERE),
-    "drivers/vsphere/faults.py:unreachable": (2, VSPHERE),
-    "drivers/vsphere/inventory.py:Inventory._choose": (1, VSPHERE),
-    "drivers/vsphere/inventory.py:Inventory.network": (1, VSPHERE),
-    "drivers/vsphere/inventory.py:Inventory._at": (1, VSPHERE),
-    "drivers/vsphere/inventory.py:network_map": (1, SETTING),
+    "drivers/vsphere/transport.py:_convert": (1, NOT_INSTALLED),
+    "drivers/vsphere/connection.py:_hypervisor": (1, VSPHERE),
+    "drivers/vsphere/connection.py:_machine": (1, VSPHERE),
+    "drivers/vsphere/connection.py:from_vsphere": (1, VSPHERE),
+    "drivers/vsphere/connection.py:unreachable": (2, VSPHERE),
+    "drivers/vsphere/datastore.py:Inventory._choose": (1, VSPHERE),
+    "drivers/vsphere/datastore.py:Inventory.network": (1, VSPHERE),
+    "drivers/vsphere/datastore.py:Inventory._at": (1, VSPHERE),
+    "drivers/vsphere/datastore.py:network_map": (1, SETTING),
     "drivers/vsphere/machine.py:VsphereMachine.ask_to_power_off": (1, LATER),
     "drivers/vsphere/machine.py:VsphereMachine.look": (1, LATER),
     "drivers/vsphere/machine.py:_in_thread.run": (1, LATER),
-    "drivers/vsphere/survey.py:VsphereSurveyor._datastore": (2, PROBE),
+    "drivers/vsphere/__init__.py:VsphereSurveyor._datastore": (2, PROBE),
     "drivers/vsphere/transport.py:Transport._create": (1, VSPHERE),
     "drivers/vsphere/transport.py:Transport.deploy": (1, VSPHERE),
     "drivers/vsphere/transport.py:Transport.fetch": (2, LATER),
@@ -171,7 +171,7 @@ PLACES = {
     "findings.py:Checks.begin": (1, PROBE),
     "findings.py:Checks.begin.run": (1, PROBE),
     "findings.py:Checks.outcome": (1, PROBE),
-    "hooks/mac.py:choose": (1, PROGRAM),
+    "hooks/policy.py:choose_mac": (1, PROGRAM),
     "hooks/policy.py:Policy._made": (1, PROGRAM),
     "hooks/program.py:converse": (3, PROGRAM),
     "hooks/program.py:text_of": (2, PROGRAM),
@@ -190,7 +190,7 @@ PLACES = {
     "host/serial_capture.py:ConsoleCapture.__init__": (2, LACKING),
     "host/threads.py:start": (1, LACKING),
     "host/trust.py:require_trustworthy.refuse": (1, PROGRAM),
-    "images/backing.py:_info": (2, NOT_INSTALLED),
+    "images/formats.py:_info": (2, NOT_INSTALLED),
     "images/catalog.py:_broken": (1, IMAGES),
     "images/catalog.py:read": (1, IMAGES),
     "images/iso.py:_write": (2, NOT_INSTALLED),
@@ -202,8 +202,8 @@ PLACES = {
     "job/share_dirs.py:own": (1, SETTING),
     "job/vm_spec.py:memory_mib": (1, SETTING),
     "job/xen.py:require_bootloader": (1, SETTING),
-    "protocol/transcript_file.py:create": (2, PROBE),
-    "testing/endings.py:EndingContract.test_a_resume_that_failed_can_be_tried_again.fail": (1, STAND_IN),
+    "protocol/transcript.py:create_file": (2, PROBE),
+    "testing/contract.py:EndingContract.test_a_resume_that_failed_can_be_tried_again.fail": (1, STAND_IN),
 }
 """Module and function -> how many machine faults are made there, and by which state of the machine."""
 
@@ -268,11 +268,11 @@ def test_a_rule_of_libvirts_that_a_job_may_cause_has_a_second_look() -> None:
     assert sorted(unlooked) == sorted(RULES)
 
 
-@pytest.mark.parametrize("rule", vmrun_faults.RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", VMRUN_RULES, ids=lambda rule: rule.name)
 def test_no_rule_of_vmrun_takes_a_text_of_the_jobs_for_the_machines(rule: Rule) -> None:
     """What the job chose is cut out first, and only the last rule takes what nobody knows."""
     if blames_the_machine(rule):
-        assert rule.message or rule is vmrun_faults.RULES[-1]
+        assert rule.message or rule is VMRUN_RULES[-1]
 
 
 def blames_the_machine(rule: Rule) -> bool:

@@ -15,7 +15,7 @@ import shtab
 
 from vmgahp.commands.arguments import Parser
 from vmgahp.commands.tool import COMMANDS, tool_parser
-from vmgahp.config.htcondor import ELSEWHERE
+from vmgahp.config.check import ELSEWHERE
 from vmgahp.config.table import SETTINGS
 from vmgahp.vm_types import DRIVERS
 

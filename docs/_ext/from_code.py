@@ -20,12 +20,12 @@ import tested_on
 import vmgahp
 from command_line import plain
 from vmgahp import cli, errors, vm_types
-from vmgahp.config.htcondor import ELSEWHERE, RETIRED
+from vmgahp.config.check import ELSEWHERE, RETIRED
 from vmgahp.config.table import SERVER, SETTINGS, Setting
 from vmgahp.daemon import transfer_plugin
 from vmgahp.job import published
 from vmgahp.job.attributes import ATTRIBUTES, OPTIONS, JobAttribute
-from vmgahp.protocol import error_words
+from vmgahp.protocol import requests
 
 FAMILIES = {
     "settings-xen": vm_types.XEN,
@@ -82,10 +82,10 @@ def _words(*, ours: bool) -> str:
     answered = {value for value in vars(errors).values() if isinstance(value, str)}
     holding = [word.removeprefix(errors.PREFIX) for word in errors.HOLD_CODES]
     text = ""
-    for word in (*holding, *(word for word in error_words.WORDS if word not in holding)):
+    for word in (*holding, *(word for word in requests.WORDS if word not in holding)):
         if (errors.PREFIX + word in answered) == ours:
             fate = f"Holds the job, subcode {holding.index(word)}." if word in holding else "Does not hold the job."
-            text += f"```{{error-word}} {errors.PREFIX}{word}\n{plain(error_words.meaning(word))} {fate}\n```\n\n"
+            text += f"```{{error-word}} {errors.PREFIX}{word}\n{plain(requests.meaning(word))} {fate}\n```\n\n"
     return text
 
 

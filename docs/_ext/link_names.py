@@ -5,19 +5,15 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 from vmgahp import errors
-from vmgahp.config.htcondor import ELSEWHERE
+from vmgahp.config.check import ELSEWHERE
 from vmgahp.config.table import SETTINGS
 from vmgahp.job.attributes import ATTRIBUTES
-from vmgahp.protocol import error_words
+from vmgahp.protocol import requests
 
 PLACES = (
     {row.name: ("job-attribute", row.name) for row in ATTRIBUTES}
     | {setting.name: ("confval", setting.name) for setting in (*SETTINGS, *ELSEWHERE)}
-    | {
-        name: ("error-word", errors.PREFIX + word)
-        for word in error_words.WORDS
-        for name in (word, errors.PREFIX + word)
-    }
+    | {name: ("error-word", errors.PREFIX + word) for word in requests.WORDS for name in (word, errors.PREFIX + word)}
 )
 """What a page may write -> the kind of object that the reference describes, and its name there."""
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from vmgahp.checkpoint import manifest
 from vmgahp.checkpoint.manifest import CheckpointKind, Invalid, Manifest
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT
-from vmgahp.drivers.script.checkpoint import KIND as SCRIPT
-from vmgahp.drivers.vmrun.checkpoint import KIND as VMRUN
+from vmgahp.drivers.script.machine import KIND as SCRIPT
+from vmgahp.drivers.vmrun.machine import KIND as VMRUN
 
 KINDS = {kind.driver: kind for kind in (LIBVIRT, SCRIPT, VMRUN)}
 FACTS = {

@@ -21,7 +21,7 @@ from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, disk_refs
 from vmgahp.errors import Fault, JobFault, MachineFault
 from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
-from vmgahp.images.backing import BackingFile
+from vmgahp.images.formats import BackingFile
 from vmgahp.job.spec import Disk
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

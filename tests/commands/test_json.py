@@ -78,7 +78,7 @@ def test_top(printed: Printed, tmp_path: Path) -> None:
     """Of VMs there are none here; what is told of one are the fields of a row."""
     from dataclasses import fields
 
-    from vmgahp.commands.top.node import VmRow
+    from vmgahp.commands.top.screen import VmRow
 
     document = printed("top", "--execute", str(tmp_path))
     rows = {f"vms[].{field.name}" for field in fields(VmRow)}

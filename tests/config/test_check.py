@@ -13,8 +13,9 @@ from tests.config.support import CONDOR, Program, Tool, Write
 from tests.peer import VMGAHP, daemon, environment
 from vmgahp import config, vm_types
 from vmgahp.cli import PROBE
-from vmgahp.config import SETTINGS, Settings, htcondor, sources
+from vmgahp.config import SETTINGS, Settings, sources
 from vmgahp.config import check as settings_check
+from vmgahp.config.check import ELSEWHERE, ELSEWHERE_BY_NAME, RETIRED
 from vmgahp.config.sources import Entries, Entry
 from vmgahp.config.table import PLUGIN, SERVER, STARTD, STARTER
 from vmgahp.errors import MachineFault
@@ -221,7 +222,7 @@ def test_a_name_that_htcondor_itself_has_is_none_of_ours_misspelled() -> None:
     assert settings_check.names(Entries([known, Entry("VM_MEMORYS", "5", "x")], of_htcondor=True)) == []
 
 
-@pytest.mark.parametrize("name", htcondor.RETIRED)
+@pytest.mark.parametrize("name", RETIRED)
 def test_what_htcondor_no_longer_reads(name: str) -> None:
     [found] = settings_check.names(entries(f"{name} = 5"))
     assert found.verdict == OFF
@@ -233,10 +234,10 @@ def test_what_htcondor_no_longer_reads(name: str) -> None:
 
 
 def test_nothing_is_both_read_and_retired() -> None:
-    alive = {*config.BY_NAME, *htcondor.BY_NAME}
-    assert not alive & set(htcondor.RETIRED)
-    assert not set(config.BY_NAME) & set(htcondor.BY_NAME)
-    for setting in (*SETTINGS, *htcondor.ELSEWHERE):
+    alive = {*config.BY_NAME, *ELSEWHERE_BY_NAME}
+    assert not alive & set(RETIRED)
+    assert not set(config.BY_NAME) & set(ELSEWHERE_BY_NAME)
+    for setting in (*SETTINGS, *ELSEWHERE):
         assert setting.readers
         assert set(setting.readers) <= {SERVER, STARTD, STARTER, PLUGIN}
 
@@ -264,7 +265,7 @@ def test_one_slip_of_the_finger_is_told(name: str, data: st.DataObject) -> None:
         "double": name[:place] + name[place] + name[place:],
         "exchange": name[:place] + name[place + 1] + name[place] + name[place + 2 :],
     }[slip]
-    known = {*config.BY_NAME, *htcondor.BY_NAME}
+    known = {*config.BY_NAME, *ELSEWHERE_BY_NAME}
     assume(wrong not in known and len(name) > 8)
     assert settings_check.nearest(wrong, known, 0.8) == name
 
@@ -321,7 +322,7 @@ def test_all_settings_in_a_pipe(given_file: Write, vmgahp: Program) -> None:
     assert "VM_STATUS_INTERVAL = 60\n # from: default\n" in out
     assert "did you mean VM_MEMORY?" in " ".join(err.split())
     assert "VM_MEMROY" not in out
-    for setting in (*SETTINGS, *htcondor.ELSEWHERE):
+    for setting in (*SETTINGS, *ELSEWHERE):
         assert f"\n{setting.name} =" in f"\n{out}"
     printed = sources.logical_lines(out.replace("\n #", "\n#"), "x")
     settings = Settings({name: value for _, name, value in printed if name in config.BY_NAME})

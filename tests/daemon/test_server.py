@@ -17,7 +17,7 @@ from tests.protocol.recordings import TRANSCRIPTS, play_exactly
 from vmgahp import errors
 from vmgahp.daemon import server
 from vmgahp.protocol import transcript, wire
-from vmgahp.testing.subject import until
+from vmgahp.testing.contract import until
 
 
 def start(peer: Peer, scratch: Path, *more: str) -> list[str]:

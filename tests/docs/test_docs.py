@@ -22,11 +22,11 @@ from tests.peer import Peer, environment
 from vmgahp import cli, lifecycle
 from vmgahp.commands.arguments import Parser
 from vmgahp.commands.tool import COMMANDS, ToolCommand, tool_parser
-from vmgahp.config import htcondor
 from vmgahp.config import table as settings_table
+from vmgahp.config.check import ELSEWHERE, RETIRED
 from vmgahp.job import attributes as job_attributes
 from vmgahp.job import options as job_options
-from vmgahp.protocol import error_words, transcript
+from vmgahp.protocol import requests, transcript
 
 ROOT = REPOSITORY
 DOCS = ROOT / "docs"
@@ -98,7 +98,7 @@ def test_every_setting_is_in_one_part_of_the_reference(extensions: None) -> None
     parts = [part for part in from_code.PARTS if part.startswith("settings-")]
     assert set(re.findall(r"{from-code} (\S+)", page)) == set(parts)
     shown = [name for part in parts for name in re.findall(r"{confval} (\S+)", from_code.PARTS[part]())]
-    assert sorted(shown) == sorted(row.name for row in (*settings_table.SETTINGS, *htcondor.ELSEWHERE))
+    assert sorted(shown) == sorted(row.name for row in (*settings_table.SETTINGS, *ELSEWHERE))
 
 
 def test_a_setting_is_shown_with_all_that_its_row_says(extensions: None) -> None:
@@ -277,13 +277,13 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 def unknown_names(text: str) -> set[str]:
     """What a text calls like a setting or an attribute, and is none."""
-    settings = {row.name for row in (*settings_table.SETTINGS, *htcondor.ELSEWHERE)}
+    settings = {row.name for row in (*settings_table.SETTINGS, *ELSEWHERE)}
     others = {"VM_TYPES", "VM_HYPERVISORS", "VM_GAHP_VERSION", "VM_WORKING_DIR", "VM_GAHP"}
     named = set(re.findall(r"(?<!\w)(?:VM|VMWARE|VSPHERE|XEN|LIBVIRT)_[A-Z_]*[A-Z](?![\w*<…])", text))
-    words = {word.removeprefix("JOBCLASSAD_") for word in error_words.WORDS}
+    words = {word.removeprefix("JOBCLASSAD_") for word in requests.WORDS}
     attributes = {row.name for row in job_attributes.ATTRIBUTES}
     of_jobs = set(re.findall(r"(?<!\w)(?:JobVM|VMPARAM_)\w*\w(?![\w*<…])", text))
-    return (named - settings - set(htcondor.RETIRED) - others - words) | {
+    return (named - settings - set(RETIRED) - others - words) | {
         name for name in of_jobs - attributes if not name.endswith("_")
     }
 

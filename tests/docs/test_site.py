@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 
 from tests import REPOSITORY
 from vmgahp import errors
-from vmgahp.protocol import error_words
+from vmgahp.protocol import requests
 
 pytestmark = pytest.mark.timeout(300)  # the first test builds the pages
 
@@ -160,7 +160,7 @@ def test_every_error_word_is_found(site: Path) -> None:
     """By its whole name, as it stands in a log and a hold reason, as an object of the search."""
     index = json.loads((site / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
     found = {entry[-1] for entries in index["objects"].values() for entry in entries}
-    names = {errors.PREFIX + word for word in error_words.WORDS}
+    names = {errors.PREFIX + word for word in requests.WORDS}
     assert names - found == set()
     page = (site / "reference/errors.html").read_text()
     assert {name for name in names if f'id="error-word-{name}"' not in page} == set()

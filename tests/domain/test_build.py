@@ -15,8 +15,8 @@ from tests.domain.support import TPM_SOCKET, assert_golden, assert_of_libvirts_s
 from vmgahp import errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain import devices
-from vmgahp.images.backing import BackingFile
 from vmgahp.images.catalog import Image
+from vmgahp.images.formats import BackingFile
 from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import Devices, Disk, JobSpec, Nic, Topology
 

@@ -12,7 +12,7 @@ from tests.domain import support
 from tests.domain.support import disk
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain.restore import LARGEST, MOST_DEVICES, SavedMismatch, reconcile
-from vmgahp.images.backing import BackingFile
+from vmgahp.images.formats import BackingFile
 from vmgahp.job.spec import JobSpec, Nic
 
 UUID = "18b0b959-737e-4ba1-983e-ef517357615e"

@@ -10,7 +10,7 @@ import pytest
 from tests.domain.support import SCRIPTED, disk, host, spec, with_value
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain import verify
-from vmgahp.images.backing import BackingFile
+from vmgahp.images.formats import BackingFile
 from vmgahp.job.spec import JobSpec, Nic
 
 BACKING = (BackingFile("/shared/base.qcow2", "qcow2"), BackingFile("/shared/old.img", "raw"))

@@ -12,14 +12,14 @@ from tests.fuzz.target import target
 from vmgahp import errors
 from vmgahp.checkpoint import manifest, memory_image, memory_image_xen
 from vmgahp.commands import files as logs
-from vmgahp.commands.report import page, story
+from vmgahp.commands.report import page, read_from
 from vmgahp.config import SETTINGS, Settings, sources
 from vmgahp.domain import restore
 from vmgahp.drivers.libvirt import qemu_log
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, XEN
 from vmgahp.drivers.script import protocol as script_protocol
-from vmgahp.drivers.script.checkpoint import KIND as SCRIPT
-from vmgahp.drivers.vmrun.checkpoint import KIND as VMRUN
+from vmgahp.drivers.script.machine import KIND as SCRIPT
+from vmgahp.drivers.vmrun.machine import KIND as VMRUN
 from vmgahp.images import catalog, formats, vmdk
 from vmgahp.job.ad import JobAd
 from vmgahp.lifecycle import RUNNING
@@ -93,7 +93,7 @@ def metrics_file(data: bytes) -> None:
     line = Totals(found).sample(Metrics(RUNNING, 1.0, 2.0, block={"vda": {"read_bytes": 3}}))
     assert 0 <= line["cpu_seconds"] <= 2 * LARGEST  # type: ignore[operator]
     json.dumps(line, allow_nan=False)
-    told = story.read_from(io.BytesIO(data))
+    told = read_from(io.BytesIO(data))
     assert all(math.isfinite(number) for sample in told.samples for number in sample[2:7])
     if told.samples or told.events:
         assert b"<script" not in page.render(told, [])

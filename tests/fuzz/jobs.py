@@ -203,7 +203,7 @@ def vmware_machine(data: bytes) -> None:
     with suppress(vmx.VmxError, *HELD):
         read = vmx.Vmx.decode(data)
         with suppress(*HELD):
-            hardware.read(read, "vm.vmx")
+            hardware.read_hardware(read, "vm.vmx")
         copy = working_copy.build(read, VMWARE, "/scratch", "1-2-3", SETTINGS, _Scratch(DISK)).vmx
         assert copy["memsize"] == "64"
         for name, value in vmx.Vmx.decode(copy.encode()).items():

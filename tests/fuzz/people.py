@@ -10,9 +10,9 @@ from unittest import mock
 
 from tests.fuzz.target import target
 from vmgahp.commands.arguments import Parser
-from vmgahp.commands.console import job_ad as console_ad
+from vmgahp.commands.console.conversation import JobAd, parse_ad
 from vmgahp.commands.submit import add_arguments, conversion, virt_install
-from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.machine import SubmitError, Summary
 from vmgahp.daemon import transfer_plugin
 from vmgahp.errors import ClientFault, JobFault
 from vmgahp.host.run import Finished
@@ -102,7 +102,7 @@ def submit_disk(data: bytes) -> None:
 def console_job_ad(data: bytes) -> None:
     """A text that somebody takes for a job ad."""
     with suppress(ClientFault, JobFault):
-        pairs = console_ad.parse(data.decode("utf-8", "replace"))
+        pairs = parse_ad(data.decode("utf-8", "replace"))
         assert all("\n" not in text for _, text in pairs)
 
 
@@ -115,7 +115,7 @@ def transfer_url(data: bytes) -> None:
         assert wanted.base.startswith("/")
         assert "/" not in wanted.name
         assert wanted.name not in (".", "..")
-    for said, read in ((transfer_plugin._old, console_ad.JobAd.parse_line), (transfer_plugin._new, None)):
+    for said, read in ((transfer_plugin._old, JobAd.parse_line), (transfer_plugin._new, None)):
         line = f"TransferError = {said(text)}"
         assert "\n" not in line
         assert read is None or read(line) is not None

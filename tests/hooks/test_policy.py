@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from tests import REPOSITORY
 from tests.conftest import examples
-from tests.jobs import hurry_the_engine
+from tests.jobs import engine_in_process, hurry_the_engine
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
-from vmgahp.hooks import mac, policy, program, stylesheet
+from vmgahp.hooks import policy, program, stylesheet
+from vmgahp.hooks.policy import choose_mac, release_mac
 from vmgahp.job import engine
 from vmgahp.job.ad import JobAd
 
@@ -396,7 +397,8 @@ def test_no_requirements() -> None:
 @settings(max_examples=examples(30))
 @given(st.dictionaries(st.sampled_from(["A", "B", "C"]), st.text(max_size=20)))
 def test_every_ad_has_values_that_are_json(attributes: dict[str, str]) -> None:
-    values = JobAd(attributes.items()).values()
+    with engine_in_process():
+        values = JobAd(attributes.items()).values()
     assert json.loads(json.dumps(values, allow_nan=False)) == values
 
 
@@ -409,7 +411,7 @@ def test_numbers_that_json_does_not_know(expression: str) -> None:
 
 
 def asked(hook: str, given: str = "", saved: str = "", *, vm: str = "alice_lab_1.0", dry: bool = False) -> str:
-    return mac.choose(Settings({"VM_MAC_HOOK": hook}), ad(), vm, given, saved, [].append, dry=dry)[0]
+    return choose_mac(Settings({"VM_MAC_HOOK": hook}), ad(), vm, given, saved, [].append, dry=dry)[0]
 
 
 def test_a_hook_gives_an_address(write: Write, place: Path) -> None:
@@ -457,9 +459,9 @@ def test_an_answer_that_is_no_address_of_a_card(write: Write, answer: str) -> No
 @pytest.mark.parametrize("more", ["10.0.0.7", "10.0.0.7/24 10.0.0.1 10.0.0.2", "fd00::7/64"])
 def test_a_hook_may_give_the_guests_address_too_and_has_it_back(write: Write, place: Path, more: str) -> None:
     hook = write(f'echo "$VMGAHP_VM_NAME $*" >>{place}/argv; [ "$3" ] || echo 52:54:00:AB:cd:01 {more}')
-    said = mac.choose(Settings({"VM_MAC_HOOK": hook}), ad(), "vm", "", "", [].append, nic=1)
+    said = choose_mac(Settings({"VM_MAC_HOOK": hook}), ad(), "vm", "", "", [].append, nic=1)
     assert said == ("52:54:00:ab:cd:01", more)
-    mac.release(hook, "vm", 1, said[0], 5.0, [].append)
+    release_mac(hook, "vm", 1, said[0], 5.0, [].append)
     assert (place / "argv").read_text() == "vm 1 \nvm 1 52:54:00:ab:cd:01 release\n"
 
 
@@ -606,6 +608,6 @@ def test_a_stage_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(w
 def test_a_mac_hook_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(write: Write) -> None:
     hook = write('if grep -q evil; then exit 7; fi; echo "$2"')
     settings = Settings({"VM_MAC_HOOK": hook})
-    assert mac.choose(settings, ad(), "vm", "", "", [].append) == ("", "")
+    assert choose_mac(settings, ad(), "vm", "", "", [].append) == ("", "")
     with pytest.raises(JobFault, match="works for a plain job"):
-        mac.choose(settings, ad(Owner='"evil"'), "vm", "", "", [].append)
+        choose_mac(settings, ad(Owner='"evil"'), "vm", "", "", [].append)

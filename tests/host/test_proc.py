@@ -9,7 +9,7 @@ from time import monotonic
 
 import pytest
 
-from vmgahp.drivers.vmrun import processes
+from vmgahp.drivers.vmrun.tool import running_processes
 from vmgahp.host import proc
 
 
@@ -31,7 +31,7 @@ def test_a_name_that_is_no_text_hides_no_owner(odd: int) -> None:
 
 
 def test_a_name_that_is_no_text_keeps_nobody_from_finding_others(odd: int) -> None:
-    assert odd not in [found.pid for found in processes.running(os.getuid())]
+    assert odd not in [found.pid for found in running_processes(os.getuid())]
 
 
 def test_a_process_has_an_age_of_its_own_whatever_it_has_become() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests import jobs
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
-from vmgahp.images.backing import MOST_LAYERS, backing_chain, require_whole
+from vmgahp.images.formats import MOST_LAYERS, backing_chain, require_whole
 
 pytestmark = pytest.mark.libvirt
 

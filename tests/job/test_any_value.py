@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.jobs import BASE, DISK, JobAd, ad
 from vmgahp.config import Settings
-from vmgahp.drivers.any import compatibility, images
+from vmgahp.drivers.any import find_fit, images
 from vmgahp.drivers.machine_types import type_for
 from vmgahp.errors import JobFault
 from vmgahp.hooks import policy
@@ -151,7 +151,7 @@ def _any(job: JobAd) -> None:
     Options(job)
     found = images.read(job, {}, NOBODY)
     for vm_type in ("kvm", "xen", "vmrun", "vsphere", "script"):
-        compatibility.fit(vm_type, job, found, NOBODY)
+        find_fit(vm_type, job, found, NOBODY)
     assert images.patience(HEALTHY)
 
 

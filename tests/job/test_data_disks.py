@@ -16,8 +16,8 @@ from vmgahp.checkpoint.manifest import CheckpointFile
 from vmgahp.drivers.libvirt.checkpoint import disk_refs
 from vmgahp.drivers.libvirt.provision import RECORD, Provision
 from vmgahp.errors import JobFault
-from vmgahp.images.backing import BackingFile, backing_chain
 from vmgahp.images.catalog import Image
+from vmgahp.images.formats import BackingFile, backing_chain
 from vmgahp.job.look import backing_files
 from vmgahp.job.spec import JobSpec
 

@@ -9,7 +9,8 @@ from tests.protocol.recordings import TRANSCRIPTS, play_exactly
 from tests.protocol.support import AD, Client
 from vmgahp import errors, lifecycle
 from vmgahp.metrics import Status
-from vmgahp.protocol import ad_lines, session, transcript, wire
+from vmgahp.protocol import session, transcript, wire
+from vmgahp.protocol.wire import MAX_AD, MAX_AD_LINES
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def test_a_job_whose_type_is_no_word_is_started_by_a_client_that_escapes_nothing
 @pytest.mark.parametrize("name", ["JobVMType", "VM_WORKING_DIR"])
 def test_an_ad_that_is_too_long_for_what_must_be_there_is_the_jobs_fault(client: Client, name: str) -> None:
     lines = [line for line in AD if not line.startswith(name)]
-    many, long = [f"A{number} = 1" for number in range(ad_lines.MAX_AD_LINES)], "x" * wire.MAX_REQUEST
+    many, long = [f"A{number} = 1" for number in range(MAX_AD_LINES)], "x" * wire.MAX_REQUEST
     for more in ([*many, f'{name} = "/kvm"'], [f'{name} = "/{long}"']):
         client.send("CLASSAD", *lines, *more, "CLASSAD_END", "CONDOR_VM_START 1 kvm")
         assert client.results() == ["1 1 VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"]
@@ -186,7 +187,7 @@ def test_secrets_of_the_ad_are_not_logged(client: Client) -> None:
 
 def test_an_ad_has_a_limit_of_lines_and_what_is_skipped_is_logged_once(client: Client) -> None:
     client.send("CLASSAD", *AD, "nonsense", "1x = 2", "more nonsense")
-    client.session.receive(b"a = 1\n" * ad_lines.MAX_AD_LINES, client.now)
+    client.session.receive(b"a = 1\n" * MAX_AD_LINES, client.now)
     client.send("last = 1", "CLASSAD_END", "CONDOR_VM_START 1 kvm")
     (call,) = client.calls
     assert call.job is not None
@@ -194,8 +195,7 @@ def test_an_ad_has_a_limit_of_lines_and_what_is_skipped_is_logged_once(client: C
     assert call.job.expression("last") is None
     assert [text for text in client.logged if "skipped" in text] == [
         "skipped 2 bad lines of the job ad",
-        f"skipped {len(AD) + 2} attributes of the job ad: it has more than {ad_lines.MAX_AD_LINES} lines or "
-        f"{ad_lines.MAX_AD} bytes",
+        f"skipped {len(AD) + 2} attributes of the job ad: it has more than {MAX_AD_LINES} lines or {MAX_AD} bytes",
         "skipped 1 bad lines of the job ad",
     ]
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vmgahp import errors
-from vmgahp.protocol import transcript, transcript_file
-from vmgahp.protocol.transcript import CLIENT, SERVER, STDERR, Line, TranscriptError
+from vmgahp.protocol import transcript
+from vmgahp.protocol.transcript import CLIENT, SERVER, STDERR, Line, TranscriptError, TranscriptFile, create_file
 
 TEXT = "< hello\n> A\n< S\n< R\n>   B\n> \n< E\nexit 0\n"
 LINES = st.binary(min_size=1).map(lambda data: data.replace(b"\n", b"") + b"\n") | st.sampled_from(
@@ -135,22 +135,22 @@ def test_the_writer_says_when() -> None:
 
 
 def test_the_file_is_new_and_nobody_elses(tmp_path: Path) -> None:
-    descriptor, path = transcript_file.create(str(tmp_path / "new.txt"))
+    descriptor, path = create_file(str(tmp_path / "new.txt"))
     os.close(descriptor)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     with pytest.raises(errors.MachineFault, match="exists"):
-        transcript_file.create(path)
+        create_file(path)
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(errors.MachineFault):
-        transcript_file.create(str(tmp_path / "link"))
+        create_file(str(tmp_path / "link"))
     assert not (tmp_path / "target").exists()
 
 
 def test_in_a_directory_each_gets_a_name_of_its_own(tmp_path: Path) -> None:
-    descriptor, path = transcript_file.create(str(tmp_path))
+    descriptor, path = create_file(str(tmp_path))
     os.close(descriptor)
     assert path.endswith(f"-{os.getpid()}.txt")
     assert os.path.dirname(path) == str(tmp_path)
@@ -166,13 +166,13 @@ def test_root_writes_where_nobody_else_can(tmp_path: Path, how: str) -> None:
     else:
         os.chown(place if how == "owner" else place.parent, 54321, 54321)
     with pytest.raises(errors.MachineFault, match="reached by"):
-        transcript_file.create(str(place))
+        create_file(str(place))
     assert list(place.iterdir()) == []
 
 
 def test_text_is_written_in_order(tmp_path: Path) -> None:
-    descriptor, path = transcript_file.create(str(tmp_path))
-    file = transcript_file.TranscriptFile(descriptor)
+    descriptor, path = create_file(str(tmp_path))
+    file = TranscriptFile(descriptor)
     for number in range(2000):
         file.write(f"> {number}\n")
     file.close()
@@ -181,7 +181,7 @@ def test_text_is_written_in_order(tmp_path: Path) -> None:
 
 def test_a_full_disk_loses_lines_and_says_so() -> None:
     complaints: list[str] = []
-    file = transcript_file.TranscriptFile(os.open("/dev/full", os.O_WRONLY), complaints.append)
+    file = TranscriptFile(os.open("/dev/full", os.O_WRONLY), complaints.append)
     file.write("> A\n")
     file.write("> B\n")
     file.close()
@@ -190,9 +190,9 @@ def test_a_full_disk_loses_lines_and_says_so() -> None:
 
 def test_a_disk_that_hangs_holds_up_nobody_and_gaps_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe that nobody reads stands for the disk."""
-    monkeypatch.setattr(transcript_file, "MOST_WAITING", 1 << 18)
+    monkeypatch.setattr("vmgahp.protocol.transcript.MOST_WAITING", 1 << 18)
     read, write = os.pipe()
-    file = transcript_file.TranscriptFile(write)
+    file = TranscriptFile(write)
     for number in range(1 << 17):
         file.write(f"> {number}\n")
     with open(read, "rb") as pipe:

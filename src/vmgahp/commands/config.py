@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from vmgahp import config, errors
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
-from vmgahp.config import check, htcondor, sources
+from vmgahp.config import check, sources
+from vmgahp.config.check import ELSEWHERE, ELSEWHERE_BY_NAME, RETIRED
 from vmgahp.config.table import SHARE_DIRS, Setting, of_share_dirs, setting_of
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, Finding, first_bad
@@ -63,8 +64,8 @@ def rows(settings: config.Settings, environ: Mapping[str, str], places: Mapping[
     found = [
         Row(setting, _shown(setting, settings.string(setting.name)), settings.where(setting.name)) for setting in read
     ]
-    values, where, _ = sources.read(tuple(htcondor.BY_NAME), environ)
-    for setting in htcondor.ELSEWHERE:
+    values, where, _ = sources.read(tuple(ELSEWHERE_BY_NAME), environ)
+    for setting in ELSEWHERE:
         value = values.get(setting.name, "").strip()
         place = places.get(setting.name, where[setting.name]) if value else "default"
         found.append(Row(setting, _shown(setting, value or setting.default), place))
@@ -86,7 +87,7 @@ def _chosen(found: list[Row], wanted: Sequence[str]) -> tuple[list[Row], list[st
     complaints = []
     past = {
         name: f"neither HTCondor nor this daemon reads it any more. {instead}".strip()
-        for name, instead in htcondor.RETIRED.items()
+        for name, instead in RETIRED.items()
     }
     for word in wanted:
         name = word.upper()

@@ -18,7 +18,8 @@ from typing import IO
 
 from vmgahp import errors
 from vmgahp.commands.arguments import tell
-from vmgahp.protocol import transcript, transcript_file
+from vmgahp.protocol import transcript
+from vmgahp.protocol.transcript import TranscriptFile, create_file
 from vmgahp.text import escape
 
 READ_SIZE = 1 << 16
@@ -73,10 +74,10 @@ def run(command: list[str], output: str, *, stderr: bool = False) -> int:
     """Run `command` and record it; return its exit status, or end by the signal that ended it."""
     while os.open(os.devnull, os.O_RDWR) <= 2:
         pass  # a closed standard descriptor must not be reused for the transcript
-    file: transcript_file.TranscriptFile | None = None
+    file: TranscriptFile | None = None
     try:
-        descriptor, _ = transcript_file.create(output)
-        file = transcript_file.TranscriptFile(descriptor, _say)
+        descriptor, _ = create_file(output)
+        file = TranscriptFile(descriptor, _say)
     except errors.MachineFault as fault:
         _say(fault.sentence)
     writer = transcript.Writer(file.write if file else lambda _: None)

@@ -1,4 +1,7 @@
-"""A check of the settings for invalid values and for misspelled and retired names.
+"""A check of the settings for invalid values and for misspelled, retired and HTCondor's own names.
+
+The names that HTCondor reads itself are from ``src/condor_utils/param_info.in`` of HTCondor, and the code of its
+startd and starter that reads them.
 
 It is used by the probe, the doctor and ``vmgahp config``; the server itself checks only the values that it
 needs. A finding is bad only if jobs of the VM type would fail for it.
@@ -6,13 +9,68 @@ needs. A finding is bad only if jobs of the VM type would fail for it.
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from vmgahp import errors
-from vmgahp.config import FALSE_WORDS, SETTINGS, TRUE_WORDS, Settings, htcondor
+from vmgahp.config import FALSE_WORDS, SETTINGS, TRUE_WORDS, Settings
 from vmgahp.config.sources import Entries, Entry
 from vmgahp.config.table import BY_NAME, PLUGIN, SERVER, SHARE_DIR, STARTD, STARTER, Setting
 from vmgahp.findings import BAD, OFF, Finding
 from vmgahp.vm_types import ANY, VMWARE
+
+_startd, _starter = (partial(Setting, ours=False, readers=(reader,)) for reader in (STARTD, STARTER))
+
+# fmt: off
+ELSEWHERE = (
+    Setting("VM_GAHP_SERVER", "path", "$(SBIN)/condor_vm-gahp",
+        "The program that runs VMs: this daemon's condor_vm-gahp, by its full path.",
+        ours=False, readers=(STARTD, STARTER)),
+    _startd("VM_MAX_NUMBER", "integer", "", "How many VMs may run at once; empty: as many as there are."),
+    _startd("VM_RECHECK_INTERVAL", "integer", "600",
+        "After how long the startd looks again at a machine that could run no VM.", unit="seconds"),
+    _startd("VM_KILLING_TIMEOUT", "integer", "60",
+        "How long the startd waits for the kill mode of VM_GAHP_SERVER, which clears away what a job left.",
+        unit="seconds"),
+    _starter("VM_STATUS_INTERVAL", "integer", "60",
+        "How often the starter asks for a VM's state; less than 30 counts as 30.", unit="seconds", least=30),
+    _starter("VM_STATUS_MAX_ERROR", "integer", "5",
+        "How many of these questions may fail one after the other before the starter gives the VM up."),
+    _starter("VM_GAHP_SEND_ALL_CLASSAD", "bool", "true",
+        "Whether the starter hands on the whole job ad. Where it does not, VM_POLICY_REQUIREMENTS and "
+        "LIBVIRT_XML_SCRIPT see a few of its attributes only."),
+    _starter("MEMORY_USAGE_METRIC_VM", "expression", "((ImageSize+1023)/1024)",
+        "How MemoryUsage of a VM job is worked out."),
+)
+# fmt: on
+
+RETIRED = {
+    "VM_GAHP_CONFIG": "Settings of the VM universe are in the configuration itself since HTCondor 7.4.",
+    "VM_MAX_MEMORY": "VM_MEMORY says how much memory VMs may have.",
+    "VM_VERSION": "",
+    "VM_BRIDGE_SCRIPT": "libvirt makes the network; VM_NETWORKING_BRIDGE_INTERFACE names the bridge.",
+    "VM_NETWORKING_MAC_PREFIX": "VM_MAC_HOOK gives VMs their MAC addresses.",
+    "VM_UNIV_NOBODY_USER": "VM_RUN_AS_JOB_USER says as whom VMs run.",
+    "ALWAYS_VM_UNIV_USE_NOBODY": "VM_RUN_AS_JOB_USER says as whom VMs run.",
+    "VMWARE_PERL": "VMWARE_VMRUN names VMware's own program.",
+    "VMWARE_SCRIPT": "VMWARE_VMRUN names VMware's own program.",
+    "XEN_SCRIPT": "Xen's VMs are run by libvirt.",
+    "XEN_BRIDGE_SCRIPT": "libvirt makes the network; VM_NETWORKING_BRIDGE_INTERFACE names the bridge.",
+    "XEN_CONTROLLER": "Xen's VMs are run by libvirt.",
+    "XEN_DEFAULT_KERNEL": "The job names its kernel (xen_kernel), or its disk has one (XEN_BOOTLOADER).",
+    "XEN_DEFAULT_INITRD": "The job names its own (xen_initrd).",
+    "XEN_VIF_PARAMETER": "libvirt makes the network; VM_NETWORKING_BRIDGE_INTERFACE names the bridge.",
+    "XEN_NAT_VIF_PARAMETER": "libvirt makes the network; VM_NAT_NETWORK names it.",
+    "XEN_BRIDGE_VIF_PARAMETER": "libvirt makes the network; VM_NETWORKING_BRIDGE_INTERFACE names the bridge.",
+    "XEN_IMAGE_IO_TYPE": "libvirt chooses how disks are read.",
+    "XEN_LOCAL_SETTINGS_FILE": "VM_POLICY changes what libvirt is told.",
+}
+"""The settings that HTCondor has retired, with their replacements: neither it nor this daemon reads them."""
+
+ELSEWHERE_BY_NAME = {setting.name: setting for setting in ELSEWHERE}
+
+INTERNAL = frozenset(("USE_SCRIPT_TO_CREATE_CONFIG", "VMU_TESTING"))
+"""The settings of HTCondor's own tests, which are never reported."""
+
 
 CHECK = "settings"
 LOOKED_AT = "all settings of this daemon"
@@ -157,25 +215,25 @@ def _is(settings: Settings, name: str) -> bool | None:
 
 def names(entries: Entries) -> list[Finding]:
     """Find names similar to one of ours, retired by HTCondor, or set for the wrong daemon."""
-    known = {entry.name for entry in entries.all if entry.is_default} | htcondor.INTERNAL
-    known |= set(BY_NAME) | set(htcondor.BY_NAME)
+    known = {entry.name for entry in entries.all if entry.is_default} | INTERNAL
+    known |= set(BY_NAME) | set(ELSEWHERE_BY_NAME)
     # Any of these names is valid, even if VM_SHARE_DIRS does not list the directory.
     known |= {name for name in (entry.name.rpartition(".")[2] for entry in entries.all) if name.startswith(SHARE_DIR)}
-    known -= set(htcondor.RETIRED)
+    known -= set(RETIRED)
     used: set[str] | None = None
     found = []
     for entry in entries.all:
         daemon, _, name = entry.name.rpartition(".")
         if entry.is_default or not entry.value:
             continue
-        if not (name.startswith(_LIKE_OURS) or name in htcondor.RETIRED):
+        if not (name.startswith(_LIKE_OURS) or name in RETIRED):
             continue
         if name in known:
             sentence = _wrong_daemon(entry, daemon, name)
             hint = f"write {name} without {daemon}."
-        elif name in htcondor.RETIRED:
+        elif name in RETIRED:
             sentence = f"{entry.name} ({entry.where}): HTCondor no longer reads {name}, and this daemon does not."
-            hint = f"take it out. {htcondor.RETIRED[name]}".rstrip()
+            hint = f"take it out. {RETIRED[name]}".rstrip()
         else:
             if used is None:
                 used = _used_names(entries.all)
@@ -189,7 +247,7 @@ def elsewhere(entries: Entries) -> list[Finding]:
     """Find values below the minimum in settings of HTCondor's own daemons, which HTCondor replaces."""
     found = []
     for entry in entries.all:
-        setting = htcondor.BY_NAME.get(entry.name)
+        setting = ELSEWHERE_BY_NAME.get(entry.name)
         if setting is None or setting.kind != "integer" or entry.is_default:
             continue
         if entry.value.isdecimal() and int(entry.value[:19]) < setting.least:
@@ -212,7 +270,7 @@ def _misspelled(entry: Entry, name: str, known: set[str], of_htcondor: bool) -> 
 
 def _wrong_daemon(entry: Entry, daemon: str, name: str) -> str:
     """Word a finding if a name is set for a daemon of HTCondor's that does not read it; otherwise return nothing."""
-    setting = BY_NAME.get(name) or htcondor.BY_NAME.get(name)
+    setting = BY_NAME.get(name) or ELSEWHERE_BY_NAME.get(name)
     if setting is None or daemon not in _DAEMONS or _DAEMONS[daemon] in setting.readers:
         return ""
     readers = _either([reader for reader in setting.readers if reader != PLUGIN] or [PLUGIN], "and")

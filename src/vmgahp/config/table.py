@@ -2,7 +2,7 @@
 
 Add one here, and print ``config/vmgahp.conf.example`` again (``docs/_ext/example_file.py``); the syntax of each kind of
 value is in `vmgahp.config`. HTCondor's settings for VMs that only its own daemons read are in
-`vmgahp.config.htcondor`.
+`vmgahp.config.check`.
 """
 
 from vmgahp.vm_types import LIBVIRT, QEMU, SCRIPT, VMRUN, VSPHERE, XEN

@@ -83,8 +83,7 @@ def fetch(url: str, destination: str, settings: Settings) -> int:
     """
     from vmgahp import errors
     from vmgahp.host.job_user import Identity
-    from vmgahp.images.backing import backing_chain
-    from vmgahp.images.formats import UnclearFormat, image_format
+    from vmgahp.images.formats import UnclearFormat, backing_chain, image_format
 
     wanted = parse_url(url)
     directories = _directories(settings)

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as etree
 from vmgahp import errors
 from vmgahp.domain.model import AGENT
 from vmgahp.host.light import NamedTuple
-from vmgahp.images.backing import BackingFile
+from vmgahp.images.formats import BackingFile
 from vmgahp.job.exit_code import PORT
 from vmgahp.job.kinds import VIRTIOFS
 from vmgahp.job.share_dirs import Share

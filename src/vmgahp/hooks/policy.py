@@ -1,17 +1,23 @@
-"""The administrator's policy: which jobs run here, and how their domain XML is changed.
+"""The administrator's policy: programs that change a VM's XML, or choose its MAC addresses.
 
 There are three independent settings. VM_POLICY_REQUIREMENTS is a ClassAd expression over the job ad (`require`).
 VM_POLICY lists stylesheets (``*.xsl``, ``*.xslt``) and programs, which process the finished domain XML in that order
-(`Policy`), whoever wrote it. VM_MAC_HOOK is a program that may choose MAC addresses (`mac_hook`).
+(`Policy`), whoever wrote it. VM_MAC_HOOK is a program that may choose MAC addresses (`choose_mac`).
 
 All of them have the same interface: the domain XML (or the job ad) on standard input, its replacement on standard
 output. A rejection has a reason and blames the job: exit status 1, and the reason on standard output. Every other
 failure is the machine's fault. In many languages a crash has the exit status 1 too, and no reason; so exit status 1
 without a reason counts as a crash.
 
+The program of VM_MAC_HOOK is called as root with two arguments, the number of the NIC (0 is the first) and the MAC
+address that it has so far, usually none; the job ad is on its standard input, as JSON. It prints an address, or
+nothing to keep the present one; the exit status 1 and a reason reject the job. After the MAC address it may print the
+IP address for the guest: then it is called again when the VM has ended, with the third argument ``release``.
+
 This module is imported only if a policy is set.
 """
 
+import ipaddress
 import json
 import re
 from collections.abc import Callable
@@ -20,13 +26,88 @@ from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
-from vmgahp.errors import MISMATCHED, JobFault, MachineFault
-from vmgahp.hooks import mac
+from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing, whose_fault
 from vmgahp.host import own_code, trust
 from vmgahp.job.ad import JobAd
 from vmgahp.job.folded import folded, meets
-from vmgahp.text import shown
+from vmgahp.text import MAC, shown
+
+MAC_SETTING = "VM_MAC_HOOK"
+RELEASE = "release"
+
+
+class ChosenMac(str):
+    """A MAC address that the hook has chosen, not the job: the hook is at fault if another VM has it."""
+
+
+def choose_mac(
+    settings: Settings,
+    job: JobAd,
+    name: str,
+    given: str,
+    saved: str,
+    log: Callable[[str], None],
+    *,
+    dry: bool = False,
+    nic: int = 0,
+) -> tuple[str, str]:
+    """Choose the MAC address for a NIC of the VM `name`, and the settings that go with it: see `vmgahp.job.nics.Nic`.
+
+    `given` is the job's own address, for which the hook is not asked. `saved` is that of the checkpoint that the VM is
+    restarted from, which requires the same address. Raises `JobFault` if the hook rejects the job, `MachineFault` if it
+    does not work.
+    """
+    hook = settings.string(MAC_SETTING)
+    if not hook or given:
+        return given, ""
+    trust.require_trustworthy(hook, MAC_SETTING, "or unset it")
+    label = f"{MAC_SETTING} ({hook})"
+
+    def ask(ad: dict[str, object], of: str, environ: dict[str, str]) -> str:
+        data = json.dumps(ad).encode() + b"\n"
+        return call(label, [hook, str(nic), of], data, settings.call_timeout(), log, environ)
+
+    try:
+        output = ask({**folded(job, settings).values()}, saved, {NAME_VARIABLE: name} | standing(dry))
+    except MachineFault as fault:
+        raise whose_fault(fault, label, lambda: ask({}, "", {NAME_VARIABLE: "plain_1.0"} | standing(True))) from fault
+    answer, *more = output.lower().split() or [""]
+    if not answer and not more:
+        return "", ""
+    if not re.fullmatch(MAC, answer) or not _is_address(*more):
+        raise MachineFault(
+            f"{label} printed {output.strip()[:60]!a}, which is not the MAC address of one NIC, and an IP address.",
+            "let it print six hexadecimal numbers such as 52:54:00:12:34:56, the first of them even, or nothing; after "
+            "them the guest's address, such as 10.0.0.7/24, then its router's and its name server's, if anything.",
+        )
+    address = " ".join(more)
+    log(f"{label} gives {name} the MAC address {answer}{address and f' and {address}'} for NIC {nic}")
+    return ChosenMac(answer), address
+
+
+def release_mac(hook: str, name: str, nic: int, mac: str, deadline: float, log: Callable[[str], None]) -> None:
+    """Tell the hook that the IP address of a NIC is free again. Raises `errors.Fault`."""
+    trust.require_trustworthy(hook, MAC_SETTING, "or unset it")
+    call(f"{MAC_SETTING} ({hook})", [hook, str(nic), mac, RELEASE], b"{}\n", deadline, log, {NAME_VARIABLE: name})
+
+
+def take_back_mac(settings: Settings, name: str, nic: int, mac: str, log: Callable[[str], None]) -> None:
+    """Call `release_mac` for a VM that is not started after all; a failure is logged, and nothing is raised."""
+    try:
+        release_mac(settings.string(MAC_SETTING), name, nic, mac, settings.call_timeout(), log)
+    except Fault as fault:
+        log(f"{MAC_SETTING} cannot take {mac} back: {fault.problem}")
+
+
+def _is_address(guest: str = "", router: str = "", resolver: str = "", *more: str) -> bool:
+    """Return True if the words after the MAC address are absent, or are a valid network configuration of a guest."""
+    try:
+        at = [ipaddress.ip_interface(guest).ip, *map(ipaddress.ip_address, filter(None, (router, resolver)))]
+    except ValueError:
+        return not guest
+    return not more and not any(each.is_multicast or each.is_loopback or each.is_unspecified for each in at)
+
 
 SETTING = "VM_POLICY"
 REQUIREMENTS = "VM_POLICY_REQUIREMENTS"
@@ -87,10 +168,10 @@ def inspect(settings: Settings) -> str:
         _require_trustworthy(stage)
     if stages:
         said.append(f"the {len(stages)} stages of {SETTING} are there" if stages[1:] else f"{stages[0]} is there")
-    hook = settings.string(mac.SETTING)
+    hook = settings.string(MAC_SETTING)
     if hook:
-        trust.require_trustworthy(hook, mac.SETTING, "or unset it")
-        said.append(f"{mac.SETTING} is there")
+        trust.require_trustworthy(hook, MAC_SETTING, "or unset it")
+        said.append(f"{MAC_SETTING} is there")
     return "; ".join(said)
 
 

@@ -7,8 +7,8 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
-from vmgahp.images.backing import BackingFile, backing_chain
 from vmgahp.images.catalog import SETTING, Catalog, Image, read, trust
+from vmgahp.images.formats import BackingFile, backing_chain
 from vmgahp.job.disks import DISK, Disk, DiskRequest
 
 MOST_NAMED = 20

@@ -13,8 +13,7 @@ from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.host.light import NamedTuple
 from vmgahp.images import CATALOG
-from vmgahp.images.backing import BackingFile
-from vmgahp.images.formats import FORMATS
+from vmgahp.images.formats import FORMATS, BackingFile
 from vmgahp.job.ad import JobAd
 from vmgahp.text import has_control, shown
 

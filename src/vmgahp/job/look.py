@@ -12,8 +12,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.images.backing import BackingFile, backing_chain
-from vmgahp.images.formats import HEADER, looks_like
+from vmgahp.images.formats import HEADER, BackingFile, backing_chain, looks_like
 from vmgahp.job import slot
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, find_file
 from vmgahp.job.options import DISK_SIZE

@@ -13,8 +13,8 @@ from _collections_abc import Callable  # collections.abc brings all of collectio
 
 from vmgahp import errors, lifecycle
 from vmgahp.protocol import wire
-from vmgahp.protocol.ad_lines import END, AdLines
 from vmgahp.protocol.calls import Call, Vm
+from vmgahp.protocol.wire import END, AdLines
 from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
 

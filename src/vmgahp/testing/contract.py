@@ -18,16 +18,347 @@ A driver that is installed under the entry-point group ``vmgahp.drivers`` is fou
 subject of its own. A feature that a driver lacks is skipped only if its subject says so.
 """
 
+import os
+import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
 
 import pytest
 
 from vmgahp import errors, findings, lifecycle
+from vmgahp.checkpoint.store import MANIFEST_FILE
+from vmgahp.config import Settings
+from vmgahp.drivers import base
 from vmgahp.drivers.base import Driver, Machine
-from vmgahp.job.ad import JobAd
-from vmgahp.testing.endings import EndingContract
-from vmgahp.testing.subject import DEADLINE, POLL, Subject, can_be_saved, goes_on, until
+from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd, quote
+from vmgahp.vm_types import HTCONDORS
+
+T = TypeVar("T")
+
+DEADLINE = 240.0
+"""The seconds that an operation of the hypervisor may take before the test fails."""
+
+POLL = 0.05
+
+
+class Subject(ABC):
+    """One driver, with the facts about its hypervisor that a test needs and the contract does not define."""
+
+    vm_type: str
+    soft_suspend = True
+    """True if a VM can be paused in memory."""
+    suspend = True
+    checkpoint = True
+    """True if a checkpoint can be made, and a later START in the same scratch directory restarts from it."""
+    has_guest = True
+    """True if a guest really runs, so that `count` is meaningful."""
+    saves_at_once = True
+    """True if a guest can be saved before it has booted."""
+
+    def __init__(self, directory: Path, settings: Settings, identity: Identity) -> None:
+        self.directory = directory
+        """A directory of the test, which holds the jobs' scratch directories."""
+        self.settings = settings
+        self.identity = identity
+        self.log: list[str] = []
+        self._drivers: list[Driver] = []
+        self._machines: list[Machine] = []
+        self._jobs: list[JobAd] = []
+
+    def __enter__(self) -> "Subject":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Clean up, whatever the test did: end every VM, and every process that watches over one."""
+        for machine in self._machines:
+            try:
+                machine.destroy()
+            except errors.Fault as fault:
+                self.log.append(f"{machine.name}: {fault.problem}")
+            machine.release()
+        for job in self._jobs:
+            self.driver().kill(self.match(job))
+        for driver in self._drivers:
+            driver.close()
+
+    def driver(self, settings: Settings | None = None) -> Driver:
+        """Make a new driver, as another daemon on this machine would."""
+        made = base.find(self.vm_type)(self.vm_type, settings or self.settings, self.identity, self.log.append)
+        self._drivers.append(made)
+        start = made.start
+
+        def remember(job: JobAd) -> Machine:
+            self._machines.append(start(job))
+            return self._machines[-1]
+
+        made.start = remember  # type: ignore[method-assign]
+        return made
+
+    def job(self, number: int = 1, *, ends: bool = False) -> JobAd:
+        """Make the ad of a job with its files in a scratch directory.
+
+        Its guest runs on and on, or powers itself off soon after its start (or after `power_off`).
+        """
+        scratch = self.directory / f"dir_{number}"
+        scratch.mkdir(exist_ok=True)
+        # The pid keeps the VM apart from those of other tests on this machine.
+        ad = {
+            "VM_WORKING_DIR": quote(str(scratch)),
+            "JobVMType": quote(self.vm_type),
+            "JobVMMemory": "64",
+            "User": quote("alice@lab"),
+            "ClusterId": str(os.getpid() * 100 + number),
+            "ProcId": "0",
+        }
+        made = JobAd((ad | self.prepare(scratch, number, ends)).items())
+        self._jobs.append(made)
+        return made
+
+    def changed(self, job: JobAd, **changes: str | None) -> JobAd:
+        """Return the job with other expressions for some attributes; None removes an attribute."""
+        pairs = dict(line.split(" = ", 1) for line in job.lines())
+        for name, expression in changes.items():
+            pairs.pop(name, None)
+            if expression is not None:
+                pairs[name] = expression
+        return JobAd(pairs.items())
+
+    def match(self, job: JobAd) -> str:
+        """Return the name by which the startd passes the job's VM to the kill mode."""
+        return job.vm_name() if self.vm_type in HTCONDORS else job.working_dir()
+
+    @abstractmethod
+    def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        """Put a job's files into its scratch directory; return the attributes that describe them, as expressions."""
+
+    @abstractmethod
+    def exists(self, job: JobAd) -> bool:
+        """Return True if the hypervisor itself has the job's VM, running or saved, without asking the driver."""
+
+    @abstractmethod
+    def bad_jobs(self) -> dict[str, JobAd]:
+        """Return jobs that cannot be started through their owners' fault, by the description of the mistake."""
+
+    @abstractmethod
+    def unfit(self) -> Settings:
+        """Return settings with which this machine cannot run any job, such as a hypervisor that does not exist."""
+
+    def power_off(self, job: JobAd) -> None:  # noqa: B027 - a real guest needs no help
+        """Power off the guest of a job that `ends`; needed only if the guests do nothing by themselves."""
+
+    def server_dies(self, machine: Machine) -> None:  # noqa: B027 - usually a process leaves nothing behind
+        """Do what the kernel does when the server of a VM dies, such as to close the files that it holds open."""
+
+    def count(self, job: JobAd) -> int:
+        """Return how far the guest has counted; the count grows only while the guest runs."""
+        raise NotImplementedError
+
+
+def until(condition: Callable[[], T], what: str) -> T:
+    """Poll until a condition holds, and return its value."""
+    end = time.monotonic() + DEADLINE
+    while not (found := condition()):
+        assert time.monotonic() < end, f"{what}: not within {DEADLINE:g} s"
+        time.sleep(POLL)
+    return found
+
+
+def can_be_saved(subject: Subject, job: JobAd) -> None:
+    """Wait until the guest has come far enough to be saved."""
+    if subject.has_guest and not subject.saves_at_once:
+        goes_on(subject, job)
+
+
+def goes_on(subject: Subject, job: JobAd) -> int:
+    """Wait until the guest has counted further; return the earlier count."""
+    before = subject.count(job)
+    until(lambda: subject.count(job) > before, "the guest counts on")
+    return before
+
+
+REACHED = "vmgahp.drivers.lifecycle.reached"
+
+TORN = (".part", ".tmp", ".restarting")
+MEMORY = (".mem", ".vmss", ".vmem")
+"""The suffixes of files that must never be left, and those that only a checkpoint may leave."""
+
+
+class EndingContract:
+    """The part of `vmgahp.testing.contract.DriverContract` about how VMs end."""
+
+    @pytest.fixture
+    def subject(self) -> Subject:
+        raise NotImplementedError("give your class a fixture called subject")
+
+    @pytest.fixture
+    def driver(self, subject: Subject) -> Driver:
+        return subject.driver()
+
+    @pytest.fixture
+    def job(self, subject: Subject) -> JobAd:
+        return subject.job()
+
+    @pytest.fixture
+    def machine(self, driver: Driver, job: JobAd) -> Machine:
+        return driver.start(job)
+
+    # The end during other operations
+
+    def test_an_end_that_two_ask_for_is_one(
+        self, subject: Subject, job: JobAd, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        points: list[str] = []
+        monkeypatch.setattr(REACHED, points.append)
+        assert beside(machine.destroy, machine.destroy) == [None, None]
+        assert not subject.exists(job)
+        assert machine.status().state == lifecycle.STOPPED
+        assert points.count("end.released") == isinstance(machine, ManagedMachine)
+
+    @pytest.mark.parametrize(
+        ("operation", "point"),
+        [
+            ("suspend", ""),
+            ("suspend", "save.written"),
+            ("resume", ""),
+            ("resume", "restore.made"),
+            ("checkpoint", ""),
+            ("checkpoint", "checkpoint.saved"),
+            ("resume a checkpoint", ""),
+            ("resume a checkpoint", "restore.set_aside"),
+        ],
+    )
+    def test_an_end_in_the_middle_of_an_operation_leaves_no_vm_and_nothing_torn(
+        self, subject: Subject, job: JobAd, driver: Driver, operation: str, point: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """End the VM at a point of the operation, if the driver has that point; otherwise in parallel with it."""
+        if not (subject.checkpoint if "checkpoint" in operation else subject.suspend):
+            return
+        wanted = with_checkpoints(subject, job)
+        before = set(Path(job.working_dir()).iterdir())
+        machine = driver.start(wanted)
+        can_be_saved(subject, job)
+        perform = machine.checkpoint if operation == "checkpoint" else machine.suspend
+        if operation.startswith("resume"):
+            (machine.checkpoint if "checkpoint" in operation else machine.suspend)()
+            perform = lambda: machine.resume(lifecycle.SUSPENDED)  # noqa: E731
+        if point and isinstance(machine, ManagedMachine):
+            outcome = ended_at(point, machine, perform, monkeypatch)
+        else:
+            _, outcome = beside(perform, machine.destroy)
+        assert outcome is None
+        assert machine.status().state == lifecycle.STOPPED
+        left = [path.name for path in set(Path(job.working_dir()).iterdir()) - before]
+        kept = MANIFEST_FILE in left
+        assert not [name for name in left if name.endswith(TORN if kept else TORN + MEMORY)]
+        if not kept:
+            assert not subject.exists(job)
+        again = subject.driver().start(wanted)
+        assert again.status().state == lifecycle.RUNNING
+        again.destroy()
+        assert not subject.exists(job)
+
+    @pytest.mark.parametrize("operation", ["suspend", "checkpoint"])
+    def test_a_resume_that_failed_can_be_tried_again(
+        self, subject: Subject, job: JobAd, driver: Driver, operation: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not (subject.checkpoint if operation == "checkpoint" else subject.suspend):
+            return
+        machine = driver.start(with_checkpoints(subject, job))
+        before = goes_on(subject, job) if subject.has_guest else 0
+        getattr(machine, operation)()
+        if isinstance(machine, ManagedMachine):
+
+            def fail(point: str) -> None:
+                if point == "restore.set_aside":
+                    raise errors.MachineFault("A test says so.", "end it.")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(REACHED, fail)
+                with pytest.raises(errors.MachineFault, match="A test says so"):
+                    machine.resume(lifecycle.SUSPENDED)
+            assert machine.status().state == lifecycle.SUSPENDED
+        machine.resume(lifecycle.SUSPENDED)
+        assert machine.status().state == lifecycle.RUNNING
+        if subject.has_guest:
+            assert goes_on(subject, job) >= before, "it resumed and did not begin anew"
+
+    def test_a_start_of_the_same_name_elsewhere_leaves_a_living_vm_alone(self, subject: Subject, job: JobAd) -> None:
+        """Start a VM of the same name, as two schedds may cause for one user; the second may get a VM or a fault."""
+        first = subject.driver().start(job)
+        twin = subject.changed(subject.job(2), ClusterId=job.expression("ClusterId"))
+        try:
+            second = subject.driver().start(twin)
+        except errors.Fault:
+            second = None
+        assert first.status().state == lifecycle.RUNNING
+        if second is not None:
+            assert second.status().state == lifecycle.RUNNING
+            second.destroy()
+        assert subject.exists(job)
+        assert first.status().state == lifecycle.RUNNING
+        if subject.has_guest:
+            goes_on(subject, job)
+
+
+def with_checkpoints(subject: Subject, job: JobAd) -> JobAd:
+    """Return the job with checkpoints allowed, if its driver can make them."""
+    return subject.changed(job, JobVMCheckpoint="true") if subject.checkpoint else job
+
+
+def beside(*calls: Callable[[], None]) -> list[errors.Fault | None]:
+    """Make all calls in parallel and return the fault that each has raised."""
+    together = threading.Barrier(len(calls))
+    outcomes: list[errors.Fault | None] = [None] * len(calls)
+
+    def run(number: int) -> None:
+        together.wait(DEADLINE)
+        try:
+            calls[number]()
+        except errors.Fault as fault:
+            outcomes[number] = fault
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+        assert not thread.is_alive(), "a call has not ended"
+    return outcomes
+
+
+def ended_at(
+    point: str, machine: ManagedMachine, perform: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> errors.Fault | None:
+    """Perform an operation and end the VM when it reaches this point, or after it; return the fault of the end."""
+    come = threading.Event()
+
+    def reached(now: str) -> None:
+        if now == point and not come.is_set():
+            come.set()
+            until(lambda: machine.overruled, "the end is asked for")
+
+    def operate() -> None:
+        try:
+            perform()
+        finally:
+            come.set()
+
+    def end() -> None:
+        assert come.wait(DEADLINE)
+        machine.destroy()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(REACHED, reached)
+        return beside(operate, end)[1]
+
 
 __all__ = ["DEADLINE", "POLL", "DriverContract", "Subject", "goes_on", "until"]
 

@@ -232,7 +232,7 @@ def test_a_server_that_cannot_be_started(environ: dict[str, str]) -> None:
 def test_a_server_that_never_answers_is_given_up(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "GREETING_DEADLINE", 0.3)
     monkeypatch.setattr(requests, "REPLY_DEADLINE", 0.3)
-    monkeypatch.setattr(conversation, "LOST_DEADLINE", 0.3)
+    monkeypatch.setattr("vmgahp.commands.console.conversation.LOST_DEADLINE", 0.3)
     shown: list[str] = []
     environ = {**os.environ, "VMGAHP_VMTYPE": "kvm", "VMGAHP_WORKING_DIR": str(tmp_path)}
     talk = conversation.Conversation(

@@ -21,12 +21,23 @@ from tests.commands.support import absent
 from vmgahp import errors, lifecycle
 from vmgahp.commands import console
 from vmgahp.commands.arguments import UsageError
-from vmgahp.commands.console import conversation, job_ad, terminal, words
-from vmgahp.commands.console.conversation import FAILED, WRONG, Conversation
+from vmgahp.commands.console import conversation, terminal
+from vmgahp.commands.console.conversation import (
+    CLUSTER_BASE,
+    COMMANDS,
+    FAILED,
+    WRONG_REQUEST,
+    Ad,
+    Conversation,
+    about_command,
+    figures_in_words,
+    overview,
+    prepare_ad,
+)
 from vmgahp.commands.queue import ask_condor_q
 from vmgahp.errors import ClientFault
 from vmgahp.metrics import Status
-from vmgahp.protocol import error_words, requests, session, wire
+from vmgahp.protocol import requests, session, wire
 from vmgahp.protocol.calls import Call
 from vmgahp.protocol.client import ProtocolError
 from vmgahp.protocol.transcript import Writer
@@ -45,8 +56,8 @@ VM_WORKING_DIR = "/elsewhere"
 """
 
 
-def prepared(text: str = AD, *, vm_type: str = "", serves: str = "kvm") -> job_ad.Ad:
-    return job_ad.prepare(text, "/scratch", vm_type=vm_type, serves=serves, number=3)
+def prepared(text: str = AD, *, vm_type: str = "", serves: str = "kvm") -> Ad:
+    return prepare_ad(text, "/scratch", vm_type=vm_type, serves=serves, number=3)
 
 
 class Server:
@@ -148,9 +159,9 @@ def _ads(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ClientFault("", "missing cannot be read.", "write one")
         return AD
 
-    monkeypatch.setattr(conversation.job_ad, "read_file", read)
-    monkeypatch.setattr(conversation, "ask_condor_q", lambda job: f'{AD}Job = "{job}"\n')
-    monkeypatch.setattr(conversation, "Client", Server)
+    monkeypatch.setattr(conversation, "read_ad_file", read)
+    monkeypatch.setattr("vmgahp.commands.console.conversation.ask_condor_q", lambda job: f'{AD}Job = "{job}"\n')
+    monkeypatch.setattr("vmgahp.commands.console.conversation.Client", Server)
 
 
 @pytest.fixture
@@ -283,21 +294,21 @@ def test_a_line_that_no_request_waits_for_is_shown(rig: Rig) -> None:
     [
         ("BOGUS", "BOGUS was refused: an unknown command of 5 bytes", FAILED),
         ("CONDOR_VM_STOP 1 x", "CONDOR_VM_STOP was refused: the VM id is not a number", FAILED),
-        ("statsu", "There is no command statsu; did you mean status?", WRONG),
-        ("condor_vm_status 1 1", "did you mean CONDOR_VM_STATUS?", WRONG),
-        ("xyzzy", "There is no command xyzzy; help lists all commands.", WRONG),
-        ("status", "There is no VM yet", WRONG),
-        ("stop x", "x is not the number of a VM. There is no VM yet: ", WRONG),
-        ("stop 1 2", "stop takes [VM]. See: help stop", WRONG),
+        ("statsu", "There is no command statsu; did you mean status?", WRONG_REQUEST),
+        ("condor_vm_status 1 1", "did you mean CONDOR_VM_STATUS?", WRONG_REQUEST),
+        ("xyzzy", "There is no command xyzzy; help lists all commands.", WRONG_REQUEST),
+        ("status", "There is no VM yet", WRONG_REQUEST),
+        ("stop x", "x is not the number of a VM. There is no VM yet: ", WRONG_REQUEST),
+        ("stop 1 2", "stop takes [VM]. See: help stop", WRONG_REQUEST),
         ("stop 7", "#1 STOP of VM 7 failed: VMGAHP_ERR_VM_NOT_FOUND: ", FAILED),
-        ("start", "start takes AD [TYPE]  or  job ID [TYPE]", WRONG),
-        ("start a b c", "start takes AD", WRONG),
+        ("start", "start takes AD [TYPE]  or  job ID [TYPE]", WRONG_REQUEST),
+        ("start a b c", "start takes AD", WRONG_REQUEST),
         ("start missing", "missing cannot be read. Hint: write one", FAILED),
-        ("wait x", "wait takes [REQUEST]", WRONG),
-        ("log x", "log takes [LINES]", WRONG),
-        ("vms 1", "vms takes nothing after it", WRONG),
-        ("quit now", "quit takes nothing after it", WRONG),
-        ("help BADIMAGE", "There is no help about BADIMAGE; did you mean BAD_IMAGE?", WRONG),
+        ("wait x", "wait takes [REQUEST]", WRONG_REQUEST),
+        ("log x", "log takes [LINES]", WRONG_REQUEST),
+        ("vms 1", "vms takes nothing after it", WRONG_REQUEST),
+        ("quit now", "quit takes nothing after it", WRONG_REQUEST),
+        ("help BADIMAGE", "There is no help about BADIMAGE; did you mean BAD_IMAGE?", WRONG_REQUEST),
     ],
 )
 def test_an_error_names_the_cure_and_is_the_exit_status(line: str, said: str, status: int, rig: Rig) -> None:
@@ -372,7 +383,7 @@ def test_control_d_ends_a_job_ad_first() -> None:
 @given(st.text(max_size=300) | st.binary(max_size=300).map(lambda data: data.decode("utf-8", "surrogateescape")))
 def test_nothing_that_a_server_says_reaches_the_terminal_raw(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     """As a reply, as the number of results, as a result and in its log: shown, and never acted upon."""
-    monkeypatch.setattr(conversation, "PATIENCE", 0.0)
+    monkeypatch.setattr("vmgahp.commands.console.conversation.PATIENCE", 0.0)
     for prefix in ("", "S ", "E ", "S 1\n", "1 0 ", "1 1 ", "1 0 STATUS=", "R\n"):
         rig = Rig(person=True)
         rig.talk.requests.sent(requests.Request("RESULTS"))
@@ -394,7 +405,7 @@ def test_nothing_that_a_server_says_reaches_the_terminal_raw(monkeypatch: pytest
     ],
 )
 def test_the_figures_of_a_status(fields: dict[str, str], said: str) -> None:
-    assert words.figures(fields) == said
+    assert figures_in_words(fields) == said
 
 
 # ---- job ads
@@ -402,12 +413,12 @@ def test_the_figures_of_a_status(fields: dict[str, str], said: str) -> None:
 
 def test_an_ad_is_made_fit_to_be_started_here() -> None:
     made = prepared()
-    number = job_ad.CLUSTER_BASE + os.getpid()
+    number = CLUSTER_BASE + os.getpid()
     assert made.lines[:4] == ('VM_WORKING_DIR = "/scratch"', 'JobVMType = "kvm"', f"ClusterId = {number}", "ProcId = 3")
     assert 'User = "alice@example.org"' in made.lines
     assert not any("topsecret" in line or "/elsewhere" in line for line in made.lines)
     assert made.name == f"alice_example.org_{number}.3", "a job's own name would destroy the VM of the job"
-    assert job_ad.CLUSTER_BASE + 4194304 < 2**31, "the largest process id there is"
+    assert CLUSTER_BASE + 4194304 < 2**31, "the largest process id there is"
     assert "Secrets were left out: ClaimId." in made.notes
 
 
@@ -498,13 +509,13 @@ def test_secrets_that_are_typed_are_neither_shown_nor_kept(rig: Rig) -> None:
 
 
 def test_every_command_has_help() -> None:
-    overview = "\n".join(words.overview())
-    for word in words.COMMANDS:
-        assert f"  {word} " in overview
-        assert words.about(word)[0].startswith(word)
+    text = "\n".join(overview())
+    for word in COMMANDS:
+        assert f"  {word} " in text
+        assert about_command(word)[0].startswith(word)
     for command in {*session.COMMANDS, "QUIT"}:
-        assert words.about(command), command
-    operations = [row.operation for row in words.COMMANDS.values() if row.operation]
+        assert about_command(command), command
+    operations = [row.operation for row in COMMANDS.values() if row.operation]
     assert sorted(operations) == sorted(lifecycle.OPERATIONS)
 
 
@@ -515,9 +526,9 @@ def test_every_error_word_of_the_daemon_is_explained() -> None:
         if name.isupper() and isinstance(value, str) and value.startswith(errors.PREFIX) and value != errors.PREFIX
     }
     for word in known | set(errors.HOLD_CODES):
-        text = "\n".join(words.about(word))
-        assert error_words.meaning(word), word
-        assert error_words.meaning(word) in text
+        text = "\n".join(about_command(word))
+        assert requests.meaning(word), word
+        assert requests.meaning(word) in text
         assert ("on hold" in text) == (word in errors.HOLD_CODES)
 
 

@@ -18,7 +18,7 @@ from tests.commands.support import absent
 from tests.conftest import JOB_UID
 from vmgahp import cli, config, errors
 from vmgahp.commands import doctor
-from vmgahp.commands.doctor import access, condor, context, dry_run, host, log_history
+from vmgahp.commands.doctor import condor, context, dry_run, host
 from vmgahp.commands.doctor.context import Context, User
 from vmgahp.config import sources
 from vmgahp.config.sources import find_tool
@@ -29,7 +29,7 @@ from vmgahp.host import kvm, proof
 __all__ = ["pool"]
 
 NOBODY_HERE = User("stranger", JOB_UID, JOB_UID, (JOB_UID,))
-KNOWN = access.Capabilities(NOBODY_HERE, ("dac",))
+KNOWN = host.Capabilities(NOBODY_HERE, ("dac",))
 
 # The whole
 
@@ -424,7 +424,7 @@ def test_a_libvirt_that_waits_for_qemu_keeps_nobody_waiting(pool: Condor, monkey
     from vmgahp.drivers.libvirt.connection import LibvirtConnection
 
     monkeypatch.setattr(LibvirtConnection, "_connect", lambda _self: Silent())
-    monkeypatch.setattr(access, "LIBVIRT_DEADLINE", 0.3)
+    monkeypatch.setattr(host, "LIBVIRT_DEADLINE", 0.3)
     done = pool.examine(VM_TYPE="qemu", VM_LIBVIRT_URI="qemu+unix:///system?socket=/far")
     judged(named(done.findings, "libvirt"), BAD, "qemu+unix:///system?socket=/far has not answered within")
 
@@ -494,9 +494,9 @@ def test_a_kvm_device_that_libvirts_user_may_not_open(pool: Condor, tmp_path: Pa
     device = pool.directory / "machine/dev/kvm"
     for mode in (0o660, 0o664, 0o662):
         device.chmod(mode)
-        judged(access.kvm_device(context, KNOWN), OFF, "examines QEMU anew")
+        judged(host.kvm_device(context, KNOWN), OFF, "examines QEMU anew")
     device.chmod(0o666)
-    judged(access.kvm_device(context, KNOWN), OK)
+    judged(host.kvm_device(context, KNOWN), OK)
 
 
 # QEMU's user
@@ -505,15 +505,15 @@ def test_a_kvm_device_that_libvirts_user_may_not_open(pool: Condor, tmp_path: Pa
 @as_root
 def test_execute_is_closed_to_the_jobs_user(pool: Condor) -> None:
     execute = pool.directory / "execute"
-    assert access.scratch(pool.context(), "qemu").verdict == OK
+    assert host.scratch(pool.context(), "qemu").verdict == OK
     execute.chmod(0o700)
     for as_user in (True, False):
-        found = access.scratch(pool.context(VM_RUN_AS_JOB_USER=as_user), "qemu")
+        found = host.scratch(pool.context(VM_RUN_AS_JOB_USER=as_user), "qemu")
         assert (found.verdict, found.hint) == (BAD, f"chmod o+x {execute}")
     execute.chmod(0o755)
     pool.directory.chmod(0o750)
-    assert f"may not pass {pool.directory} " in access.scratch(pool.context(), "qemu").seen
-    assert "is not a directory" in access.scratch(pool.context(EXECUTE="/nonexistent"), "qemu").seen
+    assert f"may not pass {pool.directory} " in host.scratch(pool.context(), "qemu").seen
+    assert "is not a directory" in host.scratch(pool.context(EXECUTE="/nonexistent"), "qemu").seen
 
 
 def test_a_personal_htcondor_is_not_roots(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -530,10 +530,10 @@ def test_a_personal_htcondor_is_not_roots(pool: Condor, monkeypatch: pytest.Monk
 @as_root
 def test_a_scratch_file_system_that_hangs_is_told_once(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(access, "EXECUTE_DEADLINE", 0.1)
-    monkeypatch.setattr(access, "may_look", lambda _path: never.wait())
+    monkeypatch.setattr(host, "EXECUTE_DEADLINE", 0.1)
+    monkeypatch.setattr(host, "may_look", lambda _path: never.wait())
     with pytest.raises(NotKnown, match="does not answer") as raised:
-        access.scratch(pool.context(), "qemu")
+        host.scratch(pool.context(), "qemu")
     never.set()
     assert raised.value.because == probe.DISK_SPACE
 
@@ -544,13 +544,13 @@ def test_two_groups_are_told_where_qemu_is_to_be_the_jobs_user(pool: Condor, mon
 
     monkeypatch.setattr(emulator, "groups_for_qemu", lambda _domain_type: {991, 992})
     mends = "chmod o+x /var/lib/libvirt/qemu"
-    judged(access.scratch(pool.context(), "kvm"), OK)
-    found = judged(access.scratch(pool.context(VM_RUN_AS_JOB_USER=True), "kvm"), BAD, "two groups", hint=mends)
+    judged(host.scratch(pool.context(), "kvm"), OK)
+    found = judged(host.scratch(pool.context(VM_RUN_AS_JOB_USER=True), "kvm"), BAD, "two groups", hint=mends)
     assert "VM_RUN_AS_JOB_USER = False" in found.hint
-    found = judged(access.scratch(pool.context(VM_SHARE_SCRATCH="9p"), "kvm"), OFF, "two groups", hint=mends)
+    found = judged(host.scratch(pool.context(VM_SHARE_SCRATCH="9p"), "kvm"), OFF, "two groups", hint=mends)
     assert "VM_SHARE_SCRATCH = none" in found.hint
     (pool.directory / "execute").chmod(0o700)
-    judged(access.scratch(pool.context(), "kvm"), BAD, "may not pass")
+    judged(host.scratch(pool.context(), "kvm"), BAD, "may not pass")
 
 
 @pytest.mark.parametrize(
@@ -564,16 +564,16 @@ def test_what_confines_qemu_is_named_and_whether_libvirt_has_said_that_it_does(
     pool: Condor, tmp_path: Path, files: dict[str, str], check: str, verdict: str
 ) -> None:
     context = pool.context(tree(tmp_path, **files))
-    found = access.confinement(context, access.Capabilities(NOBODY_HERE, ("dac", check.lower())))
+    found = host.confinement(context, host.Capabilities(NOBODY_HERE, ("dac", check.lower())))
     assert judged(found, verdict, "libvirt confines guests by it").check == check
-    judged(access.confinement(context, access.Capabilities(None, ("dac",))), verdict, "libvirt does not use it")
+    judged(host.confinement(context, host.Capabilities(None, ("dac",))), verdict, "libvirt does not use it")
     silent = errors.HypervisorFault("libvirt did not answer.", "see why.")
-    judged(access.confinement(context, silent), UNKNOWN, "libvirt has not said whether it confines guests by it")
+    judged(host.confinement(context, silent), UNKNOWN, "libvirt has not said whether it confines guests by it")
 
 
 def test_nothing_confines_qemu(pool: Condor, tmp_path: Path) -> None:
     context = pool.context(tree(tmp_path, sys__fs__selinux__enforce="0"))
-    assert access.confinement(context, access.Capabilities(None, ())).verdict == OK
+    assert host.confinement(context, host.Capabilities(None, ())).verdict == OK
 
 
 # Firmware, clock
@@ -671,7 +671,7 @@ def test_the_last_three_failures(pool: Condor) -> None:
     again = failure(2, "VMGAHP_ERR_CRITICAL: Trouble 2.").replace("10:00", "11:00")
     pool.log("11/20/26 10:00:00 (pid:7) QUIT received", *lines, again, "no line of ours VMGAHP_ERR_")
     pool.log(failure(4, "VMGAHP_ERR_INTERNAL: Trouble 4."), name="VMGahpLog.alice")
-    found = log_history.failures(pool.context())
+    found = condor.failures(pool.context())
     assert [finding.verdict for finding in found] == [OFF] * 3
     assert found[0].seen.startswith("2026-11-04 10:00:00: START of VM 1 failed: VMGAHP_ERR_INTERNAL: Trouble 4.")
     assert (found[0].hint, "(administrator)" in found[0].seen) == ("do 4.", True)
@@ -681,7 +681,7 @@ def test_the_last_three_failures(pool: Condor) -> None:
 
 def test_a_jobs_own_failure_says_nothing_against_the_machine(pool: Condor) -> None:
     pool.log(failure(1, "VMGAHP_ERR_BAD_IMAGE: No image.", "job's owner"))
-    (found,) = log_history.failures(pool.context())
+    (found,) = condor.failures(pool.context())
     judged(found, OK, "BAD_IMAGE")
 
 
@@ -690,7 +690,7 @@ def test_the_log_is_hostile(pool: Condor) -> None:
     pool.log(failure(2, "VMGAHP_ERR_CRITICAL: Of another file."), name="elsewhere")
     (pool.directory / "log/VMGahpLog.link").symlink_to(pool.directory / "log/elsewhere")
     os.mkfifo(pool.directory / "log/VMGahpLog.fifo")
-    found = log_history.failures(pool.context())
+    found = condor.failures(pool.context())
     text = " ".join(finding.seen for finding in found)
     wrong = ["\x1b", "secret", "another file"]
     assert absent(text, "\\x1b]0;owned\\x07", *wrong) == wrong
@@ -698,14 +698,14 @@ def test_the_log_is_hostile(pool: Condor) -> None:
 
 
 def test_only_the_end_of_a_long_log_is_read(pool: Condor) -> None:
-    pool.log(failure(1, "VMGAHP_ERR_CRITICAL: Old."), "x" * (log_history.LONGEST_TAIL + 10))
-    (found,) = log_history.failures(pool.context())
+    pool.log(failure(1, "VMGAHP_ERR_CRITICAL: Old."), "x" * (condor.LONGEST_TAIL + 10))
+    (found,) = condor.failures(pool.context())
     assert (found.verdict, found.seen) == (OK, "no failure is in it")
 
 
 def test_no_log(pool: Condor) -> None:
-    assert log_history.failures(pool.context())[0].seen == "there is none yet"
-    assert log_history.failures(pool.context(VM_GAHP_LOG=None))[0].verdict == UNKNOWN
+    assert condor.failures(pool.context())[0].seen == "there is none yet"
+    assert condor.failures(pool.context(VM_GAHP_LOG=None))[0].verdict == UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.commands.doctor.support import judged, pool
-from vmgahp.commands.doctor.slots import slots
+from vmgahp.commands.doctor.condor import slots
 from vmgahp.daemon.probe import Probe
 from vmgahp.findings import OFF, OK, NotKnown
 

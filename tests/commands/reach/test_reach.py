@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vmgahp.commands.reach import ways
+from vmgahp.commands.reach import _of_text, on_node
 from vmgahp.errors import ClientFault
 
 AD = """JobStatus = 2
@@ -112,7 +112,7 @@ def test_where_the_ad_does_not_say_the_machine_is_asked(site: Site) -> None:
     ],
 )  # fmt: skip
 def test_an_ad_that_says_nonsense_is_no_option_of_ssh(said: str) -> None:
-    assert ways._of_text(said) == {}
+    assert _of_text(said) == {}
 
 
 @pytest.mark.parametrize("said", [None, [], {"ssh": 3}, {"ssh": [{"guest_port": 22}]}, {"ssh": [{"port": "-o"}]}])
@@ -127,7 +127,7 @@ def test_a_file_that_says_nonsense_is_a_sentence(site: Site, said: object) -> No
 @pytest.mark.parametrize("job", ["-oProxyCommand=id", "12.0;id", "x", ""])
 def test_only_a_job_id_is_one(job: str) -> None:
     with pytest.raises(ClientFault, match="not a job id"):
-        ways.on_node(job, "cat", "x")
+        on_node(job, "cat", "x")
 
 
 def test_the_console_is_followed(site: Site) -> None:

@@ -18,8 +18,7 @@ from tests.commands.support import absent
 from tests.conftest import examples
 from vmgahp import cli
 from vmgahp.commands import units
-from vmgahp.commands.report import page, story
-from vmgahp.commands.report.story import Story
+from vmgahp.commands.report import MOST_EVENTS, MOST_POINTS, Story, log_lines, page, read_from, read_story
 from vmgahp.metrics.file import LONGEST_LINE, NAME
 
 BEGIN = 1_795_000_000.0
@@ -56,7 +55,7 @@ def write(directory: Path, lines: "list[dict[str, object]]", more: bytes = b"") 
 
 
 def story_of(directory: Path, lines: "list[dict[str, object]]") -> Story:
-    return story.read(str(write(directory, lines)))
+    return read_story(str(write(directory, lines)))
 
 
 def report(path: Path, *words: str) -> Path:
@@ -131,7 +130,7 @@ def test_a_disk_that_was_left_out_for_once_makes_no_peak(tmp_path: Path) -> None
 def test_a_long_life_is_thinned_out_and_its_totals_are_not(tmp_path: Path) -> None:
     told = story_of(tmp_path, [sample(number * 60, number * 30.0, number << 20) for number in range(5_000)])
     cpu = told.rates()["cpu"]
-    assert story.MOST_POINTS / 2 < len(cpu) < 2 * story.MOST_POINTS
+    assert MOST_POINTS / 2 < len(cpu) < 2 * MOST_POINTS
     assert {round(rate.value, 6) for rate in cpu} == {25.0}
     assert told.totals()[0]["vda"][1] == 4_999 << 20
 
@@ -308,7 +307,7 @@ def test_lines_of_the_log_beside_the_events(tmp_path: Path) -> None:
         + line(99_999, 4711, "another day's")
         + "no line at all\n"
     )
-    told = [text for _, text in story.log_lines(str(log), story_of(tmp_path, LIFE))]
+    told = [text for _, text in log_lines(str(log), story_of(tmp_path, LIFE))]
     assert told == ["ours by its process id", "destroying alice_lab_7.0 by its name", "ClaimId = <hidden>"]
     text = text_of(report(tmp_path, "--log", str(log)))
     assert absent(text, "ours by its process id", "somebody else") == ["somebody else"]
@@ -368,14 +367,14 @@ def test_nonsense_is_counted(tmp_path: Path) -> None:
     nonsense = b"\xff\n[]\n{}\n" + b"[" * 50_000 + b"\n" + b"x" * (3 * LONGEST_LINE) + b"\n"
     nonsense += b'{"time":1e400,"event":"x"}\n{"time":-1,"event":"x"}\n{"time":true,"cpu_seconds":1}\n'
     path = write(tmp_path, LIFE, nonsense)
-    told = story.read(str(path))
+    told = read_story(str(path))
     assert (len(told.events), len(told.samples), told.bad_lines) == (5, 5, 8)
     assert "8 lines of the file make no sense" in text_of(report(path))
 
 
 def test_a_file_that_is_made_to_be_much_work_makes_a_page_of_bounded_size(tmp_path: Path) -> None:
     many: list[dict[str, object]] = []
-    for number in range(2 * story.MOST_EVENTS):
+    for number in range(2 * MOST_EVENTS):
         state = "Running" if number % 2 else "SoftSuspended"
         devices = {f"vd{number % 100}": {"read_bytes": number}}
         many.append(sample(number / 10, number, state=state, block=devices))
@@ -385,7 +384,7 @@ def test_a_file_that_is_made_to_be_much_work_makes_a_page_of_bounded_size(tmp_pa
 
 
 def test_more_than_is_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(story, "MOST_EVENTS", 3)
+    monkeypatch.setattr("vmgahp.commands.report.MOST_EVENTS", 3)
     told = story_of(tmp_path, LIFE)
     assert (len(told.events), told.left_out) == (3, 2)
     assert b"too long" in page.render(told, [])
@@ -396,8 +395,8 @@ def test_a_file_of_many_lines_is_not_read_to_its_end(
     tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """32 million lines that make no sense took a minute and a half."""
-    monkeypatch.setattr(story, "MOST_LINES", 1000)
-    told = story.read(str(write(tmp_path, LIFE, line * 2000)))
+    monkeypatch.setattr("vmgahp.commands.report.MOST_LINES", 1000)
+    told = read_story(str(write(tmp_path, LIFE, line * 2000)))
     assert len(told.samples) + len(told.events) + told.bad_lines <= 1000
     assert told.left_out == 1
     assert b"too long" in page.render(told, [])
@@ -423,7 +422,7 @@ def test_any_file_makes_a_page(lines: "list[dict[str, object]]") -> None:
     from io import BytesIO
 
     data = "".join(json.dumps(line) + "\n" for line in [LIFE[0], *lines]).encode()
-    told = story.read_from(BytesIO(data))
+    told = read_from(BytesIO(data))
     made = page.render(told, [(BEGIN, "a line")])
     assert b"nan" not in made.lower().replace(b"finance", b"")
     etree.fromstring(page.render_picture(told))

@@ -17,8 +17,8 @@ from tests.commands.support import absent
 from vmgahp.cli import main
 from vmgahp.commands import run
 from vmgahp.commands.arguments import Parser
-from vmgahp.commands.run import words
-from vmgahp.commands.submit.lines import attribute
+from vmgahp.commands.run.job import shell_line
+from vmgahp.commands.submit.submit_file import attribute_line
 from vmgahp.job import environment
 from vmgahp.job.ad import JobAd, literal, quote
 
@@ -85,8 +85,8 @@ def bytes_of(line: str) -> list[bytes]:
 
 def test_words_arrive_byte_for_byte() -> None:
     """Through the submit file, as HTCondor reads it, the ad, as the server reads it, and the shell."""
-    line = words.shell_line(["printf", "%s\\0", *AWKWARD])
-    read = htcondor2.Submit(attribute("VMPARAM_vm_Run", line) + "\nqueue\n")
+    line = shell_line(["printf", "%s\\0", *AWKWARD])
+    read = htcondor2.Submit(attribute_line("VMPARAM_vm_Run", line) + "\nqueue\n")
     said = literal(read.expand("MY.VMPARAM_vm_Run"))
     assert said == line
     assert bytes_of(line) == [os.fsencode(word) for word in AWKWARD]
@@ -94,7 +94,7 @@ def test_words_arrive_byte_for_byte() -> None:
 
 @pytest.mark.parametrize("word", AWKWARD)
 def test_no_language_on_the_way_finds_its_own_in_a_word(word: str) -> None:
-    line = words.shell_line([word])
+    line = shell_line([word])
     assert line.isprintable()
     assert "$(" not in line
     assert "$$" not in line

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from vmgahp import cli
-from vmgahp.commands.setup import file
+from vmgahp.commands.setup import file_text
 
 CONFIG_VAL = """\
 import os, sys
@@ -214,7 +214,7 @@ def test_a_shared_directory_stays(machine: Machine) -> None:
 
 def test_a_setting_of_another_release_goes(machine: Machine) -> None:
     values = {"VM_TYPE": "simulated", "VM_MEMORY": "64", "VM_WAS_ONCE": "1"}
-    machine.file.write_text(file.text_of(values, "vmgahp setup"))
+    machine.file.write_text(file_text(values, "vmgahp setup"))
     done = machine.run("--yes")
     assert done.status == 0, done.err
     assert "-VM_WAS_ONCE = 1" in done.out

@@ -9,7 +9,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from vmgahp.commands.submit.summary import Outcome
+from vmgahp.commands.submit.machine import Outcome
 
 DOMAIN = """\
 <domain type='kvm' id='4'>

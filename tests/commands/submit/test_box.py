@@ -12,7 +12,7 @@ import pytest
 
 from tests.commands.submit import samples
 from tests.commands.support import absent
-from vmgahp.commands.submit.summary import Outcome
+from vmgahp.commands.submit.machine import Outcome
 
 pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]
 

@@ -12,8 +12,7 @@ import pytest
 
 from tests.commands.submit import samples
 from tests.commands.submit.samples import changed, part
-from vmgahp.commands.submit import unpack
-from vmgahp.commands.submit.summary import Outcome
+from vmgahp.commands.submit.machine import Outcome
 
 pytestmark = pytest.mark.qemu
 
@@ -161,7 +160,7 @@ def test_what_is_no_image_is_refused(home, refused, name, data, said):
 
 
 def test_a_decompressor_takes_no_memory_that_a_stranger_asks_for(home, refused, monkeypatch):
-    monkeypatch.setattr(unpack, "_MEMORY", 1 << 20)  # xz's usual preset wants nine
+    monkeypatch.setattr("vmgahp.commands.submit.images._MEMORY", 1 << 20)  # xz's usual preset wants nine
     (home / "x.img.xz").write_bytes(lzma.compress(CONTENT))
     assert "cannot be unpacked with xz (Memory usage limit exceeded)" in refused("disk", "x.img.xz", *MEMORY)
     assert not (home / "x.img").exists()

@@ -14,8 +14,9 @@ import pytest
 from tests.commands.submit import samples
 from tests.commands.submit.samples import changed, lost, part
 from tests.commands.support import absent
-from vmgahp.commands.submit import ovf_envelope, unpack, xml_input
-from vmgahp.commands.submit.summary import Outcome, SubmitError
+from vmgahp.commands.submit import xml_input
+from vmgahp.commands.submit.machine import Outcome, SubmitError
+from vmgahp.commands.submit.ovf import local
 
 pytestmark = pytest.mark.qemu
 
@@ -479,8 +480,8 @@ def test_a_snapshot_of_a_stranger_is_refused(home, refused):
 def test_a_value_that_any_number_of_disks_name_is_looked_up_once(home, submit, monkeypatch):
     """Each look takes the whole of the descriptor."""
     looks = []
-    found = ovf_envelope.local
-    monkeypatch.setattr(ovf_envelope, "local", lambda name: looks.append(name) or found(name))
+    found = local
+    monkeypatch.setattr("vmgahp.commands.submit.ovf.local", lambda name: looks.append(name) or found(name))
 
     def cost(number):
         disks = "".join(f'<Disk ovf:diskId="d{each}" ovf:capacity="${{key{each}}}"/>' for each in range(number))
@@ -580,7 +581,7 @@ def test_what_cannot_be_unpacked_leaves_nothing(home, disk, refused, monkeypatch
     elif damage == "garbage":
         data = b"\x1f\x8b" + data[:100]
     elif damage == "larger than allowed":
-        monkeypatch.setattr(unpack, "LARGEST", 1 << 20)
+        monkeypatch.setattr("vmgahp.commands.submit.images.LARGEST", 1 << 20)
     else:
         data = gzip.compress(os.urandom(4096) * 500)
         monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=100, f_frsize=1024))

@@ -8,10 +8,9 @@ import pytest
 
 from tests.commands.submit import oracle, samples
 from vmgahp.cli import main
-from vmgahp.commands.submit import lines, rehearsal
-from vmgahp.commands.submit.machine import Guest, GuestDisk, fit_buses
-from vmgahp.commands.submit.submit_file import write
-from vmgahp.commands.submit.summary import Outcome, SubmitError, Summary
+from vmgahp.commands.submit.conversion import rehearse
+from vmgahp.commands.submit.machine import Guest, GuestDisk, Outcome, SubmitError, Summary, fit_buses
+from vmgahp.commands.submit.submit_file import commands_of, write
 from vmgahp.job.ad import JobAd
 
 DISK = ("disk", "disk.qcow2", "--memory", "1G")
@@ -38,7 +37,7 @@ def rehearsed(home):
 
     def run(*words):
         assert main(["vmgahp", "submit", *words, "--lax", "-o", "job.sub", "--force"]) == 0
-        return rehearsal.rehearse((home / "job.sub").read_text(), Summary())
+        return rehearse((home / "job.sub").read_text(), Summary())
 
     return run
 
@@ -51,7 +50,7 @@ def test_lines_are_read_as_htcondor_reads_them(home):
         texts.append((home / f"{number}.sub").read_text())
     for text in texts:
         theirs = htcondor2.Submit(text)
-        mine = lines.commands(text)
+        mine = commands_of(text)
         assert {name.lower(): theirs.expand(name) for name in theirs} == {name.lower(): mine[name] for name in mine}
         assert {name[3:] for name in mine if name.startswith("MY.")} == {
             name[3:] for name in theirs if name[:3] == "MY."
@@ -64,7 +63,7 @@ def test_the_ad_is_the_one_that_condor_submit_makes(home, words, vm_type):
     """By HTCondor's reader of the lines, and by what its source makes of the commands."""
     assert main(["vmgahp", "submit", *words, "--type", vm_type, "-o", "job.sub"]) == 0
     text = (home / "job.sub").read_text()
-    ours = rehearsal.rehearse(text, Summary()).ad.values()
+    ours = rehearse(text, Summary()).ad.values()
     theirs = JobAd(oracle.attributes(text).items()).values()
     assert {name: ours.get(name) for name in theirs} == theirs
     assert set(ours) - set(theirs) == {"VM_WORKING_DIR", "User", "ClusterId", "ProcId"}
@@ -209,7 +208,7 @@ def test_a_disk_is_on_a_bus_that_its_machine_has(home, options, disk, device, wh
     assert [one.device for one in made.disks] == [device]
     assert why in "".join(made.disks[0].changed)
     assert bool(why) == bool(made.disks[0].changed)
-    found = rehearsal.rehearse(write(made, "kvm", summary), summary)
+    found = rehearse(write(made, "kvm", summary), summary)
     assert f'dev="{device}"' in found.description
 
 
@@ -230,7 +229,7 @@ def own(home, rehearsed):
     def run(text, *words):
         (home / "own.xml").write_text(text.replace("DIR/", ""))
         found = rehearsed("libvirt-xml", "own.xml", "--as-is", *words)
-        return etree.fromstring(found.description), lines.commands((home / "job.sub").read_text())
+        return etree.fromstring(found.description), commands_of((home / "job.sub").read_text())
 
     return run
 
@@ -298,7 +297,7 @@ def test_nics_of_one_address_are_refused(home, refused):
 
 def test_what_is_refused_is_an_error_of_submitting(home):
     with pytest.raises(SubmitError, match="The universe"):
-        rehearsal.rehearse("executable = x\nqueue\n", Summary())
+        rehearse("executable = x\nqueue\n", Summary())
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,17 @@ from tests.commands.submit.samples import changed
 from tests.commands.support import absent
 from vmgahp.cli import main
 from vmgahp.commands.submit import conversion, images, submit_file
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, is_device, name_devices, simple_name
-from vmgahp.commands.submit.summary import Outcome, SubmitError, Summary
+from vmgahp.commands.submit.machine import (
+    Guest,
+    GuestDisk,
+    GuestNic,
+    Outcome,
+    SubmitError,
+    Summary,
+    is_device,
+    name_devices,
+    simple_name,
+)
 from vmgahp.job.ad import literal
 
 pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]
@@ -36,7 +45,7 @@ def plain(**changes):
 def test_what_is_written_comes_back_as_it_was():
     """By HTCondor's own reader: no macro of the text is expanded, nothing is added."""
     hostile = "$(HOME) $ENV(PATH) #no comment $ = a"
-    lines = (submit_file.command("executable", hostile), submit_file.attribute("Name", hostile), "queue\n")
+    lines = (submit_file.command_line("executable", hostile), submit_file.attribute_line("Name", hostile), "queue\n")
     read = htcondor2.Submit("\n".join(lines))
     assert read.expand("executable") == hostile
     assert read.expand("MY.Name") == f'"{hostile}"'
@@ -45,17 +54,17 @@ def test_what_is_written_comes_back_as_it_was():
 @pytest.mark.parametrize("text", ['a "b" c', '"', "\\n", '\\"', "a\\b", '\\\\"'])
 def test_a_text_with_quotes_and_backslashes_comes_back_as_it_was(text):
     """As HTCondor and the daemon read the ad, in which a backslash hides a quote and nothing else."""
-    read = htcondor2.Submit(submit_file.attribute("Name", text) + "\nqueue\n")
+    read = htcondor2.Submit(submit_file.attribute_line("Name", text) + "\nqueue\n")
     assert literal(read.expand("MY.Name")) == text
 
 
 @pytest.mark.parametrize("text", ["a\nqueue 1000", "a\\", " a", "", "a\rb", "a\u2028b", "$$(Memory)", "$(Dollar)"])
 def test_what_cannot_be_written_is_refused(text):
     with pytest.raises(SubmitError):
-        submit_file.command("executable", text)
+        submit_file.command_line("executable", text)
     if text.strip() == text != "":  # in its quotes an attribute has the blanks, too
         with pytest.raises(SubmitError):
-            submit_file.attribute("Name", text)
+            submit_file.attribute_line("Name", text)
 
 
 @pytest.mark.parametrize("name", ["a,b.img", "a:b.img", "a b.img", 'a".img', "$(HOME).img", "a\\b.img"])

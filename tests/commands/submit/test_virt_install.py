@@ -11,7 +11,7 @@ import pytest
 from tests.commands.support import absent
 from vmgahp.cli import main
 from vmgahp.commands.submit import virt_install
-from vmgahp.commands.submit.summary import SubmitError
+from vmgahp.commands.submit.machine import SubmitError
 
 pytestmark = pytest.mark.qemu
 

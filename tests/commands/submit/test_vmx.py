@@ -11,7 +11,7 @@ from tests.commands.submit import samples
 from tests.commands.support import absent
 from tests.conftest import examples
 from vmgahp.cli import main
-from vmgahp.commands.submit.summary import Outcome
+from vmgahp.commands.submit.machine import Outcome
 from vmgahp.job.vmx import Vmx
 
 pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]

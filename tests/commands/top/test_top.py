@@ -19,7 +19,7 @@ from tests.commands.support import absent
 from vmgahp import cli, lifecycle
 from vmgahp.commands.metrics_lines import read_line
 from vmgahp.commands.top import screen as top
-from vmgahp.commands.top.node import Look, Node, VmRow, is_vm_name
+from vmgahp.commands.top.screen import Look, Node, VmRow, is_vm_name
 from vmgahp.config import Settings
 from vmgahp.metrics.file import MOST_LINES, NAME
 
@@ -55,7 +55,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmgahp.commands.top.node.DEADLINE", 0.1)
+    monkeypatch.setattr("vmgahp.commands.top.screen.DEADLINE", 0.1)
 
 
 def by_name(look: Look) -> dict[str, VmRow]:
@@ -134,7 +134,7 @@ def test_what_jobs_write_is_shown_and_never_acted_upon(node: Node, tmp_path: Pat
 
 def test_of_a_flood_the_end_is_read(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bytes] = []
-    monkeypatch.setattr("vmgahp.commands.top.node.read_line", lambda text: taken.append(text) or read_line(text))
+    monkeypatch.setattr("vmgahp.commands.top.screen.read_line", lambda text: taken.append(text) or read_line(text))
     directory = file_of(tmp_path, 7)
     (directory / NAME).write_bytes(b"x\n" * 4 * MOST_LINES)
     file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))

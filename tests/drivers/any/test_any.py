@@ -23,7 +23,7 @@ from vmgahp import errors, findings, lifecycle, vm_types
 from vmgahp.config import Settings
 from vmgahp.daemon import probe
 from vmgahp.drivers import base, machine_types
-from vmgahp.drivers.any import AnyDriver, choice
+from vmgahp.drivers.any import CHOICE_FILE, AnyDriver
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.simulated import SimulatedDriver
 from vmgahp.errors import JobFault, MachineFault
@@ -144,7 +144,7 @@ def test_the_first_type_of_the_administrators(scratch: Path, stand_ins: type[Sta
         machine = driver(f"{first}, {second}").start(wanted)
         assert machine.name == wanted.vm_name()
         machine.destroy()
-        (scratch / choice.FILE).unlink()
+        (scratch / CHOICE_FILE).unlink()
     assert [vm_type for vm_type, _ in stand_ins.started] == ["kvm", "script"]
 
 
@@ -287,7 +287,7 @@ def test_the_choice_is_the_first_that_is_taken_proved_and_willing(
 ) -> None:
     stand_ins.broken, stand_ins.refuses = broken, dict.fromkeys(refuses, "no")
     stand_ins.started.clear()
-    (scratch / choice.FILE).unlink(missing_ok=True)
+    (scratch / CHOICE_FILE).unlink(missing_ok=True)
     more = {"VMPARAM_vm_Types": quote(",".join(sorted(taken)))} if taken else {}
     vmx = {"VMPARAM_VMware_VMX_File": '"a.vmx"', "VMPARAM_vm_Disk": '"a:vda:w:raw"', "VMPARAM_Xen_Kernel": '"vmx"'}
     candidates = [name for name in types if (not taken or name in taken) and name not in broken]
@@ -696,27 +696,27 @@ def test_without_one_another_type_takes_the_image_that_was_written_to(scratch: P
     ],
 )
 def test_a_choice_that_was_tampered_with(scratch: Path, stand_ins: type[StandIn], data: bytes) -> None:
-    (scratch / choice.FILE).write_bytes(data)
-    own(scratch / choice.FILE)
-    assert refused(job(scratch), match=choice.FILE).code == errors.MISMATCHED_CHECKPOINT
+    (scratch / CHOICE_FILE).write_bytes(data)
+    own(scratch / CHOICE_FILE)
+    assert refused(job(scratch), match=CHOICE_FILE).code == errors.MISMATCHED_CHECKPOINT
 
 
 def test_a_choice_that_is_a_link(scratch: Path, stand_ins: type[StandIn]) -> None:
-    (scratch / choice.FILE).symlink_to("/etc/passwd")
-    refused(job(scratch), match=choice.FILE)
+    (scratch / CHOICE_FILE).symlink_to("/etc/passwd")
+    refused(job(scratch), match=CHOICE_FILE)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_scratch_directory_that_is_closed_is_the_machines_fault(scratch: Path, stand_ins: type[StandIn]) -> None:
     os.chown(scratch, 0, 0)
-    refused(job(scratch), "kvm, script", MachineFault, match=choice.FILE)
+    refused(job(scratch), "kvm, script", MachineFault, match=CHOICE_FILE)
     assert not stand_ins.started
 
 
 def test_a_forged_choice_gets_no_type_that_the_job_could_not_have(scratch: Path, stand_ins: type[StandIn]) -> None:
     document = {"format": 1, "vm_type": "simulated", "images": {}}
-    (scratch / choice.FILE).write_text(json.dumps(document))
-    own(scratch / choice.FILE)
+    (scratch / CHOICE_FILE).write_text(json.dumps(document))
+    own(scratch / CHOICE_FILE)
     driver("kvm, script").start(job(scratch))
     assert stand_ins.started[0][0] == "kvm"
 
@@ -751,7 +751,7 @@ def test_kill_finds_the_vm_of_any_type(scratch: Path, stand_ins: type[StandIn]) 
 def test_a_type_that_cannot_say_is_only_a_fault_where_nobody_has_the_vm(
     scratch: Path, stand_ins: type[StandIn]
 ) -> None:
-    written = scratch / choice.FILE
+    written = scratch / CHOICE_FILE
     driver("script").start(job(scratch))
     assert driver("nobodys, script").kill(str(scratch)) is True
     assert driver("nobodys, script").kill(str(scratch)) is False, "the job did not run by it"
@@ -783,7 +783,7 @@ def test_through_the_protocol(scratch: Path) -> None:
         assert client.line().startswith("$VMGahpVersion")
         client.send_ad(*job(scratch).lines())
         assert client.run("START", "any") == ["0", "1"]
-        assert json.loads((scratch / choice.FILE).read_text())["vm_type"] == "simulated"
+        assert json.loads((scratch / CHOICE_FILE).read_text())["vm_type"] == "simulated"
         assert "STATUS=Running" in client.run("STATUS", 1)
         # Of a type that leaves it open, a VM is resumed after a periodic checkpoint.
         assert client.run("CHECKPOINT", 1) == ["0", "NULL"]

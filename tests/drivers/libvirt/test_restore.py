@@ -24,7 +24,7 @@ from vmgahp.domain.restore import SavedMismatch, reconcile
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.disk_files import DiskFiles
 from vmgahp.drivers.libvirt.guest import LibvirtGuest
-from vmgahp.images.backing import BackingFile
+from vmgahp.images.formats import BackingFile
 from vmgahp.job.spec import Nic
 
 pytestmark = pytest.mark.libvirt

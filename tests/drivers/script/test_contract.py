@@ -22,7 +22,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.daemon import containers
 from vmgahp.drivers.base import Driver
-from vmgahp.drivers.script.driver import key_of
+from vmgahp.drivers.script import key_of
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject

@@ -14,8 +14,7 @@ from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
 from vmgahp.checkpoint.store import MANIFEST_FILE
 from vmgahp.config import Settings
-from vmgahp.drivers.script import ScriptDriver, program
-from vmgahp.drivers.script.driver import key_of
+from vmgahp.drivers.script import ScriptDriver, key_of, program
 from vmgahp.drivers.script.machine import ScriptMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, quote

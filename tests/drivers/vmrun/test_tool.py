@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,8 +15,20 @@ from tests.peer import daemon, environment
 from vmgahp import errors
 from vmgahp.cli import PROBE
 from vmgahp.config import Settings
-from vmgahp.drivers.vmrun import faults, processes, survey, tool
-from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
+from vmgahp.drivers.vmrun import VmrunSurveyor, tool
+from vmgahp.drivers.vmrun.tool import (
+    Hanging,
+    Process,
+    Tool,
+    VmrunError,
+    explained,
+    find_process,
+    from_vmrun,
+    is_not_supported,
+    is_still,
+    running_processes,
+    wait_for_end,
+)
 from vmgahp.findings import BAD, OFF, OK
 from vmgahp.host import proc
 from vmgahp.testing.contract import until
@@ -86,16 +99,16 @@ class TestCalls:
         os.kill(pid, signal.SIGKILL)
 
     def test_one_that_cannot_be_started_blames_the_machine(self, user):
-        with pytest.raises(errors.MachineFault, match="/nowhere/vmrun cannot be started"), faults.explained("listing"):
+        with pytest.raises(errors.MachineFault, match="/nowhere/vmrun cannot be started"), explained("listing"):
             Tool("/nowhere/vmrun", "ws", user, "/", print).run("list", seconds=1)
 
     def test_where_vmrun_is(self, vmrun, monkeypatch):
         path = vmrun("").path
-        assert tool.find(Settings({"VMWARE_VMRUN": path})) == path
+        assert tool.find_tool(Settings({"VMWARE_VMRUN": path})) == path
         monkeypatch.setenv("PATH", os.path.dirname(path))
-        assert tool.find(Settings()) == path
+        assert tool.find_tool(Settings()) == path
         with pytest.raises(errors.MachineFault, match="There is no vmrun here"):
-            tool.find(Settings({"VMWARE_VMRUN": path + "x"}))
+            tool.find_tool(Settings({"VMWARE_VMRUN": path + "x"}))
 
 
 class TestFaults:
@@ -109,7 +122,7 @@ class TestFaults:
         ],
     )
     def test_a_vm_that_is_gone(self, message):
-        fault = faults.from_vmrun(VmrunError("suspend", message), "suspending it", ["/s/dos_condor.vmx"])
+        fault = from_vmrun(VmrunError("suspend", message), "suspending it", ["/s/dos_condor.vmx"])
         assert (isinstance(fault, errors.ClientFault), fault.code) == (True, errors.VM_NOT_FOUND)
 
     @pytest.mark.parametrize(
@@ -125,7 +138,7 @@ class TestFaults:
         ],
     )
     def test_the_jobs(self, message, word):
-        fault = faults.from_vmrun(VmrunError("start", message), "starting it")
+        fault = from_vmrun(VmrunError("start", message), "starting it")
         assert (isinstance(fault, errors.JobFault), fault.code) == (True, word)
         assert message.rstrip(".") in fault.problem
         assert fault.hint
@@ -142,25 +155,25 @@ class TestFaults:
         ],
     )
     def test_the_machines(self, message):
-        fault = faults.from_vmrun(VmrunError("start", message), "starting it")
+        fault = from_vmrun(VmrunError("start", message), "starting it")
         assert type(fault) is errors.MachineFault
         assert fault.hint
 
     @pytest.mark.parametrize("message", ["The operation was canceled", "Unknown error", "The snapshot does not exist"])
     def test_what_nobody_knows_is_the_hypervisors(self, message):
-        assert type(faults.from_vmrun(VmrunError("x", message), "x")) is errors.HypervisorFault
+        assert type(from_vmrun(VmrunError("x", message), "x")) is errors.HypervisorFault
 
     def test_a_name_of_the_jobs_accuses_nobody(self):
         path = "/s/the license expired, disk is full, vmmon.vmdk"
         error = VmrunError("start", f"Cannot open the disk '{path}' or one of the snapshot disks it depends on.")
-        assert isinstance(faults.from_vmrun(error, "starting it", [path, ""]), errors.JobFault)
+        assert isinstance(from_vmrun(error, "starting it", [path, ""]), errors.JobFault)
 
     def test_one_that_hangs_blames_the_machine(self):
-        fault = faults.from_vmrun(Hanging("start", 9), "starting it")
+        fault = from_vmrun(Hanging("start", 9), "starting it")
         assert type(fault) is errors.MachineFault
 
     def test_not_supported(self):
-        assert faults.is_not_supported(VmrunError("snapshot", "The operation is not supported"))
+        assert is_not_supported(VmrunError("snapshot", "The operation is not supported"))
 
 
 class TestProcesses:
@@ -171,35 +184,35 @@ class TestProcesses:
         name.symlink_to(sys.executable)
         vmx = scratch / "a b.vmx"
         process = subprocess.Popen([name, "-c", "sum(range(10**7)); input()", "-x", vmx], stdin=subprocess.PIPE)
-        until(lambda: processes.find(str(vmx)), "the process has its name")
+        until(lambda: find_process(str(vmx)), "the process has its name")
         yield process, str(vmx)
         process.kill()
         process.communicate()
 
     def test_a_vm_is_found_by_its_vmx_and_its_user(self, impostor):
         process, vmx = impostor
-        found = processes.find(vmx, os.getuid())
+        found = find_process(vmx, os.getuid())
         assert found == (process.pid, os.getuid(), vmx)
-        assert found in processes.running(os.getuid())
+        assert found in running_processes(os.getuid())
         until(lambda: proc.cpu_seconds(process.pid) > 0, "it has used some CPU time")
-        assert processes.is_still(found)
+        assert is_still(found)
 
     def test_a_strangers_process_is_no_vm_of_the_user(self, impostor):
         _, vmx = impostor
         stranger = os.getuid() + 1
-        assert (processes.find(vmx, stranger), processes.running(stranger)) == (None, [])
+        assert (find_process(vmx, stranger), running_processes(stranger)) == (None, [])
 
     def test_only_that_very_process_is_killed(self, impostor):
         process, vmx = impostor
-        another = processes.Process(process.pid, os.getuid(), vmx + "other.vmx")
-        assert processes.wait_for_end(another, 20, kill=True)
+        another = Process(process.pid, os.getuid(), vmx + "other.vmx")
+        assert wait_for_end(another, 20, kill=True)
         assert process.poll() is None
-        found = processes.find(vmx)
-        assert not processes.wait_for_end(found, 0.01)
-        assert processes.wait_for_end(found, 20, kill=True)
+        found = find_process(vmx)
+        assert not wait_for_end(found, 0.01)
+        assert wait_for_end(found, 20, kill=True)
         assert process.wait() == -9
-        assert processes.wait_for_end(found, 20, kill=True)
-        assert not processes.is_still(found)
+        assert wait_for_end(found, 20, kill=True)
+        assert not is_still(found)
 
 
 class TestSurvey:
@@ -209,12 +222,12 @@ class TestSurvey:
         directory.mkdir()
         for name in ("vmmon", "vmnet8"):
             (directory / name).touch()
-        monkeypatch.setattr(survey, "DEVICES", str(directory))
+        monkeypatch.setattr("vmgahp.drivers.vmrun.DEVICES", str(directory))
         return directory
 
     def look(self, vmrun, user, seconds=20, **more):
         machine = Settings({"VMWARE_VMRUN": str(vmrun), **more})
-        return survey.VmrunSurveyor("vmware", machine, user, print).survey(time.monotonic() + seconds)
+        return VmrunSurveyor("vmware", machine, user, print).survey(time.monotonic() + seconds)
 
     def verdicts(self, found):
         return {finding.check: finding.verdict for finding in found.findings}
@@ -262,12 +275,12 @@ class TestSurvey:
 
     def test_a_module_that_is_not_loaded_where_vmware_is_installed(self, scratch, user, devices, monkeypatch):
         (devices / "vmmon").unlink()
-        monkeypatch.setattr(survey, "INSTALLED", str(devices))
+        monkeypatch.setattr("vmgahp.drivers.vmrun.INSTALLED", str(devices))
         with vmware() as host:
             assert self.verdicts(self.look(host.vmrun, user))["vmmon"] == BAD
 
     def test_nothing_is_left_behind(self, scratch, user, devices, tmp_path, monkeypatch):
-        monkeypatch.setattr(survey.tempfile, "tempdir", str(scratch))
+        monkeypatch.setattr(tempfile, "tempdir", str(scratch))
         with vmware() as host:
             self.look(host.vmrun, user)
         assert list(scratch.iterdir()) == []

@@ -13,7 +13,8 @@ from tests.conftest import examples
 from tests.jobs import own
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.vmrun import layers, working_copy
+from vmgahp.drivers.vmrun import working_copy
+from vmgahp.drivers.vmrun.working_copy import correct_parents, look_at_layers
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.images import vmdk
 from vmgahp.job.nics import Nic
@@ -54,7 +55,7 @@ def disk(scratch, user):
 @pytest.fixture
 def read(scratch, user):
     """Reads a disk of the scratch directory: its layers."""
-    return lambda name, **more: layers.look(user, str(scratch), name, ATTRIBUTE, **more)
+    return lambda name, **more: look_at_layers(user, str(scratch), name, ATTRIBUTE, **more)
 
 
 def sparse(path, text, room=20, offset=1):
@@ -89,7 +90,7 @@ class TestDisks:
         found = read(child.name)
         assert [layer.path for layer in found] == ["dos-000001.vmdk", "dos.vmdk"]
         assert child.read_bytes() == before
-        layers.correct(user, str(scratch), found, ATTRIBUTE)
+        correct_parents(user, str(scratch), found, ATTRIBUTE)
         after = child.read_bytes()
         assert (b'parentFileNameHint="dos.vmdk"' in after, old.encode() in after) == (True, False)
         if inside:

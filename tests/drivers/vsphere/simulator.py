@@ -115,11 +115,11 @@ class Server:
 
 def write_disk(scratch: Path, name: str, content: bytes) -> None:
     """A flat disk as the desktop products write it: a descriptor and its extent."""
-    from vmgahp.drivers.vsphere.disks import descriptor
+    from vmgahp.drivers.vsphere.transport import disk_descriptor
 
     assert len(content) % 512 == 0
     extent = f"{name.removesuffix('.vmdk')}-flat.vmdk"
-    text = descriptor(extent, len(content), "lsilogic", create_type="monolithicFlat")
+    text = disk_descriptor(extent, len(content), "lsilogic", create_type="monolithicFlat")
     (scratch / name).write_bytes(text)
     (scratch / extent).write_bytes(content)
 

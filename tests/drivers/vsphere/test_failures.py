@@ -27,8 +27,7 @@ from tests.lab.vcsim import PASSWORD, Vcsim
 from tests.peer import Peer
 from vmgahp.config import Settings
 from vmgahp.drivers.vsphere.connection import VsphereConnection
-from vmgahp.drivers.vsphere.datastore import Store
-from vmgahp.drivers.vsphere.inventory import Inventory
+from vmgahp.drivers.vsphere.datastore import Inventory, Store
 from vmgahp.errors import HOLD_CODES, JobFault
 from vmgahp.testing.contract import until
 

@@ -14,11 +14,11 @@ from tests.drivers.vsphere.simulator import VMX, Job
 from tests.jobs import of_lines, owner
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.vsphere import VsphereDriver, annotations, config_spec, faults, hardware
-from vmgahp.drivers.vsphere.annotations import Tag
-from vmgahp.drivers.vsphere.credentials import Access
-from vmgahp.drivers.vsphere.inventory import network_map
-from vmgahp.drivers.vsphere.survey import VsphereSurveyor
+from vmgahp.drivers.vsphere import VsphereDriver, VsphereSurveyor, hardware
+from vmgahp.drivers.vsphere.connection import RULES, Access, from_vsphere
+from vmgahp.drivers.vsphere.datastore import network_map
+from vmgahp.drivers.vsphere.hardware import bare_spec, guest_id
+from vmgahp.drivers.vsphere.vm import LONGEST_NAME, RUNS, SAVED, Tag, entity_name
 from vmgahp.job.vmx import Vmx
 
 
@@ -164,10 +164,10 @@ def test_secure_boot_and_the_order_of_booting_are_asked_for(job: Job) -> None:
     more = 'firmware = "efi"\nuefi.secureBoot.enabled = "TRUE"\nbios.bootOrder = "cdrom,hdd"\nbios.hddOrder = "x;y"\n'
     (job.scratch / "machine.vmx").write_text(VMX + more)
     assert "firmware  efi, secure boot" in looked_at(job)
-    found = hardware.read(Vmx.parse(VMX + more), "machine.vmx")
-    tag = Tag("id", "name", "job#1", "/dir", "host", annotations.RUNS)
+    found = hardware.read_hardware(Vmx.parse(VMX + more), "machine.vmx")
+    tag = Tag("id", "name", "job#1", "/dir", "host", RUNS)
     spec = SimpleNamespace(memory_mib=64, vcpus=4, vmx=Vmx({"cpuid.coresPerSocket": "2"}))
-    config = config_spec.bare(spec, found, "name", tag, "store")  # type: ignore[arg-type]
+    config = bare_spec(spec, found, "name", tag, "store")  # type: ignore[arg-type]
     assert (config.firmware, config.bootOptions.efiSecureBootEnabled) == ("efi", True)
     assert (config.numCPUs, config.numCoresPerSocket) == (4, 2)
     options = {option.key: option.value for option in config.extraConfig}
@@ -193,7 +193,7 @@ VALUES = st.one_of(
 @given(st.dictionaries(NAMES, VALUES, max_size=40))
 def test_any_vmx_is_hardware_or_the_jobs_fault(content: dict[str, str]) -> None:
     try:
-        found = hardware.read(Vmx(content), "machine.vmx")
+        found = hardware.read_hardware(Vmx(content), "machine.vmx")
     except errors.JobFault:
         return
     places = [device.stored_as for device in found.devices]
@@ -202,7 +202,7 @@ def test_any_vmx_is_hardware_or_the_jobs_fault(content: dict[str, str]) -> None:
         assert re.fullmatch(r"[a-z]+-[a-z]+[0-9](-[0-9]+)?\.[a-z]+", place)
         assert "/" not in device.file
         assert device.file not in ("", ".", "..")
-    assert config_spec.guest_id(found.guest)
+    assert guest_id(found.guest)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +219,14 @@ def test_any_vmx_is_hardware_or_the_jobs_fault(content: dict[str, str]) -> None:
     ],
 )
 def test_the_guests_system(name: str, wanted: str) -> None:
-    assert config_spec.guest_id(name) == wanted
+    assert guest_id(name) == wanted
 
 
 # Whose fault it is
 
 
 def test_each_row_of_the_table_is_a_fault_of_vsphere_that_can_be_reached() -> None:
-    kinds = list(faults.RULES)
+    kinds = list(RULES)
     for number, kind in enumerate(kinds):
         assert issubclass(kind, vmodl.MethodFault)
         hidden = [other for other in kinds[:number] if issubclass(kind, other)]
@@ -256,7 +256,7 @@ def test_each_row_of_the_table_is_a_fault_of_vsphere_that_can_be_reached() -> No
     ],
 )
 def test_whose_fault(error: Exception, kind: type, said: str) -> None:
-    fault = faults.from_vsphere(error, "starting a VM")
+    fault = from_vsphere(error, "starting a VM")
     assert type(fault) is kind
     assert said in fault.render()
     assert "\n" not in fault.render()
@@ -264,9 +264,9 @@ def test_whose_fault(error: Exception, kind: type, said: str) -> None:
 
 def test_a_configuration_fault_for_want_of_room_is_not_the_jobs() -> None:
     error = vim.fault.GenericVmConfigFault(reason="x")
-    assert isinstance(faults.from_vsphere(error, "starting"), errors.JobFault)
+    assert isinstance(from_vsphere(error, "starting"), errors.JobFault)
     error.faultMessage = [vmodl.LocalizableMessage(key="msg.hbacommon.outofspace", message="no space")]
-    assert isinstance(faults.from_vsphere(error, "starting"), errors.MachineFault)
+    assert isinstance(from_vsphere(error, "starting"), errors.MachineFault)
 
 
 # Datastores
@@ -320,15 +320,15 @@ def test_the_network_map() -> None:
 
 @given(st.text(min_size=1, max_size=300))
 def test_a_name_for_vsphere_is_plain_short_and_unique(name: str) -> None:
-    made = annotations.entity_name(name, "0123456789abcdef")
+    made = entity_name(name, "0123456789abcdef")
     assert re.fullmatch(r"[A-Za-z0-9_@+][A-Za-z0-9_.@+-]*-01234567", made)
-    assert len(made) <= annotations.LONGEST_NAME
-    assert made != annotations.entity_name(name, "1123456789abcdef")
+    assert len(made) <= LONGEST_NAME
+    assert made != entity_name(name, "1123456789abcdef")
 
 
 def test_a_tag_is_read_as_it_was_written() -> None:
-    tag = Tag("id", "name", "job#1", "/dir", "host", annotations.RUNS, "vmgahp-0", "1700000000")
-    older = tag._replace(state=annotations.SAVED).options()
+    tag = Tag("id", "name", "job#1", "/dir", "host", RUNS, "vmgahp-0", "1700000000")
+    older = tag._replace(state=SAVED).options()
     assert Tag.read([*older, *tag.options()]) == tag, "the last of a key counts"
     assert Tag.read(None) is None
     for key in ("vmgahp.id", "guestinfo.vmgahp.id"):

@@ -15,8 +15,9 @@ from contextlib import ExitStack, contextmanager
 from vmgahp import errors
 from vmgahp.commands.arguments import UsageError, add_type, tell
 from vmgahp.commands.console.conversation import Conversation
-from vmgahp.protocol import transcript, transcript_file
+from vmgahp.protocol import transcript
 from vmgahp.protocol.client import ProtocolError
+from vmgahp.protocol.transcript import TranscriptFile, create_file
 from vmgahp.text import escape
 
 LOST = 1
@@ -98,8 +99,8 @@ def _recorder(record: str, opened: ExitStack) -> Callable[[str], object]:
     """Make the file of ``--record``, and return the function that writes to it."""
     if not record:
         return lambda _: None
-    descriptor, path = transcript_file.create(record)
-    file = transcript_file.TranscriptFile(descriptor)
+    descriptor, path = create_file(record)
+    file = TranscriptFile(descriptor)
     opened.callback(lambda: sys.stdout.write(f"The conversation is in {path}.\n"))
     opened.callback(file.close)
     return file.write

@@ -1,25 +1,233 @@
-"""The conversation of one person, or one script, with a server.
+"""The conversation of one person or one script with a server: words, job ads, answers.
+
+To a job's ad the attributes that a starter adds are added, secrets are left out, and the VM gets a name that no job
+has: a START destroys the remains of an earlier VM of the same name.
 
 Requests are sent as condor_starter does it: each after the answer to the one before, and an R leads to a RESULTS.
 `vmgahp.protocol.requests` classifies each line of the server; this module shows it in words.
 """
 
+import os
 import re
+import shlex
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from time import monotonic
+from typing import NamedTuple
 
 from vmgahp import lifecycle
-from vmgahp.commands.console import job_ad, words
-from vmgahp.commands.console.words import BAD, COMMANDS, GOOD, NOTE, PLAIN, RECEIVED, SENT, clean
-from vmgahp.commands.queue import ask_condor_q
+from vmgahp.commands.arguments import did_you_mean
+from vmgahp.commands.queue import LARGEST_AD, ask_condor_q, no_ad
 from vmgahp.errors import Fault
-from vmgahp.protocol import error_words, requests
+from vmgahp.job import disks
+from vmgahp.job.ad import JobAd, quote
+from vmgahp.protocol import requests
 from vmgahp.protocol.client import Client, ProtocolError
-from vmgahp.protocol.requests import Kind, Request, RequestState, digits
+from vmgahp.protocol.requests import PREFIX, Kind, Request, RequestState, digits
 from vmgahp.protocol.transcript import Writer
-from vmgahp.text import redact
+from vmgahp.text import escape, is_private, redact
+
+SENT, RECEIVED, GOOD, BAD, NOTE, PLAIN = "sent", "received", "good", "bad", "note", ""
+"""The kinds of lines that are shown."""
+
+LONGEST = 2000
+"""The maximum number of characters of one line that are shown."""
+
+
+class Command(NamedTuple):
+    """A command: of the console in lower case, of the protocol in upper case."""
+
+    arguments: str
+    text: str
+    """The help for the command; `overview` shows the first sentence."""
+    operation: str = ""
+    """The operation of `lifecycle` that it requests."""
+
+
+# fmt: off
+COMMANDS: dict[str, Command] = {
+    "start": Command("AD [TYPE]  or  job ID [TYPE]", "send a job ad and start a VM from it. AD is a file of lines "
+        "Name = expression, as of condor_q -l or .job.ad; job 12.0 asks condor_q. The VM's working directory becomes "
+        "the console's, secrets are left out, and the VM gets a name of its own, because a START destroys an earlier "
+        "VM of the same name. Files are not copied. The result is the number of the VM.", lifecycle.START),
+    "status": Command("[VM]", "show the state of a VM and what it has used. CPU time is seconds of all its CPUs "
+        "together; CPU is what was used since the last STATUS by wall time and CPUs. An unknown VM is stopped.",
+        lifecycle.STATUS),
+    "pid": Command("[VM]", "show the process id of a VM's hypervisor. It is 0 where there is none or where it is kept "
+        "back, as by default (VM_REPORT_PID).", lifecycle.GETPID),
+    "suspend": Command("[VM]", "save a VM's memory to a file and free its memory. Only this server can resume from the "
+        "file.", lifecycle.SUSPEND),
+    "soft-suspend": Command("[VM]", "stop a VM's CPUs and keep its memory in RAM. HTCondor does so where "
+        "VM_SOFT_SUSPEND is true.", lifecycle.SOFT_SUSPEND),
+    "resume": Command("[VM]", "let a VM run again after suspend, soft-suspend or checkpoint", lifecycle.RESUME),
+    "checkpoint": Command("[VM]", "save a VM with all that a restart elsewhere needs. The VM does not run afterwards: "
+        "stop or resume it. The files are in its working directory.", lifecycle.CHECKPOINT),
+    "stop": Command("[VM]", "end a VM: ask its guest to power off, then destroy it. The guest has VM_STOP_TIMEOUT "
+        "seconds to power off.", lifecycle.STOP),
+    "vms": Command("", "list the VMs that were started here, and the requests without a result"),
+    "wait": Command("[REQUEST]", "wait for the result of a request, or of all. Control-C ends the waiting."),
+    "ad": Command("AD [TYPE]  or  job ID [TYPE]", "show what start would send"),
+    "log": Command("[LINES]  or  on|off", "show the end of the server's standard error, or all of it as it comes"),
+    "help": Command("[COMMAND or ERROR]", "list all commands, or explain one of them or an error word"),
+    "quit": Command("", "destroy all VMs and end. Control-D does the same."),
+    "ASYNC_MODE_ON": Command("", "let the server say R when a result is there, as it does from the beginning"),
+    "ASYNC_MODE_OFF": Command("", "let the server say no R. Results wait until RESULTS fetches them."),
+    "RESULTS": Command("", "fetch the results that are there. The reply says how many lines follow, one for each "
+        "request that has ended since. The console fetches them by itself when an R comes."),
+    "VERSION": Command("", "show the server's version, as in its greeting"),
+    "COMMANDS": Command("", "list the commands that the server knows"),
+    "SUPPORT_VMS": Command("", "list the VM types that START accepts"),
+    "CLASSAD": Command("", "begin a job ad of your own. Each line up to CLASSAD_END, or Control-D, is an attribute, "
+        "Name = expression, and is not answered."),
+    "CLASSAD_END": Command("", "end a job ad. Without a CLASSAD before it, the ad that was sent is forgotten."),
+}
+# fmt: on
+
+PROTOCOL = tuple(PREFIX + row.operation for row in COMMANDS.values() if row.operation)
+"""The commands of the protocol that a command of the console sends."""
+
+LEGEND = (
+    "A line that begins with a word in upper case goes to the server as it is, CONDOR_VM_STATUS 12 1 for example. VM "
+    "is the number of a VM, and may be left out while there is only one. # and a number is a request."
+)
+
+_FIGURES = {
+    "STATUS": "{}",
+    "CPUUTILIZATION": "CPU {}",
+    "CPUTIME": "{} s of CPU time",
+    "MEMORY": "{} KiB of memory",
+    "MAXMEMORY": "{} KiB at most",
+}
+"""The fields of a STATUS in words."""
+
+
+def overview() -> list[str]:
+    """List the commands."""
+    return [*(f"  {f'{word} {row.arguments}':36}{row.text.split('. ')[0]}" for word, row in COMMANDS.items()), LEGEND]
+
+
+def about_command(topic: str) -> list[str]:
+    """Explain a command or an error word; empty for an unknown one."""
+    for word, row in COMMANDS.items():
+        sends = [PREFIX + row.operation] if row.operation else []
+        if topic.lower() == word.lower() or topic.upper() in sends:
+            text = row.text.removesuffix(".") + "."
+            return [f"{word} {row.arguments}".rstrip(), f"  {text}", *(f"  It sends {each}." for each in sends)]
+    if meaning := requests.meaning(topic):
+        return [requests.short(topic), f"  {meaning}", f"  {requests.fate(topic)}"]
+    return []
+
+
+def suggestion(word: str) -> str:
+    """Suggest the known word closest to `word`, or else the command that lists all words."""
+    return did_you_mean(word[:60], (*COMMANDS, *PROTOCOL, *requests.WORDS)) or "; help lists all commands."
+
+
+def clean_text(text: str) -> str:
+    """Make one line of `text` that is harmless to a terminal; a guest or another user's job may have written it."""
+    shown = escape(text[:LONGEST].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+    return shown if len(text) <= LONGEST else f"{shown} ... and {len(text) - LONGEST} more characters"
+
+
+def error_in_words(word: str) -> str:
+    """Explain an error word."""
+    return f"{clean_text(word)}: {requests.meaning(word) or 'an unknown error word'}"
+
+
+def figures_in_words(status: Mapping[str, str]) -> str:
+    """Put the fields of a STATUS into words; unknown fields are shown unchanged."""
+    return ", ".join(
+        _FIGURES[name].format(clean_text(value)) if name in _FIGURES else f"{clean_text(name)} {clean_text(value)}"
+        for name, value in status.items()
+    )
+
+
+CLUSTER_BASE = 2_000_000_000
+"""The first ClusterId of the console: schedds do not reach such numbers, and they still fit a C int."""
+
+
+class Ad(NamedTuple):
+    """A job ad that is ready to be sent."""
+
+    lines: tuple[str, ...]
+    vm_type: str
+    """The value of JobVMType, in lower case."""
+    name: str
+    """The VM's name in the hypervisor."""
+    notes: tuple[str, ...]
+    """The changes that were made, and the files that are missing."""
+
+
+def read_ad_file(path: str) -> str:
+    """Read the file of an ad. Raises `ClientFault`."""
+    try:
+        fd = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(LARGEST_AD)
+    except (OSError, ValueError) as error:
+        raise no_ad(f"{escape(path)} cannot be read: {getattr(error, 'strerror', '') or error}") from error
+
+
+def parse_ad(text: str) -> list[tuple[str, str]]:
+    """Parse the attributes of the first ad in a text. Raises `ClientFault`."""
+    pairs: list[tuple[str, str]] = []
+    for line in text.split("\n"):
+        if pair := JobAd.parse_line(line.strip("\r")):
+            pairs.append(pair)
+        elif pairs and not line.strip():
+            break
+    if not pairs:
+        raise no_ad("there is no line of the form Name = expression, as condor_q -l and .job.ad have them")
+    return pairs
+
+
+def prepare_ad(text: str, working_dir: str, *, vm_type: str, serves: str, number: int) -> Ad:
+    """Prepare the first ad of `text` for a START in `working_dir`.
+
+    `vm_type` is the requested type, or empty for the ad's own; `serves` is the server's. The `number` makes the VM's
+    name unique within this console. Raises `Fault`.
+    """
+    pairs = parse_ad(text)
+    found = JobAd(pairs)
+    wanted = (vm_type or found.vm_type() or serves).lower()
+    sent = {
+        "VM_WORKING_DIR": quote(working_dir),
+        "JobVMType": quote(wanted),
+        "ClusterId": str(CLUSTER_BASE + os.getpid()),
+        "ProcId": str(number),
+    }
+    if found.string("User") is None:
+        sent["User"] = quote(f"{os.getuid()}@console")
+    replaced = {name.lower() for name in sent}
+    kept = [(name, value) for name, value in pairs if name.lower() not in replaced and not is_private(name)]
+    made = JobAd([*sent.items(), *kept])
+    notes = []
+    if secrets := [name for name, _ in pairs if is_private(name)]:
+        notes.append(f"Secrets were left out: {', '.join(secrets)}.")
+    if wanted != serves:
+        notes.append(f"Its type is {escape(wanted)}, and this server serves {serves}: that will be refused.")
+    notes += _missing_disks(made, working_dir)
+    lines = tuple(f"{name} = {value}" for name, value in [*sent.items(), *kept])
+    return Ad(lines, wanted, made.vm_name(), tuple(notes))
+
+
+def _missing_disks(ad: JobAd, working_dir: str) -> Iterator[str]:
+    """Yield each disk that a starter would have transferred and that is missing in the working directory."""
+    inputs = [item.strip() for item in (ad.string("TransferInput") or "").split(",")]
+    for entry in disks.entries(ad.string(disks.DISK) or ""):
+        file = entry.fields[0]
+        name = os.path.basename(file)
+        if file.startswith("/") or "://" in entry.text or entry.is_of_catalog or not name:
+            continue
+        if os.path.lexists(os.path.join(working_dir, name)):
+            continue
+        source = next((item for item in inputs if os.path.basename(item) == name), file)
+        source = os.path.join(ad.string("Iwd") or "", source)
+        is_here = os.path.isabs(source) and os.path.exists(source)
+        todo = shlex.join(["cp", source, f"{working_dir}/"]) if is_here else f"put it into {working_dir}/"
+        yield f"Its disk {escape(file)} is not in the working directory: {escape(todo)}"
+
 
 POLL = 0.5
 """The interval in seconds between two RESULTS while the server is told not to send R."""
@@ -33,7 +241,7 @@ END_DEADLINE, LOST_DEADLINE = 60.0, 5.0
 LOG_LINES, LAST_WORDS = 1000, 10
 """The lines of the server's standard error that are kept, and those that are shown when the server is lost."""
 
-FAILED, WRONG = 1, 2
+FAILED, WRONG_REQUEST = 1, 2
 """The exit statuses: a request failed or was refused; a line is not a command."""
 
 _LOGGED = r"(?:\b{0}(?: of VM \d+)? (?:failed|refused): |\brefused {0}: |\brefused (?=an unknown command))(.+)"
@@ -85,7 +293,7 @@ class Conversation:
         while not self.requests.greeted:
             self._receive(max(0.0, end - monotonic()))
         if self._person:
-            self.show(NOTE, f"The working directory is {clean(self._working_dir)}. help lists what can be typed.")
+            self.show(NOTE, f"The working directory is {clean_text(self._working_dir)}. help lists what can be typed.")
 
     def turn(self) -> None:
         """Read what the server has sent meanwhile, and fetch results that are ready."""
@@ -112,13 +320,13 @@ class Conversation:
             self.show(NOTE, f"| {line}")
         why = lost.partition("; its log:")[0] or "it has ended"
         end = "" if "(exit" in why else f" (exit {status})"
-        self.show(BAD, f"The server is lost: {clean(why)}{end}.")
+        self.show(BAD, f"The server is lost: {clean_text(why)}{end}.")
         return False
 
     def _heard(self, mark: str, line: str) -> None:
         if mark != "!":
             self._writer.text(mark, line)
-        elif text := clean(redact(line)).rstrip():
+        elif text := clean_text(redact(line)).rstrip():
             self.log.append((monotonic(), text))
             if self._live_log:
                 self.show(NOTE, f"| {text}")
@@ -130,7 +338,7 @@ class Conversation:
         received = self.requests.received(line)
         request = received.request
         took = _took(request) if received.kind is Kind.REPLY else ""
-        self.show(RECEIVED, f"< {clean(line)}{took}")
+        self.show(RECEIVED, f"< {clean_text(line)}{took}")
         if received.kind is Kind.RESULT and request is not None:
             self._tell(request)
         elif received.kind in (Kind.RESULT, Kind.UNASKED):
@@ -148,8 +356,8 @@ class Conversation:
         self._catch_up()
         if request.state is RequestState.REFUSED:
             why = self._reason(request)
-            said = ", ".join(map(words.error, request.words())) or REFUSED
-            self.fail(f"{clean(request.command) or 'An empty line'} was refused: {why or said}")
+            said = ", ".join(map(error_in_words, request.words())) or REFUSED
+            self.fail(f"{clean_text(request.command) or 'An empty line'} was refused: {why or said}")
         return request.state is not RequestState.REFUSED
 
     def _catch_up(self) -> None:
@@ -160,7 +368,7 @@ class Conversation:
     def _send(self, line: str, shown: str | None = None) -> None:
         """Send a line; `shown` is displayed instead of it, or nothing if that is empty."""
         if shown != "":
-            self.show(SENT, f"> {shown or clean(redact(line))}")
+            self.show(SENT, f"> {shown or clean_text(redact(line))}")
         self.client.send(line)
 
     def _reason(self, request: Request) -> str:
@@ -197,13 +405,13 @@ class Conversation:
         if success == "0":
             self.show(GOOD, f"{request}: {self._succeeded(request, said)}{took}")
             return
-        code = said[0] if said else error_words.NOTHING
+        code = said[0] if said else requests.NOTHING
         why = self._reason(request).removeprefix(f"{code}: ")
-        self.fail(f"{request} failed: {why or words.error(code)}{took}")
+        self.fail(f"{request} failed: {why or error_in_words(code)}{took}")
         if why:
-            self.show(NOTE, f"  {words.error(code)}")
-        if request.operation == lifecycle.START and error_words.meaning(code):
-            self.show(NOTE, f"  {error_words.fate(code)}")
+            self.show(NOTE, f"  {error_in_words(code)}")
+        if request.operation == lifecycle.START and requests.meaning(code):
+            self.show(NOTE, f"  {requests.fate(code)}")
 
     def _succeeded(self, request: Request, said: list[str]) -> str:
         vm = digits(said[0] if request.operation == lifecycle.START and said else request.argument) or 0
@@ -214,8 +422,8 @@ class Conversation:
         if request.operation == lifecycle.STOP or status.get("STATUS") == lifecycle.STOPPED:
             self.vms = [each for each in self.vms if each != vm]
         if request.operation == lifecycle.STATUS:
-            return words.figures(status)
-        return f"process {clean(' '.join(said))}" if request.operation == lifecycle.GETPID else "done"
+            return figures_in_words(status)
+        return f"process {clean_text(' '.join(said))}" if request.operation == lifecycle.GETPID else "done"
 
     # Lines of the person
 
@@ -238,7 +446,7 @@ class Conversation:
         word = (*line.split(), "")[0]
         if self.in_ad or not word or word.isupper() or word in COMMANDS:
             return ""
-        return f"There is no command {clean(word)}{words.suggestion(word)}"
+        return f"There is no command {clean_text(word)}{suggestion(word)}"
 
     def typed(self, line: str) -> None:
         """Execute a line."""
@@ -246,7 +454,7 @@ class Conversation:
             self._ad_line(line)
             return
         if trouble := self.trouble(line):
-            self.fail(trouble, WRONG)
+            self.fail(trouble, WRONG_REQUEST)
             return
         self._warned &= line.strip().lower() == "quit"
         match line.split():
@@ -259,7 +467,7 @@ class Conversation:
             case ["start" | "ad" as verb, "job", job, *vm_type] if len(vm_type) < 2:
                 self._ad(verb, lambda: ask_condor_q(job), *vm_type)
             case ["start" | "ad" as verb, file, *vm_type] if len(vm_type) < 2:
-                self._ad(verb, lambda: job_ad.read_file(file), *vm_type)
+                self._ad(verb, lambda: read_ad_file(file), *vm_type)
             case [word, *vm] if COMMANDS[word].arguments == "[VM]" and len(vm) < 2:
                 if (target := self._target(vm)) is not None:
                     self._request(COMMANDS[word].operation, target)
@@ -278,7 +486,7 @@ class Conversation:
                 self._help(*topic)
             case [word, *_]:
                 takes = COMMANDS[word].arguments or "nothing after it"
-                self.fail(f"{word} takes {takes}. See: help {word}", WRONG)
+                self.fail(f"{word} takes {takes}. See: help {word}", WRONG_REQUEST)
 
     def end_of_input(self) -> None:
         """End the job ad that is being typed, or else the conversation."""
@@ -317,7 +525,7 @@ class Conversation:
         """Prepare a job ad and start a VM from it, or show it."""
         number = next(self._starts)
         try:
-            ad = job_ad.prepare(read(), self._working_dir, vm_type=vm_type, serves=self._serves, number=number)
+            ad = prepare_ad(read(), self._working_dir, vm_type=vm_type, serves=self._serves, number=number)
         except Fault as fault:
             self.fail(fault.sentence)
             return
@@ -325,9 +533,9 @@ class Conversation:
             self.show(NOTE, f"  {note}")
         if verb == "ad":
             for line in ad.lines:
-                self.show(PLAIN, f"  {clean(redact(line))}")
+                self.show(PLAIN, f"  {clean_text(redact(line))}")
         elif self.ask(Request("CLASSAD")):
-            self.show(SENT, f"> ({len(ad.lines)} attributes of {clean(ad.name)})")
+            self.show(SENT, f"> ({len(ad.lines)} attributes of {clean_text(ad.name)})")
             for line in ad.lines:
                 self.client.send(line)
             self.ask(Request("CLASSAD_END"))
@@ -337,17 +545,17 @@ class Conversation:
         """Find the VM that a command is about; if that is ambiguous, say what to do."""
         number = digits(named[0]) if named else self.vms[0] if len(self.vms) == 1 else None
         if number is None:
-            wrong = f"{clean(named[0])} is not the number of a VM. " if named else ""
+            wrong = f"{clean_text(named[0])} is not the number of a VM. " if named else ""
             known = f"There are {', '.join(map(str, self.vms))}" if self.vms else "There is no VM yet"
-            self.fail(f"{wrong}{known}: start one, wait for its start, or name a VM by its number.", WRONG)
+            self.fail(f"{wrong}{known}: start one, wait for its start, or name a VM by its number.", WRONG_REQUEST)
         return number
 
     def _help(self, topic: str = "") -> None:
-        lines = words.about(topic) if topic else words.overview()
+        lines = about_command(topic) if topic else overview()
         for line in lines:
             self.show(PLAIN, line)
         if not lines:
-            self.fail(f"There is no help about {clean(topic)}{words.suggestion(topic)}", WRONG)
+            self.fail(f"There is no help about {clean_text(topic)}{suggestion(topic)}", WRONG_REQUEST)
 
     def fail(self, text: str, status: int = FAILED) -> None:
         """Show an error, and remember the exit status."""

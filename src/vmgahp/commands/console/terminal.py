@@ -21,10 +21,9 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 from prompt_toolkit.validation import ValidationError, Validator
 
-from vmgahp.commands.console.conversation import Conversation
-from vmgahp.commands.console.words import BAD, COMMANDS, GOOD, NOTE, PROTOCOL, RECEIVED, SENT
+from vmgahp.commands.console.conversation import BAD, COMMANDS, GOOD, NOTE, PROTOCOL, RECEIVED, SENT, Conversation
 from vmgahp.host import trust
-from vmgahp.protocol import error_words
+from vmgahp.protocol import requests
 from vmgahp.protocol.client import ProtocolError
 
 STYLE = Style.from_dict(
@@ -167,7 +166,7 @@ def completer(talk: Conversation) -> Completer:
         "[REQUEST]": WordCompleter(lambda: [str(number) for number in talk.requests.pending]),
         COMMANDS["start"].arguments: merge_completers([WordCompleter(["job"]), PathCompleter(expanduser=True)]),
         COMMANDS["log"].arguments: WordCompleter(["on", "off"]),
-        COMMANDS["help"].arguments: WordCompleter([*COMMANDS, *error_words.WORDS]),
+        COMMANDS["help"].arguments: WordCompleter([*COMMANDS, *requests.WORDS]),
     }
     words = {word: of_arguments.get(row.arguments) for word, row in COMMANDS.items()}
     return NestedCompleter({**words, **dict.fromkeys(PROTOCOL)}, ignore_case=False)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from vmgahp import errors, findings
 from vmgahp.commands.apart import apart
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
-from vmgahp.commands.doctor import access, condor, host, log_history, slots
+from vmgahp.commands.doctor import condor, host
 from vmgahp.commands.doctor.context import AS_ROOT, NOBODY, Context, in_time, look
 from vmgahp.commands.doctor.dry_run import Trial
 from vmgahp.config import check as settings_check
@@ -120,12 +120,12 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
     add(
         "HTCondor's settings",
         look("HTCondor", "condor_config_val", condor.installed, context),
-        look("host name", "the resolver", host.name, resolver, context),
+        look("host name", "the resolver", host.host_name, resolver, context),
         look("settings", settings_check.LOOKED_AT, condor.settings, context),
         look("VM_TYPE", "VM_TYPE", condor.vm_type, context),
         server,
         parts["memory"],
-        look("slots", "VM_MEMORY, NUM_CPUS and VM_MAX_NUMBER", slots.slots, context, probed),
+        look("slots", "VM_MEMORY, NUM_CPUS and VM_MAX_NUMBER", condor.slots, context, probed),
         look("VM_NETWORKING", "VM_NETWORKING", condor.networking, context),
         look("VM_GAHP_LOG", "VM_GAHP_LOG", condor.log_file, context),
         parts["script"],
@@ -134,13 +134,13 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
     add("Who looks", [host.root(context)])
     add("The hypervisor", parts["hypervisor"])
     device: list[Finding] = []
-    if isinstance(known, access.Capabilities):
-        device = look("kvm device", "/dev/kvm", access.kvm_device, context, known)
+    if isinstance(known, host.Capabilities):
+        device = look("kvm device", "/dev/kvm", host.kvm_device, context, known)
     add("KVM", parts["kvm"], device, parts["cpu"])
     accel = probed.attributes.get(f"VM_{context.vm_type}_ATTR_accel")
     if on_libvirt:
-        scratch = look("QEMU's user", "EXECUTE", access.scratch, context, "qemu" if accel == "tcg" else "kvm")
-        confined = look("confinement", "AppArmor and SELinux", access.confinement, context, known)
+        scratch = look("QEMU's user", "EXECUTE", host.scratch, context, "qemu" if accel == "tcg" else "kvm")
+        confined = look("confinement", "AppArmor and SELinux", host.confinement, context, known)
         add("QEMU's user and its confinement", scratch, confined, parts["disk"])
     else:
         add("The scratch directories", parts["disk"])
@@ -153,7 +153,7 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
     sure = done.status != UNSURE
     startd = look("startd", "the startd's own ad", condor.startd, context, cause.check if cause else "", sure)
     add("What the startd last saw", startd)
-    add("The last failures", look("log", "VM_GAHP_LOG", log_history.failures, context))
+    add("The last failures", look("log", "VM_GAHP_LOG", condor.failures, context))
     done.sections = [(title, [_standing(one, done.findings) for one in found]) for title, found in done.sections]
     if job:
         from vmgahp.commands.doctor.dry_run import try_out
@@ -213,11 +213,11 @@ def _standing(finding: Finding, found: list[Finding]) -> Finding:
     return finding
 
 
-def _seen(context: Context, on_libvirt: bool) -> tuple[access.Capabilities | errors.Fault, probe.Probe]:
+def _seen(context: Context, on_libvirt: bool) -> tuple[host.Capabilities | errors.Fault, probe.Probe]:
     """Return the capabilities from libvirt, and the result of the probe."""
     try:
-        known = access.capabilities(context) if on_libvirt else errors.MachineFault("It is no libvirt.")
-        return known, _probe(context, isinstance(known, access.Capabilities))
+        known = host.capabilities(context) if on_libvirt else errors.MachineFault("It is no libvirt.")
+        return known, _probe(context, isinstance(known, host.Capabilities))
     except NotKnown as unknown:
         probed = probe.Probe(context.vm_type)
         for name, looked_at in (

@@ -1,17 +1,20 @@
-"""Checks of HTCondor: its settings, its server, and the startd's last probe."""
+"""Checks of HTCondor: its settings, slots, server and startd, and the failures in VM_GAHP_LOG."""
 
 import os
+import re
 import stat
 import time
 
 from vmgahp import __version__, errors
 from vmgahp.commands.doctor.context import AS_ROOT, Check, Context, ask, down_to, first_closed, may_look
-from vmgahp.commands.files import open_regular
+from vmgahp.commands.files import log_lines, open_regular
 from vmgahp.config import check as settings_check
 from vmgahp.config import sources
-from vmgahp.findings import OK, UNKNOWN, Finding, NotKnown
+from vmgahp.daemon.probe import Probe
+from vmgahp.findings import OFF, OK, UNKNOWN, Finding, NotKnown
 from vmgahp.host.trust import changeable_by_others
 from vmgahp.job.ad import JobAd
+from vmgahp.text import escape, redact
 from vmgahp.vm_types import HTCONDORS
 
 TOOL_DEADLINE = 10.0
@@ -324,6 +327,106 @@ def _ago(when: int | None) -> str:
 
 
 def _clean(text: str) -> str:
-    from vmgahp.text import escape, redact
-
     return escape(redact(text))[:300].rstrip(".")
+
+
+_ASKED = ("NUM_CPUS", "VM_MAX_NUMBER")
+
+
+def slots(context: Context, probed: Probe) -> Finding | None:
+    """Check the promised resources; None without HTCondor, VM_MEMORY, or a known memory overhead of QEMU."""
+    memory = context.settings.integer("VM_MEMORY")
+    need = probed.attributes.get(f"VM_{context.vm_type}_ATTR_overhead")
+    if not context.tool or memory <= 0 or not isinstance(need, int):
+        return None
+    check = Check("slots", "VM_MEMORY, what QEMU needs for each VM, NUM_CPUS, VM_MAX_NUMBER, and what there is")
+    cpus, whole = os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    offered, most = (_number(context, name) for name in _ASKED)
+    if offered > cpus:
+        seen = f"NUM_CPUS = {offered}, and this machine has {cpus} CPUs: VMs and other jobs share what there is."
+        return check.off(seen, f"take NUM_CPUS out, or set it to {cpus} at most.")
+    vms = min(number for number in (offered or cpus, most) if number)
+    if memory + vms * need > whole:
+        seen = (
+            f"VM_MEMORY = {memory} MiB is for guests, and the QEMU of each of {vms} VMs may need {need} MiB beside: "
+            f"together {memory + vms * need} MiB of the {whole} MiB of this machine."
+        )
+        hint = f"set VM_MEMORY to {max(whole - vms * need, 0)} at most, or VM_MAX_NUMBER to fewer VMs."
+        return check.off(seen, hint)
+    return check.ok(f"{vms} VMs with all of VM_MEMORY need {memory + vms * need} of {whole} MiB")
+
+
+def _number(context: Context, name: str) -> int:
+    """Return a setting of HTCondor's own; 0 if it is unset or not a number. Raises `NotKnown`."""
+    said = ask([context.tool, "-subsystem", "VM_GAHP", name], TOOL_DEADLINE, context.environ)
+    if said.status is None:
+        raise NotKnown("settings", f"{context.tool} did not say {name} within {TOOL_DEADLINE:g} s.")
+    text = said.out.strip()
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+
+
+SHOWN = 3
+LONGEST_TAIL = 1 << 20
+"""The maximum number of bytes that are read of each file, from its end."""
+LONGEST_SENTENCE = 600
+MOST_FILES = 50
+
+_WHO = re.compile(r" ?\((client|job's owner|administrator|hypervisor's administrator)\)$")
+
+
+def failures(context: Context) -> list[Finding]:
+    """List the last failures, the latest first, each once, with its time and its number of occurrences."""
+    path = context.settings.string("VM_GAHP_LOG")
+    looked_at = f"the last failures in {path} and the files beside it" if path else "VM_GAHP_LOG"
+    if not path.startswith("/") or path == os.devnull:
+        return [Finding("log", UNKNOWN, looked_at, "There is no log: VM_GAHP_LOG is not the path of a file.")]
+    seen: dict[str, tuple[float, int]] = {}
+    unread, read = [], 0
+    for name in _files(path):
+        try:
+            lines = list(log_lines(name, LONGEST_TAIL, follow=False))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            unread.append(f"{name} cannot be read: {error.strerror}")
+            continue
+        read += 1
+        for line in lines:
+            if "VMGAHP_ERR_" in line.text:
+                latest, times = seen.get(line.text, (0.0, 0))
+                seen[line.text] = (max(latest, line.time), times + 1)
+    found = [Finding("log", UNKNOWN, looked_at, sentence + ".") for sentence in unread[:SHOWN]]
+    last = sorted(seen.items(), key=lambda item: -item[1][0])[:SHOWN]
+    found += [_finding(looked_at, sentence, *when) for sentence, when in last]
+    if not found:
+        found.append(Finding("log", OK, looked_at, "no failure is in it" if read else "there is none yet"))
+    return found
+
+
+def _files(path: str) -> list[str]:
+    """List the log files: the log, the one before it (``.old``), and those with a user's name after a dot."""
+    directory, base = os.path.split(path)
+    try:
+        names = [name for name in os.listdir(directory) if name == base or name.startswith(base + ".")]
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return [path]
+    return [os.path.join(directory, name) for name in sorted(names)[:MOST_FILES]]
+
+
+def parted(sentence: str) -> tuple[str, str, str]:
+    """Parse a rendered fault (`vmgahp.errors.Fault.render`): the problem, who must act, the hint."""
+    who = _WHO.search(sentence)
+    problem, _, hint = _WHO.sub("", sentence).partition(" Hint: ")
+    return problem[:LONGEST_SENTENCE], who[1] if who else "", hint[:LONGEST_SENTENCE]
+
+
+def _finding(looked_at: str, sentence: str, when: float, times: int) -> Finding:
+    problem, who, hint = parted(sentence)
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+    often = f", {times} times" if times > 1 else ""
+    # A job's own mistake has held that job and is not a problem of the machine.
+    owners = who in ("job's owner", "client")
+    acting = f" ({who})" if who else ""
+    return Finding("log", OK if owners else OFF, looked_at, f"{stamp}{often}: {problem}{acting}", hint)

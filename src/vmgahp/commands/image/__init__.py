@@ -141,7 +141,7 @@ def _keep(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> Non
 
 def run(options: argparse.Namespace) -> int:
     """Execute the command and return the exit status."""
-    from vmgahp.commands.image import build, listing, store
+    from vmgahp.commands.image import build, store
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupted)
@@ -150,9 +150,9 @@ def run(options: argparse.Namespace) -> int:
         if options.action == "build":
             build.build(build.recipe(options), say)
         elif options.action == "list":
-            listing.show(options, environ)
+            store.show(options, environ)
         elif options.action == "check":
-            return GOOD if listing.check(options, environ) else WRONG
+            return GOOD if store.check(options, environ) else WRONG
         else:
             {"add": store.add, "update": store.update, "remove": store.remove}[options.action](options, environ, say)
     except (NotDone, errors.Fault) as fault:

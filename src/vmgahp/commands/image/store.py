@@ -1,22 +1,211 @@
-"""Images in the catalog: adding one, adding a new version beside it, and removing one."""
+"""Images in the catalog: adding, updating, listing, checking and removing them.
+
+The catalog's file is changed by whole tables. The new text is parsed before it replaces the old file, and must differ
+from it by exactly the one image that was added or removed.
+"""
 
 import argparse
+import fcntl
+import hashlib
+import json
 import os
 import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
-from vmgahp import config
-from vmgahp.commands.image import NotDone, catalog_file, fetch, releases, users
-from vmgahp.commands.image.fetch import Voucher
+from vmgahp import config, errors
+from vmgahp.commands.arguments import print_json
+from vmgahp.commands.files import open_regular
+from vmgahp.commands.image import NotDone, fetch
+from vmgahp.commands.image.fetch import Release, Voucher, known_releases
+from vmgahp.commands.page import Page, print_table
+from vmgahp.commands.units import size as in_words
+from vmgahp.config import Settings
+from vmgahp.drivers.libvirt.provision import RECORD
+from vmgahp.findings import BAD, OK, Finding
+from vmgahp.host.job_user import Identity
+from vmgahp.host.starter import scratch_in
 from vmgahp.host.trust import trouble_with_directory
 from vmgahp.images import catalog, formats, qemu_img
 from vmgahp.images.catalog import Catalog, CatalogEntry
+from vmgahp.images.formats import backing_chain
 from vmgahp.text import redact
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+
+
+@contextmanager
+def locked_catalog(path: str) -> Iterator[None]:
+    """Hold an exclusive lock on the catalog, so that no other process rewrites it. Raises `NotDone`."""
+    try:
+        directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NotDone(f"{os.path.dirname(path)}: {error.strerror}.") from error
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def has_table(path: str, name: str) -> bool:
+    """Return True if the catalog has an image of that name now. Raises `NotDone`."""
+    return name in _entries(path, _text(path))
+
+
+def add_table(path: str, name: str, table: Mapping[str, str | int]) -> None:
+    """Add an image to the catalog, which is created if necessary. Raises `NotDone`."""
+    text = _text(path)
+    head = name if _BARE.fullmatch(name) else _string(name)
+    lines = [f"{key} = {_string(value) if isinstance(value, str) else value}" for key, value in table.items()]
+    apart = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    new = f"{text}{apart}[{head}]\n" + "".join(f"{line}\n" for line in lines)
+    found = _parsed(path, new)
+    if name in found.broken:
+        raise NotDone(found.broken[name].sentence)
+    _require(path, new, {**_entries(path, text), name: dict(table)})
+    _write(path, new)
+
+
+def remove_table(path: str, name: str) -> None:
+    """Remove an image; comments before and after its lines stay. Raises `NotDone`."""
+    text = _text(path)
+    lines = text.splitlines(keepends=True)
+    heads = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
+    for begin, end in pairwise([*heads, len(lines)]):
+        with suppress(tomllib.TOMLDecodeError):
+            if name in dict(catalog.tables(tomllib.loads(lines[begin]))):
+                # Comments after the last other line belong to the next table.
+                while end > begin + 1 and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
+                    end -= 1
+                new = "".join([*lines[:begin], *lines[end:]]).lstrip("\n")
+                break
+    else:
+        raise NotDone(f"{path} has no line [{name}]; take that image out by hand.")
+    _require(path, new, {key: table for key, table in _entries(path, text).items() if key != name})
+    _write(path, new)
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read(catalog.LARGEST + 1)
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        raise NotDone(f"{path} cannot be read ({error}).") from error
+
+
+def _parsed(path: str, text: str) -> catalog.Catalog:
+    try:
+        return catalog.parse(path, text.encode())
+    except (ValueError, RecursionError) as error:
+        raise NotDone(f"{path} is not a catalog of images ({error}); mend it by hand.") from error
+
+
+def _entries(path: str, text: str) -> dict[str, dict[str, object]]:
+    _parsed(path, text)
+    return dict(catalog.tables(tomllib.loads(text)))
+
+
+def _require(path: str, new: str, wanted: Mapping[str, object]) -> None:
+    if _entries(path, new) != wanted:
+        raise NotDone(f"{path} is written in a way that only its author can change: do this by hand.")
+
+
+def _write(path: str, text: str) -> None:
+    """Replace the file atomically and durably, with the mode and the owner that it had."""
+    directory, temporary = os.path.dirname(path), ""
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".catalog-")
+        with open(descriptor, "wb") as file:
+            try:
+                old = os.stat(path)
+                os.fchown(descriptor, old.st_uid, old.st_gid)
+                os.fchmod(descriptor, old.st_mode & 0o7777)
+            except FileNotFoundError:
+                os.fchmod(descriptor, 0o644)
+            file.write(text.encode())
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, os.path.realpath(path))
+        temporary = ""
+        sync_directory(directory)
+    except OSError as error:
+        raise NotDone(f"{path} cannot be written ({error.strerror}).") from error
+    finally:
+        if temporary:
+            os.unlink(temporary)
+
+
+def sync_directory(path: str) -> None:
+    """Sync a directory, so that new and renamed entries survive a power failure. Raises OSError."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _string(text: str) -> str:
+    """Format a basic string of TOML: it is JSON's, except for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+LARGEST_AD = 1 << 20
+"""The maximum number of bytes of a job's record."""
+
+
+def users_of(settings: Settings, found: Catalog, entry: CatalogEntry) -> list[str]:
+    """Describe each user of an image; empty if there are none."""
+    return [*_processes(entry.path), *_jobs(settings, found, entry.name), *_images(found, entry)]
+
+
+def _processes(path: str) -> Iterator[str]:
+    """Yield the processes that have it open, above all a guest's QEMU."""
+    try:
+        wanted = os.stat(path)
+    except OSError:
+        return
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if pid == str(os.getpid()):
+            continue
+        with suppress(OSError):  # it has ended, or belongs to another user
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), wanted):
+                        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                            yield f"process {pid} ({file.read().strip()}) has it open"
+                        break
+
+
+def _jobs(settings: Settings, found: Catalog, name: str) -> Iterator[str]:
+    """Yield the scratch directories with an overlay of it, whose VM may be running, suspended or about to start."""
+    execute = settings.string("EXECUTE")
+    with suppress(OSError):
+        for job in sorted(os.listdir(execute or "/nonexistent")):
+            path = os.path.join(scratch_in(os.path.join(execute, job)), RECORD)
+            with suppress(OSError, ValueError, RecursionError), open_regular(path, follow=False) as file:
+                text = json.dumps(json.loads(file.read(LARGEST_AD)))
+                if json.dumps(name) in text:
+                    yield f"{path} is of a job with an overlay of it"
+
+
+def _images(found: Catalog, entry: CatalogEntry) -> Iterator[str]:
+    """Yield other images of the catalog whose backing file it is."""
+    for other in found.entries.values():
+        if other.name != entry.name and other.format != "raw" and other.path != entry.path:
+            with suppress(OSError, qemu_img.Trouble):
+                below = qemu_img.info(other.path, other.format).get("full-backing-filename")
+                if below and os.path.realpath(str(below)) == os.path.realpath(entry.path):
+                    yield f"the image {other.name} is laid on it"
+
 
 Say = Callable[[str], None]
 
@@ -74,7 +263,7 @@ def add(options: argparse.Namespace, environ: dict[str, str], say: Say) -> None:
 
 
 def _described(options: argparse.Namespace, found: Catalog) -> _New:
-    known = releases.known(os.path.dirname(found.path))
+    known = known_releases(os.path.dirname(found.path))
     source = fetch.as_file(options.source)
     release = known.get(source)
     if release is not None and not os.path.exists(source):
@@ -99,7 +288,7 @@ def _described(options: argparse.Namespace, found: Catalog) -> _New:
     return _New(options.name, source, proof, options.format, options.description, options.min_memory)
 
 
-def _of_release(name: str, release: releases.Release) -> _New:
+def _of_release(name: str, release: Release) -> _New:
     proof = Voucher(release.sums.algorithm, fetch.listed(release.sums, release.image))
     return _New(name, release.image, proof, release.format, release.description, release.min_memory)
 
@@ -123,7 +312,7 @@ def update(options: argparse.Namespace, environ: dict[str, str], say: Say) -> No
         raise NotDone(f"{found.path} has no image {options.name}; it has {', '.join(found.entries) or 'none'}.")
     family = _VERSION.sub("", options.name)
     versions = [each for name, each in found.entries.items() if _VERSION.sub("", name) == family]
-    known = releases.known(os.path.dirname(found.path))
+    known = known_releases(os.path.dirname(found.path))
     source = options.source or family
     if source not in known:
         came_from = dict(entry.provenance).get("source", "")
@@ -171,15 +360,15 @@ def _bring_in(path: str, new: _New, say: Say) -> None:
         os.fchmod(file.fileno(), 0o644)
         os.fsync(file.fileno())
         target = os.path.join(directory, f"{new.name}.{said}")
-        with catalog_file.locked(path):
-            if catalog_file.has(path, new.name):
+        with locked_catalog(path):
+            if has_table(path, new.name):
                 raise NotDone(f"{path} has come to have an image {new.name} meanwhile, and it stays as it is.")
             _put(file.name, target)
             try:
-                catalog_file.sync_directory(directory)
-                catalog_file.add(path, new.name, _table(new, said, target, digests))
+                sync_directory(directory)
+                add_table(path, new.name, _table(new, said, target, digests))
             except BaseException:
-                if not catalog_file.has(path, new.name):
+                if not has_table(path, new.name):
                     os.unlink(target)
                 raise
     say(f"catalog:{new.name} is {target}, sha256 {digests['sha256']}")
@@ -255,10 +444,10 @@ def remove(options: argparse.Namespace, environ: dict[str, str], say: Say) -> No
     entry = found.entries.get(name)
     if entry is None and name not in found.broken:
         raise NotDone(f"{found.path} has no image {name}; it has {', '.join(found.entries) or 'none'}.")
-    with catalog_file.locked(found.path):
+    with locked_catalog(found.path):
         if entry is not None:
             _require_unused(settings, found, entry)
-        catalog_file.remove(found.path, name)
+        remove_table(found.path, name)
     say(f"{name} is no longer in {found.path}")
     if entry is None:
         return
@@ -267,16 +456,99 @@ def remove(options: argparse.Namespace, environ: dict[str, str], say: Say) -> No
         say(f"{entry.path} stays: it {'is the file of another image, too' if beside else 'is not beside the catalog'}")
         return
     # A job that had found it in the catalog may have started meanwhile.
-    if used := users.of(settings, found, entry):
+    if used := users_of(settings, found, entry):
         raise NotDone(f"{entry.path} stays, for it is used now: {used[0]}. Remove it when that is over.")
     try:
         os.unlink(entry.path)
-        catalog_file.sync_directory(os.path.dirname(entry.path))
+        sync_directory(os.path.dirname(entry.path))
     except OSError as error:
         raise NotDone(f"{entry.path} cannot be removed ({error.strerror}).") from error
     say(f"{entry.path} is removed")
 
 
 def _require_unused(settings: config.Settings, found: Catalog, entry: CatalogEntry) -> None:
-    if used := users.of(settings, found, entry):
+    if used := users_of(settings, found, entry):
         raise NotDone(f"{entry.name} is used: {'; '.join(used[:5])}.")
+
+
+def show(options: argparse.Namespace, environ: dict[str, str]) -> None:
+    """Execute ``vmgahp image list``. Raises `NotDone`, `errors.Fault`."""
+    _, found = settings_and_catalog(environ)
+    if options.json:
+        print_json({"catalog": found.path, "images": _documents(found)})
+        return
+    rows = []
+    for each in _documents(found):
+        bytes_ = each.get("bytes")
+        held = in_words(bytes_) if isinstance(bytes_, int) else "-"
+        about = each.get("wrong") or each.get("description") or each.get("path")
+        rows.append(
+            (str(each["name"]), str(each.get("format", "-")), held, str(each.get("added", "-"))[:10], str(about))
+        )
+    print_table(("NAME", "FORMAT", "SIZE", "ADDED", "DESCRIPTION"), rows)
+
+
+def _documents(found: Catalog) -> list[dict[str, object]]:
+    images: list[dict[str, object]] = []
+    for entry in found.entries.values():
+        about: dict[str, object] = {"name": entry.name, "path": entry.path}
+        about["format"] = "iso" if entry.kind == "cdrom" else entry.format
+        about |= {"description": entry.description, "min_memory": entry.min_memory, **dict(entry.provenance)}
+        try:
+            catalog.check(entry)
+            about["bytes"] = os.stat(entry.path).st_blocks * 512
+        except (errors.Fault, OSError) as fault:
+            about["wrong"] = fault.problem if isinstance(fault, errors.Fault) else str(fault)
+        images.append(about)
+    return images + [{"name": name, "wrong": fault.problem} for name, fault in found.broken.items()]
+
+
+def check(options: argparse.Namespace, environ: dict[str, str]) -> bool:
+    """Execute ``vmgahp image check``; return True if all chosen images are good. Raises `NotDone`, `errors.Fault`."""
+    _, found = settings_and_catalog(environ)
+    unknown = [name for name in options.names if name not in found.entries and name not in found.broken]
+    if unknown:
+        raise NotDone(f"{found.path} has no image {unknown[0]}; it has {', '.join(found.entries) or 'none'}.")
+    findings = []
+    for name in options.names or [*found.entries, *found.broken]:
+        findings.append(_judged(found, name))
+    if options.json:
+        print_json({"catalog": found.path, "findings": [finding._asdict() for finding in findings]})
+        return all(finding.verdict == OK for finding in findings)
+    page = Page()
+    page.say(page.findings([(f"Images of {found.path}", findings)]))
+    return all(finding.verdict == OK for finding in findings)
+
+
+def _judged(found: Catalog, name: str) -> Finding:
+    if name in found.broken:
+        return Finding(name, BAD, found.path, found.broken[name].problem, found.broken[name].hint)
+    entry = found.entries[name]
+    again = "take it out by vmgahp image remove, and add it anew under another name."
+    try:
+        catalog.check(entry)
+        for below in backing_chain(entry.path, entry.format, Identity(os.geteuid(), os.getegid())):
+            catalog.trust(name, below.path)
+        if trouble := "" if entry.format == "raw" else qemu_img.check(entry.path, entry.format, seconds=CHECK):
+            return Finding(name, BAD, entry.path, f"The image {trouble}, says qemu-img check.", again)
+        return _same(entry, again)
+    except errors.Fault as fault:
+        return Finding(name, BAD, entry.path, fault.problem, fault.hint)
+    except (qemu_img.Trouble, OSError) as error:
+        return Finding(name, BAD, entry.path, f"The image cannot be checked ({error}).", "see why.")
+
+
+def _same(entry: CatalogEntry, again: str) -> Finding:
+    """Compare the image with its recorded digest, if there is one. Raises OSError."""
+    recorded = dict(entry.provenance).get("sha256", "")
+    if not recorded:
+        return Finding(entry.name, OK, entry.path, "as its format is; no digest of it was ever written down")
+    digest = hashlib.sha256()
+    with open_regular(entry.path) as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    now = digest.hexdigest()
+    if now != recorded:
+        seen = f"It is not what came in: its sha256 is {now}, and was {recorded}."
+        return Finding(entry.name, BAD, entry.path, seen, again)
+    return Finding(entry.name, OK, entry.path, f"what came in, by its sha256 {now}")

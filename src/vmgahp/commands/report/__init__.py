@@ -1,12 +1,239 @@
-"""Command ``vmgahp report``: one page about a VM's life, from its ``vm_metrics.jsonl``."""
+"""Command ``vmgahp report``: one page about a VM's life, from its ``vm_metrics.jsonl``.
+
+Invalid lines are counted and left out, and so is everything beyond the limits here.
+"""
 
 import argparse
+import os
 import sys
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import BinaryIO, NamedTuple
 
+from vmgahp.commands import files
 from vmgahp.commands.arguments import tell
-from vmgahp.commands.files import write_anew
-from vmgahp.commands.report.story import Unreadable, log_lines, read
+from vmgahp.commands.files import open_regular, write_anew
+from vmgahp.commands.metrics_lines import MOST_DEVICES, Event, Sample, Traffic, read_line
+from vmgahp.job.exit_code import EXIT_FILE
+from vmgahp.metrics.file import LONGEST_LINE, MOST_LINES, NAME, parse
 from vmgahp.text import escape
+
+LARGEST_FILE = 32 << 20
+"""The maximum number of bytes that are read, twice the default size limit of vm_metrics.jsonl."""
+MOST_EVENTS = 5_000
+MOST_POINTS = 1200
+"""The maximum number of samples that are drawn; more are thinned out, which loses peaks but not totals."""
+LARGEST_LOG, MOST_LOG_LINES = 16 << 20, 1000
+MARGIN = 30.0
+"""Seconds before the first and after the last line of the metrics that still belong to the VM."""
+
+BUSY, AWAY = "Busy", ""
+"""The states of the picture for an operation under way, and for no VM."""
+GAP = 3.0
+"""The factor by which a pause between samples must exceed the usual one to count as a gap."""
+ENDS = ("stop", "end")
+BREAKS = (*ENDS, "suspend", "checkpoint", "start", "resume")
+"""The events over which no line is drawn."""
+
+
+class Unreadable(Exception):
+    """A file of which no report can be made; the text says why, and what to do. `status` is the exit status."""
+
+    def __init__(self, text: str, status: int = 1) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Rate(NamedTuple):
+    """A value between two moments."""
+
+    begin: float
+    end: float
+    value: float
+
+
+@dataclass
+class Span:
+    """A state from `begin` to `end`."""
+
+    begin: float
+    end: float
+    state: str
+
+
+@dataclass
+class Story:
+    """The content of a file, in the order of time."""
+
+    samples: list[Sample] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    bad_lines: int = 0
+    left_out: int = 0
+    """The number of events beyond `MOST_EVENTS`; everything beyond the limits of the file counts as one."""
+    ended_by: str = ""
+    exit_code: str = ""
+    """The exit code from ``vm_exit.json`` in the same directory, like `ended_by`; empty if unknown."""
+
+    @property
+    def begin(self) -> float:
+        return min([event.time - event.seconds for event in self.events] + [each.time for each in self.samples[:1]])
+
+    @property
+    def end(self) -> float:
+        return max([event.time for event in self.events[-1:]] + [sample.time for sample in self.samples[-1:]])
+
+    @property
+    def vm_name(self) -> str:
+        return next((event.vm_name for event in reversed(self.events) if event.vm_name), "")
+
+    def totals(self) -> tuple[Traffic, Traffic]:
+        """Return the traffic of each disk and of each NIC. Counters never decrease, so the last ones count."""
+        disks: Traffic = {}
+        nics: Traffic = {}
+        for sample in self.samples:
+            for found, devices in ((disks, sample.disks), (nics, sample.nics)):
+                known = len(found) >= MOST_DEVICES
+                found |= {name: pair for name, pair in devices.items() if name in found or not known}
+        return disks, nics
+
+    def rates(self) -> dict[str, list[Rate]]:
+        """Return the usage between each two samples, by name; memory and bytes a second in bytes, CPU in per cent."""
+        found: dict[str, list[Rate]] = {}
+        drawn = _thinned(self.samples)
+        pauses = sorted(now.time - then.time for then, now in pairwise(drawn))
+        # Samples taken at events make for short pauses, so the usual pause is above the median.
+        longest = GAP * max(pauses[(len(pauses) - 1) * 3 // 4], 1.0) if pauses else 0.0
+        breaks = [event.time for event in self.events if event.name in BREAKS and not event.error]
+        for then, now in pairwise(drawn):
+            seconds = now.time - then.time
+            if not 0 < seconds <= longest or bisect_right(breaks, then.time) < bisect_right(breaks, now.time):
+                continue
+            read, written = _grown(then.disks, now.disks)
+            received, sent = _grown(then.nics, now.nics)
+            for name, value in (
+                ("cpu", 100 * max(0.0, now.cpu_seconds - then.cpu_seconds) / seconds / now.vcpus),
+                ("memory", then.memory_kib * 1024),
+                ("rss", then.rss_kib * 1024),
+                ("read", read / seconds),
+                ("written", written / seconds),
+                ("received", received / seconds),
+                ("sent", sent / seconds),
+            ):
+                found.setdefault(name, []).append(Rate(then.time, now.time, value))
+        return found
+
+    def spans(self) -> list[Span]:
+        """Return the VM's states one after another; times without a VM, or without knowledge of it, are left out."""
+        start, operation, event, sample = range(4)  # the order of events at one moment
+        marks = [(each.time, sample, each.state) for each in self.samples]
+        for each in self.events:
+            began = each.time - each.seconds
+            marks += [(began, start, AWAY)] if each.name == "start" else []
+            marks += [(began, operation, BUSY)] if each.seconds and each.name != "end" else []
+            marks.append((each.time, event, AWAY if each.name in ENDS else each.state))
+        found: list[Span] = []
+        seen = 0.0
+        for time, kind, state in sorted(marks):
+            if found and kind == sample and found[-1].state == BUSY:
+                continue  # taken during an operation, which it does not end
+            if found:
+                # A life without an end in the file, as after a power failure, ended when the VM was last seen.
+                found[-1].end = seen if kind == start else time
+            if kind in (event, sample):
+                seen = time
+            if not found or found[-1].state != state:
+                found.append(Span(time, time, state))
+        if found:
+            found[-1].end = max(found[-1].end, self.end)
+        return [span for span in found if span.state != AWAY and span.end > span.begin]
+
+
+def read_story(place: str) -> Story:
+    """Read a file, or the one in a directory. Raises `Unreadable`."""
+    path = os.path.join(place, NAME) if os.path.isdir(place) else place
+    try:
+        with open_regular(path) as file:
+            story = read_from(file)
+    except FileNotFoundError:
+        raise Unreadable(
+            f"There is no {path}. A job brings its {NAME} home from machines with VM_METRICS_INTERVAL above 0."
+        ) from None
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror}.") from error
+    if not (story.samples or story.events):
+        raise Unreadable(
+            f"{path} has no line of a VM's metrics in it. Name the directory or the {NAME} of a job.",
+            status=2 if story.bad_lines else 1,
+        )
+    _read_ending(os.path.join(os.path.dirname(path), EXIT_FILE), story)
+    return story
+
+
+def read_from(file: BinaryIO) -> Story:
+    """Read an open file."""
+    story = Story()
+    data = file.read(LARGEST_FILE + 1)
+    lines = data.split(b"\n", MOST_LINES)
+    story.left_out = int(len(data) > LARGEST_FILE or any(lines[MOST_LINES:]))
+    for text in lines[:MOST_LINES]:
+        line = read_line(text) if len(text) <= LONGEST_LINE else None
+        if line is None:
+            story.bad_lines += bool(text.strip())
+        elif isinstance(line, Sample):
+            story.samples.append(line)
+        elif len(story.events) < MOST_EVENTS:
+            story.events.append(line)
+        else:
+            story.left_out += 1
+    # Lines are written in the order of time, but the clock may have been corrected in between.
+    story.samples.sort(key=lambda sample: sample.time)
+    story.events.sort(key=lambda event: event.time)
+    return story
+
+
+def log_lines(path: str, story: Story) -> list[tuple[float, str]]:
+    """Return time and text of the lines of a daemon's log that are about the VM. Raises `Unreadable`.
+
+    All servers of a machine share a log; the process id of ours is in the metrics' start.
+    """
+    pids = {str(event.pid) for event in story.events if event.pid}
+    begin, end = story.begin - MARGIN, story.end + MARGIN
+    try:
+        found = [
+            (line.time, line.text)
+            for line in files.log_lines(path, LARGEST_LOG)
+            if begin <= line.time <= end and (line.pid in pids or (story.vm_name and story.vm_name in line.text))
+        ]
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror}. Only administrators may read the log.") from error
+    return found[:MOST_LOG_LINES]
+
+
+def _read_ending(path: str, story: Story) -> None:
+    try:
+        with open_regular(path, follow=False) as file:
+            found = parse(file.read(LONGEST_LINE)) or {}
+    except OSError:
+        return
+    ended_by, code = found.get("ended_by"), found.get("exit_code")
+    story.ended_by = escape(ended_by[:100]) if isinstance(ended_by, str) else ""
+    story.exit_code = str(code) if type(code) is int and 0 <= code <= 255 else ""
+
+
+def _thinned(samples: list[Sample]) -> list[Sample]:
+    """Keep the first sample, and the last one of each of `MOST_POINTS` intervals."""
+    if len(samples) <= MOST_POINTS:
+        return samples
+    first = samples[0].time
+    width = (samples[-1].time - first) / MOST_POINTS or 1.0
+    return [samples[0], *{int((sample.time - first) / width): sample for sample in samples}.values()]
+
+
+def _grown(then: Traffic, now: Traffic) -> tuple[float, float]:
+    """Sum up the traffic of all devices between two samples; a new device counts from now on."""
+    both = [(then[name], now[name]) for name in now if name in then]
+    return sum(max(0.0, b[0] - a[0]) for a, b in both), sum(max(0.0, b[1] - a[1]) for a, b in both)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -56,7 +283,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
     """Make the report and return the exit status."""
     try:
-        story = read(place)
+        story = read_story(place)
         lines = [line for log in logs for line in log_lines(log, story)]
     except Unreadable as error:
         sys.stderr.write(f"vmgahp report: {escape(str(error))}\n")

@@ -12,7 +12,7 @@ from lxml.builder import ElementMaker
 
 from vmgahp import __version__, lifecycle
 from vmgahp.commands.metrics_lines import Event
-from vmgahp.commands.report.story import BUSY, MOST_EVENTS, Rate, Span, Story
+from vmgahp.commands.report import BUSY, MOST_EVENTS, Rate, Span, Story
 from vmgahp.commands.units import axis, clock, duration, size, zone
 from vmgahp.metrics.file import NAME
 

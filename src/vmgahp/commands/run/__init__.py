@@ -94,6 +94,6 @@ def disk_size(text: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Write the submit file, or print it, and submit; return the exit status."""
-    from vmgahp.commands.run import writing
+    from vmgahp.commands.run import job
 
-    return writing.run(options)
+    return job.run(options)

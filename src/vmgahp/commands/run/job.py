@@ -1,19 +1,181 @@
-"""The job of a program: the command line converted to a `Guest` for the writer of submit files."""
+"""One run of ``vmgahp run``: its inputs checked, its job made, written or submitted.
+
+A program's words pass through a submit file, where ``$(`` begins a macro, an ad, whose strings have no line breaks
+and in which the schedd expands ``$$(``, and ``/bin/sh -c`` of the guest. They are quoted for the shell in such a way
+that the others find nothing to expand. With `macros`, ``$(Process)`` and the like are left to HTCondor.
+
+As an input, a link to a directory or an unreadable file would hold the job when it is about to start, and a FIFO
+would block HTCondor's transfer forever.
+"""
 
 import argparse
 import os
 import re
-from collections.abc import Iterator
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
 
 from vmgahp.commands.files import open_regular
-from vmgahp.commands.run import inputs, words
-from vmgahp.commands.submit import disk
-from vmgahp.commands.submit.lines import attribute, command
-from vmgahp.commands.submit.machine import Guest, simple_name
-from vmgahp.commands.submit.submit_file import PREFIX
-from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit import conversion, disk, images
+from vmgahp.commands.submit.machine import Guest, SubmitError, Summary, printable, simple_name
+from vmgahp.commands.submit.submit_file import PREFIX, attribute_line, command_line
 from vmgahp.images import CATALOG
 from vmgahp.images.formats import HEADER, looks_like, not_a_disk
+from vmgahp.job.run import CLOUD_INIT, guest_file
+from vmgahp.job.scratch_names import is_reserved
+
+MACRO = re.compile(r"(\$\([A-Za-z][A-Za-z0-9_.]*\))")
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]+", re.ASCII)
+_TO_HTCONDOR = re.compile(r"\$(?=[$(\[])")
+_KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _@+:,./=-")
+
+Variables = Sequence[tuple[str, str]]
+
+
+def shell_line(words: Sequence[str], variables: Variables = (), *, macros: bool = False) -> str:
+    """Make a command line that runs the words unchanged, with these variables in the program's environment."""
+    made: list[str] = []
+    given = [f"{name}={_word(value, made, macros)}" for name, value in variables]
+    line = " ".join([*given, *(_word(word, made, macros) for word in words)])
+    return "".join(f"{one}; " for one in made) + line
+
+
+def environment(variables: Variables) -> str:
+    """Format the value of the command ``environment``, in the syntax with quotes around it."""
+    quoted = (f"{name}='" + value.replace("'", "''") + "'" for name, value in variables)
+    return '"' + " ".join(quoted).replace('"', '""') + '"'
+
+
+def is_for_environment(value: str) -> bool:
+    """Return True if the command ``environment`` can have a value; others must be set on the command line."""
+    return value.isprintable() and "$$" not in value and "$(dollar)" not in value.lower()
+
+
+def _word(text: str, made: list[str], macros: bool) -> str:
+    """Quote a word for the shell; characters that a line cannot have go through a shell variable, added to `made`."""
+    if _PLAIN.fullmatch(text):
+        return text
+    if text.isprintable():
+        return "'" + _each(text, macros, lambda part: _TO_HTCONDOR.sub("$''", part.replace("'", "'\\''"))) + "'"
+    name = f"_vmgahp_{len(made)}"
+    # The dot keeps line breaks at the end, which the shell strips from the output of a command.
+    made.append(f"{name}=`printf '{_each(text, macros, _octal)}.'`")
+    return f'"${{{name}%.}}"'
+
+
+def _each(text: str, macros: bool, quote: Callable[[str], str]) -> str:
+    parts = MACRO.split(text) if macros else [text]
+    return "".join(part if number % 2 else quote(part) for number, part in enumerate(parts))
+
+
+def _octal(text: str) -> str:
+    return "".join(chr(byte) if byte in _KEPT else f"\\{byte:03o}" for byte in os.fsencode(text))
+
+
+MOST_LOOKED_FOR = 1000
+"""The maximum number of jobs of one submit file whose inputs are checked here."""
+
+_NO_PATH = re.compile(r"[,\"'\\<>|*?;]")
+_NO_URL = re.compile(r"[\s,\"'\\]")
+
+
+def listed_inputs(options: argparse.Namespace, names: set[str], summary: Summary) -> Iterator[str]:
+    """Yield the entries of the job's list of input files; their names in its scratch directory are added to `names`.
+
+    Raises `SubmitError`.
+    """
+    for text in options.input:
+        if "://" in text:
+            name, entry = _of_url(text)
+        else:
+            # With a trailing slash HTCondor would send the content of a directory instead of the directory.
+            entry = os.path.abspath(text)
+            name = os.path.basename(entry)
+        if not name:
+            raise SubmitError(f"--input {text!a} has no name.", "name what is in it.")
+        if is_reserved(name):
+            raise SubmitError(f"--input {text!a}: {name} is a name of HTCondor's or of the server's.", "rename it.")
+        if name in names:
+            raise SubmitError(
+                f"--input {text!a}: two files of the job are called {name}.", "rename one, or put them in directories."
+            )
+        names.add(name)
+        for path in _places(entry, options):
+            require_inputs(f"--input {text!a}", path)
+            if os.path.isdir(path):
+                _require_whole(f"--input {text!a}", path, summary)
+        yield _below(entry, options) if options.macros else _below(entry, options).replace("$", "$(DOLLAR)")
+
+
+def _below(path: str, options: argparse.Namespace) -> str:
+    """Shorten a path to a relative one, if the submit file is in this directory and the path below it."""
+    if "://" in path or options.queue > 1 or os.path.dirname(options.submit_file):
+        return path
+    relative = os.path.relpath(path)
+    outside = relative.split("/")[0] in (".", "..")
+    return path if outside or relative != relative.strip() else relative  # the list ignores blanks at the ends
+
+
+def _of_url(text: str) -> tuple[str, str]:
+    name = os.path.basename(re.split(r"[?#]", text)[0])
+    if not name or _NO_URL.search(text) or not text.isprintable():
+        raise SubmitError(f"--input {text!a} is no URL of a file.", "write %20 for a blank and its like.")
+    return name, text
+
+
+def _places(path: str, options: argparse.Namespace) -> Iterator[str]:
+    """Yield the files here that an input stands for, as far as that can be known."""
+    if "://" in path:
+        return
+    if not options.macros or not MACRO.search(path):
+        yield path
+        return
+    for process in range(min(options.queue, MOST_LOOKED_FOR)):
+        known = re.sub(r"\$\((process|procid)\)", str(process), path, flags=re.IGNORECASE)
+        if MACRO.search(known):
+            return  # condor_submit will know
+        yield known
+
+
+def require_inputs(what: str, path: str) -> None:
+    """Check that a file or directory can be transferred with the job. Raises `SubmitError`."""
+    said = f"{what}: {path!a}"
+    if _NO_PATH.search(path) or not path.isprintable() or path != path.strip() or "$$" in path:
+        raise SubmitError(f"{said} has characters that a list of HTCondor's cannot have.", "rename it.")
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise SubmitError(f"{said} cannot be found ({error.strerror}).", "name a file of this machine.") from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise SubmitError(f"{said} is neither a file nor a directory.", "copy what is in it into a file.")
+    if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
+        raise SubmitError(f"{said} cannot be read by you.", "see its mode, and who owns it.")
+
+
+def _require_whole(what: str, path: str, summary: Summary) -> None:
+    """Check that everything in a directory can be transferred with the job. Raises `SubmitError`."""
+
+    def closed(error: OSError) -> None:
+        raise SubmitError(f"{what}: {error.filename!a} cannot be read by you.", "see its mode, and who owns it.")
+
+    for directory, directories, files in os.walk(path, onerror=closed):
+        for name in (*directories, *files):
+            inside = os.path.join(directory, name)
+            said = f"{what}: {inside!a}"
+            try:
+                mode = os.stat(inside).st_mode
+            except OSError:
+                summary.advise(f"{said} leads nowhere, and does not go with the job.")
+                continue
+            if stat.S_ISDIR(mode) and os.path.islink(inside):
+                raise SubmitError(
+                    f"{said} is a link to a directory, which HTCondor does not send.", "copy what it has."
+                )
+            if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+                raise SubmitError(f"{said} is neither a file nor a directory.", "take it away from there.")
+            if stat.S_ISREG(mode) and not os.access(inside, os.R_OK):
+                raise SubmitError(f"{said} cannot be read by you.", "see its mode, and who owns it.")
+
 
 HOME = "vm_outputs/"
 """The files that are transferred back: everything that the server puts there. A missing name would hold the job."""
@@ -44,10 +206,10 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
         raise SubmitError(f"--image {options.image}: it is a CD-ROM.", "name the image of a disk.")
     made.name = simple_name(options.name or _called(options), "run")
     names = {root.name or os.path.basename(root.path)} - {""}
-    made.inputs = list(inputs.listed(options, names, summary))
-    made.lines = [attribute(f"{PREFIX}Run", _line(options), macros=options.macros)]
+    made.inputs = list(listed_inputs(options, names, summary))
+    made.lines = [attribute_line(f"{PREFIX}Run", _line(options), macros=options.macros)]
     if options.output is not None:
-        made.lines.append(attribute(f"{PREFIX}Run_Outputs", _outputs(options), macros=options.macros))
+        made.lines.append(attribute_line(f"{PREFIX}Run_Outputs", _outputs(options), macros=options.macros))
     if options.as_root:
         made.options["Run_As_Root"] = True
     if options.time_limit:
@@ -58,11 +220,11 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
         made.options["Run_Boot"] = options.boot
     if options.disk:
         made.options["Disk_Size"] = options.disk
-        made.lines.append(command("request_disk", f"{_room(options)}MB"))
+        made.lines.append(command_line("request_disk", f"{_room(options)}MB"))
     if options.user_data:
         _add_user_data(options, made, names)
-    if plain := [pair for pair in _variables(options) if words.is_for_environment(pair[1])]:
-        made.lines.append(command("environment", words.environment(plain), macros=options.macros))
+    if plain := [pair for pair in _variables(options) if is_for_environment(pair[1])]:
+        made.lines.append(command_line("environment", environment(plain), macros=options.macros))
     made.lines += _ways_home(made, options)
     made.number = options.queue
     return made
@@ -86,25 +248,25 @@ def _require_image(image: str) -> None:
 def _ways_home(made: Guest, options: argparse.Namespace) -> Iterator[str]:
     """Yield the lines about the output of the job, and when it is transferred."""
     if options.queue > 1:
-        yield command("initialdir", f"{made.name}.$(Process)", macros=True)
+        yield command_line("initialdir", f"{made.name}.$(Process)", macros=True)
     # condor_submit accepts no output and error for a VM; the attributes have the same effect.
     for name, file in (("Out", "out"), ("Err", "err")):
-        yield attribute(name, f"{made.name}.{file}")
-        yield attribute(f"Stream{name}", False)
-        yield attribute(f"Transfer{name}", True)
-    yield command("transfer_output_files", HOME)
+        yield attribute_line(name, f"{made.name}.{file}")
+        yield attribute_line(f"Stream{name}", False)
+        yield attribute_line(f"Transfer{name}", True)
+    yield command_line("transfer_output_files", HOME)
     if options.checkpoint:
-        yield command("vm_checkpoint", "true")
-        yield command("when_to_transfer_output", "ON_EXIT_OR_EVICT")
+        yield command_line("vm_checkpoint", "true")
+        yield command_line("when_to_transfer_output", "ON_EXIT_OR_EVICT")
     if options.retries:
-        yield command("max_retries", str(options.retries))
-        yield command("on_exit_remove", "False")  # except for the retries that max_retries adds
+        yield command_line("max_retries", str(options.retries))
+        yield command_line("on_exit_remove", "False")  # except for the retries that max_retries adds
     else:
         # A program that was ended by a signal is done; a killed daemon is run again, a limited number of times.
         over = f"ExitBySignal == False || ChirpVMExitSignal isnt undefined || NumJobStarts >= {MOST_STARTS}"
-        yield command("on_exit_remove", over)
+        yield command_line("on_exit_remove", over)
     if options.queue > 1:
-        yield command("log", os.path.abspath(f"{made.name}.log"))
+        yield command_line("log", os.path.abspath(f"{made.name}.log"))
 
 
 def _room(options: argparse.Namespace) -> int:
@@ -120,8 +282,8 @@ def _room(options: argparse.Namespace) -> int:
 
 
 def _line(options: argparse.Namespace) -> str:
-    others = [pair for pair in _variables(options) if not words.is_for_environment(pair[1])]
-    return words.shell_line(options.words, others, macros=options.macros)
+    others = [pair for pair in _variables(options) if not is_for_environment(pair[1])]
+    return shell_line(options.words, others, macros=options.macros)
 
 
 def _called(options: argparse.Namespace) -> str:
@@ -152,7 +314,7 @@ def _outputs(options: argparse.Namespace) -> str:
         if name.startswith("/") or name.split("/")[0] in (".", ".."):
             problem = "it is not in the directory in which the program is started"
             raise SubmitError(f"--output {text!a}: {problem}.", "name what is in it, or have the program write there.")
-        macro = not options.macros and words.MACRO.search(name)
+        macro = not options.macros and MACRO.search(name)
         if "," in name or macro or not name.isprintable() or name != name.strip() or name.endswith("\\"):
             raise SubmitError(f"--output {text!a} cannot be in a list of names.", "write a pattern for it, with ?.")
         names.append(name)
@@ -161,9 +323,101 @@ def _outputs(options: argparse.Namespace) -> str:
 
 def _add_user_data(options: argparse.Namespace, made: Guest, names: set[str]) -> None:
     path = os.path.abspath(options.user_data)
-    inputs.require(f"--user-data {options.user_data!a}", path)
+    require_inputs(f"--user-data {options.user_data!a}", path)
     name = os.path.basename(path)
     if name in names:
         raise SubmitError(f"--user-data {options.user_data!a}: two files of the job are called {name}.", "rename one.")
     made.files.append(path)
     made.options["User_Data"] = name
+
+
+LARGEST_USER_DATA = 1 << 20
+"""The maximum number of bytes of user data that are shown, and that a job may have."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the submit file, or print it, and submit; return the exit status."""
+    summary = Summary()
+    try:
+        made, text = _made(options, summary)
+        if options.dry_run:
+            sys.stdout.write(text + "".join(f"{line}\n" for line in _user_data(options)))
+            return 0
+        output = _written(options, made, text, summary)
+        for note in summary.notes:
+            sys.stderr.write(f"Note: {printable(note)}\n")
+        sys.stderr.write(f"Written: {printable(output)}\n")
+        if not options.submit:
+            sys.stderr.write(f"Submit it by: condor_submit {printable(output)}\n")
+            return 0
+        return _submit(made, text, output)
+    except BaseException as error:
+        for path in summary.made:
+            if os.path.exists(path):
+                os.unlink(path)
+        if not isinstance(error, SubmitError):
+            raise
+        sys.stderr.write(f"vmgahp run: {printable(error.problem)}\n")
+        if error.hint:
+            sys.stderr.write(f"Hint: {printable(error.hint)}\n")
+        return 1
+
+
+def _made(options: argparse.Namespace, summary: Summary) -> tuple[Guest, str]:
+    options.dir = os.path.abspath(options.dir or ".")
+    made = conversion.read(options, summary)
+    if not options.dry_run:
+        conversion.bring_images(options, made, summary)
+    text, _ = conversion.written(options, made, summary)
+    return made, text
+
+
+def _user_data(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the guest's cloud-init data, as comments after the submit file."""
+    parts = []
+    if options.user_data:
+        with open_regular(options.user_data) as file:
+            parts.append((f"cloud-init's user data: {options.user_data}", file.read(LARGEST_USER_DATA)))
+    if options.boot == CLOUD_INIT:
+        then = "cloud-init's user data" if not parts else "behind them, in one message"
+        parts.append((f"{then}: what begins the program", guest_file("agent")))
+    for what, data in parts:
+        yield from ("", f"# {printable(what)}", "#")
+        yield from (f"# {printable(line)}".rstrip() for line in data.decode("utf-8", "replace").splitlines())
+
+
+def _written(options: argparse.Namespace, made: Guest, text: str, summary: Summary) -> str:
+    output: str = options.submit_file or f"{made.name}.sub"
+    summary.sources |= {os.path.realpath(path) for path in (*made.files, *made.inputs, *(d.path for d in made.disks))}
+    images.free(output, summary, force=options.force)
+    for process in range(made.number if made.number > 1 else 0):
+        try:
+            os.makedirs(f"{made.name}.{process}", exist_ok=True)
+        except OSError as error:
+            problem = f"--queue {made.number}: the directory {made.name}.{process} cannot be made ({error.strerror})."
+            raise SubmitError(problem, "say --name for another one.") from error
+    conversion.write_out(text, output)
+    summary.made.clear()  # from now on the submit file refers to these files
+    return output
+
+
+def _submit(made: Guest, text: str, output: str) -> int:
+    """Submit through HTCondor's own bindings. Raises `SubmitError`."""
+    hint = f"see condor_q; or, where HTCondor is: condor_submit {output}"
+    try:
+        import htcondor2
+    except ImportError as error:
+        raise SubmitError(f"HTCondor's Python bindings are not here ({error}).", hint) from error
+    try:
+        cluster = htcondor2.Schedd().submit(htcondor2.Submit(text)).cluster()
+    except Exception as error:  # theirs, of any kind
+        raise SubmitError(f"HTCondor does not take the job: {' '.join(str(error).split())}", hint) from error
+    job = str(cluster) if made.number > 1 else f"{cluster}.0"
+    sys.stdout.write(f"{job}\n")
+    first = f"{cluster}.0"
+    sys.stderr.write(
+        f"condor_tail -f {first}    what the program prints\n"
+        f"condor_wait {made.name}.log    until it has ended\n"
+        f"condor_history {job} -af ExitCode    its exit code then\n"
+    )
+    return 0

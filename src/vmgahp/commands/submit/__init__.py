@@ -1,8 +1,8 @@
 """Front ends that write a submit file for a VM that exists in another form, such as libvirt's XML.
 
-Each reads its file into a `machine.Guest` and reports its work through `summary`; `images` checks the disks,
-`submit_file` writes, and `rehearsal` tests the result. docs/how-to/submitting.md is for users. Everything runs with the
-rights of the caller, who is not root; but the files are untrusted.
+Each reads its file into a `machine.Guest` and reports its work through `machine.Summary`; `images` checks the disks,
+`submit_file` writes, and `conversion` tests the result. docs/how-to/submitting.md is for users. Everything runs with
+the rights of the caller, who is not root; but the files are untrusted.
 """
 
 import argparse

@@ -12,11 +12,9 @@ import tempfile
 from typing import Any
 
 from vmgahp.commands.submit import libvirt_xml, ovf, vmx
-from vmgahp.commands.submit.images import flat_names
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, simple_name
+from vmgahp.commands.submit.images import compression_of, flat_names, unpacked_content, write_unpacked
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, SubmitError, Summary, simple_name
 from vmgahp.commands.submit.package import Package, Reference
-from vmgahp.commands.submit.summary import SubmitError, Summary
-from vmgahp.commands.submit.unpack import compression_of, content, write
 from vmgahp.images.formats import FORMATS, HEADER, looks_like
 
 METADATA = "metadata.json"
@@ -71,7 +69,7 @@ def _archive(options: argparse.Namespace, own: str, summary: Summary) -> str:
             if not kind:
                 return str(options.file)
             target = os.path.join(own, f"{os.path.basename(options.file)}.tar")
-            write(content(file, kind, options.file), target, summary, force=False)
+            write_unpacked(unpacked_content(file, kind, options.file), target, summary, force=False)
             summary.made.remove(target)  # it is removed with its directory
             return target
     except OSError as error:

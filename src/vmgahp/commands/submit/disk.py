@@ -9,9 +9,8 @@ import os
 
 from vmgahp import config
 from vmgahp.commands.files import open_regular
-from vmgahp.commands.submit import unpack
-from vmgahp.commands.submit.machine import PLAIN_NAME, Guest, GuestDisk, GuestNic, simple_name
-from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.images import ENDINGS, compression_of, unpacked_content, write_unpacked
+from vmgahp.commands.submit.machine import PLAIN_NAME, Guest, GuestDisk, GuestNic, SubmitError, Summary, simple_name
 from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
 from vmgahp.errors import Fault
 from vmgahp.images import CATALOG, catalog
@@ -114,16 +113,16 @@ def _unpacked(path: str, options: argparse.Namespace, summary: Summary) -> str:
         with open_regular(path) as file:
             header = file.read(HEADER)
             file.seek(0)
-            kind = unpack.compression_of(header)
+            kind = compression_of(header)
             stem, ending = os.path.splitext(os.path.basename(path))
             # A guest may have written those first bytes, too: an image declared as such is one, whatever they are.
-            if not kind or (options.format and ending.lower() not in unpack.ENDINGS):
+            if not kind or (options.format and ending.lower() not in ENDINGS):
                 return path
-            name = stem if ending.lower() in unpack.ENDINGS else f"{stem}.img"
+            name = stem if ending.lower() in ENDINGS else f"{stem}.img"
             if name.lower().endswith((".tar", ".tgz")) or ending.lower() == ".tgz":
                 raise SubmitError(f"{path} is a compressed archive.", "unpack it, and name the image in it.")
             target = os.path.join(options.dir, simple_name(name, "disk.img"))
-            unpack.write(unpack.content(file, kind, path), target, summary, force=options.force)
+            write_unpacked(unpacked_content(file, kind, path), target, summary, force=options.force)
             return target
     except OSError as error:
         raise _closed(path, error) from error

@@ -13,10 +13,17 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vmgahp.commands.files import open_regular
-from vmgahp.commands.submit.images import require_beside
-from vmgahp.commands.submit.machine import simple_name
-from vmgahp.commands.submit.summary import SubmitError, Summary
-from vmgahp.commands.submit.unpack import CHUNK, ENDINGS, Chunks, compression_of, content, require_room, write
+from vmgahp.commands.submit.images import (
+    CHUNK,
+    ENDINGS,
+    Chunks,
+    compression_of,
+    require_beside,
+    require_room,
+    unpacked_content,
+    write_unpacked,
+)
+from vmgahp.commands.submit.machine import SubmitError, Summary, simple_name
 from vmgahp.commands.submit.xml_input import LARGEST
 
 MOST_MEMBERS = 1000
@@ -155,8 +162,8 @@ class Package:
         require_room(sum(piece.size for piece in pieces), room.f_bavail * room.f_frsize, target)
         chunks = self._content(pieces)
         if kind not in ("", "identity"):
-            chunks = content(io.BufferedReader(Chunks(chunks)), kind, name)
-        write(chunks, target, self._summary, force=force)
+            chunks = unpacked_content(io.BufferedReader(Chunks(chunks)), kind, name)
+        write_unpacked(chunks, target, self._summary, force=force)
         where = "in the archive" if self.is_archive else "in the package"
         how = "joined to" if reference.in_pieces else "taken out to" if kind in ("", "identity") else "unpacked to"
         self._summary.carry("", f"{name} {where}", f"{how} {target}")

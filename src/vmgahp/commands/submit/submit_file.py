@@ -1,6 +1,9 @@
-"""The writer of submit files: a `machine.Guest` as lines for condor_submit.
+"""The submit file: its lines, written and parsed, and its writer for a `machine.Guest`.
 
-`vmgahp.commands.submit.lines` writes each line; lists of files are split at commas, and some at blanks. Text that would
+A line is one command, ``$`` begins a macro anywhere, a backslash at the end joins lines, and an attribute (``+Name =
+"text"``) is a ClassAd expression.
+
+Lists of files are split at commas, and some at blanks. Text that would
 not be read back unchanged is refused and never altered.
 """
 
@@ -8,13 +11,83 @@ import os
 import re
 from collections.abc import Sequence
 
-from vmgahp.commands.submit.lines import attribute, command, is_command
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic
-from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, SubmitError, Summary
 from vmgahp.images import CATALOG
 from vmgahp.job.nics import MOST_NICS
 from vmgahp.text import MAC
 from vmgahp.vm_types import HTCONDORS, QEMU
+
+_COMMAND = re.compile(r"[A-Za-z_+][\w.+-]*\s*=", re.ASCII)
+_MACRO = re.compile(r"\$\(([^()]*)\)")
+_DOLLAR = re.compile(r"\$")
+_NO_MACRO = re.compile(r"\$(?!\([A-Za-z][A-Za-z0-9_.]*\))")
+
+_LONGEST = 1 << 20
+"""The maximum number of characters of an expanded value: macros can grow without limit."""
+
+
+def command_line(name: str, text: str, *, macros: bool = False) -> str:
+    """Write ``name = text`` as one line, from which condor_submit reads exactly `text`. Raises `SubmitError`.
+
+    With `macros`, ``$(Process)`` and the like are left as macros.
+    """
+    # These two are always expanded once more, $$ when the job is matched with a machine.
+    unwritable = "$$" in text or "$(dollar)" in text.lower()
+    if unwritable or text != text.strip() or not text or text.endswith("\\") or not text.isprintable():
+        raise SubmitError(f"{name}: {text!a} cannot be written into a submit file.", "give it another name.")
+    return f"{name} = {(_NO_MACRO if macros else _DOLLAR).sub('$(DOLLAR)', text)}"
+
+
+def attribute_line(name: str, value: str | bool | int, *, macros: bool = False) -> str:
+    """Write ``+name = value`` as one line, a string in quotes. Raises `SubmitError`."""
+    if isinstance(value, bool):
+        return f"+{name} = {str(value).lower()}"
+    if isinstance(value, int):
+        return f"+{name} = {value}"
+    if value.endswith("\\"):
+        raise SubmitError(f"{name}: {value!a} ends with a backslash.", "give it another name.")
+    # In this syntax a backslash escapes a quote except for the last one, and is literal before anything else.
+    quoted = value.replace('"', '\\"')
+    return command_line(f"+{name}", f'"{quoted}"', macros=macros)
+
+
+def is_command(line: str) -> bool:
+    """Return True if a line sets one command or attribute, and does nothing else."""
+    return bool(_COMMAND.match(line)) and line.isprintable() and not line.endswith("\\")
+
+
+def commands_of(text: str) -> dict[str, str]:
+    """Parse the value that each line sets; of several lines with one name the last counts, as in condor_submit.
+
+    A command is in lower case, and an attribute is ``MY.`` and its name as it was first written.
+    """
+    known: dict[str, str] = {}
+    attributes: dict[str, str] = {}
+    for line in text.splitlines():
+        if is_command(line):
+            name, _, value = line.partition("=")
+            name = re.sub(r"\A(\+|my\.)", "MY.", name.strip(), flags=re.IGNORECASE)
+            if name.startswith("MY."):
+                attributes.setdefault(name.lower(), name)
+            known[name.lower()] = value.strip()
+    return {attributes.get(name, name): _expanded(value, known) for name, value in known.items()}
+
+
+def _expanded(value: str, known: dict[str, str]) -> str:
+    """Replace the macros of a value by the values of the file itself."""
+
+    def one(found: re.Match[str]) -> str:
+        name, _, otherwise = found[1].partition(":")
+        name = name.strip().lower()
+        numbers = {"dollar": "\0", "cluster": "1", "clusterid": "1", "process": "0", "procid": "0"}
+        return numbers.get(name) or known.get(name, otherwise)
+
+    for _ in range(10):  # a macro may contain another one, or itself
+        value, number = _MACRO.subn(one, value)
+        if not number or len(value) > _LONGEST:
+            break
+    return value.replace("\0", "$")
+
 
 PREFIX = "VMPARAM_vm_"
 
@@ -36,12 +109,12 @@ def write(
     if not machine.disks and not machine.own_disks:
         raise SubmitError("The VM has no disk that can be used.", "see above what was left out, and why.")
     lines = [
-        command("universe", "vm"),
-        command("executable", machine.name),
-        command("vm_type", vm_type),
-        command("vm_memory", str(machine.memory_mib)),
-        command("vm_vcpus", str(machine.vcpus)),
-        command("request_cpus", str(machine.vcpus)),
+        command_line("universe", "vm"),
+        command_line("executable", machine.name),
+        command_line("vm_type", vm_type),
+        command_line("vm_memory", str(machine.memory_mib)),
+        command_line("vm_vcpus", str(machine.vcpus)),
+        command_line("request_cpus", str(machine.vcpus)),
     ]
     _tell(machine, "memory", "memory", f"{machine.memory_mib} MiB", summary)
     _tell(machine, "vcpus", "CPUs", str(machine.vcpus), summary)
@@ -49,7 +122,7 @@ def write(
     if not machine.own_disks:
         disks = ",".join(_disk(disk, transfer) for disk in machine.disks)
         # For jobs of other types condor_submit ignores the command.
-        lines.append(command("vm_disk", disks) if vm_type in HTCONDORS else attribute(PREFIX + "Disk", disks))
+        lines.append(command_line("vm_disk", disks) if vm_type in HTCONDORS else attribute_line(PREFIX + "Disk", disks))
         _require_own_images(machine.disks)
         for disk in machine.disks:
             moved = disk.url or (disk.path if transfer else "")
@@ -58,30 +131,30 @@ def write(
             _tell_disk(disk, transfer, summary)
     lines += _network(machine.nics, summary, own=machine.own_nics)
     if machine.vnc:
-        lines.append(command("vm_vnc", "true"))
+        lines.append(command_line("vm_vnc", "true"))
         _tell(machine, "vnc", "a VNC console", "vm_vnc = true", summary)
-    lines += [command(name, value) for name, value in machine.commands.items()]
+    lines += [command_line(name, value) for name, value in machine.commands.items()]
     for name, value in machine.options.items():
-        lines.append(attribute(PREFIX + name, value))
+        lines.append(attribute_line(PREFIX + name, value))
         said = str(value).lower() if isinstance(value, bool) else value
         _tell(machine, name, name, f"{PREFIX}{name} = {said}", summary)
     for name, value in machine.attributes.items():
-        lines.append(attribute(name, value))
+        lines.append(attribute_line(name, value))
         summary.carry("", name, str(value))
     wanted, appended = _requirements(machine, vm_type, summary, appended)
     lines += wanted
-    lines.append(command("should_transfer_files", "YES"))
+    lines.append(command_line("should_transfer_files", "YES"))
     listed = [*map(_input, dict.fromkeys(inputs)), *machine.inputs]
     if listed:
-        lines.append(command("transfer_input_files", ", ".join(listed), macros=True))
+        lines.append(command_line("transfer_input_files", ", ".join(listed), macros=True))
     usual = [
-        command("when_to_transfer_output", "ON_EXIT"),
+        command_line("when_to_transfer_output", "ON_EXIT"),
         # If the daemon was killed, HTCondor takes that signal for the job's own, and must run the job again.
-        command("on_exit_remove", "ExitBySignal == False"),
+        command_line("on_exit_remove", "ExitBySignal == False"),
         # For HTCondor a VM that was ended by a fault that only its owner can repair is done.
-        command("on_exit_hold", "ChirpVMHoldReason isnt undefined"),
-        command("on_exit_hold_reason", "ChirpVMHoldReason"),
-        command("log", f"{machine.name}.log"),
+        command_line("on_exit_hold", "ChirpVMHoldReason isnt undefined"),
+        command_line("on_exit_hold_reason", "ChirpVMHoldReason"),
+        command_line("log", f"{machine.name}.log"),
     ]
     own = {_name(line) for line in machine.lines}
     lines += [*(line for line in usual if _name(line) not in own), *machine.lines]
@@ -161,7 +234,7 @@ def _input(path: str) -> str:
 def _network(nics: Sequence[GuestNic], summary: Summary, *, own: bool) -> list[str]:
     """Return the classic commands as far as they go, and a list of NICs for the rest, unless the XML has it (`own`)."""
     if not nics:
-        return [command("vm_networking", "false")]
+        return [command_line("vm_networking", "false")]
     plain = len(nics) == 1 and nics[0].model in ("", "virtio") and nics[0].link_up
     addresses = [nic.mac for nic in nics if nic.mac]
     if len(nics) > MOST_NICS:
@@ -178,15 +251,15 @@ def _network(nics: Sequence[GuestNic], summary: Summary, *, own: bool) -> list[s
         words = [nic.kind or "the machine's usual network", nic.model, nic.mac, "" if nic.link_up else "cable out"]
         _outcome(nic.place, nic.what or "NIC", ", ".join(filter(None, words)), nic.changed, summary)
     first = nics[0]
-    lines = [command("vm_networking", "true")]
+    lines = [command_line("vm_networking", "true")]
     if first.kind:
-        lines.append(command("vm_networking_type", first.kind))
+        lines.append(command_line("vm_networking_type", first.kind))
     if own:
         return lines
     if plain:
-        return [*lines, command("vm_macaddr", first.mac)] if first.mac else lines
+        return [*lines, command_line("vm_macaddr", first.mac)] if first.mac else lines
     entries = [":".join(filter(None, (nic.kind, nic.mac, nic.model, "" if nic.link_up else "down"))) for nic in nics]
-    return [*lines, attribute(PREFIX + "NICs", ", ".join(entries))]
+    return [*lines, attribute_line(PREFIX + "NICs", ", ".join(entries))]
 
 
 def _requirements(
@@ -215,7 +288,7 @@ def _requirements(
     boots = {"included": "bootloader", "vmx": "hvm"}.get(machine.commands.get("xen_kernel", ""))
     if boots:
         wanted.append(f"TARGET.VM_{vm_type}_ATTR_{boots}")
-    mine = [command("requirements", " && ".join(wanted))] if wanted else []
+    mine = [command_line("requirements", " && ".join(wanted))] if wanted else []
     others = []
     for line in appended:
         name, _, value = line.partition("=")

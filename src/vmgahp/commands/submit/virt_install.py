@@ -16,8 +16,7 @@ from lxml import etree
 
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit import images, libvirt_xml
-from vmgahp.commands.submit.machine import Guest, GuestDisk
-from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.machine import Guest, GuestDisk, SubmitError, Summary
 from vmgahp.commands.submit.xml_input import child, children, local, read
 from vmgahp.host.run import run
 from vmgahp.images.formats import HEADER, UnclearFormat, proven_format

@@ -5,8 +5,7 @@ import os
 import re
 
 from vmgahp.commands.submit.images import Locate, check, require_beside
-from vmgahp.commands.submit.machine import BOOT_CLASSES, Guest, GuestDisk, GuestNic, simple_name
-from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.machine import BOOT_CLASSES, Guest, GuestDisk, GuestNic, SubmitError, Summary, simple_name
 from vmgahp.images.formats import BY_ENDING
 from vmgahp.job.vmware import DECRYPT_HINT, DIR, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError

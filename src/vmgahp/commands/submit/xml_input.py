@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 from lxml import etree
 
-from vmgahp.commands.submit.summary import SubmitError, Summary
+from vmgahp.commands.submit.machine import SubmitError, Summary
 
 LARGEST = 4 << 20
 """The maximum number of bytes of a file; the longest descriptors have a license agreement of some hundred thousand."""

@@ -1,9 +1,559 @@
 """The VM type any: a job gets the first hypervisor of this machine that works and can run it.
 
-`driver` chooses, `compatibility` tells what each type can run of a job, `images` reads the job's disks and converts
-them, `choice` is kept for a restart.
+The files of a choice travel with the job and are the job's to change, so they decide nothing but which of the types
+that the job could have anyhow, and which of its own files is which disk.
 """
 
-from vmgahp.drivers.any.driver import AnyDriver
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import NamedTuple, TypeVar
 
-__all__ = ["AnyDriver"]
+from vmgahp import errors, findings, vm_types
+from vmgahp.checkpoint import files, manifest
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.config import Settings
+from vmgahp.drivers import base
+from vmgahp.drivers.any import images
+from vmgahp.drivers.any.images import AnyDisk
+from vmgahp.drivers.base import Driver, Logger, Machine, Survey
+from vmgahp.drivers.machine_types import SETTING, machine_types
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.findings import BAD, OFF, Finding
+from vmgahp.host import execute
+from vmgahp.host.job_user import Identity
+from vmgahp.images import vmdk
+from vmgahp.images.formats import CONVERTIBLE
+from vmgahp.job import accepted_types
+from vmgahp.job.ad import JobAd, Plain
+from vmgahp.job.attributes import ATTRIBUTES, OPTION_PREFIX
+from vmgahp.job.disks import DISK, bad_disk
+from vmgahp.job.options import GENERAL, IGNORE_UNKNOWN, Options
+from vmgahp.job.vmware import SNAPSHOT_DISK, TRANSFER, VMDK_FILES, VMX_FILE
+from vmgahp.job.vmx import Vmx
+from vmgahp.text import shown
+from vmgahp.vm_types import HTCONDORS, LIBVIRT, QEMU, VMWARE, XEN
+
+CHOICE_FILE = "vm_choice.json"
+CHOICE_FORMAT = 1
+CHOICE_VMX = "vm_choice.vmx"
+CHOICE_CONSOLE = "vm_console.log"
+
+_NAME = re.compile(r"[^/\x00-\x1f\x7f,:]{1,255}")
+
+_IDE = {"hda": "ide0:0", "hdb": "ide0:1", "hdc": "ide1:0", "hdd": "ide1:1"}
+_SCSI = tuple(f"scsi0:{number}" for number in range(16) if number != 7)
+"""The places of disks on the SCSI bus; 7 is the controller itself."""
+
+
+class Choice(NamedTuple):
+    """An earlier choice; empty if there is none."""
+
+    vm_type: str = ""
+    """The chosen VM type; empty before the first choice."""
+    images: dict[str, tuple[str, str]] = {}
+    """The name and the format of the converted image, by the name of the job's image."""
+
+
+def load_choice(directory: str, identity: Identity) -> Choice:
+    """Read what an earlier start has written; an empty choice where there is no such file.
+
+    Raises `errors.JobFault` for one that cannot be read: without it it is unknown on which image the guest has been.
+    """
+    try:
+        return files.find(identity, directory, CHOICE_FILE, _parse_choice) or Choice()
+    except Unusable as unusable:
+        raise errors.JobFault(
+            errors.MISMATCHED_CHECKPOINT,
+            f"{CHOICE_FILE}, which says by which hypervisor the job ran before, cannot be used: {unusable.reason}",
+            "submit the job anew, without this file.",
+        ) from unusable
+
+
+def store_choice(directory: str, identity: Identity, choice: Choice) -> None:
+    """Write it down, all or nothing. Raises `errors.Fault`."""
+    write_choice(
+        directory, CHOICE_FILE, manifest.encode(CHOICE_FORMAT, choice), identity, 0o644
+    )  # the kill mode reads it, as another user
+
+
+def write_choice(directory: str, name: str, data: bytes, identity: Identity, mode: int = 0o600) -> None:
+    """Write a file of the scratch directory, all or nothing. Raises `errors.Fault`."""
+    try:
+        identity.write_scratch(directory, name, data, mode)
+    except OSError as error:
+        raise execute.unwritable(name, error, directory, identity) from error
+
+
+def _parse_choice(data: bytes) -> Choice:
+    """Parse the file. Raises `vmgahp.checkpoint.manifest.Invalid`."""
+    top = manifest.read(data, CHOICE_FORMAT, Choice._fields)
+    images = top.value("images")
+    if not isinstance(images, dict) or not all(_is_image(name, image) for name, image in images.items()):
+        raise manifest.Invalid("its images are no images.")
+    vm_type = top.text("vm_type", 100, may_be_empty=True)
+    return Choice(vm_type, {name: tuple(image) for name, image in images.items()})
+
+
+def _is_image(name: str, image: object) -> bool:
+    """Tell if it is the name and format of an image that was made of the job's `name`."""
+    if not (isinstance(image, list) and len(image) == 2 and all(isinstance(part, str) for part in image)):
+        return False
+    return bool(_NAME.fullmatch(name) and _NAME.fullmatch(image[0])) and image[1] in CONVERTIBLE
+
+
+def vmx_for(disks: Sequence[AnyDisk]) -> Vmx:
+    """Return a ``.vmx`` for a job without one: its disks, all in the scratch directory, and its console.
+
+    The drivers for VMware put memory, CPUs and network into the working copy, as they do for every job. Raises
+    `errors.JobFault`.
+    """
+    vmx = Vmx({"config.version": "8", "virtualHW.version": "10", "guestOS": "other-64"})
+    vmx.update({"scsi0.present": "TRUE", "scsi0.virtualDev": "lsilogic"})
+    free = list(_SCSI)
+    for disk in disks:
+        place = _IDE.get(disk.device.lower()) or (free.pop(0) if free else "")
+        if not place or f"{place}.present" in vmx:
+            raise bad_disk(
+                disk.entry,
+                "VMware's virtual machines have no more places for disks",
+                f"use fewer disks, each with a device of its own; {len(_SCSI)} beside hda to hdd.",
+            )
+        vmx.update({f"{place}.present": "TRUE", f"{place}.fileName": disk.name})
+        if disk.is_cdrom:
+            vmx[f"{place}.deviceType"] = "cdrom-image"
+    vmx.update({"serial0.present": "TRUE", "serial0.fileType": "file", "serial0.fileName": CHOICE_CONSOLE})
+    return vmx
+
+
+XEN_KERNEL = "VMPARAM_Xen_Kernel"
+LIBVIRT_XML = "VMPARAM_Libvirt_XML"
+
+_BOOTS_ITSELF = ("included", "vmx")
+"""The values of xen_kernel for a disk that any hypervisor could boot."""
+
+_EACH_ITS_OWN = ("VMPARAM_Xen_", "VMPARAM_VMware_", DISK, OPTION_PREFIX + IGNORE_UNKNOWN)
+"""The attributes that describe the VM to one hypervisor, and mean nothing to the others."""
+
+_STREAM = "streamoptimized"
+"""The kind of VMDK of an OVA, to which no guest can write."""
+
+_CANNOT_BE_SAVED = ("vmdk", "vdi", "vpc", "qcow")
+"""The formats with which QEMU saves no VM (it calls that a migration blocker: ``block/vmdk.c`` and so on)."""
+
+
+class Compatibility(NamedTuple):
+    """The compatibility of a job with a type."""
+
+    reason: str = ""
+    """The reason why the type cannot run the job, as a sentence without its end; empty if it can."""
+    conversions: tuple[tuple[AnyDisk, str], ...] = ()
+    """The disks that it needs in another format, each with QEMU's name of that."""
+
+
+def find_fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -> Compatibility:
+    """Find out if the type can run the job, and what has to be converted for that."""
+    reason = next(_not_granted(vm_type, ad), "") or _no_description(vm_type, ad, disks)
+    if reason:
+        return Compatibility(reason)
+    needed: list[tuple[AnyDisk, str]] = []
+    for disk in disks:
+        entry = shown(disk.entry)
+        stays = disk.path and disk.writable and not disk.transferred
+        if stays and vm_type in HTCONDORS and ad.boolean("JobVMCheckpoint"):
+            # The starter takes periodic checkpoints of vm_type any, after which the guest is resumed.
+            return Compatibility(f"{entry} is not transferred, and would move on after a periodic checkpoint")
+        target = _needs(vm_type, ad, disk, identity)
+        if target and disk.shared:
+            return Compatibility(f"{entry} would have to be converted, and other VMs use it too")
+        if target and stays:
+            return Compatibility(f"{entry} would have to be converted, and what the guest writes is to be in it")
+        if target:
+            needed.append((disk, target))
+    return Compatibility("", tuple(needed))
+
+
+def _not_granted(vm_type: str, ad: JobAd) -> Iterator[str]:
+    """Yield the features that the job asks for and the type does not have."""
+    if vm_type not in LIBVIRT + VMWARE:  # its driver reports it at the start of the job
+        return
+    kernel = ad.string(XEN_KERNEL)
+    if kernel is not None and kernel.strip().lower() not in _BOOTS_ITSELF and vm_type not in XEN:
+        yield f"{XEN_KERNEL} = {shown(kernel)} is for Xen alone"
+    for row in ATTRIBUTES:
+        if not row.types or vm_type in row.types or row.name.startswith(_EACH_ITS_OWN):
+            continue
+        names = [row.name]
+        if row.name.startswith(OPTION_PREFIX):
+            option = row.name.removeprefix(OPTION_PREFIX)
+            names += [f"{GENERAL}{option}", f"VM_{vm_type}_ATTR_{option}"]
+        for name in names:
+            if (ad.expression(name) or "").lower() not in ("", "undefined", "false"):
+                yield f"it does not have {name}"
+
+
+def _no_description(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk]) -> str:
+    """Return the reason why the type cannot identify the job's VM; empty if it can."""
+    has_vmx = ad.expression(VMX_FILE) is not None
+    has_disks = ad.expression(DISK) is not None or ad.expression(LIBVIRT_XML) is not None
+    if vm_type in QEMU and has_vmx and not has_disks:
+        return f"the job has {VMX_FILE} and no {DISK}"
+    if vm_type in XEN and ad.expression(XEN_KERNEL) is None:
+        return f"the job does not say how it boots under Xen ({XEN_KERNEL})"
+    if vm_type in VMWARE and not has_vmx:
+        if not disks:
+            return f"the job has neither {VMX_FILE} nor {DISK}"
+        for disk in disks:
+            if not disk.path or not disk.transferred:
+                return f"{shown(disk.entry)} is not an image in the scratch directory"
+            if disk.device.lower().startswith("fd") or disk.shared:
+                return f"{shown(disk.entry)} is neither a disk nor a CD-ROM of this VM alone"
+    return ""
+
+
+def _needs(vm_type: str, ad: JobAd, disk: AnyDisk, identity: Identity) -> str:
+    """Return the format that the type needs the disk in; empty if it can use it as it is."""
+    if not disk.path or disk.format == "iso":
+        return ""
+    if vm_type in XEN:
+        return "" if disk.format == "raw" else "raw"
+    kind = _vmdk_kind(disk, identity)
+    if vm_type in VMWARE:
+        if ad.expression(VMX_FILE) is not None or disk.is_cdrom or kind == "monolithicsparse":
+            return ""
+        # The driver for vSphere unpacks them all.
+        return "" if kind == _STREAM and vm_type == "vsphere" else "vmdk"
+    saved = bool(ad.boolean("JobVMCheckpoint")) and disk.format in _CANNOT_BE_SAVED
+    if vm_type in QEMU and (disk.format == "vhdx" or saved or (disk.writable and kind == _STREAM)):
+        return "qcow2"
+    return ""
+
+
+def _vmdk_kind(disk: AnyDisk, identity: Identity) -> str:
+    """Return VMware's word for the kind of a VMDK, in lower case; empty if it is not one, or cannot be used."""
+    if disk.format != "vmdk":
+        return ""
+    try:
+        with os.fdopen(identity.open_named(disk.path, os.O_RDONLY), "rb") as file:
+            return vmdk.read(file.fileno()).kind
+    except (OSError, vmdk.VmdkError):
+        return ""  # the driver reports the error
+
+
+_Result = TypeVar("_Result")
+
+SURVEY = 20.0
+"""Seconds for the proof of one type at a start; on a quiet machine it takes about one."""
+
+RESERVE = 0.2
+"""Seconds before the end of the survey by which the types' surveys must be done."""
+
+
+class _Known(NamedTuple):
+    """The facts of a job before a type is tried."""
+
+    job: JobAd
+    disks: tuple[AnyDisk, ...]
+    earlier: Choice
+    fits: dict[str, Compatibility]
+    """The types that can run it, in the order in which they are tried."""
+    reasons: dict[str, str]
+    """The types that cannot run it, each with the reason."""
+
+    @property
+    def directory(self) -> str:
+        return self.job.working_dir()
+
+    def needs_vmx(self, vm_type: str) -> bool:
+        """Tell if the job has no ``.vmx``, and the type needs one."""
+        return vm_type in vm_types.VMWARE and self.job.expression(VMX_FILE) is None
+
+
+class AnyDriver(Driver):
+    """The driver of the VM type any, and of every list of types."""
+
+    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
+        super().__init__(vm_type, settings, identity, log)
+        self._drivers: dict[str, Driver] = {}
+        self._lock = threading.Lock()
+
+    # The contract
+
+    def start(self, job: JobAd) -> Machine:
+        known = self._look_at(job)
+        end = monotonic() + images.patience(self.settings)
+        return self._first(known, lambda vm_type: self._start(known, vm_type, end))
+
+    def describe(self, job: JobAd) -> str:
+        known = self._look_at(job)
+
+        def tell(vm_type: str) -> str:
+            needed = known.fits[vm_type].conversions
+            if needed or known.needs_vmx(vm_type):
+                converted = "".join(f"; {disk.name} as {target}" for disk, target in needed)
+                return f"The job would run by {vm_type}{converted}.\n"
+            ad = self._changed(known, vm_type, {})
+            return f"By {vm_type}:\n{self._driver_for(vm_type).describe(ad)}"
+
+        return self._first(known, tell)
+
+    def kill(self, match: str, uuid: str = "") -> bool:
+        """Kill the VM by every type's driver, since the startd does not know by which the job runs."""
+        found, trouble, by_directory = False, None, match.startswith("/")
+        chosen: str | None = None
+        """The type whose failure is raised, empty for none, None for every one.
+
+        A type that is not installed here fails too, but no job has run by it.
+        """
+        if by_directory and os.path.isdir(match):
+            try:
+                chosen = load_choice(match, self.identity).vm_type
+            except errors.Fault:
+                chosen = None
+        for vm_type in machine_types(self.settings):
+            if not by_directory and vm_type not in vm_types.LIBVIRT:
+                continue  # these drivers find VMs by their directories
+            try:
+                found |= self._driver_for(vm_type).kill(match, uuid)
+            except errors.Fault as fault:
+                self.log(f"{vm_type} cannot say whether it has the VM of {match}: {fault.problem}")
+                if chosen in (None, vm_type):
+                    trouble = trouble or fault
+        if trouble is not None and not found:
+            raise trouble
+        return found
+
+    def survey(self, end: float) -> Survey:
+        try:
+            types = machine_types(self.settings)
+        except MachineFault as fault:
+            return Survey([findings.judge("types", SETTING, fault, "")])
+        return _together(_surveys(types, self._driver_for, end))
+
+    def close(self) -> None:
+        for driver in self._drivers.values():
+            driver.close()
+
+    # The job
+
+    def _look_at(self, job: JobAd) -> _Known:
+        """Find the types that can run the job.
+
+        Raises `JobFault` if no type accepts it, `MachineFault` for wrong settings.
+        """
+        types = machine_types(self.settings)
+        accepted = accepted_types.wanted(job)
+        Options(job, others_know=bool(self.settings.xml_script()))
+        for name in job.names(f"VM_{vm_types.ANY}_ATTR_"):
+            raise JobFault(
+                errors.MISMATCHED,
+                f"{name} = {shown(job.expression(name))}: the job runs by another type than any.",
+                "write it for all types, as VM_ATTR_<name>, or for one, as VM_<type>_ATTR_<name>.",
+            )
+        job.vm_name()  # raises for a job whose VM cannot get a name
+        earlier = load_choice(job.working_dir(), self.identity)
+        disks = images.read(job, earlier.images, self.identity)
+        fits: dict[str, Compatibility] = {}
+        reasons: dict[str, str] = {}
+        for vm_type in types:
+            if not accepted_types.takes(accepted, vm_type):
+                reasons[vm_type] = "the job does not take it"
+                continue
+            fit = find_fit(vm_type, job, disks, self.identity)
+            if fit.reason:
+                reasons[vm_type] = fit.reason
+            elif fit.conversions and not self.settings.boolean("VM_ANY_CONVERT"):
+                disk, target = fit.conversions[0]
+                reasons[vm_type] = f"{shown(disk.entry)} would have to be {target}, and VM_ANY_CONVERT is false"
+            else:
+                fits[vm_type] = fit
+        before = earlier.vm_type
+        if before and job.boolean("JobVMCheckpoint"):
+            # A checkpoint is restored by the type that made it, with the images that it was made with.
+            fits = {before: self._as_before(before, fits, reasons)}
+        order = sorted(fits, key=lambda vm_type: (vm_type != before, bool(fits[vm_type].conversions)))
+        return _Known(job, disks, earlier, {vm_type: fits[vm_type] for vm_type in order}, reasons)
+
+    def _as_before(self, before: str, fits: dict[str, Compatibility], reasons: dict[str, str]) -> Compatibility:
+        if before in fits and not fits[before].conversions:
+            return fits[before]
+        absent = "its images are not there" if before in fits else "this machine does not have it"
+        raise JobFault(
+            errors.MISMATCHED_CHECKPOINT,
+            f"The job has run by {shown(before)} before, and no other type can restore it; "
+            f"{reasons.get(before, absent)}.",
+            f'require a machine that has it: stringListIMember("{before}", TARGET.VM_TYPES).'
+            if before in vm_types.DRIVERS
+            else f"submit the job anew, without {CHOICE_FILE}.",
+        )
+
+    # The choice
+
+    def _first(self, known: _Known, attempt: Callable[[str], _Result]) -> _Result:
+        """Return the result of the first type that is proved and does not refuse the job."""
+        refusals: dict[str, JobFault] = {}
+        unproved: dict[str, str] = {}
+        only = len(machine_types(self.settings)) == 1
+        for vm_type in known.fits:
+            # With one type there is no choice: if it does not work, its driver reports that at the start.
+            why = "" if only else self._why_not((vm_type,))[vm_type]
+            if why:
+                self.log(f"VM type {vm_type} is not proved on this machine: {why}")
+                unproved[vm_type] = why
+                continue
+            try:
+                return attempt(vm_type)
+            except JobFault as fault:
+                self.log(f"VM type {vm_type} does not take the job: {fault.problem}")
+                refusals[vm_type] = fault
+        raise self._nothing_left(known, refusals, unproved)
+
+    def _why_not(self, types: tuple[str, ...]) -> dict[str, str]:
+        """Return the reason why each type is not proved, by a survey like the probe's; empty for one that is proved."""
+        made: list[Driver] = []
+
+        def fresh(vm_type: str) -> Driver:
+            # A separate driver, as a survey has shorter timeouts for a connection than a start.
+            made.append(self._new(vm_type))
+            return made[-1]
+
+        try:
+            found = _surveys(types, fresh, monotonic() + SURVEY)
+            return {vm_type: _trouble(survey) for vm_type, survey in found.items()}
+        finally:
+            for driver in made:
+                driver.close()
+
+    def _nothing_left(self, known: _Known, refusals: dict[str, JobFault], unproved: dict[str, str]) -> errors.Fault:
+        """Return the fault after all types were tried: the machine's only if none of its types works."""
+        types = machine_types(self.settings)
+        if not refusals and unproved:
+            others = tuple(vm_type for vm_type in types if vm_type not in unproved)
+            if all(self._why_not(others).values()):
+                return MachineFault(
+                    f"No VM type of this machine works: {_listed(unproved)}",
+                    "see vmgahp doctor, which says what to do about each.",
+                )
+        reasons = known.reasons | unproved | {name: fault.problem for name, fault in refusals.items()}
+        first = next(iter(refusals.values()), None)
+        if first is not None and len(set(reasons.values())) == 1:
+            return first
+        in_order = {vm_type: reasons[vm_type] for vm_type in types if vm_type in reasons}
+        return JobFault(
+            first.code if first else errors.MISMATCHED,
+            f"No VM type of this machine can run the job: {_listed(in_order)}",
+            first.hint if first else "require a machine with the VM type that the job needs (VM_TYPES).",
+        )
+
+    # One type
+
+    def _start(self, known: _Known, vm_type: str, end: float) -> Machine:
+        made: dict[str, AnyDisk] = {}
+        try:
+            for disk, target in known.fits[vm_type].conversions:
+                made[disk.path] = images.convert(disk, target, known.directory, self.identity, self.log, end)
+            ad = self._changed(known, vm_type, made)
+            new = {disk.original: made[disk.path] for disk in known.disks if disk.path in made}
+            kept = known.earlier.images | {name: (image.name, image.format) for name, image in new.items()}
+            store_choice(known.directory, self.identity, Choice(vm_type, kept))
+            machine = self._driver_for(vm_type).start(ad)
+        except BaseException:
+            self._undo(known, vm_type, made)
+            raise
+        self.log(f"{machine.name} runs by {vm_type}, of {', '.join(known.fits)}")
+        return machine
+
+    def _changed(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> JobAd:
+        """Return the job for the type's driver; `made` are new images by the paths of the old ones.
+
+        Raises `errors.Fault`.
+        """
+        changes: dict[str, Plain | None] = {"JobVMType": vm_type}
+        disks = [made.get(disk.path, disk) for disk in known.disks]
+        if disks:
+            changes[DISK] = ",".join(disk.written() for disk in disks)
+        if known.needs_vmx(vm_type):
+            write_choice(known.directory, CHOICE_VMX, vmx_for(disks).encode(), self.identity)
+            changes |= {VMX_FILE: CHOICE_VMX, TRANSFER: True, SNAPSHOT_DISK: False}
+            changes[VMDK_FILES] = ",".join(disk.name for disk in disks if not disk.is_cdrom)
+        return known.job.changed(changes)
+
+    def _undo(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> None:
+        """Leave the scratch directory as it was before a start that failed."""
+        names = [disk.name for disk in made.values()]
+        names += [CHOICE_VMX] if known.needs_vmx(vm_type) else []
+        try:
+            for name in names:
+                self.identity.unlink_scratch(known.directory, name)
+            if known.earlier.vm_type:
+                store_choice(known.directory, self.identity, known.earlier)
+            else:
+                self.identity.unlink_scratch(known.directory, CHOICE_FILE)
+        except (OSError, errors.Fault) as error:
+            self.log(f"a start failed, and what it has made cannot be removed: {error}")
+
+    # The drivers
+
+    def _driver_for(self, vm_type: str) -> Driver:
+        with self._lock:
+            if vm_type not in self._drivers:
+                self._drivers[vm_type] = self._new(vm_type)
+            return self._drivers[vm_type]
+
+    def _new(self, vm_type: str) -> Driver:
+        return base.find(vm_type)(vm_type, self.settings, self.identity, self.log)
+
+
+def _listed(reasons: dict[str, str]) -> str:
+    return " ".join(f"{vm_type}: {reason.rstrip('.')}." for vm_type, reason in reasons.items())
+
+
+def _surveys(types: tuple[str, ...], driver_for: Callable[[str], Driver], end: float) -> dict[str, Survey]:
+    """Make the surveys of all types in parallel; a driver that cannot be loaded is a finding too."""
+
+    def look(vm_type: str) -> Survey:
+        return driver_for(vm_type).survey(end - RESERVE)
+
+    outcomes = findings.side_by_side({vm_type: partial(look, vm_type) for vm_type in types}, end)
+    return {
+        vm_type: outcome
+        if isinstance(outcome, Survey)
+        else Survey([findings.judge("driver", f"the driver of VM type {vm_type}", outcome, "")])
+        for vm_type, outcome in outcomes.items()
+    }
+
+
+def _trouble(survey: Survey) -> str:
+    """Return the reason why jobs cannot run by a type, as a sentence; empty for a type that is proved."""
+    trouble = findings.first_bad(survey.findings)
+    return trouble.seen if trouble else ""
+
+
+def _together(found: Mapping[str, Survey]) -> Survey:
+    """Merge the surveys: if one type works, the failure of another does not keep jobs away."""
+    proved = {vm_type: survey for vm_type, survey in found.items() if not _trouble(survey)}
+    told: list[Finding] = []
+    for vm_type, survey in found.items():
+        for finding in survey.findings:
+            verdict = OFF if finding.verdict == BAD and proved else finding.verdict
+            told.append(finding._replace(check=f"{vm_type}: {finding.check}", verdict=verdict))
+    if not told:
+        hint = f"set {SETTING} to the VM types that this machine has, such as kvm."
+        told.append(Finding("types", BAD, SETTING, "This machine has no VM types.", hint))
+    machine_attributes: dict[str, base.Value] = {}
+    for vm_type, survey in proved.items():
+        machine_attributes |= survey.machine_attributes
+        machine_attributes |= {f"VM_{vm_type}_ATTR_{name}": value for name, value in survey.attributes.items()}
+    can = {name: any(survey.attributes.get(name) for survey in proved.values()) for name in ("suspend", "checkpoint")}
+    return Survey(
+        told,
+        attributes={**can, "types": ",".join(proved)},
+        machine_attributes=machine_attributes,
+        # A job with a network that only one of the types has runs by that type.
+        networking=list(dict.fromkeys(kind for survey in proved.values() for kind in survey.networking)),
+        hypervisors=list(dict.fromkeys(name for survey in proved.values() for name in survey.hypervisors)),
+        vm_types=[vm_types.ANY, *proved] if proved else [],
+    )

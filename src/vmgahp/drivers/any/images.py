@@ -18,8 +18,7 @@ from vmgahp.errors import MachineFault
 from vmgahp.host import execute, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
-from vmgahp.images.backing import backing_chain
-from vmgahp.images.formats import HEADER, UnclearFormat, proven_format
+from vmgahp.images.formats import HEADER, UnclearFormat, backing_chain, proven_format
 from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import DISK, PERMISSIONS, DiskEntry, bad_disk, entries, kind_of
 

@@ -19,7 +19,7 @@ from vmgahp.drivers.libvirt import names
 from vmgahp.drivers.libvirt.guest import let_go
 from vmgahp.errors import INVALID_DISK_PARAM, MISMATCHED, JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.images.backing import BackingFile, backing_chain
+from vmgahp.images.formats import BackingFile, backing_chain
 from vmgahp.images.still import OpenImage, held_still
 from vmgahp.job.disks import DISK, NO_FILE
 from vmgahp.job.spec import JobSpec

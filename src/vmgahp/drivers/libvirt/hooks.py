@@ -52,7 +52,7 @@ def described(settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, w
         if xml != written:
             authors.append(f"VM_POLICY = {policy}")
             changes = tuple(difference(written, xml))
-    from_job = {nic.mac for nic in spec.nics if type(nic.mac) is str}  # the hook's are of `hooks.mac.Chosen`
+    from_job = {nic.mac for nic in spec.nics if type(nic.mac) is str}  # the hook's are of `policy.ChosenMac`
     if not authors and from_job.issuperset(spec.macs):
         return Described(xml, macs=tuple((mac, "") for mac in spec.macs))
     hook = f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')}"
@@ -87,7 +87,7 @@ def with_macs(
     """
     if not spec.nics or not settings.string("VM_MAC_HOOK"):
         return spec
-    from vmgahp.hooks import mac as mac_hook
+    from vmgahp.hooks.policy import choose_mac, take_back_mac
 
     found: list[str] = []
     if saved:
@@ -98,13 +98,13 @@ def with_macs(
     try:
         for number, nic in enumerate(spec.nics):
             had = found[number] if number < len(found) else ""
-            mac, address = mac_hook.choose(settings, job, spec.name, nic.mac, had, log_line, dry=dry, nic=number)
+            mac, address = choose_mac(settings, job, spec.name, nic.mac, had, log_line, dry=dry, nic=number)
             nics.append(nic._replace(mac=mac, address=address))
         _require_different(nics, settings, spec.name)
     except errors.Fault:
         for number, nic in enumerate(nics):
             if nic.address and not dry:
-                mac_hook.take_back(settings, spec.name, number, nic.mac, log_line)
+                take_back_mac(settings, spec.name, number, nic.mac, log_line)
         raise
     return spec._replace(nics=tuple(nics))
 

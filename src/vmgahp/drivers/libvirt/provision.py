@@ -208,7 +208,7 @@ class Provision:
     def _overlay(self, disk: Disk, image: "Image") -> _Overlay:
         from vmgahp.checkpoint import files, manifest
         from vmgahp.images import qemu_img
-        from vmgahp.images.backing import require_whole
+        from vmgahp.images.formats import require_whole
         from vmgahp.job import catalog_disks
 
         name = os.path.basename(disk.path)

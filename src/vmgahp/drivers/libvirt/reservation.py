@@ -182,7 +182,7 @@ def main(paths: "list[str]") -> None:
 def _give_back(words: "list[str]") -> None:
     from vmgahp import errors
     from vmgahp.drivers.libvirt import binding as libvirt
-    from vmgahp.hooks import mac
+    from vmgahp.hooks.policy import release_mac
 
     name, number, address, ip, network, uri, hook, deadline = words
 
@@ -198,7 +198,7 @@ def _give_back(words: "list[str]") -> None:
         except libvirt.libvirtError as error:
             say(f"the reservation of {ip} for {name}: {error}")
     try:
-        mac.release(hook, name, int(number), address, min(float(deadline), HOOK_SECONDS), say)
+        release_mac(hook, name, int(number), address, min(float(deadline), HOOK_SECONDS), say)
         say(f"{ip} is given back, which {name} had")
     except errors.Fault as fault:
         say(f"giving back {ip}, which {name} had: {fault.problem}")

@@ -1,25 +1,79 @@
-"""One VM that a script manages, as the server sees it."""
+"""One VM that a script manages, as the server sees it, and its checkpoints.
+
+The script makes the files of a checkpoint and names them, but does not tell which of them are disks.
+"""
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
-from vmgahp.checkpoint.files import Unusable
-from vmgahp.checkpoint.manifest import Manifest
+from vmgahp.checkpoint.files import FileRef, Unusable
+from vmgahp.checkpoint.manifest import STATE, CheckpointKind, Facts, Manifest, text
+from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
 from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
-from vmgahp.drivers.script.checkpoint import ScriptCheckpoints
 from vmgahp.drivers.script.program import SETTING, Program
 from vmgahp.drivers.script.protocol import Answer, ScriptRequest
 from vmgahp.host import proc
+from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vm_spec import VmSpec
 from vmgahp.metrics import Status, Usage
 from vmgahp.text import MAC
+
+HINT = (
+    "let the script name the files that it has made in the scratch directory; they belong to the job's user. "
+    "The VM keeps running."
+)
+
+
+def _differences(then: Facts, now: Facts) -> Iterator[str]:
+    if then["hypervisor"] != now["hypervisor"]:
+        yield f"its hypervisor is {then['hypervisor']!a}, and this is {now['hypervisor']!a}"
+
+
+KIND = CheckpointKind(
+    "script",
+    {
+        "hypervisor": text(32),
+        "note": text(500, may_be_empty=True),  # the script's own words to itself
+    },
+    most_files=1000,
+    differences=_differences,
+    knows_disks=False,
+)
+
+
+class ScriptCheckpoints(NamedTuple):
+    """The checkpoint of one scratch directory: finds it and writes it."""
+
+    identity: Identity
+    directory: str
+    log: Logger
+
+    @property
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(KIND, self.identity, self.directory, self.log)
+
+    def find(self, spec: VmSpec, hypervisor: str) -> Manifest | None:
+        """Return the checkpoint in the scratch directory, or None. Raises `Unusable`."""
+        found = self.store.load()
+        if found is not None:
+            self.store.check(found, self.store.now(spec, {"hypervisor": hypervisor}), map(FileRef.of, found.files))
+        return found
+
+    def write(self, spec: VmSpec, facts: Facts, cpu_seconds: float, names: Iterable[str]) -> None:
+        """Write the manifest of a VM that is saved. Raises `errors.MachineFault`."""
+        refs = [FileRef(STATE, name) for name in dict.fromkeys(names)]
+        if not refs:
+            problem = f"The checkpoint of {spec.name} cannot be completed: the script names no files of it."
+            raise errors.MachineFault(problem, HINT, CANNOT_SAVE)
+        self.store.write(self.store.now(spec, facts, cpu_seconds), refs, HINT)
+
 
 POLL = 0.5
 """Seconds between two queries about a guest that was asked to power off."""

@@ -1,5 +1,299 @@
 """The driver for VMware's desktop products (Workstation, Player, Fusion), by vmrun."""
 
-from vmgahp.drivers.vmrun.driver import VmrunDriver
+import os
+import re
+import tempfile
+import uuid as uuids
+from collections.abc import Callable
+from time import monotonic
+from typing import NamedTuple
 
-__all__ = ["VmrunDriver"]
+from vmgahp import errors, findings
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.config import Settings
+from vmgahp.drivers.base import Logger, Survey
+from vmgahp.drivers.lifecycle import reached
+from vmgahp.drivers.managed import ManagedDriver
+from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.vmrun import tool, working_copy
+from vmgahp.drivers.vmrun.machine import VmrunCheckpoints, VmrunMachine, VmrunPlan
+from vmgahp.drivers.vmrun.tool import (
+    PRODUCTS,
+    Process,
+    Tool,
+    VmrunError,
+    end_process,
+    explained,
+    from_vmrun,
+    is_not_supported,
+    running_processes,
+)
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.host import execute
+from vmgahp.host.job_user import Identity
+from vmgahp.host.runtime_dir import is_claimed
+from vmgahp.job.ad import JobAd
+from vmgahp.job.vmware import NETWORKING_TYPES, SNAPSHOT_DISK, WORKING_COPY_SUFFIX, VmwareSpec, look, read_vmx
+from vmgahp.vm_types import VMRUN
+
+INSTALLED = "/etc/vmware"
+"""The directory with the settings of a VMware product on Linux."""
+
+DEVICES = "/dev"
+"""The directory with the devices of the kernel modules: vmmon, which every VM needs, and a vmnet for each network."""
+
+NETWORKS = {"bridge": "vmnet0", "nat": "vmnet8"}
+"""The networks that VMware makes by default."""
+
+_VERSION = re.compile(r"vmrun version ([0-9.]+)")
+
+
+class VmrunSurveyor(NamedTuple):
+    """The surveyor of one machine."""
+
+    vm_type: str
+    settings: Settings
+    identity: Identity
+    log: Logger
+
+    def survey(self, end: float) -> Survey:
+        """Make all checks; see `vmgahp.drivers.base.Driver.survey`."""
+        checked = "the vmrun of VMWARE_VMRUN or the PATH"
+        try:
+            path = tool.find_tool(self.settings)
+            checked = f"{path} list, as uid {self.identity.uid}"
+            with tempfile.TemporaryDirectory(prefix="vmgahp-vmrun-", ignore_cleanup_errors=True) as home:
+                if self.identity.switching:
+                    os.chown(home, self.identity.uid, self.identity.gid)
+                product, version = self._ask(Tool(path, "", self.identity, home, self.log), end)
+        except errors.Fault as fault:
+            return Survey([findings.judge("vmrun", checked, fault, "")])
+        name = PRODUCTS[product]
+        found = [Finding("vmrun", OK, checked, f"vmrun {version or '?'} answers for VMware {name}")]
+        able = product != "player"  # which has neither snapshots nor a pause
+        if able:
+            found.append(Finding("snapshots", OK, f"VMware {name}", "this product makes snapshots"))
+        else:
+            seen = f"VMware {name} makes no snapshots: jobs with snapshot disks do not run here."
+            hint = "use VMware Workstation, or send only jobs with vmware_snapshot_disk = False here."
+            found.append(Finding("snapshots", OFF, f"VMware {name}", seen, hint))
+        found.append(_kernel_module())
+        networking = []
+        for kind in self.settings.networking_types(NETWORKING_TYPES, own_bridge=True):
+            device = os.path.join(DEVICES, NETWORKS[kind])
+            if os.path.exists(device):
+                networking.append(kind)
+                found.append(Finding(f"network {kind}", OK, device, "VMware's network is there"))
+            else:
+                seen, hint = "VMware's network is not there.", "vmware-networks --start"
+                found.append(Finding(f"network {kind}", OFF, device, seen, hint))
+        return Survey(
+            found,
+            attributes={
+                "version": version,
+                "product": product,
+                "snapshot": able,
+                "suspend": True,
+                "soft_suspend": able,
+                "checkpoint": True,
+                "networking": ",".join(networking),
+            },
+            networking=networking,
+            hypervisors=["vmware"],
+            vm_types=list(dict.fromkeys((self.vm_type, *VMRUN))),
+        )
+
+    def _ask(self, vmrun: Tool, end: float) -> tuple[str, str]:
+        """Return the product, which answers, and vmrun's version. Raises `errors.Fault`."""
+
+        def left() -> float:
+            return max(0.1, end - monotonic())
+
+        with explained("asking which VMs run"):
+            vmrun.find_product(self.settings, left())
+            vmrun.running(left())
+            # Without a command it prints its version and its usage.
+            told = _VERSION.search(tool.text_of(vmrun.call([], "without a command", left()).out))
+        return vmrun.product, told[1] if told else ""
+
+
+def _kernel_module() -> Finding:
+    device = os.path.join(DEVICES, "vmmon")
+    if os.path.exists(device):
+        return Finding("vmmon", OK, device, "VMware's kernel module is loaded")
+    if os.path.isdir(INSTALLED):
+        hint = "build and load it: vmware-modconfig --console --install-all."
+        return Finding("vmmon", BAD, device, "VMware's kernel module is not loaded.", hint)
+    seen = f"There is neither {device} nor {INSTALLED}: this VMware is not one of Linux."
+    return Finding("vmmon", UNKNOWN, device, seen)
+
+
+SNAPSHOT = "condor"
+"""The name of the snapshot whose disks the guest writes to."""
+
+
+class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
+    """The driver of the VM types vmware and vmrun: VMware Workstation, Player or Fusion on this machine."""
+
+    # A start
+
+    def plan(self, job: JobAd) -> VmrunPlan:
+        spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
+        # VMware has trouble with a .vmx whose path has a symbolic link in it.
+        directory = os.path.realpath(spec.working_dir)
+        vmrun = Tool(tool.find_tool(self.settings), "", self.identity, directory, self.log)
+        with explained("asking which VMware product is installed"):
+            vmrun.find_product(self.settings, self._seconds())
+        copy = working_copy.build(spec.vmx, spec, directory, str(uuids.uuid4()), self.settings, self.identity)
+        for text in copy.left_out:
+            self.log(f"{spec.name} is without {text}")
+        checkpoints = VmrunCheckpoints(self.identity, directory, self.log)
+        plan = VmrunPlan(spec, vmrun, checkpoints, copy, copy)
+        try:
+            found = checkpoints.find(spec, copy)
+        except Unusable as unusable:
+            return plan._replace(unusable=unusable)
+        return plan if found is None else plan._replace(restart=found[0], copy=found[1])
+
+    def show(self, plan: VmrunPlan) -> str:
+        return plan.copy.vmx.encode().decode()
+
+    def clear(self, plan: VmrunPlan) -> None:
+        for vmx in self._leftovers(plan):
+            self.log(f"{vmx} still runs from an earlier start: destroying it")
+            end_process(plan.vmrun, vmx, self.identity.uid, self._seconds(), self.log)
+        plan.checkpoints.store.forget_interrupted()
+        if plan.restart is None and plan.unusable is None:
+            plan.checkpoints.forget(*plan.checkpoints.state_files(plan.copy.name))
+
+    def prepare(self, plan: VmrunPlan, resources: Resources) -> VmrunMachine:
+        if plan.unusable is not None:
+            raise plan.unusable
+        machine = VmrunMachine(plan, resources, self.deadlines(self._seconds()), self.log)
+        self.claim(resources, plan.spec.working_dir, machine.uuid)
+        reached("prepare.guarded")
+        plan.copy.correct_parents(plan.directory, self.identity)
+        return machine
+
+    def launch(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
+        """Start or resume the guest; VMware does both in the same way, and it runs at once."""
+        try:
+            self.identity.write_scratch(plan.directory, plan.copy.name, plan.copy.vmx.encode())
+        except OSError as error:
+            raise execute.unwritable(plan.copy.name, error, plan.directory, self.identity) from error
+        if plan.restart is not None:
+            machine.set_aside()
+        elif plan.spec.snapshot_disk:
+            self._take_snapshot(machine, plan)
+        self._power_on(machine, plan)
+        if plan.restart is not None:
+            plan.checkpoints.store.discard()
+
+    def keep(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
+        spec = plan.spec
+        self.record_end(machine.resources, spec.name, plan.directory, machine.cpu_seconds, spec.sent)
+        self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {plan.vmrun.product}")
+
+    def without_checkpoint(self, plan: VmrunPlan, unusable: Unusable) -> tuple[VmrunPlan, Callable[[], None]]:
+        take_back = plan.checkpoints.refuse(plan.spec, unusable)
+        return plan._replace(copy=plan.fresh, restart=None, unusable=None), take_back
+
+    # The contract
+
+    def kill(self, match: str, uuid: str = "") -> bool:
+        directory = os.path.realpath(match)
+
+        def inside(uid: int | None = None) -> list[Process]:
+            return [process for process in running_processes(uid) if os.path.dirname(process.vmx) == directory]
+
+        # The startd names its own user instead of the job's.
+        owner = Identity.of_owner(directory) or self.identity
+        if not os.path.exists(directory) and os.geteuid() == 0 and (running := inside()):
+            owner = Identity(running[0].uid, running[0].uid)
+        found = {process.vmx for process in inside(owner.uid)}
+        vmrun = Tool(tool.find_tool(self.settings), "", owner, directory, self.log)
+        try:
+            with explained(f"looking for the VM in {match}"):
+                vmrun.find_product(self.settings, self._seconds())
+                found |= {vmx for vmx in vmrun.running(self._seconds()) if os.path.dirname(vmx) == directory}
+        except errors.Fault as fault:
+            if not found:
+                raise
+            self.log(f"{fault.problem} The processes of {match} are ended all the same")
+        killed = False
+        for vmx in sorted(found):
+            if not uuid or self._value_of(vmx, working_copy.UUID_KEY, owner) in ("", uuid):
+                killed = end_process(vmrun, vmx, owner.uid, self._seconds(), self.log) or killed
+        return killed
+
+    def survey(self, end: float) -> Survey:
+        return VmrunSurveyor(self.vm_type, self.settings, self.identity, self.log).survey(end)
+
+    # How it is done
+
+    def _seconds(self) -> float:
+        """Return the timeout of a call that moves no memory, in seconds: a tenth of the client's timeout."""
+        return self.settings.call_timeout()
+
+    def _leftovers(self, plan: VmrunPlan) -> list[str]:
+        """List the VMs of an earlier start: all in this directory, and this job's elsewhere whose server is gone.
+
+        A job of the same name in another directory may be another pool's.
+        """
+        with explained("looking for leftover VMs"):
+            found = plan.vmrun.running(self._seconds())
+        found |= {process.vmx for process in running_processes(self.identity.uid)}
+
+        def is_ours(vmx: str) -> bool:
+            if os.path.dirname(vmx) == plan.directory:
+                return True
+            if self._value_of(vmx, "displayName", self.identity) != plan.spec.name:
+                return False
+            return not is_claimed(self._value_of(vmx, working_copy.UUID_KEY, self.identity))
+
+        return sorted(vmx for vmx in found if vmx.endswith(WORKING_COPY_SUFFIX) and is_ours(vmx))
+
+    def _take_snapshot(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
+        """Give the guest disks of its own on top of the job's, and check that it has them."""
+        vmrun, copy = plan.vmrun, plan.copy
+        try:
+            vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=machine.deadlines.memory)
+        except VmrunError as error:
+            if is_not_supported(error):
+                raise errors.JobFault(
+                    errors.MISMATCHED,
+                    f"{SNAPSHOT_DISK} = true, and the VMware product of this machine ({vmrun.product}) makes no "
+                    "snapshots.",
+                    f"set vmware_snapshot_disk = False, or require VM_{self.vm_type}_ATTR_snapshot of the machine.",
+                ) from error
+            raise from_vmrun(error, f"making a snapshot of {machine.name}", copy.files) from error
+        now = machine.current()
+        for device, layers in copy.disks.items():
+            independent = copy.vmx.get(f"{device}.mode", "").startswith("independent")
+            if not independent and now.get(f"{device}.fileName") in (None, "", layers[0].path):
+                raise errors.HypervisorFault(
+                    f"vmrun says that it has made a snapshot of {machine.name}, and the guest would write to "
+                    f"{layers[0].path} itself.",
+                    "read vmware.log in the job's scratch directory.",
+                )
+
+    def _power_on(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
+        """Start the guest. Raises `errors.Fault`, and `Unusable` if the checkpoint does not work."""
+        doing = f"{'resuming' if plan.restart else 'starting'} {plan.spec.name}"
+        try:
+            machine.power_on()
+        except VmrunError as error:
+            fault = from_vmrun(error, doing, [machine.vmx, *plan.copy.files])
+            if plan.restart:
+                raise Unusable(fault.problem, True) from error
+            if isinstance(fault, errors.ClientFault):  # the VM was made a moment ago
+                fault = errors.HypervisorFault(fault.problem, "see who changes the job's scratch directory.")
+            raise fault from error
+
+    @staticmethod
+    def _value_of(vmx: str, name: str, user: Identity) -> str:
+        """Read a value of a ``.vmx`` as a user; empty if it cannot be read."""
+        try:
+            return read_vmx(user, os.path.dirname(vmx), os.path.basename(vmx)).get(name, "")
+        except errors.Fault:
+            return ""

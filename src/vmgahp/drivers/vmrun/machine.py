@@ -1,4 +1,8 @@
-"""One VM of VMware's, as the server sees it."""
+"""One VM of VMware's, as the server sees it, and its checkpoints.
+
+A checkpoint is a suspended VM: its memory (``.vmss`` and ``.vmem``), the disks of its snapshot, the working copy of the
+``.vmx``, all in the scratch directory, so HTCondor takes them along.
+"""
 
 import os
 import re
@@ -6,22 +10,97 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
-from vmgahp.checkpoint.files import Unusable
-from vmgahp.checkpoint.manifest import Manifest
-from vmgahp.checkpoint.store import CANNOT_SAVE
+from vmgahp.checkpoint.files import FileRef, Unusable
+from vmgahp.checkpoint.manifest import DISK, STATE, UUID, CheckpointKind, Facts, Manifest, matching
+from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
 from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
-from vmgahp.drivers.vmrun import faults, processes, working_copy
-from vmgahp.drivers.vmrun.checkpoint import VmrunCheckpoints
-from vmgahp.drivers.vmrun.processes import Process
-from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError
-from vmgahp.drivers.vmrun.working_copy import UUID, WorkingCopy
-from vmgahp.host import execute, proc
+from vmgahp.drivers.vmrun import working_copy
+from vmgahp.drivers.vmrun.tool import (
+    PROCESS_WAIT,
+    Hanging,
+    Process,
+    Tool,
+    VmrunError,
+    end_process,
+    explained,
+    find_process,
+    from_vmrun,
+    is_not_running,
+    is_not_supported,
+    is_still,
+    wait_for_end,
+)
+from vmgahp.drivers.vmrun.working_copy import UUID_KEY, WorkingCopy
+from vmgahp.host import execute, proc, scratch
+from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
 from vmgahp.metrics import Status, Usage
 from vmgahp.text import MAC
+
+STATE_SUFFIXES = (".vmss", ".vmem", ".vmsn", ".vmsd", ".nvram")
+"""The suffixes of the files that VMware keeps of a VM beside its ``.vmx`` and its disks."""
+
+KIND = CheckpointKind(
+    "vmrun",
+    {
+        "uuid": matching(UUID),
+        "state": matching(re.compile(r"[^/\x00-\x1f\x7f]{1,250}\.vmss")),  # the file with the memory
+    },
+)
+
+
+class VmrunCheckpoints(NamedTuple):
+    """The checkpoints of one scratch directory."""
+
+    identity: Identity
+    directory: str
+    """The scratch directory, without links."""
+    log: Logger
+
+    @property
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(KIND, self.identity, self.directory, self.log)
+
+    def state_files(self, vmx_name: str) -> list[str]:
+        """List the files that VMware keeps of a VM beside its ``.vmx`` and its disks, by name."""
+        stem, there = vmx_name.removesuffix(".vmx"), os.listdir(self.directory)
+        return sorted(name for name in there if name.startswith(stem) and name.endswith(STATE_SUFFIXES))
+
+    def find(self, spec: VmwareSpec, fresh: WorkingCopy) -> tuple[Manifest, WorkingCopy] | None:
+        """Return the checkpoint in the scratch directory, and its working copy; None without one. Raises `Unusable`."""
+        manifest = self.store.load()
+        if manifest is None:
+            return None
+        # The disks of a guest are those that the working copy names, which came back with it.
+        self.store.check(manifest, self.store.now(spec, {}), map(FileRef.of, manifest.files))
+        state = manifest.facts["state"]
+        if state not in (file.path for file in manifest.files if file.role == STATE):
+            raise Unusable("its memory is not among its files.", True)
+        try:
+            saved = read_vmx(self.identity, self.directory, fresh.name)
+            return manifest, working_copy.restored(fresh, saved, state, spec, self.directory, self.identity)
+        except errors.JobFault as fault:
+            raise Unusable(fault.problem, True) from fault
+
+    def refuse(self, spec: VmwareSpec, unusable: Unusable) -> Callable[[], None]:
+        """Set a checkpoint aside and report why, as `CheckpointStore.refuse` does."""
+        own = self.state_files(working_copy.name_for(spec.vmx_file))
+        return self.store.refuse(spec.name, unusable, own, fresh_disks=spec.snapshot_disk)
+
+    def write(self, spec: VmwareSpec, copy: WorkingCopy, facts: Facts, cpu_seconds: float) -> None:
+        """Write the manifest of a VM that is suspended. Raises `errors.MachineFault`."""
+        state = self.state_files(copy.name)
+        state += [copy.nvram] if copy.nvram in os.listdir(self.directory) else []
+        refs = [FileRef(STATE, name) for name in state] + [FileRef(DISK, name) for name in copy.files]
+        self.store.write(self.store.now(spec, facts, cpu_seconds), refs)
+
+    def forget(self, *names: str) -> None:
+        """Remove files that are no longer needed."""
+        scratch.forget(self.identity, self.directory, self.log, *names)
+
 
 LEAVING_WAIT = 2.0
 """Seconds within which the process of a VM that is no longer listed may exit."""
@@ -59,7 +138,7 @@ class VmrunMachine(ManagedMachine):
 
     def __init__(self, plan: VmrunPlan, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
         super().__init__(plan.spec.name, resources, deadlines, log)
-        self.uuid = plan.copy.vmx[UUID]
+        self.uuid = plan.copy.vmx[UUID_KEY]
         self.spec = plan.spec
         if self.spec.checkpoint:
             self.no_checkpoint = ""
@@ -99,11 +178,11 @@ class VmrunMachine(ManagedMachine):
         except VmrunError as error:
             # vmrun fails at the moment, but the VM does not depend on it.
             if process is None or self._last_report is None:
-                raise faults.from_vmrun(error, f"asking for the status of {self.name}", [self.vmx]) from error
+                raise from_vmrun(error, f"asking for the status of {self.name}", [self.vmx]) from error
             self.log(f"{self.name} runs on as process {process.pid} although {error}")
             self._last_report = self._last_report._replace(cpu_seconds=self._read_usage())
             return self._last_report
-        if not listed and (process is None or processes.wait_for_end(process, LEAVING_WAIT)):
+        if not listed and (process is None or wait_for_end(process, LEAVING_WAIT)):
             return Status(lifecycle.STOPPED)
         memory = self.spec.memory_mib << 10
         self._last_report = Status(
@@ -132,12 +211,12 @@ class VmrunMachine(ManagedMachine):
 
     def wait_until_off(self, seconds: float) -> bool:
         process = self._find_process()
-        return process is None or processes.wait_for_end(process, min(seconds, processes.PROCESS_WAIT))
+        return process is None or wait_for_end(process, min(seconds, PROCESS_WAIT))
 
     def end_guest(self) -> None:
         saved = self.state in (lifecycle.SUSPENDED, lifecycle.CHECKPOINTED)
         if not saved or self._find_process() is not None:
-            processes.end(self._tool, self.vmx, self._uid, self.deadlines.usual, self.log)
+            end_process(self._tool, self.vmx, self._uid, self.deadlines.usual, self.log)
 
     def before_release(self) -> None:
         if self.state is lifecycle.STARTING:
@@ -152,16 +231,16 @@ class VmrunMachine(ManagedMachine):
         try:
             self._run("pause", self.deadlines.usual)
         except VmrunError as error:
-            if faults.is_not_supported(error):
+            if is_not_supported(error):
                 raise errors.ClientFault(
                     errors.VM_NO_SUPPORT_SUSPEND,
                     f"{self.name} cannot be paused: this VMware product has no pause (VMware Player has none).",
                     "set VM_SOFT_SUSPEND = False, so that VMs are suspended to disk.",
                 ) from error
-            raise faults.from_vmrun(error, f"pausing {self.name}", [self.vmx]) from error
+            raise from_vmrun(error, f"pausing {self.name}", [self.vmx]) from error
 
     def unpause(self) -> None:
-        with faults.explained(f"resuming {self.name}", [self.vmx]):
+        with explained(f"resuming {self.name}", [self.vmx]):
             self._run("unpause", self.deadlines.usual)
 
     def save(self, operation: str) -> None:
@@ -177,12 +256,12 @@ class VmrunMachine(ManagedMachine):
             problem = error
         process = self._find_process()
         # The process writes until it exits; one that vmrun has given up may still be writing.
-        if process is not None and not processes.wait_for_end(process, self.deadlines.usual if not problem else 0):
+        if process is not None and not wait_for_end(process, self.deadlines.usual if not problem else 0):
             if paused:
                 self.pause()
             if problem is None:
                 raise errors.HypervisorFault(f"vmrun has suspended {self.name}, and process {process.pid} runs on.")
-            raise faults.from_vmrun(problem, f"suspending {self.name}", [self.vmx]) from problem
+            raise from_vmrun(problem, f"suspending {self.name}", [self.vmx]) from problem
         self._find_memory_file(problem)
         if problem is not None:
             self.log(f"{self.name} is saved although {problem}")
@@ -209,7 +288,7 @@ class VmrunMachine(ManagedMachine):
             process = self._find_process()
             if process is None:
                 self.look_at_saved()
-                raise faults.from_vmrun(error, f"resuming {self.name}", [self.vmx]) from error
+                raise from_vmrun(error, f"resuming {self.name}", [self.vmx]) from error
             self.log(f"{self.name} runs again as process {process.pid} although {error}")
         self.log(f"{self.name} is resumed")
 
@@ -254,8 +333,8 @@ class VmrunMachine(ManagedMachine):
         found = self._state_files(".vmss")
         wanted = self._plan.copy.name.removesuffix(".vmx") + ".vmss"
         if not found:
-            if problem is not None and faults.is_not_running(problem):
-                raise faults.from_vmrun(problem, f"suspending {self.name}", [self.vmx]) from problem
+            if problem is not None and is_not_running(problem):
+                raise from_vmrun(problem, f"suspending {self.name}", [self.vmx]) from problem
             said = "vmrun says that it has suspended it" if problem is None else str(problem)
             raise self._memory_is_lost(f"{said}, and there is no {wanted}")
         self._memory_file = wanted if wanted in found else found[0]
@@ -278,8 +357,8 @@ class VmrunMachine(ManagedMachine):
             )
 
     def _find_process(self) -> Process | None:
-        if self._process is None or not processes.is_still(self._process):
-            self._process = processes.find(self.vmx, self._uid)
+        if self._process is None or not is_still(self._process):
+            self._process = find_process(self.vmx, self._uid)
         return self._process
 
     def _read_usage(self) -> float:

@@ -1,18 +1,31 @@
-"""One call of vmrun: its user, its deadline and its result.
+"""Calls of vmrun, the faults of its errors, and VMware's processes on this machine.
 
 vmrun prints its errors on standard output, as ``Error: …``, with exit status 255 or, in some versions, 0; on standard
 error it may complain about libraries though all is well. Any call may hang, so each has a deadline. It runs as the
 job's user: what VMware does with the job's files it does with that user's rights.
+
+The job's rules come last: unlike libvirt's, these sentences name few files, and those are cut out first.
+
+A process's owner chooses its name and arguments, so it counts only if its owner is the VM's.
 """
 
 import os
 import pwd
+import re
+import select
 import shutil
+import signal
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
+from vmgahp.drivers.fault_rules import Rule, classify
+from vmgahp.errors import ClientFault, HypervisorFault, JobFault, MachineFault
+from vmgahp.host import proc
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import SAFE_PATH, Finished, run
 
@@ -136,7 +149,7 @@ def text_of(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def find(settings: Settings) -> str:
+def find_tool(settings: Settings) -> str:
     """Return the path of vmrun: VMWARE_VMRUN, or the one on the daemon's PATH. Raises `errors.MachineFault`."""
     named = settings.string("VMWARE_VMRUN")
     path = shutil.which(named or "vmrun", path=f"{os.environ.get('PATH', '')}:{SAFE_PATH}")
@@ -146,3 +159,190 @@ def find(settings: Settings) -> str:
             "install VMware Workstation or Player, or set VMWARE_VMRUN to the full path of vmrun.",
         )
     return path
+
+
+_NOT_RUNNING = (
+    r"virtual machine is not powered on|virtual machine needs to be powered on"
+    r"|Cannot open VM: .*virtual machine cannot be found|is not running"
+)
+_NOT_SUPPORTED = r"operation is not supported"
+
+
+def _machine(name: str, hint: str, message: str) -> Rule:
+    return Rule(name, MachineFault, errors.CRITICAL, hint, message)
+
+
+def _job(name: str, code: str, hint: str, message: str) -> Rule:
+    return Rule(name, JobFault, code, hint, message)
+
+
+# fmt: off
+RULES = (
+    Rule("VM is off", ClientFault, errors.VM_NOT_FOUND, message=_NOT_RUNNING),
+    _machine("product", "set VMWARE_PRODUCT to ws, player or fusion, whichever is installed.",
+        r"specified version was not found|service provider was not found|is not installed"),
+    _machine("disk space", "free disk space on the file system of EXECUTE.",
+        r"disk is full|[Nn]o space left|[Ii]nsufficient disk space|There is not enough space"),
+    _machine("memory", "give VMs less memory (VM_MEMORY), or the machine more.",
+        r"[Nn]ot enough (physical )?memory|[Oo]ut of memory|[Cc]annot allocate memory|[Mm]emory allocation"),
+    _machine("kernel modules",
+        "build and load VMware's kernel modules: vmware-modconfig --console --install-all.",
+        r"/dev/vmmon|vmmon|vmnet|[Kk]ernel modules?"),
+    _machine("license", "renew the license of the VMware product.",
+        r"[Ll]icen[sc]e|evaluation (period|version)|expired"),
+    _machine("virtualization", "turn hardware virtualization on in this machine's firmware.",
+        r"VT-x|AMD-V|[Vv]irtualized Intel|does not support (long mode|64-bit|hardware virtualization)"),
+    _job("disk format", errors.BAD_IMAGE,
+        "open the virtual machine in VMware, repair it, and send all of its files.",
+        r"[Cc]annot open (one of )?the disks?|depends on|parent (virtual )?disk|not a virtual disk"
+        r"|[Dd]isk (is )?(corrupt|invalid)|content ID|[Ff]ailed to open disk|is of an unsupported version"),
+    _job("configuration", errors.BAD_IMAGE,
+        "open the virtual machine in VMware, repair it, and send the .vmx that it writes.",
+        r"[Cc]annot read the virtual machine configuration|[Cc]onfiguration file|[Dd]ictionary problem"
+        r"|[Hh]ardware version|virtualHW|[Ii]nvalid (value|configuration)|[Cc]onfigured .* guest"),
+    _job("disk access", errors.INVALID_DISK_PARAM,
+        "send all files of the disks, let the job's user read and write them, and end other VMs that use them.",
+        r"file is already in use|already (in use|locked)|write-protected|access rights|[Ii]nsufficient permission"
+        r"|[Pp]ermission denied|file was not found|file access error|No such file"),
+    _job("MAC address", errors.MISMATCHED, "remove vm_macaddr.", "MAC address"),
+    _job("CPUs", errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus).",
+        "[Vv]irtual (CPU|processor)s?|numvcpus"),
+    Rule("anything else", HypervisorFault, errors.INTERNAL,
+        "read vmware.log in the job's scratch directory."),
+)
+# fmt: on
+"""The rules in their order; an error that matches none of them is the hypervisor's."""
+
+
+def is_not_running(error: VmrunError) -> bool:
+    """Tell if the VM does not run (any more)."""
+    return re.search(_NOT_RUNNING, error.message) is not None
+
+
+def is_not_supported(error: VmrunError) -> bool:
+    """Tell if this product does not have the command, as Player has no snapshots."""
+    return re.search(_NOT_SUPPORTED, error.message) is not None
+
+
+def from_vmrun(error: VmrunError, doing: str, job_values: Iterable[str] = ()) -> errors.Fault:
+    """Return the fault for an error of vmrun met while `doing` something ("starting alice_lab_7.0").
+
+    `job_values` are texts that the job chose, its paths above all; see `vmgahp.drivers.fault_rules.classify`.
+    """
+    problem = f"vmrun failed while {doing}: {error.message.rstrip('.')}."
+    if error.hint:
+        return MachineFault(problem, error.hint)
+    if is_not_running(error):  # regardless of the job's values
+        return RULES[0].make(problem)
+    return classify(RULES, error.message, job_values).make(problem)
+
+
+@contextmanager
+def explained(doing: str, job_values: Iterable[str] = ()) -> Iterator[None]:
+    """Turn errors of vmrun into faults, as `from_vmrun` does."""
+    try:
+        yield
+    except VmrunError as error:
+        raise from_vmrun(error, doing, job_values) from error
+
+
+PROCESS_NAME = b"vmware-vmx"
+"""The beginning of the processes' names; a debugging build is vmware-vmx-debug."""
+
+KILL_WAIT = 10.0
+"""Seconds within which a killed process must be gone."""
+
+PROCESS_WAIT = 5.0
+"""Seconds within which the process of a VM that vmrun has stopped must be gone."""
+
+
+class Process(NamedTuple):
+    """One VM that runs."""
+
+    pid: int
+    uid: int
+    """The real user id, whatever rights the process has."""
+    vmx: str
+    """The full path of its ``.vmx``, without links."""
+
+
+def running_processes(uid: int | None = None) -> list[Process]:
+    """List the VMs of all users, or of one."""
+    found = (_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [process for process in found if process is not None and uid in (None, process.uid)]
+
+
+def find_process(vmx: str, uid: int | None = None) -> Process | None:
+    """Return the process that runs the VM `vmx`, of the user `uid` if that is given."""
+    return next((process for process in running_processes(uid) if process.vmx == vmx), None)
+
+
+def is_still(process: Process) -> bool:
+    """Tell if that process runs that VM now."""
+    return _process(process.pid) == process
+
+
+def wait_for_end(process: Process, seconds: float, *, kill: bool = False) -> bool:
+    """Wait for the exit of that process, after killing it if `kill` is set; return True if it is gone.
+
+    Raises OSError if it cannot be killed.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if not is_still(process):
+            return True
+        if kill:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    except ProcessLookupError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def end_process(vmrun: Tool, vmx: str, uid: int, seconds: float, log: Logger) -> bool:
+    """Kill a VM; return True if there was one. Raises `errors.MachineFault` if it runs on."""
+    process = find_process(vmx, uid)
+    problem: VmrunError | None = None
+    try:
+        vmrun.run("stop", vmx, "hard", seconds=seconds)
+    except VmrunError as error:
+        problem = error
+    process = process or find_process(vmx, uid)
+    was_there = problem is None or not is_not_running(problem)
+    if process is None:
+        if problem is not None and was_there:
+            raise from_vmrun(problem, f"stopping {vmx}", [vmx]) from problem
+        return was_there
+    if (problem is None or not was_there) and wait_for_end(process, PROCESS_WAIT):
+        return True
+    log(f"vmrun has not stopped {vmx}{f' ({problem})' if problem else ''}: killing process {process.pid}")
+    try:
+        reason = "" if wait_for_end(process, KILL_WAIT, kill=True) else "and does not end though it was killed"
+    except OSError as error:
+        reason = f"and cannot be killed: {error.strerror}"
+    if reason:
+        hint = "kill it by hand; if it does not end, its file system may hang."
+        raise errors.MachineFault(f"Process {process.pid} runs {vmx} {reason}.", hint)
+    return True
+
+
+def _process(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            if not file.read(64).startswith(PROCESS_NAME):
+                return None
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            arguments = file.read(1 << 16).split(b"\0")
+    except OSError:
+        return None
+    uid = proc.uid(pid)
+    for argument in reversed(arguments):
+        if uid is not None and argument.startswith(b"/") and argument.endswith(b".vmx"):
+            return Process(pid, uid, os.fsdecode(argument))
+    return None

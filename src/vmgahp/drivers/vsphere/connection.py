@@ -1,4 +1,10 @@
-"""The connection to the vSphere server: opened when needed, and again when it was lost.
+"""The connection to the vSphere server: login, reconnection, and the faults of its errors.
+
+The server says what went wrong by the type of a fault, and in words that depend on its language; so the type decides.
+
+The password is read from its file for every login and kept nowhere. The file must be readable by root, who runs jobs,
+and by HTCondor's own user, as whom the startd probes this VM type, and by no other user: it belongs to that user (or
+to root if the probe runs as root) and has the mode 0600 or 0400.
 
 A VM lives on while its server's services restart or a session expires, so neither says anything about the VM: what may
 be done twice is retried for `VsphereConnection.deadline` seconds. Properties are read with RetrievePropertiesEx only.
@@ -6,21 +12,242 @@ pyvmomi would fetch each on its own when it is touched, and a session that has e
 stands in the answer's list of what is missing.
 """
 
+import os
+import pwd
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from http.client import HTTPException, HTTPSConnection
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 from xml.parsers.expat import ExpatError
 
 from pyVmomi import SoapStubAdapter, vim, vmodl
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.vsphere import faults
-from vmgahp.drivers.vsphere.credentials import Access, read_password, tls_context
-from vmgahp.drivers.vsphere.faults import Gone, ServerLost
+from vmgahp.errors import ClientFault, Fault, HypervisorFault, JobFault, MachineFault
+
+Maker = Callable[[str], Fault]
+"""A function that makes the fault for a problem."""
+
+
+def _machine(hint: str) -> Maker:
+    return lambda problem: MachineFault(problem, hint)
+
+
+def _hypervisor(hint: str) -> Maker:
+    return lambda problem: HypervisorFault(problem, hint)
+
+
+def _job(hint: str, code: str = errors.MISMATCHED) -> Maker:
+    return lambda problem: JobFault(code, problem, hint)
+
+
+def _client(code: str) -> Maker:
+    return lambda problem: ClientFault(code, problem)
+
+
+RULES: dict[type, Maker] = {
+    vim.fault.InvalidLogin: _machine("check VSPHERE_USER, and the password in VSPHERE_PASSWORD_FILE."),
+    vim.fault.NotAuthenticated: _hypervisor("find out what ends the sessions on the server."),
+    vim.fault.NoPermission: _machine("give the role of VSPHERE_USER the privilege that the message names."),
+    vim.fault.RestrictedVersion: _machine("use a license that lets programs change something; a free ESXi has none."),
+    vmodl.fault.NotEnoughLicenses: _machine("check the licenses of the server."),
+    vim.fault.NoDiskSpace: _machine("free disk space on the datastore of VSPHERE_DATASTORE."),
+    vim.fault.InsufficientResourcesFault: _machine(
+        "give the pool of VSPHERE_RESOURCE_POOL more memory and CPUs, or run fewer or smaller VMs (VM_MEMORY)."
+    ),
+    vim.fault.InvalidDatastore: _machine("mount the datastore of VSPHERE_DATASTORE on all hosts that run VMs."),
+    vim.fault.InvalidDiskFormat: _job("check the job's disks with qemu-img info.", errors.BAD_IMAGE),
+    vim.fault.UnsupportedVmxLocation: _machine("name another VSPHERE_DATASTORE."),
+    vim.fault.CannotAccessVmComponent: _hypervisor("see that the hosts reach the datastore."),
+    vim.fault.UnsupportedGuest: _job("name another guestOS in the job's .vmx."),
+    vim.fault.MemorySizeNotSupported: _job("ask for another vm_memory.", errors.NO_MEMORY_PARAM),
+    vim.fault.NumVirtualCpusIncompatible: _job("ask for fewer CPUs (vm_vcpus)."),
+    vim.fault.VmConfigFault: _job("change virtualHW.version or the devices in the job's .vmx to what this server has."),
+    vim.fault.FileFault: _hypervisor("check the datastore, what has the file open, and the server's log (hostd.log)."),
+    vmodl.fault.HostCommunication: _hypervisor("connect the host to its vCenter again, or take it out of the pool."),
+    vim.fault.ToolsUnavailable: _client(errors.VM_INVALID_OPERATION),
+    vim.fault.InvalidPowerState: _client(errors.VM_INVALID_OPERATION),
+    vmodl.fault.ManagedObjectNotFound: _client(errors.VM_NOT_FOUND),
+    vmodl.MethodFault: _hypervisor("read the server's log (hostd.log, vpxd.log)."),
+}
+"""The fault for each type of error; the first row that matches applies, as vSphere's types inherit from one another."""
+
+_KEYS_OF_THE_MACHINE = ("outofspace", "nospace", "memsched", "notenoughmem", "insufficient")
+"""The parts of messages' keys by which a fault about a VM's configuration is an error of the server after all."""
+
+_DETAILS = ("privilegeId", "property", "invalidProperty", "file", "datastore", "name", "existingState")
+"""The members of faults that name their subject."""
+
+
+class ServerLost(HypervisorFault):
+    """A loss of the server, or of a task, during an operation whose outcome is unknown."""
+
+
+class Gone(ClientFault):
+    """The error for an object that does not exist (any more)."""
+
+    def __init__(self, what: object) -> None:
+        name = str(what).strip("'")
+        super().__init__(errors.VM_NOT_FOUND, f"vSphere knows no {name}.")
+
+
+def from_vsphere(error: Exception, doing: str) -> Fault:
+    """Return the fault for an error of vSphere met while `doing` something ("starting alice_lab_7.0")."""
+    fault = next(make for kind, make in RULES.items() if isinstance(error, kind))(
+        f"vSphere failed while {doing}: {describe(error)}."
+    )
+    keys = [getattr(message, "key", "") or "" for message in getattr(error, "faultMessage", None) or ()]
+    if isinstance(fault, JobFault) and any(word in key.lower() for key in keys for word in _KEYS_OF_THE_MACHINE):
+        return MachineFault(fault.problem, fault.hint)
+    return fault
+
+
+def describe(error: Exception) -> str:
+    """Describe a fault in one line: its type, its subject, the server's message."""
+    kind = type(error).__name__.rpartition(".")[2]
+    told = [f"{name} {value!s}" for name in _DETAILS if (value := getattr(error, name, None))]
+    said = str(getattr(error, "msg", "") or "").strip().rstrip(".")
+    more = (getattr(message, "message", "") or "" for message in getattr(error, "faultMessage", None) or ())
+    parts = [kind, *told, *([said] if said and said != kind else []), *(text.rstrip(".") for text in more if text)]
+    return " ".join(", ".join(parts).split())[:1000]
+
+
+def unreachable(where: str, error: Exception) -> MachineFault:
+    """Return the fault for a server that does not answer."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return MachineFault(
+            f"The certificate of the vSphere server {where} is not accepted: {error.verify_message or error}.",
+            "save the server's own certificate as the file of VSPHERE_TLS_PIN, or install its authority's.",
+        )
+    return MachineFault(
+        f"The vSphere server {where} (VSPHERE_HOST) cannot be reached: {error or type(error).__name__}.",
+        "see that it runs and that this machine gets through to it.",
+    )
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Turn an error of vSphere into its fault."""
+    try:
+        yield
+    except vmodl.MethodFault as error:
+        raise from_vsphere(error, doing) from error
+
+
+LONGEST_PASSWORD = 4096
+HTTPS = 443
+
+
+class Access(NamedTuple):
+    """The server and the account, as the settings name them."""
+
+    host: str
+    """A name or an address, without the brackets of IPv6."""
+    port: int
+    user: str
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "Access":
+        """Read the settings. Raises `MachineFault` for a missing setting or an invalid address."""
+        text = _needed(settings, "VSPHERE_HOST", "the name of the ESXi host or vCenter")
+        is_ipv6 = text.count(":") > 1 and not text.startswith("[")
+        try:
+            found = urlsplit(f"//[{text}]" if is_ipv6 else f"//{text}")
+            host, port = found.hostname, found.port
+        except ValueError:
+            host = port = None
+        if not host or found.netloc != found.geturl()[2:] or port == 0:
+            raise MachineFault(
+                f"VSPHERE_HOST = {text} ({settings.where('VSPHERE_HOST')}) is not a server.",
+                "set VSPHERE_HOST to a host name, with :port where that is not 443.",
+            )
+        return cls(host, port or HTTPS, _needed(settings, "VSPHERE_USER", "the account for this machine's jobs"))
+
+    def __str__(self) -> str:
+        return self.host if self.port == HTTPS else f"{self.host}:{self.port}"
+
+
+def _needed(settings: Settings, name: str, what: str) -> str:
+    value = settings.string(name)
+    if not value:
+        raise MachineFault(f"{name} is not set, and vSphere cannot be used without it.", f"set {name} to {what}.")
+    return value
+
+
+def _full_path(name: str, path: str) -> str:
+    if not path.startswith("/"):  # the current directory is the job's
+        raise MachineFault(f"{name} = {path} is not a full path.", "name the file by its full path.")
+    return path
+
+
+def read_password(settings: Settings) -> str:
+    """Read the password: the first line of its file. Raises `MachineFault`, whose text never has any of it."""
+    path = _full_path("VSPHERE_PASSWORD_FILE", _needed(settings, "VSPHERE_PASSWORD_FILE", "a file with the password"))
+    said, mend = f"VSPHERE_PASSWORD_FILE = {path}", f"chown condor: {path}; chmod 0600 {path}"
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
+            found, data = os.fstat(file.fileno()), file.read(LONGEST_PASSWORD + 1)
+    except OSError as error:
+        raise MachineFault(f"{said} cannot be read by uid {os.geteuid()}: {error.strerror}.", f"{mend}.") from error
+    if found.st_mode & 0o077 or found.st_uid not in _owners(settings.string("LOG")):
+        raise MachineFault(
+            f"{said} has the mode {found.st_mode & 0o7777:04o} and belongs to uid {found.st_uid}: others than root and "
+            "HTCondor's user may use it.",
+            f"{mend}; and change the password: somebody may have read it.",
+        )
+    try:
+        password = data.decode().partition("\n")[0].removesuffix("\r")
+    except UnicodeDecodeError:
+        password = ""
+    if not password or len(data) > LONGEST_PASSWORD:
+        raise MachineFault(
+            f"{said} has no password in its first line, or is no such file at all.",
+            "write the password into its first line, as UTF-8.",
+        )
+    return password
+
+
+def _owners(log_directory: str) -> set[int]:
+    """Return the users that may own the password file: root, this one, and HTCondor's, who owns its log directory."""
+    owners = {0, os.geteuid()}
+    with suppress(ValueError):
+        owners.add(int(os.environ.get("CONDOR_IDS", "").partition(".")[0]))
+    with suppress(KeyError):
+        owners.add(pwd.getpwnam("condor").pw_uid)
+    with suppress(OSError):
+        owners.add(os.stat(log_directory).st_uid)
+    return owners
+
+
+def tls_context(settings: Settings) -> ssl.SSLContext:
+    """Return the TLS context that verifies the server: by VSPHERE_TLS_PIN, else by this machine's CAs.
+
+    With VSPHERE_TLS_VERIFY off the server is not verified. Raises `MachineFault` for a pin that cannot be used.
+    pyvmomi's own pinning by thumbprint accepts a wrong certificate if that verifies otherwise (9.1.1.0), and it
+    trusts every server on this machine.
+    """
+    pin = settings.string("VSPHERE_TLS_PIN")
+    try:
+        context = ssl.create_default_context(cafile=_full_path("VSPHERE_TLS_PIN", pin) if pin else None)
+    except OSError as error:  # SSLError is one
+        raise MachineFault(
+            f"VSPHERE_TLS_PIN = {pin} cannot be used: {error.strerror}.",
+            "save the server's certificate there: openssl s_client -connect HOST:443 </dev/null | openssl x509.",
+        ) from error
+    if pin:
+        # The pinned certificate is trusted by itself, regardless of its issuer and its name.
+        context.check_hostname = False
+        context.verify_flags = ssl.VERIFY_X509_PARTIAL_CHAIN
+    elif not settings.boolean("VSPHERE_TLS_VERIFY"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
 
 Properties = dict[str, Any]
 Result = TypeVar("Result")
@@ -75,7 +302,7 @@ class VsphereConnection:
         """
         end = time.monotonic() + self.deadline
         renewed = said = False
-        with faults.explained(doing):
+        with explained(doing):
             while True:
                 try:
                     return function(self._open())
@@ -86,7 +313,7 @@ class VsphereConnection:
                     self.renew()
                 except _AWAY as error:
                     if time.monotonic() >= end or isinstance(error, ssl.SSLCertVerificationError):
-                        raise faults.unreachable(str(self.access), error) from error
+                        raise unreachable(str(self.access), error) from error
                     if not said:
                         self._log(f"the vSphere server did not answer, asking again: {error or type(error).__name__}")
                     said = True
@@ -99,7 +326,7 @@ class VsphereConnection:
         """
         content = self._wake()  # a pooled connection may be dead and the session expired
         try:
-            with faults.explained(doing):
+            with explained(doing):
                 return function(content)
         except _AWAY as error:
             raise ServerLost(
@@ -137,7 +364,7 @@ class VsphereConnection:
                 return seen.get("info.result")
             if seen.get("info.state") == vim.TaskInfo.State.error:
                 error = seen.get("info.error")
-                with faults.explained(doing):
+                with explained(doing):
                     raise error if isinstance(error, vmodl.MethodFault) else vmodl.MethodFault(msg=str(error))
             if time.monotonic() >= end:
                 try:
@@ -233,7 +460,7 @@ class VsphereConnection:
             )
         assert self.access is not None
         password = read_password(self._settings)
-        with faults.explained(f"logging in at {self.access} as {self.access.user}"):
+        with explained(f"logging in at {self.access} as {self.access.user}"):
             if self._content is None:
                 self._content = self._instance().RetrieveContent()
             else:

@@ -19,10 +19,9 @@ from vmgahp.checkpoint.manifest import Manifest
 from vmgahp.drivers.base import Deadlines
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
-from vmgahp.drivers.vsphere.annotations import RUNS, SAVED, Tag, this_host
-from vmgahp.drivers.vsphere.faults import Gone
+from vmgahp.drivers.vsphere.connection import Gone
 from vmgahp.drivers.vsphere.transport import Transport, VsphereContext, VspherePlan
-from vmgahp.drivers.vsphere.vm import OFF, ON, SUSPENDED, VsphereVm, find
+from vmgahp.drivers.vsphere.vm import OFF, ON, RUNS, SAVED, SUSPENDED, Tag, VsphereVm, find_tagged, this_host
 from vmgahp.metrics import Status, Usage
 
 FIGURES = ("runtime.powerState", "summary.quickStats", "summary.runtime.maxCpuUsage", "guest.ipAddress")
@@ -142,7 +141,7 @@ class VsphereMachine(ManagedMachine):
     def end_guest(self) -> None:
         self.context.store.aborted.set()
         if self.state is lifecycle.STARTING:
-            for vm, tag in find(self.context.connection, self.context.place.folder):
+            for vm, tag in find_tagged(self.context.connection, self.context.place.folder):
                 if (tag.id, tag.host) == (self.tag.id, self.tag.host):
                     retire(self.context, vm, tag)
             return

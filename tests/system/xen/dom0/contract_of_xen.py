@@ -15,11 +15,10 @@ from vmgahp.drivers.base import Machine
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, quote
-from vmgahp.testing import subject as subjects
+from vmgahp.testing import contract
+from vmgahp.testing.contract import DriverContract, Subject
 
-subjects.DEADLINE = 240.0  # of a guest in an emulated machine; what imports it does so below
-
-from vmgahp.testing.contract import DriverContract, Subject  # noqa: E402
+contract.DEADLINE = 240.0  # of a guest in an emulated machine
 
 UID, HOME = 1201, "/home/alice"
 DISK, CONSOLE = "disk.img", "vm_console.log"

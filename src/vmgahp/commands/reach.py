@@ -1,0 +1,293 @@
+"""``vmgahp ssh``, ``view`` and ``attach``: access to the guest of a job from the submit machine."""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from vmgahp.commands.arguments import tell
+from vmgahp.commands.queue import ask_condor_q, job_id
+from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault, Fault
+from vmgahp.host.run import run, which
+from vmgahp.job.ad import JobAd
+from vmgahp.text import escape
+
+TO_NODE = "condor_ssh_to_job"
+NODE_DEADLINE = 120.0
+"""The deadline in seconds for the connection to the machine; a starter that is busy with a START or a checkpoint delays
+it."""
+
+LARGEST_FILE = 1 << 16
+
+_ANY = ("0.0.0.0", "::")  # noqa: S104 - the addresses on which a machine listens
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", re.ASCII)
+_WAY = re.compile(r"([0-9]{1,5})=\[?([0-9a-fA-F.:]{2,45})\]?:([0-9]{1,5})", re.ASCII)
+
+
+class Way(NamedTuple):
+    """A port of a machine that is forwarded to one of a guest."""
+
+    address: str
+    port: int
+    host: str
+    """The machine's name, if the ad has it."""
+    identity: str
+    """The name of the guest in ssh's known hosts."""
+
+    @property
+    def reached(self) -> str:
+        """The host to connect to from elsewhere; empty if only processes on the machine can connect."""
+        if self.address in _ANY:
+            return self.host
+        return "" if self.address.startswith("127.") or self.address == "::1" else self.address
+
+
+def way_of_job(job: str, port: int) -> Way:
+    """Find the forwarded port of a job's guest in its ad, or else in its file on the machine. Raises `ClientFault`."""
+    lines = ask_condor_q(job).strip().partition("\n\n")[0].split("\n")
+    ad = JobAd([pair for line in lines if (pair := JobAd.parse_line(line.strip("\r")))])
+    host = (ad.string("RemoteHost") or "").rpartition("@")[2]
+    if not host:
+        raise _none(f"job {job} runs nowhere", "wait until it does: condor_q says so.")
+    ways = _of_text(ad.string("ChirpVMSSH") or "") or _of_file(job)
+    if port not in ways:
+        hint = "give it +VMPARAM_vm_SSH = true, or a list of ports, and a machine that opens some (VM_kvm_ATTR_ssh)."
+        raise _none(f"no port of its machine leads to port {port} of the guest of job {job}", hint)
+    identity = re.sub(r"[^A-Za-z0-9._-]", "-", ad.string("GlobalJobId") or job)[:200]
+    return Way(*ways[port], host if _HOST.fullmatch(host) else "", f"vm-{identity}")
+
+
+def ssh(way: Way, job: str, login: str, words: Sequence[str], *, by_node: bool) -> list[str]:
+    """Make the command line of ssh for the guest. Raises `ClientFault`."""
+    command = ["ssh", "-o", f"HostKeyAlias={way.identity}", "-o", "CheckHostIP=no"]
+    host = way.reached
+    if by_node or not host:
+        host = "127.0.0.1" if way.address in _ANY else way.address
+        inside = f"[{host}]" if ":" in host else host
+        command += ["-o", f"ProxyCommand={TO_NODE} -ssh 'ssh -W {inside}:{way.port}' {job_id(job)}"]
+    if login.startswith("-"):
+        raise _none(f"{login} is no name of a user", "say it as -l USER.")
+    command += ["-p", str(way.port), *(["-l", login] if login else [])]
+    return [*command, "--", host, *(words[1:] if words[:1] == ["--"] else words)]
+
+
+def on_node(job: str, *words: str) -> list[str]:
+    """Make the command line that runs a command in the job's scratch directory. Raises `ClientFault`."""
+    return [TO_NODE, job_id(job), *words]
+
+
+def read_file(job: str, name: str) -> object:
+    """Read a file of the job's scratch directory as JSON. Raises `ClientFault`."""
+    try:
+        done = run(
+            on_node(job, "cat", name), deadline=NODE_DEADLINE, environ=os.environ, directory="", longest=LARGEST_FILE
+        )
+    except OSError as error:
+        raise _none(f"{TO_NODE} cannot be run: {error.strerror}", "run this where HTCondor is.") from error
+    lines = [line for line in done.out.decode("utf-8", "replace").splitlines() if line.startswith("{")]
+    try:
+        return json.loads(lines[-1])
+    except (ValueError, IndexError, RecursionError) as error:
+        said = f": {escape(done.complaints[-1][:300])}" if done.complaints else ""
+        raise _none(f"{name} of job {job} cannot be read{said}", f"try {TO_NODE} {job} cat {name}") from error
+
+
+def become(command: list[str]) -> int:
+    """Replace this process by a program. Raises `ClientFault` if it is missing."""
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell
+    except OSError as error:
+        hint = f"install it, or see that {command[0]} is in PATH."
+        raise _none(f"{command[0]} cannot be run: {error.strerror}", hint) from error
+
+
+def _of_text(text: str) -> dict[int, tuple[str, int]]:
+    found: dict[int, tuple[str, int]] = {}
+    for each in filter(None, map(_WAY.fullmatch, text[:1000].split())):
+        with contextlib.suppress(ValueError, OSError):
+            found |= [_checked(*each.groups())]
+    return found
+
+
+def _of_file(job: str) -> dict[int, tuple[str, int]]:
+    said = read_file(job, "vm_access.json")
+    ways = said.get("ssh") if isinstance(said, dict) else None
+    try:
+        rows = [(each["guest_port"], each["address"], each["port"]) for each in ways]  # type: ignore[union-attr]
+        return dict(_checked(*map(str, row)) for row in rows)
+    except (TypeError, KeyError, ValueError, OSError) as error:
+        raise _none(f"vm_access.json of job {job} does not say where the way in is", "see what is in it.") from error
+
+
+def _checked(guests: str, address: str, ours: str) -> tuple[int, tuple[str, int]]:
+    """Parse one forwarded port. Raises ValueError or OSError for an invalid port or address."""
+    socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    port = int(ours)
+    if not 0 < port < 1 << 16:
+        raise ValueError(ours)
+    return int(guests), (address, port)
+
+
+def _none(problem: str, hint: str) -> ClientFault:
+    return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)
+
+
+END_SECONDS = 5.0
+
+
+def show_display(job: str) -> int:
+    """Show the display until the viewer is closed; return the exit status. Raises `ClientFault`."""
+    port, password = _where(job)
+    viewer = next((name for name in ("remote-viewer", "vncviewer") if which(name)), "")
+    with _tunnel(job, port) as here, tempfile.TemporaryDirectory(prefix="vmgahp-") as directory:
+        if viewer == "remote-viewer":
+            path = f"{directory}/display.vv"
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(f"[virt-viewer]\ntype=vnc\nhost=127.0.0.1\nport={here}\npassword={password}\n")
+            return subprocess.run([viewer, path], check=False).returncode
+        if viewer:
+            told = dict(os.environ, VNC_PASSWORD=password)
+            return subprocess.run([viewer, f"127.0.0.1::{here}"], env=told, check=False).returncode
+        where = f"The display is at 127.0.0.1:{here} here, with the password {password}, until you press Enter."
+        sys.stdout.write(where + "\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
+        return 0
+
+
+def _where(job: str) -> tuple[int, str]:
+    said = read_file(job, "vm_vnc.json")
+    match said:
+        case {"port": int(port), "password": str(password)} if 0 < port < 1 << 16 and password.isprintable():
+            return port, password
+    raise ClientFault(NO_JOBCLASSAD_INFO, f"vm_vnc.json of job {job} names no display.", "see what is in it.")
+
+
+@contextlib.contextmanager
+def _tunnel(job: str, port: int) -> Iterator[int]:
+    """Open a tunnel and yield its port on this machine's loopback address. Raises `ClientFault`."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        here = int(free.getsockname()[1])
+    through = f"ssh -N -o ExitOnForwardFailure=yes -L 127.0.0.1:{here}:127.0.0.1:{port}"
+    try:
+        tunnel = subprocess.Popen(
+            [TO_NODE, "-ssh", through, job_id(job)], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError as error:
+        problem = f"{TO_NODE} cannot be run: {error.strerror}."
+        raise ClientFault(NO_JOBCLASSAD_INFO, problem, "run this where HTCondor is.") from error
+    try:
+        _wait(tunnel, here)
+        yield here
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(tunnel.pid, 15)
+        try:
+            tunnel.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(tunnel.pid, 9)
+            tunnel.wait()
+
+
+def _wait(tunnel: "subprocess.Popen[bytes]", here: int) -> None:
+    end = time.monotonic() + NODE_DEADLINE
+    while tunnel.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", here), timeout=1):
+            return
+        time.sleep(0.1)
+    raise ClientFault(
+        NO_JOBCLASSAD_INFO, f"{escape(TO_NODE)} has made no way to the display.", "see what it has said above."
+    )
+
+
+_OF_OTHERS = {0: "The program that was run says so.", 1: "There is no way to the guest; or that program's own."}
+
+
+def add_ssh(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``vmgahp ssh``."""
+    command.description = (
+        "Run ssh to the guest of a job that has +VMPARAM_vm_SSH, by the port that its machine has opened for it. Where "
+        "only who is on that machine reaches the port, condor_ssh_to_job leads there."
+    )
+    tell(
+        command,
+        examples=[
+            ("vmgahp ssh 12.0", "a shell in the guest of that job"),
+            ("vmgahp ssh -l root 12.0 uptime", "one command there, as root"),
+        ],
+        statuses=_OF_OTHERS,
+    )
+    _add_job(command)
+    words = command.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run there; none: a shell"
+    )
+    words.required = False  # otherwise argparse reports it as missing if JOB is
+    command.add_argument("-l", "--login", default="", metavar="USER", help="the user of the guest (default: ssh's)")
+    command.add_argument("-p", "--port", type=port, default=22, metavar="PORT", help="the guest's port (default: 22)")
+    command.add_argument(
+        "--by-node", action="store_true", help="go by condor_ssh_to_job, also where the port can be reached from here"
+    )
+    command.set_defaults(run=lambda options: _run("ssh", lambda: _ssh(options)))
+
+
+def add_view(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``vmgahp view``."""
+    command.description = (
+        "Show the display of a job with vm_vnc = true: condor_ssh_to_job leads to it, and remote-viewer or vncviewer "
+        "shows it. The password is the one of vm_vnc.json."
+    )
+    _add_job(command)
+    tell(command, examples=[("vmgahp view 12.0", "the display of that job")], statuses=_OF_OTHERS)
+    command.set_defaults(run=lambda options: _run("view", lambda: show_display(options.job)))
+
+
+def add_attach(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``vmgahp attach``."""
+    command.description = (
+        "Show what the guest of a job has written to its serial console, and what it goes on writing, by "
+        "condor_ssh_to_job. Nothing that is typed gets to the guest."
+    )
+    _add_job(command)
+    tell(command, examples=[("vmgahp attach 12.0", "its console, until Control-C")], statuses=_OF_OTHERS)
+    tail = ("tail", "-n", "+1", "-F", "vm_console.log")
+    command.set_defaults(run=lambda options: _run("attach", lambda: become(on_node(options.job, *tail))))
+
+
+def _add_job(command: argparse.ArgumentParser) -> None:
+    command.add_argument("job", type=job, metavar="JOB", help="the job's id, such as 12.0")
+
+
+def job(text: str) -> str:
+    """Parse the id of a job."""
+    try:
+        return job_id(text)
+    except ClientFault as fault:
+        raise argparse.ArgumentTypeError(f"{text!a} is no job id: write it as 12.0") from fault
+
+
+def port(text: str) -> int:
+    """Parse the number of a port."""
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:6]) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!a} is no port: write a number from 1 to 65535")
+    return int(text)
+
+
+def _ssh(options: argparse.Namespace) -> int:
+    way = way_of_job(options.job, options.port)
+    return become(ssh(way, options.job, options.login, options.words, by_node=options.by_node))
+
+
+def _run(command: str, do: Callable[[], int]) -> int:
+    try:
+        return do()
+    except Fault as fault:
+        sys.stderr.write(f"vmgahp {command}: {escape(fault.problem)}\nHint: {escape(fault.hint)}\n")
+        return 1
