@@ -82,7 +82,7 @@ class Ran:
     """What came home, by name; of a directory nothing, of a link what it says."""
     console: str
     status: int
-    slept: int
+    slept: int = 0
     """Seconds that a job in a hurry would have slept."""
     left: list[str] = field(default_factory=list)
     """Of the sleepers of a thousand seconds, who slept on when it said its last."""

@@ -1,14 +1,15 @@
 """A whole node as people have it: the lab that scripts/node-lab builds, under QEMU's emulation.
 
-Debian with systemd, AppArmor that enforces, libvirt and HTCondor, of Debian's own packages; a pool of this one machine,
-of which nothing is said of VMs. It does not boot: the lab has the memory of one that has, and goes on from there. The
-disk is only read: what a run writes is gone with it. Guests in it are emulated once more.
+Debian with systemd, AppArmor or SELinux that enforces, libvirt and HTCondor, of Debian's own packages; a pool of this
+one machine, of which nothing is said of VMs. It does not boot: the lab has the memory of one that has, and goes on from
+there. The disk is only read: what a run writes is gone with it. Guests in it are emulated once more.
 
 ``python -m tests.lab.node boot LAB PACKAGE`` installs our package in it, and gives a shell.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+from tests import REPOSITORY
 from tests.lab.emulated import QEMU, TOOLS, EmulatedMachine
 from tests.lab.namespace import LabError, wait_until
 from tests.lab.pool import EVENTS, SUBMIT
@@ -60,6 +62,8 @@ def prepare(node: Node) -> None:
     if (came := node.wait_until("the end of its start", started, 300)) != "running":
         raise LabError(f"it is {came}: {node.run('systemctl', '--failed', '--no-legend').stdout}")
     node.wait_until("its slot", node.machine, 120)
+    if node.has_selinux:
+        node.run("setsebool", "-P", "virt_use_execmem", "on", timeout=600)
     # A libvirtd that examines its QEMUs for the first time takes 15 seconds for it here.
     node.run("virsh", "-c", "qemu:///system", "capabilities")
     node.run("sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches")
@@ -69,9 +73,10 @@ def prepare(node: Node) -> None:
 
 
 def default_lab() -> Path:
-    """Where scripts/node-lab keeps what it builds."""
-    named = os.environ.get("VMGAHP_NODE_LAB")
-    return Path(named) if named else Path(os.environ.get("VMGAHP_LAB", "/var/cache/vmgahp-lab")) / "node-trixie"
+    """Return the directory in which scripts/node-lab keeps the node that VMGAHP_NODE_SECURITY names."""
+    security = os.environ.get("VMGAHP_NODE_SECURITY", "apparmor")
+    name = "node-trixie" if security == "apparmor" else f"node-trixie-{security}"
+    return Path(os.environ.get("VMGAHP_LAB", "/var/cache/vmgahp-lab"), name)
 
 
 def why_not() -> str:
@@ -106,7 +111,8 @@ class Node(EmulatedMachine):
         command += [*MACHINE, "-qmp", f"unix:{private}/qmp,server=on,wait=off"]
         written = "off" if self._first else "on"
         command += ["-drive", f"file={self.lab}/disk.img,format=raw,if=virtio,snapshot={written}"]
-        command += ["-kernel", f"{self.lab}/vmlinuz", "-initrd", f"{self.lab}/initrd", "-append", COMMAND_LINE]
+        words = f"{COMMAND_LINE} {(self.lab / 'append').read_text().strip()}"
+        command += ["-kernel", f"{self.lab}/vmlinuz", "-initrd", f"{self.lab}/initrd", "-append", words]
         return command if self._first else [*command, "-incoming", f"exec:cat {self.lab}/memory"]
 
     def wait_for_boot(self) -> None:
@@ -140,6 +146,14 @@ class Node(EmulatedMachine):
         """Install our package, or upgrade it, as an administrator does."""
         self.put(package, f"/root/{package.name}")
         self.run("apt-get", "-q", "-y", "install", f"./{package.name}", cwd="/root", timeout=600)
+
+    def load_policy(self) -> None:
+        """Compile and load our module of SELinux's policy."""
+        for name in ("vmgahp.te", "vmgahp.fc"):
+            self.put(REPOSITORY / "packaging/selinux" / name, f"/root/{name}")
+        self.run("checkmodule", "-M", "-m", "-o", "vmgahp.mod", "vmgahp.te", cwd="/root")
+        self.run("semodule_package", "-o", "vmgahp.pp", "-m", "vmgahp.mod", "-f", "vmgahp.fc", cwd="/root")
+        self.run("semodule", "-X", "200", "-i", "vmgahp.pp", cwd="/root", timeout=600)
 
     def set_up(self, *words: str, settings: Mapping[str, str] = MappingProxyType({})) -> None:
         """Set the machine up by ``vmgahp setup`` and `words`; then it offers VMs."""
@@ -191,9 +205,15 @@ class Node(EmulatedMachine):
         out = self.run("condor_submit", "-terse", "job.sub", user=USER, cwd=home).stdout
         return NodeJob(self, int(out.split(".")[0]), home)
 
+    @functools.cached_property
+    def has_selinux(self) -> bool:
+        """True if its security module is SELinux."""
+        return "SELinux" in self.traits()["security"]
+
     def denied(self) -> list[str]:
-        """What AppArmor has denied to anybody, line by line."""
-        return [line for line in self.read(AUDIT).decode(errors="replace").splitlines() if 'apparmor="DENIED"' in line]
+        """Return the audit log's lines of what the security module has denied, and prevented, in all domains."""
+        mark = re.compile(r'apparmor="DENIED"|avc: +denied .*permissive=0')
+        return list(filter(mark.search, self.read(AUDIT).decode(errors="replace").splitlines()))
 
 
 class Control:
@@ -279,8 +299,8 @@ class NodeJob:
         return self.node.run("sh", "-c", found, "sh", self.domain, check=False).stdout.strip()
 
     def confinement(self) -> str:
-        """What AppArmor says of the QEMU that runs its guest; empty while none does."""
-        return self.ask_of_qemu("cat /proc/$pid/attr/current")
+        """Return the profile or context of the QEMU that runs its guest; empty while none does."""
+        return self.ask_of_qemu("tr -d '\\0' </proc/$pid/attr/current")
 
     def scratch(self) -> str:
         """Its scratch directory; empty while there is none."""
@@ -307,6 +327,8 @@ def main(words: list[str]) -> int:
             return 0
         with Node(directory, lab) as node:
             node.install(Path(rest[0]))
+            if node.has_selinux:
+                node.load_policy()
             node.set_up("--network", "none")
             print(HELP.format(user=USER), file=sys.stderr)
             return node.shell()

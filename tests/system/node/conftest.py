@@ -26,6 +26,8 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     try:
         made.open()
         made.install(package)
+        if made.has_selinux:
+            made.load_policy()
         made.set_up("--network", "none")
         yield made
     finally:

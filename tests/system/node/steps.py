@@ -11,7 +11,7 @@ from tests.lab.node import Node, NodeJob
 
 TIME = 300
 """Seconds for a step of a job. All of it is emulated, and libvirt loads seven AppArmor profiles for a start."""
-CONFINED = re.compile(r"libvirt-[0-9a-f-]{36} \(enforce\)")
+CONFINED = re.compile(r"libvirt-[0-9a-f-]{36} \(enforce\)|system_u:system_r:svirt(_tcg)?_t:s0:c\d+,c\d+")
 
 
 def guest_of(seconds: int | None) -> Callable[[Path], object]:
@@ -20,7 +20,7 @@ def guest_of(seconds: int | None) -> Callable[[Path], object]:
 
 
 def assert_confined(node: Node, job: NodeJob) -> None:
-    """Its guest runs, under an AppArmor profile of its own that is enforced."""
+    """Check that its guest runs, under an AppArmor profile or with SELinux's categories of its own."""
     assert CONFINED.fullmatch(node.wait_until(f"the guest of job {job.cluster}", job.confinement, TIME))
 
 
