@@ -22,12 +22,14 @@ from tests.system.pool.outcomes import CHECKPOINT
 pytestmark = pytest.mark.node
 
 LONG = 150
+LEASE = "job_lease_duration = 60\n"
+"""A submit command: its shadow gives up a machine that has lost the job after a minute, not after forty."""
 
 
 @pytest.fixture
 def running(node: Node, request: pytest.FixtureRequest) -> Iterator[NodeJob]:
     """A job that would run for ever, once its starter listens."""
-    job = node.submit(request.node.name, guest_of(None))
+    job = node.submit(request.node.name, guest_of(None), LEASE)
     settle(node, job)
     yield job
     job.command("condor_rm")
@@ -74,7 +76,7 @@ def test_an_upgrade_and_a_restart_of_libvirt_leave_a_running_job_alone(
 
 
 def test_jobs_go_on_after_a_restart_of_htcondor_and_a_reboot(node: Node) -> None:
-    job = node.submit("rebooted", guest_of(LONG), CHECKPOINT)
+    job = node.submit("rebooted", guest_of(LONG), CHECKPOINT + LEASE)
     settle(node, job)
     node.run("systemctl", "restart", "condor", timeout=TIME)
     node.wait_for_offer()
