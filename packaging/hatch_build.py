@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,9 +46,6 @@ class Made(BuildHookInterface):  # type: ignore[type-arg,unused-ignore]
             told.write_text(with_version((root / "src/vmgahp/__init__.py").read_text(), self.metadata.version))
             told.chmod(0o644)
             build_data["force_include"][str(told)] = "vmgahp/__init__.py"
-            archive = work / "_code.zip"
-            pack_code(root / "src/vmgahp", told, archive)
-            build_data["force_include"][str(archive)] = "vmgahp/_code.zip"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Removes what was made on the way."""
@@ -77,31 +73,6 @@ def with_version(text: str, version: str) -> str:
     if not line:
         raise ValueError('src/vmgahp/__init__.py has no line: __version__ = "0+checkout"')
     return f'{head}\n__version__ = "{version}"\n{rest}'
-
-
-BEGIN = """import runpy, sys
-del sys.argv[0]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
-"""Runs the module that is the first argument of the interpreter that was given a directory."""
-
-
-NEVER_SERVED = {"__pycache__", "commands", "testing"}
-"""What no server loads: what people type, and a kit for drivers' tests."""
-
-
-def pack_code(package: Path, told: Path, archive: Path) -> None:
-    """Packs what a server holds on to (``vmgahp.host.own_code``), with ``told`` as the package's first module."""
-    files = {f"vmgahp/{path.relative_to(package)}": path for path in package.rglob("*") if path.is_file()}
-    found = {name: path.read_bytes() for name, path in files.items() if not NEVER_SERVED & set(name.split("/"))}
-    found |= {"vmgahp/__init__.py": told.read_bytes(), "__main__.py": BEGIN.encode()}
-    with zipfile.ZipFile(archive, "w") as packed:
-        for name in sorted(found):
-            entry = zipfile.ZipInfo(name)  # of 1980: the same files are the same archive
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = 0o644 << 16
-            packed.writestr(entry, found[name])
-    archive.chmod(0o644)
 
 
 def make(root: Path, share: Path) -> None:

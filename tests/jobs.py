@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,7 +100,7 @@ sys.exit(engine.main(sys.argv[2:]))
 
 def hurry_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give HTCondor's engine one second of the processor: its limit is set in the process that evaluates."""
-    monkeypatch.setattr("vmgahp.host.own_code.interpreter", lambda: (sys.executable, "-I", "-c", HURRIED_ENGINE))
+    monkeypatch.setattr("vmgahp.job.engine.RUN_MODULE", ("-I", "-c", HURRIED_ENGINE))
 
 
 @contextlib.contextmanager

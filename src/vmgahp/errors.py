@@ -9,6 +9,8 @@ never does.
 An OSError alone does not say who is to blame. For one below the scratch directory `vmgahp.host.execute` finds out.
 """
 
+from __future__ import annotations
+
 import errno
 
 PREFIX = "VMGAHP_ERR_"
@@ -100,7 +102,7 @@ class JobFault(Fault):
         super().__init__(code, f"{attribute}: {problem}" if attribute else problem, hint)
         self._rest = problem
 
-    def of(self, attribute: str) -> "JobFault":
+    def of(self, attribute: str) -> JobFault:
         """Return the same fault for another attribute of the job."""
         return JobFault(self.code, self._rest, self.hint, attribute)
 
@@ -124,26 +126,6 @@ class HypervisorFault(MachineFault):
     def __init__(self, problem: str, hint: str = "", code: str = INTERNAL) -> None:
         super().__init__(problem, hint, code)
 
-
-def plain(fault: Fault) -> "tuple[str, str, str, str]":
-    """Convert a fault to strings that can be sent to another process; `of_plain` is the reverse."""
-    kind = next(each for each in type(fault).__mro__ if each in (*_KINDS, Fault))
-    return kind.__name__, fault.code, fault.problem, fault.hint
-
-
-def of_plain(words: "tuple[str, str, str, str]") -> Fault:
-    """Rebuild the fault that another process has sent as the strings of `plain`."""
-    name, code, problem, hint = words
-    for kind in (MachineFault, HypervisorFault):
-        if kind.__name__ == name:
-            return kind(problem, hint, code)
-    for other in (ClientFault, JobFault):
-        if other.__name__ == name:
-            return other(code, problem, hint)
-    return Fault(code, problem, hint)
-
-
-_KINDS = (ClientFault, JobFault, HypervisorFault, MachineFault)
 
 _PERHAPS_THE_MACHINES = frozenset(
     (

@@ -4,6 +4,8 @@ The session, the property tests and the documentation's diagram all read `TRANSI
 operation is allowed.
 """
 
+from __future__ import annotations
+
 
 class State(str):
     """The state of a VM for the session, as a word of the protocol or of the log; each state is one object.
@@ -12,9 +14,9 @@ class State(str):
     """
 
     __slots__ = ()
-    _known: "dict[str, State]" = {}
+    _known: dict[str, State] = {}
 
-    def __new__(cls, word: str) -> "State":
+    def __new__(cls, word: str) -> State:
         return cls._known.setdefault(word, super().__new__(cls, word))
 
 

@@ -1,5 +1,7 @@
 """The VM types: the hypervisor and the driver of each, and how HTCondor itself treats it."""
 
+from __future__ import annotations
+
 
 class VmType:
     """A row of `ROWS`.
@@ -30,9 +32,9 @@ ANY = "any"
 ROWS = (
     VmType(ANY, "", "any:AnyDriver"),
     VmType("xen", "xen", "libvirt.xen:XenDriver", htcondors=True),
-    VmType("kvm", "qemu", "libvirt:LibvirtDriver", htcondors=True),
-    VmType("libvirt", "qemu", "libvirt:LibvirtDriver"),
-    VmType("qemu", "qemu", "libvirt:LibvirtDriver"),
+    VmType("kvm", "qemu", "libvirt.driver:LibvirtDriver", htcondors=True),
+    VmType("libvirt", "qemu", "libvirt.driver:LibvirtDriver"),
+    VmType("qemu", "qemu", "libvirt.driver:LibvirtDriver"),
     VmType("vmware", "vmrun", "vmrun:VmrunDriver"),
     VmType("vmrun", "vmrun", "vmrun:VmrunDriver"),
     VmType("vsphere", "vsphere", "vsphere:VsphereDriver"),
@@ -41,7 +43,7 @@ ROWS = (
 """The rows of all types with a driver of this package; a driver of another package has the type of its own name."""
 
 
-def of(*families: str) -> "tuple[str, ...]":
+def of(*families: str) -> tuple[str, ...]:
     """Return the types of some families, in the order of the table."""
     return tuple(row.name for row in ROWS if row.family in families)
 
@@ -52,15 +54,9 @@ environment, and HTCondor never sets that."""
 SIMULATED_SWITCH = "VMGAHP_SIMULATED"
 
 DRIVERS = {row.name: row.driver for row in ROWS}
-SERVED = dict.fromkeys(of("qemu"), "vmgahp.drivers.libvirt.served:ServedDriver")
-"""Type -> the driver of a server, if that is a special one: it delegates work that is done only once to helpers."""
 HTCONDORS = tuple(row.name for row in ROWS if row.htcondors)
 
 QEMU, XEN, VMRUN, VSPHERE, SCRIPT = of("qemu"), of("xen"), of("vmrun"), of("vsphere"), of("script")
-SURVEYORS = dict.fromkeys(QEMU, "vmgahp.drivers.libvirt.survey:LibvirtSurveyor")
-"""Type -> ``module:class`` of the part of a driver that only surveys a machine, for the types that have such a part."""
-KILLERS = dict.fromkeys(QEMU, "vmgahp.drivers.libvirt.kill:LibvirtKiller")
-"""Type -> ``module:class`` of the part of a driver that only kills a VM."""
 LIBVIRT = (*QEMU, *XEN)
 """The types whose VMs libvirt runs. Only those of QEMU have KVM, and a process with a user of its own."""
 VMWARE = (*VMRUN, *VSPHERE)

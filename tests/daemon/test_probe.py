@@ -171,7 +171,7 @@ def probe_that_hangs(scratch: Path, line: str) -> "subprocess.CompletedProcess[s
     code = (
         "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
         f"{line}\n"
-        "p.surveyor = lambda *_: threading.Event().wait()\n"
+        "p.base.find = lambda _type: lambda *_: threading.Event().wait()\n"
         "sys.exit(p.run('simulated', c.os.environ, to_stderr=True))\n"
     )
     command, environ = [sys.executable, "-c", code], environment("simulated", scratch)

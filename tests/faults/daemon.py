@@ -1,6 +1,5 @@
 """The daemon under test, behind its launcher, and its client."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -8,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from tests.faults.launcher import HELPER
 from tests.faults.points import Points
 from tests.peer import environment
 from vmgahp.cli import SERVE
@@ -101,16 +99,6 @@ class Daemon(Client):
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
-
-    def kill_helper(self) -> bool:
-        """Kill what works for it; False where nothing does."""
-        for helper in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                parent = (helper / "stat").read_text().rpartition(")")[2].split()[1]
-                if parent == str(self.process.pid) and HELPER.encode() in (helper / "cmdline").read_bytes():
-                    os.kill(int(helper.name), signal.SIGKILL)
-                    return True
-        return False
 
     def close_input(self) -> None:
         assert self.process.stdin is not None

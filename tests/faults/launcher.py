@@ -1,6 +1,6 @@
 """The daemon, which asks at every point of a VM's life whether it may go on: ``launcher.py SOCKET ARGUMENT…``.
 
-It is condor_vm-gahp and its helpers (``launcher.py SOCKET --helper MODULE``) and nothing else, but for two things:
+It is condor_vm-gahp and nothing else, but for two things:
 `vmgahp.drivers.lifecycle.reached` asks whoever listens at the socket, and waits for an answer or for the end of the
 connection; and what waits for a hypervisor that does not answer waits less long, so that a day has room for hundreds of
 faults.
@@ -14,16 +14,13 @@ SHORTER = {
     ("vmgahp.drivers.libvirt.connection", "KEEPALIVE_INTERVAL"): 1,
     ("vmgahp.drivers.libvirt.connection", "KEEPALIVE_COUNT"): 4,
     ("vmgahp.drivers.libvirt.connection", "RECONNECT_DEADLINE"): 5.0,
-    ("vmgahp.drivers.libvirt.running", "CALL_SECONDS"): 13.0,
+    ("vmgahp.drivers.libvirt.machine", "CALL_SECONDS"): 13.0,
     ("vmgahp.drivers.lifecycle", "OVERRULE_SECONDS"): 12.0,
     ("vmgahp.daemon.server", "DESTROY_DEADLINE"): 15.0,
     ("vmgahp.protocol.session", "START_EXTRA"): 5.0,
     ("vmgahp.drivers.base", "LEAST_LONG_SECONDS"): 10,
 }
 """Module, constant: seconds, or what libvirt counts. libvirt itself takes ten to destroy a QEMU that hangs."""
-
-
-HELPER = "--helper"
 
 
 def ask(path: str, point: str) -> None:
@@ -44,11 +41,7 @@ def main(path: str, arguments: list[str]) -> int:
     lifecycle = importlib.import_module("vmgahp.drivers.lifecycle")
     lifecycle.reached = lambda point: ask(path, point)  # type: ignore[attr-defined]
     from vmgahp import cli
-    from vmgahp.host import helper
 
-    helper.COMMAND = (sys.executable, "-P", __file__, path, HELPER)
-    if arguments[0] == HELPER:
-        importlib.import_module(arguments[1]).main()
     return cli.daemon(["condor_vm-gahp", *arguments])
 
 

@@ -65,20 +65,6 @@ def killed_during_resume(point: str) -> Row:
     return play
 
 
-def helper_is_killed(operation: str, point: str) -> Row:
-    """What starts, saves or restores the guest for the daemon is killed, as by a lack of memory."""
-
-    def play(story: Story) -> bool:
-        story.begin_for(operation)
-        tried = story.act(operation.split(" ")[0], point, "helper: SIGKILL")
-        story.comes_back_or_stays()
-        story.finish()
-        story.next_start()
-        return tried
-
-    return play
-
-
 def libvirtd_dies_by_itself(story: Story) -> bool:
     """Nobody has ended libvirtd, and systemd starts it again: the guest runs on."""
     story.begin_for("SUSPEND")
@@ -211,19 +197,6 @@ ROWS: dict[str, Row] = {
     **{
         f"daemon: SIGKILL at {point} during the RESUME of a checkpointed VM": killed_during_resume(point)
         for point in ("restore.made", "restore.set_aside", "restore.runs")
-    },
-    **{
-        f"helper: SIGKILL at {point} during {operation}": helper_is_killed(operation, point)
-        for operation, point in (
-            ("START", "prepare.guarded"),
-            ("START", "launch.made"),
-            ("START", "launch.runs"),
-            ("SUSPEND", "save.written"),
-            ("RESUME of a saved VM", "restore.made"),
-            ("CHECKPOINT", "save.written"),
-            ("CHECKPOINT", "checkpoint.saved"),
-            ("RESUME of a checkpointed VM", "restore.set_aside"),
-        )
     },
     "libvirtd: SIGSEGV": libvirtd_dies_by_itself,
     "the second START of a live job": second_start_of_a_live_job,

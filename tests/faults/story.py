@@ -224,8 +224,6 @@ class Story:
                 else:
                     self.hung |= bool(guests)
                 return bool(guests)
-            case "helper: SIGKILL":
-                return self.daemon.kill_helper()
             case "disk: full":
                 self.scratch.fill()
             case "disk: read-only":

@@ -90,7 +90,7 @@ def test_the_startds_word_for_a_job_leads_a_kill_to_its_scratch_directory(
     inner.mkdir(parents=True)
     if os.geteuid() == 0:
         os.chown(inner, 54321, 54321)
-    monkeypatch.setattr(kill_mode, "killer", Killer)
+    monkeypatch.setattr(kill_mode.base, "find", lambda _: Killer)
     monkeypatch.setattr(kill_mode.config, "load", lambda _: Settings({}))
     for match in (inner.parent, inner, "alice_lab_7.0"):
         assert kill_mode.kill("script", str(match), "", user, to_stderr=False) == 0

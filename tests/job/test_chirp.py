@@ -285,19 +285,3 @@ def test_what_is_of_use_while_it_runs_is_undefined_afterwards() -> None:
     news = news_of(ChirpVMState="Running", ChirpVMSSH="127.0.0.1:2200", ChirpVMMemoryPeak=7)
     news.is_over()
     assert dict(news.unsaid()) == {published.STATE: "Running", published.SSH: None, published.MEMORY_PEAK: 7}
-
-
-def test_another_process_takes_over_what_was_published() -> None:
-    news, other = news_of(ChirpVMState="Running", ChirpVMSSH="127.0.0.1:2200"), News()
-    other.take_over(news.plain())
-    assert other.unsaid() == news.unsaid()
-    assert (news.take_lines(), other.take_lines()) == ([], ["The VM is reached by 127.0.0.1:2200"])
-
-
-def test_what_another_process_says_anew_is_one_line_in_the_log() -> None:
-    news = news_of(ChirpVMVNC="127.0.0.1:5900")
-    assert len(news.take_lines()) == 1
-    for port, lines in ((5900, 0), (5901, 1)):
-        news.take_over(news_of(ChirpVMVNC=f"127.0.0.1:{port}").plain())
-        assert len(news.take_lines()) == lines
-    assert news.unsaid() == [(published.VNC, "127.0.0.1:5901")]

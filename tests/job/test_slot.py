@@ -10,7 +10,6 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job import slot, vm_spec
-from vmgahp.job.ad import JobAd
 from vmgahp.job.look import find
 from vmgahp.job.slot import Slot
 from vmgahp.job.spec import JobSpec
@@ -203,14 +202,6 @@ def test_a_machine_ad_that_is_none(scratch, kind):
     wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4", RequestCpus="1"), MACHINE)
     with pytest.raises(JobFault, match="slot has 1"):
         slot.settle(wanted, MACHINE, owner(scratch))
-
-
-def test_an_ad_that_has_been_told_to_another_process_keeps_what_was_no_literal():
-    made = ad(TransferInput='strcat("a", "b")', RequestCpus="1")
-    made.string("TransferInput")
-    again = JobAd.of_plain(made.plain(), owner_of_nothing())
-    assert [each.is_expression("transferinput") for each in (made, again)] == [True, True]
-    assert again.is_expression("RequestCpus") is False
 
 
 def owner_of_nothing():

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,10 @@ from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.daemon.sampler import Sampler
 from vmgahp.drivers.simulated import SimulatedMachine
-from vmgahp.host import threads
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 from vmgahp.metrics import Metrics, Status, Totals, Usage
-from vmgahp.metrics.file import LONGEST_LINE, NAME, ROOM_FOR_EVENTS, MetricsFile, as_json, last_sample
+from vmgahp.metrics.file import LONGEST_LINE, NAME, ROOM_FOR_EVENTS, MetricsFile, last_sample
 from vmgahp.protocol.calls import Call, Vm
 from vmgahp.testing.contract import until
 
@@ -329,11 +329,11 @@ def test_a_clock_that_is_set_back_stops_no_figures(scratch: Path, user: Identity
 def test_where_no_thread_can_be_started_figures_are_kept_from_the_next_operation_on(
     scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_thread: threads.Thread) -> None:
+    def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patched:
-        patched.setattr(threads.Thread, "start", refuse)
+        patched.setattr(threading.Thread, "start", refuse)
         sampler, machine, save = sampled(scratch, user, SimulatedMachine)
         sampler.before(save)
     assert events(scratch) == ["start"]
@@ -373,15 +373,3 @@ def test_a_setting_that_makes_no_sense_costs_the_figures_and_no_job(scratch: Pat
     with started(scratch, interval="often") as peer:
         assert "VM_METRICS_INTERVAL = often" in peer.quit()
     assert not (scratch / NAME).exists()
-
-
-VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-
-
-@given(st.dictionaries(st.text(), st.recursive(VALUES, lambda inner: st.dictionaries(st.text(), inner), max_leaves=9)))
-def test_a_line_is_as_json_writes_it(line: dict[str, object]) -> None:
-    assert as_json(line) == json.dumps(line, separators=(",", ":"))
-
-
-def test_a_line_has_its_state_as_a_word() -> None:
-    assert as_json({"state": lifecycle.RUNNING}) == '{"state":"Running"}'

@@ -1,7 +1,6 @@
 """What is in the sdist and in the wheel, and that the wheel installs; the Debian package is in pool/."""
 
 import importlib.util
-import io
 import os
 import re
 import runpy
@@ -60,8 +59,6 @@ ENVIRONMENTS = (
 
 EDITABLE = ("PYTHONPATH=.", "PATH=:/usr/bin:/bin")
 """Where it is installed editable: its programs are the same, and only the code is elsewhere."""
-
-CODE = "vmgahp/_code.zip"
 
 DATE = "1700000000"
 """Of all that is built here, in seconds."""
@@ -122,7 +119,7 @@ def test_the_wheel_has_the_package_and_its_programs_and_no_tests(wheel: Path) ->
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     package = {f"src/{name}" for name in names if name.startswith("vmgahp/")}
-    assert package == sources("src") | {f"src/{CODE}"}
+    assert package == sources("src")
     others = [name for name in names if not name.startswith("vmgahp/")]
     assert {name.partition("/")[0].rpartition(".")[2] for name in others} == {"data", "dist-info"}
     assert {Path(name).name for name in others if ".data/scripts/" in name} == {*PROGRAMS, INTERPRETER}
@@ -130,16 +127,6 @@ def test_the_wheel_has_the_package_and_its_programs_and_no_tests(wheel: Path) ->
     assert set(data) >= MADE
     assert {name for name in data if not name.startswith("share/man/man1/")} <= MADE
     assert any(name.endswith("licenses/LICENSE") for name in others)
-
-
-def test_a_wheel_has_what_its_servers_hold_on_to(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        installed = {name: archive.read(name) for name in archive.namelist() if name.startswith("vmgahp/")}
-        with zipfile.ZipFile(io.BytesIO(installed.pop(CODE))) as code:
-            held = {name: code.read(name) for name in code.namelist()}
-    assert b"runpy" in held.pop("__main__.py")
-    served = {name for name in installed if name.split("/")[1] not in ("commands", "testing")}
-    assert held == {name: installed[name] for name in served}
 
 
 def test_an_sdist_has_the_manual_pages_so_that_a_wheel_of_it_needs_no_tools(tmp_path: Path, in_sdist: set[str]) -> None:

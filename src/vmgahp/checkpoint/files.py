@@ -1,5 +1,8 @@
 """Files that come back with a job: how to describe and compare them, and small records about them."""
 
+from __future__ import annotations
+
+import hashlib
 import os
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
@@ -51,7 +54,7 @@ class FileRef(NamedTuple):
     """The SHA-256 of the whole file if it is known, because it was computed while the file was written."""
 
     @classmethod
-    def of(cls, then: CheckpointFile) -> "FileRef":
+    def of(cls, then: CheckpointFile) -> FileRef:
         """Make a reference to the same file as it is now."""
         return cls(then.role, then.path, then.device, then.writable, then.format)
 
@@ -175,8 +178,6 @@ def _inside(directory: str, path: str) -> str | None:
 
 def sha256(descriptor: int) -> str:
     """Compute the SHA-256 of a whole file, in hexadecimal."""
-    import hashlib
-
     digest = hashlib.sha256()
     buffer = bytearray(_CHUNK)
     view = memoryview(buffer)
@@ -189,8 +190,6 @@ def sha256(descriptor: int) -> str:
 
 def sample(descriptor: int, size: int) -> str:
     """Compute the SHA-256 of the size of an image and a few pieces of it, in hexadecimal."""
-    import hashlib
-
     digest = hashlib.sha256(b"%d\n" % size)
     for offset, length in _pieces(size):
         digest.update(os.pread(descriptor, length, offset))
@@ -212,7 +211,7 @@ def _pieces(size: int) -> list[tuple[int, int]]:
 # Records: small JSON files, of which a manifest is one
 
 
-def find(identity: Identity, directory: str, name: str, parse: "Callable[[bytes], Record]") -> Record | None:
+def find(identity: Identity, directory: str, name: str, parse: Callable[[bytes], Record]) -> Record | None:
     """Read the record `name` of the scratch directory with `parse`; None if it does not exist.
 
     Raises `Unusable` for an invalid one, and `errors.Fault` if it cannot be read.

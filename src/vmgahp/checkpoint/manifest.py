@@ -4,6 +4,9 @@ A manifest comes back with the job and may have any content, so each field is ch
 range, no field may be missing or unknown, and reading a bad one raises only `Invalid`.
 """
 
+from __future__ import annotations
+
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -83,7 +86,7 @@ class CheckpointKind(NamedTuple):
     """The properties of one driver's checkpoints."""
 
     driver: str
-    facts: "Mapping[str, Form]"
+    facts: Mapping[str, Form]
     """The name of each fact -> the form that it must have."""
     most_files: int = MOST_FILES
     differences: Callable[[Facts, Facts], Iterable[str]] = lambda _then, _now: ()
@@ -110,8 +113,6 @@ def dump(kind: CheckpointKind, manifest: Manifest) -> bytes:
 
 def encode(number: int, record: NamedTuple) -> bytes:
     """Format a record with the format `number` as JSON, for `read`."""
-    import json  # late: a job without a checkpoint does not need it
-
     return json.dumps({"format": number} | _objects(record), indent=1).encode() + b"\n"
 
 
@@ -145,7 +146,7 @@ def parse(kind: CheckpointKind, data: bytes) -> Manifest:
     )
 
 
-def read(data: bytes, number: int, names: tuple[str, ...]) -> "Fields":
+def read(data: bytes, number: int, names: tuple[str, ...]) -> Fields:
     """Parse the outermost object of a record with the format `number` and exactly these fields. Raises `Invalid`."""
     if len(data) > LARGEST:
         raise Invalid("it is too long.")
@@ -162,7 +163,7 @@ def read(data: bytes, number: int, names: tuple[str, ...]) -> "Fields":
     return top
 
 
-def read_files(top: "Fields", where: str, most: int) -> tuple[CheckpointFile, ...]:
+def read_files(top: Fields, where: str, most: int) -> tuple[CheckpointFile, ...]:
     """Read the files, `most` at most, from the field `where`. Raises `Invalid`."""
     found = []
     for number, item in enumerate(top.items(where, most)):

@@ -4,19 +4,17 @@ The content is the job's. So the programs, the same that libvirt uses for these 
 within limits; libvirtd, which would run them as root, gets an unpacked memory image.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable
 
 from vmgahp import errors
 from vmgahp.host import packages
+from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment, run
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vmgahp.host.job_user import Identity
-
-    Write = Callable[[bytes], object]
+Write = Callable[[bytes], object]
 
 BEST = "zstd"
 """The format whose compression takes less time than is saved by writing fewer bytes. For 256 MiB of incompressible data
@@ -48,7 +46,7 @@ def best() -> str:
     return BEST if has(BEST) else ""
 
 
-def require(identity: "Identity") -> None:
+def require(identity: Identity) -> None:
     """Make sure, by one trial, that the program of `BEST` works. Raises `errors.MachineFault`."""
     sample = os.memfd_create("sample", os.MFD_CLOEXEC)
     try:
@@ -78,13 +76,13 @@ def has(form: str) -> bool:
     return any(place.startswith("/") and os.access(f"{place}/{form}", os.X_OK) for place in places)
 
 
-def pack(image: int, start: int, form: str, write: "Write", identity: "Identity", seconds: float) -> None:
+def pack(image: int, start: int, form: str, write: Write, identity: Identity, seconds: float) -> None:
     """Compress the file of `image` from `start` on. Raises `NotPacked`, and what `write` does."""
     _filter([form, "-c", *_OPTIONS.get(form, ())], image, start, write, identity, seconds)
 
 
 def unpack(
-    image: int, start: int, form: str, write: "Write", identity: "Identity", seconds: float, most: int, reader: int = -1
+    image: int, start: int, form: str, write: Write, identity: Identity, seconds: float, most: int, reader: int = -1
 ) -> None:
     """Unpack the file of `image` from `start` on, to `most` bytes at most. Raises `NotPacked`, and what `write` does.
 
@@ -103,7 +101,7 @@ def unpack(
 
 
 def _filter(
-    words: list[str], image: int, start: int, write: "Write", identity: "Identity", seconds: float, reader: int = -1
+    words: list[str], image: int, start: int, write: Write, identity: Identity, seconds: float, reader: int = -1
 ) -> None:
     def take(out: bytearray, _err: bytearray) -> bool:
         if out:

@@ -10,10 +10,13 @@ The pipe has a name, in a directory of the VM's own to which the job's user cann
 (virt-aa-helper), which lists the files that the new QEMU may read, accepts no path beneath /proc.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import sys
 import termios
+import threading
 from collections.abc import Callable
 
 from vmgahp import errors
@@ -49,7 +52,7 @@ class Substitute:
         self._parts = head, rest
         self._heads = heads
         self._fed = self._left = 0
-        self._over = threads.Flag()
+        self._over = threading.Event()
         self._room = runtime_dir.runtime_dir()
         self.path = f"{self._room}/memory"
         opened = []
@@ -83,7 +86,7 @@ class Substitute:
             runtime_dir.remove(self._room)
             raise
 
-    def __enter__(self) -> "Substitute":
+    def __enter__(self) -> Substitute:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,7 +96,7 @@ class Substitute:
         self._thread.join()
         runtime_dir.remove(self._room)
 
-    def with_another_head(self, said: str) -> "Substitute | None":
+    def with_another_head(self, said: str) -> Substitute | None:
         """Return the same with the head twice, if the failure was that the head was needed twice; otherwise None.
 
         Some versions of libvirt open an image a second time, and read its head again before the rest. 12.8 does that
@@ -149,7 +152,7 @@ class Held:
             self.__exit__()
             raise
 
-    def __enter__(self) -> "Held":
+    def __enter__(self) -> Held:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,7 +6,7 @@ order; `SETTINGS` is the only list of names, and ``config/vmgahp.conf.example`` 
 """
 
 import os
-from _collections_abc import Iterable, Mapping, Sequence  # collections.abc brings all of collections
+from collections.abc import Iterable, Mapping, Sequence
 
 from vmgahp.config.table import BY_NAME, SETTINGS, SHARE_DIRS, Setting, of_share_dirs, setting_of
 from vmgahp.errors import MachineFault
@@ -44,7 +44,7 @@ class Settings:
                 self._where[setting.name] = where if isinstance(where, str) else where[name]
 
     def given(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the values that are set and their sources, to make the same settings in another process."""
+        """Return the values that are set, and their sources."""
         return self._values, self._where
 
     def where(self, name: str) -> str:

@@ -12,8 +12,10 @@ takes 150 ms and 20 MiB, ends the process at a malformed line, knows no line num
 an HTCondor that is not there (``EXECUTE = /execute``).
 """
 
+from __future__ import annotations
+
 import os
-from _collections_abc import Mapping, Sequence  # collections.abc brings all of collections
+from collections.abc import Mapping, Sequence
 
 from vmgahp.errors import MachineFault
 from vmgahp.host.run import run
@@ -215,7 +217,7 @@ def ask_tool(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, s
     return done.out.decode("utf-8", "surrogateescape"), done.err.decode("utf-8", "surrogateescape")
 
 
-def _ask(command: list[str], names: Sequence[str], environ: "Mapping[str, str]") -> tuple[dict[str, str], str] | None:
+def _ask(command: list[str], names: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, str], str] | None:
     """Ask for values; return them and the tool's standard error, or None if there is no configuration."""
     out, err = ask_tool([*command, *names], environ)
     found = _pair(names, out, err)

@@ -5,11 +5,11 @@ value is in `vmgahp.config`. HTCondor's settings for VMs that only its own daemo
 `vmgahp.config.check`.
 """
 
-from vmgahp.vm_types import LIBVIRT, QEMU, SCRIPT, VMRUN, VSPHERE, XEN
+from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+
+from vmgahp.vm_types import LIBVIRT, QEMU, SCRIPT, VMRUN, VSPHERE, XEN
 
 SHARE_DIRS, SHARE_DIR, CONDITION = "VM_SHARE_DIRS", "VM_SHARE_DIR_", "_IF"
 """The setting that names shared directories, the prefix of each directory's settings, the suffix of its condition."""
@@ -29,14 +29,14 @@ class Setting:
     """True if it is this daemon's own setting, and not HTCondor's."""
     example: str = ""
     """The value in the example file, for a setting that must be set."""
-    readers: "tuple[str, ...]" = (SERVER,)
-    words: "tuple[str, ...]" = ()
+    readers: tuple[str, ...] = (SERVER,)
+    words: tuple[str, ...] = ()
     """The valid values, in upper or lower case; each word of a list must be one of them."""
     least: int = 0
     """The smallest valid number."""
-    types: "tuple[str, ...]" = ()
+    types: tuple[str, ...] = ()
     """The VM types whose drivers read it; empty: all."""
-    needs: "tuple[str, ...]" = ()
+    needs: tuple[str, ...] = ()
     """The settings of which one must be set before anything reads this one."""
     fatal: bool = False
     """True if an unknown word fails every job; otherwise the default is used."""
@@ -46,7 +46,7 @@ class Setting:
         vars(self).update(columns)
 
 
-def _rows(**shared: object) -> "Callable[..., Setting]":
+def _rows(**shared: object) -> Callable[..., Setting]:
     """Return a constructor of rows that share these columns; functools.partial would be imported for this alone."""
     return lambda *row, **columns: Setting(*row, **(shared | columns))  # type: ignore[arg-type]
 
@@ -275,7 +275,7 @@ def setting_of(name: str) -> Setting:
     return Setting(name, "path", "", "A directory of VM_SHARE_DIRS.", types=QEMU)
 
 
-def of_share_dirs(names: str) -> "list[str]":
+def of_share_dirs(names: str) -> list[str]:
     """Return the settings' names of the directories that VM_SHARE_DIRS lists."""
     words = names.strip("\"'").replace(",", " ").upper().split()
     plain = [word for word in dict.fromkeys(words) if word.isascii() and word.replace("_", "a").isalnum()]

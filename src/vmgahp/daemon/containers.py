@@ -6,6 +6,8 @@ probe, so a separate process does it; the probe waits for that until its deadlin
 result from `vmgahp.host.proof`.
 """
 
+from __future__ import annotations
+
 import os
 import resource
 import select
@@ -87,7 +89,7 @@ def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
     return attributes, found
 
 
-def _begin(name: str, path: str, identity: Identity) -> "str | subprocess.Popen[bytes]":
+def _begin(name: str, path: str, identity: Identity) -> str | subprocess.Popen[bytes]:
     """Return the cached result, or start a process that makes the check and outlives this one."""
     if found := proof.recall(name, _stands_on(name, path, identity)):
         return found.reason
@@ -100,7 +102,7 @@ def _begin(name: str, path: str, identity: Identity) -> "str | subprocess.Popen[
         return f"no process can be started: {error.strerror}"
 
 
-def _await(begun: "str | subprocess.Popen[bytes]", end: float) -> str | None:
+def _await(begun: str | subprocess.Popen[bytes], end: float) -> str | None:
     if isinstance(begun, str):
         return begun
     assert begun.stdout is not None

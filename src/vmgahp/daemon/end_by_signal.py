@@ -3,8 +3,7 @@
 import atexit
 import os
 import resource
-
-from vmgahp.host.light import signal
+import signal
 
 
 def end_by(number: int) -> int:

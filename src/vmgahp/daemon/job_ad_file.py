@@ -14,14 +14,12 @@ make another (``Resource::refresh_sandbox_ad``, which then only writes a line to
 directories.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from stat import S_ISREG
-
-from vmgahp.host.light import contextmanager, suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NAME = ".job.ad"
 UPDATE = ".update.ad"
@@ -102,7 +100,7 @@ class JobAdFile:
         return None
 
     @contextmanager
-    def _opened_directory(self) -> "Iterator[int]":
+    def _opened_directory(self) -> Iterator[int]:
         directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             yield directory

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from vmgahp import config, errors
-from vmgahp.drivers.surveyor import killer
+from vmgahp.drivers import base
 from vmgahp.host.job_user import Identity
 from vmgahp.host.starter import scratch_in
 from vmgahp.log import Log
@@ -15,7 +15,7 @@ def kill(vm_type: str, match: str, uuid: str, environ: Mapping[str, str], *, to_
     try:
         settings = config.load(environ)
         log.open(settings, to_stderr=to_stderr)
-        driver = killer(vm_type, settings, Identity.from_environ(environ), log.always)
+        driver = base.find(vm_type)(vm_type, settings, Identity.from_environ(environ), log.always)
         found = driver.kill(scratch_in(match) if match.startswith("/") else match, uuid)
         driver.close()
     except errors.Fault as fault:

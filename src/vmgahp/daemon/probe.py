@@ -1,23 +1,26 @@
 """The probe (``-M 0``), which reports to the startd the VMs that this machine can run."""
 
+from __future__ import annotations
+
+import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import monotonic
 
 from vmgahp import config, errors, findings
 from vmgahp.config import check, sources
 from vmgahp.config.sources import Entries
-from vmgahp.drivers.surveyor import Survey, Value, load, surveyor
+from vmgahp.drivers import base
+from vmgahp.drivers.base import Driver, Survey, Value
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.hooks.policy import inspect
 from vmgahp.host import libvirt_daemons, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 from vmgahp.vm_types import ANY, LIBVIRT
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.surveyor import Surveyor
 
 Attributes = dict[str, Value]
 
@@ -76,7 +79,7 @@ class Probe:
 def probe(
     vm_type: str,
     settings: config.Settings,
-    driver: "Surveyor",
+    driver: Driver,
     seconds: float = DEADLINE - RESERVE,
     entries: Callable[[], Entries] | None = None,
     identity: Identity | None = None,
@@ -165,8 +168,6 @@ def _judge_settings(vm_type: str, settings: config.Settings, entries: Entries | 
 
 
 def _inspect_policy(settings: config.Settings) -> str:
-    from vmgahp.hooks.policy import inspect
-
     return inspect(settings)
 
 
@@ -288,20 +289,16 @@ class Resolver:
         """A function that waits for its end, without a timeout."""
 
     def _look_up(self) -> None:
-        import _socket
-
         try:
             self._ask()
         except OSError as error:
             # HTCondor accepts a name without an address. If no nameserver answers, it sleeps and asks again, 20
             # times (init_local_hostname_impl in its src/condor_utils/ipv6_hostname.cpp).
-            self._is_tried_again = error.errno == _socket.EAI_AGAIN
+            self._is_tried_again = error.errno == socket.EAI_AGAIN
         self._took = monotonic() - self._began
 
     def _ask(self) -> None:
-        import _socket
-
-        _socket.getaddrinfo(self.name, None, 0, 0, 0, _socket.AI_CANONNAME)
+        socket.getaddrinfo(self.name, None, 0, 0, 0, socket.AI_CANONNAME)
 
     def judge(self) -> Finding:
         """Judge the time that the look-up has taken so far."""
@@ -339,7 +336,8 @@ def look(
     tool = sources.find_tool(environ)
     awaited(f"the settings, which {tool} reads" if tool else "the settings")
     loaded, listed = findings.begin(lambda: config.load(environ)), findings.begin(lambda: sources.entries(environ))
-    load(vm_type)  # takes as long as HTCondor's tool, and runs meanwhile
+    with suppress(errors.Fault):  # reported below
+        base.find(vm_type)  # takes as long as HTCondor's tool, and runs meanwhile
     try:
         settings = loaded()
         awaited("the log, VM_GAHP_LOG")
@@ -352,7 +350,7 @@ def look(
             found.findings += wrong
             return found
         identity = Identity.from_environ(environ)
-        driver = surveyor(vm_type, settings, identity, log.always)
+        driver = base.find(vm_type)(vm_type, settings, identity, log.always)
         awaited("the checks, each of which has a shorter time")
         return probe(vm_type, settings, driver, end - monotonic() - RESERVE, entries=listed, identity=identity)
     except errors.Fault as fault:
@@ -398,8 +396,6 @@ def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: b
         if not as_json:
             log.tell_stderr(reason)
     if as_json:
-        import json
-
         sys.stdout.write(json.dumps(found.document(), indent=2) + "\n")
     elif trouble is None:
         sys.stdout.write(render(found.attributes))

@@ -9,20 +9,19 @@ Attributes about the end of a VM are sent before the answer to the STATUS that d
 (`vmgahp.drivers.exit_record`).
 """
 
+from __future__ import annotations
+
 import time
 
 from vmgahp import errors, lifecycle
+from vmgahp.daemon.sampler import Outcome
 from vmgahp.drivers.base import Logger, Machine
 from vmgahp.host import proc, threads
 from vmgahp.host.job_user import Identity
-from vmgahp.job import published
+from vmgahp.job import chirp, published
 from vmgahp.job.published import News
 from vmgahp.metrics import Status
 from vmgahp.protocol.calls import Call
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.daemon.sampler import Outcome
 
 ROUND_SECONDS = 8.0
 """The timeout of one round in seconds. A starter that waits for the answer to a STATUS does not listen for 3 s."""
@@ -58,7 +57,7 @@ class Publisher:
         self._log = log
         self._talks: dict[int, _Talk] = {}
 
-    def done(self, call: Call, outcome: "Outcome", began: float, machine: Machine | None) -> None:
+    def done(self, call: Call, outcome: Outcome, began: float, machine: Machine | None) -> None:
         """Take the outcome of an operation that began at `began`, by the monotonic clock.
 
         Raises nothing: the client waits for its answer.
@@ -68,7 +67,7 @@ class Publisher:
         except Exception as error:  # noqa: BLE001 - a bug here must not leave a request unanswered
             self._log(f"{call.operation} is not told the pool: {type(error).__name__}: {error}")
 
-    def _note(self, call: Call, outcome: "Outcome", began: float, machine: Machine | None) -> None:
+    def _note(self, call: Call, outcome: Outcome, began: float, machine: Machine | None) -> None:
         failed = isinstance(outcome, errors.Fault)
         if call.operation == lifecycle.START and machine is not None and not failed:
             self._add(call, machine)
@@ -88,13 +87,12 @@ class Publisher:
         news.forget(call.job.names("ChirpVM"))
         news.publish(published.STATE, lifecycle.RUNNING)
         talk = self._talks[call.vm.id] = _Talk(machine, news, call.job.working_dir())
-        from vmgahp.job import chirp  # needed only once there is a VM
 
         if problem := chirp.missing(talk.directory):
             talk.failures = MOST_FAILURES
             self._complain(talk, problem)
 
-    def _publish_change(self, talk: _Talk, call: Call, outcome: "Outcome", began: float) -> None:
+    def _publish_change(self, talk: _Talk, call: Call, outcome: Outcome, began: float) -> None:
         news = talk.news
         if isinstance(outcome, errors.Fault):
             news.publish(published.ERROR, outcome.sentence)
@@ -145,8 +143,6 @@ class Publisher:
     # The thread
 
     def _speak(self, talk: _Talk) -> None:
-        from vmgahp.job import chirp
-
         try:
             problem = chirp.tell(talk.news, talk.directory, self._identity, ROUND_SECONDS)
             talk.failures = 0

@@ -6,6 +6,7 @@ the timer. A hypervisor that hangs blocks this thread alone, and no other one is
 """
 
 import os
+import threading
 import time
 
 from vmgahp import errors, lifecycle
@@ -68,10 +69,10 @@ class Sampler:
         self._identity = identity
         self._log = log
         self._vms: dict[int, _Watched] = {}
-        self._changed = threads.Condition()
+        self._changed = threading.Condition()
         self._wanted: dict[_Watched, None] = {}
         """The VMs that the thread reads next."""
-        self._thread: threads.Thread | None = None
+        self._thread: threading.Thread | None = None
         self.due: float | None = None
         """The time at which `look` must be called, by the monotonic clock; None for never."""
 

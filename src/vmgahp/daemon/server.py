@@ -7,24 +7,23 @@ and wakes the main thread through a pipe. So a save that takes minutes blocks on
 
 import errno
 import os
+import signal
 import time
 from _thread import allocate_lock, start_new_thread
 
 from vmgahp import config, errors, lifecycle
-from vmgahp.daemon.job_ad_file import JobAdFile
 from vmgahp.daemon.pipes import ClientPipes
-from vmgahp.host import own_code
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import signal
 from vmgahp.log import Log
 from vmgahp.protocol.calls import Call
 from vmgahp.protocol.session import Session
-from vmgahp.vm_types import SERVED
+from vmgahp.vm_types import LIBVIRT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vmgahp.daemon.job_ad_file import JobAdFile
     from vmgahp.daemon.publisher import Publisher
     from vmgahp.daemon.sampler import Sampler
     from vmgahp.drivers.base import Driver, Machine
@@ -267,6 +266,8 @@ class Server:
         if self._identity is not None:
             call.job.evaluate_as(self._identity)
         self._claim_directory(call)
+        from vmgahp.daemon.job_ad_file import JobAdFile  # before the first reply it would cost too much
+
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
         driver = self._get_driver(call.job)
         assert self._settings is not None
@@ -319,10 +320,12 @@ class Server:
 
     def _load_driver(self, vm_type: str, settings: "config.Settings", identity: Identity) -> "Driver":
         """Load the driver once; call it under `_driver_lock`. Raises `errors.MachineFault`."""
-        from vmgahp.drivers import base
+        # Whatever is needed until the end is imported here: an upgrade of the package changes nothing for this server.
+        from vmgahp.daemon import end_by_signal, job_ad_file, publisher, sampler  # noqa: F401
+        from vmgahp.drivers import base, machine_types  # noqa: F401
 
         if self._driver is None:
-            self._driver = base.find(vm_type, to_serve=True)(vm_type, settings, identity, self.log.always)
+            self._driver = base.find(vm_type)(vm_type, settings, identity, self.log.always)
         return self._driver
 
     def _expect_start(self) -> None:
@@ -342,11 +345,9 @@ class Server:
             return
         try:
             vm_type = self._settings.string("VM_TYPE").lower() or self.session.vm_type
-            if vm_type in SERVED:
+            if vm_type in LIBVIRT:
                 with self._driver_lock:
-                    driver = self._load_driver(vm_type, self._settings, self._identity)
-                driver.get_ready()
-                from vmgahp.daemon import publisher, sampler  # noqa: F401 - loaded now, not during the START
+                    self._load_driver(vm_type, self._settings, self._identity)
         except errors.Fault as fault:
             self.log.debug(f"not ready for a START: {fault.problem}")  # the START reports it
 
@@ -434,7 +435,6 @@ class Server:
 
 def serve(vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
     """Serve one client on standard input and output, after the greeting, and return the exit status."""
-    own_code.hold()
     status = Server(vm_type, working_dir, environ, to_stderr=to_stderr).run()
     if status >= 0:
         return status

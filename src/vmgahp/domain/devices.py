@@ -1,11 +1,11 @@
 """The devices of a domain, from disks and interfaces to the shared directory, as libvirt's XML."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.domain.model import AGENT
-from vmgahp.host.light import NamedTuple
 from vmgahp.images.formats import BackingFile
 from vmgahp.job.exit_code import PORT
 from vmgahp.job.kinds import VIRTIOFS

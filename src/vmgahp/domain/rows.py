@@ -1,9 +1,10 @@
 """The rows of `vmgahp.domain.model`: elements, their content, and the side of each attribute."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from enum import Flag, auto
-
-from vmgahp.host.light import NamedTuple
+from typing import NamedTuple
 
 ON = r"on|off"
 
@@ -35,7 +36,7 @@ class Element(NamedTuple):
     """A row: an element, and its permitted content."""
 
     attributes: Mapping[str, Attribute]
-    children: "Mapping[str, Element]"
+    children: Mapping[str, Element]
     text: str | None = None
     """The form of its text in a job's own XML, and in what libvirt fills in; None if it has no text."""
     most: int = 1

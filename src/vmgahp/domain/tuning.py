@@ -4,11 +4,10 @@ The need was measured (docs/explanation/memory.md); the limit here is higher, be
 killed.
 """
 
-import os
+from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from xml.etree import ElementTree as etree
+import os
+from xml.etree import ElementTree as etree
 
 LARGEST_TB_CACHE_MIB = 1024
 """The default size of QEMU's cache for code that TCG has translated; an eighth of the memory if that is less."""
@@ -25,7 +24,7 @@ def usual_need_mib(domain_type: str, cache_mib: int) -> int:
     return _need(domain_type, 1024, 1, _DEVICES["graphics"] + _DEVICES["disk"], cache_mib or _tcgs_own_mib())
 
 
-def need_mib(domain: "etree.Element") -> int:
+def need_mib(domain: etree.Element) -> int:
     """Return the MiB that the QEMU of a live domain may need beside its guest's memory."""
     devices = sum(len(domain.findall(f"devices/{tag}")) * each for tag, each in _DEVICES.items())
     if domain.find("os/loader") is not None:
@@ -34,12 +33,12 @@ def need_mib(domain: "etree.Element") -> int:
     return _need(domain.get("type", ""), _mib(domain, "memory"), cpus, devices, tb_cache_mib(domain))
 
 
-def tb_cache_mib(domain: "etree.Element") -> int:
+def tb_cache_mib(domain: etree.Element) -> int:
     """Return the MiB to which TCG's cache may grow."""
     return _mib(domain, "features/tcg/tb-cache") or _tcgs_own_mib()
 
 
-def limit_mib(domain: "etree.Element") -> int:
+def limit_mib(domain: etree.Element) -> int:
     """Return the limit for QEMU and its guest together, in MiB; 0 for a domain whose devices were not measured."""
     if any(domain.find(f"devices/{tag}") is not None for tag in ("hostdev", "memory", "shmem")):
         return 0
@@ -56,7 +55,7 @@ def _tcgs_own_mib() -> int:
     return min(LARGEST_TB_CACHE_MIB, whole // 8)
 
 
-def _mib(domain: "etree.Element", path: str) -> int:
+def _mib(domain: etree.Element, path: str) -> int:
     from vmgahp.domain import compare  # of no use to a probe
 
     return compare.memory(domain.find(path)) >> 20

@@ -7,16 +7,18 @@ and every device must have been requested, or be one of the few that libvirt add
 the host.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.domain.compare import equal, is_added, is_kept, is_libvirts_own, memory, row_of, says, value
 from vmgahp.domain.devices import NETWORKS
 from vmgahp.domain.model import OTHER
 from vmgahp.domain.rows import Side
-from vmgahp.host.light import NamedTuple
 from vmgahp.job.spec import JobSpec
 
 MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
@@ -89,7 +91,7 @@ def against_script(live: str, asked: str, spec: JobSpec) -> str:
     return _less_than_asked(live, asked, spec, _OTHERS)
 
 
-def _less_than_asked(live: str, asked: str, spec: JobSpec, rules: "_Rules") -> str:
+def _less_than_asked(live: str, asked: str, spec: JobSpec, rules: _Rules) -> str:
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
     found, less = [], []
     for what, actual, expected in (
@@ -245,7 +247,7 @@ def _compare_cpu_and_firmware(domain: etree.Element, wanted: etree.Element) -> l
 # Everything else
 
 
-def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str, rules: "_Rules | None" = None) -> list[str]:
+def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str, rules: _Rules | None = None) -> list[str]:
     """Compare everything but numbers; devices of the kinds `but` were compared already."""
     found = []
     if domain.get("type") != wanted.get("type"):

@@ -5,13 +5,13 @@ console. A job with hardware virtualization gets a PC that has the same disks an
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.domain.build import add_ends, begin, finished
 from vmgahp.domain.devices import add_interface, add_text
 from vmgahp.errors import JobFault
-from vmgahp.host.light import NamedTuple
 from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.job.xen import XenBoot
 

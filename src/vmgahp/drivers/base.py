@@ -11,21 +11,24 @@ the driver and is answered as ``VMGAHP_ERR_INTERNAL``.
 
 import os
 import sys
-from _collections_abc import Callable, Sequence
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
-from vmgahp.drivers.resources import Later, Resources, empty, unclaim
-from vmgahp.drivers.surveyor import Survey, Value
-from vmgahp.host import packages
+from vmgahp.drivers.exit_record import ExitRecord
+from vmgahp.drivers.resources import Resources
+from vmgahp.findings import Finding
+from vmgahp.host import packages, runtime_dir, scratch
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
 from vmgahp.job.published import News
+from vmgahp.job.travel import Luggage
 from vmgahp.metrics import Metrics, Status
-from vmgahp.vm_types import ANY, DRIVERS, SERVED, SIMULATED, SIMULATED_SWITCH
+from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH
 
 Logger = Callable[[str], None]
 
@@ -33,6 +36,26 @@ LEAST_LONG_SECONDS = 30
 
 Sent = tuple[bool, tuple[str, ...] | None]
 """The part of a scratch directory that is sent back: see `vmgahp.job.vm_spec.VmSpec.sent`."""
+
+
+Value = str | int | float | bool
+
+
+class Survey(NamedTuple):
+    """The result of a driver's survey of this machine."""
+
+    findings: Sequence[Finding] = ()
+    """The findings of all checks; one that is `vmgahp.findings.BAD` makes the machine unfit for any job."""
+    attributes: dict[str, Value] = {}
+    """The attributes published as ``VM_<VM type>_ATTR_<name>``, such as version, accel, max_vcpus, checkpoint."""
+    machine_attributes: dict[str, Value] = {}
+    """The attributes published under their own names, such as HasVirshDefaultNetwork."""
+    networking: Sequence[str] = ()
+    """The types of networking that jobs get: those in the settings that were seen to work."""
+    hypervisors: Sequence[str] = ()
+    """The hypervisors that run jobs here, such as kvm or qemu."""
+    vm_types: Sequence[str] = ()
+    """The values of vm_type that this driver was seen to serve here."""
 
 
 class Deadlines(NamedTuple):
@@ -147,9 +170,6 @@ class Driver(ABC):
         self.identity = identity
         self.log = log
 
-    def get_ready(self) -> None:  # noqa: B027 - most have nothing that takes long
-        """Start slow preparations, since a client is about to start a VM. May be called during a START."""
-
     @abstractmethod
     def start(self, job: JobAd) -> Machine:
         """Start the job's VM; when it returns the guest runs.
@@ -192,15 +212,13 @@ class Driver(ABC):
 
     def claim(self, resources: Resources, match: str, uuid: str) -> None:
         """Claim the VM, so that no other server takes it for a leftover, and start its guardian. Raises OSError."""
-        from vmgahp.host import runtime_dir
-
         runtime_dir.sweep()
         try:
             claimed = runtime_dir.claim(uuid)
         except (errors.MachineFault, OSError) as error:
             self.log(f"another job of the same name would end this VM: {error}")
         else:
-            resources.at_end.append(Later(unclaim, self.identity, self.log, claimed))
+            resources.at_end.append(partial(runtime_dir.remove, claimed))
         resources.guardian = self.post_guardian(match, uuid)
 
     def record_end(
@@ -210,17 +228,13 @@ class Driver(ABC):
 
         Raises `errors.Fault`.
         """
-        from vmgahp.drivers.exit_record import ExitRecord
-
         resources.exit = ExitRecord(name, directory, cpu_seconds, resources.news, self.identity, self.log)
         nothing, left_behind = sent
         if left_behind is not None:
-            from vmgahp.job.travel import Luggage
-
             resources.luggage = Luggage(directory, left_behind, self.identity, self.log)
             resources.when_over.append(resources.luggage.at_end)
         if nothing:
-            resources.when_over.append(Later(empty, self.identity, self.log, directory))
+            resources.when_over.append(partial(scratch.empty, directory, self.identity, self.log))
 
     def deadlines(self, usual: float) -> Deadlines:
         """Return the deadlines of a VM's calls; `usual` is the number of seconds for ordinary calls."""
@@ -238,14 +252,12 @@ class Driver(ABC):
         """Close connections; called once, when the server ends."""
 
 
-_PACKAGES = {"pyVmomi": ("pyvmomi", "8.0"), "libvirtmod": ("libvirt-python", "9.0"), "lxml": ("lxml", "4.9")}
+_PACKAGES = {"pyVmomi": ("pyvmomi", "8.0"), "libvirt": ("libvirt-python", "9.0"), "lxml": ("lxml", "4.9")}
 """The optional modules, each with its Python package and the oldest version of it."""
 
 
-def find(vm_type: str, *, to_serve: bool = False) -> type[Driver]:
+def find(vm_type: str) -> type[Driver]:
     """Return the driver class for a VM type: built in, or an entry point of the group ``vmgahp.drivers``.
-
-    With `to_serve`, return the class for a server, which uses less memory for the lifetime of its VM.
 
     Raises `MachineFault` if there is no such driver, or if a package that it needs is not installed.
     """
@@ -253,8 +265,6 @@ def find(vm_type: str, *, to_serve: bool = False) -> type[Driver]:
     # A list of types is a choice as "any" is; no driver's name has a comma. The table comes first, because to scan
     # the installed packages for entry points costs more than all else that a server imports.
     place = DRIVERS.get(ANY if "," in vm_type else vm_type)
-    if to_serve:
-        place = SERVED.get(vm_type, place)
     if vm_type == SIMULATED and os.environ.get(SIMULATED_SWITCH):
         place = "vmgahp.drivers.simulated:SimulatedDriver"
     if place is None:

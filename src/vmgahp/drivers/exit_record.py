@@ -1,8 +1,10 @@
 """The end of a VM: its exit file, and the port to which a guest writes its exit code."""
 
+from __future__ import annotations
+
 import os
 import time
-from _collections_abc import Callable
+from collections.abc import Callable
 
 from vmgahp import errors, lifecycle
 from vmgahp.host.job_user import Identity
@@ -137,20 +139,6 @@ class ExitPort:
             os.close(self._memory)
             raise
         self.path = self._capture.path
-
-    @classmethod
-    def taken_over(cls, path: str, log: Callable[[str], None], descriptors: tuple[int, int, int]) -> "ExitPort":
-        """Take over a port from the process that made it, by its `descriptors`. Raises `MachineFault`."""
-        made = cls.__new__(cls)
-        made._written = b""
-        made.path = path
-        made._memory, output, listener = descriptors
-        made._capture = ConsoleCapture.taken_over(path, PORT_BYTES, lambda _problem: log(_TOO_MUCH), output, listener)
-        return made
-
-    def descriptors(self) -> tuple[int, int, int]:
-        """Return the descriptors of the memory file and of the capture."""
-        return self._memory, *self._capture.descriptors()
 
     def written(self) -> bytes:
         """Return the bytes that the guest has written; they are available after `close`."""

@@ -1,9 +1,10 @@
 """Fault rules: the classification of a hypervisor's errors by whose fault they are, with hints."""
 
+import re
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from vmgahp.errors import Fault, MachineFault
-from vmgahp.host.light import NamedTuple
 
 
 class Rule(NamedTuple):
@@ -48,8 +49,6 @@ def classify(
     its paths. They are cut out first, or a disk called "No space left on device" would take the machine out of
     service.
     """
-    import re  # imported only on a failure, since a server should not keep it and its tables in memory
-
     for value in sorted(filter(None, job_values), key=len, reverse=True):
         message = message.replace(value, "*")
     return next(rule for rule in rules if takes(rule) and (not rule.message or re.search(rule.message, message)))

@@ -5,15 +5,15 @@ it, and what a failure leaves behind. `vmgahp.lifecycle.TRANSITIONS` is the tabl
 session. `vmgahp.drivers.managed` has the start of a VM.
 """
 
+import threading
 import time
-from _collections_abc import Callable, Iterator
 from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.base import Deadlines, Logger, Machine
 from vmgahp.drivers.resources import Resources
-from vmgahp.host import threads
-from vmgahp.host.light import contextmanager
 from vmgahp.job.exit_code import DESTROYED, POWERED_OFF_WHEN_ASKED
 from vmgahp.lifecycle import CHECKPOINTED, RUNNING, SOFT_SUSPENDED, STARTING, STOPPED, SUSPENDED, State
 from vmgahp.metrics import Status, Usage
@@ -50,7 +50,7 @@ class ManagedMachine(Machine):
         self._doing = lifecycle.START  # the operation under way, `END`, or empty
         self.overruled = False
         """True if the VM is to end: the operation under way stops at its next step, and no other one begins."""
-        self._turn = threads.Condition()
+        self._turn = threading.Condition()
         self.usage = Usage()  # the CPU time of the guest, in seconds
         self.lost: errors.Fault | None = None
         """The fault of `report_lost`, once it was called."""

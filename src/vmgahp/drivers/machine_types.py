@@ -1,6 +1,7 @@
 """The VM types that this machine has, and the choice of the one for a job."""
 
 import os
+import shutil
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -31,7 +32,6 @@ def machine_types(settings: Settings) -> tuple[str, ...]:
     own = settings.string("VM_TYPE").lower()
     if own and not is_choice(own):
         return (own,)
-    import shutil  # it loads compressors, which a server need not keep if its machine names the type
 
     needs = {
         "kvm": True,

@@ -1,19 +1,13 @@
 """The resources that a VM holds on this machine and releases at its end, for every driver."""
 
-import sys
-from _collections_abc import Callable
+from collections.abc import Callable
+from typing import NamedTuple
 
 from vmgahp.drivers.exit_record import ExitPort, ExitRecord
-from vmgahp.host import runtime_dir
 from vmgahp.host.guardian import Guardian
-from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.job.published import News
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.job.travel import Luggage  # only some jobs need it
+from vmgahp.job.travel import Luggage  # only some jobs need it
 
 PASST, SLIRP, RELAY = "passt", "slirp", "relay"
 
@@ -34,46 +28,6 @@ class WayIn(NamedTuple):
         """Return the ports as text for users: ``22=127.0.0.1:22001 80=127.0.0.1:22002``."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return " ".join(f"{guests}={address}:{ours}" for guests, ours in self.ports)
-
-
-class Later:
-    """A deferred call, maybe made by another process: a function's name and plain arguments.
-
-    The function gets the job's user, the log and the caller's arguments before these.
-    """
-
-    __slots__ = ("_identity", "_log", "plain")
-
-    def __init__(
-        self,
-        function: Callable[..., object] | str,
-        identity: Identity,
-        log: Callable[[str], None],
-        *arguments: str | int,
-    ) -> None:
-        place = function if isinstance(function, str) else f"{function.__module__}:{function.__name__}"
-        self.plain: tuple[str, tuple[str | int, ...]] = place, arguments
-        """The pair of ``module:function`` and arguments, from which another process makes the same call."""
-        self._identity = identity
-        self._log = log
-
-    def __call__(self, *first: object) -> None:
-        place, arguments = self.plain
-        module, _, name = place.partition(":")
-        __import__(module)
-        getattr(sys.modules[module], name)(self._identity, self._log, *first, *arguments)
-
-
-def unclaim(_identity: Identity, _log: Callable[[str], None], path: str) -> None:
-    """Release the claim of `runtime_dir.claim`, since its VM is gone."""
-    runtime_dir.remove(path)
-
-
-def empty(identity: Identity, log: Callable[[str], None], directory: str) -> None:
-    """Empty the scratch directory of a job that is over and sends nothing back."""
-    from vmgahp.host import scratch
-
-    scratch.empty(directory, identity, log)
 
 
 class Resources:
@@ -99,8 +53,8 @@ class Resources:
         """The forwarded ports of the guest, if there are any."""
         self.before_restore: list[Callable[[], None]] = []
         """The functions that make anew what ended with the process of a VM that was saved."""
-        self.while_running: list[Later] = []
-        """The calls that start companions of the VM, in order, by the process that serves it, once it runs."""
+        self.while_running: list[Callable[[], None]] = []
+        """The functions that start companions of the VM, in order, once it runs."""
         self.at_end: list[Callable[[], None]] = []
         """The actions when the VM is gone, in order, also after a start that failed."""
         self.not_started: list[Callable[[], None]] = []

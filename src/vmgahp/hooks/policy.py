@@ -20,6 +20,7 @@ This module is imported only if a policy is set.
 import ipaddress
 import json
 import re
+import sys
 from collections.abc import Callable
 from difflib import unified_diff
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from xml.etree import ElementTree as etree
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing, whose_fault
-from vmgahp.host import own_code, trust
+from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
 from vmgahp.job.folded import folded, meets
 from vmgahp.text import MAC, shown
@@ -241,7 +242,7 @@ class Policy:
         argv = [stage.path]
         if stage.is_stylesheet:
             # In a process of its own: a stylesheet may loop forever or use up all memory.
-            argv = [*own_code.interpreter(), "vmgahp.hooks.stylesheet", stage.path]
+            argv = [sys.executable, "-I", "-m", "vmgahp.hooks.stylesheet", stage.path]
         environ = {NAME_VARIABLE: etree.fromstring(xml).findtext("name") or ""} | standing(self._dry)
         output = call(str(stage), argv, xml.encode(), self._deadline, self._log, environ, ad)
         made = _DECLARATION.sub("", output, count=1) if _DECLARATION.match(output) else output

@@ -7,19 +7,18 @@ The stylesheet can read no file, no network and no other stylesheet, and cannot 
 available as parameters of the same names, all of them strings, if the stylesheet declares them at its top.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import sys
+from collections.abc import Iterable
+
+from lxml import etree
 
 from vmgahp.hooks.program import AD_VARIABLE, REJECTED
 from vmgahp.text import NO_XML
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from lxml import etree
 
 BROKEN = 2
 
@@ -67,7 +66,7 @@ def main(path: str) -> int:
     return 0
 
 
-def _mark_rejections(sheet: "etree._Element", mark: str) -> None:
+def _mark_rejections(sheet: etree._Element, mark: str) -> None:
     """Put the mark before every message that ends the transformation."""
     from lxml import etree
 
@@ -78,7 +77,7 @@ def _mark_rejections(sheet: "etree._Element", mark: str) -> None:
             message.insert(0, first)
 
 
-def _parser() -> "etree.XMLParser":
+def _parser() -> etree.XMLParser:
     from lxml import etree
 
     class Refuse(etree.Resolver):
@@ -112,7 +111,7 @@ def _job() -> dict[str, object]:
     return {name.lower(): value for name, value in attributes.items()}
 
 
-def _parameters(sheet: "etree._Element", job: dict[str, object]) -> "dict[str, etree._XSLTQuotedStringParam]":
+def _parameters(sheet: etree._Element, job: dict[str, object]) -> dict[str, etree._XSLTQuotedStringParam]:
     """Return the parameters that the stylesheet declares and the job ad has, whatever their case.
 
     A character that XML does not allow becomes ``?``, because the job must not be able to break the stylesheet.
@@ -129,7 +128,7 @@ def _parameters(sheet: "etree._Element", job: dict[str, object]) -> "dict[str, e
     return found
 
 
-def _tell(lines: "Iterable[str]") -> None:
+def _tell(lines: Iterable[str]) -> None:
     for line in lines:
         sys.stderr.write(" ".join(line.split()) + "\n")
 

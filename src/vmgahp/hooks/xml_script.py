@@ -11,19 +11,21 @@ only what HTCondor's tools need, there is a deadline, and a script that a user o
 run as root.
 """
 
+from __future__ import annotations
+
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from xml.etree import ElementTree as etree
 
+from vmgahp import findings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
+from vmgahp.findings import Finding
 from vmgahp.hooks import program
 from vmgahp.host import trust
 from vmgahp.host.run import condor_environment
 from vmgahp.text import is_private, redact, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.findings import Finding
 
 SETTING = "LIBVIRT_XML_SCRIPT"
 ARGUMENTS_SETTING = "LIBVIRT_XML_SCRIPT_ARGS"
@@ -113,8 +115,6 @@ def _require_no_markup(ad_lines: Iterable[str], xml: str) -> None:
 
 
 def _run(argv: list[str], ad_lines: Iterable[str], deadline: float, log_line: Callable[[str], None], name: str) -> str:
-    import os
-
     script = argv[0]
     # The last of two lines with one name counts: that is the server's line, which the job must not override.
     by_name: dict[str, str] = {}
@@ -263,8 +263,6 @@ def require_trustworthy(script: str) -> None:
 
 def inspect(script: str, arguments: str) -> str:
     """Check the script without running it; return its interpreter, if it has one. Raises `MachineFault`."""
-    import os
-
     parse_arguments(arguments)
     path, _, rest = script.partition(" ")
     if rest and not os.path.lexists(script) and os.path.lexists(path):
@@ -292,15 +290,11 @@ def inspect(script: str, arguments: str) -> str:
     return interpreter
 
 
-def judge(script: str, arguments: str, *, blind: bool) -> "Finding":
+def judge(script: str, arguments: str, *, blind: bool) -> Finding:
     """Make the finding of `inspect`; a failure keeps every job from running, but is unknown if the caller is `blind`.
 
     A `blind` caller is another user than the one that will run the script.
     """
-    import os
-
-    from vmgahp import findings
-
     looked_at = f"{SETTING}: the file, its interpreter, and who can write to them"
     try:
         interpreter = inspect(script, arguments)
@@ -317,9 +311,6 @@ def judge(script: str, arguments: str, *, blind: bool) -> "Finding":
 
 def _interpreter(line: str) -> str | None:
     """Find the interpreter of a script by its first line; empty if it has none, None for a binary program."""
-    import os
-    import shutil
-
     if not line.startswith("#!"):
         return "" if line.isascii() and line.isprintable() else None
     program, *words = list(filter(None, line[2:].replace("\t", " ").split(" "))) or [""]

@@ -4,24 +4,22 @@ The directory, the `room`, comes from `runtime_dir.runtime_dir`. It has a file w
 that learns of the VM's end can end the program.
 """
 
+from __future__ import annotations
+
 import os
 import select
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterable
 
-from vmgahp.host.light import signal
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
-    import subprocess
-    from collections.abc import Callable, Iterable
-
-    from vmgahp.host.job_user import Identity
+from vmgahp.host.job_user import Identity
 
 END_WAIT = 5.0
 """The seconds between SIGTERM and SIGKILL for a program."""
 
 
-def listen(listener: "socket.socket", path: str, owner: tuple[int, int]) -> None:
+def listen(listener: socket.socket, path: str, owner: tuple[int, int]) -> None:
     """Listen at a path to which only one user and group can connect. Raises OSError."""
     try:
         os.unlink(path)
@@ -35,7 +33,7 @@ def listen(listener: "socket.socket", path: str, owner: tuple[int, int]) -> None
     listener.listen(1)
 
 
-def remember(process: "subprocess.Popen[bytes]", room: str) -> None:
+def remember(process: subprocess.Popen[bytes], room: str) -> None:
     """Detach a program from its Popen object and note its process id for `end`. Raises OSError."""
     process.returncode = 0
     with open(_note(room), "w") as file:
@@ -69,7 +67,7 @@ def end(room: str, mark: str) -> None:
         pass  # it is not a child of this process
 
 
-def clear(room: str, files: "Iterable[str]") -> None:
+def clear(room: str, files: Iterable[str]) -> None:
     """Remove a room with its files. Raises nothing."""
     for path in (*files, _note(room)):
         try:
@@ -82,7 +80,7 @@ def clear(room: str, files: "Iterable[str]") -> None:
         pass
 
 
-def over(_identity: "Identity", _log: "Callable[[str], None]", room: str, *files: str) -> None:
+def over(_identity: Identity, _log: Callable[[str], None], room: str, *files: str) -> None:
     """Clean up after a VM: end the companion program that has the room in its command line, and clear the room.
 
     Raises nothing.

@@ -19,6 +19,7 @@ No other code in the process may wait for any child (``waitpid(-1)``).
 """
 
 import errno
+import gc
 import marshal
 import os
 from _thread import allocate_lock
@@ -29,7 +30,7 @@ from vmgahp.host import system_calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket as socket
+    import socket
     from collections.abc import Callable
     from typing import Any, NoReturn
 
@@ -113,10 +114,8 @@ def _fork(uid: int, gid: int, groups: list[int], life: "Life") -> "tuple[int, so
 
     Raises OSError and `MachineFault`.
     """
-    import _socket as socket
-    import gc
-
-    from vmgahp.host.light import signal
+    import signal  # with enum, for which the greeting does not wait
+    import socket
 
     for pid in _unreaped[:]:
         _reap(pid)
@@ -206,9 +205,8 @@ def _sent(channel: "socket.socket", message: bytes) -> bool:
 
 def _receive(channel: "socket.socket", pid: int, uid: int) -> "Answer":
     """Receive the next answer of a child, and kill the child on a timeout. Raises OSError."""
-    import _socket as socket
-
-    from vmgahp.host.light import signal
+    import signal
+    import socket
 
     try:
         # Not socket.recv_fds: that of Python 3.11 loses its flags.

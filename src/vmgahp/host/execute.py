@@ -7,17 +7,16 @@ Jobs cannot touch EXECUTE, in which HTCondor makes the scratch directories: root
 that belongs to the job.
 """
 
+from __future__ import annotations
+
 import errno
 import os
-from _thread import get_ident
+from threading import get_ident
 
 from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault, is_perhaps_the_machines
 from vmgahp.host import child, starter
+from vmgahp.host.job_user import Identity
 from vmgahp.host.mounts import mounts
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.host.job_user import Identity
 
 LEAST_FREE = 1 << 20
 """The bytes that must be free for a start: for the console, the display and the reason of a failure. The needs of the
@@ -36,7 +35,7 @@ _RAISE = "raise request_disk, or send less."
 _FREE = "see that the job's user may write there, and that nothing else of the job's has this name."
 
 
-def why(error: OSError, directory: str, identity: "Identity") -> str:
+def why(error: OSError, directory: str, identity: Identity) -> str:
     """Find the machine's fault behind an error beneath the scratch `directory`; return an empty string for none."""
     place = _execute(directory)
     if error.errno == errno.EROFS and _is_mounted_read_only(directory):
@@ -51,7 +50,7 @@ def why(error: OSError, directory: str, identity: "Identity") -> str:
     return ""
 
 
-def require_means(error: OSError, path: str, identity: "Identity") -> None:
+def require_means(error: OSError, path: str, identity: Identity) -> None:
     """Make sure that this machine has the resources to open a file. Raises `MachineFault`.
 
     Called when a full path from the job cannot be opened. Every other cause is the job's fault; otherwise a job could
@@ -66,7 +65,7 @@ def require_means(error: OSError, path: str, identity: "Identity") -> None:
 
 
 def blame(
-    error: OSError, directory: str, identity: "Identity", problem: str, hint: str = "", code: str = MISMATCHED
+    error: OSError, directory: str, identity: Identity, problem: str, hint: str = "", code: str = MISMATCHED
 ) -> Fault:
     """Make the fault for an error beneath the scratch `directory`.
 
@@ -77,13 +76,13 @@ def blame(
     return JobFault(code, problem, hint or (_RAISE if error.errno in _OF_ROOM else _FREE))
 
 
-def unwritable(name: str, error: OSError, directory: str, identity: "Identity") -> Fault:
+def unwritable(name: str, error: OSError, directory: str, identity: Identity) -> Fault:
     """Make the fault for a file of the server's own that cannot be written in the scratch `directory`."""
     problem = f"{name} cannot be written in the job's scratch directory ({error.strerror})."
     return blame(error, directory, identity, problem)
 
 
-def require_entry(directory: str, identity: "Identity") -> None:
+def require_entry(directory: str, identity: Identity) -> None:
     """Make sure that the job's user can enter its scratch directory. Raises `MachineFault`.
 
     Called when a file of the job cannot be opened, since the directory may be the cause.
@@ -92,7 +91,7 @@ def require_entry(directory: str, identity: "Identity") -> None:
         raise MachineFault(f"{directory} cannot be entered as uid {identity.uid}. {reason}", _ILL)
 
 
-def free(directory: str, identity: "Identity") -> int:
+def free(directory: str, identity: Identity) -> int:
     """Return the bytes that the job's user can still write in the scratch directory. Raises `Fault`."""
     try:
         status = os.statvfs(directory)
@@ -101,7 +100,7 @@ def free(directory: str, identity: "Identity") -> int:
     return status.f_bavail * status.f_frsize
 
 
-def require_room(directory: str, identity: "Identity", needed: int = LEAST_FREE) -> None:
+def require_room(directory: str, identity: Identity, needed: int = LEAST_FREE) -> None:
     """Make sure that the scratch directory has `needed` free bytes. Raises `Fault`."""
     found = free(directory, identity)
     if found < needed:
@@ -124,7 +123,7 @@ def _is_mounted_read_only(directory: str) -> bool:
     return found
 
 
-def _as_root(identity: "Identity", operation: "child.Operation", *arguments: object) -> None:
+def _as_root(identity: Identity, operation: child.Operation, *arguments: object) -> None:
     """Run an operation as root if this process is root, in a child, because EXECUTE may hang as well."""
     if identity.switching:
         child.run_as(0, 0, [0], operation, arguments)

@@ -7,6 +7,8 @@ no symbolic links, devices, FIFOs or sockets, which HTCondor and later readers o
 set-user-id programs. A read-only directory is mounted read-only, and not only declared so.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import select
@@ -31,7 +33,7 @@ _EPERM = 1
 class _Calls:
     """The numbers of system calls on one architecture."""
 
-    def __init__(self, audit: int, refused: "tuple[int, ...]", pretended: "tuple[int, ...]", modes: "_Modes") -> None:
+    def __init__(self, audit: int, refused: tuple[int, ...], pretended: tuple[int, ...], modes: _Modes) -> None:
         self.audit = audit
         """The architecture's AUDIT_ARCH."""
         self.refused = refused
@@ -59,7 +61,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def main(arguments: "list[str]") -> None:
+def main(arguments: list[str]) -> None:
     """Serve, never return. `arguments`: two descriptors, uid, gid, ro or rw, the directory, its room, kind and path."""
     *numbers, mode, directory, room, kind, program = arguments
     listener, status, uid, gid = map(int, numbers)

@@ -26,14 +26,16 @@ A child that the server forks *without* exec holds a copy of the pipe, and the g
 too: such children must be short-lived.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import select
-from _collections_abc import Mapping, Sequence
-from _thread import allocate_lock
+import signal
+from collections.abc import Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
+from threading import Lock
 
-from vmgahp.host.light import signal
 from vmgahp.host.run import open_descriptors
 
 DISMISSED = b"done\n"
@@ -104,14 +106,12 @@ class Guardian:
 
     def __init__(self, pipe: int, session: int) -> None:
         self.pipe = pipe
-        self._lock = allocate_lock()
+        self._lock = Lock()
         self.session = session
         """The id of the guardian's session, which is that of its process group too."""
 
     @classmethod
-    def post(
-        cls, argv: "Sequence[str]", environ: "Mapping[str, str]", *, pause: int = 2, tries: int = TRIES
-    ) -> "Guardian":
+    def post(cls, argv: Sequence[str], environ: Mapping[str, str], *, pause: int = 2, tries: int = TRIES) -> Guardian:
         """Start the guardian that will run `argv`, whose first word is an absolute path.
 
         `environ` is the server's environment, of which it keeps the part that `environment` returns. The command is run

@@ -12,13 +12,12 @@ the device opens, has the expected version of the interface, and makes a VM and 
 This file is also the program of that process, run by its path with ``-I -S``: it imports no other module of ours.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Runner = Callable[[str, float], tuple[list[str], bool]]
+Runner = Callable[[str, float], tuple[list[str], bool]]
 
 DEVICE = "/dev/kvm"
 
@@ -56,9 +55,7 @@ def check(deadline: float = DEADLINE, *, device: str = DEVICE) -> str | None:
     return unopenable(device) or prove(deadline, device=device)[0]
 
 
-def prove(
-    deadline: float = DEADLINE, *, device: str = DEVICE, runner: "Runner | None" = None
-) -> tuple[str | None, bool]:
+def prove(deadline: float = DEADLINE, *, device: str = DEVICE, runner: Runner | None = None) -> tuple[str | None, bool]:
     """Check a device that opens, as `check` does; return the reason and whether the result may be cached.
 
     A guest that used up its share of CPU time does not work. Every other failure may be temporary, caused by

@@ -5,6 +5,7 @@ forwards calls about networks to virtnetworkd, and waits for the answer.
 """
 
 import os
+import socket
 
 ALL, QEMU, NETWORKS = "libvirtd", "virtqemud", "virtnetworkd"
 
@@ -40,8 +41,6 @@ def of_networks(root: str = "") -> str:
 
 def wake(root: str = "") -> None:
     """Have systemd start the daemons that are started for their first client, without waiting for them."""
-    import socket
-
     for name in {of_qemu(root), of_networks(root)}:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
             client.connect_ex(root + socket_of(name))

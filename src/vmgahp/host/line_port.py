@@ -3,10 +3,10 @@
 A guest's input is not trusted: it is limited, and anything but lines of plain text is dropped.
 """
 
-import _socket
 import os
-from _collections_abc import Callable
-from _queue import SimpleQueue
+import socket
+from collections.abc import Callable
+from queue import SimpleQueue
 
 from vmgahp.host.serial_capture import ConsoleCapture
 
@@ -32,7 +32,7 @@ class LinePort(ConsoleCapture):
         self._is_too_long = False
         """True while the rest of a line that is too long is dropped."""
         self._last = ""
-        self._connection: _socket.socket | None = None
+        self._connection: socket.socket | None = None
 
     def say(self, line: str) -> None:
         """Send a line to the guest, if it is connected; the guest asks again for a lost line that it needs."""
@@ -42,7 +42,7 @@ class LinePort(ConsoleCapture):
             except OSError:
                 return
 
-    def _accept(self) -> _socket.socket:
+    def _accept(self) -> socket.socket:
         self._connection = super()._accept()
         return self._connection
 

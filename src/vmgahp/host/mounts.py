@@ -1,9 +1,8 @@
 """The mounted file systems, from the kernel's list, without access to any of them: one may hang."""
 
 import os
-from _collections_abc import Iterator
-
-from vmgahp.host.light import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 _ESCAPED = ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\"))
 

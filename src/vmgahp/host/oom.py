@@ -5,8 +5,7 @@ The control group of a VM is removed with it, and so are its counters; the log k
 
 import os
 import time
-
-from vmgahp.host.light import NamedTuple
+from typing import NamedTuple
 
 LOG = "/dev/kmsg"
 LASTS = 600.0

@@ -1,5 +1,7 @@
 """The commands that install a missing package, by this system and by how vmgahp itself was installed."""
 
+from __future__ import annotations
+
 import os
 import sys
 
@@ -50,7 +52,7 @@ def _is_of_debian() -> bool:
     return __file__.startswith("/usr/lib/python3/dist-packages/")
 
 
-def _family() -> "list[str]":
+def _family() -> list[str]:
     """Return the ids of this system and of similar ones, from its os-release."""
     try:
         with open(OS_RELEASE, encoding="utf-8", errors="replace") as file:

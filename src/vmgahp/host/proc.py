@@ -1,6 +1,7 @@
 """Facts about a process from the kernel: its user, its age, its CPU time and memory."""
 
 import os
+from time import CLOCK_BOOTTIME, clock_gettime
 
 
 def uid(pid: int) -> int | None:
@@ -31,8 +32,6 @@ def birth(pid: int) -> str:
 
 def age(pid: int) -> float:
     """Return the seconds since a process was started; 0 if there is none. An exec does not restart the count."""
-    from time import CLOCK_BOOTTIME, clock_gettime
-
     ticks = birth(pid)
     return max(0.0, clock_gettime(CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")) if ticks else 0.0
 

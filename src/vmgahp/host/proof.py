@@ -10,16 +10,15 @@ Results that can change while all preconditions stay the same are not cached: wh
 up, or there is room.
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable
 from stat import S_ISREG
 
 from vmgahp import __version__
 from vmgahp.host import kvm, runtime_dir
 from vmgahp.host.trust import trouble_with_directory
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FACTS = KVM, QEMU, TPM, VIRTIOFS = "kvm", "qemu", "tpm", "virtiofs"
 """The checks: KVM runs a guest, QEMU starts with the CPU that jobs get, swtpm makes a TPM, virtiofsd serves a
@@ -84,7 +83,7 @@ def of_kvm(deadline: float = kvm.DEADLINE) -> Proof:
     return shared(KVM, machine(), lambda: kvm.prove(deadline))
 
 
-def shared(name: str, stands_on: str, look: "Callable[[], tuple[str | None, bool]]") -> Proof:
+def shared(name: str, stands_on: str, look: Callable[[], tuple[str | None, bool]]) -> Proof:
     """Return the result of the check `name`: the cached one, else that of `look`, which is cached then.
 
     `look` returns the reason of a failure, None on success, and whether the result may be cached.
@@ -96,7 +95,7 @@ def shared(name: str, stands_on: str, look: "Callable[[], tuple[str | None, bool
     return keep(name, stands_on, reason or "") if stays else Proof(reason or "")
 
 
-def asked(name: str, path: str, user: tuple[int, int], trouble: "Callable[[], str]") -> Proof:
+def asked(name: str, path: str, user: tuple[int, int], trouble: Callable[[], str]) -> Proof:
     """Check that a program answers as this user, without caching failures, which the user's processes can cause."""
 
     def look() -> tuple[str, bool]:

@@ -3,11 +3,13 @@
 The process must have loaded all its code by then: the job's user may not be allowed to read the installation.
 """
 
+from __future__ import annotations
+
 import os
 import resource
 
 
-def restrict(user: "tuple[int, int] | None", *, memory: int, cpu_seconds: int, file_bytes: int) -> None:
+def restrict(user: tuple[int, int] | None, *, memory: int, cpu_seconds: int, file_bytes: int) -> None:
     """Become the user (uid and gid, without other groups; None: no change) and set limits, irrevocably."""
     if user is not None:
         uid, gid = user

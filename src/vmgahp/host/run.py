@@ -6,17 +6,15 @@ ignores or blocks, which `subprocess` leaves unchanged. posix_spawn can change n
 nor the directory, so util-linux's setpriv and prlimit and the shell do that, and exec the program.
 """
 
+from __future__ import annotations
+
 import atexit
 import errno
 import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
 
-from vmgahp.host.light import signal
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from vmgahp.host.job_user import Identity
+from vmgahp.host.job_user import Identity
 
 LONGEST_STDERR = 64 << 10
 """The most bytes of stderr that are kept; the rest is read and dropped."""
@@ -59,7 +57,7 @@ def plain_environment() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/"}
 
 
-def condor_environment(environ: "Mapping[str, str]") -> dict[str, str]:
+def condor_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a program of the administrator's: PATH and HTCondor's configuration."""
     kept = {"PATH": SAFE_PATH, "HOME": "/"}
     for name, value in environ.items():
@@ -72,19 +70,19 @@ def condor_environment(environ: "Mapping[str, str]") -> dict[str, str]:
 
 
 def run(
-    argv: "Sequence[str]",
+    argv: Sequence[str],
     *,
     deadline: float,
-    stdin: "bytes | int" = b"",
-    environ: "Mapping[str, str] | None" = None,
-    user: "Identity | None" = None,
-    groups: "Sequence[int] | None" = None,
-    limits: "Sequence[str]" = (),
+    stdin: bytes | int = b"",
+    environ: Mapping[str, str] | None = None,
+    user: Identity | None = None,
+    groups: Sequence[int] | None = None,
+    limits: Sequence[str] = (),
     umask: int = -1,
     directory: str = "/",
-    pass_fds: "Sequence[int]" = (),
+    pass_fds: Sequence[int] = (),
     longest: int = 16 << 20,
-    until: "Callable[[bytearray, bytearray], bool] | None" = None,
+    until: Callable[[bytearray, bytearray], bool] | None = None,
     grace: float | None = None,
     reader: int = -1,
 ) -> Finished:
@@ -121,7 +119,7 @@ def run(
     return Finished(status, bytes(child.out), bytes(child.err))
 
 
-def begin(argv: "Sequence[str]", user: "Identity") -> int:
+def begin(argv: Sequence[str], user: Identity) -> int:
     """Start a background program, as `user` without other groups, and return its pid, which is its process group's.
 
     It has a session of its own and none of this process's descriptors, its output is dropped, and it is killed when the
@@ -151,7 +149,7 @@ def which(program: str) -> str | None:
         return None
 
 
-def _find(program: str, environ: "Mapping[str, str]") -> str:
+def _find(program: str, environ: Mapping[str, str]) -> str:
     """Find the full path of a program, by the PATH that it will have. Raises OSError."""
     if program.startswith("/"):
         places = [program]
@@ -166,7 +164,7 @@ def _find(program: str, environ: "Mapping[str, str]") -> str:
     raise OSError(number, os.strerror(number), program)
 
 
-def _as_user(user: "Identity", groups: "Sequence[int] | None") -> list[str]:
+def _as_user(user: Identity, groups: Sequence[int] | None) -> list[str]:
     """Return the options of setpriv that make a program run as the user."""
     numbers = ",".join(map(str, user.groups() if groups is None else groups))
     return [
@@ -180,9 +178,7 @@ def _as_user(user: "Identity", groups: "Sequence[int] | None") -> list[str]:
 class _Child:
     """A running program, and our ends of its pipes."""
 
-    def __init__(
-        self, words: list[str], environ: "Mapping[str, str]", pass_fds: "Sequence[int]", stdin: int = -1
-    ) -> None:
+    def __init__(self, words: list[str], environ: Mapping[str, str], pass_fds: Sequence[int], stdin: int = -1) -> None:
         """Start the program. Raises OSError."""
         self.out, self.err = bytearray(), bytearray()
         self._ours: list[int] = []
@@ -235,7 +231,7 @@ class _Child:
         stdin: bytes,
         end: float,
         longest: int,
-        until: "Callable[[bytearray, bytearray], bool] | None",
+        until: Callable[[bytearray, bytearray], bool] | None,
         grace: float | None,
         reader: int,
     ) -> int | None:

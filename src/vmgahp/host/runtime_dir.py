@@ -1,7 +1,7 @@
 """Directories for the sockets and pipes of one VM, outside of the scratch directory."""
 
 import os
-from _collections_abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from stat import S_ISDIR, S_ISFIFO
 
 from vmgahp.errors import MachineFault
@@ -20,20 +20,9 @@ GIVEN = f"{ROOT_BASE}/given"
 PREFIX = "vmgahp-"
 
 
-_server = 0
-"""The process that owns a helper's directories; 0: this one does."""
-
-
-def belong_to(server: int) -> None:
-    """Make another process the owner of all directories that this one makes from now on, for the owner's lifetime."""
-    global _server
-    _server = server
-
-
 def owner() -> str:
     """Return the owner of this process's directories, as a text that other processes can check (`is_alive`)."""
-    pid = _server or os.getpid()
-    return f"{pid}-{proc.birth(pid)}"
+    return f"{os.getpid()}-{proc.birth(os.getpid())}"
 
 
 def is_alive(name: str) -> bool:
@@ -76,26 +65,6 @@ def runtime_dir(base: str | None = None) -> str:
         f"No directory can be made for the VM's sockets and pipes: {reason}.",
         f"make {ROOT_BASE} a directory that only root may write to; without root, set XDG_RUNTIME_DIR.",
     )
-
-
-def shared(name: str) -> str:
-    """Return the path for a name that all processes of this user share; it stays until the machine is shut down.
-
-    Raises OSError.
-    """
-    base = _bases()[0]
-    if base == ROOT_BASE:
-        make_root_base()
-    return f"{base}/{PREFIX}{os.geteuid()}-{name}"
-
-
-def is_private(path: str) -> bool:
-    """Return True for a directory of this user to which only this user may write."""
-    try:
-        there = os.lstat(path)
-    except OSError:
-        return False
-    return S_ISDIR(there.st_mode) and there.st_uid == os.geteuid() and not there.st_mode & 0o022
 
 
 def claim(uuid: str) -> str:

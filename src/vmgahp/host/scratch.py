@@ -2,7 +2,7 @@
 
 import errno
 import os
-from _collections_abc import Callable
+from collections.abc import Callable
 
 from vmgahp.errors import Fault
 from vmgahp.host import execute

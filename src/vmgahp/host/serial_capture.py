@@ -13,10 +13,13 @@ replace them: as root in ``/run/vmgahp``, where only root makes files and QEMU, 
 socket; else in a directory of the caller alone.
 """
 
-import _socket
+from __future__ import annotations
+
 import os
 import select
-from _collections_abc import Callable
+import socket
+import threading
+from collections.abc import Callable
 from stat import S_ISREG
 from time import monotonic
 
@@ -40,9 +43,6 @@ class ConsoleCapture:
 
     One connection is served at a time, and after it the next, as after a VM was saved and is restored.
     """
-
-    serves = True
-    """True if it reads its connections; a helper that starts a VM for a server only listens, and the server reads."""
 
     def __init__(
         self,
@@ -84,45 +84,25 @@ class ConsoleCapture:
             self._remove()
             raise
 
-    @classmethod
-    def taken_over(
-        cls, path: str, limit: int, on_error: Callable[[str], None], output: int, listener: int
-    ) -> "ConsoleCapture":
-        """Take over a capture that another process has made, but not served. Raises `MachineFault`."""
-        made = cls.__new__(cls)
-        made._begin(path, limit, on_error)
-        made._output = output
-        made._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, listener)
-        made._look_at_output()
-        made._thread = threads.start(f"console {path}", made._run)
-        return made
-
-    def descriptors(self) -> tuple[int, int]:
-        """Return the descriptors of the file and of the socket."""
-        return self._output, self._listener.fileno()
-
     def _begin(self, path: str, limit: int, on_error: Callable[[str], None]) -> None:
         self.path = path
         self.limit = limit
         self._on_error = on_error
         self._noted: set[str] = set()
-        self._lock = threads.Lock()
+        self._lock = threading.Lock()
         self._closed = False
         self._buffer = memoryview(bytearray(CHUNK))
         self._tail = bytearray()
-        self._thread: threads.Thread | None = None
+        self._thread: threading.Thread | None = None
 
-    def _look_at_output(self) -> None:
+    def _start(self, owner: tuple[int, int] | None) -> None:
+        """Listen, and start the thread; an exception leaves no descriptor open."""
         before = os.fstat(self._output)
         self.written = before.st_size if S_ISREG(before.st_mode) else 0
         """The number of bytes in the file, as counted by this capture."""
         self._cut = self.written > self.limit
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def _start(self, owner: tuple[int, int] | None) -> None:
-        """Listen, and start the thread; an exception leaves no descriptor open."""
-        self._look_at_output()
-        self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._listener.setblocking(False)
             self._listener.bind(self.path)
@@ -131,8 +111,7 @@ class ConsoleCapture:
             if owner is not None and owner != (os.geteuid(), os.getegid()):
                 os.chown(self.path, *owner)
             self._listener.listen(4)
-            if self.serves:
-                self._thread = threads.start(f"console {self.path}", self._run)
+            self._thread = threads.start(f"console {self.path}", self._run)
         except BaseException:
             self._listener.close()
             os.close(self._wake)
@@ -187,9 +166,9 @@ class ConsoleCapture:
             self._listener.close()
             os.close(self._output)
 
-    def _serve(self) -> _socket.socket | None:
+    def _serve(self) -> socket.socket | None:
         """Read connections until `close`; return the one that is open then."""
-        connection: _socket.socket | None = None
+        connection: socket.socket | None = None
         while True:
             poll = select.poll()
             poll.register(self._wake, select.POLLIN)
@@ -210,7 +189,7 @@ class ConsoleCapture:
                 poll.unregister(self._listener)
                 poll.poll(1000)
 
-    def _last_words(self, connection: _socket.socket | None) -> None:
+    def _last_words(self, connection: socket.socket | None) -> None:
         """Read what is left, in this connection and in those not accepted yet."""
         end = monotonic() + CLOSE_SECONDS
         taken = 0
@@ -229,13 +208,13 @@ class ConsoleCapture:
             if connection is not None:
                 connection.close()
 
-    def _accept(self) -> _socket.socket:
+    def _accept(self) -> socket.socket:
         descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]
-        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, descriptor)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
         connection.setblocking(False)
         return connection
 
-    def _receive(self, connection: _socket.socket) -> int:
+    def _receive(self, connection: socket.socket) -> int:
         """Read one chunk and keep it; return 0 at the connection's end. Raises BlockingIOError if there is no data."""
         try:
             got = connection.recv_into(self._buffer)

@@ -6,14 +6,12 @@ since 25.4 that is ``scratch`` in it, and the starter's own files for the job ar
 ``JICShadow::initIOProxy`` in HTCondor's ``src/condor_starter.V6.1``).
 """
 
+from __future__ import annotations
+
 import os
+from collections.abc import Mapping
 from stat import S_ISDIR
-
-from vmgahp.host.light import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import NamedTuple
 
 _SCRATCH = "scratch"
 _OF_A_JOB = "dir_"
@@ -33,7 +31,7 @@ class Places(NamedTuple):
     """True if the starter has announced that it can be reached by chirp."""
 
 
-def places(scratch: str, environ: "Mapping[str, str]" = os.environ) -> Places:
+def places(scratch: str, environ: Mapping[str, str] = os.environ) -> Places:
     """Find a starter's files for the job of a scratch directory.
 
     The environment is set by the starter, and no job can change it. It is about one job: it is ignored if a person has

@@ -193,7 +193,7 @@ def _link(name: bytes, above: int, below: int, replace: bool) -> None:
 
 def connect_loopback(address: str, port: int) -> int:
     """Begin a connection to a loopback address; return the socket, which may not be connected yet."""
-    import _socket as socket  # `vmgahp.host.child` has loaded it before it forks
+    import socket  # `vmgahp.host.child` has loaded it before it forks
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     way = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

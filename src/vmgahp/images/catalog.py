@@ -17,12 +17,12 @@ that image unavailable: other jobs are not affected.
 import os
 import re
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
 from vmgahp.errors import MachineFault
 from vmgahp.findings import OFF, OK, Finding
-from vmgahp.host.light import NamedTuple
 from vmgahp.host.trust import require_trustworthy
 from vmgahp.images import CATALOG
 from vmgahp.images.formats import FORMATS, HEADER, looks_like, names_files

@@ -9,19 +9,16 @@ and within limits, and the chain that it finds is written into the domain XML, s
 take the one in the header.
 """
 
+from __future__ import annotations
+
 import os
 from math import inf
 from time import monotonic
+from typing import Any, BinaryIO, NamedTuple
 
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.text import has_control, not_for_xml, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, BinaryIO
-
 
 FORMATS = {
     "raw": "raw",
@@ -153,7 +150,7 @@ def _by_magic(header: bytes, table: tuple[tuple[int, bytes, str], ...]) -> str:
     return next((name for place, mark, name in table if header[place : place + len(mark)] == mark), "")
 
 
-def image_format(name: str, said: str, file: "BinaryIO") -> str:
+def image_format(name: str, said: str, file: BinaryIO) -> str:
     """Return QEMU's format of the image in `file`: `said` if it is set, else that of the name's suffix, else raw.
 
     Raises `UnclearFormat` for an unknown format, and if the name leaves the format open and the header looks like
@@ -258,7 +255,7 @@ def backing_chain(
     return tuple(found)
 
 
-def _backing_file(path: str, image: "dict[str, Any]") -> BackingFile | None:
+def _backing_file(path: str, image: dict[str, Any]) -> BackingFile | None:
     """Return the backing file that an image names, or None."""
     name = image.get("full-backing-filename") or image.get("backing-filename")
     if not name:
@@ -290,7 +287,7 @@ def require_whole(path: str, image_format: str, identity: Identity) -> None:
     _look(path, image_format, identity, monotonic() + qemu_img.LOOK)
 
 
-def _look(path: str, image_format: str, identity: Identity, end: float, *, parts: bool = False) -> "dict[str, Any]":
+def _look(path: str, image_format: str, identity: Identity, end: float, *, parts: bool = False) -> dict[str, Any]:
     header = _header(path, identity)
     if not parts and (reason := unfit(image_format, header)):
         if looks_like(header) == image_format:
@@ -320,7 +317,7 @@ def _unusable(path: str, image_format: str, why: object, *, no_access: bool = Fa
     return _bad(word, f"{path} is not a usable {image_format} image ({why})", "see what qemu-img info says about it.")
 
 
-def _info(path: str, image_format: str, identity: Identity, seconds: float) -> "dict[str, Any]":
+def _info(path: str, image_format: str, identity: Identity, seconds: float) -> dict[str, Any]:
     from vmgahp.images import qemu_img
 
     try:

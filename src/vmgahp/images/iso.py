@@ -9,6 +9,8 @@ user's rights, limits, and open descriptors instead of names. It takes on those 
 the job's user need not be able to read this installation.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import re
@@ -17,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import execute, own_code, packages
+from vmgahp.host import execute, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.restrict import restrict
 from vmgahp.host.run import FIRST_PASSED, run
@@ -145,7 +147,7 @@ def _check_sizes(files: list[tuple[str, int, int]], most_bytes: int) -> None:
         raise Unfit(f"together they have {total} bytes, and {most_bytes} is the most")
 
 
-def _write(output: int, label: str, files: "list[tuple[str, int, int]]", identity: "Identity", *, secret: bool) -> None:
+def _write(output: int, label: str, files: list[tuple[str, int, int]], identity: Identity, *, secret: bool) -> None:
     """Run the process that writes the image. Raises `Unfit`, OSError and `MachineFault`."""
     import json
 
@@ -162,7 +164,7 @@ def _write(output: int, label: str, files: "list[tuple[str, int, int]]", identit
     }
     seconds = DEADLINE + total / BYTES_A_SECOND
     done = run(
-        [*own_code.interpreter(), "vmgahp.images.iso"],
+        [sys.executable, "-I", "-m", "vmgahp.images.iso"],
         deadline=seconds,
         stdin=json.dumps(plan).encode(),
         environ={"PATH": os.defpath, "TZ": "UTC"},

@@ -6,6 +6,8 @@ of any other format into a raw image. A failure raises `Trouble`; the caller dec
 it is.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import signal
@@ -126,7 +128,7 @@ def measure(
 
 
 def create_overlay(
-    base: str, base_format: str, to: str, identity: "Identity | None" = None, *, seconds: float = OVERLAY
+    base: str, base_format: str, to: str, identity: Identity | None = None, *, seconds: float = OVERLAY
 ) -> None:
     """Write an empty qcow2 image `to` that reads from `base`, by the full paths of both.
 

@@ -15,9 +15,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from fcntl import F_GETFL, F_GETLEASE, F_RDLCK, F_SETLEASE, F_UNLCK, F_WRLCK, fcntl
 from signal import SIGURG
 from time import monotonic, sleep
+from typing import NamedTuple
 
 from vmgahp.errors import INVALID_DISK_PARAM, JobFault
-from vmgahp.host.light import NamedTuple
 from vmgahp.host.mounts import mounts
 from vmgahp.images.formats import HEADER, WITH_UNFIT, unfit
 

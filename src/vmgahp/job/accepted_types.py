@@ -4,7 +4,7 @@ A job accepts any type by ``vm_type = any``, and only some of them with ``+VMPAR
 a list in vm_type itself and requirements that match machines of each. docs/how-to/any-hypervisor.md describes both.
 """
 
-from _collections_abc import Sequence
+from collections.abc import Sequence
 
 from vmgahp import errors
 from vmgahp.errors import JobFault

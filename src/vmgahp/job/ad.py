@@ -6,18 +6,16 @@ expressions, once. From then on an attribute has only its value, for the adminis
 in every message.
 """
 
-from _collections_abc import Iterable, Mapping
-from _thread import allocate_lock
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from threading import Lock
 
 from vmgahp import errors
 from vmgahp.errors import ClientFault, JobFault
+from vmgahp.host.job_user import Identity
+from vmgahp.job import engine
 from vmgahp.text import has_control, is_private, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from vmgahp.host.job_user import Identity
 
 Plain = str | int | float | bool
 """The type of a value; an undefined one is None."""
@@ -40,7 +38,7 @@ class Odd(str):
 class _Said:
     """The attributes that the starter has sent, and the value of each expression."""
 
-    def __init__(self, pairs: "Iterable[tuple[str, str]]") -> None:
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self.values: dict[str, tuple[str, Plain | None]] = {}
         """The name and value of each attribute with a value, by its name in lower case."""
         self.pending: dict[str, tuple[str, str]] = {}
@@ -49,7 +47,7 @@ class _Said:
         """The names, in lower case, of the attributes that were sent as expressions."""
         self.user: Identity | None = None
         self._refusal: JobFault | None = None
-        self._lock = allocate_lock()
+        self._lock = Lock()
         for name, expression in pairs:
             key = name.lower()
             if any(is_private(part) or part in SCOPES for part in key.split(".")):
@@ -65,7 +63,7 @@ class _Said:
                 self.values[key] = name, value  # type: ignore[assignment]
         self.expressions = frozenset(self.pending)
 
-    def value(self, key: str) -> "Plain | None":
+    def value(self, key: str) -> Plain | None:
         # References such as RequestMemory = MY.JobVMMemory need no engine.
         for _ in range(10):
             if key not in self.pending:
@@ -87,8 +85,6 @@ class _Said:
                 return
             if self._refusal is not None:  # not retried: it may have taken long
                 raise self._refusal
-            from vmgahp.job import engine
-
             pairs = [(name, as_expression(value)) for name, value in self.values.values()]
             pairs += self.pending.values()
             try:
@@ -114,7 +110,7 @@ class JobAd:
 
     __slots__ = ("_changes", "_said", "complete")
 
-    def __init__(self, pairs: "Iterable[tuple[str, str]]", *, complete: bool = True) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, str]], *, complete: bool = True) -> None:
         """Make an ad; `complete` is false if a part of it was skipped because it was too long."""
         self._said = _Said(pairs)
         self._changes: dict[str, tuple[str, Plain | None]] = {}
@@ -131,39 +127,18 @@ class JobAd:
             return None
         return name, expression
 
-    def evaluate_as(self, user: "Identity") -> None:
+    def evaluate_as(self, user: Identity) -> None:
         """Set the user whose rights the engine gets to evaluate the ad's expressions, by default the user nobody."""
         self._said.user = user
 
-    def plain(self) -> "tuple[object, ...]":
-        """Return plain data from which another process can make the same ad (`of_plain`)."""
-        kept = [
-            [
-                (key, name, str(value) if isinstance(value, Odd) else value, isinstance(value, Odd))
-                for key, (name, value) in pairs
-            ]
-            for pairs in (self._said.values.items(), self._changes.items())
-        ]
-        return self.complete, dict(self._said.pending), self._said.expressions, *kept
-
-    @classmethod
-    def of_plain(cls, plain: "tuple[Any, ...]", user: "Identity") -> "JobAd":
-        """Make an ad from another process's plain data; its engine gets the rights of `user`."""
-        complete, pending, expressions, said, changes = plain
-        made = cls((), complete=complete)
-        made._said.user, made._said.pending, made._said.expressions = user, pending, expressions
-        for kept, pairs in ((made._said.values, said), (made._changes, changes)):
-            kept.update({key: (name, Odd(value) if is_odd else value) for key, name, value, is_odd in pairs})
-        return made
-
-    def changed(self, changes: "Mapping[str, Plain | None]") -> "JobAd":
+    def changed(self, changes: Mapping[str, Plain | None]) -> JobAd:
         """Return a copy with other values for some attributes."""
         made = JobAd((), complete=self.complete)
         made._said = self._said
         made._changes = self._changes | {name.lower(): (name, value) for name, value in changes.items()}
         return made
 
-    def value(self, name: str) -> "Plain | None":
+    def value(self, name: str) -> Plain | None:
         """Return an attribute's value: `Odd` for an error, a list or an ad, None for undefined."""
         key = name.lower()
         return self._changes[key][1] if key in self._changes else self._said.value(key)
@@ -220,7 +195,7 @@ class JobAd:
         ad = self.changed(extra) if extra else self
         return [f"{name} = {'error' if isinstance(value, Odd) else as_expression(value)}" for name, value in ad._all()]
 
-    def values(self) -> "dict[str, Plain | None]":
+    def values(self) -> dict[str, Plain | None]:
         """Return the value of every attribute, in the order of the names.
 
         Undefined, error, lists, ads, and numbers such as NaN become None, so that all of it can be JSON.
@@ -230,14 +205,12 @@ class JobAd:
             for name, value in self._all()
         }
 
-    def judge(self, expression: str) -> "Plain | None":
+    def judge(self, expression: str) -> Plain | None:
         """Evaluate an expression that is not the job's over the ad; return None for undefined and error.
 
         The ad is both MY and TARGET. Raises ValueError if it is not an expression, `MachineFault` if there is no
         engine.
         """
-        from vmgahp.job import engine
-
         return engine.judge(expression, self.values, self._said.user)
 
     def vm_type(self) -> str:
@@ -280,9 +253,7 @@ class JobAd:
             return ClientFault(errors.NO_JOBCLASSAD_INFO, problem)
         return JobFault(errors.MISMATCHED, problem, "submit the job with fewer and plainer attributes of its own.")
 
-    def _all(self) -> "list[tuple[str, Plain | None]]":
-        from vmgahp.job import engine
-
+    def _all(self) -> list[tuple[str, Plain | None]]:
         said = self._said
         try:
             said.settle()
@@ -326,7 +297,7 @@ def literal(expression: str) -> object:
     return _NOT_LITERAL
 
 
-def as_expression(value: "Plain | None") -> str:
+def as_expression(value: Plain | None) -> str:
     """Format a value as it is written into an ad; for an `Odd` one this is a word that describes it."""
     if value is None:
         return "undefined"

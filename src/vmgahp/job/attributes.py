@@ -5,7 +5,10 @@ table in the documents is made from it. Attributes without a submit command are 
 plus sign.
 """
 
-from vmgahp.host.light import NamedTuple
+from __future__ import annotations
+
+from typing import NamedTuple
+
 from vmgahp.vm_types import LIBVIRT, QEMU, VMWARE, XEN
 
 
@@ -20,7 +23,7 @@ class JobAttribute(NamedTuple):
     default: str
     """The default, in words."""
     meaning: str
-    types: "tuple[str, ...]" = ()
+    types: tuple[str, ...] = ()
     """The VM types that take it, empty for all."""
 
 

@@ -9,16 +9,13 @@ The starter blocks until it has read a whole line: a line is sent whole or not a
 """
 
 import os
+import socket
 from time import monotonic
 
 from vmgahp.errors import Fault
 from vmgahp.host import starter, system_calls
 from vmgahp.host.job_user import Identity
 from vmgahp.job.published import AT_ONCE, LONGEST_LINE, News, expression, printable
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from _socket import socket
 
 LONGEST_FILE = 200
 LONGEST_PASSWORD = 100
@@ -41,7 +38,6 @@ class Starter:
 
     def __init__(self, directory: str, identity: Identity, seconds: float) -> None:
         """Connect to the starter of the VM with that scratch directory. Raises `Unheard`."""
-        import _socket
 
         self._end = monotonic() + seconds
         with identity.at_hand():
@@ -50,7 +46,7 @@ class Starter:
                 descriptor = identity.run(system_calls.connect_loopback, address, port)
             except (OSError, Fault) as error:
                 raise Unheard(f"{NO_STARTER}: {error}") from error
-        self._socket: socket = _socket.socket(fileno=descriptor)
+        self._socket = socket.socket(fileno=descriptor)
         try:
             if self.ask(f"cookie {password}") != 0:
                 raise Unheard("the starter does not take the password that it has written")

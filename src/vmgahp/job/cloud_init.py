@@ -18,11 +18,11 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
 from vmgahp.job.nics import Nic

@@ -4,20 +4,19 @@ HTCondor has no such attributes; docs/how-to/devices.md and guests.md describe t
 machine meets their needs (a UEFI firmware, another architecture's QEMU, swtpm).
 """
 
+from __future__ import annotations
+
 import re
+from typing import NamedTuple
 
 from vmgahp.config import Settings
-from vmgahp.host.light import NamedTuple
 from vmgahp.job import share_dirs
+from vmgahp.job.cloud_init import Seed
 from vmgahp.job.kinds import ARCHES, ARM, BIOS, FIRMWARES, X86
 from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, SHARE_DIRS, SSH, TOPOLOGY, TPM, Options
 from vmgahp.job.own_xml import NOTHING, OwnXml
+from vmgahp.job.run import Run
 from vmgahp.job.share_dirs import Share
-
-TYPE_CHECKING = False  # loaded for the jobs that have them
-if TYPE_CHECKING:
-    from vmgahp.job.cloud_init import Seed
-    from vmgahp.job.run import Run
 
 _PARTS = ("sockets", "cores", "threads")
 _SSH_PORT = 22
@@ -47,9 +46,9 @@ class Devices(NamedTuple):
     """The directories that the guest can mount."""
     exit_port: bool = False
     """True if the guest has a port to which it can write its exit code."""
-    user_data: "Seed | None" = None
+    user_data: Seed | None = None
     """The files for cloud-init; the drive with them is one of the job's disks."""
-    run: "Run | None" = None
+    run: Run | None = None
     """The program of the guest; the drive with it is one of the job's disks."""
     ssh: tuple[int, ...] = ()
     """The ports of the guest to which this machine forwards ports."""

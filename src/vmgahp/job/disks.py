@@ -3,23 +3,22 @@
 Requests and results are separate: `requests` opens no files, and `vmgahp.job.look` makes a `Disk` from each request.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.images import CATALOG
+from vmgahp.images.catalog import Image
 from vmgahp.images.formats import FORMATS, BackingFile
 from vmgahp.job.ad import JobAd
 from vmgahp.text import has_control, shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.images.catalog import Image
 
 DISK = "VMPARAM_vm_Disk"
 NO_FILE = "/dev/null"
@@ -96,7 +95,7 @@ class Disk(NamedTuple):
     """True if the image is transferred with the job, or made for it: it is in the scratch directory."""
     kind: str
     shared: bool = False
-    image: "Image | None" = None
+    image: Image | None = None
     """The image of this machine's catalog that it is, or of which a writable one is an overlay."""
     size: int = 0
     """The bytes of an empty disk; 0 for any other."""

@@ -5,22 +5,26 @@ expressions never end. So it takes on the job user's rights, and limits, before 
 only values. It gets no secret attributes.
 """
 
+from __future__ import annotations
+
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
+from vmgahp.host.job_user import Identity
+from vmgahp.host.restrict import restrict
+from vmgahp.host.run import run
 from vmgahp.text import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from vmgahp.host.job_user import Identity
 
 Plain = str | int | float | bool
 Found = Plain | None | Sequence[str]
 """The result for an expression: a value, None for undefined, or a list with the kind of any other: error, list, ad."""
+
+RUN_MODULE = ("-I", "-m")
+"""The options of Python by which it runs the module whose name follows."""
 
 SECONDS, CPU_SECONDS = 60.0, 10
 """The timeout and the limit of CPU time, in seconds, for all expressions of an ad together."""
@@ -42,7 +46,7 @@ class NoEngine(Failed):
     """A missing Python package of HTCondor on this machine."""
 
 
-def evaluate(pairs: "Sequence[tuple[str, str]]", wanted: Sequence[str], user: "Identity | None") -> "dict[str, Found]":
+def evaluate(pairs: Sequence[tuple[str, str]], wanted: Sequence[str], user: Identity | None) -> dict[str, Found]:
     """Evaluate the `wanted` attributes of an ad. Raises `JobFault`, since a job without expressions can run."""
     try:
         found: dict[str, Found] = _ask({"ad": list(pairs), "wanted": list(wanted)}, user)
@@ -55,9 +59,7 @@ def evaluate(pairs: "Sequence[tuple[str, str]]", wanted: Sequence[str], user: "I
     return found
 
 
-def judge(
-    expression: str, values: "Callable[[], Mapping[str, Plain | None]]", user: "Identity | None"
-) -> "Plain | None":
+def judge(expression: str, values: Callable[[], Mapping[str, Plain | None]], user: Identity | None) -> Plain | None:
     """Evaluate an expression that is not the job's over an ad of plain values, which is both MY and TARGET.
 
     Returns None if the result is not a plain value. Raises ValueError if it is not an expression, `MachineFault` if
@@ -81,20 +83,14 @@ def judge(
     return None if isinstance(found, list) else found
 
 
-def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
+def _ask(question: dict[str, Any], user: Identity | None) -> Any:
     """Ask the engine's process and return its answer. Raises `Failed`."""
-    import json
-
-    from vmgahp.host import own_code
-    from vmgahp.host.job_user import Identity
-    from vmgahp.host.run import run
-
     if user is None and os.geteuid() == 0:
         user = Identity(NOBODY, NOBODY)
     whose = [str(user.uid), str(user.gid)] if user is not None and user.switching else []
     try:
         done = run(
-            [*own_code.interpreter(), "vmgahp.job.engine", *whose],
+            [sys.executable, *RUN_MODULE, "vmgahp.job.engine", *whose],
             deadline=SECONDS,
             stdin=json.dumps(question).encode(),
             longest=LONGEST_RESULT,
@@ -115,10 +111,6 @@ def _ask(question: "dict[str, Any]", user: "Identity | None") -> "Any":
 
 def main(user: Sequence[str]) -> int:
     """Answer the question on standard input as `user`: uid and gid, or nothing for the present user."""
-    import json
-
-    from vmgahp.host.restrict import restrict
-
     try:
         import classad2
     except ImportError:
@@ -141,14 +133,14 @@ _REHEARSAL = (
 )
 
 
-def _answer(classad2: "Any", question: "dict[str, Any]") -> object:
+def _answer(classad2: Any, question: dict[str, Any]) -> object:
     if "judge" in question:
         return [_judged(classad2, question["judge"], question["values"])]
     ad = _read(classad2, question["ad"])
     return {name: _plain(classad2, lambda name=name: ad.eval(name)) for name in question["wanted"]}
 
 
-def _read(classad2: "Any", pairs: "Sequence[Sequence[str]]") -> "Any":
+def _read(classad2: Any, pairs: Sequence[Sequence[str]]) -> Any:
     """Parse the ad; attributes that the engine cannot parse are left out, as in HTCondor's own server."""
     whole = classad2.ClassAd()
     for name, text in pairs:
@@ -160,7 +152,7 @@ def _read(classad2: "Any", pairs: "Sequence[Sequence[str]]") -> "Any":
     return whole
 
 
-def _judged(classad2: "Any", expression: str, values: "Mapping[str, Plain | None]") -> "Found":
+def _judged(classad2: Any, expression: str, values: Mapping[str, Plain | None]) -> Found:
     mine, target = classad2.ClassAd(), classad2.ClassAd()
     for name, value in values.items():
         clean = value.encode(errors="replace").decode() if isinstance(value, str) else value
@@ -173,7 +165,7 @@ def _judged(classad2: "Any", expression: str, values: "Mapping[str, Plain | None
     return _plain(classad2, lambda: tree.eval(mine, target))
 
 
-def _plain(classad2: "Any", look: "Any") -> "Found":
+def _plain(classad2: Any, look: Any) -> Found:
     try:
         value = look()
     except Exception:  # noqa: BLE001 - as in _read

@@ -7,10 +7,14 @@ for (``VMPARAM_vm_Exit_Port``): the server exits with it, so that it becomes the
 A guest is not trusted: only a limited part of its output is read, and only a number from 0 to 255 is accepted.
 """
 
+import json
 import os
+import re
+from time import gmtime, strftime
+from typing import NamedTuple
 
+from vmgahp.errors import Fault
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 
 EXIT_FILE = "vm_exit.json"
 PORT = "org.vmgahp.exit"
@@ -99,16 +103,12 @@ def status_of(ending: Ending) -> int:
 
 def from_console(end: bytes) -> int | None:
     """Return the exit code in the last such line of a console's end; None if there is none."""
-    import re
-
     said = [int(number) for number in re.findall(_LINE, end[-CONSOLE_BYTES:])]
     return next((number for number in reversed(said) if number <= 255), None)
 
 
 def from_port(written: bytes) -> int | None:
     """Return the exit code that the guest has written to its port, the last line with a number; None if it has none."""
-    import re
-
     for line in reversed(written[:PORT_BYTES].splitlines()):
         found = re.fullmatch(_NUMBER, line)
         if found and int(found[1]) <= 255:
@@ -118,11 +118,9 @@ def from_port(written: bytes) -> int | None:
 
 def render(ending: Ending) -> bytes:
     """Return the content of ``vm_exit.json``."""
-    import json
-    from datetime import UTC, datetime
 
     def time(seconds: float) -> str:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+        return strftime("%Y-%m-%dT%H:%M:%S+00:00", gmtime(seconds))
 
     content = {
         "exit_code": ending.exit_code,
@@ -145,8 +143,6 @@ def tail_of(identity: Identity, directory: str, name: str, start: int = 0) -> by
 
     Returns empty bytes if there is no such file or it cannot be read.
     """
-    from vmgahp.errors import Fault
-
     try:
         descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
     except (OSError, Fault):

@@ -13,7 +13,8 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import HEADER, BackingFile, backing_chain, looks_like
-from vmgahp.job import slot
+from vmgahp.job import catalog_disks, cloud_init, data_disks, slot, xen
+from vmgahp.job.catalog_disks import backing_of
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, find_file
 from vmgahp.job.options import DISK_SIZE
 from vmgahp.job.spec import JobSpec
@@ -38,13 +39,9 @@ def find(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
     """Find the slot and all files of the job, without examining images. Raises `errors.Fault`."""
     spec = slot.settle(spec, settings, identity)
     if spec.xen is not None:
-        from vmgahp.job import xen
-
         spec = spec._replace(xen=xen.look(spec.xen, spec.working_dir, identity))
     disks = _disks(spec, settings, identity)
     if spec.devices.user_data is not None:
-        from vmgahp.job import cloud_init
-
         cloud_init.look(spec.devices.user_data, spec.working_dir, identity)
     for disk in disks:
         if spec.checkpoint and disk.shared and disk.writable and not disk.transferred:
@@ -77,7 +74,6 @@ def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk,
     """Find the disks of the requests."""
     if not any(request.image or request.made for request in spec.requests):
         return tuple(_image(request, spec.working_dir, identity) for request in spec.requests)
-    from vmgahp.job import catalog_disks, data_disks
 
     catalog = catalog_disks.load(settings, spec.requests)
     found = []
@@ -124,8 +120,6 @@ def _disk(request: DiskRequest, path: str, transferred: bool) -> Disk:
 def backing_files(disk: Disk, working_dir: str, identity: Identity, end: float = inf) -> tuple[BackingFile, ...]:
     """Return the backing files of a disk, even before it is made. Raises `errors.Fault`."""
     if disk.image is not None:
-        from vmgahp.job.catalog_disks import backing_of
-
         found = backing_of(disk.image, identity)
         top = BackingFile(disk.image.path, disk.image.format, disk.image.known_as)
         return (top, *found) if disk.writable else found

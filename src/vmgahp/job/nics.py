@@ -7,11 +7,11 @@ order, each with its kind of network and, in any order, a MAC address, a model a
 import re
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
-from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
 from vmgahp.job.options import NICS, Options
 from vmgahp.text import MAC, shown

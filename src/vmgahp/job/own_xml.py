@@ -3,7 +3,8 @@
 `vmgahp.domain.job_xml` reads it. A value of the XML overrides the ad's.
 """
 
-from vmgahp.host.light import NamedTuple
+from typing import NamedTuple
+
 from vmgahp.job.ad import Plain
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, DiskEntry

@@ -16,11 +16,10 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from tarfile import BLOCKSIZE, DIRTYPE, GNU_FORMAT, SYMTYPE, TarInfo
+from typing import NamedTuple
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import own_code
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.host.restrict import restrict
 from vmgahp.host.run import FIRST_PASSED, run
 from vmgahp.host.system_calls import open_beneath
@@ -93,7 +92,7 @@ def pack(directory: str, output: int, wanted: Packing, identity: Identity) -> Pa
         "user": [identity.uid, identity.gid] if identity.switching else None,
     }
     done = run(
-        [*own_code.interpreter(), __name__],
+        [sys.executable, "-I", "-m", __name__],
         deadline=DEADLINE,
         stdin=json.dumps(plan).encode(),
         environ={"PATH": os.defpath, "TZ": "UTC"},

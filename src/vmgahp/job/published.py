@@ -1,19 +1,20 @@
 """The facts about a VM that the pool gets: attributes of the job ad, and lines of the job's log.
 
 Any code publishes a fact by ``machine.news.publish(published.ADDRESSES, "10.0.0.7, fd00::7")``, from any thread and
-at any time, also in the helper process that starts the VM; ``resources.news`` is the same object. This is cheap and
-raises nothing. `vmgahp.daemon.publisher` passes on changes when the starter listens (`vmgahp.job.chirp`): after the
-next STATUS, and at the VM's end before the STATUS is answered. A starter that waits for a START, a suspend, a
-checkpoint or a STOP does not listen, and neither does one whose START fails.
+at any time; ``resources.news`` is the same object. This is cheap and raises nothing. `vmgahp.daemon.publisher` passes
+on changes when the starter listens (`vmgahp.job.chirp`): after the next STATUS, and at the VM's end before the STATUS
+is answered. A starter that waits for a START, a suspend, a checkpoint or a STOP does not listen, and neither does one
+whose START fails.
 
 All names begin with Chirp, because a starter accepts only such attributes for every job, and each is one row of
 `NAMES`, from which the table in the documents is made. Every user of the pool can read an ad: no password is
 published, and a guest's words only after a check.
 """
 
-from _thread import allocate_lock
+from __future__ import annotations
 
-from vmgahp.host.light import NamedTuple
+from threading import Lock
+from typing import NamedTuple
 
 Value = str | int | float | bool | None
 """The type of a value; an undefined one is None."""
@@ -109,7 +110,7 @@ class News:
     __slots__ = ("_is_fresh", "_lines", "_lock", "_problems", "_said", "_spoken", "_values", "over", "turn")
 
     def __init__(self) -> None:
-        self._lock = allocate_lock()
+        self._lock = Lock()
         self._values: dict[str, Value] = {}
         """The published values by attribute."""
         self._said: dict[str, Value] = {}
@@ -118,7 +119,7 @@ class News:
         """True if values other than figures may be unreported: a cheap test for each STATUS."""
         self._lines: list[str] = []
         self._spoken = 0
-        self.turn = allocate_lock()
+        self.turn = Lock()
         """A lock that is held while the starter is talked to."""
         self.over = False
         """True once the VM is gone."""
@@ -144,7 +145,7 @@ class News:
                 self._spoken += 1
                 self._lines.append(line)
 
-    def forget(self, attributes: "list[str]") -> None:
+    def forget(self, attributes: list[str]) -> None:
         """Make attributes of the job ad from an earlier run undefined, unless they are published again."""
         known = {attribute.lower() for attribute in attributes}
         with self._lock:
@@ -159,7 +160,7 @@ class News:
             self.over = self._is_fresh = True
             self._values |= {name.attribute: None for name in NAMES if name.lives and name.attribute in self._values}
 
-    def unsaid(self) -> "list[tuple[Name, Value]]":
+    def unsaid(self) -> list[tuple[Name, Value]]:
         """Return the values that the starter has not taken yet, in the order of the table."""
         with self._lock:
             return [
@@ -192,19 +193,6 @@ class News:
             return False
         self._problems.add(problem)
         return True
-
-    def plain(self) -> "tuple[dict[str, Value], list[str]]":
-        """Return plain data for another process (`take_over`), which then reports the lines."""
-        return self._values.copy(), self.take_lines()
-
-    def take_over(self, plain: "tuple[dict[str, Value], list[str]]") -> None:
-        """Take over another process's unreported news; this process may know more than that one."""
-        values, lines = plain
-        with self._lock:
-            known = {name.line.format(self._values.get(name.attribute)) for name in NAMES if name.line}
-            self._lines += [line for line in lines if line not in known]
-            self._values |= values
-            self._is_fresh = True
 
 
 def expression(value: Value) -> str:

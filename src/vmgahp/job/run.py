@@ -7,12 +7,13 @@ its progress by a port.
 import os
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import vmgahp
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.host.light import NamedTuple
+from vmgahp.job import environment
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DiskRequest, made_drive
@@ -158,8 +159,6 @@ def _names(options: Options, option: str) -> tuple[str, ...] | None:
 
 
 def _environment(options: Options, ad: JobAd) -> tuple[tuple[str, str], ...]:
-    from vmgahp.job import environment
-
     found = environment.read(ad)
     for name in found:
         if not _NAME.fullmatch(name):

@@ -6,12 +6,13 @@ administrator decides by an expression over the job ad which jobs may have a dir
 
 import os
 import re
+from typing import NamedTuple
 
 from vmgahp.config import Settings
 from vmgahp.config.table import CONDITION, SHARE_DIR, SHARE_DIRS
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
-from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
+from vmgahp.job.folded import folded, meets
 from vmgahp.job.kinds import NINEP, NO_SHARE, SHARES, VIRTIOFS
 from vmgahp.job.options import SHARE, Options
 from vmgahp.job.options import SHARE_DIRS as OPTION
@@ -119,7 +120,6 @@ def require_allowed(settings: Settings, job: JobAd, shares: tuple[Share, ...]) -
     conditions = [(share, name) for share, name in conditions if settings.string(name)]
     if not conditions:
         return
-    from vmgahp.job.folded import folded, meets
 
     ad = folded(job, settings)
     for share, name in conditions:

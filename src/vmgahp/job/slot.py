@@ -4,24 +4,25 @@ HTCondor makes the slot as large as the job asks, or larger. The job's request i
 machine ad, a file next to the job ad, which counts only if no input file of the job can have replaced it.
 """
 
+from __future__ import annotations
+
 import os
-from _collections_abc import Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import Fault, JobFault
 from vmgahp.host import starter
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
+from vmgahp.job.engine import NoEngine
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar
-
     from vmgahp.job.vm_spec import VmSpec
 
     AnySpec = TypeVar("AnySpec", bound=VmSpec)
+
 
 LEAST_MEMORY_MIB = 32
 """The least memory of a VM, which smaller ones get too, as from the C++ daemon (``KVMType::CreateConfigFile``)."""
@@ -75,7 +76,7 @@ def cores(environ: Mapping[str, str]) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
-def settle(spec: "AnySpec", settings: Settings, identity: Identity) -> "AnySpec":
+def settle(spec: AnySpec, settings: Settings, identity: Identity) -> AnySpec:
     """Complete the slot from the machine ad if that is needed. Raises `JobFault` if the VM is larger than the slot."""
     slot = spec.slot
     if _lacks(slot.cpus, spec.vcpus) or _lacks(slot.memory_mib, spec.memory_mib):
@@ -113,7 +114,7 @@ def _lacks(number: int | None, wanted: int) -> bool:
     return number is None or number < wanted
 
 
-def _require(spec: "VmSpec", slot: Slot) -> None:
+def _require(spec: VmSpec, slot: Slot) -> None:
     """Make sure that the VM fits into the slot. Raises `JobFault`."""
     if slot.cpus is not None and spec.vcpus > max(slot.cpus, 1):
         raise JobFault(
@@ -135,8 +136,6 @@ def _integer(ad: JobAd, name: str) -> int | None:
     try:
         return ad.integer(name)
     except JobFault as fault:
-        from vmgahp.job.engine import NoEngine  # not needed for literals
-
         if isinstance(fault.__cause__, NoEngine):
             return None
         raise

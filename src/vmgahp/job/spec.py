@@ -5,11 +5,15 @@ its value and a hint, since its reader sees nothing else. Disks, NICs and the ra
 `disks`, `nics` and `devices`; here they become one `JobSpec`, whose files `look` finds.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
+from vmgahp.job import cloud_init, data_disks, run
 from vmgahp.job.ad import JobAd
 from vmgahp.job.devices import Devices, Topology, devices, require_saveable
 from vmgahp.job.disks import DISK, Disk, DiskRequest, made_drive, requests
@@ -29,14 +33,12 @@ from vmgahp.job.options import (
 )
 from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.vm_spec import VmSpec, with_nics
-
-TYPE_CHECKING = False  # loaded only for the jobs that need it
-if TYPE_CHECKING:
-    from vmgahp.job.xen import XenBoot
+from vmgahp.job.xen import XenBoot
 
 __all__ = ["Devices", "Disk", "JobSpec", "Nic", "Topology"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class JobSpec(VmSpec):
     """A virtual machine of libvirt."""
 
@@ -44,10 +46,10 @@ class JobSpec(VmSpec):
     """The disks found for the requests; empty before `vmgahp.job.look` finds them."""
     vnc: bool
     hardware_vt: bool
-    devices: Devices = Devices()
+    devices: Devices = field(default_factory=Devices)
     ignored: tuple[str, ...] = ()
     """The unknown attributes about devices, of a job that ignores them."""
-    xen: "XenBoot | None" = None
+    xen: XenBoot | None = None
     """The way in which a Xen job boots; None for other jobs."""
     requests: tuple[DiskRequest, ...] = ()
     """The job's requests for disks."""
@@ -66,7 +68,7 @@ class JobSpec(VmSpec):
         own: OwnXml = NOTHING,
         diskless: bool = False,
         networks: Sequence[str] | None = None,
-    ) -> "JobSpec":
+    ) -> JobSpec:
         """Read and check the job ad. A job that may be `diskless` need not name a disk.
 
         `own` has the values of the job's own XML, which override the ad; `networks` are the kinds of network on offer,
@@ -100,7 +102,6 @@ def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options, ow
     """Add the program that the guest runs, if the job has options about one."""
     if not options.about(RUN):
         return made
-    from vmgahp.job import run
 
     if not options.has(RUN):
         run.require_run(options)
@@ -119,7 +120,6 @@ def _with_seed(made: JobSpec, ad: JobAd, options: Options) -> JobSpec:
     begins = made.devices.run is not None and made.devices.run.by_cloud_init
     if not begins and not any(options.has(option) for option in (USER_DATA, META_DATA, NETWORK_CONFIG)):
         return made
-    from vmgahp.job import cloud_init
 
     seed = cloud_init.wanted(options, ad, begins)
     if seed is None:
@@ -144,8 +144,6 @@ def _requests(ad: JobAd, options: Options, own: OwnXml, *, diskless: bool, any_w
     """Return requests for the disks of vm_disk or of the job's own XML, and for those that are made for the job."""
     found = () if diskless and ad.string(DISK) is None and not own.disks else requests(ad, own.disks, any_word=any_word)
     if any(options.has(option) for option in (DATA_DISK, DATA_FILES, DISK_SIZE)):
-        from vmgahp.job import data_disks
-
         if found and options.has(DISK_SIZE):
             found = (data_disks.enlarged(options, found[0]), *found[1:])
         found += data_disks.requests(options, found)

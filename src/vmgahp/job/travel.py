@@ -6,7 +6,7 @@ checkpoint all that a restart needs. The latter are links, for as long as the ch
 """
 
 import os
-from _collections_abc import Callable
+from collections.abc import Callable
 
 from vmgahp import errors
 from vmgahp.host import execute, scratch

@@ -8,25 +8,23 @@ HTCondor holds a job with a link to a directory, or with a file that its user ca
 ever. These are not made: links lead to files of the outputs, and all other entries are left out and reported.
 """
 
+from __future__ import annotations
+
 import errno
 import io
 import json
 import os
 import stat
 import sys
+import tarfile
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
-from vmgahp.host import own_code
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.host.restrict import restrict
 from vmgahp.host.run import FIRST_PASSED, run
 from vmgahp.job.scratch_names import is_reserved
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import tarfile
 
 MOST_ENTRIES = 1_000_000
 DEEPEST = 100
@@ -73,7 +71,7 @@ def unpack(archive: int, directory: str, below: str, most_bytes: int, identity: 
     }
     try:
         done = run(
-            [*own_code.interpreter(), __name__],
+            [sys.executable, "-I", "-m", __name__],
             deadline=DEADLINE,
             stdin=json.dumps(plan).encode(),
             environ={"PATH": os.defpath, "TZ": "UTC"},
@@ -159,7 +157,7 @@ class _Outputs:
         more = self._number_left_out - len(self._left_out)
         return [*self._left_out, *([f"and {more} more"] if more else [])]
 
-    def add(self, tar: "tarfile.TarFile", entry: "tarfile.TarInfo") -> None:
+    def add(self, tar: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
         """Unpack one entry. Raises `_Wrong`, OSError and tarfile's errors."""
         import tarfile
 
@@ -240,7 +238,7 @@ class _Outputs:
                 raise _LeftOut("there is a directory of that name") from error
             raise
 
-    def _write(self, parts: Sequence[str], tar: "tarfile.TarFile", entry: "tarfile.TarInfo") -> None:
+    def _write(self, parts: Sequence[str], tar: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
         if entry.size > self._most_bytes - self.size:
             raise _Wrong(f"they have more than {self._most_bytes >> 20} MiB")
         content = tar.extractfile(entry)

@@ -1,11 +1,14 @@
 """The part of a job's request for a VM that is common to all hypervisors."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job import travel
+from vmgahp.job import data_disks, travel
 from vmgahp.job.ad import JobAd
 from vmgahp.job.nics import Nic, classic
 from vmgahp.job.own_xml import NOTHING, OwnXml
@@ -16,47 +19,8 @@ MOST_VCPUS = 255
 """The most CPUs of QEMU's pc machine; more would fail in the hypervisor, and be blamed on the machine."""
 
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, ClassVar, Self, dataclass_transform
-else:
-
-    def dataclass_transform(**_):
-        return lambda made: made
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-class Record:
-    """A base for frozen records with keyword fields, like a dataclass: importing `dataclasses` costs a START 7 ms."""
-
-    _fields: "ClassVar[tuple[str, ...]]" = ()
-
-    def __init_subclass__(cls) -> None:
-        cls._fields = (*cls._fields, *cls.__annotations__)
-
-    def __init__(self, **values: "Any") -> None:
-        for name in self._fields:
-            vars(self)[name] = values.pop(name) if name in values else getattr(type(self), name)
-        if values:
-            raise TypeError(f"{type(self).__name__} has no {', '.join(values)}")
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{name} cannot be set to another value")
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and vars(other) == vars(self)
-
-    __hash__ = None  # type: ignore[assignment]  # its fields may be unhashable
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
-
-    def _replace(self, **changes: "Any") -> "Self":
-        """Return a copy with other values in some fields, like a NamedTuple's."""
-        return type(self)(**(vars(self) | changes))
-
-
-class VmSpec(Record):
+@dataclass(frozen=True, kw_only=True)
+class VmSpec:
     """A virtual machine as the job requests it and this machine grants it."""
 
     name: str
@@ -70,8 +34,10 @@ class VmSpec(Record):
     no_output_vm: bool
     left_behind: tuple[str, ...] | None = None
     """The files that a checkpoint omits; None if HTCondor transfers by its own rule (`vmgahp.job.travel`)."""
-    slot: Slot = Slot()
+    slot: Slot = field(default_factory=Slot)
     """The job's slot, as known without reading files (`vmgahp.job.slot.settle`)."""
+
+    _replace = replace
 
     @property
     def sent(self) -> tuple[bool, tuple[str, ...] | None]:
@@ -102,8 +68,6 @@ def parse(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> 
     Raises `JobFault` for a mistake of the job's owner, `ClientFault` for an attribute that the starter should have
     sent, `MachineFault` for missing or invalid settings.
     """
-    from vmgahp.job import data_disks  # not needed by VM types that make such disks
-
     data_disks.refuse(ad)
     return with_nics(ad, settings, classic(ad, settings, kinds))
 

@@ -6,8 +6,11 @@ mistakes, and they would take the machine out of service: a refusal has one of t
 job, and its sentence names the attribute.
 """
 
+from __future__ import annotations
+
 import errno
 import os
+from dataclasses import dataclass
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -40,6 +43,7 @@ _MOST_VMDKS = 1000
 _TRANSFER_HINT = "add it to transfer_input_files: a regular file, no link, that its owner may read."
 
 
+@dataclass(frozen=True, kw_only=True)
 class VmwareSpec(VmSpec):
     """A VMware virtual machine, with at most one NIC, of the kind ``nat`` or ``bridge``."""
 
@@ -60,7 +64,7 @@ class VmwareSpec(VmSpec):
     """The content of the ``.vmx``; empty before `look` reads it."""
 
     @classmethod
-    def parse(cls, ad: JobAd, settings: Settings) -> "VmwareSpec":
+    def parse(cls, ad: JobAd, settings: Settings) -> VmwareSpec:
         """Read and check the job ad, without access to files.
 
         Raises `JobFault` for a mistake of the job's owner, `ClientFault` for an attribute that the starter should

@@ -8,6 +8,8 @@ with ``\\n``, ``\\r\\n`` or a lone ``\\r``, so all three have to be kept out of 
 Pure: text in, text out.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, MutableMapping
 
@@ -58,7 +60,7 @@ class Vmx(MutableMapping[str, str]):
             self[name] = value
 
     @classmethod
-    def decode(cls, data: bytes) -> "Vmx":
+    def decode(cls, data: bytes) -> Vmx:
         """Read a file's content in the encoding that it names, by default UTF-8.
 
         An existing ``.encoding`` becomes ``"UTF-8"``, since `encode` writes that. Raises `VmxError`.
@@ -81,7 +83,7 @@ class Vmx(MutableMapping[str, str]):
         return vmx
 
     @classmethod
-    def parse(cls, text: str, encoding: str = "UTF-8") -> "Vmx":
+    def parse(cls, text: str, encoding: str = "UTF-8") -> Vmx:
         """Read the text of a ``.vmx``; `encoding` is that of escaped bytes beyond ASCII.
 
         Raises `VmxError` for errors that VMware refuses, too: a line without ``=``, an open quote, a duplicate name;

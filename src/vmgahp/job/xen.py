@@ -5,14 +5,16 @@ kernel that is ``included`` in the disk, found by a bootloader program on the ma
 hardware virtualization; or a kernel of the job's own, with an initrd, for a paravirtual guest.
 """
 
+from __future__ import annotations
+
 import os
 from functools import partial
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import find_file
 from vmgahp.text import has_control, shown
@@ -55,7 +57,7 @@ class XenBoot(NamedTuple):
     """The root device and the job's parameters, for a kernel of the job's own."""
 
     @classmethod
-    def parse(cls, ad: JobAd, settings: Settings) -> "XenBoot":
+    def parse(cls, ad: JobAd, settings: Settings) -> XenBoot:
         """Read and check the job's attributes, without access to files. Raises `JobFault`."""
         wanted = (ad.string(KERNEL) or "").strip()
         if not wanted:

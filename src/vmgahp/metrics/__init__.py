@@ -4,9 +4,9 @@ A hypervisor counts from zero again when a guest is restored, and so does anothe
 `Totals` adds the usage before that, so that the last line of ``vm_metrics.jsonl`` has the total usage of the job.
 """
 
-from _collections_abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from vmgahp.host.light import NamedTuple
 from vmgahp.lifecycle import State
 
 Number = int | float

@@ -5,10 +5,12 @@ job: it is opened once, as the job's user and without following links, and its c
 and not trusted. The format is in docs/reference/metrics.md.
 """
 
+from __future__ import annotations
+
+import json
 import os
-from _collections_abc import Callable, Mapping
-from _json import encode_basestring_ascii as quoted
-from _thread import allocate_lock
+from collections.abc import Callable, Mapping
+from threading import Lock
 
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
@@ -29,10 +31,10 @@ ROOM_FOR_EVENTS = 64 << 10
 class MetricsFile:
     """The file, open for appending from any thread. A line that cannot be written is lost, which is logged once."""
 
-    def __init__(self, identity: "Identity", directory: str, limit: int, log: "Callable[[str], None]") -> None:
+    def __init__(self, identity: Identity, directory: str, limit: int, log: Callable[[str], None]) -> None:
         self._limit = limit
         self._log = log
-        self._lock = allocate_lock()
+        self._lock = Lock()
         self._told: set[str] = set()
         self._torn = False
         self._fd = -1
@@ -55,7 +57,7 @@ class MetricsFile:
 
     def add(self, line: Mapping[str, object], *, event: bool = False) -> None:
         """Append a line; a sample is written only while the file is within its limit."""
-        data = as_json(line).encode() + b"\n"
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         with self._lock:
             if self._fd < 0 or len(data) > LONGEST_LINE:
                 return
@@ -83,20 +85,8 @@ class MetricsFile:
             self._log(text)
 
 
-def as_json(value: object) -> str:
-    """Format a line, or a value in it, as ``json.dumps`` does, but without importing json, which imports re."""
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{quoted(name)}:{as_json(each)}' for name, each in value.items())}}}"
-    if isinstance(value, str):
-        return quoted(value)
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else repr(value)
-
-
 def parse(line: bytes) -> dict[str, object] | None:
     """Parse a line of the file; return None for anything that is not a JSON object."""
-    import json  # only for an earlier life's file, and in programs that read the file
-
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

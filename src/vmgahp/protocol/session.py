@@ -9,7 +9,7 @@ different VMs in parallel. A STATUS that waits behind a long operation of its ow
 last figures after `PATIENCE` seconds: the starter counts unanswered ones, and gives up after five.
 """
 
-from _collections_abc import Callable  # collections.abc brings all of collections
+from collections.abc import Callable
 
 from vmgahp import errors, lifecycle
 from vmgahp.protocol import wire

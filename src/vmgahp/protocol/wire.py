@@ -8,7 +8,7 @@ backslash makes the next character plain. ``\r`` unescaped is dropped and ``\n``
 The lines of a job ad are bounded and kept unparsed until its START; a line with a secret is dropped at once.
 """
 
-from _collections_abc import Callable  # collections.abc brings all of collections
+from collections.abc import Callable
 
 from vmgahp import GREETING as GREETING
 from vmgahp.text import is_private

@@ -18,6 +18,8 @@ A driver that is installed under the entry-point group ``vmgahp.drivers`` is fou
 subject of its own. A feature that a driver lacks is skipped only if its subject says so.
 """
 
+from __future__ import annotations
+
 import os
 import threading
 import time
@@ -71,7 +73,7 @@ class Subject(ABC):
         self._machines: list[Machine] = []
         self._jobs: list[JobAd] = []
 
-    def __enter__(self) -> "Subject":
+    def __enter__(self) -> Subject:
         return self
 
     def __exit__(

@@ -27,7 +27,7 @@ from vmgahp.job.ad import JobAd
 if TYPE_CHECKING:
     import libvirt
 
-    from vmgahp.drivers.libvirt import LibvirtDriver
+    from vmgahp.drivers.libvirt.driver import LibvirtDriver
 
 MACHINE = {
     "VM_MEMORY": 1 << 20,
@@ -128,7 +128,7 @@ def ad_of(text: str, scratch: Path) -> JobAd:
 
 def driver_at(scratch: Path, vm_type: str = "kvm", **settings: object) -> LibvirtDriver:
     """The daemon's driver, for jobs in a scratch directory."""
-    from vmgahp.drivers.libvirt import LibvirtDriver
+    from vmgahp.drivers.libvirt.driver import LibvirtDriver
 
     made = config.load(environment(vm_type, scratch, **MACHINE | settings))
     return LibvirtDriver(vm_type, made, jobs.owner(scratch), lambda _line: None)

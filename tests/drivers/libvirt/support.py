@@ -29,7 +29,7 @@ from vmgahp.job.ad import JobAd
 if TYPE_CHECKING:
     import libvirt
 
-    from vmgahp.drivers.libvirt import LibvirtDriver
+    from vmgahp.drivers.libvirt.driver import LibvirtDriver
 
 CONSOLE = "vm_console.log"
 METRICS = "vm_metrics.jsonl"
@@ -290,7 +290,7 @@ def network_ad(kind: str) -> tuple[str, ...]:
 
 def driver_for(job: Job, log: list[str], **settings: object) -> tuple["LibvirtDriver", JobAd]:
     """The driver itself, in this process."""
-    from vmgahp.drivers.libvirt import LibvirtDriver
+    from vmgahp.drivers.libvirt.driver import LibvirtDriver
 
     options = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 0} | settings
     made = config.load(environment("kvm", job.scratch, **options))

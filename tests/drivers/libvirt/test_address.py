@@ -4,14 +4,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import until
 from tests.peer import DEADLINE
 from vmgahp.drivers.libvirt import address
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.address import GuestAddress
-from vmgahp.host import threads
 
 LEASE = {"vnet0": {"hwaddr": "52:54:00:00:00:01", "addrs": [{"addr": "192.0.2.7", "prefix": 24, "type": 0}]}}
 
@@ -88,10 +87,10 @@ def test_where_no_thread_can_start_the_next_look_asks(domain: Domain, monkeypatc
     domain.tells.set()
     found = GuestAddress()
 
-    def refuse(_thread: threads.Thread) -> None:
+    def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as broken:
-        broken.setattr(threads.Thread, "start", refuse)
+        broken.setattr(threading.Thread, "start", refuse)
         assert found.find(domain.call) == ()
     assert found.find(domain.call) == ("192.0.2.7",)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import libvirt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from tests.drivers.libvirt.support import LINUX, ON_VIRTIO, USER_DATA, Job, done
 from tests.lab import linux_guest
 from vmgahp import lifecycle
 from vmgahp.drivers.libvirt import agent
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.agent import ASK_INTERVAL, MOST_ADDRESSES, MOST_SAID, RAREST, GuestAgent, believed
 from vmgahp.drivers.libvirt.connection import LibvirtConnection, Watch
 

@@ -8,24 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import another_vm
 from tests.lab.namespace import LAB, Namespace, why_not
 from tests.peer import DEADLINE
 from vmgahp import errors
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import connection as connections
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.host import threads
 
 CALLS = 1000
 """Of which about five had to wait."""
 
 NOBODY = "00000000-1111-2222-3333-444444444444"
 
-AWAY = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.ORIGINS["RPC"], "client socket is closed", 2, "", None, None, -1, -1)
+AWAY = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_RPC, "client socket is closed", 2, "", None, None, -1, -1)
 
 
 @pytest.fixture
@@ -169,18 +168,18 @@ def test_where_no_thread_can_start_a_call_with_a_deadline_is_made_without(
 ) -> None:
     assert way.call(lambda opened: opened.getType()) == "TEST"
 
-    def refuse(_thread: threads.Thread) -> None:
+    def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threads.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     assert way.call(lambda opened: opened.getType(), seconds=DEADLINE) == "TEST"
 
 
 def test_where_no_thread_can_start_to_open_a_connection_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_thread: threads.Thread) -> None:
+    def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threads.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(errors.MachineFault, match="out of resources"):
         LibvirtConnection("test:///default", pytest.fail).call(lambda opened: opened.getType())
 
@@ -216,7 +215,7 @@ def test_a_daemon_that_libvirtd_does_not_reach_is_no_lost_connection(way: Libvir
     def ask(connection: libvirt.virConnect) -> None:
         asked.append(connection)
         error = libvirt.libvirtError("x")
-        error.err = (libvirt.CODES["SYSTEM_ERROR"], libvirt.ORIGINS["RPC"], said, *AWAY[3:])
+        error.err = (libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_RPC, said, *AWAY[3:])
         raise error
 
     for call in (way.call, way.once):

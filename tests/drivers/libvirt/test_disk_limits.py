@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import libvirt
 import pytest
 
 from tests import jobs
@@ -13,7 +14,6 @@ from tests.drivers.libvirt.support import Job, done, mounted, refused, running, 
 from tests.lab import guest
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import disk_limits, disk_room
 from vmgahp.drivers.libvirt.connection import Watch
 from vmgahp.drivers.libvirt.disk_limits import AGAIN, LONGEST, SHORTEST, DiskLimits, allowed, occupied
@@ -271,7 +271,7 @@ def test_what_a_vm_may_come_to_is_said_when_it_starts(
     with open(disk, "w+b") as file:
         file.truncate(32 * MIB)
         machine = Started(disk, OpenImage(str(disk), "raw", file.fileno()), cannot)
-        disk_room.look_after(machine, spec_of(tmp_path, asked), Settings(), user)  # type: ignore[arg-type]
+        disk_room.look_after(machine, spec_of(tmp_path, asked), Settings())  # type: ignore[arg-type]
     assert len(machine.resources.while_running) == 1
     assert [said in line for line in machine.said] == [True] * bool(said)
 
@@ -296,7 +296,7 @@ def test_a_file_system_of_the_jobs_own_that_fails_is_no_fault_of_the_machines(tm
     os.close(file)  # such as one that lets root in nowhere
     machine = Started(tmp_path, OpenImage("disk.qcow2", "qcow2", file))
     disk_room.require(spec_of(tmp_path, 1), machine, Settings())  # type: ignore[arg-type]
-    disk_room.look_after(machine, spec_of(tmp_path, 1), Settings(), user)  # type: ignore[arg-type]
+    disk_room.look_after(machine, spec_of(tmp_path, 1), Settings())  # type: ignore[arg-type]
     assert machine.said == []
 
 

@@ -38,7 +38,7 @@ from tests.protocol.support import Client
 from vmgahp import config, errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.drivers.fault_rules import Rule
-from vmgahp.drivers.libvirt import binding, fault_table, faults, host_checks, qemu_log
+from vmgahp.drivers.libvirt import fault_table, faults, host_checks, qemu_log
 from vmgahp.job.look import look
 from vmgahp.job.spec import JobSpec
 
@@ -51,7 +51,7 @@ LEVELS = {"VIR_ERR_NONE", "VIR_ERR_WARNING", "VIR_ERR_ERROR"}
 INVALID_DISK, MISMATCHED = errors.INVALID_DISK_PARAM, errors.MISMATCHED
 
 
-class Said(binding.libvirtError):
+class Said(libvirt.libvirtError):
     """An error as libvirt would raise it."""
 
     def __init__(self, code: int | None, origin: int | None, message: str) -> None:
@@ -426,7 +426,7 @@ def test_of_two_vms_with_one_mac_address_the_later_one_is_refused(job: Job, conn
     """Of two starts at once, each of which finds the other."""
     vm = partial(another_vm, connection, devices=nic_xml(MAC), flags=libvirt.VIR_DOMAIN_START_PAUSED)
     # The driver's own bindings, whose errors are its own: VMs of other tests end meanwhile.
-    with vm(f"{job.name}-1") as first, vm(f"{job.name}-2") as later, closing(binding.open(URI)) as ours:
+    with vm(f"{job.name}-1") as first, vm(f"{job.name}-2") as later, closing(libvirt.open(URI)) as ours:
         host_checks.require_free_mac(ours, MAC, print, first.ID())
         with pytest.raises(errors.JobFault):
             host_checks.require_free_mac(ours, MAC, print, later.ID())

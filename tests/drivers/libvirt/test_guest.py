@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
@@ -35,11 +36,9 @@ from tests.drivers.libvirt.support import (
 from tests.images.support import read
 from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest, panicking_sector
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import capabilities, screenshot
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
-from vmgahp.host import threads
 from vmgahp.host.job_user import Identity
 from vmgahp.metrics import Usage
 
@@ -456,12 +455,12 @@ def test_a_picture_that_is_too_large_is_not_kept(
 def test_where_no_thread_can_start_a_picture_holds_no_end_up(
     scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_thread: threads.Thread) -> None:
+    def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     said: list[str] = []
     with contextlib.closing(LibvirtConnection("test:///default", said.append)) as way:
-        monkeypatch.setattr(threads.Thread, "start", refuse)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
         screenshot.Screenshot(way, "test", "", str(scratch), user, said.append).take()
     assert "no thread for the screenshot of test" in said[0]
 

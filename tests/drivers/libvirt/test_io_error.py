@@ -7,17 +7,16 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import Job, done, mounted, running, until
 from tests.lab.guest import counts
 from tests.peer import DEADLINE
 from vmgahp import errors
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import io_error
 from vmgahp.drivers.libvirt.connection import Watch
 from vmgahp.drivers.libvirt.io_error import STALLED, IoErrors
-from vmgahp.host import threads
 
 RUNNING = (libvirt.VIR_DOMAIN_RUNNING, 5)
 PAUSED_BY_USER = (libvirt.VIR_DOMAIN_PAUSED, 1)
@@ -269,11 +268,11 @@ def test_the_end_of_the_vm_is_the_end_of_it(scene: Scene) -> None:
 
 
 def test_a_machine_without_threads_is_tried_at_the_next_look(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threads.Thread) -> None:
+    def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as full:
-        full.setattr(threads.Thread, "start", refuse)
+        full.setattr(threading.Thread, "start", refuse)
         scene.errors.seen()
         assert not scene.errors.under_way
     scene.domain.room = True

@@ -12,7 +12,7 @@ from tests.drivers.libvirt.support import URI, Job, driver_for
 from tests.peer import daemon, environment
 from vmgahp import errors
 from vmgahp.cli import KILL
-from vmgahp.drivers.libvirt import binding, ending, names
+from vmgahp.drivers.libvirt import ending, names
 from vmgahp.drivers.libvirt import firmware as firmwares
 
 pytestmark = pytest.mark.libvirt
@@ -133,7 +133,7 @@ def test_a_libvirtd_that_goes_away_before_it_is_transient(
         assert domain.isPersistent()
         assert domain.isActive()
         assert nvram.exists() == (firmware == "uefi")
-        raise binding.libvirtError("the connection is gone")
+        raise libvirt.libvirtError("the connection is gone")
 
     monkeypatch.setattr(ending, "undefine", go_away)
     more = (f'VMPARAM_vm_Firmware = "{firmware}"', 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"')

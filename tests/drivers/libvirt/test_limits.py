@@ -22,7 +22,7 @@ from tests.drivers.libvirt.support import (
     vacate,
 )
 from vmgahp.domain import tuning
-from vmgahp.drivers.libvirt import binding, limits
+from vmgahp.drivers.libvirt import limits
 from vmgahp.drivers.libvirt.limits import Limits
 from vmgahp.host import cgroups, oom
 
@@ -49,9 +49,9 @@ class Domain:
 
         def call(*arguments):
             *said, flags = arguments
-            assert flags == binding.VIR_DOMAIN_AFFECT_LIVE
+            assert flags == libvirt.VIR_DOMAIN_AFFECT_LIVE
             if name in self._refused:
-                raise binding.libvirtError(f"{name}() failed")
+                raise libvirt.libvirtError(f"{name}() failed")
             self.set.append((name, *said))
 
         return call

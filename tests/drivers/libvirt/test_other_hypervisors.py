@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import done, words_of
@@ -18,8 +19,7 @@ from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.libvirt import LibvirtDriver
-from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import goes_on

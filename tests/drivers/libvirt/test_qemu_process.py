@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests import jobs
 from tests.drivers.libvirt.support import PATIENCE, Job, another_vm, driver_for, running, until
 from tests.peer import DEADLINE, environment
 from vmgahp import config, errors
-from vmgahp.drivers.libvirt import LibvirtDriver, qemu_process
-from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.libvirt import qemu_process
+from vmgahp.drivers.libvirt.driver import LibvirtDriver
 
 NAME, UUID = "alice_lab_1.0", "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"

@@ -97,12 +97,13 @@ def test_an_address_is_given_back_where_the_server_was_killed(
 
 
 def test_a_note_stays_until_the_hook_knows(place: Path) -> None:
+    log: list[str] = []
     note, hook = place / "note", place / "hook"
     hook.write_text(f'#!/bin/sh\n[ -e {note} ] && echo "$@" >>{place}/told\n')
     hook.chmod(0o755)
     for line in (f"vm\n1\n{MAC}\n10.0.0.7\n\ntest:///default\n{hook}\n10", "vm\n1"):
         note.write_text(line)
-        reservation.main([str(note)])
+        reservation.give_back(log.append, str(note))
         assert not note.exists()
     assert (place / "told").read_text() == f"1 {MAC} release\n"
 

@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +34,7 @@ class Machine:
         self.news = self.resources.news
         self.state = lifecycle.RUNNING
         self.deadlines = SimpleNamespace(stop=30)
-        self.guest = SimpleNamespace(watch=SimpleNamespace(gone=threads.Flag()))
+        self.guest = SimpleNamespace(watch=SimpleNamespace(gone=threading.Event()))
         self.io_errors = SimpleNamespace(under_way=False, stop=lambda _why: self.may_end)
         self.may_end = True
         self.given_up: list[tuple[str, str]] = []
@@ -335,8 +336,10 @@ def test_a_vm_whose_program_nobody_can_follow_is_lost_and_no_failure_of_the_jobs
 
     scene.machine.resources.exit = SimpleNamespace(program=None)  # type: ignore[assignment]
     monkeypatch.setattr(threads, "start", none_left)
-    identity = jobs.owner(scene.scratch)
-    run_watch.begin(identity, print, scene.machine, str(scene.scratch), 0, 0, BOOT, LIMIT)  # type: ignore[arg-type]
+    scene.machine.order = SimpleNamespace(restart=None)  # type: ignore[attr-defined]
+    run = SimpleNamespace(boot_timeout=BOOT, time_limit=LIMIT)
+    spec = SimpleNamespace(working_dir=str(scene.scratch), devices=SimpleNamespace(run=run), sent=(False, None))
+    run_watch.begin(scene.machine, spec, jobs.owner(scene.scratch))  # type: ignore[arg-type]
     assert scene.machine.given_up == [("", "")]
     assert "No thread can be started." in scene.machine.said[-1]
 

@@ -5,12 +5,12 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.checkpoint.support import image
 from vmgahp.checkpoint import packed
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import save
 from vmgahp.host.job_user import Identity
 

@@ -4,12 +4,12 @@ import os
 import signal
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import Job, driver_for, greeted, refused, refused_cleanly, running, runs
 from tests.lab.guest import make_guest
 from vmgahp import errors
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import second_look
 from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
@@ -69,7 +69,7 @@ def test_it_is_the_machines_where_libvirt_can_define_no_domain(job: Job, monkeyp
 
     def fail(_self: libvirt.virConnect, _xml: str) -> None:
         error = libvirt.libvirtError("cannot create config file: Read-only file system")
-        error.err = (libvirt.CODES["SYSTEM_ERROR"], libvirt.VIR_FROM_QEMU, str(error), 2, None, None, None, 0, 0)
+        error.err = (libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_QEMU, str(error), 2, None, None, None, 0, 0)
         raise error
 
     monkeypatch.setattr(libvirt.virConnect, "defineXML", fail)

@@ -5,9 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.drivers.libvirt.support import Job
+from tests.drivers.libvirt.support import Job, running
 from tests.peer import environment
 
 SCRIPT = Path(__file__).with_name("start_counts.py")
@@ -45,27 +43,8 @@ LOCAL = {
 }
 """What the library does by itself."""
 
-NEEDED_BY_FEW = {
-    "ast",
-    "dataclasses",
-    "hashlib",
-    "inspect",
-    "platform",
-    "subprocess",
-    "uuid",
-    "vmgahp.domain.job_xml.sanitize",
-    "vmgahp.domain.restore",
-    "vmgahp.drivers.libvirt.tpm",
-    "vmgahp.hooks.policy",
-    "vmgahp.hooks.xml_script",
-    "vmgahp.images.catalog",
-    "vmgahp.images.qemu_img",
-    "vmgahp.job.cloud_init",
-    "vmgahp.job.data_disks",
-    "vmgahp.job.engine",
-    "vmgahp.job.xen",
-}
-"""Modules that a plain job does without, and that cost all starts some milliseconds otherwise."""
+NEEDED_BY_FEW = {"classad2", "htcondor2", "lxml", "pycdlib"}
+"""Packages that a plain job does without, and that cost all starts some milliseconds otherwise."""
 
 
 def test_a_start_of_a_plain_job_is_made_of_little(job: Job) -> None:
@@ -79,14 +58,12 @@ def test_a_start_of_a_plain_job_is_made_of_little(job: Job) -> None:
     assert "fork" not in counts
     more = {name: number for name, number in counts.items() if number > QUESTIONS.get(name, 0)}
     assert not more, f"libvirtd is asked more than {QUESTIONS}"
-    # typing's named tuples bring ast along with Python 3.14, which is the helper's and gone with it.
-    few = NEEDED_BY_FEW - ({"ast"} if sys.version_info >= (3, 14) else set())
-    assert not few & {*found["modules"], *found["later"]}
+    assert not NEEDED_BY_FEW & {*found["modules"], *found["later"]}
 
 
-@pytest.mark.parametrize("name", sorted(NEEDED_BY_FEW))
-def test_what_a_plain_job_does_without_is_there(name: str) -> None:
-    """A module that was renamed would be missed by nobody."""
-    from importlib.util import find_spec
-
-    assert find_spec(name)
+def test_a_server_with_a_vm_has_at_most_20_mib_of_its_own(job: Job) -> None:
+    with running(job) as peer:
+        peer.run("STATUS", 1)
+        memory = Path(f"/proc/{peer.process.pid}/smaps_rollup").read_text()
+        [own] = [int(line.split()[1]) for line in memory.splitlines() if line.startswith("Anonymous:")]
+        assert own <= 20 << 10, f"{own} KiB of pages that no other process shares"

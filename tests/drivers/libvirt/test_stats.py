@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import (
@@ -20,7 +21,6 @@ from tests.drivers.libvirt.support import (
 )
 from tests.lab.guest import counts, make_guest
 from vmgahp import cli, lifecycle
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.stats import Meter, devices, from_stats
 from vmgahp.metrics.file import NAME

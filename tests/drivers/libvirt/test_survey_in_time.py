@@ -7,15 +7,15 @@ import threading
 from collections.abc import Iterator
 from time import monotonic
 
+import libvirt
 import pytest
 
 from tests.peer import DEADLINE
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import other_hypervisors, qemu_check, survey
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.surveyor import Survey
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, Late
 from vmgahp.host import libvirt_daemons, runtime_dir
 from vmgahp.host.job_user import Identity
@@ -103,7 +103,7 @@ def unreached() -> libvirt.libvirtError:
     """What virtqemud passes on where virtnetworkd's socket is missing."""
     error = libvirt.libvirtError("x")
     said = "Failed to connect socket to '/run/libvirt/virtnetworkd-sock': No such file or directory"
-    error.err = (libvirt.CODES["SYSTEM_ERROR"], libvirt.ORIGINS["RPC"], said, 2, "", None, None, -1, -1)
+    error.err = (libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_RPC, said, 2, "", None, None, -1, -1)
     return error
 
 
@@ -146,7 +146,7 @@ def test_a_daemon_for_networks_that_hangs_takes_the_network_and_nothing_else(
 
 def test_a_network_that_is_not_there_is_false(libvirtd: Libvirtd) -> None:
     error = libvirt.libvirtError("x")
-    error.err = (libvirt.CODES["NO_NETWORK"], 19, "Network not found", 2, "", None, None, -1, -1)
+    error.err = (libvirt.VIR_ERR_NO_NETWORK, 19, "Network not found", 2, "", None, None, -1, -1)
     libvirtd.network_error = error
     found = look(**NAT)
     assert found.machine_attributes["HasVirshDefaultNetwork"] is False

@@ -1,27 +1,21 @@
 """A VM whose server's code is replaced or removed beneath it, as an upgrade and a removal do."""
 
 import os
-import runpy
 import shutil
 import site
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from glob import glob
 from pathlib import Path
 
 import pytest
 
-import vmgahp
 from tests import REPOSITORY
-from tests.drivers.libvirt.support import USER_DATA, WANTS, Job, done, until
+from tests.drivers.libvirt.support import WANTS, Job, done, until
 from tests.peer import Peer, environment
-from vmgahp.host import runtime_dir
 
 pytestmark = pytest.mark.libvirt
 
 SOURCE = REPOSITORY / "src/vmgahp"
-pack_code = runpy.run_path(str(REPOSITORY / "packaging/hatch_build.py"))["pack_code"]
 
 
 def installed(directory: Path) -> Path:
@@ -35,7 +29,6 @@ def installed(directory: Path) -> Path:
     place = packages / "vmgahp"
     shutil.copytree(SOURCE, place, ignore=shutil.ignore_patterns("__pycache__"))
     (packages / "others.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    pack_code(SOURCE, SOURCE / "__init__.py", place / "_code.zip")
     return place
 
 
@@ -44,8 +37,6 @@ def replace(place: Path) -> None:
     for path in place.rglob("*.py"):
         (new := path.with_suffix(".new")).write_text("raise AssertionError('of the next version')\n")
         new.replace(path)
-    (new := place / "_code.new").write_bytes(b"of the next version")
-    new.replace(place / "_code.zip")
     shutil.rmtree(place / "__pycache__", ignore_errors=True)
 
 
@@ -69,8 +60,6 @@ CHANGES = pytest.mark.parametrize("change", [replace, shutil.rmtree], ids=["upgr
 def test_a_vm_lives_on_with_the_code_of_its_server(job: Job, tmp_path: Path, change: Callable[[Path], None]) -> None:
     tmp_path.chmod(0o755)
     place = installed(tmp_path)
-    code = runtime_dir.shared(f"code-{vmgahp.__version__}-*-{(place / '_code.zip').stat().st_mtime_ns}")
-    assert glob(code) == []
     with Installed(place, job) as peer:
         assert peer.line().startswith("$VMGahpVersion")
         peer.send_ad(*job.ad(WANTS))
@@ -83,40 +72,3 @@ def test_a_vm_lives_on_with_the_code_of_its_server(job: Job, tmp_path: Path, cha
         peer.quit()
     assert job.domain() is None
     assert (job.scratch / "vm_checkpoint.mem").exists()
-    [kept] = glob(code)
-    assert (Path(kept) / "vmgahp/drivers/libvirt/worker.py").stat().st_mode & 0o777 == 0o644
-    shutil.rmtree(kept)
-
-
-@CHANGES
-def test_a_helper_at_work_goes_on_with_the_code_of_its_server(
-    job: Job, tmp_path: Path, change: Callable[[Path], None]
-) -> None:
-    tmp_path.chmod(0o755)
-    place = installed(tmp_path)
-    code = runtime_dir.shared(f"code-{vmgahp.__version__}-*-{(place / '_code.zip').stat().st_mtime_ns}")
-    with Installed(place, job) as peer:
-        assert peer.line().startswith("$VMGahpVersion")
-        assert peer.ask("ASYNC_MODE_ON") == "S", "which tells that a START will come"
-        (job.scratch / "user-data").write_text("#cloud-config\n")
-        peer.send_ad(*job.ad(WANTS, USER_DATA))  # to write an image of it is what few starts load
-        until(lambda: listening_helpers(peer.process.pid), "the helper of the start to be ready")
-        change(place)
-        assert peer.run("START", "kvm") == ["0", "1"]
-        done(peer, "STOP")
-        peer.quit()
-    assert job.domain() is None
-    [kept] = glob(code)
-    shutil.rmtree(kept)
-
-
-def listening_helpers(server: int) -> list[int]:
-    """The helpers of a server that have loaded their modules, and have a thread that listens to it."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-                if parent == str(server) and len(os.listdir(entry / "task")) > 1:
-                    found.append(int(entry.name))
-    return found

@@ -34,7 +34,7 @@ from tests.drivers.libvirt.support import (
 from tests.peer import environment
 from vmgahp import errors
 from vmgahp.domain import verify
-from vmgahp.drivers.libvirt import LibvirtDriver
+from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 
 pytestmark = pytest.mark.libvirt
@@ -180,25 +180,17 @@ def test_a_restored_vm_that_is_not_as_asked_boots_afresh(job: Job, monkeypatch: 
         driver.close()
 
 
-HELPER = """
+KILLED = """
 import os, signal, sys
 from vmgahp.domain import verify
 def killed(*_):
     print("paused", file=sys.stderr, flush=True)
-    os.kill(os.getppid(), signal.SIGKILL)
-    signal.pause()
+    os.kill(os.getpid(), signal.SIGKILL)
 verify.against_job = killed
-from vmgahp.drivers.libvirt import worker
-worker.main()
-"""
-KILLED = f"""
-import sys
-from vmgahp.host import helper
-helper.COMMAND = (sys.executable, "-P", "-c", {HELPER!r})
 from vmgahp.cli import daemon
 sys.exit(daemon(["vmgahp", "-f", "-t", "-M", "3"]))
 """
-"""A server whose helper kills it when the VM is made and does not run yet."""
+"""A server that is killed when the VM is made and does not run yet."""
 
 
 def test_a_server_killed_before_its_vm_runs_leaves_none(job: Job) -> None:

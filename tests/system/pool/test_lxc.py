@@ -162,7 +162,7 @@ class TestLxc(DriverContract):
 PID = """
 import sys
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import LibvirtDriver
+from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 pairs = [JobAd.parse_line(line) for line in sys.stdin]

@@ -341,7 +341,8 @@ def capabilities(context: Context) -> Capabilities | errors.Fault:
     """Ask libvirtd for its capabilities, which it tells every user."""
     from xml.etree import ElementTree as etree
 
-    from vmgahp.drivers.libvirt import binding as libvirt
+    import libvirt
+
     from vmgahp.drivers.libvirt import faults
     from vmgahp.drivers.libvirt.connection import LibvirtConnection
     from vmgahp.drivers.libvirt.uri import SESSION_URI, SYSTEM_URI

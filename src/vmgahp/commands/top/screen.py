@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
+import libvirt
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -28,7 +29,6 @@ from vmgahp.commands.files import NotRegular, open_regular
 from vmgahp.commands.metrics_lines import Event, Sample, read_line
 from vmgahp.commands.units import duration, size
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.stats import Meter

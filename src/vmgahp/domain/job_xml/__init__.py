@@ -8,12 +8,12 @@ docs/reference/job-xml.md is for users.
 
 import os
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.job.ad import JobAd
 from vmgahp.job.own_xml import OwnXml
 from vmgahp.text import shown

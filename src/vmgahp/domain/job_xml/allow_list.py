@@ -6,11 +6,13 @@ checks (disks, a kernel and its initrd), no device, no program, no network but t
 job. The whole list is in ``tests/domain/golden/allowed.txt``.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from vmgahp.domain import model
 from vmgahp.domain.rows import Element
-from vmgahp.host.light import NamedTuple
 
 
 class Allowed(NamedTuple):
@@ -18,7 +20,7 @@ class Allowed(NamedTuple):
 
     attributes: Mapping[str, str]
     """The form of each attribute, by its name."""
-    children: "Mapping[str, Allowed]"
+    children: Mapping[str, Allowed]
     text: str | None
     """The form of its text; None if it has no text."""
     most: int

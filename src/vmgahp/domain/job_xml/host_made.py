@@ -8,11 +8,11 @@ on. A part that differs from its row is refused, like everything else that is in
 import os
 import re
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.domain.job_xml.allow_list import DOMAIN, Allowed
 from vmgahp.domain.model import NUMBER, WORD
-from vmgahp.host.light import NamedTuple
 
 _ANY = r"(?s).*"
 _UUID = r"[0-9a-fA-F-]{32,36}"

@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
@@ -15,7 +16,6 @@ from vmgahp.domain.job_xml import ATTRIBUTE, host_made
 from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, VALUES, Allowed
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.text import shown
 
 LARGEST = 256 << 10

@@ -3,19 +3,20 @@
 libvirt's daemon for QEMU asks the daemon for networks, and hangs if that hangs. So no STATUS depends on the answer.
 """
 
-from _collections_abc import Callable
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
 from time import monotonic
+from typing import Any
+
+import libvirt
 
 from vmgahp import errors
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.agent import believed
 from vmgahp.host import threads
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    Call = Callable[[Callable[[libvirt.virDomain], dict[str, Any]]], dict[str, Any]]
+Call = Callable[[Callable[[libvirt.virDomain], dict[str, Any]]], dict[str, Any]]
 
 _SOURCES = (libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_ARP)
 
@@ -32,12 +33,12 @@ class GuestAddress:
 
     def __init__(self) -> None:
         self.found: tuple[str, ...] = ()
-        self._asking = threads.Lock()
+        self._asking = threading.Lock()
         """A lock that is held while libvirt is asked: each query that hangs occupies one of its workers."""
         self._due = 0.0
         """The time from which it may be asked again, by the monotonic clock."""
 
-    def find(self, call: "Call") -> tuple[str, ...]:
+    def find(self, call: Call) -> tuple[str, ...]:
         """Return the addresses; empty while they are unknown.
 
         `call` calls libvirt with the domain. It is called in a thread of its own, for which this waits `PATIENCE` at
@@ -45,7 +46,7 @@ class GuestAddress:
         """
         if self.found or monotonic() < self._due or not self._asking.acquire(False):
             return self.found
-        answered = threads.Flag()
+        answered = threading.Event()
 
         def ask() -> None:
             try:
@@ -65,7 +66,7 @@ class GuestAddress:
         return self.found
 
 
-def _from(call: "Call", source: int) -> tuple[str, ...]:
+def _from(call: Call, source: int) -> tuple[str, ...]:
     try:
         return believed(call(lambda domain: domain.interfaceAddresses(source, 0)))
     except (libvirt.libvirtError, errors.Fault):

@@ -6,23 +6,21 @@ query at a time, with a timeout of `ANSWER_SECONDS`, and an agent that does not 
 Of its answers only valid addresses are accepted, and only a limited number of them.
 """
 
-from _collections_abc import Iterable
-from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from time import monotonic, time
+from typing import Any
+
+import libvirt
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.guest import LibvirtGuest
 from vmgahp.host import threads
-from vmgahp.host.job_user import Identity
-from vmgahp.host.light import suppress
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from vmgahp.drivers.libvirt.running import RunningMachine
 
 ANSWER_SECONDS = 2
 """Seconds for each answer of an agent; libvirt asks it twice, first whether it is there."""
@@ -51,7 +49,7 @@ class GuestAgent:
         self._guest = guest
         self._macs = frozenset(macs)
         self._log = log
-        self._lock = threads.Lock()
+        self._lock = threading.Lock()
         self._is_asked = False
         self._run = 0
         """The ID of the domain, which changes with each run of the guest, whose agent has the timeout set."""
@@ -85,7 +83,7 @@ class GuestAgent:
         """Make the agent power off its guest; return True if it does. Waits for `seconds` at most."""
         if not self._guest.watch.has_agent or self._is_mute:
             return False
-        taken = threads.Flag()
+        taken = threading.Event()
         obeys: list[bool] = []
 
         def ask() -> None:
@@ -145,16 +143,7 @@ class GuestAgent:
             self._run = run
 
 
-def accompany(_identity: Identity, log: Logger, machine: "RunningMachine", is_late: int, *macs: str) -> None:
-    """Attach the agent to a guest that runs; `is_late` says that its clock has stood still."""
-    machine.agent = agent = GuestAgent(machine.guest, macs, log)
-    machine.guest.watch.agent_came = agent.look
-    if is_late:
-        agent.resumed()
-    agent.look()  # it may have connected before
-
-
-def believed(found: "dict[str, Any]", macs: Iterable[str] = ()) -> tuple[str, ...]:
+def believed(found: dict[str, Any], macs: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the addresses in an agent's answer by which the guest may be reached, IPv4 first.
 
     With `macs`, return only those of interfaces that have one of these.

@@ -3,10 +3,15 @@
 The files and their checks are in `vmgahp.checkpoint.store`; this module adds what is specific to libvirt.
 """
 
+from __future__ import annotations
+
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as etree
+
+import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint import memory_image, memory_image_xen, packed
@@ -26,14 +31,16 @@ from vmgahp.checkpoint.manifest import (
     xml,
 )
 from vmgahp.checkpoint.store import CANNOT_SAVE, HINT, MEMORY_FILE, CheckpointStore
+from vmgahp.domain.restore import SavedMismatch, reconcile
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults, firmware
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.vm_types import HTCONDORS
+
+if TYPE_CHECKING:
+    from vmgahp.drivers.libvirt.machine import LibvirtMachine
 
 
 def _differences(then: Facts, now: Facts) -> Iterator[str]:
@@ -97,8 +104,6 @@ class LibvirtRestart:
 
         Raises `Unusable` if the saved domain is another than `ours`.
         """
-        from vmgahp.domain.restore import SavedMismatch, reconcile
-
         try:
             return firmware.of_a_restore(reconcile(self.manifest.facts["xml"], ours), self.manifest.facts["xml"], uri)
         except (SavedMismatch, LookupError) as mismatch:
@@ -110,7 +115,7 @@ class LibvirtRestart:
 class JobCheckpoints(NamedTuple):
     """The checkpoints of one job's VM."""
 
-    every: "LibvirtCheckpoints"
+    every: LibvirtCheckpoints
     spec: JobSpec
     """The job under its own name (`vmgahp.drivers.libvirt.describe.Plan.checkpoint_spec`)."""
     domain_type: str
@@ -229,7 +234,6 @@ class LibvirtCheckpoints:
         capabilities = etree.fromstring(self._connection.call(lambda connection: connection.getCapabilities()))
         parts = [capabilities.findtext(f"host/cpu/{name}") or "" for name in ("arch", "vendor", "model")]
         features = sorted(element.get("name", "") for element in capabilities.iterfind("host/cpu/feature"))
-        import hashlib
 
         return " ".join([*parts, hashlib.sha256(" ".join(features).encode()).hexdigest()[:16]])
 

@@ -4,21 +4,22 @@ A transient domain and its QEMU survive a restart of libvirtd, so a lost connect
 call is retried on a new connection, for as long as `RECONNECT_DEADLINE`.
 """
 
+from __future__ import annotations
+
+import threading
 import time
-from _collections_abc import Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import libvirt
 
 from vmgahp import errors
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.host import threads
-from vmgahp.host.light import contextmanager, suppress
 from vmgahp.job import exit_code
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, TypeVar
-
-    Result = TypeVar("Result")
+Result = TypeVar("Result")
 
 RECONNECT_DEADLINE = 15.0
 """Seconds during which a call is retried, by default; a restart of libvirtd takes one or two."""
@@ -78,9 +79,9 @@ class Watch:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.gone = threads.Flag()
+        self.gone = threading.Event()
         """A flag set when the domain stops; cleared by whoever starts it again."""
-        self.resumed = threads.Flag()
+        self.resumed = threading.Event()
         """A flag set when its CPUs begin to run, or when it stops instead; cleared by whoever lets it run."""
         self.was_saved = False
         """True if it stopped because its memory was written to a file."""
@@ -106,7 +107,7 @@ class Watch:
 class _EventLoop:
     """The thread of this process that runs libvirt's default event loop; keep-alive and events need it."""
 
-    _lock = threads.Lock()
+    _lock = threading.Lock()
     _running = False
 
     @classmethod
@@ -133,7 +134,7 @@ class _Errand:
     """
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
-        self._ended = threads.Flag()
+        self._ended = threading.Event()
         self._work = work
         threads.start(name, self._run)
 
@@ -149,7 +150,7 @@ class _Errand:
         """Wait for the task; return True if it has ended within `seconds`."""
         return self._ended.wait(max(0.0, seconds))
 
-    def result(self) -> "Any":
+    def result(self) -> Any:
         """Return the result of a task that has ended, or raise its exception."""
         if self.error is not None:
             raise self.error
@@ -212,7 +213,7 @@ class LibvirtConnection:
         self.refused_deadline = RECONNECT_DEADLINE
         """Seconds of these during which it retries if the connection is refused."""
         self._log = log
-        self._lock = threads.Lock()
+        self._lock = threading.Lock()
         self._idle: list[_Way] = []
         self._ears: _Way | None = None
         """The connection that receives events, idle or not."""
@@ -222,7 +223,7 @@ class LibvirtConnection:
         """True if libvirtd was seen to hang, and has not answered since."""
         self._closed = False
 
-    def call(self, function: "Callable[[libvirt.virConnect], Result]", *, seconds: float = 0) -> "Result":
+    def call(self, function: Callable[[libvirt.virConnect], Result], *, seconds: float = 0) -> Result:
         """Call `function` with a live connection, and retry on a new one if libvirtd went away.
 
         Use it only for what may be done twice. Raises `libvirt.libvirtError` for libvirt's errors, and
@@ -244,7 +245,7 @@ class LibvirtConnection:
         answer: Result = errand.result()
         return answer
 
-    def once(self, function: "Callable[[libvirt.virConnect], Result]") -> "Result":
+    def once(self, function: Callable[[libvirt.virConnect], Result]) -> Result:
         """Call `function` with a live connection, once: for what must not be done twice, such as a start.
 
         Raises `faults.ConnectionLost` if libvirtd went away meanwhile, so that the outcome is unknown; else the same
@@ -287,8 +288,8 @@ class LibvirtConnection:
             return _Errand("libvirt-close", say_farewell).wait(seconds)
         return True
 
-    def _repeat(self, function: "Callable[[libvirt.virConnect], Result]", end: float) -> "Result":
-        pause = threads.Flag()
+    def _repeat(self, function: Callable[[libvirt.virConnect], Result], end: float) -> Result:
+        pause = threading.Event()
         while True:
             with self._way(end) as way:
                 try:
@@ -315,7 +316,7 @@ class LibvirtConnection:
             self._put_back(way)
 
     def _take(self, end: float) -> _Way:
-        pause = threads.Flag()
+        pause = threading.Event()
         refused: BaseException | None = None
         refused_end = min(end, time.monotonic() + self.refused_deadline)
         while True:

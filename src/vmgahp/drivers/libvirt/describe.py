@@ -2,7 +2,11 @@
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
+
+import libvirt
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -10,7 +14,6 @@ from vmgahp.domain import build
 from vmgahp.domain.job_xml import JobXml
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.exit_record import ExitPort
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import capabilities, disk_room, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.emulator import (
@@ -24,10 +27,9 @@ from vmgahp.drivers.libvirt.emulator import (
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.uri import SYSTEM_URI
-from vmgahp.drivers.resources import PASST, RELAY, SLIRP, Later, Resources, WayIn
+from vmgahp.drivers.resources import PASST, RELAY, SLIRP, Resources, WayIn
 from vmgahp.host import beside, execute, scratch
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.images import still
@@ -185,8 +187,8 @@ class Describer:
             from vmgahp.drivers.libvirt import tpm
 
             room, owner = runtime_dir(), self._owner(plan.label)
-            resources.at_end.append(Later(tpm.end, self.identity, self.log, room))
-            resources.before_restore.append(Later(tpm.begin, self.identity, self.log, room, *owner))
+            resources.at_end.append(partial(tpm.end, self.identity, self.log, room))
+            resources.before_restore.append(partial(tpm.begin, self.identity, self.log, room, *owner))
             tpm.make(self.identity, room)
             tpm.begin(self.identity, self.log, room, *owner)
             made = made._replace(tpm=tpm.socket_in(room))
@@ -209,15 +211,12 @@ class Describer:
 
     def _open_ports(self, plan: Plan, resources: Resources) -> WayIn:
         """Claim ports of this machine that will lead to the guest's. Raises `errors.MachineFault`."""
-        from vmgahp.drivers.libvirt import reach, relay
+        from vmgahp.drivers.libvirt import reach
 
         user = PASST if plan.passt else SLIRP
         means = user if plan.spec.networking_type == "user" else RELAY
         resources.access = made = reach.claim(self.settings, plan.spec.devices.ssh, means, self.log)
-        resources.at_end.append(Later(reach.release, self.identity, self.log, made.room))
-        if means == RELAY:
-            ports = " ".join(f"{guests}:{ours}" for guests, ours in made.ports)
-            resources.while_running.append(Later(relay.begin, self.identity, self.log, made.address, ports))
+        resources.at_end.append(partial(reach.release, self.identity, self.log, made.room))
         return made
 
     def _serve(self, share: Share, plan: Plan, resources: Resources) -> str:
@@ -227,14 +226,14 @@ class Describer:
         from vmgahp.drivers.libvirt import virtiofs
 
         room = runtime_dir()
-        resources.at_end.append(Later(beside.over, self.identity, self.log, room, virtiofs.SOCKET))
+        resources.at_end.append(partial(beside.over, self.identity, self.log, room, virtiofs.SOCKET))
         virtiofs.begin(self.identity, room, share, self._owner(plan.label))
         return virtiofs.socket_in(room)
 
     def _room(self, resources: Resources) -> str:
         """Make a directory for copies of the job's own kernel, which is removed with the VM."""
         room = runtime_dir()
-        resources.at_end.append(Later(remove_room, self.identity, self.log, room))
+        resources.at_end.append(partial(remove_room, self.identity, self.log, room))
         if self.identity.switching:
             os.chmod(room, 0o711)  # noqa: S103 - to enter, for the copies; others can neither list nor write
         return room

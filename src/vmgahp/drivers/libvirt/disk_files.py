@@ -7,16 +7,20 @@ the owner stays the same, and QEMU needs no rights of its own in the scratch dir
 the VM is gone: a saved guest continues with the same files, on which its locks stay.
 """
 
+from __future__ import annotations
+
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from fcntl import F_OFD_SETLK, F_UNLCK, fcntl
+from struct import pack
 from xml.etree import ElementTree as etree
 
+import libvirt
+
 from vmgahp.domain.devices import add_chain
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import names
-from vmgahp.drivers.libvirt.guest import let_go
 from vmgahp.errors import INVALID_DISK_PARAM, MISMATCHED, JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import BackingFile, backing_chain
@@ -106,28 +110,6 @@ class DiskFiles:
         """Return the descriptor of each group."""
         return self._descriptors
 
-    def described(self) -> tuple[bool, bool, list[tuple[str, str, str]]]:
-        """Return what another process must know of them (`taken_over`)."""
-        groups = {descriptor: group for group, descriptor in self._descriptors.items()}
-        images = [(image.path, image.format, groups[image.descriptor]) for image in self._images]
-        return self._may_chown, self._is_another_user, images
-
-    @classmethod
-    def taken_over(
-        cls,
-        described: tuple[bool, bool, list[tuple[str, str, str]]],
-        files: dict[str, int],
-        spec: JobSpec,
-        identity: Identity,
-    ) -> "DiskFiles":
-        """Take over the files that another process has opened."""
-        may_chown, is_another_user, images = described
-        made = cls(spec, identity, may_chown=may_chown)
-        made._is_another_user = is_another_user
-        made._descriptors = files
-        made._images = [OpenImage(path, image_format, files[group]) for path, image_format, group in images]
-        return made
-
     def associate(self, domain: libvirt.virDomain) -> None:
         """Pass them to libvirt for a domain that is about to be made. Raises `libvirt.libvirtError`."""
         for group, descriptor in self._descriptors.items():
@@ -140,7 +122,7 @@ class DiskFiles:
     def close(self) -> None:
         """Close them all; may be called again."""
         descriptors, self._descriptors, self._images = self._descriptors, {}, []
-        let_go(descriptors.values())
+        _let_go(descriptors.values())
 
     def _meant(self, source: etree.Element) -> str:
         """Return the file to open, empty for none.
@@ -200,6 +182,15 @@ class DiskFiles:
                 return self._open(path, flags & ~os.O_DIRECT)
             problem = f"{path} cannot be opened any more ({error.strerror})"
             raise _refused(problem, "see that it stays as it is while the VM starts, and is no link.") from error
+
+
+def _let_go(descriptors: Iterable[int]) -> None:
+    """Close the files of the disks of a guest that is gone, with the locks that QEMU has left on them."""
+    for descriptor in descriptors:
+        with suppress(OSError):  # a file system without locks
+            # All of a file (struct flock in fcntl(2)); libvirtd closes its copy a little later.
+            fcntl(descriptor, F_OFD_SETLK, pack("hhqqi0q", F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        os.close(descriptor)
 
 
 def _sources(disk: etree.Element) -> Iterator[tuple[etree.Element, str]]:

@@ -5,18 +5,19 @@ files of the disks, which QEMU writes to whatever happens to their names. A look
 and the next one comes before a guest can have written what is left.
 """
 
+from __future__ import annotations
+
 import os
-from _collections_abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from vmgahp import errors
 from vmgahp.host import threads
 from vmgahp.job.exit_code import DISK_LIMIT
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.running import RunningMachine
-    from vmgahp.host.job_user import Identity
+    from vmgahp.drivers.libvirt.machine import LibvirtMachine
 
 SHORTEST, LONGEST = 1.0, 30.0
 """The shortest and the longest time between two looks, in seconds."""
@@ -42,17 +43,16 @@ def occupied(files: Iterable[int]) -> int:
     return sum(found.values())
 
 
-def begin(
-    _identity: "Identity", _log: "Logger", machine: "RunningMachine", asked: int, kept_free: int, groups: str
-) -> None:
+def begin(machine: LibvirtMachine, asked: int, kept_free: int, groups: Iterable[str]) -> None:
     """Watch the disks of a VM that runs, until its end.
 
     `asked` is the space that the job has asked for, `kept_free` the space to leave free in the file system, both in
     bytes, and 0 for no limit; `groups` are those of the machine's files that count. Raises `errors.MachineFault` and
     OSError.
     """
-    files = machine.disk_files()
-    limits = DiskLimits(machine, [os.dup(files[group]) for group in groups.split()], asked, kept_free)
+    assert machine.guest.files is not None
+    files = machine.guest.files.files()
+    limits = DiskLimits(machine, [os.dup(files[group]) for group in groups], asked, kept_free)
     machine.resources.at_end.append(limits.end)
     threads.start(f"disks-{machine.name}", limits.run)
 
@@ -60,14 +60,14 @@ def begin(
 class DiskLimits:
     """A watch on the disks of one VM."""
 
-    def __init__(self, machine: "RunningMachine", files: Sequence[int], asked: int, kept_free: int) -> None:
+    def __init__(self, machine: LibvirtMachine, files: Sequence[int], asked: int, kept_free: int) -> None:
         """Watch the files with the descriptors `files`, which are closed when the VM is over."""
         self._machine = machine
         self._files = files
         self._asked = asked
         self._kept_free = kept_free
         self._occupied = occupied(files)
-        self._over = threads.Flag()
+        self._over = threading.Event()
         machine.io_errors.has_room = self._has_room
 
     def run(self) -> None:

@@ -5,22 +5,24 @@ request_disk of a job limits its disks in the scratch directory. HTCondor fills 
 not set it, with the size of the job's input: that is no limit.
 """
 
+from __future__ import annotations
+
 import os
 from contextlib import suppress
 from fcntl import F_GETFL, fcntl
+from typing import TYPE_CHECKING
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import disk_limits
 from vmgahp.drivers.libvirt.disk_files import DiskFiles
-from vmgahp.drivers.resources import Later
+from vmgahp.drivers.libvirt.run_ports import OUTPUTS_FILE
 from vmgahp.errors import JobFault
 from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
 from vmgahp.images.still import OpenImage, head
 from vmgahp.job.spec import JobSpec
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.machine import LibvirtMachine
 
@@ -56,14 +58,13 @@ def require(spec: JobSpec, files: DiskFiles, settings: Settings) -> None:
         )
 
 
-def look_after(machine: "LibvirtMachine", spec: JobSpec, settings: Settings, identity: Identity) -> None:
-    """Have the process that serves a VM watch its disks, and log the size that they may reach."""
+def look_after(machine: LibvirtMachine, spec: JobSpec, settings: Settings) -> None:
+    """Have the disks of a VM watched once it runs, and log the size that they may reach."""
     images = machine.guest.files.in_scratch() if machine.guest.files is not None else {}
     limit, kept = limit_of(spec, settings), kept_free(settings, spec.working_dir)
     if not images or not (limit or kept):
         return
-    begin = Later(disk_limits.begin, identity, machine.log, limit, kept, " ".join(images))
-    machine.resources.while_running.append(begin)
+    machine.resources.while_running.append(lambda: disk_limits.begin(machine, limit, kept, images))
     try:
         largest = sum(map(_most, images.values())) if limit else 0
     except OSError:  # as above
@@ -86,8 +87,6 @@ def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
 
     Raises `Fault`.
     """
-    from vmgahp.drivers.libvirt.run_ports import OUTPUTS_FILE
-
     left = max(execute.free(spec.working_dir, identity) - kept_free(settings, spec.working_dir), 0)
     left += identity.occupied_scratch(spec.working_dir, OUTPUTS_FILE)  # of a checkpoint, or soon emptied
     return min(limit_of(spec, settings) or left, left)

@@ -1,6 +1,9 @@
 """The driver that starts, finds and kills domains."""
 
 from collections.abc import Callable, Container
+from functools import partial
+
+import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
@@ -11,9 +14,9 @@ from vmgahp.domain.job_xml import ad_for_policy
 from vmgahp.domain.model import AGENT
 from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.libvirt import (
-    agent,
     capabilities,
     disk_room,
+    ending,
     faults,
     firmware,
     hooks,
@@ -24,29 +27,37 @@ from vmgahp.drivers.libvirt import (
     names,
     other_hypervisors,
     provision,
+    qemu_log,
     qemu_process,
-    running,
+    reach,
+    reservation,
+    second_look,
 )
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import Describer, Plan, first_attribute, has_display
 from vmgahp.drivers.libvirt.disk_files import DiskFiles
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.drivers.libvirt.guest import LibvirtGuest
-from vmgahp.drivers.libvirt.kill import kill
-from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
+from vmgahp.drivers.libvirt.machine import CALL_SECONDS, LibvirtMachine, Order
+from vmgahp.drivers.libvirt.relay import Relay
 from vmgahp.drivers.libvirt.save import LEFTOVERS, Saver
+from vmgahp.drivers.libvirt.screenshot import Screenshot
+from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.libvirt.uri import SESSION_URI, connection_for
 from vmgahp.drivers.managed import ManagedDriver
-from vmgahp.drivers.resources import PASST, Later, Resources
+from vmgahp.drivers.resources import PASST, RELAY, Resources
 from vmgahp.host import execute, proof, scratch
 from vmgahp.host.job_user import Identity
+from vmgahp.host.runtime_dir import sweep
 from vmgahp.job import published, share_dirs
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
 from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.spec import JobSpec
 from vmgahp.metrics import Usage
+
+KILL_SECONDS = 20.0
+"""Seconds for libvirt's answer to the kill mode; it takes 15 s to destroy a domain that does not end."""
 
 
 class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
@@ -62,8 +73,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     saver: type[Saver] = Saver
     checkpoints: CheckpointKind = LIBVIRT
     usual_uri = ""
-    serves = True
-    """True if the process that has started a VM also serves it from then on."""
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
@@ -74,10 +83,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     # The contract
 
     def start(self, job: JobAd) -> LibvirtMachine:
-        self.connection.hears_agents = self.serves and self._talks_to_agents()
+        self.connection.hears_agents = self._talks_to_agents()
         machine = super().start(job)
-        if self.serves:
-            machine.serve()
+        machine.serve()
         return machine
 
     def plan(self, job: JobAd) -> Plan:
@@ -110,9 +118,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         names.clear(self.connection, plan.job.vm_name(), plan.spec.working_dir, self.log)
         names.sweep(self.connection, self.log)
         if self.settings.string("VM_MAC_HOOK"):
-            from vmgahp.drivers.libvirt import reservation
-
-            reservation.sweep(self.identity, self.log)
+            reservation.sweep(self.log)
         self._forget_firmware(plan.spec.name)
         scratch.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS, hooks.POLICY_FILE)
         self._require_free_macs(plan.spec)
@@ -146,34 +152,32 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         spec, resources, xml = plan.spec, machine.resources, machine.order.described.xml
         resources.not_started.clear()
         if made := provision.files_made(spec):
-            resources.at_end.append(Later(provision.remove, self.identity, self.log, spec.working_dir, *made))
+            resources.at_end.append(partial(provision.remove, self.identity, self.log, spec.working_dir, *made))
         if made := provision.records_made(spec):
-            resources.when_over.append(Later(provision.remove, self.identity, self.log, spec.working_dir, *made))
-        disk_room.look_after(machine, spec, self.settings, self.identity)
+            resources.when_over.append(partial(provision.remove, self.identity, self.log, spec.working_dir, *made))
+        disk_room.look_after(machine, spec, self.settings)
         self.record_end(resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, spec.sent)
-        machine.doubt = " ".join(filter(None, (disk.doubt for disk in spec.disks)))
-        if resources.exit:
-            resources.exit.doubt = machine.doubt
-        if resources.exit and resources.exit_port:
+        assert resources.exit is not None
+        resources.exit.doubt = " ".join(filter(None, (disk.doubt for disk in spec.disks)))
+        if resources.exit_port:
             resources.exit.port = resources.exit_port.written
-        if resources.exit and resources.console:
+        if resources.console:
             resources.exit.console = resources.console.tail
         if spec.devices.run:
-            from vmgahp.drivers.libvirt import run_watch
+            from vmgahp.drivers.libvirt import run_watch  # a job without a program does without the module
 
-            resources.while_running.append(run_watch.later(spec, machine, self.identity))
+            resources.while_running.append(partial(run_watch.begin, machine, spec, self.identity))
         if has_display(xml):
-            machine.has_display = True
-            from vmgahp.drivers.libvirt.screenshot import Screenshot
-
             machine.screenshot = Screenshot(
                 self.connection, spec.name, machine.uuid, spec.working_dir, self.identity, self.log
             ).take
         self._describer.publish_vnc(spec, machine, xml)
         machine.resumed = lambda: self.display_again(spec, machine)
         if resources.access:
-            from vmgahp.drivers.libvirt import reach
-
+            if resources.access.means == RELAY:
+                relay = Relay(self.identity, self.log, spec.name, resources.access.address, resources.access.ports)
+                machine.has_address = relay.lead_to
+                resources.at_end.append(relay.end)
             reach.tell(resources.access, spec.name, spec.working_dir, self.identity, self.log)
             resources.news.publish(published.SSH, resources.access.words or None)
         if changes := machine.order.described.changes:
@@ -196,11 +200,41 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return xml.explain(fault) if xml and isinstance(fault, errors.JobFault) else fault
 
     def kill(self, match: str, uuid: str = "") -> bool:
-        return kill(self.connection, match, uuid, self.log)
+        try:
+            return self._kill(match, uuid)
+        finally:
+            reservation.sweep(self.log)
+
+    def _kill(self, match: str, uuid: str) -> bool:
+        def destroy(libvirtd: libvirt.virConnect) -> bool:
+            try:
+                domain = names.matching(libvirtd, match, uuid)
+                if domain is None:
+                    return False
+                name = domain.name()
+                ending.end(domain)
+                self._forget_firmware(name)
+            except libvirt.libvirtError as error:
+                if faults.is_no_domain(error):
+                    return False
+                raise
+            return True
+
+        sweep()  # removes the console's socket of a server that was killed
+        fault: errors.Fault
+        try:
+            return self.connection.call(destroy, seconds=KILL_SECONDS)
+        except libvirt.libvirtError as error:
+            fault = faults.from_libvirt(error, f"destroying {match}")
+        except errors.MachineFault as away:
+            fault = away
+        if not (uuid and qemu_process.kill(match, uuid)):
+            raise fault
+        self.log(f"{match}: {fault.problem} Its QEMU was killed")  # libvirtd forgets the domain when it is back
+        self._forget_firmware(match)
+        return True
 
     def survey(self, end: float) -> Survey:
-        from vmgahp.drivers.libvirt.survey import LibvirtSurveyor  # a start does not need it
-
         return LibvirtSurveyor(self.vm_type, self.settings, self.identity, self.log, self.connection).survey(end)
 
     def close(self) -> None:
@@ -228,8 +262,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if not fixed and self.settings.boolean("VM_ALLOW_EMULATION"):
             self.log(f"KVM does not work here ({reason}): using TCG, since VM_ALLOW_EMULATION is true")
             return "qemu"
-        from vmgahp.drivers.libvirt.survey import kvm_fault
-
         raise kvm_fault(reason)
 
     def _prepare(self, plan: Plan, restart: LibvirtRestart | None, resources: Resources) -> LibvirtMachine:
@@ -238,7 +270,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self._hand_out(spec, resources)
         plan = plan._replace(spec=spec)
         uuid = restart.manifest.facts["uuid"] if restart else names.new_uuid()
-        resources.at_end.append(Later(forget_firmware, self.identity, self.log, spec.name, self.connection.uri))
+        resources.at_end.append(partial(self._forget_firmware, spec.name))
         if spec.ignored:
             self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")
         for doubt in filter(None, (disk.doubt for disk in spec.disks)):
@@ -264,7 +296,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         saver.may_travel = spec.checkpoint
         if spec.devices.shares:
             saver.cannot = "its guest can mount a directory (VMPARAM_vm_Share, VMPARAM_vm_Share_Dirs)"
-        machine = self.machine(guest, resources, saver, self.deadlines(running.CALL_SECONDS), self.log)
+        machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)
         machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
         machine.no_checkpoint = self._why_not_save(spec, plan.domain_type) or self.checkpoints_of.why_not(spec)
         machine.checkpoints = JobCheckpoints(self.checkpoints_of, plan.checkpoint_spec, plan.domain_type)
@@ -277,8 +309,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         """Return the description without the ports that others have taken meanwhile, on which passt would fail."""
         if resources.access is None or resources.access.means != PASST:
             return xml
-        from vmgahp.drivers.libvirt import reach
-
         resources.access = reach.as_free(resources.access)
         return reach.without_taken(xml, self.log)
 
@@ -294,9 +324,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             machine.step("launch.made")
             machine.mac = first_attribute(live, "devices/interface/mac", "address")
             if self._talks_to_agents() and first_attribute(live, f"devices/channel/target[@name='{AGENT}']", "name"):
-                late, macs_of = int(restart is not None), hooks.macs_of(live)
-                begin = Later(agent.accompany, self.identity, self.log, late, *macs_of)
-                machine.resources.while_running.append(begin)
+                macs_of, is_late = hooks.macs_of(live), restart is not None
+                machine.resources.while_running.append(partial(machine.attach_agent, macs_of, is_late=is_late))
             if not authors:
                 self._verify(live, xml, spec)
             elif less := verify.against_script(live, xml, spec):
@@ -330,8 +359,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             may_be_the_jobs = self.settings.xml_script() if authors else plan.xml
             raise (self._second_look(fault, plan) if may_be_the_jobs else fault) from mismatch
         except libvirt.libvirtError as error:
-            from vmgahp.drivers.libvirt import qemu_log  # needed on an error only
-
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
             is_silent = qemu_log.says_nothing(faults.message_of(error))
             words = qemu_log.last_words(machine.name, machine.uuid) if is_silent else ""
@@ -373,8 +400,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return fault if machine.order.restart else self._second_look(fault, plan)
 
     def _second_look(self, fault: errors.Fault, plan: Plan) -> errors.Fault:
-        from vmgahp.drivers.libvirt import second_look
-
         return second_look.judge(fault, plan, self._describer, self.connection, self.log)
 
     def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
@@ -398,14 +423,12 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         """
         given = [(number, nic) for number, nic in enumerate(spec.nics) if nic.address]
         if given:
-            from vmgahp.drivers.libvirt import reservation
-
             paths: list[str] = []
             try:
                 for number, nic in given:
                     paths.append(reservation.note(self.settings, self.connection.uri, spec.name, number, nic))
             finally:
-                resources.at_end.append(Later(reservation.give_back, self.identity, self.log, *paths))
+                resources.at_end.append(partial(reservation.give_back, self.log, *paths))
             reservation.hand_out(self.connection, self.settings, spec, self.identity, self.log)
 
     def _require_free_macs(self, spec: JobSpec) -> None:
@@ -441,8 +464,3 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def _forget_firmware(self, name: str) -> None:
         firmware.forget(name, self.connection.uri, self.log)
-
-
-def forget_firmware(_identity: Identity, log: Logger, name: str, uri: str) -> None:
-    """Remove the firmware's variables of a domain that is gone."""
-    firmware.forget(name, uri, log)

@@ -3,9 +3,10 @@
 import os
 from xml.etree import ElementTree as etree
 
+import libvirt
+
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import firmware
+from vmgahp.drivers.libvirt import firmware, qemu_check
 from vmgahp.host import kvm
 from vmgahp.job.kinds import ARM, UEFI, UEFI_SECURE, X86
 
@@ -67,8 +68,6 @@ def has_passt(capabilities: etree.Element) -> bool:
     libvirt lists the back ends that it was built with in its domain capabilities; one that lists none rejects the
     element.
     """
-    from vmgahp.drivers.libvirt import qemu_check
-
     kinds = _values(capabilities, "devices/interface/enum[@name='backendType']")
     return "passt" in kinds and qemu_check.passt() is not None
 

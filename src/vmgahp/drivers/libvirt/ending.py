@@ -1,6 +1,7 @@
 """The end of a domain, and the mark that tells a job's domain from an administrator's."""
 
-from vmgahp.drivers.libvirt import binding as libvirt
+import libvirt
+
 from vmgahp.drivers.libvirt import faults
 
 MARK = "urn:vmgahp:job"

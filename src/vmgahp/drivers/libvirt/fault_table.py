@@ -13,15 +13,14 @@ message decides if it is known, and the code otherwise. The first rule in `RULES
 5. the rest, such as a code of a later libvirt: errors of the hypervisor.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from vmgahp import errors
 from vmgahp.drivers.fault_rules import Rule
-from vmgahp.drivers.libvirt import faults
 from vmgahp.errors import ClientFault, Fault, HypervisorFault, JobFault, MachineFault
 from vmgahp.host import libvirt_daemons
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 _QEMU = "INTERNAL_ERROR QEMU "
 _EXIT = "internal error: qemu unexpectedly closed the monitor: qemu-system-x86_64: "
@@ -55,11 +54,11 @@ def _rule(
     return Rule(name, fault, code, hint, message, *names, job_may_cause, (kind, origin, said))
 
 
-def _job(name: str, code: str, hint: str, message: str = "", **more: "Any") -> Rule:
+def _job(name: str, code: str, hint: str, message: str = "", **more: Any) -> Rule:
     return _rule(name, JobFault, code, hint, message, **more)
 
 
-def _machine(name: str, hint: str, message: str = "", **more: "Any") -> Rule:
+def _machine(name: str, hint: str, message: str = "", **more: Any) -> Rule:
     return _rule(name, MachineFault, errors.CRITICAL, hint, message, **more)
 
 
@@ -79,15 +78,15 @@ UNKNOWN = _rule("anything else", HypervisorFault, errors.INTERNAL, _LOG_HINT, jo
 NO_CONNECTION = _machine(
     "the connection to libvirtd",
     _LIBVIRTD_HINT,
-    kinds=faults.NO_CONNECTION,
+    kinds="RPC NO_CONNECT INVALID_CONN",
     example="RPC RPC internal error: received hangup event on socket",
 )
 
 HUNG_UP = _machine(
     "libvirtd hung up",
     _LIBVIRTD_HINT,
-    kinds=faults.HUNG_UP,
-    origins=faults.HUNG_UP_ORIGINS,
+    kinds="INTERNAL_ERROR SYSTEM_ERROR",
+    origins="RPC REMOTE",
     example="INTERNAL_ERROR RPC internal error: client socket is closed",
 )
 

@@ -1,30 +1,27 @@
 """The classification of libvirt's errors, by the rules of `fault_table`."""
 
-from _collections_abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import libvirt
 
 from vmgahp import errors
-from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers import fault_rules
+from vmgahp.drivers.fault_rules import Rule
+from vmgahp.drivers.libvirt.fault_table import HUNG_UP, NO_CONNECTION, RULES
 from vmgahp.host import libvirt_daemons
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.fault_rules import Rule
 
-NO_CONNECTION = "RPC NO_CONNECT INVALID_CONN"
-"""The kinds of error that mean that libvirtd cannot be reached."""
-HUNG_UP, HUNG_UP_ORIGINS = "INTERNAL_ERROR SYSTEM_ERROR", "RPC REMOTE"
-"""The kinds of error that mean so if they come from these parts of libvirt."""
-
-
-class NoDomain(libvirt.libvirtError):
+class NoDomain(libvirt.libvirtError):  # type: ignore[misc]
     """The error for a domain that does not exist, or if another one has its UUID or its name."""
 
     def get_error_code(self) -> int:
         """Return libvirt's code for an unknown domain."""
-        return libvirt.VIR_ERR_NO_DOMAIN
+        return int(libvirt.VIR_ERR_NO_DOMAIN)
 
 
-class Garbled(libvirt.libvirtError):
+class Garbled(libvirt.libvirtError):  # type: ignore[misc]
     """An error of libvirt whose message its bindings cannot decode: QEMU quotes bytes that are not text."""
 
     def __init__(self) -> None:
@@ -33,7 +30,7 @@ class Garbled(libvirt.libvirtError):
         self.err = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_QEMU, str(self), 2, None, None, None, 0, 0)
 
 
-class ConnectionLost(libvirt.libvirtError):
+class ConnectionLost(libvirt.libvirtError):  # type: ignore[misc]
     """A loss of the connection during a call that is not retried: the outcome of the call is unknown."""
 
     def __init__(self, error: libvirt.libvirtError) -> None:
@@ -42,7 +39,7 @@ class ConnectionLost(libvirt.libvirtError):
 
     def get_error_code(self) -> int:
         """Return libvirt's code for a missing connection."""
-        return libvirt.VIR_ERR_NO_CONNECT
+        return int(libvirt.VIR_ERR_NO_CONNECT)
 
 
 def find(connection: libvirt.virConnect, name: str, uuid: str) -> libvirt.virDomain:
@@ -75,7 +72,7 @@ def is_of_another_daemon(error: libvirt.libvirtError) -> bool:
 
 def is_no_domain(error: libvirt.libvirtError) -> bool:
     """Return True if the requested domain does not exist (any more)."""
-    return error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN
+    return bool(error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN)
 
 
 def is_unsupported(error: libvirt.libvirtError) -> bool:
@@ -113,24 +110,22 @@ def late(uri: str, seconds: float) -> errors.MachineFault:
     )
 
 
-def numbers(names: Iterable[str], table: dict[str, int] = libvirt.CODES) -> frozenset[int]:
-    """Return the numbers of libvirt's constants."""
-    return frozenset(table[name] for name in names)
+def numbers(names: Iterable[str], prefix: str = "VIR_ERR_") -> frozenset[int]:
+    """Return the numbers of libvirt's constants; an older libvirt lacks some, and never reports them."""
+    return frozenset(getattr(libvirt, prefix + name, -1) for name in names)
 
 
-def classify(error: libvirt.libvirtError, job_values: Iterable[str] = (), more: str = "") -> "Rule":
+def classify(error: libvirt.libvirtError, job_values: Iterable[str] = (), more: str = "") -> Rule:
     """Return the rule for an error of libvirt; see `from_libvirt` for the parameters."""
     return rule_of(error.get_error_code(), error.get_error_domain(), message_of(error, more), job_values)
 
 
-def rule_of(code: int | None, origin: int | None, message: str, job_values: Iterable[str] = ()) -> "Rule":
+def rule_of(code: int | None, origin: int | None, message: str, job_values: Iterable[str] = ()) -> Rule:
     """Return the first rule of the table that matches an error; the last one matches any."""
-    from vmgahp.drivers import fault_rules  # imported on an error only: a server does not keep the table in memory
-    from vmgahp.drivers.libvirt.fault_table import RULES
 
-    def takes(rule: "Rule") -> bool:
+    def takes(rule: Rule) -> bool:
         return (not rule.kinds or code in numbers(rule.kinds)) and (
-            not rule.origins or origin in numbers(rule.origins, libvirt.ORIGINS)
+            not rule.origins or origin in numbers(rule.origins, "VIR_FROM_")
         )
 
     return fault_rules.classify(RULES, message, job_values, takes)
@@ -154,5 +149,5 @@ def message_of(error: libvirt.libvirtError, more: str = "") -> str:
     return f"{message.rstrip(' :')}: {more}" if more else message
 
 
-_LOST = numbers(NO_CONNECTION.split())
-_LOST_FROM = numbers(HUNG_UP.split()), numbers(HUNG_UP_ORIGINS.split(), libvirt.ORIGINS)
+_LOST = numbers(NO_CONNECTION.kinds)
+_LOST_FROM = numbers(HUNG_UP.kinds), numbers(HUNG_UP.origins, "VIR_FROM_")

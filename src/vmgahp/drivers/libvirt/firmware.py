@@ -8,14 +8,15 @@ the new file.
 libvirt chooses the firmware of a domain that starts, but not of one that is restored (9.0): the XML must name it then.
 """
 
+from __future__ import annotations
+
+import json
 import os
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
 
-from vmgahp.host.light import NamedTuple
+from vmgahp.drivers.base import Logger
 from vmgahp.job.kinds import ARM
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
 
 SYSTEM_DIRECTORY = "/var/lib/libvirt/qemu/nvram"
 
@@ -27,7 +28,7 @@ SUFFIXES = ("_VARS.fd", "_VARS.qcow2", "_VARS.raw")
 """
 
 
-def forget(name: str, uri: str, log: "Logger") -> None:
+def forget(name: str, uri: str, log: Logger) -> None:
     """Remove the firmware's variables of a job's domain that does not run. Raises nothing."""
     for suffix in SUFFIXES:
         path = os.path.join(directory(uri), name + suffix)
@@ -61,8 +62,6 @@ class Firmware(NamedTuple):
 
 def installed() -> dict[str, Firmware]:
     """Return the firmwares of this machine that are in two files, by the path of the first, the code."""
-    import json
-
     found: dict[str, Firmware] = {}
     for place in DESCRIPTORS:
         try:
@@ -94,8 +93,6 @@ def of_a_restore(ours: str, saved: str, uri: str) -> str:
     The saved XML is not trusted: only the choice among this machine's own firmwares is taken from it. Raises
     LookupError, with a sentence, if this machine does not have that firmware.
     """
-    from xml.etree import ElementTree as etree  # a kill does not need it
-
     domain = etree.fromstring(ours)
     system = domain.find("os[@firmware='efi']")
     if system is None:

@@ -1,22 +1,21 @@
 """One domain of libvirt: its look-up, queries, operations, and start."""
 
-import os
-from _collections_abc import Callable, Iterable, Iterator
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TypeVar
+
+import libvirt
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import ending, faults, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.host.light import contextmanager, nullcontext, suppress
+from vmgahp.drivers.libvirt.disk_files import DiskFiles
+from vmgahp.host import oom
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeVar
-
-    from vmgahp.drivers.libvirt.disk_files import DiskFiles
-
-    Result = TypeVar("Result")
+Result = TypeVar("Result")
 
 Make = Callable[[libvirt.virConnect], libvirt.virDomain]
 Check = Callable[[libvirt.virConnect, libvirt.virDomain, str], None]
@@ -45,7 +44,7 @@ class LibvirtGuest:
         self.noted_pid = 0
         """The pid of its process when that was last looked up. To act on the process, use `known_pid`."""
 
-    def call(self, function: "Callable[[libvirt.virDomain], Result]", seconds: float = 0) -> "Result":
+    def call(self, function: Callable[[libvirt.virDomain], Result], seconds: float = 0) -> Result:
         return self.connection.call(lambda connection: function(self.find(connection)), seconds=seconds)
 
     def find(self, connection: libvirt.virConnect) -> libvirt.virDomain:
@@ -61,8 +60,8 @@ class LibvirtGuest:
         return figures
 
     def operate(
-        self, doing: str, function: "Callable[[libvirt.virDomain], Result]", cannot: str = "", seconds: float = 0
-    ) -> "Result":
+        self, doing: str, function: Callable[[libvirt.virDomain], Result], cannot: str = "", seconds: float = 0
+    ) -> Result:
         """Operate on the domain.
 
         Raises ClientFault with the code `cannot` if its hypervisor does not support the operation.
@@ -182,8 +181,6 @@ class LibvirtGuest:
 
     def why_killed(self) -> tuple[str, bool]:
         """Return the reason why the kernel killed its process, or empty, and True if that was for the VM's limit."""
-        from vmgahp.host import oom  # needed only for a guest that was killed
-
         killed = oom.killed(self.noted_pid) if self.noted_pid and qemu_process.is_qemu(self.type) else None
         if killed is None:
             return "", False
@@ -207,18 +204,6 @@ class LibvirtGuest:
                 return self.uuid.encode() in words
         except OSError:
             return False
-
-
-def let_go(descriptors: Iterable[int]) -> None:
-    """Close the files of the disks of a guest that is gone, with the locks that QEMU has left on them."""
-    from fcntl import F_OFD_SETLK, F_UNLCK, fcntl
-    from struct import pack
-
-    for descriptor in descriptors:
-        with suppress(OSError):  # a file system without locks
-            # All of a file (struct flock in fcntl(2)); libvirtd closes its copy a little later.
-            fcntl(descriptor, F_OFD_SETLK, pack("hhqqi0q", F_UNLCK, os.SEEK_SET, 0, 0, 0))
-        os.close(descriptor)
 
 
 def let_run(domain: libvirt.virDomain) -> None:

@@ -4,17 +4,19 @@ These are LIBVIRT_XML_SCRIPT, VM_POLICY and VM_MAC_HOOK. If one of them has writ
 in it is not the job's.
 """
 
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
+
+import libvirt
 
 from vmgahp import errors, log
 from vmgahp.config import Settings
+from vmgahp.domain.restore import macs
 from vmgahp.drivers.base import Logger, Machine
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.job import published
 from vmgahp.job.ad import JobAd
 from vmgahp.job.spec import JobSpec, Nic
@@ -44,7 +46,7 @@ def described(settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, w
     changes: tuple[str, ...] = ()
     authors = [f"LIBVIRT_XML_SCRIPT = {script}"] if script else []
     if policy:
-        from vmgahp.hooks.policy import Policy, difference
+        from vmgahp.hooks.policy import Policy, difference  # a server without a policy does without the module
 
         flags = settings.string("VM_GAHP_DEBUG") or settings.string("DEFAULT_DEBUG")
         wordy = dry or log.wants_debug(f"{settings.string('ALL_DEBUG')} {flags}")
@@ -89,11 +91,7 @@ def with_macs(
         return spec
     from vmgahp.hooks.policy import choose_mac, take_back_mac
 
-    found: list[str] = []
-    if saved:
-        from vmgahp.domain.restore import macs
-
-        found = macs(saved)
+    found = macs(saved) if saved else []
     nics: list[Nic] = []
     try:
         for number, nic in enumerate(spec.nics):

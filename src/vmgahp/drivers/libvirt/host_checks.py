@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable
 from xml.etree import ElementTree as etree
 
+import libvirt
+
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 
 IFF_UP = 1

@@ -8,15 +8,17 @@ periodically.
 A guest that is paused before its disk is full (`vmgahp.drivers.libvirt.disk_limits`) waits in the same way.
 """
 
+import threading
 import time
-from _collections_abc import Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import libvirt
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.guest import EVENT_WAIT, LibvirtGuest
 from vmgahp.host import threads
-from vmgahp.host.light import contextmanager
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 """Seconds before a guest is resumed, the first time and at most; each wait is twice the one before."""
@@ -48,13 +50,13 @@ class IoErrors:
         self._name = guest.name
         self._give_up = give_up
         self._log = log
-        self._changed = threads.Condition()
-        self._attempt = threads.Lock()
+        self._changed = threading.Condition()
+        self._attempt = threading.Lock()
         """A lock that is held while the guest is resumed."""
         self._seen = 0
         self._held = False
         self._ended = False
-        self._thread: threads.Thread | None = None
+        self._thread: threading.Thread | None = None
         self._is_stopped = False
         """True if it was paused by `stop`."""
         self._problem = "an error of a disk"

@@ -5,16 +5,17 @@ not support is logged and no fault. Limits in administrator-supplied XML are lef
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
+
+import libvirt
 
 from vmgahp.config import Settings
 from vmgahp.domain import tuning
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults, qemu_process
 from vmgahp.drivers.libvirt.uri import SESSION_URI
 from vmgahp.host import cgroups
-from vmgahp.host.light import NamedTuple
 from vmgahp.job.spec import JobSpec
 
 WEIGHT = {1: 1024, 2: 100}

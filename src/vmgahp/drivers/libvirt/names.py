@@ -4,22 +4,21 @@ A VM has the name that the startd knows, of its user, cluster and process. Two s
 later one's VM then gets a name derived from it, and does not end the first one's guest.
 """
 
+from __future__ import annotations
+
 import os
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+import libvirt
 
 from vmgahp import errors
-from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.ending import MARK, end, is_strange
-from vmgahp.host.light import NamedTuple
 from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.host.starter import is_one_job
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from xml.etree import ElementTree as etree
-
-    from vmgahp.drivers.base import Logger
 
 OWN_HEX = 8
 """The number of digits appended to the name of a VM whose own is taken."""
@@ -46,7 +45,7 @@ def new_uuid() -> str:
         return file.read().strip()
 
 
-def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: "Logger") -> str:
+def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: Logger) -> str:
     """Return `name`, or one derived from it if the VM of another directory has that and its server lives.
 
     Raises `errors.Fault`.
@@ -59,7 +58,7 @@ def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: "
     return own
 
 
-def clear(connection: LibvirtConnection, name: str, working_dir: str, log: "Logger") -> None:
+def clear(connection: LibvirtConnection, name: str, working_dir: str, log: Logger) -> None:
     """Destroy the domains that an earlier server has left of the job, or whose server is gone.
 
     Raises `errors.Fault`.
@@ -80,7 +79,7 @@ def clear(connection: LibvirtConnection, name: str, working_dir: str, log: "Logg
                 raise faults.from_libvirt(error, f"clearing a leftover {left.name}") from error
 
 
-def sweep(connection: LibvirtConnection, log: "Logger") -> None:
+def sweep(connection: LibvirtConnection, log: Logger) -> None:
     """Remove the persistent domains of jobs whose directory and server are both gone. Raises nothing."""
 
     def look(opened: libvirt.virConnect) -> None:
@@ -95,10 +94,8 @@ def sweep(connection: LibvirtConnection, log: "Logger") -> None:
         log(f"clearing what others have left: {error}")
 
 
-def mark(domain: "etree.Element") -> None:
+def mark(domain: etree.Element) -> None:
     """Mark the XML of a domain as that of a job."""
-    from xml.etree import ElementTree as etree  # a kill does not need it
-
     metadata = domain.find("metadata")
     if metadata is None:
         metadata = etree.SubElement(domain, "metadata")

@@ -8,18 +8,19 @@ uid, the console's socket, memory images) are not used with other hypervisors, e
 import re
 from collections.abc import Sequence
 from time import monotonic
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
+
+import libvirt
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.libvirt import faults, qemu_process
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
-from vmgahp.drivers.surveyor import Survey, Value
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host import libvirt_daemons
-from vmgahp.host.light import NamedTuple
 
 SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
 CONNECTING = 1.5

@@ -7,30 +7,34 @@ without, is started on a machine whose catalog has the same image under that nam
 overlay's own header is ignored: the job can have written it, and libvirt gets the chain from here.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
-from vmgahp import errors
+from vmgahp import errors, findings
+from vmgahp.checkpoint import files, manifest
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger, Value
 from vmgahp.drivers.libvirt import qemu_process
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.findings import Finding
 from vmgahp.host import execute, packages
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
+from vmgahp.images import catalog, iso, qemu_img
+from vmgahp.images.catalog import Image
+from vmgahp.images.formats import require_whole
+from vmgahp.images.qemu_img import TooSlow
+from vmgahp.job import catalog_disks, cloud_init, run
 from vmgahp.job.attributes import OPTION_PREFIX
+from vmgahp.job.data_disks import LABEL, LARGEST_FILES
 from vmgahp.job.disks import DISK, Disk
 from vmgahp.job.look import is_there
 from vmgahp.job.options import DATA_DISK, DATA_FILES, DISK_SIZE, RUN, USER_DATA
 from vmgahp.job.spec import JobSpec
 from vmgahp.text import shown
-
-TYPE_CHECKING = False  # modules that make disks are loaded only for jobs that need them
-if TYPE_CHECKING:
-    from vmgahp.findings import Finding
-    from vmgahp.images import qemu_img
-    from vmgahp.images.catalog import Image
 
 ATTRIBUTE = "VM_Images"
 """The machine attribute with the names of the images that jobs can have here, separated by commas."""
@@ -104,27 +108,20 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
 
 
 def _can_write_iso() -> bool:
-    from vmgahp.images import iso
-
     return iso.can_write()
 
 
 def survey(settings: Settings, identity: Identity) -> object:
     """Survey the images of the catalog, for `judge`."""
-    from vmgahp.images import catalog
-    from vmgahp.job import catalog_disks
-
     return catalog.survey(settings, lambda image: catalog_disks.backing_of(image, identity))
 
 
-def judge(outcome: object) -> "tuple[dict[str, Value], list[Finding]]":
+def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
     """Return the machine attributes and the findings for the result of `survey`.
 
     None of these findings makes the machine unfit for jobs.
     """
     if isinstance(outcome, errors.Fault):
-        from vmgahp import findings
-
         return {}, [findings.judge("images", "the catalog of images (VM_CATALOG)", outcome, "", findings.OFF)]
     names, found = outcome if isinstance(outcome, tuple) else ([], [])
     return ({ATTRIBUTE: ",".join(names)} if names else {}), found
@@ -134,12 +131,8 @@ def files_made(spec: JobSpec) -> list[str]:
     """Return the names of the images with the job's files, which are in the scratch directory themselves."""
     made = [os.path.basename(disk.path) for disk in spec.disks if disk.files]
     if spec.devices.user_data:
-        from vmgahp.job import cloud_init
-
         made.append(cloud_init.SEED_FILE)
     if spec.devices.run:
-        from vmgahp.job import run
-
         made.append(run.DRIVE_FILE)
     return made
 
@@ -148,8 +141,6 @@ def records_made(spec: JobSpec) -> list[str]:
     """Return the files in the scratch directory that only a restart needs; they are removed when the job is over."""
     if not spec.devices.run:
         return []
-    from vmgahp.job import run
-
     return [run.RECORD]
 
 
@@ -185,12 +176,10 @@ class Provision:
         if overlays:
             self._write_record(overlays)
         if spec.devices.run:
-            from vmgahp.drivers.libvirt import run_drive
+            from vmgahp.drivers.libvirt import run_drive  # with tar, which only such a job takes
 
             self._made += run_drive.make(spec, spec.devices.run, self._identity)
         if spec.devices.user_data:
-            from vmgahp.job import cloud_init
-
             cloud_init.write(spec.devices.user_data, spec.working_dir, self._identity)
             self._made.append(cloud_init.SEED_FILE)
 
@@ -205,12 +194,7 @@ class Provision:
 
     # Overlays of images of the catalog
 
-    def _overlay(self, disk: Disk, image: "Image") -> _Overlay:
-        from vmgahp.checkpoint import files, manifest
-        from vmgahp.images import qemu_img
-        from vmgahp.images.formats import require_whole
-        from vmgahp.job import catalog_disks
-
+    def _overlay(self, disk: Disk, image: Image) -> _Overlay:
         name = os.path.basename(disk.path)
         try:
             base = files.describe(self._identity, self._directory, files.FileRef(manifest.BACKING, image.path))
@@ -224,7 +208,7 @@ class Provision:
             self._create(name, lambda path: qemu_img.create_overlay(image.path, image.format, path, self._identity))
         return ours
 
-    def _require_same(self, ours: _Overlay, image: "Image") -> None:
+    def _require_same(self, ours: _Overlay, image: Image) -> None:
         """Check that an existing overlay is one of this image. Raises `JobFault` if not."""
         recorded = {overlay.file: overlay for overlay in self._read_record()}.get(ours.file)
         if recorded is None:
@@ -240,8 +224,6 @@ class Provision:
             )
 
     def _read_record(self) -> list[_Overlay]:
-        from vmgahp.checkpoint import files
-
         try:
             return files.find(self._identity, self._directory, RECORD, _parse_record) or []
         except files.Unusable as unusable:
@@ -250,8 +232,6 @@ class Provision:
             ) from unusable
 
     def _write_record(self, overlays: list[_Overlay]) -> None:
-        from vmgahp.checkpoint import manifest
-
         data = manifest.encode(FORMAT, _Record(tuple(overlays)))
         fresh = not self._has(RECORD)
         try:
@@ -263,8 +243,6 @@ class Provision:
 
     def _enlarge(self, disk: Disk) -> None:
         """Enlarge an image of the job's own to the size that the job asks for."""
-        from vmgahp.images import qemu_img
-
         name = os.path.basename(disk.path)
         try:
             size = int(qemu_img.info(disk.path, disk.format, self._identity)["virtual-size"])
@@ -295,8 +273,6 @@ class Provision:
         name = os.path.basename(disk.path)
         if is_there(self._directory, disk, self._identity):
             return
-        from vmgahp.images import qemu_img
-
         free = execute.free(self._directory, self._identity)
         if disk.size > free:
             raise JobFault(
@@ -308,9 +284,6 @@ class Provision:
         self._create(name, lambda path: qemu_img.create_empty(path, disk.format, disk.size, self._identity))
 
     def _files(self, disk: Disk) -> None:
-        from vmgahp.images import iso
-        from vmgahp.job.data_disks import LABEL, LARGEST_FILES
-
         name = os.path.basename(disk.path)
         contents: dict[str, int] = {}
         try:
@@ -342,8 +315,6 @@ class Provision:
 
         So an incomplete image is never mistaken for a complete one.
         """
-        from vmgahp.images import qemu_img
-
         temporary = f".{name}.{os.getpid()}.new"
         try:
             try:
@@ -364,18 +335,14 @@ class Provision:
         return os.path.lexists(os.path.join(self._directory, name))
 
 
-def _as_of_the_system(trouble: "qemu_img.Trouble") -> OSError:
+def _as_of_the_system(trouble: qemu_img.Trouble) -> OSError:
     """Return an OSError for a failure of qemu-img, by the system's error text at the end of its message."""
-    from vmgahp.images.qemu_img import TooSlow
-
     said = str(trouble)
     known = (number for number in errno.errorcode if said.endswith(os.strerror(number)))
     return OSError(errno.ETIMEDOUT if isinstance(trouble, TooSlow) else next(known, errno.EINVAL), said)
 
 
 def _parse_record(data: bytes) -> list[_Overlay]:
-    from vmgahp.checkpoint import manifest
-
     found = []
     top = manifest.read(data, FORMAT, _Record._fields)
     for number, item in enumerate(top.items("layers", MOST_DISKS)):

@@ -6,7 +6,9 @@ make namespaces here, shows only when they are run.
 
 import contextlib
 import os
+import shutil
 import socket
+import tempfile
 from time import monotonic
 
 from vmgahp import errors
@@ -68,9 +70,6 @@ def start_passt(identity: Identity, end: float) -> None:
     namespaces, which may fail. Raises `errors.MachineFault` if it is missing or has not started when the monotonic
     clock shows `end`.
     """
-    import shutil
-    import tempfile
-
     path = passt()
     if path is None:
         raise errors.MachineFault("passt is not installed.", "install passt.")

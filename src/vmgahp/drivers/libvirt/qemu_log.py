@@ -7,7 +7,9 @@ monitor without the reason, and a disk that two jobs use at once would be blamed
 
 import os
 import re
+import threading
 from collections.abc import Sequence
+from time import monotonic
 
 PATIENCE = 2.0
 """Seconds to wait for the log; it is usually there at once."""
@@ -30,9 +32,6 @@ def last_words(name: str, uuid: str, directories: Sequence[str] | None = None) -
 
     A log has all starts under one name: only the last one counts, and only if it is that of `uuid`.
     """
-    import threading
-    from time import monotonic
-
     waiting = threading.Event()
     end = monotonic() + PATIENCE
     while True:

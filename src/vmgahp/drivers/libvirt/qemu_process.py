@@ -2,9 +2,8 @@
 
 import os
 import select
-from _collections_abc import Iterator
-
-from vmgahp.host.light import signal
+import signal
+from collections.abc import Iterator
 
 PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
 """The files in which libvirt's QEMU driver notes the pid of a domain: the system's daemon, then a user's own."""

@@ -12,13 +12,15 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
 from time import monotonic, sleep
 from xml.etree import ElementTree as etree
+
+import libvirt
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import relay
 from vmgahp.drivers.resources import WayIn
 from vmgahp.host import packages, runtime_dir
@@ -125,8 +127,6 @@ def is_free(address: str, port: int) -> bool:
 @contextmanager
 def _alone(base: str) -> Iterator[None]:
     """Hold the lock for choosing ports, if it can be had in time."""
-    from fcntl import LOCK_EX, LOCK_NB, flock
-
     descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     end = monotonic() + LOCK_SECONDS
     try:
@@ -152,7 +152,12 @@ def open_slirp(domain: libvirt.virDomain, access: WayIn, log: Logger) -> WayIn:
     opened = []
     for guests, ours in access.ports:
         try:
-            said = domain.monitor(f"hostfwd_add {_SLIRPS} tcp:{access.address}:{ours}-:{guests}").strip()
+            command = f"hostfwd_add {_SLIRPS} tcp:{access.address}:{ours}-:{guests}"
+            import libvirt_qemu  # may be missing: it needs a library of its own
+
+            said = libvirt_qemu.qemuMonitorCommand(
+                domain, command, libvirt_qemu.VIR_DOMAIN_QEMU_MONITOR_COMMAND_HMP
+            ).strip()
         except (libvirt.libvirtError, ImportError) as error:
             said = str(error)
         if said:

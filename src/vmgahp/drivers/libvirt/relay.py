@@ -5,17 +5,16 @@ the address is known, restarts if the address changes, and ends with the server 
 when the guest no longer answers.
 """
 
+from __future__ import annotations
+
 import os
-from _collections_abc import Sequence
+import signal
+import socket
+from collections.abc import Sequence
 
+from vmgahp.drivers.base import Logger
 from vmgahp.host import packages, run
-from vmgahp.host.light import signal
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.running import RunningMachine
-    from vmgahp.host.job_user import Identity
+from vmgahp.host.job_user import Identity
 
 PROGRAM = "socat"
 
@@ -26,19 +25,11 @@ _PATIENT = "connect-timeout=10,keepalive,keepidle=30,keepintvl=10,keepcnt=3"
 """The options by which a guest that has gone is noticed within a minute."""
 
 
-def begin(identity: "Identity", log: "Logger", machine: "RunningMachine", address: str, ports: str) -> None:
-    """Start the relay for a VM; `ports` are the guest's and ours, as in ``22:22001 80:22002``."""
-    pairs = [(int(guests), int(ours)) for guests, _, ours in (each.partition(":") for each in ports.split())]
-    relay = Relay(identity, log, machine.name, address, pairs)
-    machine.has_address = relay.lead_to
-    machine.resources.at_end.append(relay.end)
-
-
 class Relay:
     """The relays of one guest, a process for each port."""
 
     def __init__(
-        self, identity: "Identity", log: "Logger", name: str, address: str, ports: Sequence[tuple[int, int]]
+        self, identity: Identity, log: Logger, name: str, address: str, ports: Sequence[tuple[int, int]]
     ) -> None:
         self._identity = identity
         self._log = log
@@ -86,8 +77,6 @@ class Relay:
     @staticmethod
     def _why_not(guest: str) -> str:
         """Return the reason why the address must not be used; empty if it may. A guest may report another's address."""
-        import _socket as socket
-
         family = socket.AF_INET6 if ":" in guest else socket.AF_INET
         number = socket.inet_pton(family, guest)
         first = number[0]

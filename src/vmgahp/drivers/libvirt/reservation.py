@@ -1,23 +1,28 @@
 """IP addresses that VM_MAC_HOOK gives: reserved for the guest, and given back even after a crash.
 
 Each address has a note in a directory of root's, from before it is reserved until the hook was told that it is free
-again: at the end of the VM, or, if the server has died, by the next START or kill mode. A separate process gives
-addresses back, with a timeout.
+again: at the end of the VM, or, if the server has died, by the next START or kill mode.
 """
 
+from __future__ import annotations
+
 import os
-import sys
+from fcntl import LOCK_EX, LOCK_NB, flock
+from ipaddress import ip_address, ip_interface
+from time import monotonic
+from xml.etree import ElementTree as etree
 
-from vmgahp.host import helper, own_code, run, runtime_dir
+import libvirt
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.config import Settings
-    from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt import binding as libvirt
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.spec import JobSpec, Nic
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt import faults
+from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.host import runtime_dir
+from vmgahp.host.job_user import Identity
+from vmgahp.job import cloud_init
+from vmgahp.job.spec import JobSpec, Nic
 
 SECONDS = 20.0
 """Seconds for libvirtd and the hook to take the addresses of a VM back."""
@@ -30,7 +35,7 @@ NAT = "nat"
 # A VM that is to be started
 
 
-def note(settings: "Settings", uri: str, name: str, number: int, nic: "Nic") -> str:
+def note(settings: Settings, uri: str, name: str, number: int, nic: Nic) -> str:
     """Write a note of an address of the hook's, for `give_back`, and return its path.
 
     Raises OSError and `errors.MachineFault`.
@@ -44,9 +49,7 @@ def note(settings: "Settings", uri: str, name: str, number: int, nic: "Nic") -> 
     return path
 
 
-def hand_out(
-    connection: "LibvirtConnection", settings: "Settings", spec: "JobSpec", identity: "Identity", log: "Logger"
-) -> None:
+def hand_out(connection: LibvirtConnection, settings: Settings, spec: JobSpec, identity: Identity, log: Logger) -> None:
     """Configure the guest's addresses by its network's DHCP, or by cloud-init. Raises `errors.Fault`."""
     left = []
     for nic in spec.nics:
@@ -56,8 +59,6 @@ def hand_out(
             left.append(nic)
     if not left:
         return
-    from vmgahp.job import cloud_init
-
     seed = spec.devices.user_data
     if seed is not None and not seed.network_config and all("/" in nic.address.split()[0] for nic in left):
         cloud_init.write(seed, spec.working_dir, identity, network=cloud_init.network_config(spec.nics))
@@ -67,11 +68,7 @@ def hand_out(
         log(f"{spec.name}: nothing tells the guest the address {nic.address}: {why} of its own, or it has no prefix")
 
 
-def _reserve(connection: "LibvirtConnection", settings: "Settings", nic: "Nic") -> None:
-    from vmgahp import errors
-    from vmgahp.drivers.libvirt import binding as libvirt
-    from vmgahp.drivers.libvirt import faults
-
+def _reserve(connection: LibvirtConnection, settings: Settings, nic: Nic) -> None:
     name, ip = settings.string("VM_NAT_NETWORK"), _ip(nic)
 
     def wrong(problem: str) -> errors.MachineFault:
@@ -80,24 +77,21 @@ def _reserve(connection: "LibvirtConnection", settings: "Settings", nic: "Nic") 
             f"let it give each VM a free address of the network {name} (VM_NAT_NETWORK), best outside its DHCP range.",
         )
 
-    def add(opened: "libvirt.virConnect") -> None:
+    def add(opened: libvirt.virConnect) -> None:
         network = opened.networkLookupByName(name)
         if not _is_in(network.XMLDesc(), ip):
             raise wrong("the network has no DHCP for it")
-        network.update(libvirt.VIR_NETWORK_UPDATE_COMMAND_ADD_LAST, _host(nic.mac, ip))
+        _update(network, libvirt.VIR_NETWORK_UPDATE_COMMAND_ADD_LAST, nic.mac, ip)
 
     try:
         connection.call(add)
     except libvirt.libvirtError as error:
-        if error.get_error_code() == libvirt.CODES["OPERATION_INVALID"]:
+        if error.get_error_code() == libvirt.VIR_ERR_OPERATION_INVALID:
             raise wrong(f"libvirt says: {faults.message_of(error)}") from error
         raise faults.from_libvirt(error, f"reserving {ip}") from error
 
 
 def _is_in(network: str, ip: str) -> bool:
-    from ipaddress import ip_address, ip_interface
-    from xml.etree import ElementTree as etree
-
     for element in etree.fromstring(network).iterfind("ip"):
         if element.find("dhcp") is None or element.get("family", "ipv4") != "ipv4":
             continue
@@ -108,16 +102,18 @@ def _is_in(network: str, ip: str) -> bool:
     return False
 
 
-def _is_reserved(nic: "Nic") -> bool:
+def _is_reserved(nic: Nic) -> bool:
     return nic.networking_type == NAT and ":" not in _ip(nic)
 
 
-def _ip(nic: "Nic") -> str:
+def _ip(nic: Nic) -> str:
     return nic.address.split()[0].partition("/")[0]
 
 
-def _host(mac: str, ip: str) -> str:
-    return f"<host mac='{mac}' ip='{ip}'/>"
+def _update(network: libvirt.virNetwork, command: int, mac: str, ip: str) -> None:
+    """Change the hosts of a network's DHCP, for as long as it is active. Raises `libvirt.libvirtError`."""
+    host, live = f"<host mac='{mac}' ip='{ip}'/>", libvirt.VIR_NETWORK_UPDATE_AFFECT_LIVE
+    network.update(command, libvirt.VIR_NETWORK_SECTION_IP_DHCP_HOST, -1, host, live)
 
 
 def _notes() -> str:
@@ -135,24 +131,14 @@ def _notes() -> str:
 # A VM that is gone
 
 
-def give_back(_identity: "Identity", log: "Logger", *paths: str) -> None:
-    """Give back the addresses of these notes. Raises OSError."""
-    environ = run.condor_environment(os.environ)
-    done = run.run([*(helper.COMMAND or own_code.interpreter()), __name__, *paths], deadline=SECONDS, environ=environ)
-    for line in done.out.decode("utf-8", "replace").splitlines():
-        log(line)
-    if done.status != 0:
-        last = f": {done.complaints[-1]}" if done.complaints else ""
-        log(f"addresses of {HOOK} could not be given back, status {done.status}{last}")
-
-
-def sweep(identity: "Identity", log: "Logger") -> None:
+def sweep(log: Logger) -> None:
     """Give back the addresses that servers have left that have died. Raises nothing."""
     try:
-        if left := [f"{runtime_dir.GIVEN}/{name}" for name in _names() if not runtime_dir.is_alive(name)]:
-            give_back(identity, log, *left[:50])
+        left = [f"{runtime_dir.GIVEN}/{name}" for name in _names() if not runtime_dir.is_alive(name)]
     except OSError as error:
         log(f"giving back addresses of {HOOK}: {error}")
+    else:
+        give_back(log, *left[:50])
 
 
 def _names() -> list[str]:
@@ -162,47 +148,46 @@ def _names() -> list[str]:
         return []
 
 
-def main(paths: "list[str]") -> None:
-    """Give back the addresses of these notes; each is locked, so that only one process handles it."""
-    from fcntl import LOCK_EX, LOCK_NB, flock
+def give_back(log: Logger, *paths: str) -> None:
+    """Give back the addresses of these notes; each is locked, so that only one process handles it. Raises nothing.
 
+    After `SECONDS` the rest is left to the next `sweep`.
+    """
+    end = monotonic() + SECONDS
     for path in paths:
+        if (left := end - monotonic()) <= 0:
+            log(f"addresses of {HOOK} are not given back yet: the others took more than {SECONDS:g} s")
+            return
         try:
             with open(path) as file:
                 flock(file, LOCK_EX | LOCK_NB)
                 if os.fstat(file.fileno()).st_nlink:
-                    _give_back(file.read().split("\n"))
+                    _give_back(file.read().split("\n"), left, log)
                     os.unlink(path)
         except ValueError:  # the note of a server that died before it reserved anything
             os.unlink(path)
         except OSError as error:
-            sys.stdout.write(f"{path}: {error}\n")
+            log(f"{path}: {error}")
 
 
-def _give_back(words: "list[str]") -> None:
-    from vmgahp import errors
-    from vmgahp.drivers.libvirt import binding as libvirt
-    from vmgahp.hooks.policy import release_mac
+def _give_back(words: list[str], seconds: float, log: Logger) -> None:
+    from vmgahp.hooks.policy import release_mac  # only where a hook gave an address
 
     name, number, address, ip, network, uri, hook, deadline = words
-
-    def say(line: str) -> None:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-
     if network:
-        libvirt.registerErrorHandler(lambda _context, _error: None, None)
+        connection = LibvirtConnection(uri, log)
+
+        def delete(opened: libvirt.virConnect) -> None:
+            _update(opened.networkLookupByName(network), libvirt.VIR_NETWORK_UPDATE_COMMAND_DELETE, address, ip)
+
         try:
-            opened = libvirt.open(uri).networkLookupByName(network)
-            opened.update(libvirt.VIR_NETWORK_UPDATE_COMMAND_DELETE, _host(address, ip))
-        except libvirt.libvirtError as error:
-            say(f"the reservation of {ip} for {name}: {error}")
+            connection.call(delete, seconds=seconds)
+        except (libvirt.libvirtError, errors.Fault) as error:
+            log(f"the reservation of {ip} for {name}: {error}")
+        finally:
+            connection.close()
     try:
-        release_mac(hook, name, int(number), address, min(float(deadline), HOOK_SECONDS), say)
-        say(f"{ip} is given back, which {name} had")
+        release_mac(hook, name, int(number), address, min(float(deadline), HOOK_SECONDS), log)
+        log(f"{ip} is given back, which {name} had")
     except errors.Fault as fault:
-        say(f"giving back {ip}, which {name} had: {fault.problem}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        log(f"giving back {ip}, which {name} had: {fault.problem}")

@@ -9,13 +9,13 @@ import os
 import re
 import shlex
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint import files, manifest
 from vmgahp.errors import JobFault
 from vmgahp.host import execute
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.job import pack
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.options import RUN, RUN_INPUTS

@@ -4,17 +4,17 @@ They are unpacked beside that directory and replace it at the end: until then it
 outputs there would become files of the scratch directory at a restart, where they replace inputs.
 """
 
+from __future__ import annotations
+
 import os
 
 from vmgahp import errors
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.run_ports import OUTPUTS_FILE
 from vmgahp.host import execute
+from vmgahp.host.job_user import Identity
+from vmgahp.job import unpack
 from vmgahp.job.travel import DIRECTORY
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-    from vmgahp.host.job_user import Identity
 
 UNPACKED = ".vm_outputs"
 """The directory in which they are unpacked: HTCondor sends no directory that is not named."""
@@ -23,7 +23,7 @@ UNPACKED = ".vm_outputs"
 class RunOutputs:
     """The outputs of one guest."""
 
-    def __init__(self, directory: str, identity: "Identity", log: "Logger") -> None:
+    def __init__(self, directory: str, identity: Identity, log: Logger) -> None:
         self._directory = directory
         self._identity = identity
         self._log = log
@@ -33,8 +33,6 @@ class RunOutputs:
 
     def unpack(self, most: int) -> None:
         """Unpack the archive, with `most` bytes at most. Raises nothing."""
-        from vmgahp.job import unpack
-
         try:
             self._identity.make_directory(self._directory, UNPACKED)
             most = min(most, execute.free(self._directory, self._identity))

@@ -1,7 +1,8 @@
 """The ports by which a guest reports the progress of its program, and sends its outputs."""
 
+from __future__ import annotations
+
 import os
-from _collections_abc import Sequence
 
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.resources import Resources
@@ -10,10 +11,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.host.line_port import LinePort
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.job.run import Run
+from vmgahp.job.run import Run
 
 CONTROL, OUT, ERR, OUTPUTS = "run", "out", "err", "outputs"
 PREFIX = "org.vmgahp."
@@ -24,12 +22,9 @@ OUTPUTS_FILE = "vm_outputs.tar"
 MOST_PRINTED = 1 << 30
 """The most bytes of the program's output, and of its errors."""
 
-Plain = tuple[str, str, int, int, int]
-"""A port's name, path, limit, and the places of its descriptors, as another process takes it over."""
-
 
 def make(
-    run: "Run", directory: str, most: int, owner: tuple[int, int], identity: Identity, log: Logger, resources: Resources
+    run: Run, directory: str, most: int, owner: tuple[int, int], identity: Identity, log: Logger, resources: Resources
 ) -> None:
     """Listen on all ports, for the QEMU of `owner`; `most` is the size limit of the outputs. Raises `errors.Fault`."""
 
@@ -54,13 +49,3 @@ def begin_afresh(resources: Resources) -> None:
     for name in (OUT, ERR, OUTPUTS):
         if name in resources.run_ports:
             resources.run_ports[name].empty()
-
-
-def taken_over(plain: list[Plain], descriptors: Sequence[int], log: Logger) -> dict[str, ConsoleCapture]:
-    """Take over the ports on which another process listens. Raises `MachineFault`."""
-    return {
-        name: (LinePort if name == CONTROL else ConsoleCapture).taken_over(
-            path, limit, log, descriptors[output], descriptors[listener]
-        )
-        for name, path, limit, output, listener in plain
-    }

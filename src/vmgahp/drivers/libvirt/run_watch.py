@@ -4,27 +4,24 @@ The guest's messages are untrusted. The guest is believed about the end of its o
 ignored. Each time limit counts while the guest runs, and not while it is paused.
 """
 
-from _queue import Empty
+from __future__ import annotations
+
+import threading
+from queue import Empty
 from time import monotonic, time
+from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
+from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.run_outputs import RunOutputs
 from vmgahp.drivers.libvirt.run_ports import CONTROL, OUTPUTS, OUTPUTS_FILE
-from vmgahp.drivers.resources import Later
 from vmgahp.host import threads
-from vmgahp.host.light import NamedTuple
+from vmgahp.host.job_user import Identity
 from vmgahp.host.line_port import LinePort
 from vmgahp.job import exit_code
 from vmgahp.job.exit_code import NOT_READY, RUN_FAILED, Ending
+from vmgahp.job.spec import JobSpec
 from vmgahp.job.travel import DIRECTORY
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from vmgahp.drivers.base import Logger
-    from vmgahp.drivers.libvirt.machine import LibvirtMachine
-    from vmgahp.drivers.libvirt.running import RunningMachine
-    from vmgahp.host.job_user import Identity
-    from vmgahp.job.spec import JobSpec
 
 BOOTING, READY, STARTED, ENDED, TAKEN = STAGES = ("booting", "ready", "started", "ended", "taken")
 EXIT, SIGNAL, LIMIT = "exit", "signal", "limit"
@@ -88,38 +85,18 @@ def _is_end(how: str, number: int) -> bool:
     return how == LIMIT or (how == EXIT and number <= 255) or (how == SIGNAL and 1 <= number <= 64)
 
 
-def later(spec: "JobSpec", machine: "LibvirtMachine", identity: "Identity") -> Later:
-    """Return the call by which the process that serves the VM follows its guest."""
-    run = spec.devices.run
+def begin(machine: LibvirtMachine, spec: JobSpec, identity: Identity) -> None:
+    """Follow the guest of a VM that runs, until its end. Raises `errors.Fault` and OSError."""
+    run, directory = spec.devices.run, spec.working_dir
     assert run is not None
-    goes_on, alone = int(machine.order.restart is not None), int(spec.sent[1] is None)
-    limits = run.boot_timeout, run.time_limit
-    return Later(begin, identity, machine.log, spec.working_dir, goes_on, alone, *limits)
-
-
-def begin(
-    identity: "Identity",
-    _log: "Logger",
-    machine: "RunningMachine",
-    directory: str,
-    goes_on: int,
-    alone: int,
-    boot_timeout: int,
-    time_limit: int,
-) -> None:
-    """Follow the guest of a VM that runs, until its end.
-
-    `goes_on` says that the guest continues from a checkpoint, `alone` that HTCondor sends no output directory back.
-    Raises `errors.Fault` and OSError.
-    """
     progress = RunProgress()
-    if goes_on:
+    if machine.order.restart is not None:
         try:
             progress = read(identity.read_scratch(directory, STATE_FILE, 100))
         except (OSError, errors.Fault):
             progress = RunProgress(STARTED)
-    watch = RunWatch(machine, identity, directory, progress, boot_timeout, time_limit)
-    watch.is_alone = bool(alone)
+    watch = RunWatch(machine, identity, directory, progress, run.boot_timeout, run.time_limit)
+    watch.is_alone = spec.sent[1] is None
     record = machine.resources.exit
     assert record is not None
     record.program = watch.ending
@@ -137,8 +114,8 @@ class RunWatch:
 
     def __init__(
         self,
-        machine: "RunningMachine",
-        identity: "Identity",
+        machine: LibvirtMachine,
+        identity: Identity,
         directory: str,
         progress: RunProgress,
         boot_timeout: float,
@@ -168,7 +145,7 @@ class RunWatch:
         self._tries = 0
         self._is_shot = False
         self._is_given_up = False
-        self._thread: threads.Thread | None = None
+        self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
         """Start to follow the guest. Raises `errors.MachineFault`."""

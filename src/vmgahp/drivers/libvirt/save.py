@@ -6,16 +6,20 @@ given ``/proc/<pid>/fd/<n>``: whatever happens to the name, that is this file, i
 scratch directory that is a file system of its own.
 """
 
+from __future__ import annotations
+
+import hashlib
 import os
 import re
 from collections.abc import Callable
+
+import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint import memory_image, packed
 from vmgahp.checkpoint.store import CANNOT_SAVE, IMAGE_EXTRA, MEMORY_FILE
 from vmgahp.checkpoint.substitute import Held, Substitute, Write, can_be_held, write_all
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import disk_room
 from vmgahp.host.job_user import Identity
 
@@ -52,7 +56,7 @@ LEFTOVERS = (SUSPEND_FILE, partial_name(SUSPEND_FILE), partial_name(MEMORY_FILE)
 class MemoryFile:
     """A memory image that is being written: `keep` it, or `close` it, which removes it."""
 
-    def __init__(self, saver: "Saver", name: str, descriptor: int) -> None:
+    def __init__(self, saver: Saver, name: str, descriptor: int) -> None:
         self.name = name
         self.descriptor = descriptor
         self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -123,7 +127,7 @@ class Saver:
         self.not_removed: set[str] = set()
         self._may_seek = False
 
-    def begin(self, name: str, memory_kib: int) -> "MemoryFile":
+    def begin(self, name: str, memory_kib: int) -> MemoryFile:
         """Make a file for the memory image `name`, under a name for incomplete images.
 
         Raises `errors.MachineFault` if there is no space for that much memory, or if the file cannot be made.
@@ -230,7 +234,6 @@ class Saver:
         form = self._wanted()
         if form in ("", memory_image.RAW, memory_image.SPARSE):
             return False
-        import hashlib
 
         digest = hashlib.sha256()
         try:

@@ -7,8 +7,9 @@ failed may well hang, so `DEADLINE` limits the wait.
 
 from collections.abc import Callable
 
+import libvirt
+
 from vmgahp import errors
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.host import threads
 from vmgahp.host.job_user import Identity

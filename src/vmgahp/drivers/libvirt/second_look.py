@@ -11,10 +11,11 @@ import os
 import shutil
 from xml.etree import ElementTree as etree
 
+import libvirt
+
 from vmgahp import errors
 from vmgahp.domain import verify
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import ending, firmware, names, qemu_process, tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.describe import Describer, Ground, Plan

@@ -8,6 +8,7 @@ from vmgahp.config import Settings
 from vmgahp.config.table import SHARE_DIRS
 from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt import qemu_check, virtiofs
+from vmgahp.drivers.libvirt.emulator import TWO_GROUPS, TWO_GROUPS_HINT
 from vmgahp.findings import OFF, OK, Checks, Finding
 from vmgahp.host import proof
 from vmgahp.host.job_user import Identity
@@ -84,8 +85,6 @@ def _trouble(
 ) -> errors.Fault | None:
     """Return the fault for which QEMU cannot share directories by `kind`; None if it can."""
     if kind == NINEP and not as_job_user:
-        from vmgahp.drivers.libvirt.emulator import TWO_GROUPS, TWO_GROUPS_HINT
-
         hint = TWO_GROUPS_HINT.replace("VM_RUN_AS_JOB_USER = False", f"{SCRATCH} = virtiofs")
         return errors.MachineFault(f"{TWO_GROUPS}.", hint)
     if kind == VIRTIOFS:

@@ -9,8 +9,9 @@ fields. For a driver of libvirt's that does not support it, such as Xen's, sever
 import pyexpat
 from time import time
 
+import libvirt
+
 from vmgahp import lifecycle
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import faults
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.metrics import Metrics

@@ -3,14 +3,27 @@
 import os
 from collections.abc import Callable
 from time import monotonic
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
+
+import libvirt
 
 from vmgahp import errors, findings, vm_types
 from vmgahp.checkpoint import packed
 from vmgahp.config import Settings
 from vmgahp.domain import tuning
-from vmgahp.drivers.libvirt import binding as libvirt
-from vmgahp.drivers.libvirt import faults, firmware, other_hypervisors, qemu_check, qemu_process, reach, tpm
+from vmgahp.drivers.base import Survey, Value
+from vmgahp.drivers.libvirt import (
+    faults,
+    firmware,
+    other_hypervisors,
+    provision,
+    qemu_check,
+    qemu_process,
+    reach,
+    shares,
+    tpm,
+)
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.emulator import (
     TWO_GROUPS,
@@ -24,12 +37,11 @@ from vmgahp.drivers.libvirt.emulator import (
     uefis,
 )
 from vmgahp.drivers.libvirt.other_hypervisors import TELLING, version
-from vmgahp.drivers.libvirt.uri import SYSTEM_URI, connection_for
-from vmgahp.drivers.surveyor import Survey, Value
+from vmgahp.drivers.libvirt.uri import SYSTEM_URI
 from vmgahp.findings import OFF, OK, UNKNOWN, Finding, Late
+from vmgahp.hooks import xml_script
 from vmgahp.host import cgroups, kvm, libvirt_daemons, packages, proof
 from vmgahp.host.job_user import Identity
-from vmgahp.host.light import NamedTuple
 from vmgahp.host.run import which
 from vmgahp.images import iso
 from vmgahp.job.kinds import ARM, BIOS, NO_SHARE, X86
@@ -78,14 +90,13 @@ class LibvirtSurveyor:
         settings: Settings,
         identity: Identity,
         log: Callable[[str], None],
-        connection: LibvirtConnection | None = None,
+        connection: LibvirtConnection,
     ) -> None:
-        """Prepare a survey; `connection` is the driver's, if there is one."""
         self.vm_type = vm_type
         self.settings = settings
         self.identity = identity
         self.log = log
-        self._connection = connection or connection_for(settings, log)
+        self._connection = connection
         self._fixed = ""
         """The domain type if the settings determine it; empty otherwise."""
 
@@ -115,8 +126,6 @@ class LibvirtSurveyor:
         if which(tpm.PROGRAM) and not self.settings.xml_script():
             checks.begin("tpm", lambda: tpm.proved(self.identity, end - monotonic()))
         if self._shares():
-            from vmgahp.drivers.libvirt import shares  # few machines share any, and it imports what reads jobs
-
             shares.begin(checks, self.settings, self.identity, lambda: end - monotonic())
 
         found = script
@@ -150,8 +159,6 @@ class LibvirtSurveyor:
             found.append(of_tpm)
         shared: dict[str, Value] = {"share": NO_SHARE}
         if self._shares():
-            from vmgahp.drivers.libvirt import shares
-
             own = self._may_be_the_jobs(accel)
             shared, of_shares = shares.judge(self.settings, checks, qemu.path, self.identity, end, as_job_user=own)
             found += of_shares
@@ -168,8 +175,6 @@ class LibvirtSurveyor:
         found += [ways_in] if ways_in else []
         images: dict[str, Value] = {}
         if (catalog := checks.outcome("images")) is not None:
-            from vmgahp.drivers.libvirt import provision
-
             images, of_catalog = provision.judge(catalog)
             found += of_catalog
         return Survey(
@@ -189,7 +194,6 @@ class LibvirtSurveyor:
     def _judge_script(self) -> list[Finding]:
         if not (script := self.settings.xml_script()):
             return []
-        from vmgahp.hooks import xml_script  # few machines have one
 
         arguments = self.settings.string(xml_script.ARGUMENTS_SETTING)
         return [xml_script.judge(script, arguments, blind=self._connection.read_only)]
@@ -244,8 +248,6 @@ class LibvirtSurveyor:
         )
 
     def _survey_images(self) -> object:
-        from vmgahp.drivers.libvirt import provision  # most machines have no catalog
-
         return provision.survey(self.settings, self.identity)
 
     def _try_emulator(self, qemu: _Emulator, accel: str, slirp: bool, end: float) -> Finding:

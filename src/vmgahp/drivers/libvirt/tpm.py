@@ -6,20 +6,18 @@ manufacturer, and its state is removed with the VM. swtpm ends with its QEMU; a 
 brings the TPM's state in its memory image.
 """
 
+from __future__ import annotations
+
 import os
+import subprocess
+from xml.etree import ElementTree as etree
 
 from vmgahp import errors
+from vmgahp.drivers.base import Logger
 from vmgahp.host import beside, proof
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
 from vmgahp.host.runtime_dir import runtime_dir
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import subprocess
-    from xml.etree import ElementTree as etree
-
-    from vmgahp.drivers.base import Logger
 
 PROGRAM = "swtpm"
 
@@ -39,7 +37,7 @@ _REQUESTS = b"\0\0\0\1", b"\0\0\0\2" + bytes(4)
 """The first requests of QEMU to swtpm: its capabilities, and to make its TPM (``include/swtpm/tpm_ioctl.h``)."""
 
 
-def is_offered(capabilities: "etree.Element") -> bool:
+def is_offered(capabilities: etree.Element) -> bool:
     """Return True if libvirt accepts a TPM that it does not run itself, by its domain capabilities."""
     backends = capabilities.iterfind("devices/tpm[@supported='yes']/enum[@name='backendModel']/value")
     return any(backend.text == "external" for backend in backends)
@@ -119,7 +117,7 @@ def make(identity: Identity, room: str) -> None:
         raise _no_room(room, error) from error
 
 
-def begin(identity: Identity, log: "Logger", room: str, uid: int, gid: int) -> None:
+def begin(identity: Identity, log: Logger, room: str, uid: int, gid: int) -> None:
     """Run swtpm for a QEMU that is about to start, as this user and group. Raises `errors.MachineFault`."""
     import subprocess
 
@@ -131,7 +129,7 @@ def begin(identity: Identity, log: "Logger", room: str, uid: int, gid: int) -> N
         log(f"{PROGRAM} ends with its QEMU and not before: {error}")
 
 
-def _run(identity: Identity, room: str, uid: int, gid: int, stderr: int) -> "subprocess.Popen[bytes]":
+def _run(identity: Identity, room: str, uid: int, gid: int, stderr: int) -> subprocess.Popen[bytes]:
     """Start swtpm with a socket that is this user's. Raises `errors.MachineFault`."""
     import socket
     import subprocess
@@ -162,7 +160,7 @@ def _run(identity: Identity, room: str, uid: int, gid: int, stderr: int) -> "sub
             ) from error
 
 
-def end(_identity: Identity, _log: "Logger", room: str) -> None:
+def end(_identity: Identity, _log: Logger, room: str) -> None:
     """End swtpm and remove its state. Raises nothing."""
     beside.end(room, _state(room))
     beside.clear(room, [socket_in(room), _state(room)])

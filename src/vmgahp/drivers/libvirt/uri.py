@@ -1,18 +1,17 @@
 """The libvirt that serves the jobs of a VM type, and a connection to it."""
 
+from __future__ import annotations
+
 import os
+from collections.abc import Callable
 
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 SYSTEM_URI, SESSION_URI = "qemu:///system", "qemu:///session"
 
 
-def connection_for(settings: Settings, log: "Callable[[str], None]", usual: str = "") -> LibvirtConnection:
+def connection_for(settings: Settings, log: Callable[[str], None], usual: str = "") -> LibvirtConnection:
     """Return a connection for VM_LIBVIRT_URI, or else `usual`, by default this user's QEMU. It is not opened yet."""
     uri = settings.string("VM_LIBVIRT_URI") or usual or (SYSTEM_URI if os.getuid() == 0 else SESSION_URI)
     read_only = uri == SESSION_URI and _probing_for_a_startd()

@@ -8,7 +8,7 @@ import os
 import sys
 
 from vmgahp import errors
-from vmgahp.host import beside, own_code, packages, proof
+from vmgahp.host import beside, packages, proof
 from vmgahp.host.file_server import RUST, C
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment, run
@@ -103,7 +103,7 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
         with socket.socket(socket.AF_UNIX) as listener:
             beside.listen(listener, socket_in(room), owner)
             passed = (listener.fileno(), status)
-            server = [*own_code.interpreter(), "vmgahp.host.file_server", *map(str, passed)]
+            server = [sys.executable, "-I", "-m", "vmgahp.host.file_server", *map(str, passed)]
             server += [str(identity.uid), str(identity.gid), "rw" if share.writable else "ro", share.directory, room]
             process = subprocess.Popen(
                 [*server, _kind(path), path],

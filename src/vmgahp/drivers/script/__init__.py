@@ -4,6 +4,7 @@ import os
 import time
 import uuid as uuids
 from collections.abc import Callable
+from hashlib import sha256
 from time import monotonic
 
 from vmgahp import errors, findings
@@ -264,8 +265,6 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
 
 def key_of(directory: str) -> str:
     """Return the key of the VM in a scratch directory; the kill mode knows only the directory."""
-    from hashlib import sha256
-
     return f"vmgahp-{sha256(os.fsencode(directory)).hexdigest()[:16]}"
 
 

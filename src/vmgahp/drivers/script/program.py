@@ -5,6 +5,7 @@ rights than the server: as the job's user, who owns the files that it works on.
 """
 
 import os
+import pwd
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -85,7 +86,6 @@ class Program:
         environ = condor_environment(os.environ)
         if self.user.switching:
             environ = {name: value for name, value in environ.items() if not name.upper().startswith("_CONDOR_")}
-        import pwd
 
         try:
             entry = pwd.getpwuid(self.user.uid)
@@ -150,7 +150,6 @@ def named_user(settings: Settings, job: Identity) -> Identity:
         if not (uid.isdecimal() and gid.isdecimal()):
             raise errors.MachineFault(f"CONDOR_IDS = {uid}.{gid} are no ids.", "set it to two numbers, uid.gid.")
         return Identity(int(uid), int(gid))
-    import pwd
 
     try:
         entry = pwd.getpwnam(word)

@@ -4,6 +4,8 @@
 has the tags of one and the operations on it, and `transport` carries it there and back.
 """
 
+from __future__ import annotations
+
 import os
 import time
 import uuid as uuids
@@ -96,7 +98,7 @@ class VsphereSurveyor(NamedTuple):
 
     # The checks
 
-    def _ask(self) -> "tuple[vim.AboutInfo, vim.Datacenter, str]":
+    def _ask(self) -> tuple[vim.AboutInfo, vim.Datacenter, str]:
         about = self.connection.call(lambda content: content.about, "asking the server who it is")
         return about, *self.inventory.datacenter()
 
@@ -109,7 +111,7 @@ class VsphereSurveyor(NamedTuple):
         seen = "VSPHERE_TLS_VERIFY is off: whoever answers in the server's place gets the password."
         return Finding("tls", OFF, checked, seen, "save the server's certificate as the file of VSPHERE_TLS_PIN.")
 
-    def _datastore(self, datacenter: "vim.Datacenter") -> str:
+    def _datastore(self, datacenter: vim.Datacenter) -> str:
         ref, name = self.inventory.datastore(datacenter)
         seen = self.connection.properties(ref, "summary.accessible", "summary.freeSpace", "summary.type")
         free = seen.get("summary.freeSpace")
@@ -140,7 +142,7 @@ class VsphereSurveyor(NamedTuple):
         saved = sum(tag.state == SAVED for tag in there)
         return f"it has {len(there)} VMs of jobs, {here} of this machine and {saved} checkpoints"
 
-    def _network(self, datacenter: "vim.Datacenter", kind: str) -> str:
+    def _network(self, datacenter: vim.Datacenter, kind: str) -> str:
         self.inventory.network(datacenter, kind)
         return f"{network_map(self.settings)[kind]} is there"
 

@@ -12,6 +12,8 @@ pyvmomi would fetch each on its own when it is touched, and a session that has e
 stands in the answer's list of what is missing.
 """
 
+from __future__ import annotations
+
 import os
 import pwd
 import ssl
@@ -152,7 +154,7 @@ class Access(NamedTuple):
     user: str
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> "Access":
+    def from_settings(cls, settings: Settings) -> Access:
         """Read the settings. Raises `MachineFault` for a missing setting or an invalid address."""
         text = _needed(settings, "VSPHERE_HOST", "the name of the ESXi host or vCenter")
         is_ipv6 = text.count(":") > 1 and not text.startswith("[")
@@ -334,7 +336,7 @@ class VsphereConnection:
                 "see why the server went away.",
             ) from error
 
-    def task(self, begin: "Call[vim.Task]", doing: str, done: Callable[[], object] = lambda: None) -> Any:
+    def task(self, begin: Call[vim.Task], doing: str, done: Callable[[], object] = lambda: None) -> Any:
         """Begin a task, wait for its end, and return its result; retry once if the server went away meanwhile.
 
         `done` returns the result of a task that was carried out all the same, None if it was not. Raises
@@ -350,7 +352,7 @@ class VsphereConnection:
                     raise
         raise AssertionError
 
-    def _wait(self, task: "vim.Task", doing: str) -> object:
+    def _wait(self, task: vim.Task, doing: str) -> object:
         """Return the result of a task. Raises the same as `task`."""
         end, pause = time.monotonic() + self._task_deadline, 0.02
         while True:
@@ -378,18 +380,18 @@ class VsphereConnection:
             time.sleep(pause)
             pause = min(pause * 1.5, SLOWEST_POLL)
 
-    def properties(self, ref: "vim.ManagedObject", *paths: str) -> Properties:
+    def properties(self, ref: vim.ManagedObject, *paths: str) -> Properties:
         """Read some properties of an object, those that are set. Raises `Gone`, and the same as `call`."""
         found = self.of_each([ref], *paths)
         if not found:
             raise Gone(ref)
         return found[0][1]
 
-    def get(self, ref: "vim.ManagedObject", path: str) -> Any:
+    def get(self, ref: vim.ManagedObject, path: str) -> Any:
         """Read one property; None if it is not set. Raises the same as `properties`."""
         return self.properties(ref, path).get(path)
 
-    def of_each(self, refs: "Iterable[vim.ManagedObject]", *paths: str) -> "list[tuple[vim.ManagedObject, Properties]]":
+    def of_each(self, refs: Iterable[vim.ManagedObject], *paths: str) -> list[tuple[vim.ManagedObject, Properties]]:
         """Read some properties of several objects, except those that no longer exist. Raises the same as `call`."""
         objects = list(refs)
         doing = f"reading {', '.join(paths)} of {str(objects[0]) if len(objects) == 1 else 'several objects'}"
@@ -432,16 +434,16 @@ class VsphereConnection:
 
     # The login
 
-    def _wake(self) -> "vim.ServiceInstanceContent":
+    def _wake(self) -> vim.ServiceInstanceContent:
         """Test the session by a harmless call, and return the service content. Raises the same as `call`."""
 
-        def ask(content: "vim.ServiceInstanceContent") -> "vim.ServiceInstanceContent":
+        def ask(content: vim.ServiceInstanceContent) -> vim.ServiceInstanceContent:
             self._instance().CurrentTime()
             return content
 
         return self.call(ask, "asking the server for the time")
 
-    def _open(self) -> "vim.ServiceInstanceContent":
+    def _open(self) -> vim.ServiceInstanceContent:
         """Log in if needed, and return the service content. Raises `errors.Fault`, `_AWAY`."""
         with self._lock:
             if self._closed:
@@ -473,13 +475,13 @@ class VsphereConnection:
                 self._content.sessionManager.Login(self.access.user, password, None)
         self._logged_in = True
 
-    def _instance(self) -> "vim.ServiceInstance":
+    def _instance(self) -> vim.ServiceInstance:
         return vim.ServiceInstance("ServiceInstance", self._stub)
 
 
 def _retrieve(
-    content: "vim.ServiceInstanceContent", refs: "list[vim.ManagedObject]", paths: tuple[str, ...]
-) -> "list[tuple[vim.ManagedObject, Properties]]":
+    content: vim.ServiceInstanceContent, refs: list[vim.ManagedObject], paths: tuple[str, ...]
+) -> list[tuple[vim.ManagedObject, Properties]]:
     """Call RetrievePropertiesEx, page by page; raises NotAuthenticated if something is missing for that reason."""
     query = vmodl.query.PropertyCollector
     collector = content.propertyCollector

@@ -9,6 +9,8 @@ The service cannot resume an upload, so one that breaks off is started again. A 
 the server does ranges. Whole blocks of zeros are not written but left as holes.
 """
 
+from __future__ import annotations
+
 import os
 import threading
 import time
@@ -34,13 +36,13 @@ Found = list[tuple["vim.ManagedObject", str]]
 class Placement(NamedTuple):
     """The place of a job's VM."""
 
-    datacenter: "vim.Datacenter"
+    datacenter: vim.Datacenter
     datacenter_path: str
     """The data center's path for the file server: names with slashes between them."""
-    datastore: "vim.Datastore"
+    datastore: vim.Datastore
     datastore_name: str
-    pool: "vim.ResourcePool"
-    folder: "vim.Folder"
+    pool: vim.ResourcePool
+    folder: vim.Folder
 
 
 class Inventory(NamedTuple):
@@ -55,16 +57,16 @@ class Inventory(NamedTuple):
         datastore, name = self.datastore(datacenter)
         return Placement(datacenter, path, datastore, name, self.pool(path), self.folder(path))
 
-    def datacenter(self) -> "tuple[vim.Datacenter, str]":
+    def datacenter(self) -> tuple[vim.Datacenter, str]:
         """Find VSPHERE_DATACENTER, and its path."""
         root = self.connection.call(lambda content: content.rootFolder, "looking for data centers")
         return self._choose("VSPHERE_DATACENTER", "data center", self._beneath(root, vim.Datacenter))
 
-    def datastore(self, datacenter: "vim.Datacenter") -> "tuple[vim.Datastore, str]":
+    def datastore(self, datacenter: vim.Datacenter) -> tuple[vim.Datastore, str]:
         """Find VSPHERE_DATASTORE, and its name."""
         return self._choose("VSPHERE_DATASTORE", "datastore", self._named(datacenter, "datastore"))
 
-    def pool(self, datacenter_path: str) -> "vim.ResourcePool":
+    def pool(self, datacenter_path: str) -> vim.ResourcePool:
         """Find VSPHERE_RESOURCE_POOL: ``host or cluster``, or ``host or cluster/pool/pool…``."""
         setting, hosts = "VSPHERE_RESOURCE_POOL", f"{datacenter_path}/host"
         computers = self._beneath(self._at(hosts, vim.Folder, setting, "folder of hosts"), vim.ComputeResource)
@@ -79,12 +81,12 @@ class Inventory(NamedTuple):
         _, computer = self._choose(setting, "host or cluster", computers)
         return self._at(f"{hosts}/{computer}/Resources", vim.ResourcePool, setting, "resource pool")
 
-    def folder(self, datacenter_path: str) -> "vim.Folder":
+    def folder(self, datacenter_path: str) -> vim.Folder:
         """Find VSPHERE_FOLDER, a path below the data center's VMs; their root folder if it is empty."""
         path = f"{datacenter_path}/vm/{self.settings.string('VSPHERE_FOLDER').strip('/')}"
         return self._at(path, vim.Folder, "VSPHERE_FOLDER", "folder")
 
-    def network(self, datacenter: "vim.Datacenter", kind: str) -> "vim.vm.device.VirtualDevice.BackingInfo":
+    def network(self, datacenter: vim.Datacenter, kind: str) -> vim.vm.device.VirtualDevice.BackingInfo:
         """Return the connection of a NIC of this networking type, by VSPHERE_NETWORK_MAP."""
         name = network_map(self.settings).get(kind)
         if name is None:
@@ -109,13 +111,13 @@ class Inventory(NamedTuple):
 
     # The search
 
-    def _named(self, ref: "vim.ManagedObject", path: str) -> Found:
+    def _named(self, ref: vim.ManagedObject, path: str) -> Found:
         """Return the objects of a property of `ref`, with their names."""
         found = self.connection.of_each(dict.fromkeys(self.connection.get(ref, path) or ()), "name")
         # The server shows the characters %, / and \ of a name as %25, %2f and %5c.
         return [(child, unquote(str(properties.get("name", "")))) for child, properties in found]
 
-    def _beneath(self, folder: "vim.Folder", kind: type) -> Found:
+    def _beneath(self, folder: vim.Folder, kind: type) -> Found:
         """Return the objects of a kind below a folder, with their paths."""
         answer, level = [], [(folder, "")]
         for _ in range(DEEPEST):
@@ -128,7 +130,7 @@ class Inventory(NamedTuple):
             level = [one for one in found if isinstance(one[0], vim.Folder)]
         return answer
 
-    def _at(self, path: str, kind: type, setting: str, what: str) -> "vim.ManagedObject":
+    def _at(self, path: str, kind: type, setting: str, what: str) -> vim.ManagedObject:
         """Return the object of a kind at a path of the inventory."""
         path = path.rstrip("/")
         found = self.connection.call(
@@ -141,7 +143,7 @@ class Inventory(NamedTuple):
             )
         return found
 
-    def _choose(self, setting: str, what: str, found: Found, wanted: str = "") -> "tuple[vim.ManagedObject, str]":
+    def _choose(self, setting: str, what: str, found: Found, wanted: str = "") -> tuple[vim.ManagedObject, str]:
         """Return the object that is wanted, or that the setting names, or the only one."""
         wanted = wanted or self.settings.string(setting).strip("/")
         for one in found:

@@ -9,6 +9,8 @@ A VM is made in two steps. It is created bare, with its tags, so that it can be 
 server thereby chooses and makes its directory. When the files are there, the devices that use them are added.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -218,7 +220,7 @@ SIO_KEY = 400
 OTHER_GUEST = "otherGuest64"
 
 
-def bare_spec(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: str) -> "vim.vm.ConfigSpec":
+def bare_spec(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: str) -> vim.vm.ConfigSpec:
     """Describe the VM without its disks, for CreateVM_Task."""
     # A VM that waits for a key press would wait for ever.
     options = {"msg.autoAnswer": "TRUE"} | found.boot
@@ -247,9 +249,9 @@ def devices_spec(
     directory: str,
     sizes: Mapping[str, int],
     spec: VmwareSpec,
-    network: "vim.vm.device.VirtualDevice.BackingInfo | None",
-    present: "Iterable[vim.vm.device.VirtualDevice]",
-) -> "vim.vm.ConfigSpec":
+    network: vim.vm.device.VirtualDevice.BackingInfo | None,
+    present: Iterable[vim.vm.device.VirtualDevice],
+) -> vim.vm.ConfigSpec:
     """Describe the devices that are added when the files are there, for ReconfigVM_Task.
 
     The files are in `directory` (``[datastore] name``), `sizes` are the bytes of the disks by their names in the
@@ -305,12 +307,12 @@ def _plain(name: str) -> str:
     return "".join(character for character in name.lower() if character.isalnum())
 
 
-def _added(new: "list[vim.vm.device.VirtualDevice]") -> "list[vim.vm.device.VirtualDeviceSpec]":
+def _added(new: list[vim.vm.device.VirtualDevice]) -> list[vim.vm.device.VirtualDeviceSpec]:
     add = _device.VirtualDeviceSpec.Operation.add
     return [_device.VirtualDeviceSpec(operation=add, device=device) for device in new]
 
 
-def _controllers(found: Hardware) -> "list[vim.vm.device.VirtualDevice]":
+def _controllers(found: Hardware) -> list[vim.vm.device.VirtualDevice]:
     """Describe the controllers of the devices, but for those of IDE, which are in every VM."""
     new = []
     for name, number in sorted({(device.bus, device.controller) for device in found.devices}):
@@ -323,7 +325,7 @@ def _controllers(found: Hardware) -> "list[vim.vm.device.VirtualDevice]":
     return new
 
 
-def _with_file(device: Device, path: str, size: int) -> "vim.vm.device.VirtualDevice":
+def _with_file(device: Device, path: str, size: int) -> vim.vm.device.VirtualDevice:
     """Describe a device whose file is at this path of the datastore; its place on a controller is set later."""
     if device.kind == DISK:
         mode = "persistent" if device.persistent else "independent_nonpersistent"

@@ -17,6 +17,8 @@ powered off, a disk is downloaded under a temporary name and replaces the job's 
 download that breaks off leaves the job's disk as it was.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import secrets
@@ -270,7 +272,7 @@ class Transport:
         self.fetched = False
         """True if all files are here, although the VM may not have been removed yet."""
 
-    def deploy(self, tag: Tag, network: "vim.vm.device.VirtualDevice.BackingInfo | None") -> VsphereVm:
+    def deploy(self, tag: Tag, network: vim.vm.device.VirtualDevice.BackingInfo | None) -> VsphereVm:
         """Make the VM and power it on.
 
         Raises `errors.Fault`; what was made by then is left to the caller, who finds it by the tag.
@@ -300,12 +302,12 @@ class Transport:
         vm.power(ON, f"starting {spec.name}")
         return vm
 
-    def _create(self, tag: Tag) -> "vim.VirtualMachine":
+    def _create(self, tag: Tag) -> vim.VirtualMachine:
         connection, place = self._context.connection, self._context.place
         entity = entity_name(tag.name, tag.id)
         config = bare_spec(self._spec, self._hardware, entity, tag, place.datastore_name)
 
-        def made() -> "vim.VirtualMachine | None":
+        def made() -> vim.VirtualMachine | None:
             return next((vm.ref for vm, found in find_tagged(connection, place.folder) if found.id == tag.id), None)
 
         ref = connection.task(

@@ -8,6 +8,8 @@ A server that went away in the middle of an operation may have carried it out. S
 anything is done twice.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import re
@@ -60,7 +62,7 @@ class Tag(NamedTuple):
         """True if a checkpoint has waited for its job for too long."""
         return self.state == SAVED and self.expires.isdecimal() and 0 < int(self.expires[:20]) < time.time()
 
-    def options(self) -> "list[vim.option.OptionValue]":
+    def options(self) -> list[vim.option.OptionValue]:
         """Return the tags as extraConfig."""
         return [vim.option.OptionValue(key=TAG_PREFIX + key, value=value) for key, value in self._asdict().items()]
 
@@ -70,7 +72,7 @@ class Tag(NamedTuple):
         return f"HTCondor job {self.name} ({self.job}), {where}. Looked after by vmgahp; do not change."
 
     @classmethod
-    def read(cls, options: Any) -> "Tag | None":
+    def read(cls, options: Any) -> Tag | None:
         """Read a VM's extraConfig; None for a VM that is not ours. The last value of a duplicate key counts."""
         values = {
             str(option.key).removeprefix(TAG_PREFIX): option.value for option in options or () if _is_tag(option.key)
@@ -119,7 +121,7 @@ class VsphereVm(NamedTuple):
     """A VM by its reference; every method raises `errors.Fault`, and `Gone` if it does not exist (any more)."""
 
     connection: VsphereConnection
-    ref: "vim.VirtualMachine"
+    ref: vim.VirtualMachine
 
     def power_state(self) -> str:
         """Return the power state: `ON`, `OFF` or `SUSPENDED`."""
@@ -152,7 +154,7 @@ class VsphereVm(NamedTuple):
         spec = vim.vm.ConfigSpec(extraConfig=tag.options(), annotation=tag.annotation())
         self.connection.task(lambda _content: self.ref.ReconfigVM_Task(spec), f"tagging {tag.name}")
 
-    def snapshots(self) -> "dict[str, vim.vm.Snapshot]":
+    def snapshots(self) -> dict[str, vim.vm.Snapshot]:
         """Return all snapshots by their names."""
         info = self.connection.get(self.ref, "snapshot")
         answer = {}
@@ -200,7 +202,7 @@ class VsphereVm(NamedTuple):
         except errors.Fault as fault:
             log(f"an older checkpoint stays on the server for now: {fault.problem}")
 
-    def destroy(self, datacenter: "vim.Datacenter") -> None:
+    def destroy(self, datacenter: vim.Datacenter) -> None:
         """Power the VM off and remove it with all files in its directory; one that is already gone is success."""
         try:
             directory = directory_of(self.connection.get(self.ref, "config.files.vmPathName"))
@@ -233,7 +235,7 @@ class Tagged(NamedTuple):
     tag: Tag
 
 
-def find_tagged(connection: VsphereConnection, folder: "vim.Folder") -> list[Tagged]:
+def find_tagged(connection: VsphereConnection, folder: vim.Folder) -> list[Tagged]:
     """Find all VMs of ours in the folder, other hosts' included. Raises `errors.Fault`."""
     children = connection.get(folder, "childEntity") or ()
     named = connection.of_each([ref for ref in children if isinstance(ref, vim.VirtualMachine)], "name")

@@ -6,14 +6,16 @@ in a log only. `xen.machine` is one guest, `xen.console` its console, `xen.surve
 
 import os
 
+import libvirt
+
 from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.domain import verify
 from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.job_xml import ATTRIBUTE
+from vmgahp.domain.restore import SavedMismatch, reconcile_xen
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.libvirt import binding as libvirt
 from vmgahp.drivers.libvirt import capabilities, faults, other_hypervisors
 from vmgahp.drivers.libvirt.checkpoint import XEN, LibvirtRestart
 from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, Ground, Plan
@@ -177,8 +179,6 @@ class XenDriver(LibvirtDriver):
         return other_hypervisors.ask(self.connection, DOMAIN_TYPE).os_types
 
     def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
-        from vmgahp.domain.restore import SavedMismatch, reconcile_xen
-
         try:
             return reconcile_xen(restart.manifest.facts["xml"], ours)
         except SavedMismatch as mismatch:

@@ -1,15 +1,15 @@
 """The console of a Xen guest: xenconsoled gives it a pseudo-terminal, which is read here."""
 
+from __future__ import annotations
+
 import os
 import select
+import socket
+import threading
 from collections.abc import Callable
 
 from vmgahp.host import threads
 from vmgahp.host.serial_capture import CHUNK, ConsoleCapture
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import socket
 
 
 class PtyCapture(ConsoleCapture):
@@ -18,7 +18,7 @@ class PtyCapture(ConsoleCapture):
     def __init__(self, path: str, open_output: Callable[[], int], limit: int, on_error: Callable[[str], None]) -> None:
         """Listen as `ConsoleCapture` does, for this process's own use."""
         super().__init__(path, open_output, limit, on_error)
-        self._reader: threads.Thread | None = None
+        self._reader: threading.Thread | None = None
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._terminal = ""
 
@@ -29,13 +29,11 @@ class PtyCapture(ConsoleCapture):
 
     def follow(self, terminal: str) -> None:
         """Read this terminal, such as ``/dev/pts/3``, from now on. Raises OSError if it does not exist."""
-        import socket as sockets
-
         if not terminal or self.is_reading(terminal):
             return
         self._leave()
         descriptor = os.open(terminal, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-        sink = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+        sink = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sink.connect(self.path)
             self._reader = threads.start(f"console {terminal}", self._read, descriptor, sink)
@@ -63,7 +61,7 @@ class PtyCapture(ConsoleCapture):
             except BlockingIOError:
                 pass
 
-    def _read(self, descriptor: int, sink: "socket.socket") -> None:
+    def _read(self, descriptor: int, sink: socket.socket) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         poll.register(self._stop, select.POLLIN)

@@ -1,5 +1,6 @@
 """libxl's log, which has the reason of a failure if libvirt's message has none."""
 
+import os
 import re
 
 from vmgahp import errors
@@ -29,8 +30,6 @@ class LibxlLog:
         self._begin = self._size()
 
     def _size(self) -> int:
-        import os
-
         try:
             return os.stat(self._path).st_size
         except OSError:

@@ -1,9 +1,11 @@
 """One Xen guest, and the save and restore of its memory."""
 
+import libvirt
+
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint import memory_image_xen
 from vmgahp.checkpoint.substitute import Substitute
-from vmgahp.drivers.libvirt import binding as libvirt
+from vmgahp.drivers.libvirt.describe import first_attribute
 from vmgahp.drivers.libvirt.guest import Check, Make
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.save import Saver
@@ -87,6 +89,4 @@ class XenMachine(LibvirtMachine):
 
 
 def _terminal(live: str) -> str:
-    from vmgahp.drivers.libvirt.describe import first_attribute
-
     return first_attribute(live, "devices/console", "tty") or first_attribute(live, "devices/serial/source", "path")

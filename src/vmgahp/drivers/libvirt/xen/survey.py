@@ -3,10 +3,10 @@
 from vmgahp import errors, findings
 from vmgahp.config import Settings
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
+from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import other_hypervisors
 from vmgahp.drivers.libvirt.other_hypervisors import Hypervisor
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor
-from vmgahp.drivers.surveyor import Survey
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.job.xen import BOOTLOADER, require_bootloader
 
