@@ -54,7 +54,7 @@ PAGE = REPOSITORY / "docs/explanation/performance.md"
 
 ROUNDS = 16
 ROUNDS_OF = {
-    "without VM": 1.0, "probe": 0.5, "VM": 0.5, "START anew": 0.2, "256 MiB": 0.15, "1 GiB": 0.1, "mixed": 0.1,
+    "without VM": 1.0, "probe": 0.5, "VM": 0.5, "START anew": 0.2, "256 MiB": 0.15, "1 GiB": 0.1,
     "many": 0.05, "fifty": 0.05, "silent": 0.05,
 }  # fmt: skip
 """The number of rounds, and the share of them that each part takes, at least one."""
@@ -100,7 +100,6 @@ def prepare(namespace: Namespace, wheel: Path) -> list[str]:
         "silent": boot_sector(1, power_off=False),
         "half of 256": filling_sector(256),
         "half of 1024": filling_sector(1024),
-        "half of 256, mixed": filling_sector(256, mixed=True),
     }
     for kind, sector in images.items():
         image(namespace.exchange, kind).write_bytes(sector.ljust(1 << 20, b"\0"))

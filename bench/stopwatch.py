@@ -201,12 +201,12 @@ def start_anew(subject: Subject) -> Iterator[Value]:
         server.quit()
 
 
-def with_memory(subject: Subject, mib: int, kind: str = "") -> Iterator[Value]:
-    """Measure the ways of a guest's memory: half of it is random, or mixed, and the rest was never touched."""
+def with_memory(subject: Subject, mib: int) -> Iterator[Value]:
+    """Measure the ways of a guest's memory: half of it is random, and the rest was never touched."""
     subject.probe()
     subject.new_scratch()
     # Where the reference takes the disk of a VM that is to be kept.
-    disk = subject.image(f"half of {mib}{kind}", "../shared.img")
+    disk = subject.image(f"half of {mib}", "../shared.img")
     values = {
         "JobVMMemory": mib,
         "RequestMemory": mib,
@@ -218,17 +218,17 @@ def with_memory(subject: Subject, mib: int, kind: str = "") -> Iterator[Value]:
         _as_a_starter(server)
         server.block(subject.ad(**values), piecewise=True)
         _, vm_id, meanwhile = server.result_beside_versions(b"CONDOR_VM_START", 1, b"kvm")
-        yield f"meanwhile START {mib}{kind}", _p99(meanwhile)
+        yield f"meanwhile START {mib}", _p99(meanwhile)
         _wait_for_count(disk)
         before = set(subject.scratch.rglob("*"))
         for number, command in enumerate(("SUSPEND", "RESUME", "CHECKPOINT"), start=2):
             taken, _, meanwhile = server.result_beside_versions(b"CONDOR_VM_" + command.encode(), number, vm_id)
             versions += meanwhile
-            yield f"{command} {mib}{kind}", taken / 1e6
+            yield f"{command} {mib}", taken / 1e6
             found = [path.lstat() for path in subject.scratch.rglob("*") if path not in before]
-            yield f"{command} {mib}{kind} bytes", sum(status.st_size for status in found) / 1024
-            yield f"{command} {mib}{kind} on disk", sum(status.st_blocks for status in found) * SECTOR / 1024
-        yield f"meanwhile {mib}{kind}", _p99(versions)
+            yield f"{command} {mib} bytes", sum(status.st_size for status in found) / 1024
+            yield f"{command} {mib} on disk", sum(status.st_blocks for status in found) * SECTOR / 1024
+        yield f"meanwhile {mib}", _p99(versions)
         server.quit()
     subject.new_scratch()
 
@@ -340,7 +340,6 @@ PARTS = {
     "START anew": start_anew,
     "256 MiB": lambda subject: with_memory(subject, 256),
     "1 GiB": lambda subject: with_memory(subject, 1024),
-    "mixed": lambda subject: with_memory(subject, 256, ", mixed"),
     "many": many,
     "fifty": fifty,
 }

@@ -134,7 +134,6 @@ OF_THE_MACHINE = (
     _machine("kvm", "it does not work, and VM_ALLOW_EMULATION is False"),
     _machine("cpu", "QEMU does not start with the CPU of VM_CPU_MODE"),
     _machine("QEMU's user", "VM_RUN_AS_JOB_USER is on, and QEMU needs two groups"),
-    _machine("memory images", "one that is packed does not unpack: they are written as they are"),
     _machine("share", "QEMU is built without 9p or virtiofs, or virtiofsd does not run"),
     _machine("tpm", "swtpm, swtpm_setup or swtpm_ioctl is not installed, or swtpm does not run"),
     _machine("limits", "no control groups to limit VMs by"),

@@ -36,7 +36,6 @@ PROBE = "(the probe's, or a tool's: no job is there)"
 STAND_IN = "(the simulated driver and the contract of drivers: for tests)"
 
 PLACES = {
-    "checkpoint/packed.py:require": (1, PROBE),
     "checkpoint/store.py:CheckpointStore.write": (1, LATER),
     "commands/doctor/__init__.py:_seen": (2, PROBE),
     "config/__init__.py:Settings._bad": (1, SETTING),
@@ -80,7 +79,7 @@ PLACES = {
     "drivers/libvirt/machine.py:LibvirtMachine.restart_from.restore": (1, RESTORE),
     "drivers/libvirt/reach.py:_bad_ports": (1, SETTING),
     "drivers/libvirt/reach.py:address_of": (1, SETTING),
-    "drivers/libvirt/reach.py:judge": (3, PROBE),
+    "drivers/libvirt/reach.py:judge": (4, PROBE),
     "drivers/libvirt/reservation.py:_reserve.wrong": (1, PROGRAM),
     "drivers/libvirt/names.py:clear": (1, "somebody has defined a domain by the name of a job's"),
     "drivers/libvirt/other_hypervisors.py:is_active": (2, PROBE),

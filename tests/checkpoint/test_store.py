@@ -300,7 +300,7 @@ def roots(path: Path) -> None:
     [
         (Path.unlink, "No such file"),
         pytest.param(lambda path: os.truncate(path, 2_000_000), "has 2000000 bytes, and had", id="shorter"),
-        pytest.param(lambda path: overwritten(path, 150_000, b"damage"), "checksum", id="damaged"),
+        pytest.param(lambda path: overwritten(path, 150_000, b"damage"), "damaged", id="damaged"),
         pytest.param(lambda path: overwritten(path, 0, b"LibvirtQemudPart"), "never completed", id="unfinished"),
         (petabyte, "larger than"),
         (fifo, "not a regular file"),

@@ -302,11 +302,8 @@ def panicking_sector() -> bytes:
     return c.sector()
 
 
-def filling_sector(mib: int, mixed: bool = False) -> bytes:
+def filling_sector(mib: int) -> bytes:
     """A guest that fills all below the middle of its memory with numbers of no pattern and then halts for good.
-
-    With `mixed` that is so for one in four, and the others are small and rise slowly: zstd leaves 29 per cent of
-    them, about what it leaves of programs and text.
 
     Its record in sector 1 of its disk says 1 when that is done. It stays silent then, and so does its clock.
     """
@@ -325,9 +322,6 @@ def filling_sector(mib: int, mixed: bool = False) -> bytes:
     c.label("fill")
     c.emit("6669C0 0D661900 6605 5FF36E3C")  # imul eax,eax,1664525; add eax,1013904223
     c.emit("2667668907 6683C704")  # mov es:[edi],eax; add edi,4
-    if mixed:
-        c.emit("6689FB 66C1EB08")  # mov ebx,edi; shr ebx,8
-        c.emit("266766891F 6683C704" * 3)  # mov es:[edi],ebx; add edi,4
     c.emit("6681FF")  # cmp edi,
     c.code += (mib << 19).to_bytes(4, "little")
     c.refer("72", "fill", "rel8")  # jb fill

@@ -134,13 +134,6 @@ def _require_stream(fd: int, found: Head, unpack: Unpack) -> None:
         raise Damaged("what is packed in it is not QEMU's.")
 
 
-def head_with_format(fd: int, form: str) -> bytes:
-    """Return the head of the raw image of `fd` with the format that the rest will have. Raises OSError, `Damaged`."""
-    end = inspect(fd, (RAW,)).end
-    *before, _, cookie = _FIELDS.unpack(os.pread(fd, _FIELDS.size, 0))
-    return _FIELDS.pack(*before, FORMATS.index(form), cookie) + os.pread(fd, end - _FIELDS.size, _FIELDS.size)
-
-
 def _cookie(data: bytes) -> str:
     """Return the cookie, if it has only words in the elements that libvirt gives it. Raises `Damaged`."""
     if not data:

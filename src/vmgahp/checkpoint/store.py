@@ -118,8 +118,7 @@ class CheckpointStore(NamedTuple):
     def open_memory(self, then: Manifest, memory_mib: int) -> int:
         """Check the memory image and return the open descriptor, so that exactly this file is restored.
 
-        The caller closes it. The image is read as a whole (`files.describe` says how long that takes), so this comes
-        last. Raises `Unusable`, and `errors.MachineFault`.
+        The caller closes it. Raises `Unusable`, and `errors.MachineFault`.
         """
         name = self.kind.memory
         saved = next((file for file in then.files if file.role == MEMORY), None)
@@ -134,8 +133,8 @@ class CheckpointStore(NamedTuple):
             if size != saved.size:
                 raise Unusable(f"{name} has {size} bytes, and had {saved.size}.", True)
             self.kind.inspect(descriptor)
-            if files.sha256(descriptor) != saved.digest:
-                raise Unusable(f"{name} is damaged: its checksum is another one.", True)
+            if files.sample(descriptor, size) != saved.digest:
+                raise Unusable(f"{name} is damaged: the content of its samples has changed.", True)
         except BaseException as error:
             if descriptor >= 0:
                 os.close(descriptor)

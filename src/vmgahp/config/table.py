@@ -181,9 +181,8 @@ SETTINGS = (
         "pool older than HTCondor 25.11 cannot resume a suspended job then."),
     Setting("VM_MEMORY_IMAGE_FORMAT", "string", "",
         "The format of the memory of a VM that is suspended or checkpointed; empty: as /etc/libvirt/qemu.conf "
-        "says, and else for a checkpoint zstd where that is installed, for a suspended VM without vm_checkpoint sparse "
-        "where libvirt (11.2 and later) and QEMU can, and raw. A checkpoint is compressed by this server where "
-        "libvirt cannot be told.",
+        "says, and else raw, or sparse for a suspended VM without vm_checkpoint where libvirt (11.2 and later) and "
+        "QEMU can. An earlier libvirt cannot be told: it writes what qemu.conf says.",
         words=_IMAGE_FORMATS, types=LIBVIRT),
     Setting("VM_POLICY", "list", "",
         "Stylesheets (*.xsl, *.xslt) and programs, run as root, through which the domain XML of every job "

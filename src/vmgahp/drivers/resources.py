@@ -9,14 +9,14 @@ from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.job.published import News
 from vmgahp.job.travel import Luggage  # only some jobs need it
 
-PASST, SLIRP, RELAY = "passt", "slirp", "relay"
+PASST, RELAY = "passt", "relay"
 
 
 class WayIn(NamedTuple):
     """The ports of this machine that lead to a guest's."""
 
     means: str
-    """The program that listens on the ports: one of the three above."""
+    """The program that listens on the ports: one of the two above."""
     address: str
     ports: tuple[tuple[int, int], ...]
     """The port of the guest and the port of this machine, for each."""

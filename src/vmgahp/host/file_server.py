@@ -10,69 +10,55 @@ set-user-id programs. A read-only directory is mounted read-only, and not only d
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import sys
 
-_Modes = tuple[tuple[int, int], ...]
-
 PATIENCE = 120.0
 """The seconds for QEMU to connect: libvirt waits thirty of them for its monitor."""
 
-RUST, C = "rust", "C"
-"""The two implementations of virtiofsd: that of its own project, and that of QEMU up to 7.2."""
+OF_QEMU = "/usr/lib/qemu/virtiofsd"
+"""The path of the virtiofsd of QEMU up to 7.2, the only one in Debian 12: it has other options than its successor."""
 
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _BIND, _RECURSIVE, _PRIVATE = 4096, 16384, 1 << 18
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _READ_ONLY = 442, -100, 0x8000, 1
-_NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
-_ALLOW, _ERROR = 0x7FFF0000, 0x00050000
-_EPERM = 1
+_ALLOW, _ERROR, _MASKED_EQUAL = 0x7FFF0000, 0x00050000, 7
+
+REFUSED = "symlink", "symlinkat", "mknod", "mknodat", "io_uring_setup", "openat2"
+"""The system calls that fail; a filter cannot see the mode in the structure that openat2 gets."""
+PRETENDED = "setresuid", "setresgid", "setgroups"
+"""The calls that do nothing and report success: there is one user."""
+MODES = {"open": 2, "creat": 1, "chmod": 1, "fchmod": 1, "openat": 3, "fchmodat": 2, "fchmodat2": 2}
+"""The calls that fail for a mode with set-user-id or set-group-id, and the index of the mode."""
+_NEWER = {"io_uring_setup": 425, "openat2": 437, "fchmodat2": 452}
+"""The numbers of calls that an older libseccomp may not know, the same on all architectures."""
 
 
-class _Calls:
-    """The numbers of system calls on one architecture."""
+class _Condition(ctypes.Structure):
+    """A condition on an argument of a system call (``struct scmp_arg_cmp`` of libseccomp)."""
 
-    def __init__(self, audit: int, refused: tuple[int, ...], pretended: tuple[int, ...], modes: _Modes) -> None:
-        self.audit = audit
-        """The architecture's AUDIT_ARCH."""
-        self.refused = refused
-        """The calls that fail: symlink, symlinkat, mknod, mknodat, io_uring_setup, openat2 (its mode is hidden)."""
-        self.pretended = pretended
-        """The calls that do nothing and report success: setresuid, setresgid, setgroups."""
-        self.modes = modes
-        """The calls with a mode, and its index: open, creat, chmod, fchmod, openat, fchmodat, fchmodat2."""
-
-
-CALLS = {
-    "x86_64": _Calls(
-        0xC000003E,
-        (88, 266, 133, 259, 425, 437),
-        (117, 119, 116),
-        ((2, 2), (85, 1), (90, 1), (91, 1), (257, 3), (268, 2), (452, 2)),
-    ),
-    "aarch64": _Calls(0xC00000B7, (36, 33, 425, 437), (147, 149, 159), ((52, 1), (56, 3), (53, 2), (452, 2))),
-}
-_SET_ID = 0o6000
-_X32 = 0x40000000
-
-
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+    _fields_ = (
+        ("index", ctypes.c_uint),
+        ("comparison", ctypes.c_int),
+        ("mask", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+    )
 
 
 def main(arguments: list[str]) -> None:
-    """Serve, never return. `arguments`: two descriptors, uid, gid, ro or rw, the directory, its room, kind and path."""
-    *numbers, mode, directory, room, kind, program = arguments
+    """Serve, never return. `arguments`: two descriptors, uid, gid, ro or rw, the directory, its room and the path."""
+    *numbers, mode, directory, room, program = arguments
     listener, status, uid, gid = map(int, numbers)
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
+        libc, seccomp = ctypes.CDLL(None, use_errno=True), ctypes.CDLL("libseccomp.so.2")
         _become(uid, gid)
         os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
         _shut_in(libc, directory, writable=mode == "rw")
-        _filter(libc)
+        restrict(seccomp)
     except OSError as error:
-        os.write(status, f"{error.filename or ''}\n{error.strerror}".encode()[:4096])
+        os.write(status, f"{error.filename or ''}\n{error.strerror or error}".encode()[:4096])
         os._exit(1)
     os.write(status, b"ok")
     os.close(status)
@@ -81,8 +67,8 @@ def main(arguments: list[str]) -> None:
     if not waits.poll(PATIENCE * 1000):
         os._exit(1)
     os.set_inheritable(listener, True)
-    words = [f"{room}/virtiofsd", f"--fd={listener}"]  # `beside.over` finds it by this name
-    if kind == C:
+    words = [f"{room}/virtiofsd", f"--fd={listener}"]  # `companion.over` finds it by this name
+    if program == OF_QEMU:
         words += ["-f", "-o", f"source={directory}", "-o", "sandbox=namespace", "-o", "cache=auto"]
     else:
         words += ["--shared-dir", directory, "--sandbox", "namespace", "--cache", "auto"]
@@ -114,27 +100,29 @@ def _shut_in(libc: ctypes.CDLL, directory: str, *, writable: bool) -> None:
         _call(done, f"{directory} without writing (mount_setattr)")
 
 
-def _filter(libc: ctypes.CDLL) -> None:
-    machine = os.uname().machine
-    if machine not in CALLS:
-        raise OSError(38, os.strerror(38), f"a filter of system calls for {machine}")
-    calls = CALLS[machine]
-    no = (0x06, 0, 0, _ERROR | _EPERM)
-    code = [(0x20, 0, 0, 4), (0x15, 1, 0, calls.audit), no, (0x20, 0, 0, 0), (0x35, 0, 1, _X32), no]
-    for number in calls.refused:
-        code += [(0x15, 0, 1, number), no]
-    for number in calls.pretended:
-        code += [(0x15, 0, 1, number), (0x06, 0, 0, _ERROR)]
-    for number, place in calls.modes:
-        code += [(0x15, 0, 4, number), (0x20, 0, 0, 16 + 8 * place), (0x45, 0, 1, _SET_ID), no, (0x20, 0, 0, 0)]
-    code.append((0x06, 0, 0, _ALLOW))
-    text = b"".join(
-        one.to_bytes(2, sys.byteorder) + bytes((yes, no)) + value.to_bytes(4, sys.byteorder)
-        for one, yes, no, value in code
-    )
-    program = _Program(len(code), text)
-    _call(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "prctl")
-    _call(libc.prctl(_SECCOMP, _FILTER, ctypes.byref(program), 0, 0), "a filter of system calls (seccomp)")
+def restrict(seccomp: ctypes.CDLL) -> None:
+    """Refuse the system calls that make what nobody may find in a shared directory. Raises OSError."""
+    seccomp.seccomp_init.restype = ctypes.c_void_p
+    context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint32(_ALLOW)))
+
+    def check(result: int, name: str) -> None:
+        if result < 0:
+            raise OSError(-result, os.strerror(-result), f"a filter of system calls (seccomp), {name}")
+
+    def answer(name: str, error: int, *conditions: _Condition) -> None:
+        number = seccomp.seccomp_syscall_resolve_name(name.encode())
+        number = _NEWER.get(name, number) if number == -1 else number
+        action, array = ctypes.c_uint32(_ERROR | error), (_Condition * len(conditions))(*conditions)
+        check(seccomp.seccomp_rule_add_array(context, action, number, len(conditions), array), name)
+
+    for name in REFUSED:
+        answer(name, errno.EPERM)
+    for name in PRETENDED:
+        answer(name, 0)
+    for name, index in MODES.items():
+        for bit in (0o4000, 0o2000):
+            answer(name, errno.EPERM, _Condition(index, _MASKED_EQUAL, bit, bit))
+    check(seccomp.seccomp_load(context), "load")
 
 
 def _call(result: int, what: str) -> None:

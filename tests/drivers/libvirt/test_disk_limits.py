@@ -220,7 +220,7 @@ def test_a_file_that_cannot_be_looked_at_is_said_once(machine: Machine, monkeypa
     monkeypatch.setattr(disk_limits, "SHORTEST", 0)
     monkeypatch.setattr(disk_limits, "LONGEST", 0)
     watch.run()
-    assert machine.said == ["nobody knows what the disks of vm occupy: [Errno 5] Input/output error"]
+    assert machine.said == ["the space of the disks of vm cannot be measured: [Errno 5] Input/output error"]
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(file)
 

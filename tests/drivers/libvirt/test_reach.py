@@ -30,7 +30,7 @@ from tests.lab import linux_guest
 from tests.lab.ports import free_port
 from vmgahp.config import Settings
 from vmgahp.domain import build
-from vmgahp.drivers.libvirt import reach
+from vmgahp.drivers.libvirt import emulator, reach
 from vmgahp.drivers.libvirt.relay import Relay
 from vmgahp.drivers.resources import PASST, RELAY, WayIn
 from vmgahp.errors import MISMATCHED, MachineFault
@@ -82,7 +82,11 @@ def listening(linux: Job, nic: str) -> tuple[str, ...]:
 
 
 @pytest.mark.libvirt
-def test_a_port_of_the_machine_leads_into_a_guest_of_user_networking_also_after_a_suspend(linux: Job) -> None:
+def test_a_port_of_the_machine_leads_into_a_guest_of_user_networking_also_after_a_suspend(
+    linux: Job, connection: "libvirt.virConnect"
+) -> None:
+    if not emulator.has_passt(emulator.domain_capabilities(connection, "qemu")):
+        pytest.skip("needs a libvirt with passt")
     lines, port = listening(linux, "<interface type='user'/>"), free_port()
     with running(linux, *lines, **USER_NETWORK, VM_SSH_PORTS=port) as peer:
         assert way(linux) == {"guest_port": 22, "address": "127.0.0.1", "port": port}
@@ -165,8 +169,8 @@ def test_nobody_is_told_of_a_port_that_a_stranger_took_meanwhile(job: Job, monke
             driver.start(ad).destroy()
         finally:
             driver.close()
-    # QEMU's own network says the one, and of passt's, which takes no VM without its ports, is said the other.
-    assert any("no way leads from port" in line or "somebody else listens at port" in line for line in log)
+    # QEMU's own network forwards none, and passt starts no VM whose ports are taken.
+    assert any("no port leads to its guest" in line or "another process listens there" in line for line in log)
     assert json.loads((job.scratch / reach.ACCESS_FILE).read_text()) == {"ssh": []}
 
 
@@ -174,18 +178,21 @@ def test_nobody_is_told_of_a_port_that_a_stranger_took_meanwhile(job: Job, monke
 
 
 def test_the_probe_says_whether_jobs_can_have_a_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reach.judge(Settings({"VM_MEMORY": "64"}), ["user"]) is None
-    good = reach.judge(settings_of("22000-22009"), ["user"])
+    assert reach.judge(Settings({"VM_MEMORY": "64"}), ["user"], passt=True) is None
+    without = reach.judge(settings_of("22000"), ["user"], passt=False)
+    assert without
+    assert "forwards no ports" in without.seen
+    good = reach.judge(settings_of("22000-22009"), ["user"], passt=True)
     assert good
     assert (good.verdict, good.seen) == (OK, "10 ports at 127.0.0.1 lead to those of guests")
     monkeypatch.setenv("PATH", "/nowhere")
     for settings, networks, why in (
         (settings_of("x"), ["user"], "VM_SSH_PORTS"),
-        (settings_of("22000", "198.51.100.7"), ["user"], "no address of this machine"),
+        (settings_of("22000", "198.51.100.7"), ["user"], "not an address of this machine"),
         (settings_of("22000"), [], "no network"),
         (settings_of("22000"), ["nat", "user"], "socat is not installed"),
     ):
-        bad = reach.judge(settings, networks)
+        bad = reach.judge(settings, networks, passt=True)
         assert bad
         assert bad.verdict == OFF
         assert why in bad.seen

@@ -1,7 +1,6 @@
 """Directories that guests mount by virtiofs: the job's own and the machine's, and what goes through."""
 
 import os
-import re
 import signal
 import subprocess
 from pathlib import Path
@@ -22,7 +21,7 @@ from tests.drivers.libvirt.support import (
 )
 from vmgahp import errors
 from vmgahp.drivers.libvirt import virtiofs
-from vmgahp.host import beside, file_server
+from vmgahp.host import companion
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job.share_dirs import Share
@@ -202,7 +201,7 @@ def test_one_that_nobody_connects_to_goes_with_its_room(user: Identity, tmp_path
     room = runtime_dir()
     virtiofs.begin(user, room, Share("x", "/usr", "virtiofs", writable=False), (os.getuid(), os.getgid()))
     pid = int(Path(room, "pid").read_text())
-    beside.over(user, lambda _line: None, room, virtiofs.SOCKET)
+    companion.over(user, lambda _line: None, room, virtiofs.SOCKET)
     assert not Path(room).exists()
     assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
 
@@ -213,7 +212,7 @@ def test_whom_it_blames_for_a_directory(user: Identity, tmp_path: Path) -> None:
         try:
             virtiofs.begin(user, room, Share("x", str(directory), "virtiofs", setting="VM_SHARE_DIR_X"), (0, 0))
         finally:
-            beside.over(user, lambda _line: None, room, virtiofs.SOCKET)
+            companion.over(user, lambda _line: None, room, virtiofs.SOCKET)
 
     with pytest.raises(errors.MachineFault, match="No such file"):
         begin("/nonexistent")
@@ -226,19 +225,19 @@ def test_one_that_is_killed_before_it_serves_takes_no_machine_out_of_service(
     setting: str, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any other process of the job's user can do that."""
-    remember = beside.remember
+    remember = companion.remember
 
     def killed(process: subprocess.Popen[bytes], room: str) -> None:
         process.kill()
         remember(process, room)
 
-    monkeypatch.setattr(beside, "remember", killed)
+    monkeypatch.setattr(companion, "remember", killed)
     room = runtime_dir()
     try:
         with pytest.raises(errors.JobFault, match="it does not begin"):
             virtiofs.begin(user, room, Share("x", "/usr", "virtiofs", setting=setting), (0, 0))
     finally:
-        beside.over(user, lambda _line: None, room, virtiofs.SOCKET)
+        companion.over(user, lambda _line: None, room, virtiofs.SOCKET)
 
 
 @as_root
@@ -249,29 +248,14 @@ def test_a_directory_that_the_jobs_user_may_not_read_is_refused(user: Identity, 
         with pytest.raises(errors.JobFault, match="cannot be read by the job's user"):
             virtiofs.begin(user, room, closed, (0, 0))
     finally:
-        beside.over(user, lambda _line: None, room, virtiofs.SOCKET)
+        companion.over(user, lambda _line: None, room, virtiofs.SOCKET)
 
 
 def test_another_that_has_the_process_id_is_not_ended(tmp_path: Path) -> None:
     (tmp_path / "pid").write_text(str(os.getpid()))
-    beside.end(str(tmp_path), "/nobody/says/this")
+    companion.end(str(tmp_path), "/nobody/says/this")
 
 
 def test_where_there_is_none_the_job_is_told(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(virtiofs, "PLACES", ("/nonexistent",))
     assert virtiofs.proved(user, 1).reason == "virtiofsd is not installed"
-
-
-def test_the_calls_that_are_refused_are_those_of_the_kernels_headers() -> None:
-    """By their numbers in the header that this machine has."""
-    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-    if os.uname().machine != "x86_64":
-        pytest.skip("needs x86-64")
-    numbers = dict(re.findall(r"#define __NR_(\w+) (\d+)", header.read_text()))
-    calls = file_server.CALLS["x86_64"]
-    refused_names = ("symlink", "symlinkat", "mknod", "mknodat", "io_uring_setup", "openat2")
-    assert calls.refused == tuple(int(numbers[name]) for name in refused_names)
-    pretended_names = ("setresuid", "setresgid", "setgroups")
-    assert calls.pretended == tuple(int(numbers[name]) for name in pretended_names)
-    of_modes = ("open", "creat", "chmod", "fchmod", "openat", "fchmodat")
-    assert tuple(number for number, _ in calls.modes[:-1]) == tuple(int(numbers[name]) for name in of_modes)

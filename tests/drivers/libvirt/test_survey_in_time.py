@@ -196,9 +196,10 @@ def test_a_qemu_that_was_seen_to_start_is_proved_where_libvirt_is_slow(
 def test_what_hangs_of_the_rest_keeps_nobody_from_asking_libvirt(
     libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as a program that unpacks memory images, on a file system that is gone."""
-    monkeypatch.setattr(survey.packed, "require", lambda _identity: libvirtd.over.wait(DEADLINE))
+    """Such as a TPM whose program is on a file system that is gone."""
+    monkeypatch.setattr(survey, "which", lambda _program: "/gone/swtpm")
+    monkeypatch.setattr(survey.tpm, "proved", lambda _identity, _seconds: libvirtd.over.wait(DEADLINE))
     found = look(1.0)
     assert is_capable(found)
     assert "firmware" in found.attributes
-    assert finding(found, "memory images", OFF)
+    assert finding(found, "tpm", OFF)

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as etree
 from vmgahp import errors
 from vmgahp.domain.job_xml.sanitize import refused
 from vmgahp.errors import JobFault
-from vmgahp.host import beside
+from vmgahp.host import companion
 from vmgahp.host.job_user import Identity
 from vmgahp.text import shown
 
@@ -103,4 +103,4 @@ def _unusable(base: str, name: str, error: OSError) -> JobFault:
 
 def remove(room: str) -> None:
     """Remove the directory of the copies. Raises nothing."""
-    beside.clear(room, (os.path.join(room, tag) for tag in ELEMENTS))
+    companion.clear(room, (os.path.join(room, tag) for tag in ELEMENTS))

@@ -170,7 +170,7 @@ class LibvirtCheckpoints:
     def _require_program(self, descriptor: int) -> None:
         """Check that this machine can decompress the image. Raises `errors.JobFault` if not: another machine may."""
         form = getattr(self._kind.inspect(descriptor), "format", memory_image.RAW)
-        if form == packed.BEST and not packed.has(form):
+        if form == packed.ZSTD and not packed.has(form):
             raise errors.JobFault(
                 errors.MISMATCHED_CHECKPOINT,
                 f"The checkpoint's memory is compressed by {form}, which is not installed on this machine.",
@@ -199,7 +199,7 @@ class LibvirtCheckpoints:
             "architecture": kind.get("arch", ""),
             "xml": machine.description,
         }
-        refs = [FileRef(MEMORY, MEMORY_FILE, digest=machine.saver.digest), *disk_refs(spec.disks)]
+        refs = [FileRef(MEMORY, MEMORY_FILE), *disk_refs(spec.disks)]
         store.write(store.now(spec, facts, machine.usage.seconds), refs)
 
     @staticmethod

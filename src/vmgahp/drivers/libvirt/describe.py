@@ -27,8 +27,8 @@ from vmgahp.drivers.libvirt.emulator import (
 from vmgahp.drivers.libvirt.hooks import Described, described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.uri import SYSTEM_URI
-from vmgahp.drivers.resources import PASST, RELAY, SLIRP, Resources, WayIn
-from vmgahp.host import beside, execute, scratch
+from vmgahp.drivers.resources import PASST, RELAY, Resources, WayIn
+from vmgahp.host import companion, execute, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
@@ -213,9 +213,14 @@ class Describer:
         """Claim ports of this machine that will lead to the guest's. Raises `errors.MachineFault`."""
         from vmgahp.drivers.libvirt import reach
 
-        user = PASST if plan.passt else SLIRP
-        means = user if plan.spec.networking_type == "user" else RELAY
-        resources.access = made = reach.claim(self.settings, plan.spec.devices.ssh, means, self.log)
+        means = PASST if plan.spec.networking_type == "user" else RELAY
+        wanted = plan.spec.devices.ssh
+        if means == PASST and not plan.passt:
+            self.log(
+                f"{plan.spec.name}: no port leads to its guest, since user networking is QEMU's own here (no passt)"
+            )
+            wanted = ()
+        resources.access = made = reach.claim(self.settings, wanted, means, self.log)
         resources.at_end.append(partial(reach.release, self.identity, self.log, made.room))
         return made
 
@@ -226,7 +231,7 @@ class Describer:
         from vmgahp.drivers.libvirt import virtiofs
 
         room = runtime_dir()
-        resources.at_end.append(partial(beside.over, self.identity, self.log, room, virtiofs.SOCKET))
+        resources.at_end.append(partial(companion.over, self.identity, self.log, room, virtiofs.SOCKET))
         virtiofs.begin(self.identity, room, share, self._owner(plan.label))
         return virtiofs.socket_in(room)
 

@@ -79,7 +79,7 @@ class DiskLimits:
             except OSError as error:
                 wait, before, problem = LONGEST, problem, str(error)
                 if problem != before:
-                    self._machine.log(f"nobody knows what the disks of {self._machine.name} occupy: {problem}")
+                    self._machine.log(f"the space of the disks of {self._machine.name} cannot be measured: {problem}")
         for file in self._files:
             os.close(file)
 
@@ -124,7 +124,7 @@ class DiskLimits:
                 machine.give_up(DISK_LIMIT, why)
                 self.end()
             except errors.Fault as fault:
-                machine.log(f"{machine.name} cannot be ended for its disks: {fault.problem}")
+                machine.log(f"{machine.name}, whose disks exceed request_disk, cannot be ended: {fault.problem}")
         return AGAIN
 
     def _wait_for_room(self) -> None:
@@ -138,5 +138,5 @@ class DiskLimits:
         try:
             return machine.io_errors.stop(why)
         except errors.Fault as fault:
-            machine.log(f"{machine.name} cannot be paused for its disks: {fault.problem}")
+            machine.log(f"{machine.name}, whose disks are to stop growing, cannot be paused: {fault.problem}")
             return True

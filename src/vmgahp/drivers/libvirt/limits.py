@@ -1,10 +1,11 @@
 """The resource limits of a VM, set on the domain that libvirt has made and that does not run yet.
 
 So they apply to a start, a restart and a resume alike, and a limit that libvirtd or the kernel of this machine does
-not support is logged and no fault. Limits in administrator-supplied XML are left unchanged.
+not support is logged; as an element of the XML it would fail the start. Limits in administrator-supplied XML are left
+unchanged.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
@@ -30,13 +31,13 @@ PERIOD = 100_000
 LARGEST_QUOTA = (1 << 44) - 1
 """The largest quota that libvirt accepts (``VIR_CGROUP_CPU_QUOTA_MAX``)."""
 
-Setter = Callable[[libvirt.virDomain], object]
-Limit = tuple[str, Setter]
-"""A limit: a short description, and the function that sets it."""
+Limit = tuple[str, list[tuple[object, ...]]]
+"""A limit: a short description, and the calls that set it, each a method of virDomain and its arguments but the flags.
+"""
 
 
 class Limits(NamedTuple):
-    """The limits to set; plain data, as another process may resume the VM."""
+    """The limits to set."""
 
     cpus: int | None = None
     """The CPUs of the job's slot; None if unknown."""
@@ -62,25 +63,30 @@ class Limits(NamedTuple):
             yield from self._of_cpus(domain, pid)
         limit = tuning.limit_mib(domain) if self.memory and MEMORY not in self.said else 0
         if limit:
-            yield f"memory limit of {limit} MiB", _memory(limit)
+            yield f"memory limit of {limit} MiB", [("setMemoryParameters", {"hard_limit": limit << 10})]
         disks = [disk for disk in domain.iterfind("devices/disk") if disk.find("source") is not None]
         if self.disks and disks and DISKS not in self.said:
-            yield f"disk bandwidth of {self.disks >> 10} KiB/s", _throttle(self.disks, disks)
+            names = [target.get("dev", "") for disk in disks for target in disk.iterfind("target")]
+            figures = {"total_bytes_sec": self.disks, "group_name": GROUP}
+            yield f"disk bandwidth of {self.disks >> 10} KiB/s", [("setBlockIoTune", name, figures) for name in names]
         macs = [mac.get("address", "") for mac in domain.iterfind("devices/interface/mac")]
         if self.networks and macs and NETWORKS not in self.said:
-            yield f"network bandwidth of {self.networks >> 10} KiB/s", _narrow(max(self.networks >> 10, 1), macs)
+            kib = max(self.networks >> 10, 1)
+            both = {"inbound.average": kib, "outbound.average": kib}
+            yield f"network bandwidth of {kib} KiB/s", [("setInterfaceParameters", mac, both) for mac in macs]
 
     def _of_cpus(self, domain: etree.Element, pid: int) -> Iterator[Limit]:
         version = cgroups.version("cpu", pid or "self") or 2
         if self.cpus and self.cpus > 0:
             weight = min(self.cpus * WEIGHT[version], LARGEST_WEIGHT[version])
-            yield f"CPU weight of {weight}", _scheduler(cpu_shares=weight)
+            yield f"CPU weight of {weight}", [("setSchedulerParametersFlags", {"cpu_shares": weight})]
         if self.quota and self.cpus and self.cpus > 0:
-            quota = min(PERIOD * self.cpus, LARGEST_QUOTA)
-            yield f"CPU quota of {self.cpus}", _scheduler(global_period=PERIOD, global_quota=quota)
+            figures = {"global_period": PERIOD, "global_quota": min(PERIOD * self.cpus, LARGEST_QUOTA)}
+            yield f"CPU quota of {self.cpus}", [("setSchedulerParametersFlags", figures)]
         if self.cores:
-            vcpus = int(domain.findtext("vcpu") or 1)
-            yield f"place on the cores {', '.join(map(str, self.cores))}", _pin(self.cores, vcpus)
+            places = tuple(core in self.cores for core in range(max(self.cores) + 1))
+            vcpus = [("pinVcpuFlags", vcpu, places) for vcpu in range(int(domain.findtext("vcpu") or 1))]
+            yield f"place on the cores {', '.join(map(str, self.cores))}", [("pinEmulator", places), *vcpus]
 
 
 def wanted(spec: JobSpec, settings: Settings, domain_type: str, uri: str, xml: str) -> Limits:
@@ -121,9 +127,10 @@ def apply(limits: Limits, domain: libvirt.virDomain, live: str, pid: int, log: L
     if not limits:
         return
     done, refused = [], []
-    for what, limit in limits.of(etree.fromstring(live), pid):
+    for what, calls in limits.of(etree.fromstring(live), pid):
         try:
-            limit(domain)
+            for method, *arguments in calls:
+                getattr(domain, str(method))(*arguments, libvirt.VIR_DOMAIN_AFFECT_LIVE)
             done.append(what)
         except libvirt.libvirtError as error:
             if faults.is_connection_loss(error):
@@ -131,42 +138,3 @@ def apply(limits: Limits, domain: libvirt.virDomain, live: str, pid: int, log: L
             refused.append(f"no {what} ({error})")
     if done or refused:
         log(f"{domain.name()} has {'; '.join([*done, *refused])}")
-
-
-def _scheduler(**figures: int) -> Setter:
-    return lambda domain: domain.setSchedulerParametersFlags(dict(figures), libvirt.VIR_DOMAIN_AFFECT_LIVE)
-
-
-def _memory(mib: int) -> Setter:
-    return lambda domain: domain.setMemoryParameters({"hard_limit": mib << 10}, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-
-
-def _throttle(most: int, disks: Sequence[etree.Element]) -> Setter:
-    names = [target.get("dev", "") for disk in disks if (target := disk.find("target")) is not None]
-
-    def throttle(domain: libvirt.virDomain) -> None:
-        for name in names:
-            domain.setBlockIoTune(name, {"total_bytes_sec": most, "group_name": GROUP}, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-
-    return throttle
-
-
-def _narrow(kib: int, macs: Sequence[str]) -> Setter:
-    figures = {"inbound.average": kib, "outbound.average": kib}
-
-    def narrow(domain: libvirt.virDomain) -> None:
-        for mac in macs:
-            domain.setInterfaceParameters(mac, figures, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-
-    return narrow
-
-
-def _pin(cores: tuple[int, ...], vcpus: int) -> Setter:
-    places = tuple(core in cores for core in range(max(cores) + 1))
-
-    def pin(domain: libvirt.virDomain) -> None:
-        domain.pinEmulator(places, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-        for vcpu in range(vcpus):
-            domain.pinVcpuFlags(vcpu, places, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-
-    return pin

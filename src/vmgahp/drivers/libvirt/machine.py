@@ -24,7 +24,7 @@ from vmgahp.drivers.libvirt.io_error import IoErrors
 from vmgahp.drivers.libvirt.save import RESTORE_SHARE, SUSPEND_FILE, MemoryFile, Saver
 from vmgahp.drivers.libvirt.stats import Meter, cpu_seconds
 from vmgahp.drivers.lifecycle import ManagedMachine
-from vmgahp.drivers.resources import SLIRP, Resources
+from vmgahp.drivers.resources import Resources
 from vmgahp.host import proc, threads
 from vmgahp.job import exit_code, published
 from vmgahp.metrics import Metrics, Status
@@ -84,7 +84,7 @@ class LibvirtMachine(ManagedMachine):
         self.resumed: Callable[[], None] = lambda: None
         """A callback for a saved guest that runs again, in a new process that may have other ports."""
         self.saver = saver
-        saver.seconds, saver.given_up = deadlines.memory, lambda: self.overruled
+        saver.seconds = deadlines.memory
         self.checkpoints: JobCheckpoints
         self.order: Order
         """The description and the checkpoint for the start."""
@@ -520,13 +520,11 @@ class LibvirtMachine(ManagedMachine):
         self.log(f"{self.name} continues from its saved memory")
 
     def begin(self, make: Make, check: Check) -> None:
-        """Make the domain as `LibvirtGuest.begin` does, and set its limits and its forwarded ports before it runs."""
+        """Make the domain as `LibvirtGuest.begin` does, and set its limits before it runs."""
 
         def look(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
             check(connection, domain, live)
             limits.apply(self.limits, domain, live, self.guest.known_pid(), self.log)
-            if (access := self.resources.access) is not None and access.means == SLIRP:
-                self.resources.access = reach.open_slirp(domain, access, self.log)
 
         self.guest.begin(make, look)
 

@@ -2,9 +2,9 @@
 
 The ports are chosen once for each start, and other VMs cannot get them until this one is gone: each is claimed by a
 file of its name in a directory of the server's, which is valid as long as that lives. The network of the first NIC
-determines the listener: passt, which libvirt configures from the XML; QEMU's slirp, which is configured by its
-monitor after each start or restore; else a relay (`vmgahp.drivers.libvirt.relay`). A failure does not affect the
-guest: it runs without the forwarding, and its owner is told so.
+determines the listener: passt for user networking, which libvirt configures from the XML, else a relay
+(`vmgahp.drivers.libvirt.relay`). A failure does not affect the guest: it runs without the forwarding, and its owner is
+told so.
 """
 
 import json
@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
 from time import monotonic, sleep
 from xml.etree import ElementTree as etree
-
-import libvirt
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
@@ -35,9 +33,6 @@ CLAIM = "port-"
 LOCK_SECONDS = 2.0
 """Seconds to wait for the lock; without root's directory a stranger may hold it, so then go on without it."""
 
-_SLIRPS = "hostnet0"
-"""QEMU's name for the first NIC's end on the host (``qemuAssignDeviceNetAlias`` in libvirt's sources)."""
-
 
 def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) -> WayIn:
     """Choose a port of this machine for each of the guest's, as far as ports are left. Raises `errors.MachineFault`."""
@@ -52,7 +47,7 @@ def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) 
             found.append((guests, ours))
     if len(found) < len(wanted):
         lacking = ", ".join(map(str, wanted[len(found) :]))
-        log(f"no port is left in VM_SSH_PORTS at {address}: none leads to the guest's {lacking}")
+        log(f"all ports of VM_SSH_PORTS at {address} are in use: none leads to the guest's {lacking}")
     return WayIn(means, address, tuple(found), room)
 
 
@@ -78,8 +73,8 @@ def ports_of(settings: Settings) -> list[int]:
 
 def _bad_ports(settings: Settings) -> errors.MachineFault:
     return errors.MachineFault(
-        f"VM_SSH_PORTS = {settings.string('VM_SSH_PORTS')} ({settings.where('VM_SSH_PORTS')}) is no list of ports.",
-        "write ports and ranges of them from 1 to 65535, such as 22000-22999.",
+        f"VM_SSH_PORTS = {settings.string('VM_SSH_PORTS')} ({settings.where('VM_SSH_PORTS')}) is not a list of ports.",
+        "give ports and ranges of them from 1 to 65535, such as 22000-22999.",
     )
 
 
@@ -90,22 +85,30 @@ def address_of(settings: Settings) -> str:
         with suppress(OSError, ValueError):
             return socket.inet_ntop(family, socket.inet_pton(family, address))
     raise errors.MachineFault(
-        f"VM_SSH_ADDRESS = {address} ({settings.where('VM_SSH_ADDRESS')}) is no IP address.",
-        "write an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all that it has.",
+        f"VM_SSH_ADDRESS = {address} ({settings.where('VM_SSH_ADDRESS')}) is not an IP address.",
+        "give an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all that it has.",
     )
 
 
-def judge(settings: Settings, networks: Sequence[str]) -> findings.Finding | None:
-    """Return the finding about port forwarding on this machine; None if the administrator has not set it up."""
+def judge(settings: Settings, networks: Sequence[str], *, passt: bool) -> findings.Finding | None:
+    """Return the finding about port forwarding on this machine; None if the administrator has not set it up.
+
+    `passt` says that user networking is done by passt.
+    """
     if not settings.string("VM_SSH_PORTS"):
         return None
     looked_at = "VM_SSH_PORTS, VM_SSH_ADDRESS"
     try:
         ports, address = ports_of(settings), address_of(settings)
         if not is_free(address, 0):
-            raise errors.MachineFault(f"{address} is no address of this machine.", "correct VM_SSH_ADDRESS.")
+            raise errors.MachineFault(f"{address} is not an address of this machine.", "correct VM_SSH_ADDRESS.")
         if not networks:
-            raise errors.MachineFault("VMs have no network here, by which they are reached.", "see VM_NETWORKING.")
+            raise errors.MachineFault("VMs have no network here, so no port can lead to one.", "see VM_NETWORKING.")
+        if networks == ["user"] and not passt:
+            raise errors.MachineFault(
+                "The user networking of VMs is QEMU's own here, which forwards no ports.",
+                "install passt, and a libvirt that has it (virsh domcapabilities), or offer nat or bridge.",
+            )
         if networks != ["user"] and which(relay.PROGRAM) is None:
             raise errors.MachineFault(f"{relay.PROGRAM} is not installed.", f"{packages.of_system(relay.PROGRAM)}.")
     except errors.MachineFault as fault:
@@ -144,29 +147,6 @@ def _alone(base: str) -> Iterator[None]:
 # A guest that was made or restored
 
 
-def open_slirp(domain: libvirt.virDomain, access: WayIn, log: Logger) -> WayIn:
-    """Have QEMU listen for a guest whose first NIC is on slirp, and return the forwarded ports that work.
-
-    QEMU forgets them with its process. Raises nothing.
-    """
-    opened = []
-    for guests, ours in access.ports:
-        try:
-            command = f"hostfwd_add {_SLIRPS} tcp:{access.address}:{ours}-:{guests}"
-            import libvirt_qemu  # may be missing: it needs a library of its own
-
-            said = libvirt_qemu.qemuMonitorCommand(
-                domain, command, libvirt_qemu.VIR_DOMAIN_QEMU_MONITOR_COMMAND_HMP
-            ).strip()
-        except (libvirt.libvirtError, ImportError) as error:
-            said = str(error)
-        if said:
-            log(f"{domain.name()}: no way leads from port {ours} to the guest's {guests}: {said[:300]}")
-        else:
-            opened.append((guests, ours))
-    return access._replace(ports=tuple(opened))
-
-
 def without_taken(xml: str, log: Logger) -> str:
     """Return the XML of a VM without the ports that were taken meanwhile; the same text if none was."""
     domain, given = etree.fromstring(xml), xml
@@ -176,7 +156,7 @@ def without_taken(xml: str, log: Logger) -> str:
             taken = [each.get("start", "") for each in forward.findall("range")]
             taken = [port for port in taken if not port.isdigit() or not is_free(address, int(port))]
             if taken:
-                log(f"{domain.findtext('name')}: somebody else listens at port {taken[0]}, by which it was reached")
+                log(f"{domain.findtext('name')}: port {taken[0]} leads to it no longer, another process listens there")
                 interface.remove(forward)
                 given = ""
     return given or etree.tostring(domain, encoding="unicode")

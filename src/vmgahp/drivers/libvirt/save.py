@@ -8,7 +8,6 @@ scratch directory that is a file system of its own.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import libvirt
 from vmgahp import errors
 from vmgahp.checkpoint import memory_image, packed
 from vmgahp.checkpoint.store import CANNOT_SAVE, IMAGE_EXTRA, MEMORY_FILE
-from vmgahp.checkpoint.substitute import Held, Substitute, Write, can_be_held, write_all
+from vmgahp.checkpoint.substitute import Held, Substitute, Write, can_be_held
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import disk_room
 from vmgahp.host.job_user import Identity
@@ -34,9 +33,6 @@ ROOM_FACTOR, ROOM_EXTRA = 1.02, 16 << 20
 RESTORE_SHARE = 2 / 3
 """The share of the client's timeout for a restore: the rest is for a guest that boots afresh in a START."""
 
-PACK_SHARE = 1 / 3
-"""The share of the client's timeout for compression: an image that takes longer stays uncompressed."""
-
 FORMAT_SETTING = "VM_MEMORY_IMAGE_FORMAT"
 QEMU_CONF = "/etc/libvirt/qemu.conf"
 """The file in which the administrator sets libvirt's image format, used without `FORMAT_SETTING`."""
@@ -47,9 +43,7 @@ def partial_name(name: str) -> str:
     return "." + name + PARTIAL_SUFFIX
 
 
-PACKED = partial_name(MEMORY_FILE + ".packed")
-
-LEFTOVERS = (SUSPEND_FILE, partial_name(SUSPEND_FILE), partial_name(MEMORY_FILE), PACKED)
+LEFTOVERS = (SUSPEND_FILE, partial_name(SUSPEND_FILE), partial_name(MEMORY_FILE))
 """The files that a server that was killed may have left of a VM, and that no longer have a use."""
 
 
@@ -72,9 +66,7 @@ class MemoryFile:
         return True
 
     def keep(self) -> None:
-        """Give it its name; one that will travel is compressed first. Raises OSError and `errors.MachineFault`."""
-        if self.name == MEMORY_FILE and self._saver.keep_packed(self.descriptor):
-            return
+        """Give it its name. Raises OSError and `errors.MachineFault`."""
         os.fsync(self.descriptor)
         self._saver.identity.rename_scratch(self._saver.directory, partial_name(self.name), self.name)
 
@@ -113,15 +105,11 @@ class Saver:
         """The reason why the VM's memory cannot be saved, in the form of "because …"; empty if it can."""
         self.before_restore: list[Callable[[], None]] = []
         """The functions that make anew what ended with the QEMU that was saved."""
-        self.digest = ""
-        """The SHA-256 of the memory image that was compressed last."""
         self.memory_mib = 0
         self.may_travel = False
         """True if a suspended VM may be checkpointed: the file transfer fills the holes of a sparse image."""
         self.seconds = 0.0
         """The client's timeout for calls that read or write the memory, in seconds."""
-        self.given_up: Callable[[], bool] = lambda: False
-        """A function that returns True if the compression has been cancelled."""
         self._log = log
         self._settings = settings
         self.not_removed: set[str] = set()
@@ -132,7 +120,6 @@ class Saver:
 
         Raises `errors.MachineFault` if there is no space for that much memory, or if the file cannot be made.
         """
-        self.digest = ""
         self._require_free_space(int(memory_kib * 1024 * ROOM_FACTOR) + ROOM_EXTRA)
         partial = partial_name(name)
         try:
@@ -214,52 +201,9 @@ class Saver:
             return
         try:
             self.identity.unlink_scratch(self.directory, new)
-            descriptor = self.identity.open_scratch(self.directory, old, os.O_RDONLY)
-            try:
-                if self.keep_packed(descriptor):
-                    self.identity.unlink_scratch(self.directory, old)
-                    return
-            finally:
-                os.close(descriptor)
             self.identity.rename_scratch(self.directory, old, new)
         except OSError as error:
             raise self.fault(f"{old} cannot be renamed to {new}: {error.strerror}") from error
-
-    def keep_packed(self, image: int) -> bool:
-        """Keep a raw image as `MEMORY_FILE`, compressed; return False if that is not wanted, or does not work.
-
-        The checksum is computed while it is written, so that it need not be read again. Raises OSError and
-        `errors.MachineFault` if the image is complete and cannot get its name.
-        """
-        form = self._wanted()
-        if form in ("", memory_image.RAW, memory_image.SPARSE):
-            return False
-
-        digest = hashlib.sha256()
-        try:
-            head = memory_image.head_with_format(image, form)
-            self.identity.unlink_scratch(self.directory, PACKED)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with open(self.identity.open_scratch(self.directory, PACKED, flags, 0o600), "wb", buffering=0) as file:
-
-                def write(data: bytes) -> None:
-                    if self.given_up():
-                        raise packed.NotPacked("the VM is to end")
-                    digest.update(data)
-                    write_all(file.fileno(), data)
-
-                write(head)
-                packed.pack(image, len(head), form, write, self.identity, self.seconds * PACK_SHARE)
-                os.fsync(file.fileno())
-        except memory_image.Damaged:
-            return False  # libvirt has written another format, as configured
-        except (OSError, errors.MachineFault, packed.NotPacked) as error:
-            self._log(f"the memory is not compressed by {form}: {error}")
-            self.forget(PACKED)
-            return False
-        self.identity.rename_scratch(self.directory, PACKED, MEMORY_FILE)
-        self.digest = digest.hexdigest()
-        return True
 
     def inspect(self, descriptor: int) -> None:
         """Check an image before libvirtd gets it. Raises OSError, `memory_image.Damaged`."""
@@ -274,7 +218,7 @@ class Saver:
         if told:
             domain.saveParams({"file": path, libvirt.VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT: told}, 0)
             return
-        if wanted and (wanted == memory_image.SPARSE or not checkpoint):
+        if wanted not in ("", _of_qemu_conf() or memory_image.RAW):
             self._log(f"the memory image is not {wanted}: this libvirt cannot be told, or could not restore it")
         domain.saveFlags(path, None, 0)
 
@@ -288,13 +232,9 @@ class Saver:
             return ""
         return memory_image.SPARSE
 
-    def _wanted(self) -> str:
-        """Return the format of a checkpoint's image; empty if libvirt chooses."""
-        return self._settings.string(FORMAT_SETTING) or _of_qemu_conf() or packed.best()
-
     def formats(self) -> list[str]:
-        """Return the formats that are restored here: this daemon's own, and those in the settings."""
-        ours = {memory_image.RAW, packed.BEST, _of_qemu_conf(), self._settings.string(FORMAT_SETTING)}
+        """Return the formats that are restored here: raw, zstd, that of the settings, and sparse where possible."""
+        ours = {memory_image.RAW, packed.ZSTD, _of_qemu_conf(), self._settings.string(FORMAT_SETTING)}
         if self._can_be_told:
             ours.add(memory_image.SPARSE)
         return sorted(ours - {""})

@@ -118,7 +118,6 @@ class LibvirtSurveyor:
         other_hypervisors.begin_networks(checks, self._connection, self.settings, wanted, end)
         if self._fixed != "qemu":
             checks.begin("kvm", proof.of_kvm)
-        checks.begin("memory", lambda: packed.require(self.identity))
         if "user" in wanted:
             checks.begin("passt", lambda: qemu_check.start_passt(self.identity, end))
         if self.settings.string("VM_CATALOG") and not self.settings.xml_script():
@@ -153,7 +152,6 @@ class LibvirtSurveyor:
         if self.settings.boolean("VM_RUN_AS_JOB_USER") and not self.settings.xml_script():
             outcome = None if self._may_be_the_jobs(accel) else errors.MachineFault(f"{TWO_GROUPS}.", TWO_GROUPS_HINT)
             found.append(findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, "QEMU runs as the job's user"))
-        found.append(findings.judge("memory images", packed.BEST, checks.outcome("memory"), "it unpacks", OFF))
         of_tpm = _judge_tpm(qemu.tpm, checks.outcome("tpm"))
         if not self.settings.xml_script():  # the script describes the devices
             found.append(of_tpm)
@@ -171,7 +169,7 @@ class LibvirtSurveyor:
             found.append(finding)
             if finding.verdict == OK:
                 networking.append(kind)
-        ways_in = reach.judge(self.settings, networking)
+        ways_in = reach.judge(self.settings, networking, passt=qemu.passt)
         found += [ways_in] if ways_in else []
         images: dict[str, Value] = {}
         if (catalog := checks.outcome("images")) is not None:
@@ -182,7 +180,7 @@ class LibvirtSurveyor:
             attributes=self._attributes(host, qemu, accel, networking)
             | {"tpm": of_tpm.verdict == OK, **shared}
             | ({"ssh": ways_in.verdict == OK} if ways_in else {})
-            | {"memory_formats": _memory_formats(host, zstd=checks.outcome("memory") is None)},
+            | {"memory_formats": _memory_formats(host)},
             machine_attributes={**other_hypervisors.published(active), **images},
             networking=networking,
             hypervisors=[name for name in ("kvm", "qemu") if name in host.domain_types and name in (accel, "qemu")],
@@ -363,9 +361,9 @@ def _left(end: float) -> float:
     return round(max(0.3, end - monotonic() - TELLING / 2), 1)
 
 
-def _memory_formats(host: _Host, *, zstd: bool) -> str:
+def _memory_formats(host: _Host) -> str:
     """Return the formats of checkpoints that are restored here without a setting."""
-    formats = ["raw", *[packed.BEST] * zstd]
+    formats = ["raw", *[packed.ZSTD] * packed.has(packed.ZSTD)]
     if packed.has_sparse(host.libvirt_version, host.version, host.capabilities):
         formats.append("sparse")
     return ",".join(formats)

@@ -1,9 +1,10 @@
 """A software TPM for one guest: swtpm as the job's user, on a socket that this process makes for it.
 
-libvirt can start swtpm too, but as a user of its own and for its own QEMU user: a QEMU that runs as the job's user
-cannot open that socket (libvirt 9.0). The TPM is empty when the guest boots, without the certificates of a
-manufacturer, and its state is removed with the VM. swtpm ends with its QEMU; a restored guest gets another one, and
-brings the TPM's state in its memory image.
+libvirt can start swtpm too, but as a user of its own (tss), with a socket in a directory that only that group and
+libvirt's own QEMU user enter (``qemuTPMEmulatorPrepareHost`` in its ``src/qemu/qemu_tpm.c``): a QEMU that runs as the
+job's user cannot connect to it. The TPM is empty when the guest boots, without the certificates of a manufacturer, and
+its state is removed with the VM. swtpm ends with its QEMU; a restored guest gets another one, and brings the TPM's
+state in its memory image.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
-from vmgahp.host import beside, proof
+from vmgahp.host import companion, proof
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
 from vmgahp.host.runtime_dir import runtime_dir
@@ -76,7 +77,7 @@ def trouble(identity: Identity, seconds: float) -> str:
         except OSError as error:
             wrong = error.strerror or str(error)
         process.kill()
-        said = process.communicate(timeout=beside.END_WAIT)[1]
+        said = process.communicate(timeout=companion.END_WAIT)[1]
     except errors.Fault as fault:
         return fault.problem.removesuffix(".")
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -121,10 +122,10 @@ def begin(identity: Identity, log: Logger, room: str, uid: int, gid: int) -> Non
     """Run swtpm for a QEMU that is about to start, as this user and group. Raises `errors.MachineFault`."""
     import subprocess
 
-    beside.end(room, _state(room))
+    companion.end(room, _state(room))
     process = _run(identity, room, uid, gid, subprocess.DEVNULL)
     try:
-        beside.remember(process, room)
+        companion.remember(process, room)
     except OSError as error:
         log(f"{PROGRAM} ends with its QEMU and not before: {error}")
 
@@ -137,7 +138,7 @@ def _run(identity: Identity, room: str, uid: int, gid: int, stderr: int) -> subp
     # Only swtpm keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
     with socket.socket(socket.AF_UNIX) as listener:
         try:
-            beside.listen(listener, socket_in(room), (uid, gid))
+            companion.listen(listener, socket_in(room), (uid, gid))
         except OSError as error:
             raise _no_room(room, error) from error
         descriptor = listener.fileno()
@@ -162,8 +163,8 @@ def _run(identity: Identity, room: str, uid: int, gid: int, stderr: int) -> subp
 
 def end(_identity: Identity, _log: Logger, room: str) -> None:
     """End swtpm and remove its state. Raises nothing."""
-    beside.end(room, _state(room))
-    beside.clear(room, [socket_in(room), _state(room)])
+    companion.end(room, _state(room))
+    companion.clear(room, [socket_in(room), _state(room)])
 
 
 def _state(room: str) -> str:

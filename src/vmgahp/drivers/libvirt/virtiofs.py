@@ -8,14 +8,14 @@ import os
 import sys
 
 from vmgahp import errors
-from vmgahp.host import beside, packages, proof
-from vmgahp.host.file_server import RUST, C
+from vmgahp.host import companion, packages, proof
+from vmgahp.host.file_server import OF_QEMU
 from vmgahp.host.job_user import Identity
-from vmgahp.host.run import plain_environment, run
+from vmgahp.host.run import plain_environment
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job.share_dirs import Share
 
-PLACES = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd")
+PLACES = ("/usr/libexec/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd", OF_QEMU)
 """The paths of virtiofsd in distributions, on no PATH."""
 
 
@@ -80,7 +80,7 @@ def trouble(identity: Identity, seconds: float) -> str:
         return f"virtiofsd does not answer: {error.strerror or error}"
     finally:
         if room:
-            beside.over(identity, lambda _line: None, room, SOCKET)
+            companion.over(identity, lambda _line: None, room, SOCKET)
 
 
 def socket_in(room: str) -> str:
@@ -101,12 +101,12 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
     # Only virtiofsd keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
     try:
         with socket.socket(socket.AF_UNIX) as listener:
-            beside.listen(listener, socket_in(room), owner)
+            companion.listen(listener, socket_in(room), owner)
             passed = (listener.fileno(), status)
             server = [sys.executable, "-I", "-m", "vmgahp.host.file_server", *map(str, passed)]
             server += [str(identity.uid), str(identity.gid), "rw" if share.writable else "ro", share.directory, room]
             process = subprocess.Popen(
-                [*server, _kind(path), path],
+                [*server, path],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -117,7 +117,7 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
             )
         os.close(status)
         status = -1
-        beside.remember(process, room)
+        companion.remember(process, room)
         poll = select.poll()
         poll.register(said, select.POLLIN)
         words = os.read(said, 4096).decode("utf-8", "replace") if poll.poll(max(seconds, 0.05) * 1000) else ""
@@ -131,12 +131,6 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
             os.close(status)
     if words != "ok":
         raise _refused(share, words)
-
-
-def _kind(path: str) -> str:
-    """Return the kind of the program: QEMU's does not print its version to a user in several groups. Raises OSError."""
-    said = run([path, "--version"], deadline=TRIAL_WAIT)
-    return RUST if said.status == 0 and b"virtiofsd version" not in said.out else C
 
 
 def _refused(share: Share, words: str) -> errors.Fault:
