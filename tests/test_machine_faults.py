@@ -174,6 +174,7 @@ PLACES = {
     "hooks/xml_script.py:_run": (4, PROGRAM),
     "host/child.py:_fork": (1, LACKING),
     "host/child.py:_result": (1, LACKING),
+    "host/denials.py:told": (1, "a security module denies files of plain guests too (second_look)"),
     "host/execute.py:blame": (1, ILL),
     "host/execute.py:require_entry": (1, ILL),
     "host/execute.py:require_means": (1, LACKING),

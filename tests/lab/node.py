@@ -100,6 +100,7 @@ class Node(EmulatedMachine):
         super().__init__(directory)
         self.lab = Path(lab) if lab else default_lab()
         self._first = first
+        self._denied_before: list[str] = []
 
     def key(self, private: Path) -> Path:
         """The lab's own."""
@@ -144,6 +145,7 @@ class Node(EmulatedMachine):
 
     def install(self, package: Path) -> None:
         """Install our package, or upgrade it, as an administrator does."""
+        self._denied_before = self._denied_before or self._denials()
         self.put(package, f"/root/{package.name}")
         self.run("apt-get", "-q", "-y", "install", f"./{package.name}", cwd="/root", timeout=600)
 
@@ -211,9 +213,14 @@ class Node(EmulatedMachine):
         return "SELinux" in self.traits()["security"]
 
     def denied(self) -> list[str]:
-        """Return the audit log's lines of what the security module has denied, and prevented, in all domains."""
+        """Return what the security module has denied and prevented, but for what it had before our package came."""
+        return [line for line in self._denials() if line not in self._denied_before]
+
+    def _denials(self) -> list[str]:
+        """Return the audit log's lines, without what differs from time to time."""
         mark = re.compile(r'apparmor="DENIED"|avc: +denied .*permissive=0')
-        return list(filter(mark.search, self.read(AUDIT).decode(errors="replace").splitlines()))
+        lines = filter(mark.search, self.read(AUDIT).decode(errors="replace").splitlines())
+        return [re.sub(r"audit\([^)]*\)|(pid|ino)=\d+", "", line) for line in lines]
 
 
 class Control:

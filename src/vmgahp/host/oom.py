@@ -28,7 +28,7 @@ class Killed(NamedTuple):
 def killed(pid: int, log: str = LOG) -> Killed | None:
     """Return how the process was killed just now; None if it was not, or the log cannot be read."""
     limit, found = 0, None
-    for when, text in _records(log):
+    for when, text in records(log):
         if text.startswith(b"memory: usage "):
             limit = _number(text.partition(b"limit ")[2])
         elif text.startswith(b"oom-kill:"):
@@ -40,7 +40,7 @@ def killed(pid: int, log: str = LOG) -> Killed | None:
     return found
 
 
-def _records(log: str) -> list[tuple[float, bytes]]:
+def records(log: str) -> list[tuple[float, bytes]]:
     """Return the lines that the kernel still has: the seconds since the boot, and the text."""
     found = []
     try:

@@ -13,7 +13,7 @@ from vmgahp import errors
 from vmgahp.drivers.libvirt import second_look
 from vmgahp.drivers.libvirt.hooks import Described
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
-from vmgahp.host import proof
+from vmgahp.host import denials, proof
 
 pytestmark = pytest.mark.libvirt
 
@@ -142,3 +142,45 @@ def test_a_script_that_fails_for_every_job_is_the_machines(job: Job, tmp_path: P
     script.chmod(0o755)
     with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
         assert str(script) in refused_cleanly(peer, job, errors.CRITICAL)
+
+
+@pytest.fixture
+def denied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """QEMU may not open the job's disk, by the kernel's log, whatever its mode says."""
+
+    def fail(*_: object) -> None:
+        error = libvirt.libvirtError("QEMU")
+        text = "internal error: process exited while connecting to monitor: Could not open 'x': Permission denied"
+        error.err = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_QEMU, text, 2, None, None, None, 0, 0)
+        raise error
+
+    monkeypatch.setattr(LibvirtMachine, "make", fail)
+    monkeypatch.setattr(denials, "since", lambda _: "avc: denied { open } for x")
+
+
+@pytest.mark.usefixtures("denied")
+def test_a_disk_that_only_this_job_is_denied_is_its_own(job: Job) -> None:
+    log: list[str] = []
+    driver, ad = driver_for(job, log)
+    with pytest.raises(errors.Fault) as refused:
+        driver.start(ad)
+    assert isinstance(refused.value, errors.JobFault), log
+    assert "A plain VM starts on this machine" in refused.value.problem
+    assert not list(job.scratch.parent.glob("vmgahp-look-*"))
+
+
+@pytest.mark.usefixtures("denied")
+def test_a_disk_that_every_guest_is_denied_is_the_machines(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = second_look.described
+
+    def described(*words: object, **more: object) -> Described:
+        made = real(*words, **more)
+        assert "vmgahp-look-" in made.xml
+        assert "<disk " in made.xml
+        return made._replace(xml="<domain type='qemu'><name>x</name><os><type>nonsense</type></os></domain>")
+
+    monkeypatch.setattr(second_look, "described", described)
+    driver, ad = driver_for(job, [])
+    with pytest.raises(errors.MachineFault, match="Permission denied") as refused:
+        driver.start(ad)
+    assert "avc: denied { open } for x" in refused.value.hint

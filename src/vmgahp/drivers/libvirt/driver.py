@@ -1,5 +1,6 @@
 """The driver that starts, finds and kills domains."""
 
+import time
 from collections.abc import Callable, Container
 from functools import partial
 
@@ -46,7 +47,7 @@ from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.libvirt.uri import SESSION_URI, connection_for
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import PASST, RELAY, Resources
-from vmgahp.host import execute, proof, scratch
+from vmgahp.host import denials, execute, proof, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
 from vmgahp.job import published, share_dirs
@@ -315,7 +316,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _create(self, order: Order, machine: LibvirtMachine, plan: Plan) -> None:
         xml, authors, macs, *_ = order.described
         restart, spec = order.restart, plan.spec
-
+        began = time.time()
         made = False
 
         def check(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
@@ -363,10 +364,15 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             is_silent = qemu_log.says_nothing(faults.message_of(error))
             words = qemu_log.last_words(machine.name, machine.uuid) if is_silent else ""
             fault = self._blame(error, doing, words, machine, plan)
+            if denial := denials.since(began):
+                told = denials.told(fault, denial)
+                # A process of the job's user could have relabelled its disk: a plain guest shows whose fault it is.
+                is_the_jobs = isinstance(fault, errors.JobFault) and not restart
+                fault = self._second_look(told, plan, with_disk=True) if is_the_jobs else told
             if restart:
                 # The image is not to blame if QEMU has read it, or was killed without a message.
                 is_away = faults.is_connection_loss(error) or faults.is_of_another_daemon(error)
-                by_accident = made or is_away or (is_silent and not words)
+                by_accident = made or is_away or bool(denial) or (is_silent and not words)
                 raise Unusable(fault.problem, True, by_accident=by_accident) from error
             raise fault from error
         except errors.MachineFault as fault:
@@ -399,8 +405,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         # A start without the checkpoint shows if that is to blame.
         return fault if machine.order.restart else self._second_look(fault, plan)
 
-    def _second_look(self, fault: errors.Fault, plan: Plan) -> errors.Fault:
-        return second_look.judge(fault, plan, self._describer, self.connection, self.log)
+    def _second_look(self, fault: errors.Fault, plan: Plan, *, with_disk: bool = False) -> errors.Fault:
+        return second_look.judge(fault, plan, self._describer, self.connection, self.log, with_disk=with_disk)
 
     def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
         return restart.description(ours, self.connection.uri)

@@ -9,6 +9,7 @@ job.
 
 import os
 import shutil
+import tempfile
 from xml.etree import ElementTree as etree
 
 import libvirt
@@ -24,6 +25,7 @@ from vmgahp.hooks import xml_script
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job.devices import Devices
+from vmgahp.job.disks import Disk
 from vmgahp.job.spec import JobSpec
 
 SECONDS = 60.0
@@ -35,13 +37,22 @@ _PAUSED = libvirt.VIR_DOMAIN_START_PAUSED | libvirt.VIR_DOMAIN_START_AUTODESTROY
 
 
 def judge(
-    fault: errors.Fault, plan: Plan, describer: Describer, connection: LibvirtConnection, log: Logger
+    fault: errors.Fault,
+    plan: Plan,
+    describer: Describer,
+    connection: LibvirtConnection,
+    log: Logger,
+    *,
+    with_disk: bool = False,
 ) -> errors.Fault:
-    """Return the fault of a start that the job may have caused: the job's, unless a plain guest fails to start, too."""
+    """Return the fault of a start that the job may have caused: the job's, unless a plain guest fails to start, too.
+
+    `with_disk` gives the plain guest a disk beside the job's scratch directory, in EXECUTE, for faults of files there.
+    """
     if not isinstance(fault, errors.MachineFault):
         return fault
     if qemu_process.is_qemu(plan.domain_type):
-        if not _plain_guest_starts(plan, describer, connection, log):
+        if not _plain_guest_starts(plan, describer, connection, log, with_disk=with_disk):
             return fault
         # As this daemon's own user, for the same reason; the trial uses nothing of the job's.
         own = Identity(os.geteuid(), os.getegid())
@@ -56,7 +67,9 @@ def judge(
     )
 
 
-def _plain_guest_starts(plan: Plan, describer: Describer, connection: LibvirtConnection, log: Logger) -> bool:
+def _plain_guest_starts(
+    plan: Plan, describer: Describer, connection: LibvirtConnection, log: Logger, *, with_disk: bool
+) -> bool:
     uuid = names.new_uuid()
     name = f"vmgahp-look-{uuid}"
     spec = plan.spec._replace(
@@ -85,6 +98,11 @@ def _plain_guest_starts(plan: Plan, describer: Describer, connection: LibvirtCon
             xml = describer.by_script(script, xml_script.plain(room, name, f'JobVMType = "{spec.vm_type}"'), spec, uuid)
             verify.before_libvirt(xml)
         else:
+            if with_disk:
+                room = tempfile.mkdtemp(prefix="vmgahp-look-", dir=os.path.dirname(spec.working_dir))
+                os.chmod(room, 0o711)  # noqa: S103 - libvirt's user passes
+                spec = spec._replace(disks=(_plain_disk(room),))
+                plain = plain._replace(spec=spec)
             xml = describer.build(plain, Ground(uuid, console="", tpm="", exit_port="", password=""))
         made = described(describer.settings, log, plan.job, spec, xml, dry=False)
         connection.call(start, seconds=SECONDS)
@@ -98,9 +116,16 @@ def _plain_guest_starts(plan: Plan, describer: Describer, connection: LibvirtCon
     return True
 
 
+def _plain_disk(room: str) -> Disk:
+    """Make an empty disk, which libvirt's user may only read. Raises OSError."""
+    path = os.path.join(room, xml_script.PLAIN_DISK)
+    with open(path, "xb") as file:
+        file.truncate(_PLAIN_DISK_BYTES)
+    return Disk(path, "vda", "", False, "raw", True, "disk")
+
+
 def _plain_job(spec: JobSpec) -> tuple[str, JobSpec]:
     """Make a directory with the disk of a plain, valid job, and return it and that job. Raises `errors.Fault`."""
     room = runtime_dir()
-    with open(os.path.join(room, xml_script.PLAIN_DISK), "xb") as file:
-        file.truncate(_PLAIN_DISK_BYTES)
+    _plain_disk(room)
     return room, spec._replace(working_dir=room, memory_mib=xml_script.PLAIN_MEMORY)
