@@ -65,6 +65,7 @@ OF_THE_JOB = (
     _job("VMPARAM_vm_Firmware", "not installed here"),
     _job("VMPARAM_vm_Arch", "not a known value", 'VMPARAM_vm_Arch = "vax"'),
     _job("VMPARAM_vm_Arch", "not emulated here"),
+    _job("VMPARAM_vm_Clock", "not a known value", 'VMPARAM_vm_Clock = "mine"'),
     _job("VMPARAM_vm_Topology", "not vm_vcpus", 'VMPARAM_vm_Topology = "cores=3"'),
     _job("VMPARAM_vm_TPM", "neither true nor false", 'VMPARAM_vm_TPM = "yes"'),
     _job("VMPARAM_vm_TPM", "no swtpm, swtpm_setup or swtpm_ioctl here"),

@@ -111,6 +111,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
         host(),
     ),
     "topology": (spec(vcpus=8, devices=Devices(topology=Topology(1, 4, 2))), host()),
+    "clock-in-local-time": (spec(devices=Devices(clock="localtime")), host()),
     "topology-of-the-default-cpu": (spec(vcpus=2, devices=Devices(topology=Topology(2, 1, 1))), host(cpu_mode="")),
     "uefi": (spec(disks=ODD_DISKS, devices=Devices(firmware="uefi")), host()),
     "uefi-secure": (spec(devices=Devices(firmware="uefi-secure", tpm=True)), host(tpm_socket=TPM_SOCKET)),

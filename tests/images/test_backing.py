@@ -36,6 +36,13 @@ def test_an_image_without_backing_has_no_chain_and_a_raw_one_is_not_looked_into(
     assert backing_chain(str(create(scratch / "a")), "qcow2", user) == ()
 
 
+def test_an_encrypted_image_is_the_jobs_fault(scratch: Path, user: Identity) -> None:
+    """Or libvirt would say that QEMU cannot open it, and somebody else would be blamed."""
+    options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"
+    fault = refused(create(scratch / "a", "--object", "secret,id=s,data=x", "-o", options), user)
+    assert (fault.code, "is encrypted" in fault.problem) == (errors.INVALID_DISK_PARAM, True)
+
+
 def test_the_nearest_layer_comes_first(scratch: Path, user: Identity) -> None:
     base = create(scratch / "base", image_format="raw")
     middle = create(scratch / "middle", "-b", str(base), "-F", "raw")

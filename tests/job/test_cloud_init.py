@@ -139,11 +139,16 @@ def test_whatever_a_file_has_it_is_taken_or_refused(tmp_path_factory: pytest.Tem
         (b'{"instance-id": "x", "local-hostname": "y"}', True),
         (b'{\n "local-hostname": "y",\n "instance-id": "x"}', True),
         (b"local-hostname: y\ninstance-id: x\n", True),
+        (b'{"instance-type": "m1.small", "instance-id": "x"}', True),
+        (b'instance-type: {a: "b"}\n? instance-id\n: 7\n', True),
+        (b'{"public-keys": {"instance-id": "of another"}}', False),
+        (b"- instance-id: x\n", False),
         (b"local-hostname: y\n", False),
         (b"instance-id:\n", False),
         (b"# instance-id: x\n", False),
         (b"\n" * (1 << 20), False),  # it is not the daemon that is kept busy
         (b"", False),
+        (b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", False),
     ],
 )
 def test_meta_data_name_the_instance(directory: Directory, meta: bytes, good: bool) -> None:
@@ -154,6 +159,36 @@ def test_meta_data_name_the_instance(directory: Directory, meta: bytes, good: bo
         assert directory.write(**options)["meta-data"] == meta
     else:
         directory.refused("VMPARAM_vm_Meta_Data", "instance-id", **options)
+
+
+@pytest.mark.parametrize(
+    "meta", [b"instance-id: [x\n", b"a: *b\n", b"\xff\xfe\xff", b"[" * 500_000, b"!!python/none x"]
+)
+def test_what_is_no_yaml_is_refused(directory: Directory, meta: bytes) -> None:
+    directory.put("user-data", b"#cloud-config\n")
+    directory.put("meta-data", meta)
+    directory.refused("VMPARAM_vm_Meta_Data", "YAML", User_Data='"user-data"', Meta_Data='"meta-data"')
+
+
+@pytest.mark.parametrize(
+    "content", [b"#alpine-config\npackages:\n  - htop\n", b"version: v1alpha1\nmachine:\n  type: worker\n"]
+)
+def test_user_data_of_another_reader_pass_if_the_job_says_so(directory: Directory, content: bytes) -> None:
+    directory.put("user-data", content)
+    with pytest.raises(JobFault, match="cloud-init does not recognize its first line") as caught:
+        directory.spec(User_Data='"user-data"')
+    assert "User_Data_Format" in caught.value.hint
+    made = directory.write(User_Data='"user-data"', User_Data_Format='"any"')
+    assert made["user-data"] == content
+    directory.put("user-data", b"")
+    directory.refused("the file is empty", User_Data='"user-data"', User_Data_Format='"any"')
+
+
+def test_a_program_that_cloud_init_starts_needs_its_own_format(directory: Directory) -> None:
+    directory.put("user-data", b"#cloud-config\n")
+    options = {"User_Data": '"user-data"', "User_Data_Format": '"any"', "Run": '"date"'}
+    directory.refused("VMPARAM_vm_User_Data_Format", "started by cloud-init", **options)
+    directory.refused("there is no such format", User_Data='"user-data"', User_Data_Format='"talos"')
 
 
 @pytest.mark.parametrize("option", ["Meta_Data", "Network_Config"])

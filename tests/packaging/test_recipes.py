@@ -14,7 +14,7 @@ import yaml
 from tests import REPOSITORY
 
 ROLE = REPOSITORY / "packaging/ansible/roles/vmgahp"
-CONDAS_NAMES = {"htcondor": "python-htcondor"}
+CONDAS_NAMES = {"htcondor": "python-htcondor", "PyYAML": "pyyaml"}
 """Of the same things on PyPI."""
 
 

@@ -46,6 +46,8 @@ def build(spec: JobSpec, host: Host) -> str:
         cache = max(host.tb_cache_mib, LEAST_TB_CACHE_MIB * spec.vcpus)
         add_text(etree.SubElement(features, "tcg"), "tb-cache", str(cache), unit="MiB")
     _cpu(domain, spec, host)
+    if spec.devices.clock:
+        etree.SubElement(domain, "clock", offset=spec.devices.clock)
     # The domain of a panicked guest with a display is preserved until the next STATUS has seen it.
     add_ends(domain, "preserve" if spec.vnc else "destroy", "destroy" if spec.devices.run else "restart")
     add_devices(domain, spec, host, machine)

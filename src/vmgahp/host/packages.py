@@ -7,7 +7,7 @@ import sys
 
 OS_RELEASE = "/etc/os-release"
 
-_DEBIAN = {"libvirt-python": "python3-libvirt", "prompt_toolkit": "python3-prompt-toolkit"}
+_DEBIAN = {"libvirt-python": "python3-libvirt", "prompt_toolkit": "python3-prompt-toolkit", "PyYAML": "python3-yaml"}
 """The names in Debian of the Python packages that are not called python3-NAME."""
 
 _OF_RPM = {"/usr/lib64/vmgahp": "python3.{}", "/usr/lib/vmgahp": "python3"}

@@ -127,6 +127,7 @@ _OTHERS = (
     (257, b"ustar", "a tar archive"),
     (0, b"%PDF-", "a PDF"),
     (0, b"\x7fELF", "a program"),
+    (0, b"LUKS\xba\xbe", "an encrypted volume (LUKS)"),
 )
 _TEXT = bytes((*b"\t\n\f\r", *range(32, 127)))
 
@@ -293,7 +294,10 @@ def _look(path: str, image_format: str, identity: Identity, end: float, *, parts
         if looks_like(header) == image_format:
             raise _unfit(path, image_format, reason)
         raise _unusable(path, image_format, "it does not begin like one")
-    return _info(path, image_format, identity, end - monotonic())
+    info = _info(path, image_format, identity, end - monotonic())
+    if info.get("encrypted"):
+        raise _unfit(path, image_format, "is encrypted, and no VM here has its key")
+    return info
 
 
 def _header(path: str, identity: Identity) -> bytes:

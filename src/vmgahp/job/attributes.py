@@ -37,6 +37,8 @@ def _option(name: str, kind: str, default: str, meaning: str) -> JobAttribute:
 # fmt: off
 OPTIONS = (
     _option("Arch", "string", "the machine's own", "The architecture of the guest: x86_64 or aarch64."),
+    _option("Clock", "string", "utc",
+        "The time of the guest's hardware clock: utc, or localtime (the machine's time zone), as Windows expects it."),
     _option("Data_Disk", "string", "none",
         "Empty disks for the job's data, each as device:size[:file], such as vdb:20G, with commas between "
         "them."),
@@ -83,6 +85,8 @@ OPTIONS = (
     _option("TPM", "bool", "false", "Whether the guest has a TPM 2.0."),
     _option("User_Data", "string", "none",
         "cloud-init's user-data, a transferred file that the guest finds on a drive of its own."),
+    _option("User_Data_Format", "string", "cloud-init",
+        "The reader of the user-data: cloud-init, whose first lines are checked, or any for another program."),
 )
 # fmt: on
 """The options about devices, which may also be written ``VM_ATTR_<name>`` and ``VM_<type>_ATTR_<name>``."""

@@ -16,17 +16,21 @@ import hashlib
 import json
 import os
 import re
+import sys
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.errors import JobFault
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host import packages
 from vmgahp.host.job_user import Identity
+from vmgahp.host.restrict import restrict
+from vmgahp.host.run import run
 from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
 from vmgahp.job.nics import Nic
-from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA, Options
+from vmgahp.job.options import META_DATA, NETWORK_CONFIG, RUN_BOOT, USER_DATA, USER_DATA_FORMAT, Options
 from vmgahp.job.run import guest_file
 from vmgahp.text import has_control
 
@@ -50,8 +54,15 @@ _CLOUDBASE = (b"#ps1", b"rem cmd", b"<powershell", b"<script")
 _GZIP = b"\x1f\x8b"
 _SCRIPT = 'text/x-shellscript\nContent-Disposition: attachment; filename="zz-vmgahp-run"'
 
-_INSTANCE_ID = re.compile(rb"""^[^\S\n]*+(?:[{,][^\S\n]*+)?["']?instance-id["']?\s*+:\s*+\S""", re.MULTILINE)
-"""A pattern with possessive quantifiers: by backtracking a file of blanks would keep this process busy for hours."""
+FOR_CLOUD_INIT, FOR_ANY = "cloud-init", "any"
+"""The values of the option about the reader of the user data."""
+
+DEADLINE = 30.0
+MEMORY = 1 << 30
+CPU_SECONDS = 10
+"""The limits of the process that reads meta-data, in seconds, bytes and seconds."""
+_NO_INSTANCE, _NO_YAML = 3, 4
+"""The exit statuses of that process, besides 0 and Python's own 1."""
 
 
 class Seed(NamedTuple):
@@ -65,6 +76,8 @@ class Seed(NamedTuple):
     host_name: str
     said: tuple[str, ...] = ()
     """The job's own text for each of the files, for messages."""
+    is_checked: bool = True
+    """True if the user data must be cloud-init's."""
     begins: bool = False
     """True if cloud-init starts the guest's program, after all its other tasks."""
 
@@ -90,6 +103,15 @@ def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
                 "it is not a name of a file for it",
                 'write the name of a transferred file, such as "user-data".',
             )
+    form = options.string(USER_DATA_FORMAT).lower() or FOR_CLOUD_INIT
+    if form not in (FOR_CLOUD_INIT, FOR_ANY):
+        raise options.refused(USER_DATA_FORMAT, "there is no such format", f"write {FOR_CLOUD_INIT} or {FOR_ANY}.")
+    if begins and form == FOR_ANY:
+        raise options.refused(
+            USER_DATA_FORMAT,
+            "the program of the job is started by cloud-init, which must understand its user data",
+            f"leave it out, or set {options.attribute(RUN_BOOT)} to ready for an image that has the agent.",
+        )
     name = ad.vm_name()
     return Seed(
         user_data=names[USER_DATA],
@@ -98,6 +120,7 @@ def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
         instance=ad.string("GlobalJobId") or name,
         host_name=_host_name(name),
         said=tuple(options.shown(option) for option in _FILES),
+        is_checked=form == FOR_CLOUD_INIT,
         begins=begins,
     )
 
@@ -109,15 +132,12 @@ def look(seed: Seed, working_dir: str, identity: Identity) -> None:
             continue
         data = _read(said, name, working_dir, identity)
         if option == USER_DATA:
-            _check_user_data(said, data)
+            if seed.is_checked or not data:
+                _check_user_data(said, data)
             if seed.begins:
                 multipart(said, data, b"")
-        elif option == META_DATA and not _INSTANCE_ID.search(data):
-            raise _refused(
-                said,
-                "the file has no instance-id, without which cloud-init takes every boot for the same VM's",
-                "add a line such as instance-id: run-7, or leave the attribute out: then both are made.",
-            )
+        elif option == META_DATA:
+            _check_meta_data(said, data, identity)
 
 
 def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b"") -> None:
@@ -246,12 +266,44 @@ def _check_user_data(said: str, data: bytes) -> None:
     elif start.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
         problem = "the file begins with a byte order mark, which hides its first line from cloud-init"
     else:
-        problem = "cloud-init does not recognize its first line"
+        problem = "cloud-init does not recognize its first line, and would drop the file"
     raise _refused(
         said,
         problem,
-        "let the file begin with #cloud-config, or with #! and an interpreter, or be a MIME message of such parts.",
+        "let the file begin with #cloud-config, or with #! and an interpreter, or be a MIME message of such parts; or, "
+        f'where another program of the guest reads it, add +VMPARAM_vm_{USER_DATA_FORMAT} = "{FOR_ANY}".',
     )
+
+
+def _check_meta_data(said: str, data: bytes, identity: Identity) -> None:
+    """Make sure that meta-data is YAML with an instance-id. Raises `JobFault`, `MachineFault` without PyYAML.
+
+    A process with the rights of the job's user parses it.
+    """
+    user = [identity.uid, identity.gid] if identity.switching else None
+    done = run(
+        [sys.executable, "-I", "-m", "vmgahp.job.cloud_init"],
+        deadline=DEADLINE,
+        stdin=json.dumps({"user": user, "data": data.decode("latin-1")}).encode(),
+        environ={"PATH": os.defpath},
+    )
+    words = done.complaints or ["it said nothing"]
+    if done.status == 0:
+        return
+    if words[-1].startswith("ModuleNotFoundError"):
+        raise MachineFault(
+            "cloud-init's meta-data cannot be read: PyYAML is not installed here.",
+            f"{packages.of_python('PyYAML', '6.0')}.",
+        )
+    if done.status == _NO_INSTANCE:
+        problem = "the file has no instance-id, without which cloud-init takes every boot for the same VM's"
+        hint = "add a line such as instance-id: run-7, or leave the attribute out: then both are made."
+    else:  # or it was killed by its limits, or crashed in the parser
+        problem = (
+            f"the file is not YAML ({words[-1]})" if done.status == _NO_YAML else "the file cannot be read as YAML"
+        )
+        hint = "write lines such as instance-id: run-7, or JSON, whose names have quotes."
+    raise _refused(said, problem, hint)
 
 
 def _refused(said: str, problem: str, hint: str) -> JobFault:
@@ -266,3 +318,35 @@ def _meta_data(seed: Seed) -> bytes:
 def _host_name(name: str) -> str:
     """Turn the VM's name into a valid host name (RFC 1123)."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "vm"
+
+
+# The process that reads meta-data
+
+
+def judge_meta_data(data: bytes) -> tuple[int, str]:
+    """Parse meta-data; return the exit status, and the place of an error that the status reports."""
+    import yaml  # no other process needs it
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        found = yaml.load(data, loader)  # noqa: S506 - a safe loader
+    # PyYAML lets errors of its own code through, such as for !!timestamp x.
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        return _NO_YAML, f"line {mark.line + 1}" if mark else type(error).__name__
+    instance = found.get("instance-id") if isinstance(found, dict) else None
+    return (_NO_INSTANCE, "") if instance in (None, "") else (0, "")
+
+
+def _main() -> int:
+    """Read the user and the meta-data from standard input; the exit status says whether there is an instance-id."""
+    judge_meta_data(b"a: [1]")  # loads all code: the job's user may not be allowed to read this installation
+    plan = json.loads(sys.stdin.buffer.read())
+    restrict(plan["user"], memory=MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=0)
+    status, said = judge_meta_data(plan["data"].encode("latin-1"))
+    print(said, file=sys.stderr)  # noqa: T201
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from vmgahp.config import Settings
 from vmgahp.job import share_dirs
 from vmgahp.job.cloud_init import Seed
-from vmgahp.job.kinds import ARCHES, ARM, BIOS, FIRMWARES, X86
-from vmgahp.job.options import ARCH, EXIT_PORT, FIRMWARE, SHARE, SHARE_DIRS, SSH, TOPOLOGY, TPM, Options
+from vmgahp.job.kinds import ARCHES, ARM, BIOS, CLOCKS, FIRMWARES, X86
+from vmgahp.job.options import ARCH, CLOCK, EXIT_PORT, FIRMWARE, SHARE, SHARE_DIRS, SSH, TOPOLOGY, TPM, Options
 from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.run import Run
 from vmgahp.job.share_dirs import Share
@@ -50,6 +50,8 @@ class Devices(NamedTuple):
     """The files for cloud-init; the drive with them is one of the job's disks."""
     run: Run | None = None
     """The program of the guest; the drive with it is one of the job's disks."""
+    clock: str = ""
+    """The time of the hardware clock, one of `CLOCKS`; empty for the default, UTC."""
     ssh: tuple[int, ...] = ()
     """The ports of the guest to which this machine forwards ports."""
 
@@ -64,6 +66,7 @@ def devices(options: Options, settings: Settings, vcpus: int, working_dir: str, 
         tpm=options.boolean(TPM) or own.tpm,
         shares=(*share_dirs.own(options, settings, working_dir), *share_dirs.of_machine(options, settings)),
         exit_port=options.boolean(EXIT_PORT),
+        clock=_clock(options),
         ssh=_ssh(options, settings),
     )
 
@@ -95,6 +98,13 @@ def _firmware(options: Options, arch: str, own: str) -> str:
             f"{options.shown(ARCH)} contradicts it, whose guests boot by UEFI",
             f"remove {options.attribute(FIRMWARE)}.",
         )
+    return wanted
+
+
+def _clock(options: Options) -> str:
+    wanted = options.string(CLOCK).lower()
+    if wanted and wanted not in CLOCKS:
+        raise options.refused(CLOCK, "there is no such clock", f"write one of {', '.join(CLOCKS)}.")
     return wanted
 
 

@@ -16,6 +16,7 @@ from vmgahp.text import shown
 GENERAL = "VM_ATTR_"
 
 ARCH = "Arch"
+CLOCK = "Clock"
 DATA_DISK = "Data_Disk"
 DATA_FILES = "Data_Files"
 DISK_SIZE = "Disk_Size"
@@ -38,6 +39,7 @@ SSH = "SSH"
 TOPOLOGY = "Topology"
 TPM = "TPM"
 USER_DATA = "User_Data"
+USER_DATA_FORMAT = "User_Data_Format"
 
 NAMES = tuple(row.name.removeprefix(PREFIX) for row in OPTIONS)
 """The options that can be written in all three forms: the rows of the table in `attributes`."""

@@ -153,6 +153,22 @@ def test_what_is_no_image_of_its_format_is_refused(place: Place, tmp_path: Path)
     assert place.image("add", "a", str(tmp_path / "a.img"), "--format", "raw").status == 0
 
 
+@pytest.mark.parametrize(
+    "data", [b"\x1f\x8b" + bytes(4096), b"<html>Not found</html>\n" * 200, b"LUKS\xba\xbe" + bytes(4096)]
+)
+def test_what_begins_like_no_disk_is_none(place: Place, tmp_path: Path, data: bytes) -> None:
+    path = str(write(tmp_path / "a.raw", data))
+    assert "and so is no disk" in place.image("add", "a", path).err
+    assert place.image("add", "a", path, "--format", "raw").status == 0
+
+
+def test_an_encrypted_image_is_refused(place: Place, tmp_path: Path) -> None:
+    options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "--object", "secret,id=s,data=x", "-o", options]
+    subprocess.run([*command, str(tmp_path / "a.qcow2"), "1M"], check=True)
+    assert "is encrypted" in place.image("add", "a", str(tmp_path / "a.qcow2")).err
+
+
 def test_a_damaged_image_is_refused(place: Place, tmp_path: Path) -> None:
     source = qcow2(tmp_path / "a.qcow2")
     with source.open("r+b") as file:

@@ -430,6 +430,79 @@ def test_links_to_files_go_and_links_to_nothing_do_not(home, capsys) -> None:
     assert "data/here" not in said
 
 
+# --- what would fail in the guest after minutes
+
+
+def notes(capsys, *given: str, **program: tuple[str, ...]) -> tuple[str, str]:
+    """The notes of a dry run, and the line of the submit file with the program."""
+    assert main(told("--dry-run", *given, **program)) == 0
+    out, err = capsys.readouterr()
+    return err, next(line for line in out.splitlines() if "VMPARAM_vm_Run =" in line)
+
+
+@pytest.mark.parametrize(
+    ("given", "program"),
+    [
+        (("--input", "crlf.sh"), ("./crlf.sh",)),
+        (("--input", "crlf.sh"), ("sh", "crlf.sh")),
+        (("--input", "tools"), ("sh", "tools/crlf.sh")),
+        (("--user-data", "crlf.sh"), ("date",)),
+    ],
+)
+def test_a_script_with_line_ends_of_windows_is_warned_of(home, capsys, given, program) -> None:
+    (home / "tools").mkdir()
+    for name in ("crlf.sh", "tools/crlf.sh"):
+        (home / name).write_bytes(b"#!/bin/sh\r\necho hi\r\n")
+        (home / name).chmod(0o755)
+    assert absent(notes(capsys, *given, program=program)[0], "crlf.sh", "CRLF", "sed -i") == []
+
+
+def test_a_script_that_its_interpreter_reads_may_have_them(home, capsys) -> None:
+    (home / "fit.py").write_bytes(b"#!/usr/bin/env python3\r\nprint(1)\r\n")
+    assert "CRLF" not in notes(capsys, "--input", "fit.py")[0]
+
+
+@pytest.mark.parametrize("name", ["plain.sh", "a name.sh"])
+def test_a_program_without_the_x_bit_gets_it_in_the_guest(home, capsys, name) -> None:
+    (home / name).write_text("#!/bin/sh\necho hi\n")
+    said, line = notes(capsys, "--input", name, "--env", "A=$$(b)", program=(f"./{name}", "1"))
+    assert "is not executable here" in said
+    word = name if " " not in name else None
+    assert f"chmod +x ./{word} && A=" in line if word else f"chmod +x './{name}' && " in line
+    (home / name).chmod(0o755)
+    said, line = notes(capsys, "--input", name, program=(f"./{name}", "1"))
+    assert ("chmod" in line, "executable" in said) == (False, False)
+
+
+def test_a_program_is_made_executable_by_the_shell(tmp_path) -> None:
+    (tmp_path / "x.sh").write_text("#!/bin/sh\necho $A $1\n")
+    line = shell_line(["./x.sh", "b c"], [("A", "a")], executable=False)
+    assert subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, check=True).stdout == b"a b c\n"
+
+
+@pytest.mark.parametrize("given", [(), ("--input", "fit.py")])
+def test_a_path_of_this_machine_is_warned_of(home, capsys, given) -> None:
+    said = notes(capsys, *given, program=("python3", f"{home}/fit.py"))[0]
+    assert f"{home}/fit.py is a path of this machine: say --input {home}/fit.py, and write ./fit.py" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "program", "said"),
+    [
+        ((), ("python3", "fit.py"), "fit.py is a file here and no input"),
+        (("--input", "data"), ("./fit.py", "data/x.csv"), "./fit.py is a file here and no input"),
+        ((), ("python3", "--config=data/x.csv"), "data/x.csv is a file here"),
+        (("--input", "fit.py"), ("fit.py",), "write ./fit.py"),
+        (("--input", "fit.py", "--input", "data"), ("python3", "./fit.py", "data/x.csv", "/bin/sh", "."), ""),
+        ((), ("fit.py",), ""),
+    ],
+)
+def test_a_word_that_names_a_file_of_here_is_warned_of(home, capsys, given, program, said) -> None:
+    found = notes(capsys, *given, program=program)[0]
+    assert said in found
+    assert said or "fit.py" not in found
+
+
 def test_the_help_has_an_option_of_each_kind() -> None:
     """And argparse takes every word of it."""
     parser = Parser()

@@ -165,6 +165,13 @@ def test_a_box_of_virtualboxs(home, submit, place, packed, is_old):
     assert [path.suffix for path in place.iterdir()] == [".qcow2"]
 
 
+def test_a_box_without_metadata_is_virtualboxs_even_where_that_is_no_use(home, refused, place):
+    pack(home / "b.box", {"box.ovf": b'<Envelope xmlns="http://schemas.dmtf.org/ovf/envelope/1"/>'})
+    said = refused("box", "b.box", "--dir", str(place))
+    assert "taken for one of Vagrant 1, which are VirtualBox's" in said
+    assert ".vmgahp-" not in said
+
+
 def test_a_box_for_another_machine(home, submit, refused, place, disk):
     pack(home / "arm.box", {"metadata.json": about(architecture="arm64"), "box.img": disk})
     read, _ = submit("box", "arm.box", "--dir", str(place), *AMOUNTS)
@@ -186,7 +193,7 @@ def test_a_box_for_another_machine(home, submit, refused, place, disk):
         ({"metadata.json": about(disks=[{"path": "/etc/passwd"}])}, {}, "is not in"),
         ({"metadata.json": about(disks=[{"path": "../../etc/passwd"}])}, {}, "is not in"),
         ({"metadata.json": about(format="luks"), "box.img": b"x" * 512}, {}, "'luks'"),
-        ({"metadata.json": about(format={}), "box.img": b"x" * 512}, {}, "is none of"),
+        ({"metadata.json": about(format=["qcow2"]), "box.img": b"x" * 512}, {}, "is none of"),
         ({"metadata.json": about(provider="vmware_desktop")}, {}, "0 files .vmx"),
         ({"box.img": b"x"}, {}, "bad.box has 0 files .ovf"),
         ({"metadata.json": about()}, {"box.img": "/etc/passwd"}, "is not a regular file"),

@@ -134,7 +134,13 @@ def test_vmware(home, convert, refused):
     assert read["MY.VMPARAM_vm_Firmware"] == '"uefi"'
     assert read["MY.VMPARAM_vm_NICs"] == '"nat:e1000"'
     assert (
-        absent(changed(said), "SATA; jobs have no SCSI controller", "jobs have no vmxnet3", "network VM Network") == []
+        absent(
+            changed(said),
+            "jobs have no controller scsi, the disk is on SATA",
+            "jobs have no vmxnet3",
+            "network VM Network",
+        )
+        == []
     )
     read, _ = convert("box.ovf", "--convert", "--configuration", "large", "--force", "--network", "bridge")
     assert (read["vm_memory"], read["MY.VMPARAM_vm_NICs"]) == ("8192", '"bridge:e1000"')
@@ -199,7 +205,8 @@ def test_what_virtualbox_alone_says(with_cd, submit):
     assert read["vm_disk"] == "seed.iso:sdb:r:iso,box-disk001.qcow2:sda:w:qcow2"  # the CD first, and no IDE with UEFI
     assert read["MY.VMPARAM_vm_NICs"] == '"nat:e1000:down"'
     assert "a new one" in changed(said)
-    assert "boot from the network" in part(said, Outcome.NOT_USED)
+    assert "boot from Network" in part(said, Outcome.NOT_USED)
+    assert "in place of enp0s3" in changed(said)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +240,34 @@ def test_vmwares_boot_order(with_cd, convert, sections, first, is_lost):
     )
     read, said = convert("box.ovf")
     assert read["vm_disk"].startswith(first)
-    assert ("boot from the network" in lost(said)) is is_lost
+    assert ("boot from net" in lost(said)) is is_lost
+
+
+@pytest.mark.parametrize(
+    ("said", "asked"), [('<RTC localOrUTC="local"/>', '"localtime"'), ('<RTC localOrUTC="UTC"/>', None)]
+)
+def test_a_clock_of_virtualbox_in_local_time_is_asked_for(with_cd, convert, said, asked):
+    with_cd(("<Hardware/>", f"<Hardware>{said}</Hardware>"))
+    assert convert("box.ovf")[0].get("MY.VMPARAM_vm_Clock") == asked
+
+
+def test_a_time_zone_of_ovirts_is_told(home, convert):
+    (home / "image").mkdir()
+    samples.image(home / "image" / "volume", "qcow2")
+    zone = "<TimeZone>Tokyo Standard Time</TimeZone>"
+    (home / "guest.ovf").write_text(OVIRT.replace("<IsStateless>", f"{zone}<IsStateless>"))
+    read, said = convert("guest.ovf")
+    assert read["MY.VMPARAM_vm_Clock"] == '"localtime"'
+    assert "in place of Tokyo Standard Time" in changed(said)
+
+
+@pytest.mark.parametrize("controller", ["VirtioSCSI", "virtio-scsi"])
+def test_a_disk_behind_virtio_scsi_is_a_virtio_disk(home, convert, controller):
+    """Its guest may have no driver for SATA."""
+    (home / "box.ovf").write_text(edited(samples.VBOX, ("PIIX4", controller), ("ResourceType>5<", "ResourceType>20<")))
+    read, said = convert("box.ovf")
+    assert read["vm_disk"] == "box-disk001.qcow2:vda:w:qcow2"
+    assert "virtio, not behind virtio-scsi" in changed(said)
 
 
 def test_the_files_order_of_a_controllers_disks_is_not_theirs(home, convert):

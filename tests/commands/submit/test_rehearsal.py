@@ -258,11 +258,14 @@ def test_a_kernel_that_a_stranger_names_is_beside_his_file(home, refused, path, 
     assert said in refused("libvirt-xml", "own.xml", "--as-is")
 
 
-@pytest.mark.parametrize("target", ["", "<target dev='nvme0n1' bus='nvme'/>", "<target dev='a b' bus='virtio'/>"])
-def test_a_disk_without_a_device_that_jobs_have_gets_one(own, target):
+@pytest.mark.parametrize(
+    ("target", "device"),
+    [("", "vda"), ("<target dev='nvme0n1' bus='nvme'/>", "sda"), ("<target dev='a b' bus='virtio'/>", "vda")],
+)
+def test_a_disk_without_a_device_that_jobs_have_gets_one(own, target, device):
     domain, said = own(SMALL.format("", "", target))
-    assert said["vm_disk"] == "disk.qcow2:vda:w:qcow2"
-    assert [one.get("dev") for one in domain.findall("devices/disk/target")] == ["vda"]
+    assert said["vm_disk"] == f"disk.qcow2:{device}:w:qcow2"
+    assert [one.get("dev") for one in domain.findall("devices/disk/target")] == [device]
 
 
 def test_a_disk_of_a_bus_that_its_machine_lacks_moves_in_the_xml_too(own):

@@ -137,13 +137,14 @@ def raw(path):
     ("words", "problem"),
     [
         ("backing_store=gone.qcow2", "cannot be opened"),
-        ("backing_store=base.img", "backing_format="),
+        ("backing_store=base.img", "begins like a text, and so is no disk"),
+        ("backing_store=disk.qcow2,backing_format=luks", "backing_format=luks is none of"),
         ("backing_store=disk.qcow2,backing_format=vdi", "qemu-img cannot read it"),
         ("backing_store=top.qcow2", "which is no plain file"),
     ],
 )
 def test_a_disk_that_cannot_begin_with_an_image_is_not_made(home, program, install, words, problem):
-    (home / "base.img").write_bytes(bytes(4096))
+    (home / "base.img").write_text("no disk\n" * 512)
     command = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-b", "nbd://localhost/x", "-F", "raw", "top.qcow2"]
     subprocess.run([*command, "1M"], check=True)
     program(domain(DISK.format("/nonexistent/new.qcow2", "vda")))

@@ -422,13 +422,17 @@ def _format(new: _New, path: str) -> str:
     kept = formats.FORMATS[said]
     if reason := formats.unfit(kept, header):
         raise NotDone(f"{source} {reason}; qemu-img convert makes an image of it that stands alone.")
+    if kept == "raw" and not new.format and (other := formats.not_a_disk(header)):
+        raise NotDone(f"{source} begins like {other}, and so is no disk; say --format {said} if it is one.")
     if not header or (kept != "raw" and formats.looks_like(header) != kept):
         raise NotDone(f"{source} is said to be {said}, and is not.")
     if kept == "raw":
         return said
     try:
-        below = qemu_img.info(path, kept).get("backing-filename")
-        if below:
+        info = qemu_img.info(path, kept)
+        if info.get("encrypted"):
+            raise NotDone(f"{source} is encrypted, and no VM has its key; qemu-img convert writes it decrypted.")
+        if below := info.get("backing-filename"):
             raise NotDone(f"{source} needs another image, {below}; qemu-img convert makes one of both.")
         if trouble := qemu_img.check(path, kept, seconds=CHECK):
             raise NotDone(f"{source} {trouble}, says qemu-img check.")

@@ -32,12 +32,18 @@ _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 Variables = Sequence[tuple[str, str]]
 
 
-def shell_line(words: Sequence[str], variables: Variables = (), *, macros: bool = False) -> str:
-    """Make a command line that runs the words unchanged, with these variables in the program's environment."""
+def shell_line(
+    words: Sequence[str], variables: Variables = (), *, macros: bool = False, executable: bool = True
+) -> str:
+    """Make a command line that runs the words unchanged, with these variables in the program's environment.
+
+    A program that is not `executable` is made so first.
+    """
     made: list[str] = []
     given = [f"{name}={_word(value, made, macros)}" for name, value in variables]
-    line = " ".join([*given, *(_word(word, made, macros) for word in words)])
-    return "".join(f"{one}; " for one in made) + line
+    quoted = [_word(word, made, macros) for word in words]
+    begin = [] if executable else ["chmod", "+x", quoted[0], "&&"]
+    return "".join(f"{one}; " for one in made) + " ".join([*begin, *given, *quoted])
 
 
 def environment(variables: Variables) -> str:
@@ -177,6 +183,69 @@ def _require_whole(what: str, path: str, summary: Summary) -> None:
                 raise SubmitError(f"{said} cannot be read by you.", "see its mode, and who owns it.")
 
 
+def _input_of(word: str, options: argparse.Namespace) -> str:
+    """Return the path here of the input that a word of the command line names in the guest, empty for none."""
+    first, *below = os.path.normpath(word).split("/")
+    for path in options.input:
+        if "://" not in path and os.path.basename(os.path.abspath(path)) == first:
+            return os.path.join(os.path.abspath(path), *below)
+    return ""
+
+
+def is_executable(options: argparse.Namespace, summary: Summary) -> bool:
+    """Return False if the program is an input without the x bit, which the guest must set."""
+    program = options.words[0]
+    path = _input_of(program, options) if "/" in program and not program.startswith("/") else ""
+    if not os.path.isfile(path) or os.stat(path).st_mode & stat.S_IXUSR:
+        return True
+    summary.advise(f"{program} is not executable here: the guest sets its x bit before it starts it.")
+    return False
+
+
+_SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib", "/etc/", "/opt/", "/dev/", "/proc/", "/sys/")
+"""The directories whose files a guest may have as well."""
+
+
+def warn_of_words(options: argparse.Namespace, summary: Summary) -> None:
+    """Report words that will fail in the guest: files that do not go with the job, and scripts with CRLF."""
+    names = {os.path.basename(re.split(r"[?#]", path.rstrip("/"))[0]) for path in options.input}
+    scripts = dict.fromkeys(map(os.path.abspath, options.input), False)
+    if options.user_data:
+        scripts[os.path.abspath(options.user_data)] = True
+    for number, word in enumerate(options.words):
+        said = word.partition("=")[2] if word.startswith("-") else word
+        if options.macros and MACRO.search(said):
+            continue
+        if said.startswith("/"):
+            if os.path.isfile(said) and not said.startswith(_SYSTEM):
+                name = os.path.basename(said)
+                summary.advise(f"{said} is a path of this machine: say --input {said}, and write ./{name} for it.")
+            continue
+        first = os.path.normpath(said).split("/")[0] if said else "."
+        if number == 0 and "/" not in said:
+            if said in names:
+                summary.advise(f"{said} is looked for in the guest's PATH: write ./{said} for the input of that name.")
+        elif path := _input_of(said, options):
+            scripts[path] = scripts.get(path, False) or number == 0
+        elif first not in (*names, ".") and os.path.isfile(said):
+            summary.advise(f"{said} is a file here and no input, so the guest will not have it: say --input {said}.")
+    for path, is_program in scripts.items():
+        line = _first_line(path) if os.path.isfile(path) else b""
+        if line.startswith(b"#!") and line.endswith(b"\r\n") and (is_program or b"sh" in line):
+            summary.advise(
+                f"{path} has line ends of Windows (CRLF), with which no shell runs it: "
+                f"sed -i 's/\\r$//' {os.path.basename(path)} mends it."
+            )
+
+
+def _first_line(path: str) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.readline(256)
+    except OSError:
+        return b""
+
+
 HOME = "vm_outputs/"
 """The files that are transferred back: everything that the server puts there. A missing name would hold the job."""
 
@@ -207,7 +276,9 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     made.name = simple_name(options.name or _called(options), "run")
     names = {root.name or os.path.basename(root.path)} - {""}
     made.inputs = list(listed_inputs(options, names, summary))
-    made.lines = [attribute_line(f"{PREFIX}Run", _line(options), macros=options.macros)]
+    warn_of_words(options, summary)
+    line = _line(options, executable=is_executable(options, summary))
+    made.lines = [attribute_line(f"{PREFIX}Run", line, macros=options.macros)]
     if options.output is not None:
         made.lines.append(attribute_line(f"{PREFIX}Run_Outputs", _outputs(options), macros=options.macros))
     if options.as_root:
@@ -281,9 +352,9 @@ def _room(options: argparse.Namespace) -> int:
     return disk_mib + (2 * sum(os.path.getsize(file) for file in files if os.path.isfile(file)) >> 20) + SLACK_MIB
 
 
-def _line(options: argparse.Namespace) -> str:
+def _line(options: argparse.Namespace, *, executable: bool) -> str:
     others = [pair for pair in _variables(options) if not is_for_environment(pair[1])]
-    return shell_line(options.words, others, macros=options.macros)
+    return shell_line(options.words, others, macros=options.macros, executable=executable)
 
 
 def _called(options: argparse.Namespace) -> str:
@@ -340,12 +411,12 @@ def run(options: argparse.Namespace) -> int:
     summary = Summary()
     try:
         made, text = _made(options, summary)
+        output = "" if options.dry_run else _written(options, made, text, summary)
+        for note in summary.notes:
+            sys.stderr.write(f"Note: {printable(note)}\n")
         if options.dry_run:
             sys.stdout.write(text + "".join(f"{line}\n" for line in _user_data(options)))
             return 0
-        output = _written(options, made, text, summary)
-        for note in summary.notes:
-            sys.stderr.write(f"Note: {printable(note)}\n")
         sys.stderr.write(f"Written: {printable(output)}\n")
         if not options.submit:
             sys.stderr.write(f"Submit it by: condor_submit {printable(output)}\n")

@@ -93,43 +93,25 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _common(kind: argparse.ArgumentParser) -> None:
-    kind.add_argument(
-        "-o",
-        "--output",
-        default="",
-        metavar="FILE",
-        help="the submit file; - for standard output (default: the VM's name with .sub, here)",
-    )
-    kind.add_argument(
-        "--dir", default="", metavar="DIR", help="where images are written (default: beside the submit file)"
-    )
-    kind.add_argument("--force", action="store_true", help="replace files that are there already")
-    kind.add_argument("--name", default="", metavar="NAME", help="the job's name (default: the VM's)")
+    add = kind.add_argument
+    beside = "the submit file; - for standard output (default: the VM's name with .sub, here)"
+    add("-o", "--output", default="", metavar="FILE", help=beside)
+    add("--dir", default="", metavar="DIR", help="where images are written (default: beside the submit file)")
+    add("--force", action="store_true", help="replace files that are there already")
+    add("--name", default="", metavar="NAME", help="the job's name (default: the VM's)")
     add_type(kind, "", "the VM type of the machines: kvm, qemu, xen, vmware, ... (default: what fits, kvm mostly)")
-    kind.add_argument("--memory", type=memory, default=0, metavar="MIB", help="memory in MiB, or as 4G")
-    kind.add_argument("--cpus", type=cpus, default=0, metavar="N", help="the number of CPUs")
-    kind.add_argument(
-        "--network",
-        choices=("nat", "bridge", "user", "none"),
-        default="",
-        help="the kind of network for all NICs; none: no NICs",
-    )
-    kind.add_argument("--convert", action="store_true", help="convert all disks to qcow2")
-    kind.add_argument(
-        "--shared",
-        action="store_true",
-        help="leave the disks where they are: the execute machines have them at the same path",
-    )
-    kind.add_argument("--lax", action="store_true", help="write the submit file even where things are left out")
+    add("--memory", type=memory, default=0, metavar="MIB", help="memory in MiB, or as 4G")
+    add("--cpus", type=cpus, default=0, metavar="N", help="the number of CPUs")
+    networks = "the kind of network for all NICs; none: no NICs"
+    add("--network", choices=("nat", "bridge", "user", "none"), default="", help=networks)
+    add("--convert", action="store_true", help="convert all disks to qcow2")
+    shared = "leave the disks where they are: the execute machines have them at the same path"
+    add("--shared", action="store_true", help=shared)
+    add("--lax", action="store_true", help="write the submit file even where things are left out")
     add_json(kind, "the report as one JSON object on standard output")
-    kind.add_argument(
-        "--append",
-        action="append",
-        default=[],
-        metavar="'COMMAND = VALUE'",
-        help="a line more for the submit file; may be given several times",
-    )
-    kind.add_argument("--submit", action="store_true", help="run condor_submit with it")
+    line = "a line more for the submit file; may be given several times"
+    add("--append", action="append", default=[], metavar="'COMMAND = VALUE'", help=line)
+    add("--submit", action="store_true", help="run condor_submit with it")
 
 
 def memory(text: str) -> int:

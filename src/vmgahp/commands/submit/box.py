@@ -11,11 +11,11 @@ import os
 import tempfile
 from typing import Any
 
-from vmgahp.commands.submit import libvirt_xml, ovf, vmx
-from vmgahp.commands.submit.images import compression_of, flat_names, unpacked_content, write_unpacked
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, SubmitError, Summary, simple_name
+from vmgahp.commands.submit import libvirt_xml, ovf, vmx, vocabulary
+from vmgahp.commands.submit.images import compression_of, find_format, flat_names, unpacked_content, write_unpacked
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, SubmitError, Summary, os_errors_as, simple_name
 from vmgahp.commands.submit.package import Package, Reference
-from vmgahp.images.formats import FORMATS, HEADER, looks_like
+from vmgahp.images.formats import FORMATS, HEADER
 
 METADATA = "metadata.json"
 VAGRANTFILE = "Vagrantfile"
@@ -25,7 +25,6 @@ _DEEPEST = 4
 """The number of directories of Vagrant's own above a box: its name, version and architecture, then its provider."""
 _SLASH = "-VAGRANTSLASH-"
 """The text that stands for the slash in the name of a box's directory."""
-_ARCHITECTURES = {"amd64": "", "x86_64": "", "arm64": "aarch64", "aarch64": "aarch64", "unknown": ""}
 _OF_VMWARE = ("vmware_desktop", "vmware_fusion", "vmware_workstation", "vmware", "vmware_ovf")
 _READ = ("provider", "format", "disks", "architecture")
 
@@ -62,18 +61,15 @@ def _directory(path: str) -> str:
 
 def _archive(options: argparse.Namespace, own: str, summary: Summary) -> str:
     """Decompress the archive, if it is compressed; return the path of the tar file."""
-    try:
-        with open(options.file, "rb") as file:
-            kind = compression_of(file.read(HEADER))
-            file.seek(0)
-            if not kind:
-                return str(options.file)
-            target = os.path.join(own, f"{os.path.basename(options.file)}.tar")
-            write_unpacked(unpacked_content(file, kind, options.file), target, summary, force=False)
-            summary.made.remove(target)  # it is removed with its directory
-            return target
-    except OSError as error:
-        raise SubmitError(f"{options.file} cannot be read ({error.strerror}).") from error
+    with os_errors_as(f"{options.file} cannot be read"), open(options.file, "rb") as file:
+        kind = compression_of(file.read(HEADER))
+        file.seek(0)
+        if not kind:
+            return str(options.file)
+        target = os.path.join(own, f"{os.path.basename(options.file)}.tar")
+        write_unpacked(unpacked_content(file, kind, options.file), target, summary, force=False)
+        summary.made.remove(target)  # it is removed with its directory
+        return target
 
 
 def _of(package: Package, options: argparse.Namespace, summary: Summary) -> Guest:
@@ -96,7 +92,11 @@ def _of(package: Package, options: argparse.Namespace, summary: Summary) -> Gues
             "take one of libvirt, vmware_desktop or virtualbox.",
         )
     made.name = simple_name(options.name or _name(options.file), "vm")
-    _architecture(about, made)
+    vocabulary.set_architecture(
+        str(about.get("architecture") or "").lower(), f"{METADATA}: architecture", made, summary
+    )
+    if made.options.get("Arch"):
+        made.options.setdefault("Firmware", "uefi")
     return made
 
 
@@ -128,16 +128,6 @@ def _list_unused(package: Package, about: dict[str, Any], summary: Summary) -> N
             summary.skip(f"{VAGRANTFILE} line {number}", said[:100])
 
 
-def _architecture(about: dict[str, Any], made: Guest) -> None:
-    said = str(about.get("architecture", "amd64")).lower()
-    if said not in _ARCHITECTURES:
-        raise SubmitError(f"The box is for the architecture {said[:40]!a}.", "jobs have x86_64 and aarch64.")
-    if _ARCHITECTURES[said]:
-        made.options["Arch"] = _ARCHITECTURES[said]
-        made.options.setdefault("Firmware", "uefi")
-        made.places["Arch"] = f"{METADATA}: architecture"
-
-
 def _libvirt(package: Package, about: dict[str, Any], options: argparse.Namespace, summary: Summary) -> Guest:
     """Read the XML of a domain, or the disks of the metadata; without these the disk is box.img."""
     if _DOMAIN in package.names():
@@ -158,22 +148,17 @@ def _libvirt(package: Package, about: dict[str, Any], options: argparse.Namespac
         name = entry.get("path") if isinstance(entry, dict) else None
         if not isinstance(name, str):
             raise SubmitError(f"{METADATA}: disks[{number}] has no path.", "get the box again.")
+        said = str(entry.get("format") or about.get("format") or "").lower()
+        if said and said not in FORMATS:
+            raise SubmitError(f"{METADATA}: the format {said[:40]!a} is none of {', '.join(FORMATS)}.")
         path = package.file(Reference(name), options.dir, force=options.force)
         place = f"{METADATA}: disks[{number}]" if "disks" in about else name
-        disk = GuestDisk(path, _format(path, entry.get("format", about.get("format"))), place=place, what=name)
+        disk = GuestDisk(path, said, place=place, what=name)
+        if not said:  # as Vagrant does
+            find_format(disk)
         disk.hostile = True
         made.disks.append(disk)
     return made
-
-
-def _format(path: str, said: object) -> str:
-    """Return the format according to the metadata, or else to the image's content, as Vagrant does."""
-    if said is not None:
-        if not isinstance(said, str) or said.lower() not in FORMATS:
-            raise SubmitError(f"{METADATA}: the format {str(said)[:40]!a} is none of {', '.join(FORMATS)}.")
-        return said.lower()
-    with open(path, "rb") as file:
-        return looks_like(file.read(HEADER)) or "raw"
 
 
 def _vmware(package: Package, options: argparse.Namespace, summary: Summary) -> Guest:

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NamedTuple
 
 from vmgahp.commands.files import open_regular, write_anew
-from vmgahp.commands.submit import images
+from vmgahp.commands.submit import images, vocabulary
 from vmgahp.commands.submit.machine import (
     Guest,
     GuestNic,
@@ -25,6 +26,7 @@ from vmgahp.commands.submit.machine import (
     fit_buses,
     in_boot_order,
     name_devices,
+    os_errors_as,
     printable,
 )
 from vmgahp.commands.submit.submit_file import commands_of, write
@@ -150,13 +152,10 @@ def _transferred(text: str) -> Iterator[str]:
 
 
 def _copy_head(path: str, target: str) -> None:
-    with open(target, "xb") as copy:
-        try:
-            with open_regular(path) as file:
-                copy.write(file.read(HEAD))
-                copy.truncate(os.fstat(file.fileno()).st_size)
-        except (OSError, ValueError):
-            pass  # a URL, or a file that need not be here
+    # A URL, or a file that need not be here, has no head.
+    with open(target, "xb") as copy, suppress(OSError, ValueError), open_regular(path) as file:
+        copy.write(file.read(HEAD))
+        copy.truncate(os.fstat(file.fileno()).st_size)
 
 
 def _read(ad: JobAd, names: Sequence[str] | dict[str, str]) -> Rehearsed:
@@ -234,8 +233,10 @@ def run(options: argparse.Namespace) -> int:
             raise
         problem = error
     if options.json:
-        sys.stdout.write(_as_json(options, summary, "" if problem else output, problem))
-    elif summary.entries or not problem:
+        why = {"problem": problem.problem, "hint": problem.hint} if problem else {"problem": "", "hint": ""}
+        made = {"submit_file": "" if problem else output, "would_run": problem is None}
+        sys.stdout.write(summary.as_json(kind=options.kind, file=options.file, **made, **why) + "\n")
+    elif summary.entries or summary.notes or not problem:
         summary.show(sys.stderr)
     if problem is None and output != "-" and not options.json:
         sys.stderr.write(f"Written: {printable(output)}\n")
@@ -252,18 +253,6 @@ def run(options: argparse.Namespace) -> int:
     if problem.hint:
         sys.stderr.write(f"Hint: {printable(problem.hint)}\n")
     return 1
-
-
-def _as_json(options: argparse.Namespace, summary: Summary, output: str, problem: SubmitError | None) -> str:
-    said = summary.as_json(
-        kind=options.kind,
-        file=options.file,
-        submit_file=output,
-        would_run=problem is None,
-        problem=problem.problem if problem else "",
-        hint=problem.hint if problem else "",
-    )
-    return f"{said}\n"
 
 
 def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
@@ -295,6 +284,8 @@ def read(options: argparse.Namespace, summary: Summary) -> Guest:
     _as_asked(options, made, summary)
     if not made.own_disks:
         fit_buses(made, summary)
+    if made.finish is None and not made.own_disks:
+        vocabulary.tell_card_names(made, "; --as-is keeps it" if "as_is" in options else "")
     name_devices(made.disks)
     made.disks = in_boot_order(made.disks, made.boot)
     return made
@@ -366,10 +357,8 @@ def write_out(text: str, output: str) -> None:
     if output == "-":
         sys.stdout.write(text)
         return
-    try:
+    with os_errors_as(f"{output} cannot be written"):
         write_anew(output, text.encode())
-    except OSError as error:
-        raise SubmitError(f"{output} cannot be written ({error.strerror}).") from error
 
 
 def _submit(path: str, out: int | None) -> int:

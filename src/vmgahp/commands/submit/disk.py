@@ -8,18 +8,12 @@ import argparse
 import os
 
 from vmgahp import config
-from vmgahp.commands.files import open_regular
-from vmgahp.commands.submit.images import ENDINGS, compression_of, unpacked_content, write_unpacked
+from vmgahp.commands.submit.images import ENDINGS, compression_of, find_format, opened, unpacked_content, write_unpacked
 from vmgahp.commands.submit.machine import PLAIN_NAME, Guest, GuestDisk, GuestNic, SubmitError, Summary, simple_name
 from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
 from vmgahp.errors import Fault
 from vmgahp.images import CATALOG, catalog
-from vmgahp.images.formats import CONVERTIBLE, HEADER, looks_like, named_format, not_a_disk
-
-_ISO_MARK, _ISO_AT = b"CD001", 32769
-_VHD_FOOTER = b"conectix"
-"""The magic bytes of a VHD, in its last 512 bytes; a VHD of fixed size has them only there."""
-_LUKS = b"LUKS\xba\xbe"
+from vmgahp.images.formats import CONVERTIBLE, HEADER, named_format
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -66,7 +60,7 @@ def _of_file(path: str, options: argparse.Namespace, summary: Summary) -> GuestD
     if disk.path != full:
         disk.steps.append(f"unpacked to {disk.path}")
     if not said:
-        _look(disk)
+        find_format(disk)
     return disk
 
 
@@ -109,65 +103,16 @@ def _of_url(path: str) -> GuestDisk:
 
 def _unpacked(path: str, options: argparse.Namespace, summary: Summary) -> str:
     """Decompress an image if it is compressed, as downloads are; return the image's path. Raises `SubmitError`."""
-    try:
-        with open_regular(path) as file:
-            header = file.read(HEADER)
-            file.seek(0)
-            kind = compression_of(header)
-            stem, ending = os.path.splitext(os.path.basename(path))
-            # A guest may have written those first bytes, too: an image declared as such is one, whatever they are.
-            if not kind or (options.format and ending.lower() not in ENDINGS):
-                return path
-            name = stem if ending.lower() in ENDINGS else f"{stem}.img"
-            if name.lower().endswith((".tar", ".tgz")) or ending.lower() == ".tgz":
-                raise SubmitError(f"{path} is a compressed archive.", "unpack it, and name the image in it.")
-            target = os.path.join(options.dir, simple_name(name, "disk.img"))
-            write_unpacked(unpacked_content(file, kind, path), target, summary, force=options.force)
-            return target
-    except OSError as error:
-        raise _closed(path, error) from error
-
-
-def _closed(path: str, error: OSError) -> SubmitError:
-    hint = "bring the image here; or, where the execute machines have it at this path, say --shared."
-    return SubmitError(f"{path} cannot be opened ({error.strerror}).", hint)
-
-
-def _look(disk: GuestDisk) -> None:
-    """Detect the format of an image. Raises `SubmitError`."""
-    try:
-        with open_regular(disk.path) as file:
-            header = file.read(HEADER)
-            file.seek(_ISO_AT)
-            is_iso = file.read(len(_ISO_MARK)) == _ISO_MARK
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 512))
-            footer = file.read(len(_VHD_FOOTER))
-    except OSError as error:
-        raise _closed(disk.path, error) from error
-    by_name = named_format(disk.path)
-    content = looks_like(header) or ("vpc" if footer == _VHD_FOOTER else "")
-    if content == "qcow2" and header[4:8] == b"\0\0\0\1":
-        content = "qcow"
-    if not content and (other := not_a_disk(header)):
-        hint = "unpack it (an .ova is read by vmgahp submit ovf), or say --format raw if it is a disk all the same."
-        raise SubmitError(f"{disk.path} begins like {other}, and so is no disk.", hint)
-    if header.startswith(_LUKS):
-        problem = f"{disk.path} is encrypted (LUKS), and no VM starts from it."
-        raise SubmitError(problem, "say --format raw if the guest itself has the key, or write it decrypted.")
-    if content and by_name in ("raw", "iso"):
-        raise SubmitError(
-            f"{disk.path}: its name says {by_name}, and it begins like {content}.",
-            f"say --format {content}, or --format {by_name} if a guest wrote that beginning.",
-        )
-    if by_name in ("raw", "iso") or content == by_name:
-        disk.format = by_name or ("iso" if is_iso else "raw")
-        if not by_name and is_iso:
-            disk.steps.append("iso by its content")
-    elif content:
-        disk.format, disk.hostile = content, True
-        disk.steps.append(f"{content} by its content")
-    else:
-        raise SubmitError(
-            f"{disk.path}: its name says {by_name}, and it begins like no format that has a header.",
-            "say --format raw if it is; the data of a VMDK in two files (-flat) go with its descriptor.",
-        )
+    stem, ending = os.path.splitext(os.path.basename(path))
+    with opened(path) as file:
+        kind = compression_of(file.read(HEADER))
+        file.seek(0)
+        # A guest may have written those first bytes, too: an image declared as such is one, whatever they are.
+        if not kind or (options.format and ending.lower() not in ENDINGS):
+            return path
+        name = stem if ending.lower() in ENDINGS else f"{stem}.img"
+        if name.lower().endswith((".tar", ".tgz")) or ending.lower() == ".tgz":
+            raise SubmitError(f"{path} is a compressed archive.", "unpack it, and name the image in it.")
+        target = os.path.join(options.dir, simple_name(name, "disk.img"))
+        write_unpacked(unpacked_content(file, kind, path), target, summary, force=options.force)
+        return target

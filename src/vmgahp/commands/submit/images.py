@@ -16,10 +16,10 @@ import zlib
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from vmgahp.commands.files import open_regular
-from vmgahp.commands.submit.machine import GuestDisk, SubmitError, Summary, simple_name
+from vmgahp.commands.submit.machine import GuestDisk, SubmitError, Summary, os_errors_as, simple_name
 from vmgahp.errors import Fault
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
@@ -29,6 +29,7 @@ from vmgahp.images.formats import (
     HEADER,
     backing_chain,
     looks_like,
+    named_format,
     names_files,
     not_a_disk,
     unfit,
@@ -44,12 +45,12 @@ _PIECE = 64 << 10
 
 ENDINGS = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstd"}
 """The suffixes of compressed files."""
-_MARKS = ((b"\x1f\x8b\x08", "gzip"), (b"\xfd7zXZ\0", "xz"), (b"BZh", "bzip2"), (b"\x28\xb5\x2f\xfd", "zstd"))
 
 
 def compression_of(header: bytes) -> str:
     """Return the compression of a file by its first bytes; empty for none."""
-    return next((kind for mark, kind in _MARKS if header.startswith(mark)), "")
+    kind = not_a_disk(header)
+    return kind if kind in ENDINGS.values() else ""
 
 
 def unpacked_content(file: IO[bytes], kind: str, name: str) -> Iterator[bytes]:
@@ -136,24 +137,21 @@ def write_unpacked(chunks: Iterable[bytes], target: str, summary: Summary, *, fo
     most = room.f_bavail * room.f_frsize
     temporary, size, used = f"{target}.new", 0, 0
     try:
-        with open(temporary, "xb") as file:
-            for chunk in chunks:
-                size += len(chunk)
-                if chunk.count(0) == len(chunk):
-                    file.seek(size)
-                else:
-                    used += len(chunk)
-                    require_room(used, most, target)
-                    file.write(chunk)
-                if size > LARGEST:
-                    raise SubmitError(f"{target} would have more than {LARGEST >> 40} TiB.", "see what it is.")
-            file.truncate(size)
-        os.replace(temporary, target)
+        with os_errors_as(f"{target} cannot be written", "name another place with --dir."):
+            with open(temporary, "xb") as file:
+                for chunk in chunks:
+                    size += len(chunk)
+                    if chunk.count(0) == len(chunk):
+                        file.seek(size)
+                    else:
+                        used += len(chunk)
+                        require_room(used, most, target)
+                        file.write(chunk)
+                    if size > LARGEST:
+                        raise SubmitError(f"{target} would have more than {LARGEST >> 40} TiB.", "see what it is.")
+                file.truncate(size)
+            os.replace(temporary, target)
         summary.made.append(target)
-    except OSError as error:
-        raise SubmitError(
-            f"{target} cannot be written ({error.strerror}).", "name another place with --dir."
-        ) from error
     finally:
         if os.path.lexists(temporary):
             os.unlink(temporary)
@@ -179,21 +177,65 @@ _MOST_DESCRIPTION = 1 << 20
 """The bytes that QEMU reads of a VMDK that is only a descriptor."""
 
 
+_ISO_MARK, _ISO_AT = b"CD001", 32769
+_VHD_FOOTER = b"conectix"
+"""The magic bytes of a VHD, in its last 512 bytes; a VHD of fixed size has them only there."""
+
+
+@contextmanager
+def opened(path: str, place: str = "") -> Iterator[BinaryIO]:
+    """Open an image. Raises `SubmitError`."""
+    hint = "bring the image here; or, where the execute machines have it at this path, say --shared."
+    with os_errors_as(f"{place}{': ' if place else ''}{path} cannot be opened", hint), open_regular(path) as file:
+        yield file
+
+
+def find_format(disk: GuestDisk) -> None:
+    """Set the format of an image: the one on which name and content agree, or else that of the content.
+
+    A guest may have written the content, so such an image may name no other file. Raises `SubmitError`.
+    """
+    with opened(disk.path, disk.place) as file:
+        header = file.read(HEADER)
+        file.seek(_ISO_AT)
+        is_iso = file.read(len(_ISO_MARK)) == _ISO_MARK
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 512))
+        footer = file.read(len(_VHD_FOOTER))
+    by_name = named_format(disk.path)
+    content = looks_like(header) or ("vpc" if footer == _VHD_FOOTER else "")
+    if content == "qcow2" and header[4:8] == b"\0\0\0\1":
+        content = "qcow"
+    if not content and (other := not_a_disk(header)):
+        hint = "unpack it (an .ova is read by vmgahp submit ovf), or say --format raw if it is a disk all the same."
+        raise SubmitError(f"{disk.path} begins like {other}, and so is no disk.", hint)
+    if content and by_name in ("raw", "iso"):
+        raise SubmitError(
+            f"{disk.path}: its name says {by_name}, and it begins like {content}.",
+            f"say --format {content}, or --format {by_name} if a guest wrote that beginning.",
+        )
+    if by_name in ("raw", "iso") or content == by_name:
+        disk.format = by_name or ("iso" if is_iso else "raw")
+        if not by_name and is_iso:
+            disk.steps.append("iso by its content")
+    elif content:
+        disk.format, disk.hostile = content, True
+        disk.steps.append(f"{content} by its content")
+    else:
+        raise SubmitError(
+            f"{disk.path}: its name says {by_name}, and it begins like no format that has a header.",
+            "say --format raw if it is; the data of a VMDK in two files (-flat) go with its descriptor.",
+        )
+
+
 def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: bool = True) -> str:
     """Check that an image that goes with the job, or is to be converted, is complete and of its format.
 
     With `flatten` its backing files will be written into it; `by_qemu` is True if START opens it with QEMU. Returns the
     reason why it must be converted, empty if it need not be. Raises `SubmitError`.
     """
-    try:
-        with open_regular(disk.path) as file:
-            header = file.read(HEADER)
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise SubmitError(
-            f"{disk.place or 'The disk'}: {disk.path} cannot be opened ({error.strerror}).",
-            "bring the image here; or, where the execute machines have it at this path, say --shared.",
-        ) from error
+    with opened(disk.path, disk.place) as file:
+        header = file.read(HEADER)
+        size = os.fstat(file.fileno()).st_size
     if disk.format in ("raw", "iso"):
         if size < _LEAST:
             raise _refused(disk, f"it has {size} bytes, and so is no disk", "see whether it is the right file.")

@@ -8,9 +8,8 @@ unchanged.
 import json
 import os
 import re
-import shutil
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TextIO
@@ -27,6 +26,21 @@ class SubmitError(Exception):
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
+
+
+@contextmanager
+def os_errors_as(problem: str, hint: str = "") -> Iterator[None]:
+    """Turn an OSError into a `SubmitError` of that problem, half a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise SubmitError(f"{problem} ({error.strerror or error}).", hint) from error
+
+
+def read_file(path: str, most: int) -> bytes:
+    """Read a file of the user's, and at most one byte more than `most`. Raises `SubmitError`."""
+    with os_errors_as(f"{path} cannot be read"), open(path, "rb") as file:
+        return file.read(most + 1)
 
 
 class Outcome(Enum):
@@ -72,9 +86,13 @@ class Summary:
         """Report a part that is in the submit file."""
         self.entries.append(Told(place, what, Outcome.CARRIED, became, ""))
 
-    def change(self, place: str, what: str, became: str, why: str) -> None:
-        """Report a part that is in the submit file in another form, which serves the guest as well."""
-        self.entries.append(Told(place, what, Outcome.CHANGED, became, why))
+    def change(self, place: str, what: str, became: str, *reasons: str) -> None:
+        """Report a part that is in the submit file, for these reasons in another form, which serves the guest as well.
+
+        Without reasons it is as it was.
+        """
+        outcome = Outcome.CHANGED if reasons else Outcome.CARRIED
+        self.entries.append(Told(place, what, outcome, became, "; ".join(reasons)))
 
     def skip(self, place: str, what: str, why: str = "") -> None:
         """Report a part, unchanged, that is not in the submit file."""
@@ -99,7 +117,7 @@ class Summary:
         return len(self.of(Outcome.LOST))
 
     def show(self, out: TextIO) -> None:
-        """Print everything: a line for each entry, or for several similar unused ones, folded on a terminal."""
+        """Print everything: a line for each entry, or for several similar unused ones."""
         lines = []
         for outcome in Outcome:
             entries = self.of(outcome)
@@ -113,22 +131,12 @@ class Summary:
                 lines.append(f"  ... and {len(told) - MOST_LINES} lines more; --json has them all")
         if self.notes:
             lines += ["Note:", *(f"  {printable(note)}" for note in self.notes)]
-        if out.isatty():
-            lines = _folded(lines)
         out.write("".join(f"{line}\n" for line in lines))
 
     def as_json(self, **others: object) -> str:
         """Format the report for programs, with the `others`; in ASCII."""
         entries = [entry._asdict() | {"outcome": entry.outcome.value} for entry in self.entries]
         return json.dumps({**others, "entries": entries, "notes": self.notes}, indent=2)
-
-
-def _folded(lines: list[str]) -> list[str]:
-    """Fold the lines to the width of the terminal, the further ones of an entry indented."""
-    fold = textwrap.TextWrapper(
-        width=max(shutil.get_terminal_size().columns, 40), subsequent_indent="      ", break_on_hyphens=False
-    )
-    return [part for line in lines for part in fold.wrap(line)]
 
 
 def printable(text: str) -> str:
@@ -205,6 +213,8 @@ class GuestNic:
     link_up: bool = True
     place: str = ""
     what: str = ""
+    card: str = ""
+    """The name that Linux has given to it; empty if that is not known."""
     changed: list[str] = field(default_factory=list)
     """The reasons why it differs from its description there; `place` and `what` are as those of a disk."""
 

@@ -23,7 +23,7 @@ from vmgahp.commands.submit.images import (
     unpacked_content,
     write_unpacked,
 )
-from vmgahp.commands.submit.machine import SubmitError, Summary, simple_name
+from vmgahp.commands.submit.machine import SubmitError, Summary, os_errors_as, simple_name
 from vmgahp.commands.submit.xml_input import LARGEST
 
 MOST_MEMBERS = 1000
@@ -77,17 +77,14 @@ class Package:
             self._directory = self.path
             return
         self._directory = os.path.dirname(self.path)
-        try:
-            with open_regular(self.path) as file:
-                head = file.read(tarfile.BLOCKSIZE)
-                if kind := compression_of(head):
-                    raise SubmitError(f"{self.called} is compressed with {kind}.", "unpack it first.")
-                if head[257:262] == b"ustar":
-                    self._members = _members(file.fileno(), os.path.basename(self.called))
-                else:
-                    self._descriptor = os.path.basename(self.path)
-        except OSError as error:
-            raise SubmitError(f"{self.called} cannot be read ({error.strerror}).") from error
+        with os_errors_as(f"{self.called} cannot be read"), open_regular(self.path) as file:
+            head = file.read(tarfile.BLOCKSIZE)
+            if kind := compression_of(head):
+                raise SubmitError(f"{self.called} is compressed with {kind}.", "unpack it first.")
+            if head[257:262] == b"ustar":
+                self._members = _members(file.fileno(), os.path.basename(self.called))
+            else:
+                self._descriptor = os.path.basename(self.path)
         summary.sources.add(os.path.realpath(self.path))
 
     @property
@@ -99,10 +96,8 @@ class Package:
         """List the files of the archive, or of the directory. Raises `SubmitError`."""
         if self._members is not None:
             return list(self._members)
-        try:
+        with os_errors_as(f"{self._directory} cannot be read"):
             return sorted(os.listdir(self._directory))
-        except OSError as error:
-            raise SubmitError(f"{self._directory} cannot be read ({error.strerror}).") from error
 
     def one(self, ending: str) -> str:
         """Return the name of the only file with this ending. Raises `SubmitError`."""

@@ -175,22 +175,14 @@ def _tell_disk(disk: GuestDisk, transfer: bool, summary: Summary) -> None:
     else:
         where = f"made of {disk.url}" if disk.url else "goes with the job" if transfer else "stays where it is"
     form = f" ({disk.format})" if disk.format else ""
-    became = ", ".join([f"{disk.device}{form}", *disk.steps, where])
     what = disk.what or f"{_KINDS[disk.boot_class]} {disk.name or disk.path}"
-    _outcome(disk.place, what, became, disk.changed, summary)
+    summary.change(disk.place, what, ", ".join([f"{disk.device}{form}", *disk.steps, where]), *disk.changed)
 
 
 def _tell(machine: Guest, key: str, what: str, became: str, summary: Summary) -> None:
     """Report a property of the machine that belongs to no device."""
-    why = machine.changed.get(key)
-    _outcome(machine.places.get(key, ""), what, became, [why] if why else [], summary)
-
-
-def _outcome(place: str, what: str, became: str, changed: Sequence[str], summary: Summary) -> None:
-    if changed:
-        summary.change(place, what, became, "; ".join(changed))
-    else:
-        summary.carry(place, what, became)
+    reasons = [machine.changed[key]] if key in machine.changed else []
+    summary.change(machine.places.get(key, ""), what, became, *reasons)
 
 
 def _require_own_images(disks: Sequence[GuestDisk]) -> None:
@@ -249,7 +241,7 @@ def _network(nics: Sequence[GuestNic], summary: Summary, *, own: bool) -> list[s
             nic.kind = "nat"
             summary.advise("A network that has no counterpart here is taken to be nat; --network says otherwise.")
         words = [nic.kind or "the machine's usual network", nic.model, nic.mac, "" if nic.link_up else "cable out"]
-        _outcome(nic.place, nic.what or "NIC", ", ".join(filter(None, words)), nic.changed, summary)
+        summary.change(nic.place, nic.what or "NIC", ", ".join(filter(None, words)), *nic.changed)
     first = nics[0]
     lines = [command_line("vm_networking", "true")]
     if first.kind:

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 from lxml import etree
 
-from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit import images, libvirt_xml
-from vmgahp.commands.submit.machine import Guest, GuestDisk, SubmitError, Summary
+from vmgahp.commands.submit.machine import Guest, GuestDisk, SubmitError, Summary, os_errors_as
 from vmgahp.commands.submit.xml_input import child, children, local, read
 from vmgahp.host.run import run
-from vmgahp.images.formats import HEADER, UnclearFormat, proven_format
+from vmgahp.images.formats import CONVERTIBLE
 from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA
 
 PROGRAM = "virt-install"
@@ -51,7 +50,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     guest.files += made.files
     if not any("mac=" in word for word in words):
         for nic in guest.nics:
-            nic.mac = ""  # generated for one VM, and the file may be used for many
+            nic.mac = nic.card = ""  # generated for one VM, and the file may be used for many
     for disk in guest.disks:
         if _is_missing(disk.path):
             new = next((one for one in to_make if one.name in ("", os.path.basename(disk.path))), None)
@@ -117,10 +116,8 @@ def _cloud_init(value: str, made: Guest, summary: Summary) -> None:
 def _printed(words: Sequence[str]) -> tuple[etree._Element, bool]:
     """Return the domain that virt-install would start first, and True if it would start another one after it."""
     argv = [PROGRAM, *words, "--print-xml", "--dry-run"]
-    try:
+    with os_errors_as(f"{PROGRAM} cannot be run", "install the package virtinst."):
         done = run(argv, deadline=DEADLINE, environ={**os.environ, "LC_ALL": "C.UTF-8"}, directory=os.getcwd())
-    except OSError as error:
-        raise SubmitError(f"{PROGRAM} cannot be run ({error.strerror}).", "install the package virtinst.") from error
     if done.status is None:
         raise SubmitError(f"{PROGRAM} had not ended after {DEADLINE:g} s.", "try it with --print-xml --dry-run.")
     if done.status != 0:
@@ -190,16 +187,12 @@ def _base(new: _New, summary: Summary) -> GuestDisk | None:
     """
     if not new.backing:
         return None
-    path = os.path.abspath(new.backing)
-    place = f"backing_store={new.backing}"
-    try:
-        with open_regular(path) as file:
-            form = proven_format(path, new.backing_format, file.read(HEADER))
-    except OSError as error:
-        raise SubmitError(f"{place}: {path} cannot be opened ({error.strerror}).", "bring it here.") from error
-    except UnclearFormat as error:
-        raise SubmitError(f"{place}: {error}.", "say backing_format=.") from error
-    base = GuestDisk(path, form, place=place, is_sure=bool(new.backing_format))
+    base = GuestDisk(os.path.abspath(new.backing), new.backing_format, place=f"backing_store={new.backing}")
+    base.is_sure = bool(new.backing_format)
+    if base.format and base.format not in CONVERTIBLE:
+        raise SubmitError(f"backing_format={base.format} is none of {', '.join(CONVERTIBLE)}.", "name one of them.")
+    if not base.format:
+        images.find_format(base)
     images.check(base, summary, flatten=True)
     return base
 

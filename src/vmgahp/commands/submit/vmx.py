@@ -4,34 +4,36 @@ import argparse
 import os
 import re
 
+from vmgahp.commands.submit import vocabulary
 from vmgahp.commands.submit.images import Locate, check, require_beside
-from vmgahp.commands.submit.machine import BOOT_CLASSES, Guest, GuestDisk, GuestNic, SubmitError, Summary, simple_name
+from vmgahp.commands.submit.machine import (
+    BOOT_CLASSES,
+    Guest,
+    GuestDisk,
+    GuestNic,
+    SubmitError,
+    Summary,
+    read_file,
+    simple_name,
+)
 from vmgahp.images.formats import BY_ENDING
+from vmgahp.job.kinds import LOCAL_TIME
 from vmgahp.job.vmware import DECRYPT_HINT, DIR, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
-from vmgahp.job.vmx_drives import CDROM, DISK, DRIVE_NAME, FLOPPY, Drive, drives
+from vmgahp.job.vmx_drives import CDROM, DRIVE_NAME, FLOPPY, Drive, drives
 
 _NIC = re.compile(r"ethernet([0-9]{1,2})")
-_DEVICE = (
+_READ = (
     *("present", "filename", "devicetype", "filetype", "mode", "startconnected", "clientdevice", "autodetect"),
     *("connectiontype", "virtualdev", "addresstype", "address", "networkname", "vnet"),
 )
 """The entries of drives and NICs that are read."""
-_KINDS = {"nat": "nat", "bridged": "bridge", "vmnet0": "bridge", "vmnet8": "nat"}
-_MODELS = {"e1000": "e1000", "e1000e": "e1000e"}
 _BUSES = ("ide", "scsi", "sata", "nvme", FLOPPY)
 """The buses in the order in which a BIOS finds hard disks, which begins with IDE for historical reasons."""
-_CLASSES = {
-    **dict.fromkeys(("hdd", "hd", "disk"), "hd"),
-    **dict.fromkeys(("cdrom", "cd"), "cdrom"),
-    **dict.fromkeys(("floppy", "fd"), "fd"),
-}
-_KIND_CLASSES = dict(zip((DISK, CDROM, FLOPPY), BOOT_CLASSES, strict=True))
 
-_DIRECTORIES = "jobs have directories of the execute machine's alone (VMPARAM_vm_Share_Dirs)"
 _MISSED = (
-    (re.compile(r"pcipassthru\d+\.present|usb\.autoconnect\..*"), "jobs have no devices of the host"),
-    (re.compile(r"sharedfolder\d+\.present"), _DIRECTORIES),
+    (re.compile(r"pcipassthru\d+\.present|usb\.autoconnect\..*"), vocabulary.HOST_DEVICE),
+    (re.compile(r"sharedfolder\d+\.present"), vocabulary.DIRECTORY),
     (re.compile(r"\w+(?::\d+)?\.(?:sharedbus|sharing)"), "a disk of a job is no other VM's"),
     (re.compile(r"guestinfo\.(?:user|meta|vendor)data"), "a job gives cloud-init its User_Data and Meta_Data"),
 )
@@ -42,11 +44,6 @@ _NOTHING = ("", "none", "sharing-none", "nosharing")
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     """Read the file. Raises `SubmitError`."""
-    try:
-        with open(options.file, "rb") as file:
-            data = file.read(LARGEST + 1)
-    except OSError as error:
-        raise SubmitError(f"{options.file} cannot be read ({error.strerror}).") from error
 
     def locate(name: str, place: str) -> str:
         directory, plain = os.path.dirname(os.path.abspath(options.file)), name.replace("\\", "/")
@@ -58,7 +55,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
             require_beside(full, place, options.file)
         return full
 
-    made, vmx = read(data, options.file, locate, options, summary)
+    made, vmx = read(read_file(options.file, LARGEST), options.file, locate, options, summary)
     if options.as_is:
         _as_is(vmx, made, options, summary)
     return made
@@ -77,21 +74,18 @@ def read(data: bytes, file: str, locate: Locate, options: argparse.Namespace, su
     stem = os.path.splitext(os.path.basename(file))[0]
     made = Guest(name=simple_name(options.name or vmx.get("displayName", ""), simple_name(stem, "vm")))
     made.places |= {"memory": "memsize", "vcpus": "numvcpus", "Topology": "cpuid.coresPerSocket"}
-    made.places |= {"Firmware": "firmware", "TPM": "vtpm.present", "Arch": "guestOS"}
-    used = {"memsize", "numvcpus", "firmware", "displayname", *_options(vmx, made)}
+    used = {"memsize", "numvcpus", "firmware", "displayname", *_options(vmx, made, summary)}
     for drive in sorted(drives(vmx), key=lambda drive: _BUSES.index(drive.bus)):
-        _drive(drive, vmx, made, summary, locate)
+        _drive(drive, vmx, made, summary, locate, hostile=not options.own)
     for name in sorted({name.lower().partition(".")[0] for name in vmx}, key=lambda name: (len(name), name)):
-        if _NIC.fullmatch(name):
-            _nic(vmx, name, made)
-    for disk in made.disks:
-        disk.hostile = not options.own
+        if _NIC.fullmatch(name) and vmx.boolean(f"{name}.present"):
+            _nic(vmx, name, made, options)
     used |= _boot(vmx, made, summary)
     _others(vmx, made, used, summary, as_is=options.as_is)
     return made, vmx
 
 
-def _options(vmx: Vmx, made: Guest) -> set[str]:
+def _options(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
     """Read the entries that belong to no device; return the names, in lower case, that are reported with them."""
     used = set()
     made.memory_mib = _number(vmx, "memsize")
@@ -100,29 +94,30 @@ def _options(vmx: Vmx, made: Guest) -> set[str]:
         made.options["Topology"] = f"sockets={made.vcpus // cores},cores={cores},threads=1"
         used.add("cpuid.corespersocket")
     if vmx.get("firmware", "").strip().lower() == "efi":
-        made.options["Firmware"] = "uefi-secure" if vmx.boolean("uefi.secureBoot.enabled") else "uefi"
+        vocabulary.set_firmware("firmware", made, secure=vmx.boolean("uefi.secureBoot.enabled"))
         used.add("uefi.secureboot.enabled")
     if vmx.boolean("vtpm.present") or vmx.get("managedVM.autoAddVTPM", "").lower() == "software":
-        made.options["TPM"] = True
+        vocabulary.set_tpm("vtpm.present", made)
         used |= {"vtpm.present", "managedvm.autoaddvtpm"}
-    if vmx.get("guestOS", "").lower().startswith("arm"):
-        made.options["Arch"] = "aarch64"
+    guest = vmx.get("guestOS", "").lower()
+    if guest.startswith("arm"):
+        vocabulary.set_architecture("arm64", "guestOS", made, summary)
         used.add("guestos")
+    offset = vmx.get("rtc.diffFromUTC", "").strip()
+    if offset not in ("", "0") or (not offset and guest.startswith("win")):  # VMware gives Windows local time
+        place = "rtc.diffFromUTC" if offset else "guestOS"
+        vocabulary.set_clock(LOCAL_TIME, place, f"{place} = {vmx[place]}", made, summary)
+        used.add(place.lower())
     return used
 
 
 def _boot(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
     """Set the boot order of the disks, if the file has one; return the names that are reported with it."""
-    order = [word.strip().lower() for word in vmx.get("bios.bootOrder", "").split(",") if word.strip()]
-    first = [word.strip().lower() for word in vmx.get("bios.hddOrder", "").split(",") if word.strip()]
-    classes = []
-    for number, word in enumerate(order):
-        if word in _CLASSES:
-            classes.append(_CLASSES[word])
-        elif word.startswith("ethernet") and classes:
-            summary.skip("bios.bootOrder", f"boot from {word}", "jobs boot from disks, and from them first")
-        else:
-            summary.lose("bios.bootOrder", f"boot from {word} at place {number + 1}", "VMs boot from their disks only")
+    order, first = (
+        [word.strip().lower() for word in vmx.get(name, "").split(",") if word.strip()]
+        for name in ("bios.bootOrder", "bios.hddOrder")
+    )
+    classes = vocabulary.boot_order((("bios.bootOrder", word) for word in order), summary)
     places = [disk.place.partition(".")[0] for disk in made.disks]
     for place in first:
         if place not in places:
@@ -148,29 +143,19 @@ def _others(vmx: Vmx, made: Guest, used: set[str], summary: Summary, *, as_is: b
     """Report the entries that are unused and belong to no drive or NIC; with `as_is` only those that are missed."""
     for name, value in vmx.items():
         device, _, what = name.lower().partition(".")
-        said = f"{name} = {value}"
-        if name.lower() in used or _is_nothing(vmx, name):
+        is_absent = not vmx.boolean(f"{device}.present", default=True) if what else False
+        # The device has been reported.
+        is_told = what in _READ and (DRIVE_NAME.fullmatch(device) or _NIC.fullmatch(device))
+        if name.lower() in used or is_absent or is_told:
             continue
-        if (DRIVE_NAME.fullmatch(device) or _NIC.fullmatch(device)) and what in _DEVICE:
-            continue  # the device has been reported
+        said = f"{name} = {value}"
         why = next((reason for names, reason in _MISSED if names.fullmatch(name.lower())), "")
         if why and value.strip().lower() not in _NOTHING:
             summary.lose(name, said, why)
         elif name.lower() == "nvram" and "Firmware" in made.options and not as_is:
-            why = "its boot entries stay behind: a system is found by its EFI/BOOT directory alone"
-            summary.change(name, said, "new UEFI variables", why)
+            vocabulary.tell_new_variables(name, said, summary)
         elif not as_is:
             summary.skip(name, said)
-
-
-def _is_nothing(vmx: Vmx, name: str) -> bool:
-    """Return True if the entry belongs to a device that is absent."""
-    device, dot, what = name.partition(".")
-    if not dot:
-        return False
-    if what.lower() == "present":
-        return not vmx.boolean(name)
-    return f"{device}.present" in vmx and not vmx.boolean(f"{device}.present")
 
 
 def _number(vmx: Vmx, name: str) -> int:
@@ -180,46 +165,37 @@ def _number(vmx: Vmx, name: str) -> int:
     return int(text or 0)
 
 
-def _drive(drive: Drive, vmx: Vmx, made: Guest, summary: Summary, locate: Locate) -> None:
-    name = drive.place
-    place, said = f"{name}.fileName", f"{name}.fileName = {drive.file}"
+def _drive(drive: Drive, vmx: Vmx, made: Guest, summary: Summary, locate: Locate, *, hostile: bool) -> None:
+    place, said = f"{drive.place}.fileName", f"{drive.place}.fileName = {drive.file}"
     if drive.of_host:
-        summary.lose(place, said, "it is a device of the host")
+        summary.lose(place, said, vocabulary.HOST_DEVICE)
         return
     if drive.no_image or not drive.file:
         summary.skip(place, said, drive.no_image or "a disk without an image")
         return
     full = locate(drive.file, said)
     form = {CDROM: "iso", FLOPPY: "raw"}.get(drive.kind) or BY_ENDING.get(os.path.splitext(full)[1].lower(), "vmdk")
-    disk = GuestDisk(full, form, place=place, what=said)
-    disk.bus = {"ide": "ide", FLOPPY: "floppy"}.get(drive.bus, "sata")
-    disk.writable = drive.kind != CDROM
-    if vmx.get(f"{name}.mode", "").lower().endswith("nonpersistent"):
+    disk = GuestDisk(full, form, place=place, what=said, hostile=hostile, writable=drive.kind != CDROM)
+    if vmx.get(f"{drive.place}.mode", "").lower().endswith("nonpersistent"):
         disk.changed.append("it is not nonpersistent, what the guest writes stays on the job's own copy")
-    if drive.bus in ("scsi", "nvme"):
-        controller = vmx.get(f"{drive.bus}{drive.controller}.virtualDev", drive.bus)
-        disk.changed.append(f"jobs have no controller {controller}, the disk is on SATA")
+    is_model = drive.bus in ("scsi", "nvme")
+    vocabulary.put_on(disk, vmx.get(f"{drive.bus}{drive.controller}.virtualDev", drive.bus) if is_model else drive.bus)
     made.disks.append(disk)
 
 
-def _nic(vmx: Vmx, name: str, made: Guest) -> None:
-    if not vmx.boolean(f"{name}.present"):
-        return
+def _nic(vmx: Vmx, name: str, made: Guest, options: argparse.Namespace) -> None:
     kind = vmx.get(f"{name}.connectionType", "bridged").lower()
     if kind == "custom":
         kind = vmx.get(f"{name}.vnet", kind).lower().removeprefix("/dev/")
     model = vmx.get(f"{name}.virtualDev", "e1000").lower()
     network = vmx.get(f"{name}.networkName", "")
-    changed = []
-    if kind not in _KINDS:
-        changed.append(f"the network {network or kind} is the execute machine's own")
-    if model not in _MODELS:
-        changed.append(f"jobs have no {model}")
-    chosen = vmx.get(f"{name}.addressType", "").lower() == "static"
-    address = vmx.get(f"{name}.address", "").strip().lower() if chosen else ""
-    up = vmx.boolean(f"{name}.startConnected", default=True)
-    said = f"NIC {kind}{f' ({network})' if network else ''}, {model}"
-    made.nics.append(GuestNic(_KINDS.get(kind, ""), address, _MODELS.get(model, "e1000"), up, name, said, changed))
+    nic = GuestNic("", place=name, what=f"NIC {kind}{f' ({network})' if network else ''}, {model}")
+    if vmx.get(f"{name}.addressType", "").lower() == "static":
+        nic.mac = vmx.get(f"{name}.address", "").strip().lower()
+    nic.link_up = vmx.boolean(f"{name}.startConnected", default=True)
+    slot = vmx.get(f"{name}.pciSlotNumber", "")
+    nic.card = f"ens{slot}" if slot.isascii() and slot.isdigit() else ""
+    vocabulary.add_nic(made, nic, kind, model, asked=options.network, called=network)
 
 
 def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary) -> None:

@@ -44,21 +44,22 @@ def local(name: object) -> str:
     return str(name).rpartition("}")[2]
 
 
-def get(element: etree._Element, name: str) -> str:
-    """Return an attribute by its local name in any case, empty if it is missing."""
-    for key, value in element.items():
+def get(element: etree._Element | None, name: str) -> str:
+    """Return an attribute by its local name in any case, empty if it, or the element, is missing."""
+    for key, value in element.items() if element is not None else ():
         if local(key).lower() == name.lower():
             return str(value).strip()
     return ""
 
 
-def children(element: etree._Element, *names: str) -> Iterator[etree._Element]:
+def children(element: etree._Element | None, *names: str) -> Iterator[etree._Element]:
     """Yield the children with these local names, in any case; all if no name is given."""
     wanted = [name.lower() for name in names]
-    return (child for child in element if not wanted or local(child.tag).lower() in wanted)
+    inner = () if element is None else element
+    return (child for child in inner if not wanted or local(child.tag).lower() in wanted)
 
 
-def child(element: etree._Element, name: str) -> etree._Element | None:
+def child(element: etree._Element | None, name: str) -> etree._Element | None:
     """Return the first child with a local name."""
     return next(children(element, name), None)
 
@@ -75,7 +76,7 @@ class Account:
         self.root = root
         self._keep = list(root.iter())  # holding the objects keeps lxml from making others for the same elements
         self._taken: dict[etree._Element, set[str] | None] = {}
-        self.whole: list[etree._Element] = []
+        self.whole: set[etree._Element] = set()
         """The elements that were given to `take_all`."""
         self._numbers: dict[etree._Element, str] = {}
         """Element with siblings of the same name -> its number among them."""
@@ -87,26 +88,37 @@ class Account:
                 if of_tag[twin.tag] > 1:
                     self._numbers[twin] = f"[{counts[twin.tag]}]"
 
-    def take(self, element: etree._Element, *attributes: str) -> etree._Element:
+    def take(self, element: etree._Element | None, *attributes: str) -> None:
         """Mark an element as handled, with these of its attributes (more with each call)."""
-        known = self._taken.setdefault(element, set())
-        if known is not None:
+        if element is not None and (known := self._taken.setdefault(element, set())) is not None:
             known.update(name.lower() for name in attributes)
-        return element
 
-    def took(self, element: etree._Element, attribute: str = "") -> bool:
-        """Return True if an element, or an attribute of it, has been handled."""
-        known = self._taken.get(element, set())
-        return known is None or (attribute.lower() in known if attribute else element in self._taken)
+    def get(self, element: etree._Element | None, name: str) -> str:
+        """Return an attribute, as `get` does, and mark it as handled."""
+        self.take(element, name)
+        return get(element, name)
+
+    def text(self, element: etree._Element | None) -> str:
+        """Return the text of an element, and mark the element as handled."""
+        self.take(element)
+        return text(element)
+
+    def child(self, element: etree._Element | None, name: str) -> etree._Element | None:
+        """Return the first child with a local name, and mark it as handled."""
+        found = child(element, name)
+        self.take(found)
+        return found
 
     def take_all(self, element: etree._Element) -> None:
         """Mark an element as handled, with everything in it."""
-        self.whole.append(element)
+        self.whole.add(element)
         for inner in element.iter():
             self._taken[inner] = None
 
-    def place(self, element: etree._Element) -> str:
-        """Return the line and the path of an element."""
+    def place(self, element: etree._Element | None) -> str:
+        """Return the line and the path of an element; empty for none."""
+        if element is None:
+            return ""
         words = []
         walk: etree._Element | None = element
         while walk is not None:
@@ -120,22 +132,17 @@ class Account:
         `missed` gets the path of names and the element, and returns why a guest would miss it; empty if it would not.
         """
 
-        def one(place: str, path: str, element: etree._Element, what: str) -> None:
-            if reason := missed(path, element):
-                summary.lose(place, what, reason)
-            else:
-                summary.skip(place, what)
-
         def walk(element: etree._Element, path: str) -> None:
             if not any(inner in self._taken for inner in element.iter()):
-                one(self.place(element), path, element, in_words(element))
+                reason = missed(path, element)
+                (summary.lose if reason else summary.skip)(self.place(element), in_words(element), reason)
                 return
             known = self._taken.get(element, set())
             for key, value in element.items() if known is not None else ():
                 name = local(key)
                 if known is not None and name.lower() not in known:
-                    at = f"{self.place(element)}/@{name}"
-                    one(at, f"{path}/@{name}", element, f"{local(element.tag)} {name}={value!s}")
+                    what = f"{local(element.tag)} {name}={value!s}"
+                    summary.skip(f"{self.place(element)}/@{name}", what)
             for inner in element:
                 walk(inner, f"{path}/{local(inner.tag)}")
 
