@@ -5,7 +5,6 @@ survey of the probe, the start); here it can be read, and tested, that none of t
 docs/reference/faults.md is made of both tables.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -67,21 +66,21 @@ OF_THE_JOB = (
     _job("VMPARAM_vm_Arch", "not emulated here"),
     _job("VMPARAM_vm_Clock", "not a known value", 'VMPARAM_vm_Clock = "mine"'),
     _job("VMPARAM_vm_Topology", "not vm_vcpus", 'VMPARAM_vm_Topology = "cores=3"'),
-    _job("VMPARAM_vm_TPM", "neither true nor false", 'VMPARAM_vm_TPM = "yes"'),
+    _job("VMPARAM_vm_TPM", "not a boolean", 'VMPARAM_vm_TPM = "yes"'),
     _job("VMPARAM_vm_TPM", "no swtpm, swtpm_setup or swtpm_ioctl here"),
     _job("VMPARAM_vm_Share", "not allowed here", "VMPARAM_vm_Share = true"),
     _job("VMPARAM_vm_Share_Dirs", "no directory of VM_SHARE_DIRS", 'VMPARAM_vm_Share_Dirs = "ref"'),
     _job("VMPARAM_vm_Share_Dirs", "not for this job (VM_SHARE_DIR_…_IF), or not for its user to read"),
     _job("VMPARAM_vm_SSH", "not allowed here", _NETWORK, "VMPARAM_vm_SSH = true"),
     _job("VMPARAM_vm_…", "an unknown attribute", 'VMPARAM_vm_Colour = "blue"'),
-    _job(_RUN, "it names no program", f'{_RUN} = ""'),
-    _job(_RUN, "the name of an environment variable is none of a shell's", _PROGRAM, 'Environment = "a.b=1"'),
-    _job(_RUN, "what the program prints is to go to another directory", _PROGRAM, 'Out = "logs/fit.out"'),
+    _job(_RUN, "no program", f'{_RUN} = ""'),
+    _job(_RUN, "an environment variable whose name a shell does not allow", _PROGRAM, 'Environment = "a.b=1"'),
+    _job(_RUN, "output to another directory", _PROGRAM, 'Out = "logs/fit.out"'),
     _job("VMPARAM_vm_Run_Outputs", "a name that leads out of the directory", _PROGRAM, f'{_RUN}_Outputs = "../a"'),
-    _job("VMPARAM_vm_Run_Boot", "there is no such way to begin", _PROGRAM, f'{_RUN}_Boot = "bios"'),
-    _job("VMPARAM_vm_Run_…", "there is no program that it is for", f"{_RUN}_As_Root = true"),
-    _job("VMPARAM_vm_Run_Inputs", "no file that came with the job, a disk of the VM, or a link that leads elsewhere"),
-    _job("User", "no name for a VM can be made of it", 'User = "a/b@lab"'),
+    _job("VMPARAM_vm_Run_Boot", "not a known value", _PROGRAM, f'{_RUN}_Boot = "bios"'),
+    _job("VMPARAM_vm_Run_…", "no VMPARAM_vm_Run beside it", f"{_RUN}_As_Root = true"),
+    _job("VMPARAM_vm_Run_Inputs", "not a transferred file, a disk of the VM, or a link that leads elsewhere"),
+    _job("User", "not usable in a VM's name", 'User = "a/b@lab"'),
     _job(_DISK, "missing", f"{_DISK} = undefined", code=_NO_DISK),
     _job(_DISK, "empty", _disk(" , "), code=_NO_DISK),
     _job(_DISK, "not of the form file:device:permission", _disk("guest.img:hda"), code=_BAD_DISK),
@@ -108,18 +107,16 @@ OF_THE_JOB = (
     _job(_DISK, "a corrupt image", _disk("corrupt.qcow2:vda:w:qcow2"), code=_IMAGE),
     _job("VM_POLICY_REQUIREMENTS", "the job does not meet them"),
     _job("VM_POLICY, VM_MAC_HOOK", "a stage or the hook rejects the job"),
-    _job(
-        "LIBVIRT_XML_SCRIPT, VM_POLICY, VM_MAC_HOOK", "it fails for the job, and not when it is tried with a plain one"
-    ),
-    _job("LIBVIRT_XML_SCRIPT", "XML of the job's values, or a link of the job's, is in its description"),
+    _job("LIBVIRT_XML_SCRIPT, VM_POLICY, VM_MAC_HOOK", "it fails for the job, but not for a plain one"),
+    _job("LIBVIRT_XML_SCRIPT", "its XML contains markup from the job's values, or a link of the job's"),
     _job("VMPARAM_Libvirt_XML", "missing, or not XML"),
     _job("VMPARAM_Libvirt_XML", "an element or attribute that jobs may not use"),
     _job("VMPARAM_Libvirt_XML", "it contradicts the job ad"),
-    _job("VMPARAM_Libvirt_XML", "this machine does not take it, or cannot run it"),
-    _job("the job ad", "its expressions take more than 10 s to evaluate"),
-    _job("the scratch directory", "it has a directory under the name of a file that is made"),
-    _job("the scratch directory", "its user has closed it"),
-    _job("the scratch directory", "it is a file system of its own, or has a quota, and is full"),
+    _job("VMPARAM_Libvirt_XML", "not accepted here, or this machine cannot run it"),
+    _job("the job ad", "expressions that take more than 10 s to evaluate"),
+    _job("the scratch directory", "a directory with the name of a file to be made"),
+    _job("the scratch directory", "closed by its user"),
+    _job("the scratch directory", "full, as a file system of its own or by a quota"),
     _job("the checkpoint", "its disks have changed since", code=errors.MISMATCHED_CHECKPOINT),
 )
 """What the job's owner must correct: the job is held, and the machine stays."""
@@ -143,21 +140,21 @@ OF_THE_MACHINE = (
     _machine("network nat", "the network of VM_NAT_NETWORK is not active"),
     _machine("network bridge", "the bridge is missing, or down"),
     _machine("network user", "neither passt nor slirp works"),
-    _machine("EXECUTE", "the job's user may not pass to the scratch directory, or that is another's"),
+    _machine("EXECUTE", "the job's user may not enter the scratch directory, or does not own it"),
     _machine("EXECUTE", "its file system is full, read-only, or fails"),
     _machine("this daemon", "no thread, process or open file is left for a request"),
     _machine("the domain's name", "a persistent domain has it"),
     _machine("qemu-img", "not installed"),
     _machine("VM_SHARE_SCRATCH", "neither none nor 9p nor virtiofs"),
-    _machine("share dirs", "one of VM_SHARE_DIRS is missing, or not rightly set"),
-    _machine("VM_SHARE_DIRS", "a directory cannot be served, or a condition is no ClassAd expression"),
+    _machine("share dirs", "one of VM_SHARE_DIRS is missing, or its setting is invalid"),
+    _machine("VM_SHARE_DIRS", "a directory cannot be served, or a condition is not a ClassAd expression"),
     _machine("VM_SSH_PORTS, VM_SSH_ADDRESS", "not a list of ports, or not an address"),
-    _machine("LIBVIRT_XML_SCRIPT", "the probe finds it missing, or others can write it, or no interpreter for it"),
+    _machine("LIBVIRT_XML_SCRIPT", "missing, writable by others, or without its interpreter"),
     _machine("LIBVIRT_XML_SCRIPT", "it fails, or prints no domain XML"),
-    _machine("policy", "the probe finds it missing, or others can write it"),
+    _machine("policy", "missing, or writable by others"),
     _machine("VM_POLICY_REQUIREMENTS", "not a ClassAd expression"),
     _machine("VM_POLICY", "a stage fails, or prints no domain XML"),
-    _machine("VM_MAC_HOOK", "it fails, or gives an address that is taken"),
+    _machine("VM_MAC_HOOK", "it fails, or gives an address in use"),
     _machine("the live VM", "it lacks what LIBVIRT_XML_SCRIPT or VM_POLICY asked for"),
     Check("the live VM", "it lacks what the job asks for", HypervisorFault, errors.INTERNAL),
     Check("this daemon", "a bug", HypervisorFault, errors.INTERNAL),
@@ -166,21 +163,21 @@ OF_THE_MACHINE = (
 
 
 def page() -> str:
-    """Both tables as the Markdown of docs/reference/faults.md."""
-    checks = [*OF_THE_JOB, *OF_THE_MACHINE]
-    rows = [(check.name, check.wrong, check.fault, check.code) for check in checks]
-    text = "\n".join(_markdown(("Looked at", "What is wrong", "Who must act", "Code"), rows))
-    rules = [(rule.name, _quoted(rule.example[2]) if rule.example[2] else "", rule.fault, rule.code) for rule in RULES]
-    text += "\n\n## What libvirt says\n\n"
-    return text + "\n".join(_markdown(("About", "For example", "Who must act", "Code"), rules)) + "\n"
+    """Return both tables as the Markdown of docs/reference/faults.md, the causes of a code under one heading."""
+    checks = (*OF_THE_JOB, *OF_THE_MACHINE)
+    lines = []
+    for fault, code in dict.fromkeys((check.fault, check.code) for check in checks):
+        lines += [f"### {_blamed(fault, code)}", "", "| checked | wrong |", "|---|---|"]
+        causes = [check for check in checks if (check.fault, check.code) == (fault, code)]
+        for name in dict.fromkeys(check.name for check in causes):
+            lines.append(f"| {name} | {'; '.join(check.wrong for check in causes if check.name == name)} |")
+        lines.append("")
+    lines += ["## What libvirt reports", ""]
+    for fault, code in dict.fromkeys((rule.fault, rule.code) for rule in RULES):
+        about = "; ".join(rule.name for rule in RULES if (rule.fault, rule.code) == (fault, code))
+        lines.append(f"- {_blamed(fault, code)}: {about}")
+    return "\n".join(lines) + "\n"
 
 
-def _markdown(head: tuple[str, ...], rows: Iterable[tuple[str, str, type[Fault], str]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for name, wrong, fault, code in rows:
-        lines.append(f"| {name} | {wrong} | {fault.blames} | `{code.removeprefix(errors.PREFIX)}` |")
-    return lines
-
-
-def _quoted(text: str) -> str:
-    return "`" + text.replace("|", r"\|").replace("`", "'") + "`"
+def _blamed(fault: type[Fault], code: str) -> str:
+    return f"`{code.removeprefix(errors.PREFIX)}` ({fault.blames})"

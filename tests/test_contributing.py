@@ -110,6 +110,20 @@ def test_editors_keep_to_what_ruff_checks() -> None:
     assert (parser["*"]["indent_style"], parser["*"]["indent_size"]) == ("space", str(ruff.get("indent-width", 4)))
 
 
+def test_the_story_of_a_start_names_what_is_in_the_code() -> None:
+    """Each module, class and function of it, so that a newcomer finds them."""
+    story = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## How a START")[2].partition("\n## ")[0]
+    sources = list((REPOSITORY / "src/vmgahp").rglob("*.py"))
+    known = {part for path in sources for part in path.relative_to(REPOSITORY / "src").with_suffix("").parts}
+    known |= set(
+        re.findall(r"^ *(?:def |class |(?=[A-Z_]+ ?[:=]))(\w+)", "\n".join(map(Path.read_text, sources)), re.M)
+    )
+    named = re.findall(r"`([a-z]\w*(?:[/.]\w+)*|_\w+|[A-Z][a-z]\w+(?:\.\w+)*)`", story)
+    assert len(named) > 40
+    missing = {name for each in named if not each.endswith(".txt") for name in re.split("[/.]", each)} - known
+    assert missing == set()
+
+
 BYTES = re.compile(r"tests/(?:.*/)?(?:corpus|golden|transcripts|samples)/|\.(?:png|svg)$")
 """What `.editorconfig` says nothing of."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.writers.manpage import ManualPageTranslator
 
 from vmgahp.commands.arguments import STATUSES, Parser
 from vmgahp.commands.tool import COMMANDS, ToolCommand, tool_parser
@@ -61,7 +62,7 @@ def page(word: str) -> str:
     common = _common(list(below.values()))
     if below:
         if common:
-            lines += ["## Options of all", "", *map(_argument, common)]
+            lines += ["## Common options", "", *map(_argument, common)]
         for each in below.values():
             lines += [f"## {' '.join(each.prog.split())}", "", plain(str(each.description)), ""]
             lines += [_argument(action) for action in _own(each) if not _is_in(action, common)]
@@ -176,7 +177,23 @@ def _unlink(app: Sphinx, document: nodes.document, _name: str) -> None:
                 link.replace_self(link.children)
 
 
+class KeepNames(ManualPageTranslator):
+    """The writer of manual pages; it keeps the case of programs' names in titles, which Sphinx puts into capitals."""
+
+    def header(self) -> str:
+        self._docinfo["title_upper"] = self._docinfo["title"]
+        return super().header()
+
+    def visit_title(self, node: nodes.title) -> None:
+        text = node.astext()
+        if self.section_level == 1 and isinstance(node.parent, nodes.section) and text.startswith("vmgahp "):
+            self.body.append(f".SH {self.deunicode(text)}\n")
+            raise nodes.SkipNode
+        super().visit_title(node)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", _read)
+    app.set_translator("man", KeepNames)
     app.connect("doctree-resolved", _unlink)
     return {"parallel_read_safe": True}

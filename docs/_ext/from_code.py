@@ -59,6 +59,13 @@ def _setting(setting: Setting) -> str:
     )
 
 
+def _settings_list() -> str:
+    """List the names of all settings, each with a link to its place."""
+    parts = (settings_of(part) for part in ("settings-htcondor", "settings-ours", *FAMILIES))
+    names = sorted(setting.name for part in (*parts, ELSEWHERE) for setting in part)
+    return ", ".join(f"{{confval}}`{name}`" for name in names) + ".\n"
+
+
 def _attributes(*, options: bool) -> str:
     return "\n".join(_attribute(row) for row in ATTRIBUTES if (row in OPTIONS) == options)
 
@@ -127,6 +134,7 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     """Every part's name and what makes it."""
     for part in ("settings-htcondor", "settings-ours", *FAMILIES):
         yield part, lambda part=part: _settings(part)
+    yield "settings-list", _settings_list
     yield "settings-elsewhere", lambda: "\n".join(_setting(setting) for setting in ELSEWHERE)
     yield "settings-retired", lambda: _past(RETIRED)
     yield "words-of-ours", lambda: _words(ours=True)

@@ -347,7 +347,7 @@ def test_what_is_set(given_file: Write, vmgahp: Program) -> None:
     assert {name: shown["VM_MEMORY"][name] for name in memory} == memory
     status, out, _ = vmgahp("config", "--changed", "--type", "kvm", "--verbose")
     assert (status, "VSPHERE_HOST" in out) == (0, False)
-    assert " # integer, MiB; default: 0\n # read by: this daemon\n # Memory of this machine" in out
+    assert " # integer, MiB; default: 0\n # read by: this daemon\n # The memory of this machine" in out
 
 
 @pytest.mark.parametrize(
@@ -406,5 +406,5 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert lines[0].split() == ["Setting", "Value", "From", "Meaning"]
     memory = next(line for line in lines if line.startswith("VM_MEMORY"))
     assert memory.index("64 (default 0)") == lines[0].index("Value")
-    assert "Memory of this machine for all VMs." in memory
+    assert "The memory of this machine for all VMs together." in memory
     assert "did you mean VM_MEMORY?" in " ".join(ended.stdout.split())

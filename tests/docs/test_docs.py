@@ -201,7 +201,7 @@ def test_each_command_has_a_manual_page_of_all_that_it_takes(row: ToolCommand, e
     [parser] = [one for one in parsers(tool_parser(row.word)) if one.prog == f"vmgahp {row.word}"]
     for each in parsers(parser):
         own = page.partition(f"\n## {each.prog}\n")[2].partition("\n## ")[0] if each is not parser else page
-        common = page.partition("\n## Options of all\n")[2].partition("\n## ")[0]
+        common = page.partition("\n## Common options\n")[2].partition("\n## ")[0]
         for action in each._actions:
             for option in set(action.option_strings) - {"-h", "--help"}:
                 assert f"`{option}" in own or f"`{option}" in common, option

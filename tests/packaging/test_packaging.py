@@ -159,6 +159,7 @@ def test_their_tools_are_all_that_making_them_needs(
     files = (path for path in (tmp_path / "share").rglob("*") if path.is_file())
     made = {str(path.relative_to(tmp_path)): path.read_bytes() for path in files}
     assert set(made) >= MADE
+    assert b"\n.SH vmgahp image add\n" in made["share/man/man1/vmgahp-image.1"], "names keep their case"
     [sdist] = built.glob("vmgahp-*.tar.gz")
     with tarfile.open(sdist) as archive:
         for name, text in made.items():

@@ -25,21 +25,21 @@ ELSEWHERE = (
     Setting("VM_GAHP_SERVER", "path", "$(SBIN)/condor_vm-gahp",
         "The program that runs VMs: this daemon's condor_vm-gahp, by its full path.",
         ours=False, readers=(STARTD, STARTER)),
-    _startd("VM_MAX_NUMBER", "integer", "", "How many VMs may run at once; empty: as many as there are."),
+    _startd("VM_MAX_NUMBER", "integer", "", "The number of VMs that may run at once; empty: no limit."),
     _startd("VM_RECHECK_INTERVAL", "integer", "600",
-        "After how long the startd looks again at a machine that could run no VM.", unit="seconds"),
+        "How long the startd waits to probe again after a failed probe.", unit="seconds"),
     _startd("VM_KILLING_TIMEOUT", "integer", "60",
-        "How long the startd waits for the kill mode of VM_GAHP_SERVER, which clears away what a job left.",
+        "How long the startd waits for VM_GAHP_SERVER to kill a leftover VM.",
         unit="seconds"),
     _starter("VM_STATUS_INTERVAL", "integer", "60",
-        "How often the starter asks for a VM's state; less than 30 counts as 30.", unit="seconds", least=30),
+        "How often the starter asks for the STATUS of a VM; the minimum is 30.", unit="seconds", least=30),
     _starter("VM_STATUS_MAX_ERROR", "integer", "5",
-        "How many of these questions may fail one after the other before the starter gives the VM up."),
+        "The number of consecutive failures of STATUS after which the starter gives up the VM."),
     _starter("VM_GAHP_SEND_ALL_CLASSAD", "bool", "true",
-        "Whether the starter hands on the whole job ad. Where it does not, VM_POLICY_REQUIREMENTS and "
-        "LIBVIRT_XML_SCRIPT see a few of its attributes only."),
+        "True to pass on the whole job ad. Otherwise VM_POLICY_REQUIREMENTS and LIBVIRT_XML_SCRIPT see a few "
+        "attributes only."),
     _starter("MEMORY_USAGE_METRIC_VM", "expression", "((ImageSize+1023)/1024)",
-        "How MemoryUsage of a VM job is worked out."),
+        "The expression for MemoryUsage of a VM job."),
 )
 # fmt: on
 

@@ -45,57 +45,55 @@ class Name(NamedTuple):
 
 STATE = Name("ChirpVMState", "Running, SoftSuspended, Suspended, Checkpointed or Stopped.")
 ADDRESSES = Name(
-    "ChirpVMAddresses", "The guest's addresses, IPv4 and IPv6, with commas.", line="The VM has {}", lives=True
+    "ChirpVMAddresses", "The guest's IPv4 and IPv6 addresses, separated by commas.", line="The VM has {}", lives=True
 )
-MAC = Name("ChirpVMMAC", "The MAC addresses of its network cards, with commas.", lives=True)
+MAC = Name("ChirpVMMAC", "The MAC addresses of its network cards, separated by commas.", lives=True)
 VNC = Name(
     "ChirpVMVNC",
-    "Where its display is, by VNC, on the machine that it runs on: address and port. The password is in "
-    "vm_vnc.json, which the job's user alone can read.",
+    "The address and port of its display (VNC) on the machine. The password is in vm_vnc.json, which only the job's "
+    "user can read.",
     line="The VM's display is at {} of its machine",
     lives=True,
 )
 SSH = Name(
     "ChirpVMSSH",
-    "The ports of the machine that lead to the guest's, as in 22=127.0.0.1:22017, with blanks between them.",
+    "The forwarded ports, such as 22=127.0.0.1:22017, separated by blanks.",
     line="The VM is reached by {}",
     lives=True,
 )
-MEMORY = Name(
-    "ChirpVMMemory", "KiB of the machine's memory that its hypervisor's process occupies.", "integer", is_figure=True
-)
-MEMORY_PEAK = Name("ChirpVMMemoryPeak", "The most of it so far on this machine.", "integer", is_figure=True)
+MEMORY = Name("ChirpVMMemory", "The resident memory of the hypervisor's process in KiB.", "integer", is_figure=True)
+MEMORY_PEAK = Name("ChirpVMMemoryPeak", "The maximum of ChirpVMMemory on this machine.", "integer", is_figure=True)
 CPU = Name(
     "ChirpVMCPU",
-    "Seconds of CPU time that its hypervisor's process has used on this machine, the guest's among them.",
+    "The CPU seconds of the hypervisor's process on this machine, the guest's included.",
     "real",
     is_figure=True,
 )
-CHECKPOINTS = Name("ChirpVMCheckpoints", "How many checkpoints this machine has made of it.", "integer")
-CHECKPOINT_TIME = Name("ChirpVMCheckpointTime", "When the last one was made: seconds since 1970.", "integer")
-CHECKPOINT_SECONDS = Name("ChirpVMCheckpointSeconds", "How long it took, the transfer not counted.", "real")
-CHECKPOINT_BYTES = Name("ChirpVMCheckpointBytes", "Bytes of the memory image that it has, packed.", "integer")
+CHECKPOINTS = Name("ChirpVMCheckpoints", "The number of checkpoints made on this machine.", "integer")
+CHECKPOINT_TIME = Name("ChirpVMCheckpointTime", "The time of the last checkpoint, in seconds since 1970.", "integer")
+CHECKPOINT_SECONDS = Name(
+    "ChirpVMCheckpointSeconds", "The duration of the last checkpoint, without the transfer.", "real"
+)
+CHECKPOINT_BYTES = Name("ChirpVMCheckpointBytes", "The size of its memory image in bytes.", "integer")
 PAUSED = Name(
     "ChirpVMPauseReason",
-    "Why the VM stands still though nobody has suspended the job, such as an error of a disk.",
+    "The reason why the VM is paused although the job is not suspended, such as a disk error.",
     line="The VM is paused: {}",
     lives=True,
 )
-ERROR = Name("ChirpVMError", "Why the last suspend, resume or checkpoint failed.", line="{}")
+ERROR = Name("ChirpVMError", "The reason why the last suspend, resume or checkpoint failed.", line="{}")
 POLICY = Name(
     "ChirpVMPolicy",
-    "What the machine's administrator has changed in the VM, in short; vm_policy.txt, which comes home, has the lines.",
+    "A summary of the administrator's changes to the VM (VM_POLICY); vm_policy.txt has the details.",
     line="{}",
 )
-HOLD_REASON = Name("ChirpVMHoldReason", "Why the job should be held, where its VM was ended for that.")
-ENDED_BY = Name("ChirpVMEndedBy", "How the VM ended by itself, in the words of vm_exit.json.")
-EXIT_CODE = Name("ChirpVMExitCode", "The exit code that the guest has said.", "integer")
+HOLD_REASON = Name("ChirpVMHoldReason", "The reason to hold the job, if its VM failed by its fault.")
+ENDED_BY = Name("ChirpVMEndedBy", "The way in which the VM ended by itself, as ended_by in vm_exit.json.")
+EXIT_CODE = Name("ChirpVMExitCode", "The guest's exit code.", "integer")
 EXIT_SIGNAL = Name(
-    "ChirpVMExitSignal",
-    "The signal that has ended the program of +VMPARAM_vm_Run, by which the job ends too.",
-    "integer",
+    "ChirpVMExitSignal", "The signal that ended the program of +VMPARAM_vm_Run, and so the job.", "integer"
 )
-EXIT_REASON = Name("ChirpVMExitReason", "Why the VM was ended as a failure.", line="{}")
+EXIT_REASON = Name("ChirpVMExitReason", "The reason why the VM failed.", line="{}")
 
 AT_ONCE = "VMExitCode"
 """The exit code's attribute in jobs with ``+WantIOProxy = true`` or ``+WantRemoteUpdates = true``; set at once."""
