@@ -105,6 +105,13 @@ OF_THE_JOB = (
     _job(_DISK, "a backing file without a stated format", _disk("vague.qcow2:vda:w:qcow2"), code=_BAD_DISK),
     _job(_DISK, "an image of another format", _disk("guest.img:vda:w:qcow2"), code=_IMAGE),
     _job(_DISK, "a corrupt image", _disk("corrupt.qcow2:vda:w:qcow2"), code=_IMAGE),
+    _job(
+        _DISK,
+        "a format that QEMU cannot save, beside JobVMCheckpoint = true",
+        _disk("guest.img:vda:w:vmdk"),
+        "JobVMCheckpoint = true",
+        code=_BAD_DISK,
+    ),
     _job("VM_POLICY_REQUIREMENTS", "the job does not meet them"),
     _job("VM_POLICY, VM_MAC_HOOK", "a stage or the hook rejects the job"),
     _job("LIBVIRT_XML_SCRIPT, VM_POLICY, VM_MAC_HOOK", "it fails for the job, but not for a plain one"),

@@ -146,8 +146,6 @@ PLACES = {
     "drivers/vsphere/datastore.py:Store.download": (1, LATER),
     "drivers/vsphere/datastore.py:_write": (1, LATER),
     "drivers/vsphere/transport.py:_convert": (1, NOT_INSTALLED),
-    "drivers/vsphere/connection.py:_hypervisor": (1, VSPHERE),
-    "drivers/vsphere/connection.py:_machine": (1, VSPHERE),
     "drivers/vsphere/connection.py:from_vsphere": (1, VSPHERE),
     "drivers/vsphere/connection.py:unreachable": (2, VSPHERE),
     "drivers/vsphere/datastore.py:Inventory._choose": (1, VSPHERE),

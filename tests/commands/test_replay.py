@@ -123,15 +123,13 @@ THREE = (
     [
         ("5 0 STATUS=Suspended", "5 0 STATUS=Stopped", "5 0 STATUS=Suspended", "5 0 STATUS=Stopped"),
         ("4 0 NULL", "4 1 VMGAHP_ERR_INTERNAL", "4 0 NULL", "4 1 VMGAHP_ERR_INTERNAL"),
-        ("< R\n> RESULTS\n< S 1\n< 5", "> RESULTS\n< S 1\n< 5", "R", None),
-        (f"{SUSPEND}< R\n", "> CONDOR_VM_SUSPEND 4 1\n< R\n< S\n< R\n", None, "R"),
         ("< S 1\n< 5 0 STATUS=Suspended\n", "< S 0\n", "5 0 STATUS=Suspended", None),
         ("< S 1\n< 5 ", "< S 2\n< 3 0 0\n< 5 ", None, "3 0 0"),
         *((where, f"{where}< E\n", None, "E") for where in ("> CLASSAD\n< S\n", SUSPEND, "> QUIT\n< S\n")),
     ],
 )
 def test_what_differs_is_found(old: str, new: str, recorded: str | None, said: str | None) -> None:
-    """An answer or a result that is another one, missing or too many; an R that is missing, or announces nothing."""
+    """An answer or a result that is another one, missing or too many."""
     [difference] = play(JOB, JOB.replace(old, new))
     assert (difference.recorded, difference.said) == (recorded, said)
     if recorded and said:
@@ -142,15 +140,6 @@ def test_what_differs_is_found(old: str, new: str, recorded: str | None, said: s
 def test_a_wrong_answer_before_the_right_one_makes_nothing_else_differ(where: str) -> None:
     found = play(JOB, JOB.replace(where, where.replace("< S", "< E\n< S")))
     assert [(difference.recorded, difference.said) for difference in found] == [("S", "E"), (None, "S")]
-
-
-def test_an_r_while_async_mode_is_off_is_found() -> None:
-    off = (
-        "< $VMGahpVersion 1 $\n> ASYNC_MODE_OFF\n< S\n> CONDOR_VM_STATUS 1 1\n< S\n> VERSION\n< S $VMGahpVersion 1 $\n"
-    )
-    assert play(off, off) == []
-    [difference] = play(off, off.replace("1 1\n< S\n", "1 1\n< S\n< R\n"))
-    assert (difference.recorded, difference.said) == (None, "R")
 
 
 STOPS = "< hello\n> CONDOR_VM_STOP 1 1\n< S\n> CONDOR_VM_STOP 2 1\n< S\n< R\n> RESULTS\n< S 1\n< 1 0 NULL\n"
@@ -172,6 +161,9 @@ STOPS = "< hello\n> CONDOR_VM_STOP 1 1\n< S\n> CONDOR_VM_STOP 2 1\n< S\n< R\n> R
             f"{STOPS}< R\n> RESULTS\n< S 1\n< 2 0 NULL\n",
             "< hello\n> A\n< S\n> B\n< S\n< R\n> RESULTS\n< S 2\n< 2 0 NULL\n< 1 0 NULL\n> RESULTS\n< S 0\n",
             id="a result that comes early is kept for its place",
+        ),
+        pytest.param(
+            JOB, JOB.replace("< R\n> RESULTS\n< S 1\n< 5", "> RESULTS\n< S 1\n< 5"), id="an R that does not come"
         ),
         pytest.param(STOPS, STOPS.replace("< S 1\n", "< S 2\n< 2 0 NULL\n"), id="a result that nobody fetched then"),
         pytest.param(

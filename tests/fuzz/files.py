@@ -137,8 +137,6 @@ def script_answer(data: bytes) -> None:
         name = script_protocol.ACTIONS[action % len(script_protocol.ACTIONS)]
         answer = script_protocol.decode(name, data[2:], (0, 0, 0, 65, 69, 1, -9)[status % 7])
         assert answer.outcome in script_protocol.OUTCOMES
-        for field in answer.fields:
-            answer.text(field), answer.words(field), answer.integer(field), answer.number(field)
         ad = JobAd([("A", "1"), ("User", '"a@b"')])
         script_protocol.difference(ad, answer.attributes)
         script_protocol.changed(ad, answer.attributes).values()

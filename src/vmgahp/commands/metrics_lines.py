@@ -3,6 +3,7 @@
 The file is the job's and may have any content: texts are made printable and cut, numbers are finite and not negative.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from vmgahp.metrics import is_counter
@@ -60,7 +61,11 @@ class Event(NamedTuple):
 
 def read_line(text: bytes) -> Sample | Event | None:
     """Parse one line; None if it is neither a sample nor an event."""
-    line = parse(text) or {}
+    return of_line(parse(text) or {})
+
+
+def of_line(line: Mapping[str, object]) -> Sample | Event | None:
+    """Return the sample or the event of a parsed line, or of a driver's reading; None if it is neither."""
     time, event = line.get("time"), line.get("event")
     if not is_counter(time) or time > LATEST:  # type: ignore[operator]
         return None

@@ -1,9 +1,10 @@
-"""Queries of condor_q, for the commands that are about one job."""
+"""Job ads, of condor_q or of a file, for the commands that are about one job."""
 
 import os
 
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
 from vmgahp.host.run import run
+from vmgahp.job.ad import JobAd
 from vmgahp.text import escape
 
 LARGEST_AD = 1 << 22
@@ -43,3 +44,26 @@ def ask_condor_q(job: str) -> str:
 def no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
     """Make the fault for an ad that is missing or unusable."""
     return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)
+
+
+def read_ad_file(path: str) -> str:
+    """Read the file of an ad. Raises `ClientFault`."""
+    try:
+        fd = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(LARGEST_AD)
+    except (OSError, ValueError) as error:
+        raise no_ad(f"{escape(path)} cannot be read: {getattr(error, 'strerror', '') or error}") from error
+
+
+def parse_ad(text: str) -> list[tuple[str, str]]:
+    """Parse the attributes of the first ad in a text. Raises `ClientFault`."""
+    pairs: list[tuple[str, str]] = []
+    for line in text.split("\n"):
+        if pair := JobAd.parse_line(line.strip("\r")):
+            pairs.append(pair)
+        elif pairs and not line.strip():
+            break
+    if not pairs:
+        raise no_ad("there is no line of the form Name = expression, as condor_q -l and .job.ad have them")
+    return pairs

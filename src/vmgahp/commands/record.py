@@ -43,13 +43,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "exit status. The conversation is written into a new file, with the time, and without the secrets of the "
         "job ad."
     )
-    command.add_argument(
-        "-o",
-        "--output",
-        default=".",
-        metavar="FILE|DIR",
-        help="a new file, or a directory, where each conversation gets a file of its own (default: here)",
-    )
+    text = "a new file, or a directory, where each conversation gets a file of its own (default: here)"
+    command.add_argument("-o", "--output", default=".", metavar="FILE|DIR", help=text)
     command.add_argument("--stderr", action="store_true", help="write down what goes to standard error too")
     command.add_argument("words", nargs="+", metavar="COMMAND", help="the server and its arguments, after --")
     command.set_defaults(run=lambda options: run(options.words, options.output, stderr=options.stderr))
@@ -57,10 +52,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         command,
         examples=[
             ("vmgahp record -o talk.txt -- condor_vm-gahp -f -t -M 3", "what is typed, and what it answers"),
-            (
-                'exec vmgahp record -o /var/log/vmgahp -- /usr/sbin/condor_vm-gahp "$@"',
-                "the end of a script that VM_GAHP_SERVER names: what HTCondor says",
-            ),
+            ('exec vmgahp record -o /var/log/vmgahp -- /usr/sbin/condor_vm-gahp "$@"', "for VM_GAHP_SERVER"),
         ],
         statuses={
             0: "The command's own: it is handed on, whatever it is.",

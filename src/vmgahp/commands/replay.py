@@ -2,7 +2,7 @@
 
 Two equivalent servers do not send identical lines: an ``R`` comes at any time, RESULTS returns what is ready, a STATUS
 has figures in it. So replies and results are compared by the request that they answer, and without the parts that vary
-from run to run (`alike`).
+from run to run (`alike`); an ``R`` is not compared.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from typing import NamedTuple
 from vmgahp.commands.arguments import add_type, seconds, tell
 from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.client import DEADLINE, Client, ProtocolError
-from vmgahp.protocol.requests import READY, Kind, Request, Requests, RequestState, result_count
+from vmgahp.protocol.requests import Kind, Request, Requests, RequestState, result_count
 from vmgahp.protocol.transcript import CLIENT, STDERR, Line, Transcript, TranscriptError
 from vmgahp.text import escape, redact
 
 GRACE = 0.3
 """Seconds to wait for more lines after a wrong one, which may be a surplus line before the right one."""
 POLL = 0.2
-"""The interval in seconds between two RESULTS if the server is told not to announce results by R."""
+"""The seconds between two RESULTS for a result that the server does not announce by R."""
 
 FIGURES = ("CPUTIME", "CPUUTILIZATION", "MEMORY")
 """The words of a STATUS that must be present; their values are not compared."""
@@ -42,18 +42,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "Start COMMAND, say to it what the client says in FILE, and show where its answers differ. "
         "Figures, pids, addresses and the order in which results come are not compared."
     )
-    command.add_argument("file", metavar="FILE", help="a conversation, from vmgahp record")
-    command.add_argument("words", nargs="*", metavar="COMMAND", help="the server and its arguments, after --")
-    command.add_argument(
-        "--timeout", type=seconds, default=DEADLINE, metavar="SECONDS", help="how long an answer may take (default: 60)"
-    )
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="replace an attribute of the job ad, such as VM_WORKING_DIR='\"/tmp/here\"'; may be given again",
-    )
+    add = command.add_argument
+    add("file", metavar="FILE", help="a conversation, from vmgahp record")
+    add("words", nargs="*", metavar="COMMAND", help="the server and its arguments, after --")
+    text = "how long an answer may take (default: 60)"
+    add("--timeout", type=seconds, default=DEADLINE, metavar="SECONDS", help=text)
+    text = "replace an attribute of the job ad, such as VM_WORKING_DIR='\"/tmp/here\"'; may be given again"
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
     add_type(command, "", "ask for VMs of this type, in place of the recorded one")
     command.set_defaults(run=_main)
     tell(
@@ -280,12 +275,8 @@ class Replay:
         sent = self._sent[received.request] if received.request is not None else None
         operation, asked, said = None, "", None
         if received.kind is Kind.READY:
-            # The announced result may have been fetched already, by a RESULTS that is not in the recording.
-            asked = self._last
-            early = any(self._sent[then].state is RequestState.FINISHED for then in self._then.pending.values())
-            if early or self._wait(lambda: self._now.ready, self._timeout):
-                said = READY
-        elif sent is None:
+            return True
+        if sent is None:
             if self._wait(lambda: self._unasked, self._timeout):
                 said = self._unasked.popleft()
         elif received.kind is Kind.RESULT:
@@ -309,13 +300,12 @@ class Replay:
         """Send RESULTS until the result of `request` has come; False if it does not come in time."""
         end = time.monotonic() + self._timeout
         while request.state is not RequestState.FINISHED:
-            left, announces = end - time.monotonic(), self._now.asynchronous
-            announced = self._wait(lambda: self._now.ready, left if announces else min(POLL, left))
-            if left <= 0 or (announces and not announced):
-                return False
+            self._wait(lambda: self._now.ready, POLL)
             self._now.sent(Request("RESULTS"))
             self._server.send(b"RESULTS\r\n")
-            self._wait(lambda: not (self._now.unanswered or self._now.results_left), left)
+            left = end - time.monotonic()
+            if not self._wait(lambda: not (self._now.unanswered or self._now.results_left), left):
+                return False
         return True
 
     def _wait(self, done: Callable[[], object], timeout: float) -> bool:
@@ -325,10 +315,9 @@ class Replay:
             line = self._server.receive(max(0.0, end - time.monotonic()))
             if line is None:
                 return False
-            is_wrong = line == READY and (self._now.ready or not self._now.asynchronous)
             received = self._now.received(line)
-            is_wrong |= received.kind is Kind.RESULT and received.request is None
-            if is_wrong or received.kind in (Kind.GREETING, Kind.UNASKED):
+            stray = received.kind is Kind.RESULT and received.request is None
+            if stray or received.kind in (Kind.GREETING, Kind.UNASKED):
                 self._unasked.append(line)
         return True
 

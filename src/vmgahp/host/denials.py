@@ -1,4 +1,4 @@
-"""The denials of SELinux and AppArmor to libvirt, QEMU and their helpers, as the audit system has logged them."""
+"""Denials of SELinux and AppArmor to libvirt, QEMU and their helpers, by the audit log."""
 
 import os
 import re

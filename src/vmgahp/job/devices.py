@@ -13,7 +13,7 @@ from vmgahp.config import Settings
 from vmgahp.job import share_dirs
 from vmgahp.job.cloud_init import Seed
 from vmgahp.job.kinds import ARCHES, ARM, BIOS, CLOCKS, FIRMWARES, X86
-from vmgahp.job.options import ARCH, CLOCK, EXIT_PORT, FIRMWARE, SHARE, SHARE_DIRS, SSH, TOPOLOGY, TPM, Options
+from vmgahp.job.options import ARCH, CLOCK, EXIT_PORT, FIRMWARE, SSH, TOPOLOGY, TPM, Options
 from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.run import Run
 from vmgahp.job.share_dirs import Share
@@ -69,16 +69,6 @@ def devices(options: Options, settings: Settings, vcpus: int, working_dir: str, 
         clock=_clock(options),
         ssh=_ssh(options, settings),
     )
-
-
-def require_saveable(found: Devices, options: Options) -> None:
-    """Make sure that no device rules out the checkpoints that the job asks for. Raises `JobFault`."""
-    if found.shares:
-        raise options.refused(
-            SHARE_DIRS if options.has(SHARE_DIRS) else SHARE,
-            "JobVMCheckpoint = true contradicts it, for a VM that shares a directory cannot be saved",
-            "set vm_checkpoint = false, or hand the files over on a disk.",
-        )
 
 
 def _arch(options: Options) -> str:

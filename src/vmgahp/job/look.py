@@ -13,7 +13,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import HEADER, BackingFile, backing_chain, looks_like
-from vmgahp.job import catalog_disks, cloud_init, data_disks, slot, xen
+from vmgahp.job import catalog_disks, cloud_init, data_disks, saving, slot, xen
 from vmgahp.job.catalog_disks import backing_of
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, find_file
 from vmgahp.job.options import DISK_SIZE
@@ -32,7 +32,10 @@ def look(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
         disk._replace(backing=backing_files(disk, directory, identity, end), mark=_mark(disk, directory, identity))
         for disk in spec.disks
     )
-    return spec._replace(disks=tuple(disks))
+    spec = spec._replace(disks=tuple(disks))
+    if spec.checkpoint and saving.by_qemu(spec.vm_type, settings):
+        saving.require_disks(spec.disks)
+    return spec
 
 
 def find(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
-from vmgahp.job import cloud_init, data_disks, run
+from vmgahp.job import cloud_init, data_disks, run, saving
 from vmgahp.job.ad import JobAd
-from vmgahp.job.devices import Devices, Topology, devices, require_saveable
+from vmgahp.job.devices import Devices, Topology, devices
 from vmgahp.job.disks import DISK, Disk, DiskRequest, made_drive, requests
 from vmgahp.job.nics import Nic, nics
 from vmgahp.job.options import (
@@ -93,7 +93,8 @@ class JobSpec(VmSpec):
         made = _with_run(made, ad, settings, options, own)
         made = _with_seed(made, ad, options)
         if made.checkpoint:
-            require_saveable(made.devices, options)
+            judged = made.requests if saving.by_qemu(made.vm_type, settings) else ()
+            saving.require(made.devices, judged, options)
         _require_our_description(settings, options)
         return made
 

@@ -2,21 +2,19 @@ r"""The text format of conversations, its writer and its file.
 
 docs/reference/transcripts.md describes it. A line each: ``> `` and what the client sent, ``< `` and what the server
 wrote, ``! `` and what the server wrote to standard error, without the usual line end (CR LF from the client, LF from
-the server). A line that is not plain text, or has another end, stands in quotes right after the mark, its end included:
-``>"VERSION\n"``. ``@ 1.250`` gives the time of the lines below it in seconds, ``exit N`` is the server's exit status,
-negative for a signal, and ``#`` begins a comment.
+the server). A line that is not plain text, or has another end, is a bytes literal of Python's right after the mark, its
+end included: ``>b'VERSION\n'``. ``@ 1.250`` gives the time of the lines below it in seconds, ``exit N`` is the server's
+exit status, negative for a signal, and ``#`` begins a comment.
 
-A thread writes the file, so that the conversation is never delayed. Lines that a full or a hanging disk does not take
-in time are lost, and the transcript has their number; later lines are written again.
+Lines that a full disk does not take are lost, and the transcript has their number; later lines are written again.
 """
 
+import ast
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from threading import Lock, Thread
 
 from vmgahp import errors
 from vmgahp.host import trust
@@ -26,7 +24,7 @@ from vmgahp.text import escape, is_hidden, redact
 CLIENT, SERVER, STDERR = ">", "<", "!"
 
 USUAL_END = {CLIENT: b"\r\n", SERVER: b"\n", STDERR: b"\n"}
-"""The line end of each kind, unless the line stands in quotes."""
+"""The line end of each kind, unless the line is a literal."""
 
 HINT = "Hint: vmgahp record, and vmgahp console --record, write transcripts."
 
@@ -43,11 +41,10 @@ HIDDEN = '"<hidden>"'
 """The value written for a secret attribute: a string of ClassAds, so that the line remains an attribute."""
 
 _ROW = re.compile(
-    r'([<>!])(?: (.*)|"((?:[^"\\]|\\[nrt"\\]|\\x[0-9a-fA-F]{2})*)")?'
-    r"|@ [0-9]+(?:\.[0-9]+)?|exit (-?[0-9]{1,9})|#.*|\s*"
+    r"""([<>!])(?: (.*)|(b'(?:[^'\\]|\\.)*'|b"(?:[^"\\]|\\.)*"))?"""
+    r"|@ [0-9]+(?:\.[0-9]+)?|exit (-?[0-9]{1,9})|#.*|\s*",
+    re.ASCII,
 )
-_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", '"': '\\"', "\\": "\\\\"}
-_BYTES = {text.encode(): letter.encode() for letter, text in _ESCAPES.items()}
 
 
 class TranscriptError(ValueError):
@@ -91,16 +88,18 @@ def parse(text: str) -> Transcript:
     transcript = Transcript()
     for number, row in enumerate(text.split("\n"), 1):
         found = _ROW.fullmatch(row.removesuffix("\r"))
-        if found is None:
+        try:
+            if found is None:
+                raise ValueError
+            mark, plain, literal, status = found.groups()
+            data = ast.literal_eval(literal) if literal else (plain or "").encode("utf-8", "surrogateescape")
+        except (ValueError, SyntaxError):
             shown = row if len(row) <= LONGEST_SHOWN else f"{row[:LONGEST_SHOWN]}..."
-            raise TranscriptError(f"line {number}: {shown!r} is not a line of a transcript")
-        mark, plain, quoted, status = found.groups()
+            raise TranscriptError(f"line {number}: {shown!r} is not a line of a transcript") from None
         if mark and transcript.exit_status is not None:
             raise TranscriptError(f"line {number} comes after the server's exit: a transcript has one conversation")
         if mark:
-            data = (quoted or plain or "").encode("utf-8", "surrogateescape")
-            data = data + USUAL_END[mark] if quoted is None else re.sub(rb"\\(?:x..|.)", _byte, data)
-            transcript.lines.append(Line(mark, data, number))
+            transcript.lines.append(Line(mark, data if literal else data + USUAL_END[mark], number))
         elif status:
             transcript.exit_status = int(status)
     return transcript
@@ -129,19 +128,7 @@ def written(mark: str, data: bytes) -> str:
     plain = text.removesuffix(USUAL_END[mark].decode())
     if plain != text and plain.replace("\t", "").isprintable():
         return f"{mark} {plain}\n"
-    return f'{mark}"{"".join(map(_quoted, text))}"\n'
-
-
-def _quoted(letter: str) -> str:
-    if letter in _ESCAPES:
-        return _ESCAPES[letter]
-    if letter.isprintable():
-        return letter
-    return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
-
-
-def _byte(found: re.Match[bytes]) -> bytes:
-    return _BYTES.get(found[0]) or bytes([int(found[0][2:], 16)])
+    return f"{mark}{data!r}\n"
 
 
 class Splitter:
@@ -232,13 +219,6 @@ class Writer:
         self._write(f"exit {status}\n")
 
 
-MOST_WAITING = 16 << 20
-"""The most characters that wait to be written; more are lost."""
-
-CLOSE_DEADLINE = 5.0
-"""The seconds that `close` waits for the last lines to be written."""
-
-
 def create_file(target: str) -> tuple[int, str]:
     """Create a file that only its owner can read; return its descriptor and its name.
 
@@ -266,60 +246,34 @@ def create_file(target: str) -> tuple[int, str]:
 
 
 class TranscriptFile:
-    """A writer to a descriptor, which it owns and closes, in a thread of its own.
+    """A writer to a descriptor, which it owns and closes.
 
-    `complain` is a callback, called in that thread with a sentence the first time that lines are lost.
+    `complain` is a callback, called with a sentence the first time that lines are lost.
     """
 
     def __init__(self, descriptor: int, complain: Callable[[str], object] = lambda _: None) -> None:
         self._descriptor = descriptor
         self._complain: Callable[[str], object] | None = complain
-        self._texts: SimpleQueue[str | None] = SimpleQueue()
-        self._lock = Lock()
-        self._waiting = 0
-        """The number of characters in the queue."""
         self._lost = 0
         """The number of lost lines that the file does not mention yet."""
-        self._torn = False
-        """True after a write that ended within a line."""
-        self._thread = Thread(target=self._run, name="transcript", daemon=True)
-        self._thread.start()
 
     def write(self, text: str) -> None:
-        """Take whole lines, each with its newline, and return at once."""
-        with self._lock:
-            if self._waiting + len(text) > MOST_WAITING:
-                self._lost += text.count("\n")
-                return
-            self._waiting += len(text)
-        self._texts.put(text)
-
-    def close(self, timeout: float = CLOSE_DEADLINE) -> None:
-        """Wait for the last lines to be written, for `timeout` seconds at most."""
-        self._texts.put(None)
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        while (text := self._texts.get()) is not None:
-            self._put(text)
-        if self._lost:
-            self._put("")
-        os.close(self._descriptor)
-
-    def _put(self, text: str) -> None:
-        with self._lock:
-            self._waiting -= len(text)
-            lost, self._lost = self._lost, 0
-        gap = ("\n" if self._torn else "") + (f"# {lost} lines were lost here\n" if lost else "")
+        """Write whole lines, each with its newline."""
+        gap = f"\n# {self._lost} lines were lost here\n" if self._lost else ""  # the line before may be torn
         data = memoryview((gap + text).encode("utf-8", "backslashreplace"))
         try:
             while data:
-                size = os.write(self._descriptor, data)
-                self._torn = data[size - 1] != ord("\n")
-                data = data[size:]
+                data = data[os.write(self._descriptor, data) :]
+            self._lost = 0
         except OSError as error:
-            with self._lock:
-                self._lost += lost + text.count("\n")
+            self._lost += text.count("\n")
             if self._complain is not None:
                 self._complain(f"The transcript has gaps: {error.strerror}.")
                 self._complain = None
+
+    def close(self) -> None:
+        """Close the file; what another thread still writes afterwards is lost."""
+        if self._lost:
+            self.write("")
+        descriptor, self._descriptor = self._descriptor, -1
+        os.close(descriptor)

@@ -39,6 +39,7 @@ def test_a_file_that_is_no_ad(pool: Condor, ad: Ad, text: str) -> None:
     [
         ("JobVMMemory = 4096", "VM_MEMORY", "lower vm_memory"),
         ('VMPARAM_vm_Disk = "gone.img:vda:w:raw"', "gone.img", "transfer_input_files"),
+        ('VMPARAM_vm_Disk = "guest.img:vda:w:vmdk"\nJobVMCheckpoint = true', "QEMU cannot save", "-O qcow2"),
         ("JobVMNetworking = true", "VM_NETWORKING", "vm_networking = false"),
         ("JobVMHardwareVT = true", "VM_HARDWARE_VT", "requirements"),
         ("JobUniverse = 5", "JobUniverse = 5", "universe = vm"),
@@ -56,6 +57,12 @@ def test_what_the_machine_does_not_offer_is_told_without_the_files(pool: Condor,
     trial = tried(pool, ad.write('VMPARAM_vm_Disk = "gone.img:vda:w:raw"'), offers(VM_Memory=40))
     judged(named(trial.findings, "job memory"), BAD, "VM_Memory is 40")
     judged(named(trial.findings, "job ad"), BAD, "gone.img")
+
+
+@pytest.mark.parametrize(("form", "found"), [("vmdk", ["job suspend"]), ("qcow2", [])])
+def test_a_disk_with_which_no_vm_is_suspended_is_named(pool: Condor, ad: Ad, form: str, found: list[str]) -> None:
+    findings = tried(pool, ad.write(f'VMPARAM_vm_Disk = "guest.img:vda:w:{form}"')).findings
+    assert [finding.check for finding in findings if finding.verdict == OFF] == found
 
 
 def test_a_hypervisor_that_does_not_answer_says_nothing_of_the_networks(pool: Condor, ad: Ad) -> None:

@@ -346,3 +346,11 @@ def test_amounts_of_the_xml_are_those_of_the_job(own, vcpu, words, memory, cpus)
     domain, _ = own(SMALL.format("", "", TARGET).replace("</memory>", more), *words)
     assert (domain.findtext("memory"), domain.findtext("vcpu")) == (memory, cpus)
     assert (domain.find("cpu/topology") is None) == (cpus != "4")
+
+
+@pytest.mark.parametrize("form", ["vmdk", "vdi", "vpc"])
+def test_checkpoints_of_a_disk_that_qemu_cannot_save_are_refused_with_the_cure(home, refused, form):
+    samples.image(home / f"old.{form}", form, "-o", "size=1114112")
+    said = refused("disk", f"old.{form}", "--memory", "1G", "--append", "vm_checkpoint = true")
+    assert "JobVMCheckpoint = true contradicts it" in said
+    assert f"qemu-img convert -f {form} -O qcow2" in said

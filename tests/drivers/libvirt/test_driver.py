@@ -41,6 +41,7 @@ from tests.drivers.libvirt.support import (
 from tests.lab.guest import counts, make_guest, read_count
 from tests.lab.starter import ANY, FakeStarter
 from tests.peer import daemon, environment
+from vmgahp import errors
 from vmgahp.cli import KILL, PROBE
 
 pytestmark = pytest.mark.libvirt
@@ -611,6 +612,26 @@ def test_without_emulation_the_machine_is_blamed_where_kvm_does_not_work(job: Jo
     ended = daemon(environment("kvm", job.scratch), PROBE, "vmtype", "kvm")
     assert (ended.stdout, ended.returncode) == ("", 1)
     assert "KVM does not work" in ended.stderr
+
+
+@pytest.mark.parametrize("form", ["vmdk", "vdi", "vpc", "qcow"])
+def test_a_disk_that_qemu_cannot_save_is_known_before_and_its_guest_runs_on(job: Job, form: str) -> None:
+    image = job.scratch / f"old.{form}"
+    subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", form, job.disk, image], check=True)
+    job.own(image)
+    disk = f'VMPARAM_vm_Disk = "{image.name}:hda:w:{form}"'
+    said = refused(job, errors.INVALID_DISK_PARAM, disk, WANTS)
+    assert f"qemu-img convert -f {form} -O qcow2 {image.name}" in said
+    with running(job, disk) as peer:
+        until(lambda: "2\n" in job.console(), "the guest counts to two")
+        for operation, word in (
+            ("SUSPEND", errors.VM_NO_SUPPORT_SUSPEND),
+            ("CHECKPOINT", errors.VM_NO_SUPPORT_CHECKPOINT),
+        ):
+            assert peer.run(operation, 1) == ["1", word]
+        assert words_of(peer.run("STATUS", 1))["STATUS"] == "Running"
+        log = peer.quit()
+    assert f"its disk hda is a {form} image, which QEMU cannot save" in log
 
 
 @pytest.mark.smoke

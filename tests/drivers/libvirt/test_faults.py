@@ -111,6 +111,20 @@ def test_every_rule_but_that_of_a_domain_that_is_gone_has_a_hint() -> None:
     assert {rule.fault for rule in fault_table.RULES if not rule.hint} == {errors.ClientFault}
 
 
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        ("OPERATION_INVALID", "cannot migrate domain: The vmdk format of 'x' does not support live migration"),
+        ("INTERNAL_ERROR", "unable to execute QEMU command 'migrate': State blocked by non-migratable device 'x'"),
+        ("OPERATION_INVALID", "domain has assigned non-USB host devices"),
+        ("OPERATION_UNSUPPORTED", "migration with virtiofs device is not supported"),
+    ],
+)
+def test_a_save_that_qemu_blocks_is_told_from_one_that_fails(number: str, message: str) -> None:
+    assert faults.is_blocked(Said(code(number), origin("QEMU"), message))
+    assert not faults.is_blocked(Said(code(number), origin("QEMU"), "the save image could not be written"))
+
+
 def test_what_a_jobs_cpu_is_called_is_not_the_machines_network() -> None:
     message = "unsupported configuration: unsupported CPU cache level for mode 'passthrough'"
     fault = faults.from_libvirt(Said(code("CONFIG_UNSUPPORTED"), origin("QEMU"), message), "starting")

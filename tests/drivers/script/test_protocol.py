@@ -73,8 +73,8 @@ def test_both_forms_of_a_status_say_the_same() -> None:
 
 
 def test_lists_are_lists_or_words_between_commas() -> None:
-    assert decode("probe", b'{"actions": ["pause", "unpause"]}', 0).words("actions") == ["pause", "unpause"]
-    assert decode("probe", b'Actions = "pause, unpause"', 0).words("actions") == ["pause", "unpause"]
+    assert decode("probe", b'{"actions": ["pause", "unpause"]}', 0).get("actions") == ["pause", "unpause"]
+    assert decode("probe", b'Actions = "pause, unpause"', 0).get("actions") == ["pause", "unpause"]
 
 
 def test_what_is_no_word_of_an_answer_is_an_attribute_where_there_are_some() -> None:

@@ -15,7 +15,7 @@ from tests.peer import daemon, environment
 from vmgahp import errors
 from vmgahp.cli import PROBE
 from vmgahp.config import Settings
-from vmgahp.drivers.vmrun import VmrunSurveyor, tool
+from vmgahp.drivers.vmrun import survey, tool
 from vmgahp.drivers.vmrun.tool import (
     Hanging,
     Process,
@@ -227,7 +227,7 @@ class TestSurvey:
 
     def look(self, vmrun, user, seconds=20, **more):
         machine = Settings({"VMWARE_VMRUN": str(vmrun), **more})
-        return VmrunSurveyor("vmware", machine, user, print).survey(time.monotonic() + seconds)
+        return survey("vmware", machine, user, print, time.monotonic() + seconds)
 
     def verdicts(self, found):
         return {finding.check: finding.verdict for finding in found.findings}

@@ -160,6 +160,14 @@ def test_drives_without_an_image_are_left_out_and_said(job: Job) -> None:
     ]
 
 
+def test_no_checkpoint_is_asked_of_a_vm_with_an_independent_disk(job: Job) -> None:
+    (job.scratch / "machine.vmx").write_text(VMX + 'scsi0:0.mode = "independent-nonpersistent"\n')
+    assert looked_at(job)
+    fault = refusal(job, "JobVMCheckpoint = true")
+    assert "scsi0:0.mode" in fault.problem
+    assert "vm_checkpoint = false" in fault.hint
+
+
 def test_secure_boot_and_the_order_of_booting_are_asked_for(job: Job) -> None:
     more = 'firmware = "efi"\nuefi.secureBoot.enabled = "TRUE"\nbios.bootOrder = "cdrom,hdd"\nbios.hddOrder = "x;y"\n'
     (job.scratch / "machine.vmx").write_text(VMX + more)

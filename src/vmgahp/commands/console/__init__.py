@@ -1,8 +1,7 @@
 """``vmgahp console``: a conversation with a daemon, by hand or by a script.
 
-`words` has the commands and the meaning of answers, `conversation` follows the protocol, `job_ad` prepares job ads, and
-`terminal` reads and shows; this module has the command's arguments and the server's environment. docs/how-to/console.md
-is for users.
+`conversation` has the commands, prepares job ads and follows the protocol, and `terminal` reads and shows; this module
+has the command's arguments and the server's environment. docs/how-to/console.md is for users.
 """
 
 import argparse

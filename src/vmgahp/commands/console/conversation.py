@@ -18,13 +18,14 @@ from typing import NamedTuple
 
 from vmgahp import lifecycle
 from vmgahp.commands.arguments import did_you_mean
-from vmgahp.commands.queue import LARGEST_AD, ask_condor_q, no_ad
+from vmgahp.commands.queue import ask_condor_q, parse_ad, read_ad_file
 from vmgahp.errors import Fault
 from vmgahp.job import disks
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.protocol import requests
 from vmgahp.protocol.client import Client, ProtocolError
 from vmgahp.protocol.requests import PREFIX, Kind, Request, RequestState, digits
+from vmgahp.protocol.session import COMMANDS as PROTOCOL
 from vmgahp.protocol.transcript import Writer
 from vmgahp.text import escape, is_private, redact
 
@@ -36,7 +37,7 @@ LONGEST = 2000
 
 
 class Command(NamedTuple):
-    """A command: of the console in lower case, of the protocol in upper case."""
+    """A command of the console."""
 
     arguments: str
     text: str
@@ -71,21 +72,8 @@ COMMANDS: dict[str, Command] = {
     "log": Command("[LINES]  or  on|off", "show the end of the server's standard error, or all of it as it comes"),
     "help": Command("[COMMAND or ERROR]", "list all commands, or explain one of them or an error word"),
     "quit": Command("", "destroy all VMs and end. Control-D does the same."),
-    "ASYNC_MODE_ON": Command("", "let the server say R when a result is there, as it does from the beginning"),
-    "ASYNC_MODE_OFF": Command("", "let the server say no R. Results wait until RESULTS fetches them."),
-    "RESULTS": Command("", "fetch the results that are there. The reply says how many lines follow, one for each "
-        "request that has ended since. The console fetches them by itself when an R comes."),
-    "VERSION": Command("", "show the server's version, as in its greeting"),
-    "COMMANDS": Command("", "list the commands that the server knows"),
-    "SUPPORT_VMS": Command("", "list the VM types that START accepts"),
-    "CLASSAD": Command("", "begin a job ad of your own. Each line up to CLASSAD_END, or Control-D, is an attribute, "
-        "Name = expression, and is not answered."),
-    "CLASSAD_END": Command("", "end a job ad. Without a CLASSAD before it, the ad that was sent is forgotten."),
 }
 # fmt: on
-
-PROTOCOL = tuple(PREFIX + row.operation for row in COMMANDS.values() if row.operation)
-"""The commands of the protocol that a command of the console sends."""
 
 LEGEND = (
     "A line that begins with a word in upper case goes to the server as it is, CONDOR_VM_STATUS 12 1 for example. VM "
@@ -116,7 +104,7 @@ def about_command(topic: str) -> list[str]:
             return [f"{word} {row.arguments}".rstrip(), f"  {text}", *(f"  It sends {each}." for each in sends)]
     if meaning := requests.meaning(topic):
         return [requests.short(topic), f"  {meaning}", f"  {requests.fate(topic)}"]
-    return []
+    return [f"{topic} is a command of the protocol, and goes to the server as it is."] if topic in PROTOCOL else []
 
 
 def suggestion(word: str) -> str:
@@ -157,29 +145,6 @@ class Ad(NamedTuple):
     """The VM's name in the hypervisor."""
     notes: tuple[str, ...]
     """The changes that were made, and the files that are missing."""
-
-
-def read_ad_file(path: str) -> str:
-    """Read the file of an ad. Raises `ClientFault`."""
-    try:
-        fd = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read(LARGEST_AD)
-    except (OSError, ValueError) as error:
-        raise no_ad(f"{escape(path)} cannot be read: {getattr(error, 'strerror', '') or error}") from error
-
-
-def parse_ad(text: str) -> list[tuple[str, str]]:
-    """Parse the attributes of the first ad in a text. Raises `ClientFault`."""
-    pairs: list[tuple[str, str]] = []
-    for line in text.split("\n"):
-        if pair := JobAd.parse_line(line.strip("\r")):
-            pairs.append(pair)
-        elif pairs and not line.strip():
-            break
-    if not pairs:
-        raise no_ad("there is no line of the form Name = expression, as condor_q -l and .job.ad have them")
-    return pairs
 
 
 def prepare_ad(text: str, working_dir: str, *, vm_type: str, serves: str, number: int) -> Ad:
@@ -385,18 +350,14 @@ class Conversation:
     def wait(self, numbers: Iterable[int]) -> None:
         """Wait until requests have their results, or are overdue."""
         waiting = [self.requests.pending[number] for number in numbers if number in self.requests.pending]
-
-        def is_outstanding() -> bool:
-            return any(each.state is RequestState.ACCEPTED for each in waiting)
-
-        while is_outstanding():
+        self.turn()
+        while any(each.state is RequestState.ACCEPTED for each in waiting):
+            self.client.pump(POLL)
             if not self.requests.asynchronous:
                 self.ask(Request("RESULTS"))
             self.turn()
             for late in self.requests.overdue(monotonic()):
                 self.fail(f"{late} has no result{_took(late)}: condor_starter would give up now.")
-            if is_outstanding():
-                self.client.pump(POLL)
 
     def _tell(self, request: Request) -> None:
         """Describe a result in words."""

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import get_app_or_none, run_in_terminal
+from prompt_toolkit.application import get_app, get_app_or_none, run_in_terminal
 from prompt_toolkit.completion import Completer, NestedCompleter, PathCompleter, WordCompleter, merge_completers
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import FormattedText
@@ -21,15 +21,20 @@ from prompt_toolkit.styles import Style
 from prompt_toolkit.utils import is_dumb_terminal
 from prompt_toolkit.validation import ValidationError, Validator
 
-from vmgahp.commands.console.conversation import BAD, COMMANDS, GOOD, NOTE, PROTOCOL, RECEIVED, SENT, Conversation
+from vmgahp.commands.console.conversation import BAD, COMMANDS, GOOD, NOTE, RECEIVED, SENT, Conversation
 from vmgahp.host import trust
 from vmgahp.protocol import requests
 from vmgahp.protocol.client import ProtocolError
+from vmgahp.protocol.session import COMMANDS as PROTOCOL
 
 STYLE = Style.from_dict(
     {SENT: "ansicyan", RECEIVED: "ansibrightblack", GOOD: "ansigreen", BAD: "ansired", NOTE: "ansiyellow"}
     | {"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"}
 )
+
+
+LOOK = 0.1
+"""The seconds between two looks at what the server has sent while a line is typed."""
 
 
 class Terminal:
@@ -42,23 +47,20 @@ class Terminal:
         self._is_typing = False
         self._is_ended = False
         """True after a signal has ended the console."""
-        self._lost: ProtocolError | None = None
-        self._later: list[tuple[str, str]] = []
+        self._lines: list[tuple[str, str]] = []
         """The lines to show above the one that is being typed."""
-        self._printing: asyncio.Future[None] | None = None
         for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace")):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors=errors)
 
     def show(self, kind: str, text: str) -> None:
-        """Show a line; while a line is being typed, `_heard` shows it above that."""
-        line = (f"class:{kind}" if kind else "", f"{text}\n")
-        if self._is_typing:
-            self._later.append(line)
-        else:
-            self._print([line])
+        """Show a line; while a line is being typed, `_listen` shows it above that."""
+        self._lines.append((f"class:{kind}" if kind else "", f"{text}\n"))
+        if not self._is_typing:
+            self._print()
 
-    def _print(self, lines: list[tuple[str, str]]) -> None:
+    def _print(self) -> None:
+        lines, self._lines = self._lines, []
         if self._is_drawn:
             print_formatted_text(create_output(), FormattedText(lines), STYLE)
         else:
@@ -67,19 +69,16 @@ class Terminal:
 
     def run(self, talk: Conversation) -> None:
         """Read lines until the end. Raises `ProtocolError` if the server ends, and KeyboardInterrupt."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._signalled)
-        asyncio.run(self._run(talk))
-
-    async def _run(self, talk: Conversation) -> None:
         talk.greet()
         session = prompt_session(talk) if self.is_person and self._is_drawn else None
         while not talk.over:
             try:
                 try:
                     plain = talk.prompt if self.is_person else ""
-                    typed = await self._edited(session, talk) if session else input(plain)
+                    typed = self._edited(session, talk) if session else input(plain)
                 except EOFError:
                     talk.end_of_input()
                 else:
@@ -91,45 +90,39 @@ class Terminal:
                 if self._is_ended or not self.is_person:
                     raise
 
-    def _signalled(self, number: int, _frame: object) -> None:
-        self._is_ended |= number != signal.SIGINT
+    def _signalled(self, _number: int, _frame: object) -> None:
+        self._is_ended = True
         app = get_app_or_none()
         if app is None or app.future is None or app.future.done():
             raise KeyboardInterrupt
         app.exit(exception=KeyboardInterrupt())
 
-    async def _edited(self, session: PromptSession[str], talk: Conversation) -> str:
+    def _edited(self, session: PromptSession[str], talk: Conversation) -> str:
         """Read a line while lines of the server are shown as they arrive."""
-        loop = asyncio.get_running_loop()
-        watched = talk.client.descriptors()
-        for descriptor in watched:
-            loop.add_reader(descriptor, self._heard, session, talk)
+
+        def listen() -> None:
+            get_app().create_background_task(self._listen(talk))
+
         self._is_typing = True
         try:
-            return await session.prompt_async()
+            return session.prompt(pre_run=listen)
         finally:
             self._is_typing = False
-            for descriptor in watched:
-                loop.remove_reader(descriptor)
-            if self._printing is not None:
-                await self._printing
-            if self._lost is not None:
-                raise self._lost
+            if self._lines:
+                self._print()
 
-    def _heard(self, session: PromptSession[str], talk: Conversation) -> None:
-        """Show what the server sends while a line is typed."""
-        before = talk.client.descriptors()
+    async def _listen(self, talk: Conversation) -> None:
+        """Show what the server sends while a line is typed, which ends if the server does."""
+        app = get_app()
         try:
-            talk.turn()
+            while True:
+                talk.turn()
+                if self._lines:
+                    await run_in_terminal(self._print)
+                await asyncio.sleep(LOOK)
         except ProtocolError as error:
-            self._lost = error
-            if session.app.future is not None and not session.app.future.done():
-                session.app.exit(exception=EOFError())
-        for descriptor in set(before) - set(talk.client.descriptors()):
-            asyncio.get_running_loop().remove_reader(descriptor)
-        if self._later:
-            lines, self._later = self._later, []
-            self._printing = asyncio.ensure_future(run_in_terminal(lambda: self._print(lines)))
+            if app.future is not None and not app.future.done():
+                app.exit(exception=error)
 
 
 def prompt_session(talk: Conversation) -> PromptSession[str]:

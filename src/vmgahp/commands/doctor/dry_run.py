@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 
 from vmgahp import errors
 from vmgahp.commands.doctor.context import NOBODY, Check, Context
+from vmgahp.commands.queue import parse_ad, read_ad_file
+from vmgahp.config import Settings
 from vmgahp.daemon.probe import Probe
 from vmgahp.domain import job_xml
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host.job_user import Identity
-from vmgahp.job import accepted_types, look
+from vmgahp.job import accepted_types, look, saving
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.job.own_xml import NOTHING
 from vmgahp.job.spec import JobSpec
@@ -18,9 +20,6 @@ from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
 
 _LOOKED_AT = "what the job asks for, beside what the probe advertises"
-
-LARGEST_AD = 1 << 22
-"""The maximum number of bytes of a file that are read; ads have some kilobytes."""
 
 
 @dataclass
@@ -40,32 +39,12 @@ def read(path: str) -> JobAd:
 
     The scratch directory is that of the file, if the ad names none. Raises `errors.ClientFault`.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
-            text = file.read(LARGEST_AD)
-    except OSError as error:
-        raise _no_ad(f"{path} cannot be read: {error.strerror}") from error
-    pairs: list[tuple[str, str]] = []
-    for line in text.split("\n"):
-        pair = JobAd.parse_line(line.rstrip("\r"))
-        if pair:
-            pairs.append(pair)
-        elif not line.strip() and pairs:
-            break
-    if not pairs:
-        raise _no_ad(f"{path} has no line of the form Name = expression")
+    pairs = parse_ad(read_ad_file(path))
     directory = os.path.dirname(os.path.realpath(path))
     # The first VM_WORKING_DIR counts, so one from the ad must not come after this.
     if not any(name.lower() == "vm_working_dir" for name, _ in pairs):
         pairs.insert(0, ("VM_WORKING_DIR", quote(directory)))
     return JobAd(pairs)
-
-
-def _no_ad(problem: str) -> errors.ClientFault:
-    return errors.ClientFault(
-        errors.NO_JOBCLASSAD_INFO, f"{problem}.", "write one with condor_q -l CLUSTER.PROC > ad.txt"
-    )
 
 
 def try_out(context: Context, path: str, probe: Probe) -> Trial:
@@ -90,7 +69,7 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
             trial.findings += _unmet(spec, probe)
             spec = look.find(spec, settings, identity)
             seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
-            trial.findings += [check.ok(seen), *_not_transferred(spec)]
+            trial.findings += [check.ok(seen), *_not_transferred(spec), *_not_saved(spec, settings)]
             if xml and (dropped := xml.without()):
                 trial.findings.append(Finding("job XML", OK, "the XML that the job brings", escape(dropped)))
         if settings.string("VM_POLICY_REQUIREMENTS"):
@@ -210,3 +189,14 @@ def _not_transferred(spec: JobSpec) -> list[Finding]:
         return []
     seen = f"{escape(shared[0])} is not transferred with the job, so it has no checkpoints under this type."
     return [Finding("job checkpoint", OFF, _LOOKED_AT, seen, "transfer the disk, or use vm_type = kvm.")]
+
+
+def _not_saved(spec: JobSpec, settings: Settings) -> list[Finding]:
+    """Find a disk with which no machine suspends the VM to disk; with vm_checkpoint such a job is held."""
+    disks = spec.disks if saving.by_qemu(spec.vm_type, settings) else ()
+    for disk in disks:
+        if disk.format in saving.UNSAVEABLE:
+            seen = f"{escape(disk.path)} is a {disk.format} image, and QEMU cannot save a VM with one to suspend it."
+            hint = f"convert it, where machines suspend jobs: qemu-img convert -f {disk.format} -O qcow2 OLD NEW."
+            return [Finding("job suspend", OFF, _LOOKED_AT, seen, hint)]
+    return []

@@ -243,29 +243,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "the VM's states over time, its CPU, memory, disks and network, its checkpoints, and what happened when. "
         "The page needs nothing but itself."
     )
-    command.add_argument(
-        "place",
-        nargs="?",
-        default=".",
-        metavar="DIR",
-        help="the directory with vm_metrics.jsonl, or that file (default: here)",
-    )
-    command.add_argument(
-        "--log",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="the daemon's log, VM_GAHP_LOG, whose lines about the VM are put beside the events; may be given "
-        "again, for the one before it",
-    )
-    command.add_argument("--svg", action="store_true", help="make only the picture, as SVG")
-    command.add_argument(
-        "-o",
-        "--output",
-        default="",
-        metavar="FILE",
-        help="where to (default: report.html or report.svg here; - for standard output)",
-    )
+    add = command.add_argument
+    text = "the directory with vm_metrics.jsonl, or that file (default: here)"
+    add("place", nargs="?", default=".", metavar="DIR", help=text)
+    text = "the daemon's log (VM_GAHP_LOG), whose lines about the VM are put beside the events; may be given again"
+    add("--log", action="append", default=[], metavar="FILE", help=text)
+    add("--svg", action="store_true", help="make only the picture, as SVG")
+    text = "where to (default: report.html or report.svg here; - for standard output)"
+    add("-o", "--output", default="", metavar="FILE", help=text)
     command.set_defaults(run=lambda options: run(options.place, options.log, options.output, svg=options.svg))
     tell(
         command,

@@ -12,14 +12,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "does not know from the vm_metrics.jsonl in their scratch directories, which only root may read for all. "
         "On a terminal it continues until q or Ctrl-C; elsewhere it prints one table."
     )
-    command.add_argument("--once", action="store_true", help="print one table")
+    add = command.add_argument
+    add("--once", action="store_true", help="print one table")
     add_json(command, "print one look as one JSON object")
-    command.add_argument(
-        "--interval", type=seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)"
-    )
-    command.add_argument(
-        "--execute", default="", metavar="DIR", help="where the scratch directories are (default: EXECUTE)"
-    )
+    add("--interval", type=seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)")
+    add("--execute", default="", metavar="DIR", help="where the scratch directories are (default: EXECUTE)")
     command.set_defaults(run=run)
     tell(
         command,

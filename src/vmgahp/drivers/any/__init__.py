@@ -32,6 +32,7 @@ from vmgahp.job.ad import JobAd, Plain
 from vmgahp.job.attributes import ATTRIBUTES, OPTION_PREFIX
 from vmgahp.job.disks import DISK, bad_disk
 from vmgahp.job.options import GENERAL, IGNORE_UNKNOWN, Options
+from vmgahp.job.saving import UNSAVEABLE
 from vmgahp.job.vmware import SNAPSHOT_DISK, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import Vmx
 from vmgahp.text import shown
@@ -141,39 +142,32 @@ _EACH_ITS_OWN = ("VMPARAM_Xen_", "VMPARAM_VMware_", DISK, OPTION_PREFIX + IGNORE
 _STREAM = "streamoptimized"
 """The kind of VMDK of an OVA, to which no guest can write."""
 
-_CANNOT_BE_SAVED = ("vmdk", "vdi", "vpc", "qcow")
-"""The formats with which QEMU saves no VM (it calls that a migration blocker: ``block/vmdk.c`` and so on)."""
+
+Conversions = tuple[tuple[AnyDisk, str], ...]
+"""The disks that a type needs in another format, each with QEMU's name of that."""
 
 
-class Compatibility(NamedTuple):
-    """The compatibility of a job with a type."""
-
-    reason: str = ""
-    """The reason why the type cannot run the job, as a sentence without its end; empty if it can."""
-    conversions: tuple[tuple[AnyDisk, str], ...] = ()
-    """The disks that it needs in another format, each with QEMU's name of that."""
+class NoFit(Exception):
+    """The reason why a type cannot run a job, as a sentence without its end."""
 
 
-def find_fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -> Compatibility:
-    """Find out if the type can run the job, and what has to be converted for that."""
-    reason = next(_not_granted(vm_type, ad), "") or _no_description(vm_type, ad, disks)
-    if reason:
-        return Compatibility(reason)
+def find_fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -> Conversions:
+    """Find out what has to be converted for the type to run the job. Raises `NoFit`."""
+    if reason := next(_not_granted(vm_type, ad), "") or _no_description(vm_type, ad, disks):
+        raise NoFit(reason)
     needed: list[tuple[AnyDisk, str]] = []
     for disk in disks:
-        entry = shown(disk.entry)
-        stays = disk.path and disk.writable and not disk.transferred
+        entry, stays = shown(disk.entry), disk.path and disk.writable and not disk.transferred
         if stays and vm_type in HTCONDORS and ad.boolean("JobVMCheckpoint"):
             # The starter takes periodic checkpoints of vm_type any, after which the guest is resumed.
-            return Compatibility(f"{entry} is not transferred, and would move on after a periodic checkpoint")
-        target = _needs(vm_type, ad, disk, identity)
-        if target and disk.shared:
-            return Compatibility(f"{entry} would have to be converted, and other VMs use it too")
-        if target and stays:
-            return Compatibility(f"{entry} would have to be converted, and what the guest writes is to be in it")
-        if target:
+            raise NoFit(f"{entry} is not transferred, and would move on after a periodic checkpoint")
+        if target := _needs(vm_type, ad, disk, identity):
+            if disk.shared:
+                raise NoFit(f"{entry} would have to be converted, and other VMs use it too")
+            if stays:
+                raise NoFit(f"{entry} would have to be converted, and what the guest writes is to be in it")
             needed.append((disk, target))
-    return Compatibility("", tuple(needed))
+    return tuple(needed)
 
 
 def _not_granted(vm_type: str, ad: JobAd) -> Iterator[str]:
@@ -226,7 +220,7 @@ def _needs(vm_type: str, ad: JobAd, disk: AnyDisk, identity: Identity) -> str:
             return ""
         # The driver for vSphere unpacks them all.
         return "" if kind == _STREAM and vm_type == "vsphere" else "vmdk"
-    saved = bool(ad.boolean("JobVMCheckpoint")) and disk.format in _CANNOT_BE_SAVED
+    saved = bool(ad.boolean("JobVMCheckpoint")) and disk.format in UNSAVEABLE
     if vm_type in QEMU and (disk.format == "vhdx" or saved or (disk.writable and kind == _STREAM)):
         return "qcow2"
     return ""
@@ -258,7 +252,7 @@ class _Known(NamedTuple):
     job: JobAd
     disks: tuple[AnyDisk, ...]
     earlier: Choice
-    fits: dict[str, Compatibility]
+    fits: dict[str, Conversions]
     """The types that can run it, in the order in which they are tried."""
     reasons: dict[str, str]
     """The types that cannot run it, each with the reason."""
@@ -291,7 +285,7 @@ class AnyDriver(Driver):
         known = self._look_at(job)
 
         def tell(vm_type: str) -> str:
-            needed = known.fits[vm_type].conversions
+            needed = known.fits[vm_type]
             if needed or known.needs_vmx(vm_type):
                 converted = "".join(f"; {disk.name} as {target}" for disk, target in needed)
                 return f"The job would run by {vm_type}{converted}.\n"
@@ -356,30 +350,28 @@ class AnyDriver(Driver):
         job.vm_name()  # raises for a job whose VM cannot get a name
         earlier = load_choice(job.working_dir(), self.identity)
         disks = images.read(job, earlier.images, self.identity)
-        fits: dict[str, Compatibility] = {}
+        fits: dict[str, Conversions] = {}
         reasons: dict[str, str] = {}
         for vm_type in types:
-            if not accepted_types.takes(accepted, vm_type):
-                reasons[vm_type] = "the job does not take it"
-                continue
-            fit = find_fit(vm_type, job, disks, self.identity)
-            if fit.reason:
-                reasons[vm_type] = fit.reason
-            elif fit.conversions and not self.settings.boolean("VM_ANY_CONVERT"):
-                disk, target = fit.conversions[0]
-                reasons[vm_type] = f"{shown(disk.entry)} would have to be {target}, and VM_ANY_CONVERT is false"
-            else:
-                fits[vm_type] = fit
+            try:
+                if not accepted_types.takes(accepted, vm_type):
+                    raise NoFit("the job does not take it")
+                fits[vm_type] = find_fit(vm_type, job, disks, self.identity)
+                if fits[vm_type] and not self.settings.boolean("VM_ANY_CONVERT"):
+                    disk, target = fits.pop(vm_type)[0]
+                    raise NoFit(f"{shown(disk.entry)} would have to be {target}, and VM_ANY_CONVERT is false")
+            except NoFit as reason:
+                reasons[vm_type] = str(reason)
         before = earlier.vm_type
         if before and job.boolean("JobVMCheckpoint"):
             # A checkpoint is restored by the type that made it, with the images that it was made with.
             fits = {before: self._as_before(before, fits, reasons)}
-        order = sorted(fits, key=lambda vm_type: (vm_type != before, bool(fits[vm_type].conversions)))
+        order = sorted(fits, key=lambda vm_type: (vm_type != before, bool(fits[vm_type])))
         return _Known(job, disks, earlier, {vm_type: fits[vm_type] for vm_type in order}, reasons)
 
-    def _as_before(self, before: str, fits: dict[str, Compatibility], reasons: dict[str, str]) -> Compatibility:
-        if before in fits and not fits[before].conversions:
-            return fits[before]
+    def _as_before(self, before: str, fits: dict[str, Conversions], reasons: dict[str, str]) -> Conversions:
+        if before in fits and not fits[before]:
+            return ()
         absent = "its images are not there" if before in fits else "this machine does not have it"
         raise JobFault(
             errors.MISMATCHED_CHECKPOINT,
@@ -453,7 +445,7 @@ class AnyDriver(Driver):
     def _start(self, known: _Known, vm_type: str, end: float) -> Machine:
         made: dict[str, AnyDisk] = {}
         try:
-            for disk, target in known.fits[vm_type].conversions:
+            for disk, target in known.fits[vm_type]:
                 made[disk.path] = images.convert(disk, target, known.directory, self.identity, self.log, end)
             ad = self._changed(known, vm_type, made)
             new = {disk.original: made[disk.path] for disk in known.disks if disk.path in made}

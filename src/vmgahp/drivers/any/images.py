@@ -8,6 +8,7 @@ stays as it is; the new one is what the guest writes to and what is sent back.
 import errno
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.formats import HEADER, UnclearFormat, backing_chain, proven_format
 from vmgahp.job.ad import JobAd
-from vmgahp.job.disks import DISK, PERMISSIONS, DiskEntry, bad_disk, entries, kind_of
+from vmgahp.job.disks import DISK, PERMISSIONS, DiskEntry, bad_disk, entries, find_file, kind_of
 
 START_EXTRA = 60.0
 """Seconds for conversions beyond VM_GAHP_REQ_TIMEOUT: condor_starter waits 120 s longer for a START, and the start
@@ -99,19 +100,12 @@ def _disk(asked: DiskEntry, working_dir: str, earlier: Mapping[str, tuple[str, s
     file, device, permission, said = (*asked.fields, "")[:4]
     original = os.path.basename(file)
     name, said = earlier.get(original, (original, said))
-    path, transferred = os.path.join(working_dir, name), True
     try:
-        descriptor = identity.open_scratch(working_dir, name, os.O_RDONLY)
-    except (OSError, errors.MachineFault):
-        path, transferred = file, False
-        try:
-            if not file.startswith("/"):
-                return AnyDisk(entry)
-            descriptor = identity.open_named(file, os.O_RDONLY)
-        except (OSError, errors.MachineFault):
-            return AnyDisk(entry)
-    with os.fdopen(descriptor, "rb") as opened:
-        header = opened.read(HEADER)
+        place = os.path.join(os.path.dirname(file), name)
+        path, transferred = find_file(place, working_dir, identity, False, partial(bad_disk, entry))
+        header = identity.read_scratch(working_dir, name, HEADER) if transferred else identity.read_named(path, HEADER)
+    except (OSError, errors.Fault):
+        return AnyDisk(entry)
     try:
         image_format = proven_format(name, said, header)
     except UnclearFormat as error:

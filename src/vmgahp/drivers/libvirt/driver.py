@@ -50,7 +50,7 @@ from vmgahp.drivers.resources import PASST, RELAY, Resources
 from vmgahp.host import denials, execute, proof, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
-from vmgahp.job import published, share_dirs
+from vmgahp.job import published, saving, share_dirs
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
 from vmgahp.job.own_xml import NOTHING, OwnXml
@@ -295,11 +295,15 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
         saver.before_restore, saver.memory_mib = resources.before_restore, spec.memory_mib
         saver.may_travel = spec.checkpoint
-        if spec.devices.shares:
-            saver.cannot = "its guest can mount a directory (VMPARAM_vm_Share, VMPARAM_vm_Share_Dirs)"
+        if qemu_process.is_qemu(plan.domain_type):
+            saver.cannot = saving.blocker(described.xml)
+            if saver.cannot:
+                self.log(f"{spec.name} can be neither suspended to disk nor checkpointed: {saver.cannot}")
         machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)
         machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
-        machine.no_checkpoint = self._why_not_save(spec, plan.domain_type) or self.checkpoints_of.why_not(spec)
+        machine.no_checkpoint = (
+            self._why_not_save(spec, plan.domain_type) or self.checkpoints_of.why_not(spec) or saver.cannot
+        )
         machine.checkpoints = JobCheckpoints(self.checkpoints_of, plan.checkpoint_spec, plan.domain_type)
         machine.order = Order(described, restart)
         machine.limits = limits.wanted(spec, self.settings, plan.domain_type, self.connection.uri, described.xml)

@@ -80,6 +80,15 @@ def is_unsupported(error: libvirt.libvirtError) -> bool:
     return error.get_error_code() in numbers(("NO_SUPPORT", "OPERATION_UNSUPPORTED"))
 
 
+def is_blocked(error: libvirt.libvirtError) -> bool:
+    """Return True if a save failed because QEMU, or libvirt for it, cannot save such a VM; its guest runs on.
+
+    libvirt asks QEMU for its migration blockers since 8.5, and passes on its words before.
+    """
+    words = ("cannot migrate", "live migration", "igration is disabled", "igration with ", "blocked by", "non-USB host")
+    return any(each in message_of(error) for each in words)
+
+
 def is_unknown_flag(error: libvirt.libvirtError) -> bool:
     """Return True if libvirt's driver of the hypervisor does not know a flag, and so has done nothing."""
     return error.get_error_code() == libvirt.VIR_ERR_INVALID_ARG and message_of(error).startswith("unsupported flags")

@@ -399,6 +399,9 @@ class LibvirtMachine(ManagedMachine):
                     f"{self.name} was not saved, and runs on: {lost}", "see why libvirtd went away."
                 ) from lost
         except libvirt.libvirtError as error:
+            if faults.is_blocked(error):
+                problem = f"{self.name} cannot be saved: {faults.message_of(error)}"
+                raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, problem) from error
             raise faults.from_libvirt(error, f"saving {self.name}") from error
 
     def _wait_for_outcome(self) -> bool:

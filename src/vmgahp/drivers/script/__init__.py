@@ -58,7 +58,7 @@ def survey(vm_type: str, settings: Settings, identity: Identity, log: Logger, en
         return Survey([findings.judge("script", looked_at, fault, "")])
     found: list[Finding] = []
     actions = _actions(answer, found)
-    version = answer.text("version")
+    version = answer.get("version")
     seen = f"{script.hypervisor} {version or 'of no version'} answers; it has {', '.join(actions)}"
     found.insert(0, Finding("script", OK, looked_at, seen))
     networking = _networking(answer, settings, found)
@@ -81,7 +81,7 @@ def survey(vm_type: str, settings: Settings, identity: Identity, log: Logger, en
 
 def _actions(answer: Answer, found: list[Finding]) -> list[str]:
     """Return the actions that the script has; an unknown one is a mistake in the script."""
-    told = [word.lower() for word in answer.words("actions")]
+    told = [word.lower() for word in answer.get("actions", [])]
     unknown = [word for word in told if word not in protocol.ACTIONS]
     if unknown:
         seen = f"It names actions that there are not: {', '.join(unknown)[:200]!a}."
@@ -91,7 +91,7 @@ def _actions(answer: Answer, found: list[Finding]) -> list[str]:
 
 
 def _networking(answer: Answer, settings: Settings, found: list[Finding]) -> list[str]:
-    told = [word.lower() for word in answer.words("networking")]
+    told = [word.lower() for word in answer.get("networking", [])]
     offered = []
     for kind in settings.networking_types():
         if kind in told:
@@ -221,7 +221,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         answer = script.call(request, job, self._seconds())
         if answer.outcome != protocol.DONE:
             raise refused(answer, script, request.action)
-        return answer.fields.get("existed") is not False
+        return answer.get("existed") is not False
 
     def _power_on(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         """Start the VM by the script, and put the script's modifications into the machine's ad.

@@ -129,8 +129,8 @@ class ScriptMachine(ManagedMachine):
 
     def powered_on(self, answer: Answer) -> None:
         """Store the id and the pid of the script's answer to the start."""
-        self.request = self.request._replace(id=answer.text("id"))
-        self._pid = answer.integer("pid")
+        self.request = self.request._replace(id=answer.get("id"))
+        self._pid = answer.get("pid", 0)
 
     def change(self, spec: VmSpec, job: JobAd) -> None:
         """Adopt the spec and the ad with which the script runs the VM."""
@@ -149,35 +149,35 @@ class ScriptMachine(ManagedMachine):
         if not self._pid and self._asks_pid:
             answer = self._call(protocol.PID)
             self._asks_pid = answer.outcome == protocol.DONE
-            self._pid = answer.integer("pid")
+            self._pid = answer.get("pid", 0)
         return self._pid if self._is_the_users() else 0
 
     # The life
 
     def look(self) -> Status:
         answer = self._look()
-        state = self._last_state = answer.text("state")
+        state = self._last_state = answer.get("state")
         if state == protocol.STOPPED:
             return Status(lifecycle.STOPPED)
-        self._pid = answer.integer("pid") or self._pid
-        told = answer.number("cpu_seconds")
+        self._pid = answer.get("pid", 0) or self._pid
+        told = answer.get("cpu_seconds", None)
         if told is None and self._is_the_users():
             told = proc.cpu_seconds(self._pid)
         memory = self.spec.memory_mib << 10
-        mac, ip = answer.text("mac").lower() or self.spec.mac, answer.text("ip")
+        mac, ip = answer.get("mac").lower() or self.spec.mac, answer.get("ip")
         return Status(
             _STATES[state],
             cpu_seconds=self.usage.read(told),
             vcpus=self.spec.vcpus,
-            memory_kib=answer.integer("memory_kib") or memory,
-            max_memory_kib=answer.integer("max_memory_kib") or memory,
+            memory_kib=answer.get("memory_kib", 0) or memory,
+            max_memory_kib=answer.get("max_memory_kib", 0) or memory,
             # They go into a line of the protocol, and may come from the guest itself.
             mac=mac if re.fullmatch(MAC, mac) else "",
             ip=ip if _ADDRESS.fullmatch(ip) else "",
         )
 
     def look_at_saved(self) -> None:
-        if self._look().text("state") == protocol.STOPPED:
+        if self._look().get("state") == protocol.STOPPED:
             raise self._saved_is_lost()
 
     def ask_to_power_off(self) -> None:
@@ -197,7 +197,7 @@ class ScriptMachine(ManagedMachine):
         if answer.outcome != protocol.DONE:
             raise refused(answer, self._script, protocol.DESTROY)
         answer = self._call(protocol.STATUS)
-        left = answer.text("state")
+        left = answer.get("state")
         if answer.outcome == protocol.DONE and left != protocol.STOPPED:
             raise errors.MachineFault(
                 f"{SETTING} ({self._script.path}) says that it has destroyed {self.name}, and that it is {left}.",
@@ -237,7 +237,7 @@ class ScriptMachine(ManagedMachine):
 
     def write_manifest(self) -> None:
         made = self._saved
-        files, note = (made.words("files"), made.text("note")) if made else ([], "")
+        files, note = (made.get("files", []), made.get("note")) if made else ([], "")
         facts = {"hypervisor": self.request.hypervisor, "note": note}
         self._checkpoints.write(self.spec, facts, self.usage.seconds, files)
 
@@ -301,7 +301,7 @@ class ScriptMachine(ManagedMachine):
     def _seen(self) -> str:
         """Return the state that the script reports; empty on an error."""
         try:
-            return self._look().text("state")
+            return str(self._look().get("state"))
         except errors.Fault:
             return ""
 

@@ -11,8 +11,8 @@ checked for its kind, and anything unknown raises `Malformed` and is never guess
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 from vmgahp.job.ad import JobAd, as_expression, literal
 from vmgahp.text import has_control, is_private
@@ -127,24 +127,13 @@ class Answer(NamedTuple):
     outcome: str
     reason: str
     """A line of text for people, shortened, with whatever characters the script has put there."""
-    fields: dict[str, object]
+    fields: dict[str, Any]
+    """The fields that the action has, each of its kind (`_FIELDS`)."""
     attributes: dict[str, Value]
 
-    def text(self, name: str) -> str:
-        value = self.fields.get(name, "")
-        return value if isinstance(value, str) else ""
-
-    def words(self, name: str) -> list[str]:
-        value = self.fields.get(name, [])
-        return value if isinstance(value, list) else []
-
-    def integer(self, name: str) -> int:
-        value = self.fields.get(name, 0)
-        return value if isinstance(value, int) else 0
-
-    def number(self, name: str) -> float | None:
-        value = self.fields.get(name)
-        return float(value) if isinstance(value, int | float) else None
+    def get(self, name: str, default: Any = "") -> Any:
+        """Return a field; the default if the script does not tell it."""
+        return self.fields.get(name, default)
 
 
 def decode(action: str, output: bytes, status: int) -> Answer:
@@ -156,17 +145,15 @@ def decode(action: str, output: bytes, status: int) -> Answer:
     except UnicodeDecodeError as error:
         raise Malformed(f"it printed what is not UTF-8 ({error.reason})") from error
     meant = STATUSES[status]
-    attributes: object = {}
     if text.startswith("{"):
         said = _json(text)
         attributes = said.pop("attributes", {})
+    elif (lines := _class_ad(action, text)) is not None:
+        said, attributes = lines
+    elif meant:
+        said, attributes = {"reason": text}, {}
     else:
-        pairs = _class_ad(text)
-        if pairs is None:
-            if not meant:
-                raise Malformed(f"it printed neither JSON nor lines of a ClassAd: {text[:100]!a}")
-            pairs = {"reason": text}
-        said, attributes = _sort(action, pairs)
+        raise Malformed(f"it printed neither JSON nor lines of a ClassAd: {text[:100]!a}")
     outcome = _outcome(said.pop("outcome", None), meant)
     reason = said.pop("reason", "")
     if not isinstance(reason, str):
@@ -224,30 +211,23 @@ def _json(text: str) -> dict[str, object]:
     return said
 
 
-def _class_ad(text: str) -> dict[str, object] | None:
-    """Parse lines ``Name = literal``; return None for any other text."""
+def _class_ad(action: str, text: str) -> tuple[dict[str, object], dict[str, object]] | None:
+    """Parse lines ``Name = literal``; return None for any other text.
+
+    An answer's own words may be written in any case; others are attributes of ads, for the actions that have some.
+    """
     found: dict[str, object] = {}
-    for line in text.splitlines():
-        if not line.strip():
-            continue
+    for line in filter(str.strip, text.splitlines()):
         pair = JobAd.parse_line(line)
         if pair is None or pair[0] in found:
             return None
-        value = literal(pair[1])
-        if not isinstance(value, str | int | float):
+        found[pair[0]] = literal(pair[1])
+        if not isinstance(found[pair[0]], str | int | float):
             raise Malformed(f"{pair[0]} = {pair[1][:100]!a} is no literal")
-        found[pair[0]] = value
-    return found
-
-
-def _sort(action: str, pairs: dict[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """Separate an answer's own words, which may be written in any case, from attributes of ads."""
     own = ("outcome", "reason", *_FIELDS.get(action, {}))
-    said = {name.lower(): value for name, value in pairs.items() if name.lower() in own}
-    rest = {name: value for name, value in pairs.items() if name.lower() not in own}
-    if action not in _WITH_ATTRIBUTES:
-        return said | rest, {}
-    return said, rest
+    said = {name.lower(): value for name, value in found.items() if name.lower() in own}
+    rest = {name: value for name, value in found.items() if name.lower() not in own}
+    return (said, rest) if action in _WITH_ATTRIBUTES else (said | rest, {})
 
 
 def _outcome(told: object, meant: str) -> str:
@@ -261,28 +241,26 @@ def _outcome(told: object, meant: str) -> str:
     return word
 
 
-def _checked(name: str, kind: str, value: object) -> object:
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str) and not has_control(value) and len(value) <= LONGEST_TEXT,
+    "bool": lambda value: isinstance(value, bool),
+    "integer": lambda value: type(value) is int and 0 <= value < 2**53,
+    "number": lambda value: type(value) in (int, float) and 0 <= value < 1e12,
+    "state": STATES.__contains__,
+    "list": lambda value: (
+        isinstance(value, list)
+        and len(value) <= MOST_FILES
+        and all(isinstance(word, str) and word and not has_control(word) for word in value)
+    ),
+}
+
+
+def _checked(name: str, kind: str, value: Any) -> object:
     """Return the value of a field of an answer, after checking that it is of the required kind."""
-    good = False
-    if kind == "text":
-        value = " ".join(value.split()) if isinstance(value, str) else value
-        good = isinstance(value, str) and not has_control(value) and len(value) <= LONGEST_TEXT
-    elif kind == "bool":
-        good = isinstance(value, bool)
-    elif kind == "integer":
-        good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
-    elif kind == "number":
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        good = good and 0 <= value < 1e12  # type: ignore[operator]
-    elif kind == "state":
-        value = value.strip().lower() if isinstance(value, str) else value
-        good = value in STATES
-    else:
-        if isinstance(value, str):
-            value = [word.strip() for word in value.split(",") if word.strip()]
-        words = value if isinstance(value, list) and len(value) <= MOST_FILES else [None]
-        good = all(isinstance(word, str) and word and not has_control(word) for word in words)
-    if not good:
+    if isinstance(value, str):
+        words = [word.strip() for word in value.split(",") if word.strip()]
+        value = {"text": " ".join(value.split()), "state": value.strip().lower(), "list": words}.get(kind, value)
+    if not _KINDS[kind](value):
         raise Malformed(f"{name} = {str(value)[:100]!a} is no {kind}")
     return value
 

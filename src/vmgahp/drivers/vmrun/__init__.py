@@ -6,7 +6,6 @@ import tempfile
 import uuid as uuids
 from collections.abc import Callable
 from time import monotonic
-from typing import NamedTuple
 
 from vmgahp import errors, findings
 from vmgahp.checkpoint.files import Unusable
@@ -48,73 +47,61 @@ NETWORKS = {"bridge": "vmnet0", "nat": "vmnet8"}
 _VERSION = re.compile(r"vmrun version ([0-9.]+)")
 
 
-class VmrunSurveyor(NamedTuple):
-    """The surveyor of one machine."""
+def survey(vm_type: str, settings: Settings, identity: Identity, log: Logger, end: float) -> Survey:
+    """Make all checks; see `vmgahp.drivers.base.Driver.survey`."""
+    checked = "the vmrun of VMWARE_VMRUN or the PATH"
+    try:
+        path = tool.find_tool(settings)
+        checked = f"{path} list, as uid {identity.uid}"
+        with tempfile.TemporaryDirectory(prefix="vmgahp-vmrun-", ignore_cleanup_errors=True) as home:
+            if identity.switching:
+                os.chown(home, identity.uid, identity.gid)
+            product, version = _ask(Tool(path, "", identity, home, log), settings, end)
+    except errors.Fault as fault:
+        return Survey([findings.judge("vmrun", checked, fault, "")])
+    name = PRODUCTS[product]
+    found = [Finding("vmrun", OK, checked, f"vmrun {version or '?'} answers for VMware {name}")]
+    able = product != "player"  # which has neither snapshots nor a pause
+    seen = "this product makes snapshots" if able else "it makes no snapshots: jobs with snapshot disks do not run."
+    hint = "" if able else "use VMware Workstation, or send only jobs with vmware_snapshot_disk = False here."
+    found.append(Finding("snapshots", OK if able else OFF, f"VMware {name}", seen, hint))
+    found.append(_kernel_module())
+    networking = []
+    for kind in settings.networking_types(NETWORKING_TYPES, own_bridge=True):
+        device = os.path.join(DEVICES, NETWORKS[kind])
+        if there := os.path.exists(device):
+            networking.append(kind)
+        said = (OK, device, "VMware's network is there") if there else (OFF, device, "VMware's network is missing.")
+        found.append(Finding(f"network {kind}", *said, "" if there else "vmware-networks --start"))
+    return Survey(
+        found,
+        attributes={
+            "version": version,
+            "product": product,
+            "snapshot": able,
+            "suspend": True,
+            "soft_suspend": able,
+            "checkpoint": True,
+            "networking": ",".join(networking),
+        },
+        networking=networking,
+        hypervisors=["vmware"],
+        vm_types=list(dict.fromkeys((vm_type, *VMRUN))),
+    )
 
-    vm_type: str
-    settings: Settings
-    identity: Identity
-    log: Logger
 
-    def survey(self, end: float) -> Survey:
-        """Make all checks; see `vmgahp.drivers.base.Driver.survey`."""
-        checked = "the vmrun of VMWARE_VMRUN or the PATH"
-        try:
-            path = tool.find_tool(self.settings)
-            checked = f"{path} list, as uid {self.identity.uid}"
-            with tempfile.TemporaryDirectory(prefix="vmgahp-vmrun-", ignore_cleanup_errors=True) as home:
-                if self.identity.switching:
-                    os.chown(home, self.identity.uid, self.identity.gid)
-                product, version = self._ask(Tool(path, "", self.identity, home, self.log), end)
-        except errors.Fault as fault:
-            return Survey([findings.judge("vmrun", checked, fault, "")])
-        name = PRODUCTS[product]
-        found = [Finding("vmrun", OK, checked, f"vmrun {version or '?'} answers for VMware {name}")]
-        able = product != "player"  # which has neither snapshots nor a pause
-        if able:
-            found.append(Finding("snapshots", OK, f"VMware {name}", "this product makes snapshots"))
-        else:
-            seen = f"VMware {name} makes no snapshots: jobs with snapshot disks do not run here."
-            hint = "use VMware Workstation, or send only jobs with vmware_snapshot_disk = False here."
-            found.append(Finding("snapshots", OFF, f"VMware {name}", seen, hint))
-        found.append(_kernel_module())
-        networking = []
-        for kind in self.settings.networking_types(NETWORKING_TYPES, own_bridge=True):
-            device = os.path.join(DEVICES, NETWORKS[kind])
-            if os.path.exists(device):
-                networking.append(kind)
-                found.append(Finding(f"network {kind}", OK, device, "VMware's network is there"))
-            else:
-                seen, hint = "VMware's network is not there.", "vmware-networks --start"
-                found.append(Finding(f"network {kind}", OFF, device, seen, hint))
-        return Survey(
-            found,
-            attributes={
-                "version": version,
-                "product": product,
-                "snapshot": able,
-                "suspend": True,
-                "soft_suspend": able,
-                "checkpoint": True,
-                "networking": ",".join(networking),
-            },
-            networking=networking,
-            hypervisors=["vmware"],
-            vm_types=list(dict.fromkeys((self.vm_type, *VMRUN))),
-        )
+def _ask(vmrun: Tool, settings: Settings, end: float) -> tuple[str, str]:
+    """Return the product, which answers, and vmrun's version. Raises `errors.Fault`."""
 
-    def _ask(self, vmrun: Tool, end: float) -> tuple[str, str]:
-        """Return the product, which answers, and vmrun's version. Raises `errors.Fault`."""
+    def left() -> float:
+        return max(0.1, end - monotonic())
 
-        def left() -> float:
-            return max(0.1, end - monotonic())
-
-        with explained("asking which VMs run"):
-            vmrun.find_product(self.settings, left())
-            vmrun.running(left())
-            # Without a command it prints its version and its usage.
-            told = _VERSION.search(tool.text_of(vmrun.call([], "without a command", left()).out))
-        return vmrun.product, told[1] if told else ""
+    with explained("asking which VMs run"):
+        vmrun.find_product(settings, left())
+        vmrun.running(left())
+        # Without a command it prints its version and its usage.
+        told = _VERSION.search(tool.text_of(vmrun.call([], "without a command", left()).out))
+    return vmrun.product, told[1] if told else ""
 
 
 def _kernel_module() -> Finding:
@@ -227,7 +214,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         return killed
 
     def survey(self, end: float) -> Survey:
-        return VmrunSurveyor(self.vm_type, self.settings, self.identity, self.log).survey(end)
+        return survey(self.vm_type, self.settings, self.identity, self.log, end)
 
     # How it is done
 

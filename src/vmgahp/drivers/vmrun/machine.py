@@ -7,6 +7,7 @@ A checkpoint is a suspended VM: its memory (``.vmss`` and ``.vmem``), the disks 
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
@@ -367,12 +368,10 @@ class VmrunMachine(ManagedMachine):
 
     def _find_mac(self) -> str:
         if not self._mac and self.spec.networking:
-            try:
+            with suppress(errors.Fault):
                 generated = self.current().get("ethernet0.generatedAddress", "").lower()
-            except errors.Fault:
-                generated = ""
-            # The file is the job's to change, and the address goes into a line of the protocol.
-            self._mac = generated if re.fullmatch(MAC, generated) else ""
+                # The file is the job's to change, and the address goes into a line of the protocol.
+                self._mac = generated if re.fullmatch(MAC, generated) else ""
         return self._mac
 
     def _find_address(self) -> str:

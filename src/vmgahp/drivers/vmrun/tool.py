@@ -168,44 +168,36 @@ _NOT_RUNNING = (
 _NOT_SUPPORTED = r"operation is not supported"
 
 
-def _machine(name: str, hint: str, message: str) -> Rule:
-    return Rule(name, MachineFault, errors.CRITICAL, hint, message)
-
-
-def _job(name: str, code: str, hint: str, message: str) -> Rule:
-    return Rule(name, JobFault, code, hint, message)
-
-
 # fmt: off
 RULES = (
     Rule("VM is off", ClientFault, errors.VM_NOT_FOUND, message=_NOT_RUNNING),
-    _machine("product", "set VMWARE_PRODUCT to ws, player or fusion, whichever is installed.",
+    Rule("product", MachineFault, errors.CRITICAL, "set VMWARE_PRODUCT to ws, player or fusion, as installed.",
         r"specified version was not found|service provider was not found|is not installed"),
-    _machine("disk space", "free disk space on the file system of EXECUTE.",
+    Rule("disk space", MachineFault, errors.CRITICAL, "free disk space on the file system of EXECUTE.",
         r"disk is full|[Nn]o space left|[Ii]nsufficient disk space|There is not enough space"),
-    _machine("memory", "give VMs less memory (VM_MEMORY), or the machine more.",
+    Rule("memory", MachineFault, errors.CRITICAL, "give VMs less memory (VM_MEMORY), or the machine more.",
         r"[Nn]ot enough (physical )?memory|[Oo]ut of memory|[Cc]annot allocate memory|[Mm]emory allocation"),
-    _machine("kernel modules",
+    Rule("kernel modules", MachineFault, errors.CRITICAL,
         "build and load VMware's kernel modules: vmware-modconfig --console --install-all.",
         r"/dev/vmmon|vmmon|vmnet|[Kk]ernel modules?"),
-    _machine("license", "renew the license of the VMware product.",
+    Rule("license", MachineFault, errors.CRITICAL, "renew the license of the VMware product.",
         r"[Ll]icen[sc]e|evaluation (period|version)|expired"),
-    _machine("virtualization", "turn hardware virtualization on in this machine's firmware.",
+    Rule("virtualization", MachineFault, errors.CRITICAL, "turn hardware virtualization on in this machine's firmware.",
         r"VT-x|AMD-V|[Vv]irtualized Intel|does not support (long mode|64-bit|hardware virtualization)"),
-    _job("disk format", errors.BAD_IMAGE,
+    Rule("disk format", JobFault, errors.BAD_IMAGE,
         "open the virtual machine in VMware, repair it, and send all of its files.",
         r"[Cc]annot open (one of )?the disks?|depends on|parent (virtual )?disk|not a virtual disk"
         r"|[Dd]isk (is )?(corrupt|invalid)|content ID|[Ff]ailed to open disk|is of an unsupported version"),
-    _job("configuration", errors.BAD_IMAGE,
+    Rule("configuration", JobFault, errors.BAD_IMAGE,
         "open the virtual machine in VMware, repair it, and send the .vmx that it writes.",
         r"[Cc]annot read the virtual machine configuration|[Cc]onfiguration file|[Dd]ictionary problem"
         r"|[Hh]ardware version|virtualHW|[Ii]nvalid (value|configuration)|[Cc]onfigured .* guest"),
-    _job("disk access", errors.INVALID_DISK_PARAM,
+    Rule("disk access", JobFault, errors.INVALID_DISK_PARAM,
         "send all files of the disks, let the job's user read and write them, and end other VMs that use them.",
         r"file is already in use|already (in use|locked)|write-protected|access rights|[Ii]nsufficient permission"
         r"|[Pp]ermission denied|file was not found|file access error|No such file"),
-    _job("MAC address", errors.MISMATCHED, "remove vm_macaddr.", "MAC address"),
-    _job("CPUs", errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus).",
+    Rule("MAC address", JobFault, errors.MISMATCHED, "remove vm_macaddr.", "MAC address"),
+    Rule("CPUs", JobFault, errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus).",
         "[Vv]irtual (CPU|processor)s?|numvcpus"),
     Rule("anything else", HypervisorFault, errors.INTERNAL,
         "read vmware.log in the job's scratch directory."),

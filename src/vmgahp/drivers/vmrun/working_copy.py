@@ -18,7 +18,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images import vmdk
-from vmgahp.images.vmdk import Vmdk, VmdkError
+from vmgahp.images.vmdk import VmdkError
 from vmgahp.job.vmware import VMX_FILE, WORKING_COPY_SUFFIX, VmwareSpec
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
 from vmgahp.job.vmx_drives import CDROM, DISK, Drive, drives
@@ -39,7 +39,7 @@ class VmdkLayer(NamedTuple):
     files: tuple[str, ...]
     """The description and its extents, each as `path`."""
     parent: str = ""
-    """The name to give its parent before a start (`correct`); empty if the name is right."""
+    """The name to give its parent before a start (`correct_parents`); empty if the name is right."""
 
 
 def base_name(path: str) -> str:
@@ -91,12 +91,9 @@ def correct_parents(identity: Identity, directory: str, layers: Iterable[VmdkLay
 
 def _elsewhere(identity: Identity, name: str) -> tuple[VmdkLayer, str]:
     """Return the layer of a full path, and where its parent is. Raises `VmdkError`, OSError, `errors.MachineFault`."""
-    descriptor = identity.open_named(name, os.O_RDONLY)
-    try:
-        path = os.readlink(f"/proc/self/fd/{descriptor}")  # VMware has trouble with symbolic links
-        found = vmdk.read(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(identity.open_named(name, os.O_RDONLY), "rb") as opened:
+        path = os.readlink(f"/proc/self/fd/{opened.fileno()}")  # VMware has trouble with symbolic links
+        found = vmdk.read(opened.fileno())
     files = [os.path.join(os.path.dirname(path), extent.file) for extent in found.extents]
     for file in files:
         os.close(identity.open_named(file, os.O_RDONLY))
@@ -106,7 +103,8 @@ def _elsewhere(identity: Identity, name: str) -> tuple[VmdkLayer, str]:
 
 def _in_scratch(identity: Identity, directory: str, name: str, shared: bool) -> tuple[VmdkLayer, str]:
     """Return the layer of the scratch directory, and where its parent is. Raises the same as `_elsewhere`."""
-    found = _open_and_read(identity, directory, name)
+    with open(identity.open_scratch(directory, name, os.O_RDONLY), "rb") as opened:
+        found = vmdk.read(opened.fileno())
     files = (name, *(extent.file for extent in found.extents))
     for file in files[1:]:
         os.close(identity.open_scratch(directory, file, os.O_RDONLY))
@@ -124,14 +122,6 @@ def _in_scratch(identity: Identity, directory: str, name: str, shared: bool) -> 
     return VmdkLayer(name, files), found.parent
 
 
-def _open_and_read(identity: Identity, directory: str, name: str) -> Vmdk:
-    descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
-    try:
-        return vmdk.read(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _is_there(identity: Identity, directory: str, name: str) -> bool:
     try:
         os.close(identity.open_scratch(directory, name, os.O_RDONLY))
@@ -142,14 +132,11 @@ def _is_there(identity: Identity, directory: str, name: str) -> bool:
 
 def _write_parent(identity: Identity, directory: str, name: str, parent: str) -> None:
     """Replace the parent's path by `parent`: inside a disk in the room that its description has."""
-    descriptor = identity.open_scratch(directory, name, os.O_RDWR)
-    try:
-        found = vmdk.read(descriptor)
+    with open(identity.open_scratch(directory, name, os.O_RDWR), "r+b") as opened:
+        found = vmdk.read(opened.fileno())
         text = vmdk.with_parent(found, parent)
         if found.room:
-            os.pwrite(descriptor, text.ljust(found.room, b"\0"), found.offset)
-    finally:
-        os.close(descriptor)
+            os.pwrite(opened.fileno(), text.ljust(found.room, b"\0"), found.offset)
     if not found.room:
         identity.write_scratch(directory, name, text)
 
@@ -364,18 +351,13 @@ class _Builder:
 
     def machine(self, uuid: str) -> None:
         """Add the lines that this daemon decides."""
-        self.vmx["memsize"] = str(self.spec.memory_mib // MEMORY_STEP * MEMORY_STEP)
-        self.vmx["numvcpus"] = str(self.spec.vcpus)
         if cores := self.source.cores_per_socket(self.spec.vcpus):
             self.vmx["cpuid.coresPerSocket"] = str(cores)
-        self.vmx["displayName"] = self.spec.name
-        self.vmx["uuid.action"] = "keep"
-        self.vmx["disk.locking"] = "FALSE"
-        self.vmx["msg.autoAnswer"] = "TRUE"
-        self.vmx["workingDir"] = "."
-        # A snapshot's disks beside the working copy, also where the disk itself is elsewhere.
-        self.vmx["snapshot.redoNotWithParent"] = "TRUE"
-        self.vmx[UUID_KEY] = uuid
+        memory = self.spec.memory_mib // MEMORY_STEP * MEMORY_STEP
+        self.vmx.update({"memsize": str(memory), "numvcpus": str(self.spec.vcpus), "displayName": self.spec.name})
+        self.vmx.update({"uuid.action": "keep", "disk.locking": "FALSE", "msg.autoAnswer": "TRUE", "workingDir": "."})
+        # The disks of a snapshot are made beside the working copy, also where the disk itself is elsewhere.
+        self.vmx.update({"snapshot.redoNotWithParent": "TRUE", UUID_KEY: uuid})
 
     def network(self, settings: Settings) -> None:
         """Add the NIC, if the job has one."""
@@ -386,12 +368,9 @@ class _Builder:
         bridge = self.spec.networking_type == "bridge"
         setting = "VMWARE_BRIDGE_NETWORKING_TYPE" if bridge else "VMWARE_NAT_NETWORKING_TYPE"
         own = settings.string(setting) or settings.string("VMWARE_NETWORKING_TYPE")
-        self.vmx["ethernet0.present"] = "TRUE"
-        self.vmx["ethernet0.startConnected"] = "TRUE"
-        self.vmx["ethernet0.connectionType"] = own or ("bridged" if bridge else "nat")
-        self.vmx["ethernet0.addressType"] = "static" if self.spec.mac else "generated"
-        if self.spec.mac:
-            self.vmx["ethernet0.address"] = self.spec.mac
+        nic = {"present": "TRUE", "startConnected": "TRUE", "connectionType": own or ("bridged" if bridge else "nat")}
+        nic |= {"addressType": "static", "address": self.spec.mac} if self.spec.mac else {"addressType": "generated"}
+        self.vmx.update({f"ethernet0.{line}": value for line, value in nic.items()})
 
     def _line(self, drive: Drive) -> str:
         return f"{VMX_FILE} = {shown(self.spec.vmx_file)}, {drive.place}.fileName"

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from http.client import HTTPException, HTTPSConnection
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -30,29 +31,14 @@ from pyVmomi import SoapStubAdapter, vim, vmodl
 
 from vmgahp import errors
 from vmgahp.config import Settings
+from vmgahp.drivers.fault_rules import Rule
 from vmgahp.errors import ClientFault, Fault, HypervisorFault, JobFault, MachineFault
 
-Maker = Callable[[str], Fault]
-"""A function that makes the fault for a problem."""
+_machine = partial(Rule, "", MachineFault, errors.CRITICAL)
+_hypervisor = partial(Rule, "", HypervisorFault, errors.INTERNAL)
+_job, _client = partial(Rule, "", JobFault), partial(Rule, "", ClientFault)
 
-
-def _machine(hint: str) -> Maker:
-    return lambda problem: MachineFault(problem, hint)
-
-
-def _hypervisor(hint: str) -> Maker:
-    return lambda problem: HypervisorFault(problem, hint)
-
-
-def _job(hint: str, code: str = errors.MISMATCHED) -> Maker:
-    return lambda problem: JobFault(code, problem, hint)
-
-
-def _client(code: str) -> Maker:
-    return lambda problem: ClientFault(code, problem)
-
-
-RULES: dict[type, Maker] = {
+RULES: dict[type, Rule] = {
     vim.fault.InvalidLogin: _machine("check VSPHERE_USER, and the password in VSPHERE_PASSWORD_FILE."),
     vim.fault.NotAuthenticated: _hypervisor("find out what ends the sessions on the server."),
     vim.fault.NoPermission: _machine("give the role of VSPHERE_USER the privilege that the message names."),
@@ -63,15 +49,18 @@ RULES: dict[type, Maker] = {
         "give the pool of VSPHERE_RESOURCE_POOL more memory and CPUs, or run fewer or smaller VMs (VM_MEMORY)."
     ),
     vim.fault.InvalidDatastore: _machine("mount the datastore of VSPHERE_DATASTORE on all hosts that run VMs."),
-    vim.fault.InvalidDiskFormat: _job("check the job's disks with qemu-img info.", errors.BAD_IMAGE),
+    vim.fault.InvalidDiskFormat: _job(errors.BAD_IMAGE, "check the job's disks with qemu-img info."),
     vim.fault.UnsupportedVmxLocation: _machine("name another VSPHERE_DATASTORE."),
     vim.fault.CannotAccessVmComponent: _hypervisor("see that the hosts reach the datastore."),
-    vim.fault.UnsupportedGuest: _job("name another guestOS in the job's .vmx."),
-    vim.fault.MemorySizeNotSupported: _job("ask for another vm_memory.", errors.NO_MEMORY_PARAM),
-    vim.fault.NumVirtualCpusIncompatible: _job("ask for fewer CPUs (vm_vcpus)."),
-    vim.fault.VmConfigFault: _job("change virtualHW.version or the devices in the job's .vmx to what this server has."),
+    vim.fault.UnsupportedGuest: _job(errors.MISMATCHED, "name another guestOS in the job's .vmx."),
+    vim.fault.MemorySizeNotSupported: _job(errors.NO_MEMORY_PARAM, "ask for another vm_memory."),
+    vim.fault.NumVirtualCpusIncompatible: _job(errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus)."),
+    vim.fault.VmConfigFault: _job(
+        errors.MISMATCHED, "change virtualHW.version or the devices of the .vmx to what this server has."
+    ),
     vim.fault.FileFault: _hypervisor("check the datastore, what has the file open, and the server's log (hostd.log)."),
     vmodl.fault.HostCommunication: _hypervisor("connect the host to its vCenter again, or take it out of the pool."),
+    vim.fault.MemorySnapshotOnIndependentDisk: _client(errors.VM_NO_SUPPORT_CHECKPOINT),
     vim.fault.ToolsUnavailable: _client(errors.VM_INVALID_OPERATION),
     vim.fault.InvalidPowerState: _client(errors.VM_INVALID_OPERATION),
     vmodl.fault.ManagedObjectNotFound: _client(errors.VM_NOT_FOUND),
@@ -100,7 +89,7 @@ class Gone(ClientFault):
 
 def from_vsphere(error: Exception, doing: str) -> Fault:
     """Return the fault for an error of vSphere met while `doing` something ("starting alice_lab_7.0")."""
-    fault = next(make for kind, make in RULES.items() if isinstance(error, kind))(
+    fault = next(rule for kind, rule in RULES.items() if isinstance(error, kind)).make(
         f"vSphere failed while {doing}: {describe(error)}."
     )
     keys = [getattr(message, "key", "") or "" for message in getattr(error, "faultMessage", None) or ()]

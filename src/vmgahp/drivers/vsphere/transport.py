@@ -205,7 +205,7 @@ class VsphereCheckpoints(NamedTuple):
 
     identity: Identity
     days: int
-    """The seconds that a checkpoint waits for its job; 0 for ever."""
+    """The days for which a checkpoint waits for its job; 0 for ever."""
     log: Logger
 
     def store(self, directory: str) -> CheckpointStore:
@@ -253,7 +253,7 @@ class VspherePlan(NamedTuple):
     extents: dict[str, str]
     """The file with the plain content of each disk, by its name in the ``.vmx``; empty for one to convert."""
     job: str
-    """The identity of the job (`annotations.job_id`)."""
+    """The identity of the job (`vm.job_id`)."""
     end: float
     """The time by which uploads must be done, by the monotonic clock."""
     manifest: Manifest | None = None
