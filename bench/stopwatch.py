@@ -91,12 +91,6 @@ class Subject(NamedTuple):
     def _give(self, path: Path) -> None:
         os.chown(path, int(self.environment["VMGAHP_USER_UID"]), int(self.environment["VMGAHP_USER_GID"]))
 
-    def forget_proof(self) -> None:
-        """Remove the file in which a probe or a START keeps its findings about KVM in this boot."""
-        for pattern in self.task["proofs"]:
-            for path in Path("/").glob(pattern.lstrip("/")):
-                path.unlink(missing_ok=True)
-
     def ad(self, **values: object) -> list[bytes]:
         """Return the lines of the job's ad, with values of its own."""
         values = {"VM_WORKING_DIR": str(self.scratch), **values}
@@ -153,9 +147,7 @@ def without_vm(subject: Subject) -> Iterator[Value]:
 
 
 def probe(subject: Subject) -> Iterator[Value]:
-    """Measure the probe, with and without its findings about KVM from before."""
-    subject.forget_proof()
-    yield "probe anew", subject.probe()
+    """Measure the probe."""
     yield "probe", subject.probe()
     # Of this process, which does nothing but wait, and of the one that it starts.
     yield from ((f"probe {name}", value) for name, value in counted(os.getpid(), subject.probe, children=True))
@@ -163,7 +155,6 @@ def probe(subject: Subject) -> Iterator[Value]:
 
 def with_vm(subject: Subject) -> Iterator[Value]:
     """Measure a VM from its START to the end of its server."""
-    subject.probe()  # finds out about KVM, as the startd's has on any machine that gets a job
     subject.new_scratch()
     subject.image("counting")
     with subject.serve() as server:
@@ -181,16 +172,8 @@ def with_vm(subject: Subject) -> Iterator[Value]:
         yield "QUIT", server.quit() / 1e6
 
 
-def start_anew(subject: Subject) -> Iterator[Value]:
-    """Measure START where nothing is known of KVM, and the instructions of one otherwise."""
-    subject.new_scratch()
-    subject.image("counting")
-    subject.forget_proof()
-    with subject.serve() as server:
-        _as_a_starter(server)
-        yield "START anew", subject.start(server)[0]
-        server.quit()
-    subject.probe()
+def one_start(subject: Subject) -> Iterator[Value]:
+    """Count the instructions of a START."""
     subject.new_scratch()
     subject.image("counting")
     with subject.serve() as server:
@@ -337,7 +320,7 @@ PARTS = {
     "without VM": without_vm,
     "probe": probe,
     "VM": with_vm,
-    "START anew": start_anew,
+    "one START": one_start,
     "256 MiB": lambda subject: with_memory(subject, 256),
     "1 GiB": lambda subject: with_memory(subject, 1024),
     "many": many,

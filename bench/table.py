@@ -59,10 +59,7 @@ NO_MORE = Goal(1.2, ratio=False)
 
 
 USER = "In user mode, as the processor counts them. The seed of Python's hashes moves them by 1 %."
-PROOF = "What is known of KVM in this boot was removed before."
-KNOWN = (
-    "After a probe, as on any machine that gets a job, and 0.3 s after ASYNC_MODE_ON: condor_starter takes a second."
-)
+READY = "0.3 s after ASYNC_MODE_ON: condor_starter takes a second."
 FAMILY = "Of all its processes: the guardian of the VM is included."
 OWN = "Anonymous pages: what no other process shares."
 DATA = "Pages of programs and libraries that were written to: their variables, and addresses that the loader fills in."
@@ -108,11 +105,9 @@ ROWS = (
     _instructions("live STATUS", LIVE, "STATUS, a VM"),
     _instructions("VERSION of fifty", FIFTY, "VERSION, 50 VMs"),
     _instructions("probe", "probe", "the probe"),
-    _instructions("START", "START anew", "a job ad and START"),
-    Row("probe", "probe", "the probe", MILLI, Goal(3.0), KNOWN),
-    Row("probe anew", "probe", "the probe after a boot", MILLI, Goal(400, ratio=False), PROOF),
-    Row("START", LIVE, "START to its result", MILLI, Goal(1.1), KNOWN),
-    Row("START anew", "START anew", "START without a probe", MILLI, remark=PROOF),
+    _instructions("START", "one START", "a job ad and START"),
+    Row("probe", "probe", "the probe", MILLI, Goal(400, ratio=False)),
+    Row("START", LIVE, "START to its result", MILLI, Goal(1.1), READY),
     Row("QUIT", LIVE, "QUIT to the end, a VM", MILLI, remark=SLEEPS),
     *_with_memory("256 MiB", 256),
     *_with_memory("1 GiB", 1024),

@@ -83,17 +83,28 @@ def test_the_first_bad_finding_is_the_one() -> None:
 
 def test_what_was_begun_is_waited_for() -> None:
     allowed = threading.Event()
-    wait = findings.begin(lambda: allowed.wait(60))
+    begun = findings.Begun("it", lambda: allowed.wait(60))
+    with pytest.raises(findings.Late):
+        begun.result(0.01)
     allowed.set()
-    assert wait() is True
-    failing = findings.begin(lambda: [][0])
+    assert begun.result() is True
+    failing = findings.Begun("it", lambda: [][0])
     with pytest.raises(IndexError):
-        failing()
+        failing.result()
 
 
-def test_what_cannot_be_begun_is_done_when_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_more(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", no_more)
-    assert findings.begin(lambda: "done")() == "done"
+def test_findings_are_sorted_and_a_failure_names_its_cause() -> None:
+    found = [
+        Finding("network nat", OFF, "", ""),
+        Finding("cpu", findings.UNKNOWN, "", ""),
+        Finding("a driver's own", OK, "", ""),
+        Finding("kvm", BAD, "", ""),
+        Finding("libvirt", OFF, "", ""),
+        Finding("firmware", BAD, "", "", because="cpu"),
+    ]
+    causes = {one.check: one.because for one in findings.explained(found)}
+    assert list(causes) == ["a driver's own", "libvirt", "kvm", "cpu", "network nat", "firmware"]
+    assert causes["cpu"] == causes["firmware"] == "kvm", "the first cause of all"
+    assert not causes["network nat"], "what is not offered explains no failure but one that is not known"
+    worse = [one._replace(verdict=BAD) if one.check == "libvirt" else one for one in found]
+    assert {one.because for one in findings.explained(worse) if one.verdict != OK} == {"", "libvirt"}

@@ -37,7 +37,6 @@ STAND_IN = "(the simulated driver and the contract of drivers: for tests)"
 
 PLACES = {
     "checkpoint/store.py:CheckpointStore.write": (1, LATER),
-    "commands/doctor/__init__.py:_seen": (2, PROBE),
     "config/__init__.py:Settings._bad": (1, SETTING),
     "config/__init__.py:Settings._evaluate": (1, SETTING),
     "config/sources.py:_ask": (1, SETTING),
@@ -48,6 +47,8 @@ PLACES = {
     "config/sources.py:expand": (1, SETTING),
     "config/sources.py:logical_lines": (1, SETTING),
     "config/sources.py:read_file": (3, SETTING),
+    "daemon/containers.py:_run.reason": (1, PROBE),
+    "daemon/containers.py:version": (1, PROBE),
     "daemon/probe.py:_free_mib": (2, PROBE),
     "daemon/probe.py:_require_absolute_libraries": (1, PROBE),
     "daemon/probe.py:run": (1, PROBE),
@@ -160,8 +161,8 @@ PLACES = {
     "drivers/vsphere/transport.py:Transport.deploy": (1, VSPHERE),
     "drivers/vsphere/transport.py:Transport.fetch": (2, LATER),
     "drivers/vsphere/vm.py:VsphereVm.go_back_to": (1, VSPHERE),
-    "findings.py:Checks.begin": (1, PROBE),
-    "findings.py:Checks.begin.run": (1, PROBE),
+    "findings.py:Begun.__init__": (1, PROBE),
+    "findings.py:Begun.result": (1, PROBE),
     "findings.py:Checks.outcome": (1, PROBE),
     "hooks/policy.py:choose_mac": (1, PROGRAM),
     "hooks/policy.py:Policy._made": (1, PROGRAM),

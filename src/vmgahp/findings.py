@@ -1,12 +1,12 @@
-"""Findings about this machine: the check, its result, and a hint.
+"""Findings about this machine: the check, its result, and a hint; and the registry of all checks.
 
 The probe publishes them beside its attributes and the doctor shows them; neither knows about hypervisors.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import NamedTuple, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar
 
 from vmgahp import errors
 
@@ -37,19 +37,87 @@ class Finding(NamedTuple):
     """The name of the check that this one depends on, if that one failed."""
 
 
+SETTINGS, USER, HYPERVISOR, KVM = "HTCondor's settings", "The user", "The hypervisor", "KVM"
+SCRATCH, NETWORKS, IMAGES = "Scratch directories and QEMU's user", "Networks", "The catalog of images"
+FIRMWARE, STARTD, FAILURES = "Firmware and the probe's time", "The startd", "The last failures"
+
+
+class CheckRow(NamedTuple):
+    """A row of `CHECKS`."""
+
+    name: str
+    """The name of a check, or the first word of several names."""
+    section: str
+    needs: tuple[str, ...] = ()
+    """The checks that explain a failure of this one if they have failed too."""
+    is_decisive: bool = False
+    """True if without its result nothing says that a job could run."""
+
+
+CHECKS = (
+    CheckRow("HTCondor", SETTINGS),
+    CheckRow("host name", SETTINGS),
+    CheckRow("settings", SETTINGS, ("HTCondor", "host name")),
+    CheckRow("VM_TYPE", SETTINGS, ("HTCondor",)),
+    CheckRow("VM_GAHP_SERVER", SETTINGS, ("HTCondor",)),
+    CheckRow("memory", SETTINGS, ("HTCondor",), is_decisive=True),
+    CheckRow("slots", SETTINGS),
+    CheckRow("VM_NETWORKING", SETTINGS),
+    CheckRow("VM_GAHP_LOG", SETTINGS, ("HTCondor",)),
+    CheckRow("script", SETTINGS),
+    CheckRow("policy", SETTINGS),
+    CheckRow("root", USER, is_decisive=True),
+    CheckRow("hypervisor", HYPERVISOR, ("VM_TYPE",), is_decisive=True),
+    CheckRow("libvirt", HYPERVISOR, is_decisive=True),
+    CheckRow("memory images", HYPERVISOR),
+    CheckRow("tpm", HYPERVISOR, ("libvirt",)),
+    CheckRow("limits", HYPERVISOR, ("libvirt",)),
+    CheckRow("kvm", KVM, ("libvirt",), is_decisive=True),
+    CheckRow("kvm device", KVM),
+    CheckRow("cpu", KVM, ("libvirt", "kvm"), is_decisive=True),
+    CheckRow("QEMU's user", SCRATCH, ("HTCondor", "disk space")),
+    CheckRow("SELinux", SCRATCH),
+    CheckRow("disk", SCRATCH, ("HTCondor",)),
+    CheckRow("network", NETWORKS, ("libvirt",)),
+    CheckRow("image", IMAGES, ("libvirt",)),
+    CheckRow("firmware", FIRMWARE, ("libvirt", "hypervisor", "kvm")),
+    CheckRow("clock", FIRMWARE),
+    CheckRow("startd", STARTD, ("HTCondor",)),
+    CheckRow("log", FAILURES, ("HTCondor", "VM_GAHP_LOG")),
+)
+"""The checks of the probe and of the doctor, in the order of their dependencies; a driver may have others."""
+
+_ROWS = {row.name: row for row in CHECKS}
+
+
+def row_of(check: str) -> CheckRow:
+    """Return the row of a check by its name, else by the first word; that of the hypervisor for a driver's own."""
+    return _ROWS.get(check) or _ROWS.get(check.partition(" ")[0]) or _ROWS["hypervisor"]
+
+
+def explained(found: Sequence[Finding]) -> list[Finding]:
+    """Sort findings by `CHECKS`, and set the check on which each failure ultimately depends."""
+    order = {row: number for number, row in enumerate(CHECKS)}
+    failed = [one for one in found if one.verdict != OK]
+
+    def cause(finding: Finding) -> str:
+        named = [one for one in failed if one.check == finding.because]
+        if not finding.because and finding.verdict != OK:
+            needs = row_of(finding.check).needs
+            named = [
+                one
+                for one in failed
+                if one.check in needs
+                and one.check != finding.check
+                and (one.verdict == BAD or finding.verdict == UNKNOWN)
+            ]
+        return (named and (cause(named[0]) or named[0].check)) or finding.because
+
+    return [one._replace(because=cause(one)) for one in sorted(found, key=lambda one: order[row_of(one.check)])]
+
+
 class Late(errors.MachineFault):
     """A check that has not ended by its deadline."""
-
-
-class NotKnown(Exception):
-    """An unknown result, because a check that this one depends on could not be made; the text, a sentence, says why.
-
-    `because` is the check that failed to find out.
-    """
-
-    def __init__(self, because: str, why: str) -> None:
-        super().__init__(why)
-        self.because = because
 
 
 def judge(check: str, looked_at: str, outcome: object, good: str | Callable[[], str], trouble: str = BAD) -> Finding:
@@ -64,33 +132,37 @@ def first_bad(findings: Iterable[Finding]) -> Finding | None:
     return next((finding for finding in findings if finding.verdict == BAD), None)
 
 
-def begin(work: Callable[[], Result]) -> Callable[[], Result]:
-    """Start `work` in a thread and return a function that waits for it, and returns or raises what it did.
+class Begun(Generic[Result]):
+    """A piece of work in a thread of its own, which keeps no process from exiting."""
 
-    If no thread can be started, the work is done when the returned function is called.
-    """
-    ended: list[tuple[Result | None, BaseException | None]] = []
-
-    def run() -> None:
+    def __init__(self, name: str, work: Callable[[], Result]) -> None:
+        self._name = name
+        self._work = work
+        self._began = monotonic()
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
         try:
-            ended.append((work(), None))
+            threading.Thread(target=self._run, name=f"check {name}", daemon=True).start()
+        except RuntimeError as error:
+            hint = "look at the limits on processes."
+            self._error = errors.MachineFault(f"The check of {name} was not made: {error}.", hint)
+            self._ended.set()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
         except BaseException as error:  # noqa: BLE001 - raised again where the result is waited for
-            ended.append((None, error))
+            self._error = error
+        self._ended.set()
 
-    thread = threading.Thread(target=run, name="begun", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return work
-
-    def wait() -> Result:
-        thread.join()
-        result, error = ended[0]
-        if error is not None:
-            raise error
-        return cast(Result, result)
-
-    return wait
+    def result(self, seconds: float | None = None) -> Result:
+        """Return the result of the work, or raise its exception; raise `Late` if it has not ended within `seconds`."""
+        if not self._ended.wait(seconds):
+            took = monotonic() - self._began
+            raise Late(f"The check of {self._name} had not ended after {took:.1f} s.", "see what it waits for.")
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class Checks:
@@ -101,44 +173,30 @@ class Checks:
     """
 
     def __init__(self, end: float) -> None:
-        self._began = monotonic()
         self._end = end
-        self._threads: dict[str, threading.Thread] = {}
+        self._begun: dict[str, Begun[object]] = {}
         self._outcomes: dict[str, object] = {}
 
     def begin(self, name: str, check: Callable[[], object]) -> None:
         """Run a check in a thread of its own."""
-
-        def run() -> None:
-            try:
-                outcome = check()
-            except errors.Fault as fault:
-                outcome = fault
-            except Exception as error:  # noqa: BLE001 - a bug in one check must not hide what the others found
-                outcome = errors.HypervisorFault(f"The check failed: {error!r}.", "report it as a bug.")
-            self._outcomes.setdefault(name, outcome)
-
-        thread = threading.Thread(target=run, name=f"check {name}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            self._outcomes[name] = errors.MachineFault(
-                f"The check was not made: {error}.", "look at the limits on processes."
-            )
-        self._threads[name] = thread
+        self._begun[name] = Begun(name, check)
 
     def outcome(self, name: str, end: float | None = None) -> object:
         """Return what a check has returned, or the `errors.Fault` that it raised; None for one that was not started.
 
         `end` can be earlier than that of the other checks.
         """
-        if name not in self._threads:
+        if name not in self._begun:
             return None
         if name not in self._outcomes:
-            self._threads[name].join(max(0.0, (self._end if end is None else end) - monotonic()))
-        seconds = monotonic() - self._began
-        late = Late(f"The check of {name} had not ended after {seconds:.1f} s.", "see what it waits for.")
-        return self._outcomes.setdefault(name, late)
+            try:
+                outcome = self._begun[name].result(max(0.0, (self._end if end is None else end) - monotonic()))
+            except errors.Fault as fault:
+                outcome = fault
+            except Exception as error:  # noqa: BLE001 - a bug in one check must not hide what the others found
+                outcome = errors.HypervisorFault(f"The check failed: {error!r}.", "report it as a bug.")
+            self._outcomes[name] = outcome
+        return self._outcomes[name]
 
 
 def side_by_side(checks: Mapping[str, Callable[[], object]], end: float) -> dict[str, object]:

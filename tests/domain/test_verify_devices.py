@@ -15,7 +15,6 @@ from vmgahp.domain import build as domain_xml
 from vmgahp.domain import verify
 from vmgahp.domain.restore import SavedMismatch, reconcile
 from vmgahp.drivers.libvirt import capabilities, emulator, firmware, tpm
-from vmgahp.host import proof
 from vmgahp.host.job_user import Identity
 from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
@@ -253,10 +252,10 @@ def test_a_tpm_takes_a_libvirt_that_takes_one(monkeypatch: pytest.MonkeyPatch, t
         (tmp_path / program).touch(0o755)
     with pytest.raises(errors.JobFault, match="libvirt does not find swtpm"):
         require("qemu", Capable("passthrough"), tpm=True)
-    monkeypatch.setattr(tpm, "proved", lambda _identity, _seconds: proof.Proof("swtpm is ill"))
+    monkeypatch.setattr(tpm, "trouble", lambda _identity, _seconds: "swtpm is ill")
     with pytest.raises(errors.JobFault, match="swtpm is ill"):
         require("qemu", Capable("emulator", "external"), tpm=True)
-    monkeypatch.setattr(tpm, "proved", lambda _identity, _seconds: proof.Proof(""))
+    monkeypatch.setattr(tpm, "trouble", lambda _identity, _seconds: "")
     require("qemu", Capable("emulator", "external"), tpm=True)
     (tmp_path / "swtpm_setup").unlink()
     require("qemu", Capable("emulator", "external"), tpm=True)

@@ -17,7 +17,7 @@ from tests.conftest import simulated_ad
 from tests.peer import Peer, environment
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
-from vmgahp.daemon.sampler import Sampler
+from vmgahp.daemon.collector import Collector
 from vmgahp.drivers.simulated import SimulatedMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
@@ -277,38 +277,38 @@ def test_a_hypervisor_that_hangs_holds_up_no_request_and_one_thread(scratch: Pat
     assert events(scratch)[-1] == "stop"
 
 
-def sampled(scratch: Path, user: Identity, kind: type[SimulatedMachine]) -> tuple[Sampler, SimulatedMachine, Call]:
-    """A sampler whose VM has started, that VM, and a SUSPEND of it."""
+def sampled(scratch: Path, user: Identity, kind: type[SimulatedMachine]) -> tuple[Collector, SimulatedMachine, Call]:
+    """A collector whose VM has started, that VM, and a SUSPEND of it."""
     call = Call(Vm(1), lifecycle.START, 1, 0.0)
     call.job = jobs.of_lines(*simulated_ad(scratch))
     machine = kind(call.job, {})
     machine.found = time.time(), machine.status()
-    sampler = Sampler(Settings({"VM_METRICS_INTERVAL": "1"}), user, Log())
-    sampler.done(call, None, 0.0, machine)
+    collector = Collector(Settings({"VM_METRICS_INTERVAL": "1"}), user, Log())
+    collector.done(call, None, 0.0, machine)
     save = Call(call.vm, lifecycle.SUSPEND, 2, 0.0)
     save.state = lifecycle.RUNNING
-    return sampler, machine, save
+    return collector, machine, save
 
 
 def test_a_vm_that_starts_while_the_only_other_one_ends_has_its_time(scratch: Path, user: Identity) -> None:
     """What the main thread waits for is a time that poll can wait for."""
-    sampler, machine, save = sampled(scratch, user, SimulatedMachine)
+    collector, machine, save = sampled(scratch, user, SimulatedMachine)
     other = Call(Vm(2), lifecycle.START, 3, 0.0)
     other.job = jobs.of_lines(*simulated_ad(scratch))
-    sampler._add(other, machine)
-    sampler.done(Call(save.vm, lifecycle.STATUS, 4, 0.0), Status(lifecycle.STOPPED), 0.0, machine)
-    assert sampler.due is not None
-    assert sampler.due <= time.monotonic()
-    sampler.look(time.monotonic())
-    assert time.monotonic() < sampler.due < time.monotonic() + 2
+    collector._add(other, machine)
+    collector.done(Call(save.vm, lifecycle.STATUS, 4, 0.0), Status(lifecycle.STOPPED), 0.0, machine)
+    assert collector.due is not None
+    assert collector.due <= time.monotonic()
+    collector.look(time.monotonic())
+    assert time.monotonic() < collector.due < time.monotonic() + 2
 
 
 def test_a_failure_is_told_with_its_reason(scratch: Path, user: Identity) -> None:
-    sampler, machine, save = sampled(scratch, user, SimulatedMachine)
+    collector, machine, save = sampled(scratch, user, SimulatedMachine)
     for _ in range(3):
-        sampler.before(save)  # each has the VM read, which knows nothing new
-    sampler.done(save, errors.MachineFault("The disk is full.", "make room."), 0.0, machine)
-    sampler.end(machine, "enough")
+        collector.before(save)  # each has the VM read, which knows nothing new
+    collector.done(save, errors.MachineFault("The disk is full.", "make room."), 0.0, machine)
+    collector.end(machine, "enough")
     found = lines(scratch)
     assert events(scratch) == ["start", "suspend", "end"]
     assert len(found) == 4, "figures that have not changed hands are not told again"
@@ -318,11 +318,11 @@ def test_a_failure_is_told_with_its_reason(scratch: Path, user: Identity) -> Non
 
 
 def test_a_clock_that_is_set_back_stops_no_figures(scratch: Path, user: Identity) -> None:
-    sampler, machine, save = sampled(scratch, user, SimulatedMachine)
-    sampler.before(save)
+    collector, machine, save = sampled(scratch, user, SimulatedMachine)
+    collector.before(save)
     machine.found = time.time() - 3600, machine.status()
-    sampler.before(save)
-    sampler.end(machine, "enough")
+    collector.before(save)
+    collector.end(machine, "enough")
     assert [line["cpu_seconds"] for line in lines(scratch) if "cpu_seconds" in line] == [0.5, 1.0]
 
 
@@ -334,12 +334,12 @@ def test_where_no_thread_can_be_started_figures_are_kept_from_the_next_operation
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        sampler, machine, save = sampled(scratch, user, SimulatedMachine)
-        sampler.before(save)
+        collector, machine, save = sampled(scratch, user, SimulatedMachine)
+        collector.before(save)
     assert events(scratch) == ["start"]
-    sampler.done(save, None, time.monotonic(), machine)
+    collector.done(save, None, time.monotonic(), machine)
     until(lambda: any("cpu_seconds" in line for line in lines(scratch)), "figures")
-    sampler.end(machine, "enough")
+    collector.end(machine, "enough")
 
 
 def test_a_driver_that_breaks_at_it_leaves_no_request_unanswered(scratch: Path, user: Identity) -> None:
@@ -350,10 +350,10 @@ def test_a_driver_that_breaks_at_it_leaves_no_request_unanswered(scratch: Path, 
         def metrics(self) -> Metrics:
             raise ZeroDivisionError
 
-    sampler, machine, save = sampled(scratch, user, Broken)
-    sampler.before(save)
-    sampler.done(save, None, 0.0, machine)
-    sampler.end(machine, "enough")
+    collector, machine, save = sampled(scratch, user, Broken)
+    collector.before(save)
+    collector.done(save, None, 0.0, machine)
+    collector.end(machine, "enough")
     assert events(scratch) == ["start", "end"]
 
 

@@ -1,4 +1,4 @@
-"""Job ads, of condor_q or of a file, for the commands that are about one job."""
+"""Job ads in files and from condor_q, for the commands that are about one job."""
 
 import os
 
@@ -41,11 +41,6 @@ def ask_condor_q(job: str) -> str:
     return out[:LARGEST_AD]
 
 
-def no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
-    """Make the fault for an ad that is missing or unusable."""
-    return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)
-
-
 def read_ad_file(path: str) -> str:
     """Read the file of an ad. Raises `ClientFault`."""
     try:
@@ -58,12 +53,23 @@ def read_ad_file(path: str) -> str:
 
 def parse_ad(text: str) -> list[tuple[str, str]]:
     """Parse the attributes of the first ad in a text. Raises `ClientFault`."""
+    pairs = pairs_of(text)
+    if not pairs:
+        raise no_ad("there is no line of the form Name = expression, as condor_q -l and .job.ad have them")
+    return pairs
+
+
+def pairs_of(text: str) -> list[tuple[str, str]]:
+    """Parse the attributes of the first ad in a text; lines that are none are left out."""
     pairs: list[tuple[str, str]] = []
     for line in text.split("\n"):
         if pair := JobAd.parse_line(line.strip("\r")):
             pairs.append(pair)
         elif pairs and not line.strip():
             break
-    if not pairs:
-        raise no_ad("there is no line of the form Name = expression, as condor_q -l and .job.ad have them")
     return pairs
+
+
+def no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
+    """Make the fault for an ad that is missing or unusable."""
+    return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from vmgahp.commands.arguments import tell
-from vmgahp.commands.queue import ask_condor_q, job_id
+from vmgahp.commands.queue import ask_condor_q, job_id, pairs_of
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault, Fault
 from vmgahp.host.run import run, which
 from vmgahp.job.ad import JobAd
@@ -52,8 +52,7 @@ class Way(NamedTuple):
 
 def way_of_job(job: str, port: int) -> Way:
     """Find the forwarded port of a job's guest in its ad, or else in its file on the machine. Raises `ClientFault`."""
-    lines = ask_condor_q(job).strip().partition("\n\n")[0].split("\n")
-    ad = JobAd([pair for line in lines if (pair := JobAd.parse_line(line.strip("\r")))])
+    ad = JobAd(pairs_of(ask_condor_q(job)))
     host = (ad.string("RemoteHost") or "").rpartition("@")[2]
     if not host:
         raise _none(f"job {job} runs nowhere", "wait until it does: condor_q says so.")

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import unified_diff
 from shutil import which
 
@@ -47,278 +47,16 @@ after a boot, without VMs for ten minutes."""
 
 KNOWN = {setting.name for setting in (*config.SETTINGS, *ELSEWHERE)}
 
-
-class NotWritten(Exception):
-    """A file that could not be written; the text is a sentence with the remedy."""
-
-
-class NotOurs(NotWritten):
-    """A file that this command has not written, or that was changed since."""
-
-    def __init__(self, sentence: str, text: str = "") -> None:
-        super().__init__(sentence)
-        self.text = text
-        """The text of the file, if it could be read."""
-
-
-def file_place(environ: Mapping[str, str], tool: str) -> str:
-    """Find the path in the last directory of LOCAL_CONFIG_DIR, or that of the existing file. Raises `NotWritten`."""
-    elsewhere = "or name a file by --output FILE."
-    if not tool:
-        raise NotWritten(
-            "There is no HTCondor here whose configuration this could be: no condor_config_val is found. "
-            f"Hint: install HTCondor, put the directory of condor_config_val on PATH, {elsewhere}"
-        )
-    values, _, _ = sources.read(("LOCAL_CONFIG_DIR",), environ)
-    named = values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()
-    if not named:
-        raise NotWritten(
-            "HTCondor's LOCAL_CONFIG_DIR is not set: it reads no directory of files. "
-            f"Hint: set LOCAL_CONFIG_DIR = /etc/condor/config.d in its configuration and make that, {elsewhere}"
-        )
-    paths = [os.path.join(directory, FILE_NAME) for directory in reversed(named) if os.path.isdir(directory)]
-    if not paths:
-        raise NotWritten(
-            f"None of the directories of HTCondor's LOCAL_CONFIG_DIR is there: {', '.join(named)}. "
-            f"Hint: mkdir -p {named[-1]}, {elsewhere}"
-        )
-    return next((path for path in paths if os.path.lexists(path)), paths[0])
-
-
-def is_known(name: str) -> bool:
-    """Return True for a setting of this daemon or for VMs; a directory of VM_SHARE_DIRS makes one of its own."""
-    try:
-        return name in KNOWN or bool(setting_of(name))
-    except KeyError:
-        return False
-
-
-def require_plain(name: str, value: str) -> None:
-    """Raise `UsageError` for an unknown setting, or a value that HTCondor would not take literally."""
-    if not is_known(name):
-        raise UsageError(f"{name} is not a setting{did_you_mean(name, KNOWN) or '; vmgahp config lists them.'}")
-    if value == MACROS.get(name):
-        return
-    if not value.strip() or not value.isprintable() or "$" in value or value.rstrip().endswith("\\"):
-        raise UsageError(
-            f"{name} = {value!a} is not a plain value: one line, without $, which HTCondor would replace, and without "
-            "a \\ at the end, which would continue it. Leave the setting out for its default."
-        )
-
-
-def require_valid(values: Mapping[str, str]) -> None:
-    """Raise `UsageError` for everything that `vmgahp.config.check` finds wrong, even if jobs would run."""
-    for name, value in values.items():
-        require_plain(name, value)
-    ours = {name: value for name, value in values.items() if name not in ELSEWHERE_BY_NAME}
-    settings = config.Settings(ours, "given")
-    vm_type = settings.string("VM_TYPE").lower()
-    found = check.values(settings, vm_type)
-    if not any(finding.verdict == BAD for finding in found):
-        found += filter(None, [check.networking(settings, vm_type)])
-    listed = [sources.Entry(name, value, "given") for name, value in values.items()]
-    found += check.elsewhere(sources.Entries(listed, of_htcondor=True))
-    for finding in found:
-        raise UsageError(f"{finding.seen[:-1].replace(' (given)', '')}: {finding.hint}")
-
-
-def file_text(values: Mapping[str, str], command: str) -> str:
-    """Make the text of the file; `command` is the command line that makes it again."""
-    lines = ["# The VM universe by vmgahp. Other settings: vmgahp config. Made by:", f"#   {command}"]
-    lines += [f"{name} = {value}" for name, value in values.items()]
-    body = "".join(f"{line}\n" for line in lines)
-    return f"{_MARK}{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
-
-
-def read_own_file(path: str) -> str | None:
-    """Read the file; None if it is missing. Raises `NotOurs` unless it is as this command has written it."""
-    try:
-        with open_regular(path, follow=False) as file:
-            text = file.read(LONGEST).decode("utf-8", "surrogateescape")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise NotOurs(f"{path} cannot be read: {error.strerror or error}. Nothing is done to it.") from error
-    mark = _MARKED.match(text)
-    if mark is None:
-        raise NotOurs(f"{path} was not written by vmgahp setup, and stays as it is. Move it away, or keep it.", text)
-    rest = text[mark.end() :]
-    if hashlib.sha256(rest.encode("utf-8", "surrogateescape")).hexdigest() != mark[1]:
-        raise NotOurs(
-            f"{path} was changed since vmgahp setup wrote it, and stays as it is. Put the changes into a file of "
-            f"your own that HTCondor reads later, such as 61-local.config beside it, then rm {path}.",
-            text,
-        )
-    return text
-
-
-def values_in(text: str, path: str) -> dict[str, str]:
-    """Parse the settings in a file of this command."""
-    return {name: value for _, name, value in sources.logical_lines(text, path)}
-
-
-def file_difference(old: str, new: str, path: str) -> list[str]:
-    """List the lines that would change, as diff -u shows them, without the line of the checksum."""
-    before, after = ([line for line in text.splitlines() if not line.startswith(_MARK)] for text in (old, new))
-    return list(unified_diff(before, after, path if old else os.devnull, path if new else os.devnull, lineterm="", n=1))
-
-
-def write_own_file(path: str, text: str) -> None:
-    """Write the file atomically, readable by everyone. Raises OSError."""
-    before = os.umask(MODE_MASK)
-    try:
-        write_anew(path, text.encode())
-    finally:
-        os.umask(before)
-
-
 NONE = "none"
-
 ANY_TYPES, TYPE, MEMORY, SERVER = "VM_ANY_TYPES", "VM_TYPE", "VM_MEMORY", "VM_GAHP_SERVER"
 NETWORKING, KINDS, BRIDGE = "VM_NETWORKING", "VM_NETWORKING_TYPE", "VM_NETWORKING_BRIDGE_INTERFACE"
 EMULATION = "VM_ALLOW_EMULATION"
 
-BY_OPTIONS = (ANY_TYPES, TYPE, MEMORY, SERVER, NETWORKING, KINDS, BRIDGE, EMULATION)
+BY_OPTIONS = (ANY_TYPES, TYPE, MEMORY, NETWORKING, KINDS, EMULATION)
 """The settings with options of their own."""
 
 LEAST_MEMORY = 256
 """The least MiB that are suggested, and the step between suggestions."""
-
-
-def answered_values(
-    options: argparse.Namespace,
-    before: Mapping[str, str],
-    look: Callable[[Mapping[str, str]], Sequence[Finding]],
-    *,
-    asking: bool,
-) -> dict[str, str]:
-    """Find the settings by name, in the order of the file; `before` has those of the present file.
-
-    `look` asks the doctor about this machine with some values. After a wrong answer the question is repeated. Raises
-    `UsageError` for a wrong option, and EOFError at the end of the input.
-    """
-    extra = dict(map(_pair, options.set))
-    found = {SERVER: options.server or condor.our_launcher()}
-
-    def choose(given: str, question: str, suggested: str, read: Callable[[str], dict[str, str]]) -> None:
-        while True:
-            try:
-                found.update(read(given or (ask(question, suggested) if asking else suggested)))
-                return
-            except UsageError as error:
-                if given or not asking:
-                    raise
-                sys.stdout.write(f"{escape(str(error))}\n")
-
-    was = before.get(ANY_TYPES, before.get(TYPE, "kvm"))
-    choose(options.type, "VM type (kvm, xen, vmware, vsphere, any, ...)", was, _types)
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-    was = before.get(MEMORY) or str(max(have * 3 // 4 // LEAST_MEMORY * LEAST_MEMORY, LEAST_MEMORY))
-    question = f"MiB for all VMs together, of the {have} MiB of this machine"
-    choose(options.memory, question, was, lambda text: _memory(text, have))
-    found.update({name: before.get(name, value) for name, value in USUAL.items()})
-    seen = look(found) if asking or not (before or options.network) else ()
-    nat = any(one.check == "network nat" and one.verdict == OK for one in seen)
-    was = before.get(KINDS, NONE) if before or not nat else "nat"
-    given = options.network or ("bridge" if options.bridge else "")
-    choose(given, "Networks that jobs may have (nat, bridge, user, none)", was, lambda text: _kinds(text, found, extra))
-    if "bridge" in found.get(KINDS, "") and (options.bridge or before.get(BRIDGE) or asking):
-        known = before.get(BRIDGE, "br0")
-        choose(options.bridge, "The bridge of this machine for them", known, lambda text: _plain(BRIDGE, text))
-    elif options.bridge:
-        raise UsageError(f"--bridge {options.bridge} is for the network bridge, and the networks are without it.")
-    emulates = options.emulation
-    if emulates is None:
-        emulates = _emulates(found, before, seen, asking)
-    if emulates or options.emulation is not None or EMULATION in before:
-        found[EMULATION] = str(emulates)
-    kept = {name: value for name, value in before.items() if is_known(name) and name not in BY_OPTIONS}
-    return {name: value for name, value in {**found, **kept, **extra}.items() if value}
-
-
-def words(found: Mapping[str, str]) -> list[str]:
-    """List the options that set these values, except for the server, by default that of the vmgahp called."""
-    said = ["--type", found.get(ANY_TYPES, found[TYPE]).replace(" ", ""), "--memory", found[MEMORY]]
-    said += ["--network", found.get(KINDS, NONE).replace(" ", "")]
-    if BRIDGE in found:
-        said += ["--bridge", found[BRIDGE]]
-    if EMULATION in found:
-        said.append("--emulation" if found[EMULATION] == "True" else "--no-emulation")
-    for name, value in found.items():
-        if name not in BY_OPTIONS and value != USUAL.get(name):
-            said += ["--set", f"{name}={value}"]
-    return said
-
-
-def ask(question: str, suggested: str) -> str:
-    """Ask for a value; an empty answer takes the suggested one. Raises EOFError at the end of the input."""
-    return input(f"{question} [{suggested}]: ").strip() or suggested
-
-
-def yes(question: str, suggested: str = "n") -> bool:
-    """Ask for yes or no; the end of the input counts as no."""
-    try:
-        return ask(f"{question} y or n", suggested).lower() in ("y", "yes")
-    except EOFError:
-        return False
-
-
-def _pair(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise UsageError(f"--set {word}: it has no =; write NAME=VALUE.")
-    name, value = name.strip().upper(), value.strip(" \t")
-    require_plain(name, value or "-")
-    return name, value
-
-
-def _plain(name: str, value: str) -> dict[str, str]:
-    require_plain(name, value)
-    return {name: value}
-
-
-def _types(text: str) -> dict[str, str]:
-    try:
-        named = list(dict.fromkeys(vm_type(word) for word in text.replace(",", " ").split()))
-        for one in named:
-            base.find(one)
-    except argparse.ArgumentTypeError as error:
-        raise UsageError(f"{error}") from error
-    except errors.Fault as fault:
-        raise UsageError(f"{fault.problem} {fault.hint}") from fault
-    if not named or (ANY in named and len(named) > 1):
-        raise UsageError(
-            f"{text!a} names no VM type, or any beside others; name one, any alone, or several without it."
-        )
-    return {TYPE: named[0]} if len(named) == 1 else {TYPE: ANY, ANY_TYPES: ", ".join(named)}
-
-
-def _memory(text: str, have: int) -> dict[str, str]:
-    try:
-        amount = memory(text)
-    except argparse.ArgumentTypeError as error:
-        raise UsageError(f"{error}.") from error
-    if amount > have:
-        raise UsageError(f"VM_MEMORY = {amount} MiB is more than this machine has, {have} MiB.")
-    return {MEMORY: str(amount)}
-
-
-def _kinds(text: str, found: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    text = ", ".join(text.lower().replace(",", " ").split())
-    if text == NONE:
-        return {NETWORKING: "False"}  # explicit, because a file that is read earlier may have them on
-    said = {NETWORKING: "True", KINDS: text}
-    require_valid({TYPE: found[TYPE], BRIDGE: "br0", **said, **extra})
-    return said
-
-
-def _emulates(found: Mapping[str, str], before: Mapping[str, str], seen: Sequence[Finding], asking: bool) -> bool:
-    was = before.get(EMULATION, "").lower() == "true"
-    kvm = next((one for one in seen if one.check == "kvm" and one.verdict == BAD), None)
-    if not asking or kvm is None or found[TYPE] not in QEMU:
-        return was
-    return yes(f"{escape(kvm.seen)} Run guests by emulation, many times slower?", "y" if was else "n")
-
 
 DONE, NOT_DONE = 0, 1
 """The exit statuses."""
@@ -340,6 +78,20 @@ LATER = ("startd", "log", "VM_GAHP_LOG")
 OF_SETTINGS = ("settings", "VM_TYPE", "VM_GAHP_SERVER", "VM_NETWORKING", "memory", "slots", "network")
 """The checks whose findings are shown even if they do not keep jobs from running."""
 
+Values = Mapping[str, str]
+
+
+class NotWritten(Exception):
+    """A file that could not be written; the text is a sentence with the remedy."""
+
+
+class NotOurs(NotWritten):
+    """A file that this command has not written, or that was changed since; `text` is its text, if it could be read."""
+
+    def __init__(self, sentence: str, text: str = "") -> None:
+        super().__init__(sentence)
+        self.text = text
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vmgahp setup``."""
@@ -353,10 +105,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--type", default="", metavar="VM_TYPE", help="the VM type, or several with commas for VM_TYPE any")
     add("--memory", default="", metavar="MIB", help="for all VMs together, in MiB or as 16G")
     add("--network", default="", metavar="KINDS", help="none, or of nat, bridge and user one or several with commas")
-    add("--bridge", default="", metavar="NAME", help="the bridge of this machine, for the network bridge")
     text = "whether guests run where KVM does not work, many times slower"
     add("--emulation", action=argparse.BooleanOptionalAction, default=None, help=text)
-    add("--server", default="", metavar="FILE", help="VM_GAHP_SERVER (default: that of this vmgahp)")
     text = "any other setting; NAME= takes it out; repeatable"
     add("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
     add("-o", "--output", default="", metavar="FILE", help="write this file, in place of the one that HTCondor reads")
@@ -394,13 +144,25 @@ def run(options: argparse.Namespace) -> int:
         return _failed("No answer. Nothing was written.")
 
 
-def _set_up(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    path = _path(options, environ)
-    before, refused = _existing(path)
-    values = {} if options.remove else _values(options, environ, None if refused else before, path, refused is None)
-    again = _again(values, options)
+def _set_up(options: argparse.Namespace, environ: Values) -> int:
+    path = os.path.abspath(options.output) if options.output else _place(environ)
+    if not os.path.isdir(os.path.dirname(path)):
+        raise NotWritten(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
+    if options.remove and not os.path.lexists(path):
+        raise NotWritten(f"{path} is not there. Nothing was removed.")
+    refused: NotOurs | None = None
+    try:
+        before = _read(path)
+    except NotOurs as error:
+        refused, before = error, error.text
+    values: dict[str, str] = {}
+    if not options.remove:
+        known = {name: value for _, name, value in sources.logical_lines(before or "", path)} if not refused else {}
+        values = _values(options, environ, known, asking=not (refused or options.yes or options.dry_run))
+        _require_valid(values)
+    again = _words(values) if values else ["--remove"]
     text = file_text(values, shlex.join(["vmgahp", "setup", *again])) if values else ""
-    changes = file_difference(before or "", text, path)
+    changes = _difference(before or "", text, path)
     _say("\n".join(["", *(escape(line) for line in changes or [f"{path} is as it would be written."]), ""]))
     if refused is not None:
         raise refused
@@ -416,57 +178,65 @@ def _set_up(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return (_restart(options, environ) if changes else DONE) or status
 
 
-def _path(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    path = os.path.abspath(options.output) if options.output else file_place(environ, sources.find_tool(environ))
-    if not os.path.isdir(os.path.dirname(path)):
-        raise NotWritten(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
-    if options.remove and not os.path.lexists(path):
-        raise NotWritten(f"{path} is not there. Nothing was removed.")
-    return path
+# The file
 
 
-def _existing(path: str) -> tuple[str | None, NotOurs | None]:
-    """Read the file; return its text, None if it is missing, and the reason why it must not be changed."""
+def _place(environ: Values) -> str:
+    """Find the path in the last directory of LOCAL_CONFIG_DIR, or that of the existing file. Raises `NotWritten`."""
+    elsewhere = "or name a file by --output FILE."
+    if not sources.find_tool(environ):
+        raise NotWritten(
+            "There is no HTCondor here whose configuration this could be: no condor_config_val is found. "
+            f"Hint: install HTCondor, put the directory of condor_config_val on PATH, {elsewhere}"
+        )
+    values, _, _ = sources.read(("LOCAL_CONFIG_DIR",), environ)
+    named = values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()
+    if not named:
+        raise NotWritten(
+            "HTCondor's LOCAL_CONFIG_DIR is not set: it reads no directory of files. "
+            f"Hint: set LOCAL_CONFIG_DIR = /etc/condor/config.d in its configuration and make that, {elsewhere}"
+        )
+    paths = [os.path.join(directory, FILE_NAME) for directory in reversed(named) if os.path.isdir(directory)]
+    if not paths:
+        raise NotWritten(
+            f"None of the directories of HTCondor's LOCAL_CONFIG_DIR is there: {', '.join(named)}. "
+            f"Hint: mkdir -p {named[-1]}, {elsewhere}"
+        )
+    return next((path for path in paths if os.path.lexists(path)), paths[0])
+
+
+def file_text(values: Values, command: str) -> str:
+    """Make the text of the file; `command` is the command line that makes it again."""
+    lines = ["# The VM universe by vmgahp. Other settings: vmgahp config. Made by:", f"#   {command}"]
+    body = "".join(f"{line}\n" for line in (*lines, *(f"{name} = {value}" for name, value in values.items())))
+    return f"{_MARK}{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
+
+
+def _read(path: str) -> str | None:
+    """Read the file; None if it is missing. Raises `NotOurs` unless it is as this command has written it."""
     try:
-        return read_own_file(path), None
-    except NotOurs as refused:
-        return refused.text, refused
+        with open_regular(path, follow=False) as file:
+            text = file.read(LONGEST).decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise NotOurs(f"{path} cannot be read: {error.strerror or error}. Nothing is done to it.") from error
+    mark = _MARKED.match(text)
+    if mark is None:
+        raise NotOurs(f"{path} was not written by vmgahp setup, and stays as it is. Move it away, or keep it.", text)
+    if hashlib.sha256(text[mark.end() :].encode("utf-8", "surrogateescape")).hexdigest() != mark[1]:
+        raise NotOurs(
+            f"{path} was changed since vmgahp setup wrote it, and stays as it is. Put the changes into a file of "
+            f"your own that HTCondor reads later, such as 61-local.config beside it, then rm {path}.",
+            text,
+        )
+    return text
 
 
-def _values(
-    options: argparse.Namespace, environ: Mapping[str, str], before: str | None, path: str, may_ask: bool
-) -> dict[str, str]:
-    """Find the settings by name, and ask for those that no option sets."""
-    asking = may_ask and not (options.yes or options.dry_run)
-    known = values_in(before, path) if before else {}
-    found = answered_values(options, known, lambda given: _look(environ, given), asking=asking)
-    require_valid(found)
-    return found
-
-
-def _again(values: Mapping[str, str], options: argparse.Namespace) -> list[str]:
-    """List the options that make, or remove, the same file."""
-    server = ["--server", options.server] if options.server else []
-    return [*words(values), *server] if values else ["--remove"]
-
-
-def _let_the_doctor_look(environ: Mapping[str, str], values: Mapping[str, str]) -> None:
-    """Show the doctor's bad or improvable findings with these values."""
-    wrong = [
-        one
-        for one in examine(_with(environ, values), values["VM_TYPE"]).findings
-        if one.check not in LATER
-        and (one.verdict == BAD or (one.verdict == OFF and one.check.partition(" ")[0] in OF_SETTINGS))
-    ]
-    if wrong:
-        from vmgahp.commands.page import Page  # late: completions and man pages are made without rich
-
-        page = Page()
-        page.say(page.findings([("What vmgahp doctor says of it", wrong)]) + "\n")
-    else:
-        _say("vmgahp doctor finds nothing wrong with it.\n")
-    if any(one.check == "kvm" for one in wrong):
-        _say("To run guests by emulation: vmgahp setup --emulation\n")
+def _difference(old: str, new: str, path: str) -> list[str]:
+    """List the lines that would change, as diff -u shows them, without the line of the checksum."""
+    before, after = ([line for line in text.splitlines() if not line.startswith(_MARK)] for text in (old, new))
+    return list(unified_diff(before, after, path if old else os.devnull, path if new else os.devnull, lineterm="", n=1))
 
 
 def _write(path: str, before: str | None, text: str, options: argparse.Namespace, again: list[str]) -> bool:
@@ -477,31 +247,201 @@ def _write(path: str, before: str | None, text: str, options: argparse.Namespace
     if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
         more = [*(["--output", path] if options.output else []), *(["--restart"] if options.restart else [])]
         raise NotWritten(f"You may not write {path}. As root, run: {for_root('setup', *again, *more, '--yes')}")
-    if not options.yes and not yes(f"{'Write' if text else 'Remove'} {path}?"):
+    if not options.yes and not _yes(f"{'Write' if text else 'Remove'} {path}?"):
         return False
-    if read_own_file(path) != before:
+    if _read(path) != before:
         raise NotWritten(f"{path} was written anew meanwhile. Nothing was done to it.")
+    umask = os.umask(MODE_MASK)
     try:
-        write_own_file(path, text) if text else os.unlink(path)
+        write_anew(path, text.encode()) if text else os.unlink(path)
     except OSError as error:
         raise NotWritten(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        os.umask(umask)
     _say(f"{path} is {'written' if text else 'removed'}.")
     return True
 
 
-def _with(environ: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
+# The settings
+
+
+def _values(options: argparse.Namespace, environ: Values, before: Values, *, asking: bool) -> dict[str, str]:
+    """Find the settings by name, in the order of the file; `before` has those of the present file.
+
+    After a wrong answer the question is repeated. Raises `UsageError` for a wrong option, and EOFError at the end of
+    the input.
+    """
+    extra = dict(map(_pair, options.set))
+    found = {SERVER: condor.our_launcher()}
+
+    def choose(given: str, question: str, suggested: str, read: Callable[[str], dict[str, str]]) -> None:
+        while True:
+            try:
+                found.update(read(given or (_ask(question, suggested) if asking else suggested)))
+                return
+            except UsageError as error:
+                if given or not asking:
+                    raise
+                _say(escape(str(error)))
+
+    was = before.get(ANY_TYPES, before.get(TYPE, "kvm"))
+    choose(options.type, "VM type (kvm, xen, vmware, vsphere, any, ...)", was, _types)
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    was = before.get(MEMORY) or str(max(have * 3 // 4 // LEAST_MEMORY * LEAST_MEMORY, LEAST_MEMORY))
+    question = f"MiB for all VMs together, of the {have} MiB of this machine"
+    choose(options.memory, question, was, lambda text: _memory(text, have))
+    found.update({name: before.get(name, value) for name, value in USUAL.items()})
+    # The doctor looks at this machine as if networks were allowed too.
+    tried = {**found, NETWORKING: "True", KINDS: "nat"}
+    seen = examine(_with(environ, tried), found[TYPE]).findings if asking or not (before or options.network) else []
+    nat = any(one.check == "network nat" and one.verdict == OK for one in seen)
+    was = before.get(KINDS, NONE) if before or not nat else "nat"
+    question = "Networks that jobs may have (nat, bridge, user, none)"
+    choose(options.network, question, was, lambda text: _kinds(text, found, extra))
+    if asking and "bridge" in found.get(KINDS, "") and BRIDGE not in extra:
+        choose("", "The bridge of this machine for them", before.get(BRIDGE, "br0"), _bridge)
+    emulates = options.emulation
+    if emulates is None:
+        emulates = before.get(EMULATION, "").lower() == "true"
+        kvm = next((one for one in seen if one.check == "kvm" and one.verdict == BAD), None)
+        if asking and kvm and found[TYPE] in QEMU:
+            question = f"{escape(kvm.seen)} Run guests by emulation, many times slower?"
+            emulates = _yes(question, "y" if emulates else "n")
+    if emulates or options.emulation is not None or EMULATION in before:
+        found[EMULATION] = str(emulates)
+    own = (*found, *BY_OPTIONS)
+    kept = {name: value for name, value in before.items() if _is_known(name) and name not in own}
+    return {name: value for name, value in {**found, **kept, **extra}.items() if value}
+
+
+def _words(found: Values) -> list[str]:
+    """List the options that set these values; the server is by default that of the vmgahp called."""
+    said = ["--type", found.get(ANY_TYPES, found[TYPE]).replace(" ", ""), "--memory", found[MEMORY]]
+    said += ["--network", found.get(KINDS, NONE).replace(" ", "")]
+    if EMULATION in found:
+        said.append("--emulation" if found[EMULATION] == "True" else "--no-emulation")
+    usual = {**USUAL, SERVER: condor.our_launcher()}
+    for name, value in found.items():
+        if name not in BY_OPTIONS and value != usual.get(name):
+            said += ["--set", f"{name}={value}"]
+    return said
+
+
+def _is_known(name: str) -> bool:
+    """Return True for a setting of this daemon or for VMs; a directory of VM_SHARE_DIRS makes one of its own."""
+    try:
+        return name in KNOWN or bool(setting_of(name))
+    except KeyError:
+        return False
+
+
+def _require_plain(name: str, value: str) -> None:
+    """Raise `UsageError` for an unknown setting, or a value that HTCondor would not take literally."""
+    if not _is_known(name):
+        raise UsageError(f"{name} is not a setting{did_you_mean(name, KNOWN) or '; vmgahp config lists them.'}")
+    if value == MACROS.get(name):
+        return
+    if not value.strip() or not value.isprintable() or "$" in value or value.rstrip().endswith("\\"):
+        raise UsageError(
+            f"{name} = {value!a} is not a plain value: one line, without $, which HTCondor would replace, and without "
+            "a \\ at the end, which would continue it. Leave the setting out for its default."
+        )
+
+
+def _require_valid(values: Values) -> None:
+    """Raise `UsageError` for everything that `vmgahp.config.check` finds wrong, even if jobs would run."""
+    for name, value in values.items():
+        _require_plain(name, value)
+    ours = {name: value for name, value in values.items() if name not in ELSEWHERE_BY_NAME}
+    settings = config.Settings(ours, "given")
+    vm_type = settings.string("VM_TYPE").lower()
+    found = check.values(settings, vm_type)
+    if not any(finding.verdict == BAD for finding in found):
+        found += filter(None, [check.networking(settings, vm_type)])
+    listed = [sources.Entry(name, value, "given") for name, value in values.items()]
+    found += check.elsewhere(sources.Entries(listed, of_htcondor=True))
+    for finding in found:
+        raise UsageError(f"{finding.seen[:-1].replace(' (given)', '')}: {finding.hint}")
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise UsageError(f"--set {word}: it has no =; write NAME=VALUE.")
+    name, value = name.strip().upper(), value.strip(" \t")
+    _require_plain(name, value or "-")
+    return name, value
+
+
+def _bridge(name: str) -> dict[str, str]:
+    _require_plain(BRIDGE, name)
+    return {BRIDGE: name}
+
+
+def _types(text: str) -> dict[str, str]:
+    try:
+        named = list(dict.fromkeys(vm_type(word) for word in text.replace(",", " ").split()))
+        for one in named:
+            base.find(one)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"{error}") from error
+    except errors.Fault as fault:
+        raise UsageError(f"{fault.problem} {fault.hint}") from fault
+    if not named or (ANY in named and len(named) > 1):
+        raise UsageError(
+            f"{text!a} names no VM type, or any beside others; name one, any alone, or several without it."
+        )
+    return {TYPE: named[0]} if len(named) == 1 else {TYPE: ANY, ANY_TYPES: ", ".join(named)}
+
+
+def _memory(text: str, have: int) -> dict[str, str]:
+    try:
+        amount = memory(text)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"{error}.") from error
+    if amount > have:
+        raise UsageError(f"VM_MEMORY = {amount} MiB is more than this machine has, {have} MiB.")
+    return {MEMORY: str(amount)}
+
+
+def _kinds(text: str, found: Values, extra: Values) -> dict[str, str]:
+    text = ", ".join(text.lower().replace(",", " ").split())
+    if text == NONE:
+        return {NETWORKING: "False"}  # explicit, because a file that is read earlier may have them on
+    said = {NETWORKING: "True", KINDS: text}
+    _require_valid({TYPE: found[TYPE], BRIDGE: "br0", **said, **extra})
+    return said
+
+
+# This machine
+
+
+def _with(environ: Values, values: Values) -> dict[str, str]:
     """Make an environment in which HTCondor's tools and the server use the values as configuration."""
     plain = {name: value for name, value in values.items() if value != MACROS.get(name)}
     return {**environ, **{f"_CONDOR_{name}": value for name, value in plain.items()}}
 
 
-def _look(environ: Mapping[str, str], values: Mapping[str, str]) -> list[Finding]:
-    """Ask the doctor about this machine, as if networks were allowed too."""
-    tried = {**values, "VM_NETWORKING": "True", "VM_NETWORKING_TYPE": "nat"}
-    return examine(_with(environ, tried), values["VM_TYPE"]).findings
+def _let_the_doctor_look(environ: Values, values: Values) -> None:
+    """Show the doctor's bad or improvable findings with these values."""
+
+    def is_wrong(one: Finding) -> bool:
+        return one.verdict == BAD or (one.verdict == OFF and one.check.partition(" ")[0] in OF_SETTINGS)
+
+    found = examine(_with(environ, values), values[TYPE]).findings
+    wrong = [one for one in found if one.check not in LATER and is_wrong(one)]
+    if not wrong:
+        _say("vmgahp doctor finds nothing wrong with it.\n")
+        return
+    from vmgahp.commands.page import Page  # late: completions and man pages are made without rich
+
+    page = Page()
+    page.say(page.findings([("What vmgahp doctor says of it", wrong)]) + "\n")
+    if any(one.check == "kvm" for one in wrong):
+        _say("To run guests by emulation: vmgahp setup --emulation\n")
 
 
-def _counts(environ: Mapping[str, str], values: Mapping[str, str]) -> int:
+def _counts(environ: Values, values: Values) -> int:
     """Report the values that HTCondor takes from another file, or from its environment; return the exit status."""
     found, _, _ = sources.read(tuple(values), environ)
     where = sources.entries(environ).where()
@@ -517,11 +457,11 @@ def _counts(environ: Mapping[str, str], values: Mapping[str, str]) -> int:
     return status
 
 
-def _restart(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def _restart(options: argparse.Namespace, environ: Values) -> int:
     """Restart the startd if that is wanted, or say how; return the exit status."""
     wanted = options.restart
     if not wanted and not options.yes and sys.stdin.isatty() and os.geteuid() == 0 and not options.output:
-        wanted = yes("Restart the startd now (condor_restart -startd)? It ends the jobs that run here.")
+        wanted = _yes("Restart the startd now (condor_restart -startd)? It ends the jobs that run here.")
     if not wanted:
         _say(RESTART.rstrip())
         return DONE
@@ -534,6 +474,22 @@ def _restart(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return _failed(f"condor_restart -startd failed: {why}. Does HTCondor run here (systemctl start condor)?")
     _say("The startd restarts. See: vmgahp doctor, and condor_status -vm")
     return DONE
+
+
+# The person
+
+
+def _ask(question: str, suggested: str) -> str:
+    """Ask for a value; an empty answer takes the suggested one. Raises EOFError at the end of the input."""
+    return input(f"{question} [{suggested}]: ").strip() or suggested
+
+
+def _yes(question: str, suggested: str = "n") -> bool:
+    """Ask for yes or no; the end of the input counts as no."""
+    try:
+        return _ask(f"{question} y or n", suggested).lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def _say(text: str) -> None:

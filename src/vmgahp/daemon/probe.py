@@ -72,7 +72,7 @@ class Probe:
             "capable": self.trouble is None,
             "seconds": round(self.seconds, 3),
             "attributes": self.attributes if self.trouble is None else {},
-            "findings": [finding._asdict() for finding in self.findings],
+            "findings": [finding._asdict() for finding in findings.explained(self.findings)],
         }
 
 
@@ -115,7 +115,9 @@ def probe(
     if entries is not None:
         listed = outcomes["settings"]
         found.findings += _judge_settings(vm_type, settings, listed if isinstance(listed, Entries) else None)
-    usable = _judge_memory(memory, outcomes["memory"], found.findings)
+    physical, free = outcomes["memory"], outcomes.get(DISK_SPACE)
+    usable = min(memory, physical) if isinstance(physical, int) else memory
+    found.findings.append(_judge_memory(memory, physical))
     if policy:
         found.findings.append(_judge_policy(policy, vm_type, settings, outcomes["policy"]))
     survey = outcomes["driver"]
@@ -124,13 +126,13 @@ def probe(
     else:
         found.findings.append(findings.judge("hypervisor", f"the driver of VM type {vm_type}", survey, ""))
         survey = Survey()
-    enough = _judge_disk_space(execute, memory, outcomes.get(DISK_SPACE), found.findings)
+    found.findings.append(_judge_disk_space(execute, memory, free))
     found.seconds = monotonic() - began
-    if "containers" in outcomes:
-        of_machine, of_containers = containers.judge(outcomes["containers"])
+    if (seen := outcomes.get("containers")) is not None:
+        of_machine, of_containers = containers.judge(seen)
         survey = survey._replace(machine_attributes={**survey.machine_attributes, **of_machine})
         found.findings += of_containers
-    if not enough:
+    if isinstance(free, int) and free < memory:  # there is no room to save a VM's memory
         # The type any has attributes of other types besides its own.
         of_types = ("_ATTR_suspend", "_ATTR_checkpoint")
         own = survey.attributes.keys() & {"suspend", "checkpoint"}
@@ -180,7 +182,7 @@ def _judge_policy(names: list[str], vm_type: str, settings: config.Settings, out
             hint = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
             return Finding("policy", OFF, looked_at, seen, hint)
     # The startd probes some types as its own user, who may not be allowed to check it.
-    verdict = BAD if os.geteuid() == 0 else findings.UNKNOWN
+    verdict = BAD if os.geteuid() == 0 else UNKNOWN
     return findings.judge("policy", looked_at, outcome, str(outcome), verdict)
 
 
@@ -204,45 +206,37 @@ def _free_mib(directory: str) -> int:
     return status.f_bavail * status.f_frsize // MIB
 
 
-def _judge_memory(memory: int, physical: object, into: list[Finding]) -> int:
-    """Return the MiB to advertise, and add a finding."""
+def _judge_memory(memory: int, physical: object) -> Finding:
     looked_at = "VM_MEMORY, and the memory of this machine"
     if memory <= 0:
         seen = f"VM_MEMORY is {memory or 'not set'}: no memory is set aside for VMs."
         hint = "set VM_MEMORY to the MiB that all VMs of this machine may use together."
-        into.append(Finding("memory", BAD, looked_at, seen, hint))
-    elif isinstance(physical, int) and physical < memory:
+        return Finding("memory", BAD, looked_at, seen, hint)
+    if isinstance(physical, int) and physical < memory:
         seen = (
             f"VM_MEMORY = {memory} MiB, and this machine has {physical} MiB: only these are advertised, and "
             "nothing is left for the system."
         )
-        hint = f"set VM_MEMORY to less than {physical}."
-        into.append(Finding("memory", OFF, looked_at, seen, hint))
-        return physical
-    else:
-        seen = f"VM_MEMORY = {memory} MiB of the {physical} MiB of this machine"
-        into.append(findings.judge("memory", looked_at, physical, seen, OFF))
-    return memory
+        return Finding("memory", OFF, looked_at, seen, f"set VM_MEMORY to less than {physical}.")
+    seen = f"VM_MEMORY = {memory} MiB of the {physical} MiB of this machine"
+    return findings.judge("memory", looked_at, physical, seen, OFF)
 
 
-def _judge_disk_space(execute: str, memory: int, free: object, into: list[Finding]) -> bool:
-    """Return False if there is too little disk space to save the memory of VMs, and add a finding."""
+def _judge_disk_space(execute: str, memory: int, free: object) -> Finding:
     looked_at = "the free disk space in EXECUTE, where a suspended VM's memory is saved"
     if not execute:
-        into.append(Finding(DISK_SPACE, findings.UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here."))
-    elif isinstance(free, int) and free < memory:
+        return Finding(DISK_SPACE, UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here.")
+    if isinstance(free, int) and free < memory:
         seen = f"EXECUTE = {execute} has {free} MiB free, and VMs may have {memory} MiB of memory (VM_MEMORY)."
         hint = f"free disk space in {execute}, lower VM_MEMORY, or set VM_SOFT_SUSPEND = True to suspend VMs in memory."
-        into.append(Finding(DISK_SPACE, OFF, looked_at, seen, hint))
-        return False
-    elif isinstance(free, findings.Late):
+        return Finding(DISK_SPACE, OFF, looked_at, seen, hint)
+    if isinstance(free, findings.Late):
         seen = f"EXECUTE = {execute} does not answer: {free.problem}"
         hint = "see in /proc/mounts which file system that is, and whether its server is there."
-        into.append(Finding(DISK_SPACE, BAD, looked_at, seen, hint))
-    else:
-        seen = f"EXECUTE = {execute} has {free} MiB free, VM_MEMORY is {memory} MiB"
-        into.append(findings.judge(DISK_SPACE, looked_at, free, seen))
-    return True
+        return Finding(DISK_SPACE, BAD, looked_at, seen, hint)
+    return findings.judge(
+        DISK_SPACE, looked_at, free, f"EXECUTE = {execute} has {free} MiB free, VM_MEMORY is {memory} MiB"
+    )
 
 
 def render(attributes: Attributes) -> str:
@@ -285,8 +279,8 @@ class Resolver:
         self._took: float | None = None
         """The seconds until the answer, None so far."""
         self._is_tried_again = False
-        self.wait = findings.begin(self._look_up)
-        """A function that waits for its end, without a timeout."""
+        self.wait = findings.Begun("the machine's name", self._look_up).result
+        """A function that waits for its end; see `vmgahp.findings.Begun.result`."""
 
     def _look_up(self) -> None:
         try:
@@ -335,11 +329,12 @@ def look(
         libvirt_daemons.wake()  # an idle one needs seconds to start
     tool = sources.find_tool(environ)
     awaited(f"the settings, which {tool} reads" if tool else "the settings")
-    loaded, listed = findings.begin(lambda: config.load(environ)), findings.begin(lambda: sources.entries(environ))
+    loaded = findings.Begun("the settings", lambda: config.load(environ))
+    listed = findings.Begun("the configuration", lambda: sources.entries(environ))
     with suppress(errors.Fault):  # reported below
         base.find(vm_type)  # takes as long as HTCondor's tool, and runs meanwhile
     try:
-        settings = loaded()
+        settings = loaded.result()
         awaited("the log, VM_GAHP_LOG")
         log.open(settings, to_stderr=to_stderr)
         awaited(f"the driver of VM type {vm_type}")
@@ -352,7 +347,7 @@ def look(
         identity = Identity.from_environ(environ)
         driver = base.find(vm_type)(vm_type, settings, identity, log.always)
         awaited("the checks, each of which has a shorter time")
-        return probe(vm_type, settings, driver, end - monotonic() - RESERVE, entries=listed, identity=identity)
+        return probe(vm_type, settings, driver, end - monotonic() - RESERVE, entries=listed.result, identity=identity)
     except errors.Fault as fault:
         found = Probe(vm_type)
         found.findings.append(findings.judge("settings", "the settings and the driver", fault, ""))

@@ -23,9 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vmgahp.daemon.collector import Collector
     from vmgahp.daemon.job_ad_file import JobAdFile
-    from vmgahp.daemon.publisher import Publisher
-    from vmgahp.daemon.sampler import Sampler
     from vmgahp.drivers.base import Driver, Machine
     from vmgahp.host.threads import Worker
     from vmgahp.job.ad import JobAd
@@ -77,10 +76,8 @@ class Server:
         self._configuration_fault: errors.Fault | None = None
         self._driver: Driver | None = None
         self._driver_lock = allocate_lock()
-        self._sampler: Sampler | None = None
-        """The sampler of the VMs' figures; None if VM_METRICS_INTERVAL is 0."""
-        self._publisher: Publisher | None = None
-        """The publisher of the VMs' attributes to the pool, from the first START on."""
+        self._collector: Collector | None = None
+        """The collector of the VMs' figures and events, from the first START on."""
 
     def run(self) -> int:
         """Serve until QUIT, the end of input, a signal or the loss of the client, and return the exit status.
@@ -117,7 +114,7 @@ class Server:
     def _turn(self) -> None:
         """Wait for an event and handle all that have occurred."""
         session = self.session
-        due = None if self._sampler is None else self._sampler.due
+        due = None if self._collector is None else self._collector.due
         ends = [end for end in (session.next_deadline(), due) if end is not None]
         data, woken = self._pipes.wait(min(ends, default=None))
         if data:
@@ -128,8 +125,8 @@ class Server:
             self._collect(time.monotonic())
         session.expire(time.monotonic())
         if due is not None and due <= time.monotonic():
-            assert self._sampler is not None
-            self._sampler.look(time.monotonic())
+            assert self._collector is not None
+            self._collector.look(time.monotonic())
         self._pipes.write(session.take_output())
         for call in session.take_calls():
             self._begin(call)
@@ -215,10 +212,8 @@ class Server:
             )
         if call.operation == lifecycle.START and isinstance(outcome, errors.Fault):
             outcome = self._explain(call, outcome)
-        if self._sampler is not None:
-            self._sampler.done(call, outcome, began, self._machines.get(call.vm.id))
-        if self._publisher is not None:
-            self._publisher.done(call, outcome, began, self._machines.get(call.vm.id))
+        if self._collector is not None:
+            self._collector.done(call, outcome, began, self._machines.get(call.vm.id))
         self._outcomes.append((call, outcome))
         self._pipes.wake()
 
@@ -227,8 +222,8 @@ class Server:
             self._start(call)
             return None
         machine, job_ad_file = self._machines[call.vm.id], self._job_ad_files[call.vm.id]
-        if self._sampler is not None:
-            self._sampler.before(call)
+        if self._collector is not None:
+            self._collector.before(call)
         match call.operation:
             case lifecycle.STATUS:
                 report = machine.status()
@@ -310,18 +305,16 @@ class Server:
 
         vm_type = type_for(job, self.session.vm_type, self._settings)
         with self._driver_lock:
-            if self._sampler is None:
-                self._sampler = self._make_sampler(self._settings, self._identity)
-            if self._publisher is None:
-                from vmgahp.daemon.publisher import Publisher
+            if self._collector is None:
+                from vmgahp.daemon.collector import Collector
 
-                self._publisher = Publisher(self._identity, self.log.always)
+                self._collector = Collector(self._settings, self._identity, self.log)
             return self._load_driver(vm_type, self._settings, self._identity)
 
     def _load_driver(self, vm_type: str, settings: "config.Settings", identity: Identity) -> "Driver":
         """Load the driver once; call it under `_driver_lock`. Raises `errors.MachineFault`."""
         # Whatever is needed until the end is imported here: an upgrade of the package changes nothing for this server.
-        from vmgahp.daemon import end_by_signal, job_ad_file, publisher, sampler  # noqa: F401
+        from vmgahp.daemon import collector, end_by_signal, job_ad_file  # noqa: F401
         from vmgahp.drivers import base, machine_types  # noqa: F401
 
         if self._driver is None:
@@ -347,21 +340,10 @@ class Server:
             vm_type = self._settings.string("VM_TYPE").lower() or self.session.vm_type
             if vm_type in LIBVIRT:
                 with self._driver_lock:
-                    self._load_driver(vm_type, self._settings, self._identity)
+                    driver = self._load_driver(vm_type, self._settings, self._identity)
+                driver.get_ready()
         except errors.Fault as fault:
             self.log.debug(f"not ready for a START: {fault.problem}")  # the START reports it
-
-    def _make_sampler(self, settings: "config.Settings", identity: Identity) -> "Sampler | None":
-        """Make a sampler; return None if it is disabled or its setting is invalid, since no job may fail for that."""
-        try:
-            if not settings.integer("VM_METRICS_INTERVAL"):
-                return None
-            from vmgahp.daemon.sampler import Sampler
-
-            return Sampler(settings, identity, self.log)
-        except errors.MachineFault as fault:
-            self.log.always(fault.render())
-            return None
 
     def _explain(self, call: Call, fault: errors.Fault) -> errors.Fault:
         """Write the reason of a failed START to a file for the job's owner, and return the fault.
@@ -429,8 +411,8 @@ class Server:
             said = error.render() if isinstance(error, errors.Fault) else repr(error)
             self.log.always(f"could not destroy {machine.name}: {said}")
         else:
-            if self._sampler is not None:
-                self._sampler.end(machine, "the server has ended: " + (self._why_end or "QUIT received"))
+            if self._collector is not None:
+                self._collector.end(machine, "the server has ended: " + (self._why_end or "QUIT received"))
 
 
 def serve(vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:

@@ -170,6 +170,9 @@ class Driver(ABC):
         self.identity = identity
         self.log = log
 
+    def get_ready(self) -> None:  # noqa: B027 - most have nothing that takes long
+        """Start slow preparations, since a client is about to start a VM. May be called during a START."""
+
     @abstractmethod
     def start(self, job: JobAd) -> Machine:
         """Start the job's VM; when it returns the guest runs.

@@ -33,77 +33,48 @@ HOPELESS = 10 * FAST_ENOUGH
 """The seconds after which a slow loop is not run again. Otherwise a slow one is, and the best time counts, because
 another process may have used the CPU; but that does not explain so long a time."""
 
-DEADLINE = 1.0
-"""The timeout of the whole check in seconds; a machine on which KVM works needs a fiftieth of that."""
+DEADLINE = 10.0
+"""The timeout of the whole check in seconds: only a very busy machine needs more than one, or a vCPU that hangs."""
 
-SHARE = 0.2
-"""The share of the deadline that the guest may take in CPU time. In this time the loop would have ended two hundred
-times, however busy the machine is, so the check stops waiting."""
+BUDGET = 2 * FAST_ENOUGH
+"""The seconds of CPU time after which a guest that has not ended is given up: hardware would have ended the loop a
+hundred times, however busy the machine is."""
 
 RAN = "ran"
 SPENT = "spent"
 FAILED = "failed"
-"""The first words of the lines that the guest's process prints; `SPENT` stands for a guest that used up its share."""
+"""The first words of the lines that the guest's process prints; `SPENT` stands for a guest that used up its budget."""
 
 
-def check(deadline: float = DEADLINE, *, device: str = DEVICE) -> str | None:
-    """Return None if KVM works here, else the reason, as a sentence without its full stop.
+def check(deadline: float = DEADLINE, *, device: str = DEVICE, runner: Runner | None = None) -> str:
+    """Return the reason why KVM does not work here, as a sentence without its full stop; empty if it works.
 
     `deadline` is in seconds; the whole check ends with it, or, if a vCPU resists SIGKILL, a second later.
-    A good machine takes some 20 ms. Nothing is raised. `vmgahp.host.proof` caches the result.
+    A good machine takes some 20 ms, one whose guests crawl a little more than `BUDGET`. Nothing is raised.
+
+    `runner` is a stand-in for the process with the guest: it takes the device and the deadline, and returns the lines
+    that the process printed and whether it had to be killed.
     """
-    return unopenable(device) or prove(deadline, device=device)[0]
+    return _unopenable(device) or _verdict(device, *(runner or _run_guest)(device, deadline), deadline)
 
 
-def prove(deadline: float = DEADLINE, *, device: str = DEVICE, runner: Runner | None = None) -> tuple[str | None, bool]:
-    """Check a device that opens, as `check` does; return the reason and whether the result may be cached.
-
-    A guest that used up its share of CPU time does not work. Every other failure may be temporary, caused by
-    others (a busy machine, another hypervisor that keeps the processor to itself). `runner` is a stand-in for the
-    process with the guest: it takes the device and the deadline, and returns the lines that the process printed
-    and whether it had to be killed.
-    """
-    lines, killed = (runner or _run_guest)(device, deadline)
-    reason = _verdict(device, lines, killed, deadline)
-    return reason, reason is None or any(line.startswith(SPENT) for line in lines)
-
-
-def unopenable(device: str = DEVICE) -> str | None:
-    """Return the reason why the device cannot be opened, or None; this needs no process."""
+def _unopenable(device: str) -> str:
+    """Return the reason why the device cannot be opened, empty if it can; this needs no process."""
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
-        return f"{device} does not exist: {_why_no_device()}"
+        return (
+            f"{device} does not exist: the kernel's module for KVM is not loaded, or the processor does not virtualize"
+        )
     except PermissionError:
         return f"{device} may not be opened by user id {os.geteuid()}: root or the group of {device} may"
     except OSError as error:
         return f"{device} cannot be opened: {error.strerror}"
-    return None
+    return ""
 
 
-def _why_no_device() -> str:
-    """Explain a missing device by the processor's flags."""
-    if os.uname().machine != "x86_64":
-        return "the kernel has no KVM, or its module is not loaded"
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
-            flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    except OSError:
-        flags = []
-    for flag, module in (("vmx", "kvm_intel"), ("svm", "kvm_amd")):
-        if flag in flags:
-            return (
-                f"the processor can virtualize ({flag}), so the module {module} is not loaded, "
-                "or virtualization is off in the firmware"
-            )
-    return (
-        "the processor shows neither vmx nor svm, so virtualization is off in the firmware, "
-        "or this machine is a virtual one whose host does not nest"
-    )
-
-
-def _verdict(device: str, lines: list[str], killed: bool, deadline: float) -> str | None:
-    """Return the reason why KVM does not work, from the lines that the guest's process printed; None if it works."""
+def _verdict(device: str, lines: list[str], killed: bool, deadline: float) -> str:
+    """Return the reason why KVM does not work, from the lines that the guest's process printed; empty if it works."""
     times = []
     for line in lines:
         word, _, rest = line.partition(" ")
@@ -112,7 +83,7 @@ def _verdict(device: str, lines: list[str], killed: bool, deadline: float) -> st
         if word == RAN:
             times.append(float(rest))
     if times and min(times) < FAST_ENOUGH:
-        return None
+        return ""
     if times:
         return (
             f"{device} opens, but a guest in 64-bit mode is too slow: {TURNS:,} turns of a loop took "
@@ -120,7 +91,7 @@ def _verdict(device: str, lines: list[str], killed: bool, deadline: float) -> st
         )
     spent = any(line.startswith(SPENT) for line in lines)
     if spent or killed:
-        within = f"{SHARE * deadline:g} s of the processor's time" if spent else f"{deadline:g} s"
+        within = f"{BUDGET:g} s of the processor's time" if spent else f"{deadline:.3g} s"
         return (
             f"{device} opens, but a guest in 64-bit mode did not end {TURNS:,} turns of a loop "
             f"within {within}, where hardware needs about 0.001 s"
@@ -142,7 +113,7 @@ def _run_guest(device: str, deadline: float) -> tuple[list[str], bool]:
     try:
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-I", "-S", "-B", __file__, device, str(deadline)],
+            [sys.executable, "-I", "-S", "-B", __file__, device, str(deadline), str(BUDGET)],
             {},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -228,8 +199,12 @@ GUEST_MEMORY = 0x8000
 """The bytes of guest memory: page 1 to 3 are the page tables, page 4 is the code."""
 
 
-def _guest(device: str) -> None:
-    """Make the guest, run it and print the lines that `_verdict` reads. Raises OSError with the step's name."""
+def _guest(device: str, budget: float) -> None:
+    """Make the guest, run it and print the lines that `_verdict` reads. Raises OSError with the step's name.
+
+    SIGPROF ends the process when the guest has used up its CPU time, `budget` in seconds.
+    """
+    import _signal as signal  # type: ignore[import-not-found]  # the enums of signal take longer than the guest
     from array import array
     from fcntl import ioctl
     from mmap import mmap
@@ -291,6 +266,7 @@ def _guest(device: str) -> None:
     pack_into("=Q", sregs, 264, 0x500)  # efer: long mode, enabled and active
     call("KVM_SET_SREGS", vcpu, KVM_SET_SREGS, sregs)
 
+    signal.setitimer(signal.ITIMER_PROF, budget)
     for _ in range(TRIES):
         # struct kvm_regs: rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8 … r15, rip, rflags
         regs = bytearray(pack("=18Q", 0, 0, TURNS, *[0] * 13, CODE_AT, 0x2))
@@ -314,14 +290,13 @@ def _guest(device: str) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    """Run the guest in this process. SIGPROF ends it when its CPU time is used up, an alarm if its parent has died."""
-    import _signal as signal  # type: ignore[import-not-found]  # the enums of signal take longer than the guest
+    """Run the guest in this process, which an alarm ends if its parent has died."""
+    import _signal as signal
 
-    device, deadline = arguments
+    device, deadline, budget = arguments
     signal.alarm(int(float(deadline)) + 2)
-    signal.setitimer(signal.ITIMER_PROF, SHARE * float(deadline))
     try:
-        _guest(device)
+        _guest(device, float(budget))
     except Exception as error:  # noqa: BLE001 - any error is a reason why KVM does not work
         print(FAILED, getattr(error, "strerror", "") or repr(error), flush=True)  # noqa: T201 - as above
 

@@ -1,7 +1,7 @@
 """The facts about a VM that the pool gets: attributes of the job ad, and lines of the job's log.
 
 Any code publishes a fact by ``machine.news.publish(published.ADDRESSES, "10.0.0.7, fd00::7")``, from any thread and
-at any time; ``resources.news`` is the same object. This is cheap and raises nothing. `vmgahp.daemon.publisher` passes
+at any time; ``resources.news`` is the same object. This is cheap and raises nothing. `vmgahp.daemon.collector` passes
 on changes when the starter listens (`vmgahp.job.chirp`): after the next STATUS, and at the VM's end before the STATUS
 is answered. A starter that waits for a START, a suspend, a checkpoint or a STOP does not listen, and neither does one
 whose START fails.

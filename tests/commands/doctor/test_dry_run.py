@@ -109,7 +109,7 @@ def test_a_held_job_makes_the_exit_status(pool: Condor, ad: Ad, capsys: pytest.C
 
 
 def test_a_verdict_counts_the_job(pool: Condor) -> None:
-    done = doctor.Examination("kvm")
+    done = doctor.Examination("kvm", [])
     done.trial = dry_run.Trial("ad.txt")
     done.trial.findings.append(Finding("job network", BAD, "it", "none"))
     assert done.status == doctor.UNFIT

@@ -604,7 +604,7 @@ def test_the_administrators_script_writes_the_xml(job: Job, tmp_path: Path) -> N
 def test_without_emulation_the_machine_is_blamed_where_kvm_does_not_work(job: Job) -> None:
     from vmgahp.host import kvm
 
-    if kvm.check() is None:
+    if not kvm.check():
         ended = daemon(environment("kvm", job.scratch), PROBE, "vmtype", "kvm")
         assert 'VM_kvm_ATTR_accel = "kvm"' in ended.stdout
         return

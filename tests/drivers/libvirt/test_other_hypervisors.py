@@ -21,6 +21,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.host import kvm
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import goes_on
 
@@ -44,6 +45,17 @@ def test_what_the_probe_says_of_it() -> None:
     assert verdicts == {"libvirt": findings.OK, "network nat": findings.OK, "network user": findings.OFF}
     assert found.attributes["suspend"] is found.attributes["checkpoint"] is False
     assert "accel" not in found.attributes
+
+
+def test_kvm_is_checked_for_each_start_and_sooner_where_one_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = ["", "its guests crawl", "it is gone"]
+    monkeypatch.setattr(kvm, "check", lambda: reasons.pop(0))
+    with contextlib.closing(LibvirtDriver("kvm", Settings(), WHO, lambda _line: None)) as driver:
+        driver.get_ready()
+        assert driver._domain_type() == "kvm"
+        for reason in reasons[:]:
+            with pytest.raises(errors.MachineFault, match=reason):
+                driver._domain_type()
 
 
 @pytest.mark.parametrize(

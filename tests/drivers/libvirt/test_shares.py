@@ -258,4 +258,4 @@ def test_another_that_has_the_process_id_is_not_ended(tmp_path: Path) -> None:
 
 def test_where_there_is_none_the_job_is_told(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(virtiofs, "PLACES", ("/nonexistent",))
-    assert virtiofs.proved(user, 1).reason == "virtiofsd is not installed"
+    assert virtiofs.trouble(user, 1) == "virtiofsd is not installed"

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from time import monotonic
@@ -16,8 +15,8 @@ from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import other_hypervisors, qemu_check, survey
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, Late
-from vmgahp.host import libvirt_daemons, runtime_dir
+from vmgahp.findings import BAD, OFF, UNKNOWN, Finding, Late
+from vmgahp.host import libvirt_daemons
 from vmgahp.host.job_user import Identity
 
 ARCH = os.uname().machine
@@ -77,11 +76,8 @@ def libvirtd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Libvirtd]:
     monkeypatch.setattr(LibvirtConnection, "_connect", lambda _self: made)
     monkeypatch.setattr(libvirt_daemons, "of_networks", lambda: "virtnetworkd")
     monkeypatch.setattr(qemu_check, "start_qemu", lambda *_arguments: None)
-    with tempfile.TemporaryDirectory() as directory:
-        monkeypatch.setattr(runtime_dir, "ROOT_BASE", f"{directory}/roots")
-        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
-        yield made
-        made.over.set()
+    yield made
+    made.over.set()
 
 
 def look(seconds: float = DEADLINE, **settings: str) -> Survey:
@@ -184,22 +180,21 @@ def test_a_qemu_that_is_slow_is_not_called_broken(libvirtd: Libvirtd, monkeypatc
     assert finding(found, "cpu", UNKNOWN)
 
 
-def test_a_qemu_that_was_seen_to_start_is_proved_where_libvirt_is_slow(
-    libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert finding(look(), "cpu", OK)
-    monkeypatch.setattr(qemu_check, "start_qemu", pytest.fail)
-    libvirtd.keeps.add("domain capabilities")
-    assert "(as seen" in finding(look(1.0), "cpu", OK).seen
-
-
 def test_what_hangs_of_the_rest_keeps_nobody_from_asking_libvirt(
     libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as a TPM whose program is on a file system that is gone."""
     monkeypatch.setattr(survey, "which", lambda _program: "/gone/swtpm")
-    monkeypatch.setattr(survey.tpm, "proved", lambda _identity, _seconds: libvirtd.over.wait(DEADLINE))
+    monkeypatch.setattr(survey.tpm, "trouble", lambda _identity, _seconds: libvirtd.over.wait(DEADLINE))
     found = look(1.0)
     assert is_capable(found)
     assert "firmware" in found.attributes
     assert finding(found, "tpm", OFF)
+
+
+def test_two_groups_are_told_where_qemu_is_to_be_the_jobs_user(
+    libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "groups_for_qemu", lambda _domain_type: {991, 992})
+    assert "VM_RUN_AS_JOB_USER = False" in finding(look(VM_RUN_AS_JOB_USER="True"), "QEMU's user", BAD).hint
+    assert finding(look(VM_SHARE_SCRATCH="9p"), "share", OFF)

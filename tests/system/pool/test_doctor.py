@@ -209,8 +209,6 @@ def test_the_machine_is_left_as_it_was(namespace: Namespace) -> None:
         file.write("VM_ALLOW_HOST_LOOPBACK = True\n")
     namespace.run("rm", "/usr/bin/passt")  # it is tried with a socket in /tmp, whose time that changes
     namespace.virsh("capabilities")  # libvirt writes what it knows of QEMU to its cache when it is first asked
-    # And any probe writes down what it has seen of KVM and QEMU: the startd's, too, which the doctor runs.
-    namespace.run(DOCTOR, "doctor", check=False)
     before = state(namespace)
     done = namespace.run(DOCTOR, "doctor", "--job", f"{LAB}/scratch/ad.txt", check=False)
     assert "<name>alice_lab_7.0</name>" in done.stdout
@@ -239,7 +237,7 @@ def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:
         status, found = examined(pool.namespace)
         assert status == 1
         assert "took this machine out of the VM universe 0 minutes ago" in found["startd"]["seen"]
-        assert "condor_restart -startd" in found["startd"]["hint"]
+        assert "doctor --recover" in found["startd"]["hint"]
         assert "VMGAHP_ERR_CRITICAL: libvirt cannot be reached" in found["log"]["seen"]
         assert "start libvirtd" in found["log"]["hint"]
 
@@ -255,5 +253,6 @@ def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:
         with pytest.raises(LabError, match="the pool is dead: a starter took the machine out of service: VMGAHP_ERR_"):
             pool.wait_until("what never comes", lambda: None, 240)
         pool.watched, pool.dead = False, ""
-        pool.run("condor_restart", "-startd")
-        pool.wait_until("the machine's return", lambda: examined(pool.namespace)[0] == 0, 60)
+        pool.namespace.run(DOCTOR, "doctor", "--recover", check=False)
+        pool.wait_until("the machine's return", lambda: pool.machine().get("HasVM") is True, 60)
+        assert examined(pool.namespace)[0] == 0

@@ -1,28 +1,26 @@
 """``vmgahp doctor``: why ``condor_status -vm`` is empty, or a VM job stays idle.
 
-The checks run in the order of their dependencies, and each is made whatever the result of those before. Nothing is
-changed: no setting, no file, no domain, no network; a check that would need a change reports an unknown result.
+The checks run in the order of their dependencies (`vmgahp.findings.CHECKS`), and each is made whatever the result of
+those before, unless the settings cannot be read or nobody has configured this machine for VMs. Without ``--recover``
+nothing is changed: no setting, no file, no domain, no network; a check that would need a change reports an unknown
+result.
 """
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping
+from itertools import groupby
 
 from vmgahp import errors, findings
 from vmgahp.commands.apart import apart
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
 from vmgahp.commands.doctor import condor, host
-from vmgahp.commands.doctor.context import AS_ROOT, NOBODY, Context, in_time, look
-from vmgahp.commands.doctor.dry_run import Trial
+from vmgahp.commands.doctor.context import Body, Context, in_time, look
+from vmgahp.commands.doctor.dry_run import Trial, try_out
 from vmgahp.config import check as settings_check
-from vmgahp.daemon import probe
-from vmgahp.drivers import base
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, NotKnown
-from vmgahp.host import proof
-from vmgahp.host.job_user import Identity
-from vmgahp.job.ad import JobAd
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.text import escape
-from vmgahp.vm_types import QEMU
 
 FIT, UNFIT, UNSURE = 0, 1, 3
 """The exit statuses: a job could run, no job could, or a decisive check could not be made. (2 is argparse's.)"""
@@ -30,22 +28,47 @@ FIT, UNFIT, UNSURE = 0, 1, 3
 COLORS = {FIT: "bold green", UNFIT: "bold red", UNSURE: "bold cyan"}
 """The styles of the verdict."""
 
-DECISIVE = ("root", "hypervisor", "libvirt", "kvm", "cpu", "memory")
-"""The checks that decide whether a job could run."""
+LOOKS: tuple[tuple[str, str, Body], ...] = (
+    ("HTCondor", "condor_config_val", condor.installed),
+    ("host name", "the resolver", host.host_name),
+    ("settings", settings_check.LOOKED_AT, condor.settings),
+    ("VM_TYPE", "VM_TYPE", condor.vm_type),
+    ("VM_GAHP_SERVER", "VM_GAHP_SERVER", condor.server),
+    ("hypervisor", "the probe", host.probed),
+    ("slots", "VM_MEMORY, NUM_CPUS and VM_MAX_NUMBER", condor.slots),
+    ("VM_NETWORKING", "VM_NETWORKING", condor.networking),
+    ("VM_GAHP_LOG", "VM_GAHP_LOG", condor.log_file),
+    ("root", "the user", host.root),
+    ("kvm device", "/dev/kvm", host.kvm_device),
+    ("QEMU's user", "EXECUTE", host.scratch),
+    ("SELinux", "/sys/fs/selinux", host.confinement),
+    ("firmware", "libvirt", host.firmware),
+    ("clock", "the probe", host.clock),
+    ("startd", "the startd's own ad", condor.startd),
+    ("log", "VM_GAHP_LOG", condor.failures),
+)
+"""The doctor's checks, in the order in which they are made: name, place, function. Those of the probe are one."""
+
+WITHOUT_SETTINGS = LOOKS[:3]
+"""The checks of a machine whose settings cannot be read, or that nobody has configured for VMs."""
 
 
 class Examination:
     """All findings, in order."""
 
-    def __init__(self, vm_type: str) -> None:
+    def __init__(self, vm_type: str, found: list[Finding]) -> None:
         self.vm_type = vm_type
-        self.sections: list[tuple[str, list[Finding]]] = []
+        self.findings = found
+        """The findings about the machine."""
         self.trial: Trial | None = None
 
     @property
-    def findings(self) -> list[Finding]:
-        """The findings about the machine."""
-        return [finding for _, found in self.sections for finding in found]
+    def sections(self) -> list[tuple[str, list[Finding]]]:
+        """The findings by their sections."""
+        return [
+            (title, list(found))
+            for title, found in groupby(self.findings, lambda one: findings.row_of(one.check).section)
+        ]
 
     @property
     def status(self) -> int:
@@ -53,26 +76,25 @@ class Examination:
         found = self.findings + (self.trial.findings if self.trial else [])
         if findings.first_bad(found):
             return UNFIT
-        unsure = any(one.verdict == UNKNOWN and one.check in (*DECISIVE, "dry run") for one in found)
-        return UNSURE if unsure else FIT
+        decisive = [one for one in found if one.check == "dry run" or findings.row_of(one.check).is_decisive]
+        return UNSURE if any(one.verdict == UNKNOWN for one in decisive) else FIT
 
     def verdict(self) -> str:
         """Return the conclusion, in one sentence or two."""
-        machine = [finding for finding in self.findings if finding.verdict == BAD and not finding.because]
-        job = [one for one in (self.trial.findings if self.trial else ()) if one.verdict == BAD]
+        of_job = self.trial.findings if self.trial else []
+        bad = [one.check for one in (*self.findings, *of_job) if one.verdict == BAD and not one.because]
         what = "This job" if self.trial else f"A VM job of type {self.vm_type}"
-        if machine or job:
-            names = ", ".join(dict.fromkeys(finding.check for finding in (*machine, *job)))
-            first = (*machine, *job)[0].check
-            also = f" (begin with {first})" if len(machine) + len(job) > 1 else ""
-            return f"{what} cannot run here: {names}{also}."
+        if bad:
+            also = f" (begin with {bad[0]})" if len(bad) > 1 else ""
+            return f"{what} cannot run here: {_names(bad)}{also}."
         if self.status == UNSURE:
-            names = ", ".join(f.check for f in self.findings if f.verdict == UNKNOWN and not f.because)
+            unknown = [one.check for one in self.findings if one.verdict == UNKNOWN and not one.because]
             what = what[0].lower() + what[1:]
-            return f"Nothing was found that keeps {what} from running, but not all could be looked at: {names}."
-        left = [finding.check for finding in self.findings if finding.verdict == OFF]
-        less = f" What is marked ! is missing or worth fixing: {', '.join(dict.fromkeys(left))}."
-        return f"{what} could run here.{less if left else ''}"
+            return (
+                f"Nothing was found that keeps {what} from running, but not all could be looked at: {_names(unknown)}."
+            )
+        less = _names([one.check for one in self.findings if one.verdict == OFF])
+        return f"{what} could run here." + (f" What is marked ! is missing or worth fixing: {less}." if less else "")
 
     def document(self) -> dict[str, object]:
         """Return all findings as an object for ``--json``."""
@@ -80,9 +102,7 @@ class Examination:
             "vm_type": self.vm_type,
             "could_run": self.status == FIT,
             "verdict": self.verdict(),
-            "findings": [
-                {"section": title, **finding._asdict()} for title, found in self.sections for finding in found
-            ],
+            "findings": [{"section": title, **one._asdict()} for title, found in self.sections for one in found],
         }
         if self.trial:
             document["job"] = {
@@ -94,78 +114,32 @@ class Examination:
         return document
 
 
+def _names(checks: list[str]) -> str:
+    return ", ".join(dict.fromkeys(checks))
+
+
 def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: str = "") -> Examination:
     """Run all checks, also on the job ad at the path `job`, if given.
 
     `root` is put before the paths of the system, for tests.
     """
-    resolver = probe.Resolver()
     context = in_time("settings", lambda: Context(environ, vm_type, root))
     if not isinstance(context, Context):
         assert isinstance(context, errors.Fault)
-        done = Examination(vm_type or "kvm")
         hint = "see which file system of PATH, HOME or VMGAHP_CONFIG hangs, or who tells accounts (getent passwd root)."
-        found = Finding("settings", BAD, settings_check.LOOKED_AT, context.problem, hint)
-        done.sections.append(("HTCondor's settings", [found]))
-        return done
-    done = Examination(context.vm_type)
-    on_libvirt = context.vm_type in QEMU
-    server = look("VM_GAHP_SERVER", "VM_GAHP_SERVER", condor.server, context)
-    known, probed = _seen(context, on_libvirt)
-    parts = _sorted(context, probed)
-
-    def add(title: str, *found: list[Finding]) -> None:
-        done.sections.append((title, [finding for some in found for finding in some]))
-
-    add(
-        "HTCondor's settings",
-        look("HTCondor", "condor_config_val", condor.installed, context),
-        look("host name", "the resolver", host.host_name, resolver, context),
-        look("settings", settings_check.LOOKED_AT, condor.settings, context),
-        look("VM_TYPE", "VM_TYPE", condor.vm_type, context),
-        server,
-        parts["memory"],
-        look("slots", "VM_MEMORY, NUM_CPUS and VM_MAX_NUMBER", condor.slots, context, probed),
-        look("VM_NETWORKING", "VM_NETWORKING", condor.networking, context),
-        look("VM_GAHP_LOG", "VM_GAHP_LOG", condor.log_file, context),
-        parts["script"],
-        parts["policy"],
-    )
-    add("Who looks", [host.root(context)])
-    add("The hypervisor", parts["hypervisor"])
-    device: list[Finding] = []
-    if isinstance(known, host.Capabilities):
-        device = look("kvm device", "/dev/kvm", host.kvm_device, context, known)
-    add("KVM", parts["kvm"], device, parts["cpu"])
-    accel = probed.attributes.get(f"VM_{context.vm_type}_ATTR_accel")
-    if on_libvirt:
-        scratch = look("QEMU's user", "EXECUTE", host.scratch, context, "qemu" if accel == "tcg" else "kvm")
-        confined = look("confinement", "AppArmor and SELinux", host.confinement, context, known)
-        add("QEMU's user and its confinement", scratch, confined, parts["disk"])
-    else:
-        add("The scratch directories", parts["disk"])
-    add("Networks", parts["network"])
-    add("The catalog of images", parts["images"])
-    firmware = look("firmware", "libvirt", host.firmware, context, probed) if on_libvirt else []
-    ours = condor.is_ours(server)
-    add("Firmware and the probe's clock", firmware, look("clock", "the probe", host.clock, context, probed, ours))
-    cause = findings.first_bad(done.findings)
-    sure = done.status != UNSURE
-    startd = look("startd", "the startd's own ad", condor.startd, context, cause.check if cause else "", sure)
-    add("What the startd last saw", startd)
-    add("The last failures", look("log", "VM_GAHP_LOG", condor.failures, context))
-    done.sections = [(title, [_standing(one, done.findings) for one in found]) for title, found in done.sections]
-    if job:
-        from vmgahp.commands.doctor.dry_run import try_out
-
-        def tried() -> Trial:
-            try:
-                with proof.LookAnew():
-                    return try_out(context, job, probed)
-            except NotKnown as unknown:
-                return Trial(job, [Finding("dry run", UNKNOWN, f"the job ad in {job}", str(unknown))])
-
-        trial = in_time(f"the job in {job}", tried)
+        return Examination(
+            vm_type or "kvm", [Finding("settings", BAD, settings_check.LOOKED_AT, context.problem, hint)]
+        )
+    is_new = condor.is_not_configured(context) and not vm_type
+    if is_new:
+        context.found.append(condor.not_configured())
+    is_short = is_new or context.fault is not None
+    for name, looked_at, body in WITHOUT_SETTINGS if is_short else LOOKS:
+        if name not in context.bad_names:  # else it is among the findings about the settings
+            context.found += look(name, looked_at, body, context)
+    done = Examination(context.vm_type, findings.explained(context.found))
+    if job and not is_short:
+        trial = in_time(f"the job in {job}", lambda: try_out(context, job, context.probe))
         if isinstance(trial, errors.Fault):
             trial = Trial(job, [Finding("dry run", UNKNOWN, f"the job ad in {job}", trial.problem, trial.hint)])
         assert isinstance(trial, Trial)
@@ -173,123 +147,11 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
     return done
 
 
-_STAND_ON = {
-    "HTCondor": (
-        "settings",
-        "VM_TYPE",
-        "VM_GAHP_SERVER",
-        "memory",
-        "VM_GAHP_LOG",
-        "QEMU's user",
-        "disk",
-        "startd",
-        "log",
-    ),
-    "host name": ("settings",),
-    "VM_TYPE": ("hypervisor",),
-    "libvirt": ("kvm", "cpu", "network", "tpm", "firmware", "limits", "image"),
-    "hypervisor": ("firmware",),
-    "disk space": ("QEMU's user",),
-    "kvm": ("cpu", "firmware"),
-    "VM_GAHP_LOG": ("log",),
-}
-"""Check -> the first words of the checks that fail if it does."""
-
-
-def _standing(finding: Finding, found: list[Finding]) -> Finding:
-    """Set the check on which a finding ultimately depends, if that check has failed."""
-    if finding.verdict == OK:
-        return finding
-    if finding.because:
-        causes = [one for one in found if one.check == finding.because and one.verdict != OK]
-        return finding._replace(because=(causes and _standing(causes[0], found).because) or finding.because)
-    if finding.verdict == UNKNOWN and finding.hint == AS_ROOT and finding.check != "root":
-        return finding._replace(because="root")
-    names = (finding.check, finding.check.partition(" ")[0])
-    for cause in found:
-        follows = any(name in _STAND_ON.get(cause.check, ()) for name in names)
-        if follows and (cause.verdict == BAD or (cause.verdict != OK and finding.verdict == UNKNOWN)):
-            return finding._replace(because=_standing(cause, found).because or cause.check)
-    return finding
-
-
-def _seen(context: Context, on_libvirt: bool) -> tuple[host.Capabilities | errors.Fault, probe.Probe]:
-    """Return the capabilities from libvirt, and the result of the probe."""
-    try:
-        known = host.capabilities(context) if on_libvirt else errors.MachineFault("It is no libvirt.")
-        return known, _probe(context, isinstance(known, host.Capabilities))
-    except NotKnown as unknown:
-        probed = probe.Probe(context.vm_type)
-        for name, looked_at in (
-            ("memory", "VM_MEMORY, and the memory of this machine"),
-            ("hypervisor", f"the driver of VM type {context.vm_type}"),
-            (probe.DISK_SPACE, "the free disk space in EXECUTE"),
-        ):
-            probed.findings.append(Finding(name, UNKNOWN, looked_at, str(unknown), because=unknown.because))
-        return errors.MachineFault(str(unknown)), probed
-
-
-def _probe(context: Context, answers: bool) -> probe.Probe:
-    """Run the startd's probe in this process, with a driver that writes no log, and without cached results."""
-    driver: base.Driver
-    identity, settings = None, context.usable
-    try:
-        identity = Identity.from_environ(context.environ)
-        if context.blind and context.vm_type in QEMU:
-            driver = _StandIn(context, base.Survey(host.unseen(context, answers)))
-        else:
-            driver = base.find(context.vm_type)(context.vm_type, settings, identity, context.notes.append)
-    except errors.Fault as fault:
-        driver = _StandIn(context, fault)
-    with proof.LookAnew():
-        return probe.probe(context.vm_type, settings, driver, identity=identity)
-
-
-class _StandIn(base.Driver):
-    """A replacement for a driver that cannot be used here, so that the other checks of the probe are made."""
-
-    def __init__(self, context: Context, outcome: base.Survey | errors.Fault) -> None:
-        super().__init__(context.vm_type, context.usable, Identity(NOBODY, NOBODY), context.notes.append)
-        self.outcome = outcome
-
-    def start(self, job: JobAd) -> base.Machine:
-        raise NotImplementedError
-
-    def kill(self, match: str, uuid: str = "") -> bool:
-        raise NotImplementedError
-
-    def survey(self, end: float) -> base.Survey:
-        if isinstance(self.outcome, errors.Fault):
-            raise self.outcome
-        return self.outcome
-
-
-def _sorted(context: Context, probed: probe.Probe) -> dict[str, list[Finding]]:
-    """Group the probe's findings by the section that shows them, bad ones with their causes."""
-    parts: dict[str, list[Finding]] = {
-        name: [] for name in ("memory", "policy", "script", "hypervisor", "kvm", "cpu", "network", "disk", "images")
-    }
-    for finding in probed.findings:
-        name = finding.check.partition(" ")[0]
-        if name == "memory" and "VM_MEMORY" in context.bad_names:
-            continue  # it is among the settings already
-        if finding.check == "libvirt" and finding.verdict == BAD and context.vm_type in QEMU:
-            finding = host.explain_libvirt(context, finding)
-        if finding.check == "kvm" and finding.verdict in (BAD, OFF):
-            finding = host.explain_kvm(context, finding)
-        if finding.check == "kvm" and finding.verdict != UNKNOWN:
-            finding = host.compare_with_kept(finding)
-        if name == "image":
-            name = "images"
-        parts[name if name in parts else "hypervisor"].append(finding)
-    return parts
-
-
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vmgahp doctor``."""
     command.description = (
         "Look at everything that VM jobs need on this machine, from HTCondor's settings to the last "
-        "failures, and say of each thing what was seen and what to type. Nothing is changed."
+        "failures, and say of each thing what was seen and what to type. Only --recover changes anything."
     )
     add_type(command, "")
     add_json(command, "print all findings as one JSON object")
@@ -302,18 +164,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="AD",
         help="check this job ad too (condor_q -l, or .job.ad), and print what the hypervisor would be told",
     )
-    command.set_defaults(
-        run=lambda options: apart(
-            lambda: run(
-                os.environ, options.type.lower(), job=options.job, as_json=options.json, verbose=options.verbose
-            )
-        )
-    )
+    text = "where all is well again, have the startd offer VMs that it has ceased to offer after a failure; jobs go on"
+    command.add_argument("--recover", action="store_true", help=text)
+    command.set_defaults(run=lambda options: apart(lambda: _run(options)))
     tell(
         command,
         examples=[
             ("vmgahp doctor", "why no VM job comes to this machine"),
             ("vmgahp doctor --verbose", "all that was looked at, and what was seen there"),
+            ("vmgahp doctor --recover", "bring the machine back after a failure, without restarting anything"),
             ("vmgahp doctor --job job.ad", "whether this job could run here, of condor_q -l 12.0 >job.ad"),
             ("vmgahp doctor --json >doctor.json", "everything, for a report of an error"),
         ],
@@ -336,32 +195,51 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _run(options: argparse.Namespace) -> int:
+    return run(
+        os.environ,
+        options.type.lower(),
+        job=options.job,
+        as_json=options.json,
+        verbose=options.verbose,
+        recover=options.recover,
+    )
+
+
 def run(
-    environ: Mapping[str, str], vm_type: str = "", *, job: str = "", as_json: bool = False, verbose: bool = False
+    environ: Mapping[str, str],
+    vm_type: str = "",
+    *,
+    job: str = "",
+    as_json: bool = False,
+    verbose: bool = False,
+    recover: bool = False,
 ) -> int:
     """Run all checks and print the findings; the exit status is `FIT` only if a job could run."""
     done = examine(environ, vm_type, job)
+    if recover and condor.may_recover(done.findings):
+        if trouble := condor.recover(environ):
+            sys.stderr.write(f"vmgahp doctor: {trouble}\n")
+        done = examine(environ, vm_type, job)
     if as_json:
         print_json(done.document())
         return done.status
     from vmgahp.commands.page import Page  # late: completions and man pages are made without rich
 
     page = Page()
-    sections: list[tuple[str, list[Finding]]] = list(done.sections)
-    if not verbose:
-        sections = [("", [one for one in done.findings if one.verdict != OK])]
-    if done.trial:
-        sections.append((f"The job in {done.trial.path}", done.trial.findings))
+    sections = done.sections if verbose else [("", [one for one in done.findings if one.verdict != OK])]
+    trial = done.trial
+    if trial:
+        sections.append((f"The job in {trial.path}", trial.findings))
     text = page.findings(sections, brief=not verbose)
-    verdict = done.verdict()
-    for lines in (done.trial.policy, done.trial.description.splitlines()) if done.trial else ():
+    for lines in (trial.policy, trial.description.splitlines()) if trial else ():
         if lines:
             text.append("\n" + "".join(f"{escape(line)}\n" for line in lines))
+    verdict = done.verdict()
     if text:
         text.append("\n")
     elif not verbose:
-        looked_at = ", ".join(dict.fromkeys(finding.check for finding in done.findings))
-        verdict += f" Looked at: {looked_at} (--verbose says more)."
+        verdict += f" Looked at: {_names([one.check for one in done.findings])} (--verbose says more)."
     page.say(text + page.paragraph(verdict, COLORS[done.status]))
     return done.status
 

@@ -1,18 +1,24 @@
 """The shared parts of the doctor's checks: settings, users, and calls with a deadline."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+import pwd
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
 from vmgahp import config, errors
 from vmgahp.commands.arguments import for_root
 from vmgahp.config import sources
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, NotKnown, side_by_side
+from vmgahp.daemon.probe import Probe, Resolver
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, side_by_side
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
+from vmgahp.text import escape, redact
 
-MORE_SETTINGS = ("VM_GAHP_SERVER", "VM_RECHECK_INTERVAL", "STARTD_ADDRESS_FILE", "CONDOR_IDS")
+MORE_SETTINGS = (
+    *("VM_GAHP_SERVER", "VM_RECHECK_INTERVAL", "STARTD_ADDRESS_FILE", "CONDOR_IDS"),
+    *("NUM_CPUS", "VM_MAX_NUMBER"),
+)
 """The settings of HTCondor that only the doctor reads."""
 
 SETTINGS_FILES = (".config/vmgahp/vmgahp.conf", "/etc/vmgahp.conf")
@@ -55,22 +61,21 @@ class Check(NamedTuple):
     def unknown(self, seen: str, hint: str = "") -> Finding:
         return Finding(self.name, UNKNOWN, self.looked_at, seen, hint)
 
+    def for_root(self, seen: str) -> Finding:
+        """Make the finding of a check that only root can make."""
+        return Finding(self.name, UNKNOWN, self.looked_at, seen, AS_ROOT, because="root")
 
-def look(
-    name: str, looked_at: str, body: Callable[..., Finding | list[Finding] | None], *arguments: object
-) -> list[Finding]:
-    """Run a check and return its findings: an unknown one if a check that it depends on is unknown, or on timeout."""
 
-    def made() -> list[Finding]:
-        try:
-            found = body(*arguments)
-        except NotKnown as unknown:
-            return [Finding(name, UNKNOWN, looked_at, str(unknown), because=unknown.because)]
-        return found if isinstance(found, list) else [found] if found else []
+Body = Callable[["Context"], Finding | list[Finding] | None]
 
-    outcome = in_time(name, made)
+
+def look(name: str, looked_at: str, body: Body, context: "Context") -> list[Finding]:
+    """Run a check and return its findings, an unknown one on timeout."""
+    outcome = in_time(name, lambda: body(context))
     if isinstance(outcome, errors.Fault):
         return [Finding(name, UNKNOWN, looked_at, outcome.problem, outcome.hint)]
+    if outcome is None or isinstance(outcome, Finding):
+        return [outcome] if outcome else []
     assert isinstance(outcome, list)
     return outcome
 
@@ -78,28 +83,6 @@ def look(
 def in_time(name: str, work: Callable[[], object], seconds: float | None = None) -> object:
     """Run `work` and return its result, or the fault that it raised, or `findings.Late`."""
     return side_by_side({name: work}, monotonic() + (seconds or LOOK_DEADLINE))[name]
-
-
-class Known(config.Settings):
-    """Settings with unknown values, which could not be read: the getters raise `NotKnown` for these."""
-
-    __slots__ = ("_unknown", "_why")
-
-    def __init__(self, good: config.Settings, unknown: Collection[str], why: str) -> None:
-        super().__init__(*good.given(), good.warnings)
-        self._unknown, self._why = unknown, why
-
-    def string(self, name: str) -> str:
-        self._require(name)
-        return super().string(name)
-
-    def where(self, name: str) -> str:
-        self._require(name)
-        return super().where(name)
-
-    def _require(self, name: str) -> None:
-        if name in self._unknown:
-            raise NotKnown("settings", self._why.format(name=name))
 
 
 class Completed(NamedTuple):
@@ -113,8 +96,6 @@ class Completed(NamedTuple):
     @property
     def complaint(self) -> str:
         """The last line on standard error, for people."""
-        from vmgahp.text import escape, redact
-
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
         return escape(redact(lines[-1]))[:1000].rstrip(".") if lines else ""
 
@@ -127,47 +108,38 @@ class Context:
     """
 
     def __init__(self, environ: Mapping[str, str], vm_type: str = "", root: str = "") -> None:
+        self.resolver = Resolver()
         self.environ = dict(environ)
         self.root = root
         self.is_root = os.geteuid() == 0
         self.notes: list[str] = []
         """The lines that drivers would have written to the log, which the doctor keeps unchanged."""
-        self.faults: list[errors.Fault] = []
-        """The faults because of which the settings could not be read."""
+        self.found: list[Finding] = []
+        """The findings so far."""
+        self.fault: errors.Fault | None = None
+        """The fault because of which the settings could not be read."""
         self.tool = sources.find_tool(environ)
         """The path of condor_config_val, or empty."""
         self.bad_names: set[str] = set()
-        self.unread = False
-        """True if the settings could not be read at all: unset ones are then unknown."""
-        self.waited = False
-        """True if HTCondor's tool did not print them in time."""
-        self.loaded = config.Settings()
-        """The settings as they were read."""
-        self._usable = self._load()
-        unknown, why = self.bad_names, "{name} is set to what is no value for it."
-        if self.unread:
-            unknown, why = set(config.BY_NAME), "{name} is not known, for the settings cannot be read."
-        self.settings: config.Settings = Known(self._usable, unknown, why)
-        """The settings; the getters raise `NotKnown` for the unknown ones."""
-        self._more = self._load_more()
-        self.vm_type = (vm_type or self._usable.string("VM_TYPE") or "kvm").lower()
+        """The settings with an invalid value."""
+        self.loaded = self.settings = config.Settings()
+        """The settings as they were read, and with the default in place of each invalid value."""
+        self._more: dict[str, str] = {}
+        try:
+            self._load()
+        except errors.Fault as fault:
+            self.fault = fault
+        self.vm_type = (vm_type or self.settings.string("VM_TYPE") or "kvm").lower()
+        self.probe = Probe(self.vm_type)
+        """The result of the startd's probe, run in this process."""
+        self.libvirt_answers = False
+        self.qemu_user: User | None = None
+        """The user as which libvirt runs QEMU by default; None if it does not say."""
         if self.is_root:
             self.environ.setdefault("VMGAHP_USER_UID", str(self.condor.uid if self.condor else NOBODY))
 
-    @property
-    def usable(self) -> config.Settings:
-        """The settings with the default in place of each invalid value; raises `NotKnown` if they could not be read.
-
-        They are for a probe, which only uses the valid ones.
-        """
-        if self.unread:
-            raise NotKnown("settings", "The settings that say what to look at cannot be read.")
-        return self._usable
-
     def more(self, name: str) -> str:
-        """Return one of `MORE_SETTINGS`, empty if it is not set; raises `NotKnown`."""
-        if self._more is None:
-            raise NotKnown("settings", f"{name} is not known, for the settings cannot be read.")
+        """Return one of `MORE_SETTINGS`, empty if it is not set."""
         return self._more.get(name, "")
 
     @property
@@ -186,7 +158,7 @@ class Context:
     @property
     def _is_personal(self) -> bool:
         """True if this user has started HTCondor: if root has, its logs belong to the user condor."""
-        address = (self._more or {}).get("STARTD_ADDRESS_FILE", "")
+        address = self._more.get("STARTD_ADDRESS_FILE", "")
         try:
             mine = os.stat(os.path.dirname(address)).st_uid == os.geteuid()
         except OSError:
@@ -196,9 +168,7 @@ class Context:
     @property
     def condor(self) -> User | None:
         """The user of HTCondor's daemons, according to CONDOR_IDS or the name condor."""
-        import pwd
-
-        uid, _, gid = (self._more or {}).get("CONDOR_IDS", "").partition(".")
+        uid, _, gid = self._more.get("CONDOR_IDS", "").partition(".")
         if uid.isdecimal() and gid.isdecimal():
             return User("condor", int(uid), int(gid), (int(gid),))
         try:
@@ -224,15 +194,9 @@ class Context:
         path = os.path.join(os.path.dirname(self.tool), name) if self.tool else ""
         return path if path and os.access(path, os.X_OK) else ""
 
-    def _load(self) -> config.Settings:
-        try:
-            loaded = config.load(self.environ)
-        except errors.Fault as fault:
-            self.faults.append(fault)
-            self.unread = True
-            self.waited = isinstance(fault, sources.Unanswered)
-            return config.Settings()
-        self.loaded = loaded
+    def _load(self) -> None:
+        """Read the settings. Raises `errors.Fault`."""
+        self.loaded = loaded = config.load(self.environ)
         kinds = {"integer": loaded.integer, "bool": loaded.boolean, "size": loaded.size}
         good, where = {}, {}
         for setting in config.SETTINGS:
@@ -244,28 +208,18 @@ class Context:
             if loaded.where(setting.name) != "default":
                 good[setting.name] = loaded.string(setting.name)
                 where[setting.name] = loaded.where(setting.name)
-        return config.Settings(good, where, loaded.warnings)
-
-    def _load_more(self) -> dict[str, str] | None:
-        if self.unread:
-            return None
-        try:
-            values, _, _ = sources.read(MORE_SETTINGS, self.environ)
-        except errors.Fault as fault:
-            self.faults.append(fault)
-            return None
-        return {name: value.strip().strip("\"'") for name, value in values.items() if value.strip()}
+        self.settings = config.Settings(good, where, loaded.warnings)
+        values, _, _ = sources.read(MORE_SETTINGS, self.environ)
+        self._more = {name: value.strip().strip("\"'") for name, value in values.items() if value.strip()}
 
 
-def who_is(name: str, uid: int, gid: int) -> User:
+def user_of(uid: int, gid: int) -> User:
     """Look up a user with all groups that the group database gives."""
-    import pwd
-
     try:
-        groups = os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
-    except (KeyError, OSError):
-        groups = [gid]
-    return User(name, uid, gid, tuple(groups))
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return User(f"uid {uid}", uid, gid, (gid,))
+    return User(name, uid, gid, tuple(os.getgrouplist(name, gid)))
 
 
 def ask(

@@ -1,6 +1,7 @@
 """A dry run of one job ad on this machine: its resources, and its domain XML."""
 
 import os
+import pwd
 from dataclasses import dataclass, field
 
 from vmgahp import errors
@@ -40,20 +41,16 @@ def read(path: str) -> JobAd:
     The scratch directory is that of the file, if the ad names none. Raises `errors.ClientFault`.
     """
     pairs = parse_ad(read_ad_file(path))
-    directory = os.path.dirname(os.path.realpath(path))
     # The first VM_WORKING_DIR counts, so one from the ad must not come after this.
     if not any(name.lower() == "vm_working_dir" for name, _ in pairs):
-        pairs.insert(0, ("VM_WORKING_DIR", quote(directory)))
+        pairs.insert(0, ("VM_WORKING_DIR", quote(os.path.dirname(os.path.realpath(path)))))
     return JobAd(pairs)
 
 
 def try_out(context: Context, path: str, probe: Probe) -> Trial:
-    """Check a job ad as a START would, against the results of the probe; nothing is started.
-
-    Raises `NotKnown` if the settings could not be read.
-    """
+    """Check a job ad as a START would, against the results of the probe; nothing is started."""
     trial = Trial(path)
-    settings = context.usable
+    settings = context.settings
     check = Check("job ad", f"the job ad in {path}")
     try:
         ad = read(path)
@@ -101,8 +98,6 @@ def _user(context: Context, ad: JobAd) -> tuple[Identity, str]:
     """Return the user as whom the job's files are checked: its owner, else the owner of its directory, else nobody."""
     if not context.is_root:
         return Identity(os.geteuid(), os.getegid()), f"user id {os.geteuid()}"
-    import pwd
-
     for name in (ad.string("OsUser"), ad.string("Owner")):
         try:
             entry = pwd.getpwnam((name or "").partition("@")[0])
@@ -141,44 +136,29 @@ def _type(context: Context, ad: JobAd, check: Check) -> list[Finding]:
 
 def _unmet(spec: JobSpec, probe: Probe) -> list[Finding]:
     """Compare the job's requests with what this machine offers, as probed; its files are not needed for that."""
-    offered = probe.attributes
-    found = []
+    offered, found = probe.attributes, []
 
     def miss(check: str, seen: str, hint: str, verdict: str = BAD) -> None:
         found.append(Finding(check, verdict, _LOOKED_AT, seen, hint))
 
     memory = offered.get("VM_Memory")
     if isinstance(memory, int) and spec.memory_mib > memory:
-        miss(
-            "job memory",
-            f"The job asks for {spec.memory_mib} MiB, and VM_Memory is {memory} here.",
-            "lower vm_memory, or wait for another machine.",
-        )
+        seen = f"The job asks for {spec.memory_mib} MiB, and VM_Memory is {memory} here."
+        miss("job memory", seen, "lower vm_memory, or wait for another machine.")
     kinds = str(offered.get("VM_Networking_Types", "")).split(",")
     for kind in dict.fromkeys(nic.networking_type for nic in spec.nics):
-        if kind in kinds or probe.trouble:  # a hypervisor that fails has not reported its networks
-            continue
-        miss(
-            "job network",
-            f"The job asks for a network of type {kind}, which this machine does not offer now.",
-            "fix that network (see above), or set another vm_networking_type.",
-        )
+        if kind not in kinds and not probe.trouble:  # a hypervisor that fails has not reported its networks
+            seen = f"The job asks for a network of type {kind}, which this machine does not offer now."
+            miss("job network", seen, "fix that network (see above), or set another vm_networking_type.")
     prefix = f"VM_{probe.vm_type}_ATTR_"
     most = offered.get(prefix + "max_vcpus")
     if isinstance(most, int) and spec.vcpus > most:
-        miss(
-            "job CPUs",
-            f"The job asks for {spec.vcpus} CPUs, and a VM here has {most} at most.",
-            "lower vm_vcpus (or request_cpus).",
-        )
+        seen = f"The job asks for {spec.vcpus} CPUs, and a VM here has {most} at most."
+        miss("job CPUs", seen, "lower vm_vcpus (or request_cpus).")
     if spec.checkpoint and offered.get(prefix + "checkpoint") is False:
-        miss(
-            "job checkpoint",
-            "The job asks for checkpoints (vm_checkpoint), and this machine makes none: when it is "
-            "evicted, it starts again from the beginning.",
-            "see disk space, above, and LIBVIRT_XML_SCRIPT; or set vm_checkpoint = false.",
-            OFF,
-        )
+        seen = "The job asks for checkpoints (vm_checkpoint), and this machine makes none: evicted, it starts again."
+        hint = "see disk space, above, and LIBVIRT_XML_SCRIPT; or set vm_checkpoint = false."
+        miss("job checkpoint", seen, hint, OFF)
     return found
 
 

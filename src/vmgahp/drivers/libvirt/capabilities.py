@@ -77,7 +77,7 @@ def require(
     if VIRTIOFS in kinds:
         from vmgahp.drivers.libvirt import virtiofs
 
-        if reason := virtiofs.proved(identity, virtiofs.TRIAL_WAIT).reason:
+        if reason := virtiofs.trouble(identity, virtiofs.TRIAL_WAIT):
             raise _refused(
                 f"A directory is to be shared by virtiofs, and this machine cannot do that: {reason}",
                 f"require a machine that can (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs). {virtiofs.hint()}",
@@ -95,7 +95,7 @@ def require(
         from vmgahp.drivers.libvirt import tpm
 
         # The same check as the probe's: a job that asks for a TPM does not match a machine that offers none.
-        if reason := tpm.why_none(tpm.is_offered(capabilities)) or tpm.proved(identity, tpm.TRIAL_WAIT).reason:
+        if reason := tpm.why_none(tpm.is_offered(capabilities)) or tpm.trouble(identity, tpm.TRIAL_WAIT):
             raise _refused(
                 f"VMPARAM_vm_TPM = true, and this machine has no software TPM: {reason}",
                 f"require a machine that has one (VM_kvm_ATTR_tpm); here: {packages.of_system(tpm.PACKAGES)}.",

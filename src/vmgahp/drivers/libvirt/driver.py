@@ -47,7 +47,8 @@ from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.libvirt.uri import SESSION_URI, connection_for
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import PASST, RELAY, Resources
-from vmgahp.host import denials, execute, proof, scratch
+from vmgahp.findings import Begun
+from vmgahp.host import denials, execute, kvm, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
 from vmgahp.job import published, saving, share_dirs
@@ -80,8 +81,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self.connection = connection_for(settings, log, self.usual_uri)
         self.checkpoints_of = LibvirtCheckpoints(self.checkpoints, identity, self.connection, log)
         self._describer = self.describer(settings, identity, self.connection, log)
+        self._kvm: Begun[str] | None = None
+        """The check of KVM for the next start, if it has begun."""
 
     # The contract
+
+    def get_ready(self) -> None:
+        if self.vm_type in ("kvm", "libvirt"):
+            self._kvm = Begun("KVM", kvm.check)
 
     def start(self, job: JobAd) -> LibvirtMachine:
         self.connection.hears_agents = self._talks_to_agents()
@@ -257,13 +264,21 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             other_hypervisors.require(self.connection, fixed, self.settings)
         if fixed and fixed != "kvm":
             return fixed
-        reason = proof.of_kvm().reason
+        reason = self._why_no_kvm()
         if not reason:
             return "kvm"
         if not fixed and self.settings.boolean("VM_ALLOW_EMULATION"):
             self.log(f"KVM does not work here ({reason}): using TCG, since VM_ALLOW_EMULATION is true")
             return "qemu"
         raise kvm_fault(reason)
+
+    def _why_no_kvm(self) -> str:
+        """Return the result of the check that `get_ready` has begun, once; else check now."""
+        begun, self._kvm = self._kvm, None
+        try:
+            return begun.result() if begun else kvm.check()
+        except errors.MachineFault:  # no thread was left for it
+            return kvm.check()
 
     def _prepare(self, plan: Plan, restart: LibvirtRestart | None, resources: Resources) -> LibvirtMachine:
         """Make the VM's resources, description and guardian. Raises `errors.Fault`, OSError and `Unusable`."""
@@ -393,8 +408,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         chosen += [image.path for disk in plan.spec.disks for image in disk.backing]
         fault = faults.from_libvirt(error, doing, chosen, words)
         rule = faults.classify(error, chosen, words)
-        if not issubclass(rule.fault, errors.JobFault):
-            proof.forget()
         scripted = bool(self.settings.xml_script())
         if rule is DESCRIPTION and hooks.hooks_are_to_blame(described, self.connection):
             fault = hooks.refused(fault.problem, described.authors)

@@ -170,9 +170,14 @@ def version(number: int) -> str:
     return f"{number // 1000000}.{number // 1000 % 1000}.{number % 1000}"
 
 
+def seconds_left(end: float, telling: float = TELLING) -> float:
+    """Return the timeout of a call to libvirt, which ends `telling` seconds before all checks do."""
+    return round(max(TELLING, end - monotonic() - telling), 1)
+
+
 def let_answer_until(connection: LibvirtConnection, end: float) -> None:
     """Give libvirt nearly all of the time that is left for the checks."""
-    connection.deadline = max(0.3, end - monotonic() - TELLING)
+    connection.deadline = seconds_left(end)
     connection.refused_deadline = CONNECTING
 
 
@@ -197,8 +202,7 @@ def begin_networks(
     """Begin the checks of the bridge and, in parallel, of the network VM_NAT_NETWORK, which another daemon may have."""
     if "bridge" in wanted:
         checks.begin("bridge", lambda: look_at_bridge(settings))
-    seconds = max(0.3, end - monotonic() - TELLING)
-    checks.begin("nat", lambda: is_active(connection, settings.string("VM_NAT_NETWORK"), seconds))
+    checks.begin("nat", lambda: is_active(connection, settings.string("VM_NAT_NETWORK"), seconds_left(end)))
 
 
 def active_network(checks: findings.Checks, wanted: Sequence[str]) -> object:

@@ -10,7 +10,6 @@ from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt import qemu_check, virtiofs
 from vmgahp.drivers.libvirt.emulator import TWO_GROUPS, TWO_GROUPS_HINT
 from vmgahp.findings import OFF, OK, Checks, Finding
-from vmgahp.host import proof
 from vmgahp.host.job_user import Identity
 from vmgahp.job import share_dirs
 from vmgahp.job.kinds import NINEP, NO_SHARE, SHARES, VIRTIOFS
@@ -25,7 +24,7 @@ def begin(checks: Checks, settings: Settings, identity: Identity, seconds: Calla
     if has_directories:
         checks.begin("share dirs", lambda: _there(settings))
     if has_directories or _kind(settings) == VIRTIOFS:
-        checks.begin("virtiofs", lambda: virtiofs.proved(identity, seconds()))
+        checks.begin("virtiofs", lambda: virtiofs.trouble(identity, seconds()))
 
 
 def judge(
@@ -90,8 +89,8 @@ def _trouble(
     if kind == VIRTIOFS:
         if isinstance(virtiofsd, errors.Fault):
             return virtiofsd
-        if isinstance(virtiofsd, proof.Proof) and virtiofsd.reason:
-            return errors.MachineFault(f"{virtiofsd.told(virtiofsd.reason)}.", virtiofs.hint())
+        if virtiofsd:
+            return errors.MachineFault(f"{virtiofsd}.", virtiofs.hint())
     try:
         qemu_check.require_share(kind, qemu, identity, end)
     except errors.Fault as fault:

@@ -6,8 +6,8 @@ QEMU, instead of waiting for the save. libvirt's documentation of that function 
 fields. For a driver of libvirt's that does not support it, such as Xen's, several queries are used.
 """
 
-import pyexpat
 from time import time
+from xml.etree import ElementTree as etree
 
 import libvirt
 
@@ -175,33 +175,13 @@ def from_stats(stats: dict[str, object], run: str, interfaces: dict[str, str]) -
 
 def devices(xml: str) -> tuple[list[str], dict[str, str]]:
     """Return the disks of a live domain, and the MAC address of each of its network devices on the host."""
-    disks: list[str] = []
-    interfaces: dict[str, str] = {}
-    place: list[str] = []
-    target = mac = ""
-
-    def begin(name: str, attributes: dict[str, str]) -> None:
-        nonlocal target, mac
-        place.append(name)
-        match place[1:]:
-            case ["devices", "interface"]:
-                target = mac = ""
-            case ["devices", "interface", "target"]:
-                target = target or attributes.get("dev", "")
-            case ["devices", "interface", "mac"]:
-                mac = mac or attributes.get("address", "").lower()
-            case ["devices", "disk", "target"]:
-                disks.append(attributes.get("dev", ""))
-
-    def end(_name: str) -> None:
-        if place[1:] == ["devices", "interface"] and target and mac:
-            interfaces[target] = mac
-        place.pop()
-
-    # ElementTree, which makes objects of the whole document, is not loaded for this alone.
-    parser = pyexpat.ParserCreate()
-    parser.StartElementHandler, parser.EndElementHandler = begin, end
-    parser.Parse(xml, True)
+    domain = etree.fromstring(xml)
+    disks = [target.get("dev", "") for target in domain.iterfind("devices/disk/target")]
+    interfaces = {}
+    for card in domain.iterfind("devices/interface"):
+        target, mac = card.find("target"), card.find("mac")
+        if target is not None and mac is not None and target.get("dev"):
+            interfaces[target.get("dev", "")] = mac.get("address", "").lower()
     return disks[:MOST_DEVICES], interfaces
 
 

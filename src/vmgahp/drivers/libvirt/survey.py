@@ -36,11 +36,11 @@ from vmgahp.drivers.libvirt.emulator import (
     of_machines,
     uefis,
 )
-from vmgahp.drivers.libvirt.other_hypervisors import TELLING, version
+from vmgahp.drivers.libvirt.other_hypervisors import TELLING, seconds_left, version
 from vmgahp.drivers.libvirt.uri import SYSTEM_URI
 from vmgahp.findings import OFF, OK, UNKNOWN, Finding, Late
 from vmgahp.hooks import xml_script
-from vmgahp.host import cgroups, kvm, libvirt_daemons, packages, proof
+from vmgahp.host import cgroups, kvm, libvirt_daemons, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
 from vmgahp.images import iso
@@ -117,13 +117,13 @@ class LibvirtSurveyor:
         checks.begin("libvirt", lambda: self._ask_libvirt(end))
         other_hypervisors.begin_networks(checks, self._connection, self.settings, wanted, end)
         if self._fixed != "qemu":
-            checks.begin("kvm", proof.of_kvm)
+            checks.begin("kvm", lambda: kvm.check(end - monotonic()))
         if "user" in wanted:
             checks.begin("passt", lambda: qemu_check.start_passt(self.identity, end))
         if self.settings.string("VM_CATALOG") and not self.settings.xml_script():
             checks.begin("images", self._survey_images)
         if which(tpm.PROGRAM) and not self.settings.xml_script():
-            checks.begin("tpm", lambda: tpm.proved(self.identity, end - monotonic()))
+            checks.begin("tpm", lambda: tpm.trouble(self.identity, end - monotonic()))
         if self._shares():
             shares.begin(checks, self.settings, self.identity, lambda: end - monotonic())
 
@@ -209,7 +209,7 @@ class LibvirtSurveyor:
             )
 
         try:
-            return self._connection.call(ask, seconds=_left(end))
+            return self._connection.call(ask, seconds=seconds_left(end, TELLING / 2))
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, "asking for its capabilities") from error
 
@@ -260,17 +260,12 @@ class LibvirtSurveyor:
                 f"libvirt says that QEMU has no CPU mode {mode} here.",
                 "set VM_CPU_MODE to one that virsh domcapabilities shows as supported.",
             )
-        asked = f"{accel} {mode} {qemu.machine} slirp={slirp} {self.identity.uid}:{self.identity.gid}"
-        stands_on = f"{proof.machine()}\n{proof.program(qemu.path)}\nasked {asked}"
-        proved = proof.recall(proof.QEMU, stands_on)
-        if proved is None:
-            try:
-                qemu_check.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
-            except errors.Fault as fault:
-                verdict = UNKNOWN if isinstance(fault, Late) else findings.BAD
-                return Finding("cpu", verdict, looked_at, fault.problem, fault.hint)
-            proved = proof.keep(proof.QEMU, stands_on)
-        return Finding("cpu", OK, looked_at, proved.told("QEMU starts and answers"))
+        try:
+            qemu_check.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
+        except errors.Fault as fault:
+            verdict = UNKNOWN if isinstance(fault, Late) else findings.BAD
+            return Finding("cpu", verdict, looked_at, fault.problem, fault.hint)
+        return Finding("cpu", OK, looked_at, "QEMU starts and answers")
 
     def _shares(self) -> bool:
         """Return True if jobs may share a directory with their guest."""
@@ -283,19 +278,17 @@ class LibvirtSurveyor:
 
     # Findings and attributes
 
-    def _judge_kvm(self, proved: object, found: list[Finding]) -> str:
-        """Return the domain type of jobs, empty if they can have none."""
+    def _judge_kvm(self, reason: object, found: list[Finding]) -> str:
+        """Return the domain type of jobs, empty if they can have none; `reason` is the outcome of `kvm.check`."""
         if self._fixed == "qemu":
             return "qemu"
         looked_at = f"{kvm.DEVICE}, with a guest in 64-bit mode"
-        if isinstance(proved, proof.Proof) and not proved.reason:
-            found.append(Finding("kvm", OK, looked_at, proved.told("a guest runs at the speed of the hardware")))
+        if not reason:
+            found.append(Finding("kvm", OK, looked_at, "a guest runs at the speed of the hardware"))
             return "kvm"
-        fault = kvm_fault(proved.reason) if isinstance(proved, proof.Proof) else proved
-        assert isinstance(fault, errors.Fault)
-        seen = proved.told(fault.problem) if isinstance(proved, proof.Proof) else fault.problem
         emulate = not self._fixed and self.settings.boolean("VM_ALLOW_EMULATION")
-        found.append(Finding("kvm", OFF if emulate else findings.BAD, looked_at, seen, fault.hint))
+        fault = kvm_fault(reason) if isinstance(reason, str) else reason
+        found.append(findings.judge("kvm", looked_at, fault, "", OFF if emulate else findings.BAD))
         return "qemu" if emulate else ""
 
     def _judge_network(
@@ -356,11 +349,6 @@ class LibvirtSurveyor:
         return attributes
 
 
-def _left(end: float) -> float:
-    """Return the timeout of a call in seconds, which ends before its check is given up."""
-    return round(max(0.3, end - monotonic() - TELLING / 2), 1)
-
-
 def _memory_formats(host: _Host) -> str:
     """Return the formats of checkpoints that are restored here without a setting."""
     formats = ["raw", *[packed.ZSTD] * packed.has(packed.ZSTD)]
@@ -369,16 +357,14 @@ def _memory_formats(host: _Host) -> str:
     return ",".join(formats)
 
 
-def _judge_tpm(offered: bool | None, proved: object) -> Finding:
-    """Return the finding about TPMs; `proved` is None if none was tried."""
+def _judge_tpm(offered: bool | None, outcome: object) -> Finding:
+    """Return the finding about TPMs by the outcome of `tpm.trouble`."""
     looked_at = f"{', '.join(tpm.OF_LIBVIRT)}, and libvirt's word for them"
     if reason := tpm.why_none(offered):
         return Finding("tpm", OFF, looked_at, f"{reason}.", f"for jobs with a TPM: {packages.of_system(tpm.PACKAGES)}.")
-    if isinstance(proved, proof.Proof):
-        if not proved.reason:
-            return Finding("tpm", OK, looked_at, proved.told("swtpm makes a TPM"))
-        return Finding("tpm", OFF, looked_at, proved.told(f"{proved.reason}."), tpm.NO_ANSWER_HINT)
-    return findings.judge("tpm", looked_at, proved, "", OFF)
+    if isinstance(outcome, str) and outcome:
+        return Finding("tpm", OFF, looked_at, f"{outcome}.", tpm.NO_ANSWER_HINT)
+    return findings.judge("tpm", looked_at, outcome, "swtpm makes a TPM", OFF)
 
 
 def _judge_limits(honored: list[str]) -> Finding:

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
-from vmgahp.host import companion, proof
+from vmgahp.host import companion
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
 from vmgahp.host.runtime_dir import runtime_dir
@@ -55,12 +55,6 @@ def why_none(offered: bool | None) -> str:
     if offered is False:
         return f"libvirt does not find {', '.join(OF_LIBVIRT)}, or its QEMU has no TPM (virsh domcapabilities)"
     return ""
-
-
-def proved(identity: Identity, seconds: float) -> proof.Proof:
-    """Return the proof that swtpm answers as this user, or the reason why it does not."""
-    user = identity.uid, identity.gid
-    return proof.asked(proof.TPM, which(PROGRAM) or PROGRAM, user, lambda: trouble(identity, seconds))
 
 
 def trouble(identity: Identity, seconds: float) -> str:

@@ -8,7 +8,7 @@ import os
 import sys
 
 from vmgahp import errors
-from vmgahp.host import companion, packages, proof
+from vmgahp.host import companion, packages
 from vmgahp.host.file_server import OF_QEMU
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment
@@ -43,15 +43,6 @@ def program() -> str:
     return next((path for path in PLACES if os.access(path, os.X_OK)), "")
 
 
-def proved(identity: Identity, seconds: float) -> proof.Proof:
-    """Return the proof that virtiofsd answers as this user, or the reason why it does not."""
-    path = program()
-    if not path:
-        return proof.Proof("virtiofsd is not installed")
-    user = identity.uid, identity.gid
-    return proof.asked(proof.VIRTIOFS, path, user, lambda: trouble(identity, seconds))
-
-
 def trouble(identity: Identity, seconds: float) -> str:
     """Start a trial virtiofsd, and send it QEMU's first request; return the error, empty if it answers.
 
@@ -59,6 +50,8 @@ def trouble(identity: Identity, seconds: float) -> str:
     """
     import socket
 
+    if not program():
+        return "virtiofsd is not installed"
     room = ""
     try:
         room = runtime_dir()

@@ -11,13 +11,14 @@ from tests.jobs import ad
 from tests.lab.starter import ANY, FakeStarter, elsewhere
 from tests.peer import Peer, environment
 from vmgahp import errors, lifecycle
-from vmgahp.daemon import publisher
-from vmgahp.daemon.publisher import Publisher
-from vmgahp.daemon.sampler import Outcome
+from vmgahp.config import Settings
+from vmgahp.daemon import collector
+from vmgahp.daemon.collector import Collector, Outcome
 from vmgahp.drivers.simulated import SimulatedMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.job import published
 from vmgahp.lifecycle import CHECKPOINT, RESUME, RUNNING, START, STATUS, STOP, STOPPED, SUSPEND
+from vmgahp.log import Log
 from vmgahp.metrics import Status
 from vmgahp.protocol.calls import Call, Vm
 
@@ -28,12 +29,23 @@ def starter(scratch: Path) -> Iterator[FakeStarter]:
         yield made
 
 
+class Saying(Log):
+    """A log whose lines a test reads."""
+
+    def __init__(self, said: list[str]) -> None:
+        super().__init__()
+        self.said = said
+
+    def always(self, line: str) -> None:
+        self.said.append(line)
+
+
 class Life:
     """One VM as a server has it, whose operations come to what a test says."""
 
     def __init__(self, scratch: Path, user: Identity) -> None:
         self.said: list[str] = []
-        self.publisher = Publisher(user, self.said.append)
+        self.collector = Collector(Settings({"VM_METRICS_INTERVAL": "0"}), user, Saying(self.said))
         self.vm = Vm(1)
         self.job = ad(scratch=scratch, ChirpVMVNC='"127.0.0.1:5900"', ChirpVMState='"Stopped"')
         self.machine = SimulatedMachine(self.job, {})
@@ -41,7 +53,7 @@ class Life:
     def did(self, operation: str, outcome: Outcome = None, state: lifecycle.State = RUNNING) -> None:
         call = Call(self.vm, operation, 1, 0.0)
         call.job, call.state = self.job, lifecycle.STARTING if operation == START else state
-        self.publisher.done(call, outcome, time.monotonic() - 2, self.machine)
+        self.collector.done(call, outcome, time.monotonic() - 2, self.machine)
 
     def status(self, state: lifecycle.State = RUNNING) -> None:
         self.did(STATUS, Status(state))
@@ -68,7 +80,7 @@ def test_a_start_that_failed_has_nothing_to_say(starter: FakeStarter, life: Life
 
 
 def test_without_a_starter_there_is_no_thread(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher.threads, "start", pytest.fail)
+    monkeypatch.setattr(collector.threads, "start", pytest.fail)
     life.did(START)
     life.status()
     assert len(life.said) == 1
@@ -82,7 +94,7 @@ def test_where_nothing_is_new_there_is_no_thread(
     life.status()
     starter.wait_for("set_job_attr_delayed", "ChirpVMVNC", "undefined")
     until(lambda: not life.machine.news.unsaid())
-    monkeypatch.setattr(publisher.threads, "start", pytest.fail)
+    monkeypatch.setattr(collector.threads, "start", pytest.fail)
     life.status()
     life.machine.news.publish(published.MEMORY, 7)
     life.status()
@@ -118,14 +130,14 @@ def test_each_checkpoint_is_told(starter: FakeStarter, life: Life, monkeypatch: 
 def test_a_starter_that_never_answers_is_given_up(
     starter: FakeStarter, life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "ROUND_SECONDS", 0.05)
+    monkeypatch.setattr(collector, "ROUND_SECONDS", 0.05)
     starter.answer = b""
     life.did(START)
-    for number in range(publisher.MOST_FAILURES + 3):
+    for number in range(collector.MOST_FAILURES + 3):
         life.machine.news.publish(published.ADDRESSES, f"10.0.0.{number}")
         life.status()
         round_is_over(life)
-    until(lambda: starter.visits == publisher.MOST_FAILURES)
+    until(lambda: starter.visits == collector.MOST_FAILURES)
     assert life.said == [f"{life.machine.name}: the starter has not answered in time"]
 
 
@@ -174,7 +186,7 @@ def test_a_vm_may_be_forgotten_twice_at_once(
             return self.pop(key, default)
 
     life.did(START)
-    monkeypatch.setattr(life.publisher, "_talks", Overtaken(life.publisher._talks))
+    monkeypatch.setattr(life.collector, "_vms", Overtaken(life.collector._vms))
     life.did(operation, Status(STOPPED) if operation == STATUS else None)
     assert life.said == []
 
