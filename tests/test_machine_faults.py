@@ -190,7 +190,7 @@ PLACES = {
     "images/iso.py:_write": (2, NOT_INSTALLED),
     "job/engine.py:judge": (1, NOT_INSTALLED),
     "job/folded.py:meets": (1, SETTING),
-    "job/pack.py:pack": (1, LACKING),
+    "job/pack.py:pack": (1, NOT_INSTALLED),
     "job/run.py:guest_file": (1, NOT_INSTALLED),
     "job/share_dirs.py:named": (2, SETTING),
     "job/share_dirs.py:own": (1, SETTING),

@@ -15,6 +15,7 @@ from vmgahp.config import Settings
 from vmgahp.daemon import collector
 from vmgahp.daemon.collector import Collector, Outcome
 from vmgahp.drivers.simulated import SimulatedMachine
+from vmgahp.host import wait
 from vmgahp.host.job_user import Identity
 from vmgahp.job import published
 from vmgahp.lifecycle import CHECKPOINT, RESUME, RUNNING, START, STATUS, STOP, STOPPED, SUSPEND
@@ -166,10 +167,7 @@ def round_is_over(life: Life) -> None:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not is_so() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert is_so()
+    assert wait.until(is_so, 30, 0.01)
 
 
 # The whole way

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vmgahp.host.job_user import Identity
-from vmgahp.host.run import FIRST_PASSED, LONGEST_STDERR, Finished, plain_environment, run
+from vmgahp.host.run import LONGEST_STDERR, Finished, plain_environment, run
 from vmgahp.testing.contract import until
 
 
@@ -59,10 +59,9 @@ def test_only_the_descriptors_that_it_is_given(tmp_path: Path) -> None:
         os.close(opened)
     leaked = os.dup2(0, 77, inheritable=True)
     try:
-        first, second = FIRST_PASSED, FIRST_PASSED + 1
-        done = sh(f"cat <&{first}; cat <&{second}; ls /proc/self/fd", pass_fds=numbers)
+        done = sh("cat /dev/fd/60 /dev/fd/70; ls /proc/self/fd", pass_fds=numbers)
         assert done.out.startswith(b"firstsecond")
-        assert not {b"60", b"70", b"77"} & set(done.out.split())
+        assert b"77" not in done.out.split()
     finally:
         for descriptor in (leaked, *numbers):
             os.close(descriptor)
@@ -85,6 +84,13 @@ def test_the_deadline_kills_the_whole_group(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(itself, 0)
     until(lambda: is_gone(child), "its own child is gone")
+
+
+def test_it_writes_to_a_file_of_the_callers(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as file:
+        done = sh("echo here; echo there >&2", stdout=file.fileno())
+    assert done == Finished(0, b"", b"there\n")
+    assert (tmp_path / "out").read_bytes() == b"here\n"
 
 
 def test_what_prints_without_an_end_is_killed() -> None:
@@ -132,6 +138,13 @@ def test_as_another_user() -> None:
     assert sh("id -G", user=user, groups=[7, 8]).out == b"12346 7 8\n"
 
 
+def test_a_program_of_any_name(tmp_path: Path) -> None:
+    program = tmp_path / "a=b c"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    assert run([str(program), "x=y", "z"], deadline=60).out == b"x=y z\n"
+
+
 @pytest.mark.parametrize("name", ["nowhere", "/nowhere", "relative/path"])
 def test_one_that_is_not_there(name: str) -> None:
     with pytest.raises(FileNotFoundError) as caught:
@@ -160,18 +173,19 @@ def test_none_is_left_behind_by_a_process_that_ends(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_right_after_its_start_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, really = [], os.posix_spawn
+    begun: list[int] = []
+    really = subprocess.Popen.__init__
 
-    def interrupted(*words: object, **how: object) -> int:
-        begun.append(really(*words, **how))  # type: ignore[arg-type]
+    def interrupted(program: subprocess.Popen[bytes], *words: object, **how: object) -> None:
+        really(program, *words, **how)  # type: ignore[call-overload]
+        begun.append(program.pid)
         signal.raise_signal(signal.SIGTERM)
-        return begun[0]
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
-    monkeypatch.setattr(os, "posix_spawn", interrupted)
+    monkeypatch.setattr(subprocess.Popen, "__init__", interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):
             run(["sleep", "60"], deadline=60)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import JOB_UID
 from vmgahp import errors
+from vmgahp.host import wait
 from vmgahp.images import still
 from vmgahp.images.formats import HEADER
 from vmgahp.images.still import OpenImage, file_system, head, held_still
@@ -133,7 +134,7 @@ def test_one_that_is_let_go_meanwhile_is_waited_for(
     image: Path, opened: Callable[..., OpenImage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = image.open("r+b")
-    monkeypatch.setattr(still, "sleep", lambda _: other.close())
+    monkeypatch.setattr(wait, "sleep", lambda _: other.close())
     with held_still([opened()], needed=True) as require:
         require()
 
@@ -153,8 +154,9 @@ def test_all_images_of_a_vm_are_waited_for_together(scratch: Path, monkeypatch: 
         clock[0] += 0.2
         others.pop(0).close()
 
-    monkeypatch.setattr(still, "sleep", sleep)
-    monkeypatch.setattr(still, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(wait, "sleep", sleep)
+    for module in (still, wait):
+        monkeypatch.setattr(module, "monotonic", lambda: clock[0])
     with pytest.raises(errors.JobFault, match="open in another process"), held_still(images, needed=True):
         pytest.fail("it has waited for them all")
     assert clock[0] < 100 + 2 * still.PATIENCE

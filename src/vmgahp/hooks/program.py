@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault
 from vmgahp.host.job_user import Identity
-from vmgahp.host.run import FIRST_PASSED, condor_environment, run
+from vmgahp.host.run import condor_environment, run
 from vmgahp.text import escape, redact
 
 LONGEST_OUTPUT = 4 << 20
@@ -17,8 +17,6 @@ REJECTED = 1
 """The exit status that rejects a job."""
 
 AD_VARIABLE, NAME_VARIABLE, DRY_VARIABLE = "VMGAHP_JOB_AD", "VMGAHP_VM_NAME", "VMGAHP_DRY_RUN"
-GIVEN_PATH = f"/proc/self/fd/{FIRST_PASSED}"
-"""The path of a file in memory, which no other process can open and which vanishes with the program."""
 
 
 def standing(dry: bool) -> dict[str, str]:
@@ -35,7 +33,7 @@ def converse(
     hint: str,
     stdin: bytes = b"",
     environ: Mapping[str, str],
-    given: bytes = b"",
+    given: tuple[str, bytes] | None = None,
     longest: int = LONGEST_OUTPUT,
     user: Identity | None = None,
     limits: Sequence[str] = (),
@@ -43,17 +41,20 @@ def converse(
 ) -> tuple[bytes, int, str]:
     """Run a program to its end; return its output, its exit status, and its last words as a sentence, if any.
 
-    `given` is readable at `GIVEN_PATH`. Each line of stderr goes to `log_line`, without secrets. Raises `MachineFault`,
+    `given` is the name of an environment variable and the content of the file that it names, which is in memory and
+    vanishes with the program. Each line of stderr goes to `log_line`, without secrets. Raises `MachineFault`,
     with `label` for the program and its setting, if it cannot be run, does not end in time or prints more than
     `longest` bytes.
     """
     beside = -1
     try:
         if given:
-            beside = os.memfd_create("given")
+            variable, content = given
+            beside = os.memfd_create("given", os.MFD_CLOEXEC)
             with open(beside, "wb", closefd=False) as file:
-                file.write(given)
+                file.write(content)
             os.lseek(beside, 0, os.SEEK_SET)
+            environ = {**environ, variable: f"/proc/self/fd/{beside}"}
         done = run(
             argv,
             deadline=deadline,
@@ -136,8 +137,8 @@ def call(
         log_line=log_line,
         hint=hint,
         stdin=stdin,
-        environ=condor_environment(os.environ) | dict(environ) | ({AD_VARIABLE: GIVEN_PATH} if ad else {}),
-        given=ad,
+        environ=condor_environment(os.environ) | dict(environ),
+        given=(AD_VARIABLE, ad) if ad else None,
     )
     why = ""
     if status == REJECTED:

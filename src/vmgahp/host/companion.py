@@ -7,12 +7,12 @@ that learns of the VM's end can end the program.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterable
 
+from vmgahp.host import wait
 from vmgahp.host.job_user import Identity
 
 END_WAIT = 5.0
@@ -53,9 +53,7 @@ def end(room: str, mark: str) -> None:
             is_ours = mark.encode() in file.read()
         for number in (signal.SIGTERM, signal.SIGKILL) if is_ours else ():
             signal.pidfd_send_signal(process, number)
-            poll = select.poll()
-            poll.register(process, select.POLLIN)
-            if poll.poll(END_WAIT * 1000):
+            if wait.ready(process, END_WAIT):
                 break
     except OSError:
         pass  # it has exited meanwhile

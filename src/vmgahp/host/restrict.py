@@ -11,11 +11,6 @@ import resource
 
 def restrict(user: tuple[int, int] | None, *, memory: int, cpu_seconds: int, file_bytes: int) -> None:
     """Become the user (uid and gid, without other groups; None: no change) and set limits, irrevocably."""
-    if user is not None:
-        uid, gid = user
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
     for limit, least in (
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_AS, memory),
@@ -25,3 +20,8 @@ def restrict(user: tuple[int, int] | None, *, memory: int, cpu_seconds: int, fil
         hard = resource.getrlimit(limit)[1]
         value = least if hard == resource.RLIM_INFINITY else min(least, hard)
         resource.setrlimit(limit, (value, value))
+    if user is not None:  # after the limits, which other processes of that user could change meanwhile
+        uid, gid = user
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)

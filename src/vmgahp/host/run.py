@@ -1,28 +1,31 @@
 """The common way to run a program: in a session of its own, with a deadline and a limit on its output.
 
-It uses posix_spawn rather than `subprocess`: the server asks HTCondor's tool for its settings before its first
-reply, when that import costs more than the answer; and a program must not inherit the signals that the server
-ignores or blocks, which `subprocess` leaves unchanged. posix_spawn can change neither the user, nor the limits,
-nor the directory, so util-linux's setpriv and prlimit and the shell do that, and exec the program.
+A program must not inherit the signals that this process ignores or blocks, so it is started by env, which resets
+them. util-linux's prlimit and setpriv limit it and make it another user, in this order: a process of that user can
+then neither change its limits nor gain root's.
 """
 
-from __future__ import annotations
-
 import atexit
+import contextlib
 import errno
 import os
+import select
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+from collections.abc import Callable, Collection, Mapping, Sequence
+from time import monotonic
+from typing import Any, NamedTuple
 
+from vmgahp.host import wait
 from vmgahp.host.job_user import Identity
 
 LONGEST_STDERR = 64 << 10
 """The most bytes of stderr that are kept; the rest is read and dropped."""
 
-FIRST_PASSED = 3
-"""The lowest of the program's `pass_fds` has this number there."""
-
 SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_ENV = ("/usr/bin/env", "--default-signal")
+"""The command that starts a program with the default actions of all signals, and with no signal blocked."""
 
 _REAP = 1.0
 """The seconds to wait for a killed program to exit; one in a hung file system never does."""
@@ -32,19 +35,18 @@ INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _running: set[int] = set()
 """The programs that a caller waits for; they are killed when this process exits."""
+_starting: list[None] = []
+"""An element for each program that is about to be one of them."""
 
 
-class Finished:
+class Finished(NamedTuple):
     """The exit status and the output of a program."""
 
-    __slots__ = ("err", "out", "status")
-
-    def __init__(self, status: int | None, out: bytes, err: bytes) -> None:
-        self.status = status
-        """The exit status, negative for the signal that ended it, None if it was killed at its deadline."""
-        self.out = out
-        self.err = err
-        """The beginning of stderr, at most `LONGEST_STDERR` bytes."""
+    status: int | None
+    """The exit status, negative for the signal that ended it, None if it was killed at its deadline."""
+    out: bytes
+    err: bytes
+    """The beginning of stderr, at most `LONGEST_STDERR` bytes."""
 
     @property
     def complaints(self) -> list[str]:
@@ -74,13 +76,14 @@ def run(
     *,
     deadline: float,
     stdin: bytes | int = b"",
+    stdout: int = subprocess.PIPE,
     environ: Mapping[str, str] | None = None,
     user: Identity | None = None,
     groups: Sequence[int] | None = None,
     limits: Sequence[str] = (),
     umask: int = -1,
     directory: str = "/",
-    pass_fds: Sequence[int] = (),
+    pass_fds: Collection[int] = (),
     longest: int = 16 << 20,
     until: Callable[[bytearray, bytearray], bool] | None = None,
     grace: float | None = None,
@@ -95,50 +98,59 @@ def run(
     is killed when the pipe that `reader` writes to has no reader any more.
 
     `environ` is `plain_environment` by default. As root it runs as `user`, with all groups of that user or with
-    `groups`. `limits` are options of prlimit. An empty `directory` is this process's own. `pass_fds` become its
-    descriptors from `FIRST_PASSED` on, in ascending order; `stdin` may be a descriptor, too. Raises OSError if it
-    cannot be started, with the program's name as the file name.
+    `groups`. `limits` are options of prlimit. An empty `directory` is this process's own. It has the descriptors
+    `pass_fds` by the same numbers; `stdin` may be a descriptor, too, and so may `stdout`, which is not read then.
+    Raises OSError if it cannot be started, with the program's name as the file name.
     """
-    from time import monotonic
-
     end = monotonic() + deadline
     environ = plain_environment() if environ is None else environ
-    words = [_find("prlimit", environ), *limits] if limits else []
+    words = [*_ENV]
+    if limits:
+        words += [_find("prlimit", environ), *limits]
     if user is not None and user.switching:
         words += [_find("setpriv", environ), *_as_user(user, groups)]
-    words += [_find(argv[0], environ), *argv[1:]]
-    if directory:
-        # The directory is an argument of the shell and never a part of its script.
-        mask = f"umask {umask:o} && " if umask >= 0 else ""
-        words = ["/bin/sh", "-c", f'cd -- "$1" && shift && {mask}exec "$@"', "sh", directory, *words]
-    child = _Child(words, environ, pass_fds, stdin if isinstance(stdin, int) else -1)
+    program = _find(argv[0], environ)
+    if "=" in program:  # env would take it for a variable
+        words += ["/bin/sh", "-c", 'exec "$0" "$@"']
+    words += [program, *argv[1:]]
+    input_ = stdin if isinstance(stdin, int) else subprocess.PIPE if stdin else subprocess.DEVNULL
+    # The exception of such a signal must not come between the start of the program and its registration.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
+    child = None
     try:
+        child = _Child(
+            words,
+            bufsize=0,
+            stdin=input_,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            env=environ,
+            cwd=directory or None,
+            umask=umask,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         status = child.listen(b"" if isinstance(stdin, int) else stdin, end, longest, until, grace, reader)
     finally:
-        child.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if child is not None:
+            child.close()
     return Finished(status, bytes(child.out), bytes(child.err))
 
 
-def begin(argv: Sequence[str], user: Identity) -> int:
-    """Start a background program, as `user` without other groups, and return its pid, which is its process group's.
+def begin(argv: Sequence[str], user: Identity) -> subprocess.Popen[bytes]:
+    """Start a background program as `user` without other groups.
 
     It has a session of its own and none of this process's descriptors, its output is dropped, and it is killed when the
     thread that starts it ends. Raises OSError if it cannot be started, with the program's name as the file name.
     """
     environ = plain_environment()
-    words = [_find("setpriv", environ), "--pdeathsig=KILL", "--no-new-privs"]
+    words = [*_ENV, _find("setpriv", environ), "--pdeathsig=KILL", "--no-new-privs"]
     words += _as_user(user, ()) if user.switching else []
     words += [_find(argv[0], environ), *argv[1:]]
-    nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
-    return os.posix_spawn(
-        words[0],
-        words,
-        environ,
-        file_actions=nowhere + [(os.POSIX_SPAWN_CLOSE, number) for number in open_descriptors() if number > 2],
-        setsid=True,
-        setsigmask=(),
-        setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-    )
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(words, env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
 
 def which(program: str) -> str | None:
@@ -175,56 +187,19 @@ def _as_user(user: Identity, groups: Sequence[int] | None) -> list[str]:
     ]
 
 
-class _Child:
+class _Child(subprocess.Popen[bytes]):
     """A running program, and our ends of its pipes."""
 
-    def __init__(self, words: list[str], environ: Mapping[str, str], pass_fds: Sequence[int], stdin: int = -1) -> None:
+    def __init__(self, words: Sequence[str], **how: Any) -> None:
         """Start the program. Raises OSError."""
         self.out, self.err = bytearray(), bytearray()
-        self._ours: list[int] = []
-        self._pid = 0
-        theirs: list[int] = []
-        # The exception of such a signal must not come between the start of the program and its registration.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
+        self._ended = -1
+        _starting.append(None)
         try:
-            for of_program in (0, 1, 1):
-                pipe = os.pipe2(os.O_CLOEXEC)
-                theirs.append(pipe[of_program])
-                self._ours.append(pipe[1 - of_program])
-            moves = list(enumerate(theirs))
-            if stdin >= 0:
-                moves[0] = 0, stdin
-            # In this order no descriptor is overwritten before its turn. On older systems the exec would close one that
-            # already has its number.
-            for number, descriptor in enumerate(sorted(pass_fds), FIRST_PASSED):
-                if number == descriptor:
-                    from fcntl import F_DUPFD_CLOEXEC, fcntl
-
-                    descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, number + 1)
-                    theirs.append(descriptor)
-                moves.append((number, descriptor))
-            self._pid = os.posix_spawn(
-                words[0],
-                words,
-                environ,
-                file_actions=[
-                    *((os.POSIX_SPAWN_DUP2, end, number) for number, end in moves),
-                    *((os.POSIX_SPAWN_CLOSE, number) for number in open_descriptors() if number >= len(moves)),
-                ],
-                setsid=True,
-                setsigmask=(),
-                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
-            )
-            _running.add(self._pid)
-            self._ours.append(os.pidfd_open(self._pid))
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        except BaseException:
-            self.close()
-            raise
+            super().__init__(words, **how)
+            _running.add(self.pid)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            for end in theirs:
-                os.close(end)
+            _starting.pop()
 
     def listen(
         self,
@@ -236,68 +211,58 @@ class _Child:
         reader: int,
     ) -> int | None:
         """Write its stdin and read its output at the same time; return its exit status, or None at the `end`."""
-        from select import POLLIN, POLLOUT, poll
-        from time import monotonic
-
-        to_program, stdout, stderr, ended = self._ours
-        os.set_blocking(to_program, False)
-        watch = poll()
-        for descriptor in (stdout, stderr, ended):
-            watch.register(descriptor, POLLIN)
-        watch.register(to_program, POLLOUT)
+        watch, self._ended = select.poll(), os.pidfd_open(self.pid)
+        outputs = {pipe.fileno(): kept for pipe, kept in ((self.stdout, self.out), (self.stderr, self.err)) if pipe}
+        waiting = {self._ended, *outputs}
+        for descriptor in waiting:
+            watch.register(descriptor, select.POLLIN)
+        if self.stdin is not None:
+            os.set_blocking(self.stdin.fileno(), False)
+            watch.register(self.stdin, select.POLLOUT)
         if reader >= 0:
             watch.register(reader, 0)  # errors are always reported
-        waiting = {stdout, stderr, ended}
         while waiting:
             ready = watch.poll(max(end - monotonic(), 0) * 1000)
             if not ready or monotonic() >= end:
-                if ended not in waiting and grace is not None:
+                if self._ended not in waiting and grace is not None:
                     break
                 return None
             for descriptor, _ in ready:
-                data = b""
                 if descriptor == reader:
                     return -signal.SIGKILL
-                if descriptor == to_program:
-                    stdin = _write(to_program, stdin)
-                    if stdin:
-                        continue
-                    os.close(to_program)
-                    self._ours.remove(to_program)
-                elif descriptor == ended:
+                if descriptor == self._ended:
                     end = end if grace is None else monotonic() + grace
-                else:
+                elif descriptor in outputs:
                     data = os.read(descriptor, 1 << 16)
-                    if descriptor == stdout:
-                        self.out += data
-                    else:
-                        self.err += data[: LONGEST_STDERR - len(self.err)]
-                if not data:
-                    watch.unregister(descriptor)
-                    waiting.discard(descriptor)
+                    outputs[descriptor] += data
+                    if data:
+                        continue
+                elif stdin := _write(descriptor, stdin):
+                    continue
+                watch.unregister(descriptor)
+                waiting.discard(descriptor)
+                if self.stdin is not None and descriptor == self.stdin.fileno():
+                    self.stdin.close()
+                    self.stdin = None
+            del self.err[LONGEST_STDERR:]
             if until is not None and until(self.out, self.err):
                 return 0
             if len(self.out) > longest:
                 return -signal.SIGKILL
-        return self._reap(0)
+        return self.wait()
 
     def close(self) -> None:
         """Kill it with its process group unless it was reaped, and close our ends of its pipes."""
-        if self._pid:
-            _kill(self._pid)
-            from select import POLLIN, poll
-
-            last = poll()
-            last.register(self._ours[-1], POLLIN)
-            self._reap(0 if last.poll(_REAP * 1000) else os.WNOHANG)
-        for descriptor in self._ours:
-            os.close(descriptor)
-        self._ours.clear()
-
-    def _reap(self, options: int) -> int:
-        _running.discard(self._pid)
-        pid, self._pid = self._pid, 0
-        return os.waitstatus_to_exitcode(os.waitpid(pid, options)[1])
+        if self.returncode is None:
+            _kill(self.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.wait(_REAP)
+        _running.discard(self.pid)
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
+        if self._ended >= 0:
+            os.close(self._ended)
 
 
 def open_descriptors() -> list[int]:
@@ -321,6 +286,7 @@ def _write(descriptor: int, data: bytes) -> bytes:
 
 def _kill_all() -> None:
     """Kill all programs at exit, for one left behind could go on writing into the scratch directory."""
+    wait.until(lambda: not _starting, _REAP, 0.01)
     for pid in list(_running):
         _kill(pid)
 
@@ -329,7 +295,5 @@ atexit.register(_kill_all)
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it is gone, or has changed its user
         os.killpg(pid, signal.SIGKILL)
-    except OSError:
-        pass  # it is gone, or has changed its user

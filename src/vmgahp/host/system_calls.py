@@ -127,6 +127,16 @@ def rename_beneath(directory: bytes, old: list[bytes], new: list[bytes], replace
         os.close(source)
 
 
+def find_beneath(directory: bytes, parts: list[bytes]) -> int:
+    """Raise OSError if there is no such file, or if a link leads to it."""
+    above = _descend(directory, parts)
+    try:
+        os.stat(parts[-1], dir_fd=above, follow_symlinks=False)
+    finally:
+        os.close(above)
+    return -1
+
+
 def unlink_beneath(directory: bytes, parts: list[bytes]) -> int:
     above = _descend(directory, parts)
     try:

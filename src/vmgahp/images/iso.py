@@ -22,7 +22,7 @@ from vmgahp.errors import MachineFault
 from vmgahp.host import execute, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.restrict import restrict
-from vmgahp.host.run import FIRST_PASSED, run
+from vmgahp.host.run import run
 
 Contents = Mapping[str, bytes | int]
 """The files by name in the image, with slashes for directories: bytes, or an open descriptor of a regular file."""
@@ -152,12 +152,10 @@ def _write(output: int, label: str, files: list[tuple[str, int, int]], identity:
     import json
 
     total = sum(size for _, _, size in files)
-    descriptors = sorted({output, *(descriptor for _, descriptor, _ in files)})
-    theirs = {descriptor: number for number, descriptor in enumerate(descriptors, FIRST_PASSED)}
     plan = {
-        "output": theirs[output],
+        "output": output,
         "label": label,
-        "files": [(path, theirs[descriptor], size) for path, descriptor, size in files],
+        "files": files,
         "mode": 0o400 if secret else 0o444,
         "most": total + OVERHEAD,
         "user": [identity.uid, identity.gid] if identity.switching else None,
@@ -168,7 +166,7 @@ def _write(output: int, label: str, files: list[tuple[str, int, int]], identity:
         deadline=seconds,
         stdin=json.dumps(plan).encode(),
         environ={"PATH": os.defpath, "TZ": "UTC"},
-        pass_fds=descriptors,
+        pass_fds={output, *(descriptor for _, descriptor, _ in files)},
     )
     if done.status is None:
         raise OSError(errno.ETIMEDOUT, f"an image of {total} bytes was not written within {seconds:.0f} seconds")

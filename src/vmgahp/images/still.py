@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from fcntl import F_GETFL, F_GETLEASE, F_RDLCK, F_SETLEASE, F_UNLCK, F_WRLCK, fcntl
 from signal import SIGURG
-from time import monotonic, sleep
+from time import monotonic
 from typing import NamedTuple
 
 from vmgahp.errors import INVALID_DISK_PARAM, JobFault
+from vmgahp.host import wait
 from vmgahp.host.mounts import mounts
 from vmgahp.images.formats import HEADER, WITH_UNFIT, unfit
 
@@ -120,16 +121,17 @@ class _Lease:
     def _wait(self, end: float) -> None:
         # An open by another process sends a signal here; the default, SIGIO, would end this process.
         fcntl(self._image.descriptor, _F_SETSIG, SIGURG)
-        while True:
+
+        def attempt() -> bool:
             self._taken = monotonic()
             try:
                 fcntl(self._image.descriptor, F_SETLEASE, self._kind)
-            except OSError as error:
-                if error.errno != errno.EAGAIN or monotonic() >= end:
-                    raise
-            else:
-                return
-            sleep(INTERVAL)
+            except BlockingIOError:
+                return False
+            return True
+
+        if not wait.until(attempt, end - monotonic(), INTERVAL):
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     def require(self) -> None:
         """Raise `JobFault` if the lease is lost, unless the open that broke it must still be blocked."""

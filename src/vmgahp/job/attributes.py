@@ -67,7 +67,8 @@ OPTIONS = (
         "Files and directories of the scratch directory to put into the program's working directory, separated by "
         "commas."),
     _option("Run_Outputs", "string", "what is new or has changed",
-        "Names and patterns of the files in the program's working directory to transfer back, separated by commas."),
+        "Names and patterns of the files in the program's working directory to transfer back, separated by commas. A "
+        "name that begins with a dot must be named."),
     _option("Run_Time_Limit", "integer", "none",
         "The time limit of the program in seconds."),
     _option("Share", "bool or string", "false",

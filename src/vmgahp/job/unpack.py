@@ -1,32 +1,33 @@
 """An unpacker for the outputs of a guest's program, which the guest sends as a tar archive.
 
 A guest can put anything into an archive: any names, links, kinds, sizes and numbers, in any order. So it is read by
-a separate process that has the job user's rights, limits and a deadline. It writes only below one directory, in which
-it walks each path without following links, and never writes into existing files.
+a separate process that has the job user's rights, limits and a deadline. It writes only below one new directory, and
+only the files that the job has asked for, within what they may take of the file system.
 
 HTCondor holds a job with a link to a directory, or with a file that its user cannot read, and waits for a FIFO for
-ever. These are not made: links lead to files of the outputs, and all other entries are left out and reported.
+ever. So only files and directories are made: a link to a file of the outputs becomes a second name of that file, and
+all other entries are left out and reported.
 """
 
 from __future__ import annotations
 
-import errno
+import ctypes
 import io
 import json
 import os
-import stat
+import shutil
 import sys
 import tarfile
 from collections.abc import Sequence
 from contextlib import suppress
+from errno import EDQUOT, ENOSPC
 from typing import NamedTuple
 
 from vmgahp.host.job_user import Identity
 from vmgahp.host.restrict import restrict
-from vmgahp.host.run import FIRST_PASSED, run
+from vmgahp.host.run import run
 from vmgahp.job.scratch_names import is_reserved
 
-MOST_ENTRIES = 1_000_000
 DEEPEST = 100
 """The most directories above a file."""
 LONGEST_NAME = 255
@@ -34,14 +35,28 @@ LONGEST_NAME = 255
 MOST_TOLD = 20
 """The most omitted names that are reported."""
 
+BLOCK, ENTRY = 4096, 512
+"""The bytes of a file system's block, and those that a name and its inode take."""
+
 MEMORY = 1 << 30
 CPU_SECONDS = 1800
 DEADLINE = 1800.0
 """The limits of the process that unpacks."""
 
-_PIECE = 1 << 20
-_ZEROS = bytes(_PIECE)
-_INSIDE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_TAKEN = "there is another file or directory of that name, or in the place of its directory"
+_AS_A_SHELL = 1 | 4 | 8
+"""The flags FNM_PATHNAME, FNM_PERIOD and FNM_LEADING_DIR of fnmatch(3): a directory is meant with all in it."""
+
+
+class Allowed(NamedTuple):
+    """The outputs that a job may have."""
+
+    names: Sequence[str]
+    """The names and patterns that it has asked for. As in a shell, ``*`` is no name that begins with a dot."""
+    size: int
+    """The bytes that they may take of the file system, with their directories."""
+    entries: int
+    """The number of files, directories and links."""
 
 
 class Unpacked(NamedTuple):
@@ -57,40 +72,48 @@ class Unpacked(NamedTuple):
     """The reason why the unpacking stopped early, as a sentence without its end; empty if it did not."""
 
 
-def unpack(archive: int, directory: str, below: str, most_bytes: int, identity: Identity) -> Unpacked:
-    """Unpack the open file `archive` into the directory `below` of the scratch `directory`.
+def unpack(archive: int, directory: str, below: str, allowed: Allowed, identity: Identity) -> Unpacked:
+    """Unpack the open file `archive` into the directory `below` of the scratch `directory`, which is made anew.
 
-    `most_bytes` is the limit for all files together. Raises ValueError for a standard descriptor, and nothing else.
+    Raises nothing.
     """
-    if not archive >= FIRST_PASSED:
-        raise ValueError(f"{archive} is one of the standard descriptors")
     plan = {
-        "directory": os.path.join(directory, below),
-        "most_bytes": most_bytes,
+        "archive": archive,
+        "directory": directory,
+        "below": below,
+        "allowed": allowed,
         "user": [identity.uid, identity.gid] if identity.switching else None,
     }
     try:
         done = run(
-            [sys.executable, "-I", "-m", __name__],
+            [sys.executable, "-I", "-c", _PROGRAM],
             deadline=DEADLINE,
             stdin=json.dumps(plan).encode(),
             environ={"PATH": os.defpath, "TZ": "UTC"},
             pass_fds=[archive],
         )
     except OSError as error:
-        return _nothing(f"nothing can be started that unpacks the outputs ({error.strerror})")
+        return Unpacked(0, 0, (), f"nothing can be started that unpacks the outputs ({error.strerror})")
     if done.status is None:
-        return _nothing(f"the outputs were not unpacked within {DEADLINE:.0f} seconds")
+        return Unpacked(0, 0, (), f"the outputs were not unpacked within {DEADLINE:.0f} seconds")
     try:
         said = json.loads(done.out)
         return Unpacked(int(said[0]), int(said[1]), tuple(map(str, said[2])), str(said[3]))
-    except (ValueError, TypeError, IndexError):  # killed by its limits, or by another process of the job's user
-        return _nothing(f"what unpacks the outputs was ended: {(done.complaints or ['it said nothing'])[-1][:200]}")
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):  # ended by its limits, or by the user
+        last = (done.complaints or ["it said nothing"])[-1][:200]
+        return Unpacked(0, 0, (), f"what unpacks the outputs was ended: {last}")
 
 
-def _nothing(problem: str) -> Unpacked:
-    return Unpacked(0, 0, (), problem)
+def _program() -> str:
+    """Return the code of the process that unpacks, of one piece: an upgrade may replace its files while a VM runs."""
+    text = ["from __future__ import annotations"]
+    for function in (restrict, is_reserved, unpack):
+        with open(sys.modules[function.__module__].__file__ or "") as file:
+            text += (line.rstrip("\n") for line in file if not line.startswith(("from vmgahp", "from __future__")))
+    return "\n".join(text)
 
+
+_PROGRAM = "" if __name__ == "__main__" else _program()
 
 # The process that unpacks
 
@@ -105,33 +128,30 @@ class _LeftOut(Exception):
 
 def _main() -> int:
     """Read the plan from standard input and carry it out; print the result to standard output."""
-    import tarfile
-
     plan = json.loads(sys.stdin.buffer.read())
     with tarfile.open(fileobj=io.BytesIO(tarfile.TarInfo("rehearsal").tobuf() + bytes(10240)), mode="r|") as tar:
         tar.next()  # loads all code before privileges are dropped
-    archive = open(FIRST_PASSED, "rb", buffering=0)  # noqa: SIM115 - it is open until the process ends
+    archive = open(plan["archive"], "rb", buffering=0)  # noqa: SIM115 - it is open until the process ends
+    problem, made = "", _Outputs(Allowed(*plan["allowed"]))
     restrict(plan["user"], memory=MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=2**63 - 1)
-    problem, made = "", _Outputs(plan["most_bytes"])
     try:
+        os.chdir(plan["directory"])
+        shutil.rmtree(plan["below"], ignore_errors=True)  # of a server that was killed, or links that wait here
+        os.mkdir(plan["below"], 0o755)
+        os.chdir(plan["below"])
         os.umask(0o077)
-        made.top = os.open(plan["directory"], _INSIDE)
         with tarfile.open(fileobj=archive, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
-            number = 0
             while (entry := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # otherwise it keeps them all
-                number += 1
-                if number > MOST_ENTRIES:
-                    raise _Wrong(f"there are more than {MOST_ENTRIES} of them")
                 made.add(tar, entry)
-        made.finish()
+        made.link()
     except _Wrong as wrong:
         problem = str(wrong)
     except tarfile.TarError as error:
         problem = f"they are no whole tar archive ({error})"
     except OSError as error:
         problem = f"they cannot be written ({error.strerror})"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (ENOSPC, EDQUOT):
             problem = f"there is no room for them in the scratch directory behind {made.size >> 20} MiB"
     except (MemoryError, RecursionError, ValueError, OverflowError) as error:
         problem = f"they are no tar archive ({type(error).__name__})"
@@ -140,17 +160,19 @@ def _main() -> int:
 
 
 class _Outputs:
-    """The files made from an archive."""
+    """The files made from an archive, in the current directory."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self.top = -1
+    def __init__(self, allowed: Allowed) -> None:
         self.entries = self.size = 0
-        self._most_bytes = most_bytes
+        self._allowed = allowed
+        self._names = [os.fsencode(name) for name in allowed.names]
+        self._match = ctypes.CDLL(None).fnmatch
+        self._taken = self._all_entries = 0
+        """The bytes of the file system that they take, and the number of files, directories and links."""
         self._left_out: list[str] = []
         self._number_left_out = 0
-        self._links: list[tuple[list[str], str]] = []
-        self._modes: dict[tuple[str, ...], int] = {}
-        """The modes of directories, which are set at the end, so that files can be written into them before."""
+        self._links: list[tuple[str, str]] = []
+        """The links of the archive, and the files to which they lead."""
 
     def told(self) -> list[str]:
         """Return the omitted entries, for a message."""
@@ -159,167 +181,100 @@ class _Outputs:
 
     def add(self, tar: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
         """Unpack one entry. Raises `_Wrong`, OSError and tarfile's errors."""
-        import tarfile
-
-        parts = self._parts(entry.name)
-        if not parts:  # the directory itself
+        path = _plain(entry.name)
+        if not path:  # the directory itself
             return
         try:
-            if is_reserved(parts[0]):
-                raise _LeftOut("a name of HTCondor's or of the server's")
-            if entry.type == tarfile.DIRTYPE:
-                os.close(self._enter(parts))
-                self._modes[tuple(parts)] = entry.mode & 0o777 | 0o700
+            self._require_asked(path)
+            if entry.isdir():
+                self._make_directory(path)
+                os.chmod(path, entry.mode & 0o777 | 0o700)
             elif entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
-                self._write(parts, tar, entry)
-            elif entry.type == tarfile.SYMTYPE:
-                self._links.append((parts, entry.linkname))
-            elif entry.type == tarfile.LNKTYPE:
-                self._link(parts, self._parts(entry.linkname))
+                self._write(path, tar, entry)
+            elif entry.issym() or entry.islnk():
+                self._count(0)
+                above = os.path.dirname(path) if entry.issym() and not entry.linkname.startswith("/") else ""
+                self._links.append((path, os.path.normpath(os.path.join(above, entry.linkname))))
             else:
                 raise _LeftOut("neither a file nor a directory nor a link")
         except _LeftOut as why:
-            self._leave_out(parts, why)
+            self._leave_out(path, str(why))
+        except (FileExistsError, IsADirectoryError, NotADirectoryError):
+            self._leave_out(path, _TAKEN)
 
-    def finish(self) -> None:
-        """Make the symbolic links and set the directories' modes, after all files."""
-        for parts, target in self._links:
+    def link(self) -> None:
+        """Make the links, after all files: each becomes another name of the file to which it leads."""
+        for path, target in self._links:
+            if target.startswith(("/", "../")) or not os.path.isfile(target):
+                self._leave_out(path, "a link to what is no file of the outputs")
+                continue
             try:
-                self._make_symbolic(parts, target)
-            except _LeftOut as why:
-                self._leave_out(parts, why)
-        for inside, mode in self._modes.items():
-            with suppress(_LeftOut):
-                directory = self._enter(list(inside))
-                os.fchmod(directory, mode)
-                os.close(directory)
+                self._make_directory(os.path.dirname(path))
+                os.link(target, path)
+                self.entries += 1
+            except (FileExistsError, NotADirectoryError):
+                self._leave_out(path, _TAKEN)
 
-    def _leave_out(self, parts: Sequence[str], why: Exception) -> None:
-        self._number_left_out += 1
-        if len(self._left_out) < MOST_TOLD:
-            self._left_out.append(f"{'/'.join(parts)[:200]!a}: {why}")
+    def _require_asked(self, path: str) -> None:
+        """Raise `_LeftOut` for a name that is not the job's, or that it has not asked for."""
+        if is_reserved(path):
+            raise _LeftOut("a name of HTCondor's or of the server's")
+        encoded = os.fsencode(path)
+        if all(self._match(name, encoded, _AS_A_SHELL) for name in self._names):
+            raise _LeftOut("the job has not asked for it")
 
-    @staticmethod
-    def _parts(name: str) -> list[str]:
-        """Split a relative path. Raises `_Wrong` for a path that leads out of the directory, or is invalid."""
-        parts = [part for part in name.split("/") if part not in ("", ".")]
-        if name.startswith("/") or ".." in parts or "\0" in name:
-            raise _Wrong(f"they have the path {name[:200]!a}, which leads out of them")
-        if len(parts) > DEEPEST or any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
-            raise _Wrong(f"the path {name[:100]!a}… is too long or too deep")
-        return parts
+    def _count(self, size: int) -> None:
+        """Count an entry of `size` bytes before it is made. Raises `_Wrong` if it is beyond what is allowed."""
+        self._all_entries += 1
+        self._taken += ENTRY - -size // BLOCK * BLOCK
+        if self._taken > self._allowed.size:
+            raise _Wrong(f"they take more than the {self._allowed.size >> 20} MiB that are left for them")
+        if self._all_entries > self._allowed.entries:
+            raise _Wrong(f"they are more than {self._allowed.entries} files and directories")
 
-    def _enter(self, parts: Sequence[str]) -> int:
-        """Open a directory of the outputs, and make it if it is missing. Raises `_LeftOut` if it is not a directory."""
-        inside = os.dup(self.top)
-        try:
-            for part in parts:
-                with suppress(FileExistsError):
-                    os.mkdir(part, 0o700, dir_fd=inside)
-                outside, inside = inside, os.open(part, _INSIDE, dir_fd=inside)
-                os.close(outside)
-        except OSError as error:
-            os.close(inside)
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise _LeftOut("what it lies in is no directory") from error
-            raise
-        for end in range(1, len(parts) + 1):
-            self._modes.setdefault(tuple(parts[:end]), 0o755)
-        return inside
-
-    def _clear(self, name: str, above: int) -> None:
-        """Remove an existing file, which may be a link or have other links. Raises `_LeftOut` for a directory."""
-        try:
-            os.unlink(name, dir_fd=above)
-        except FileNotFoundError:
+    def _make_directory(self, path: str) -> None:
+        """Make a directory, and those above it, unless they exist."""
+        if not path or os.path.isdir(path):
             return
-        except OSError as error:
-            if error.errno in (errno.EISDIR, errno.EPERM):
-                raise _LeftOut("there is a directory of that name") from error
-            raise
+        self._make_directory(os.path.dirname(path))
+        self._count(BLOCK)
+        os.mkdir(path)
+        os.chmod(path, 0o755)  # noqa: S103 - whatever the umask is
 
-    def _write(self, parts: Sequence[str], tar: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
-        if entry.size > self._most_bytes - self.size:
-            raise _Wrong(f"they have more than {self._most_bytes >> 20} MiB")
+    def _write(self, path: str, tar: tarfile.TarFile, entry: tarfile.TarInfo) -> None:
+        if entry.size < 0:
+            raise _Wrong(f"{path[:200]!a} has less than no bytes")
+        self._count(entry.size)
+        self._make_directory(os.path.dirname(path))
         content = tar.extractfile(entry)
-        above = self._enter(parts[:-1])
+        assert content is not None
         try:
-            self._clear(parts[-1], above)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            file = os.open(parts[-1], flags, 0o600, dir_fd=above)
-            try:
-                position = 0
-                while content is not None and position < entry.size:
-                    piece = content.read(min(_PIECE, entry.size - position))
-                    if not piece:
-                        raise _Wrong("they end in the middle of a file")
-                    if piece != _ZEROS[: len(piece)]:  # a piece of zeros becomes a hole
-                        _write_all(file, piece, position)
-                    position += len(piece)
-                os.ftruncate(file, entry.size)
-                os.fchmod(file, entry.mode & 0o777 | 0o600)
-                with suppress(OSError, ValueError, OverflowError):
-                    os.utime(file, (entry.mtime, entry.mtime))
-            except BaseException:
-                with suppress(OSError):  # never leave a partial file
-                    os.unlink(parts[-1], dir_fd=above)
-                raise
-            finally:
-                os.close(file)
-        finally:
-            os.close(above)
+            with open(path, "wb") as file:
+                shutil.copyfileobj(content, file, 1 << 20)
+        except BaseException:
+            with suppress(OSError):  # never leave a partial file
+                os.unlink(path)
+            raise
+        os.chmod(path, entry.mode & 0o777 | 0o600)
+        with suppress(OSError, ValueError, OverflowError):
+            os.utime(path, (entry.mtime, entry.mtime))
         self.entries += 1
         self.size += entry.size
 
-    def _link(self, parts: Sequence[str], target: Sequence[str]) -> None:
-        """Make a hard link to an existing file."""
-        self._require_file(target)
-        source = self._enter(target[:-1])
-        above = self._enter(parts[:-1])
-        try:
-            if list(parts) == list(target):
-                return
-            self._clear(parts[-1], above)
-            os.link(target[-1], parts[-1], src_dir_fd=source, dst_dir_fd=above, follow_symlinks=False)
-        finally:
-            os.close(source)
-            os.close(above)
-        self.entries += 1
-
-    def _make_symbolic(self, parts: Sequence[str], target: str) -> None:
-        resolved = os.path.normpath(os.path.join(*parts[:-1], target)).split("/")
-        if not target or target.startswith("/") or resolved[0] == ".." or resolved == list(parts):
-            raise _LeftOut("a link that leads out of the outputs")
-        self._require_file(resolved)
-        above = self._enter(parts[:-1])
-        try:
-            self._clear(parts[-1], above)
-            os.symlink(target, parts[-1], dir_fd=above)
-        finally:
-            os.close(above)
-        self.entries += 1
-
-    def _require_file(self, parts: Sequence[str]) -> None:
-        """Make sure that a link leads to a file of these outputs. Raises `_LeftOut`."""
-        inside = os.dup(self.top)
-        try:
-            for part in parts[:-1]:
-                outside, inside = inside, os.open(part, _INSIDE, dir_fd=inside)
-                os.close(outside)
-            if parts and stat.S_ISREG(os.stat(parts[-1], dir_fd=inside, follow_symlinks=False).st_mode):
-                return
-        except OSError:
-            pass
-        finally:
-            os.close(inside)
-        raise _LeftOut("a link to what is no file of the outputs")
+    def _leave_out(self, path: str, why: str) -> None:
+        self._number_left_out += 1
+        if len(self._left_out) < MOST_TOLD:
+            self._left_out.append(f"{path[:200]!a}: {why}")
 
 
-def _write_all(file: int, piece: bytes, position: int) -> None:
-    view = memoryview(piece)
-    while view:
-        count = os.pwrite(file, view, position)
-        view, position = view[count:], position + count
+def _plain(name: str) -> str:
+    """Return a path without dots and double slashes. Raises `_Wrong` for one that leads out, or is too long."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or "\0" in name:
+        raise _Wrong(f"they have the path {name[:200]!a}, which leads out of them")
+    if len(parts) > DEEPEST or any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
+        raise _Wrong(f"the path {name[:100]!a}… is too long or too deep")
+    return "/".join(parts)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers import base
 from vmgahp.drivers.base import Driver, Machine
 from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.host import wait
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.vm_types import HTCONDORS
@@ -166,10 +167,8 @@ class Subject(ABC):
 
 def until(condition: Callable[[], T], what: str) -> T:
     """Poll until a condition holds, and return its value."""
-    end = time.monotonic() + DEADLINE
-    while not (found := condition()):
-        assert time.monotonic() < end, f"{what}: not within {DEADLINE:g} s"
-        time.sleep(POLL)
+    found = wait.until(condition, DEADLINE, POLL)
+    assert found, f"{what}: not within {DEADLINE:g} s"
     return found
 
 

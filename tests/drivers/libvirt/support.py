@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.lab.processes import descriptors
 from tests.peer import DEADLINE, Peer, environment
 from vmgahp import config
 from vmgahp.drivers import lifecycle
+from vmgahp.host import wait
 from vmgahp.job.ad import JobAd
 
 if TYPE_CHECKING:
@@ -100,12 +100,9 @@ PATIENCE = 3 * DEADLINE
 """Seconds for what an emulated guest does in a few, on a machine that is busy."""
 
 
-def until(condition: "object", what: str, deadline: float = PATIENCE) -> None:
+def until(condition: Callable[[], object], what: str, deadline: float = PATIENCE) -> None:
     """Wait for a condition of the outside world that sends no event."""
-    end = time.monotonic() + deadline
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, f"{what}: not within {deadline:g} s"
-        time.sleep(0.05)
+    assert wait.until(condition, deadline, 0.05), f"{what}: not within {deadline:g} s"
 
 
 def serving(job: Job, vm_type: str = "kvm", **settings: object) -> Peer:

@@ -90,13 +90,7 @@ def test_without_a_word_all_that_came_with_the_job_is_an_input(place: Scratch) -
     place.make()
     assert place.inputs() == ["data", "data/x", "go.sh"]
     assert place.drive()["vmgahp-run/settings"].endswith("RUN_TIME_LIMIT=''\nRUN_OUTPUTS_SET=0\n")
-    assert place.record == {
-        "format": 1,
-        "job": "alice_example.org_17.0",
-        "names": ["data", "go.sh"],
-        "entries": 3,
-        "size": 9,
-    }
+    assert place.record == {"format": 1, "job": "alice_example.org_17.0", "names": ["data", "go.sh"]}
     assert files_made(place.spec()) == ["vm_run.tar"]
     assert records_made(place.spec()) == ["vm_run.json"]
 
@@ -121,7 +115,7 @@ def test_what_another_job_has_written_down_says_nothing(place: Scratch) -> None:
 def test_an_input_that_is_gone_at_a_restart(place: Scratch) -> None:
     place.make()
     (place.path / "go.sh").unlink()
-    with pytest.raises(JobFault, match=r"VMPARAM_vm_Run: 'go.sh' .* cannot be read"):
+    with pytest.raises(JobFault, match=r"VMPARAM_vm_Run: the inputs cannot be packed \(tar: go.sh: "):
         place.make()
 
 
@@ -131,10 +125,10 @@ def test_an_input_that_is_gone_at_a_restart(place: Scratch) -> None:
         "",
         "[]",
         '{"format": 1}',
-        '{"format": 2, "job": "a", "names": [], "entries": 0, "size": 0}',
-        '{"format": 1, "job": "a", "names": ["../x"], "entries": 0, "size": 0}',
-        '{"format": 1, "job": "a", "names": [".."], "entries": 0, "size": 0}',
-        '{"format": 1, "job": "a", "names": [7], "entries": 0, "size": 0}',
+        '{"format": 2, "job": "a", "names": []}',
+        '{"format": 1, "job": "a", "names": ["../x"]}',
+        '{"format": 1, "job": "a", "names": [".."]}',
+        '{"format": 1, "job": "a", "names": [7]}',
     ],
 )
 def test_a_record_that_is_none(place: Scratch, record: str) -> None:
@@ -149,7 +143,7 @@ def test_named_inputs_are_named_and_not_written_down(place: Scratch) -> None:
     place.make(VMPARAM_vm_Run_Inputs='"more"')
     assert place.inputs() == ["more"]
     assert not (place.path / "vm_run.json").exists()
-    with pytest.raises(JobFault, match="VMPARAM_vm_Run_Inputs: 'nothing'"):
+    with pytest.raises(JobFault, match=r"VMPARAM_vm_Run_Inputs: .*nothing"):
         place.make(VMPARAM_vm_Run_Inputs='"nothing"')
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests import jobs
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.libvirt import run_watch
+from vmgahp.drivers.libvirt.run_outputs import RunOutputs
 from vmgahp.drivers.libvirt.run_ports import CONTROL, OUTPUTS
 from vmgahp.drivers.libvirt.run_watch import QUIET_SECONDS, STATE_FILE, RunProgress, RunWatch, read
 from vmgahp.drivers.resources import Resources
@@ -95,7 +96,8 @@ class Scene:
 
     def made(self, progress: RunProgress = RunProgress()) -> RunWatch:  # noqa: B008 - it does not change
         identity = jobs.owner(self.scratch)
-        return RunWatch(self.machine, identity, str(self.scratch), progress, BOOT, LIMIT)  # type: ignore[arg-type]
+        files = RunOutputs(str(self.scratch), ("*",), 0, identity, self.machine.log)
+        return RunWatch(self.machine, files, progress, BOOT, LIMIT)  # type: ignore[arg-type]
 
     def send(self, data: bytes) -> None:
         self.file.write_bytes(data)
@@ -311,6 +313,24 @@ def test_where_no_directory_goes_home_the_archive_does(scene: Scene) -> None:
     assert scene.file.read_bytes() == data
 
 
+def test_outputs_and_their_archive_share_what_the_job_has_asked_for(scene: Scene) -> None:
+    data = archive(a=b"x" * 600_000)
+    scene.outputs.limit = 1_000_000
+    scene.send(data)
+    scene.hear(*BEGUN, "ended exit 0", f"outputs {len(data)}")
+    assert "they take more than" in scene.watch.failure[1]
+
+
+def test_outputs_leave_to_other_jobs_what_is_kept_free(scratch: Path) -> None:
+    data = archive(a=b"x")
+    (scratch / "vm_outputs.tar").write_bytes(data)
+    identity = jobs.owner(scratch)
+    jobs.own(scratch, scratch / "vm_outputs.tar")
+    files = RunOutputs(str(scratch), ("*",), 1 << 62, identity, print)
+    files.unpack(1 << 30)
+    assert "they take more than the 0 MiB" in files.problem
+
+
 @pytest.mark.parametrize("lines", [(), BEGUN, (*BEGUN, "ended signal 9"), (*BEGUN, "ended exit 3", "outputs 0")])
 def test_a_restart_goes_on_where_the_guest_was(scene: Scene, lines: tuple[str, ...]) -> None:
     scene.watch._keep()
@@ -337,9 +357,9 @@ def test_a_vm_whose_program_nobody_can_follow_is_lost_and_no_failure_of_the_jobs
     scene.machine.resources.exit = SimpleNamespace(program=None)  # type: ignore[assignment]
     monkeypatch.setattr(threads, "start", none_left)
     scene.machine.order = SimpleNamespace(restart=None)  # type: ignore[attr-defined]
-    run = SimpleNamespace(boot_timeout=BOOT, time_limit=LIMIT)
+    run = SimpleNamespace(boot_timeout=BOOT, time_limit=LIMIT, outputs=None)
     spec = SimpleNamespace(working_dir=str(scene.scratch), devices=SimpleNamespace(run=run), sent=(False, None))
-    run_watch.begin(scene.machine, spec, jobs.owner(scene.scratch))  # type: ignore[arg-type]
+    run_watch.begin(scene.machine, spec, 0, jobs.owner(scene.scratch))  # type: ignore[arg-type]
     assert scene.machine.given_up == [("", "")]
     assert "No thread can be started." in scene.machine.said[-1]
 

@@ -134,7 +134,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def prepare(self, plan: Plan, resources: Resources) -> LibvirtMachine:
         made = provision.Provision(plan.spec.working_dir, self.identity)
         resources.not_started.append(made.undo)
-        made.make(plan.spec)
+        made.make(plan.spec, disk_room.kept_free(self.settings, plan.spec.working_dir))
         restart = None
         if plan.may_restart:
             restart = self.checkpoints_of.find(plan.checkpoint_spec, plan.domain_type)
@@ -174,7 +174,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if spec.devices.run:
             from vmgahp.drivers.libvirt import run_watch  # a job without a program does without the module
 
-            resources.while_running.append(partial(run_watch.begin, machine, spec, self.identity))
+            kept = disk_room.kept_free(self.settings, spec.working_dir)
+            resources.while_running.append(partial(run_watch.begin, machine, spec, kept, self.identity))
         if has_display(xml):
             machine.screenshot = Screenshot(
                 self.connection, spec.name, machine.uuid, spec.working_dir, self.identity, self.log

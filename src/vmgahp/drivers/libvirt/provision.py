@@ -158,10 +158,10 @@ class Provision:
         self._identity = identity
         self._made: list[str] = []
 
-    def make(self, spec: JobSpec) -> None:
+    def make(self, spec: JobSpec, kept: int = 0) -> None:
         """Make every disk that does not exist yet; one that has come back with the job is checked.
 
-        Raises `errors.Fault`.
+        The drive of a program leaves `kept` bytes of EXECUTE's file system free. Raises `errors.Fault`.
         """
         overlays: list[_Overlay] = []
         for disk in spec.disks:
@@ -178,7 +178,7 @@ class Provision:
         if spec.devices.run:
             from vmgahp.drivers.libvirt import run_drive  # with tar, which only such a job takes
 
-            self._made += run_drive.make(spec, spec.devices.run, self._identity)
+            self._made += run_drive.make(spec, spec.devices.run, kept, self._identity)
         if spec.devices.user_data:
             cloud_init.write(spec.devices.user_data, spec.working_dir, self._identity)
             self._made.append(cloud_init.SEED_FILE)

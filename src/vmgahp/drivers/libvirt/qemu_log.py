@@ -7,9 +7,9 @@ monitor without the reason, and a disk that two jobs use at once would be blamed
 
 import os
 import re
-import threading
 from collections.abc import Sequence
-from time import monotonic
+
+from vmgahp.host import wait
 
 PATIENCE = 2.0
 """Seconds to wait for the log; it is usually there at once."""
@@ -32,15 +32,13 @@ def last_words(name: str, uuid: str, directories: Sequence[str] | None = None) -
 
     A log has all starts under one name: only the last one counts, and only if it is that of `uuid`.
     """
-    waiting = threading.Event()
-    end = monotonic() + PATIENCE
-    while True:
-        for directory in _directories() if directories is None else directories:
-            if found := _search(os.path.join(directory, f"{name}.log"), uuid.encode()):
-                return found
-        if monotonic() >= end:
-            return ""
-        waiting.wait(0.05)
+
+    def attempt() -> str:
+        places = _directories() if directories is None else directories
+        found = (_search(os.path.join(directory, f"{name}.log"), uuid.encode()) for directory in places)
+        return next(filter(None, found), "")
+
+    return wait.until(attempt, PATIENCE, 0.05)
 
 
 def _search(path: str, uuid: bytes) -> str:

@@ -1,9 +1,10 @@
 """The QEMU process of a VM on this machine, found without libvirtd, which may hang or be gone."""
 
 import os
-import select
 import signal
 from collections.abc import Iterator
+
+from vmgahp.host import wait
 
 PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
 """The files in which libvirt's QEMU driver notes the pid of a domain: the system's daemon, then a user's own."""
@@ -75,9 +76,7 @@ def kill(name: str, uuid: str, seconds: float = KILL_WAIT) -> bool:
         try:
             if is_qemu_of(pid, name, uuid):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                poll = select.poll()
-                poll.register(descriptor, select.POLLIN)
-                return bool(poll.poll(seconds * 1000))
+                return wait.ready(descriptor, seconds)
         except ProcessLookupError:
             return True  # it ended during the check
         except PermissionError:

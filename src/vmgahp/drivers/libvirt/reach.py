@@ -12,8 +12,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from fcntl import LOCK_EX, LOCK_NB, flock
-from time import monotonic, sleep
+from fcntl import LOCK_EX
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors, findings
@@ -21,7 +20,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import relay
 from vmgahp.drivers.resources import WayIn
-from vmgahp.host import packages, runtime_dir
+from vmgahp.host import packages, runtime_dir, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
 
@@ -131,14 +130,8 @@ def is_free(address: str, port: int) -> bool:
 def _alone(base: str) -> Iterator[None]:
     """Hold the lock for choosing ports, if it can be had in time."""
     descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    end = monotonic() + LOCK_SECONDS
     try:
-        while monotonic() < end:
-            try:
-                flock(descriptor, LOCK_EX | LOCK_NB)
-                break
-            except BlockingIOError:
-                sleep(0.01)
+        wait.lock(descriptor, LOCK_EX, LOCK_SECONDS)
         yield
     finally:
         os.close(descriptor)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 
 from vmgahp.drivers.base import Logger
 from vmgahp.host import packages, run
@@ -38,7 +40,7 @@ class Relay:
         self._ports = ports
         self._guest = ""
         self._failed = False
-        self._running: dict[int, int] = {}
+        self._running: list[subprocess.Popen[bytes]] = []
 
     def lead_to(self, guest: str) -> None:
         """Lead to the guest's current address; called with each STATUS. Raises nothing."""
@@ -50,7 +52,7 @@ class Relay:
             if why := self._why_not(guest):
                 raise OSError(0, why)
             for guests, ours in self._ports:
-                self._running[ours] = self._run(guests, ours)
+                self._running.append(self._run(guests, ours))
         except OSError as error:
             self._failed = True  # until it has another address
             self._log(
@@ -60,19 +62,14 @@ class Relay:
 
     def end(self) -> None:
         """End the relays and all their connections. Raises nothing."""
-        for pid in self._running.values():
-            try:
-                os.killpg(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-            except OSError:
-                pass  # it is gone
+        for relay in self._running:
+            with suppress(OSError):  # it is gone
+                os.killpg(relay.pid, signal.SIGKILL)
+            relay.wait()
         self._running.clear()
 
     def _all_run(self) -> bool:
-        try:
-            return all(os.waitpid(pid, os.WNOHANG) == (0, 0) for pid in self._running.values())
-        except OSError:
-            return False
+        return all(relay.poll() is None for relay in self._running)
 
     @staticmethod
     def _why_not(guest: str) -> str:
@@ -91,7 +88,7 @@ class Relay:
             trial.close()
         return "that is this machine itself"
 
-    def _run(self, guests: int, ours: int) -> int:
+    def _run(self, guests: int, ours: int) -> subprocess.Popen[bytes]:
         here, there = (f"[{each}]" if ":" in each else each for each in (self._address, self._guest))
         listen = f"TCP{_version(here)}-LISTEN:{ours},bind={here},reuseaddr,fork,max-children={MOST_AT_ONCE},keepalive"
         connect = f"TCP{_version(there)}:{there}:{guests},{_PATIENT}"

@@ -5,6 +5,7 @@ bytes. It is made at every start and removed with the VM. A VM that is restored 
 inputs, the first start records the files that had come with the job, since files made later are not inputs.
 """
 
+import errno
 import os
 import re
 import shlex
@@ -35,13 +36,13 @@ class _Record(NamedTuple):
     job: str
     names: tuple[str, ...]
     """The names in the scratch directory that came with the job."""
-    entries: int
-    """The number of files and directories of the first start, including those below, and their bytes, for people."""
-    size: int
 
 
-def make(spec: JobSpec, run: Run, identity: Identity) -> list[str]:
-    """Make the drive, replacing an existing one, and return the names of the new files. Raises `errors.Fault`."""
+def make(spec: JobSpec, run: Run, kept: int, identity: Identity) -> list[str]:
+    """Make the drive, replacing an existing one, and return the names of the new files.
+
+    It leaves `kept` bytes of EXECUTE's file system free. Raises `errors.Fault`.
+    """
     directory = spec.working_dir
     used = _used(spec)
     for name in (run.stdout, run.stderr):
@@ -56,7 +57,8 @@ def make(spec: JobSpec, run: Run, identity: Identity) -> list[str]:
         identity.unlink_scratch(directory, temporary)  # of a server that was killed, of this process id
         output = identity.open_scratch(directory, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            packed = pack.pack(directory, output, wanted, identity)
+            most = max(execute.free(directory, identity) - kept, 0)
+            packed = pack.pack(directory, output, wanted, most, identity)
             identity.rename_scratch(directory, temporary, DRIVE_FILE)
         except BaseException:
             identity.unlink_scratch(directory, temporary)
@@ -64,7 +66,10 @@ def make(spec: JobSpec, run: Run, identity: Identity) -> list[str]:
         finally:
             os.close(output)
     except pack.Unpackable as unpackable:
-        raise _refused(run, unpackable.problem, unpackable.hint) from unpackable
+        said = _refused(run, unpackable.problem, unpackable.hint)
+        # Tar does not tell an error of the job's files from one of the machine's.
+        unknown = OSError(errno.EIO, unpackable.problem)
+        raise execute.blame(unknown, directory, identity, said.problem, said.hint) from unpackable
     except OSError as error:
         raise execute.unwritable(DRIVE_FILE, error, directory, identity) from error
     if names is None:
@@ -117,12 +122,12 @@ def _recorded(run: Run, directory: str, identity: Identity) -> _Record | None:
     return record if record is not None and record.job == run.job else None
 
 
-def _record(run: Run, packed: pack.Packed, directory: str, identity: Identity) -> None:
-    data = manifest.encode(FORMAT, _Record(run.job, packed.names, packed.entries, packed.size))
+def _record(run: Run, names: tuple[str, ...], directory: str, identity: Identity) -> None:
+    data = manifest.encode(FORMAT, _Record(run.job, names))
     try:
         files.write(identity, directory, RECORD, data, _parse)
     except manifest.Invalid as invalid:
-        problem = f"the names of {len(packed.names)} inputs are not to be written down: {invalid}"
+        problem = f"the names of {len(names)} inputs are not to be written down: {invalid}"
         raise _refused(run, problem.rstrip("."), "put them into a directory, or into an archive.") from invalid
     except OSError as error:
         raise execute.unwritable(RECORD, error, directory, identity) from error
@@ -130,15 +135,10 @@ def _record(run: Run, packed: pack.Packed, directory: str, identity: Identity) -
 
 def _parse(data: bytes) -> _Record:
     top = manifest.read(data, FORMAT, _Record._fields)
-    names = top.items("names", pack.MOST_ENTRIES)
+    names = top.items("names", pack.LONGEST_LIST)
     if not all(isinstance(name, str) and _NAME.fullmatch(name) and name not in (".", "..") for name in names):
         raise manifest.Invalid("it has names that no file can have.")
-    return _Record(
-        job=top.text("job", 1000),
-        names=tuple(map(str, names)),
-        entries=top.integer("entries", 0, manifest.LARGEST_FILE),
-        size=top.integer("size", 0, manifest.LARGEST_FILE),
-    )
+    return _Record(job=top.text("job", 1000), names=tuple(map(str, names)))
 
 
 def _refused(run: Run, problem: str, hint: str) -> JobFault:

@@ -85,8 +85,11 @@ def _is_end(how: str, number: int) -> bool:
     return how == LIMIT or (how == EXIT and number <= 255) or (how == SIGNAL and 1 <= number <= 64)
 
 
-def begin(machine: LibvirtMachine, spec: JobSpec, identity: Identity) -> None:
-    """Follow the guest of a VM that runs, until its end. Raises `errors.Fault` and OSError."""
+def begin(machine: LibvirtMachine, spec: JobSpec, kept: int, identity: Identity) -> None:
+    """Follow the guest of a VM that runs, until its end.
+
+    Its outputs leave `kept` bytes of EXECUTE's file system free. Raises `errors.Fault` and OSError.
+    """
     run, directory = spec.devices.run, spec.working_dir
     assert run is not None
     progress = RunProgress()
@@ -95,7 +98,9 @@ def begin(machine: LibvirtMachine, spec: JobSpec, identity: Identity) -> None:
             progress = read(identity.read_scratch(directory, STATE_FILE, 100))
         except (OSError, errors.Fault):
             progress = RunProgress(STARTED)
-    watch = RunWatch(machine, identity, directory, progress, run.boot_timeout, run.time_limit)
+    names = ("*",) if run.outputs is None else run.outputs
+    files = RunOutputs(directory, names, kept, identity, lambda line: machine.log(f"{machine.name}: {line}"))
+    watch = RunWatch(machine, files, progress, run.boot_timeout, run.time_limit)
     watch.is_alone = spec.sent[1] is None
     record = machine.resources.exit
     assert record is not None
@@ -113,13 +118,7 @@ class RunWatch:
     """A monitor of one guest, in a thread of its own."""
 
     def __init__(
-        self,
-        machine: LibvirtMachine,
-        identity: Identity,
-        directory: str,
-        progress: RunProgress,
-        boot_timeout: float,
-        time_limit: float,
+        self, machine: LibvirtMachine, files: RunOutputs, progress: RunProgress, boot_timeout: float, time_limit: float
     ) -> None:
         self.progress = progress
         self.failure = "", ""
@@ -127,15 +126,15 @@ class RunWatch:
         self.is_alone = False
         """True if the archive of the outputs is sent back as received, since no directory is."""
         self._machine = machine
-        self._identity = identity
-        self._directory = directory
+        self._identity = files.identity
+        self._directory = files.directory
         self._boot_timeout = boot_timeout
         self._time_limit = time_limit
         control = machine.resources.run_ports[CONTROL]
         assert isinstance(control, LinePort)
         self._control = control
         self._outputs = machine.resources.run_ports[OUTPUTS]
-        self._files = RunOutputs(directory, identity, lambda line: machine.log(f"{machine.name}: {line}"))
+        self._files = files
         self._last_line = ""
         self._elapsed = 0.0
         """Seconds that the guest has run since its last message."""
@@ -162,7 +161,8 @@ class RunWatch:
         """Remove the state of a job that is over, and put its outputs into their place."""
         self._remove(STATE_FILE)
         self._remove(f"{DIRECTORY}/{STATE_FILE}")  # a checkpoint's copy, which is out of date
-        self._files.bring_home(as_files=not self.is_alone)
+        if not self.is_alone:
+            self._files.bring_home()
         if not self.is_alone or self.progress.stage != TAKEN:
             self._remove(OUTPUTS_FILE)
 
@@ -364,14 +364,15 @@ class RunWatch:
         self._control.say("taken")
 
     def _unpack(self) -> None:
-        self._files.unpack(self._outputs.limit)
-        if self._files.problem:
-            home = "" if self.is_alone else f"; {OUTPUTS_FILE} has them as they came"
-            self.failure = RUN_FAILED, f"the outputs cannot be unpacked: {self._files.problem}{home}"
-        elif self.is_alone:
+        if self.is_alone:
             self._machine.news.say(
                 f"The outputs are in {OUTPUTS_FILE}: with transfer_output_files = {DIRECTORY}/ they are files"
             )
+            return
+        self._files.unpack(self._outputs.limit)
+        if self._files.problem:
+            why = f"the outputs cannot be unpacked: {self._files.problem}; {OUTPUTS_FILE} has them as they came"
+            self.failure = RUN_FAILED, why
 
     # Results
 

@@ -12,7 +12,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.protocol import Answer, Malformed, ScriptRequest
-from vmgahp.hooks.program import GIVEN_PATH, clean, converse
+from vmgahp.hooks.program import clean, converse
 from vmgahp.host import trust
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import condor_environment
@@ -62,8 +62,8 @@ class Program:
             log_line=self._log,
             hint=_BY_HAND,
             stdin=protocol.ad_text(ad),
-            environ=self._environment() | request.environment() | {REQUEST_VARIABLE: GIVEN_PATH},
-            given=request.document(ad),
+            environ=self._environment() | request.environment(),
+            given=(REQUEST_VARIABLE, request.document(ad)),
             longest=protocol.LONGEST_ANSWER,
             user=self.user,
             limits=self._limits,

@@ -10,10 +10,10 @@ See loop(4), and ``struct loop_config`` in the kernel's ``linux/loop.h``.
 import errno
 import os
 import struct
-from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock, ioctl
-from time import monotonic, sleep
+from fcntl import LOCK_EX, LOCK_SH, ioctl
 
 from vmgahp.errors import MachineFault
+from vmgahp.host import wait
 
 CONTROL = "/dev/loop-control"
 
@@ -53,17 +53,12 @@ def attach(descriptor: int, *, writable: bool, shared: bool = False) -> tuple[st
 
 
 def _lock(descriptor: int, kind: int) -> None:
-    end = monotonic() + LOCK_WAIT
-    while True:
-        try:
-            flock(descriptor, kind | LOCK_NB)
-            return
-        except BlockingIOError as error:
-            if monotonic() >= end:
-                raise InUse(error.errno, "it is in use by another VM of this machine") from error
-            sleep(0.1)  # flock has no timeout
-        except OSError:
-            return  # a file system without locks
+    try:
+        is_free = wait.lock(descriptor, kind, LOCK_WAIT)
+    except OSError:
+        return  # a file system without locks
+    if not is_free:
+        raise InUse(errno.EAGAIN, "it is in use by another VM of this machine")
 
 
 def _attach(descriptor: int, mode: int) -> tuple[str, int]:
