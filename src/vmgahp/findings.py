@@ -79,6 +79,7 @@ CHECKS = (
     CheckRow("SELinux", SCRATCH),
     CheckRow("disk", SCRATCH, ("HTCondor",)),
     CheckRow("network", NETWORKS, ("libvirt",)),
+    CheckRow("images", IMAGES, ("libvirt",)),
     CheckRow("image", IMAGES, ("libvirt",)),
     CheckRow("firmware", FIRMWARE, ("libvirt", "hypervisor", "kvm")),
     CheckRow("clock", FIRMWARE),

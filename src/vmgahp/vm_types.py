@@ -57,6 +57,8 @@ DRIVERS = {row.name: row.driver for row in ROWS}
 HTCONDORS = tuple(row.name for row in ROWS if row.htcondors)
 
 QEMU, XEN, VMRUN, VSPHERE, SCRIPT = of("qemu"), of("xen"), of("vmrun"), of("vsphere"), of("script")
+SURVEYORS = dict.fromkeys(QEMU, "vmgahp.drivers.libvirt.survey:LibvirtSurveyor")
+"""The classes that survey a machine for a type without the rest of its driver, which a probe has no time to import."""
 LIBVIRT = (*QEMU, *XEN)
 """The types whose VMs libvirt runs. Only those of QEMU have KVM, and a process with a user of its own."""
 VMWARE = (*VMRUN, *VSPHERE)

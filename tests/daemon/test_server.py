@@ -406,6 +406,14 @@ def test_a_job_whose_type_is_not_what_the_starter_made_of_it_is_held(scratch: Pa
         assert "secret" not in (scratch / "vm_error.txt").read_text() + peer.errors()
 
 
+def test_the_requirements_of_the_policy_hold_for_every_driver(scratch: Path) -> None:
+    with Peer(environment("simulated", scratch, VM_POLICY_REQUIREMENTS="JobVMMemory > 100000")) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        assert peer.run("START", "simulated") == ["1", errors.MISMATCHED]
+    assert "VM_POLICY_REQUIREMENTS" in (scratch / "vm_error.txt").read_text()
+
+
 def test_the_hypervisor_in_memory_is_for_tests_only(scratch: Path) -> None:
     environ = environment("simulated", scratch, VM_TYPE="simulated")
     del environ["VMGAHP_SIMULATED"]

@@ -40,7 +40,7 @@ def host(**changes: object) -> Host:
 
 
 def assert_golden(made: str, golden: Path, request: pytest.FixtureRequest) -> None:
-    """That XML is that of its golden file, which ``--update-golden`` writes anew."""
+    """Compare XML with its golden file, which ``--update-golden`` writes anew."""
     if request.config.getoption("--update-golden"):
         golden.write_text(made + "\n")
     assert made + "\n" == golden.read_text()

@@ -37,11 +37,11 @@ ADDED = """<devices>
     <video><model type='cirrus' vram='16384' heads='1' primary='yes'/></video>
     <memballoon model='virtio'><alias name='balloon0'/></memballoon>
 </devices>"""
-"""What libvirt adds to a VM with a display, on either chip set."""
+"""The devices that libvirt adds to a VM with a display, on either chip set."""
 
 
 def live(asked: str = ASKED) -> etree.Element:
-    """What libvirt makes of a description: KiB, indices, ports, and devices of its own."""
+    """Make of a description what libvirt makes: KiB, indices, ports, and devices of its own."""
     domain = etree.fromstring(asked)
     memory = domain.find("memory")
     memory.text, memory.attrib["unit"] = str(int(memory.text or 0) << 10), "KiB"
@@ -76,9 +76,9 @@ def test_a_card_on_a_network_may_show_what_the_network_is(kind: str) -> None:
 
 
 CHANGES = {
-    "more memory": ("memory", "131072", "memory (KiB) is 131072, and the job has 65536"),
+    "more memory": ("memory", "131072", "memory (KiB) is 131072, and the job asks for 65536"),
     "less memory": ("memory", "32768", "memory (KiB) is 32768"),
-    "more CPUs": ("vcpu", "4", "number of CPUs is 4, and the job has 2"),
+    "more CPUs": ("vcpu", "4", "number of CPUs is 4, and the job asks for 2"),
     "another file": ("devices/disk/source@file", "/etc/shadow", "file of its disk vda is '/etc/shadow'"),
     "another format": ("devices/disk/driver@type", "raw", "format of its disk vda is 'raw'"),
     "another device": ("devices/disk/target@dev", "vdb", "a disk vdb (/scratch/root.qcow2)"),
@@ -229,7 +229,7 @@ def test_a_script_may_give_less_and_that_is_told() -> None:
 
 @pytest.mark.parametrize(("memory", "vcpus"), [(65, 1), (64, 2), (1024, 8)])
 def test_a_script_may_not_give_more(memory: int, vcpus: int) -> None:
-    with pytest.raises(verify.Mismatch, match="more than the"):
+    with pytest.raises(verify.Mismatch, match="and the job asks for"):
         scripted(memory, vcpus)
 
 
@@ -290,7 +290,7 @@ FILLED_IN = {
     "a card of the host's": ("<interface type='network'><source network='x'/></interface>",
         "<interface type='hostdev'><source network='x'><address type='pci' bus='1'/></source></interface>"),
 }  # fmt: skip
-"""What a script asked for, and what libvirt makes of it."""
+"""Requests of a script, each with what libvirt makes of it."""
 
 
 @pytest.mark.parametrize(

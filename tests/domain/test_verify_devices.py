@@ -31,7 +31,7 @@ ASKED = domain_xml.build(SPEC, host(tpm_socket=TPM_SOCKET))
 
 
 def live() -> etree.Element:
-    """What libvirt 9.0 makes of it."""
+    """Return it as libvirt 9.0 makes it."""
     domain = etree.fromstring(ASKED)
     memory, system = domain.find("memory"), domain.find("os")
     memory.text, memory.attrib["unit"] = str(int(memory.text or 0) << 10), "KiB"

@@ -32,8 +32,8 @@ from vmgahp.job import (
     xen,
 )
 from vmgahp.job.ad import JobAd
-from vmgahp.job.folded import folded
 from vmgahp.job.options import Options
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.text import is_private
@@ -151,7 +151,7 @@ def job(data: bytes) -> None:
         assert spec.working_dir.startswith("/")
         look.find(spec, SETTINGS, _Scratch(b"#cloud-config\ninstance-id: a"))
     with suppress(*HELD):
-        assert not any(is_private(name) for name in folded(ad, SETTINGS).names())
+        assert not any(is_private(name) for name in PolicyView(ad, SETTINGS).ad.names())
     with suppress(*HELD):
         devices.devices(Options(ad), SETTINGS, 4, "/scratch")
     with suppress(*HELD):
@@ -178,8 +178,7 @@ def job_xml(data: bytes) -> None:
             assert isinstance(element.tag, str)
             assert element.tag.isascii()
             assert not {element.tag, *element.keys()} & {"hostdev", "commandline", "emulator", "seclabel", "filesystem"}
-        own = requests.of(domain, ad, SETTINGS, "domain.xml")
-        JobSpec.parse(ad, SETTINGS, own=own, diskless=True)
+        JobSpec.parse(requests.completed(ad, domain, SETTINGS, "domain.xml"), SETTINGS, diskless=True)
         merge(OURS, domain, {"kernel": "/k", "initrd": "/i"})
 
 

@@ -1,4 +1,4 @@
-"""Where the administrator's programs are."""
+"""The place of the administrator's programs."""
 
 import tempfile
 from collections.abc import Iterator

@@ -19,6 +19,7 @@ from vmgahp.hooks import policy, program, stylesheet
 from vmgahp.hooks.policy import choose_mac, release_mac
 from vmgahp.job import engine
 from vmgahp.job.ad import JobAd
+from vmgahp.job.policy_view import PolicyView
 
 EXAMPLES = REPOSITORY / "config" / "policy"
 
@@ -90,8 +91,8 @@ class Applied:
         self.log: list[str] = []
         self.debug: list[str] = []
         values = {"VM_POLICY": ", ".join(stages), "VM_GAHP_REQ_TIMEOUT": str(10 * timeout)}
-        made = policy.Policy(Settings(values), job or ad(), self.log.append, self.debug.append, dry=dry)
-        self.xml = made.apply(xml)
+        made = policy.Policy(PolicyView(job or ad(), Settings(values)), self.log.append, self.debug.append, dry=dry)
+        self.xml, _ = made.apply(xml)
         self.said = "\n".join(self.log)
 
 
@@ -344,7 +345,7 @@ def test_a_stylesheet_that_wants_all_the_memory(write: Write) -> None:
 
 
 def requires(expression: str, **more: str) -> None:
-    policy.require(Settings({"VM_POLICY_REQUIREMENTS": expression}), ad(**more))
+    policy.require(PolicyView(ad(**more), Settings({"VM_POLICY_REQUIREMENTS": expression})))
 
 
 @pytest.mark.parametrize(
@@ -378,7 +379,7 @@ def test_what_the_job_has_is_said_and_secrets_are_neither_seen_nor_said() -> Non
 
 
 def test_a_job_cannot_break_the_requirements() -> None:
-    """What an expression comes to is the job's doing, so that no job takes a machine out of service."""
+    """The result of an expression is the job's doing, so that no job takes a machine out of service."""
     for value in ("error", '"x"', "{1, 2}", "[a = 1]", "JobVMMemory", "undefined"):
         with pytest.raises(JobFault):
             requires("JobVMMemory <= 10", JobVMMemory=value)
@@ -391,7 +392,7 @@ def test_requirements_that_are_no_expression_are_the_machines_fault(expression: 
 
 
 def test_no_requirements() -> None:
-    policy.require(Settings(), ad())
+    policy.require(PolicyView(ad(), Settings()))
 
 
 @settings(max_examples=examples(30))
@@ -411,7 +412,7 @@ def test_numbers_that_json_does_not_know(expression: str) -> None:
 
 
 def asked(hook: str, given: str = "", saved: str = "", *, vm: str = "alice_lab_1.0", dry: bool = False) -> str:
-    return choose_mac(Settings({"VM_MAC_HOOK": hook}), ad(), vm, given, saved, [].append, dry=dry)[0]
+    return choose_mac(PolicyView(ad(), Settings({"VM_MAC_HOOK": hook})), vm, given, saved, [].append, dry=dry)[0]
 
 
 def test_a_hook_gives_an_address(write: Write, place: Path) -> None:
@@ -459,7 +460,7 @@ def test_an_answer_that_is_no_address_of_a_card(write: Write, answer: str) -> No
 @pytest.mark.parametrize("more", ["10.0.0.7", "10.0.0.7/24 10.0.0.1 10.0.0.2", "fd00::7/64"])
 def test_a_hook_may_give_the_guests_address_too_and_has_it_back(write: Write, place: Path, more: str) -> None:
     hook = write(f'echo "$VMGAHP_VM_NAME $*" >>{place}/argv; [ "$3" ] || echo 52:54:00:AB:cd:01 {more}')
-    said = choose_mac(Settings({"VM_MAC_HOOK": hook}), ad(), "vm", "", "", [].append, nic=1)
+    said = choose_mac(PolicyView(ad(), Settings({"VM_MAC_HOOK": hook})), "vm", "", "", [].append, nic=1)
     assert said == ("52:54:00:ab:cd:01", more)
     release_mac(hook, "vm", 1, said[0], 5.0, [].append)
     assert (place / "argv").read_text() == "vm 1 \nvm 1 52:54:00:ab:cd:01 release\n"
@@ -608,6 +609,6 @@ def test_a_stage_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(w
 def test_a_mac_hook_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(write: Write) -> None:
     hook = write('if grep -q evil; then exit 7; fi; echo "$2"')
     settings = Settings({"VM_MAC_HOOK": hook})
-    assert choose_mac(settings, ad(), "vm", "", "", [].append) == ("", "")
+    assert choose_mac(PolicyView(ad(), settings), "vm", "", "", [].append) == ("", "")
     with pytest.raises(JobFault, match="works for a plain job"):
-        choose_mac(settings, ad(Owner='"evil"'), "vm", "", "", [].append)
+        choose_mac(PolicyView(ad(Owner='"evil"'), settings), "vm", "", "", [].append)

@@ -12,7 +12,7 @@ AD = b'JobUniverse = 13\nUser = "u@x"\nClusterId = 1\nProcId = 0\nJobVMType = "k
 
 
 def held(directory: Path, ad: bytes, config: object) -> bytes:
-    """What the hook says of a job with that ad."""
+    """Return the hook's answer to a job with that ad."""
     environ = {"PATH": "/usr/bin:/bin", "VMGAHP_CONFIG": str(config), "CONDOR_CONFIG": "/dev/null"}
     done = subprocess.run(
         [sys.executable, "-I", HOOK], input=ad, env=environ, cwd=directory, capture_output=True, check=False, timeout=60

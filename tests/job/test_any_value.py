@@ -16,8 +16,8 @@ from vmgahp.host.job_user import Identity
 from vmgahp.job import accepted_types, vm_spec
 from vmgahp.job.ad import Odd
 from vmgahp.job.attributes import ATTRIBUTES, OPTIONS
-from vmgahp.job.folded import folded
 from vmgahp.job.options import GENERAL, PREFIX, Options
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.job.xen import XenBoot
@@ -175,7 +175,7 @@ READERS = {
     "VMware": lambda job: VmwareSpec.parse(job, HEALTHY),
     "a script": lambda job: vm_spec.parse(job, HEALTHY),
     "any": _any,
-    "the policy's ad": lambda job: (folded(job, HEALTHY).values(), folded(job, HEALTHY).lines()),
+    "the policy's ad": lambda job: (PolicyView(job, HEALTHY).ad.values(), PolicyView(job, HEALTHY).ad.lines()),
 }
 
 
@@ -248,4 +248,5 @@ def test_conditions_of_the_policy_are_met_or_not_whatever_the_ad_says():
         None,
         "",
     ):
-        policy.require(with_policy, JOB.changed(dict.fromkeys((row.name for row in ATTRIBUTES), value)))
+        job = JOB.changed(dict.fromkeys((row.name for row in ATTRIBUTES), value))
+        policy.require(PolicyView(job, with_policy))

@@ -90,7 +90,7 @@ def test_an_overlay_and_its_record(place: Place) -> None:
     place.make(place.spec())
     assert place.names() == {LAYER, RECORD}
     [layer] = json.loads((place.scratch / RECORD).read_text())["layers"]
-    assert (layer["file"], layer["image"], layer["base"][0]["size"]) == (LAYER, "a", 1 << 20)
+    assert (layer["file"], layer["image"], layer["size"]) == (LAYER, "a", 1 << 20)
     assert backing_chain(str(place.scratch / LAYER), "qcow2", place.who) == (BackingFile(str(place.base), "raw"),)
     assert {(place.scratch / name).stat().st_uid for name in place.names()} == {place.who.uid}
 

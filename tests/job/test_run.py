@@ -7,7 +7,6 @@ from tests.jobs import MACHINE, ad
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
-from vmgahp.job.own_xml import OwnXml
 from vmgahp.job.run import Run
 from vmgahp.job.spec import JobSpec
 
@@ -113,7 +112,7 @@ def test_options_about_a_program_are_of_no_use_without_one(name: str) -> None:
 
 def test_a_job_with_xml_of_its_own_runs_no_program() -> None:
     with pytest.raises(JobFault, match="XML of its own"):
-        JobSpec.parse(ad(VMPARAM_vm_Run=PROGRAM), MACHINE, own=OwnXml())
+        JobSpec.parse(ad(VMPARAM_vm_Run=PROGRAM, VMPARAM_Libvirt_XML='"domain.xml"'), MACHINE)
 
 
 def test_a_machine_whose_vms_a_script_describes_runs_none() -> None:

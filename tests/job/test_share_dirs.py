@@ -8,6 +8,7 @@ from vmgahp import config, errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job import share_dirs
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.share_dirs import Share
 
 BASE = {"VM_MEMORY": "1024", "VM_SHARE_DIRS": "ref, Data"}
@@ -85,19 +86,19 @@ def test_a_name_that_cannot_be_one(name: str) -> None:
 )
 def test_for_whom_it_is(condition: str, allowed: bool) -> None:
     settings = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": condition})
-    job = ad(Owner='"alice"', VMPARAM_vm_Share_Dirs='"ref"')
-    share_dirs.require_allowed(settings, job, (DATA,))
+    view = PolicyView(ad(Owner='"alice"', VMPARAM_vm_Share_Dirs='"ref"'), settings)
+    share_dirs.require_allowed(view, (DATA,))
     if allowed:
-        share_dirs.require_allowed(settings, job, (DATA, REF))
+        share_dirs.require_allowed(view, (DATA, REF))
         return
     with pytest.raises(JobFault, match="VM_SHARE_DIR_REF_IF"):
-        share_dirs.require_allowed(settings, job, (DATA, REF))
+        share_dirs.require_allowed(view, (DATA, REF))
 
 
 def test_a_condition_that_is_no_expression_is_the_machines_fault() -> None:
     settings = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": "Owner =="})
     with pytest.raises(MachineFault, match="VM_SHARE_DIR_REF_IF"):
-        share_dirs.require_allowed(settings, ad(), (REF,))
+        share_dirs.require_allowed(PolicyView(ad(), settings), (REF,))
     with pytest.raises(MachineFault, match="VM_SHARE_DIR_REF_IF"):
         share_dirs.inspect(settings)
     behind = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": "false", "VM_SHARE_DIR_DATA_IF": "Owner =="})

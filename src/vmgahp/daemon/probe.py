@@ -14,9 +14,8 @@ from vmgahp import config, errors, findings
 from vmgahp.config import check, sources
 from vmgahp.config.sources import Entries
 from vmgahp.drivers import base
-from vmgahp.drivers.base import Driver, Survey, Value
+from vmgahp.drivers.base import Survey, Surveyor, Value
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
-from vmgahp.hooks.policy import inspect
 from vmgahp.host import libvirt_daemons, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
@@ -79,7 +78,7 @@ class Probe:
 def probe(
     vm_type: str,
     settings: config.Settings,
-    driver: Driver,
+    driver: Surveyor,
     seconds: float = DEADLINE - RESERVE,
     entries: Callable[[], Entries] | None = None,
     identity: Identity | None = None,
@@ -170,6 +169,8 @@ def _judge_settings(vm_type: str, settings: config.Settings, entries: Entries | 
 
 
 def _inspect_policy(settings: config.Settings) -> str:
+    from vmgahp.hooks.policy import inspect  # only where there is a policy: each import takes of libvirt's time
+
     return inspect(settings)
 
 
@@ -332,7 +333,7 @@ def look(
     loaded = findings.Begun("the settings", lambda: config.load(environ))
     listed = findings.Begun("the configuration", lambda: sources.entries(environ))
     with suppress(errors.Fault):  # reported below
-        base.find(vm_type)  # takes as long as HTCondor's tool, and runs meanwhile
+        base.find_surveyor(vm_type)  # takes as long as HTCondor's tool, and runs meanwhile
     try:
         settings = loaded.result()
         awaited("the log, VM_GAHP_LOG")
@@ -345,7 +346,7 @@ def look(
             found.findings += wrong
             return found
         identity = Identity.from_environ(environ)
-        driver = base.find(vm_type)(vm_type, settings, identity, log.always)
+        driver = base.find_surveyor(vm_type)(vm_type, settings, identity, log.always)
         awaited("the checks, each of which has a shorter time")
         return probe(vm_type, settings, driver, end - monotonic() - RESERVE, entries=listed.result, identity=identity)
     except errors.Fault as fault:

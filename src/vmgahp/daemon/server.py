@@ -271,10 +271,11 @@ class Server:
 
         with self._identity.at_hand():
             scratch.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
-            if self._settings.string("VM_POLICY_REQUIREMENTS"):
+            if self._settings.string("VM_POLICY_REQUIREMENTS") and not driver.evaluates_policy:
                 from vmgahp.hooks import policy
+                from vmgahp.job.policy_view import PolicyView
 
-                policy.require(self._settings, call.job)
+                policy.require(PolicyView(call.job, self._settings))
             machine = driver.start(call.job)
         self._machines[call.vm.id] = machine
         if self._ending:

@@ -2,11 +2,10 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from xml.etree import ElementTree as etree
 
-from vmgahp.domain.model import ADDED_BY, DEVICES, OTHER
-from vmgahp.domain.rows import Element, Side
+from vmgahp.domain.model import ADDED_BY, DEVICES, OTHER, Element, Side
 
 
 def row_of(device: etree.Element) -> Element:
@@ -46,13 +45,15 @@ def is_same(known: tuple[str, ...], ours: tuple[str, ...]) -> bool:
 
 def is_added(device: etree.Element, domain_type: str) -> bool:
     """Return True if libvirt adds such a device to any VM, and it gives no access to the host."""
-    forms = row_of(device).added, ADDED_BY.get(domain_type, {}).get(device.tag)
-    return any(form is not None and all_fit(device, form) for form in forms)
-
-
-def all_fit(element: etree.Element, forms: Mapping[str, str]) -> bool:
-    """Return True if the attributes of an element match these patterns."""
-    return all(re.fullmatch(form, element.get(name, ""), re.ASCII) for name, form in forms.items())
+    by_driver = ADDED_BY.get(domain_type, {}).get(device.tag)
+    if by_driver is not None and all(device.get(name) == value for name, value in by_driver.items()):
+        return True
+    row = row_of(device)
+    return row.added and all(
+        re.fullmatch(attribute.filled, device.get(name, ""), re.ASCII)
+        for name, attribute in row.attributes.items()
+        if attribute.filled and (name in device.attrib or Side.IDENTITY in attribute.side)
+    )
 
 
 def equal(now: str, then: str) -> bool:

@@ -1,17 +1,138 @@
 """libvirt's domain XML as this package knows it: one row for each element, with its attributes.
 
-The row of an element lists the attributes, text and elements that it may have, and for each attribute its form and its
-side: the guest sees it, it gives access to the host, or it distinguishes devices of a kind. All modules that read
-domain XML use these rows. `vmgahp.domain.verify` compares the host's side and the distinguishing attributes,
-`vmgahp.domain.restore` takes the attributes that the guest sees and libvirt had filled in from a saved VM, and
-`vmgahp.domain.job_xml` lets a job's XML have what has a form for jobs. The meaning of the elements is defined by
-libvirt: https://libvirt.org/formatdomain.html.
+The row of an element lists the attributes, text and elements that it may have, and says of each who writes it (the job,
+this daemon, libvirt) and whether it is restored from a saved VM. All modules that read domain XML use these rows:
+
+- `vmgahp.domain.job_xml` lets a job's XML have what has a form for jobs, and merges it into ours by the `Author`;
+- `vmgahp.domain.verify` compares the host's side and the distinguishing attributes of what libvirt made with ours;
+- `vmgahp.domain.restore` takes from a saved VM the attributes that the guest sees and libvirt had filled in.
+
+The meaning of the elements is defined by libvirt: https://libvirt.org/formatdomain.html.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
 
-from vmgahp.domain.rows import ON, Attribute, Element, Side, both, end, filled, host, known, row, switch, text
+from collections.abc import Mapping
+from enum import Enum, Flag, auto
+from typing import NamedTuple
+
 from vmgahp.text import MAC
+
+# The columns
+
+ON = r"on|off"
+
+
+class Side(Flag):
+    """The side to which an attribute or an element belongs."""
+
+    GUEST = auto()
+    """The guest's side: what the guest sees, and how the hypervisor serves it."""
+    HOST = auto()
+    """The host's side: the host resources that it uses, or its view from the host; it must be exactly as requested."""
+    IDENTITY = auto()
+    """An attribute that distinguishes the element from others of its kind."""
+
+
+class Author(Enum):
+    """The author of a device, or of an element of the domain, where the job brings XML of its own."""
+
+    DAEMON = auto()
+    """This daemon; the job's XML changes the guest's side of ours."""
+    EITHER = auto()
+    """The job if its XML has the element, else this daemon."""
+    BOTH = auto()
+    """Both: the job's elements are added to ours."""
+
+
+class Attribute(NamedTuple):
+    """An attribute of an element."""
+
+    job: str = ""
+    """The form in which a job's own XML may have it; empty if it may not."""
+    side: Side = Side.GUEST
+    filled: str = ""
+    """The form in which libvirt fills it in if a description leaves it open; empty if libvirt does not."""
+    default: str = ""
+    """The value of a distinguishing attribute that is absent."""
+
+
+class Element(NamedTuple):
+    """A row: an element, and its permitted content."""
+
+    attributes: Mapping[str, Attribute]
+    children: Mapping[str, Element]
+    text: str | None = None
+    """The form of its text in a job's own XML, and in what libvirt fills in; None if it has no text."""
+    most: int = 1
+    """The maximum number within its parent in a job's own XML."""
+    side: Side = Side.GUEST
+    job: bool = True
+    """True if a job's own XML may have it."""
+    author: Author = Author.DAEMON
+    added: bool = False
+    """True if libvirt adds such a device to any VM by itself, with attributes in their `filled` form."""
+    restored: bool = False
+    """True if such a device is taken over from a saved VM."""
+
+    def filled(self) -> dict[str, str]:
+        """Return the forms of the attributes that libvirt fills in, without those that identify the device."""
+        attributes = self.attributes.items()
+        return {name: each.filled for name, each in attributes if each.filled and Side.IDENTITY not in each.side}
+
+    def form(self, name: str) -> str:
+        """Return the form in which a job's own XML may have an attribute; empty if it may not."""
+        return self.attributes[name].job if name in self.attributes else ""
+
+    def child(self, tag: str) -> Element | None:
+        """Return the row of an element that a job's own XML may have in this one."""
+        found = self.children.get(tag)
+        return found if found is not None and found.job else None
+
+
+def row(
+    attributes: Mapping[str, Attribute | str] | None = None,
+    children: Mapping[str, Element] | None = None,
+    **more: object,
+) -> Element:
+    """Make a row; an attribute given as a form is on the guest's side, and a job's XML may have it in that form."""
+    made = {name: Attribute(each) if isinstance(each, str) else each for name, each in (attributes or {}).items()}
+    return Element(made, children or {}, **more)  # type: ignore[arg-type]
+
+
+def text(form: str, author: Author = Author.DAEMON, **attributes: str) -> Element:
+    return row(attributes, text=form, author=author)
+
+
+def filled(form: str, job: str | None = None) -> Attribute:
+    """Make an attribute that the guest sees and libvirt fills in; a job may use the same form, or another."""
+    return Attribute(form if job is None else job, filled=form)
+
+
+def both(form: str, job: str | None = None) -> Attribute:
+    """Make such an attribute that is on the host's side as well: it must be as requested."""
+    return Attribute(form if job is None else job, Side.GUEST | Side.HOST, form)
+
+
+def host(job: str = "") -> Attribute:
+    return Attribute(job, Side.HOST)
+
+
+def known(job: str = "", filled: str = "", default: str = "") -> Attribute:
+    return Attribute(job, Side.IDENTITY, filled, default)
+
+
+def switch(*names: str, **attributes: str) -> dict[str, Element]:
+    """Make elements that are a switch by their presence, or by an attribute."""
+    return {name: row({"state": ON, **attributes}) for name in names}
+
+
+def end(attributes: Mapping[str, Attribute | str] | None = None, text: str | None = None, job: bool = True) -> Element:
+    """Make the row of the host's end of a device."""
+    return row(attributes, text=text, side=Side.HOST, job=job)
+
+
+# The forms
 
 NUMBER = r"[0-9]{1,9}"
 WORD = r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}"
@@ -108,7 +229,7 @@ _FORWARD = end({"proto": host(), "address": host(), "dev": host()}, job=False)._
 _INTERFACE = row(
     {"type": known(r"network|bridge|user")},
     {
-        "mac": end({"address": both(MAC, job=r"[0-9A-Fa-f:-]{11,17}")}),
+        "mac": end({"address": both(MAC, job=r"(?:[0-9A-Fa-f]{1,2}[:-]){5}[0-9A-Fa-f]{1,2}")}),
         "source": end({"network": host(r"[^/]{1,100}"), "bridge": host(WORD)}),
         "portForward": _FORWARD,
         "model": row({"type": filled(WORD, job=r"virtio|e1000e?|rtl8139")}),
@@ -119,11 +240,11 @@ _INTERFACE = row(
     most=16,
 )
 
-_CONTROLLERS = r"usb|scsi|sata|ide|fdc|virtio-serial|pci|ccid"
+_CONTROLLERS = r"usb|scsi|sata|ide|fdc|virtio-serial|pci|ccid|isa"
 _CONTROLLER = row(
     {
-        "type": known(_CONTROLLERS + r"|isa", filled=_CONTROLLERS),
-        "index": known(_INDEX, filled=_INDEX),
+        "type": known(_CONTROLLERS, _CONTROLLERS),
+        "index": known(_INDEX, _INDEX),
         "model": both(WORD),
         "ports": filled(_COUNT),
         "vectors": filled(_COUNT),
@@ -138,20 +259,22 @@ _CONTROLLER = row(
         **_PLACE,
     },
     most=64,
-    added={"type": _CONTROLLERS + r"|isa"},
-    saved=("type", "index"),
+    author=Author.BOTH,
+    added=True,
+    restored=True,
 )
 
 _INPUT = row(
     {
-        "type": known(r"mouse|keyboard|tablet", filled=r"mouse|keyboard"),
-        "bus": known(r"usb|ps2|virtio", filled=r"ps2"),
+        "type": known(r"mouse|keyboard|tablet", r"mouse|keyboard"),
+        "bus": known(r"usb|ps2|virtio", r"ps2|usb"),
         "model": known(WORD),
     },
     _PLACE,
     most=8,
-    added={"type": r"mouse|keyboard", "bus": r"ps2|usb"},
-    saved=("type", "bus"),
+    author=Author.EITHER,
+    added=True,
+    restored=True,
 )
 
 
@@ -168,6 +291,7 @@ _CHANNEL = row(
     {"type": host(r"unix")},
     {"target": end({"type": known(r"virtio"), "name": known(WORD)}), "source": end(job=False), **_PLACE},
     most=8,
+    author=Author.BOTH,
 )
 
 _GRAPHICS = row(
@@ -192,27 +316,33 @@ _VIDEO = row(
         **_PLACE,
     },
     most=4,
-    added={},
-    saved=(),
+    author=Author.EITHER,
+    added=True,
+    restored=True,
 )
 
-_BALLOONS = r"virtio(?:-(?:non-)?transitional)?|none"
 _MEMBALLOON = row(
-    {"model": both(_BALLOONS), "autodeflate": filled(ON), "freePageReporting": filled(ON)},
+    {
+        "model": both(r"virtio(?:-(?:non-)?transitional)?|none"),
+        "autodeflate": filled(ON),
+        "freePageReporting": filled(ON),
+    },
     {"stats": row({"period": NUMBER}), **_PLACE},
-    added={"model": _BALLOONS},
-    saved=("model",),
+    author=Author.BOTH,
+    added=True,
+    restored=True,
 )
 
 _WATCHDOG = row(
     {
-        "model": known(r"i6300esb|ib700|itco", filled=r"itco"),
+        "model": known(r"i6300esb|ib700|itco", r"itco"),
         "action": filled(r"reset|none", job=r"reset|shutdown|poweroff|none|inject-nmi"),
     },
     _PLACE,
     most=2,
-    added={"model": r"itco", "action": r"reset|none|poweroff|shutdown"},
-    saved=("model",),
+    author=Author.BOTH,
+    added=True,
+    restored=True,
 )
 
 _RNG = row(
@@ -223,6 +353,7 @@ _RNG = row(
         **_PLACE,
     },
     most=2,
+    author=Author.BOTH,
 )
 
 _TPM = row(
@@ -245,27 +376,29 @@ DEVICES: Mapping[str, Element] = {
     "channel": _CHANNEL,
     "graphics": _GRAPHICS,
     "video": _VIDEO,
-    "audio": row({"id": NUMBER, "type": known(r"none")}, added={"type": r"none"}),
+    "audio": row({"id": NUMBER, "type": known(r"none", r"none")}, added=True),
     "rng": _RNG,
     "watchdog": _WATCHDOG,
     "memballoon": _MEMBALLOON,
     "tpm": _TPM,
-    "panic": row({"model": known(r"isa|pvpanic|hyperv")}, _PLACE, most=2, added={"model": r"pseries|s390"}),
+    "panic": row(
+        {"model": known(r"isa|pvpanic|hyperv", r"pseries|s390")}, _PLACE, most=2, author=Author.EITHER, added=True
+    ),
     "parallel": _SERIAL._replace(job=False),
     "hostdev": _WITH_SOURCE,
     "redirdev": _WITH_SOURCE,
     "filesystem": OTHER._replace(children={name: end() for name in ("driver", "source", "target", "readonly")}),
     "shmem": OTHER._replace(children={"server": end()}),
-    "emulator": OTHER._replace(added={}),
-    "nvram": OTHER._replace(added={}),
-    "hub": row({"type": known(r"usb")}, _PLACE, most=8, added={"type": r"usb"}),
+    "emulator": OTHER._replace(added=True),
+    "nvram": OTHER._replace(added=True),
+    "hub": row({"type": known(r"usb", r"usb")}, _PLACE, most=8, author=Author.BOTH, added=True),
 }
 """The devices. libvirt adds by itself (``virDomainDefAddImplicitDevices`` and ``qemuDomainDefAddDefaultDevices``)
 the chip set's controllers, mouse and keyboard, the balloon, and a silent audio device; the watchdog of q35; a hub if
 USB ports run out; on other architectures a panic notifier and the firmware's memory. It adds a display adapter only to
 a VM with graphics."""
 
-ADDED_BY = {"xen": {"controller": {"type": r"xenbus"}, "input": {"bus": r"xen"}, "memballoon": {"model": r"xen"}}}
+ADDED_BY = {"xen": {"controller": {"type": "xenbus"}, "input": {"bus": "xen"}, "memballoon": {"model": "xen"}}}
 """The devices that libvirt's driver for another hypervisor adds to any guest, by the type of the domain."""
 
 
@@ -317,6 +450,7 @@ _FEATURES = row(
         "hyperv": _HYPERV,
         "kvm": row({}, switch("hidden", "hint-dedicated", "poll-control", "pv-ipi")),
     },
+    author=Author.EITHER,
 )
 
 CPU = row(
@@ -334,6 +468,7 @@ CPU = row(
         "maxphysaddr": row({"mode": filled(r"emulate|passthrough"), "bits": filled(NUMBER), "limit": filled(NUMBER)}),
         "feature": row({"policy": filled(r"force|require|optional|disable|forbid"), "name": filled(WORD)}, most=200),
     },
+    author=Author.EITHER,
 )
 
 DOMAIN = row(
@@ -344,20 +479,23 @@ DOMAIN = row(
         "title": text(_ANY),
         "description": text(_ANY),
         "memory": text(_AMOUNT, unit=_UNIT),
-        "currentMemory": text(_AMOUNT, unit=_UNIT),
+        "currentMemory": text(_AMOUNT, Author.EITHER, unit=_UNIT),
         "vcpu": text(r"[1-9][0-9]{0,3}", placement=r"static"),
-        "iothreads": text(r"[0-9]|1[0-6]"),
+        "iothreads": text(r"[0-9]|1[0-6]", Author.EITHER),
         "os": _OS,
         "features": _FEATURES,
         "cpu": CPU,
         "clock": row(
             {"offset": r"utc|localtime|variable", "basis": r"utc|localtime", "adjustment": r"-?[0-9]{1,9}"},
             {"timer": _TIMER},
+            author=Author.EITHER,
         ),
-        "on_poweroff": text(r"destroy"),
-        "on_reboot": text(r"destroy|restart"),
-        "on_crash": text(r"destroy|restart"),
-        "pm": row({}, {name: row({"enabled": _YES}) for name in ("suspend-to-mem", "suspend-to-disk")}),
+        "on_poweroff": text(r"destroy", Author.EITHER),
+        "on_reboot": text(r"destroy|restart", Author.EITHER),
+        "on_crash": text(r"destroy|restart", Author.EITHER),
+        "pm": row(
+            {}, {name: row({"enabled": _YES}) for name in ("suspend-to-mem", "suspend-to-disk")}, author=Author.EITHER
+        ),
         "devices": row({}, DEVICES),
     },
 )

@@ -20,7 +20,7 @@ from xml.etree import ElementTree as etree
 
 from vmgahp.domain import compare, devices, model
 from vmgahp.domain.compare import value
-from vmgahp.domain.rows import Element
+from vmgahp.domain.model import Element, Side
 from vmgahp.text import MAC
 
 LARGEST = 1 << 20
@@ -268,9 +268,9 @@ def _added(device: etree.Element, has: set[str]) -> etree.Element:
     if compare.known_by(device) == compare.known_by(agent := devices.agent_port()):
         return agent  # from a machine where guests get an agent
     row = compare.row_of(device)
-    forms = {name: row.attributes[name].filled for name in row.saved or ()}
-    known = row.saved is not None and (device.tag != "video" or "graphics" in has)
-    if not known or not compare.all_fit(device, forms):
+    forms = {name: each.filled for name, each in row.attributes.items() if each.filled and Side.IDENTITY in each.side}
+    fits = all(re.fullmatch(form, device.get(name, ""), re.ASCII) for name, form in forms.items())
+    if not row.restored or not fits or (device.tag == "video" and "graphics" not in has):
         raise SavedMismatch(f"the saved VM has a device {_name(device)}, and the job gives it none.")
     return etree.Element(device.tag, {name: device.get(name, "") for name in forms})
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.domain.compare import equal, is_added, is_kept, is_libvirts_own, memory, row_of, says, value
 from vmgahp.domain.devices import NETWORKS
-from vmgahp.domain.model import OTHER
-from vmgahp.domain.rows import Side
+from vmgahp.domain.model import OTHER, Side
 from vmgahp.job.spec import JobSpec
 
 MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
@@ -26,9 +25,6 @@ MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}
 
 _OF_A_NETWORK = ("network", "bridge", "direct", "hostdev")
 """The types that an interface on a libvirt network may have: libvirt resolves some kinds of network."""
-
-_REACHES_NOTHING = frozenset(("controller", "input", "memballoon", "audio", "video", "watchdog", "hub", "panic"))
-"""The devices that libvirt may freely add to a VM that the administrator described, except for some of their types."""
 
 _IMAGES = frozenset(("disk", "filesystem", "hostdev", "memory", "interface"))
 """The devices whose host side libvirt never chooses by itself."""
@@ -57,13 +53,7 @@ class _Disk(NamedTuple):
 def against_job(live: str, asked: str, spec: JobSpec) -> None:
     """Compare a live domain with the job and with the XML that this package wrote for it. Raises `Mismatch`."""
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
-    found = []
-    for what, actual, expected in (
-        ("memory (KiB)", _memory(domain), _rounded(spec.memory_mib << 10)),
-        ("number of CPUs", _vcpus(domain), spec.vcpus),
-    ):
-        if actual != expected:
-            found.append(f"its {what} is {actual}, and the job has {expected}")
+    more, less = _amounts(domain, spec)
     disks = {
         disk.device: _Disk(
             disk.path,
@@ -74,12 +64,11 @@ def against_job(live: str, asked: str, spec: JobSpec) -> None:
         )
         for disk in spec.disks
     }
-    found += _compare_disks(domain, disks)
-    found += _compare_interfaces(domain, spec)
+    found = [*more, *less, *_compare_disks(domain, disks), *_compare_interfaces(domain, spec)]
     found += _compare_cpu_and_firmware(domain, wanted)
     if (cache := memory(wanted.find("features/tcg/tb-cache"))) != memory(domain.find("features/tcg/tb-cache")):
         found.append(f"TCG's cache is not the {cache >> 20} MiB that were asked for")
-    _finish(found + _compare_rest(domain, wanted, "disk"))
+    _finish(found + _compare_rest(domain, wanted, "disk", ours=True))
 
 
 def against_script(live: str, asked: str, spec: JobSpec) -> str:
@@ -88,40 +77,28 @@ def against_script(live: str, asked: str, spec: JobSpec) -> str:
     These may give the job less than it requested, and everything that they request must be there. Returns the
     reduction, as a sentence without its full stop, usually empty. Raises `Mismatch`.
     """
-    return _less_than_asked(live, asked, spec, _OTHERS)
-
-
-def _less_than_asked(live: str, asked: str, spec: JobSpec, rules: _Rules) -> str:
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
-    found, less = [], []
-    for what, actual, expected in (
-        ("memory (KiB)", _memory(domain), _rounded(spec.memory_mib << 10)),
-        ("number of CPUs", _vcpus(domain), spec.vcpus),
-    ):
-        if actual > expected:
-            found.append(f"its {what} is {actual}, more than the {expected} of the job")
-        elif actual < expected:
-            less.append(f"its {what} is {actual}, and the job asks for {expected}")
+    found, less = _amounts(domain, spec)
     # NUMA cells and DIMMs change the sum, and this package never writes them.
     whole = wanted.find("cpu/numa") is None and wanted.find("devices/memory") is None
     if whole and _memory(domain) not in (_memory(wanted), _rounded(_memory(wanted))):
         found.append(f"its memory (KiB) is {_memory(domain)}, and {_memory(wanted)} was asked for")
     if _vcpus(domain) != _vcpus(wanted):
         found.append(f"its number of CPUs is {_vcpus(domain)}, and {_vcpus(wanted)} was asked for")
-    _finish(found + _compare_rest(domain, wanted, rules=rules))
+    _finish(found + _compare_rest(domain, wanted, ours=False))
     return "; ".join(less)
 
 
 def against_xen(live: str, asked: str, spec: JobSpec) -> None:
     """Compare a live domain of Xen with the XML that this package wrote for the job. Raises `Mismatch`."""
-    less = _less_than_asked(live, asked, spec, _OURS)
-    found = [less] if less else []
     domain, wanted = etree.fromstring(live), etree.fromstring(asked)
+    more, less = _amounts(domain, spec)
+    found = [*more, *less]
     for path in ("bootloader", "os/type", "os/kernel", "os/initrd", "os/cmdline"):
         actual, expected = domain.findtext(path) or "", wanted.findtext(path) or ""
         if actual != expected and {actual, expected} != {"linux", "xen"}:
             found.append(f"its {path} is {actual!r}, and {expected!r} was asked for")
-    _finish(found)
+    _finish(found + _compare_rest(domain, wanted, ours=True))
 
 
 def before_libvirt(asked: str) -> None:
@@ -157,6 +134,20 @@ def _memory(domain: etree.Element) -> int:
 
 def _vcpus(domain: etree.Element) -> int:
     return int(domain.findtext("vcpu") or 1)
+
+
+def _amounts(domain: etree.Element, spec: JobSpec) -> tuple[list[str], list[str]]:
+    """Return in what a domain has more than the job, and in what it has less."""
+    more: list[str] = []
+    less: list[str] = []
+    for what, actual, expected in (
+        ("memory (KiB)", _memory(domain), _rounded(spec.memory_mib << 10)),
+        ("number of CPUs", _vcpus(domain), spec.vcpus),
+    ):
+        if actual != expected:
+            found = more if actual > expected else less
+            found.append(f"its {what} is {actual}, and the job asks for {expected}")
+    return more, less
 
 
 def _rounded(kib: int) -> int:
@@ -247,8 +238,11 @@ def _compare_cpu_and_firmware(domain: etree.Element, wanted: etree.Element) -> l
 # Everything else
 
 
-def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str, rules: _Rules | None = None) -> list[str]:
-    """Compare everything but numbers; devices of the kinds `but` were compared already."""
+def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str, ours: bool) -> list[str]:
+    """Compare everything but numbers; devices of the kinds `but` were compared already.
+
+    What is wanted is `ours`, or has other authors: libvirt may then rewrite some of it and add what reaches nothing.
+    """
     found = []
     if domain.get("type") != wanted.get("type"):
         found.append(f"it is of the type {domain.get('type')}, and {wanted.get('type')} was asked for")
@@ -258,29 +252,20 @@ def _compare_rest(domain: etree.Element, wanted: etree.Element, *but: str, rules
             found.append(f"QEMU runs as {', '.join(map(str, now)) or 'it likes'}, and not as {label.text}")
     by_name = _handed_over(wanted) - _handed_over(domain)
     found += [f"QEMU is to open {file} by its name" for file, _ in sorted(by_name)]
-    ours = {child.tag for child in wanted}
+    tags = {child.tag for child in wanted}
     found += [
         f"it has an element {child.tag} of QEMU's own, which was not asked for"
         for child in domain
-        if child.tag.startswith("{") and child.tag not in ours
+        if child.tag.startswith("{") and child.tag not in tags
     ]
     live, left = (
         [device for device in each.iterfind("devices/*") if device.tag not in but] for each in (domain, wanted)
     )
-    return found + _compare_devices(live, left, domain.get("type", ""), rules or _OURS)
-
-
-class _Rules(NamedTuple):
-    """The rules for live devices."""
-
-    is_pair: Callable[[etree.Element, etree.Element], bool]
-    """A test for a live device that libvirt has made from a requested one."""
-    may_be_added: Callable[[etree.Element, Container[str], str], bool]
-    """A test for a device that was not requested, by the tags that were and the type of the domain."""
+    return found + _compare_devices(live, left, domain.get("type", ""), ours=ours)
 
 
 def _compare_devices(
-    live: Sequence[etree.Element], left: list[etree.Element], domain_type: str, rules: _Rules
+    live: Sequence[etree.Element], left: list[etree.Element], domain_type: str, *, ours: bool
 ) -> list[str]:
     """Match every live device with one requested device, or with the devices that libvirt adds."""
     found = []
@@ -288,44 +273,42 @@ def _compare_devices(
     ports = [device for device in left if device.tag in ("serial", "console")]
     derived = {"serial", "console"} - {port.tag for port in ports if _is_serial(port)} if ports else set()
     for device in live:
-        pair = next((asked for asked in left if rules.is_pair(device, asked)), None)
+        pair = next((asked for asked in left if _is_pair(device, asked, ours=ours)), None)
         if pair is not None:
             left.remove(pair)
         elif device.tag in derived and _is_serial(device) and any(_same_end(device, port) for port in ports):
             derived.discard(device.tag)
-        elif not rules.may_be_added(device, asked_for, domain_type):
+        elif not _may_be_added(device, asked_for, domain_type, ours=ours):
             found.append(f"it has a device that was not asked for, {_name(device)}")
     return found + [f"{_name(asked)} was asked for, and it is not there" for asked in left if _ends(asked)]
 
 
-def _needs_no_asking(device: etree.Element, asked_for: Container[str], domain_type: str) -> bool:
-    """Return True if libvirt may have added it: a display adapter to graphics, an emulator if none was named."""
+def _may_be_added(device: etree.Element, asked_for: Container[str], domain_type: str, *, ours: bool) -> bool:
+    """Return True if libvirt may have added a device that gives no access to the host.
+
+    It adds a display adapter to graphics, and an emulator if none was named. To a VM that others describe it may add
+    any model of a device that jobs may have, too, except for types that name something of the host.
+    """
+    row = row_of(device)
+    if not ours and row.added and row.job:
+        return device.get("type", "") not in ("file", "evdev", "passthrough")
     needed = {"video": "graphics" in asked_for, "emulator": "emulator" not in asked_for}
     return needed.get(device.tag, True) and is_added(device, domain_type)
 
 
-def _is_harmless(device: etree.Element, asked_for: Container[str], domain_type: str) -> bool:
-    """Return True if it gives no access to the host beyond that which libvirt's own settings give every VM."""
-    if device.tag in _REACHES_NOTHING:
-        return device.get("type", "") not in ("file", "evdev", "passthrough")
-    return _needs_no_asking(device, asked_for, domain_type)
+def _is_pair(device: etree.Element, asked: etree.Element, *, ours: bool) -> bool:
+    """Return True if a live device is the requested one, with the requested host side.
 
-
-def _is_pair(device: etree.Element, asked: etree.Element) -> bool:
-    """Return True if a live device is the requested one: of its kind, and with the requested host side."""
-    return _is_alike(device, asked) and all(
-        any(says(now, then) for now in device.findall(tag)) for tag in _ends(asked) for then in asked.findall(tag)
-    )
-
-
-def _is_made_of(device: etree.Element, asked: etree.Element) -> bool:
-    """Return True if libvirt may have made a live device from the description of another author.
-
-    libvirt rewrites some parts of it, and leaves out others. So the host resources of the live device must come from
-    the description, but the description need not be found again in full.
+    libvirt rewrites some parts of a description that is not ours, and leaves out others. So the host resources of the
+    live device must come from it, but it need not be found again in full.
     """
-    ends = [now for tag in _ends(device) for now in device.findall(tag)]
-    return _is_alike(device, asked) and all(_comes_from(now, device, asked) for now in ends)
+    if not _is_alike(device, asked):
+        return False
+    if ours:
+        return all(
+            any(says(now, then) for now in device.findall(tag)) for tag in _ends(asked) for then in asked.findall(tag)
+        )
+    return all(_comes_from(now, device, asked) for tag in _ends(device) for now in device.findall(tag))
 
 
 def _comes_from(now: etree.Element, device: etree.Element, asked: etree.Element) -> bool:
@@ -376,10 +359,6 @@ def _ends(device: etree.Element) -> list[str]:
 
 def _kinds(kind: str) -> tuple[str, ...]:
     return _OF_A_NETWORK if kind == "network" else (kind,)
-
-
-_OURS = _Rules(_is_pair, _needs_no_asking)
-_OTHERS = _Rules(_is_made_of, _is_harmless)
 
 
 def _same_end(device: etree.Element, port: etree.Element) -> bool:

@@ -14,7 +14,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
@@ -28,7 +28,7 @@ from vmgahp.job.ad import JobAd
 from vmgahp.job.published import News
 from vmgahp.job.travel import Luggage
 from vmgahp.metrics import Metrics, Status
-from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH
+from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH, SURVEYORS
 
 Logger = Callable[[str], None]
 
@@ -161,8 +161,8 @@ class Machine(ABC):
         raise errors.ClientFault(errors.VM_NO_SUPPORT_CHECKPOINT, f"{self.name} cannot be checkpointed by its driver.")
 
 
-class Driver(ABC):
-    """One kind of hypervisor on this machine, for one VM type."""
+class Surveyor(ABC):
+    """The survey of one kind of hypervisor on this machine, for one VM type."""
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         self.vm_type = vm_type
@@ -170,7 +170,22 @@ class Driver(ABC):
         self.identity = identity
         self.log = log
 
-    def get_ready(self) -> None:  # noqa: B027 - most have nothing that takes long
+    @abstractmethod
+    def survey(self, end: float) -> Survey:
+        """Check whether this hypervisor works here, and what jobs get from it.
+
+        Every check must end before the monotonic clock shows `end`: one that has not ended by then counts as failed
+        (`vmgahp.findings.side_by_side`). A defect of the machine is a finding in the survey and not raised.
+        """
+
+
+class Driver(Surveyor):
+    """One kind of hypervisor on this machine, for one VM type."""
+
+    evaluates_policy = False
+    """True if the driver evaluates VM_POLICY_REQUIREMENTS itself, over an ad to which it adds; else the caller does."""
+
+    def get_ready(self) -> None:
         """Start slow preparations, since a client is about to start a VM. May be called during a START."""
 
     @abstractmethod
@@ -196,14 +211,6 @@ class Driver(ABC):
 
         For kvm and xen `match` is the VM's name, for every other type the job's scratch directory. With `uuid` only
         the VM with that UUID is destroyed, so that a late clean-up cannot hit the next VM of the same name.
-        """
-
-    @abstractmethod
-    def survey(self, end: float) -> Survey:
-        """Check whether this hypervisor works here, and what jobs get from it.
-
-        Every check must end before the monotonic clock shows `end`: one that has not ended by then counts as failed
-        (`vmgahp.findings.side_by_side`). A defect of the machine is a finding in the survey and not raised.
         """
 
     # What drivers share
@@ -251,7 +258,7 @@ class Driver(ABC):
         """
         return ()
 
-    def close(self) -> None:  # noqa: B027 - many drivers have no connection to close
+    def close(self) -> None:
         """Close connections; called once, when the server ends."""
 
 
@@ -286,20 +293,29 @@ def find(vm_type: str) -> type[Driver]:
                 hint + f"set VM_TYPE to one of {', '.join(sorted(DRIVERS))}, or install the package of the driver.",
                 errors.NO_SUPPORTED_VM_TYPE,
             )
-    module_name, _, class_name = place.partition(":")
-    try:
-        __import__(module_name)
-        found = getattr(sys.modules[module_name], class_name)
-    except ImportError as error:
-        raise errors.MachineFault(
-            f"The driver for VM_TYPE = {vm_type} cannot be loaded: {error}.",
-            f"{packages.of_python(*_PACKAGES[absent])}."
-            if (absent := getattr(error, "name", "")) in _PACKAGES
-            else "install the Python packages that the driver needs.",
-        ) from error
+    found = _load(vm_type, place)
     if not (isinstance(found, type) and issubclass(found, Driver)):
         raise errors.MachineFault(f"{place}, the driver for VM_TYPE = {vm_type}, is not a Driver.")
     return found
 
 
-__all__ = ["Driver", "Machine", "Metrics", "Status", "Survey", "Value", "find"]
+def find_surveyor(vm_type: str) -> type[Surveyor]:
+    """Return the class that surveys this machine for a VM type, most often its driver; raises what `find` does."""
+    place = SURVEYORS.get(vm_type)
+    return _load(vm_type, place) if place else find(vm_type)
+
+
+def _load(vm_type: str, place: str) -> Any:
+    module_name, _, class_name = place.partition(":")
+    try:
+        __import__(module_name)
+        return getattr(sys.modules[module_name], class_name)
+    except ImportError as error:
+        known = _PACKAGES.get(getattr(error, "name", "") or "")
+        raise errors.MachineFault(
+            f"The driver for VM_TYPE = {vm_type} cannot be loaded: {error}.",
+            f"{packages.of_python(*known)}." if known else "install the Python packages that the driver needs.",
+        ) from error
+
+
+__all__ = ["Driver", "Machine", "Metrics", "Status", "Survey", "Surveyor", "Value", "find", "find_surveyor"]

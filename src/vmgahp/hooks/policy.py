@@ -31,7 +31,7 @@ from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault
 from vmgahp.hooks.program import NAME_VARIABLE, call, standing, whose_fault
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
-from vmgahp.job.folded import folded, meets
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.text import MAC, shown
 
 MAC_SETTING = "VM_MAC_HOOK"
@@ -43,15 +43,7 @@ class ChosenMac(str):
 
 
 def choose_mac(
-    settings: Settings,
-    job: JobAd,
-    name: str,
-    given: str,
-    saved: str,
-    log: Callable[[str], None],
-    *,
-    dry: bool = False,
-    nic: int = 0,
+    view: PolicyView, name: str, given: str, saved: str, log: Callable[[str], None], *, dry: bool = False, nic: int = 0
 ) -> tuple[str, str]:
     """Choose the MAC address for a NIC of the VM `name`, and the settings that go with it: see `vmgahp.job.nics.Nic`.
 
@@ -59,6 +51,7 @@ def choose_mac(
     restarted from, which requires the same address. Raises `JobFault` if the hook rejects the job, `MachineFault` if it
     does not work.
     """
+    settings = view.settings
     hook = settings.string(MAC_SETTING)
     if not hook or given:
         return given, ""
@@ -70,7 +63,7 @@ def choose_mac(
         return call(label, [hook, str(nic), of], data, settings.call_timeout(), log, environ)
 
     try:
-        output = ask({**folded(job, settings).values()}, saved, {NAME_VARIABLE: name} | standing(dry))
+        output = ask({**view.ad.values()}, saved, {NAME_VARIABLE: name} | standing(dry))
     except MachineFault as fault:
         raise whose_fault(fault, label, lambda: ask({}, "", {NAME_VARIABLE: "plain_1.0"} | standing(True))) from fault
     answer, *more = output.lower().split() or [""]
@@ -132,20 +125,17 @@ _KEPT = ("name", "uuid", "description")
 """The elements by which the startd, the guardian and the kill mode identify a domain; a stage must keep them."""
 
 
-def require(settings: Settings, job: JobAd) -> None:
+def require(view: PolicyView) -> None:
     """Make sure that the job meets VM_POLICY_REQUIREMENTS.
 
     Names in it mean the job's attributes, with MY, with TARGET or without either, and secret attributes are undefined.
     Raises `JobFault` and `MachineFault`.
     """
-    text = settings.string(REQUIREMENTS)
-    if not text:
-        return
-    job = folded(job, settings)
-    if meets(job, settings, REQUIREMENTS):
+    text = view.settings.string(REQUIREMENTS)
+    if not text or view.meets(REQUIREMENTS):
         return
     words = {word.lower() for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text)}
-    has = [f"{name} = {shown(str(value))}" for name, value in job.values().items() if name.lower() in words]
+    has = [f"{name} = {shown(str(value))}" for name, value in view.ad.values().items() if name.lower() in words]
     of_job = f" The job has {', '.join(has)[:300]}." if has else ""
     raise JobFault(
         MISMATCHED,
@@ -160,7 +150,7 @@ def inspect(settings: Settings) -> str:
     said = []
     if settings.string(REQUIREMENTS):
         try:
-            require(settings, JobAd(()))
+            require(PolicyView(JobAd(()), settings))
         except JobFault:
             pass  # an empty ad need not meet them
         said.append(f"{REQUIREMENTS} is an expression")
@@ -194,30 +184,22 @@ class Policy:
     """The stages of VM_POLICY, for one job."""
 
     def __init__(
-        self,
-        settings: Settings,
-        job: JobAd,
-        log: Callable[[str], None],
-        debug: Callable[[str], None],
-        *,
-        dry: bool = False,
+        self, view: PolicyView, log: Callable[[str], None], debug: Callable[[str], None], *, dry: bool = False
     ) -> None:
         """Prepare the stages; `debug` logs those that change nothing. In a `dry` run programs must keep nothing."""
-        self.stages = _stages(settings)
-        self._deadline = settings.call_timeout()
-        self._job = folded(job, settings)
+        self.stages = _stages(view.settings)
+        self._deadline = view.settings.call_timeout()
+        self._view = view
         self._log = log
         self._debug = debug
         self._dry = dry
 
-    def apply(self, xml: str) -> str:
-        """Return the domain XML after the last stage, or `xml` itself if no stage has changed it.
+    def apply(self, xml: str) -> tuple[str, tuple[str, ...]]:
+        """Return the domain XML after the last stage, and all changes as a diff; without any it is `xml` itself.
 
         Each change is logged as a diff. Raises `JobFault` for a rejection, `MachineFault` for a broken stage.
         """
-        if not self.stages:
-            return xml
-        ad = json.dumps(self._job.values()).encode()
+        ad = json.dumps(self._view.ad.values()).encode()
         first = xml
         for stage in self.stages:
             made = self._through(stage, xml, ad)
@@ -229,7 +211,8 @@ class Policy:
             else:
                 self._debug(f"{stage} changes nothing")
             xml = made
-        return xml if difference(first, xml) else first
+        changes = tuple(difference(first, xml))
+        return (xml if changes else first), changes
 
     def _through(self, stage: Stage, xml: str, ad: bytes) -> str:
         _require_trustworthy(stage)

@@ -28,6 +28,8 @@ class JobAttribute(NamedTuple):
 
 
 OPTION_PREFIX = "VMPARAM_vm_"
+LIBVIRT_XML = "VMPARAM_Libvirt_XML"
+"""The attribute that names the file with the job's own XML (`vmgahp.domain.job_xml`)."""
 
 
 def _option(name: str, kind: str, default: str, meaning: str) -> JobAttribute:
@@ -119,7 +121,7 @@ ATTRIBUTES = (
         "True to transfer no file of the scratch directory back."),
     JobAttribute("JobVMHardwareVT", "", "bool", "false",
         "True to require hardware virtualization (VM_HARDWARE_VT)."),
-    JobAttribute("VMPARAM_Libvirt_XML", "", "string", "none",
+    JobAttribute(LIBVIRT_XML, "", "string", "none",
         "A transferred file with libvirt XML of the job's own.", types=QEMU),
     JobAttribute("VMPARAM_Xen_Kernel", "xen_kernel", "string", "must be there",
         "The kernel to boot: included, vmx, or a kernel image.", types=XEN),

@@ -14,7 +14,6 @@ from vmgahp.job import share_dirs
 from vmgahp.job.cloud_init import Seed
 from vmgahp.job.kinds import ARCHES, ARM, BIOS, CLOCKS, FIRMWARES, X86
 from vmgahp.job.options import ARCH, CLOCK, EXIT_PORT, FIRMWARE, SSH, TOPOLOGY, TPM, Options
-from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.run import Run
 from vmgahp.job.share_dirs import Share
 
@@ -56,14 +55,14 @@ class Devices(NamedTuple):
     """The ports of the guest to which this machine forwards ports."""
 
 
-def devices(options: Options, settings: Settings, vcpus: int, working_dir: str, own: OwnXml = NOTHING) -> Devices:
+def devices(options: Options, settings: Settings, vcpus: int, working_dir: str) -> Devices:
     """Read and check the devices. Raises `JobFault`, and `MachineFault` for an invalid setting."""
-    arch = _arch(options) or own.arch
+    arch = _arch(options)
     return Devices(
         arch=arch,
-        firmware=_firmware(options, arch, own.firmware),
+        firmware=_firmware(options, arch),
         topology=_topology(options, vcpus),
-        tpm=options.boolean(TPM) or own.tpm,
+        tpm=options.boolean(TPM),
         shares=(*share_dirs.own(options, settings, working_dir), *share_dirs.of_machine(options, settings)),
         exit_port=options.boolean(EXIT_PORT),
         clock=_clock(options),
@@ -78,8 +77,8 @@ def _arch(options: Options) -> str:
     return ARCHES.get(wanted, "")
 
 
-def _firmware(options: Options, arch: str, own: str) -> str:
-    wanted = options.string(FIRMWARE).lower() or own
+def _firmware(options: Options, arch: str) -> str:
+    wanted = options.string(FIRMWARE).lower()
     if wanted and wanted not in FIRMWARES:
         raise options.refused(FIRMWARE, "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
     if arch == ARM and wanted == BIOS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -125,19 +125,19 @@ class Disk(NamedTuple):
         return bool(self.size or self.files or (self.image and self.writable))
 
 
-def requests(ad: JobAd, own: Sequence[DiskEntry] = (), *, any_word: bool = False) -> tuple[DiskRequest, ...]:
-    """Return all disks of vm_disk, or those of the job's `own` XML, in the job's order. Raises `JobFault`.
+def requests(ad: JobAd, *, any_word: bool = False) -> tuple[DiskRequest, ...]:
+    """Return all disks of vm_disk, in the job's order. Raises `JobFault`.
 
     With `any_word`, for LIBVIRT_XML_SCRIPT, any word is accepted as a device or a permission, and ``/dev/null`` stands
     for no disk.
     """
-    text = ",".join(entry.text for entry in own) or ad.string(DISK)
+    text = ad.string(DISK)
     if text is None:
         raise JobFault(
             errors.NO_DISK_PARAM, f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.", DISK_HINT
         )
     found: dict[str, DiskRequest] = {}
-    listed = own or entries(text)
+    listed = entries(text)
     for entry in listed:
         if any_word and entry.is_well_formed and os.path.normpath(entry.fields[0]) == NO_FILE:
             continue

@@ -48,25 +48,16 @@ class Nic(NamedTuple):
         return ":".join(filter(None, (self.networking_type, self.mac, model, "" if self.link_up else "down")))
 
 
-def nics(
-    ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] | None = None, own: Sequence[Nic] = ()
-) -> tuple[Nic, ...]:
+def nics(ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] | None = None) -> tuple[Nic, ...]:
     """Return all NICs of the VM, none for a VM without a network. Raises `JobFault`.
 
-    `kinds` are the kinds of network on offer, if they are not those of the settings; `own` are the NICs of the job's
-    own XML.
+    `kinds` are the kinds of network on offer, if they are not those of the settings.
     """
     text = options.string(NICS)
-    if not text and not own:
+    if not text:
         return classic(ad, settings, kinds)
     offered = settings.networking_types() if kinds is None else kinds
     found = [_nic(entry.strip(), options, offered) for entry in text.split(",") if entry.strip()]
-    if own:
-        granted = [_granted(nic, options, offered) for nic in own]
-        if text and found != granted:
-            asked = ", ".join(map(str, granted))
-            raise options.refused(NICS, f"the job's own XML asks for {shown(asked)}", "say it in one place only.")
-        found = granted
     if not found:
         raise options.refused(NICS, "it names no NIC", _NICS_HINT)
     if len(found) > MOST_NICS:
@@ -149,7 +140,11 @@ def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
     kind, *words = (word.strip().lower() for word in entry.split(":"))
     if kind not in ("nat", "bridge", "user"):
         raise refused(f"{shown(kind)} is not a kind of network")
-    _require_offered(kind, entry, options, offered)
+    if kind not in offered:
+        raise refused(
+            f"this machine offers {', '.join(offered) or 'no network to VMs (VM_NETWORKING)'}",
+            "ask for a kind that VM_Networking_Types of the machine has, and require that of it.",
+        )
     said: dict[str, str] = {}
 
     def take(what: str, value: str) -> None:
@@ -171,27 +166,6 @@ def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
                 raise refused(f"{shown(word)} {problem}")
             take("address", address)
     return Nic(kind, said.get("address", ""), said.get("model", "virtio"), said.get("link") != "down")
-
-
-def _granted(nic: Nic, options: Options, offered: Sequence[str]) -> Nic:
-    """Check a NIC of the job's own XML, which can have valid kinds and models only."""
-    _require_offered(nic.networking_type, str(nic), options, offered)
-    if not nic.mac:
-        return nic
-    address, problem = _address(nic.mac)
-    if problem:
-        raise _refused(str(nic), options, f"{shown(nic.mac)} {problem}")
-    return nic._replace(mac=address)
-
-
-def _require_offered(kind: str, entry: str, options: Options, offered: Sequence[str]) -> None:
-    if kind not in offered:
-        raise _refused(
-            entry,
-            options,
-            f"this machine offers {', '.join(offered) or 'no network to VMs (VM_NETWORKING)'}",
-            "ask for a kind that VM_Networking_Types of the machine has, and require that of it.",
-        )
 
 
 def _refused(entry: str, options: Options, problem: str, hint: str = _NICS_HINT) -> JobFault:

@@ -6,16 +6,17 @@ administrator decides by an expression over the job ad which jobs may have a dir
 
 import os
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmgahp.config import Settings
 from vmgahp.config.table import CONDITION, SHARE_DIR, SHARE_DIRS
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.job.ad import JobAd
-from vmgahp.job.folded import folded, meets
 from vmgahp.job.kinds import NINEP, NO_SHARE, SHARES, VIRTIOFS
 from vmgahp.job.options import SHARE, Options
 from vmgahp.job.options import SHARE_DIRS as OPTION
+from vmgahp.job.policy_view import PolicyView
 
 OWN_TAG = "share"
 """The tag by which the guest mounts the job's own directory; the tag of an administrator's directory is its name."""
@@ -111,22 +112,18 @@ def named(settings: Settings) -> list[Share]:
     return list(found.values())
 
 
-def require_allowed(settings: Settings, job: JobAd, shares: tuple[Share, ...]) -> None:
+def require_allowed(view: PolicyView, shares: Iterable[Share]) -> None:
     """Make sure that the job may have its directories. Raises `JobFault`, and `MachineFault` for an invalid expression.
 
     As in VM_POLICY_REQUIREMENTS, names in an expression are the job's attributes, and the result must be true.
     """
-    conditions = [(share, f"{share.setting}{CONDITION}") for share in shares if share.setting]
-    conditions = [(share, name) for share, name in conditions if settings.string(name)]
-    if not conditions:
-        return
-
-    ad = folded(job, settings)
-    for share, name in conditions:
-        if not meets(ad, settings, name):
+    for share in shares:
+        name = f"{share.setting}{CONDITION}"
+        condition = view.settings.string(name) if share.setting else ""
+        if condition and not view.meets(name):
             raise JobFault(
                 MISMATCHED,
-                f"This machine gives its directory {share.tag} to VM jobs only where {settings.string(name)} ({name}).",
+                f"This machine gives its directory {share.tag} to VM jobs only where {condition} ({name}).",
                 "leave it out of VMPARAM_vm_Share_Dirs, or ask the administrator of this machine.",
             )
 
@@ -136,7 +133,7 @@ def inspect(settings: Settings) -> list[Share]:
     found = named(settings)
     for share in found:
         try:
-            require_allowed(settings, JobAd(()), (share,))
+            require_allowed(PolicyView(JobAd(()), settings), (share,))
         except JobFault:
             pass  # an empty ad need not meet the condition
     return found

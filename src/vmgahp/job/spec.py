@@ -15,6 +15,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job import cloud_init, data_disks, run, saving
 from vmgahp.job.ad import JobAd
+from vmgahp.job.attributes import LIBVIRT_XML
 from vmgahp.job.devices import Devices, Topology, devices
 from vmgahp.job.disks import DISK, Disk, DiskRequest, made_drive, requests
 from vmgahp.job.nics import Nic, nics
@@ -31,7 +32,6 @@ from vmgahp.job.options import (
     USER_DATA,
     Options,
 )
-from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.vm_spec import VmSpec, with_nics
 from vmgahp.job.xen import XenBoot
 
@@ -61,36 +61,29 @@ class JobSpec(VmSpec):
 
     @classmethod
     def parse(
-        cls,
-        ad: JobAd,
-        settings: Settings,
-        *,
-        own: OwnXml = NOTHING,
-        diskless: bool = False,
-        networks: Sequence[str] | None = None,
+        cls, ad: JobAd, settings: Settings, *, diskless: bool = False, networks: Sequence[str] | None = None
     ) -> JobSpec:
         """Read and check the job ad. A job that may be `diskless` need not name a disk.
 
-        `own` has the values of the job's own XML, which override the ad; `networks` are the kinds of network on offer,
-        if they are not those of the settings.
+        `networks` are the kinds of network on offer, if they are not those of the settings.
 
         Raises `JobFault` for a mistake of the job's owner, `ClientFault` for an attribute that the starter should have
         sent, `MachineFault` for missing or invalid settings.
         """
         options = Options(ad, others_know=bool(settings.xml_script()))
-        common = with_nics(ad, settings, nics(ad, settings, options, networks, own.nics), own)
+        common = with_nics(ad, settings, nics(ad, settings, options, networks))
         made = cls(
             **vars(common),
             disks=(),
-            requests=_requests(ad, options, own, diskless=diskless, any_word=bool(settings.xml_script())),
-            vnc=bool(ad.boolean("JobVMVNCConsole")) or own.vnc,
+            requests=_requests(ad, options, diskless=diskless, any_word=bool(settings.xml_script())),
+            vnc=bool(ad.boolean("JobVMVNCConsole")),
             hardware_vt=_hardware_vt(ad, settings),
-            devices=devices(options, settings, common.vcpus, common.working_dir, own),
+            devices=devices(options, settings, common.vcpus, common.working_dir),
             ignored=options.ignored,
         )
         if made.devices.ssh and not made.nics:
             raise options.refused(SSH, "the VM has no network by which it is reached", "set vm_networking = true.")
-        made = _with_run(made, ad, settings, options, own)
+        made = _with_run(made, ad, settings, options)
         made = _with_seed(made, ad, options)
         if made.checkpoint:
             judged = made.requests if saving.by_qemu(made.vm_type, settings) else ()
@@ -99,18 +92,18 @@ class JobSpec(VmSpec):
         return made
 
 
-def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options, own: OwnXml) -> JobSpec:
+def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options) -> JobSpec:
     """Add the program that the guest runs, if the job has options about one."""
     if not options.about(RUN):
         return made
 
     if not options.has(RUN):
         run.require_run(options)
-    if own is not NOTHING:
+    if ad.value(LIBVIRT_XML) is not None:
         raise options.refused(
             RUN,
             "the job brings XML of its own, and only into our own description the program's ports are put",
-            "leave VMPARAM_Libvirt_XML out, or the program.",
+            f"leave {LIBVIRT_XML} out, or the program.",
         )
     wanted = run.wanted(options, ad, settings)
     return made._replace(devices=made.devices._replace(run=wanted), requests=(*made.requests, run.drive(made.requests)))
@@ -141,9 +134,9 @@ def _require_our_description(settings: Settings, options: Options) -> None:
             )
 
 
-def _requests(ad: JobAd, options: Options, own: OwnXml, *, diskless: bool, any_word: bool) -> tuple[DiskRequest, ...]:
-    """Return requests for the disks of vm_disk or of the job's own XML, and for those that are made for the job."""
-    found = () if diskless and ad.string(DISK) is None and not own.disks else requests(ad, own.disks, any_word=any_word)
+def _requests(ad: JobAd, options: Options, *, diskless: bool, any_word: bool) -> tuple[DiskRequest, ...]:
+    """Return requests for the disks of vm_disk, and for those that are made for the job."""
+    found = () if diskless and ad.string(DISK) is None else requests(ad, any_word=any_word)
     if any(options.has(option) for option in (DATA_DISK, DATA_FILES, DISK_SIZE)):
         if found and options.has(DISK_SIZE):
             found = (data_disks.enlarged(options, found[0]), *found[1:])

@@ -11,7 +11,6 @@ from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job import data_disks, travel
 from vmgahp.job.ad import JobAd
 from vmgahp.job.nics import Nic, classic
-from vmgahp.job.own_xml import NOTHING, OwnXml
 from vmgahp.job.slot import LEAST_MEMORY_MIB, Slot, asked
 from vmgahp.text import shown
 
@@ -72,11 +71,11 @@ def parse(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> 
     return with_nics(ad, settings, classic(ad, settings, kinds))
 
 
-def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...], own: OwnXml = NOTHING) -> VmSpec:
-    """Parse the job ad, except for its NICs; the values of its `own` XML count first. Raises as `parse`."""
-    number = vcpus(ad, own.vcpus)
+def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...]) -> VmSpec:
+    """Parse the job ad, except for its NICs. Raises as `parse`."""
+    number = vcpus(ad)
     return VmSpec(
-        memory_mib=memory_mib(ad, settings, own.memory_mib),
+        memory_mib=memory_mib(ad, settings),
         name=ad.vm_name(),
         vm_type=ad.vm_type(),
         working_dir=ad.working_dir(),
@@ -89,8 +88,8 @@ def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...], own: OwnXml 
     )
 
 
-def memory_mib(ad: JobAd, settings: Settings, own: int | None = None) -> int:
-    """Return the memory in MiB: of the job's `own` XML, else JobVMMemory, else RequestMemory.
+def memory_mib(ad: JobAd, settings: Settings) -> int:
+    """Return the memory in MiB: JobVMMemory, else RequestMemory.
 
     Too large a value is answered with the error word for a missing one, because the word for "too much" takes the
     machine out of service.
@@ -102,7 +101,7 @@ def memory_mib(ad: JobAd, settings: Settings, own: int | None = None) -> int:
             "set VM_MEMORY to the memory in MiB that is for VMs.",
         )
     name = "JobVMMemory"
-    memory = ad.integer(name) if own is None else own
+    memory = ad.integer(name)
     if memory is None:
         name = "RequestMemory"
         memory = ad.integer(name)
@@ -122,10 +121,10 @@ def memory_mib(ad: JobAd, settings: Settings, own: int | None = None) -> int:
     return max(memory, LEAST_MEMORY_MIB)
 
 
-def vcpus(ad: JobAd, own: int | None = None) -> int:
-    """Return the CPUs: of the job's `own` XML, else JobVM_VCPUS, else RequestCpus; at least 1, as the C++ daemon."""
+def vcpus(ad: JobAd) -> int:
+    """Return the CPUs: JobVM_VCPUS, else RequestCpus; at least 1, as the C++ daemon."""
     name = "JobVM_VCPUS"
-    number = ad.integer(name) if own is None else own
+    number = ad.integer(name)
     if number is None:
         name = "RequestCpus"
         number = ad.integer(name)

@@ -469,8 +469,8 @@ def test_as_it_is_the_execute_machine_takes_it(home, convert):
             *((name[3:], read[name]) for name in read if name.startswith("MY.")),
         ]
     )
-    asks = requests.of(domain, ad, Settings({"VM_NETWORKING": "true"}), "web_server.xml")
-    assert "52:54:00:aa:bb:02" in [nic.mac for nic in asks.nics]
+    asks = requests.completed(ad, domain, Settings({"VM_NETWORKING": "true"}), "web_server.xml")
+    assert "52:54:00:aa:bb:02" in asks.string("VMPARAM_vm_NICs")
     assert absent(lost(said), "hostdev", "on a block") == []
     assert absent(part(said, Outcome.NOT_USED), "sound", "nvram") == []
     assert lost(said).count("/domain/devices/disk[3]") == 1

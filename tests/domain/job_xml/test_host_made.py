@@ -1,4 +1,4 @@
-"""What a job's XML has of the machine or the screen that it was for, and what looks like it and is a wish.
+"""The parts of a job's XML about the machine or the screen that it was for, and wishes that look like them.
 
 `pytest --update-golden` writes the table of the page anew.
 """
@@ -16,7 +16,7 @@ FILE = "domain.xml"
 PAGE = REPOSITORY / "docs/reference/job-xml.md"
 BEGIN, END = "<!-- dropped -->\n", "<!-- end of dropped -->"
 SECRET = "/etc/shadow"
-"""What a job may write where a machine had written a path of its own; it is never handed on."""
+"""A path that a job may write where a machine had written one of its own; it is never handed on."""
 
 CHAIN = (
     f"<backingStore type='file' index='2'><format type='qcow2'/><source file='{SECRET}' index='1'/>{{}}</backingStore>"
@@ -151,7 +151,7 @@ def whole(text: str) -> str:
 
 
 def there(domain: etree.Element, place: str) -> bool:
-    """Whether the domain has an element, or an attribute, at a place."""
+    """Return True if the domain has an element, or an attribute, at a place."""
     path, _, name = place.removeprefix("/domain").lstrip("/").partition("@")
     found = domain.findall(path.rstrip("/")) if path else [domain]
     return any(not name or name in element.attrib for element in found)

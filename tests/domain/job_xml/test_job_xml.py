@@ -1,4 +1,4 @@
-"""What a job's own libvirt XML may say: the list, the attacks that it keeps out, and what becomes of the rest."""
+"""A job's own libvirt XML: the list of what it may say, the attacks that it keeps out, and what becomes of the rest."""
 
 import os
 import re
@@ -16,8 +16,8 @@ from tests.domain.support import assert_of_libvirts_schema
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
-from vmgahp.domain import job_xml
-from vmgahp.domain.job_xml import allow_list, boot_files, sanitize
+from vmgahp.domain import job_xml, model
+from vmgahp.domain.job_xml import boot_files, sanitize
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
@@ -83,12 +83,12 @@ class Job:
     def domain(
         self, text: str | bytes, machine: dict[str, str] | None = None, arch: str = "", **attributes: str
     ) -> etree.Element:
-        """What libvirt would be given."""
+        """Return what libvirt would be given."""
         settings = Settings(machine or MACHINE)
         ad = self.ad(text, **attributes)
         xml = job_xml.load(ad, settings, WHO)
         assert xml is not None
-        spec = look(JobSpec.parse(ad, settings, own=xml.asks), settings, WHO)
+        spec = look(JobSpec.parse(xml.ad, settings), settings, WHO)
         host = domain_xml.Host(
             *("00000000-0000-0000-0000-000000000001", "qemu", "maximum", "+1:+1", "/run/c"),
             panic="isa",
@@ -220,26 +220,44 @@ def test_a_display_of_its_own_stands_for_ours(job: Job, own: str, videos: list[s
 def test_a_job_without_xml_is_left_alone(job: Job) -> None:
     ad = job.ad("", VMPARAM_Libvirt_XML="undefined")
     assert job_xml.load(ad, Settings(MACHINE), WHO) is None
-    assert job_xml.ad_for_policy(ad, None) is ad
+
+
+ALONE = {"JobVMMemory": 64, "VMPARAM_vm_Disk": "guest.img:vda:w:raw"}
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "asked"),
     [
-        a_domain(),
-        WHOLE,
-        a_domain(DISK + "<interface type='user'/><tpm model='tpm-crb'><backend type='emulator'/></tpm>"),
-        a_domain(rest="<os firmware='efi'><type arch='aarch64'>hvm</type></os><vcpu>1</vcpu>"),
+        (a_domain(), ALONE),
+        (
+            WHOLE,
+            {
+                "JobVMMemory": 64,
+                "JobVM_VCPUS": 2,
+                "VMPARAM_vm_Disk": "/home/alice/guest.img:vda:w:raw,seed.iso:sda:r:iso",
+                "JobVMNetworking": True,
+                "VMPARAM_vm_NICs": "nat:52:54:00:12:34:56:e1000:down",
+                "JobVMVNCConsole": True,
+            },
+        ),
+        (
+            a_domain(DISK + "<interface type='user'/><tpm model='tpm-crb'><backend type='emulator'/></tpm>"),
+            ALONE | {"JobVMNetworking": True, "VMPARAM_vm_NICs": "user", "VMPARAM_vm_TPM": True},
+        ),
+        (
+            a_domain(rest="<os firmware='efi'><type arch='aarch64'>hvm</type></os><vcpu>1</vcpu>"),
+            ALONE | {"JobVM_VCPUS": 1, "VMPARAM_vm_Firmware": "uefi", "VMPARAM_vm_Arch": "aarch64"},
+        ),
     ],
 )
-def test_the_administrators_policy_reads_in_the_ad_what_the_xml_asks_for(job: Job, text: str) -> None:
-    """Nothing that the XML asks for can be kept from it: said in the ad it is the same job."""
-    ad, settings = job.ad(text), Settings(MACHINE)
-    xml = job_xml.load(ad, settings, WHO)
+def test_what_the_xml_asks_for_is_in_the_ad(job: Job, text: str, asked: dict[str, object]) -> None:
+    """So the administrator's policy sees it as that of any job."""
+    ad = job.ad(text, JobVMMemory="96")
+    xml = job_xml.load(ad, Settings(MACHINE), WHO)
     assert xml is not None
-    seen = job_xml.ad_for_policy(ad, xml)
-    assert JobSpec.parse(seen, settings) == JobSpec.parse(ad, settings, own=xml.asks)
-    assert seen.string("VMPARAM_Libvirt_XML") == FILE
+    changed = {name: xml.ad.value(name) for name in xml.ad.names() if xml.ad.value(name) != ad.value(name)}
+    assert changed | {name: xml.ad.value(name) for name in asked} == asked
+    assert xml.ad.string("VMPARAM_Libvirt_XML") == FILE
 
 
 def test_disks_come_from_the_xml_or_agree_with_vm_disk(job: Job) -> None:
@@ -387,6 +405,22 @@ def test_firmware_and_tpm_are_those_of_the_ad(job: Job) -> None:
     assert "VM_ATTR_TPM" in job.refused(a_domain(DISK + tpm), VM_ATTR_TPM="false")
     assert "VM_kvm_ATTR_Firmware" in job.refused(a_domain(rest=efi), VM_kvm_ATTR_Firmware='"bios"')
     job.refused(a_domain(rest="<os><firmware><feature enabled='yes' name='secure-boot'/></firmware></os>"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "secure", "wanted"),
+    [("", "yes", "yes"), ("yes", "yes", "yes"), ("no", "yes", "no"), ("no", "no", "no"), ("", "", "no")],
+)
+@pytest.mark.parametrize("smm", ["", "<smm state='on'/>", "<smm state='off'/>"])
+def test_secure_boot_without_keys_is_plain_uefi(job: Job, keys: str, secure: str, wanted: str, smm: str) -> None:
+    """Such a firmware starts any system, and the one with Microsoft's keys does not."""
+    said = {"enrolled-keys": keys, "secure-boot": secure}
+    features = "".join(f"<feature enabled='{each}' name='{name}'/>" for name, each in said.items() if each)
+    system = f"<os firmware='efi'><type machine='q35'>hvm</type><firmware>{features}</firmware></os>"
+    made = job.domain(a_domain(rest=f"{system}<features><acpi/>{smm}</features>"))
+    found = {each.get("name"): each.get("enabled") for each in made.iterfind("os/firmware/feature")}
+    assert found == {"enrolled-keys": wanted, "secure-boot": wanted}
+    assert [each.get("state") for each in made.iterfind("features/smm")] == (["on"] if wanted == "yes" else [])
 
 
 def test_libvirts_schema_knows_what_comes_out(job: Job) -> None:
@@ -609,8 +643,8 @@ def test_a_refusal_names_the_place_and_the_reason(job: Job) -> None:
 _TAGS = sorted(
     {
         *("domain", "devices", "disk", "source", "driver", "target", "interface", "os", "kernel", "serial"),
-        *("rng", "backend", *allow_list.DOMAIN.children, *allow_list.DOMAIN.children["devices"].children),
-        *allow_list.NEVER,
+        *("rng", "backend", *model.DOMAIN.children, *model.DEVICES),
+        *sanitize.NEVER,
     }
 )
 _NAMES = ["type", "file", "dev", "path", "bus", "device", "name", "model", "mode", "network", "unit", "listen", "dir"]
@@ -629,13 +663,13 @@ def _element(tag: str, attributes: dict[str, str], text: str, children: list[etr
     return made
 
 
-def _fitting(name: str, rules: allow_list.Allowed, depth: int = 0) -> st.SearchStrategy[etree.Element]:
+def _fitting(name: str, row: model.Element, depth: int = 0) -> st.SearchStrategy[etree.Element]:
     """Elements that are mostly of the list: what gets past it has to be looked at, too."""
     attributes = st.fixed_dictionaries(
-        {}, optional={key: st.from_regex(form, fullmatch=True) for key, form in rules.attributes.items()}
+        {}, optional={key: st.from_regex(form, fullmatch=True) for key in row.attributes if (form := row.form(key))}
     )
-    text = st.just("") if rules.text is None else st.from_regex(rules.text, fullmatch=True) | st.sampled_from(_VALUES)
-    below = [_fitting(tag, child, depth + 1) for tag, child in rules.children.items()]
+    text = st.just("") if row.text is None else st.from_regex(row.text, fullmatch=True) | st.sampled_from(_VALUES)
+    below = [_fitting(tag, child, depth + 1) for tag in row.children if (child := row.child(tag))]
     children = st.lists(st.one_of(below), max_size=4 if depth else 8) if below else st.just([])
     return st.builds(_element, st.just(name), attributes, text, children)
 
@@ -667,12 +701,12 @@ def _changed(draw: st.DrawFn) -> etree.Element:
     return domain
 
 
-def _assert_listed(element: etree.Element, rules: allow_list.Allowed) -> None:
+def _assert_listed(element: etree.Element, row: model.Element) -> None:
     for name, value in element.items():
-        assert re.fullmatch(rules.attributes[name], value, re.ASCII)
-    assert rules.text is not None or not (element.text or "").strip()
+        assert re.fullmatch(row.attributes[name].job, value, re.ASCII)
+    assert row.text is not None or not (element.text or "").strip()
     for child in element:
-        _assert_listed(child, rules.children[child.tag])
+        _assert_listed(child, row.children[child.tag])
 
 
 def _assert_harmless(domain: etree.Element, scratch: Path) -> None:
@@ -692,7 +726,7 @@ def _assert_harmless(domain: etree.Element, scratch: Path) -> None:
 
 
 @settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
-@given(st.one_of(_WILD, _fitting("domain", allow_list.DOMAIN), _changed(), _changed()), st.booleans())
+@given(st.one_of(_WILD, _fitting("domain", model.DOMAIN), _changed(), _changed()), st.booleans())
 def test_whatever_it_brings_only_what_is_listed_comes_out(
     tmp_path_factory: pytest.TempPathFactory, brought: etree.Element, with_disk: bool
 ) -> None:
@@ -704,7 +738,7 @@ def test_whatever_it_brings_only_what_is_listed_comes_out(
         brought.append(etree.fromstring(f"<devices>{DISK}</devices>"))
     text = etree.tostring(brought, encoding="unicode")
     try:
-        _assert_listed(sanitize.sanitized(text, FILE).domain, allow_list.DOMAIN)
+        _assert_listed(sanitize.sanitized(text, FILE).domain, model.DOMAIN)
         domain = job.domain(text)
     except errors.JobFault:
         return

@@ -40,6 +40,7 @@ from vmgahp.drivers.libvirt import hooks
 from vmgahp.errors import MISMATCHED
 from vmgahp.findings import BAD, OFF, OK
 from vmgahp.job.ad import JobAd
+from vmgahp.job.policy_view import PolicyView
 
 pytestmark = pytest.mark.libvirt
 
@@ -176,7 +177,7 @@ def test_a_policy_that_changes_nothing_answers_for_nothing(policies: Path) -> No
     keep, less = stage(policies, "exec cat", "keep"), stage(policies, "exec sed 's/>64</>48</'", "less")
     for path, authors in ((keep, ""), (less, f"VM_POLICY = {less}")):
         settings = config.Settings({"VM_POLICY": str(path)})
-        made = hooks.described(settings, [].append, JobAd(()), spec(), xml, dry=False)
+        made = hooks.described(PolicyView(JobAd(()), settings), [].append, spec(), xml, dry=False)
         assert (made.authors, made.before_policy) == (authors, xml if authors else "")
 
 
@@ -188,6 +189,8 @@ def test_requirements_see_what_the_jobs_own_xml_adds(job: Job) -> None:
     with greeted(job, VM_POLICY_REQUIREMENTS="JobVMNetworking =!= true", **USER_NETWORK) as peer:
         assert "VM_POLICY_REQUIREMENTS" in refused_cleanly(peer, job, MISMATCHED, mine)
         runs(peer, job)
+    with greeted(job, VM_POLICY_REQUIREMENTS="JobVMNetworking =?= true", **USER_NETWORK) as peer:
+        runs(peer, job, mine)
 
 
 def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(job: Job, elsewhere: Path, policies: Path) -> None:

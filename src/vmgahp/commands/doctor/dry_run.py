@@ -12,10 +12,11 @@ from vmgahp.daemon.probe import Probe
 from vmgahp.domain import job_xml
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.hooks import policy
 from vmgahp.host.job_user import Identity
 from vmgahp.job import accepted_types, look, saving
 from vmgahp.job.ad import JobAd, quote
-from vmgahp.job.own_xml import NOTHING
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec
 from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
@@ -58,27 +59,23 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
         trial.findings += _type(context, ad, check)
         accepted_types.require(ad)
         choice = accepted_types.is_choice(context.vm_type)  # the type decides the meaning of the job's attributes
-        for_policy = ad
         if not choice:
             xml = job_xml.load(ad, settings, identity)
-            for_policy = job_xml.ad_for_policy(ad, xml)
-            spec = JobSpec.parse(ad, settings, own=xml.asks if xml else NOTHING)
+            spec = JobSpec.parse(xml.ad if xml else ad, settings)
             trial.findings += _unmet(spec, probe)
             spec = look.find(spec, settings, identity)
             seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
             trial.findings += [check.ok(seen), *_not_transferred(spec), *_not_saved(spec, settings)]
             if xml and (dropped := xml.without()):
                 trial.findings.append(Finding("job XML", OK, "the XML that the job brings", escape(dropped)))
-        if settings.string("VM_POLICY_REQUIREMENTS"):
-            from vmgahp.hooks import policy
-
-            policy.require(settings, for_policy)
 
         def log(line: str) -> None:
             (trial.policy if line.startswith(("VM_POLICY", "VM_MAC_HOOK")) else context.notes).append(line)
 
         driver = base.find(context.vm_type)(context.vm_type, settings, identity, log)
         try:
+            if not driver.evaluates_policy:
+                policy.require(PolicyView(ad, settings))
             trial.description = driver.describe(ad)
         finally:
             driver.close()

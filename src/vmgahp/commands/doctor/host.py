@@ -241,7 +241,7 @@ def clock(context: Context) -> Finding:
     check = check._replace(looked_at=f"the startd's own probe, {' '.join(command)}")
     who = condor.as_whom(context)
     comm = Path("/proc/self/comm")
-    name, began = comm.read_text(), monotonic()
+    name, began = comm.read_text().rstrip("\n"), monotonic()
     comm.write_text("condor_startd")  # a server checks its parent's name, and does more for a startd
     try:
         said = ask(command, PROBE_DEADLINE, context.environ, who)

@@ -44,7 +44,6 @@ from vmgahp.job.disks import Disk, DiskRequest
 from vmgahp.job.engine import NoEngine
 from vmgahp.job.kinds import ARM
 from vmgahp.job.look import find
-from vmgahp.job.own_xml import NOTHING
 from vmgahp.job.slot import LEAST_MEMORY_MIB
 from vmgahp.job.spec import JobSpec
 from vmgahp.job.vm_spec import VmSpec
@@ -170,7 +169,7 @@ def _read(ad: JobAd, names: Sequence[str] | dict[str, str]) -> Rehearsed:
     xml = None
     if vm_type in QEMU:
         xml = job_xml.load(ad, settings, identity)
-    spec = JobSpec.parse(ad, settings, own=xml.asks if xml else NOTHING)
+    spec = JobSpec.parse(xml.ad if xml else ad, settings)
     if vm_type in XEN:
         spec = spec._replace(xen=XenBoot.parse(ad, settings))
     elsewhere = [one for one in spec.requests if one.image or _is_elsewhere(one, names)]

@@ -1,7 +1,7 @@
 """libvirt's domain XML as a job: as attributes, or the file itself (``--as-is``), trimmed.
 
 The permitted parts are those of the list by which the execute machine reads the file
-(`vmgahp.domain.job_xml.allow_list`); that reader checks the result in the rehearsal.
+(`vmgahp.domain.model`); that reader checks the result in the rehearsal.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from vmgahp.commands.submit.machine import (
 from vmgahp.commands.submit.vocabulary import number
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, text
 from vmgahp.domain.job_xml import ATTRIBUTE, host_made
-from vmgahp.domain.job_xml.allow_list import DOMAIN, Allowed
+from vmgahp.domain.model import DOMAIN, Element
 from vmgahp.images.formats import FORMATS
 from vmgahp.job.kinds import ARM, LOCAL_TIME
 from vmgahp.job.xen import HARDWARE, INCLUDED
@@ -261,13 +261,13 @@ class _DomainReader:
         summary.advise(f"{path} goes with the job. The machine must take such jobs (VM_ALLOW_LIBVIRT_XML).")
 
     def _trimmed(
-        self, element: etree._Element, allowed: Allowed, path: str, disks: dict[str, etree._Element]
+        self, element: etree._Element, allowed: Element, path: str, disks: dict[str, etree._Element]
     ) -> etree._Element:
         """Copy the permitted parts of an element, which are marked as handled; the disks are added by their places."""
         made, account = etree.Element(local(element.tag)), self._account
         for key, value in element.items():
-            form = allowed.attributes.get(str(key))
-            if form is not None and re.fullmatch(form, str(value), re.ASCII):
+            form = allowed.form(str(key))
+            if form and re.fullmatch(form, str(value), re.ASCII):
                 made.set(key, value)
                 account.take(element, local(key))
         account.take(element)
@@ -276,7 +276,7 @@ class _DomainReader:
         counts = Counter[str]()
         for part in element:
             tag = str(part.tag)
-            below = allowed.children.get(tag)
+            below = allowed.child(tag)
             counts[tag] += 1
             if part in account.whole or below is None or counts[tag] > below.most or not _keeps(part, below):
                 continue
@@ -544,9 +544,9 @@ def _remove(element: etree._Element) -> None:
     parent.remove(element)
 
 
-def _keeps(element: etree._Element, allowed: Allowed) -> bool:
+def _keeps(element: etree._Element, allowed: Element) -> bool:
     """Return True if the rest of an element still has the same meaning."""
     values = {name: element.get(name) for name in _DECISIVE}
     said = [(allowed.text, text(element))]
-    said += [(allowed.attributes.get(name), value) for name, value in values.items() if value is not None]
-    return all(form is None or re.fullmatch(form, value, re.ASCII) for form, value in said)
+    said += [(allowed.form(name), value) for name, value in values.items() if value is not None]
+    return all(not form or re.fullmatch(form, value, re.ASCII) for form, value in said)

@@ -1,7 +1,7 @@
 """Libvirt XML of a job's own: ``+VMPARAM_Libvirt_XML``.
 
-`allow_list` lists everything that it may contain, `host_made` the parts that are dropped, and `sanitize` refuses the
-rest. `requests` converts its requests to the records of a job ad, which are checked like any job's, `boot_files` copies
+`sanitize` rebuilds it from what the rows of `vmgahp.domain.model` let jobs have, drops the parts that are `host_made`,
+and refuses the rest. `requests` adds its requests to the job ad, which is then read like any job's, `boot_files` copies
 a kernel, and `merge` puts the remainder into the description that this package makes of every job.
 docs/reference/job-xml.md is for users.
 """
@@ -12,14 +12,11 @@ from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
-from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
-from vmgahp.job.own_xml import OwnXml
+from vmgahp.job.attributes import LIBVIRT_XML as ATTRIBUTE
 from vmgahp.text import shown
 
-ATTRIBUTE = "VMPARAM_Libvirt_XML"
-"""The attribute that names the file with the job's XML. Its reader is imported only for jobs that have one."""
 ALLOWED = "VM_ALLOW_LIBVIRT_XML"
 
 
@@ -28,7 +25,8 @@ class JobXml(NamedTuple):
 
     file_name: str
     domain: etree.Element
-    asks: OwnXml
+    ad: JobAd
+    """The job ad, with the requests of the XML as attributes."""
     boot_files: Mapping[str, str]
     """The names in the scratch directory of a kernel and an initrd, by element."""
     dropped: tuple[str, ...]
@@ -52,17 +50,13 @@ class JobXml(NamedTuple):
         what = ", ".join(self.dropped)
         return what and f"{shown(self.file_name)} has these of another machine, and they are dropped: {what}."
 
-    def explain(self, fault: JobFault) -> JobFault:
-        """Add to a fault that the job's request may come from its XML."""
-        return JobFault(fault.code, f"{fault.problem} ({ATTRIBUTE} = {shown(self.file_name)} may say it.)", fault.hint)
-
 
 def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
     """Load the XML of a job; None for a job without.
 
     Raises `JobFault` for XML that has forbidden content, contradicts the ad, or is not allowed on this machine.
     """
-    if (ad.expression(ATTRIBUTE) or "undefined").lower() == "undefined":
+    if ad.value(ATTRIBUTE) is None:
         return None
     from vmgahp.domain.job_xml import boot_files, requests
     from vmgahp.domain.job_xml.sanitize import read, refused, sanitized
@@ -79,13 +73,8 @@ def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
             )
     directory = ad.working_dir()
     domain, dropped = sanitized(read(name, directory, identity), name)
-    asks = requests.of(domain, ad, settings, name)
-    return JobXml(name, domain, asks, boot_files.names(domain, name, directory, identity), dropped)
+    whole = requests.completed(ad, domain, settings, name)
+    return JobXml(name, domain, whole, boot_files.names(domain, name, directory, identity), dropped)
 
 
-def ad_for_policy(ad: JobAd, xml: JobXml | None) -> JobAd:
-    """Return the ad as the administrator's programs see it: with the requests of the job's XML as attributes."""
-    return ad if xml is None else ad.changed(xml.asks.in_words())
-
-
-__all__ = ["ALLOWED", "ATTRIBUTE", "JobXml", "ad_for_policy", "load"]
+__all__ = ["ALLOWED", "ATTRIBUTE", "JobXml", "load"]

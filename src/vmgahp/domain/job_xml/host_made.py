@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-from vmgahp.domain.job_xml.allow_list import DOMAIN, Allowed
-from vmgahp.domain.model import NUMBER, WORD
+from vmgahp.domain.model import DEVICES, NUMBER, WORD, Element, row
 
 _ANY = r"(?s).*"
 _UUID = r"[0-9a-fA-F-]{32,36}"
@@ -23,57 +22,50 @@ _LIBVIRTS = r"(?:/run|/var/lib|/run/user/[0-9]+|/(?:home/)?[^/]+/\.(?:config|cac
 _LAYERS = 16
 """The maximum length of a chain of backing files."""
 
-_DISK = DOMAIN.children["devices"].children["disk"]
+_DISK = DEVICES["disk"]
 
-
-def _shape(
-    attributes: Mapping[str, str] | None = None, children: Mapping[str, Allowed] | None = None, text: str | None = None
-) -> Allowed:
-    return Allowed(attributes or {}, children or {}, text, most=1 << 20)
-
-
-_TEXT = _shape(text=_ANY)
-_ALIAS = _shape({"name": _ANY})
+_TEXT = row(text=_ANY)
+_ALIAS = row({"name": _ANY})
 _PLACE = {"address": _DISK.children["address"], "boot": _DISK.children["boot"], "alias": _ALIAS}
 
 
-def _chain() -> Allowed:
+def _chain() -> Element:
     """Make the shape of a backing store with as many below it as a chain may have; the last one is empty."""
-    file, store = _shape({"file": _ANY, "index": NUMBER}), _shape()
+    file, store = row({"file": _ANY, "index": NUMBER}), row()
     for _ in range(_LAYERS):
-        parts = {"format": _shape({"type": WORD}), "source": file, "backingStore": store}
-        store = _shape({"type": r"file", "index": NUMBER}, parts)
+        parts = {"format": row({"type": WORD}), "source": file, "backingStore": store}
+        store = row({"type": r"file", "index": NUMBER}, parts)
     return store
 
 
-_DRIVE = _shape(
+_DRIVE = row(
     {"type": r"file|block", "device": r"cdrom|floppy"},
     _PLACE
     | {name: _DISK.children[name] for name in ("driver", "readonly")}
     # With libvirt 12 it has a source that has only a number.
     | {
-        "source": _shape({"index": NUMBER}),
-        "target": _shape(dict(_DISK.children["target"].attributes) | {"tray": r"open|closed"}),
-        "backingStore": _shape(),
+        "source": row({"index": NUMBER}),
+        "target": row({**_DISK.children["target"].attributes, "tray": r"open|closed"}),
+        "backingStore": row(),
     },
 )
 
-_SPICE = _shape(
+_SPICE = row(
     {"type": r"spice", "port": r"-1|[0-9]{1,5}", "tlsPort": r"-1|[0-9]{1,5}", "autoport": r"yes", "listen": _LOOPBACK}
     | {"keymap": WORD, "defaultMode": r"any|secure|insecure"},
-    {"listen": _shape({"type": r"address|none", "address": _LOOPBACK}), "gl": _shape({"enable": r"no"})}
-    | {name: _shape({"compression": WORD}) for name in ("image", "jpeg", "zlib", "playback")}
-    | {"streaming": _shape({"mode": WORD}), "mouse": _shape({"mode": WORD})}
-    | {"clipboard": _shape({"copypaste": r"yes|no"}), "filetransfer": _shape({"enable": r"yes|no"})},
+    {"listen": row({"type": r"address|none", "address": _LOOPBACK}), "gl": row({"enable": r"no"})}
+    | {name: row({"compression": WORD}) for name in ("image", "jpeg", "zlib", "playback")}
+    | {"streaming": row({"mode": WORD}), "mouse": row({"mode": WORD})}
+    | {"clipboard": row({"copypaste": r"yes|no"}), "filetransfer": row({"enable": r"yes|no"})},
 )
 
-_SOUND = _PLACE | {"codec": _shape({"type": WORD}), "audio": _shape({"id": NUMBER})}
+_SOUND = _PLACE | {"codec": row({"type": WORD}), "audio": row({"id": NUMBER})}
 
 
 class HostMade(NamedTuple):
     """The form of a part that is dropped, and the reason why it is not a request."""
 
-    looks: Allowed | str | None
+    looks: Element | str | None
     """The form: of an element its permitted content, of an attribute its pattern; None for an element with any
     content."""
     why: str
@@ -117,23 +109,23 @@ ROWS: Mapping[str, HostMade] = {
     "/domain/metadata": HostMade(None, _NOTES),
     "/domain/genid": HostMade(_TEXT, "each start of a job is a new generation"),
     "/domain/resource": HostMade(
-        _shape({}, {"partition": _shape(text=r"/machine")}), "`/machine`, where libvirt puts every VM"
+        row({}, {"partition": row(text=r"/machine")}), "`/machine`, where libvirt puts every VM"
     ),
     "/domain/vcpus": HostMade(
-        _shape({}, {"vcpu": _shape({"id": NUMBER, "enabled": r"yes", "hotpluggable": r"yes|no", "order": NUMBER})}),
+        row({}, {"vcpu": row({"id": NUMBER, "enabled": r"yes", "hotpluggable": r"yes|no", "order": NUMBER})}),
         "all CPUs one by one, and none of them is off",
     ),
     "/domain/seclabel": HostMade(
-        _shape({"type": r"dynamic", "model": WORD, "relabel": r"yes"}, {"label": _TEXT, "imagelabel": _TEXT}),
+        row({"type": r"dynamic", "model": WORD, "relabel": r"yes"}, {"label": _TEXT, "imagelabel": _TEXT}),
         "a dynamic label, which libvirt had found for it",
         _says("type"),
     ),
     "/domain/os/type/@arch": HostMade(
         r"i686", "i686: an x86_64 machine runs all that it runs", lambda element, parent: os.uname().machine == "x86_64"
     ),
-    "/domain/os/smbios": HostMade(_shape({"mode": r"emulate"}), "emulated, as any VM's is"),
+    "/domain/os/smbios": HostMade(row({"mode": r"emulate"}), "emulated, as any VM's is"),
     "/domain/os/loader": HostMade(
-        _shape(
+        row(
             {"readonly": r"yes|no", "type": r"pflash|rom", "secure": r"yes|no", "stateless": r"no", "format": WORD},
             text=_ANY,
         ),
@@ -141,16 +133,16 @@ ROWS: Mapping[str, HostMade] = {
         lambda loader, system: "firmware" in system.attrib and _secure(loader, system),
     ),
     "/domain/os/nvram": HostMade(
-        _shape(
+        row(
             {"template": _ANY, "templateFormat": WORD, "format": WORD, "type": r"file"},
-            {"source": _shape({"file": _ANY, "index": NUMBER})},
-            _ANY,
+            {"source": row({"file": _ANY, "index": NUMBER})},
+            text=_ANY,
         ),
         "of `<os firmware='efi'>`: the firmware's variables are made with the VM",
         _below("firmware", "efi"),
     ),
     "/domain/os/varstore": HostMade(
-        _shape({"template": _ANY, "path": _ANY}),
+        row({"template": _ANY, "path": _ANY}),
         "of `<os firmware='efi'>`: the firmware's variables are made with the VM",
         _below("firmware", "efi"),
     ),
@@ -163,31 +155,31 @@ ROWS: Mapping[str, HostMade] = {
     "/domain/devices/disk/source/@index": HostMade(NUMBER, "a number for the hypervisor's monitor"),
     "/domain/devices/disk/target/@tray": HostMade(r"open|closed", "how the drive was left"),
     "/domain/devices/interface/target": HostMade(
-        _shape({"dev": r"vnet[0-9]+"}), "`vnet0` and the like, the tap device that it happened to have"
+        row({"dev": r"vnet[0-9]+"}), "`vnet0` and the like, the tap device that it happened to have"
     ),
     "/domain/devices/interface/source/@portid": HostMade(_UUID, "the port that it happened to have"),
     "/domain/devices/interface/source/@bridge": HostMade(
         WORD, "of a network, which it names as well", lambda source, parent: "network" in source.attrib
     ),
     "/domain/devices/interface/backend": HostMade(
-        _shape({"type": r"passt"}), "passt, which user networking is where the machine has it", _below("type", "user")
+        row({"type": r"passt"}), "passt, which user networking is where the machine has it", _below("type", "user")
     ),
-    "/domain/devices/serial/source": HostMade(_shape({"path": _PTY}), _TERMINAL, _below("type", "pty")),
-    "/domain/devices/console/source": HostMade(_shape({"path": _PTY}), _TERMINAL, _below("type", "pty")),
+    "/domain/devices/serial/source": HostMade(row({"path": _PTY}), _TERMINAL, _below("type", "pty")),
+    "/domain/devices/console/source": HostMade(row({"path": _PTY}), _TERMINAL, _below("type", "pty")),
     "/domain/devices/console/@tty": HostMade(_PTY, _TERMINAL),
     "/domain/devices/channel/source": HostMade(
-        _shape({"mode": r"bind", "path": _LIBVIRTS + r"/channel(?:/target)?(?:/(?!\.\.?/)[^/]+){1,2}"}),
+        row({"mode": r"bind", "path": _LIBVIRTS + r"/channel(?:/target)?(?:/(?!\.\.?/)[^/]+){1,2}"}),
         "the socket that libvirt had made for it",
         _below("type", "unix"),
     ),
     "/domain/devices/channel/target/@state": HostMade(r"connected|disconnected", "how it was at that time"),
     "/domain/devices/channel": HostMade(
-        _shape(
+        row(
             {"type": r"spicevmc|spiceport|qemu-vdagent"},
             _PLACE
             | {
-                "target": _shape({"type": r"virtio", "name": WORD, "state": WORD}),
-                "source": _shape({"channel": WORD}, {name: _SPICE.children[name] for name in ("clipboard", "mouse")}),
+                "target": row({"type": r"virtio", "name": WORD, "state": WORD}),
+                "source": row({"channel": WORD}, {name: _SPICE.children[name] for name in ("clipboard", "mouse")}),
             },
         ),
         _SCREEN,
@@ -198,20 +190,20 @@ ROWS: Mapping[str, HostMade] = {
         r"[0-9]{1,5}", "the port that it happened to have", lambda graphics, parent: graphics.get("autoport") == "yes"
     ),
     "/domain/devices/graphics/@keymap": HostMade(WORD, "the keyboard of who sits before it"),
-    "/domain/devices/graphics/audio": HostMade(_shape({"id": NUMBER}), _SCREEN),
-    "/domain/devices/redirdev": HostMade(_shape({"bus": r"usb", "type": r"spicevmc"}, _PLACE), _SCREEN, _says("type")),
+    "/domain/devices/graphics/audio": HostMade(row({"id": NUMBER}), _SCREEN),
+    "/domain/devices/redirdev": HostMade(row({"bus": r"usb", "type": r"spicevmc"}, _PLACE), _SCREEN, _says("type")),
     "/domain/redirfilter": HostMade(None, _SCREEN),
     "/domain/devices/redirfilter": HostMade(None, _SCREEN),
     "/domain/devices/smartcard": HostMade(
-        _shape({"mode": r"passthrough", "type": r"spicevmc"}, _PLACE), _SCREEN, _says("mode", "type")
+        row({"mode": r"passthrough", "type": r"spicevmc"}, _PLACE), _SCREEN, _says("mode", "type")
     ),
     "/domain/devices/sound": HostMade(
-        _shape({"model": WORD, "multichannel": r"yes|no", "streams": NUMBER}, _SOUND), _SCREEN
+        row({"model": WORD, "multichannel": r"yes|no", "streams": NUMBER}, _SOUND), _SCREEN
     ),
-    "/domain/devices/audio": HostMade(_shape({"id": NUMBER, "type": r"spice"}), _SCREEN, _says("type")),
+    "/domain/devices/audio": HostMade(row({"id": NUMBER, "type": r"spice"}), _SCREEN, _says("type")),
     "/domain/devices/video/model/@device": HostMade(WORD, "how its QEMU calls the model (libvirt 12)"),
-    "/domain/devices/video/model/acceleration": HostMade(_shape({"accel2d": r"no", "accel3d": r"no"}), "none"),
-    "/domain/devices/tpm/backend/profile": HostMade(_shape({"name": WORD}), "what its TPM had turned out to be"),
+    "/domain/devices/video/model/acceleration": HostMade(row({"accel2d": r"no", "accel3d": r"no"}), "none"),
+    "/domain/devices/tpm/backend/profile": HostMade(row({"name": WORD}), "what its TPM had turned out to be"),
 }
 """The rows by path in the domain; a star stands for any device."""
 
@@ -235,25 +227,22 @@ def why(path: str, element: etree.Element, parent: etree.Element | None) -> str:
     The path may have the numbers of elements in it.
     """
     place = _NUMBERS.sub("", path)
-    row = ROWS.get(place) or ROWS.get(_DEVICE.sub("/domain/devices/*/", place))
-    if row is None or not row.given(element, element if parent is None else parent):
+    made = ROWS.get(place) or ROWS.get(_DEVICE.sub("/domain/devices/*/", place))
+    if made is None or not made.given(element, element if parent is None else parent):
         return ""
-    if isinstance(row.looks, str):
-        fits = bool(re.fullmatch(row.looks, element.get(place.rpartition("@")[2], ""), re.ASCII))
+    if isinstance(made.looks, str):
+        fits = bool(re.fullmatch(made.looks, element.get(place.rpartition("@")[2], ""), re.ASCII))
     else:
-        fits = row.looks is None or _fits(element, row.looks)
-    return row.why if fits else ""
+        fits = made.looks is None or _fits(element, made.looks)
+    return made.why if fits else ""
 
 
-def _fits(element: etree.Element, shape: Allowed) -> bool:
+def _fits(element: etree.Element, shape: Element) -> bool:
     """Return True if an element has no content outside the shape."""
     texts = [element.text, *(child.tail for child in element)]
     text = "".join(filter(None, texts)).strip()
     return (
-        all(
-            name in shape.attributes and re.fullmatch(shape.attributes[name], value, re.ASCII)
-            for name, value in element.items()
-        )
+        all(shape.form(name) and re.fullmatch(shape.form(name), value, re.ASCII) for name, value in element.items())
         and re.fullmatch(shape.text or "", text, re.ASCII) is not None
         and all(child.tag in shape.children and _fits(child, shape.children[child.tag]) for child in element)
     )

@@ -1,7 +1,8 @@
 """The merge of a job's sanitized XML into the description that this package makes of the job.
 
 Ours is the frame: name, UUID, memory, CPUs, images with their backing files, networks, the console, the display, the
-user of the hypervisor. The job's XML contributes the guest's side of these, and devices that do not use the host.
+user of the hypervisor. The job's XML contributes the guest's side of these, and devices that do not use the host: the
+rows of `vmgahp.domain.model` name the `Author` of each.
 """
 
 from collections.abc import Mapping
@@ -9,21 +10,11 @@ from copy import deepcopy
 from xml.etree import ElementTree as etree
 
 from vmgahp.domain.compare import value
-from vmgahp.domain.model import AGENT, DEVICES
-from vmgahp.domain.rows import Element, Side
-
-_OUR_DEVICES = ("disk", "interface", "serial", "console", "graphics", "audio", "tpm")
-"""The devices that this package makes itself: of a job's own disks and interfaces only the guest's side is used."""
-
-_IN_PLACE = ("panic", "video", "input")
-"""The devices of which the job's replace ours, if it has any."""
-
-_WHOLE = ("features", "cpu", "clock", "pm", "on_poweroff", "on_reboot", "on_crash", "iothreads", "currentMemory")
-"""The elements of the domain that the job's replace if it has them; the parts of ours in `_KEPT` stay."""
+from vmgahp.domain.model import AGENT, DEVICES, DOMAIN, Author, Element, Side
 
 _KEPT = ("topology", "smm", "tcg")
-"""The parts of our CPU and features that stay: the topology of VMPARAM_vm_Topology, the needs of secure boot, TCG's
-cache."""
+"""The parts of our CPU and features that stay: the topology of VMPARAM_vm_Topology, TCG's cache, and the smm that UEFI
+has with secure boot only."""
 
 _ORDER = (
     *("name", "uuid", "title", "description", "maxMemory", "memory", "currentMemory", "memoryBacking"),
@@ -39,11 +30,14 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
     `boot_files` are the paths of the job's kernel and initrd, by their elements' names, if it has them.
     """
     domain = etree.fromstring(ours)
-    for tag in _WHOLE:
-        element = job.find(tag)
-        if element is not None:
+    uefi = domain.find("os[@firmware='efi']") is not None
+    for element in job:
+        if DOMAIN.children[element.tag].author is Author.EITHER:
+            tag = element.tag
             kept = [part for part in domain.iterfind(f"{tag}/*") if part.tag in _KEPT]
             taken = _replace(domain, element)
+            if uefi:
+                _drop(taken, "smm")
             taken.extend(part for part in kept if taken.find(part.tag) is None)
     _operating_system(domain, job, boot_files)
     devices = domain.find("devices")
@@ -63,9 +57,10 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
     for tag in ("interface", "serial", "tpm"):
         for device, asked in zip(devices.iterfind(tag), job.iterfind(f"devices/{tag}"), strict=False):
             _take(device, asked, DEVICES[tag])
-    for tag in _IN_PLACE:
-        if job.find(f"devices/{tag}") is not None:
-            _drop(devices, tag)
+    added = [asked for asked in job.iterfind("devices/*") if DEVICES[asked.tag].author is not Author.DAEMON]
+    for asked in added:
+        if DEVICES[asked.tag].author is Author.EITHER:
+            _drop(devices, asked.tag)
     if job.find("devices/controller[@type='usb'][@model='none']") is not None:
         for device in devices.findall("input[@bus='usb']"):
             devices.remove(device)
@@ -77,7 +72,7 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
     for controller in devices.findall("controller"):
         if _known_by(controller) in theirs:
             devices.remove(controller)
-    devices.extend(deepcopy(asked) for asked in job.iterfind("devices/*") if asked.tag not in _OUR_DEVICES)
+    devices.extend(deepcopy(asked) for asked in added)
     domain[:] = sorted(domain, key=lambda child: _ORDER.index(child.tag) if child.tag in _ORDER else len(_ORDER))
     etree.indent(domain)
     return etree.tostring(domain, encoding="unicode")
@@ -103,15 +98,13 @@ def _operating_system(domain: etree.Element, job: etree.Element, boot_files: Map
     ours, theirs = domain.find("os"), job.find("os")
     if ours is None or theirs is None:
         return
-    for name, said in theirs.items():
-        ours.set(name, said)
     kind, wanted = ours.find("type"), theirs.find("type")
     if kind is not None and wanted is not None:
         for name, said in wanted.items():
             kind.set(name, said)
     for element in theirs:
-        if element.tag == "type":
-            continue
+        if element.tag in ("type", "firmware"):
+            continue  # ours has the firmware that `requests` has read
         if element.tag != "boot" or element is theirs.find("boot"):
             _drop(ours, element.tag)
         made = deepcopy(element)

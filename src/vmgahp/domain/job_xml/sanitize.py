@@ -1,7 +1,10 @@
 """The job's libvirt XML: opened as the job's user and rebuilt from the allowed parts.
 
-The result is made anew, element by element, from names and values in `allow_list`. Nothing of the file itself is passed
-on: no entity, no namespace, no comment; and no part that is `host_made`.
+The result is made anew, element by element, from the names and the forms for jobs of `vmgahp.domain.model`; anything
+else is refused. Names of host resources have no such form: no path but those that `vmgahp.domain.job_xml` checks
+(disks, a kernel and its initrd), no device, no program, no network but those that this machine offers to every job. The
+whole list is in ``tests/domain/golden/allowed.txt``. Nothing of the file itself is passed on: no entity, no namespace,
+no comment; and no part that is `host_made`.
 """
 
 import os
@@ -13,7 +16,7 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.domain.job_xml import ATTRIBUTE, host_made
-from vmgahp.domain.job_xml.allow_list import DOMAIN, NEVER, VALUES, Allowed
+from vmgahp.domain.model import DOMAIN, Element
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.text import shown
@@ -23,6 +26,48 @@ LARGEST = 256 << 10
 
 _MOST_OF_DEVICES, _MOST = 1024, 8
 """The maximum number of times that one kind of part is dropped: libvirt never writes more, and checking takes time."""
+
+_REASONS = {
+    "devices of the host belong to no job": ("hostdev",),
+    "devices of the host or of its users belong to no job": ("redirdev", "smartcard"),
+    "directories of the host belong to no job": ("filesystem",),
+    "memory of the host belongs to no job": ("shmem",),
+    "which program runs the VM is the machine's to say": ("emulator",),
+    "options of the hypervisor's own command line are not for jobs": ("commandline", "override"),
+    "the machine decides as which user the VM runs": ("seclabel",),
+    "firmware is chosen by <os firmware='efi'>, without a path": ("loader", "nvram"),
+    "the backing file of an image is found in the image": ("backingStore",),
+    "secrets of this machine's libvirt are not for jobs": ("encryption", "auth"),
+    "the machine's networks are the administrator's": ("filterref", "virtualport"),
+    "scripts run on the host": ("script",),
+    "the machine's CPUs are the administrator's": ("cpuset", "cputune"),
+    "let it be the number of CPUs that the guest begins with": ("current",),
+    "a job's memory does not grow; /domain/memory is all of it": ("maxMemory",),
+    "the machine's partitions are the administrator's": ("resource",),
+    "what a VM may use of the machine is the administrator's to say": ("memtune", "blkiotune", "iotune", "bandwidth"),
+    "a job's display has a one-time password": ("passwd",),
+    "the machine's memory nodes are the administrator's": ("numatune",),
+    "how memory is backed is the administrator's to say": ("memoryBacking",),
+}
+NEVER = {name: reason for reason, names in _REASONS.items() for name in names}
+"""The reasons why some elements and attributes are not allowed; a general reason applies to all others."""
+
+_DEVICES = "/domain/devices"
+_PORT = "a job's serial port is a pty, which goes to vm_console.log"
+VALUES = {
+    "/domain/os/type/@arch": "jobs have x86_64 and aarch64",
+    "/domain/os/type/@machine": "jobs have the machines pc, q35 and virt",
+    f"{_DEVICES}/disk/@type": "a job's disks are files, which come with it or which its user can open",
+    f"{_DEVICES}/disk/@device": "a job's disks are files, none of them a unit of the host's",
+    f"{_DEVICES}/interface/@type": "jobs get the machine's networks: network, bridge or user",
+    f"{_DEVICES}/graphics/@type": "a job's display is VNC on loopback",
+    f"{_DEVICES}/serial/@type": _PORT,
+    f"{_DEVICES}/console/@type": _PORT,
+    f"{_DEVICES}/channel/@type": "a job's channels are sockets of libvirt's own, to the guest's agent",
+    f"{_DEVICES}/tpm/backend/@type": "a job's TPM is emulated; the host's belongs to no job",
+    f"{_DEVICES}/input/@type": "a job has no input devices of the host",
+}
+"""The reasons why some values are refused, by the path of their element or attribute."""
 
 _NUMBER = re.compile(r"\[[0-9]+\]")
 _DECLARATION = re.compile(r"""\s*<\?xml\s+version\s*=\s*["']1\.[01]["'][^?<>]*\?>""")
@@ -97,27 +142,27 @@ class _Reader:
         self.name = name
         self.dropped: Counter[str] = Counter()
 
-    def take(self, element: etree.Element, allowed: Allowed, path: str) -> etree.Element:
+    def take(self, element: etree.Element, row: Element, path: str) -> etree.Element:
         """Make a new element with the content of `element`, all of it allowed. Raises `JobFault`."""
         made = etree.Element(element.tag)
         for attribute, value in element.items():
             place = f"{path}/@{attribute}"
             if self._drops(place, element, None):
                 continue
-            form = allowed.attributes.get(attribute)
+            form = row.form(attribute)
             at = f"{path}/@{_shown(attribute)} = {shown(value)}"
-            if form is None:
+            if not form:
                 raise refused(self.name, f"{at} is not for jobs to say{_why(NEVER, attribute)}")
             if not re.fullmatch(form, value, re.ASCII):
                 reason = _why(VALUES, _NUMBER.sub("", place))
                 raise refused(self.name, f"{at} is not among the values that a job may give{reason}")
             made.set(attribute, value)
-        made.text = self._text(element, allowed, path)
+        made.text = self._text(element, row, path)
         counts: Counter[str] = Counter()
         taken: Counter[str] = Counter()
         for child in element:
             tag = str(child.tag)
-            below = allowed.children.get(tag)
+            below = row.child(tag)
             counts[tag] += 1
             at = f"{path}/{_shown(tag)}"
             if self._drops(at, child, element):
@@ -131,14 +176,14 @@ class _Reader:
             made.append(self.take(child, below, at + number))
         return made
 
-    def _text(self, element: etree.Element, allowed: Allowed, path: str) -> str | None:
+    def _text(self, element: etree.Element, row: Element, path: str) -> str | None:
         texts = [element.text, *(child.tail for child in element)]
         text = "".join(filter(None, texts)).strip()
-        if allowed.text is None:
+        if row.text is None:
             if text:
                 raise refused(self.name, f"{path} has the text {shown(text)}, and it has none in libvirt's format")
             return None
-        if not re.fullmatch(allowed.text, text, re.ASCII):
+        if not re.fullmatch(row.text, text, re.ASCII):
             raise refused(self.name, f"{path} = {shown(text)} is not among the values that a job may give")
         return text
 

@@ -37,6 +37,7 @@ from vmgahp.job import published
 from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import Disk
 from vmgahp.job.kinds import NINEP, VIRTIOFS
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import JobSpec
 
@@ -53,8 +54,8 @@ ONE_TIME = "(one-time)"
 class Plan(NamedTuple):
     """A VM to be started or shown: the job's validated options, and how this machine meets them."""
 
-    job: JobAd
-    """The ad as the administrator's programs see it: with the additions of the job's own XML."""
+    view: PolicyView
+    """The job ad, with the requests of the job's own XML, and as the administrator's policy sees it."""
     spec: JobSpec
     """The job's spec under the domain's name, which differs if another pool's VM has the job's."""
     domain_type: str
@@ -72,12 +73,17 @@ class Plan(NamedTuple):
     """The reason why a checkpoint is not used."""
 
     @property
+    def job(self) -> JobAd:
+        """The job ad, with the requests of the job's own XML."""
+        return self.view.job
+
+    @property
     def checkpoint_spec(self) -> JobSpec:
         """The spec under the job's name, which its checkpoint has on every machine."""
         return self.spec._replace(name=self.job.vm_name())
 
 
-class Ground(NamedTuple):
+class HostResources(NamedTuple):
     """The resources of a start that a description names beside the job; by default the placeholders of a dry run."""
 
     uuid: str = "00000000-0000-0000-0000-000000000000"
@@ -108,15 +114,15 @@ class Describer:
         self.log = log
         self._connection = connection
 
-    def plan(self, job: JobAd, spec: JobSpec, domain_type: str) -> Plan:
+    def plan(self, view: PolicyView, spec: JobSpec, domain_type: str) -> Plan:
         """Return the plan of a job on this machine. Raises `errors.Fault` for what this machine cannot do."""
         if self.settings.xml_script():
-            return Plan(job, spec, domain_type, "", passt=False)
+            return Plan(view, spec, domain_type, "", passt=False)
         label = self._dac_label(spec, domain_type)
         capabilities.require(spec, domain_type, label, self._connection, self.settings, self.identity)
         passt = any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type)
         panic = capabilities.panic_model(spec, domain_type, self._connection)
-        return Plan(job, spec, domain_type, label, passt, panic)
+        return Plan(view, spec, domain_type, label, passt, panic)
 
     def show(self, plan: Plan) -> str:
         """Return the domain XML, with placeholders for what only a start makes. Raises `errors.Fault`."""
@@ -125,7 +131,7 @@ class Describer:
                 f"LIBVIRT_XML_SCRIPT = {script} makes the domain XML, and a dry run does not run it.",
                 f"run it by hand: {script} {self.settings.string('LIBVIRT_XML_SCRIPT_ARGS')} < the job ad",
             )
-        return described(self.settings, self.log, plan.job, plan.spec, self.build(plan, Ground()), dry=True).xml
+        return described(plan.view, self.log, plan.spec, self.build(plan, HostResources()), dry=True).xml
 
     def describe(self, plan: Plan, uuid: str, resources: Resources) -> Described:
         """Return the domain XML of a start: ours, or that of the administrator's script, changed by VM_POLICY.
@@ -136,36 +142,36 @@ class Describer:
             xml = self._scripted(script, plan.job, plan.spec, uuid)
         else:
             xml = self.build(plan, self._prepare(plan, uuid, resources))
-        return described(self.settings, self.log, plan.job, plan.spec, xml, dry=False)
+        return described(plan.view, self.log, plan.spec, xml, dry=False)
 
-    def build(self, plan: Plan, ground: Ground) -> str:
-        """Return the domain XML of a plan with the resources in `ground`. Raises `errors.Fault`."""
+    def build(self, plan: Plan, given: HostResources) -> str:
+        """Return the domain XML of a plan with the resources that are `given`. Raises `errors.Fault`."""
         spec, captures = plan.spec, self.settings.size("VM_CONSOLE_LOG_MAX") and qemu_process.is_qemu(plan.domain_type)
         host = build.Host(
-            uuid=ground.uuid,
+            uuid=given.uuid,
             domain_type=plan.domain_type,
             cpu_mode="maximum" if capabilities.is_foreign(spec) else cpu_mode(self.settings, plan.domain_type),
             dac_label=plan.label,
-            console_socket=ground.console if captures else "",
-            vnc_password=ground.password if spec.vnc else "",
+            console_socket=given.console if captures else "",
+            vnc_password=given.password if spec.vnc else "",
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
             passt=plan.passt,
             arch=capabilities.arch_of(spec),
-            ssh_address=ground.access.address,
-            ssh_ports=ground.access.ports if ground.access.means == PASST else (),
+            ssh_address=given.access.address,
+            ssh_ports=given.access.ports if given.access.means == PASST else (),
             panic=plan.panic,
             tb_cache_mib=self.settings.integer("VM_TB_CACHE"),
             agent=self.settings.boolean("VM_GUEST_AGENT") and qemu_process.is_qemu(plan.domain_type),
-            tpm_socket=ground.tpm if spec.devices.tpm else "",
-            exit_socket=ground.exit_port if spec.devices.exit_port else "",
-            run_sockets=ground.run_ports or _run_ports(spec),
-            share_sockets=ground.shares or tuple(f"/run/vmgahp/{ONE_TIME}/share" for _ in spec.devices.shares),
+            tpm_socket=given.tpm if spec.devices.tpm else "",
+            exit_socket=given.exit_port if spec.devices.exit_port else "",
+            run_sockets=given.run_ports or _run_ports(spec),
+            share_sockets=given.shares or tuple(f"/run/vmgahp/{ONE_TIME}/share" for _ in spec.devices.shares),
         )
         ours = build.build(spec, host)
-        return plan.xml.describe(ours, spec.working_dir, ground.make_room, self.identity) if plan.xml else ours
+        return plan.xml.describe(ours, spec.working_dir, given.make_room, self.identity) if plan.xml else ours
 
-    def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> Ground:
+    def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> HostResources:
         """Make the resources that the XML names; each is released with `resources`."""
         spec = plan.spec
         for share in spec.devices.shares:
@@ -180,7 +186,7 @@ class Describer:
                 self.log,
                 owner=self._owner(plan.label),
             )
-        made = Ground(uuid, password=_password() if spec.vnc else "", make_room=lambda: self._room(resources))
+        made = HostResources(uuid, password=_password() if spec.vnc else "", make_room=lambda: self._room(resources))
         if resources.console:
             made = made._replace(console=resources.console.path)
         if spec.devices.tpm:

@@ -10,8 +10,7 @@ from vmgahp import errors
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import CheckpointKind
 from vmgahp.config import Settings
-from vmgahp.domain import verify
-from vmgahp.domain.job_xml import ad_for_policy
+from vmgahp.domain import job_xml, verify
 from vmgahp.domain.model import AGENT
 from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.libvirt import (
@@ -23,7 +22,6 @@ from vmgahp.drivers.libvirt import (
     hooks,
     host_checks,
     huge_pages,
-    job_xml,
     limits,
     names,
     other_hypervisors,
@@ -54,9 +52,10 @@ from vmgahp.host.runtime_dir import sweep
 from vmgahp.job import published, saving, share_dirs
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
-from vmgahp.job.own_xml import NOTHING, OwnXml
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec
 from vmgahp.metrics import Usage
+from vmgahp.text import shown
 
 KILL_SECONDS = 20.0
 """Seconds for libvirt's answer to the kill mode; it takes 15 s to destroy a domain that does not end."""
@@ -75,6 +74,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     saver: type[Saver] = Saver
     checkpoints: CheckpointKind = LIBVIRT
     usual_uri = ""
+    evaluates_policy = True
 
     def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
@@ -97,14 +97,20 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return machine
 
     def plan(self, job: JobAd) -> Plan:
-        xml = job_xml.load(job, self.settings, self.identity)
-        for_policy = ad_for_policy(job, xml)
-        hooks.require(self.settings, for_policy)
         try:
-            spec = look(self._read(job, xml.asks if xml else NOTHING), self.settings, self.identity)
+            xml = job_xml.load(job, self.settings, self.identity)
+        except errors.JobFault:
+            execute.require_entry(job.working_dir(), self.identity)
+            raise
+        if xml:
+            job = xml.ad
+        view = PolicyView(job, self.settings)
+        hooks.require(view)
+        try:
+            spec = look(self._read(job), self.settings, self.identity)
             domain_type = capabilities.type_for(spec, self._domain_type(), self.settings)
             provision.require_possible(spec, domain_type, self.settings)
-            share_dirs.require_allowed(self.settings, for_policy, spec.devices.shares)
+            share_dirs.require_allowed(view, spec.devices.shares)
         except errors.JobFault:
             execute.require_entry(job.working_dir(), self.identity)
             other_hypervisors.require_fit(self.vm_type, self.connection, self.settings)
@@ -113,7 +119,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         name = names.free_name(self.connection, spec.name, spec.working_dir, self.log)
         if xml and (dropped := xml.without()):
             self.log(f"{name}: {dropped}")
-        return self._describer.plan(for_policy, spec._replace(name=name), domain_type)._replace(xml=xml)
+        return self._describer.plan(view, spec._replace(name=name), domain_type)._replace(xml=xml)
 
     def show(self, plan: Plan) -> str:
         self._require_free_macs(plan.spec)
@@ -202,11 +208,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return plan._replace(may_restart=False, afresh=unusable.reason), take_back
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
-        try:
-            xml = job_xml.load(job, self.settings, self.identity)
-        except errors.Fault:
+        name = job_xml.ATTRIBUTE
+        if not isinstance(fault, errors.JobFault) or job.value(name) is None or name in fault.problem:
             return fault
-        return xml.explain(fault) if xml and isinstance(fault, errors.JobFault) else fault
+        problem = f"{fault.problem} ({name} = {shown(job.expression(name))} may say it.)"
+        return errors.JobFault(fault.code, problem, fault.hint)
 
     def kill(self, match: str, uuid: str = "") -> bool:
         try:
@@ -255,9 +261,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     # A start
 
-    def _read(self, job: JobAd, own: OwnXml) -> JobSpec:
+    def _read(self, job: JobAd) -> JobSpec:
         diskless = other_hypervisors.may_be_diskless(self.vm_type, self.settings)
-        return JobSpec.parse(job, self.settings, own=own, diskless=diskless)
+        return JobSpec.parse(job, self.settings, diskless=diskless)
 
     def _domain_type(self) -> str:
         fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
@@ -438,7 +444,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def _with_macs(self, plan: Plan, saved: str, *, dry: bool) -> JobSpec:
         """Return the job with the addresses of VM_MAC_HOOK; `saved` is the XML of its checkpoint."""
-        return hooks.with_macs(self.settings, self.log, plan.job, plan.spec, saved, dry=dry)
+        return hooks.with_macs(plan.view, self.log, plan.spec, saved, dry=dry)
 
     def _hand_out(self, spec: JobSpec, resources: Resources) -> None:
         """Configure DHCP for the guest with the IP addresses of VM_MAC_HOOK, which are given back at its end.

@@ -18,7 +18,7 @@ from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
 from vmgahp.host.job_user import Identity
 from vmgahp.job import published
-from vmgahp.job.ad import JobAd
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec, Nic
 
 POLICY_FILE = "vm_policy.txt"
@@ -40,20 +40,20 @@ class Described(NamedTuple):
     """The changes by VM_POLICY, as the lines of a diff without secrets."""
 
 
-def described(settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, written: str, *, dry: bool) -> Described:
+def described(view: PolicyView, log_line: Logger, spec: JobSpec, written: str, *, dry: bool) -> Described:
     """Apply VM_POLICY to a domain XML that was `written` by us or by the script. Raises `errors.Fault`."""
+    settings = view.settings
     xml, script, policy = written, settings.xml_script(), settings.string("VM_POLICY")
     changes: tuple[str, ...] = ()
     authors = [f"LIBVIRT_XML_SCRIPT = {script}"] if script else []
     if policy:
-        from vmgahp.hooks.policy import Policy, difference  # a server without a policy does without the module
+        from vmgahp.hooks.policy import Policy  # a server without a policy does without the module
 
         flags = settings.string("VM_GAHP_DEBUG") or settings.string("DEFAULT_DEBUG")
         wordy = dry or log.wants_debug(f"{settings.string('ALL_DEBUG')} {flags}")
-        xml = Policy(settings, job, log_line, log_line if wordy else _say_nothing, dry=dry).apply(written)
-        if xml != written:
+        xml, changes = Policy(view, log_line, log_line if wordy else _say_nothing, dry=dry).apply(written)
+        if changes:
             authors.append(f"VM_POLICY = {policy}")
-            changes = tuple(difference(written, xml))
     from_job = {nic.mac for nic in spec.nics if type(nic.mac) is str}  # the hook's are of `policy.ChosenMac`
     if not authors and from_job.issuperset(spec.macs):
         return Described(xml, macs=tuple((mac, "") for mac in spec.macs))
@@ -80,13 +80,12 @@ def tell_owner(machine: Machine, changes: tuple[str, ...], directory: str, ident
     )
 
 
-def with_macs(
-    settings: Settings, log_line: Logger, job: JobAd, spec: JobSpec, saved: str = "", *, dry: bool
-) -> JobSpec:
+def with_macs(view: PolicyView, log_line: Logger, spec: JobSpec, saved: str = "", *, dry: bool) -> JobSpec:
     """Return the job with the MAC addresses of VM_MAC_HOOK, if it is set; `saved` is the XML of its checkpoint.
 
     Raises `errors.Fault`, after the hook's IP addresses were given back.
     """
+    settings = view.settings
     if not spec.nics or not settings.string("VM_MAC_HOOK"):
         return spec
     from vmgahp.hooks.policy import choose_mac, take_back_mac
@@ -96,7 +95,7 @@ def with_macs(
     try:
         for number, nic in enumerate(spec.nics):
             had = found[number] if number < len(found) else ""
-            mac, address = choose_mac(settings, job, spec.name, nic.mac, had, log_line, dry=dry, nic=number)
+            mac, address = choose_mac(view, spec.name, nic.mac, had, log_line, dry=dry, nic=number)
             nics.append(nic._replace(mac=mac, address=address))
         _require_different(nics, settings, spec.name)
     except errors.Fault:
@@ -116,12 +115,12 @@ def _require_different(nics: list[Nic], settings: Settings, name: str) -> None:
         )
 
 
-def require(settings: Settings, job: JobAd) -> None:
-    """Check that the job meets VM_POLICY_REQUIREMENTS, with what its own XML adds to its ad. Raises `errors.Fault`."""
-    if settings.string("VM_POLICY_REQUIREMENTS"):
+def require(view: PolicyView) -> None:
+    """Check that the job meets VM_POLICY_REQUIREMENTS. Raises `errors.Fault`."""
+    if view.settings.string("VM_POLICY_REQUIREMENTS"):
         from vmgahp.hooks import policy
 
-        policy.require(settings, job)
+        policy.require(view)
 
 
 def mismatch_fault(name: str, authors: str, mismatch: Exception) -> errors.Fault:

@@ -45,14 +45,6 @@ FORMAT = 1
 MOST_DISKS = 1024
 
 
-class _Base(NamedTuple):
-    """An image of the catalog as it was when an overlay was made."""
-
-    path: str
-    size: int
-    sample: str
-
-
 class _Overlay(NamedTuple):
     """A line of the record."""
 
@@ -60,7 +52,9 @@ class _Overlay(NamedTuple):
     """The name of the overlay in the scratch directory."""
     image: str
     """The name of the image in the catalog."""
-    base: tuple[_Base]
+    size: int
+    """The size and the digest of samples of the image, as it was when the overlay was made."""
+    sample: str
 
 
 class _Record(NamedTuple):
@@ -200,7 +194,7 @@ class Provision:
             base = files.describe(self._identity, self._directory, files.FileRef(manifest.BACKING, image.path))
         except OSError as error:
             raise catalog_disks.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
-        ours = _Overlay(name, image.name, (_Base(image.path, base.size, base.digest),))
+        ours = _Overlay(name, image.name, base.size, base.digest)
         if is_there(self._directory, disk, self._identity):
             self._require_same(ours, image)
             require_whole(disk.path, disk.format, self._identity)
@@ -216,8 +210,7 @@ class Provision:
                 f"{ours.file} is there, and {RECORD} does not say which image is its backing file",
                 f"transfer {RECORD}, which was returned with it, too, or leave {ours.file} out to start afresh.",
             )
-        [saved], [current] = recorded.base, ours.base
-        if recorded.image != ours.image or (saved.size, saved.sample) != (current.size, current.sample):
+        if recorded != ours:
             raise _bad(
                 f"{ours.file} is an overlay of another image than the one that this machine has as {image.name}",
                 "let the job run where that image is, or leave the file out to start afresh.",
@@ -347,11 +340,8 @@ def _parse_record(data: bytes) -> list[_Overlay]:
     top = manifest.read(data, FORMAT, _Record._fields)
     for number, item in enumerate(top.items("layers", MOST_DISKS)):
         fields = manifest.Fields(item, f"layers[{number}].", _Overlay._fields)
-        for each in fields.items("base", 1):
-            base = manifest.Fields(each, f"layers[{number}].base.", _Base._fields)
-            size = base.integer("size", 0, manifest.LARGEST_FILE)
-            image = _Base(base.text("path", 4096), size, base.form("sample", manifest.SHA256))
-            found.append(_Overlay(fields.text("file", 300), fields.text("image", 100), (image,)))
+        size, sample = fields.integer("size", 0, manifest.LARGEST_FILE), fields.form("sample", manifest.SHA256)
+        found.append(_Overlay(fields.text("file", 300), fields.text("image", 100), size, sample))
     return found
 
 

@@ -19,7 +19,7 @@ from vmgahp.domain import verify
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt import ending, firmware, names, qemu_process, tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.describe import Describer, Ground, Plan
+from vmgahp.drivers.libvirt.describe import Describer, HostResources, Plan
 from vmgahp.drivers.libvirt.hooks import described
 from vmgahp.hooks import xml_script
 from vmgahp.host.job_user import Identity
@@ -103,8 +103,8 @@ def _plain_guest_starts(
                 os.chmod(room, 0o711)  # noqa: S103 - libvirt's user passes
                 spec = spec._replace(disks=(_plain_disk(room),))
                 plain = plain._replace(spec=spec)
-            xml = describer.build(plain, Ground(uuid, console="", tpm="", exit_port="", password=""))
-        made = described(describer.settings, log, plan.job, spec, xml, dry=False)
+            xml = describer.build(plain, HostResources(uuid, console="", tpm="", exit_port="", password=""))
+        made = described(plan.view, log, spec, xml, dry=False)
         connection.call(start, seconds=SECONDS)
     except (libvirt.libvirtError, errors.Fault, verify.Mismatch, OSError) as error:
         log(f"A plain VM does not start here either: {error}")

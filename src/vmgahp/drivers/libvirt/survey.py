@@ -12,18 +12,8 @@ from vmgahp import errors, findings, vm_types
 from vmgahp.checkpoint import packed
 from vmgahp.config import Settings
 from vmgahp.domain import tuning
-from vmgahp.drivers.base import Survey, Value
-from vmgahp.drivers.libvirt import (
-    faults,
-    firmware,
-    other_hypervisors,
-    provision,
-    qemu_check,
-    qemu_process,
-    reach,
-    shares,
-    tpm,
-)
+from vmgahp.drivers.base import Survey, Surveyor, Value
+from vmgahp.drivers.libvirt import faults, firmware, other_hypervisors, qemu_check, qemu_process, reach, tpm
 from vmgahp.drivers.libvirt.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.emulator import (
     TWO_GROUPS,
@@ -37,7 +27,7 @@ from vmgahp.drivers.libvirt.emulator import (
     uefis,
 )
 from vmgahp.drivers.libvirt.other_hypervisors import TELLING, seconds_left, version
-from vmgahp.drivers.libvirt.uri import SYSTEM_URI
+from vmgahp.drivers.libvirt.uri import SYSTEM_URI, connection_for
 from vmgahp.findings import OFF, OK, UNKNOWN, Finding, Late
 from vmgahp.hooks import xml_script
 from vmgahp.host import cgroups, kvm, libvirt_daemons, packages
@@ -81,7 +71,7 @@ class _Emulator(NamedTuple):
     """True if the firmware that guests of aarch64 need is installed."""
 
 
-class LibvirtSurveyor:
+class LibvirtSurveyor(Surveyor):
     """The surveyor of one machine for one VM type."""
 
     def __init__(
@@ -90,13 +80,10 @@ class LibvirtSurveyor:
         settings: Settings,
         identity: Identity,
         log: Callable[[str], None],
-        connection: LibvirtConnection,
+        connection: LibvirtConnection | None = None,
     ) -> None:
-        self.vm_type = vm_type
-        self.settings = settings
-        self.identity = identity
-        self.log = log
-        self._connection = connection
+        super().__init__(vm_type, settings, identity, log)
+        self._connection = connection or connection_for(settings, log)
         self._fixed = ""
         """The domain type if the settings determine it; empty otherwise."""
 
@@ -125,6 +112,8 @@ class LibvirtSurveyor:
         if which(tpm.PROGRAM) and not self.settings.xml_script():
             checks.begin("tpm", lambda: tpm.trouble(self.identity, end - monotonic()))
         if self._shares():
+            from vmgahp.drivers.libvirt import shares
+
             shares.begin(checks, self.settings, self.identity, lambda: end - monotonic())
 
         found = script
@@ -173,6 +162,8 @@ class LibvirtSurveyor:
         found += [ways_in] if ways_in else []
         images: dict[str, Value] = {}
         if (catalog := checks.outcome("images")) is not None:
+            from vmgahp.drivers.libvirt import provision
+
             images, of_catalog = provision.judge(catalog)
             found += of_catalog
         return Survey(
@@ -246,6 +237,8 @@ class LibvirtSurveyor:
         )
 
     def _survey_images(self) -> object:
+        from vmgahp.drivers.libvirt import provision  # with all of a job's files, for which a probe has no time
+
         return provision.survey(self.settings, self.identity)
 
     def _try_emulator(self, qemu: _Emulator, accel: str, slirp: bool, end: float) -> Finding:

@@ -18,7 +18,7 @@ from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import capabilities, faults, other_hypervisors
 from vmgahp.drivers.libvirt.checkpoint import XEN, LibvirtRestart
-from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, Ground, Plan
+from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, HostResources, Plan
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.host_checks import look_at_bridge
 from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
@@ -32,7 +32,7 @@ from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job import data_disks
 from vmgahp.job.ad import JobAd
-from vmgahp.job.own_xml import OwnXml
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.job.xen import XenBoot, open_file
 
@@ -42,8 +42,8 @@ URI = "xen:///system"
 class XenDescriber(Describer):
     """The writer of descriptions of Xen jobs."""
 
-    def plan(self, job: JobAd, spec: JobSpec, domain_type: str) -> Plan:
-        plan = Plan(job, spec, domain_type, "", passt=False)
+    def plan(self, view: PolicyView, spec: JobSpec, domain_type: str) -> Plan:
+        plan = Plan(view, spec, domain_type, "", passt=False)
         if self.settings.xml_script():
             return plan
         capabilities.require(spec, domain_type, "", self._connection, self.settings, self.identity)
@@ -53,21 +53,21 @@ class XenDescriber(Describer):
             look_at_bridge(self.settings)
         return plan
 
-    def build(self, plan: Plan, ground: Ground) -> str:
+    def build(self, plan: Plan, given: HostResources) -> str:
         spec, boot = plan.spec, plan.spec.xen
         assert boot is not None
-        devices = ground.devices or {disk.device: f"/dev/loop{ONE_TIME}" for disk in spec.disks}
+        devices = given.devices or {disk.device: f"/dev/loop{ONE_TIME}" for disk in spec.disks}
         host = domain_xen.XenHost(
-            uuid=ground.uuid,
+            uuid=given.uuid,
             devices=devices,
-            kernel=ground.kernel,
-            initrd=ground.initrd,
+            kernel=given.kernel,
+            initrd=given.initrd,
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
         )
         return domain_xen.build(spec, boot, host)
 
-    def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> Ground:
+    def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> HostResources:
         """Make the resources as `Describer._prepare` does, and keep files that the XML names open until the guest is
         gone.
         """
@@ -104,7 +104,7 @@ class XenDescriber(Describer):
                 limit,
                 self.log,
             )
-        return Ground(uuid, devices=devices, kernel=kernel, initrd=initrd)
+        return HostResources(uuid, devices=devices, kernel=kernel, initrd=initrd)
 
     def _attach(self, disk: Disk, working_dir: str) -> tuple[str, int]:
         flags = os.O_RDWR if disk.writable else os.O_RDONLY
@@ -146,7 +146,7 @@ class XenDriver(LibvirtDriver):
     def survey(self, end: float) -> Survey:
         return XenSurveyor(self.vm_type, self.settings, self.identity, self.log, self.connection).survey(end)
 
-    def _read(self, job: JobAd, own: OwnXml) -> JobSpec:
+    def _read(self, job: JobAd) -> JobSpec:
         if job.expression(ATTRIBUTE) is not None:
             raise JobFault(
                 errors.MISMATCHED,

@@ -7,8 +7,8 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.hooks import policy
 from vmgahp.job.attributes import OPTIONS
-from vmgahp.job.folded import folded
 from vmgahp.job.options import GENERAL, NAMES, PREFIX
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.vm_spec import parse
 
 ROUND = {
@@ -59,8 +59,9 @@ NETWORKS = {
 
 @pytest.mark.parametrize(("condition", "asked"), ROUND.values(), ids=ROUND.keys())
 def test_no_job_gets_round_the_policy_by_another_name(condition, asked):
+    settings = Settings(NETWORKS | {"VM_POLICY_REQUIREMENTS": condition})
     with pytest.raises(JobFault, match="VM_POLICY_REQUIREMENTS"):
-        policy.require(Settings(NETWORKS | {"VM_POLICY_REQUIREMENTS": condition}), ad(**{"JobVMMemory": "96"} | asked))
+        policy.require(PolicyView(ad(**{"JobVMMemory": "96"} | asked), settings))
 
 
 @pytest.mark.parametrize("option", NAMES)
@@ -69,7 +70,7 @@ def test_an_option_has_one_value_under_all_its_names(option):
     value = "true" if "bool" in row.kind else "600" if row.kind == "integer" else '"one"'
     forms = [PREFIX + option, GENERAL + option, f"VM_kvm_ATTR_{option}"]
     for form in forms:
-        seen = folded(ad(**{form: value}), MACHINE)
+        seen = PolicyView(ad(**{form: value}), MACHINE).ad
         assert {seen.expression(name) for name in forms} == {value}
 
 
@@ -81,17 +82,17 @@ def test_what_the_policy_sees_is_what_the_vm_gets():
         {"JobVMMemory": "random(900) + 64", "JobVM_VCPUS": "random(200) + 1"},
     ):
         job = ad(**asked)
-        spec, seen = parse(job, MACHINE), folded(job, MACHINE)
+        spec, seen = parse(job, MACHINE), PolicyView(job, MACHINE).ad
         assert (seen.integer("JobVMMemory"), seen.integer("JobVM_VCPUS")) == (spec.memory_mib, spec.vcpus)
 
 
 def test_what_htcondor_has_reserved_stays_as_it_is():
-    seen = folded(ad(JobVMMemory="96", RequestMemory="64", RequestCpus="2", JobVM_VCPUS="4"), MACHINE)
+    seen = PolicyView(ad(JobVMMemory="96", RequestMemory="64", RequestCpus="2", JobVM_VCPUS="4"), MACHINE).ad
     assert (seen.integer("RequestMemory"), seen.integer("RequestCpus")) == (64, 2)
 
 
 @pytest.mark.parametrize("value", ["{1}", "[a = 1]", "error", "undefined", '"x', "1 / 0", "NoSuch(1)"])
 def test_what_is_no_value_meets_no_condition_on_one(value):
     names = ("JobVMMemory", "VMPARAM_vm_Share", "JobVMNetworking")
-    seen = folded(ad(**dict.fromkeys(names, value)), MACHINE)
+    seen = PolicyView(ad(**dict.fromkeys(names, value)), MACHINE).ad
     assert seen.judge(" || ".join(f"{name} =?= true || {name} >= 0" for name in names)) is not True

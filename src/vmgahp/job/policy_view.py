@@ -1,8 +1,10 @@
-"""The policy's view of a job ad: the value of every attribute under all its names.
+"""The policy view of a job ad: the value of every attribute under all its names.
 
 The administrator's policy reads it, so that a condition on one name also holds for a value that the job sets by
 another name, and for defaults. It does not change what the job gets.
 """
+
+from functools import cached_property
 
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
@@ -24,8 +26,35 @@ _ANY_CASE = {
 """The attributes whose values are case-insensitive."""
 
 
-def folded(ad: JobAd, settings: Settings) -> JobAd:
-    """Return the ad with the effective values, each of the table's kind, under all names. Raises `JobFault`."""
+class PolicyView:
+    """The job ad as the administrator's policy reads it, made on first use."""
+
+    def __init__(self, job: JobAd, settings: Settings) -> None:
+        self.settings = settings
+        self.job = job
+
+    @cached_property
+    def ad(self) -> JobAd:
+        """The ad with the effective values, each of the table's kind, under all names. Raises `JobFault`."""
+        return _view(self.job, self.settings)
+
+    def meets(self, name: str) -> bool:
+        """Return True if the ClassAd expression of a setting is true, or a number but 0.
+
+        Any result, even an error, is the job's responsibility. Raises `MachineFault` for a syntax error.
+        """
+        text = self.settings.string(name)
+        try:
+            value = self.ad.judge(text)
+        except ValueError as error:
+            raise MachineFault(
+                f"{name} = {text} ({self.settings.where(name)}) is not a ClassAd expression.",
+                f"correct {name}; classad_eval tries an expression out.",
+            ) from error
+        return isinstance(value, int | float) and bool(value)
+
+
+def _view(ad: JobAd, settings: Settings) -> JobAd:
     vm_type = ad.vm_type()
     found: dict[str, Plain | None] = {}
     for row in ATTRIBUTES:
@@ -46,22 +75,6 @@ def folded(ad: JobAd, settings: Settings) -> JobAd:
         found["JobVM_MACADDR"] = granted[0].mac or None
         found |= dict.fromkeys(_names(NICS, vm_type), ", ".join(map(str, granted)))
     return ad.changed(found)
-
-
-def meets(ad: JobAd, settings: Settings, name: str) -> bool:
-    """Return True if the ClassAd expression of a setting is true, or a number but 0, over a `folded` ad.
-
-    Any result, even an error, is the job's responsibility. Raises `MachineFault` for a syntax error.
-    """
-    text = settings.string(name)
-    try:
-        value = ad.judge(text)
-    except ValueError as error:
-        raise MachineFault(
-            f"{name} = {text} ({settings.where(name)}) is not a ClassAd expression.",
-            f"correct {name}; classad_eval tries an expression out.",
-        ) from error
-    return isinstance(value, int | float) and bool(value)
 
 
 def _names(option: str, vm_type: str) -> list[str]:
@@ -113,6 +126,3 @@ def _nics(ad: JobAd, settings: Settings) -> tuple[Nic, ...]:
         return nics(ad, settings, Options(ad, others_know=True))
     except JobFault:
         return ()
-
-
-__all__ = ["folded", "meets"]
