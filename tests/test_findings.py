@@ -6,7 +6,7 @@ from time import monotonic
 import pytest
 
 from vmgahp import errors, findings
-from vmgahp.findings import BAD, OFF, OK, Finding
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 
 
 def test_checks_run_at_the_same_time() -> None:
@@ -108,3 +108,13 @@ def test_findings_are_sorted_and_a_failure_names_its_cause() -> None:
     assert not causes["network nat"], "what is not offered explains no failure but one that is not known"
     worse = [one._replace(verdict=BAD) if one.check == "libvirt" else one for one in found]
     assert {one.because for one in findings.explained(worse) if one.verdict != OK} == {"", "libvirt"}
+
+
+def test_checks_that_depend_on_each_other_in_a_circle_are_explained() -> None:
+    """As for an ordinary user, to whom the check of root itself says that it needs root."""
+    of_root = Finding("root", UNKNOWN, "it", "Only root can see it.", "", because="root")
+    other = Finding("libvirt", UNKNOWN, "it", "Only root can see it.", "", because="root")
+    assert [(one.check, one.because) for one in findings.explained([other, of_root])] == [
+        ("root", ""),
+        ("libvirt", "root"),
+    ]

@@ -132,7 +132,8 @@ def _serve(environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
         return 0
     from vmgahp.daemon.server import serve
 
-    return serve(environ["VMGAHP_VMTYPE"], environ["VMGAHP_WORKING_DIR"], environ, to_stderr=to_stderr)
+    status = serve(environ["VMGAHP_VMTYPE"], environ["VMGAHP_WORKING_DIR"], environ, to_stderr=to_stderr)
+    return _end_at_once(status)  # a thread may still wait for settings on a file system that does not answer
 
 
 def _end_at_once(status: int) -> "NoReturn":

@@ -101,18 +101,19 @@ def explained(found: Sequence[Finding]) -> list[Finding]:
     order = {row: number for number, row in enumerate(CHECKS)}
     failed = [one for one in found if one.verdict != OK]
 
-    def cause(finding: Finding) -> str:
-        named = [one for one in failed if one.check == finding.because]
+    def cause(finding: Finding, passed: frozenset[str] = frozenset()) -> str:
+        passed |= {finding.check}  # those who are not root are told so by many checks, of which one is "root"
+        named = [one for one in failed if one.check == finding.because and one.check not in passed]
         if not finding.because and finding.verdict != OK:
             needs = row_of(finding.check).needs
             named = [
                 one
                 for one in failed
-                if one.check in needs
-                and one.check != finding.check
-                and (one.verdict == BAD or finding.verdict == UNKNOWN)
+                if one.check in needs and one.check not in passed and (one.verdict == BAD or finding.verdict == UNKNOWN)
             ]
-        return (named and (cause(named[0]) or named[0].check)) or finding.because
+        if named:
+            return cause(named[0], passed) or named[0].check
+        return finding.because if finding.because != finding.check else ""
 
     return [one._replace(because=cause(one)) for one in sorted(found, key=lambda one: order[row_of(one.check)])]
 

@@ -182,7 +182,8 @@ def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
     """Here the driver itself hangs while it is loaded, which no check could have a deadline for."""
     ended = probe_that_hangs(scratch, "p.DEADLINE, p.proc.age = 0.2, lambda pid: 0.0")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert "had not ended after 0.2 s. It waited for the driver of VM type simulated." in ended.stderr
+    # A busy machine adds to the 0.2 s.
+    assert re.search(r"had not ended after [\d.]+ s\. It waited for the driver of VM type simulated\.", ended.stderr)
 
 
 def test_the_time_of_the_probe_runs_from_the_start_of_its_process(scratch: Path) -> None:

@@ -365,6 +365,7 @@ def test_quit_does_not_wait_for_the_settings(scratch: Path) -> None:
         peer.line()
         peer.send_ad(*simulated_ad(scratch))
         peer.request("START", "simulated")
+        until(lambda: len(os.listdir(f"/proc/{peer.process.pid}/task")) > 2, "the START waits for them")
         peer.send("QUIT")
         assert peer.line(server.DESTROY_DEADLINE / 2) == "S"
         peer.finish()
