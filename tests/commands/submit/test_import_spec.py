@@ -139,7 +139,7 @@ def test_the_simulator_reads_the_same_machine(
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     for number in machine.numbers:
-        (place / machine.file(number)).touch()
+        (place / machine.file(number)).write_bytes(b"KDMV")  # the magic number of a VMDK
     (place / "vm.ovf").write_text(machine.descriptor())
     several = len(machine.memory) > 1
     chosen = f"c{data.draw(st.integers(0, len(machine.memory) - 1))}" if several else ""

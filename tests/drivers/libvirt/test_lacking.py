@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests import jobs
-from tests.drivers.libvirt.support import CRITICAL
 from tests.lab.guest import make_guest
 from tests.lab.namespace import LAB, Namespace, why_not
 from tests.peer import DAEMON, Peer, environment
@@ -143,14 +142,14 @@ def test_what_does_not_run_is_not_offered(machine: Machine) -> None:
     assert BROKEN in why
 
 
-def test_what_has_stopped_running_is_the_machines_fault(machine: Machine) -> None:
-    """The job runs elsewhere, and the next probe tells."""
+def test_a_job_is_told_what_has_stopped_running_and_the_next_probe_offers_it_no_more(machine: Machine) -> None:
+    """Nothing is kept of a probe: a START cannot tell a job that was offered it from one that never was."""
     with machine.weak() as broken:
         assert "VM_qemu_ATTR_tpm = TRUE" in machine.probe().stdout
         broken.touch()
         result, why = machine.start()
         assert "VM_qemu_ATTR_tpm = FALSE" in machine.probe().stdout
-    assert result == ["1", CRITICAL]
+    assert result == ["1", MISMATCHED]
     assert BROKEN in why
 
 

@@ -469,7 +469,10 @@ class _DomainReader:
         nic.link_up = account.get(account.child(element, "link"), "state") != "down"
         # Without a model libvirt has this one.
         model = account.get(account.child(element, "model"), "type") or "rtl8139"
-        vocabulary.add_nic(self._made, nic, kind, model.removesuffix("-transitional").removesuffix("-non"))
+        plain = model.removesuffix("-transitional").removesuffix("-non")
+        if plain != model:
+            nic.changed.append(f"{plain}, not {model}")
+        vocabulary.add_nic(self._made, nic, kind, plain)
         if self._made.vm_type != "xen":
             nic.card = self._card(element, nic.model)
 
