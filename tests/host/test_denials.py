@@ -1,6 +1,5 @@
 """What SELinux and AppArmor have denied, by lines that auditd and the kernel wrote, and whose fault it makes."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def last(tmp_path: Path, *lines: str, since: float = NOW) -> str:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(denials, "_SETTLES", 0)
 
 
 @pytest.mark.parametrize("line", [SVIRT, APPARMOR])

@@ -5,7 +5,7 @@ import re
 import time
 
 from vmgahp import errors
-from vmgahp.host import oom
+from vmgahp.host import oom, wait
 
 AUDIT_LOG = "/var/log/audit/audit.log"
 """The log that auditd writes; without auditd the kernel's own log has the same lines."""
@@ -28,14 +28,17 @@ def since(moment: float, audit: str = AUDIT_LOG, kernel: str = oom.LOG) -> str:
 
     Only root may read the logs. Nothing is raised.
     """
-    time.sleep(_SETTLES if os.access(audit, os.R_OK) else 0)
     boot = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
-    lines = [text.decode(errors="replace") for when, text in oom.records(kernel) if boot + when >= moment]
-    for line in reversed([*lines, *_tail(audit)]):
-        when = _WHEN.search(line)
-        if when and int(when[1]) >= int(moment) and _DENIAL.search(line) and _CONFINED.search(line):
-            return " ".join(line.split())[:LONGEST]
-    return ""
+
+    def attempt() -> str:
+        lines = [text.decode(errors="replace") for when, text in oom.records(kernel) if boot + when >= moment]
+        for line in reversed([*lines, *_tail(audit)]):
+            when = _WHEN.search(line)
+            if when and int(when[1]) >= int(moment) and _DENIAL.search(line) and _CONFINED.search(line):
+                return " ".join(line.split())[:LONGEST]
+        return ""
+
+    return wait.until(attempt, _SETTLES if os.access(audit, os.R_OK) else 0, 0.05)
 
 
 def told(fault: errors.Fault, denial: str) -> errors.Fault:

@@ -271,7 +271,7 @@ def startd(context: Context) -> Finding:
         return check.bad(f"{path} has no address in it.", start)
     command = [tool, "-pool", address, "-long", "-attributes", ",".join(_ATTRIBUTES)]
     said = ask(command, TOOL_DEADLINE, context.environ)
-    # Those of several slots are separated by empty lines.
+    # Empty lines separate the ads of several slots.
     ads = [JobAd(pairs) for text in said.out.replace("\r", "").split("\n\n") if (pairs := pairs_of(text))]
     if not ads:
         first = next((line.strip() for line in said.err.splitlines() if line.strip()), "it has no slots")

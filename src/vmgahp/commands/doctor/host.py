@@ -30,7 +30,6 @@ from vmgahp.findings import BAD, OFF, OK, Finding, Late
 from vmgahp.host import libvirt_daemons, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.images.still import why_none
-from vmgahp.job.ad import JobAd
 from vmgahp.vm_types import QEMU
 
 STARTD_PATIENCE = 5.0
@@ -77,18 +76,12 @@ def host_name(context: Context) -> Finding:
 # The probe
 
 
-class _Surveyed(base.Driver):
-    """A replacement for a driver that cannot be used here, so that the other checks of the probe are made."""
+class _Surveyed(base.Surveyor):
+    """A replacement for a survey that cannot be made here, so that the other checks of the probe are made."""
 
     def __init__(self, context: Context, outcome: base.Survey | errors.Fault) -> None:
         super().__init__(context.vm_type, context.settings, Identity(NOBODY, NOBODY), context.notes.append)
         self.outcome = outcome
-
-    def start(self, job: JobAd) -> base.Machine:
-        raise NotImplementedError
-
-    def kill(self, match: str, uuid: str = "") -> bool:
-        raise NotImplementedError
 
     def survey(self, end: float) -> base.Survey:
         if isinstance(self.outcome, errors.Fault):
@@ -97,11 +90,11 @@ class _Surveyed(base.Driver):
 
 
 def probed(context: Context) -> list[Finding]:
-    """Run the startd's probe in this process, with a driver that writes no log, and explain its findings."""
+    """Run the startd's probe in this process, with a surveyor that writes no log, and explain its findings."""
     if context.vm_type in QEMU:
         _ask_libvirt(context)
-    driver, identity = _driver(context)
-    context.probe = probe.probe(context.vm_type, context.settings, driver, identity=identity)
+    surveyor, identity = _surveyor(context)
+    context.probe = probe.probe(context.vm_type, context.settings, surveyor, identity=identity)
     return [
         _explain(context, finding)
         for finding in context.probe.findings
@@ -279,14 +272,15 @@ EXECUTE_DEADLINE = 3.0
 """The deadline in seconds for a file system that the probe has accessed already."""
 
 
-def _driver(context: Context) -> tuple[base.Driver, Identity | None]:
-    """Return the driver for a probe, or a replacement for one that cannot be used, and the job's user if known."""
+def _surveyor(context: Context) -> tuple[base.Surveyor, Identity | None]:
+    """Return the surveyor that the startd's probe has, or a replacement for it, and the job's user if known."""
     identity = None
     try:
         identity = Identity.from_environ(context.environ)
         if context.blind and context.vm_type in QEMU:
             return _Surveyed(context, base.Survey(unseen(context))), identity
-        return base.find(context.vm_type)(context.vm_type, context.settings, identity, context.notes.append), identity
+        surveyor = base.find_surveyor(context.vm_type)
+        return surveyor(context.vm_type, context.settings, identity, context.notes.append), identity
     except errors.Fault as fault:
         return _Surveyed(context, fault), identity
 

@@ -57,9 +57,6 @@ from vmgahp.job.spec import JobSpec
 from vmgahp.metrics import Usage
 from vmgahp.text import shown
 
-KILL_SECONDS = 20.0
-"""Seconds for libvirt's answer to the kill mode; it takes 15 s to destroy a domain that does not end."""
-
 
 class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     """The driver for kvm and libvirt (KVM, or TCG with VM_ALLOW_EMULATION) and qemu (always TCG).
@@ -238,7 +235,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         sweep()  # removes the console's socket of a server that was killed
         fault: errors.Fault
         try:
-            return self.connection.call(destroy, seconds=KILL_SECONDS)
+            return self.connection.call(destroy, seconds=CALL_SECONDS)
         except libvirt.libvirtError as error:
             fault = faults.from_libvirt(error, f"destroying {match}")
         except errors.MachineFault as away:
