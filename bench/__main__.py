@@ -52,7 +52,7 @@ PAGE = REPOSITORY / "docs/explanation/performance.md"
 
 ROUNDS = 16
 ROUNDS_OF = {
-    "without VM": 1.0, "probe": 0.5, "VM": 0.5, "one START": 0.2, "256 MiB": 0.15, "1 GiB": 0.1,
+    "without VM": 1.0, "probe": 0.5, "VM": 0.5, "256 MiB": 0.15, "1 GiB": 0.1,
     "many": 0.05, "fifty": 0.05, "silent": 0.05,
 }  # fmt: skip
 """The number of rounds, and the share of them that each part takes, at least one."""

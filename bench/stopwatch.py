@@ -6,7 +6,6 @@ JSON a line: ``{"round": …, "server": …, "row": …, "value": …}``, times 
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.watched import Server, counted, family, median, memory, work
+from bench.watched import Server, family, median, memory, work
 
 SETTLE = 0.3
 """Seconds from a greeting to the first steady round trip: whatever a server does at its start is done."""
@@ -137,20 +136,11 @@ def without_vm(subject: Subject) -> Iterator[Value]:
         ad = subject.ad()
         yield "CLASSAD", median([server.block(ad, piecewise=True) for _ in range(BLOCKS)])
         yield "CLASSAD at once", median([server.block(ad, piecewise=False) for _ in range(BLOCKS)])
-        time.sleep(SETTLE)
-        for row, request, times in (
-            ("VERSION", server.version, VERSIONS),
-            ("STATUS", lambda: server.result(b"CONDOR_VM_STATUS", 1, b"99"), STATUSES),
-            ("CLASSAD", lambda: server.block(ad, piecewise=False), BLOCKS),
-        ):
-            yield from ((f"{row} {name}", value) for name, value in counted(server.pid, request, times))
 
 
 def probe(subject: Subject) -> Iterator[Value]:
     """Measure the probe."""
     yield "probe", subject.probe()
-    # Of this process, which does nothing but wait, and of the one that it starts.
-    yield from ((f"probe {name}", value) for name, value in counted(os.getpid(), subject.probe, children=True))
 
 
 def with_vm(subject: Subject) -> Iterator[Value]:
@@ -164,24 +154,8 @@ def with_vm(subject: Subject) -> Iterator[Value]:
         time.sleep(SETTLE)
         server.statuses(1, vm_id, b"Running")
         yield "live STATUS", server.statuses(LIVE_STATUSES, vm_id, b"Running")
-        yield from (
-            (f"live STATUS {name}", value)
-            for name, value in counted(server.pid, lambda: server.result(b"CONDOR_VM_STATUS", 1, vm_id), LIVE_STATUSES)
-        )
         yield from ((f"live {field}", kib) for field, kib in subject.weigh(server).items())
         yield "QUIT", server.quit() / 1e6
-
-
-def one_start(subject: Subject) -> Iterator[Value]:
-    """Count the instructions of a START."""
-    subject.new_scratch()
-    subject.image("counting")
-    with subject.serve() as server:
-        server.lines(1)
-        time.sleep(SETTLE)
-        request = functools.partial(subject.start, server)
-        yield from ((f"START {name}", value) for name, value in counted(server.pid, request, children=True))
-        server.quit()
 
 
 def with_memory(subject: Subject, mib: int) -> Iterator[Value]:
@@ -268,8 +242,6 @@ def fifty(subject: Subject) -> Iterator[Value]:
         for row, milliseconds in together.items():
             yield f"{row} of fifty", milliseconds
             yield f"{row} of fifty to one", milliseconds / alone[row]
-        for name, value in counted(server.pid, server.version, VERSIONS):
-            yield f"VERSION of fifty {name}", value
     _end_domains()
 
 
@@ -320,7 +292,6 @@ PARTS = {
     "without VM": without_vm,
     "probe": probe,
     "VM": with_vm,
-    "one START": one_start,
     "256 MiB": lambda subject: with_memory(subject, 256),
     "1 GiB": lambda subject: with_memory(subject, 1024),
     "many": many,

@@ -1,7 +1,7 @@
 """The table of both servers: its rows with their goals, the page that it is on, and the comparison with that.
 
 A figure is a median with its quartiles. The ratio of the two servers counts, of the values of one round, which were
-measured one right after the other: noise of a round is in both. Instructions and memory hardly jitter.
+measured one right after the other: noise of a round is in both. Memory hardly jitters.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ FIFTH = 0.2
 TENTH = 0.1
 """Below this a ratio is as good as any."""
 COUNT = 0.02
-"""The same for a count: Python's seed of hashes moves instructions by half of this, the guest's pages an image."""
+"""The same for memory and bytes, by which the guest's pages move an image."""
 
 MICRO, MILLI, SECONDS, MIB = "µs", "ms", "s", "MiB"
-THOUSAND, HOURLY, A_MINUTE, TIMES = "1000", "s/h", "/min", "times"
+HOURLY, A_MINUTE, TIMES = "s/h", "/min", "times"
 FACTOR = {
-    MICRO: 1000.0, MILLI: 1.0, SECONDS: 1 / 1000, MIB: 1 / 1024, THOUSAND: 1 / 1000, HOURLY: 1 / 1000, A_MINUTE: 1.0,
-    TIMES: 1.0,
+    MICRO: 1000.0, MILLI: 1.0, SECONDS: 1 / 1000, MIB: 1 / 1024, HOURLY: 1 / 1000, A_MINUTE: 1.0, TIMES: 1.0,
 }  # fmt: skip
 """The factor of a value of `stopwatch` (milliseconds, KiB, a count) by the unit of its row."""
-COUNTS = (MIB, THOUSAND)
 
 
 class Goal(NamedTuple):
@@ -58,7 +56,6 @@ NO_WAIT = Goal(2, ratio=False)
 NO_MORE = Goal(1.2, ratio=False)
 
 
-USER = "In user mode, as the processor counts them. The seed of Python's hashes moves them by 1 %."
 READY = "0.3 s after ASYNC_MODE_ON: condor_starter takes a second."
 FAMILY = "Of all its processes: the guardian of the VM is included."
 OWN = "Anonymous pages: what no other process shares."
@@ -85,10 +82,6 @@ def _with_memory(part: str, mib: int) -> Iterator[Row]:
     yield Row(f"meanwhile {mib}", part, f"VERSION's p99 in the three, {part}", MILLI, NO_WAIT, MEANWHILE)
 
 
-def _instructions(key: str, part: str, title: str) -> Row:
-    return Row(f"{key} instructions", part, f"instructions of {title}", THOUSAND, remark=USER)
-
-
 ROWS = (
     Row("greeting", NO_VM, "from exec to the greeting", MILLI, AS_FAST),
     Row("first VERSION", NO_VM, "VERSION right after the greeting", MICRO),
@@ -99,13 +92,6 @@ ROWS = (
     Row("CLASSAD", NO_VM, "job ad, a line at a time", MICRO, AS_FAST),
     Row("CLASSAD at once", NO_VM, "job ad, at once", MICRO, AS_FAST),
     Row("live STATUS", LIVE, "STATUS and RESULTS, a VM", MICRO, AS_FAST),
-    _instructions("VERSION", NO_VM, "VERSION"),
-    _instructions("STATUS", NO_VM, "STATUS, no VM"),
-    _instructions("CLASSAD", NO_VM, "a job ad"),
-    _instructions("live STATUS", LIVE, "STATUS, a VM"),
-    _instructions("VERSION of fifty", FIFTY, "VERSION, 50 VMs"),
-    _instructions("probe", "probe", "the probe"),
-    _instructions("START", "one START", "a job ad and START"),
     Row("probe", "probe", "the probe", MILLI, Goal(400, ratio=False)),
     Row("START", LIVE, "START to its result", MILLI, Goal(1.1), READY),
     Row("QUIT", LIVE, "QUIT to the end, a VM", MILLI, remark=SLEEPS),
@@ -271,8 +257,8 @@ def departures(page: str, lines: Sequence[Line]) -> dict[str, str]:
             text[f"{title}: the page does not have it"] = line.row.part
             continue
         figure, ratio = known[title]
-        if unit in (*COUNTS, HOURLY, A_MINUTE):
-            if abs(line.ours.value - figure) > max((COUNT if unit in COUNTS else FIFTH) * figure, 0.01):
+        if unit in (MIB, HOURLY, A_MINUTE):
+            if abs(line.ours.value - figure) > max((COUNT if unit == MIB else FIFTH) * figure, 0.01):
                 text[f"{title}: {_figure(line.ours)} {unit}, the page says {figure:g}"] = line.row.part
             continue
         low, high, ratio = (max(value, TENTH) for value in (line.ratio.low, line.ratio.high, ratio))

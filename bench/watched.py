@@ -1,4 +1,4 @@
-"""A server under the bench's watch: its client's ends of the pipes, its memory, its time, its instructions.
+"""A server under the bench's watch: its client's ends of the pipes, its memory and its time.
 
 It runs inside the namespace and needs nothing but the standard library. It does nothing beside the system calls that a
 client makes: a pipe is written, a pipe is read, a clock is read before and after.
@@ -6,15 +6,13 @@ client makes: a pipe is written, a pipe is read, a clock is read before and afte
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import selectors
 import signal
 import statistics
-import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -245,58 +243,3 @@ def work(pids: Iterable[int]) -> tuple[int, int]:
         except OSError:  # it is gone
             continue
     return nanoseconds, switches
-
-
-PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
-"""The number of the system call, by machine; -1 is none."""
-PERF_FLAG_FD_CLOEXEC = 8
-ATTRIBUTES = 112
-"""Bytes of a perf_event_attr."""
-INHERIT, EXCLUDE_KERNEL, EXCLUDE_HYPERVISOR, INHERIT_THREAD = 1 << 1, 1 << 5, 1 << 6, 1 << 35
-
-
-class Instructions:
-    """A counter of the instructions in user mode of a process's threads, by the processor's own counters.
-
-    Processes that it starts from now on are counted with it where its `children` are wanted.
-    """
-
-    def __init__(self, pid: int, children: bool = False) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        # A hardware event (type 0), and of them the instructions (1).
-        flags = INHERIT | EXCLUDE_KERNEL | EXCLUDE_HYPERVISOR | (0 if children else INHERIT_THREAD)
-        attributes = struct.pack("=IIQQQQQ", 0, ATTRIBUTES, 1, 0, 0, 0, flags).ljust(ATTRIBUTES, b"\0")
-        number = PERF_EVENT_OPEN.get(os.uname().machine, -1)
-        self._counters: list[int] = []
-        for task in os.listdir(f"/proc/{pid}/task"):
-            counter = libc.syscall(number, attributes, int(task), -1, -1, PERF_FLAG_FD_CLOEXEC)
-            if counter < 0:
-                self.close()
-                raise OSError(ctypes.get_errno(), f"perf_event_open: {os.strerror(ctypes.get_errno())}")
-            self._counters.append(counter)
-
-    def read(self) -> int:
-        return sum(struct.unpack("=Q", os.read(counter, 8))[0] for counter in self._counters)
-
-    def close(self) -> None:
-        for counter in self._counters:
-            os.close(counter)
-
-
-def counted(
-    pid: int, request: Callable[[], object], times: int = 1, children: bool = False
-) -> Iterator[tuple[str, float]]:
-    """Count the instructions of a request, the median of so many; none where the processor counts none for us."""
-    try:
-        counter = Instructions(pid, children)
-    except OSError:  # a virtual processor has no counters, as a rule
-        return
-    values = []
-    try:
-        for _ in range(times):
-            before = counter.read()
-            request()
-            values.append(counter.read() - before)
-    finally:
-        counter.close()
-    yield "instructions", float(statistics.median_high(values))
