@@ -47,15 +47,8 @@ def test_anything_else_is_a_usage_error(line: str) -> None:
 
 
 def run(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "vmgahp", *words],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-P", "-m", "vmgahp", *words]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
 
 
 def test_usage_goes_to_stderr_with_status_1() -> None:

@@ -1,11 +1,9 @@
-"""What contributors start from: the titles of commits, the hooks, the forge's files."""
+"""What contributors start from: the titles of commits, the hooks, the forge's workflow, the story of a START."""
 
-import configparser
 import os
 import re
 import shlex
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import yaml
 from tests import REPOSITORY
 
 COMMIT_TITLE = REPOSITORY / "scripts/commit-title"
-TEMPLATES = REPOSITORY / ".github/ISSUE_TEMPLATE"
 
 
 def read(path: str) -> Any:
@@ -93,21 +90,6 @@ def test_the_forge_runs_the_projects_own_scripts_with_the_whole_history() -> Non
     assert all(os.access(REPOSITORY / script, os.X_OK) for script in scripts)
     [checkout] = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
     assert checkout["with"]["fetch-depth"] == 0
-
-
-def test_who_reports_a_defect_is_asked_for_what_the_doctor_says() -> None:
-    forms = {path.stem: read(f".github/ISSUE_TEMPLATE/{path.name}") for path in TEMPLATES.glob("*.yml")}
-    fields = {field["id"]: field for field in forms["defect"]["body"] if "id" in field}
-    assert "vmgahp doctor --json" in fields["doctor"]["attributes"]["description"]
-    assert fields["doctor"]["validations"]["required"] is True
-
-
-def test_editors_keep_to_what_ruff_checks() -> None:
-    parser = configparser.ConfigParser()
-    parser.read_string("[top]\n" + (REPOSITORY / ".editorconfig").read_text())
-    ruff = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["ruff"]
-    assert parser["*.py"]["max_line_length"] == str(ruff["line-length"])
-    assert (parser["*"]["indent_style"], parser["*"]["indent_size"]) == ("space", str(ruff.get("indent-width", 4)))
 
 
 def test_the_story_of_a_start_names_what_is_in_the_code() -> None:

@@ -66,18 +66,10 @@ def fits(text: str) -> list[str]:
 
 def audit(path: Path) -> tuple[int, list[str]]:
     """Ask pip-audit about the packages of a file; the exit status, and what there is to say of it."""
-    command = [
-        "pip-audit",
-        "--disable-pip",
-        "--require-hashes",
-        "--progress-spinner=off",
-        "--timeout=5",
-        "--format=json",
-    ]
+    command = ["pip-audit", "--disable-pip", "--require-hashes", "--progress-spinner=off", "--timeout=5"]
+    command += ["--format=json", f"--requirement={path}"]
     try:
-        done = subprocess.run(
-            [*command, f"--requirement={path}"], capture_output=True, timeout=AUDIT_SECONDS, check=False
-        )
+        done = subprocess.run(command, capture_output=True, timeout=AUDIT_SECONDS, check=False)
         answer = json.loads(done.stdout)["dependencies"]
     except (OSError, subprocess.TimeoutExpired) as error:
         return NOT_CHECKED, [str(error)]

@@ -40,7 +40,6 @@ DISK = '"guest.img:hda:w:raw"'
 MEMORY_MIB = 16
 RENAME_EXCHANGE = 2
 AT_FDCWD = -100
-NOBODY_ELSES = ("vm_error.txt",)
 
 LOGS = ("/var/log/libvirt/qemu", "/run/libvirt/qemu", "/etc/libvirt/qemu")
 
@@ -192,6 +191,20 @@ class Site:
             result = self.start() if operation == "START" else self.ask(operation)
             assert result[:1] == ["0"], f"{operation}: {result}\n{self.daemon.said()}"
 
+    def stop(self) -> None:
+        """End the guest of one try, where there is one."""
+        if self.vm:
+            self.ask("STOP")
+            self.vm = ""
+
+    @contextlib.contextmanager
+    def naming(self, what: str) -> Iterator[None]:
+        """Say with the last breach of a block by what it was brought about."""
+        before = len(self.breaches)
+        yield
+        if len(self.breaches) > before:
+            self.breaches[-1] += f" [{what[:120]}]"
+
     def answer(self, request: Request) -> list[str]:
         began = time.monotonic()
         try:
@@ -220,10 +233,6 @@ class Site:
             return str(connection.lookupByName(self.name).XMLDesc())
         finally:
             connection.close()
-
-    def counts(self) -> Callable[[], bool]:
-        """Whether the guest prints."""
-        return lambda: self.console().count("\n") > 2
 
     def console(self) -> str:
         with contextlib.suppress(OSError):
@@ -258,8 +267,7 @@ class Site:
                         self.breach("the daemon no longer serves")
                 except ProtocolError as error:
                     self.breach(f"the daemon no longer serves: {error}")
-                if self.vm:
-                    self.ask("STOP")
+                self.stop()
             self.look_for_secrets()
             self.end()
         self.look_at_the_machine()

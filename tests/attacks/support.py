@@ -1,9 +1,9 @@
 """The form of an attack, and the test that tries one."""
 
 import enum
-import functools
 import importlib
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,24 +42,46 @@ class Mode(enum.StrEnum):
 
 
 BOTH = (Mode.LIBVIRT, Mode.JOB)
-NO_QEMU = (Mode.NONE,)
 
 
 class Attack(NamedTuple):
-    """A row of a module's ATTACKS."""
+    """An attack, as `attack` registers it."""
 
     name: str
     who: Who
-    done: str
     must: Must
-    act: str
-    """The function of the module that does it."""
-    arguments: tuple[Any, ...] = ()
-    modes: tuple[Mode, ...] = BOTH
-    times: int = 1
+    act: Callable[..., None]
+    """The function that does it, whose docstring says what is done."""
+    arguments: tuple[Any, ...]
+    modes: tuple[Mode, ...]
+    times: int
     """The number of attacks that it is: tries of a race, values of a table."""
-    daily: bool = False
+    daily: bool
     """True for the few that scripts/test tries each time, in their first mode."""
+
+
+ATTACKS: defaultdict[str, list[Attack]] = defaultdict(list)
+"""Name of a module -> its attacks."""
+
+
+def attack(
+    who: Who,
+    must: Must,
+    *modes: Mode,
+    times: int = 1,
+    daily: bool = False,
+    cases: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as an attack, or as one for each of `cases`: name -> arguments."""
+
+    def register(act: Callable[..., None]) -> Callable[..., None]:
+        name = act.__name__.replace("_", "-")
+        for case, arguments in ({"": ()} if cases is None else cases).items():
+            named = f"{name}-{case}" if case else name
+            ATTACKS[act.__module__].append(Attack(named, who, must, act, arguments, modes, times, daily))
+        return act
+
+    return register
 
 
 class Outcome(NamedTuple):
@@ -82,8 +104,8 @@ LONGEST = 240.0
 
 
 def rows(surface: str) -> list[Attack]:
-    """Return the table of a surface."""
-    found: list[Attack] = importlib.import_module(f"tests.attacks.test_{surface}").ATTACKS
+    """Return the attacks of a surface."""
+    found = ATTACKS[importlib.import_module(f"tests.attacks.test_{surface}").__name__]
     assert len({row.name for row in found}) == len(found), "a name is there twice"
     return found
 
@@ -109,23 +131,26 @@ class Battleground(Machine):
         return outcome
 
 
-def each(attacks: list[Attack]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a test of every row, in every mode that it has."""
+def each(module: str) -> Callable[..., None]:
+    """Make a test of every attack of a module, in every mode that it has."""
     parameters = [
         pytest.param(
             row,
             mode,
             id=f"{row.name}-{mode.name.lower()}",
-            marks=[
-                pytest.mark.libvirt,
-                pytest.mark.attacks,
-                *([pytest.mark.smoke] if row.daily and mode is row.modes[0] else []),
-            ],
+            marks=[pytest.mark.smoke] if row.daily and mode is row.modes[0] else [],
         )
-        for row in attacks
+        for row in ATTACKS[module]
         for mode in row.modes
     ]
-    return functools.partial(pytest.mark.parametrize(("attack", "mode"), parameters))
+
+    @pytest.mark.libvirt
+    @pytest.mark.attacks
+    @pytest.mark.parametrize(("attack", "mode"), parameters)
+    def test(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
+        stopped(ground, request, attack, mode)
+
+    return test
 
 
 def stopped(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
@@ -142,4 +167,4 @@ def stopped(ground: Battleground, request: pytest.FixtureRequest, attack: Attack
         request.node.user_properties[:] = [
             ("counted", [f"attacks by {of}", key, attack.times, failed]) for of, key in counted.items()
         ]
-    assert outcome.breaches == [], "\n".join([f"{attack.who}: {attack.done}", *outcome.told])
+    assert outcome.breaches == [], "\n".join([f"{attack.who}: {attack.act.__doc__}", *outcome.told])

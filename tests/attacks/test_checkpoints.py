@@ -7,17 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import libvirt
-import pytest
 
 from tests.attacks.ground import CANARIES
 from tests.attacks.site import Site
-from tests.attacks.support import BOTH, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
 from tests.domain.support import SCRIPTED
 from tests.faults.host import URI
 from vmgahp.checkpoint import files
 
 MEMORY, MANIFEST = "vm_checkpoint.mem", "vm_checkpoint.json"
-LIBVIRT = (Mode.LIBVIRT,)
 
 HEADS: dict[str, tuple[int, int]] = {
     **{f"version {number}": (16, number) for number in (0, 1, 3, 1 << 24, 0xFFFFFFFF)},
@@ -135,137 +133,13 @@ MEMORIES: dict[str, bytes] = {
     "noise": bytes(range(256)) * 64,
 }
 
-ATTACKS = [
-    Attack(
-        "memory-heads",
-        Who.USER,
-        f"the head of a memory image has {len(HEADS)} impossible or foreign numbers, and the manifest its new hash",
-        Must.SURVIVE,
-        "heads",
-        modes=LIBVIRT,
-        times=len(HEADS),
-    ),
-    Attack(
-        "suspend-image-heads",
-        Who.USER,
-        f"{len(SUSPENDED)} of these numbers in the memory image of a SUSPEND, before RESUME",
-        Must.SURVIVE,
-        "suspend_heads",
-        modes=LIBVIRT,
-        times=len(SUSPENDED),
-    ),
-    Attack(
-        "manifests",
-        Who.USER,
-        f"{len(MANIFESTS)} forged manifests: machine types, devices, UUIDs, numbers, names, files of others",
-        Must.SURVIVE,
-        "manifests",
-        modes=LIBVIRT,
-        times=len(MANIFESTS),
-    ),
-    Attack(
-        "machine-types",
-        Who.USER,
-        "a manifest and the XML in its memory image with machine types that this machine has not",
-        Must.SURVIVE,
-        "machine_types",
-        modes=BOTH,
-        times=3,
-        daily=True,
-    ),
-    Attack(
-        "no-manifests",
-        Who.USER,
-        f"{len(RAW)} manifests that are none",
-        Must.SURVIVE,
-        "no_manifests",
-        modes=LIBVIRT,
-        times=len(RAW),
-    ),
-    Attack(
-        "no-memory-images",
-        Who.USER,
-        f"{len(MEMORIES)} memory images that are none, with their hashes in the manifest",
-        Must.SURVIVE,
-        "no_memory_images",
-        modes=LIBVIRT,
-        times=len(MEMORIES),
-    ),
-    Attack(
-        "streams",
-        Who.USER,
-        "QEMU's own stream in a memory image is cut off, zero, or noise from different places on",
-        Must.SURVIVE,
-        "streams",
-        modes=BOTH,
-        times=8,
-    ),
-    Attack(
-        "another-vms-uuid",
-        Who.USER,
-        "a manifest has the UUID of another VM that runs on this machine",
-        Must.SURVIVE,
-        "anothers_uuid",
-        modes=LIBVIRT,
-    ),
-    Attack(
-        "another-jobs-checkpoint",
-        Who.USER,
-        "the checkpoint of another job, with its disk",
-        Must.SURVIVE,
-        "anothers_checkpoint",
-        modes=LIBVIRT,
-    ),
-    Attack(
-        "linked-files",
-        Who.USER,
-        "the memory image or the manifest of a checkpoint is a link to a file of root's or of another user",
-        Must.SURVIVE,
-        "links",
-        modes=BOTH,
-        times=4,
-    ),
-    Attack(
-        "memory-swapped-during-restart",
-        Who.USER,
-        "a checkpoint's memory image and a forged one change places all the time during START",
-        Must.SURVIVE,
-        "swapped_during_restart",
-        modes=LIBVIRT,
-        times=6,
-    ),
-    Attack(
-        "memory-swapped-during-resume",
-        Who.USER,
-        "a suspended VM's memory image and a link to a file of root's change places all the time during RESUME",
-        Must.SURVIVE,
-        "swapped_during_resume",
-        modes=BOTH,
-        times=6,
-    ),
-]
-
-
-@each(ATTACKS)
-def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
-    stopped(ground, request, attack, mode)
-
-
-# What is done
-
 
 def checkpoint(site: Site) -> tuple[bytes, dict[str, Any]]:
     """A real one of this job's: its memory image and its manifest."""
     site.guest()
     site.done("START", "CHECKPOINT")
-    stop(site)
+    site.stop()
     return site.path(MEMORY).read_bytes(), json.loads(site.path(MANIFEST).read_bytes())
-
-
-def stop(site: Site) -> None:
-    if site.vm:
-        site.ask("STOP")
-        site.vm = ""
 
 
 def signed(manifest: dict[str, Any], memory: bytes) -> bytes:
@@ -281,49 +155,56 @@ def signed(manifest: dict[str, Any], memory: bytes) -> bytes:
     return json.dumps(copy).encode()
 
 
-def restart(site: Site, what: str, memory: bytes, manifest: bytes) -> None:
-    """START with a checkpoint, and STOP."""
-    before = len(site.breaches)
+def place(site: Site, memory: bytes, manifest: bytes) -> None:
+    """Have this checkpoint in the scratch directory, and a fresh disk."""
     for path in site.directory.glob("vm_checkpoint*"):
         path.unlink()
     site.guest()
     site.plant(MEMORY, memory)
     site.plant(MANIFEST, manifest)
-    site.start()
-    stop(site)
-    site.look_at_the_machine()
-    if len(site.breaches) > before:
-        site.breaches[-1] += f" [{what}]"
+
+
+def restart(site: Site, what: str, memory: bytes, manifest: bytes) -> None:
+    """START with a checkpoint, and STOP."""
+    with site.naming(what):
+        place(site, memory, manifest)
+        site.start()
+        site.stop()
+        site.look_at_the_machine()
 
 
 def with_number(memory: bytes, at: int, number: int) -> bytes:
     return memory[:at] + struct.pack("=I", number) + memory[at + 4 :]
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=len(HEADS))
 def heads(site: Site) -> None:
+    """Forge a number in the head of a memory image, and give the manifest its new hash."""
     memory, manifest = checkpoint(site)
     for what, (at, number) in HEADS.items():
         forged = with_number(memory, at, number)
         restart(site, what, forged, signed(manifest, forged))
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=len(SUSPENDED))
 def suspend_heads(site: Site) -> None:
+    """Forge such a number in the memory image of a SUSPEND, before RESUME."""
     for what in SUSPENDED:
         at, number = HEADS[what]
-        before = len(site.breaches)
-        site.guest()
-        site.done("START", "SUSPEND")
-        image = site.path("vm_suspend.mem")
-        site.plant(image.name, with_number(image.read_bytes(), at, number), 0o600)
-        site.ask("RESUME")
-        site.ask("STATUS")
-        stop(site)
-        if len(site.breaches) > before:
-            site.breaches[-1] += f" [{what}]"
+        with site.naming(what):
+            site.guest()
+            site.done("START", "SUSPEND")
+            image = site.path("vm_suspend.mem")
+            site.plant(image.name, with_number(image.read_bytes(), at, number), 0o600)
+            site.ask("RESUME")
+            site.ask("STATUS")
+            site.stop()
     site.start()
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=len(MANIFESTS))
 def manifests(site: Site) -> None:
+    """Forge a manifest: machine types, devices, UUIDs, numbers, names, files of others."""
     memory, manifest = checkpoint(site)
     for what, change in MANIFESTS.items():
         forged = json.loads(signed(manifest, memory))
@@ -331,7 +212,9 @@ def manifests(site: Site) -> None:
         restart(site, what, memory, json.dumps(forged).encode())
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=3, daily=True)
 def machine_types(site: Site) -> None:
+    """Name machine types that this machine has not, in a manifest and in the XML of its memory image."""
     memory, manifest = checkpoint(site)
     for name in (b"pc-i440fx-9999", b"pc-i440fx-0.12", b"pc-q35-2.4\0\0\0\0"):
         at = memory.index(b"pc-i440fx-")
@@ -342,19 +225,25 @@ def machine_types(site: Site) -> None:
         restart(site, name.decode(), forged, json.dumps(text).encode())
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=len(RAW))
 def no_manifests(site: Site) -> None:
+    """Leave a manifest that is none."""
     memory, _ = checkpoint(site)
     for what, content in RAW.items():
         restart(site, what, memory, content)
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=len(MEMORIES))
 def no_memory_images(site: Site) -> None:
+    """Leave a memory image that is none, with its hash in the manifest."""
     _, manifest = checkpoint(site)
     for what, content in MEMORIES.items():
         restart(site, what, content, signed(manifest, content))
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=8)
 def streams(site: Site) -> None:
+    """Cut QEMU's own stream in a memory image off, or fill it with zeroes or noise from different places on."""
     memory, manifest = checkpoint(site)
     start = 92 + struct.unpack_from("=I", memory, 20)[0]
     noise = bytes(range(256)) * 4096
@@ -371,7 +260,9 @@ def streams(site: Site) -> None:
         restart(site, what, forged, signed(manifest, forged))
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT)
 def anothers_uuid(site: Site) -> None:
+    """Have the UUID of another VM that runs on this machine in a manifest."""
     memory, manifest = checkpoint(site)
     connection = libvirt.open(URI)
     other = connection.createXML(
@@ -389,45 +280,45 @@ def anothers_uuid(site: Site) -> None:
         connection.close()
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT)
 def anothers_checkpoint(site: Site) -> None:
+    """Bring the checkpoint of another job, with its disk."""
     memory, manifest = checkpoint(site)
     site.process += 1000
     site.name = f"alice_lab_7.{site.process}"
     restart(site, "another's", memory, signed(manifest, memory))
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=4)
 def links(site: Site) -> None:
+    """Make the memory image or the manifest of a checkpoint a link to a file of root's or of another user."""
     memory, manifest = checkpoint(site)
     for name in (MEMORY, MANIFEST):
         for canary in ("root", "other"):
-            for path in site.directory.glob("vm_checkpoint*"):
-                path.unlink()
-            site.guest()
-            site.plant(MEMORY, memory)
-            site.plant(MANIFEST, signed(manifest, memory))
+            place(site, memory, signed(manifest, memory))
             site.path(name).unlink()
             site.link(name, CANARIES / canary)
             site.start()
-            stop(site)
+            site.stop()
             site.look_at_the_machine()
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=6)
 def swapped_during_restart(site: Site) -> None:
+    """Exchange a checkpoint's memory image and a forged one all the time during START."""
     memory, manifest = checkpoint(site)
     forged = with_number(memory, 28, 1)
     for _ in range(6):
-        for path in site.directory.glob("vm_checkpoint*"):
-            path.unlink()
-        site.guest()
-        site.plant(MEMORY, memory)
+        place(site, memory, signed(manifest, memory))
         site.plant("forged", forged)
-        site.plant(MANIFEST, signed(manifest, memory))
         with site.swapping(MEMORY, "forged"):
             site.start()
-            stop(site)
+            site.stop()
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=6)
 def swapped_during_resume(site: Site) -> None:
+    """Exchange a suspended VM's memory image and a link to a file of root's all the time during RESUME."""
     site.guest()
     for _ in range(6):
         site.done("START", "SUSPEND")
@@ -435,8 +326,11 @@ def swapped_during_resume(site: Site) -> None:
         site.link("evil", CANARIES / "root")
         with site.swapping("vm_suspend.mem", "evil"):
             site.ask("RESUME")
-        stop(site)
+        site.stop()
         site.path("vm_suspend.mem").unlink(missing_ok=True)
         site.look_at_the_machine()
     site.path("evil").unlink(missing_ok=True)
     site.start()
+
+
+test_nothing_comes_of_it = each(__name__)

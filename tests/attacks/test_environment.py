@@ -5,85 +5,43 @@ import shutil
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests import REPOSITORY
 from tests.attacks.site import Site
-from tests.attacks.support import NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.attacks.support import Mode, Must, Who, attack, each
 from tests.peer import environment
 from vmgahp.protocol.client import Client
 
+# fmt: off
 MODULES = (
-    *("sitecustomize.py", "usercustomize.py", "vmgahp/__init__.py", "vmgahp/cli.py", "os.py", "re.py", "json.py"),
-    *("typing.py", "subprocess.py", "libvirt.py", "classad2/__init__.py", "htcondor2/__init__.py", "lxml/__init__.py"),
-    *(
-        "encodings/__init__.py",
-        "site.py",
-        "threading.py",
-        "signal.py",
-        "select.py",
-        "pycdlib/__init__.py",
-        "hashlib.py",
-    ),
+    "sitecustomize.py", "usercustomize.py", "vmgahp/__init__.py", "vmgahp/cli.py", "os.py", "re.py", "json.py",
+    "typing.py", "subprocess.py", "libvirt.py", "classad2/__init__.py", "htcondor2/__init__.py", "lxml/__init__.py",
+    "encodings/__init__.py", "site.py", "threading.py", "signal.py", "select.py", "pycdlib/__init__.py", "hashlib.py",
 )
+# fmt: on
 """What a job may leave in its scratch directory, hoping that it is imported."""
 
+# fmt: off
 VARIABLES = (
-    *(
-        "PYTHONPATH=.",
-        "PYTHONPATH=",
-        "PYTHONPATH=/opt/x:",
-        "PYTHONPATH=/opt::/srv",
-        "PYTHONPATH=:",
-        "PYTHONPATH={scratch}",
-    ),
-    *("PYTHONHOME={scratch}", "PYTHONSTARTUP={scratch}/os.py", "PYTHONUSERBASE={scratch}", "PYTHONPLATLIBDIR=."),
-    *("PYTHONPYCACHEPREFIX={scratch}", "PYTHONSAFEPATH=", "PYTHONINSPECT=1", "PYTHONBREAKPOINT=os.system"),
-    *("PYTHONWARNINGS=error::os.DeprecationWarning", "PYTHONEXECUTABLE={scratch}/python", "PYTHONIOENCODING=x"),
-    *("__PYVENV_LAUNCHER__={scratch}/python", "PYTHONCASEOK=1", "PYTHONDEBUG=9", "PYTHONMALLOC=debug"),
-    *("HOME={scratch}", "XDG_CONFIG_HOME={scratch}", "XDG_RUNTIME_DIR={scratch}", "TMPDIR={scratch}"),
-    *("PATH=.:/usr/bin:/bin", "PATH=:/usr/bin:/bin", "PATH={scratch}:/usr/bin:/bin:/usr/sbin"),
-    *("LC_ALL=tr_TR.UTF-8", "LC_ALL=C", "LANG=../../x", "LANGUAGE=xx", "TZ=../x", "TERM=x"),
-    *("LIBVIRT_DEFAULT_URI=test:///default", "LIBVIRT_DEBUG=1", "BASH_ENV={scratch}/evil", "ENV={scratch}/evil"),
-    *("IFS=/", "CDPATH=.", "OPENSSL_CONF={scratch}/evil", "XML_CATALOG_FILES={scratch}/evil", "GCONV_PATH=."),
+    "PYTHONPATH=.", "PYTHONPATH=", "PYTHONPATH=/opt/x:", "PYTHONPATH=/opt::/srv", "PYTHONPATH=:",
+    "PYTHONPATH={scratch}", "PYTHONHOME={scratch}", "PYTHONSTARTUP={scratch}/os.py", "PYTHONUSERBASE={scratch}",
+    "PYTHONPLATLIBDIR=.", "PYTHONPYCACHEPREFIX={scratch}", "PYTHONSAFEPATH=", "PYTHONINSPECT=1",
+    "PYTHONBREAKPOINT=os.system", "PYTHONWARNINGS=error::os.DeprecationWarning", "PYTHONEXECUTABLE={scratch}/python",
+    "PYTHONIOENCODING=x", "__PYVENV_LAUNCHER__={scratch}/python", "PYTHONCASEOK=1", "PYTHONDEBUG=9",
+    "PYTHONMALLOC=debug", "HOME={scratch}", "XDG_CONFIG_HOME={scratch}", "XDG_RUNTIME_DIR={scratch}",
+    "TMPDIR={scratch}", "PATH=.:/usr/bin:/bin", "PATH=:/usr/bin:/bin", "PATH={scratch}:/usr/bin:/bin:/usr/sbin",
+    "LC_ALL=tr_TR.UTF-8", "LC_ALL=C", "LANG=../../x", "LANGUAGE=xx", "TZ=../x", "TERM=x",
+    "LIBVIRT_DEFAULT_URI=test:///default", "LIBVIRT_DEBUG=1", "BASH_ENV={scratch}/evil", "ENV={scratch}/evil", "IFS=/",
+    "CDPATH=.", "OPENSSL_CONF={scratch}/evil", "XML_CATALOG_FILES={scratch}/evil", "GCONV_PATH=.",
 )
+# fmt: on
 """What may be in HTCondor's environment, which the starter hands on."""
 
+# fmt: off
 PROGRAMS = (
-    "qemu-img",
-    "virsh",
-    "setpriv",
-    "mkdir",
-    "sh",
-    "readlink",
-    "python3",
-    "python",
-    "passt",
-    "swtpm",
+    "qemu-img", "virsh", "setpriv", "mkdir", "sh", "readlink", "python3", "python", "passt", "swtpm",
     "condor_config_val",
 )
-
-ATTACKS = [
-    Attack(
-        "imports",
-        Who.USER,
-        f"the scratch directory has {len(MODULES)} modules and {len(PROGRAMS)} programs to load, under "
-        f"{len(VARIABLES)} environments of the starter's",
-        Must.NOTHING,
-        "imports",
-        modes=NO_QEMU,
-        times=len(VARIABLES),
-        daily=True,
-    )
-]
-
-
-@each(ATTACKS)
-def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
-    stopped(ground, request, attack, mode)
-
-
-# What is done
+# fmt: on
 
 
 def launcher(site: Site) -> Path:
@@ -95,7 +53,9 @@ def launcher(site: Site) -> Path:
     return place / "condor_vm-gahp"
 
 
+@attack(Who.USER, Must.NOTHING, Mode.NONE, times=len(VARIABLES), daily=True)
 def imports(site: Site) -> None:
+    """Leave modules and programs to load in the scratch directory, under many environments of the starter's."""
     loaded = site.outer / "loaded"
     for name in MODULES:
         path = site.path(name)
@@ -125,3 +85,6 @@ def imports(site: Site) -> None:
             loaded.unlink()
         if answer[:1] != ["1"]:
             site.breach(f"{variable}: {answer}")
+
+
+test_nothing_comes_of_it = each(__name__)

@@ -10,11 +10,9 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.attacks.ground import CANARIES, SECRET, STRANGER_UID
 from tests.attacks.site import Site
-from tests.attacks.support import BOTH, NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
 from tests.conftest import JOB_UID
 from tests.faults.host import until
 from tests.lab import linux_guest
@@ -49,136 +47,15 @@ TEXTS: dict[str, bytes] = {
 }
 """What a guest prints for ever."""
 
-ATTACKS = [
-    Attack(
-        "console",
-        Who.GUEST,
-        f"the guest prints {len(TEXTS)} kinds of text as fast as it can",
-        Must.RUN,
-        "console",
-        modes=BOTH,
-        times=len(TEXTS),
-        daily=True,
-    ),
-    Attack(
-        "panics",
-        Who.GUEST,
-        "the guest panics by the device at once, and hundreds of times",
-        Must.RUN,
-        "panics",
-        modes=BOTH,
-    ),
-    Attack(
-        "fills-the-disk",
-        Who.GUEST,
-        "the guest writes more than its job has asked for, and into what the machine keeps free",
-        Must.RUN,
-        "fills",
-        modes=BOTH,
-        times=2,
-    ),
-    Attack(
-        "deaf",
-        Who.GUEST,
-        "the guest ignores the power button, during STOP, SUSPEND and QUIT",
-        Must.RUN,
-        "deaf",
-        modes=BOTH,
-        times=3,
-    ),
-    Attack(
-        "mute-agent",
-        Who.GUEST,
-        "the guest opens the port of the guest agent and never answers, during every operation",
-        Must.RUN,
-        "mute_agent",
-        modes=BOTH,
-    ),
-    Attack(
-        "dies-at-once",
-        Who.GUEST,
-        "the guest ends in its first instruction: triple fault, power off, reset for ever",
-        Must.SURVIVE,
-        "dies_at_once",
-        modes=BOTH,
-        times=3,
-    ),
-    Attack(
-        "killed",
-        Who.OTHER,
-        "a process of the job's uid stops and kills what it may while the guest runs, is saved and is restored",
-        Must.SURVIVE,
-        "killed",
-        modes=BOTH,
-        times=3,
-    ),
-    Attack(
-        "files-while-it-runs",
-        Who.USER,
-        "the console, the exit file and the figures become links to files of others while the guest prints",
-        Must.RUN,
-        "files_replaced",
-        modes=BOTH,
-        times=4,
-    ),
-    Attack(
-        "display",
-        Who.OTHER,
-        "another user reads the display's password, and asks the VNC server without one",
-        Must.RUN,
-        "display",
-        modes=BOTH,
-        times=2,
-    ),
-    Attack(
-        "sockets-and-files-of-a-running-vm",
-        Who.OTHER,
-        "another user connects to every socket and opens every file that there is of a VM outside of its directory",
-        Must.RUN,
-        "of_a_running_vm",
-        modes=BOTH,
-    ),
-    Attack(
-        "snooping",
-        Who.USER,
-        "a process of the job's user reads what it can of every process while jobs start: memory, environment, files",
-        Must.SURVIVE,
-        "snooping",
-        modes=BOTH,
-        times=6,
-    ),
-    Attack(
-        "user-networking-unasked",
-        Who.USER,
-        "the job asks for user networking, which reaches the machine's loopback, where the machine does not allow it",
-        Must.HOLD,
-        "user_networking",
-        modes=NO_QEMU,
-        times=4,
-    ),
-]
-
-
-@each(ATTACKS)
-def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
-    stopped(ground, request, attack, mode)
-
-
-# What is done
-
 
 def boots(site: Site, sector: bytes) -> None:
     """A disk that boots this."""
     site.plant("guest.img", sector.ljust(1 << 20, b"\0"))
 
 
-def stop(site: Site) -> None:
-    if site.vm:
-        site.ask("STOP")
-        site.vm = ""
-
-
+@attack(Who.GUEST, Must.RUN, *BOTH, times=len(TEXTS), daily=True)
 def console(site: Site) -> None:
+    """Print each kind of text as fast as it can."""
     site.settings = {"VM_CONSOLE_LOG_MAX": "64 Kb"}
     for what, text in TEXTS.items():
         boots(site, _printing(text))
@@ -188,7 +65,7 @@ def console(site: Site) -> None:
             f"{what}: the guest prints nothing"
         )  # type: ignore[misc]
         site.ask("STATUS")
-        stop(site)
+        site.stop()
         if log.stat().st_size > 70_000:
             site.breach(f"{what}: vm_console.log has {log.stat().st_size} bytes")
         found = json.loads(site.path("vm_exit.json").read_text())
@@ -199,7 +76,9 @@ def console(site: Site) -> None:
         site.breach("the daemon's log has escape sequences of the guest's")
 
 
+@attack(Who.GUEST, Must.RUN, *BOTH)
 def panics(site: Site) -> None:
+    """Panic by the device at once, and hundreds of times."""
     boots(site, panicking_sector())
     site.done("START")
     for _ in range(5):
@@ -210,7 +89,9 @@ MUCH = 512
 """MiB that a guest writes, and does not get done."""
 
 
+@attack(Who.GUEST, Must.RUN, *BOTH, times=2)
 def fills(site: Site) -> None:
+    """Write more than the job has asked for, and into what the machine keeps free."""
     for asked, settings in ((2 << 10, {}), (1 << 30, {"RESERVED_DISK": 1 << 30, "VM_IO_ERROR_TIMEOUT": 1})):
         site.settings = dict(settings)
         boots(site, growing_sector(MUCH))
@@ -225,7 +106,9 @@ def fills(site: Site) -> None:
         site.restart()
 
 
+@attack(Who.GUEST, Must.RUN, *BOTH, times=3)
 def deaf(site: Site) -> None:
+    """Ignore the power button, during STOP, SUSPEND and QUIT."""
     site.settings = {"VM_STOP_TIMEOUT": 1}
     site.guest()
     site.done("START", "SUSPEND", "RESUME", "STOP")
@@ -242,7 +125,9 @@ while true; do read -r line <&3 && echo "asked" || sleep 1; done
 """
 
 
+@attack(Who.GUEST, Must.RUN, *BOTH)
 def mute_agent(site: Site) -> None:
+    """Open the port of the guest agent and never answer, during every operation."""
     assert not linux_guest.why_not(), linux_guest.why_not()
     site.settings = {"VM_STOP_TIMEOUT": 1}
     site.guest()
@@ -262,16 +147,20 @@ def mute_agent(site: Site) -> None:
     site.vm = ""
 
 
+@attack(Who.GUEST, Must.SURVIVE, *BOTH, times=3)
 def dies_at_once(site: Site) -> None:
+    """End in the first instruction: triple fault, power off, reset for ever."""
     for code in ("0F0B", "BA0406B80020EF", "EAF0FF00F0"):  # no such instruction; power off; the reset vector
         boots(site, bytes.fromhex(code).ljust(510, b"\xf4") + b"\x55\xaa")
         site.start()
         if site.vm:
             site.ask("STATUS")
-        stop(site)
+        site.stop()
 
 
+@attack(Who.OTHER, Must.SURVIVE, *BOTH, times=3)
 def killed(site: Site) -> None:
+    """Stop and kill what the job's uid may while the guest runs, is saved and is restored."""
     site.guest()
     for operation in ("STATUS", "SUSPEND", "CHECKPOINT"):
         site.done("START")
@@ -279,13 +168,15 @@ def killed(site: Site) -> None:
         site.ask(operation)
         if operation == "SUSPEND":
             site.ask("RESUME")
-        stop(site)
+        site.stop()
         for path in site.directory.glob("vm_checkpoint*"):
             path.unlink()
     site.start()
 
 
+@attack(Who.USER, Must.RUN, *BOTH, times=4)
 def files_replaced(site: Site) -> None:
+    """Make the console, the exit file and the figures links to files of others while the guest prints."""
     for name in ("vm_console.log", "vm_exit.json", "vm_metrics.jsonl", "vm_error.txt"):
         boots(site, _printing(b"printed\r\n"))
         site.done("START")
@@ -295,13 +186,15 @@ def files_replaced(site: Site) -> None:
         site.ask("STATUS")
         site.ask("SOFT_SUSPEND")
         site.ask("RESUME")
-        stop(site)
+        site.stop()
         site.look_at_the_machine()
         site.path(name).unlink(missing_ok=True)
     site.start()
 
 
+@attack(Who.OTHER, Must.RUN, *BOTH, times=2)
 def display(site: Site) -> None:
+    """Read the display's password as another user, and ask the VNC server without one."""
     site.guest()
     site.start("JobVMVNCConsole = true")
     status = site.path("vm_vnc.json").stat()
@@ -320,7 +213,9 @@ def display(site: Site) -> None:
 PLACES = ("/var/lib/libvirt/qemu", "/run/libvirt/qemu", "/etc/libvirt/qemu", "/var/log/libvirt/qemu")
 
 
+@attack(Who.OTHER, Must.RUN, *BOTH)
 def of_a_running_vm(site: Site) -> None:
+    """Connect to every socket and open every file of a VM outside of its directory, as another user."""
     site.guest()
     site.start("JobVMVNCConsole = true", "VMPARAM_vm_Exit_Port = true", "VMPARAM_vm_TPM = false")
     paths = [path for place in PLACES for path in Path(place).rglob(f"*{site.name}*") if not path.is_dir()]
@@ -353,7 +248,9 @@ def of_a_running_vm(site: Site) -> None:
         site.breach(f"another user gets at {path}")
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=6)
 def snooping(site: Site) -> None:
+    """Read what the job's user can of every process while jobs start: memory, environment, files."""
     site.guest("guest.qcow2", format="qcow2")
     site.plant("user.yaml", b"#cloud-config\n")
     found = site.outer / "found"
@@ -393,12 +290,14 @@ def snooping(site: Site) -> None:
         found.write_text("")
         for _ in range(6):
             site.start('VMPARAM_vm_User_Data = "user.yaml"', VMPARAM_vm_Disk='"guest.qcow2:hda:w:qcow2"')
-            stop(site)
+            site.stop()
     if said := found.read_text():
         site.breach(f"a private attribute is in what the job's user can read of processes: {said[:500]}")
 
 
+@attack(Who.USER, Must.HOLD, Mode.NONE, times=4)
 def user_networking(site: Site) -> None:
+    """Ask for user networking, which reaches the machine's loopback, where the machine does not allow it."""
     site.guest()
     site.settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat"}
     for more in (
@@ -410,4 +309,7 @@ def user_networking(site: Site) -> None:
         site.start("JobVMNetworking = true", *more)
         if site.vm:
             site.breach(f"user networking by {more}")
-            stop(site)
+            site.stop()
+
+
+test_nothing_comes_of_it = each(__name__)

@@ -8,58 +8,27 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.attacks.ground import CANARIES, SOCKET
 from tests.attacks.site import Site
-from tests.attacks.support import BOTH, NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
 from tests.conftest import JOB_UID
 
+# fmt: off
 NAMES = (
-    *(
-        "nbd://127.0.0.1:{port}/x",
-        "nbd+tcp://127.0.0.1:{port}/x",
-        "nbd+unix:///x?socket={socket}",
-        "nbd:127.0.0.1:{port}",
-    ),
-    *(
-        "nbd:unix:{socket}:exportname=x",
-        "http://127.0.0.1:{port}/x",
-        "https://127.0.0.1:{port}/x",
-        "ftp://127.0.0.1:{port}/x",
-    ),
-    *(
-        "ssh://root@127.0.0.1:{port}/x",
-        "iscsi://127.0.0.1:{port}/x/0",
-        "nfs://127.0.0.1/x",
-        "rbd:x/y",
-        "gluster://127.0.0.1/x/y",
-    ),
+    "nbd://127.0.0.1:{port}/x", "nbd+tcp://127.0.0.1:{port}/x", "nbd+unix:///x?socket={socket}", "nbd:127.0.0.1:{port}",
+    "nbd:unix:{socket}:exportname=x", "http://127.0.0.1:{port}/x", "https://127.0.0.1:{port}/x",
+    "ftp://127.0.0.1:{port}/x", "ssh://root@127.0.0.1:{port}/x", "iscsi://127.0.0.1:{port}/x/0", "nfs://127.0.0.1/x",
+    "rbd:x/y", "gluster://127.0.0.1/x/y",
     'json:{{"driver":"nbd","server":{{"type":"inet","host":"127.0.0.1","port":"{port}"}}}}',
     'json:{{"driver":"raw","file":{{"driver":"nbd","path":"{socket}"}}}}',
-    'json:{{"driver":"raw","file":{{"driver":"file","filename":"{canaries}/root"}}}}',
-    'json:{{"driver":"null-co"}}',
-    *("file:{canaries}/root", "{canaries}/root", "{canaries}/libvirt", "{canaries}/group", "{canaries}/other"),
-    *(
-        "../../../canary/root",
-        "link",
-        "fat:rw:/etc",
-        "fat:/etc",
-        "vvfat:/etc",
-        "host_device:/dev/sda",
-        "blkdebug::{canaries}/root",
-    ),
-    *(
-        "/proc/self/fd/0",
-        "/proc/self/mem",
-        "/proc/1/root/run/canary/root",
-        "/dev/zero",
-        "/dev/mem",
-        "/dev/loop0",
-        "{socket}",
-    ),
-    *("fifo", "guest.qcow2", ".", "/", "-", "--help", "null-co://", "quorum:x", "x\ty", "x" * 900),
+    'json:{{"driver":"raw","file":{{"driver":"file","filename":"{canaries}/root"}}}}', 'json:{{"driver":"null-co"}}',
+    "file:{canaries}/root", "{canaries}/root", "{canaries}/libvirt", "{canaries}/group", "{canaries}/other",
+    "../../../canary/root", "link", "fat:rw:/etc", "fat:/etc", "vvfat:/etc", "host_device:/dev/sda",
+    "blkdebug::{canaries}/root", "/proc/self/fd/0", "/proc/self/mem", "/proc/1/root/run/canary/root", "/dev/zero",
+    "/dev/mem", "/dev/loop0", "{socket}", "fifo", "guest.qcow2", ".", "/", "-", "--help", "null-co://", "quorum:x",
+    "x\ty", "x" * 900,
 )
+# fmt: on
 """What an image may name as its backing file."""
 
 HEADERS: tuple[tuple[int, str, int], ...] = (
@@ -83,183 +52,13 @@ HEADERS: tuple[tuple[int, str, int], ...] = (
 )
 """Where in a qcow2 header, in which form, what."""
 
+# fmt: off
 FORMATS = (
-    "qcow2",
-    "vmdk",
-    "vdi",
-    "vpc",
-    "vhdx",
-    "qed",
-    "vhd",
-    "iso",
-    "luks",
-    "nbd",
-    "raw,file.locking=off",
-    "host_device",
+    "qcow2", "vmdk", "vdi", "vpc", "vhdx", "qed", "vhd", "iso", "luks", "nbd", "raw,file.locking=off", "host_device",
 )
+# fmt: on
 RACES = 10
 
-ATTACKS = [
-    Attack(
-        "backing-names",
-        Who.STRANGER,
-        f"a qcow2 image names one of {len(NAMES)} things as its backing file: URLs, pseudo-protocols, files of others",
-        Must.HOLD,
-        "backing_names",
-        ("raw",),
-        modes=(Mode.LIBVIRT,),
-        times=len(NAMES),
-    ),
-    Attack(
-        "backing-names-in-a-chain",
-        Who.STRANGER,
-        "the same, by the backing file of an image",
-        Must.HOLD,
-        "backing_names",
-        ("qcow2",),
-        modes=(Mode.LIBVIRT,),
-        times=len(NAMES),
-    ),
-    Attack(
-        "backing-without-format",
-        Who.STRANGER,
-        "a backing file whose format is not said, which is a qcow2 image that names a file of root's",
-        Must.HOLD,
-        "without_format",
-        modes=(Mode.LIBVIRT,),
-    ),
-    Attack(
-        "endless-chains",
-        Who.STRANGER,
-        "an image that is its own backing file, two that are each other's, and a chain of 300",
-        Must.HOLD,
-        "chains",
-        modes=(Mode.LIBVIRT,),
-        times=3,
-    ),
-    Attack(
-        "data-file",
-        Who.STRANGER,
-        "a qcow2 image keeps its data in a file of root's, of libvirt's, of another, at an URL",
-        Must.HOLD,
-        "data_file",
-        modes=(Mode.LIBVIRT,),
-        times=6,
-    ),
-    Attack(
-        "headers",
-        Who.STRANGER,
-        f"a qcow2 header with {len(HEADERS)} impossible fields, one at a time",
-        Must.SURVIVE,
-        "headers",
-        modes=(Mode.LIBVIRT,),
-        times=len(HEADERS),
-    ),
-    Attack(
-        "formats",
-        Who.USER,
-        f"`vm_disk` says one of {len(FORMATS)} formats of an image that is another, empty, random or cut off",
-        Must.SURVIVE,
-        "formats",
-        modes=(Mode.LIBVIRT,),
-        times=4 * len(FORMATS),
-    ),
-    Attack(
-        "vmdk-extents",
-        Who.STRANGER,
-        "the descriptor of a .vmdk names files of others, devices and URLs as its extents and its parent",
-        Must.HOLD,
-        "extents",
-        modes=(Mode.LIBVIRT,),
-        times=7,
-    ),
-    Attack(
-        "header-in-a-raw-disk",
-        Who.GUEST,
-        "a guest has written a qcow2 header that names a file of root's into its raw disk; SUSPEND, RESUME, restart",
-        Must.RUN,
-        "header_in_raw",
-        modes=BOTH,
-        daily=True,
-    ),
-    Attack(
-        "backing-swapped-during-start",
-        Who.USER,
-        "the backing file of an image and a link to a file of root's change places all the time during START",
-        Must.SURVIVE,
-        "backing_swapped",
-        modes=BOTH,
-        times=RACES,
-    ),
-    Attack(
-        "header-swapped-during-start",
-        Who.USER,
-        "an image and one whose header names a data file of libvirt's user change places all the time during START",
-        Must.SURVIVE,
-        "header_swapped",
-        modes=BOTH,
-        times=RACES,
-    ),
-    *(
-        Attack(
-            f"header-rewritten-{how}-during-start",
-            Who.USER,
-            f"an image's header is rewritten in place, {shown}, to name a data file of libvirt's user",
-            Must.SURVIVE,
-            "rewritten",
-            (how,),
-            modes=BOTH,
-            times=RACES,
-        )
-        for how, shown in (
-            ("by-name", "opened anew each time"),
-            ("by-memory", "by a mapping of it without a descriptor"),
-        )
-    ),
-    Attack(
-        "held-open",
-        Who.USER,
-        "a process of the job's user has the image, its backing file and the CD-ROM open for writing, and never closes",
-        Must.SURVIVE,
-        "held_open",
-        modes=BOTH,
-    ),
-    Attack(
-        "backing-replaced-before-resume",
-        Who.USER,
-        "between SUSPEND and RESUME the backing file becomes a link to a file of others, and the header names another",
-        Must.SURVIVE,
-        "backing_before_resume",
-        modes=BOTH,
-        times=4,
-    ),
-    Attack(
-        "cdrom-is-a-link",
-        Who.USER,
-        "a CD-ROM that is a link, or becomes one between SUSPEND and RESUME",
-        Must.SURVIVE,
-        "cdrom",
-        modes=BOTH,
-        times=2,
-    ),
-    Attack(
-        "device-nodes",
-        Who.USER,
-        "`vm_disk` names what is no regular file: FIFO, socket, directory, device, terminal",
-        Must.HOLD,
-        "nodes",
-        modes=NO_QEMU,
-        times=6,
-    ),
-]
-
-
-@each(ATTACKS)
-def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
-    stopped(ground, request, attack, mode)
-
-
-# What is done
 
 QCOW2 = '"guest.qcow2:hda:w:qcow2"'
 
@@ -290,19 +89,17 @@ def overlay(site: Site, name: str, backing: str, image_format: str = "raw") -> P
 
 def try_it(site: Site, what: str, disk: str = QCOW2, *, may_run: bool = False) -> None:
     """START with an image that is no good."""
-    before = len(site.breaches)
-    site.start(VMPARAM_vm_Disk=disk)
-    if site.vm:
-        if not may_run:
+    with site.naming(what):
+        site.start(VMPARAM_vm_Disk=disk)
+        if site.vm and not may_run:
             site.breach("it runs")
-        site.ask("STOP")
-        site.vm = ""
-    site.look_at_the_machine()
-    if len(site.breaches) > before:
-        site.breaches[-1] += f" [{what[:100]}]"
+        site.stop()
+        site.look_at_the_machine()
 
 
+@attack(Who.STRANGER, Must.HOLD, Mode.LIBVIRT, times=len(NAMES), cases={"raw": ("raw",), "in-a-chain": ("qcow2",)})
 def backing_names(site: Site, by: str) -> None:
+    """Name URLs, pseudo-protocols and files of others as the backing file of an image or of its own."""
     site.link("link", CANARIES / "root")
     os.mkfifo(site.path("fifo"))
     site.own(site.path("fifo"))
@@ -316,13 +113,17 @@ def backing_names(site: Site, by: str) -> None:
         try_it(site, name)
 
 
+@attack(Who.STRANGER, Must.HOLD, Mode.LIBVIRT)
 def without_format(site: Site) -> None:
+    """Leave out the format of a backing file, which is a qcow2 image that names a file of root's."""
     overlay(site, "base", str(CANARIES / "root"))
     overlay(site, "guest.qcow2", str(site.path("base")), "")
     try_it(site, "")
 
 
+@attack(Who.STRANGER, Must.HOLD, Mode.LIBVIRT, times=3)
 def chains(site: Site) -> None:
+    """Make an image its own backing file, two each other's, and a chain of 300."""
     overlay(site, "guest.qcow2", str(site.path("guest.qcow2")), "qcow2")
     try_it(site, "itself")
     overlay(site, "other.qcow2", str(site.path("guest.qcow2")), "qcow2")
@@ -348,7 +149,9 @@ def with_data_file(site: Site, name: str, target: str) -> Path:
     return path
 
 
+@attack(Who.STRANGER, Must.HOLD, Mode.LIBVIRT, times=6)
 def data_file(site: Site) -> None:
+    """Keep the data of a qcow2 image in a file of root's, of libvirt's, of another, at an URL."""
     for name in (
         *(str(CANARIES / canary) for canary in ("root", "libvirt", "other")),
         f"nbd://127.0.0.1:{site.ground.port}/x",
@@ -359,7 +162,9 @@ def data_file(site: Site) -> None:
         try_it(site, name)
 
 
+@attack(Who.STRANGER, Must.SURVIVE, Mode.LIBVIRT, times=len(HEADERS))
 def headers(site: Site) -> None:
+    """Have an impossible field in a qcow2 header, one at a time."""
     good = site.guest("guest.qcow2", format="qcow2").read_bytes()
     for offset, form, value in HEADERS:
         packed = struct.pack(form, value)
@@ -367,7 +172,9 @@ def headers(site: Site) -> None:
         try_it(site, f"{value:#x} at {offset}", may_run=True)
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=4 * len(FORMATS))
 def formats(site: Site) -> None:
+    """Give each format in `vm_disk` to an image that is another, empty, random or cut off."""
     other = site.guest("other.qcow2", format="qcow2").read_bytes()
     for image_format in FORMATS:
         for content in (b"", os.urandom(4096), other[:70_000], site.guest("raw.img").read_bytes()):
@@ -375,7 +182,9 @@ def formats(site: Site) -> None:
             try_it(site, image_format, f'"guest.qcow2:hda:w:{image_format}"', may_run=True)
 
 
+@attack(Who.STRANGER, Must.HOLD, Mode.LIBVIRT, times=7)
 def extents(site: Site) -> None:
+    """Name files of others, devices and URLs as the extents and the parent of a .vmdk."""
     head = '# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID={parent}\ncreateType="monolithicFlat"\n{more}\n'
     head += '# Extent description\nRW 2048 FLAT "{extent}" 0\n# The Disk Data Base\nddb.adapterType = "ide"\n'
     for extent in (
@@ -392,14 +201,18 @@ def extents(site: Site) -> None:
     try_it(site, more, '"guest.vmdk:hda:w:vmdk"')
 
 
+@attack(Who.GUEST, Must.RUN, *BOTH, daily=True)
 def header_in_raw(site: Site) -> None:
+    """Write a qcow2 header that names a file of root's into the raw disk; SUSPEND, RESUME, restart."""
     overlay(site, "guest.img", str(CANARIES / "root"))
     site.done("START", "SUSPEND", "RESUME", "CHECKPOINT")
     site.restart()
     site.start()
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=RACES)
 def backing_swapped(site: Site) -> None:
+    """Exchange the backing file of an image and a link to a file of root's all the time during START."""
     site.guest("base.img")
     site.link("evil", CANARIES / "root")
     overlay(site, "guest.qcow2", str(site.path("base.img")))
@@ -408,7 +221,9 @@ def backing_swapped(site: Site) -> None:
             try_it(site, "", may_run=True)
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=RACES)
 def header_swapped(site: Site) -> None:
+    """Exchange an image and one whose header names a data file of libvirt's user all the time during START."""
     site.guest("base.img")
     with_data_file(site, "evil.qcow2", str(CANARIES / "libvirt"))
     overlay(site, "guest.qcow2", str(site.path("base.img")))
@@ -417,7 +232,9 @@ def header_swapped(site: Site) -> None:
             try_it(site, "", may_run=True)
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=RACES, cases={"by-name": ("by-name",), "by-memory": ("by-memory",)})
 def rewritten(site: Site, how: str) -> None:
+    """Rewrite an image's header in place, to name a data file of libvirt's user, by name or by a mapping."""
     base = site.guest("base.img")
     good = overlay(site, "guest.qcow2", str(base)).read_bytes()[:4096]
     evil = overlay(site, "evil.qcow2", str(CANARIES / "libvirt")).read_bytes()[:4096]
@@ -446,7 +263,9 @@ def rewritten(site: Site, how: str) -> None:
             try_it(site, how, may_run=True)
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH)
 def held_open(site: Site) -> None:
+    """Have the image, its backing file and the CD-ROM open for writing, and never close them."""
     base = site.guest("base.img")
     overlay(site, "guest.qcow2", str(base))
     site.plant("seed.iso", bytes(1 << 16))
@@ -462,7 +281,9 @@ def held_open(site: Site) -> None:
     assert result[:1] == ["0"], result
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=4)
 def backing_before_resume(site: Site) -> None:
+    """Link the backing file to a file of others between SUSPEND and RESUME, or name another in the header."""
     for number, canary in enumerate(("root", "libvirt", "group", "other")):
         site.path("base.img").unlink(missing_ok=True)
         site.guest("base.img")
@@ -477,11 +298,12 @@ def backing_before_resume(site: Site) -> None:
                 site.link("base.img", CANARIES / canary)
             site.ask("RESUME")
             site.look_at_the_machine()
-            site.ask("STOP")
-            site.vm = ""
+            site.stop()
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=2)
 def cdrom(site: Site) -> None:
+    """Have a CD-ROM that is a link, or becomes one between SUSPEND and RESUME."""
     site.guest()
     disks = '"guest.img:hda:w:raw,seed.iso:hdc:r:raw"'
     site.link("seed.iso", CANARIES / "root")
@@ -496,7 +318,9 @@ def cdrom(site: Site) -> None:
         site.ask("RESUME")
 
 
+@attack(Who.USER, Must.HOLD, Mode.NONE, times=6)
 def nodes(site: Site) -> None:
+    """Name in `vm_disk` what is no regular file: FIFO, socket, directory, device, terminal."""
     os.mkfifo(site.path("fifo"))
     os.mknod(site.path("socket"), 0o140644)
     site.path("directory").mkdir()
@@ -504,3 +328,6 @@ def nodes(site: Site) -> None:
         os.chown(site.path(name), JOB_UID, JOB_UID)
     for name in ("fifo", "socket", "directory", "/dev/null", "/dev/ptmx", "."):
         try_it(site, name, f'"{name}:hda:w:raw"')
+
+
+test_nothing_comes_of_it = each(__name__)

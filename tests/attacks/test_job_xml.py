@@ -1,10 +1,8 @@
 """Attacks by a job's own libvirt XML, and by the kernel that it boots."""
 
-import pytest
-
 from tests.attacks.ground import CANARIES, SOCKET
 from tests.attacks.site import Site
-from tests.attacks.support import BOTH, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
 from tests.faults.host import until
 
 DISK = (
@@ -145,90 +143,6 @@ FILES = (
 
 RACES = 8
 
-ATTACKS = [
-    Attack(
-        "devices",
-        Who.USER,
-        f"{len(DEVICES)} devices of the host: its files, services, hardware, networks",
-        Must.HOLD,
-        "devices",
-        modes=(Mode.LIBVIRT,),
-        times=len(DEVICES),
-        daily=True,
-    ),
-    Attack(
-        "all-else",
-        Who.USER,
-        f"{len(REST)} other elements: labels, QEMU's arguments, firmware, kernels, memory, names",
-        Must.SURVIVE,
-        "all_else",
-        modes=(Mode.LIBVIRT,),
-        times=len(REST),
-    ),
-    Attack(
-        "host-made",
-        Who.USER,
-        f"{len(HOST_MADE + HOST_MADE_REST) + 1} things of another machine that name what is here",
-        Must.RUN,
-        "host_made",
-        modes=BOTH,
-        times=len(HOST_MADE + HOST_MADE_REST) + 1,
-    ),
-    Attack(
-        "files",
-        Who.USER,
-        f"{len(FILES)} files that are no description: entities, document types, inclusions, too much of everything",
-        Must.HOLD,
-        "files",
-        modes=(Mode.LIBVIRT,),
-        times=len(FILES),
-    ),
-    Attack(
-        "file-is-elsewhere",
-        Who.USER,
-        "the description is a link, a FIFO, a file of others, a directory, or in /proc",
-        Must.HOLD,
-        "elsewhere",
-        modes=(Mode.LIBVIRT,),
-        times=5,
-    ),
-    Attack(
-        "kernel-swapped-during-start",
-        Who.USER,
-        "the kernel of the description and a link to a file of root's change places all the time during START",
-        Must.SURVIVE,
-        "kernel_swapped",
-        modes=BOTH,
-        times=RACES,
-    ),
-    Attack(
-        "kernel-renamed",
-        Who.USER,
-        "the kernel is renamed when START has come to `prepare.done`, or is gone and back all the time",
-        Must.SURVIVE,
-        "kernel_renamed",
-        modes=(Mode.LIBVIRT,),
-        times=1 + RACES,
-    ),
-    Attack(
-        "description-swapped-during-start",
-        Who.USER,
-        "the description and one with a device of the host change places all the time during START",
-        Must.SURVIVE,
-        "description_swapped",
-        modes=(Mode.LIBVIRT,),
-        times=RACES,
-    ),
-]
-
-
-@each(ATTACKS)
-def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
-    stopped(ground, request, attack, mode)
-
-
-# What is done
-
 
 def start(site: Site, text: str, *, may_run: bool = False, must_run: bool = False) -> None:
     """START with a description."""
@@ -239,38 +153,40 @@ def start(site: Site, text: str, *, may_run: bool = False, must_run: bool = Fals
 
 
 def again(site: Site, what: str, *, may_run: bool = True, must_run: bool = False) -> None:
-    before = len(site.breaches)
-    site.start('VMPARAM_Libvirt_XML = "domain.xml"', VMPARAM_vm_Disk=None, JobVMCheckpoint="false")
-    if must_run and not site.vm:
-        site.breach("it does not run")
-    if site.vm:
-        if not may_run:
+    with site.naming(what):
+        site.start('VMPARAM_Libvirt_XML = "domain.xml"', VMPARAM_vm_Disk=None, JobVMCheckpoint="false")
+        if must_run and not site.vm:
+            site.breach("it does not run")
+        if site.vm and not may_run:
             site.breach("it runs")
-        site.ask("STOP")
-        site.vm = ""
-    site.look_at_the_machine()
-    if len(site.breaches) > before:
-        site.breaches[-1] += f" [{what[:120]}]"
+        site.stop()
+        site.look_at_the_machine()
 
 
 def described(rest: str = "", devices: str = "") -> str:
     return DOMAIN.format(rest=rest, devices=DISK.format(more="") + devices)
 
 
+@attack(Who.USER, Must.HOLD, Mode.LIBVIRT, times=len(DEVICES), daily=True)
 def devices(site: Site) -> None:
+    """Ask for a device of the host: its files, services, hardware, networks."""
     site.guest()
     for one in DEVICES:
         start(site, described(devices=one))
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=len(REST))
 def all_else(site: Site) -> None:
+    """Have another element: labels, QEMU's arguments, firmware, kernels, memory, names."""
     site.guest()
     site.link("link", CANARIES / "root")
     for one in REST:
         start(site, described(rest=one), may_run=one.startswith(("<uuid", "<name", "<genid", "<metadata")))
 
 
+@attack(Who.USER, Must.RUN, *BOTH, times=len(HOST_MADE + HOST_MADE_REST) + 1)
 def host_made(site: Site) -> None:
+    """Have things of another machine, which name what is here."""
     site.guest()
     for one in HOST_MADE:
         start(site, described(devices=one), must_run=True)
@@ -279,13 +195,17 @@ def host_made(site: Site) -> None:
     start(site, described().replace("</disk>", BACKING + "</disk>"), must_run=True)
 
 
+@attack(Who.USER, Must.HOLD, Mode.LIBVIRT, times=len(FILES))
 def files(site: Site) -> None:
+    """Send no description: entities, document types, inclusions, too much of everything."""
     site.guest()
     for one in FILES:
         start(site, one)
 
 
+@attack(Who.USER, Must.HOLD, Mode.LIBVIRT, times=5)
 def elsewhere(site: Site) -> None:
+    """Have as the description a link, a FIFO, a file of others, a directory, or one in /proc."""
     site.guest()
     site.link("link.xml", CANARIES / "other")
     site.path("directory.xml").mkdir()
@@ -299,7 +219,9 @@ def elsewhere(site: Site) -> None:
 KERNEL = "<os><type>hvm</type><kernel>kernel</kernel></os>"
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=RACES)
 def kernel_swapped(site: Site) -> None:
+    """Exchange the kernel of the description and a link to a file of root's all the time during START."""
     site.guest()
     site.guest("kernel")
     site.link("evil", CANARIES / "root")
@@ -308,7 +230,9 @@ def kernel_swapped(site: Site) -> None:
             start(site, described(rest=KERNEL), may_run=True)
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=1 + RACES)
 def kernel_renamed(site: Site) -> None:
+    """Rename the kernel when START has come to `prepare.done`, or have it gone and back all the time."""
     site.guest()
     kernel = site.guest("kernel")
     site.plant("domain.xml", described(rest=KERNEL).encode())
@@ -319,9 +243,7 @@ def kernel_renamed(site: Site) -> None:
     kernel.rename(site.path("elsewhere"))
     daemon.points.release()
     site.started(request)
-    if site.vm:
-        site.ask("STOP")
-        site.vm = ""
+    site.stop()
     site.path("elsewhere").rename(kernel)
     site.path("empty").mkdir()
     site.own(site.path("empty"))
@@ -330,10 +252,15 @@ def kernel_renamed(site: Site) -> None:
             again(site, "the kernel is gone and back")
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=RACES)
 def description_swapped(site: Site) -> None:
+    """Exchange the description and one with a device of the host all the time during START."""
     site.guest()
     site.plant("evil.xml", described(devices=DEVICES[0]).encode())
     site.plant("domain.xml", described().encode())
     with site.swapping("domain.xml", "evil.xml"):
         for _ in range(RACES):
             again(site, "")
+
+
+test_nothing_comes_of_it = each(__name__)

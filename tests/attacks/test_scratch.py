@@ -9,11 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from tests.attacks.ground import CANARIES, STRANGER_UID
 from tests.attacks.site import Site
-from tests.attacks.support import BOTH, NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
 from tests.faults.host import Scratch, until
 from tests.lab.guest import make_guest
 
@@ -62,230 +60,38 @@ LATE = ("a full directory", "a FIFO", "a link to root's file", "a link to nothin
 USER_DATA = 'VMPARAM_vm_User_Data = "user.yaml"'
 DATA_FILES = 'VMPARAM_vm_Data_Files = "user.yaml"'
 SAVE, CHECKPOINT = ("SUSPEND", "RESUME"), ("CHECKPOINT", "RESUME")
-LIBVIRT = (Mode.LIBVIRT,)
 
-FILES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-    ("vm_console.log", (), ()),
-    ("vm_error.txt", (), ()),
-    ("vm_exit.json", (), ()),
-    ("vm_metrics.jsonl", (), ()),
-    ("vm_vnc.json", ("JobVMVNCConsole = true",), ()),
-    ("vm_cidata.iso", (USER_DATA,), ()),
-    ("vm_data_files.iso", (DATA_FILES,), ()),
-    ("hdb-data.qcow2", ('VMPARAM_vm_Data_Disk = "hdb:1M"',), ()),
-    ("vm_suspend.mem", (), SAVE),
-    ("vm_suspend.mem.part", (), SAVE),
-    ("vm_checkpoint.mem", (), CHECKPOINT),
-    ("vm_checkpoint.mem.part", (), CHECKPOINT),
-    ("vm_checkpoint.json", (), CHECKPOINT),
-    ("vm_checkpoint.json.restarting", (), CHECKPOINT),
-    (".job.ad", (), CHECKPOINT),
-    (".chirp.config", (), ("STATUS",)),
-]
+FILES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    name: (name, more, operations)
+    for name, more, operations in (
+        ("vm_console.log", (), ()),
+        ("vm_error.txt", (), ()),
+        ("vm_exit.json", (), ()),
+        ("vm_metrics.jsonl", (), ()),
+        ("vm_vnc.json", ("JobVMVNCConsole = true",), ()),
+        ("vm_cidata.iso", (USER_DATA,), ()),
+        ("vm_data_files.iso", (DATA_FILES,), ()),
+        ("hdb-data.qcow2", ('VMPARAM_vm_Data_Disk = "hdb:1M"',), ()),
+        ("vm_suspend.mem", (), SAVE),
+        ("vm_suspend.mem.part", (), SAVE),
+        ("vm_checkpoint.mem", (), CHECKPOINT),
+        ("vm_checkpoint.mem.part", (), CHECKPOINT),
+        ("vm_checkpoint.json", (), CHECKPOINT),
+        ("vm_checkpoint.json.restarting", (), CHECKPOINT),
+        (".job.ad", (), CHECKPOINT),
+        (".chirp.config", (), ("STATUS",)),
+    )
+}
 """Name, what of the ad asks for it, and the operations that use it."""
+IN_BOTH = ("vm_console.log", "vm_cidata.iso", "vm_checkpoint.mem")
+IN_ONE = tuple(name for name in FILES if name not in IN_BOTH)
+"""Those with QEMU as both users, and as libvirt's alone."""
+USED = tuple(name for name, (*_, operations) in FILES.items() if operations)
+CATALOG = ("vm_catalog.json", "hda-base.qcow2")
+POINTS = ("prepare.done", "prepare.guarded", "launch.made")
 
 RACES = 12
 """Tries of each race."""
-
-ATTACKS = [
-    *(
-        Attack(
-            f"{name}-is-there",
-            Who.USER,
-            f"`{name}` is there before START, as {len(KINDS)} kinds of thing",
-            Must.SURVIVE,
-            "is_there",
-            (name, more, operations),
-            modes=BOTH if name in ("vm_console.log", "vm_cidata.iso", "vm_checkpoint.mem") else LIBVIRT,
-            times=len(KINDS),
-        )
-        for name, more, operations in FILES
-    ),
-    *(
-        Attack(
-            f"{name}-comes-late",
-            Who.USER,
-            f"`{name}` becomes {len(LATE)} kinds of thing while the guest runs",
-            Must.SURVIVE,
-            "comes_late",
-            (name, operations),
-            modes=LIBVIRT,
-            times=len(LATE),
-        )
-        for name, _, operations in FILES
-        if operations
-    ),
-    *(
-        Attack(
-            f"catalog-{name}-is-there",
-            Who.USER,
-            f"`{name}` of a job with an image of the catalog is there before START, as {len(KINDS)} kinds of thing",
-            Must.SURVIVE,
-            "catalog",
-            (name,),
-            modes=LIBVIRT,
-            times=len(KINDS),
-        )
-        for name in ("vm_catalog.json", "hda-base.qcow2")
-    ),
-    Attack(
-        "disk-is-a-link-before-resume",
-        Who.USER,
-        "after SUSPEND the disk is replaced by a link to a file of root's, of libvirt's, of its group, of another user",
-        Must.SURVIVE,
-        "linked_before_resume",
-        times=4,
-    ),
-    Attack(
-        "disk-is-a-link-before-restart",
-        Who.USER,
-        "after CHECKPOINT and the daemon's end the disk is replaced by such a link, and the job starts again",
-        Must.SURVIVE,
-        "linked_before_restart",
-        times=4,
-    ),
-    Attack(
-        "disk-swapped-during-start",
-        Who.USER,
-        "the disk and a link to a file of root's change places all the time during START",
-        Must.SURVIVE,
-        "swapped_during_start",
-        ("root",),
-        times=RACES,
-    ),
-    Attack(
-        "disk-swapped-for-libvirts-during-start",
-        Who.USER,
-        "the disk and a link to a file of libvirt's own user change places all the time during START",
-        Must.SURVIVE,
-        "swapped_during_start",
-        ("libvirt",),
-        times=RACES,
-    ),
-    Attack(
-        "disk-swapped-for-the-groups-during-start",
-        Who.USER,
-        "the disk and a link to a file of the group libvirt-qemu change places all the time during START",
-        Must.SURVIVE,
-        "swapped_during_start",
-        ("group",),
-        times=RACES,
-    ),
-    Attack(
-        "disk-swapped-during-save-and-resume",
-        Who.USER,
-        "the disk and a link to a file of root's change places during SUSPEND and RESUME",
-        Must.SURVIVE,
-        "swapped_during",
-        ("SUSPEND", "RESUME"),
-        times=6,
-    ),
-    Attack(
-        "disk-swapped-during-checkpoint",
-        Who.USER,
-        "the disk and a link to a file of root's change places during CHECKPOINT and RESUME",
-        Must.SURVIVE,
-        "swapped_during",
-        ("CHECKPOINT", "RESUME"),
-        times=6,
-    ),
-    *(
-        Attack(
-            f"disk-swapped-at-{point}",
-            Who.USER,
-            f"the disk becomes a link to a file of root's when START has come to `{point}`",
-            Must.SURVIVE,
-            "swapped_at",
-            (point,),
-        )
-        for point in ("prepare.done", "prepare.guarded", "launch.made")
-    ),
-    Attack(
-        "disk-of-another",
-        Who.USER,
-        "`vm_disk` names files of others by path, by `..`, by a link, in /proc and in /dev",
-        Must.HOLD,
-        "disk_of_another",
-        modes=NO_QEMU,
-        times=11,
-        daily=True,
-    ),
-    Attack(
-        "share-is-no-directory",
-        Who.USER,
-        "`VMPARAM_vm_Share` names a file, a FIFO, a dangling link, a link out, a directory of another",
-        Must.HOLD,
-        "share_is_no_directory",
-        modes=NO_QEMU,
-        times=2 * 5,
-    ),
-    Attack(
-        "directory-is-closed",
-        Who.USER,
-        "the scratch directory has the mode 000, 0100, 0400 or 0500",
-        Must.SURVIVE,
-        "directory_is_closed",
-        times=4,
-    ),
-    Attack(
-        "nearly-full",
-        Who.USER,
-        "a scratch file system of its own is full before START",
-        Must.HOLD,
-        "full",
-        modes=LIBVIRT,
-        times=5,
-    ),
-    Attack(
-        "full-while-it-runs",
-        Who.USER,
-        "a scratch file system of its own becomes full while the guest runs, before SUSPEND, CHECKPOINT and STOP",
-        Must.SURVIVE,
-        "full_while_it_runs",
-        times=3,
-    ),
-    Attack(
-        "no-inodes",
-        Who.USER,
-        "a scratch file system of its own has no inodes left",
-        Must.HOLD,
-        "no_inodes",
-        modes=LIBVIRT,
-    ),
-    Attack(
-        "qemu-killed-during-start",
-        Who.OTHER,
-        "every process of the job's uid is killed again and again during START",
-        Must.SURVIVE,
-        "killed_during_start",
-        times=4,
-    ),
-    Attack(
-        "sources-of-drives",
-        Who.USER,
-        "what goes on a drive for the guest is a FIFO, a link to a file of root's, a directory, `/proc/self/mem` …",
-        Must.SURVIVE,
-        "sources_of_drives",
-        modes=LIBVIRT,
-        times=2 * 9,
-    ),
-    Attack(
-        "a-hundred-thousand-files",
-        Who.USER,
-        "the scratch directory has 20,000 files and 500 nested directories",
-        Must.RUN,
-        "many_files",
-        modes=LIBVIRT,
-    ),
-]
-
-
-@each(ATTACKS)
-def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
-    stopped(ground, request, attack, mode)
-
-
-# What is done
 
 
 def remove(path: Path) -> None:
@@ -307,14 +113,10 @@ def make(site: Site, name: str, kind: str) -> None:
             site.own(inner)
 
 
-def stop(site: Site) -> None:
-    """End the guest of one try, where there is one."""
-    if site.vm:
-        site.ask("STOP")
-        site.vm = ""
-
-
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=len(KINDS), cases={name: FILES[name] for name in IN_BOTH})
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=len(KINDS), cases={name: FILES[name] for name in IN_ONE})
 def is_there(site: Site, name: str, more: tuple[str, ...], operations: tuple[str, ...]) -> None:
+    """Have each kind of thing in place of a file of the daemon's before START."""
     site.guest()
     site.plant("user.yaml", b"#cloud-config\n")
     for kind in KINDS:
@@ -323,13 +125,15 @@ def is_there(site: Site, name: str, more: tuple[str, ...], operations: tuple[str
         if site.start(*more)[:1] == ["0"]:
             for operation in operations:
                 site.ask(operation)
-        stop(site)
+        site.stop()
         site.look_at_the_machine()
     remove(site.path(name))
     site.done("START")  # the daemon serves, and the directory is as good as before
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=len(KINDS), cases={name: (name,) for name in CATALOG})
 def catalog(site: Site, name: str) -> None:
+    """Have each kind of thing in place of a file of a job with an image of the catalog before START."""
     images = site.outer / "images"
     images.mkdir()
     make_guest(images / "base.img", seconds=None)
@@ -340,15 +144,17 @@ def catalog(site: Site, name: str) -> None:
         site.told.append(f"({name} is {kind})")
         make(site, name, kind)
         site.start(**disk)
-        stop(site)
+        site.stop()
         site.look_at_the_machine()
-    for made in ("vm_catalog.json", "hda-base.qcow2"):
+    for made in CATALOG:
         remove(site.path(made))
     result = site.start(**disk)
     assert result[:1] == ["0"], result
 
 
-def comes_late(site: Site, name: str, operations: tuple[str, ...]) -> None:
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=len(LATE), cases={name: FILES[name] for name in USED})
+def comes_late(site: Site, name: str, _more: tuple[str, ...], operations: tuple[str, ...]) -> None:
+    """Put things in place of a file of the daemon's while the guest runs."""
     site.guest()
     for kind in LATE:
         site.told.append(f"({name} becomes {kind})")
@@ -357,24 +163,28 @@ def comes_late(site: Site, name: str, operations: tuple[str, ...]) -> None:
         make(site, name, kind)
         for operation in operations:
             site.ask(operation)
-        stop(site)
+        site.stop()
         site.look_at_the_machine()
     remove(site.path(name))
     site.done("START")
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=4)
 def linked_before_resume(site: Site) -> None:
+    """Replace the disk after SUSPEND by a link to a file of root's, of libvirt's, of its group, of another user."""
     for name in ("root", "libvirt", "group", "other"):
         site.guest()
         site.done("START", "SUSPEND")
         replace_by_link(site, name)
         site.ask("RESUME")
         site.look_at_the_machine()
-        stop(site)
+        site.stop()
         remove(site.path("guest.img"))
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=4)
 def linked_before_restart(site: Site) -> None:
+    """Replace the disk after CHECKPOINT and the daemon's end by such a link, and start the job again."""
     for name in ("root", "libvirt", "group", "other"):
         site.guest()
         site.done("START", "CHECKPOINT")
@@ -392,17 +202,21 @@ def replace_by_link(site: Site, canary: str) -> None:
     site.link("guest.img", CANARIES / canary)
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=RACES, cases={name: (name,) for name in ("root", "libvirt", "group")})
 def swapped_during_start(site: Site, canary: str) -> None:
+    """Exchange the disk and a link to a file of this owner's all the time during START."""
     site.guest()
     site.link("evil", CANARIES / canary)
     with site.swapping("guest.img", "evil"):
         for _ in range(RACES):
             site.start()
-            stop(site)
+            site.stop()
             site.look_at_the_machine()
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=6, cases={"save-and-resume": SAVE, "checkpoint": CHECKPOINT})
 def swapped_during(site: Site, *operations: str) -> None:
+    """Exchange the disk and a link to a file of root's during these operations."""
     site.guest()
     site.link("evil", CANARIES / "root")
     site.done("START")
@@ -412,7 +226,9 @@ def swapped_during(site: Site, *operations: str) -> None:
             site.look_at_the_machine()
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, cases={point: (point,) for point in POINTS})
 def swapped_at(site: Site, point: str) -> None:
+    """Make the disk a link to a file of root's when START has come to this point."""
     site.guest()
     daemon = site.daemon
     daemon.points.hold(point)
@@ -424,7 +240,9 @@ def swapped_at(site: Site, point: str) -> None:
     site.started(request)
 
 
+@attack(Who.USER, Must.HOLD, Mode.NONE, times=11, daily=True)
 def disk_of_another(site: Site) -> None:
+    """Name files of others in `vm_disk`, by path, by `..`, by a link, in /proc and in /dev."""
     site.guest()
     site.link("link", CANARIES / "root")
     site.link("out", CANARIES)
@@ -443,10 +261,12 @@ def disk_of_another(site: Site) -> None:
         site.start(VMPARAM_vm_Disk=f'"{name}:hda:w:raw"')
         if site.vm:
             site.breach(f"{name} is a disk")
-            stop(site)
+            site.stop()
 
 
+@attack(Who.USER, Must.HOLD, Mode.NONE, times=2 * 5)
 def share_is_no_directory(site: Site) -> None:
+    """Name a file, a FIFO, a dangling link, a link out, a directory of another by `VMPARAM_vm_Share`."""
     site.guest()
     site.plant("file")
     os.mkfifo(site.path("fifo"))
@@ -463,15 +283,17 @@ def share_is_no_directory(site: Site) -> None:
             site.start(f'VMPARAM_vm_Share = "{name}"', JobVMCheckpoint="false")
             if site.vm:
                 site.breach(f"{name} is shared by {kind}")
-                stop(site)
+                site.stop()
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=4)
 def directory_is_closed(site: Site) -> None:
+    """Have the scratch directory closed, by the modes 000, 0100, 0400 and 0500."""
     site.guest()
     for mode in (0, 0o100, 0o400, 0o500):
         site.directory.chmod(mode)
         site.start()
-        stop(site)
+        site.stop()
         site.directory.chmod(0o755)
     site.done("START")
 
@@ -492,20 +314,24 @@ def small(site: Site, options: str = "") -> "object":
         site.own(site.directory)
 
 
+@attack(Who.USER, Must.HOLD, Mode.LIBVIRT, times=5)
 def full(site: Site) -> None:
+    """Fill a scratch file system of its own before START."""
     with small(site) as mounted:
         site.guest()
         site.plant("user.yaml", b"#cloud-config\n")
         mounted.fill()  # type: ignore[attr-defined]
         for more in ((), (USER_DATA,), (DATA_FILES,), ('VMPARAM_vm_Data_Disk = "hdb:64M"',), (USER_DATA, DATA_FILES)):
             site.start(*more)
-            stop(site)
+            site.stop()
         held = site.start(USER_DATA)
-        stop(site)
+        site.stop()
     site.answered = held
 
 
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=3)
 def full_while_it_runs(site: Site) -> None:
+    """Fill a scratch file system of its own while the guest runs, before SUSPEND, CHECKPOINT and STOP."""
     with small(site) as mounted:
         site.guest()
         for operation in ("SUSPEND", "CHECKPOINT", "STOP"):
@@ -514,14 +340,16 @@ def full_while_it_runs(site: Site) -> None:
             site.ask(operation)
             mounted.heal()  # type: ignore[attr-defined]
             if operation != "STOP":
-                stop(site)
+                site.stop()
             site.vm = ""
         answered = site.start()
-        stop(site)
+        site.stop()
     site.answered = answered
 
 
+@attack(Who.USER, Must.HOLD, Mode.LIBVIRT)
 def no_inodes(site: Site) -> None:
+    """Leave a scratch file system of its own no inodes."""
     with small(site, "nr_inodes=40"):
         site.guest()
         site.plant("user.yaml", b"#cloud-config\n")
@@ -529,11 +357,13 @@ def no_inodes(site: Site) -> None:
             for number in range(100):
                 site.plant(f"filler.{number}")
         held = site.start(USER_DATA)
-        stop(site)
+        site.stop()
     site.answered = held
 
 
+@attack(Who.OTHER, Must.SURVIVE, *BOTH, times=4)
 def killed_during_start(site: Site) -> None:
+    """Kill every process of the job's uid again and again during START."""
     site.guest()
     for _ in range(4):
         request = site.ask_start()
@@ -543,10 +373,12 @@ def killed_during_start(site: Site) -> None:
             site.as_user("/bin/sh", "-c", "kill -KILL -1 2>/dev/null", check=False)
             site.daemon.take(0.02)
         site.started(request)
-        stop(site)
+        site.stop()
 
 
+@attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=2 * 9)
 def sources_of_drives(site: Site) -> None:
+    """Put a FIFO, a link to a file of root's, a directory, `/proc/self/mem` and others on a drive for the guest."""
     site.guest()
     os.mkfifo(site.path("fifo"))
     site.link("link", CANARIES / "root")
@@ -561,10 +393,12 @@ def sources_of_drives(site: Site) -> None:
     for name in names:
         for option in ("User_Data", "Data_Files"):
             site.start(f'VMPARAM_vm_{option} = "{name}"')
-            stop(site)
+            site.stop()
 
 
+@attack(Who.USER, Must.RUN, Mode.LIBVIRT)
 def many_files(site: Site) -> None:
+    """Have 20,000 files and 500 nested directories in the scratch directory."""
     site.guest()
     inner = site.path("deep")
     for _ in range(500):
@@ -575,3 +409,6 @@ def many_files(site: Site) -> None:
         os.close(os.open(site.path(f"file.{number}"), os.O_CREAT, 0o644))
         os.chown(site.path(f"file.{number}"), os.stat(site.directory).st_uid, os.stat(site.directory).st_gid)
     site.start()
+
+
+test_nothing_comes_of_it = each(__name__)

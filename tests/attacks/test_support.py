@@ -8,7 +8,7 @@ import pytest
 from tests.attacks.support import Attack, Battleground, Mode, Must, Outcome, Who, stopped
 from tests.lab.namespace import LabError
 
-ATTACK = Attack("tried", Who.GUEST, "it is tried three times", Must.HOLD, "act", times=3)
+ATTACK = Attack("tried", Who.GUEST, Must.HOLD, lambda _site: None, (), (Mode.JOB,), times=3, daily=False)
 
 
 class _Ground(Battleground):

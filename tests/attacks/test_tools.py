@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-
-import pytest
 
 from tests.attacks.ground import CANARIES
 from tests.attacks.site import Site
-from tests.attacks.support import NO_QEMU, Attack, Battleground, Mode, Must, Who, each, stopped
+from tests.attacks.support import Mode, Must, Who, attack, each
 from tests.peer import VMGAHP
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e<script>alert(1)</script>'\"&"
@@ -40,73 +39,8 @@ SOURCES = ("guest.img", "a,b.img", "$(x).img", "a b.img", "x\nqueue", "../x.img"
 
 TRANSCRIPTS = (b"", bytes(range(256)) * 100, b"> " + b"x" * 1_000_000, b"< \x1b[2J\n" * 100, b"> QUIT\n", b"\xff\xfe")
 
-ATTACKS = [
-    Attack(
-        "metrics",
-        Who.USER,
-        f"`vmgahp report` of {len(METRICS)} files of figures: floods, noise, escape sequences, numbers beyond reason",
-        Must.REFUSE,
-        "metrics",
-        modes=NO_QEMU,
-        times=len(METRICS),
-    ),
-    Attack(
-        "metrics-elsewhere",
-        Who.USER,
-        "`vmgahp report` of a FIFO, a link to a device, a directory, a device",
-        Must.REFUSE,
-        "metrics_elsewhere",
-        modes=NO_QEMU,
-        times=4,
-        daily=True,
-    ),
-    Attack(
-        "submit",
-        Who.STRANGER,
-        f"`vmgahp submit libvirt-xml` of a stranger's XML with {len(NAMES)} names and {len(SOURCES)} images",
-        Must.REFUSE,
-        "submit",
-        modes=NO_QEMU,
-        times=len(NAMES) + len(SOURCES),
-    ),
-    Attack(
-        "submit-of-others-files",
-        Who.STRANGER,
-        "the stranger's XML names /etc/shadow and other files outside of its directory as images",
-        Must.REFUSE,
-        "submit_others",
-        modes=NO_QEMU,
-        times=4,
-    ),
-    Attack(
-        "replay",
-        Who.STRANGER,
-        f"`vmgahp replay` of {len(TRANSCRIPTS)} files that are no conversation",
-        Must.REFUSE,
-        "replay",
-        modes=NO_QEMU,
-        times=len(TRANSCRIPTS),
-    ),
-    Attack(
-        "top",
-        Who.USER,
-        "`vmgahp top` on a machine whose jobs have hostile names and files",
-        Must.REFUSE,
-        "top",
-        modes=NO_QEMU,
-        times=2,
-    ),
-]
 
 SECONDS = 20.0
-
-
-@each(ATTACKS)
-def test_nothing_comes_of_it(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
-    stopped(ground, request, attack, mode)
-
-
-# What is done
 
 
 def run(site: Site, what: str, *words: str | Path) -> str:
@@ -128,7 +62,9 @@ def run(site: Site, what: str, *words: str | Path) -> str:
     return said
 
 
+@attack(Who.USER, Must.REFUSE, Mode.NONE, times=len(METRICS))
 def metrics(site: Site) -> None:
+    """Have `vmgahp report` read files of figures: floods, noise, escape sequences, numbers beyond reason."""
     for what, (content, times) in METRICS.items():
         site.plant("vm_metrics.jsonl", content * times)
         run(site, what, "report", "vm_metrics.jsonl", "-o", site.outer / "report.html")
@@ -139,7 +75,9 @@ def metrics(site: Site) -> None:
             page.unlink()
 
 
+@attack(Who.USER, Must.REFUSE, Mode.NONE, times=4, daily=True)
 def metrics_elsewhere(site: Site) -> None:
+    """Have `vmgahp report` read a FIFO, a link to a device, a directory, a device."""
     os.mkfifo(site.path("fifo"))
     site.own(site.path("fifo"))
     site.link("link", "/dev/zero")
@@ -149,47 +87,51 @@ def metrics_elsewhere(site: Site) -> None:
         run(site, name, "report", name, "-o", site.outer / "report.html")
 
 
-def submit(site: Site) -> None:
-    cases = [(name, "guest.img") for name in NAMES] + [("x", source) for source in SOURCES]
-    for name, source in cases:
-        place = site.outer / "submit"
-        place.mkdir()
+def submitted(site: Site, what: str, xml: str) -> tuple[str, str]:
+    """Return what `vmgahp submit` says of this XML, and the submit file that it makes."""
+    with tempfile.TemporaryDirectory(dir=site.outer) as directory:
+        place = Path(directory)
         (place / "guest.img").write_bytes(bytes(1 << 20))
+        (place / "vm.xml").write_text(xml)
+        said = run(site, what, "submit", "libvirt-xml", place / "vm.xml", "--lax", "-o", place / "vm.sub")
+        return said, (place / "vm.sub").read_text() if (place / "vm.sub").exists() else ""
+
+
+@attack(Who.STRANGER, Must.REFUSE, Mode.NONE, times=len(NAMES) + len(SOURCES))
+def submit(site: Site) -> None:
+    """Have `vmgahp submit libvirt-xml` read a stranger's XML with hostile names and images."""
+    for name, source in [(name, "guest.img") for name in NAMES] + [("x", source) for source in SOURCES]:
         quoted = [text.replace("&", "&amp;").replace("<", "&lt;").replace("'", "&apos;") for text in (name, source)]
         text = DOMAIN.format(name=quoted[0], source=quoted[1]).replace("\n", "&#10;").replace("\r", "&#13;")
-        (place / "vm.xml").write_text(text.replace("\x1b", "").replace("\x07", ""))
-        run(site, name + source, "submit", "libvirt-xml", place / "vm.xml", "--lax", "-o", place / "vm.sub")
-        if (place / "vm.sub").exists():
-            made = (place / "vm.sub").read_text()
-            if [line for line in made.splitlines() if line.strip().lower().startswith(("queue 99", "+owner"))]:
-                site.breach(f"{name!r} adds a line to the submit file")
-        for path in place.iterdir():
-            path.unlink()
-        place.rmdir()
+        _, made = submitted(site, name + source, text.replace("\x1b", "").replace("\x07", ""))
+        if [line for line in made.splitlines() if line.strip().lower().startswith(("queue 99", "+owner"))]:
+            site.breach(f"{name!r} adds a line to the submit file")
 
 
+@attack(Who.STRANGER, Must.REFUSE, Mode.NONE, times=4)
 def submit_others(site: Site) -> None:
+    """Name /etc/shadow and other files outside of its directory as images in the stranger's XML."""
     for source in ("/etc/shadow", str(CANARIES / "root"), "/root/.ssh/id_rsa", "../../../../etc/shadow"):
-        place = site.outer / "submit"
-        place.mkdir()
-        (place / "vm.xml").write_text(DOMAIN.format(name="x", source=source))
-        said = run(site, source, "submit", "libvirt-xml", place / "vm.xml", "--lax", "-o", place / "vm.sub")
-        made = (place / "vm.sub").read_text() if (place / "vm.sub").exists() else ""
+        said, made = submitted(site, source, DOMAIN.format(name="x", source=source))
         taken = [line for line in made.splitlines() if not line.startswith("#") and source in line]
         if taken and "outside" not in (said + made).lower() and "warning" not in said.lower():
             site.breach(f"{source} goes with the job without a warning: {taken}")
-        for path in place.iterdir():
-            path.unlink()
-        place.rmdir()
 
 
+@attack(Who.STRANGER, Must.REFUSE, Mode.NONE, times=len(TRANSCRIPTS))
 def replay(site: Site) -> None:
+    """Have `vmgahp replay` read files that are no conversation."""
     for content in TRANSCRIPTS:
         site.plant("conversation", content)
         run(site, repr(content[:20]), "replay", "conversation", "--", sys.executable, "-c", "pass")
 
 
+@attack(Who.USER, Must.REFUSE, Mode.NONE, times=2)
 def top(site: Site) -> None:
+    """Have `vmgahp top` show a machine whose jobs have hostile names and files."""
     site.plant("vm_metrics.jsonl", METRICS["escape sequences"][0])
     run(site, "once", "top", "--once")
     run(site, "as JSON", "top", "--json")
+
+
+test_nothing_comes_of_it = each(__name__)

@@ -77,15 +77,9 @@ def test_the_driver_page_has_a_driver_that_fulfils_the_contract(tmp_path: Path) 
     (info / "entry_points.txt").write_text(f"[vmgahp.drivers]\n{name} = {place}\n")
     (site / f"{place.partition(':')[0]}.py").write_text(driver)
     (tests / "test_bare.py").write_text(contract)
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
-        cwd=tests,
-        env=os.environ | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
+    environ = os.environ | {"PYTHONPATH": str(site)}
+    run = subprocess.run(command, cwd=tests, env=environ, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     assert int(re.findall(r"(\d+) passed", run.stdout)[-1]) >= 20, run.stdout
     assert "skipped" not in run.stdout

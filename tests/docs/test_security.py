@@ -13,7 +13,7 @@ PAGE = REPOSITORY / "docs/reference/tested-on.md"
 
 def test_every_surface_has_its_module_and_every_kind_of_attacker_a_row() -> None:
     modules = (REPOSITORY / "tests/attacks").glob("test_*.py")
-    assert {path.stem.removeprefix("test_") for path in modules if "\nATTACKS = [" in path.read_text()} == set(SURFACES)
+    assert {path.stem.removeprefix("test_") for path in modules if "\n@attack(" in path.read_text()} == set(SURFACES)
     assert {row.who for surface in SURFACES for row in rows(surface)} == set(Who)
     assert {row.must for surface in SURFACES for row in rows(surface)} == set(Must)
 

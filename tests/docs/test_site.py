@@ -55,19 +55,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
             made = place / "site.made"
-            command = [
-                sys.executable,
-                "-m",
-                "sphinx",
-                "-b",
-                "html",
-                "-q",
-                "-d",
-                f"{place}/site.trees",
-                str(DOCS),
-                str(made),
-            ]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            options = ("-b", "html", "-q", "-d", f"{place}/site.trees")
+            command = [sys.executable, "-m", "sphinx", *options, str(DOCS), str(made)]
+            done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             made.rename(built)
     return built

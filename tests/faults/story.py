@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import signal
 import time
 from collections.abc import Callable
@@ -33,7 +32,7 @@ LIBVIRTD_HANGS = 16.0
 """Longer than anything waits for it (`launcher.SHORTER`)."""
 DAEMON_HANGS = 6.0
 
-CONSOLE, EXIT, ERROR = "vm_console.log", "vm_exit.json", "vm_error.txt"
+CONSOLE, ERROR = "vm_console.log", "vm_error.txt"
 SUSPEND_IMAGE = "vm_suspend.mem"
 CHECKPOINT = ("vm_checkpoint.mem", "vm_checkpoint.json")
 PREPARED: dict[str, tuple[str, ...]] = {
@@ -180,11 +179,6 @@ class Story:
     def explanation(self) -> str:
         with contextlib.suppress(OSError):
             return (self.directory / ERROR).read_text().splitlines()[0]
-        return ""
-
-    def ended_by(self) -> str:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return str(json.loads((self.directory / EXIT).read_text())["ended_by"])
         return ""
 
     def files(self) -> set[str]:

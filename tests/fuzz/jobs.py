@@ -59,22 +59,11 @@ VMWARE = VmwareSpec.parse(
 DISK = b'# Disk DescriptorFile\ncreateType="monolithicFlat"\nRW 2048 FLAT "disk-flat.vmdk" 0\n'
 """What VMware says of a disk."""
 
+# fmt: off
 VALUES = (
-    None,
-    64,
-    -1,
-    2**62,
-    1.5,
-    math.nan,
-    -math.inf,
-    "",
-    "disk.img:vda:w",
-    "nat",
-    "a\nb\0",
-    True,
-    ["error"],
-    ["a list"],
+    None, 64, -1, 2**62, 1.5, math.nan, -math.inf, "", "disk.img:vda:w", "nat", "a\nb\0", True, ["error"], ["a list"],
 )
+# fmt: on
 
 OURS = "<domain type='kvm'><name>vm</name><memory>65536</memory><os><type>hvm</type></os><devices/></domain>"
 

@@ -102,6 +102,13 @@ def test_what_a_guests_tar_makes_comes_as_it_was(outputs: Outputs, tmp_path: Pat
     assert (outputs.below / "sub/run").stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_a_link_to_a_link_is_a_file_in_whatever_order_they_come(outputs: Outputs, kind: bytes) -> None:
+    done = outputs.unpack(tar(link("d/to", "../via"), link("via", "f", kind), entry("f", b"1"), link("round", "round")))
+    assert outputs.files() == dict.fromkeys(("d/to", "via", "f"), b"1")
+    assert done.left_out == ("'round': a link to what is no file of the outputs",)
+
+
 def test_the_owner_can_read_all_and_nobody_gains_rights(outputs: Outputs) -> None:
     archive = tar(
         entry("d", **DIRECTORY | {"mode": 0o1}), entry("d/f", b"1", mode=0o6000), entry("s", b"1", mode=0o7777)

@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests import jobs
 from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
 from tests.lab.namespace import REPOSITORY
 from vmgahp.protocol.client import Client, ProtocolError
@@ -82,18 +83,8 @@ def environment(scratch: Path, user: tuple[int, int] | None) -> dict[str, str]:
 
 
 def job_ad(scratch: Path) -> list[str]:
-    return [
-        f'VM_WORKING_DIR = "{scratch}"',
-        'JobVMType = "kvm"',
-        "JobVMMemory = 64",
-        "JobVM_VCPUS = 1",
-        "JobVMNetworking = false",
-        "JobVMCheckpoint = false",
-        'VMPARAM_vm_Disk = "guest.img:hda:w:raw"',
-        f"ClusterId = {os.getpid()}",
-        "ProcId = 0",
-        'User = "alice@lab"',
-    ]
+    disk = '"guest.img:hda:w:raw"'
+    return jobs.lines(scratch, JobVM_VCPUS=1, JobVMNetworking="false", VMPARAM_vm_Disk=disk, ClusterId=os.getpid())
 
 
 def accelerator(pid: int) -> str:

@@ -14,10 +14,9 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
-from tests.lab.namespace import LabError, wait_until
+from tests.lab.namespace import LabError, Opened, wait_until
 from tests.lab.ports import free_port
 from tests.lab.systems import System, release_of, seen_by
 
@@ -29,7 +28,7 @@ TOOLS = (QEMU[0], "ssh", "ssh-keygen", "setpriv")
 """The programs of this host that it takes."""
 
 
-class EmulatedMachine:
+class EmulatedMachine(Opened):
     """One machine, in a ``with``; `directory` keeps what it says on its serial console."""
 
     called = "the machine"
@@ -43,19 +42,6 @@ class EmulatedMachine:
         self._machine: subprocess.Popen[bytes] | None = None
         self._private: tempfile.TemporaryDirectory[str] | None = None
         self._ssh: list[str] = []
-
-    def __enter__(self) -> Self:
-        try:
-            self.open()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def open(self) -> None:
         """Start it, and wait until commands run there."""
@@ -156,12 +142,6 @@ class EmulatedMachine:
             said = f"{' '.join(argv)} in {self.called}: exit {done.returncode}"
             raise LabError(f"{said}\n{output}\n{self.diagnosis()}")
         return done
-
-    def popen(
-        self, *argv: str, user: str | None = None, cwd: str = "/", env: Mapping[str, str] | None = None, **options: Any
-    ) -> subprocess.Popen[bytes]:
-        """Start a command in the machine, with pipes or files as the caller wants them."""
-        return subprocess.Popen(self.command(argv, user, cwd, env), **options)
 
     def shell(self) -> int:
         """A shell there for a person; its exit status."""

@@ -41,33 +41,90 @@ WRITE_FAILED = "vmgahp guest cannot write its disk"
 class _Code:
     """Machine code with labels: just enough of an assembler for one sector."""
 
-    def __init__(self) -> None:
+    def __init__(self, drive: bool = True) -> None:
+        """Begin with segments of zero and a stack below the code; `drive` keeps the boot drive, which is in DL."""
         self.code = bytearray()
         self.labels: dict[str, int] = {}
         self.fixups: list[tuple[int, str, str]] = []
+        # cli; xor ax,ax; mov ds,ax; mov es,ax; mov ss,ax; mov sp,
+        self.emit("FA 31C0 8ED8 8EC0 8ED0 BC", ORIGIN)
+        self.emit("FB FC")  # sti; cld
+        if drive:
+            self.refer("8816", "drive", "abs16")  # mov [drive],dl
 
-    def emit(self, hexadecimal: str) -> None:
-        """Append instruction bytes, written in hexadecimal."""
+    def emit(self, hexadecimal: str, word: int | None = None) -> None:
+        """Append instruction bytes, written in hexadecimal, and a word."""
         self.code += bytes.fromhex(hexadecimal)
-
-    def word(self, value: int) -> None:
-        self.code += value.to_bytes(2, "little")
+        if word is not None:
+            self.code += word.to_bytes(2, "little")
 
     def label(self, name: str) -> None:
         self.labels[name] = len(self.code)
 
-    def text(self, name: str, text: str) -> None:
-        """A zero-terminated line of text under a label."""
-        self.label(name)
-        self.code += text.encode("ascii") + b"\r\n\0"
-
-    def refer(self, hexadecimal: str, name: str, kind: str) -> None:
+    def refer(self, hexadecimal: str, name: str, kind: str = "rel8") -> None:
         """An instruction that ends with a label: `rel8` and `rel16` jump or call, `abs16` is an address."""
         self.emit(hexadecimal)
         self.fixups.append((len(self.code), name, kind))
         self.code += bytes(1 if kind == "rel8" else 2)
 
-    def link(self) -> bytes:
+    def say(self, name: str = "") -> None:
+        """Print the text of a label, or the one at SI."""
+        if name:
+            self.refer("BE", name, "abs16")  # mov si,name
+        self.refer("E8", "print", "rel16")  # call print
+
+    def print_record(self) -> None:
+        self.emit("BE", RECORD)  # mov si,RECORD
+        self.say()
+
+    def write_sector(self) -> None:
+        """Do what `packet` says, to the boot drive."""
+        self.refer("BE", "packet", "abs16")  # mov si,packet
+        self.refer("8A16", "drive", "abs16")  # mov dl,[drive]
+        self.emit("B80043 CD13")  # mov ax,0x4300; int 0x13: extended write without verify
+
+    def power_off(self) -> None:
+        self.emit("BA", ACPI_PM1A_CONTROL)  # mov dx,ACPI_PM1A_CONTROL
+        self.emit("B8", ACPI_SLEEP_NOW)  # mov ax,ACPI_SLEEP_NOW
+        self.emit("EF")  # out dx,ax
+
+    def halt(self) -> None:
+        self.label("halt")
+        self.emit("F4")  # hlt
+        self.refer("EB", "halt")  # jmp halt
+
+    def print_routine(self) -> None:
+        """print: the zero-terminated text at SI to COM1, each byte once the UART can take it."""
+        self.label("print")
+        self.emit("AC 84C0")  # lodsb; test al,al
+        self.refer("74", "printed")  # jz printed
+        self.emit("88C4 BA", COM1 + 5)  # mov ah,al; mov dx,COM1+5, the line status
+        self.label("full")
+        self.emit("EC A820")  # in al,dx; test al,0x20 (transmitter holding register empty)
+        self.refer("74", "full")  # jz full
+        self.emit("88E0 BA", COM1)  # mov al,ah; mov dx,COM1
+        self.emit("EE")  # out dx,al
+        self.refer("EB", "print")  # jmp print
+        self.label("printed")
+        self.emit("C3")  # ret
+
+    def packet(self, sector: int, name: str = "packet", offset: int = RECORD, segment: int = 0) -> None:
+        """The disk address packet of an extended read or write: 16 bytes, one sector."""
+        self.label(name)
+        self.emit("1000 0100", offset)
+        self.emit("", segment)
+        self.label("sector")
+        self.code += sector.to_bytes(8, "little")
+
+    def drive(self) -> None:
+        self.label("drive")
+        self.emit("80")
+
+    def sector(self, **texts: str) -> bytes:
+        """The code as a boot sector, with zero-terminated lines of text under their labels."""
+        for name, text in texts.items():
+            self.label(name)
+            self.code += text.encode("ascii") + b"\r\n\0"
         for at, name, kind in self.fixups:
             target = self.labels[name]
             if kind == "abs16":
@@ -75,44 +132,9 @@ class _Code:
             else:
                 size = 1 if kind == "rel8" else 2
                 self.code[at : at + size] = (target - at - size).to_bytes(size, "little", signed=True)
-        return bytes(self.code)
-
-    def sector(self) -> bytes:
-        """The code as a boot sector."""
-        code = self.link()
-        if len(code) > SECTOR - 2:
+        if len(self.code) > SECTOR - 2:
             raise AssertionError("the guest no longer fits its sector")
-        return code.ljust(SECTOR - 2, b"\0") + b"\x55\xaa"
-
-    def begin(self) -> None:
-        """Segments to zero and a stack below the code."""
-        self.emit("FA 31C0 8ED8 8EC0 8ED0 BC")  # cli; xor ax,ax; mov ds,ax; mov es,ax; mov ss,ax; mov sp,
-        self.word(ORIGIN)
-        self.emit("FB FC")  # sti; cld
-
-    def power_off(self) -> None:
-        self.emit("BA")  # mov dx,ACPI_PM1A_CONTROL
-        self.word(ACPI_PM1A_CONTROL)
-        self.emit("B8")  # mov ax,ACPI_SLEEP_NOW
-        self.word(ACPI_SLEEP_NOW)
-        self.emit("EF")  # out dx,ax
-
-    def print_routine(self) -> None:
-        """print: the zero-terminated text at SI to COM1, each byte once the UART can take it."""
-        self.label("print")
-        self.emit("AC 84C0")  # lodsb; test al,al
-        self.refer("74", "printed", "rel8")  # jz printed
-        self.emit("88C4 BA")  # mov ah,al; mov dx,COM1+5, the line status
-        self.word(COM1 + 5)
-        self.label("full")
-        self.emit("EC A820")  # in al,dx; test al,0x20 (transmitter holding register empty)
-        self.refer("74", "full", "rel8")  # jz full
-        self.emit("88E0 BA")  # mov al,ah; mov dx,COM1
-        self.word(COM1)
-        self.emit("EE")  # out dx,al
-        self.refer("EB", "print", "rel8")  # jmp print
-        self.label("printed")
-        self.emit("C3")  # ret
+        return bytes(self.code).ljust(SECTOR - 2, b"\0") + b"\x55\xaa"
 
 
 def boot_sector(
@@ -131,81 +153,51 @@ def boot_sector(
     if seconds is not None and not 1 <= seconds <= 0xFFFF:
         raise ValueError("the guest counts in 16 bits: seconds must be 1 to 65535, or None for ever")
     c = _Code()
-    c.begin()
-    # The BIOS passes the boot drive in DL.
-    c.refer("8816", "drive", "abs16")  # mov [drive],dl
     # An empty record: whatever lies there would end up in sector 1.
-    c.emit("BF")  # mov di,RECORD
-    c.word(RECORD)
+    c.emit("BF", RECORD)  # mov di,RECORD
     c.emit("B90001 F3AB")  # mov cx,256; rep stosw
     c.emit("31ED")  # xor bp,bp: BP is the count
-    c.refer("BE", "banner", "abs16")  # mov si,banner
-    c.refer("E8", "print", "rel16")  # call print
-    c.emit("8B1E")  # mov bx,[BIOS_TICKS]: BX is when the last count was
-    c.word(BIOS_TICKS)
+    c.say("banner")
+    c.emit("8B1E", BIOS_TICKS)  # mov bx,[BIOS_TICKS]: BX is when the last count was
 
     c.label("wait")
     c.emit("90" if busy else "F4")  # nop, or hlt until the next interrupt
-    c.emit("A1")  # mov ax,[BIOS_TICKS]
-    c.word(BIOS_TICKS)
-    c.emit("89C2 29DA 83FA")  # mov dx,ax; sub dx,bx; cmp dx,
-    c.emit(f"{ticks:02X}")
-    c.refer("72", "wait", "rel8")  # jb wait
+    c.emit("A1", BIOS_TICKS)  # mov ax,[BIOS_TICKS]
+    c.emit(f"89C2 29DA 83FA {ticks:02X}")  # mov dx,ax; sub dx,bx; cmp dx,ticks
+    c.refer("72", "wait")  # jb wait
     c.emit("89C3 45")  # mov bx,ax; inc bp
 
     # The count in decimal to the record: digits come out last first, so they go over the stack.
     c.emit("89E8 B90A00 31FF")  # mov ax,bp; mov cx,10; xor di,di: DI is the number of digits
     c.label("divide")
     c.emit("31D2 F7F1 52 47 85C0")  # xor dx,dx; div cx; push dx; inc di; test ax,ax
-    c.refer("75", "divide", "rel8")  # jnz divide
-    c.emit("89F9 BF")  # mov cx,di; mov di,RECORD
-    c.word(RECORD)
+    c.refer("75", "divide")  # jnz divide
+    c.emit("89F9 BF", RECORD)  # mov cx,di; mov di,RECORD
     c.label("digit")
     c.emit("58 0430 AA")  # pop ax; add al,'0'; stosb
-    c.refer("E2", "digit", "rel8")  # loop digit
+    c.refer("E2", "digit")  # loop digit
     c.emit("B80D0A AB 31C0 AA")  # mov ax,0x0A0D (CR LF); stosw; xor ax,ax; stosb
     # To the disk first, so that a count which was seen on the console is in sector 1.
-    c.refer("BE", "packet", "abs16")  # mov si,packet
-    c.refer("8A16", "drive", "abs16")  # mov dl,[drive]
-    c.emit("B80043 CD13")  # mov ax,0x4300; int 0x13: extended write without verify
-    c.refer("73", "written", "rel8")  # jnc written
-    c.refer("BE", "write_failed", "abs16")  # mov si,write_failed
-    c.refer("E8", "print", "rel16")  # call print
+    c.write_sector()
+    c.refer("73", "written")  # jnc written
+    c.say("write_failed")
     c.label("written")
-    c.emit("BE")  # mov si,RECORD
-    c.word(RECORD)
-    c.refer("E8", "print", "rel16")  # call print
+    c.print_record()
     if seconds is not None:
-        c.emit("81FD")  # cmp bp,seconds
-        c.word(seconds)
-        c.refer("72", "wait", "rel8")  # jb wait
-        c.refer("BE", "done", "abs16")  # mov si,done
-        c.refer("E8", "print", "rel16")  # call print
+        c.emit("81FD", seconds)  # cmp bp,seconds
+        c.refer("72", "wait")  # jb wait
+        c.say("done")
         if last_words:
-            c.refer("BE", "last_words", "abs16")  # mov si,last_words
-            c.refer("E8", "print", "rel16")  # call print
+            c.say("last_words")
         if power_off:
             c.power_off()
-        c.label("halt")
-        c.emit("F4")  # hlt
-        c.refer("EB", "halt", "rel8")  # jmp halt
+        c.halt()
     else:
-        c.refer("EB", "wait", "rel8")  # jmp wait
-
+        c.refer("EB", "wait")  # jmp wait
     c.print_routine()
-    c.label("drive")
-    c.emit("80")
-    # The disk address packet of the extended write: 16 bytes, one sector, from 0000:RECORD, to LBA 1.
-    c.label("packet")
-    c.emit("1000 0100")
-    c.word(RECORD)
-    c.emit("0000 0100000000000000")
-    c.text("banner", BANNER)
-    c.text("done", DONE)
-    c.text("write_failed", WRITE_FAILED)
-    c.text("last_words", last_words)
-
-    return c.sector()
+    c.drive()
+    c.packet(sector=1)
+    return c.sector(banner=BANNER, done=DONE, write_failed=WRITE_FAILED, last_words=last_words)
 
 
 def copying_sector(drive: int, sector: int, to_drive: int) -> bytes:
@@ -214,92 +206,59 @@ def copying_sector(drive: int, sector: int, to_drive: int) -> bytes:
     Drives are numbered as the BIOS has them: disks from 0x80 in the order of the domain, and with SeaBIOS CD-ROMs
     from 0xE0, whose sectors have 2048 bytes. Then it powers off.
     """
-    c = _Code()
-    c.begin()
-    c.refer("BE", "banner", "abs16")  # mov si,banner
-    c.refer("E8", "print", "rel16")  # call print
+    c = _Code(drive=False)
+    c.say("banner")
     for name, function, number in (("read", 0x42, drive), ("write", 0x43, to_drive)):
         c.refer("BE", name, "abs16")  # mov si,name
         c.emit(f"B2{number:02X} B800{function:02X} CD13")  # mov dl,number; mov ax,function << 8; int 0x13
         c.refer("BE", "failed", "abs16")  # mov si,failed
-        c.refer("72", "say", "rel8")  # jc say
-    c.emit("BE")  # mov si,RECORD
-    c.word(RECORD)
-    c.refer("E8", "print", "rel16")  # call print
+        c.refer("72", "say")  # jc say
+    c.print_record()
     c.refer("BE", "done", "abs16")  # mov si,done
     c.label("say")
-    c.refer("E8", "print", "rel16")  # call print
+    c.say()
     c.power_off()
-    c.label("halt")
-    c.emit("F4")  # hlt
-    c.refer("EB", "halt", "rel8")  # jmp halt
+    c.halt()
     c.print_routine()
-    for name, place in (("read", sector), ("write", 1)):
-        c.label(name)
-        c.emit("1000 0100")
-        c.word(RECORD)
-        c.emit("0000")
-        c.code += place.to_bytes(8, "little")
-    c.text("banner", BANNER)
-    c.text("done", DONE)
-    c.text("failed", WRITE_FAILED)
-    return c.sector()
+    c.packet(sector, "read")
+    c.packet(1, "write")
+    return c.sector(banner=BANNER, done=DONE, failed=WRITE_FAILED)
 
 
 def growing_sector(mib: int, after: int = 1) -> bytes:
     """A guest that has so many MiB of its disk occupied, by a sector of each 4 KiB, from the MiB `after` on; then it
     halts for good."""
     c = _Code()
-    c.begin()
-    # The BIOS passes the boot drive in DL.
-    c.refer("8816", "drive", "abs16")  # mov [drive],dl
-    c.refer("BE", "banner", "abs16")  # mov si,banner
-    c.refer("E8", "print", "rel16")  # call print
+    c.say("banner")
     c.label("grow")
-    c.refer("BE", "packet", "abs16")  # mov si,packet
-    c.refer("8A16", "drive", "abs16")  # mov dl,[drive]
-    c.emit("B80043 CD13")  # mov ax,0x4300; int 0x13: extended write without verify
+    c.write_sector()
     c.refer("BE", "failed", "abs16")  # mov si,failed
-    c.refer("72", "say", "rel8")  # jc say
+    c.refer("72", "say")  # jc say
     c.refer("668306", "sector", "abs16")  # add dword [sector],
     c.emit("08")
     c.refer("66813E", "sector", "abs16")  # cmp dword [sector],
     c.code += ((after + mib) << 11).to_bytes(4, "little")
-    c.refer("72", "grow", "rel8")  # jb grow
+    c.refer("72", "grow")  # jb grow
     c.refer("BE", "done", "abs16")  # mov si,done
     c.label("say")
-    c.refer("E8", "print", "rel16")  # call print
-    c.label("halt")
-    c.emit("F4")  # hlt
-    c.refer("EB", "halt", "rel8")  # jmp halt
+    c.say()
+    c.halt()
     c.print_routine()
-    c.label("drive")
-    c.emit("80")
-    # The disk address packet: one sector, from 1000:0000.
-    c.label("packet")
-    c.emit("1000 0100 0000 0010")
-    c.label("sector")
-    c.code += (after << 11).to_bytes(8, "little")
-    c.text("banner", BANNER)
-    c.text("done", DONE)
-    c.text("failed", WRITE_FAILED)
-    return c.sector()
+    c.drive()
+    c.packet(after << 11, offset=0, segment=0x1000)
+    return c.sector(banner=BANNER, done=DONE, failed=WRITE_FAILED)
 
 
 def panicking_sector() -> bytes:
     """A guest that says by the panic device of a PC, QEMU's pvpanic, that its kernel has panicked, and spins on."""
-    c = _Code()
-    c.begin()
-    c.refer("BE", "banner", "abs16")  # mov si,banner
-    c.refer("E8", "print", "rel16")  # call print
-    c.emit("BA")  # mov dx,PVPANIC
-    c.word(PVPANIC)
+    c = _Code(drive=False)
+    c.say("banner")
+    c.emit("BA", PVPANIC)  # mov dx,PVPANIC
     c.emit("B001 EE")  # mov al,1; out dx,al
     c.label("spin")
-    c.refer("EB", "spin", "rel8")  # jmp spin
+    c.refer("EB", "spin")  # jmp spin
     c.print_routine()
-    c.text("banner", BANNER)
-    return c.sector()
+    return c.sector(banner=BANNER)
 
 
 def filling_sector(mib: int) -> bytes:
@@ -308,9 +267,6 @@ def filling_sector(mib: int) -> bytes:
     Its record in sector 1 of its disk says 1 when that is done. It stays silent then, and so does its clock.
     """
     c = _Code()
-    c.begin()
-    # The BIOS passes the boot drive in DL.
-    c.refer("8816", "drive", "abs16")  # mov [drive],dl
     c.emit("FA")  # cli
     c.refer("0F0116", "table", "abs16")  # lgdt [table]
     # A segment that was loaded in protected mode keeps its limit of 4 GiB in real mode.
@@ -324,23 +280,15 @@ def filling_sector(mib: int) -> bytes:
     c.emit("2667668907 6683C704")  # mov es:[edi],eax; add edi,4
     c.emit("6681FF")  # cmp edi,
     c.code += (mib << 19).to_bytes(4, "little")
-    c.refer("72", "fill", "rel8")  # jb fill
-    c.emit("FB BF")  # sti; mov di,RECORD
-    c.word(RECORD)
-    c.emit("B90001 31C0 F3AB C606")  # mov cx,256; xor ax,ax; rep stosw; mov byte [RECORD],
-    c.word(RECORD)
+    c.refer("72", "fill")  # jb fill
+    c.emit("FB BF", RECORD)  # sti; mov di,RECORD
+    c.emit("B90001 31C0 F3AB C606", RECORD)  # mov cx,256; xor ax,ax; rep stosw; mov byte [RECORD],
     c.emit("31")  # '1'
-    c.refer("BE", "packet", "abs16")  # mov si,packet
-    c.refer("8A16", "drive", "abs16")  # mov dl,[drive]
-    c.emit("B80043 CD13 FA F4")  # mov ax,0x4300; int 0x13: extended write without verify; cli; hlt
-    c.label("drive")
-    c.emit("80")
-    # The disk address packet of the extended write, and a table of one segment: data, from 0, of 4 GiB.
-    c.label("packet")
-    c.emit("1000 0100")
-    c.word(RECORD)
-    c.emit("0000 0100000000000000")
-    c.label("table")
+    c.write_sector()
+    c.emit("FA F4")  # cli; hlt
+    c.drive()
+    c.packet(sector=1)
+    c.label("table")  # of one segment: data, from 0, of 4 GiB
     c.refer("0F00", "segments", "abs16")
     c.emit("0000")
     c.label("segments")

@@ -76,14 +76,14 @@ def wait_until(what: str, condition: Callable[[], T | None], timeout: float, int
         time.sleep(interval)
 
 
-class Namespace:
-    """One namespace, to be used in a ``with``; `exchange` is the directory that it shares with the host."""
+class Opened:
+    """A machine that a ``with`` opens and closes."""
 
-    def __init__(self, exchange: str | Path, root: str | Path | None = None) -> None:
-        self.exchange = Path(exchange)
-        self.root = Path(root) if root else default_root()
-        self._holder: subprocess.Popen[str] | None = None
-        self._init = 0
+    def open(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         try:
@@ -97,6 +97,16 @@ class Namespace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Namespace(Opened):
+    """One namespace, to be used in a ``with``; `exchange` is the directory that it shares with the host."""
+
+    def __init__(self, exchange: str | Path, root: str | Path | None = None) -> None:
+        self.exchange = Path(exchange)
+        self.root = Path(root) if root else default_root()
+        self._holder: subprocess.Popen[str] | None = None
+        self._init = 0
 
     def open(self) -> None:
         """Make the namespaces and wait until the first process stands in the new root."""

@@ -47,14 +47,14 @@ FORMAT = """\
 """rich's own format would fetch its font from somewhere when it is looked at."""
 
 
-def as_svg(text: str, width: int = WIDTH, name: str = "doctor") -> str:
-    """What a terminal of `width` columns shows of `text`, with its colors."""
+def as_svg(text: str) -> str:
+    """What a terminal of `WIDTH` columns shows of `text`, with its colors."""
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(record=True, file=io.StringIO(), width=width + 3, force_terminal=True, legacy_windows=False)
+    console = Console(record=True, file=io.StringIO(), width=WIDTH + 3, force_terminal=True, legacy_windows=False)
     console.print(Text.from_ansi(text))
-    return console.export_svg(title="", code_format=FORMAT, unique_id=name)
+    return console.export_svg(title="", code_format=FORMAT, unique_id="doctor")
 
 
 def doctor(namespace: Namespace) -> str:
@@ -108,15 +108,8 @@ text {{ font: 13px "DejaVu Sans Mono", monospace; white-space: pre; }}
 def demo() -> str:
     """What scripts/demo shows on a terminal."""
     command = ["script", "-qc", f"{sys.executable} -m tests.lab.demo", "/dev/null"]
-    done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TERM": "xterm"},
-    )
-    return done.stdout
+    how = {"cwd": REPOSITORY, "stdin": subprocess.DEVNULL, "env": os.environ | {"TERM": "xterm"}}
+    return subprocess.run(command, capture_output=True, text=True, **how).stdout
 
 
 def main() -> None:
@@ -124,9 +117,7 @@ def main() -> None:
     (IMAGES / "demo.svg").write_text(recording(demo()))
     with tempfile.TemporaryDirectory(prefix="vmgahp-pictures-") as directory:
         Path(directory).chmod(0o755)
-        pool = Pool(Path(directory) / "pool")
-        with pool.namespace:
-            pool.start(build_wheel(directory))
+        with Pool(Path(directory) / "pool").running(build_wheel(directory)) as pool:
             prompt = "\x1b[1m# vmgahp doctor --verbose\x1b[0m\n"
             (IMAGES / "doctor-healthy.svg").write_text(as_svg(prompt + doctor(pool.namespace)))
             with open(pool.namespace.path("/etc/condor/config.d/99-lab.config"), "a") as config:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.lab.namespace import LAB, OUR_SERVER, PATIENCE, LabError, Namespace, wait_until
+from tests.lab.namespace import LAB, OUR_SERVER, LabError, Namespace, wait_until
 
 T = TypeVar("T")
 
@@ -25,12 +24,6 @@ DOMAIN = "lab"
 JOBS = f"{LAB}/jobs"
 EXECUTE = "/var/lib/condor/execute"
 
-FOR_GOOD = frozenset({"condor_master", "libvirtd"})
-"""The daemons that nothing in a namespace starts again."""
-RESTARTED = frozenset({"condor_collector", "condor_negotiator", "condor_schedd", "condor_startd"})
-"""The daemons that condor_master starts again."""
-RESTART = 30 * PATIENCE
-"""Seconds after which condor_master has not started one again: it waits eleven before it does."""
 LOOK = 20
 """Seconds between two questions, whether the machine is still in service."""
 
@@ -168,7 +161,7 @@ class Job:
 
 
 class Pool:
-    """A pool in a ``with``; `directory` keeps its logs (``log``) and the jobs' files (``jobs``)."""
+    """A pool, while it is `running`; `directory` keeps its logs (``log``) and the jobs' files (``jobs``)."""
 
     def __init__(
         self, directory: str | Path, server: str = OUR_SERVER, settings: str = "", root: str | Path | None = None
@@ -183,53 +176,32 @@ class Pool:
         """The reason why no job can run in the pool any more: each later wait and submission fails with it at once."""
         self.watched = True
         """The switch for a test which itself breaks what `assert_alive` looks at."""
-        self._missing: dict[str, float] = {}
         self._looked = time.monotonic()
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def start(self, wheel: Path | None = None, prepare: Callable[[Pool], None] | None = None) -> None:
-        """The namespace, our package in it where a wheel is given, libvirt, and HTCondor up to a slot.
+    @contextmanager
+    def running(self, wheel: Path | None = None, prepare: Callable[[Pool], None] | None = None) -> Iterator[Self]:
+        """The namespace, our package in it where a wheel is given, libvirt, and HTCondor up to a slot, until the end.
 
         `prepare` puts into the namespace what must be there before HTCondor starts.
         """
-        self.namespace.open()
-        if wheel:
-            self.namespace.install(wheel)
-        self.namespace.start_libvirt()
-        if prepare:
-            prepare(self)
-        for name, owner in (("log", "condor"), ("jobs", USER)):
-            self.run("install", "-d", "-o", owner, f"{LAB}/{name}")
-        self.namespace.path("/etc/condor/config.d/99-lab.config").write_text(self.config)
-        self.run("condor_master")
-        self.wait_until("the schedd", lambda: self.condor("condor_q"), 120)
-        self.wait_until("the startd's slot", lambda: self.machine(), 120)
-
-    def stop(self) -> None:
-        """End it at once: nothing of a namespace outlives its first process."""
-        self.namespace.close()
+        with self.namespace:
+            if wheel:
+                self.namespace.install(wheel)
+            self.namespace.start_libvirt()
+            if prepare:
+                prepare(self)
+            for name, owner in (("log", "condor"), ("jobs", USER)):
+                self.run("install", "-d", "-o", owner, f"{LAB}/{name}")
+            self.namespace.path("/etc/condor/config.d/99-lab.config").write_text(self.config)
+            self.run("condor_master")
+            self.wait_until("the schedd", lambda: not self.run("condor_q", user=USER, check=False).returncode, 120)
+            self.wait_until("the startd's slot", lambda: self.machine(), 120)
+            yield self
 
     # ---- asking ---------------------------------------------------------------------------------
 
     def run(self, *argv: str, **options: Any) -> Any:
         return self.namespace.run(*argv, **options)
-
-    def condor(self, *argv: str) -> bool:
-        """Whether a command of HTCondor's succeeds now."""
-        done = self.run(*argv, user=USER, check=False)
-        return bool(done.returncode == 0)
 
     def machine(self) -> dict[str, Any]:
         """The ad of the machine's partitionable slot; empty while there is none."""
@@ -339,13 +311,7 @@ class Pool:
         try:
             return wait_until(what, alive, timeout, interval=1)
         except LabError as error:
-            told = str(error)
-            if self.watched and not self.dead:
-                self.dead = self._why_dead(thorough=True)
-                told += f"\n{self.dead}"
-            raise LabError(f"{told}\n{self.diagnosis()}") from None
-
-    # ---- dead or alive --------------------------------------------------------------------------
+            raise LabError(f"{error}\n{self.diagnosis()}") from None
 
     def assert_alive(self) -> None:
         """Raise `LabError` where no job can run any more, with the reason that was seen first."""
@@ -354,30 +320,15 @@ class Pool:
         if self.dead:
             raise LabError(f"the pool is dead: {self.dead}")
 
-    def _why_dead(self, thorough: bool = False) -> str:
-        """Why no job can run any more, or nothing; `thorough` asks each daemon, as after a wait in vain."""
-        try:
-            running = {Path(words.split(" ")[0]).name for words in self.namespace.processes().values()}
-        except (LabError, OSError) as error:
-            return str(error)
-        now = time.monotonic()
-        self._missing = {name: self._missing.get(name, now) for name in (FOR_GOOD | RESTARTED) - running}
-        for name, since in self._missing.items():
-            if name in FOR_GOOD or now - since > RESTART:
-                return f"{name} is gone"
-        if thorough or now - self._looked > LOOK:
-            self._looked = now
-            try:
-                if thorough:
-                    self.run("condor_q", timeout=15)
-                    self.run("virsh", "-q", "-c", "qemu:///system", "version", timeout=15)
-                machine = self.machine()
-            except LabError as error:
-                return str(error)
-            if reason := machine.get("VMOfflineReason"):  # it is there without a value as long as all is well
+    def _why_dead(self) -> str:
+        """Name what is gone and nothing starts again, or the reason why a starter has given up on VMs."""
+        running = {Path(words.split(" ")[0]).name for words in self.namespace.processes().values()}
+        if gone := {"condor_master", "libvirtd"} - running:
+            return f"{min(gone)} is gone"
+        if time.monotonic() - self._looked > LOOK:
+            self._looked = time.monotonic()
+            if reason := self.machine().get("VMOfflineReason"):  # it is there without a value as long as all is well
                 return f"a starter took the machine out of service: {reason}"
-            if thorough and not machine.get("HasVM"):
-                return "the machine offers no VMs: StartLog and VMGahpLog may say why"
         return ""
 
     def diagnosis(self, lines: int = 40) -> str:
@@ -388,7 +339,3 @@ class Pool:
                 tail = log.read_text(errors="replace").splitlines()[-lines:]
                 shown.append(f"---- the end of {log} ----\n" + "\n".join(tail))
         return "\n".join(shown)
-
-    def keep_logs(self, directory: Path) -> None:
-        """Copy the logs out, for whoever wants them after the pool's own directory is gone."""
-        shutil.copytree(self.log, directory, dirs_exist_ok=True)

@@ -12,6 +12,16 @@ import pytest
 
 from tests import REPOSITORY
 
+patient = pytest.mark.timeout(600)
+"""Each starts a pytest of its own, of which a busy machine makes a minute."""
+
+INI = """
+[pytest]
+markers =
+    libvirt
+    pool
+"""
+
 SKIPS = """
 import pytest
 
@@ -30,8 +40,11 @@ def test_pool(pool):
 def test_unit():
     pytest.skip("something else")
 
-def test_allowed():
+def test_of_the_other_user():
     pytest.skip("needs {other}")
+
+def test_of_this_user():
+    pytest.skip("needs {mine}")
 """
 
 FLAKES = """
@@ -54,46 +67,43 @@ def test_unit():
 """
 
 
-def run(directory: Path, text: str, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:
-    (directory / "test_it.py").write_text(text)
-    plugins = [word for name in ("strict", "record") for word in ("-p", f"tests.lab.{name}")]
-    command = [sys.executable, "-m", "pytest", *plugins, "-p", "no:cacheprovider", *options]
+def run(directory: Path, *options: str, **modules: str) -> tuple[str, dict[str, object]]:
+    """Run modules in a pytest that has nothing of this one's: its options, plugins and place in a run."""
+    (directory / "pytest.ini").write_text(INI)
+    for name, text in modules.items():
+        (directory / f"{name}.py").write_text(text)
+    names = ("xdist.plugin", "pytest_rerunfailures", "tests.lab.strict", "tests.lab.record")
+    plugins = [word for name in names for word in ("-p", name)]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
-        [*command, "-c", REPOSITORY / "pyproject.toml", f"--rootdir={directory}", directory / "test_it.py"],
+        [sys.executable, "-m", "pytest", "-ra", *plugins, "-p", "no:cacheprovider", *options, str(directory)],
         cwd=directory,
-        env=os.environ | {"VMGAHP_RECORD": str(directory / "record.json"), "PYTHONPATH": str(REPOSITORY)},
+        env=environ | {"VMGAHP_RECORD": str(directory / "record.json")},
         capture_output=True,
         text=True,
     )
-    return done, json.loads((directory / "record.json").read_text())
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout, json.loads((directory / "record.json").read_text())
 
 
+@patient
 def test_a_skip_is_a_failure_except_for_who_runs_it(tmp_path: Path) -> None:
-    other = "an ordinary user" if os.getuid() == 0 else "root"
-    done, record = run(tmp_path, SKIPS.replace("{other}", other))
-    assert done.returncode == 1, done.stdout
-    assert (record["failed"], record["skipped"]) == (3, 1), done.stdout
-    assert "skipped, and everything is set up here: Skipped: no libvirt here" in done.stdout
+    mine, other = ("root", "an ordinary user") if os.getuid() == 0 else ("an ordinary user", "root")
+    skips = SKIPS.replace("{other}", other).replace("{mine}", mine)
+    whole = "import pytest\npytest.importorskip('no_such_module')\n"
+    said, record = run(tmp_path, "--continue-on-collection-errors", test_it=skips, test_whole=whole)
+    assert (record["failed"], record["skipped"]) == (4, 1), said
+    assert "skipped, and everything is set up here: Skipped: no libvirt here" in said
+    assert "test_whole.py skipped, and everything is set up here" in said
 
 
-def test_the_reason_of_the_other_user_is_none_here(tmp_path: Path) -> None:
-    mine = "root" if os.getuid() == 0 else "an ordinary user"
-    _, record = run(tmp_path, SKIPS.replace("{other}", mine))
-    assert (record["failed"], record["skipped"]) == (4, 0)
-
-
-def test_a_module_that_skips_as_a_whole_is_a_failure(tmp_path: Path) -> None:
-    done, _ = run(tmp_path, "import pytest\npytest.importorskip('no_such_module')\n")
-    assert done.returncode != 0
-    assert "everything is set up here" in done.stdout
-
-
+@patient
 def test_a_real_test_is_retried_once_and_said_and_a_unit_test_never(tmp_path: Path) -> None:
-    done, record = run(tmp_path, FLAKES, "-n", "2")
-    assert done.returncode == 1
-    assert (record["passed"], record["failed"], record["rerun"]) == (1, 1, ["test_it.py::test_real"])
+    said, record = run(tmp_path, "-n", "2", test_it=FLAKES)
+    assert (record["passed"], record["failed"], record["rerun"]) == (1, 1, ["test_it.py::test_real"]), said
     assert record["counts"] == {"tries": {"real": [2, 1]}}, "the try that failed is not counted"
-    assert "RERAN test_it.py::test_real: AssertionError: the first time of real" in done.stdout
+    assert "RERAN test_it.py::test_real: AssertionError: the first time of real" in said
 
 
 # ---- scripts/lib/record.py ----

@@ -125,14 +125,8 @@ def test_workers_of_pytest_have_one_each_and_reach_their_controller(tmp_path: Pa
             "CONTROLLER": str(controller.getsockname()[1]),
             "NETWORK": os.readlink("/proc/self/ns/net"),
         }
-        done = subprocess.run(
-            [*command, "--rootdir", tmp_path, tmp_path],
-            cwd=tmp_path,
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command += ["--rootdir", str(tmp_path), str(tmp_path)]
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 

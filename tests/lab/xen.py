@@ -4,8 +4,7 @@ Xen's paravirtual guests need no virtualization hardware, so Xen itself runs in 
 its dom0, and libvirt's Xen driver there starts guests that count (`tests/lab/dom0/guest-init`). The disk of
 the lab is only read: what a run writes is gone with it, and the machine ends with the process that started it.
 
-Commands run in dom0 with a key made for this run (`tests.lab.emulated`). The host's own libvirt reaches dom0's the same
-way (`XenHost.libvirt`).
+Commands run in dom0 with a key made for this run (`tests.lab.emulated`).
 
 ``python -m tests.lab.xen`` boots it and gives a shell in dom0.
 """
@@ -13,15 +12,12 @@ way (`XenHost.libvirt`).
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Any
-from xml.sax.saxutils import escape, quoteattr
 
 from tests.lab.emulated import QEMU, TOOLS, EmulatedMachine
 
@@ -31,9 +27,6 @@ OUR_SERVER = "/opt/vmgahp/bin/condor_vm-gahp"
 URI = "xen:///system"
 KERNEL, INITRD = "/lab/guest/vmlinux", "/lab/guest/initrd"
 """The guest's, as seen in dom0."""
-CONSOLES = "/var/log/xen/console"
-"""Where xenconsoled keeps ``guest-NAME.log``. It appends: one of the same name continues the same file."""
-
 UP = "vmgahp dom0 up"
 """What dom0 says on its own console at the end of its start."""
 BOOT_DEADLINE = 240.0
@@ -59,34 +52,6 @@ def why_not() -> str:
         return f"there is no Xen lab in {default_lab()} (scripts/xen-lab builds it)"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     return f"missing on this machine: {', '.join(missing)}" if missing else ""
-
-
-def disk(source: str, driver: str = "phy", format: str = "raw", target: str = "xvda") -> str:
-    """A disk of a guest: a file, or with driver ``phy`` a block device as well, of dom0."""
-    kind, key = ("block", "dev") if source.startswith("/dev/") else ("file", "file")
-    return (
-        f"<disk type='{kind}' device='disk'><driver name='{driver}' type='{format}'/>"
-        f"<source {key}={quoteattr(source)}/><target dev='{target}' bus='xen'/></disk>"
-    )
-
-
-def guest_xml(name: str, devices: str, words: str = "", memory_mib: int = 128, more: str = "") -> str:
-    """A paravirtual domain with the lab's guest; `words` are for `tests/lab/dom0/guest-init`."""
-    return f"""\
-<domain type='xen'>
-  <name>{escape(name)}</name>
-  <memory unit='MiB'>{memory_mib}</memory>
-  <vcpu>1</vcpu>
-  <os>
-    <type arch='x86_64' machine='xenpv'>linux</type>
-    <kernel>{KERNEL}</kernel>
-    <initrd>{INITRD}</initrd>
-    <cmdline>console=hvc0 quiet loglevel=0 {escape(words)}</cmdline>
-  </os>
-  <on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>destroy</on_crash>
-  <devices>{devices}<console type='pty'><target type='xen' port='0'/></console></devices>{more}
-</domain>
-"""
 
 
 class XenHost(EmulatedMachine):
@@ -125,24 +90,6 @@ class XenHost(EmulatedMachine):
             said = self.virsh("list", "--all", "--name")
         return [name for name in said.stdout.split() if name != "Domain-0"]
 
-    def console(self, name: str) -> str:
-        """What the guests of this name have said on their consoles so far."""
-        try:
-            return self.read(f"{CONSOLES}/guest-{name}.log").decode("ascii", "replace")
-        except FileNotFoundError:
-            return ""
-
-    def libvirt(self) -> Any:
-        """A connection of the host's own libvirt to dom0's: a ``libvirt.virConnect``."""
-        import libvirt
-
-        assert self._private
-        helper = Path(self._private.name) / "libvirt"
-        command = self.command(["virt-ssh-helper", URI])
-        helper.write_text(f"#!/bin/sh\nexec {shlex.join(command)}\n")
-        helper.chmod(0o700)
-        return libvirt.open(f"xen+ext:///system?command={helper}")
-
     def install(self, wheel: Path) -> None:
         """Put our package into dom0's /opt/vmgahp, over Debian's own modules of the rest."""
         inside = f"/tmp/{wheel.name}"
@@ -176,27 +123,13 @@ class XenHost(EmulatedMachine):
         return [*command, "-initrd", f"{self.lab}/vmlinux {DOM0_COMMAND_LINE},{self.lab}/initrd"]
 
 
-HELP = """\
-This is dom0. Leave the shell, and all is gone: nothing of it is kept. To start a guest and see it count:
-
-    virsh -c {uri} create /root/guest.xml
-    tail -f {consoles}/guest-lab.log
-
-The guest's disk is /root/guest.img, its kernel and initramfs are in /lab/guest.
-"""
-
-
 def main() -> int:
     """Boot it for a person: a shell in dom0 until that is left."""
     if reason := why_not():
-        print(reason, file=sys.stderr)
-        return 1
+        sys.exit(reason)
     with tempfile.TemporaryDirectory(prefix="vmgahp-xen-") as directory:
-        print("booting Xen and its dom0 (half a minute) ...", file=sys.stderr)
+        print("booting Xen and its dom0 (half a minute); nothing of it is kept ...", file=sys.stderr)
         with XenHost(directory) as host:
-            host.run("truncate", "-s", "1M", "/root/guest.img")
-            host.write("/root/guest.xml", guest_xml("lab", disk("/root/guest.img")).encode())
-            print(HELP.format(consoles=CONSOLES, uri=URI), file=sys.stderr)
             return host.shell()
 
 

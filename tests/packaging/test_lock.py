@@ -16,14 +16,8 @@ LOCK = REPOSITORY / "packaging/requirements.lock"
 
 def ask(*words: str | Path, path: Path | None = None) -> tuple[int, str]:
     environ = os.environ | ({"PATH": str(path)} if path else {})
-    done = subprocess.run(
-        [sys.executable, REPOSITORY / "scripts/lib/lock.py", *words],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, REPOSITORY / "scripts/lib/lock.py", *words]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert not done.stderr
     return done.returncode, done.stdout
 

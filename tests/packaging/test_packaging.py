@@ -30,32 +30,24 @@ MADE = {f"share/man/man1/{page}.1" for page in PROGRAMS} | {
 INTERPRETER = "vmgahp-python"
 """What the programs read their Python from, in its first line."""
 
+# fmt: off
 STRANGERS = (
-    *("sitecustomize.py", "usercustomize.py", "encodings/__init__.py", "vmgahp/__init__.py", "libvirt.py", "os.py"),
-    *(
-        "classad2/__init__.py",
-        "htcondor2.py",
-        "lxml/__init__.py",
-        "lib/python3.11/os.py",
-        f"lib/python3.{sys.version_info.minor}/encodings/__init__.py",
-    ),
+    "sitecustomize.py", "usercustomize.py", "encodings/__init__.py", "vmgahp/__init__.py", "libvirt.py", "os.py",
+    "classad2/__init__.py", "htcondor2.py", "lxml/__init__.py", "lib/python3.11/os.py",
+    f"lib/python3.{sys.version_info.minor}/encodings/__init__.py",
 )
+# fmt: on
 """Modules in a scratch directory, each of which writes down that it was imported."""
 
+# fmt: off
 ENVIRONMENTS = (
-    *("PYTHONPATH=.", "PYTHONPATH=/opt/x:", "PYTHONPATH=/opt::/srv", "PYTHONPATH={scratch}", "PYTHONHOME=."),
-    *("PYTHONHOME={scratch}", "PYTHONSTARTUP=os.py", "PYTHONUSERBASE=.", "PYTHONPLATLIBDIR=.", "PYTHONINSPECT=1"),
-    *("PYTHONBREAKPOINT=libvirt.x", "PYTHONWARNINGS=error::libvirt.X", "PYTHONPYCACHEPREFIX=.", "PYTHONEXECUTABLE=./x"),
-    *(
-        "PYTHONEXECUTABLE={scratch}/bin/x",
-        "__PYVENV_LAUNCHER__=./x",
-        "HOME=.",
-        "ENV=./os.py",
-        "BASH_ENV=./os.py",
-        "PATH=.:/usr/bin:/bin",
-        "PATH=:/usr/bin:/bin",
-    ),
+    "PYTHONPATH=.", "PYTHONPATH=/opt/x:", "PYTHONPATH=/opt::/srv", "PYTHONPATH={scratch}", "PYTHONHOME=.",
+    "PYTHONHOME={scratch}", "PYTHONSTARTUP=os.py", "PYTHONUSERBASE=.", "PYTHONPLATLIBDIR=.", "PYTHONINSPECT=1",
+    "PYTHONBREAKPOINT=libvirt.x", "PYTHONWARNINGS=error::libvirt.X", "PYTHONPYCACHEPREFIX=.", "PYTHONEXECUTABLE=./x",
+    "PYTHONEXECUTABLE={scratch}/bin/x", "__PYVENV_LAUNCHER__=./x", "HOME=.", "ENV=./os.py", "BASH_ENV=./os.py",
+    "PATH=.:/usr/bin:/bin", "PATH=:/usr/bin:/bin",
 )
+# fmt: on
 
 EDITABLE = ("PYTHONPATH=.", "PATH=:/usr/bin:/bin")
 """Where it is installed editable: its programs are the same, and only the code is elsewhere."""

@@ -47,14 +47,6 @@ def test_every_variable_of_the_role_has_a_default() -> None:
     assert used - registered == set(role("defaults"))
 
 
-def test_every_task_says_what_it_does_and_has_the_full_name_of_its_module() -> None:
-    handlers = {task["name"] for task in role("handlers")}
-    for task in (*role("tasks"), *role("handlers")):
-        assert task["name"][0].isupper()
-        assert [key for key in task if key.startswith("ansible.builtin.")], task["name"]
-        assert task.get("notify", next(iter(handlers))) in handlers
-
-
 @pytest.mark.parametrize(
     ("written", "fits", "restarts"),
     [("peaceful", True, True), ("now", True, True), ("no", True, False), ("'no'", True, False), ("never", False, None)],

@@ -27,13 +27,8 @@ def git(tree: Path, *words: str) -> str:
 
 def version(tree: Path, **environ: str) -> str:
     """What the tree's own script prints, as the user that a build runs as."""
-    done = subprocess.run(
-        [sys.executable, "-B", str(tree / SCRIPT)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environ,
-    )
+    command = [sys.executable, "-B", str(tree / SCRIPT)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environ)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -30,6 +30,8 @@ from vmgahp.job.scratch_names import is_reserved
 
 DEEPEST = 100
 """The most directories above a file."""
+LONGEST_CHAIN = 40
+"""The most links that lead to each other, as for Linux."""
 LONGEST_NAME = 255
 """The most bytes of a file's name, on any file system."""
 MOST_TOLD = 20
@@ -204,7 +206,12 @@ class _Outputs:
 
     def link(self) -> None:
         """Make the links, after all files: each becomes another name of the file to which it leads."""
+        targets = dict(self._links)
         for path, target in self._links:
+            hops = 0
+            # A link may lead to one that is made later: an archive has its entries in no order.
+            while hops < LONGEST_CHAIN and target in targets and not os.path.lexists(target):
+                target, hops = targets[target], hops + 1
             if target.startswith(("/", "../")) or not os.path.isfile(target):
                 self._leave_out(path, "a link to what is no file of the outputs")
                 continue

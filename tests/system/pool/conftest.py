@@ -41,12 +41,9 @@ def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         pytest.skip(reason)
     pool = Pool(tmp_path_factory.mktemp("pool"))
     request.session.stash[POOL] = pool
-    try:
-        pool.start(wheel_of(tmp_path_factory))
+    with pool.running(wheel_of(tmp_path_factory)):
         pool.remember()
         yield pool
-    finally:
-        pool.stop()
 
 
 @pytest.fixture(autouse=True)

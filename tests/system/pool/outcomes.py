@@ -1,11 +1,12 @@
-"""What the pools of the single VM types have in common: their start, and what befalls their jobs."""
+"""The start of a pool of its own, and what befalls the jobs of many pools."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.lab.guest import BANNER, DONE, counts
 from tests.lab.namespace import OUR_SERVER, wheel_of, why_not
 from tests.lab.pool import Job, Pool
 
@@ -35,46 +36,27 @@ def pool_of_its_own(
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    pool = Pool(factory.mktemp(f"{name}-pool"), server, settings)
-    try:
-        pool.start(wheel_of(factory), prepare)
+    with Pool(factory.mktemp(f"{name}-pool"), server, settings).running(wheel_of(factory), prepare) as pool:
         yield pool
-    finally:
-        pool.stop()
 
 
-def befall(pool: Pool, jobs: Mapping[str, Job], vm_of: Callable[[Pool, Job], str | None]) -> None:
-    """Remove the job ``removed``, suspend ``suspended`` and vacate ``vacated``, once all VMs run but that of ``bad``.
-
-    `vm_of` is the command line of a job's VM.
-    """
-    for name, job in jobs.items():
-        if name != "bad":
-            pool.wait_until(f"the VM of {name}", lambda job=job: vm_of(pool, job), START)
-    jobs["removed"].command("condor_rm")
-    jobs["suspended"].command("condor_suspend")
-    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(jobs["vacated"]), START)
-    jobs["vacated"].command("condor_vacate_job")
+def go_on_from_checkpoint(pool: Pool, job: Job) -> None:
+    """Vacate a job as soon as its starter listens, and wait for the end of its second run."""
+    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), START)
+    job.command("condor_vacate_job")
+    end_after_eviction(pool, job)
 
 
-def assert_removed(pool: Pool, job: Job, vm_of: Callable[[Pool, Job], str | None]) -> None:
-    """A job that was removed leaves no VM."""
-    job.wait_for_event("removed", END)
-    pool.wait_until("its VM to go", lambda: not vm_of(pool, job), END)
-
-
-def assert_held(pool: Pool, job: Job, word: str = "VMGAHP_ERR_JOBCLASSAD") -> None:
-    """The job is held at its START with a word that blames it, and the machine stays."""
-    job.wait_for_event("held", END)
-    ad = job.ad()
-    assert ad["HoldReasonCode"] == 6
-    assert word in ad["HoldReason"]
-    assert pool.machine()["HasVM"] is True
-
-
-def go_on_after_suspension(pool: Pool, job: Job) -> None:
-    """Two status intervals suspended, then condor_continue, and the job ends by itself."""
-    pool.wait_until("two STATUS=Suspended", lambda: pool.told(job).count("STATUS=Suspended") >= 2, END)
-    assert {"terminated", "evicted"}.isdisjoint(job.events())
-    job.command("condor_continue")
+def end_after_eviction(pool: Pool, job: Job) -> None:
+    """Wait for the second run of a job that was vacated, and for its end."""
+    pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
+    assert "evicted" in job.events()
     job.wait_for_event("terminated", END)
+
+
+def assert_counted(job: Job, seconds: int, console: str = "vm_console.log") -> None:
+    """One boot, every count once, and the end that the guest chose itself: if it was away, it was resumed."""
+    text = (job.directory / console).read_text()
+    assert text.count(BANNER) == 1, "it was resumed, it was not booted again"
+    assert counts(text) == list(range(1, seconds + 1))
+    assert text.rstrip().endswith(DONE)

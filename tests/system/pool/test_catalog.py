@@ -9,7 +9,7 @@ import classad2
 import pytest
 from tests.lab.guest import SECTOR, copying_sector
 from tests.lab.namespace import LAB
-from tests.lab.pool import USER, Pool
+from tests.lab.pool import SUBMIT, USER, Pool
 from tests.system.pool.outcomes import END, pool_of_its_own
 
 from vmgahp.host.job_user import Identity
@@ -31,19 +31,12 @@ format = "qcow2"
 
 INPUT = b"brought by condor_submit\r\n\0"
 
-SUBMIT = """\
-universe = vm
-vm_type = kvm
-vm_memory = 64
+COMMANDS = """\
 vm_disk = catalog:copier-1.0:vda:w
 +VMPARAM_vm_Data_Disk = "vdb:16M:results.raw"
 +VMPARAM_vm_Data_Files = "in.txt"
 transfer_input_files = in.txt
-should_transfer_files = YES
-when_to_transfer_output = ON_EXIT
 requirements = stringListMember("copier-1.0", VM_Images)
-executable = {name}
-log = job.log
 """
 
 
@@ -77,8 +70,8 @@ def test_a_job_runs_on_an_image_of_the_machine_with_its_own_input_and_output(poo
     def brings(directory: Path) -> None:
         (directory / "in.txt").write_bytes(INPUT)
 
-    job = pool.submit("copier", brings, template=SUBMIT)
-    chosen = pool.submit("chosen", brings, "transfer_output_files = results.raw, vm_console.log\n", template=SUBMIT)
+    job = pool.submit("copier", brings, COMMANDS)
+    chosen = pool.submit("chosen", brings, COMMANDS + "transfer_output_files = results.raw, vm_console.log\n")
     job.wait_for_event("terminated", END)
     assert "brought by condor_submit" in (job.directory / "vm_console.log").read_text()
     with (job.directory / "results.raw").open("rb") as file:
@@ -97,7 +90,7 @@ def test_condor_submit_leaves_the_name_of_an_image_alone(pool: Pool) -> None:
     directory = pool.directory / "jobs" / "dry"
     directory.mkdir()
     (directory / "in.txt").write_bytes(INPUT)
-    (directory / "job.sub").write_text(SUBMIT.format(name="dry") + "queue\n")
+    (directory / "job.sub").write_text(SUBMIT.format(name="dry") + COMMANDS + "queue\n")
     inside = f"{LAB}/jobs/{directory.name}"
     pool.run("chown", "-R", USER, inside)
     pool.run("condor_submit", "-dry-run", "ad", "job.sub", user=USER, cwd=inside)

@@ -6,11 +6,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
+from tests.lab.guest import counts, make_guest, read_count
 from tests.lab.namespace import LAB, OUR_SERVER
 from tests.lab.pool import JOBS, Job, Pool
 from tests.protocol.recordings import STARTER, for_everybody, outline
-from tests.system.pool.outcomes import CHECKPOINT, END, START, pool_of_its_own, settle
+from tests.system.pool.outcomes import (
+    CHECKPOINT,
+    END,
+    START,
+    assert_counted,
+    end_after_eviction,
+    pool_of_its_own,
+    settle,
+)
 
 from vmgahp.protocol import transcript
 
@@ -103,7 +111,6 @@ def test_a_job_restarts_from_a_periodic_checkpoint(pool: Pool, jobs: Mapping[str
     pool.wait_until("its QEMU to be back", lambda: pool.qemu_of(job), END)
     counted = len(counts(pool.console(job)))
     pool.wait_until("the guest to count on", lambda: len(counts(pool.console(job))) > counted + 5, 60)
-    lost = len(counts(pool.console(job)))
     server, starter = pool.wait_until("the job's daemon", lambda: pool.server_of(job), 10)
     # At once, as when the machine dies: a daemon that sees its starter go ends by itself.
     pool.namespace.kill(starter, "STOP")
@@ -111,27 +118,17 @@ def test_a_job_restarts_from_a_periodic_checkpoint(pool: Pool, jobs: Mapping[str
     pool.namespace.kill(starter, "KILL")
     pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
     job.wait_for_event("terminated", END)
-    console = (job.directory / "vm_console.log").read_text()
-    assert console.count(BANNER) == 1
-    numbers = counts(console)
-    assert numbers[-1] == SECONDS
-    assert numbers == list(range(1, SECONDS + 1)), f"it had counted to {lost} when it was killed"
+    assert_counted(job, SECONDS)
     assert read_count(job.directory / "guest.img") == SECONDS
 
 
 @pytest.mark.parametrize("name", ["transferred", "shared", "chosen"])
 def test_a_vacated_job_goes_on_from_its_checkpoint(pool: Pool, jobs: Mapping[str, Job], name: str) -> None:
     job = jobs[name]
-    pool.wait_until("the job to be evicted", lambda: "evicted" in job.events(), END)
-    pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
-    job.wait_for_event("terminated", END)
+    end_after_eviction(pool, job)
     ad = job.ad()
-    assert ad["JobStatus"] == 4
-    assert ad["ExitCode"] == 0
-    console = (job.directory / "vm_console.log").read_text()
-    assert console.count(BANNER) == 1, "it was resumed, it was not booted again"
-    assert counts(console) == list(range(1, SECONDS + 1))
-    assert console.endswith(f"{DONE}\n")
+    assert (ad["JobStatus"], ad["ExitCode"]) == (4, 0)
+    assert_counted(job, SECONDS)
     # What is not among the outputs that are chosen is needed by the restart, and does not come home.
     assert read_count(job.directory / "guest.img") == (0 if name == "chosen" else SECONDS)
     assert (job.directory / "vm_exit.json").exists()
@@ -146,9 +143,7 @@ def test_a_job_that_is_paused_in_ram_goes_on(pool: Pool, jobs: Mapping[str, Job]
     job.command("condor_continue")
     pool.wait_until("the guest to count", lambda: len(counts(pool.console(job))) > len(before) + 1, END)
     job.wait_for_event("terminated", END)
-    console = (job.directory / "vm_console.log").read_text()
-    assert console.count(BANNER) == 1
-    assert counts(console) == list(range(1, SECONDS + 1))
+    assert_counted(job, SECONDS)
 
 
 def recorded(pool: Pool, mode: int) -> list[Path]:
@@ -170,9 +165,7 @@ def test_a_real_starter_is_recorded(pool: Pool, jobs: Mapping[str, Job], request
     pool.wait_until("a STATUS=Suspended", lambda: "STATUS=Suspended" in pool.told(job), END)
     job.command("condor_continue")
     job.wait_for_event("terminated", END)
-    console = (job.directory / "vm_console.log").read_text()
-    assert console.count(BANNER) == 1
-    assert counts(console) == list(range(1, SECONDS + 1))
+    assert_counted(job, SECONDS)
 
     [file] = pool.wait_until("the transcript's end", lambda: recorded(pool, 3), END)
     text = file.read_text()

@@ -116,6 +116,8 @@ def test_apt_upgrades_goes_back_and_leaves_nothing(package: Path, later: Path, t
         apt("install", old)
         assert is_installed(package)
         assert modules() == set()
+        given = ("--type", "kvm", "--memory", "1024", "--network", "none", "--dry-run")
+        assert f"+VM_GAHP_SERVER = {SERVER}\n" in machine.run("vmgahp", "setup", *given).stdout
         apt("install", new)
         assert is_installed(later)
         version = machine.run("python3", "-c", "import sys; print(sys.implementation.cache_tag)").stdout.strip()
@@ -149,9 +151,7 @@ def test_beside_htcondors_own_packages(package: Path, tmp_path: Path) -> None:
         shutil.copy(package, pool.namespace.exchange)
         pool.run("dpkg", "-i", f"{LAB}/{package.name}", timeout=120)
 
-    pool = Pool(tmp_path / "exchange", server=SERVER)
-    try:
-        pool.start(prepare=install)
+    with Pool(tmp_path / "exchange", server=SERVER).running(prepare=install) as pool:
         pool.wait_until("the startd to offer VMs", lambda: pool.machine().get("HasVM"), 90)
         assert pool.machine()["VM_Type"] == "kvm"
         assert "VM_TYPES" in pool.machine(), "HTCondor's own server has no such attribute"
@@ -171,20 +171,3 @@ def test_beside_htcondors_own_packages(package: Path, tmp_path: Path) -> None:
         pool.run("dpkg", "--purge", "vmgahp", timeout=120)
         left = files(pool.namespace) - before
         assert {path for path in left if "vmgahp" in path or "vm-gahp" in path} == set()
-    finally:
-        pool.stop()
-
-
-def test_setup_writes_a_configuration_that_htcondor_reads(package: Path, tmp_path: Path) -> None:
-    with Namespace(tmp_path / "exchange") as namespace:
-        shutil.copy(package, namespace.exchange)
-        namespace.run("dpkg", "-i", f"{LAB}/{package.name}", timeout=120)
-        said = " ".join(namespace.run("vmgahp", "doctor", check=False).stdout.split())
-        assert "run vmgahp setup as root." in said
-        namespace.run("vmgahp", "setup", "--type", "kvm", "--memory", "1024", "--network", "none", "--yes")
-        assert namespace.run("condor_config_val", "VM_GAHP_SERVER").stdout == f"{SERVER}\n"
-        said = namespace.run("vmgahp", "config", "--changed")
-        assert said.stderr == "", "nothing is wrong with it"
-        assert "VM_MEMORY = 1024\n # from: /etc/condor/config.d/60-vmgahp.config, line " in said.stdout
-        (version,) = [line for line in namespace.run(SERVER, "-version").stdout.split("\n") if line]
-        assert version.split()[1] == package.name.split("_")[1].replace("~", ".").removesuffix("-1")

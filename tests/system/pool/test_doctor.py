@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +176,31 @@ def test_the_settings_as_htcondor_has_them(namespace: Namespace) -> None:
     assert "PERL" not in told
 
 
+ASK = """\
+import json, os, subprocess
+from vmgahp import config
+from vmgahp.config import sources
+settings, tool = config.load(os.environ), sources.find_tool(os.environ)
+def alone(name):
+    done = subprocess.run([tool, "-subsystem", "VM_GAHP", name], capture_output=True, text=True)
+    return None if done.stderr.startswith("Not defined") else done.stdout.strip()
+print(json.dumps({name: [settings.string(name), settings.where(name), alone(name)] for name in config.BY_NAME}))
+"""
+
+
+def test_condor_config_val_says_the_same_of_one_name_and_of_all(namespace: Namespace) -> None:
+    with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
+        file.write("MY_SIZE = 256\nVM_MEMORY = 2 * $(MY_SIZE)\nVM_NETWORKING_TYPE =\n")
+        file.write("VM_GAHP.VM_STOP_TIMEOUT = 7\nVM_STOP_TIMEOUT = 3\n")
+    environ = ("_condor_vm_gahp_log=/log", "_CONDOR_VM_GAHP.VM_NAT_NETWORK=lab")
+    found = json.loads(namespace.run("env", *environ, "/opt/vmgahp/bin/python", "-c", ASK).stdout)
+    said = {name: value for name, (value, where, _) in found.items() if where != "default"}
+    assert said == {name: alone for name, (_, _, alone) in found.items() if alone is not None}
+    expected = {"VM_MEMORY": "2 * 256", "VM_STOP_TIMEOUT": "7", "VM_GAHP_LOG": "/log", "VM_NAT_NETWORK": "lab"}
+    assert said.items() >= expected.items()
+    assert "VM_NETWORKING_TYPE" not in said, "empty is not set"
+
+
 def test_a_plain_user_is_told_what_could_not_be_looked_at(namespace: Namespace) -> None:
     _, found = examined(namespace, user="alice")
     unknown = {check for check, finding in found.items() if finding["verdict"] == "unknown"}
@@ -216,18 +240,9 @@ def test_the_machine_is_left_as_it_was(namespace: Namespace) -> None:
     assert sorted(set(after.splitlines()) ^ set(before.splitlines())) == []
 
 
-@contextlib.contextmanager
-def running(pool: Pool, wheel: Path) -> Iterator[Pool]:
-    try:
-        pool.start(wheel)
-        yield pool
-    finally:
-        pool.stop()
-
-
 def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:
     """A libvirtd that is gone takes the machine out, and its return alone does not bring it back."""
-    with running(Pool(tmp_path / "pool"), wheel) as pool:
+    with Pool(tmp_path / "pool").running(wheel) as pool:
         status, found = examined(pool.namespace)
         assert (status, found["startd"]["verdict"]) == (0, "ok"), found
         end_libvirtd(pool.namespace)

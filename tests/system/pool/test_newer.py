@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.lab.guest import BANNER, counts, make_guest
+from tests.lab.guest import counts, make_guest
 from tests.lab.namespace import LAB, OUR_SERVER, newer_root, wheel_of, why_not
 from tests.lab.pool import EXECUTE, Job, Pool
-from tests.system.pool.outcomes import CHECKPOINT, END, START, go_on_after_suspension, settle
+from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, end_after_eviction, settle
 
 pytestmark = pytest.mark.pool
 
@@ -33,12 +33,9 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     made = Pool(tmp_path_factory.mktemp("newer"), settings=SETTINGS, root=newer_root())
     (made.directory / "images").mkdir()
     make_guest(made.directory / "images/base.raw", 4)
-    try:
-        made.start(wheel_of(tmp_path_factory))
+    with made.running(wheel_of(tmp_path_factory)):
         made.remember()
         yield made
-    finally:
-        made.stop()
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +64,10 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
 
 def test_it_is_another_htcondor_and_libvirt(pool: Pool) -> None:
     """Or this module would say nothing that the others do not."""
+    assert {"nfs", "vmimage"} <= set(pool.advertised["HasFileTransferPluginMethods"].split(","))
     major, minor = map(int, pool.advertised["CondorVersion"].split()[1].split(".")[:2])
     assert (major, minor) >= (25, 14)
     assert int(pool.namespace.virsh("version", "--daemon").rpartition(" ")[2].split(".")[0]) >= 12
-
-
-def test_the_machine_offers_vms(pool: Pool) -> None:
-    assert pool.advertised["VM_Type"] == "kvm"
-    assert {"nfs", "vmimage"} <= set(pool.advertised["HasFileTransferPluginMethods"].split(","))
 
 
 def test_the_exit_code_is_in_the_history_and_comes_home(jobs: Mapping[str, Job]) -> None:
@@ -91,21 +84,16 @@ def test_the_exit_code_is_in_the_history_and_comes_home(jobs: Mapping[str, Job])
 
 def test_a_suspended_job_goes_on_where_it_was(pool: Pool, jobs: Mapping[str, Job]) -> None:
     job = jobs["suspended"]
-    go_on_after_suspension(pool, job)
-    assert_counted_on(job)
+    pool.wait_until("two STATUS=Suspended", lambda: pool.told(job).count("STATUS=Suspended") >= 2, END)
+    job.command("condor_continue")
+    job.wait_for_event("terminated", END)
+    assert_counted(job, SECONDS)
 
 
 def test_a_vacated_job_goes_on_from_its_checkpoint(pool: Pool, jobs: Mapping[str, Job]) -> None:
     job = jobs["checkpointed"]
-    pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
-    job.wait_for_event("terminated", END)
-    assert_counted_on(job)
-
-
-def assert_counted_on(job: Job) -> None:
-    console = (job.directory / "vm_console.log").read_text()
-    assert console.count(BANNER) == 1, "it was resumed, it was not booted again"
-    assert counts(console) == list(range(1, SECONDS + 1))
+    end_after_eviction(pool, job)
+    assert_counted(job, SECONDS)
 
 
 @pytest.mark.parametrize("name", ["held", "removed"])
@@ -146,11 +134,3 @@ def test_the_doctor_finds_the_machine_well(pool: Pool, jobs: Mapping[str, Job]) 
     assert [finding for finding in found if finding["verdict"] == "bad"] == []
     assert done.returncode == 0
     assert {finding["check"]: finding["verdict"] for finding in found}["startd"] == "ok"
-
-
-def test_the_machine_stays_in_service(pool: Pool, jobs: Mapping[str, Job]) -> None:
-    for job in jobs.values():
-        pool.wait_until("all jobs' ends", lambda job=job: {"terminated", "held", "removed"} & set(job.events()), END)
-    machine = pool.machine()
-    assert machine["HasVM"]
-    assert machine.get("VMOfflineReason") is None

@@ -128,9 +128,7 @@ def fates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Fat
         found = {}
         for name, server, more in (("reference", REFERENCE_SERVER, script), ("ours", OUR_SERVER, "")):
             pool = Pool(tmp_path_factory.mktemp(f"policies-{name}"), server, CONFIG + more)
-            stack.callback(pool.stop)
-            pool.start(wheel_of(tmp_path_factory), prepare)
-            found[name] = Fates(pool)
+            found[name] = Fates(stack.enter_context(pool.running(wheel_of(tmp_path_factory), prepare)))
         yield found
 
 

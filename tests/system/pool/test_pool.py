@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
+from tests.lab.guest import counts, make_guest, read_count
 from tests.lab.namespace import OUR_SERVER
 from tests.lab.pool import Job, Pool
-from tests.system.pool.outcomes import END, START
+from tests.system.pool.outcomes import END, START, assert_counted
 
 from vmgahp import cli
 
@@ -120,9 +120,7 @@ def test_a_suspended_job_goes_on_where_it_was(pool: Pool, running: Mapping[str, 
     pool.wait_until("the guest to count", lambda: len(counts(pool.console(job))) > len(before) + 2, 30)
     job.wait_for_event("terminated", END)
     assert job.ad()["ExitCode"] == 0
-    console = (job.directory / "vm_console.log").read_text()
-    assert console.count(BANNER) == 1, "it was resumed, not booted again"
-    assert counts(console) == list(range(1, LONGER + 1))
+    assert_counted(job, LONGER)
     page = job.directory.parent / f"{job.cluster}.html"
     log = next(pool.log.glob("VMGahpLog*"))
     assert cli.main(["vmgahp", "report", str(job.directory), "--log", str(log), "-o", str(page)]) == 0
@@ -146,10 +144,7 @@ def test_a_job_runs_to_its_end_and_its_files_come_home(pool: Pool, running: Mapp
     assert ad["ExitCode"] == 0
     assert not ad["ExitBySignal"]
     assert read_count(job.directory / "guest.img") == SECONDS
-    console = (job.directory / "vm_console.log").read_text()
-    assert console.startswith(BANNER)
-    assert console.endswith(f"{DONE}\n")
-    assert counts(console) == list(range(1, SECONDS + 1))
+    assert_counted(job, SECONDS)
 
 
 def test_the_machine_stays_in_service(pool: Pool, running: Mapping[str, Job]) -> None:

@@ -98,9 +98,9 @@ def test_what_is_compiled_needs_nothing_newer_than_el_9_has(packages: dict[str, 
     assert max(ours) <= (9, 0, 0)
     named = {line for line in needed if not re.match(r"lib\S+\.so|rpmlib|rtld|/bin/sh|\(vmgahp-selinux", line)}
     # Not every rpm writes down the Python of modules.
-    assert named - {"python(abi) = 3.11"} == {"/usr/bin/python3.11", "python3.11-lxml"}
+    assert named - {"python(abi) = 3.11"} == {"/usr/bin/python3.11", "python3.11-lxml", "python3.11-pyyaml"}
     needed = query(packages["vmgahp.el10"], "--requires")
-    assert {"/usr/bin/python3.12", "python3-libvirt", "python3-lxml"} <= set(needed)
+    assert {"/usr/bin/python3.12", "python3-libvirt", "python3-lxml", "python3-pyyaml"} <= set(needed)
     assert [line for line in needed if ".so" in line] == []
 
 
@@ -141,8 +141,9 @@ def test_el_9s_is_installed_runs_is_upgraded_and_goes(
         old, new = packages["vmgahp.el9"], later["vmgahp.el9"]
         brought = {one: f"{LAB}/{Path(shutil.copy(one, namespace.exchange)).name}" for one in (old, new)}
 
-        # python3.11-lxml, and the modules of HTCondor's package python3-condor, which are Python 3.9's and load in all.
-        for name, there in (("lxml", "/usr/lib/python3/dist-packages"), ("classad2", ""), ("htcondor2", "")):
+        # python3.11-lxml and -pyyaml, and the modules of python3-condor, which are Python 3.9's and load in all.
+        own = "/usr/lib/python3/dist-packages"
+        for name, there in (("lxml", own), ("yaml", own), ("classad2", ""), ("htcondor2", "")):
             spec = importlib.util.find_spec(name)
             assert spec
             assert spec.origin
@@ -153,9 +154,9 @@ def test_el_9s_is_installed_runs_is_upgraded_and_goes(
                 shutil.copytree(libraries, target / libraries.name, dirs_exist_ok=True)
         rpm("-i", brought[old])
         assert is_installed(old)
-        from_where = "import classad2, libvirt, lxml, prompt_toolkit, pycdlib, rich, vmgahp; print(vmgahp.__file__)"
+        imported = "import classad2, libvirt, lxml, prompt_toolkit, pycdlib, rich, yaml, vmgahp; print(vmgahp.__file__)"
         python = "/usr/lib64/vmgahp/bin/python3"
-        assert namespace.run(python, "-I", "-c", from_where).stdout == f"{SITE9}/vmgahp/__init__.py\n"
+        assert namespace.run(python, "-I", "-c", imported).stdout == f"{SITE9}/vmgahp/__init__.py\n"
         assert namespace.run(str(PYTHON), "-I", "-c", "import vmgahp", check=False).returncode, "others do not see it"
 
         (namespace.exchange / "condor_config").write_text(
@@ -224,14 +225,10 @@ def test_el_10s_serves_a_pool(packages: dict[str, Path], tmp_path: Path) -> None
         pool.run("ln", "-s", "python3", "/usr/bin/python3.12")
         pool.run("ln", "-s", "python3.12", f"/usr/lib/vmgahp/lib/python3.{minor}")
 
-    pool = Pool(tmp_path / "exchange", server=SERVER)
-    try:
-        pool.start(prepare=install)
+    with Pool(tmp_path / "exchange", server=SERVER).running(prepare=install) as pool:
         pool.wait_until("the startd to offer VMs", lambda: pool.machine().get("HasVM"), 90)
         assert pool.machine()["VM_Type"] == "kvm"
         assert "VM_TYPES" in pool.machine(), "HTCondor's own server has no such attribute"
         said = pool.run("vmgahp", "doctor", "--json", check=False).stdout
         assert f"{SERVER} is this daemon" in said
         assert pool.run("sha256sum", REFERENCE_SERVER).stdout == reference
-    finally:
-        pool.stop()

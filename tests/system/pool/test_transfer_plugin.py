@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import classad2
 import pytest
 from tests.commands.submit.samples import SOURCES, write_sources
-from tests.lab.guest import counts, make_guest
+from tests.lab.guest import make_guest
 from tests.lab.namespace import LAB, OUR_SERVER
 from tests.lab.pool import USER, Job, Pool
-from tests.system.pool.outcomes import CHECKPOINT, END, START, pool_of_its_own
+from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, go_on_from_checkpoint, pool_of_its_own
 
 pytestmark = pytest.mark.pool
 
@@ -29,18 +29,6 @@ SETTINGS = f"""
 FILETRANSFER_PLUGINS = {PLUGIN}
 ENABLE_URL_TRANSFERS = True
 VM_IMAGE_DIRS = {IMAGES}
-"""
-
-SUBMIT = """\
-universe = vm
-vm_type = kvm
-vm_memory = 64
-vm_disk = disk.qcow2:hda:w:qcow2
-transfer_input_files = {url}
-should_transfer_files = YES
-when_to_transfer_output = ON_EXIT
-executable = {name}
-log = job.log
 """
 
 
@@ -58,7 +46,8 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 
 def submit(pool: Pool, name: str, url: str, commands: str = "") -> Job:
-    return pool.submit(name, lambda _: None, commands, SUBMIT.format(url=url, name="{name}"))
+    disk = f"vm_disk = disk.qcow2:hda:w:qcow2\ntransfer_input_files = {url}\n"
+    return pool.submit(name, lambda _: None, disk + commands)
 
 
 def test_the_machine_says_that_it_has_the_plugin(pool: Pool) -> None:
@@ -77,7 +66,7 @@ def test_a_job_runs_on_an_overlay_and_the_overlay_comes_home(pool: Pool) -> None
     pool.run("qemu-img", "convert", "-O", "raw", f"{LAB}/jobs/overlay/{home.name}", f"{LAB}/whole.raw")
     assert b"8\r\n" in (pool.directory / "whole.raw").read_bytes()[512:1024]
     assert (pool.directory / "images/base.raw").read_bytes() == before
-    assert "vmgahp guest done" in (job.directory / "vm_console.log").read_text()
+    assert_counted(job, 8)
 
 
 def test_a_vacated_job_goes_on_with_its_overlay_as_it_was(pool: Pool) -> None:
@@ -85,14 +74,8 @@ def test_a_vacated_job_goes_on_with_its_overlay_as_it_was(pool: Pool) -> None:
     make_guest(pool.directory / "images/longer.raw", LONGER)
     url = f"nfs://{IMAGES}/longer.raw:disk.qcow2"
     job = submit(pool, "vacated", url, CHECKPOINT)
-    pool.wait_until("its guest", job.is_running, START)
-    pool.wait_until("the first STATUS=Running", lambda: "STATUS=Running" in pool.told(job), START)
-    job.command("condor_vacate_job")
-    pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)
-    job.wait_for_event("terminated", END)
-    console = (job.directory / "vm_console.log").read_text()
-    assert console.count("vmgahp guest up") == 1, "it was resumed, it was not booted again"
-    assert counts(console) == list(range(1, LONGER + 1))
+    go_on_from_checkpoint(pool, job)
+    assert_counted(job, LONGER)
 
 
 def test_a_job_that_names_another_file_is_held_with_the_reason(pool: Pool) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.lab.guest import make_guest, read_count
 from tests.lab.namespace import LAB
 from tests.lab.pool import Pool
-from tests.system.pool.outcomes import END, assert_held, pool_of_its_own
+from tests.system.pool.outcomes import END, pool_of_its_own
 
 pytestmark = pytest.mark.pool
 
@@ -58,7 +58,8 @@ def test_a_pools_own_script_and_its_submit_files_work(pool: Pool) -> None:
     evil = pool.submit("evil", brings_a_disk, '+Note = "</title><description/><title>"\n')
     own = pool.submit("own", brings_a_disk, '+Note = "Alice, at the lab"\n')
     sites = pool.submit("sites", lambda _home: None, NO_DISK)
-    assert_held(pool, evil)
+    evil.wait_for_event("held", END)
+    assert "VMGAHP_ERR_JOBCLASSAD" in evil.ad()["HoldReason"]
     own.wait_for_event("terminated", END)
     sites.wait_for_event("terminated", END)
     assert read_count(own.directory / "guest.img") == 1
