@@ -11,7 +11,7 @@ from unittest import mock
 from tests.fuzz.target import target
 from vmgahp.commands.arguments import Parser
 from vmgahp.commands.queue import JobAd, parse_ad
-from vmgahp.commands.submit import add_arguments, conversion, virt_install
+from vmgahp.commands.submit import add_arguments, conversion, libvirt_xml
 from vmgahp.commands.submit.machine import SubmitError, Summary
 from vmgahp.daemon import transfer_plugin
 from vmgahp.errors import ClientFault, JobFault
@@ -86,7 +86,7 @@ def submit_libvirt_xml(data: bytes) -> None:
 @target
 def submit_virt_install(data: bytes) -> None:
     """What a virt-install prints, whose images may be anywhere."""
-    with mock.patch.object(virt_install, "run", return_value=Finished(0, data, b"")):
+    with mock.patch.object(libvirt_xml, "run", return_value=Finished(0, data, b"")):
         _told(_PARSER.parse_args(["virt-install", "--dir", _ROOM.name, "--", "--import"]), Summary(), within="/")
     assert set(os.listdir(_ROOM.name)) == _BESIDE
 

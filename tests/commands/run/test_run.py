@@ -18,7 +18,7 @@ from vmgahp.cli import main
 from vmgahp.commands import run
 from vmgahp.commands.arguments import Parser
 from vmgahp.commands.run.job import shell_line
-from vmgahp.commands.submit.submit_file import attribute_line
+from vmgahp.commands.submit.conversion import attribute_line
 from vmgahp.job import environment
 from vmgahp.job.ad import JobAd, literal, quote
 

@@ -31,31 +31,18 @@ DOMAIN = """\
   <devices>
     <emulator>/usr/bin/qemu-system-x86_64</emulator>
     <disk type='file' device='disk'>
-      <driver name='qemu' type='qcow2' cache='none'/>
-      <source file='DIR/disk.qcow2'/>
-      <target dev='vda' bus='virtio'/>
+      <driver name='qemu' type='qcow2' cache='none'/><source file='DIR/disk.qcow2'/><target dev='vda' bus='virtio'/>
       <address type='pci' domain='0x0000' bus='0x04' slot='0x00' function='0x0'/>
     </disk>
     <disk type='file' device='cdrom'>
-      <driver name='qemu' type='raw'/>
-      <source file='DIR/seed.iso'/>
-      <target dev='sda' bus='sata'/>
-      <readonly/>
+      <driver name='qemu' type='raw'/><source file='DIR/seed.iso'/><target dev='sda' bus='sata'/><readonly/>
     </disk>
-    <disk type='block' device='disk'>
-      <source dev='/dev/vg/data'/>
-      <target dev='vdb' bus='virtio'/>
-    </disk>
+    <disk type='block' device='disk'><source dev='/dev/vg/data'/><target dev='vdb' bus='virtio'/></disk>
     <interface type='network'>
-      <mac address='52:54:00:AA:BB:01'/>
-      <source network='default'/>
-      <model type='virtio'/>
+      <mac address='52:54:00:AA:BB:01'/><source network='default'/><model type='virtio'/>
     </interface>
     <interface type='bridge'>
-      <mac address='52:54:00:aa:bb:02'/>
-      <source bridge='br0'/>
-      <model type='e1000'/>
-      <link state='down'/>
+      <mac address='52:54:00:aa:bb:02'/><source bridge='br0'/><model type='e1000'/><link state='down'/>
     </interface>
     <interface type='direct'><source dev='eth0' mode='bridge'/></interface>
     <graphics type='vnc' port='5900' autoport='yes' listen='0.0.0.0'/>

@@ -1,6 +1,5 @@
 """What a front end writes is read as the daemon reads it, before anybody gets it."""
 
-import os
 from xml.etree import ElementTree as etree
 
 import htcondor2
@@ -8,9 +7,8 @@ import pytest
 
 from tests.commands.submit import oracle, samples
 from vmgahp.cli import main
-from vmgahp.commands.submit.conversion import rehearse
-from vmgahp.commands.submit.machine import Guest, GuestDisk, Outcome, SubmitError, Summary, fit_buses
-from vmgahp.commands.submit.submit_file import commands_of, write
+from vmgahp.commands.submit.conversion import commands_of, rehearse, write
+from vmgahp.commands.submit.machine import Guest, GuestDisk, Outcome, Summary, fit_buses
 from vmgahp.job.ad import JobAd
 
 DISK = ("disk", "disk.qcow2", "--memory", "1G")
@@ -139,13 +137,6 @@ def test_requirements_of_ones_own_are_added_to_those_of_the_vm(home, submit):
     read, _ = submit(*DISK, "--firmware", "uefi", "--append", "Requirements = TARGET.Fast || TARGET.Near")
     ours = 'stringListMember("uefi", TARGET.VM_kvm_ATTR_firmware)'
     assert read["requirements"] == f"{ours} && (TARGET.Fast || TARGET.Near)"
-
-
-@pytest.mark.parametrize("vm_type", ["kvm", "qemu", "libvirt"])
-def test_the_daemon_reads_the_disks_whatever_the_type(rehearsed, vm_type):
-    """condor_submit reads vm_disk for jobs of the types kvm and xen alone."""
-    found = rehearsed(*DISK, "--type", vm_type)
-    assert [(disk.device, os.path.basename(disk.path)) for disk in found.spec.disks] == [("vda", "disk.qcow2")]
 
 
 def test_without_htcondor_an_expression_is_told_and_not_tried(home, monkeypatch, capsys):
@@ -298,11 +289,6 @@ def test_nics_of_one_address_are_refused(home, refused):
         assert "52:54:00:00:00:01" in refused("libvirt-xml", "own.xml", *words)
 
 
-def test_what_is_refused_is_an_error_of_submitting(home):
-    with pytest.raises(SubmitError, match="The universe"):
-        rehearse("executable = x\nqueue\n", Summary())
-
-
 @pytest.mark.parametrize(
     "clock", ["offset='absolute' start='253402300799'", "offset='timezone' timezone='Europe/Paris'"]
 )
@@ -346,11 +332,3 @@ def test_amounts_of_the_xml_are_those_of_the_job(own, vcpu, words, memory, cpus)
     domain, _ = own(SMALL.format("", "", TARGET).replace("</memory>", more), *words)
     assert (domain.findtext("memory"), domain.findtext("vcpu")) == (memory, cpus)
     assert (domain.find("cpu/topology") is None) == (cpus != "4")
-
-
-@pytest.mark.parametrize("form", ["vmdk", "vdi", "vpc"])
-def test_checkpoints_of_a_disk_that_qemu_cannot_save_are_refused_with_the_cure(home, refused, form):
-    samples.image(home / f"old.{form}", form, "-o", "size=1114112")
-    said = refused("disk", f"old.{form}", "--memory", "1G", "--append", "vm_checkpoint = true")
-    assert "JobVMCheckpoint = true contradicts it" in said
-    assert f"qemu-img convert -f {form} -O qcow2" in said

@@ -3,14 +3,13 @@
 import json
 import shutil
 import subprocess
-from pathlib import Path
 
 import htcondor2
 import pytest
 
 from tests.commands.support import absent
 from vmgahp.cli import main
-from vmgahp.commands.submit import virt_install
+from vmgahp.commands.submit import libvirt_xml
 from vmgahp.commands.submit.machine import SubmitError
 
 pytestmark = pytest.mark.qemu
@@ -152,16 +151,6 @@ def test_a_disk_that_cannot_begin_with_an_image_is_not_made(home, program, insta
     assert not (home / "new.qcow2").exists()
 
 
-def test_new_disks_have_the_sizes_of_their_words_whatever_their_order(home, program, install):
-    names = (("a", "vda"), ("b", "sda"), ("c", "vdb"))
-    disks = "".join(DISK.format(f"/nonexistent/{name}.qcow2", device) for name, device in names)
-    program(domain(disks.replace('"sda" bus="virtio"', '"sda" bus="sata"')))
-    install(
-        *(word for name, size in (("a", 1), ("b", 2), ("c", 3)) for word in ("--disk", f"{name}.qcow2,size={size}"))
-    )
-    assert [info(f"{name}.qcow2")["virtual-size"] >> 30 for name in "abc"] == [1, 2, 3]
-
-
 def test_a_disk_of_which_nobody_says_the_size_is_not_made(home, program, install):
     program(domain(DISK.format("/nonexistent/new.qcow2", "vda")))
     read, said = install("--disk", "new.qcow2", status=1)
@@ -172,12 +161,6 @@ def test_a_disk_of_which_nobody_says_the_size_is_not_made(home, program, install
 def test_a_disk_that_cannot_be_seen_is_not_made_anew(home, program, install):
     program(domain(DISK.format(home / "seed.iso" / "new.qcow2", "vda")))  # as in a directory that is closed
     assert "cannot be opened" in install("--disk", "new.qcow2,size=1", status=1)[1]
-    assert not (home / "new.qcow2").exists()
-
-
-def test_nothing_is_left_of_a_disk_where_no_job_comes_of_it(home, program, install):
-    program(domain(DISK.format("/nonexistent/new.qcow2", "vda") + "<hostdev mode='subsystem' type='pci'/>"))
-    install("--disk", "size=1", status=1)
     assert not (home / "new.qcow2").exists()
 
 
@@ -252,18 +235,9 @@ def test_virt_install_that_is_not_there_is_told(home, program, install, monkeypa
 
 
 def test_virt_install_does_not_hang(program, install, monkeypatch):
-    monkeypatch.setattr(virt_install, "DEADLINE", 0.3)
+    monkeypatch.setattr(libvirt_xml, "DEADLINE", 0.3)
     program(text="#!/bin/sh\nsleep 60\n")
     assert "had not ended" in install("--name", "x", status=1)[1]
-
-
-def test_the_report_for_programs_has_it_too(home, program, capsys):
-    words = ["--json", "-o", "x.sub", "--", "--noautoconsole", "--disk", "disk.qcow2"]
-    assert main(["vmgahp", "submit", "virt-install", *words]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert (report["kind"], report["would_run"]) == ("virt-install", True)
-    assert "--noautoconsole" in [entry["what"] for entry in report["entries"]]
-    assert Path("x.sub").exists()
 
 
 # --- virt-install itself, whose libvirt here has nothing but memory
@@ -277,7 +251,7 @@ def real(home, monkeypatch):
     if shutil.which("virt-install") is None:
         pytest.skip("needs virt-install")
     common = ["--connect", "test:///default", "--name", "x", "--memory", "512", "--osinfo", "generic"]
-    return lambda *words: virt_install._printed([*common, *words])
+    return lambda *words: libvirt_xml._printed([*common, *words])
 
 
 def test_virt_install_prints_a_domain(real, home):
@@ -290,14 +264,6 @@ def test_virt_install_prints_two_for_an_installation_and_makes_nothing(real, hom
     root, installs = real("--cdrom", "seed.iso", "--disk", f"{home}/new.qcow2,size=1")
     assert ([boot.get("dev") for boot in root.iterfind("os/boot")], installs) == (["cdrom", "hd"], True)
     assert not (home / "new.qcow2").exists()
-
-
-def test_virt_install_prints_no_word_of_a_backing_file(real, home):
-    """Or else it may be taken from there."""
-    disk = f"path={home}/new.qcow2,size=1,backing_store={home}/disk.qcow2,backing_format=qcow2"
-    root, _ = real("--import", "--disk", disk)
-    assert root.xpath("string(devices/disk/source/@file)") == str(home / "new.qcow2")
-    assert root.find("devices/disk/backingStore") is None
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,11 @@
 """`vmgahp submit vmx`: the boot order, the drives that are none, encryption, and the report of every entry."""
 
-import json
 import subprocess
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.commands.submit import samples
 from tests.commands.support import absent
-from tests.conftest import examples
-from vmgahp.cli import main
 from vmgahp.commands.submit.machine import Outcome
 from vmgahp.job.vmx import Vmx
 
@@ -18,8 +13,6 @@ pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]
 
 HEAD = {".encoding": "UTF-8", "memsize": "64", "displayName": "m"}
 ESXI = HEAD | {
-    "config.version": "8",
-    "virtualHW.version": "17",
     "nvram": "machine.nvram",
     "floppy0.startConnected": "FALSE",
     "floppy0.clientDevice": "TRUE",
@@ -39,12 +32,8 @@ ESXI = HEAD | {
     "ethernet0.generatedAddress": "00:50:56:8a:01:02",
     "ethernet0.present": "TRUE",
     "usb_xhci.present": "TRUE",
-    "sound.present": "TRUE",
-    "svga.present": "TRUE",
     "serial0.present": "TRUE",
     "serial0.fileType": "thinprint",
-    "sched.swap.derivedName": "/vmfs/volumes/624d796f-52b87554/m/m-1.vswp",
-    "bios.bootRetry.delay": "10",
     "guestOS": "rhel8-64",
 }
 """A VM of ESXi's, of which nothing is lost on anybody."""
@@ -97,15 +86,13 @@ def test_a_vm_of_esxi_becomes_a_job_without_further_words(of):
     read, said = of(ESXI)
     assert read["vm_disk"] == "machine.vmdk:sda:w:vmdk"
     assert "left out" not in said.lower()
-    assert (
-        absent(
-            said,
-            "vmware-null-remote-floppy: a drive of the machine with the console",
-            "install.iso: not connected when the VM starts",
-            "jobs have no controller pvscsi, the disk is on SATA",
-        )
-        == []
+    drives = "vmware-null-remote-floppy: a drive of the machine with the console", "install.iso: not connected when"
+    others = (
+        "jobs have no controller pvscsi, the disk is on SATA",
+        "e1000, not vmxnet3",
+        "Linux may name them otherwise",
     )
+    assert absent(said, *drives, *others) == []
 
 
 def test_every_entry_of_a_vmx_is_told_or_used(submit):
@@ -130,25 +117,11 @@ def test_every_entry_of_a_vmx_is_told_or_used(submit):
             drive("scsi0:10", "ten.vmdk") | drive("scsi1:0", "one.vmdk") | drive("scsi0:2", "two.vmdk"),
             ["two.vmdk", "ten.vmdk", "one.vmdk"],
         ),
-        (
-            drive("nvme0:0", "n.vmdk") | drive("sata0:0", "s.vmdk") | drive("ide0:0", "i.vmdk"),
-            ["i.vmdk", "s.vmdk", "n.vmdk"],
-        ),
+        (drive("nvme0:0", "n.vmdk") | drive("sata0:0", "s.vmdk"), ["s.vmdk", "n.vmdk"]),
         (CDROM | drive("scsi0:0", "a.vmdk") | {"bios.bootOrder": "CDROM,hdd"}, ["seed.iso", "a.vmdk"]),
         (
             FLOPPY | CDROM | drive("scsi0:0", "a.vmdk") | {"bios.bootOrder": " floppy , cdrom"},
             ["boot.flp", "seed.iso", "a.vmdk"],
-        ),
-        (
-            drive("scsi0:0", "a.vmdk") | drive("sata0:1", "b.vmdk") | {"bios.hddOrder": "sata0:1,scsi0:0"},
-            ["b.vmdk", "a.vmdk"],
-        ),
-        (
-            CDROM
-            | drive("scsi0:0", "a.vmdk")
-            | drive("scsi0:1", "b.vmdk")
-            | {"bios.bootOrder": "cdrom,hdd", "bios.hddOrder": "scsi0:1"},
-            ["seed.iso", "b.vmdk", "a.vmdk"],
         ),
         (CDROM | drive("scsi0:0", "a.vmdk") | {"bios.bootOrder": "hdd,ethernet0,cdrom"}, ["a.vmdk", "seed.iso"]),
     ],
@@ -216,18 +189,6 @@ def test_a_clock_in_local_time_is_asked_for(of, entries, place):
     assert ("Clock: VMPARAM_vm_Clock = localtime" in said) == bool(place)
 
 
-def test_a_nic_has_another_name_in_the_guest(of):
-    nic = {"ethernet0.present": "TRUE", "ethernet0.virtualDev": "vmxnet3", "ethernet0.pciSlotNumber": "160"}
-    _, said = of(HEAD | drive("sata0:0", "a.vmdk") | nic)
-    assert "Linux may call it ens2, in place of ens160; --as-is keeps it" in samples.changed(said)
-
-
-@pytest.mark.parametrize("place", ["", "scsi0:0."])
-def test_a_harmless_entry_is_so_wherever_it_stands(of, place):
-    _, said = of(HEAD | drive("scsi0:0", "a.vmdk") | {f"{place}ctkEnabled": "TRUE"})
-    assert f"{place}ctkEnabled = TRUE" in samples.part(said, Outcome.NOT_USED)
-
-
 @pytest.mark.parametrize(
     ("entries", "kind"),
     [
@@ -255,39 +216,6 @@ def test_a_vm_of_ones_own_with_snapshots_is_converted_to_one_disk(home, of):
     assert "say --own --convert" in of(entries, status=1)[1]
     read, _ = of(entries, "--own", "--convert")
     assert read["vm_disk"] == "machine-000001.qcow2:sda:w:qcow2"
-
-
-def test_names_and_values_are_as_vmware_reads_them(home, submit):
-    text = '#!/usr/bin/vmware\r\n.ENCODING = "windows-1252"\r\nMEMSIZE=64\r\nDisplayName = "caf\xe9 |22x|22"\r\n'
-    text += 'SATA0:0.PRESENT = "true"\r\nSata0:0.FileName = machine.vmdk # mine\r\n'
-    (home / "odd.vmx").write_bytes(text.encode("cp1252"))
-    read, _ = submit("vmx", "odd.vmx", lax=False)
-    assert (read["vm_memory"], read["vm_disk"], read["executable"]) == ("64", "machine.vmdk:sda:w:vmdk", "caf_x")
-
-
-PLACES = st.sampled_from(
-    ["scsi0:0", "scsi0:2", "scsi0:10", "scsi1:0", "sata0:3", "ide0:0", "ide1:1", "nvme0:1", "floppy0"]
-)
-KINDS = st.sampled_from(["", "scsi-hardDisk", "cdrom-image", "cdrom-raw", "atapi-cdrom", "file", "device"])
-FLAGS = st.fixed_dictionaries(
-    {}, optional=dict.fromkeys(("startConnected", "clientDevice", "autodetect"), st.sampled_from(["TRUE", "FALSE"]))
-)
-
-
-@given(st.dictionaries(PLACES, st.tuples(KINDS, FLAGS), max_size=6))
-@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_every_drive_is_told_of_once(home, capsys, found):
-    entries = {}
-    for place, (kind, flags) in found.items():
-        word = "fileType" if place.startswith("floppy") else "deviceType"
-        entries |= drive(place, "machine.vmdk", **flags) | ({f"{place}.{word}": kind} if kind else {})
-    (home / "any.vmx").write_bytes(Vmx(HEAD | entries).encode())
-    main(["vmgahp", "submit", "vmx", "any.vmx", "--json", "--lax", "--shared", "--force"])
-    told = json.loads(capsys.readouterr().out)
-    if not told["would_run"]:
-        return
-    places = [entry["place"] for entry in told["entries"] if entry["place"].endswith(".fileName")]
-    assert sorted(places) == sorted(f"{place}.fileName" for place in found)
 
 
 # --- as it is
@@ -331,8 +259,3 @@ def test_what_no_machine_with_vmware_would_run_is_not_written(home, of, vm_type)
     _, said = of(HEAD | raw, *words, status=1, lax=True)
     assert "The execute machine would hold the job" in said
     assert of(ESXI, *words)[0]["vm_type"] == vm_type
-
-
-def test_an_invalid_vmx_is_refused(home, refused):
-    (home / "bad.vmx").write_text('memsize = "64\n')
-    assert "line 1" in refused("vmx", "bad.vmx")

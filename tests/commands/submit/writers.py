@@ -1,4 +1,4 @@
-"""Machines by chance, and writers of them in the dialects that people have: libvirt's XML, .vmx, OVF of two makers.
+"""Machines by chance, and writers of them in the dialects that people have: libvirt's XML, .vmx, VMware's OVF.
 
 Each device stands on a line of its own, so that a report that gives the line has named the device.
 """
@@ -33,8 +33,6 @@ class Machine(NamedTuple):
     units: tuple[Unit, ...]
     classes: tuple[str, ...] = ()
     """The kinds of drives in the order in which they boot, where somebody gives one."""
-    extras: tuple[str, ...] = ()
-    """What no guest misses (``sound``, ``channel``) and what every guest would (``hostdev``)."""
 
 
 class Written(NamedTuple):
@@ -63,14 +61,12 @@ class Dialect(NamedTuple):
     archs: tuple[str, ...] = ("x86_64",)
     orders: tuple[str, ...] = ("none", "classes")
     """How it says what boots: not at all, by kinds of drives, or drive by drive (``explicit``)."""
-    extras: tuple[str, ...] = ("sound",)
     most: int = 20
     """The highest number on a bus; a SCSI controller has 16 of them, of which one is its own."""
     displays: bool = False
     read_only: bool = False
     """Whether a disk can be."""
     down: bool = True
-    topologies: bool = True
 
 
 LIBVIRT = Dialect(
@@ -82,7 +78,6 @@ LIBVIRT = Dialect(
     ("bios", "uefi", "uefi-secure"),
     ("x86_64", "aarch64"),
     orders=("none", "classes", "explicit"),
-    extras=("sound", "channel", "redirdev", "hostdev"),
     displays=True,
     read_only=True,
 )
@@ -93,7 +88,6 @@ VMX = Dialect(
     ("e1000", "e1000e", "vmxnet3"),
     ("nat", "bridge"),
     ("bios", "uefi", "uefi-secure"),
-    extras=("sound", "usb"),
 )
 OVF_VMWARE = Dialect(
     ("scsi", "sata", "ide"),
@@ -102,19 +96,8 @@ OVF_VMWARE = Dialect(
     ("e1000", "e1000e"),
     ("nat",),
     ("bios", "uefi"),
-    orders=("none", "explicit"),
+    orders=("none",),
     down=False,
-)
-OVF_VIRTUALBOX = Dialect(
-    ("ide", "sata", "scsi"),
-    ("ide", "sata"),
-    ("vmdk",),
-    ("e1000", "virtio"),
-    ("nat", "bridge"),
-    ("bios", "uefi"),
-    most=12,
-    down=False,
-    topologies=False,
 )
 
 _ROOM = {"ide": 3, "floppy": 1}
@@ -174,7 +157,7 @@ def machines(draw: st.DrawFn, dialect: Dialect) -> Machine:
         Seen(
             draw(st.sampled_from((16, 256, 1024, 1536, 2048))),
             shape[0] * shape[1] * shape[2],
-            shape if dialect.topologies and shape != (1, 1, 1) and draw(st.booleans()) else (),
+            shape if shape != (1, 1, 1) and draw(st.booleans()) else (),
             arch,
             firmware,
             tuple(unit.drive for unit in units),
@@ -184,7 +167,6 @@ def machines(draw: st.DrawFn, dialect: Dialect) -> Machine:
         ),
         tuple(units),
         classes,
-        tuple(name for name in dialect.extras if draw(st.integers(0, 3)) == 0),
     )
 
 
@@ -197,12 +179,6 @@ def _line(text: str, mark: str) -> str:
 # ---- libvirt
 
 _PREFIXES = {"virtio": "vd", "sata": "sd", "scsi": "sd", "ide": "hd", "floppy": "fd"}
-_EXTRAS = {
-    "sound": "<sound model='ich9'/>",
-    "channel": "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>",
-    "redirdev": "<redirdev bus='usb' type='spicevmc'/>",
-    "hostdev": "<hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/><product id='0x2'/></source></hostdev>",
-}
 _SOURCES = {"nat": "<source network='default'/>", "bridge": "<source bridge='br0'/>", "user": ""}
 _TYPES = {"nat": "network", "bridge": "bridge", "user": "user"}
 
@@ -244,11 +220,9 @@ def libvirt(machine: Machine) -> Written:
         lines.append("<tpm model='tpm-crb'><backend type='emulator' version='2.0'/></tpm>")
     if seen.display:
         lines.append("<graphics type='vnc' port='-1' autoport='yes'/>")
-    lines += [_EXTRAS[name] for name in machine.extras]
     text = "\n".join([*lines, "</devices>", "</domain>", ""])
     places = {unit.drive.file: _line(text, f"'{unit.drive.file}'") for unit in machine.units}
     places |= {f"nic{number}": _line(text, card.mac) for number, card in enumerate(seen.cards)}
-    places |= {name: _line(text, _EXTRAS[name]) for name in machine.extras}
     marks = {"memory_mib": "<memory", "vcpus": "<vcpu", "firmware": "<os", "arch": "<os", "topology": "<topology"}
     marks |= {"tpm": "<tpm", "display": "<graphics", "boot": "<boot dev"}
     places |= {name: _line(text, mark) for name, mark in marks.items() if mark in text}
@@ -314,9 +288,6 @@ def vmx(machine: Machine) -> Written:
         lines += [f'{name}.present = "TRUE"', f'{name}.connectionType = "{_VMX_KINDS[card.network]}"']
         lines += [f'{name}.virtualDev = "{card.model}"', f'{name}.addressType = "static"']
         lines += [f'{name}.address = "{card.mac}"', f'{name}.startConnected = "{str(card.up).upper()}"']
-    for name in machine.extras:
-        lines.append(f'{name}.present = "TRUE"')
-        places[name] = rf"(?i)\b{name}\b"
     places |= {"memory_mib": "(?i)memsize", "vcpus": "(?i)numvcpus", "firmware": "(?i)firmware|uefi"}
     places |= {"topology": "(?i)cpuid.corespersocket", "boot": "(?i)bios.bootorder"}
     return Written("\n".join([*lines, ""]), "vmx", "vmx", places)
@@ -334,25 +305,17 @@ _ENVELOPE = """\
 <DiskSection><Info>Disks</Info>{disks}</DiskSection>
 <NetworkSection><Info>Networks</Info><Network ovf:name="NAT"/></NetworkSection>
 <VirtualSystem ovf:id="machine"><Info>A machine</Info><Name>machine</Name>
-{before}<VirtualHardwareSection><Info>Hardware</Info>
+<VirtualHardwareSection><Info>Hardware</Info>
 <System><vssd:ElementName>Hardware</vssd:ElementName><vssd:InstanceID>0</vssd:InstanceID>\
-<vssd:VirtualSystemType>{family}</vssd:VirtualSystemType></System>
+<vssd:VirtualSystemType>vmx-19</vssd:VirtualSystemType></System>
 {items}
 </VirtualHardwareSection>
-{after}</VirtualSystem>
+</VirtualSystem>
 </Envelope>
 """
-_CONTROLLERS = {
-    "ovf_vmware": {"ide": ("5", ""), "scsi": ("6", "lsilogic"), "sata": ("20", "vmware.sata.ahci")},
-    "ovf_virtualbox": {"ide": ("5", "PIIX4"), "scsi": ("6", "lsilogic"), "sata": ("20", "AHCI")},
-}
-_SUBTYPES = {
-    "ovf_vmware": {"e1000": "E1000", "e1000e": "E1000e"},
-    "ovf_virtualbox": {"e1000": "E1000", "virtio": "virtio"},
-}
+_CONTROLLERS = {"ide": ("5", ""), "scsi": ("6", "lsilogic"), "sata": ("20", "vmware.sata.ahci")}
+_SUBTYPES = {"e1000": "E1000", "e1000e": "E1000e"}
 _TYPES_OF = {"disk": "17", "cdrom": "15", "floppy": "14"}
-_VBOX_BOOTS = {"disk": "HardDisk", "cdrom": "DVD", "floppy": "Floppy"}
-_VMW_BOOTS = {"disk": "disk", "cdrom": "cdrom", "floppy": "floppy"}
 
 
 def _item(**values: object) -> str:
@@ -360,8 +323,14 @@ def _item(**values: object) -> str:
     return f"<Item>{''.join(parts)}</Item>"
 
 
-def _ovf(machine: Machine, dialect: str, before: str, after: str, family: str, cpu: str = "") -> Written:
+def ovf_vmware(machine: Machine) -> Written:
+    """As vSphere and ovftool export it."""
     seen = machine.seen
+    cpu = firmware = ""
+    if seen.topology:
+        cpu = f'<vmw:CoresPerSocket ovf:required="false">{seen.topology[1]}</vmw:CoresPerSocket>'
+    if seen.firmware != "bios":
+        firmware = '<vmw:Config ovf:required="false" vmw:key="firmware" vmw:value="efi"/>'
     items = [
         _item(InstanceID=1, ResourceType=3, VirtualQuantity=seen.vcpus).replace("</Item>", f"{cpu}</Item>"),
         _item(InstanceID=2, ResourceType=4, VirtualQuantity=seen.memory_mib, AllocationUnits="byte * 2^20"),
@@ -370,7 +339,7 @@ def _ovf(machine: Machine, dialect: str, before: str, after: str, family: str, c
     buses = sorted({_channel(unit)[0] for unit in machine.units if unit.drive.bus != "floppy"})
     controllers = {bus: number for number, bus in enumerate(buses, start=3)}
     for bus, number in controllers.items():
-        kind, subtype = _CONTROLLERS[dialect][bus.rstrip("01")]
+        kind, subtype = _CONTROLLERS[bus.rstrip("01")]
         values = {"InstanceID": number, "ResourceType": kind, "ResourceSubType": subtype}
         items.append(_item(Address=bus[-1], **values))
     for unit in machine.units:
@@ -388,21 +357,15 @@ def _ovf(machine: Machine, dialect: str, before: str, after: str, family: str, c
         items.append(_drive_item(stem, number, _TYPES_OF[drive.kind], resource, parent, address))
     for number, card in enumerate(seen.cards):
         network = {"nat": "NAT", "bridge": "Bridged"}[card.network]
-        values = {"Connection": network, "ResourceSubType": _SUBTYPES[dialect][card.model], "Address": card.mac}
+        values = {"Connection": network, "ResourceSubType": _SUBTYPES[card.model], "Address": card.mac}
         items.append(_item(InstanceID=200 + number, ResourceType=10, AutomaticAllocation="true", **values))
-    if "sound" in machine.extras:
-        items.append(_item(InstanceID=300, ElementName="sound", ResourceType=35, ResourceSubType="ensoniq1371"))
-    text = _ENVELOPE.format(
-        files="".join(files), disks="".join(disks), items="\n".join(items), before=before, after=after, family=family
-    )
+    text = _ENVELOPE.format(files="".join(files), disks="".join(disks), items="\n".join([*items, firmware]))
     places = {
         unit.drive.file: _line(text, f"ElementName>{unit.drive.file.partition('.')[0]}<") for unit in machine.units
     }
     places |= {f"nic{number}": _line(text, card.mac) for number, card in enumerate(seen.cards)}
     places |= {"memory_mib": _line(text, "ResourceType>4<"), "vcpus": _line(text, "ResourceType>3<")}
     places["topology"] = places["vcpus"]
-    if "sound" in machine.extras:
-        places["sound"] = _line(text, "ResourceType>35<")
     return Written(text, "ovf", "ovf", places)
 
 
@@ -417,48 +380,11 @@ def _drive_item(stem: str, number: int, kind: str, resource: str, parent: int, a
     return made.replace("<Item>", f"<Item><rasd:AddressOnParent>{address}</rasd:AddressOnParent>", 1)
 
 
-def ovf_vmware(machine: Machine) -> Written:
-    """As vSphere and ovftool export it."""
-    settings, cpu = [], ""
-    if machine.seen.topology:
-        cpu = f'<vmw:CoresPerSocket ovf:required="false">{machine.seen.topology[1]}</vmw:CoresPerSocket>'
-    if machine.seen.firmware != "bios":
-        settings.append('<vmw:Config ovf:required="false" vmw:key="firmware" vmw:value="efi"/>')
-    boots = "".join(
-        f'<vmw:BootOrderSection vmw:instanceId="{101 + machine.units.index(unit)}" '
-        f'vmw:type="{_VMW_BOOTS[unit.drive.kind]}"><Info>Boots</Info></vmw:BootOrderSection>\n'
-        for unit in sorted(machine.units, key=lambda unit: unit.boot)
-        if unit.boot
-    )
-    made = _ovf(machine, "ovf_vmware", "", boots, "vmx-19", cpu)
-    made.places["boot"] = "BootOrder"
-    text = made.text.replace("</VirtualHardwareSection>", "".join(settings) + "</VirtualHardwareSection>")
-    return made._replace(text=text)
-
-
-def ovf_virtualbox(machine: Machine) -> Written:
-    """As VirtualBox exports it, with its own description of the machine at the end."""
-    boots = "".join(
-        f'<Order position="{place}" device="{_VBOX_BOOTS[kind]}"/>'
-        for place, kind in enumerate(machine.classes, start=1)
-    )
-    firmware = '<Firmware type="EFI"/>' if machine.seen.firmware != "bios" else ""
-    vbox = (
-        '<vbox:Machine ovf:required="false" version="1.16-linux" name="machine"><Hardware>'
-        f'<CPU count="{machine.seen.vcpus}"/><Memory RAMSize="{machine.seen.memory_mib}"/>{firmware}'
-        f"<Boot>{boots}</Boot></Hardware></vbox:Machine>\n"
-    )
-    made = _ovf(machine, "ovf_virtualbox", "", vbox, "virtualbox-2.2")
-    made.places.update(boot="(?i)order|boot", firmware="(?i)firmware")
-    return made
-
-
 WRITERS = {
     "libvirt": (LIBVIRT, libvirt),
     "as-is": (LIBVIRT, as_is),
     "vmx": (VMX, vmx),
     "vmware": (OVF_VMWARE, ovf_vmware),
-    "vbox": (OVF_VIRTUALBOX, ovf_virtualbox),
 }
 
 

@@ -25,7 +25,6 @@ from tests.drivers.libvirt.support import (
 )
 from tests.peer import Peer
 from vmgahp import errors, findings
-from vmgahp.commands.submit import vocabulary
 from vmgahp.drivers.libvirt import describe, firmware, survey
 
 pytestmark = pytest.mark.libvirt
@@ -192,19 +191,6 @@ def test_network_cards_are_as_the_list_says(job: Job) -> None:
 
 
 FACTS = (("mac", "address"), ("model", "type"), ("link", "state"))
-
-
-@pytest.mark.parametrize(
-    ("chipset", "lines"), [(vocabulary.PC, ()), (vocabulary.PC, ("JobVMVNCConsole = true",)), (vocabulary.Q35, UEFI)]
-)
-def test_network_cards_are_where_vmgahp_submit_says(job: Job, chipset: str, lines: tuple[str, ...]) -> None:
-    """It tells people how Linux calls them."""
-    with running(job, 'VMPARAM_vm_NICs = "user, user"', *lines, **USER_NETWORK):
-        addresses = [nic.find("address") for nic in job.live().iterfind("devices/interface")]
-        places = [tuple(int(address.get(name), 16) for name in ("bus", "slot")) for address in addresses]
-    has_display = bool(lines) and chipset == vocabulary.PC
-    expected = [vocabulary.card_name(chipset, number, "virtio", has_display=has_display) for number in range(2)]
-    assert [vocabulary.card_at(chipset, *place) for place in places] == expected
 
 
 def test_the_clock_shows_the_time_that_the_job_says(job: Job) -> None:

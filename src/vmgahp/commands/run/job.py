@@ -16,9 +16,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from vmgahp.commands.files import open_regular
-from vmgahp.commands.submit import conversion, disk, images
+from vmgahp.commands.submit import conversion, images
+from vmgahp.commands.submit.conversion import PREFIX, attribute_line, command_line
 from vmgahp.commands.submit.machine import Guest, SubmitError, Summary, printable, simple_name
-from vmgahp.commands.submit.submit_file import PREFIX, attribute_line, command_line
 from vmgahp.images import CATALOG
 from vmgahp.images.formats import HEADER, looks_like, not_a_disk
 from vmgahp.job.run import CLOUD_INIT, guest_file
@@ -266,7 +266,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     """Make the VM with the program in it. Raises `SubmitError`."""
     _require_image(options.image)
     said, options.file = options.memory, [options.image]
-    made = disk.machine(options, summary)
+    made = images.machine(options, summary)
     if not said:
         options.memory = max(options.memory, MEMORY_MIB)
         summary.advise(f"The guest has {options.memory} MiB of memory; --memory says otherwise.")

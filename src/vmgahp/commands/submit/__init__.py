@@ -1,8 +1,8 @@
 """Front ends that write a submit file for a VM that exists in another form, such as libvirt's XML.
 
 Each reads its file into a `machine.Guest` and reports its work through `machine.Summary`; `images` checks the disks,
-`submit_file` writes, and `conversion` tests the result. docs/how-to/submitting.md is for users. Everything runs with
-the rights of the caller, who is not root; but the files are untrusted.
+`conversion` writes and tests the result. docs/how-to/submitting.md is for users. Everything runs with the rights of
+the caller, who is not root; but the files are untrusted.
 """
 
 import argparse
@@ -11,23 +11,17 @@ from vmgahp.commands.arguments import add_json, add_type, tell
 
 FRONT_ENDS = (
     ("libvirt-xml", "libvirt_xml", "libvirt's domain XML, as virsh dumpxml --inactive writes it"),
-    ("virt-install", "virt_install", "the words of a virt-install command line, behind --"),
+    ("virt-install", "libvirt_xml", "the words of a virt-install command line, behind --"),
     ("ovf", "ovf", "an OVF descriptor (.ovf) with its files beside it, or an archive of them (.ova)"),
     ("vmx", "vmx", "VMware's .vmx, with its disks beside it"),
     ("box", "box", "a Vagrant box: a .box file, or a directory such as ~/.vagrant.d/boxes has"),
-    (
-        "disk",
-        "disk",
-        "disk images of any format, catalog:NAME for an image of the machines, or nfs:///dir/base.qcow2:disk.qcow2",
-    ),
+    ("disk", "images", "disk images of any format, catalog:NAME for an image of the machines, or a URL"),
 )
 """The word, the module, and the input of each front end."""
 
 _EXAMPLES = {
     "libvirt-xml": [("virsh dumpxml --inactive web >web.xml; vmgahp submit libvirt-xml web.xml", "a VM of libvirt's")],
-    "virt-install": [
-        ("vmgahp submit virt-install -- --memory 2048 --disk web.qcow2 --import", "as virt-install has it")
-    ],
+    "virt-install": [("vmgahp submit virt-install -- --memory 2048 --disk web.qcow2 --import", "as it has them")],
     "ovf": [("vmgahp submit ovf appliance.ova --memory 4G", "an appliance, with other memory than it says")],
     "vmx": [("vmgahp submit vmx vm/vm.vmx --type kvm --convert", "VMware's VM, to run on KVM")],
     "box": [("vmgahp submit box debian.box --memory 2G --cpus 2 --submit", "a Vagrant box, submitted at once")],
@@ -64,12 +58,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     kinds = command.add_subparsers(title="what to read", dest="kind", metavar="KIND", required=True)
     for word, module, what in FRONT_ENDS:
         kind = kinds.add_parser(word, help=what, description=f"Read {what}, and write a submit file.")
-        if word == "disk":
-            kind.add_argument("file", nargs="+", metavar="IMAGE", help=what)
-        elif word == "virt-install":
-            kind.add_argument("file", nargs="+", metavar="WORD", help=what)
-        else:
-            kind.add_argument("file", metavar="FILE", help=what)
+        several = {"disk": "IMAGE", "virt-install": "WORD"}.get(word)
+        kind.add_argument("file", nargs="+" if several else None, metavar=several or "FILE", help=what)
         _common(kind)
         if word == "disk":
             kind.add_argument("--format", default="", help="the images' format, where name and content do not say it")
@@ -77,17 +67,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         elif word == "ovf":
             kind.add_argument("--system", default="", metavar="ID", help="which VM of a package with several")
             kind.add_argument("--configuration", default="", metavar="ID", help="which of the configurations on offer")
-            kind.add_argument(
-                "--property", action="append", default=[], metavar="KEY=VALUE", help="a setting for what is installed"
-            )
         elif word != "box":
             kind.add_argument("--as-is", action="store_true", help="let the file itself go with the job")
         if word in ("libvirt-xml", "vmx"):
-            kind.add_argument(
-                "--own",
-                action="store_true",
-                help="the file is your own: its images may be in other directories than its own, and overlays",
-            )
+            own = "the file is your own: its images may be in other directories than its own, and overlays"
+            kind.add_argument("--own", action="store_true", help=own)
         tell(kind, examples=_EXAMPLES[word], statuses=_STATUSES, keys=_KEYS)
         kind.set_defaults(run=run, module=f"submit.{module}")
 

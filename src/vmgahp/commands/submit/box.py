@@ -1,6 +1,6 @@
 """A Vagrant box as a job: of the libvirt, VMware or VirtualBox provider, as a .box file or unpacked.
 
-A box is an untrusted archive. It is read as a package is (`package`), and only files named in the box's metadata, XML,
+A box is an untrusted archive. It is read as a package is (`ovf`), and only files named in the box's metadata, XML,
 .vmx or .ovf are extracted. Its Vagrantfile is a program in Ruby, which is neither run nor parsed: the report has its
 lines unchanged.
 """
@@ -11,10 +11,10 @@ import os
 import tempfile
 from typing import Any
 
-from vmgahp.commands.submit import libvirt_xml, ovf, vmx, vocabulary
+from vmgahp.commands.submit import libvirt_xml, ovf, vmx
 from vmgahp.commands.submit.images import compression_of, find_format, flat_names, unpacked_content, write_unpacked
 from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, SubmitError, Summary, os_errors_as, simple_name
-from vmgahp.commands.submit.package import Package, Reference
+from vmgahp.commands.submit.ovf import Package
 from vmgahp.images.formats import FORMATS, HEADER
 
 METADATA = "metadata.json"
@@ -25,15 +25,13 @@ _DEEPEST = 4
 """The number of directories of Vagrant's own above a box: its name, version and architecture, then its provider."""
 _SLASH = "-VAGRANTSLASH-"
 """The text that stands for the slash in the name of a box's directory."""
-_OF_VMWARE = ("vmware_desktop", "vmware_fusion", "vmware_workstation", "vmware", "vmware_ovf")
+_OF_VMWARE = ("vmware_desktop", "vmware_fusion", "vmware_workstation", "vmware")
 _READ = ("provider", "format", "disks", "architecture")
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     """Read a box. Raises `SubmitError`."""
-    read_so = argparse.Namespace(
-        **vars(options) | {"own": False, "as_is": False, "system": "", "configuration": "", "property": []}
-    )
+    read_so = argparse.Namespace(**vars(options) | {"own": False, "as_is": False, "system": "", "configuration": ""})
     if os.path.isdir(options.file):
         return _of(Package(_directory(options.file), summary, called=options.file), read_so, summary)
     with tempfile.TemporaryDirectory(dir=options.dir, prefix=".vmgahp-") as own:
@@ -63,7 +61,6 @@ def _archive(options: argparse.Namespace, own: str, summary: Summary) -> str:
     """Decompress the archive, if it is compressed; return the path of the tar file."""
     with os_errors_as(f"{options.file} cannot be read"), open(options.file, "rb") as file:
         kind = compression_of(file.read(HEADER))
-        file.seek(0)
         if not kind:
             return str(options.file)
         target = os.path.join(own, f"{os.path.basename(options.file)}.tar")
@@ -73,11 +70,16 @@ def _archive(options: argparse.Namespace, own: str, summary: Summary) -> str:
 
 
 def _of(package: Package, options: argparse.Namespace, summary: Summary) -> Guest:
+    about: object = {"provider": "virtualbox"}
     if METADATA in package.names():
-        about = _metadata(package.text(METADATA))
+        try:
+            about = json.loads(package.text(METADATA))
+        except (ValueError, RecursionError) as error:
+            raise SubmitError(f"{METADATA} is not JSON: {str(error)[:80]}.", "get the box again.") from error
     else:
-        about = {"provider": "virtualbox"}
         summary.advise(f"The box has no {METADATA}: it is taken for one of Vagrant 1, which are VirtualBox's.")
+    if not isinstance(about, dict):
+        raise SubmitError(f"{METADATA} does not describe a box.", "get the box again.")
     _list_unused(package, about, summary)
     provider = about.get("provider")
     if provider in ("libvirt", "kvm"):
@@ -85,16 +87,12 @@ def _of(package: Package, options: argparse.Namespace, summary: Summary) -> Gues
     elif provider in _OF_VMWARE:
         made = _vmware(package, options, summary)
     elif provider == "virtualbox":
-        made = ovf.of_package(package, options, summary)
+        made = ovf.PackageReader(package, options, summary).read()
     else:
-        raise SubmitError(
-            f"The box is one of the provider {str(provider)[:40]!a}.",
-            "take one of libvirt, vmware_desktop or virtualbox.",
-        )
+        problem = f"The box is one of the provider {str(provider)[:40]!a}."
+        raise SubmitError(problem, "take one of libvirt, vmware_desktop or virtualbox.")
     made.name = simple_name(options.name or _name(options.file), "vm")
-    vocabulary.set_architecture(
-        str(about.get("architecture") or "").lower(), f"{METADATA}: architecture", made, summary
-    )
+    made.set_architecture(str(about.get("architecture") or "").lower(), f"{METADATA}: architecture", summary)
     if made.options.get("Arch"):
         made.options.setdefault("Firmware", "uefi")
     return made
@@ -105,16 +103,6 @@ def _name(path: str) -> str:
     parts = os.path.abspath(path).split(os.sep)
     kept = next((part for part in reversed(parts) if _SLASH in part), "")
     return kept.replace(_SLASH, "-") or os.path.basename(path.rstrip("/")).removesuffix(".box")
-
-
-def _metadata(data: bytes) -> dict[str, Any]:
-    try:
-        about = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise SubmitError(f"{METADATA} is not JSON: {str(error)[:80]}.", "get the box again.") from error
-    if not isinstance(about, dict):
-        raise SubmitError(f"{METADATA} does not describe a box.", "get the box again.")
-    return about
 
 
 def _list_unused(package: Package, about: dict[str, Any], summary: Summary) -> None:
@@ -134,9 +122,9 @@ def _libvirt(package: Package, about: dict[str, Any], options: argparse.Namespac
         root = libvirt_xml.domain_of(package.text(_DOMAIN), _DOMAIN)
 
         def locate(file: str, _place: str) -> str:
-            return package.file(Reference(os.path.basename(file)), options.dir, force=options.force)
+            return package.file(os.path.basename(file), options.dir, force=options.force)
 
-        return libvirt_xml.of_domain(root, options, summary, locate)
+        return libvirt_xml.DomainReader(root, options, summary, locate).read()
     if not (options.memory and options.cpus):  # checked before an image of gigabytes is extracted
         problem = "The box does not say what memory and how many CPUs its VM has."
         raise SubmitError(problem, "give --memory and --cpus, as its Vagrantfile or its page names them.")
@@ -151,7 +139,7 @@ def _libvirt(package: Package, about: dict[str, Any], options: argparse.Namespac
         said = str(entry.get("format") or about.get("format") or "").lower()
         if said and said not in FORMATS:
             raise SubmitError(f"{METADATA}: the format {said[:40]!a} is none of {', '.join(FORMATS)}.")
-        path = package.file(Reference(name), options.dir, force=options.force)
+        path = package.file(name, options.dir, force=options.force)
         place = f"{METADATA}: disks[{number}]" if "disks" in about else name
         disk = GuestDisk(path, said, place=place, what=name)
         if not said:  # as Vagrant does
@@ -168,7 +156,7 @@ def _vmware(package: Package, options: argparse.Namespace, summary: Summary) -> 
 
     def bring(file: str) -> str:
         inside = os.path.join(place_of, file.replace("\\", "/").rpartition("/")[2])
-        return package.file(Reference(inside), options.dir, force=options.force)
+        return package.file(inside, options.dir, force=options.force)
 
     def locate(file: str, _place: str) -> str:
         path = bring(file)

@@ -1,4 +1,8 @@
-"""One run of ``vmgahp submit``: read, check the disks, write, rehearse, report, submit.
+"""One run of ``vmgahp submit``: read, check the disks, write a submit file, rehearse, report, submit.
+
+A line of a submit file is one command, ``$`` begins a macro anywhere, a backslash at the end joins lines, and an
+attribute (``+Name = "text"``) is a ClassAd expression. Lists of files are split at commas, and some at blanks. Text
+that would not be read back unchanged is refused and never altered.
 
 The machine of the rehearsal offers everything that a machine can. Its scratch directory has the names, the sizes and
 the beginnings of the files that would be transferred. HTCondor need not be installed: its treatment of the lines that
@@ -11,15 +15,16 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import NamedTuple
 
 from vmgahp.commands.files import open_regular, write_anew
-from vmgahp.commands.submit import images, vocabulary
+from vmgahp.commands.submit import images
 from vmgahp.commands.submit.machine import (
     Guest,
+    GuestDisk,
     GuestNic,
     SubmitError,
     Summary,
@@ -29,7 +34,6 @@ from vmgahp.commands.submit.machine import (
     os_errors_as,
     printable,
 )
-from vmgahp.commands.submit.submit_file import commands_of, write
 from vmgahp.config import Settings
 from vmgahp.domain import job_xml
 from vmgahp.domain.build import Host, build
@@ -37,6 +41,7 @@ from vmgahp.domain.xen import require
 from vmgahp.drivers.vmrun import working_copy
 from vmgahp.errors import Fault
 from vmgahp.host.job_user import Identity
+from vmgahp.images import CATALOG
 from vmgahp.job import slot, vm_spec, vmware
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.job.attributes import ATTRIBUTES
@@ -48,7 +53,260 @@ from vmgahp.job.slot import LEAST_MEMORY_MIB
 from vmgahp.job.spec import JobSpec
 from vmgahp.job.vm_spec import VmSpec
 from vmgahp.job.xen import XenBoot
+from vmgahp.text import MAC
 from vmgahp.vm_types import HTCONDORS, QEMU, VMRUN, VMWARE, XEN
+
+_COMMAND = re.compile(r"[A-Za-z_+][\w.+-]*\s*=", re.ASCII)
+_MACRO = re.compile(r"\$\(([^()]*)\)")
+_DOLLAR = re.compile(r"\$")
+_NO_MACRO = re.compile(r"\$(?!\([A-Za-z][A-Za-z0-9_.]*\))")
+
+_LONGEST = 1 << 20
+"""The maximum number of characters of an expanded value: macros can grow without limit."""
+
+
+def command_line(name: str, text: str, *, macros: bool = False) -> str:
+    """Write ``name = text`` as one line, from which condor_submit reads exactly `text`. Raises `SubmitError`.
+
+    With `macros`, ``$(Process)`` and the like are left as macros.
+    """
+    # These two are always expanded once more, $$ when the job is matched with a machine.
+    unwritable = "$$" in text or "$(dollar)" in text.lower()
+    if unwritable or text != text.strip() or not text or text.endswith("\\") or not text.isprintable():
+        raise SubmitError(f"{name}: {text!a} cannot be written into a submit file.", "give it another name.")
+    return f"{name} = {(_NO_MACRO if macros else _DOLLAR).sub('$(DOLLAR)', text)}"
+
+
+def attribute_line(name: str, value: str | bool | int, *, macros: bool = False) -> str:
+    """Write ``+name = value`` as one line, a string in quotes. Raises `SubmitError`."""
+    if not isinstance(value, str):
+        return f"+{name} = {str(value).lower()}"
+    if value.endswith("\\"):
+        raise SubmitError(f"{name}: {value!a} ends with a backslash.", "give it another name.")
+    # In this syntax a backslash escapes a quote except for the last one, and is literal before anything else.
+    quoted = value.replace('"', '\\"')
+    return command_line(f"+{name}", f'"{quoted}"', macros=macros)
+
+
+def is_command(line: str) -> bool:
+    """Return True if a line sets one command or attribute, and does nothing else."""
+    return bool(_COMMAND.match(line)) and line.isprintable() and not line.endswith("\\")
+
+
+def commands_of(text: str) -> dict[str, str]:
+    """Parse the value that each line sets; of several lines with one name the last counts, as in condor_submit.
+
+    A command is in lower case, and an attribute is ``MY.`` and its name as it was first written.
+    """
+    known: dict[str, str] = {}
+    attributes: dict[str, str] = {}
+    for line in text.splitlines():
+        if is_command(line):
+            name, _, value = line.partition("=")
+            name = re.sub(r"\A(\+|my\.)", "MY.", name.strip(), flags=re.IGNORECASE)
+            if name.startswith("MY."):
+                attributes.setdefault(name.lower(), name)
+            known[name.lower()] = value.strip()
+    return {attributes.get(name, name): _expanded(value, known) for name, value in known.items()}
+
+
+def _expanded(value: str, known: dict[str, str]) -> str:
+    """Replace the macros of a value by the values of the file itself."""
+
+    def one(found: re.Match[str]) -> str:
+        name, _, otherwise = found[1].partition(":")
+        name = name.strip().lower()
+        numbers = {"dollar": "\0", "cluster": "1", "clusterid": "1", "process": "0", "procid": "0"}
+        return numbers.get(name) or known.get(name, otherwise)
+
+    for _ in range(10):  # a macro may contain another one, or itself
+        value, number = _MACRO.subn(one, value)
+        if not number or len(value) > _LONGEST:
+            break
+    return value.replace("\0", "$")
+
+
+PREFIX = "VMPARAM_vm_"
+
+_KINDS = {"hd": "disk", "cdrom": "CD-ROM", "fd": "floppy"}
+
+_FILE = re.compile(r"[^\s,:;\"'\\$<>|*?]+")
+"""The form of a path that needs no quoting in any list of HTCondor's, also in vm_disk."""
+
+
+def write(
+    machine: Guest, vm_type: str, summary: Summary, *, transfer: bool = True, appended: Sequence[str] = ()
+) -> str:
+    """Return the submit file's text, and report its content to the summary. Raises `SubmitError`."""
+    vm_type = vm_type.lower()
+    if machine.memory_mib <= 0:
+        raise SubmitError("How much memory the VM has is not stated.", "give --memory, in MiB (2048) or as 4G.")
+    if machine.vcpus <= 0:
+        raise SubmitError("How many CPUs the VM has is not stated.", "give --cpus.")
+    if not machine.disks and not machine.own_disks:
+        raise SubmitError("The VM has no disk that can be used.", "see above what was left out, and why.")
+    first = {"universe": "vm", "executable": machine.name, "vm_type": vm_type, "vm_memory": str(machine.memory_mib)}
+    first |= dict.fromkeys(("vm_vcpus", "request_cpus"), str(machine.vcpus))
+    lines = [command_line(name, value) for name, value in first.items()]
+    _tell(machine, "memory", "memory", f"{machine.memory_mib} MiB", summary)
+    _tell(machine, "vcpus", "CPUs", str(machine.vcpus), summary)
+    inputs = [*machine.files]
+    if not machine.own_disks:
+        disks = ",".join(_disk(disk, transfer) for disk in machine.disks)
+        # For jobs of other types condor_submit ignores the command.
+        lines.append(command_line("vm_disk", disks) if vm_type in HTCONDORS else attribute_line(PREFIX + "Disk", disks))
+        _require_own_images(machine.disks)
+        for disk in machine.disks:
+            inputs += filter(None, [disk.url or (disk.path if transfer else "")])
+            _tell_disk(disk, transfer, summary)
+    lines += _network(machine.nics, summary, own=machine.own_nics)
+    if machine.vnc:
+        lines.append(command_line("vm_vnc", "true"))
+        _tell(machine, "vnc", "a VNC console", "vm_vnc = true", summary)
+    lines += [command_line(name, value) for name, value in machine.commands.items()]
+    for name, value in machine.options.items():
+        lines.append(attribute_line(PREFIX + name, value))
+        said = str(value).lower() if isinstance(value, bool) else value
+        _tell(machine, name, name, f"{PREFIX}{name} = {said}", summary)
+    for name, value in machine.attributes.items():
+        lines.append(attribute_line(name, value))
+        summary.keep("", name, str(value))
+    wanted, appended = _requirements(machine, vm_type, summary, appended)
+    lines += wanted
+    lines.append(command_line("should_transfer_files", "YES"))
+    listed = [*map(_input, dict.fromkeys(inputs)), *machine.inputs]
+    if listed:
+        lines.append(command_line("transfer_input_files", ", ".join(listed), macros=True))
+    usual = [
+        command_line("when_to_transfer_output", "ON_EXIT"),
+        # If the daemon was killed, HTCondor takes that signal for the job's own, and must run the job again.
+        command_line("on_exit_remove", "ExitBySignal == False"),
+        # For HTCondor a VM that was ended by a fault that only its owner can repair is done.
+        command_line("on_exit_hold", "ChirpVMHoldReason isnt undefined"),
+        command_line("on_exit_hold_reason", "ChirpVMHoldReason"),
+        command_line("log", f"{machine.name}.log"),
+    ]
+    own = {_name(line) for line in machine.lines}
+    lines += [*(line for line in usual if _name(line) not in own), *machine.lines]
+    for line in appended:
+        if not is_command(line):
+            raise SubmitError(f"--append {line!a} is not of the form command = value.")
+        lines.append(line)
+    return "\n".join([*lines, "queue" if machine.number == 1 else f"queue {machine.number}", ""])
+
+
+def _name(line: str) -> str:
+    return line.partition("=")[0].strip().lower()
+
+
+def _tell_disk(disk: GuestDisk, transfer: bool, summary: Summary) -> None:
+    where = f"made of {disk.url}" if disk.url else "goes with the job" if transfer else "stays where it is"
+    if disk.image:
+        where = "an overlay of the machine's image" if disk.writable else "the machine's image itself"
+    form = f" ({disk.format})" if disk.format else ""
+    what = disk.what or f"{_KINDS[disk.boot_class]} {disk.name or disk.path}"
+    summary.keep(disk.place, what, ", ".join([f"{disk.device}{form}", *disk.steps, where]), *disk.changed)
+
+
+def _tell(machine: Guest, key: str, what: str, became: str, summary: Summary) -> None:
+    """Report a property of the machine that belongs to no device."""
+    reasons = [machine.changed[key]] if key in machine.changed else []
+    summary.keep(machine.places.get(key, ""), what, became, *reasons)
+
+
+def _require_own_images(disks: Sequence[GuestDisk]) -> None:
+    """Refuse two drives with one image if one of them is writable: QEMU locks it. Raises `SubmitError`."""
+    known: dict[tuple[str, str], GuestDisk] = {}
+    for disk in disks:
+        other = known.setdefault((disk.path, disk.url), disk)
+        one = other is not disk and not disk.image  # of the catalog each drive has an overlay of its own
+        if one and (disk.writable or other.writable) and not (disk.shared and other.shared):
+            problem = f"{disk.path or disk.url} is the image of two disks, of which one writes"
+            raise SubmitError(f"{disk.place or 'The disk'}: {problem}.", "give every disk an image of its own.")
+
+
+def _disk(disk: GuestDisk, transfer: bool) -> str:
+    if disk.image:
+        return f"{CATALOG}:{disk.image}:{disk.device}:{'w' if disk.writable else 'r'}"
+    # The scratch directory has no directories of this machine.
+    file = disk.name or (os.path.basename(disk.path) if transfer else disk.path)
+    if not _FILE.fullmatch(file):
+        problem = f"{disk.place or 'The disk'}: the name of {file!a} has characters that vm_disk cannot have."
+        raise SubmitError(problem, "rename the file, or have it copied to a plain name by --convert.")
+    permission = ("w" if disk.writable else "r") + "s" * disk.shared
+    return f"{file}:{disk.device}:{permission}:{disk.format}"
+
+
+def _input(path: str) -> str:
+    """Return a path or URL for transfer_input_files. Raises `SubmitError`."""
+    if "://" in path:
+        if re.search(r"[\s,\"'\\$]", path):
+            raise SubmitError(f"{path!a} cannot be in a list of files.", "write %20 for a blank and its like.")
+    elif not _FILE.fullmatch(path):
+        hint = "move the file to a directory with a plain name, or have it copied by --convert with --dir."
+        raise SubmitError(f"{path!a} has characters that a list of HTCondor's cannot have.", hint)
+    return path
+
+
+def _network(nics: Sequence[GuestNic], summary: Summary, *, own: bool) -> list[str]:
+    """Return the classic commands as far as they go, and a list of NICs for the rest, unless the XML has it (`own`)."""
+    if not nics:
+        return [command_line("vm_networking", "false")]
+    plain = len(nics) == 1 and nics[0].model in ("", "virtio") and nics[0].link_up
+    for nic in nics:
+        if nic.mac and not re.fullmatch(MAC, nic.mac):
+            raise SubmitError(f"{nic.mac!a} is not a MAC address that a NIC can have.", "correct it in the file.")
+        if not nic.kind and not plain:
+            nic.kind = "nat"
+            summary.advise("A network that has no counterpart here is taken to be nat; --network says otherwise.")
+        words = [nic.kind or "the machine's usual network", nic.model, nic.mac, "" if nic.link_up else "cable out"]
+        summary.keep(nic.place, nic.what or "NIC", ", ".join(filter(None, words)), *nic.changed)
+    lines, first = [command_line("vm_networking", "true")], nics[0]
+    if first.kind:
+        lines.append(command_line("vm_networking_type", first.kind))
+    if own or (plain and not first.mac):
+        return lines
+    if plain:
+        return [*lines, command_line("vm_macaddr", first.mac)]
+    entries = [":".join(filter(None, (nic.kind, nic.mac, nic.model, "" if nic.link_up else "down"))) for nic in nics]
+    return [*lines, attribute_line(PREFIX + "NICs", ", ".join(entries))]
+
+
+def _requirements(
+    machine: Guest, vm_type: str, summary: Summary, appended: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the requirements for the job's options; condor_submit adds those that it knows itself.
+
+    Requirements among the appended lines are merged into them; the other lines are returned unchanged.
+    """
+    wanted = []
+    tells = vm_type in QEMU  # machines of other types lack such attributes
+    firmware, arch = machine.options.get("Firmware"), machine.options.get("Arch")
+    if firmware and tells and vm_type in HTCONDORS:
+        wanted.append(f'stringListMember("{firmware}", TARGET.VM_{vm_type}_ATTR_firmware)')
+    elif firmware:
+        summary.advise(f"The machine must have the firmware {firmware}, which machines of type {vm_type} do not tell.")
+    if arch and tells:
+        # If a job does not mention Arch, condor_submit requires that of the submit machine.
+        wanted.append(f'stringListMember("{arch}", TARGET.VM_{vm_type}_ATTR_arches) && TARGET.Arch isnt undefined')
+    for kind in dict.fromkeys(nic.kind for nic in machine.nics[1:] if nic.kind != machine.nics[0].kind):
+        wanted.append(f'stringListMember("{kind}", TARGET.VM_Networking_Types)')
+    for image in dict.fromkeys(disk.image for disk in machine.disks if disk.image):
+        wanted.append(f'stringListMember("{image}", TARGET.VM_Images)')
+    if machine.options.get("TPM") and tells:
+        wanted.append(f"TARGET.VM_{vm_type}_ATTR_tpm")
+    if boots := {"included": "bootloader", "vmx": "hvm"}.get(machine.commands.get("xen_kernel", "")):
+        wanted.append(f"TARGET.VM_{vm_type}_ATTR_{boots}")
+    mine = [command_line("requirements", " && ".join(wanted))] if wanted else []
+    others = []
+    for line in appended:
+        name, _, value = line.partition("=")
+        if mine and name.strip().lower() == "requirements":
+            mine = [f"{mine[0]} && ({value.strip()})"]
+        else:
+            others.append(line)
+    return mine, others
+
 
 MACHINE = {
     "VM_MEMORY": str(1 << 40),
@@ -126,38 +384,29 @@ def _fill(directory: str, said: dict[str, str]) -> dict[str, str]:
     """Put the files that would be transferred into the directory; return the source of each by its name."""
     if said.get("should_transfer_files", "yes").lower() == "no":
         return {}
+    paths: list[str] = []
+    for path in filter(None, map(str.strip, said.get("transfer_input_files", "").split(","))):
+        # With a slash at its end, a directory stands for its content.
+        is_content = path.endswith("/") and "://" not in path
+        paths += [os.path.join(path, name) for name in os.listdir(path)] if is_content else [path]
     names: dict[str, str] = {}
-    for path in _transferred(said.get("transfer_input_files", "")):
+    for path in dict.fromkeys(paths):
         name = re.split(r"[/:]", path)[-1]  # a URL of the transfer plugin ends in :NAME
         if names.setdefault(name, path) != path:
-            raise SubmitError(
-                f"{names[name]} and {path} would be one file in the job's scratch directory.",
-                "give one of them another name; or say --convert, which does, for disks.",
-            )
+            problem = f"{names[name]} and {path} would be one file in the job's scratch directory."
+            raise SubmitError(problem, "give one of them another name; or say --convert, which does, for disks.")
+        target = os.path.join(directory, name)
         if "://" not in path and os.path.isdir(path):
-            os.mkdir(os.path.join(directory, name))
-        else:
-            _copy_head(path, os.path.join(directory, name))
+            os.mkdir(target)
+            continue
+        # A URL, or a file that need not be here, has no head.
+        with open(target, "xb") as copy, suppress(OSError, ValueError), open_regular(path) as file:
+            copy.write(file.read(HEAD))
+            copy.truncate(os.fstat(file.fileno()).st_size)
     return names
 
 
-def _transferred(text: str) -> Iterator[str]:
-    """Yield the paths and URLs of a list of files; for a directory with a trailing slash, its content."""
-    for path in dict.fromkeys(filter(None, map(str.strip, text.split(",")))):
-        if path.endswith("/") and "://" not in path:
-            yield from (os.path.join(path, name) for name in os.listdir(path))
-        else:
-            yield path
-
-
-def _copy_head(path: str, target: str) -> None:
-    # A URL, or a file that need not be here, has no head.
-    with open(target, "xb") as copy, suppress(OSError, ValueError), open_regular(path) as file:
-        copy.write(file.read(HEAD))
-        copy.truncate(os.fstat(file.fileno()).st_size)
-
-
-def _read(ad: JobAd, names: Sequence[str] | dict[str, str]) -> Rehearsed:
+def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
     """Parse the ad. Raises `Fault`."""
     settings, identity = Settings(MACHINE), Identity(os.geteuid(), os.getegid())
     vm_type = ad.vm_type()
@@ -166,13 +415,15 @@ def _read(ad: JobAd, names: Sequence[str] | dict[str, str]) -> Rehearsed:
         return Rehearsed(ad, _of_vmware(spec_there, settings), "")
     if vm_type not in (*QEMU, *XEN):
         return Rehearsed(ad, slot.settle(vm_spec.parse(ad, settings), settings, identity), "")
-    xml = None
-    if vm_type in QEMU:
-        xml = job_xml.load(ad, settings, identity)
+    xml = job_xml.load(ad, settings, identity) if vm_type in QEMU else None
     spec = JobSpec.parse(xml.ad if xml else ad, settings)
     if vm_type in XEN:
         spec = spec._replace(xen=XenBoot.parse(ad, settings))
-    elsewhere = [one for one in spec.requests if one.image or _is_elsewhere(one, names)]
+    elsewhere = [
+        one
+        for one in spec.requests
+        if one.image or (one.file.startswith("/") and not one.made and os.path.basename(one.file) not in names)
+    ]
     here = spec._replace(requests=tuple(one for one in spec.requests if one not in elsewhere))
     found = {disk.device: disk for disk in find(here, settings, identity).disks}
     found |= {one.device: _elsewhere(one) for one in elsewhere}
@@ -188,29 +439,21 @@ def _read(ad: JobAd, names: Sequence[str] | dict[str, str]) -> Rehearsed:
 
 def _of_vmware(spec: vmware.VmwareSpec, settings: Settings) -> vmware.VmwareSpec:
     """Return the spec, if VMware could make a machine from it. Raises `Fault`."""
-    identity = Identity(os.geteuid(), os.getegid())
     if spec.vm_type in VMRUN:
+        identity = Identity(os.geteuid(), os.getegid())
         working_copy.build(spec.vmx, spec, spec.working_dir, "", settings, identity)
         return spec
-    try:
+    with suppress(ImportError):  # only machines that run VMware need pyVmomi
         from vmgahp.drivers.vsphere import hardware
-    except ImportError:  # only machines that run VMware need pyVmomi
-        return spec
-    hardware.read_hardware(spec.vmx, spec.vmx_file)
+
+        hardware.read_hardware(spec.vmx, spec.vmx_file)
     return spec
 
 
-def _is_elsewhere(request: DiskRequest, names: Sequence[str] | dict[str, str]) -> bool:
-    """Return True if the disk is a file that the execute machine has at that path."""
-    return request.file.startswith("/") and not request.made and os.path.basename(request.file) not in names
-
-
-def _elsewhere(request: DiskRequest) -> Disk:
-    path = request.file or f"/catalog/{request.image}"
-    form = request.format or "qcow2"
-    return Disk(
-        path, request.device, request.partition, request.writable, form, False, request.kind or "disk", request.shared
-    )
+def _elsewhere(one: DiskRequest) -> Disk:
+    """Make the disk of an image that only the execute machine has."""
+    path, form, kind = one.file or f"/catalog/{one.image}", one.format or "qcow2", one.kind or "disk"
+    return Disk(path, one.device, one.partition, one.writable, form, False, kind, one.shared)
 
 
 SUBMIT_DEADLINE = 600.0
@@ -225,15 +468,14 @@ def run(options: argparse.Namespace) -> int:
         text, output = _made(options, summary)
         write_out(text, output)
     except BaseException as error:  # an interrupt cleans up as well
-        for path in summary.made:
-            if os.path.exists(path):
-                os.unlink(path)
+        for path in filter(os.path.exists, summary.made):
+            os.unlink(path)
         if not isinstance(error, SubmitError):
             raise
         problem = error
     if options.json:
-        why = {"problem": problem.problem, "hint": problem.hint} if problem else {"problem": "", "hint": ""}
         made = {"submit_file": "" if problem else output, "would_run": problem is None}
+        why = {key: getattr(problem, key, "") for key in ("problem", "hint")}
         sys.stdout.write(summary.as_json(kind=options.kind, file=options.file, **made, **why) + "\n")
     elif summary.entries or summary.notes or not problem:
         summary.show(sys.stderr)
@@ -256,7 +498,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
     """Return the submit file's text, and its name. Raises `SubmitError`."""
-    _require_sense(options)
+    if options.shared and options.convert:
+        raise SubmitError("--shared leaves the disks as they are, and --convert does not.", "keep one of them.")
+    if options.output == "-" and (options.submit or options.json):
+        raise SubmitError(f"{'--submit' if options.submit else '--json'} needs a file.", "say -o FILE.")
     beside = os.path.dirname(options.output) if options.output not in ("", "-") else "."
     options.dir = os.path.abspath(options.dir or beside or ".")
     if not os.path.isdir(options.dir):
@@ -266,10 +511,9 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
     if not (options.shared or made.own_disks or in_vain):
         bring_images(options, made, summary)
     text, _ = written(options, made, summary)
-    if summary.losses and not options.lax:
-        one = summary.losses == 1
-        things, them = ("1 thing is", "it") if one else (f"{summary.losses} things are", "them")
-        raise SubmitError(f"{things} left out, so nothing is written; --lax writes the submit file without {them}.")
+    if (lost := summary.losses) and not options.lax:
+        things = "1 thing is" if lost == 1 else f"{lost} things are"
+        raise SubmitError(f"{things} left out, so nothing is written; --lax writes the submit file all the same.")
     output = options.output or f"{made.name}.sub"
     if output != "-":
         summary.sources |= {os.path.realpath(path) for path in (*made.files, *(disk.path for disk in made.disks))}
@@ -283,8 +527,8 @@ def read(options: argparse.Namespace, summary: Summary) -> Guest:
     _as_asked(options, made, summary)
     if not made.own_disks:
         fit_buses(made, summary)
-    if made.finish is None and not made.own_disks:
-        vocabulary.tell_card_names(made, "; --as-is keeps it" if "as_is" in options else "")
+    if made.finish is None and not made.own_disks and any(nic.place for nic in made.nics):
+        summary.advise("NICs have other PCI addresses, by which Linux may name them otherwise (enp1s0, ens3).")
     name_devices(made.disks)
     made.disks = in_boot_order(made.disks, made.boot)
     return made
@@ -296,14 +540,6 @@ def written(options: argparse.Namespace, made: Guest, summary: Summary) -> tuple
         made.finish()
     text = write(made, options.type or made.vm_type, summary, transfer=not options.shared, appended=options.append)
     return text, rehearse(text, summary)
-
-
-def _require_sense(options: argparse.Namespace) -> None:
-    """Refuse options that contradict each other. Raises `SubmitError`."""
-    if options.shared and options.convert:
-        raise SubmitError("--shared leaves the disks as they are, and --convert does not.", "keep one of them.")
-    if options.output == "-" and (options.submit or options.json):
-        raise SubmitError(f"{'--submit' if options.submit else '--json'} needs a file.", "say -o FILE.")
 
 
 def _as_asked(options: argparse.Namespace, made: Guest, summary: Summary) -> None:
@@ -320,10 +556,10 @@ def _as_asked(options: argparse.Namespace, made: Guest, summary: Summary) -> Non
             made.changed["vcpus"] = f"--cpus, in place of {made.vcpus}"
         made.vcpus = options.cpus
         if made.options.pop("Topology", None):
-            summary.change(made.places.get("Topology", ""), "Topology", "one socket a CPU", "--cpus")
+            summary.keep(made.places.get("Topology", ""), "Topology", "one socket a CPU", "--cpus")
     if options.network == "none":
         for nic in made.nics:
-            summary.change(nic.place, nic.what or "NIC", "no NIC", "--network none")
+            summary.keep(nic.place, nic.what or "NIC", "no NIC", "--network none")
         made.nics = []
     elif options.network:
         made.nics = made.nics or [GuestNic(options.network)]

@@ -1,50 +1,44 @@
-"""Disk images for the front ends: decompressed within limits, checked, converted if asked for.
+"""Disk images, as a job alone or for other front ends: unpacked, checked, converted if asked for.
 
 An untrusted image can name other files of this machine as parts of it. The copy, or the job, would then contain files
 of the caller: such an image is refused.
 """
 
-import bz2
-import gzip
-import io
-import lzma
+import argparse
 import os
 import re
 import subprocess
 import tempfile
-import zlib
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from typing import IO, Any, BinaryIO
 
+from vmgahp import config
 from vmgahp.commands.files import open_regular
-from vmgahp.commands.submit.machine import GuestDisk, SubmitError, Summary, os_errors_as, simple_name
-from vmgahp.errors import Fault
-from vmgahp.host.job_user import Identity
-from vmgahp.images import qemu_img
-from vmgahp.images.formats import (
-    CONVERTIBLE,
-    FORMATS,
-    HEADER,
-    backing_chain,
-    looks_like,
-    named_format,
-    names_files,
-    not_a_disk,
-    unfit,
+from vmgahp.commands.submit.machine import (
+    PLAIN_NAME,
+    Guest,
+    GuestDisk,
+    GuestNic,
+    SubmitError,
+    Summary,
+    os_errors_as,
+    simple_name,
 )
+from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
+from vmgahp.errors import Fault
+from vmgahp.images import CATALOG, catalog, qemu_img
+from vmgahp.images.formats import CONVERTIBLE, FORMATS, HEADER, looks_like, named_format, names_files, not_a_disk, unfit
 
 CHUNK = 1 << 20
 LARGEST = 4 << 40
 """The maximum number of bytes of a decompressed file: a few MiB can expand to any number of zeros."""
-_MEMORY = 256 << 20
-"""The memory limit of a decompressor in bytes; output of ``xz -9`` needs 65 MiB."""
-_PIECE = 64 << 10
-"""The bytes of an xz file that are read at once: data after a stream is copied, and a stream may have 32 bytes."""
 
 ENDINGS = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2", ".zst": "zstd"}
-"""The suffixes of compressed files."""
+"""Suffix of a compressed file -> the program that decompresses it."""
+MEMORY_LIMITS = {"xz": "--memlimit-decompress=256MiB", "zstd": "--memory=256MB"}
+"""The limits for a decompressor whose memory a header chooses; output of ``xz -9`` needs 65 MiB."""
 
 
 def compression_of(header: bytes) -> str:
@@ -53,76 +47,23 @@ def compression_of(header: bytes) -> str:
     return kind if kind in ENDINGS.values() else ""
 
 
-def unpacked_content(file: IO[bytes], kind: str, name: str) -> Iterator[bytes]:
-    """Decompress a file with the given compression (`compression_of`). Raises `SubmitError`."""
-    try:
-        if kind == "zstd":
-            yield from _zstd(file)
-        elif kind == "xz":
-            yield from _xz(file)
-        else:
-            opened: Any = gzip.GzipFile(fileobj=file) if kind == "gzip" else bz2.BZ2File(file)
-            yield from _chunks(opened)
-    except EOFError as error:
-        raise SubmitError(f"{name} ends in the middle.", "get it again.") from error
-    except (OSError, lzma.LZMAError, zlib.error) as error:
-        raise SubmitError(f"{name} cannot be unpacked with {kind} ({error}).", "get it again.") from error
-
-
-class Chunks(io.RawIOBase):
-    """A readable file over an iterator of chunks."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._left = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._left = self._left or next(self._chunks, b"")
-        part, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
-        buffer[: len(part)] = part
-        return len(part)
-
-
-def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """Read the rest of a file."""
-    while chunk := file.read(CHUNK):
-        yield chunk
-
-
-def _xz(file: IO[bytes]) -> Iterator[bytes]:
-    """Decompress xz within `_MEMORY`, which `lzma.open` cannot limit: a header can request gigabytes."""
-    data = file.read(_PIECE)
-    while data:
-        stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
-        while not stream.eof:
-            yield stream.decompress(data, CHUNK)
-            data = b""
-            if stream.needs_input and not (data := file.read(_PIECE)):
-                raise EOFError
-        # Another stream may follow, with zeros as padding in between.
-        data = stream.unused_data.lstrip(b"\0")
-        while not data and (more := file.read(_PIECE)):
-            data = more.lstrip(b"\0")
-
-
-def _zstd(file: IO[bytes]) -> Iterator[bytes]:
-    """Decompress with the program zstd, because Python has no module for it. Raises OSError, `SubmitError`."""
-    command = ["zstd", "-dcq", f"--memory={_MEMORY >> 20}MB"]
-    os.lseek(file.fileno(), file.tell(), os.SEEK_SET)  # zstd must get the bytes that were read ahead
+def unpacked_content(file: IO[bytes], program: str, name: str) -> Iterator[bytes]:
+    """Decompress a file from its beginning (`compression_of`). Raises `SubmitError`."""
+    command = [program, "-dc", *filter(None, [MEMORY_LIMITS.get(program)])]
+    os.lseek(file.fileno(), 0, os.SEEK_SET)  # the program must get the bytes that were read ahead
     try:
         run = subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    except FileNotFoundError as error:
-        raise SubmitError("zstd is not installed.", "install zstd, or unpack the file elsewhere.") from error
+    except OSError as error:
+        problem = f"{program} is not installed, or cannot be run ({error.strerror})."
+        raise SubmitError(problem, f"install {program}, or unpack the file elsewhere.") from error
     assert run.stdout is not None
     assert run.stderr is not None
     try:
-        yield from _chunks(run.stdout)  # it writes at most one line of error, which fits into the pipe
-        said = run.stderr.read(4096).decode("utf-8", "replace").strip()
+        while chunk := run.stdout.read(CHUNK):  # it writes at most one line of error, which fits into the pipe
+            yield chunk
+        said = " ".join(run.stderr.read(4096).decode("utf-8", "replace").split())
         if run.wait():
-            raise OSError(said)
+            raise SubmitError(f"{name} cannot be unpacked by {program} ({said}).", "get it again.")
     finally:
         run.kill()
         run.wait()
@@ -133,36 +74,24 @@ def _zstd(file: IO[bytes]) -> Iterator[bytes]:
 def write_unpacked(chunks: Iterable[bytes], target: str, summary: Summary, *, force: bool) -> None:
     """Write the chunks to a file, with holes; an existing file is replaced only with `force`. Raises `SubmitError`."""
     free(target, summary, force=force)
-    room = os.statvfs(os.path.dirname(target))
-    most = room.f_bavail * room.f_frsize
-    temporary, size, used = f"{target}.new", 0, 0
+    temporary, size = f"{target}.new", 0
     try:
-        with os_errors_as(f"{target} cannot be written", "name another place with --dir."):
+        with os_errors_as(f"{target} cannot be written", "name a larger or another place with --dir."):
             with open(temporary, "xb") as file:
                 for chunk in chunks:
                     size += len(chunk)
+                    if size > LARGEST:
+                        raise SubmitError(f"{target} would have more than {LARGEST >> 40} TiB.", "see what it is.")
                     if chunk.count(0) == len(chunk):
                         file.seek(size)
                     else:
-                        used += len(chunk)
-                        require_room(used, most, target)
                         file.write(chunk)
-                    if size > LARGEST:
-                        raise SubmitError(f"{target} would have more than {LARGEST >> 40} TiB.", "see what it is.")
                 file.truncate(size)
             os.replace(temporary, target)
         summary.made.append(target)
     finally:
-        if os.path.lexists(temporary):
+        with suppress(FileNotFoundError):
             os.unlink(temporary)
-
-
-def require_room(size: int, room: int, target: str) -> None:
-    """Raise `SubmitError` if the size exceeds the free space."""
-    if size > room:
-        raise SubmitError(
-            f"{target} needs more than the {room} bytes that are free there.", "name a larger place with --dir."
-        )
 
 
 Locate = Callable[[str, str], str]
@@ -171,12 +100,8 @@ Locate = Callable[[str, str], str]
 
 CONVERT = 86_400.0
 """The deadline in seconds for a conversion, which may well take hours."""
-_LEAST = 512
-"""The minimum size of a disk in bytes: one sector."""
 _MOST_DESCRIPTION = 1 << 20
 """The bytes that QEMU reads of a VMDK that is only a descriptor."""
-
-
 _ISO_MARK, _ISO_AT = b"CD001", 32769
 _VHD_FOOTER = b"conectix"
 """The magic bytes of a VHD, in its last 512 bytes; a VHD of fixed size has them only there."""
@@ -208,23 +133,18 @@ def find_format(disk: GuestDisk) -> None:
     if not content and (other := not_a_disk(header)):
         hint = "unpack it (an .ova is read by vmgahp submit ovf), or say --format raw if it is a disk all the same."
         raise SubmitError(f"{disk.path} begins like {other}, and so is no disk.", hint)
-    if content and by_name in ("raw", "iso"):
-        raise SubmitError(
-            f"{disk.path}: its name says {by_name}, and it begins like {content}.",
-            f"say --format {content}, or --format {by_name} if a guest wrote that beginning.",
-        )
-    if by_name in ("raw", "iso") or content == by_name:
-        disk.format = by_name or ("iso" if is_iso else "raw")
-        if not by_name and is_iso:
-            disk.steps.append("iso by its content")
-    elif content:
-        disk.format, disk.hostile = content, True
+    content = content or ("iso" if is_iso and not by_name else "")
+    if content not in ("", "iso") and by_name in ("raw", "iso"):
+        hint = f"say --format {content}, or --format {by_name} if a guest wrote that beginning."
+        raise SubmitError(f"{disk.path}: its name says {by_name}, and it begins like {content}.", hint)
+    if not content and by_name not in ("", "raw", "iso"):
+        hint = "say --format raw if it is; the data of a VMDK in two files (-flat) go with its descriptor."
+        problem = f"{disk.path}: its name says {by_name}, and it begins like no format that has a header."
+        raise SubmitError(problem, hint)
+    disk.format = content or by_name or "raw"
+    if content and content != by_name:
+        disk.hostile = True
         disk.steps.append(f"{content} by its content")
-    else:
-        raise SubmitError(
-            f"{disk.path}: its name says {by_name}, and it begins like no format that has a header.",
-            "say --format raw if it is; the data of a VMDK in two files (-flat) go with its descriptor.",
-        )
 
 
 def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: bool = True) -> str:
@@ -237,7 +157,7 @@ def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: 
         header = file.read(HEADER)
         size = os.fstat(file.fileno()).st_size
     if disk.format in ("raw", "iso"):
-        if size < _LEAST:
+        if size < 512:  # one sector
             raise _refused(disk, f"it has {size} bytes, and so is no disk", "see whether it is the right file.")
         if not disk.is_sure and (other := not_a_disk(header)):
             hint = "unpack it; or, where a guest wrote that beginning, give it to vmgahp submit disk --format raw."
@@ -258,10 +178,13 @@ def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: 
         if os.path.realpath(extent.get("filename", "")) not in whole:
             raise _refused(disk, f"parts of it are in {extent.get('filename')}", "see whether you trust who made it.")
     if backing := info.get("backing-filename"):
-        _require_plain(disk, backing, "backing-filename-format" in info or disk.format == "vmdk")
+        _require_usable(disk, backing, has_format="backing-filename-format" in info or disk.format == "vmdk")
         if flatten:
             return f"it is an overlay of {backing}"
-        _require_found(disk, backing, by_qemu=by_qemu)
+        if not backing.startswith("/"):
+            problem = f"its backing file is {backing}, by a path that leads to nothing where the job runs"
+            say = "say" if by_qemu else "leave --as-is out, and say"
+            raise _refused(disk, problem, f"{say} --convert, which writes both into one image.")
         summary.advise(f"{disk.path} is an overlay of {backing}, which the execute machine must have at that path.")
     if specific.get("create-type") == "streamOptimized":
         return "no guest can write to a compressed VMDK (streamOptimized)" if disk.writable else ""
@@ -271,36 +194,17 @@ def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: 
     return f"it {reason}" if reason else ""
 
 
-def _require_plain(disk: GuestDisk, backing: str, has_format: bool) -> None:
+def _require_usable(disk: GuestDisk, backing: str, *, has_format: bool) -> None:
     """Refuse a backing file of an untrusted image, and one that is not a regular file. Raises `SubmitError`."""
     if disk.hostile:
-        raise _refused(
-            disk,
-            f"it is an overlay of {backing}",
-            "export the VM without snapshots; for a file of your own say --own --convert (libvirt-xml and vmx).",
-        )
+        hint = "export the VM without snapshots; for a file of your own say --own --convert (libvirt-xml and vmx)."
+        raise _refused(disk, f"it is an overlay of {backing}", hint)
     if re.match(r"[^/]*:", backing):  # json:…, nbd://…
         problem = f"its backing file is {backing}, which is no plain file"
         raise _refused(disk, problem, "write both into one image, by qemu-img convert.")
     if not has_format:
-        raise _refused(
-            disk,
-            f"it does not say what format its backing file {backing} has",
-            f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {disk.path}",
-        )
-
-
-def _require_found(disk: GuestDisk, backing: str, *, by_qemu: bool) -> None:
-    """Refuse an overlay whose backing files START would not find or accept. Raises `SubmitError`."""
-    if not backing.startswith("/"):
-        problem = f"its backing file is {backing}, by a path that leads to nothing where the job runs"
-        say = "say" if by_qemu else "leave --as-is out, and say"
-        raise _refused(disk, problem, f"{say} --convert, which writes both into one image.")
-    if by_qemu and os.path.exists(backing):
-        try:
-            backing_chain(disk.path, _qemu(disk.format), Identity(os.geteuid(), os.getegid()), parts=bool(disk.files))
-        except Fault as fault:
-            raise SubmitError(f"The execute machine would hold the job: {fault.problem}", fault.hint) from fault
+        hint = f"write it into the image: qemu-img rebase -u -b {backing} -F FORMAT {disk.path}"
+        raise _refused(disk, f"it does not say what format its backing file {backing} has", hint)
 
 
 def require_beside(path: str, place: str, described: str) -> None:
@@ -310,11 +214,9 @@ def require_beside(path: str, place: str, described: str) -> None:
     """
     directory = os.path.realpath(os.path.dirname(os.path.abspath(described)))
     if not os.path.realpath(path).startswith(f"{directory.rstrip('/')}/"):
-        raise SubmitError(
-            f"{place}: {path} is not in {directory}, the directory of {os.path.basename(described)}, and "
-            "would go with the job although a stranger may have named it.",
-            "put it there; or say --own, where the file is your own (libvirt-xml and vmx).",
-        )
+        problem = f"{place}: {path} is not in {directory}, the directory of {os.path.basename(described)}"
+        hint = "put it there; or say --own, where the file is your own (libvirt-xml and vmx)."
+        raise SubmitError(f"{problem}, and would go with the job although a stranger may have named it.", hint)
 
 
 def convert(disk: GuestDisk, directory: str, others: Container[str], summary: Summary, *, force: bool) -> None:
@@ -325,12 +227,8 @@ def convert(disk: GuestDisk, directory: str, others: Container[str], summary: Su
     stem = simple_name(os.path.splitext(os.path.basename(disk.path))[0], "disk")
     names = chain([f"{stem}.qcow2"], (f"{stem}-{number}.qcow2" for number in count(2)))
     target = os.path.join(directory, next(name for name in names if name not in others))
-    free(target, summary, force=force)
-    try:
-        with _anew(target, summary) as path:
-            qemu_img.convert(disk.path, _qemu(disk.format), path, "qcow2", seconds=CONVERT)
-    except (OSError, qemu_img.Trouble) as error:
-        raise _refused(disk, f"it cannot be converted: {error}", "see what qemu-img says of it.") from error
+    with _anew(disk, target, summary, force=force) as path:
+        qemu_img.convert(disk.path, CONVERTIBLE[disk.format], path, "qcow2", seconds=CONVERT)
     disk.what = disk.what or f"{'floppy' if disk.boot_class == 'fd' else 'disk'} {disk.path}"
     disk.steps.append(f"converted to {target}")
     disk.path, disk.format, disk.name, disk.files = target, "qcow2", "", []
@@ -344,32 +242,31 @@ def create(
     It has `size` bytes, or the size of `base` if that is larger. Raises `SubmitError`.
     """
     target = os.path.join(directory, os.path.basename(disk.path))
-    free(target, summary, force=force)
-    form, content = _qemu(disk.format), "with nothing on it"
-    try:
-        with _anew(target, summary) as path:
-            if base is None:
-                qemu_img.create_empty(path, form, size)
-            else:
-                qemu_img.convert(base.path, _qemu(base.format), path, form, seconds=CONVERT)
-                content, least = f"a copy of {base.path}", int(qemu_img.info(path, form)["virtual-size"])
-                if size > least:
-                    qemu_img.enlarge(path, form, size)
-                size = max(size, least)
-    except (OSError, qemu_img.Trouble) as error:
-        raise _refused(disk, f"it cannot be made: {error}", "make it by qemu-img create.") from error
+    form, content = CONVERTIBLE[disk.format], f"a copy of {base.path}" if base else "with nothing on it"
+    with _anew(disk, target, summary, force=force) as path:
+        if base is None:
+            qemu_img.create_empty(path, form, size)
+        else:
+            qemu_img.convert(base.path, CONVERTIBLE[base.format], path, form, seconds=CONVERT)
+            least = int(qemu_img.info(path, form)["virtual-size"])
+            if size > least:
+                qemu_img.enlarge(path, form, size)
+            size = max(size, least)
     disk.what = disk.what or f"disk {disk.path}"
     disk.steps.append(f"made as {target}, {content}, of {size / (1 << 30):g} GiB")
     disk.path = target
 
 
 @contextmanager
-def _anew(target: str, summary: Summary) -> Iterator[str]:
+def _anew(disk: GuestDisk, target: str, summary: Summary, *, force: bool) -> Iterator[str]:
     """Yield a temporary path for an image, in a directory of its own without links; then move it to the target."""
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(target), prefix=".vmgahp-") as own:
-        path = os.path.join(own, "disk")
-        yield path
-        os.replace(path, target)
+    free(target, summary, force=force)
+    try:
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(target), prefix=".vmgahp-") as own:
+            yield (path := os.path.join(own, "disk"))
+            os.replace(path, target)
+    except (OSError, qemu_img.Trouble) as error:
+        raise _refused(disk, f"{target} cannot be made of it: {error}", "see what qemu-img says of it.") from error
     summary.made.append(target)
 
 
@@ -385,14 +282,11 @@ def free(target: str, summary: Summary, *, force: bool) -> None:
 
 def _flat_files(disk: GuestDisk) -> list[str]:
     """List the data files that a VMDK descriptor names, which must be in its directory. Raises `SubmitError`."""
-    directory = os.path.dirname(disk.path)
-    files: list[str] = []
-    for name in flat_names(disk.path):
+    directory, names = os.path.dirname(disk.path), list(dict.fromkeys(flat_names(disk.path)))
+    for name in names:
         if not name or name in (".", "..") or set("/\\:") & set(name) or os.path.islink(f"{directory}/{name}"):
             raise _refused(disk, f"a part of it is {name!a}", "put all its files into one directory.")
-        if name not in (os.path.basename(path) for path in files):
-            files.append(os.path.join(directory, name))
-    return files
+    return [os.path.join(directory, name) for name in names]
 
 
 def flat_names(path: str) -> list[str]:
@@ -411,18 +305,115 @@ def largest(disk: GuestDisk) -> int:
 
 def _info(disk: GuestDisk) -> dict[str, Any]:
     try:
-        return qemu_img.info(disk.path, _qemu(disk.format))
+        return qemu_img.info(disk.path, CONVERTIBLE[disk.format])
     except qemu_img.NotInstalled as error:
         raise SubmitError(f"{error.program} is not installed.", "install qemu-utils and util-linux.") from error
-    except qemu_img.Refused as error:
-        raise _refused(disk, f"qemu-img cannot read it: {error}", f"see whether it is {disk.format}.") from error
     except qemu_img.Trouble as error:
-        raise _refused(disk, f"qemu-img does not come to an end with it: {error}", "look at it.") from error
-
-
-def _qemu(form: str) -> str:
-    return CONVERTIBLE[form]
+        raise _refused(disk, f"qemu-img cannot read it: {error}", f"see whether it is {disk.format}.") from error
 
 
 def _refused(disk: GuestDisk, problem: str, hint: str) -> SubmitError:
     return SubmitError(f"{disk.place or 'The disk'}: {disk.path}: {problem}.", hint)
+
+
+# The front end for images alone. If only the content tells the format of one, a guest may have written it: the image
+# is treated as untrusted, and may name no other file.
+
+
+def machine(options: argparse.Namespace, summary: Summary) -> Guest:
+    """Make a VM with the given disks: images, URLs of transfer plugins, images of the machines' catalog.
+
+    Raises `SubmitError`.
+    """
+    disks = [_disk(path, options, summary) for path in options.file]
+    for number, disk in enumerate(disks, start=1):
+        disk.boot = number
+    stem = disks[0].image or os.path.splitext(os.path.basename(disks[0].name or disks[0].path))[0]
+    nics = [GuestNic(options.network)] if options.network not in ("", "none") else []
+    made = Guest(name=simple_name(options.name or stem, "vm"), disks=disks, nics=nics)
+    if options.firmware:
+        made.options["Firmware"] = options.firmware
+    return made
+
+
+def _disk(path: str, options: argparse.Namespace, summary: Summary) -> GuestDisk:
+    if path.lower().startswith(f"{CATALOG}:") and not os.path.lexists(path):
+        disk = _of_catalog(path.partition(":")[2], options, summary)
+    elif "://" in path:
+        return _of_url(path)
+    else:
+        disk = _of_file(path, options, summary)
+    if disk.format == "iso":
+        disk.bus, disk.writable = "sata", False
+    return disk
+
+
+def _of_file(path: str, options: argparse.Namespace, summary: Summary) -> GuestDisk:
+    said = options.format.lower()
+    if said and said not in CONVERTIBLE:
+        raise SubmitError(f"{options.format!a} is none of the formats {', '.join(CONVERTIBLE)}.", "name one of them.")
+    full = os.path.abspath(path)
+    disk = GuestDisk(full, said, what=f"disk {path}", is_sure=bool(said))
+    if options.shared:
+        disk.format = said or named_format(full)
+        if not disk.format:
+            raise SubmitError(f"{path}: its name does not say what format it has.", "say --format.")
+        return disk
+    disk.path = _unpacked(full, options, summary)
+    if disk.path != full:
+        disk.steps.append(f"unpacked to {disk.path}")
+    if not said:
+        find_format(disk)
+    return disk
+
+
+def _of_catalog(name: str, options: argparse.Namespace, summary: Summary) -> GuestDisk:
+    """Use an image of the machines' catalog, with the facts from this machine's catalog if it has one."""
+    if not catalog.is_name(name):
+        raise SubmitError(f"{name!a} cannot be the name of an image of a catalog.", "say catalog:NAME.")
+    disk = GuestDisk("", "", image=name, what=f"{CATALOG}:{name}")
+    try:
+        here = catalog.read(config.load(os.environ))
+    except Fault:
+        here = None  # it may be valid where the job runs
+    if here is None:
+        return disk
+    if (entry := here.entries.get(name)) is None:
+        summary.advise(f"The catalog of this machine, {here.path}, has no {name}; the job waits for one that has.")
+        return disk
+    disk.format = "iso" if entry.kind == "cdrom" else ""
+    options.memory = options.memory or entry.min_memory
+    if options.memory < entry.min_memory:
+        problem = f"The image {name} needs {entry.min_memory} MiB of memory, by the catalog of this machine."
+        raise SubmitError(problem, f"say --memory {entry.min_memory}.")
+    return disk
+
+
+def _of_url(path: str) -> GuestDisk:
+    if path.partition("://")[0].lower() not in METHODS:  # HTCondor's own plugins transfer a file unchanged
+        form = named_format(name := os.path.basename(path))
+        if not PLAIN_NAME.fullmatch(name) or not form:
+            problem = f"{path!a} does not end with the name of an image, such as image.qcow2."
+            raise SubmitError(problem, "fetch the image first.")
+        return GuestDisk("", form, url=path, name=name)
+    try:
+        wanted = parse_url(path)
+    except TransferError as error:
+        raise SubmitError(str(error)) from error
+    return GuestDisk("", "qcow2", url=path, name=wanted.name)
+
+
+def _unpacked(path: str, options: argparse.Namespace, summary: Summary) -> str:
+    """Decompress an image if it is compressed, as downloads are; return the image's path. Raises `SubmitError`."""
+    stem, ending = os.path.splitext(os.path.basename(path))
+    with opened(path) as file:
+        kind = compression_of(file.read(HEADER))
+        # A guest may have written those first bytes, too: an image declared as such is one, whatever they are.
+        if not kind or (options.format and ending.lower() not in ENDINGS):
+            return path
+        if stem.lower().endswith(".tar") or ending.lower() == ".tgz":
+            raise SubmitError(f"{path} is a compressed archive.", "unpack it, and name the image in it.")
+        name = stem if ending.lower() in ENDINGS else f"{stem}.img"
+        target = os.path.join(options.dir, simple_name(name, "disk.img"))
+        write_unpacked(unpacked_content(file, kind, path), target, summary, force=options.force)
+        return target

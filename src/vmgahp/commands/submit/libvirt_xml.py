@@ -1,39 +1,49 @@
 """libvirt's domain XML as a job: as attributes, or the file itself (``--as-is``), trimmed.
 
-The permitted parts are those of the list by which the execute machine reads the file
-(`vmgahp.domain.model`); that reader checks the result in the rehearsal.
+The permitted parts are those of the list by which the execute machine reads the file (`vmgahp.domain.model`); that
+reader checks the result in the rehearsal.
+
+virt-install converts the words of its command line to a domain. It runs as the caller, and only prints
+(``--print-xml``). Its other work, such as making an image or a drive for cloud-init, is done here or refused.
 """
 
 import argparse
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 from lxml import etree
 
 from vmgahp.commands.files import open_regular, write_anew
-from vmgahp.commands.submit import vocabulary
+from vmgahp.commands.submit import images
 from vmgahp.commands.submit.images import Locate, free, require_beside
 from vmgahp.commands.submit.machine import (
+    BOOT,
+    DIRECTORY,
+    HOST_DEVICE,
     Guest,
     GuestDisk,
     GuestNic,
     SubmitError,
     Summary,
     is_device,
+    number,
     os_errors_as,
     read_file,
     simple_name,
 )
-from vmgahp.commands.submit.vocabulary import number
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, text
 from vmgahp.domain.job_xml import ATTRIBUTE, host_made
 from vmgahp.domain.model import DOMAIN, Element
-from vmgahp.images.formats import FORMATS
+from vmgahp.host.run import run
+from vmgahp.images.formats import CONVERTIBLE, FORMATS
 from vmgahp.job.kinds import ARM, LOCAL_TIME
+from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA
 from vmgahp.job.xen import HARDWARE, INCLUDED
 
 _XEN_DEVICE = re.compile(r"(?:xvd|sd|hd)[a-z]{1,2}[0-9]{0,2}", re.ASCII)
@@ -45,14 +55,10 @@ _DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus", "offset"
 _IN_THE_AD = "interface", "tpm", "graphics"
 """The devices, in addition to disks, that the writer of submit files reports."""
 
-UNITS = {
-    "b": 1,
-    "bytes": 1,
-    **{
-        letter.lower() + ending: factor**power
-        for power, letter in enumerate("KMGT", 1)
-        for ending, factor in (("", 1024), ("ib", 1024), ("b", 1000))
-    },
+UNITS = {"b": 1, "bytes": 1} | {
+    letter + ending: factor**power
+    for power, letter in enumerate("kmgt", 1)
+    for ending, factor in (("", 1024), ("ib", 1024), ("b", 1000))
 }
 """The units of memory in libvirt, in lower case; the default is KiB."""
 
@@ -65,7 +71,6 @@ _UNREADABLE = {"encryption": "it is encrypted, and a job has no key", "slices": 
 """Element of a disk -> why no job can use the image."""
 _WITH_KEYS = re.compile(r"secboot|[._-]ms[._-]")
 """The names of UEFI variable files in which Microsoft's keys are enrolled, as in Debian, Fedora and SUSE."""
-_PCI = re.compile(r"0x[0-9a-f]{1,4}|[0-9]{1,3}", re.ASCII | re.IGNORECASE)
 _IN_XML = "jobs boot from their disks; --as-is lets the XML say it"
 _MISSED = {
     **dict.fromkeys(("os/kernel", "os/initrd", "os/cmdline"), _IN_XML),
@@ -74,8 +79,8 @@ _MISSED = {
     "clock": "the XML of jobs has no such clock",
     "launchSecurity": "the memory of jobs is not encrypted",
     **dict.fromkeys(("commandline", "override"), "jobs do not say how the hypervisor is called"),
-    "devices/hostdev": vocabulary.HOST_DEVICE,
-    "devices/filesystem": vocabulary.DIRECTORY,
+    "devices/hostdev": HOST_DEVICE,
+    "devices/filesystem": DIRECTORY,
     "devices/shmem": "jobs have no memory of the host",
     "devices/vsock": "jobs have no socket to their machine",
     "devices/tpm": "jobs have an emulated TPM 2.0",
@@ -84,8 +89,10 @@ _MISSED = {
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
-    """Read the file. Raises `SubmitError`."""
-    return of_domain(domain_of(read_file(options.file, LARGEST), options.file), options, summary)
+    """Read the file, or have virt-install read its words. Raises `SubmitError`."""
+    if options.kind == "virt-install":
+        return _of_words(options, summary)
+    return DomainReader(domain_of(read_file(options.file, LARGEST), options.file), options, summary).read()
 
 
 def domain_of(data: bytes, name: str) -> etree._Element:
@@ -96,18 +103,11 @@ def domain_of(data: bytes, name: str) -> etree._Element:
     return root
 
 
-def of_domain(
-    root: etree._Element, options: argparse.Namespace, summary: Summary, locate: Locate | None = None
-) -> Guest:
-    """Convert a domain to a machine, with its images at the paths that `locate` returns. Raises `SubmitError`."""
-    return _DomainReader(root, options, summary, locate).read()
-
-
-class _DomainReader:
-    """A domain on its way to a `Guest`."""
+class DomainReader:
+    """A domain on its way to a `Guest`, with its images at the paths that `locate` returns."""
 
     def __init__(
-        self, root: etree._Element, options: argparse.Namespace, summary: Summary, locate: Locate | None
+        self, root: etree._Element, options: argparse.Namespace, summary: Summary, locate: Locate | None = None
     ) -> None:
         self._root, self._options, self._summary = root, options, summary
         self._locate = locate or partial(_beside, options)
@@ -126,8 +126,7 @@ class _DomainReader:
         if get(self._root, "type") == "xen":
             self._xen_boot()
         for element in (self._system, self._devices, self._cpu, child(self._root, "features")):
-            if element is not None:  # each element in them is reported separately
-                account.take(element)
+            account.take(element)  # each element in them is reported separately
         self._sizes()
         self._firmware()
         for disk in _by_name(self._devices):
@@ -141,7 +140,7 @@ class _DomainReader:
             if get(backend, "type") == "emulator" and get(backend, "version") in ("", "2.0"):
                 account.take(tpm)
                 account.take(backend, "type", "version")
-                vocabulary.set_tpm(account.place(tpm), made)
+                made.set_tpm(account.place(tpm))
         for interface in children(self._devices, "interface"):
             self._nic(interface)
         self._boot()
@@ -150,7 +149,7 @@ class _DomainReader:
         if self._options.as_is:
             made.finish = self._write_own
         else:
-            account.tell(summary, _missed)
+            account.tell(summary, _MISSED)
         return made
 
     def _xen_boot(self) -> None:
@@ -160,27 +159,25 @@ class _DomainReader:
         kind, kernel = text(self._kind), child(system, "kernel")
         if self._options.as_is:
             raise SubmitError("--as-is is for QEMU's VMs.", "leave it out: the job becomes one of the type xen.")
-        if kind not in ("", "hvm", "linux", "xen"):
-            raise SubmitError(f"Its operating system is of the type {kind[:40]!a}, which jobs cannot have.")
         if kind in ("", "hvm") or kernel is None:
             made.commands["xen_kernel"] = HARDWARE if kind == "hvm" else INCLUDED
             if (loader := child(system, "loader")) is not None:
                 account.take_all(loader)  # hvmloader, Xen's own firmware
-            summary.carry(account.place(system), "how it boots", f"xen_kernel = {made.commands['xen_kernel']}")
+            summary.keep(account.place(system), "how it boots", f"xen_kernel = {made.commands['xen_kernel']}")
             return
         for tag in ("kernel", "initrd"):
             if said := account.text(element := child(system, tag)):
                 made.commands[f"xen_{tag}"] = self._bring(said, account.place(element))
-                summary.carry(account.place(element), f"{tag} {said}", f"xen_{tag}")
+                summary.keep(account.place(element), f"{tag} {said}", f"xen_{tag}")
         line = child(system, "cmdline")
         words = account.text(line).split()
         roots = [word.removeprefix("root=") for word in words if word.startswith("root=")]
         if not roots:
             raise SubmitError(f"{account.place(system)}: its kernel is told no root=.", "add it to the cmdline.")
         made.commands["xen_root"] = roots[-1]
-        if others := [word for word in words if not word.startswith("root=")]:
-            made.commands["xen_kernel_params"] = " ".join(others)
-        summary.carry(account.place(line), f"cmdline {text(line)}", "xen_root and xen_kernel_params")
+        if others := " ".join(word for word in words if not word.startswith("root=")):
+            made.commands["xen_kernel_params"] = others
+        summary.keep(account.place(line), f"cmdline {text(line)}", "xen_root and xen_kernel_params")
 
     def _fit_xen(self) -> None:
         """Report the other features that Xen's guests cannot have, and remove them."""
@@ -195,17 +192,12 @@ class _DomainReader:
             nic.model, nic.changed = "virtio", ["Xen's own NIC"]
         if made.boot and made.boot[0] != "hd":
             summary.lose("", f"boot from {made.boot[0]}", "Xen's VMs boot from their first hard disk")
-        for disk in made.disks:
-            if disk.format == "iso":
-                disk.changed.append("a disk that is read only, and no drive")
 
     def _bring(self, said: str, place: str) -> str:
         """Return the job's name of a kernel or an initrd, which is transferred."""
-        path = os.path.join(os.path.dirname(os.path.abspath(self._options.file)), said)
         if self._options.shared and not self._options.as_is:
-            return path
-        if not self._options.own:
-            require_beside(path, place, self._options.file)
+            return os.path.join(os.path.dirname(os.path.abspath(self._options.file)), said)
+        path = _beside(self._options, said, place)
         with os_errors_as(f"{place}: {path} cannot be opened", "bring it here."):
             open_regular(path).close()
         self._made.files.append(path)
@@ -218,17 +210,22 @@ class _DomainReader:
         host_made.name_firmware(root)
         disks: dict[str, etree._Element] = {}
         own = self._trimmed(self._root, DOMAIN, "/domain", disks)
-        self._account.tell(summary, _missed)
+        self._account.tell(summary, _MISSED)
         for interface in own.findall("devices/interface"):
             for source in interface.findall("source"):
-                interface.remove(source)
-                why = "jobs get the machine's own network of that kind"
-                summary.skip("/domain/devices/interface/source", "source", why)
+                _remove(source)
+                summary.skip("/domain/devices/interface/source", "source", "jobs get the machine's own network")
             if options.network == "none":
                 _remove(interface)
             elif options.network:
                 interface.set("type", "network" if options.network == "nat" else options.network)
-        self._correct_amounts(own)
+        for amount in own.findall("memory") + own.findall("currentMemory") + own.findall("vcpu"):
+            _remove(amount)  # the ad has them
+        topology = own.find("cpu/topology")
+        if topology is not None and prod(map(int, topology.attrib.values())) != made.vcpus:
+            _remove(topology)
+            why = f"there are {made.vcpus} CPUs"
+            summary.keep(made.places.get("vcpus", ""), "CPU topology", "one socket a CPU", why)
         system, wanted = own.find("os"), made.options.get("Firmware")
         secure = own.find("os/firmware/feature[@name='secure-boot'][@enabled='yes']") is not None
         if system is not None and wanted and (system.get("firmware"), secure) != ("efi", wanted == "uefi-secure"):
@@ -245,7 +242,7 @@ class _DomainReader:
             if (element := own.find(f"os/{tag}")) is not None:
                 place, said = f"/domain/os/{tag}", element.text or ""
                 element.text = self._bring(said, place)
-                summary.carry(place, f"{tag} {said}", "goes with the job")
+                summary.keep(place, f"{tag} {said}", "goes with the job")
         etree.indent(own)
         name = f"{made.name}.xml"
         path = os.path.join(options.dir, name)
@@ -284,23 +281,8 @@ class _DomainReader:
             if tag == "disk":
                 disks[account.place(part)] = made[-1]
             elif path == "/domain/devices" and tag not in _IN_THE_AD:
-                self._summary.carry(account.place(part), tag, "in the job's own XML")
+                self._summary.keep(account.place(part), tag, "in the job's own XML")
         return made
-
-    def _correct_amounts(self, own: etree._Element) -> None:
-        """Set memory and CPUs to those of the ad."""
-        made = self._made
-        for tag in ("memory", "currentMemory") if "memory" in made.changed else ():
-            if (memory := own.find(tag)) is not None:
-                memory.set("unit", "MiB")
-                memory.text = str(made.memory_mib)
-        if (vcpu := own.find("vcpu")) is not None:
-            vcpu.text = str(made.vcpus)
-        topology = own.find("cpu/topology")
-        if topology is not None and prod(map(int, topology.attrib.values())) != made.vcpus:
-            _remove(topology)
-            why = f"there are {made.vcpus} CPUs"
-            self._summary.change(made.places.get("vcpus", ""), "CPU topology", "one socket a CPU", why)
 
     def _require_ours(self) -> None:
         """Refuse a VM that is neither QEMU's nor Xen's."""
@@ -308,8 +290,8 @@ class _DomainReader:
         if domain not in (*_QEMUS, "xen"):
             hint = "export it for vmgahp submit ovf or vmx, or give its disks to vmgahp submit disk."
             raise SubmitError(f"It is a domain of the type {domain[:40]!a}, and jobs are QEMU's or Xen's.", hint)
-        if guest != "hvm" and domain != "xen":
-            raise SubmitError(f"Its operating system is of the type {guest[:40]!a}, and jobs are whole machines (hvm).")
+        if guest not in (("hvm", "linux", "xen") if domain == "xen" else ("hvm",)):
+            raise SubmitError(f"Its operating system is of the type {guest[:40]!a}, which jobs cannot have.")
 
     def _sizes(self) -> None:
         """Read memory, CPUs and their topology."""
@@ -323,9 +305,7 @@ class _DomainReader:
             made.memory_mib = -(-number(said) * UNITS[unit] // (1 << 20))
         if vcpu is not None:
             made.places["vcpus"] = account.place(vcpu)
-            said = account.text(vcpu)
-            if get(vcpu, "current"):
-                said = account.get(vcpu, "current")
+            said = account.get(vcpu, "current") or text(vcpu)
             made.vcpus = number(said)
             if not made.vcpus:
                 raise SubmitError(f"{account.place(vcpu)}: {said[:40]!a} is no number of CPUs.")
@@ -341,26 +321,22 @@ class _DomainReader:
         """Read the architecture, the firmware and the clock."""
         account, made, summary, as_is = self._account, self._made, self._summary, self._options.as_is
         system, kind = self._system, self._kind
-        if kind is not None:
-            vocabulary.set_architecture(account.get(kind, "arch"), account.place(kind), made, summary)
+        made.set_architecture(account.get(kind, "arch"), account.place(kind), summary)
         loader, nvram = child(system, "loader"), child(system, "nvram")
         firmware = get(system, "firmware")
-        if system is not None and firmware in ("efi", "bios"):
-            account.take(system, "firmware")
-        if system is not None and (firmware == "efi" or get(loader, "type") == "pflash"):
-            features = {}
-            for feature in children(child(system, "firmware"), "feature"):
-                features[account.get(feature, "name")] = account.get(feature, "enabled")
-            if loader is not None:
-                account.take(loader, "type", "readonly", "secure", "format")
+        account.take(system, *["firmware"] * (firmware in ("efi", "bios")))
+        if firmware == "efi" or get(loader, "type") == "pflash":
+            listed = children(child(system, "firmware"), "feature")
+            features = {account.get(feature, "name"): account.get(feature, "enabled") for feature in listed}
+            account.take(loader, "type", "readonly", "secure", "format")
             variables = os.path.basename(get(nvram, "template"))
             secure = "yes" in (get(loader, "secure"), features.get("secure-boot"))
             keys = features.get("enrolled-keys") != "no" and (not variables or bool(_WITH_KEYS.search(variables)))
             if nvram is not None and not as_is:
                 account.take_all(nvram)
-                vocabulary.tell_new_variables(account.place(nvram), "nvram", summary)
+                summary.new_variables(account.place(nvram), "nvram")
             if (secure and keys) or made.options.get("Arch") != ARM:
-                vocabulary.set_firmware(account.place(system), made, secure=secure, keys=keys)
+                made.set_firmware(account.place(system), secure=secure, keys=keys)
         clock = child(self._root, "clock")
         if clock is not None and not as_is:
             word = account.get(clock, "offset")
@@ -369,28 +345,28 @@ class _DomainReader:
             elif word == "variable":
                 is_local = account.get(clock, "basis") == LOCAL_TIME
                 word = "absolute" if account.get(clock, "adjustment") not in ("", "0") else LOCAL_TIME * is_local
-            vocabulary.set_clock(word, account.place(clock), in_words(clock), made, summary)
-        ours = vocabulary.chipset(made)
-        if kind is not None and not as_is and vocabulary.chipset(made, get(kind, "machine")) != ours:
-            what = f"machine {account.get(kind, 'machine')}"
+            made.set_clock(word, account.place(clock), in_words(clock), summary)
+        ours, theirs = "q35" if {"Firmware", "Arch"} & set(made.options) else "pc", get(kind, "machine")
+        if not as_is and ours != ("q35" if "q35" in theirs else "pc" if theirs.startswith("pc") else ours):
+            account.take(kind, "machine")
             why = f"jobs with {'UEFI' if 'Firmware' in made.options else 'BIOS'} have it; --as-is keeps it"
-            summary.change(f"{account.place(kind)}/@machine", what, ours, why)
+            summary.keep(f"{account.place(kind)}/@machine", f"machine {theirs}", ours, why)
 
     def _boot(self) -> None:
         """Read the boot order: the domain's classes, or the order of each device."""
         classes = list(children(self._system, "boot"))
         found = [(place, element, get(element, "dev")) for place, element in enumerate(classes)]
         for device in children(self._devices, "disk", "interface"):
-            if place := _boot_order(device):
+            if place := number(get(child(device, "boot"), "order")):
                 kind = "hd" if local(device.tag) == "disk" else "network"
                 found.append((place, next(children(device, "boot")), kind))
         if self._options.as_is:  # the XML keeps the network
-            found = [each for each in found if each[2] in vocabulary.BOOT]
+            found = [each for each in found if each[2] in BOOT]
         found.sort(key=lambda each: each[0])
         for _, element, _ in found:
             self._account.take(element, "dev", "order")
         entries = [(self._account.place(element), kind) for _, element, kind in found]
-        order = vocabulary.boot_order(entries, self._summary, "its place in vm_disk")
+        order = self._summary.boot_order(entries, "its place in vm_disk")
         self._made.boot = order if classes else []
 
     def _disk(self, element: etree._Element) -> None:
@@ -400,35 +376,31 @@ class _DomainReader:
         path, kind = get(source, "file"), get(element, "type") or "file"
         if kind != "file" or device not in ("disk", "cdrom", "floppy") or not path:
             account.take_all(element)
-            what = f"a {device} without an image" if not path and kind == "file" else f"a {device} on a {kind}"
             if source is None and device in ("cdrom", "floppy"):
-                summary.skip(place, what)
+                summary.skip(place, f"a {device} without an image")
             else:
-                more = "; qemu-img convert makes one of it" if kind in ("block", "network", "volume") else ""
-                summary.lose(place, what, f"jobs have images that are files{more}")
+                why = "jobs have images that are files; qemu-img convert makes one of other disks"
+                summary.lose(place, f"a {device} on a {kind}", why)
             return
-        if why := next(filter(None, (_UNREADABLE.get(local(inner.tag)) for inner in element.iter())), None):
+        if why := next(filter(None, (_UNREADABLE.get(local(inner.tag)) for inner in element.iter())), ""):
             account.take_all(element)
             summary.lose(place, f"{device} {path}", why)
             return
         account.take(element, "type", "device")
         account.take(source, "file", "index")
+        account.take(driver, "name", "type")
         form = get(driver, "type") or "raw"
-        form = {"aio": "raw"}.get(form, form)  # as Xen's tap has it
-        if form not in FORMATS:
+        if form not in (*FORMATS, "aio"):
             raise SubmitError(f"{place}: an image of the format {form[:40]!a} cannot be used.", "convert it.")
-        if driver is not None:
-            account.take(driver, "name", "type")
-        if device == "cdrom" and form == "raw":
-            form = "iso"
+        if form in ("raw", "aio"):  # the latter as Xen's tap has it
+            form = "iso" if device == "cdrom" else "raw"
         disk = GuestDisk(self._locate(path, place), form, place=place, hostile=not self._options.own)
-        disk.boot = _boot_order(element)
+        disk.boot = number(get(child(element, "boot"), "order"))
         readonly, shareable = (account.child(element, flag) for flag in ("readonly", "shareable"))
         disk.writable, disk.shared = device != "cdrom" and readonly is None, shareable is not None
         disk.bus = {"floppy": "floppy", "cdrom": "sata"}.get(device, "")
-        if target is not None:
-            account.take(target, "tray")
-            self._target(account.get(target, "dev"), account.get(target, "bus"), disk)
+        account.take(target, "dev", "bus", "tray")
+        self._target(get(target, "dev"), get(target, "bus"), disk)
         made.disks.append(disk)
 
     def _target(self, name: str, bus: str, disk: GuestDisk) -> None:
@@ -444,11 +416,11 @@ class _DomainReader:
             disk.device = name
         if bus == "scsi" and self._has_virtio_scsi and disk.boot_class == "hd" and disk.writable and not disk.shared:
             disk.device = ""
-            vocabulary.put_on(disk, "virtio-scsi")
+            disk.put_on("virtio-scsi")
         elif bus == "scsi":
             disk.bus = bus  # the report says what it becomes (`machine.fit_buses`)
         elif bus != usual:
-            vocabulary.put_on(disk, bus)
+            disk.put_on(bus)
 
     @cached_property  # an untrusted file may have thousands of disks
     def _has_virtio_scsi(self) -> bool:
@@ -461,52 +433,21 @@ class _DomainReader:
         account, place, kind = self._account, self._account.place(element), get(element, "type")
         if kind not in ("network", "bridge", "user"):
             account.take_all(element)
-            why = "jobs have networks of the kinds nat, bridge and user"
-            self._summary.lose(place, f"an interface of the type {kind}", why)
+            self._summary.lose(place, f"an interface of the type {kind}", "jobs have the kinds nat, bridge and user")
             return
         account.take(element, "type")
         nic = GuestNic("", place=place, mac=account.get(account.child(element, "mac"), "address").lower())
         nic.link_up = account.get(account.child(element, "link"), "state") != "down"
-        # Without a model libvirt has this one.
-        model = account.get(account.child(element, "model"), "type") or "rtl8139"
-        plain = model.removesuffix("-transitional").removesuffix("-non")
-        if plain != model:
-            nic.changed.append(f"{plain}, not {model}")
-        vocabulary.add_nic(self._made, nic, kind, plain)
-        if self._made.vm_type != "xen":
-            nic.card = self._card(element, nic.model)
-
-    @cached_property
-    def _has_display(self) -> bool:
-        """True if the domain has a video card, which libvirt places before the NICs."""
-        return next(children(self._devices, "video", "graphics"), None) is not None
-
-    def _card(self, element: etree._Element, model: str) -> str:
-        """Return the name that Linux gives to a NIC of the domain, by its PCI address or by libvirt's choice of it."""
-        address, machine = child(element, "address"), vocabulary.chipset(self._made, get(self._kind, "machine"))
-        if get(address, "type") == "pci":
-            numbers = [get(address, name) or "0" for name in ("bus", "slot")]
-            if all(_PCI.fullmatch(text) for text in numbers):
-                return vocabulary.card_at(machine, *(int(text, 16 if "x" in text.lower() else 10) for text in numbers))
-        return vocabulary.card_name(machine, len(self._made.nics) - 1, model, has_display=self._has_display)
-
-
-def _missed(path: str, _element: etree._Element) -> str:
-    """Return why a guest would miss an element that is not carried over; empty if it would not."""
-    return _MISSED.get(path.removeprefix("/domain/"), "")
+        model = account.get(account.child(element, "model"), "type") or "rtl8139"  # libvirt's default
+        self._made.add_nic(nic, kind, model)
 
 
 def _beside(options: argparse.Namespace, name: str, place: str) -> str:
-    """Locate an image by its path in the file; that of an untrusted file must be beside it. Raises `SubmitError`."""
+    """Locate a file by its path in the file; that of an untrusted file must be beside it. Raises `SubmitError`."""
     full = os.path.join(os.path.dirname(os.path.abspath(options.file)), name)
     if not options.own:
         require_beside(full, place, options.file)
     return full
-
-
-def _boot_order(device: etree._Element) -> int:
-    """Return the place of a device in the boot order, 0 for none."""
-    return number(get(child(device, "boot"), "order"))
 
 
 def _by_name(devices: etree._Element | None) -> list[etree._Element]:
@@ -526,19 +467,18 @@ def _usual_bus(name: str) -> str:
 
 def _correct(element: etree._Element, disk: GuestDisk, *, transferred: bool) -> None:
     """Correct a disk of the file to match vm_disk."""
-    driver, source, target = (_part(element, tag) for tag in ("driver", "source", "target"))
+    parts = [element.find(tag) for tag in ("driver", "source", "target")]
+    driver, source, target = (
+        etree.SubElement(element, tag) if part is None else part
+        for tag, part in zip(("driver", "source", "target"), parts, strict=True)
+    )
     source.set("file", disk.name or (os.path.basename(disk.path) if transferred else disk.path))
     driver.set("type", "raw" if disk.format == "iso" else disk.format)
     if target.get("dev") != disk.device:
         target.attrib.clear()
         target.set("dev", disk.device)
         for address in element.findall("address"):
-            element.remove(address)
-
-
-def _part(element: etree._Element, tag: str) -> etree._Element:
-    found = element.find(tag)
-    return etree.SubElement(element, tag) if found is None else found
+            _remove(address)
 
 
 def _remove(element: etree._Element) -> None:
@@ -553,3 +493,152 @@ def _keeps(element: etree._Element, allowed: Element) -> bool:
     said = [(allowed.text, text(element))]
     said += [(allowed.form(name), value) for name, value in values.items() if value is not None]
     return all(not form or re.fullmatch(form, value, re.ASCII) for form, value in said)
+
+
+PROGRAM = "virt-install"
+DEADLINE = 120.0
+"""The deadline in seconds for virt-install, whose libvirt may first have to query a dozen QEMUs."""
+
+_REFUSED = ("--location", "-l", "--install", "--unattended", "--initrd-inject")
+"""The options after which the printed domain only has names of temporary files."""
+_OWN = ("--autostart", "--transient", "--destroy-on-exit", "--noreboot", "--wait", "--autoconsole", "--noautoconsole")
+"""The options about how virt-install runs the VM."""
+_DEALT_WITH = (*_REFUSED, *_OWN, "--cloud-init", "--disk")
+_CLOUD_INIT = {"user-data": USER_DATA, "meta-data": META_DATA, "network-config": NETWORK_CONFIG}
+
+
+def _of_words(options: argparse.Namespace, summary: Summary) -> Guest:
+    """Have virt-install read the words. Raises `SubmitError`."""
+    words = _taken(options.file, made := Guest(""), summary)
+    domain, installs = _printed(words)
+    read_so = argparse.Namespace(**vars(options) | {"file": PROGRAM, "own": True})
+    to_make = [*_to_make(words)]
+    if installs:
+        _boot_what_is_installed(domain, summary)
+    guest = DomainReader(domain, read_so, summary).read()
+    guest.options |= made.options
+    guest.files += made.files
+    if not any("mac=" in word for word in words):
+        for nic in guest.nics:
+            nic.mac = ""  # generated for one VM, and the file may be used for many
+    for disk in guest.disks:
+        if _is_missing(disk.path):
+            names = "", os.path.basename(disk.path)
+            new = next((one for one in to_make if os.path.basename(one["path"]) in names), None)
+            if new is None or options.shared:
+                raise SubmitError(f"{disk.path} is not there.", "make it by qemu-img create, or bring it here.")
+            to_make.remove(new)
+            size, base = int(float(new["size"]) * (1 << 30)), _base(new, summary)
+            images.create(disk, size, options.dir, summary, force=options.force, base=base)
+    if any(disk.path in summary.made for disk in guest.disks):
+        # The largest sizes of all disks; by default HTCondor requests space only for the transferred bytes.
+        room = sum(map(images.largest, guest.disks))
+        guest.commands["request_disk"] = str(-(-room >> 10))
+        summary.keep("", "room for what is written to new disks", f"request_disk = {guest.commands['request_disk']}")
+    return guest
+
+
+def _taken(words: Sequence[str], made: Guest, summary: Summary) -> list[str]:
+    """Return the words for virt-install, without those that are handled here. Raises `SubmitError`."""
+    kept: list[str] = []
+    given = iter(words)
+    for word in given:
+        name, (_, equals, value) = _option(word), word.partition("=")
+        if name in _REFUSED:
+            hint = "start from an image that is installed (--import), or from an installer on a CD (--cdrom)."
+            raise SubmitError(f"{name} fetches or makes files for an installer, which is no job.", hint)
+        if name == "--cloud-init":
+            _cloud_init(value if equals else next(given, ""), made, summary)
+            kept += [] if "--import" in words else ["--import"]
+            continue
+        if name in _OWN:
+            summary.skip(name, word)
+        kept.append(word)
+    return kept
+
+
+def _option(word: str) -> str:
+    """Return the full name of an option that is handled here; virt-install accepts abbreviations."""
+    name = word.partition("=")[0]
+    if name in _DEALT_WITH or not name.startswith("--"):
+        return "-l" if name.startswith("-l") else name
+    return next((option for option in _DEALT_WITH if option.startswith(name)), name)
+
+
+def _cloud_init(value: str, made: Guest, summary: Summary) -> None:
+    """Use the given files for cloud-init. Raises `SubmitError`."""
+    for part in filter(None, value.split(",")):
+        name, _, path = part.partition("=")
+        if name not in _CLOUD_INIT or not os.path.isfile(path):
+            why = "there is no such file" if name in _CLOUD_INIT else "it is for installing"
+            hint = "write what is wanted into a file for cloud-init, and say --cloud-init user-data=FILE."
+            raise SubmitError(f"--cloud-init {part}: {why}.", hint)
+        made.options[_CLOUD_INIT[name]] = os.path.basename(path)
+        made.files.append(os.path.abspath(path))
+    if USER_DATA not in made.options:
+        raise SubmitError("--cloud-init without user data makes a password of its own.", "add user-data=FILE.")
+
+
+def _printed(words: Sequence[str]) -> tuple[etree._Element, bool]:
+    """Return the domain that virt-install would start first, and True if it would start another one after it."""
+    argv = [PROGRAM, *words, "--print-xml", "--dry-run"]
+    with os_errors_as(f"{PROGRAM} cannot be run", "install the package virtinst."):
+        done = run(argv, deadline=DEADLINE, environ={**os.environ, "LC_ALL": "C.UTF-8"}, directory=os.getcwd())
+    if done.status is None:
+        raise SubmitError(f"{PROGRAM} had not ended after {DEADLINE:g} s.", "try it with --print-xml --dry-run.")
+    if done.status != 0:
+        said = done.err.decode(errors="replace").rpartition("ERROR")[2].strip().partition("\n\n")[0]
+        problem = " ".join(said.split()) or f"nothing, and ends with {done.status}"
+        raise SubmitError(f"{PROGRAM} says: {problem}", "see virt-install --help.")
+    first, end, rest = done.out.partition(b"</domain>")
+    return domain_of(first + end, f"what {PROGRAM} prints"), bool(rest.strip())
+
+
+def _boot_what_is_installed(domain: etree._Element, summary: Summary) -> None:
+    """Boot from the new disk of an installation once it is bootable."""
+    summary.advise("The job ends when the guest powers off, not when it reboots: let the installer power it off.")
+    disks = [disk for disk in domain.iterfind("devices/disk") if disk.get("device", "disk") == "disk"]
+    if not disks or not all(_is_missing(str(disk.xpath("string(source/@file)"))) for disk in disks):
+        return
+    for boot in domain.findall("os/boot"):
+        _remove(boot)
+    summary.keep("", "boot from the CD", "boot from the CD while the disk is empty", "reboots run what is installed")
+
+
+def _to_make(words: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Yield the values of the disks that do not exist and must be made, in the order of the words."""
+    for word, following in pairwise([*words, ""]):
+        if _option(word) != "--disk":
+            continue
+        given = (word.partition("=")[2] if "=" in word else following).split(",")
+        parts = {"path": given[0] if "=" not in given[0] else "", "size": ""}
+        parts |= dict(part.split("=", 1) for part in given if "=" in part)
+        is_new = not parts["path"] or _is_missing(parts["path"])  # without a path virt-install chooses one
+        if is_new and re.fullmatch(r"\d{1,6}(?:\.\d{1,3})?", parts["size"]):
+            yield parts
+
+
+def _base(new: dict[str, str], summary: Summary) -> GuestDisk | None:
+    """Check the image with whose content a new disk begins, None for an empty disk. Raises `SubmitError`.
+
+    The disk becomes a copy, because an overlay only works on a machine that has its backing file at the same path.
+    """
+    backing, form = new.get("backing_store", ""), new.get("backing_format", "")
+    if not backing:
+        return None
+    if form and form not in CONVERTIBLE:
+        raise SubmitError(f"backing_format={form} is none of {', '.join(CONVERTIBLE)}.", "name one of them.")
+    base = GuestDisk(os.path.abspath(backing), form, place=f"backing_store={backing}", is_sure=bool(form))
+    if not form:
+        images.find_format(base)
+    images.check(base, summary, flatten=True)
+    return base
+
+
+def _is_missing(path: str) -> bool:
+    """Return True if a file certainly does not exist: in an inaccessible directory it may exist."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False

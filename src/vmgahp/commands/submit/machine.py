@@ -8,11 +8,13 @@ unchanged.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TextIO
+
+from vmgahp.job.kinds import ARM, LOCAL_TIME
 
 MOST_LINES = 200
 """The maximum number of lines of one outcome that are shown; an untrusted file may have tens of thousands of
@@ -82,11 +84,7 @@ class Summary:
         self.made: list[str] = []
         """The intermediate files, which are removed after a failure."""
 
-    def carry(self, place: str, what: str, became: str) -> None:
-        """Report a part that is in the submit file."""
-        self.entries.append(Told(place, what, Outcome.CARRIED, became, ""))
-
-    def change(self, place: str, what: str, became: str, *reasons: str) -> None:
+    def keep(self, place: str, what: str, became: str, *reasons: str) -> None:
         """Report a part that is in the submit file, for these reasons in another form, which serves the guest as well.
 
         Without reasons it is as it was.
@@ -106,6 +104,29 @@ class Summary:
         """Report a requirement for the execute machine, or other advice for the user."""
         if text not in self.notes:
             self.notes.append(text)
+
+    def boot_order(self, entries: Iterable[tuple[str, str]], became: str = "") -> list[str]:
+        """Return the classes of a boot order, given by its places and words; `became` is the report on each disk of it.
+
+        A network before all disks is a loss, and one after them is not used.
+        """
+        classes: list[str] = []
+        for place, word in entries:
+            kind = BOOT.get(word.lower(), "")
+            if kind:
+                classes.append(kind)
+                if became:
+                    self.keep(place, f"boot from {word}", became)
+            elif classes:
+                self.skip(place, f"boot from {word}", "jobs boot from disks, and from them first")
+            else:
+                self.lose(place, f"boot from {word}", "jobs boot from disks only")
+        return [kind for kind in dict.fromkeys(classes) if kind in BOOT_CLASSES]
+
+    def new_variables(self, place: str, what: str) -> None:
+        """Report that the variables of UEFI are new ones."""
+        why = "its boot entries stay behind: a system is found by its EFI/BOOT directory alone"
+        self.keep(place, what, "new UEFI variables", why)
 
     def of(self, outcome: Outcome) -> list[Told]:
         """Return the entries with this outcome."""
@@ -141,8 +162,7 @@ class Summary:
 
 def printable(text: str) -> str:
     """Sanitize a text of an untrusted file for a terminal: on one line, without control characters."""
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else "?" for c in text)
+    text = "".join(c if c.isprintable() else "?" for c in text[:501])
     return text if len(text) <= 500 else text[:500] + "..."
 
 
@@ -154,6 +174,28 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 BOOT_CLASSES = ("hd", "cdrom", "fd")
 """The kinds of disks in libvirt's words, in the default boot order of firmware."""
+
+
+# The words of libvirt, OVF, VMware and Vagrant, and their meaning for a job. A reader passes the word and the place
+# where it stands; so one fact has one outcome, whatever the format.
+
+ARCHITECTURES = {**dict.fromkeys(("", "x86_64", "amd64", "i686", "unknown"), ""), **dict.fromkeys((ARM, "arm64"), ARM)}
+"""Architecture -> the option of the job; empty for x86_64."""
+NETWORKS = {
+    **dict.fromkeys(("network", "nat", "vmnet8"), "nat"),
+    **dict.fromkeys(("bridge", "bridged", "vmnet0"), "bridge"),
+    "user": "user",
+}
+"""Network -> the kind of a job's network."""
+MODELS = ("virtio", "e1000e", "e1000", "rtl8139")
+"""The models of a job's NICs, by which other words for them begin; `_USUAL_MODEL` stands for all others, because most
+guests have a driver for it."""
+_USUAL_MODEL = "e1000"
+BOOT = {"hd": "hd", "hdd": "hd", "cdrom": "cdrom", "fd": "fd", "floppy": "fd"}
+"""Boot device, in lower case -> its class; all others are networks."""
+
+HOST_DEVICE = "jobs have no devices of the host"
+DIRECTORY = "jobs have directories of the execute machine's alone (VMPARAM_vm_Share_Dirs)"
 
 
 @dataclass
@@ -200,6 +242,18 @@ class GuestDisk:
             return "fd"
         return "cdrom" if self.format == "iso" else "hd"
 
+    def put_on(self, controller: str) -> None:
+        """Put it on the bus for its controller."""
+        word = controller.lower()
+        if "virtio" in word and "scsi" in word:  # its guest may have no driver for SATA
+            self.bus = "virtio" if self.boot_class == "hd" else "sata"
+            if self.bus == "virtio":
+                self.changed.append("virtio, not behind virtio-scsi")
+            return
+        self.bus = word if word in ("", "ide", "virtio") else "floppy" if word in ("floppy", "fdc") else "sata"
+        if self.bus == "sata" and word != "sata" and "ahci" not in word:
+            self.changed.append(f"jobs have no controller {controller}, the disk is on SATA")
+
 
 @dataclass
 class GuestNic:
@@ -213,8 +267,6 @@ class GuestNic:
     link_up: bool = True
     place: str = ""
     what: str = ""
-    card: str = ""
-    """The name that Linux has given to it; empty if that is not known."""
     changed: list[str] = field(default_factory=list)
     """The reasons why it differs from its description there; `place` and `what` are as those of a disk."""
 
@@ -258,17 +310,65 @@ class Guest:
     finish: Callable[[], None] | None = None
     """The rest of the front end's work, once the disks are named and converted."""
 
+    def set_architecture(self, word: str, place: str, summary: Summary) -> None:
+        """Set the architecture. Raises `SubmitError` for one that no execute machine has."""
+        if word not in ARCHITECTURES:
+            raise SubmitError(f"It is a VM of the architecture {word[:40]!a}.", "jobs have x86_64 and aarch64.")
+        if word == "i686":
+            summary.keep(place, word, "x86_64", "its processors run the same programs")
+        if ARCHITECTURES[word]:
+            self.options["Arch"], self.places["Arch"] = ARCHITECTURES[word], place
+
+    def set_firmware(self, place: str, *, secure: bool, keys: bool = True) -> None:
+        """Set UEFI, with Secure Boot if it is `secure` and has Microsoft's `keys` enrolled, as that of jobs has."""
+        if secure and not keys:
+            self.changed["Firmware"] = "its Secure Boot has no keys and starts any system, that of uefi-secure has some"
+        self.options["Firmware"], self.places["Firmware"] = "uefi-secure" if secure and keys else "uefi", place
+
+    def set_tpm(self, place: str) -> None:
+        """Set a TPM 2.0."""
+        self.options["TPM"], self.places["TPM"] = True, place
+        self.changed["TPM"] = "it is a new one, without what the old one keeps"
+
+    def set_clock(self, word: str, place: str, what: str, summary: Summary) -> None:
+        """Set the time of the hardware clock: ``utc``, ``localtime``, or the name of a time zone."""
+        if word.lower() in ("", "utc", "gmt", "etc/gmt", "etc/utc"):
+            summary.skip(place, what)
+        elif word == "absolute":
+            summary.lose(place, what, "the clock of a job shows the present")
+        else:
+            self.options["Clock"], self.places["Clock"] = LOCAL_TIME, place
+            if word.lower() not in ("local", LOCAL_TIME):
+                self.changed["Clock"] = f"the time zone of the execute machine, in place of {word}"
+
+    def add_nic(self, nic: GuestNic, network: str, model: str, *, asked: str = "", called: str = "") -> None:
+        """Add a NIC of that network and model, either of which may be empty if the file does not say it.
+
+        The network is called `called`, and does not matter if another one is `asked` for.
+        """
+        nic.kind = NETWORKS.get(network.lower(), "")
+        if network and not nic.kind and not asked:
+            nic.changed.append(f"the network {called or network} is the execute machine's own")
+        # Some list several models, separated by blanks or commas; the guest must support each.
+        said = model.lower().replace(",", " ").split()
+        nic.model = next((ours for word in said for ours in MODELS if word.startswith(ours)), _USUAL_MODEL)
+        if said and nic.model not in said:
+            nic.changed.append(f"{nic.model}, not {model}")
+        self.nics.append(nic)
+
 
 def fit_buses(made: Guest, summary: Summary) -> None:
     """Put every disk on a bus that the machine of its firmware and architecture has (`vmgahp.domain.devices`)."""
-    arm = made.options.get("Arch") == "aarch64"
-    firmware = made.options.get("Firmware", "")
+    arm, is_uefi = made.options.get("Arch") == ARM, made.options.get("Firmware") in ("uefi", "uefi-secure")
+    is_ours = made.finish is None and made.vm_type != "xen"  # --as-is and Xen have buses of their own
     for disk in [*made.disks]:
+        is_scsi = arm or disk.shared or (disk.boot_class == "hd" and not disk.writable)
+        was, now = "SCSI" if disk.bus == "scsi" else "SATA", "SCSI" if is_scsi else "SATA"  # of a device such as sda
         if arm and disk.boot_class == "fd":
             summary.lose(disk.place, disk.what or f"floppy {disk.path}", "machines of aarch64 have no floppy drive")
             made.disks.remove(disk)
         elif disk.device.startswith("hd") or (disk.bus == "ide" and not disk.device):
-            if arm or firmware in ("uefi", "uefi-secure"):
+            if arm or is_uefi:
                 why = f"machines {'of aarch64' if arm else 'with UEFI'} have no IDE"
             elif disk.boot_class == "hd" and not disk.writable:
                 why = "an IDE disk can be written"
@@ -277,16 +377,9 @@ def fit_buses(made: Guest, summary: Summary) -> None:
             else:
                 continue
             disk.device, disk.bus = "", "sata"
-            disk.changed.append(f"{why}, the disk is on {_controller(disk, arm)}")
-        elif disk.bus in ("sata", "scsi") or disk.device.startswith("sd"):
-            was, now = "SCSI" if disk.bus == "scsi" else "SATA", _controller(disk, arm)
-            if was != now and made.finish is None and made.vm_type != "xen":  # --as-is and Xen have buses of their own
-                disk.changed.append(f"behind a {now} controller, and no {was} controller")
-
-
-def _controller(disk: GuestDisk, arm: bool) -> str:
-    """Return the controller for a device name such as sda."""
-    return "SCSI" if arm or disk.shared or (disk.boot_class == "hd" and not disk.writable) else "SATA"
+            disk.changed.append(f"{why}, the disk is on {now}")
+        elif was != now and is_ours and (disk.bus in ("sata", "scsi") or disk.device.startswith("sd")):
+            disk.changed.append(f"behind a {now} controller, and no {was} controller")
 
 
 def name_devices(disks: list[GuestDisk]) -> None:
@@ -298,13 +391,17 @@ def name_devices(disks: list[GuestDisk]) -> None:
     for disk in disks:
         if disk.device:
             if disk.device in taken:
-                raise SubmitError(
-                    f"{disk.place or disk.path}: two disks are {disk.device}.", "give every disk its own device."
-                )
+                problem = f"{disk.place or disk.path}: two disks are {disk.device}."
+                raise SubmitError(problem, "give every disk its own device.")
             taken[disk.device] = disk
     for disk in disks:
         if not disk.device:
-            disk.device = _free(disk, taken)
+            prefix = {"sata": "sd", "scsi": "sd", "ide": "hd", "floppy": "fd"}.get(disk.bus, "vd")
+            names = [prefix + letter for letter in _LETTERS[: {"hd": 4, "fd": 2}.get(prefix)]]
+            names += ["sd" + letter for letter in _LETTERS] if prefix != "fd" else []
+            disk.device = next((name for name in names if name not in taken), "")
+            if not disk.device:
+                raise SubmitError(f"{disk.place}: there is no device left for this disk.", "use fewer disks.")
             taken[disk.device] = disk
 
 
@@ -330,20 +427,15 @@ def is_device(name: str) -> bool:
     return found is not None and (found[1] != "hd" or found[2] in ("a", "b", "c", "d"))
 
 
-def _free(disk: GuestDisk, taken: dict[str, GuestDisk]) -> str:
-    if disk.bus == "floppy":
-        names = ["fda", "fdb"]
-    else:
-        prefix = {"sata": "sd", "scsi": "sd", "ide": "hd"}.get(disk.bus, "vd")
-        names = [prefix + letter for letter in (_LETTERS[:4] if prefix == "hd" else _LETTERS)]
-        names += ["sd" + letter for letter in _LETTERS]
-    for name in names:
-        if name not in taken:
-            return name
-    raise SubmitError(f"{disk.place}: there is no device left for this disk.", "use fewer disks.")
-
-
 def simple_name(text: str, otherwise: str) -> str:
     """Make a name for files and jobs from an arbitrary text."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", text.strip(), flags=re.ASCII).strip("._-")[:100]
     return name or otherwise
+
+
+_AMOUNT = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+
+
+def number(text: str) -> int:
+    """Parse a plausible whole number; 0 for any other text."""
+    return int(text) if _AMOUNT.fullmatch(text) else 0

@@ -1,60 +1,243 @@
-"""OVF descriptors as a job, with the extensions of VirtualBox, VMware and oVirt.
+"""OVF packages as a job, with the extensions of VirtualBox and VMware.
 
-The settings of the software in a package go to a CD-ROM, as the standard defines it.
+A package is a directory or one tar file, which is never unpacked as a whole: only its headers are read, and only files
+that the description names are written, under names of our own. Links, devices, holes and paths are never followed.
 
 DMTF's DSP0243 defines the elements, CIM's resource types (DSP1041) the numbers of items. Names are looked up without
-their namespaces, because two versions of the standard, oVirt's variant and items of three kinds use the same ones.
+their namespaces, because two versions of the standard and items of three kinds use the same ones.
 """
 
 import argparse
+import hashlib
+import io
 import os
-from typing import Any, NamedTuple
+import re
+import tarfile
+from collections import deque
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from lxml import etree
 
-from vmgahp.commands.files import write_anew
-from vmgahp.commands.submit import vocabulary
-from vmgahp.commands.submit.images import find_format, free
+from vmgahp.commands.files import open_regular
+from vmgahp.commands.submit.images import CHUNK, compression_of, find_format, require_beside, write_unpacked
 from vmgahp.commands.submit.machine import (
+    DIRECTORY,
     Guest,
     GuestDisk,
     GuestNic,
     SubmitError,
     Summary,
     name_devices,
+    number,
     os_errors_as,
     simple_name,
 )
-from vmgahp.commands.submit.package import Package, Reference
-from vmgahp.commands.submit.vocabulary import number
-from vmgahp.commands.submit.xml_input import Account, child, children, get, in_words, local, read, text
-from vmgahp.job.options import DATA_FILES
+from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, text
 
-_UNITS = {"byte": 1, "bytes": 1} | {
-    unit: 1 << power
-    for letter, word, power in (("k", "kilo", 10), ("m", "mega", 20), ("g", "giga", 30), ("t", "tera", 40))
-    for unit in (f"{letter}b", f"{letter}ib", f"{word}byte", f"{word}bytes")
-}
-_LARGEST = 1 << 60
+MOST_MEMBERS = 1000
+_MOST_EXTRA = 8 << 10
+"""The maximum bytes of an extra header of a member (a long name, attributes), for which older versions of tarfile need
+quadratic time."""
+_MOST_HEADERS = MOST_MEMBERS * (3 << 10)
+"""The maximum bytes of all headers of a tar file."""
+_DIGEST = re.compile(
+    r"^[^\S\n]*+(SHA1|SHA256|SHA512)[^\S\n]*+\(([^)\n]*)\)[^\S\n]*+=[^\S\n]*+([0-9a-fA-F]++)[^\S\n]*+$", re.MULTILINE
+)
 
-_FORMATS = (("vmdk", "vmdk"), ("qcow2", "qcow2"), ("vdi", "vdi"), ("vhdx", "vhdx"), ("vhd", "vpc"), ("vpc", "vpc"))
-_VOLUMES = {"COW": "qcow2", "RAW": "raw"}
-"""The formats of disks by their addresses, and oVirt's."""
+
+class Package:
+    """The files of a package (OVF, OVA, a Vagrant box), by their names in it."""
+
+    def __init__(self, path: str, summary: Summary, *, called: str = "") -> None:
+        """Open a tar file, a directory, or the directory of a descriptor. Raises `SubmitError`.
+
+        `called` is the user's name for the file, if that is not `path`.
+        """
+        self.path = os.path.abspath(path)
+        self.called = called or path
+        self._summary = summary
+        self.is_archive = False
+        """True for a tar file."""
+        self._members: dict[str, tuple[int, int]] = {}
+        """Name -> offset and size of the member's data, for a tar file."""
+        self._descriptor = ""
+        self._digests: dict[str, tuple[str, str]] = {}
+        """Name -> algorithm and digest, from the manifest."""
+        if os.path.isdir(self.path):
+            self._directory = self.path
+            return
+        self._directory = os.path.dirname(self.path)
+        with os_errors_as(f"{self.called} cannot be read"), open_regular(self.path) as file:
+            head = file.read(tarfile.BLOCKSIZE)
+            if kind := compression_of(head):
+                raise SubmitError(f"{self.called} is compressed with {kind}.", "unpack it first.")
+            if head[257:262] == b"ustar":
+                self._members, self.is_archive = _members(file.fileno(), os.path.basename(self.called)), True
+            else:
+                self._descriptor = os.path.basename(self.path)
+        summary.sources.add(os.path.realpath(self.path))
+
+    def names(self) -> list[str]:
+        """List the files of the archive, or of the directory. Raises `SubmitError`."""
+        if self.is_archive:
+            return list(self._members)
+        with os_errors_as(f"{self._directory} cannot be read"):
+            return sorted(os.listdir(self._directory))
+
+    def one(self, ending: str) -> str:
+        """Return the name of the only file with this ending. Raises `SubmitError`."""
+        names = [name for name in self.names() if name.lower().endswith(ending)]
+        if len(names) != 1:
+            hint = "see what tar -t shows of it." if self.is_archive else "name one of them."
+            raise SubmitError(f"{self.called} has {len(names)} files {ending}.", hint)
+        return names[0]
+
+    def descriptor(self, ending: str) -> tuple[str, bytes]:
+        """Return the name and the content of the file that describes the package. Raises `SubmitError`.
+
+        The digests of its manifest are checked for all files that are read from now on.
+        """
+        name = self._descriptor or self.one(ending)
+        stem = os.path.splitext(name)[0]
+        if f"{stem}.mf" in self.names():
+            found = _DIGEST.findall(self.text(f"{stem}.mf").decode("utf-8", "replace"))
+            self._digests = {member: (algorithm.lower(), digest.lower()) for algorithm, member, digest in found}
+        data = self.text(name)
+        if name in self._digests:
+            self._compare(name, hashlib.new(self._digests[name][0], data, usedforsecurity=False).hexdigest())
+        return name, data
+
+    def text(self, name: str) -> bytes:
+        """Return a small file's content, at most one byte more than is allowed. Raises `SubmitError`."""
+        path, begin, size = self._found(name)
+        with open_regular(path) as file:
+            file.seek(begin)
+            return file.read(min(size, LARGEST + 1))
+
+    def file(self, name: str, directory: str, *, force: bool) -> str:
+        """Return the full path of a file of the package here, extracted to `directory` if it is in a tar file.
+
+        Raises `SubmitError` for a missing file or one outside the package.
+        """
+        path, _, _ = self._found(name)
+        if not self.is_archive:
+            if name in self._digests:
+                deque(self._content(name), maxlen=0)
+            return path
+        stem, ending = os.path.splitext(os.path.basename(name))
+        target = os.path.join(directory, f"{simple_name(stem, 'disk')}.{simple_name(ending[1:], 'img')}")
+        write_unpacked(self._content(name), target, self._summary, force=force)
+        self._summary.keep("", f"{name} in the archive", f"taken out to {target}")
+        return target
+
+    def _found(self, name: str) -> tuple[str, int, int]:
+        """Return the path, offset and size of a file's bytes."""
+        if self.is_archive:
+            if name not in self._members:
+                raise SubmitError(f"{name!a} is not in {self.called}.", "see what tar -t shows of it.")
+            return self.path, *self._members[name]
+        parts = name.split("/")
+        path = os.path.join(self._directory, *parts)
+        if "" in parts or ".." in parts or "." in parts or ":" in name or not os.path.isfile(path):
+            raise SubmitError(f"{name!a} is not a regular file in {self._directory}.", "keep the package together.")
+        require_beside(path, name, os.path.join(self._directory, self._descriptor))
+        return path, 0, os.path.getsize(path)
+
+    def _content(self, name: str) -> Iterator[bytes]:
+        """Read a file and verify its digest. Raises `SubmitError`."""
+        path, begin, left = self._found(name)
+        digest = hashlib.new(self._digests.get(name, ("sha1", ""))[0], usedforsecurity=False)
+        with open_regular(path) as file:
+            file.seek(begin)
+            while left and (chunk := file.read(min(left, CHUNK))):
+                left -= len(chunk)
+                digest.update(chunk)
+                yield chunk
+        if left:
+            raise SubmitError(f"{path} ends in the middle of {name!a}.", "get it again.")
+        self._compare(name, digest.hexdigest())
+
+    def _compare(self, name: str, found: str) -> None:
+        if name in self._digests and self._digests[name][1] != found:
+            problem = f"{name} is not the file of the package's manifest: its digest differs."
+            raise SubmitError(problem, "get the package again.")
+
+
+class _Headers(io.FileIO):
+    """A tar file whose reads are limited to the size of headers: tarfile itself reads as much as a header claims."""
+
+    _left = _MOST_HEADERS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= min(_MOST_EXTRA, self._left):
+            raise tarfile.ReadError("its headers are too long")
+        self._left -= size
+        return super().read(size)
+
+
+def _members(descriptor: int, name: str) -> dict[str, tuple[int, int]]:
+    """List the regular files of a tar file: plain name -> offset and size. Raises `SubmitError`."""
+    found: dict[str, tuple[int, int]] = {}
+    end = os.fstat(descriptor).st_size
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    try:
+        with _Headers(descriptor, closefd=False) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            for place, member in enumerate(archive):
+                if place >= MOST_MEMBERS:
+                    problem = f"{name} has more than {MOST_MEMBERS} files."
+                    raise SubmitError(problem, "see whether it is the right file.")
+                if member.isdir():
+                    continue
+                if not member.isreg() or member.issparse():
+                    problem = f"{name} has {member.name!a}, which is not a regular file, or one with holes."
+                    raise SubmitError(problem, "make it anew with tar --format=ustar, of plain files.")
+                if not 0 <= member.size <= end - member.offset_data:
+                    raise SubmitError(f"{name} ends in the middle of {member.name!a}.", "get it again.")
+                parts = member.name.removeprefix("./").split("/")
+                if not member.name.isprintable() or ".." in parts or "" in parts:
+                    problem = f"{name} has a file {member.name!a}."
+                    raise SubmitError(problem, "keep the files of a package in its directory.")
+                found["/".join(parts)] = member.offset_data, member.size
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError) as error:
+        raise SubmitError(f"{name} is a damaged tar file: {error}.", "get it again.") from error
+    return found
+
+
+CPU, MEMORY, IDE, SCSI, NIC, FLOPPY, CD, DVD, STORAGE = 3, 4, 5, 6, 10, 14, 15, 16, 20
+_DISKS = 17, 31
+"""The types of a disk, and of a logical disk by version 2 of the standard."""
+_CONTROLLERS = {IDE: "ide", SCSI: "scsi", STORAGE: "sata"}
+"""Type of a controller -> its kind, unless its subtype says more."""
+_DRIVES = {FLOPPY: "raw", CD: "iso", DVD: "iso"}
+"""Type of a drive -> format of its medium."""
+
+_UNIT = re.compile(r"(?:byte|([kmgt])(?:i?b|(?:ilo|ega|iga|era)bytes?))((?:\*\d{1,4}(?:\^\d{1,2})?){0,4})", re.ASCII)
+"""A unit such as ``byte * 2^20``, ``byte * 1024 * 1024``, ``MegaBytes`` or ``GB``."""
+
+
+def amount(unit: str) -> int:
+    """Parse a unit to bytes; 0 for an invalid one."""
+    found = _UNIT.fullmatch(unit.lower().replace(" ", ""))
+    if found is None:
+        return 0
+    product = 1 << 10 * (" kmgt".index(found[1]) if found[1] else 0)
+    for factor in found[2].split("*")[1:]:
+        base, _, power = factor.partition("^")
+        product *= int(base) ** int(power or 1)
+    return product
 
 
 class Item:
     """One item, with its elements by local names; those that are read are marked as handled."""
 
     def __init__(self, element: etree._Element, account: Account) -> None:
-        self.element = element
-        self._account = account
-        self.place = account.place(element)
+        self.element, self._account, self.place = element, account, account.place(element)
         account.take(element, "configuration", "bound")
         self.type, self.instance = self.number("ResourceType"), self.first("InstanceID")
-        self.device, self.subtype = self.first("Type").lower(), self.first("ResourceSubType").lower()
-        words = [self.first(name) for name in ("ElementName", "Caption", "ResourceSubType", "Description")]
-        self.summary = f"{next(filter(None, words), 'an item')} (resource type {self.first('ResourceType')})"
-        self.use("Device")
+        self.subtype = self.first("ResourceSubType").lower()
+        said = [self.first(name) for name in ("ElementName", "Caption", "ResourceSubType", "Description")]
+        self.summary = f"{next(filter(None, said), 'an item')} (resource type {self.first('ResourceType')})"
 
     def first(self, name: str) -> str:
         """Return the first value of that name, empty for none."""
@@ -71,90 +254,23 @@ class Item:
             self._account.take_all(part)
         return found
 
-    def done(self) -> None:
-        """Mark the whole item as handled."""
-        self._account.take_all(self.element)
-
 
 class PackageDrive(NamedTuple):
     """One disk of the package, or the medium of a drive."""
 
-    file: Reference | None
-    """The file; None for an empty disk."""
-    format: str
-    """The format according to the package; empty for none."""
+    file: str
+    """The name of the file; empty for an empty disk."""
     capacity: int
     """The capacity in bytes, 0 if unknown."""
     element: etree._Element
 
 
-def is_section(element: etree._Element, name: str) -> bool:
-    """Return True for a section of that name, which is a type in older versions."""
-    return local(element.tag) == name or (local(element.tag) == "Section" and name in get(element, "type"))
-
-
-def amount(unit: str) -> int:
-    """Parse a unit such as ``byte * 2^20`` or ``MegaBytes`` to bytes; 0 for an invalid one."""
-    base, *factors = unit.lower().replace(" ", "").split("*")
-    product = _UNITS.get(base, 0)
-    for factor in factors:
-        base_number, power, exponent = factor.partition("^")
-        # An exponent of nine digits in an untrusted file would take hours to compute.
-        if base not in ("byte", "bytes") or len(exponent) > 2 or (power and not number(exponent)):
-            return 0
-        product *= number(base_number) ** (number(exponent) if power else 1)
-        if not 0 < product <= _LARGEST:
-            return 0
-    return product
-
-
-ENVIRONMENT_FILE = "ovf-env.xml"
-"""The name of the file that programs in the guest read in the root of a CD-ROM (DSP0243, 9.5 and 10.2)."""
-_NAMESPACE = "http://schemas.dmtf.org/ovf/environment/1"
-
-
-def _document(name: str, values: dict[str, str]) -> bytes:
-    def own(word: str) -> str:
-        return f"{{{_NAMESPACE}}}{word}"
-
-    spaces: Any = {None: _NAMESPACE, "oe": _NAMESPACE}  # the usual prefixes, for guests that search it with grep
-    root = etree.Element(own("Environment"), {own("id"): name}, spaces)
-    etree.SubElement(etree.SubElement(root, own("PlatformSection")), own("Kind")).text = "HTCondor"
-    settings = etree.SubElement(root, own("PropertySection"))
-    for key, value in values.items():
-        etree.SubElement(settings, own("Property"), {own("key"): key, own("value"): value})
-    return etree.tostring(root, xml_declaration=True, encoding="UTF-8")
-
-
-CPU, MEMORY, IDE, SCSI, NIC, FLOPPY, CD, DVD, STORAGE = 3, 4, 5, 6, 10, 14, 15, 16, 20
-_DISKS = 17, 19, 31
-"""The types of a disk, an extent of storage (by XenServer) or a logical disk (by version 2 of the standard)."""
-_CONTROLLERS = {IDE: "ide", SCSI: "scsi", STORAGE: "sata"}
-"""Type of a controller -> its kind, unless its subtype says more."""
-_DRIVES = {FLOPPY: "raw", CD: "iso", DVD: "iso"}
-"""Type of a drive -> format of its medium."""
-
-_OVIRT_FIRMWARE = {"3": False, "4": True}
-"""Types of oVirt's UEFI: True if it has Secure Boot."""
-_OVIRT_BOOT = ("C", "DC", "N", "CDN", "CND", "DCN", "DNC", "NCD", "NDC", "CD", "D", "CN", "DN", "NC", "ND")
-_VIRTUALBOX_SLOTS = (3, 8, 9, 10, 16, 17, 18, 19)
-"""The PCI slots of VirtualBox's NICs."""
-
-_LARGEST_MIB = 1 << 24
-"""The largest memory of a VM in MiB; a larger number without a unit is in bytes."""
-
-
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     """Read a descriptor or an archive. Raises `SubmitError`."""
-    return of_package(Package(options.file, summary), options, summary)
+    return PackageReader(Package(options.file, summary), options, summary).read()
 
 
-def of_package(package: Package, options: argparse.Namespace, summary: Summary) -> Guest:
-    """Read the descriptor of a package. Raises `SubmitError`."""
-    return _PackageReader(package, options, summary).read()
-
-
-class _PackageReader:
+class PackageReader:
     """A package on its way to a `Guest`."""
 
     def __init__(self, package: Package, options: argparse.Namespace, summary: Summary) -> None:
@@ -169,17 +285,13 @@ class _PackageReader:
                 above.remove(heading)  # the heading of items that are reported separately
         self._account = account = Account(root)
         account.take(root, "version", "lang", "buildId", "schemaLocation")
-        self._system = self._chosen_system()
-        self._hardware = self._chosen_hardware()
+        self._system, self._hardware = self._chosen_hardware()
         name = account.text(child(self._system, "Name")) or get(self._system, "id")
         stem = simple_name(os.path.splitext(descriptor)[0], "vm")
         self._made = Guest(name=simple_name(options.name or name, stem), vcpus=0)
-        self._configuration = self._chosen_configuration()
         self._named = self._drives()
         self._items = self._chosen_items()
         self._controllers = {item.instance: item for item in self._items if item.type in _CONTROLLERS}
-        self._disks: dict[str, GuestDisk] = {}
-        """The disks by the instances of their items."""
         self._order: list[tuple[str, int, GuestDisk]] = []
         """The controller and the place on it for each disk."""
         self._empty: list[tuple[GuestDisk, int]] = []
@@ -193,280 +305,156 @@ class _PackageReader:
         readers = {CPU: self._cpus, MEMORY: self._memory, NIC: self._nic}
         readers |= dict.fromkeys((*_DISKS, *_DRIVES), self._disk)
         for item in self._items:
-            # oVirt uses the numbers of controllers for other devices too.
             if item.type in readers:
                 readers[item.type](item)
-            elif item.subtype == "vmware.vtpm" or item.device == "tpm":
-                item.done()
-                vocabulary.set_tpm(item.place, made)
+                continue
+            self._account.take_all(item.element)
+            if item.subtype == "vmware.vtpm":
+                made.set_tpm(item.place)
             else:
-                item.done()
                 self._summary.skip(item.place, item.summary)
         self._virtualbox()
         self._vmware()
-        for element in self._system.iter():
-            self._ovirt(element)
-        self._environment()
-        vocabulary.add_usual_models(made)
         self._add_disks()
-        if any(is_section(element, "EulaSection") for element in self._root.iter()):
-            self._summary.advise("The package has a license agreement (EulaSection): read it.")
         self._account.tell(self._summary)
         return made
 
-    def _chosen_system(self) -> etree._Element:
-        """Find the virtual system that is to be converted."""
+    def _chosen_hardware(self) -> tuple[etree._Element, etree._Element]:
+        """Find the virtual system that is to be converted, and its hardware, the first of several alternatives."""
         wanted, account = self._options.system, self._account
-        systems = [
-            element
-            for element in self._root.iter()
-            if local(element.tag) == "VirtualSystem"
-            or (local(element.tag) == "Content" and "VirtualSystem" in get(element, "type"))
-        ]
+        systems = [element for element in self._root.iter() if local(element.tag) == "VirtualSystem"]
         chosen = [element for element in systems if not wanted or get(element, "id") == wanted]
         if len(chosen) != 1:
             names = ", ".join(get(element, "id")[:60] for element in systems[:20])
-            problem = f"The package describes {len(systems)} VMs"
             more = f", none or several with the id {wanted}" if wanted else ""
-            raise SubmitError(f"{problem}{more}.", f"choose one with --system: {names or 'there is none'}.")
-        for element in systems:
-            if element is not chosen[0]:
-                account.take_all(element)
-                why = "another one was chosen (--system)"
-                self._summary.skip(account.place(element), f"the VM {get(element, 'id')}", why)
-        account.take(chosen[0], "id", "type")
-        return chosen[0]
-
-    def _chosen_hardware(self) -> etree._Element:
-        """Return the section with the hardware; others are alternatives for another kind of hypervisor."""
-        sections = [element for element in self._system if is_section(element, "VirtualHardwareSection")]
-        if not sections:
+            problem = f"The package describes {len(systems)} VMs{more}."
+            raise SubmitError(problem, f"choose one with --system: {names or 'there is none'}.")
+        hardware = child(chosen[0], "VirtualHardwareSection")
+        if hardware is None:
             raise SubmitError("The virtual system has no VirtualHardwareSection.", "export it again.")
-        for section in sections[1:]:
-            self._account.take_all(section)
-            self._summary.skip(self._account.place(section), "another choice of hardware", "the first one is taken")
-        self._account.take(sections[0], "type")
-        return sections[0]
+        account.take(chosen[0], "id")
+        account.take(hardware)
+        return chosen[0], hardware
 
-    def _chosen_configuration(self) -> str:
-        """Choose the configuration to run, of those that the package offers; empty for none."""
-        offered = [
-            element
-            for section in self._root.iter()
-            if local(section.tag) == "DeploymentOptionSection" or "DeploymentOption" in get(section, "type")
-            for element in children(section, "Configuration")
-        ]
+    def _chosen_items(self) -> list[Item]:
+        """List the items of the hardware that belong to the chosen configuration, of those that the package offers."""
+        sections = [element for element in self._root.iter() if local(element.tag) == "DeploymentOptionSection"]
+        offered = [element for section in sections for element in children(section, "Configuration")]
         wanted, names = self._options.configuration, [get(element, "id") for element in offered]
         if wanted and wanted not in names:
             hint = f"choose one of: {', '.join(names) or 'none'}."
             raise SubmitError(f"The package has no configuration {wanted!a}.", hint)
-        if not offered:
-            return ""
         defaults = [get(element, "id") for element in offered if get(element, "default") in ("true", "1")]
-        chosen: str = wanted or [*defaults, *names][0]
-        for element in offered:
-            self._account.take_all(element)
-        of = f"{chosen}, of {', '.join(names)} (--configuration)"
-        self._summary.carry("", "the package's configuration", of)
-        return chosen
-
-    def _chosen_items(self) -> list[Item]:
-        """List the items of the hardware that belong to the configuration."""
+        chosen = next(filter(None, [wanted, *defaults, *names]), "")
+        if offered:
+            of = f"{chosen}, of {', '.join(names)} (--configuration)"
+            self._summary.keep("", "the package's configuration", of)
         found = []
         for element in children(self._hardware, "Item", "StorageItem", "EthernetPortItem"):
             belongs = get(element, "configuration").split()
             # Items with limits for choices are not devices.
-            if (belongs and self._configuration not in belongs) or get(element, "bound").lower() in ("min", "max"):
+            if (belongs and chosen not in belongs) or get(element, "bound").lower() in ("min", "max"):
                 self._account.take_all(element)
             else:
                 found.append(Item(element, self._account))
         return found
 
     def _drives(self) -> dict[str, PackageDrive]:
-        """Read the package's disks and files by the names that items use: diskId, file id, path."""
-        account, files = self._account, dict[str, Reference]()
-        found: dict[str, PackageDrive] = {}
-        properties = [element for element in self._root.iter() if local(element.tag) == "Property"]
-        values = {f"${{{get(element, 'key')}}}": get(element, "value") for element in reversed(properties)}
+        """Read the package's disks and files by the names that items use."""
+        account, files, found = self._account, dict[str, str](), dict[str, PackageDrive]()
         for element in children(account.child(self._root, "References"), "File"):
-            account.take(element, "description")
-            compression, size = account.get(element, "compression").lower(), number(account.get(element, "size"))
-            pieces = bool(account.get(element, "chunkSize"))
-            file = Reference(account.get(element, "href"), compression, pieces, size)
-            files[account.get(element, "id")] = files[file.href] = file
-            found["file:" + get(element, "id")] = PackageDrive(file, "", 0, element)
-        sections = [section for section in self._root.iter() if is_section(section, "DiskSection")]
-        for element in (disk for section in sections for disk in children(section, "Disk")):
+            account.take(element, "size", "description")
+            name, href = account.get(element, "id"), account.get(element, "href")
+            files[name] = href
+            found[f"file/{name}"] = PackageDrive(href, 0, element)
+        for element in children(account.child(self._root, "DiskSection"), "Disk"):
             account.take_all(element)
-            reference, said = get(element, "fileRef"), get(element, "capacity")
             unit = amount(get(element, "capacityAllocationUnits") or "byte")
-            url = get(element, "format").lower()
-            form = _VOLUMES.get(get(element, "volume-format").upper()) or next(
-                (form for word, form in _FORMATS if word in url), ""
-            )
-            drive = PackageDrive(files.get(reference), form, number(values.get(said, said)) * unit, element)
-            found["disk:" + get(element, "diskId")] = drive
-            if reference:
-                found[reference] = drive
-        for section in sections:
-            account.take(section, "type")
-        return found
-
-    def _environment(self) -> None:
-        """Write the settings into a file that goes with the job, if the package requires them on a CD-ROM."""
-        account, options, made = self._account, self._options, self._made
-        ways = account.get(self._hardware, "transport").split()
-        sections = [
-            section
-            for section in (self._system if ways else ())
-            if is_section(section, "ProductSection") and child(section, "Property") is not None
-        ]
-        values: dict[str, str] = {}
-        for section in sections:
-            account.take_all(section)
-            if "iso" in ways:
-                values |= self._settings(section)
-            else:
-                what, why = f"settings that the guest gets by {' '.join(ways)}", "jobs have them on a CD-ROM only (iso)"
-                self._summary.lose(account.place(section), what, why)
-        for said in options.property:
-            key, equals, value = said.partition("=")
-            if not equals or key not in values:
-                problem = f"--property {said!a} is no KEY=VALUE with a setting of the package."
-                raise SubmitError(problem, f"its settings are: {', '.join(sorted(values)) or 'none'}.")
-            values[key] = value
-        if not values:
-            return
-        target = os.path.join(options.dir, ENVIRONMENT_FILE)
-        free(target, self._summary, force=options.force)
-        try:
-            document = _document(get(self._system, "id"), values)
-        except ValueError as error:  # a control character, which XML does not allow
-            raise SubmitError(f"{target} cannot be written ({error}).") from error
-        with os_errors_as(f"{target} cannot be written"):
-            write_anew(target, document)
-        self._summary.made.append(target)
-        made.files.append(target)
-        made.options[DATA_FILES], made.places[DATA_FILES] = ENVIRONMENT_FILE, account.place(sections[0])
-        if unset := [key for key, value in values.items() if not value]:
-            advice = f"Settings of the package without a value: {', '.join(unset)}; --property {unset[0]}=VALUE."
-            self._summary.advise(advice)
-
-    def _settings(self, section: etree._Element) -> dict[str, str]:
-        """Return the settings of one section by their full names, with their values in the configuration."""
-        found = {}
-        for each in children(section, "Property"):
-            key = ".".join(filter(None, (get(section, "class"), get(each, "key"), get(section, "instance"))))
-            found[key] = get(each, "value")
-            for other in children(each, "Value"):
-                if self._configuration and get(other, "configuration") == self._configuration:
-                    found[key] = get(other, "value")
+            file, capacity = files.get(get(element, "fileRef"), ""), number(get(element, "capacity")) * unit
+            found[f"disk/{get(element, 'diskId')}"] = PackageDrive(file, capacity, element)
         return found
 
     def _cpus(self, item: Item) -> None:
-        item.use("AllocationUnits", "num_cpu", "smp_arch", "max_num_of_vcpus")
-        made, said = self._made, item.number("VirtualQuantity") or 1
-        cores, threads = item.number("CoresPerSocket"), 1
-        if sockets := item.number("num_of_sockets"):  # oVirt's words
-            cores, threads = item.number("cpu_per_socket") or 1, item.number("threads_per_cpu") or 1
-            said = sockets * cores * threads
-        made.vcpus = said
+        item.use("AllocationUnits")
+        made, cores = self._made, item.number("CoresPerSocket")
+        made.vcpus = item.number("VirtualQuantity") or 1
         made.places["vcpus"] = made.places["Topology"] = item.place
-        if said > 1 and cores and said % (cores * threads) == 0:
-            made.options["Topology"] = f"sockets={said // (cores * threads)},cores={cores},threads={threads}"
+        if made.vcpus > 1 and cores and made.vcpus % cores == 0:
+            made.options["Topology"] = f"sockets={made.vcpus // cores},cores={cores},threads=1"
 
     def _memory(self, item: Item) -> None:
         made, unit, quantity = self._made, item.first("AllocationUnits"), item.number("VirtualQuantity")
         made.places["memory"] = item.place
-        factor = amount(unit)
-        if not unit and quantity:
-            factor = 1 << 20 if quantity <= _LARGEST_MIB else 1
-            taken = "MiB, as VirtualBox and VMware do" if factor > 1 else "bytes, for so many MiB no VM has"
-            made.changed["memory"] = f"the number {quantity} has no unit, and is taken for {taken}"
+        factor = amount(unit or "MB")
+        if not unit:
+            made.changed["memory"] = f"the number {quantity} has no unit, and is taken for MiB"
         elif not factor and not self._options.memory:
             raise SubmitError(f"{item.place}: {unit[:40]!a} is no unit of memory.", "give --memory.")
         made.memory_mib = -(-quantity * factor // (1 << 20))
 
     def _nic(self, item: Item) -> None:
-        item.use("AddressOnParent", "Name")
+        item.use("AddressOnParent")
         nic = GuestNic("", place=item.place, what=item.summary)
         addresses = [item.first(name).lower() for name in ("MACAddress", "Address")]
         nic.mac = next((address for address in addresses if address.count(":") == 5), "")
-        nic.link_up = "false" not in (item.first("AutomaticAllocation").lower(), item.first("Linked").lower())
-        vocabulary.add_nic(self._made, nic, item.first("Connection"), item.subtype, asked=self._options.network)
+        nic.link_up = item.first("AutomaticAllocation").lower() != "false"
+        self._made.add_nic(nic, item.first("Connection"), item.subtype, asked=self._options.network)
 
     def _disk(self, item: Item) -> None:
         """Read a disk, or a drive with its medium."""
         resource = item.first("HostResource").removeprefix("ovf:").lstrip("/")
-        kind, _, identity = resource.partition("/")
-        drive = self._named.get(f"{kind}:{identity}") if kind in ("disk", "file") else None
-        drive = drive or self._named.get(resource)
-        # The file that it names, vCloud's attribute, or the item itself.
-        said = f"byte*{get(child(item.element, 'HostResource'), 'capacity')}*2^20"
-        capacity = drive.capacity if drive else amount(said)
+        drive = self._named.get(resource)
+        capacity = drive.capacity if drive else 0
         capacity = capacity or item.number("VirtualQuantity") * amount(item.first("AllocationUnits") or "byte")
-        if drive is not None and drive.file is not None:
+        if drive is not None and drive.file:
             disk = self._with_file(item, drive)
         elif capacity and item.type not in _DRIVES:
             disk = GuestDisk("", "qcow2", place=item.place, what=item.summary)
             self._empty.append((disk, capacity))
         else:
-            item.done()
+            self._account.take_all(item.element)
             if item.type in _DRIVES and not resource:
                 self._summary.skip(item.place, item.summary, "it is empty")
             else:
                 self._summary.lose(item.place, item.summary, "it names no file of the package")
             return
-        item.use("Address", "AutomaticAllocation", "VirtualQuantityUnits", "StorageGroup")
+        item.use("Address", "AutomaticAllocation", "VirtualQuantityUnits")
         parent = item.first("Parent")
-        vocabulary.put_on(disk, (get(drive.element, "disk-interface") if drive else "") or self._controller(parent))
+        disk.put_on(self._controller(parent))
         if item.type in (CD, DVD):
             disk.bus, disk.writable = disk.bus or "sata", False
         elif item.type == FLOPPY:
             disk.bus = "floppy"
-        disk.boot = item.number("BootOrder") or (drive is not None and get(drive.element, "boot").lower() == "true")
         self._order.append((parent, item.number("AddressOnParent"), disk))
-        self._disks[item.instance] = disk
 
     def _controller(self, instance: str) -> str:
         """Return the word for a controller, empty for none."""
         item = self._controllers.get(instance)
-        if item is None or item.type == IDE:
-            return "" if item is None else "ide"
-        is_plain = not item.subtype or (item.type == SCSI and item.subtype in vocabulary.BUSES)
-        return _CONTROLLERS[item.type] if is_plain else item.first("ResourceSubType")
+        if item is None:
+            return ""
+        return item.subtype if item.subtype and item.type != IDE else _CONTROLLERS[item.type]
 
     def _with_file(self, item: Item, drive: PackageDrive) -> GuestDisk:
-        assert drive.file is not None
-        href = drive.file.href
         if get(drive.element, "parentRef"):
             raise SubmitError(f"{item.place}: the disk is an overlay of another.", "export it without snapshots.")
-        if href in self._paths and item.type not in _DRIVES:
-            problem = f"{item.place}: {href!a} is the image of two disks."
+        if drive.file in self._paths and item.type not in _DRIVES:
+            problem = f"{item.place}: {drive.file!a} is the image of two disks."
             raise SubmitError(problem, "give each a file of its own in the package.")
-        if href not in self._paths:
-            self._paths[href] = self._package.file(drive.file, self._options.dir, force=self._options.force)
-        path = self._paths[href]
-        form = _DRIVES.get(item.type) or drive.format
-        disk = GuestDisk(path, form, place=item.place, what=f"{item.summary}, {href}", hostile=True)
-        if not form:
-            find_format(disk)
+        if drive.file not in self._paths:
+            path = self._package.file(drive.file, self._options.dir, force=self._options.force)
+            self._paths[drive.file] = path
+        disk = GuestDisk(self._paths[drive.file], _DRIVES.get(item.type, ""), place=item.place, hostile=True)
+        disk.what = f"{item.summary}, {drive.file}"
+        if not disk.format:
+            find_format(disk)  # exporters disagree about the addresses of formats
         return disk
 
     def _add_disks(self) -> None:
         """Add to the VM its disks: those with an image, and those that must be made."""
         made, summary = self._made, self._summary
-        parents = [parent for parent, _, _ in self._order]
-        kinds = [self._controllers[parent].type if parent in self._controllers else 0 for parent in parents]
-
-        def rank(each: tuple[str, int, GuestDisk]) -> tuple[int, ...]:
-            parent, place, _ = each
-            first = parents.index(parent)
-            controller = self._controllers.get(parent)  # the two channels of IDE are two controllers
-            address = controller.number("Address") if controller else 0
-            return (kinds.index(kinds[first]), address, first, place) if parent else (0,)
-
-        made.disks = [disk for _, _, disk in sorted(self._order, key=rank)]
+        controllers = ["", *self._controllers]
+        self._order.sort(key=lambda each: (controllers.index(each[0]) if each[0] in controllers else 0, each[1]))
+        made.disks = [disk for _, _, disk in self._order]
         if self._empty:
             name_devices(made.disks)
             sizes = [(disk, -(-capacity // (1 << 20))) for disk, capacity in self._empty]
@@ -474,89 +462,45 @@ class _PackageReader:
             made.options["Data_Disk"] = ", ".join(f"{disk.device}:{size}M" for disk, size in sizes)
             made.places["Data_Disk"] = sizes[0][0].place
             for disk, size in sizes:
-                summary.carry(disk.place, disk.what, f"{disk.device}, an empty disk of {size} MiB")
+                summary.keep(disk.place, disk.what, f"{disk.device}, an empty disk of {size} MiB")
             summary.advise("The empty disks are made where the job runs: say --append 'request_disk = …'.")
         for drive in self._named.values():
-            if drive.file is not None and drive.file.href not in self._paths:
-                self._paths[drive.file.href] = ""
-                summary.skip(self._account.place(drive.element), f"file {drive.file.href}")
+            if drive.file and drive.file not in self._paths:
+                self._paths[drive.file] = ""
+                summary.skip(self._account.place(drive.element), f"file {drive.file}")
 
     def _vmware(self) -> None:
-        """Read UEFI, with Secure Boot or without, and the boot order: a section for each drive."""
+        """Read UEFI, with Secure Boot or without, and the architecture."""
         account, made = self._account, self._made
         configs = {get(element, "key"): element for element in children(self._hardware, "Config")}
         firmware, secure = configs.get("firmware"), configs.get("bootOptions.efiSecureBootEnabled")
         for element in (firmware, secure):
             account.take(element, "key", "value", "required")
         if get(firmware, "value").lower() == "efi":
-            vocabulary.set_firmware(account.place(firmware), made, secure=get(secure, "value").lower() == "true")
-        order = []
-        for place, section in enumerate(children(self._system, "BootOrderSection"), start=1):
-            account.take_all(section)
-            drive = self._disks.get(get(section, "instanceId"))
-            if drive is not None:
-                drive.boot = drive.boot or place
-            order.append((account.place(section), drive.boot_class if drive else get(section, "type")))
-        if order:
-            made.boot = vocabulary.boot_order(order, self._summary)
-
-    def _ovirt(self, element: etree._Element) -> None:
-        """Read an element of oVirt's, or the type of the operating system, which others have too."""
-        tag, value, account, made = local(element.tag), text(element), self._account, self._made
-        if tag == "BiosType" and value in _OVIRT_FIRMWARE:
-            account.take(element)
-            vocabulary.set_firmware(account.place(element), made, secure=_OVIRT_FIRMWARE[value])
-        elif tag == "DefaultBootSequence" and value and number(value) < len(_OVIRT_BOOT):
-            account.take(element)
-            place = account.place(element)
-            made.boot = vocabulary.boot_order(((place, letter) for letter in _OVIRT_BOOT[number(value)]), self._summary)
-        elif tag == "TimeZone" and value:
-            account.take(element)
-            vocabulary.set_clock(value, account.place(element), in_words(element), made, self._summary)
-        elif tag in ("OperatingSystemSection", "OSType"):
-            kind = (get(element, "osType") + value).lower()
-            if kind[:4] == "arm-" or "arm64" in kind:
-                vocabulary.set_architecture("arm64", account.place(element), made, self._summary)
+            made.set_firmware(account.place(firmware), secure=get(secure, "value").lower() == "true")
+        for element in children(self._system, "OperatingSystemSection"):
+            if get(element, "osType").lower().startswith("arm"):
+                made.set_architecture("arm64", account.place(element), self._summary)
 
     def _virtualbox(self) -> None:
-        """Read VirtualBox's own description, most of which is in the items too."""
+        """Read from VirtualBox's own description the parts that the items lack."""
         account, made, summary = self._account, self._made, self._summary
         machine = next((element for element in self._system.iter() if local(element.tag) == "Machine"), None)
         if machine is None:
             return
         account.take(machine, *map(local, machine.keys()))
-        made.boot = ("fd", "cdrom", "hd")  # its default, which it does not write
         if get(machine, "OSType").lower().endswith("arm64"):
-            vocabulary.set_architecture("arm64", account.place(machine), made, summary)
-        adapters = []
+            made.set_architecture("arm64", account.place(machine), summary)
         for element in machine.iter():
-            tag, kind, place = local(element.tag), get(element, "type"), account.place(element)
-            if tag == "Boot":
-                order = sorted(children(element, "Order"), key=lambda each: number(get(each, "position")))
-                words = [device for each in order if (device := get(each, "device")) != "None"]
-                made.boot = vocabulary.boot_order(((place, word) for word in words), summary)
-            elif tag == "Firmware" and kind.upper().startswith("EFI"):
-                vocabulary.set_firmware(place, made, secure=False)
-            elif tag == "TrustedPlatformModule" and kind.lower() in ("v2_0", "swtpm"):
-                vocabulary.set_tpm(place, made)
-            elif tag == "TrustedPlatformModule" and kind.lower() not in ("", "none"):
-                summary.lose(place, f"a TPM {kind}", "jobs have a TPM 2.0")
+            tag, kind, place = local(element.tag), get(element, "type").lower(), account.place(element)
+            if tag == "Firmware" and kind.startswith("efi"):
+                made.set_firmware(place, secure=False)
+            elif tag == "TrustedPlatformModule" and kind in ("v2_0", "swtpm"):
+                made.set_tpm(place)
             elif tag == "RTC":
-                vocabulary.set_clock(get(element, "localOrUTC"), place, in_words(element), made, summary)
+                made.set_clock(get(element, "localOrUTC"), place, in_words(element), summary)
             elif tag == "SharedFolder":
-                summary.lose(place, f"the shared folder {get(element, 'name')}", vocabulary.DIRECTORY)
-            elif tag == "Adapter" and get(element, "enabled") == "true":
-                adapters.append(element)
-            elif tag == "Platform" and get(element, "architecture").upper() == "ARM":
-                vocabulary.set_architecture("arm64", place, made, summary)
-                continue  # it has other elements in it
+                summary.lose(place, f"the shared folder {get(element, 'name')}", DIRECTORY)
             else:
                 continue
             account.take_all(element)
-        adapters.sort(key=lambda each: number(get(each, "slot")))
-        if len(adapters) == len(made.nics):
-            for adapter, nic in zip(adapters, made.nics, strict=True):
-                slot = number(get(adapter, "slot"))
-                nic.link_up = nic.link_up and get(adapter, "cable") != "false"
-                nic.model = nic.model or vocabulary.MODELS.get(get(adapter, "type").lower(), "")
-                nic.card = f"enp0s{_VIRTUALBOX_SLOTS[slot]}" if slot < len(_VIRTUALBOX_SLOTS) else ""

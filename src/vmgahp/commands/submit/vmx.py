@@ -4,15 +4,17 @@ import argparse
 import os
 import re
 
-from vmgahp.commands.submit import vocabulary
 from vmgahp.commands.submit.images import Locate, check, require_beside
 from vmgahp.commands.submit.machine import (
     BOOT_CLASSES,
+    DIRECTORY,
+    HOST_DEVICE,
     Guest,
     GuestDisk,
     GuestNic,
     SubmitError,
     Summary,
+    number,
     read_file,
     simple_name,
 )
@@ -32,8 +34,8 @@ _BUSES = ("ide", "scsi", "sata", "nvme", FLOPPY)
 """The buses in the order in which a BIOS finds hard disks, which begins with IDE for historical reasons."""
 
 _MISSED = (
-    (re.compile(r"pcipassthru\d+\.present|usb\.autoconnect\..*"), vocabulary.HOST_DEVICE),
-    (re.compile(r"sharedfolder\d+\.present"), vocabulary.DIRECTORY),
+    (re.compile(r"pcipassthru\d+\.present|usb\.autoconnect\..*"), HOST_DEVICE),
+    (re.compile(r"sharedfolder\d+\.present"), DIRECTORY),
     (re.compile(r"\w+(?::\d+)?\.(?:sharedbus|sharing)"), "a disk of a job is no other VM's"),
     (re.compile(r"guestinfo\.(?:user|meta|vendor)data"), "a job gives cloud-init its User_Data and Meta_Data"),
 )
@@ -88,55 +90,50 @@ def read(data: bytes, file: str, locate: Locate, options: argparse.Namespace, su
 def _options(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
     """Read the entries that belong to no device; return the names, in lower case, that are reported with them."""
     used = set()
-    made.memory_mib = _number(vmx, "memsize")
-    made.vcpus = _number(vmx, "numvcpus") or 1
+    made.memory_mib, made.vcpus = (number(vmx.get(name, "").strip()) for name in ("memsize", "numvcpus"))
+    made.vcpus = made.vcpus if vmx.get("numvcpus") else 1
     if (cores := vmx.cores_per_socket(made.vcpus)) > 1:
         made.options["Topology"] = f"sockets={made.vcpus // cores},cores={cores},threads=1"
         used.add("cpuid.corespersocket")
     if vmx.get("firmware", "").strip().lower() == "efi":
-        vocabulary.set_firmware("firmware", made, secure=vmx.boolean("uefi.secureBoot.enabled"))
+        made.set_firmware("firmware", secure=vmx.boolean("uefi.secureBoot.enabled"))
         used.add("uefi.secureboot.enabled")
     if vmx.boolean("vtpm.present") or vmx.get("managedVM.autoAddVTPM", "").lower() == "software":
-        vocabulary.set_tpm("vtpm.present", made)
+        made.set_tpm("vtpm.present")
         used |= {"vtpm.present", "managedvm.autoaddvtpm"}
     guest = vmx.get("guestOS", "").lower()
     if guest.startswith("arm"):
-        vocabulary.set_architecture("arm64", "guestOS", made, summary)
+        made.set_architecture("arm64", "guestOS", summary)
         used.add("guestos")
     offset = vmx.get("rtc.diffFromUTC", "").strip()
     if offset not in ("", "0") or (not offset and guest.startswith("win")):  # VMware gives Windows local time
         place = "rtc.diffFromUTC" if offset else "guestOS"
-        vocabulary.set_clock(LOCAL_TIME, place, f"{place} = {vmx[place]}", made, summary)
+        made.set_clock(LOCAL_TIME, place, f"{place} = {vmx[place]}", summary)
         used.add(place.lower())
     return used
 
 
 def _boot(vmx: Vmx, made: Guest, summary: Summary) -> set[str]:
     """Set the boot order of the disks, if the file has one; return the names that are reported with it."""
+    names = [name for name in ("bios.bootOrder", "bios.hddOrder") if vmx.get(name, "").strip()]
     order, first = (
         [word.strip().lower() for word in vmx.get(name, "").split(",") if word.strip()]
         for name in ("bios.bootOrder", "bios.hddOrder")
     )
-    classes = vocabulary.boot_order((("bios.bootOrder", word) for word in order), summary)
-    places = [disk.place.partition(".")[0] for disk in made.disks]
-    for place in first:
-        if place not in places:
-            summary.skip("bios.hddOrder", f"boot from {place}", "the VM has no such disk")
+    classes = summary.boot_order(("bios.bootOrder", word) for word in order)
     by_class = list(dict.fromkeys([*classes, *BOOT_CLASSES]))
-    rank = {place: number for number, place in reversed(list(enumerate(first)))}
 
     def key(disk: GuestDisk) -> tuple[int, int]:
-        return by_class.index(disk.boot_class), rank.get(disk.place.partition(".")[0], len(first))
+        place = disk.place.partition(".")[0]
+        return by_class.index(disk.boot_class), first.index(place) if place in first else len(first)
 
-    if order or first:
-        for number, disk in enumerate(sorted(made.disks, key=key), 1):
-            disk.boot = number
-        for name in ("bios.bootOrder", "bios.hddOrder"):
-            if vmx.get(name):
-                summary.carry(name, f"{name} = {vmx[name]}", "the order of the disks")
-    elif len({disk.bus for disk in made.disks if disk.boot_class == "hd"}) > 1:
+    for turn, disk in enumerate(sorted(made.disks, key=key), 1) if names else ():
+        disk.boot = turn
+    for name in names:
+        summary.keep(name, f"{name} = {vmx[name]}", "the order of the disks")
+    if not names and len({disk.bus for disk in made.disks if disk.boot_class == "hd"}) > 1:
         summary.advise("Hard disks are on more than one kind of controller: bios.hddOrder says which one is to boot.")
-    return {"bios.bootorder", "bios.hddorder"}
+    return {name.lower() for name in names}
 
 
 def _others(vmx: Vmx, made: Guest, used: set[str], summary: Summary, *, as_is: bool) -> None:
@@ -153,22 +150,15 @@ def _others(vmx: Vmx, made: Guest, used: set[str], summary: Summary, *, as_is: b
         if why and value.strip().lower() not in _NOTHING:
             summary.lose(name, said, why)
         elif name.lower() == "nvram" and "Firmware" in made.options and not as_is:
-            vocabulary.tell_new_variables(name, said, summary)
+            summary.new_variables(name, said)
         elif not as_is:
             summary.skip(name, said)
-
-
-def _number(vmx: Vmx, name: str) -> int:
-    text = vmx.get(name, "").strip()
-    if text and not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise SubmitError(f"{name} = {text[:40]!a} is not a number.", "correct it in the .vmx.")
-    return int(text or 0)
 
 
 def _drive(drive: Drive, vmx: Vmx, made: Guest, summary: Summary, locate: Locate, *, hostile: bool) -> None:
     place, said = f"{drive.place}.fileName", f"{drive.place}.fileName = {drive.file}"
     if drive.of_host:
-        summary.lose(place, said, vocabulary.HOST_DEVICE)
+        summary.lose(place, said, HOST_DEVICE)
         return
     if drive.no_image or not drive.file:
         summary.skip(place, said, drive.no_image or "a disk without an image")
@@ -179,7 +169,7 @@ def _drive(drive: Drive, vmx: Vmx, made: Guest, summary: Summary, locate: Locate
     if vmx.get(f"{drive.place}.mode", "").lower().endswith("nonpersistent"):
         disk.changed.append("it is not nonpersistent, what the guest writes stays on the job's own copy")
     is_model = drive.bus in ("scsi", "nvme")
-    vocabulary.put_on(disk, vmx.get(f"{drive.bus}{drive.controller}.virtualDev", drive.bus) if is_model else drive.bus)
+    disk.put_on(vmx.get(f"{drive.bus}{drive.controller}.virtualDev", drive.bus) if is_model else drive.bus)
     made.disks.append(disk)
 
 
@@ -193,9 +183,7 @@ def _nic(vmx: Vmx, name: str, made: Guest, options: argparse.Namespace) -> None:
     if vmx.get(f"{name}.addressType", "").lower() == "static":
         nic.mac = vmx.get(f"{name}.address", "").strip().lower()
     nic.link_up = vmx.boolean(f"{name}.startConnected", default=True)
-    slot = vmx.get(f"{name}.pciSlotNumber", "")
-    nic.card = f"ens{slot}" if slot.isascii() and slot.isdigit() else ""
-    vocabulary.add_nic(made, nic, kind, model, asked=options.network, called=network)
+    made.add_nic(nic, kind, model, asked=options.network, called=network)
 
 
 def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary) -> None:
@@ -208,10 +196,8 @@ def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary)
     made.files.append(os.path.abspath(options.file))
     if made.options.pop("TPM", None):
         summary.lose("vtpm.present", "a vTPM", "VMware encrypts a VM that has one, and a job's has none")
-    if topology := made.options.get("Topology"):
-        summary.carry("cpuid.coresPerSocket", "Topology", str(topology))
-    if firmware := made.options.get("Firmware"):
-        summary.carry("firmware", "Firmware", str(firmware))
+    for option in [name for name in ("Topology", "Firmware") if name in made.options]:
+        summary.keep(made.places[option], option, str(made.options[option]))
     made.options.clear()
     if len(made.nics) > 1:
         summary.lose(made.nics[1].place, made.nics[1].what, "VMware jobs have one NIC")
@@ -226,7 +212,7 @@ def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary)
             if (reason := check(disk, summary, by_qemu=False)) and not disk.files:
                 raise SubmitError(f"{disk.place}: {disk.path}: {reason}.", "leave --as-is out, which converts it.")
             made.files += [disk.path, *disk.files]
-        summary.carry(disk.place, disk.what, "stays where it is" if options.shared else "goes with the job")
+        summary.keep(disk.place, disk.what, "stays where it is" if options.shared else "goes with the job")
     names = [os.path.basename(path) for disk in disks if disk.format == "vmdk" for path in (disk.path, *disk.files)]
     if names:
         made.attributes[VMDK_FILES] = ",".join(names)
@@ -236,14 +222,13 @@ def _as_is(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary)
 
 def _bring_nvram(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Summary) -> None:
     """Transfer the firmware's variables if they are beside the .vmx; otherwise VMware makes new ones."""
-    value = vmx.get("nvram", "")
-    if not value:
+    if not (value := vmx.get("nvram", "")):
         return
     path = os.path.join(os.path.dirname(os.path.abspath(options.file)), value.replace("\\", "/"))
-    if path.lower().endswith(".nvram") and os.path.isfile(path):
-        if not options.own:
-            require_beside(path, f"nvram = {value}", options.file)
-        made.files.append(path)
-        summary.carry("nvram", f"nvram = {value}", "goes with the job")
-    else:
+    if not path.lower().endswith(".nvram") or not os.path.isfile(path):
         summary.skip("nvram", f"nvram = {value}", "the file is not here: VMware makes a new one")
+        return
+    if not options.own:
+        require_beside(path, f"nvram = {value}", options.file)
+    made.files.append(path)
+    summary.keep("nvram", f"nvram = {value}", "goes with the job")

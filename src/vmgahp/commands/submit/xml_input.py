@@ -1,7 +1,7 @@
 """Untrusted XML files: read within limits, with an account of the parts that were used."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 
 from lxml import etree
 
@@ -126,27 +126,26 @@ class Account:
             walk = walk.getparent()
         return f"line {element.sourceline}, /{'/'.join(reversed(words))}"
 
-    def tell(self, summary: Summary, missed: Callable[[str, etree._Element], str] = lambda _path, _element: "") -> None:
+    def tell(self, summary: Summary, missed: Mapping[str, str] | None = None) -> None:
         """Report everything that has not been handled: the topmost element of it, each attribute by itself.
 
-        `missed` gets the path of names and the element, and returns why a guest would miss it; empty if it would not.
+        `missed` has the reasons why a guest would miss an element, by its path below the root.
         """
 
         def walk(element: etree._Element, path: str) -> None:
             if not any(inner in self._taken for inner in element.iter()):
-                reason = missed(path, element)
+                reason = (missed or {}).get(path, "")
                 (summary.lose if reason else summary.skip)(self.place(element), in_words(element), reason)
                 return
             known = self._taken.get(element, set())
             for key, value in element.items() if known is not None else ():
                 name = local(key)
                 if known is not None and name.lower() not in known:
-                    what = f"{local(element.tag)} {name}={value!s}"
-                    summary.skip(f"{self.place(element)}/@{name}", what)
+                    summary.skip(f"{self.place(element)}/@{name}", f"{local(element.tag)} {name}={value!s}")
             for inner in element:
-                walk(inner, f"{path}/{local(inner.tag)}")
+                walk(inner, f"{path}/{local(inner.tag)}".lstrip("/"))
 
-        walk(self.root, f"/{local(self.root.tag)}")
+        walk(self.root, "")
 
 
 def in_words(element: etree._Element) -> str:
