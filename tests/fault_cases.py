@@ -1,4 +1,4 @@
-"""This daemon's own checks, each with whose fault it is when it fails; libvirt's errors are in `fault_table`.
+"""This daemon's own checks, each with whose fault it is when it fails; libvirt's errors are in `link.faults`.
 
 The checks themselves are where they are made (`vmgahp.job.spec`, `vmgahp.images.formats`, `vmgahp.domain.build`, the
 survey of the probe, the start); here it can be read, and tested, that none of them blames the wrong one. The page
@@ -8,7 +8,7 @@ docs/reference/faults.md is made of both tables.
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.drivers.libvirt.fault_table import RULES
+from vmgahp.drivers.libvirt.link.faults import RULES
 from vmgahp.errors import Fault, HypervisorFault, JobFault, MachineFault
 
 

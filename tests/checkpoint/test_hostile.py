@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vmgahp.checkpoint import manifest
 from vmgahp.checkpoint.manifest import CheckpointKind, Invalid, Manifest
-from vmgahp.drivers.libvirt.checkpoint import LIBVIRT
+from vmgahp.drivers.libvirt.life.save import LIBVIRT
 from vmgahp.drivers.script.machine import KIND as SCRIPT
 from vmgahp.drivers.vmrun.machine import KIND as VMRUN
 

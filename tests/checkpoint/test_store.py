@@ -17,7 +17,7 @@ from vmgahp.checkpoint import files, manifest
 from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import MEMORY, CheckpointFile, Manifest
 from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE, RESTARTING, CheckpointStore
-from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, disk_refs
+from vmgahp.drivers.libvirt.life.save import LIBVIRT, disk_refs
 from vmgahp.errors import Fault, JobFault, MachineFault
 from vmgahp.host import execute
 from vmgahp.host.job_user import Identity

@@ -14,7 +14,7 @@ from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain import verify
 from vmgahp.domain.restore import SavedMismatch, reconcile
-from vmgahp.drivers.libvirt import capabilities, emulator, firmware, tpm
+from vmgahp.drivers.libvirt.start import capabilities, tpm
 from vmgahp.host.job_user import Identity
 from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
@@ -107,7 +107,7 @@ def firmwares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "10-broken.json").write_text("{")
     in_memory = {"mapping": {"device": "memory", "filename": "/fw/m.fd"}, "features": []}
     (tmp_path / "20-memory.json").write_text(json.dumps(in_memory))
-    monkeypatch.setattr(firmware, "DESCRIPTORS", (str(tmp_path / "none"), str(tmp_path)))
+    monkeypatch.setattr(capabilities, "FIRMWARE_DESCRIPTORS", (str(tmp_path / "none"), str(tmp_path)))
     return tmp_path
 
 
@@ -121,7 +121,7 @@ SYSTEM = "qemu:///system"
 def test_a_restored_domain_gets_the_firmware_that_it_had(firmwares: Path) -> None:
     ours = domain_xml.build(spec(devices=Devices(firmware="uefi")), host())
     for code, kind in (("/fw/plain.fd", "fd"), ("/fw/plain.qcow2", "qcow2")):
-        system = etree.fromstring(firmware.of_a_restore(ours, saved(code), SYSTEM)).find("os")
+        system = etree.fromstring(capabilities.firmware_of_a_restore(ours, saved(code), SYSTEM)).find("os")
         assert (system.get("firmware"), system.find("firmware")) == (None, None)
         loader, nvram = system.find("loader"), system.find("nvram")
         assert (loader.text, loader.get("readonly"), loader.get("secure")) == (code, "yes", None)
@@ -133,27 +133,31 @@ def test_a_restored_domain_gets_the_firmware_that_it_had(firmwares: Path) -> Non
 def test_a_firmware_that_is_not_this_machines_is_not_taken(firmwares: Path, loader: str) -> None:
     ours = domain_xml.build(spec(devices=Devices(firmware="uefi")), host())
     with pytest.raises(LookupError, match="firmware"):
-        firmware.of_a_restore(ours, saved(loader), SYSTEM)
+        capabilities.firmware_of_a_restore(ours, saved(loader), SYSTEM)
 
 
 def test_secure_boot_stays_secure(firmwares: Path) -> None:
     ours = domain_xml.build(spec(devices=Devices(firmware="uefi-secure")), host())
-    loader = etree.fromstring(firmware.of_a_restore(ours, saved("/fw/secure.fd"), SYSTEM)).find("os/loader")
+    loader = etree.fromstring(capabilities.firmware_of_a_restore(ours, saved("/fw/secure.fd"), SYSTEM)).find(
+        "os/loader"
+    )
     assert loader.get("secure") == "yes"
     with pytest.raises(LookupError):
-        firmware.of_a_restore(ours, saved("/fw/plain.fd"), SYSTEM)
+        capabilities.firmware_of_a_restore(ours, saved("/fw/plain.fd"), SYSTEM)
 
 
 def test_secure_boot_of_aarch64_has_no_smm(firmwares: Path) -> None:
     ours = domain_xml.build(spec(devices=Devices("aarch64", "uefi-secure")), host(arch="aarch64", cpu_mode=""))
     assert "smm" not in ours
-    loader = etree.fromstring(firmware.of_a_restore(ours, saved("/fw/secure.fd"), SYSTEM)).find("os/loader")
+    loader = etree.fromstring(capabilities.firmware_of_a_restore(ours, saved("/fw/secure.fd"), SYSTEM)).find(
+        "os/loader"
+    )
     assert loader.get("secure") is None
 
 
 def test_a_bios_is_no_firmware_to_look_for(firmwares: Path) -> None:
     ours = domain_xml.build(spec(), host())
-    assert firmware.of_a_restore(ours, saved("/etc/shadow"), SYSTEM) == ours
+    assert capabilities.firmware_of_a_restore(ours, saved("/etc/shadow"), SYSTEM) == ours
 
 
 def test_a_saved_domain_with_a_firmware_is_not_restored_without() -> None:
@@ -209,8 +213,8 @@ def test_a_guest_has_the_panic_device_of_its_machine(
 def test_the_architectures_of_guests(on_x86: None) -> None:
     names = ("aarch64", "armv7l", "i686", "x86_64", "aarch64")
     text = "".join(f"<guest><arch name='{name}'/></guest>" for name in names)
-    assert emulator.arches(f"<capabilities>{text}</capabilities>", emulates=True) == ["x86_64", "aarch64"]
-    assert emulator.arches(f"<capabilities>{text}</capabilities>", emulates=False) == ["x86_64"]
+    assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=True) == ["x86_64", "aarch64"]
+    assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=False) == ["x86_64"]
 
 
 class Capable:

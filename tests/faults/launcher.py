@@ -11,10 +11,10 @@ import socket
 import sys
 
 SHORTER = {
-    ("vmgahp.drivers.libvirt.connection", "KEEPALIVE_INTERVAL"): 1,
-    ("vmgahp.drivers.libvirt.connection", "KEEPALIVE_COUNT"): 4,
-    ("vmgahp.drivers.libvirt.connection", "RECONNECT_DEADLINE"): 5.0,
-    ("vmgahp.drivers.libvirt.machine", "CALL_SECONDS"): 13.0,
+    ("vmgahp.drivers.libvirt.link.connection", "KEEPALIVE_INTERVAL"): 1,
+    ("vmgahp.drivers.libvirt.link.connection", "KEEPALIVE_COUNT"): 4,
+    ("vmgahp.drivers.libvirt.link.connection", "RECONNECT_DEADLINE"): 5.0,
+    ("vmgahp.drivers.libvirt.life.machine", "CALL_SECONDS"): 13.0,
     ("vmgahp.drivers.lifecycle", "OVERRULE_SECONDS"): 12.0,
     ("vmgahp.daemon.server", "DESTROY_DEADLINE"): 15.0,
     ("vmgahp.protocol.session", "START_EXTRA"): 5.0,

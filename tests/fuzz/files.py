@@ -15,8 +15,8 @@ from vmgahp.commands import files as logs
 from vmgahp.commands.report import page, read_from
 from vmgahp.config import SETTINGS, Settings, sources
 from vmgahp.domain import restore
-from vmgahp.drivers.libvirt import qemu_log
-from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, XEN
+from vmgahp.drivers.libvirt.life.save import LIBVIRT, XEN
+from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.script import protocol as script_protocol
 from vmgahp.drivers.script.machine import KIND as SCRIPT
 from vmgahp.drivers.vmrun.machine import KIND as VMRUN
@@ -148,4 +148,4 @@ def log_lines(data: bytes) -> None:
     with _opened(data) as descriptor:
         for line in logs.log_lines(f"/proc/self/fd/{descriptor}", 1 << 20):
             assert line.text.isprintable()
-        assert "\n" not in qemu_log._search(f"/proc/self/fd/{descriptor}", b"5a4d1f5e")
+        assert "\n" not in domains._search_log(f"/proc/self/fd/{descriptor}", b"5a4d1f5e")

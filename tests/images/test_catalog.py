@@ -12,7 +12,7 @@ from tests.images.support import AS_ROOT, offering, one, place, resolved, settin
 from tests.jobs import Files
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import provision
+from vmgahp.drivers.libvirt.start import provision
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF, OK
 from vmgahp.host.job_user import Identity

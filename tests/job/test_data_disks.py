@@ -13,8 +13,8 @@ from tests.jobs import own, owner
 from vmgahp import errors
 from vmgahp.checkpoint import files
 from vmgahp.checkpoint.manifest import CheckpointFile
-from vmgahp.drivers.libvirt.checkpoint import disk_refs
-from vmgahp.drivers.libvirt.provision import RECORD, Provision
+from vmgahp.drivers.libvirt.life.save import disk_refs
+from vmgahp.drivers.libvirt.start.provision import RECORD, Provision
 from vmgahp.errors import JobFault
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import BackingFile, backing_chain

@@ -46,7 +46,7 @@ class Resources:
         self.console: ConsoleCapture | None = None
         self.exit_port: ExitPort | None = None
         self.run_ports: dict[str, ConsoleCapture] = {}
-        """The ports of a guest that runs a program (`vmgahp.drivers.libvirt.run_ports`)."""
+        """The ports of a guest that runs a program (`vmgahp.drivers.libvirt.program`)."""
         self.luggage: Luggage | None = None
         """The output directory, for a job that has HTCondor send nothing else."""
         self.access: WayIn | None = None

@@ -14,7 +14,7 @@ LONGEST_PATH = 100
 ROOT_BASE = "/run/vmgahp"
 
 GIVEN = f"{ROOT_BASE}/given"
-"""The notes of resources that were reserved for a VM and must be returned (`vmgahp.drivers.libvirt.reservation`)."""
+"""The notes of resources that were reserved for a VM and must be returned (`vmgahp.drivers.libvirt.start.hooks`)."""
 
 
 PREFIX = "vmgahp-"

@@ -1,6 +1,6 @@
 """File leases on images, to keep them unchanged between our check of the header and QEMU's.
 
-QEMU gets a job's image as an open file (`vmgahp.drivers.libvirt.disk_files`), but another process of the job's user
+QEMU gets a job's image as an open file (`vmgahp.drivers.libvirt.start.disks`), but another process of the job's user
 could change its content: a header that names further files (`vmgahp.images.formats.unfit`) makes QEMU, which runs as
 the user of all guests' QEMUs, open those by their names. So a lease on the file (fcntl(2), ``F_SETLEASE``) is held
 while its header is checked and QEMU reads it. The kernel grants one only if no other process has the file open for

@@ -1,7 +1,7 @@
 """The program that a job's guest runs (``VMPARAM_vm_Run``), as the job describes it.
 
-The guest finds the program, its settings and its inputs on a drive (`vmgahp.drivers.libvirt.run_drive`), and reports
-its progress by a port.
+The guest finds the program, its settings and its inputs on a drive (`vmgahp.drivers.libvirt.program.drive`), and
+reports its progress by a port.
 """
 
 import os

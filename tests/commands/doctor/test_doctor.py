@@ -388,7 +388,7 @@ class Silent:
 
 @pytest.mark.libvirt
 def test_a_libvirt_that_waits_for_qemu_keeps_nobody_waiting(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
+    from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 
     monkeypatch.setattr(LibvirtConnection, "_connect", lambda _self: Silent())
     monkeypatch.setattr(host, "LIBVIRT_DEADLINE", 0.3)

@@ -21,7 +21,7 @@ from tests import jobs
 from tests.peer import environment
 from vmgahp import config
 from vmgahp.daemon import transfer_plugin
-from vmgahp.drivers.libvirt.describe import ONE_TIME, HostResources
+from vmgahp.drivers.libvirt.start.describe import ONE_TIME, HostResources
 from vmgahp.job.ad import JobAd
 
 if TYPE_CHECKING:

@@ -832,7 +832,7 @@ class TestAny(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
         stand_ins.broken.add("script")
-        monkeypatch.setattr("vmgahp.drivers.libvirt.connection.RECONNECT_DEADLINE", 2.0)
+        monkeypatch.setattr("vmgahp.drivers.libvirt.link.connection.RECONNECT_DEADLINE", 2.0)
         settings = Settings({"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_ANY_TYPES": "script, qemu"})
         with AnyOfTwo(scratch.parent, settings, WHO) as subject:
             yield subject

@@ -9,8 +9,8 @@ import pytest
 
 from tests.drivers.libvirt.support import until
 from tests.peer import DEADLINE
-from vmgahp.drivers.libvirt import address
-from vmgahp.drivers.libvirt.address import GuestAddress
+from vmgahp.drivers.libvirt.life import agent
+from vmgahp.drivers.libvirt.life.agent import GuestAddress
 
 LEASE = {"vnet0": {"hwaddr": "52:54:00:00:00:01", "addrs": [{"addr": "192.0.2.7", "prefix": 24, "type": 0}]}}
 
@@ -37,32 +37,15 @@ def domain() -> Domain:
     return Domain()
 
 
-def test_an_answer_is_there_at_once(domain: Domain) -> None:
-    domain.tells.set()
-    found = GuestAddress()
-    assert found.find(domain.call) == ("192.0.2.7",)
-    assert found.find(domain.call) == ("192.0.2.7",)
-    assert len(domain.asked) == 1, "what is known is not asked for again"
-
-
-def test_a_guest_without_an_address_is_asked_for_each_time(domain: Domain) -> None:
-    domain.tells.set()
-    domain.leases = {}
-    found = GuestAddress()
-    assert found.find(domain.call) == found.find(domain.call) == ()
-    domain.leases = LEASE
-    assert found.find(domain.call) == ("192.0.2.7",)
-
-
 def test_a_daemon_that_hangs_is_asked_once_and_believed_when_it_answers(
     domain: Domain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each question would occupy one more of the workers of libvirt's daemon for QEMU, until it has none left."""
-    monkeypatch.setattr(address, "PATIENCE", 0.01)
+    monkeypatch.setattr(agent, "PATIENCE", 0.01)
     found = GuestAddress()
     for _ in range(3):
         assert found.find(domain.call) == ()
-        monkeypatch.setattr(address, "monotonic", lambda: float("inf"))  # long after
+        monkeypatch.setattr(agent, "monotonic", lambda: float("inf"))  # long after
     assert len(domain.asked) == 1
     domain.tells.set()
     until(lambda: found.found, "the answer comes")
@@ -70,7 +53,7 @@ def test_a_daemon_that_hangs_is_asked_once_and_believed_when_it_answers(
 
 
 def test_a_daemon_that_was_late_is_not_asked_again_for_a_while(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(address, "PATIENCE", 0.01)
+    monkeypatch.setattr(agent, "PATIENCE", 0.01)
     domain.leases = {}
     found = GuestAddress()
     assert found.find(domain.call) == ()
@@ -78,7 +61,7 @@ def test_a_daemon_that_was_late_is_not_asked_again_for_a_while(domain: Domain, m
     until(lambda: len(domain.asked) == 2 and not found._asking.locked(), "it has answered")
     assert found.find(domain.call) == ()
     assert len(domain.asked) == 2
-    monkeypatch.setattr(address, "monotonic", lambda: float("inf"))
+    monkeypatch.setattr(agent, "monotonic", lambda: float("inf"))
     found.find(domain.call)
     assert len(domain.asked) == 4
 

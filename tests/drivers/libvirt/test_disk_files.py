@@ -25,11 +25,10 @@ from tests.drivers.libvirt.support import (
     moved,
     refused,
     running,
-    until,
     vacate,
 )
 from vmgahp import errors
-from vmgahp.drivers.libvirt.disk_files import DiskFiles
+from vmgahp.drivers.libvirt.start.disks import DiskFiles
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="needs root")]
 
@@ -57,29 +56,6 @@ def replace_by_link(image: Path, target: Path) -> None:
     """What a process of the job's user does to one of its files, the old one staying under another name."""
     image.rename(image.with_suffix(".real"))
     image.symlink_to(target)
-
-
-@both
-def test_an_image_replaced_while_the_vm_is_suspended(job: Job, secret: Path, as_job_user: bool) -> None:
-    with running(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
-        done(peer, "SUSPEND")
-        replace_by_link(job.disk, secret)
-        assert peer.run("RESUME", 1) == ["0", "NULL"], "it goes on with the file that it had"
-        assert holders(secret) == []
-        assert len(holders(job.disk.with_suffix(".real"))) > 1
-        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        done(peer, "STOP")
-    until(lambda: holders(job.disk.with_suffix(".real")) == [], "everybody lets go of it")
-
-
-@both
-def test_an_image_replaced_before_it_is_opened(job: Job, secret: Path, as_job_user: bool) -> None:
-    driver, ad = driver_for(job, [], VM_RUN_AS_JOB_USER=as_job_user)
-    with at("clear.done", lambda: replace_by_link(job.disk, secret)), pytest.raises(errors.JobFault) as caught:
-        driver.start(ad)
-    driver.close()
-    assert caught.value.code == BAD_DISK
-    assert job.domain() is None
 
 
 @both

@@ -14,10 +14,12 @@ from tests.drivers.libvirt.support import Job, done, mounted, refused, running, 
 from tests.lab import guest
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import disk_limits, disk_room
-from vmgahp.drivers.libvirt.connection import Watch
-from vmgahp.drivers.libvirt.disk_limits import AGAIN, LONGEST, SHORTEST, DiskLimits, allowed, occupied
-from vmgahp.drivers.libvirt.io_error import IoErrors
+from vmgahp.drivers.libvirt import program
+from vmgahp.drivers.libvirt.driver import LibvirtDriver
+from vmgahp.drivers.libvirt.life.pauses import AGAIN, LONGEST, SHORTEST, DiskLimits, IoErrors
+from vmgahp.drivers.libvirt.link.connection import Watch
+from vmgahp.drivers.libvirt.start import disks
+from vmgahp.drivers.libvirt.start.disks import occupied
 from vmgahp.drivers.resources import Resources
 from vmgahp.host.job_user import Identity
 from vmgahp.images.still import OpenImage
@@ -39,7 +41,8 @@ class Machine:
         self.resources = Resources(self.log)
         self.watch = Watch("vm")
         self.guest: object = self
-        self.io_errors = IoErrors(self, self.give_up_waiting, self.log)  # type: ignore[arg-type]
+        self.io_errors = IoErrors(self, self.give_up, self.log)  # type: ignore[arg-type]
+        self.io_errors.at_first = self.screenshot
         self.fails: set[str] = set()
 
     def operate(self, doing: str, _function: object) -> None:
@@ -50,9 +53,6 @@ class Machine:
 
     def give_up(self, how: str, why: str) -> None:
         self._do(f"{how}: {why}")
-
-    def give_up_waiting(self, why: str) -> None:
-        self._do(f"waiting: {why}")
 
     def _do(self, what: str) -> None:
         self.did.append(what)
@@ -76,7 +76,7 @@ def limits(machine: Machine) -> Iterator[Callable[..., DiskLimits]]:
 
     def limits_of(asked: int = 0, kept_free: int = 0) -> DiskLimits:
         opened.append(os.open(machine.disk, os.O_RDWR))
-        return DiskLimits(machine, opened[-1:], asked, kept_free)  # type: ignore[arg-type]
+        return DiskLimits(machine.io_errors, opened[-1:], asked, kept_free, machine.log)
 
     yield limits_of
     for each in opened:
@@ -102,21 +102,6 @@ def test_a_hole_is_nobodys_room(machine: Machine, limits: Callable[..., DiskLimi
     write(machine.disk, 4)
     watch.look()
     assert machine.did == [], "what the guest has discarded is free again"
-
-
-def test_who_passes_it_is_paused_and_ends_with_both_numbers(
-    machine: Machine, limits: Callable[..., DiskLimits]
-) -> None:
-    watch = limits(4 * MIB)
-    write(machine.disk, 8, at=1 << 19)
-    watch.look()
-    assert machine.did == [
-        "pausing",
-        "screenshot",
-        f"{DISK_LIMIT}: the disks of the VM occupy 8 MiB, and request_disk is 4 MiB: raise it in the submit file, or "
-        "have the guest write less",
-    ]
-    assert watch._over.is_set(), "there is nothing more to be looked at"
 
 
 def test_a_guest_that_has_powered_off_before_it_is_paused_is_no_failure(
@@ -158,11 +143,6 @@ def test_one_that_stands_still_is_looked_at_again_when_it_runs(
     assert machine.did[-1].startswith(DISK_LIMIT)
 
 
-def test_images_have_tables_beside_what_the_guest_writes() -> None:
-    for size in (MIB, 1 << 30, 1 << 40):
-        assert size < allowed(size) < size * 1.04 + 2 * MIB
-
-
 def test_the_less_room_there_is_the_sooner_comes_the_next_look(limits: Callable[..., DiskLimits]) -> None:
     assert limits(1 << 40).look() == LONGEST
     assert SHORTEST < limits(8 << 30).look() < LONGEST
@@ -182,57 +162,14 @@ def test_a_file_that_is_two_disks_is_there_once(machine: Machine, tmp_path: Path
             os.close(each)
 
 
-def test_who_grows_into_what_is_kept_free_waits_until_there_is_room(
-    machine: Machine, limits: Callable[..., DiskLimits], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine.io_errors, "seen", lambda: machine.did.append("waits"))
-    watch = limits(kept_free=16 * MIB)
-    free = 15 * MIB
-    monkeypatch.setattr(watch, "_free", lambda: free)
-    assert watch.look() == SHORTEST
-    assert machine.did == [], "another has used it up"
-    write(machine.disk, 1)
-    watch.look()
-    assert machine.did == ["pausing", "waits"]
-    assert machine.io_errors.under_way, "to HTCondor it runs"
-    assert not machine.io_errors.has_room()
-    free = 17 * MIB
-    assert not machine.io_errors.has_room(), "it would be paused again at once"
-    free = 18 * MIB
-    assert machine.io_errors.has_room()
-    watch.look()
-    assert machine.did == ["pausing", "waits"]
-
-
-def test_a_file_that_cannot_be_looked_at_is_said_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = os.open(machine.disk, os.O_RDONLY)
-    watch = DiskLimits(machine, [file], MIB, 0)  # type: ignore[arg-type]
-    left = [True, True, True]
-
-    def fail() -> float:
-        if not left:
-            watch.end()
-            return 0
-        left.pop()
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(watch, "look", fail)
-    monkeypatch.setattr(disk_limits, "SHORTEST", 0)
-    monkeypatch.setattr(disk_limits, "LONGEST", 0)
-    watch.run()
-    assert machine.said == ["the space of the disks of vm cannot be measured: [Errno 5] Input/output error"]
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(file)
-
-
 # What is granted
 
 
 def test_what_is_kept_free_is_reserved_disk_or_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def of(total: int, **settings: str) -> int:
         found = SimpleNamespace(f_blocks=total >> 12, f_frsize=4096)
-        monkeypatch.setattr(disk_room.os, "statvfs", lambda _: found)
-        return disk_room.kept_free(Settings(settings), str(tmp_path))
+        monkeypatch.setattr(disks.os, "statvfs", lambda _: found)
+        return disks.kept_free(Settings(settings), str(tmp_path))
 
     assert of(1 << 40) == 64 * MIB
     assert of(1 << 30) == 16 * MIB
@@ -255,6 +192,11 @@ def spec_of(directory: Path, asked_mib: int) -> SimpleNamespace:
     return SimpleNamespace(slot=slot, working_dir=str(directory), memory_mib=64)
 
 
+def watch(machine: Started, spec: SimpleNamespace) -> None:
+    driver = SimpleNamespace(settings=Settings(), log=machine.log)
+    LibvirtDriver._watch_disks(driver, machine, spec)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("asked", "cannot", "said"),
     [
@@ -271,7 +213,7 @@ def test_what_a_vm_may_come_to_is_said_when_it_starts(
     with open(disk, "w+b") as file:
         file.truncate(32 * MIB)
         machine = Started(disk, OpenImage(str(disk), "raw", file.fileno()), cannot)
-        disk_room.look_after(machine, spec_of(tmp_path, asked), Settings())  # type: ignore[arg-type]
+        watch(machine, spec_of(tmp_path, asked))
     assert len(machine.resources.while_running) == 1
     assert [said in line for line in machine.said] == [True] * bool(said)
 
@@ -280,23 +222,21 @@ def test_outputs_that_have_come_with_a_checkpoint_are_within_their_limit(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = jobs.owner(scratch)
-    monkeypatch.setattr(disk_room.execute, "free", lambda *_: 3 * MIB)
-    monkeypatch.setattr(disk_room, "kept_free", lambda *_: MIB)
+    monkeypatch.setattr(program.execute, "free", lambda *_: 3 * MIB)
+    monkeypatch.setattr(program, "kept_free", lambda *_: MIB)
     spec = spec_of(scratch, 0)
-    before = disk_room.most_outputs(spec, Settings(), user)  # type: ignore[arg-type]
+    assert program.most_outputs(spec, Settings(), user) == 2 * MIB  # type: ignore[arg-type]
     (scratch / "vm_outputs.tar").write_bytes(b"x" * 4 * MIB)
     jobs.own(scratch, scratch / "vm_outputs.tar")
-    after = disk_room.most_outputs(spec, Settings(), user)  # type: ignore[arg-type]
-    assert before == 2 * MIB
-    assert 6 * MIB <= after < 7 * MIB
+    assert 6 * MIB <= program.most_outputs(spec, Settings(), user) < 7 * MIB  # type: ignore[arg-type]
 
 
 def test_a_file_system_of_the_jobs_own_that_fails_is_no_fault_of_the_machines(tmp_path: Path, user: Identity) -> None:
     file = os.open(tmp_path, os.O_RDONLY)
     os.close(file)  # such as one that lets root in nowhere
     machine = Started(tmp_path, OpenImage("disk.qcow2", "qcow2", file))
-    disk_room.require(spec_of(tmp_path, 1), machine, Settings())  # type: ignore[arg-type]
-    disk_room.look_after(machine, spec_of(tmp_path, 1), Settings())  # type: ignore[arg-type]
+    disks.require_space(spec_of(tmp_path, 1), machine, Settings())  # type: ignore[arg-type]
+    watch(machine, spec_of(tmp_path, 1))
     assert machine.said == []
 
 

@@ -10,8 +10,8 @@ from tests.job import support
 from tests.jobs import own, owner
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import provision
-from vmgahp.drivers.libvirt.provision import Provision
+from vmgahp.drivers.libvirt.start import provision
+from vmgahp.drivers.libvirt.start.provision import Provision
 from vmgahp.errors import JobFault
 from vmgahp.images import qemu_img
 

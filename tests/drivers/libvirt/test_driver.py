@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,23 +13,19 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.domain.support import SCRIPTED
 from tests.drivers.libvirt.support import (
     CHECKPOINT,
     CONSOLE,
     EXIT,
-    MAC,
     METRICS,
     PATIENCE,
     URI,
-    USER_NETWORK,
     WANTS,
     Job,
     another_vm,
     done,
     greeted,
     moved,
-    network_ad,
     refused,
     run_to_its_end,
     running,
@@ -108,16 +103,6 @@ def test_stop_destroys_a_guest_that_does_not_listen(job: Job) -> None:
         assert "has not powered off in 1 s" in peer.quit()
 
 
-def test_pause_and_resume(job: Job) -> None:
-    with running(job) as peer:
-        until(lambda: "2" in job.console(), "the guest counts")
-        done(peer, "SOFT_SUSPEND")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=SoftSuspended"]
-        assert job.domain().info()[0] == libvirt.VIR_DOMAIN_PAUSED
-        done(peer, "RESUME")
-        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-
-
 @pytest.mark.parametrize("as_job_user", [pytest.param(True, marks=pytest.mark.smoke), False])
 def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> None:
     """What HTCondor's own server loses: the guest counts on after a suspend, and its CPU time continues."""
@@ -145,23 +130,6 @@ def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> 
         run_to_its_end(peer, job)
     assert counts(job.console()) == [1, 2, 3, 4, 5, 6]
     assert job.console().count("vmgahp guest up") == 1, "it was not booted twice"
-    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, EXIT}
-
-
-def test_a_paused_guest_can_be_suspended(job: Job) -> None:
-    with running(job) as peer:
-        done(peer, "SOFT_SUSPEND", "SUSPEND", "RESUME")
-        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-
-
-@pytest.mark.parametrize("end", ["STOP", "QUIT", "EOF"])
-def test_a_suspended_vm_that_is_ended_leaves_no_image(job: Job, end: str) -> None:
-    with running(job) as peer:
-        peer.run("SUSPEND", 1)
-        if end == "STOP":
-            done(peer, "STOP")
-            assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        peer.finish() if end == "EOF" else peer.quit()
     assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, EXIT}
 
 
@@ -223,15 +191,6 @@ def test_what_an_administrator_does_is_seen_and_named(job: Job) -> None:
         assert f"{job.name}: {cause}" in log
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_a_crash_of_qemu_is_seen_and_named(job: Job) -> None:
-    with running(job) as peer:
-        os.kill(int(peer.run("GETPID", 1)[1]), signal.SIGKILL)
-        until(lambda: job.domain() is None, "libvirt sees it")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        assert f"{job.name}: QEMU has crashed" in peer.quit(status=1)
-
-
 def shared_disk(job: Job, seconds: int | None) -> str:
     """Give the job another disk than the one that it had, outside of its scratch directory."""
     job.disk.unlink()
@@ -245,28 +204,20 @@ def test_a_checkpoint_restarts_and_the_guest_counts_on(job: Job, elsewhere: Path
     """What HTCondor's own server has not done for years, with the disk transferred and in a shared directory."""
     make_guest(job.disk, seconds=5)
     more = [shared_disk(job, 5)] if shared else []
-    vacate(job, *more)
+    cpu = {"VM_CPU_MODE": "host-model"} if shared else {}  # as libvirt works it out, it is the same at a restart
+    vacate(job, *more, **cpu)
     assert {path.name for path in job.scratch.iterdir()} >= CHECKPOINT
     moved_disk = job.disk
     moved(job, elsewhere)
     if shared:
         job.disk = moved_disk
-    with running(job, WANTS, *more) as peer:
+    with running(job, WANTS, *more, **cpu) as peer:
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         run_to_its_end(peer, job)
     assert job.console().count("vmgahp guest up") == 1, "it was not booted again"
     assert counts(job.console()) == [1, 2, 3, 4, 5]
     assert read_count(job.disk) == 5
     assert CHECKPOINT.isdisjoint(path.name for path in job.scratch.iterdir()), "it is used up"
-
-
-def test_a_vm_goes_on_after_a_periodic_checkpoint(job: Job) -> None:
-    with running(job, WANTS) as peer:
-        done(peer, "CHECKPOINT")
-        assert {path.name for path in job.scratch.iterdir()} >= CHECKPOINT
-        done(peer, "RESUME")
-        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        assert CHECKPOINT.isdisjoint(path.name for path in job.scratch.iterdir())
 
 
 def test_a_suspended_vm_can_be_checkpointed(job: Job, elsewhere: Path) -> None:
@@ -417,14 +368,6 @@ def test_a_killed_server_leaves_no_guest(job: Job) -> None:
         until(lambda: job.domain() is None, "the guardian destroys the guest")
 
 
-def test_a_start_clears_the_orphan_of_its_own_name(job: Job) -> None:
-    job_xml = SCRIPTED.format(memory=64, vcpus=1, devices="").replace("<name>x<", f"<name>{job.name}<")
-    orphan = job._connection.createXML(job_xml, 0).UUIDString()
-    with running(job) as peer:
-        assert job.domain().UUIDString() != orphan
-        assert "still runs from an earlier start" in peer.quit()
-
-
 def killed(vm_type: str, job: Job, match: str, *more: str) -> None:
     ended = daemon(environment(vm_type, job.scratch), KILL, "vmtype", vm_type, "match", match, *more)
     assert (ended.returncode, ended.stdout) == (0, "")
@@ -453,54 +396,6 @@ def test_kill_mode_with_a_uuid_spares_the_next_vm_of_the_name(job: Job) -> None:
     with running(job):
         killed("kvm", job, job.name, "uuid", "00000000-0000-4000-8000-000000000000")
         assert job.domain() is not None
-
-
-@pytest.mark.parametrize(
-    ("disk", "word"),
-    [
-        ("missing.img:hda:w:raw", "KVM_INVALID_DISK_PARAM"),
-        ("guest.img:hda:w:qcow2", None),
-        ("guest.img:hda", "KVM_INVALID_DISK_PARAM"),
-        ("guest.img:hda:w:raw,other.img:hda:w:raw", "KVM_INVALID_DISK_PARAM"),
-        ("guest.img:hda:w:raw' readonly='yes", "KVM_INVALID_DISK_PARAM"),
-        ("no-backing.qcow2:vda:w:qcow2", "KVM_INVALID_DISK_PARAM"),
-        ("guest.img:sda2:w:raw", "KVM_INVALID_DISK_PARAM"),
-    ],
-)
-def test_a_disk_that_does_not_work_holds_the_job(job: Job, disk: str, word: str | None) -> None:
-    shutil.copy(job.disk, job.scratch / "other.img")
-    make = ["qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw"]
-    overlay = job.scratch / "no-backing.qcow2"
-    # The name of the backing file is the job's to choose: it must not be read as a trouble of the machine.
-    subprocess.run([*make, "-b", "/nowhere/Cannot allocate memory", str(overlay), "1M"], check=True)
-    for path in (job.scratch / "other.img", overlay):
-        job.own(path)
-    expected = f"VMGAHP_ERR_JOBCLASSAD_{word}" if word else "VMGAHP_ERR_BAD_IMAGE"
-    assert expected in refused(job, expected, f'VMPARAM_vm_Disk = "{disk}"')
-    left = {path.name for path in job.scratch.iterdir() if path.name != CONSOLE}
-    assert left == {"guest.img", "no-backing.qcow2", "other.img", "vm_error.txt"}
-
-
-def test_disks_of_every_bus_and_kind(job: Job) -> None:
-    disks = {
-        "guest.img": "hda:w",
-        "a.img": "vda:w:raw",
-        "b.img": "vdb:r:raw",
-        "c.img": "sda:w:raw",
-        "d.img": "sdb:r:raw",
-        "e.img": "xvde:w:raw",
-        "f.iso": "hdc:r",
-        "g.iso": "sdc:r:iso",
-        "h.iso": "vdh:r",
-        "i.img": "fda:w:raw",
-    }
-    for name in list(disks)[1:]:
-        (job.scratch / name).write_bytes(bytes(1474560))
-        job.own(job.scratch / name)
-    make_guest(job.disk, seconds=2)
-    with running(job, 'VMPARAM_vm_Disk = "' + ",".join(f"{n}:{d}" for n, d in disks.items()) + '"'):
-        until(lambda: job.domain() is None, "the guest powers itself off")
-    assert "vmgahp guest done" in job.console(), "the first disk is the one that boots"
 
 
 @pytest.mark.parametrize("as_job_user", [True, False])
@@ -571,19 +466,6 @@ def test_a_resumed_display_is_told_by_its_new_port(job: Job) -> None:
         starter.wait_for("set_job_attr_delayed", "ChirpVMVNC", f'"127.0.0.1:{after}"')
 
 
-def test_no_output_vm_leaves_nothing_to_send_home(job: Job) -> None:
-    make_guest(job.disk, seconds=1)
-    with running(job, "VMPARAM_No_Output_VM = true") as peer:
-        until(lambda: job.domain() is None, "the guest powers itself off")
-        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-        assert list(job.scratch.iterdir()) == []
-
-
-def test_user_networking(job: Job) -> None:
-    with running(job, *network_ad("user"), **USER_NETWORK) as peer:
-        assert peer.run("STATUS", 1)[1] == f"MAC={MAC}"
-
-
 def test_the_administrators_script_writes_the_xml(job: Job, tmp_path: Path) -> None:
     script = tmp_path / "xml"
     script.write_text(
@@ -645,7 +527,7 @@ def test_the_probe(job: Job) -> None:
 
 def test_a_closed_connection_keeps_no_descriptor() -> None:
     """A server opens one anew whenever libvirtd was restarted."""
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
+    from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 
     def round_trip() -> int:
         opened = LibvirtConnection(URI, lambda _line: None)

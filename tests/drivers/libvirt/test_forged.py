@@ -29,7 +29,7 @@ from tests.drivers.libvirt.support import (
 from vmgahp import errors
 from vmgahp.checkpoint import files
 from vmgahp.checkpoint.memory_image import HEADER, MAGIC
-from vmgahp.drivers.libvirt import guest
+from vmgahp.drivers.libvirt.life import guest
 
 pytestmark = pytest.mark.libvirt
 

@@ -36,11 +36,10 @@ from tests.drivers.libvirt.support import (
 from tests.images.support import read
 from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest, panicking_sector
-from vmgahp.drivers.libvirt import capabilities, screenshot
-from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.life import guest
+from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.start import capabilities
 from vmgahp.host.job_user import Identity
-from vmgahp.metrics import Usage
 
 pytestmark = pytest.mark.libvirt
 
@@ -108,13 +107,6 @@ def test_an_image_that_is_none_of_raw_is_told_and_runs(job: Job, begins: bytes, 
         assert said in peer.quit()
 
 
-def test_a_raw_image_is_no_matter(job: Job) -> None:
-    with running(job) as peer:
-        done(peer, "STOP")
-        assert "hint" not in job.exit_file()
-        assert "is taken for" not in peer.quit()
-
-
 @pytest.mark.parametrize("panic", [False, True])
 def test_the_end_and_the_last_figures_are_those_of_the_event(job: Job, panic: bool) -> None:
     """And not those of the STATUS that hears of it, or of none before it."""
@@ -133,32 +125,6 @@ def test_the_end_and_the_last_figures_are_those_of_the_event(job: Job, panic: bo
     known = [sample["cpu_seconds"] for sample in samples if "cpu_seconds" in sample]
     # How much it was at the very end can be seen where QEMU has not gone too fast.
     assert float(str(found["cpu_seconds"] or 0)) >= round(max(known, default=0), 2)
-
-
-@pytest.mark.parametrize(
-    ("event", "detail", "asked", "how"),
-    [
-        (libvirt.VIR_DOMAIN_EVENT_SHUTDOWN, 0, True, None),
-        (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED, True, "crashed"),
-        (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN, False, "powered off"),
-        (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_STOPPED_SAVED, False, ""),
-    ],
-)
-def test_a_guest_that_begins_to_end_is_asked_for_its_last_figures(
-    event: int, detail: int, asked: bool, how: str | None
-) -> None:
-    """But not one that was saved, which counts on."""
-    connection = LibvirtConnection("test:///default", lambda _: None)
-    watch = connection.watch("1-2", "vm")
-    usage = Usage(100.0)
-    guest = SimpleNamespace(type="qemu", known_pid=os.getpid)
-    watch.ending = lambda: LibvirtMachine._last_look(SimpleNamespace(guest=guest, usage=usage))  # type: ignore[arg-type]
-    before = time.time()
-    connection._lifecycle(None, SimpleNamespace(UUIDString=lambda: "1-2"), event, detail, None)
-    assert (usage.seconds > 100.0) == asked
-    assert watch.gone.is_set() == (how is not None)
-    assert watch.how == (how or "")
-    assert (watch.ended_at >= before) == (how is not None)
 
 
 @pytest.mark.parametrize("end", ["STOP", "QUIT"])
@@ -234,21 +200,9 @@ def test_a_checkpoint_without_devices_of_this_machine_is_restarted(job: Job, mon
         driver.close()
 
 
-def test_what_somebody_else_destroys_is_named_so(job: Job) -> None:
-    with running(job) as peer:
-        job.domain().destroy()
-        assert run_to_its_end(peer, job)["ended_by"] == "destroyed by somebody else"
-        peer.quit(status=1)
-
-
 def test_a_checkpoint_is_no_end(job: Job) -> None:
     with running(job, "JobVMCheckpoint = true") as peer:
         evict(peer)
-    assert not (job.scratch / "vm_exit.json").exists()
-
-
-def test_a_failed_start_is_no_end(job: Job) -> None:
-    refused(job, MISMATCHED, USER_DATA)
     assert not (job.scratch / "vm_exit.json").exists()
 
 
@@ -325,12 +279,7 @@ def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> 
     ("content", "more", "why"),
     [
         ("", (USER_DATA,), "the file is empty"),
-        ("password: x\n", (USER_DATA,), "first line"),
-        ("\ufeff#cloud-config\n", (USER_DATA,), "byte order mark"),
         ("#cloud-config\n", ('VMPARAM_vm_Meta_Data = "user-data"',), "VMPARAM_vm_User_Data"),
-        ("#cloud-config\n", (USER_DATA, 'VMPARAM_vm_Meta_Data = "user-data"'), "instance-id"),
-        ("#cloud-config\n", ('VMPARAM_vm_User_Data = "missing"',), "'missing'"),
-        ("#cloud-config\n", ("VMPARAM_vm_User_Data = 3",), "not a string"),
         ("#cloud-config\n", ("VMPARAM_vm_Exit_Port = 3.5e",), "Exit_Port"),
     ],
 )
@@ -429,23 +378,21 @@ def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
             assert "paused by an error of a disk" in peer.quit()
 
 
-def test_no_picture_is_taken_of_what_shows_nothing(job: Job) -> None:
-    with running(job) as peer:
-        done(peer, "STOP")
-        assert "its screenshot" not in peer.quit()
-    assert not list(job.scratch.glob("vm_screenshot.*"))
+def taken(way: LibvirtConnection, uuid: str, scratch: Path, user: Identity, said: list[str]) -> None:
+    of = SimpleNamespace(connection=way, name="test", uuid=uuid)
+    guest.Screenshot(of, str(scratch), user, said.append).take()  # type: ignore[arg-type]
 
 
 def test_a_picture_that_is_too_large_is_not_kept(
     connection: "libvirt.virConnect", scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a domain of libvirt's own test hypervisor, which shows a picture of 8 KiB."""
-    monkeypatch.setattr(screenshot, "MOST_BYTES", 100)
+    monkeypatch.setattr(guest, "MOST_BYTES", 100)
     said: list[str] = []
     way = LibvirtConnection("test:///default", said.append)
     try:
         uuid = way.call(lambda opened: opened.listAllDomains()[0].UUIDString())
-        screenshot.Screenshot(way, "test", uuid, str(scratch), user, said.append).take()
+        taken(way, uuid, scratch, user, said)
     finally:
         way.close()
     assert "more than 100 bytes" in said[0]
@@ -461,7 +408,7 @@ def test_where_no_thread_can_start_a_picture_holds_no_end_up(
     said: list[str] = []
     with contextlib.closing(LibvirtConnection("test:///default", said.append)) as way:
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        screenshot.Screenshot(way, "test", "", str(scratch), user, said.append).take()
+        taken(way, "", scratch, user, said)
     assert "no thread for the screenshot of test" in said[0]
 
 

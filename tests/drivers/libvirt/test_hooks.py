@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import libvirt
@@ -32,11 +31,9 @@ from tests.drivers.libvirt.support import (
 )
 from tests.lab.guest import make_guest
 from tests.lab.starter import FakeStarter
-from tests.peer import environment
 from vmgahp import config, errors
-from vmgahp.commands import doctor
 from vmgahp.domain import build as domain_xml
-from vmgahp.drivers.libvirt import hooks
+from vmgahp.drivers.libvirt.start import hooks
 from vmgahp.errors import MISMATCHED
 from vmgahp.findings import BAD, OFF, OK
 from vmgahp.job.ad import JobAd
@@ -254,25 +251,6 @@ def test_example_force_bridge(job: Job, policies: Path) -> None:
         subprocess.run(["ip", "link", "delete", bridge], check=False)
 
 
-def test_where_no_policy_is_set_nothing_of_it_is_loaded(job: Job) -> None:
-    """Nor what reads stylesheets and expressions: a server is started for every job."""
-    text = """
-import os, sys
-from vmgahp import config
-from vmgahp.drivers.base import find
-from vmgahp.host.job_user import Identity
-from vmgahp.job.ad import JobAd
-lines = [JobAd.parse_line(line) for line in sys.stdin]
-settings = config.load(os.environ)
-driver = find("qemu")("qemu", settings, Identity(os.getuid() or 54321, os.getgid() or 54321), print)
-print(driver.describe(JobAd(lines)).splitlines()[0])
-print([name for name in sys.modules if name.startswith(("vmgahp.hooks.policy", "lxml", "classad2"))])
-"""
-    command = [sys.executable, "-c", text]
-    said = subprocess.check_output(command, input="\n".join(job.ad()), env=environment("qemu", job.scratch), text=True)
-    assert said.splitlines() == ['<domain type="qemu">', "[]"]
-
-
 @as_root
 class TestDoctor:
     """``vmgahp doctor --job`` shows what the policy makes of a job, and asks programs for a dry run."""
@@ -293,22 +271,6 @@ class TestDoctor:
         ]
         assert f"VM_POLICY, stage 2 ({keep}) changes nothing" in trial.policy
         assert told.read_text() == "1\n1\n"
-
-    def test_a_rejection_is_shown(self, pool: Condor, ad: Ad, policies: Path) -> None:
-        no = stage(policies, "echo not today; exit 1")
-        for settings, seen in (
-            ({"VM_POLICY": no}, "not today"),
-            ({"VM_POLICY_REQUIREMENTS": "JobVMMemory > 100"}, "JobVMMemory > 100"),
-        ):
-            found = tried(pool, ad.write(), **settings).findings[-1]
-            assert (found.check, found.verdict) == ("job ad", BAD)
-            assert "It would be held, with VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT" in found.seen
-            assert seen in found.seen
-
-    def test_it_is_printed(self, pool: Condor, ad: Ad, policies: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        cap = example(policies, "cap-memory.xsl", '"512"', '"40"')
-        doctor.run(pool.environ(VM_TYPE="qemu", VM_POLICY=cap), job=ad.write())
-        assert 'VM_POLICY, stage 1: +  <memory unit="MiB">40</memory>\n' in capsys.readouterr().out
 
     def test_a_policy_that_cannot_be_used_is_a_finding_without_any_job(self, pool: Condor, policies: Path) -> None:
         done = pool.examine(VM_TYPE="qemu", VM_POLICY=policies / "none.xsl")

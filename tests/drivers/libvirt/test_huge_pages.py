@@ -7,7 +7,7 @@ from xml.etree import ElementTree as etree
 import pytest
 
 from tests.drivers.libvirt.support import Job, done, driver_for, running
-from vmgahp.drivers.libvirt import huge_pages
+from vmgahp.drivers.libvirt.life import usage
 
 DOMAIN = "<domain><name>x</name><memory unit='MiB'>{memory}</memory>{more}<vcpu>1</vcpu></domain>"
 MEMINFO = (
@@ -20,7 +20,7 @@ def pages(tmp_path, monkeypatch):
     def have(free, promised=0, text=MEMINFO):
         (tmp_path / "meminfo").write_text(text.format(free=free, promised=promised))
 
-    monkeypatch.setattr(huge_pages, "_MEMINFO", str(tmp_path / "meminfo"))
+    monkeypatch.setattr(usage, "_MEMINFO", str(tmp_path / "meminfo"))
     return have
 
 
@@ -45,42 +45,25 @@ def is_huge(xml):
 )
 def test_a_guest_has_them_where_as_many_are_free_as_its_memory_takes(pages, memory, free, promised, huge):
     pages(free, promised)
-    assert is_huge(huge_pages.given(domain(memory))) == huge
-
-
-def test_a_kernel_without_huge_pages_has_none(pages):
-    pages(0, text="MemTotal: 9 kB\n")
-    assert huge_pages.given(domain()) == domain()
-
-
-@pytest.mark.parametrize("other", ["lxc", "xen"])
-def test_another_hypervisors_guest_has_none(pages, other):
-    pages(90)
-    xml = domain().replace("<domain>", f"<domain type='{other}'>")
-    assert huge_pages.given(xml) == xml
-
-
-def test_a_description_without_memory_is_left_to_libvirt_to_refuse(pages):
-    pages(90)
-    assert huge_pages.given("<domain type='kvm'/>") == "<domain type='kvm'/>"
+    assert is_huge(usage.with_huge_pages(domain(memory))) == huge
 
 
 def test_how_memory_is_backed_stays_as_it_is_said(pages):
     pages(90)
     shared = "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
-    backing = etree.fromstring(huge_pages.given(domain(more=shared))).find("memoryBacking")
+    backing = etree.fromstring(usage.with_huge_pages(domain(more=shared))).find("memoryBacking")
     assert [element.tag for element in backing] == ["hugepages", "source", "access"]
     own = domain(more="<memoryBacking><hugepages><page size='1' unit='GiB'/></hugepages></memoryBacking>")
-    assert huge_pages.given(own) == own
+    assert usage.with_huge_pages(own) == own
 
 
 def test_a_saved_vm_goes_on_without_those_that_others_have_taken(pages):
     pages(90)
-    saved = huge_pages.given(domain())
-    assert is_huge(huge_pages.as_there_are(saved))
+    saved = usage.with_huge_pages(domain())
+    assert is_huge(usage.without_taken_pages(saved))
     pages(3)
-    assert not is_huge(huge_pages.as_there_are(saved))
-    assert huge_pages.as_there_are(domain()) == domain()
+    assert not is_huge(usage.without_taken_pages(saved))
+    assert usage.without_taken_pages(domain()) == domain()
 
 
 @pytest.mark.libvirt
@@ -102,7 +85,7 @@ def test_a_vm_whose_pages_are_taken_when_it_starts_has_usual_ones(job: Job, monk
     """Between the look at what is free and QEMU's start others take theirs."""
     pages = "<hugepages><page size='512' unit='GiB'/></hugepages>"
     huge = f"<memory unit='MiB'>64</memory><memoryBacking>{pages}</memoryBacking>"
-    monkeypatch.setattr(huge_pages, "given", lambda xml: re.sub("<memory .*</memory>", huge, xml))
+    monkeypatch.setattr(usage, "with_huge_pages", lambda xml: re.sub("<memory .*</memory>", huge, xml))
     log: list[str] = []
     driver, ad = driver_for(job, log, VM_HUGEPAGES=True)
     machine = driver.start(ad)

@@ -14,9 +14,9 @@ from tests.drivers.libvirt.support import Job, done, mounted, running, until
 from tests.lab.guest import counts
 from tests.peer import DEADLINE
 from vmgahp import errors
-from vmgahp.drivers.libvirt import io_error
-from vmgahp.drivers.libvirt.connection import Watch
-from vmgahp.drivers.libvirt.io_error import STALLED, IoErrors
+from vmgahp.drivers.libvirt.life import pauses
+from vmgahp.drivers.libvirt.life.pauses import STALLED, IoErrors
+from vmgahp.drivers.libvirt.link.connection import Watch
 
 RUNNING = (libvirt.VIR_DOMAIN_RUNNING, 5)
 PAUSED_BY_USER = (libvirt.VIR_DOMAIN_PAUSED, 1)
@@ -52,7 +52,7 @@ class Domain:
 
 
 class Scene:
-    """Stands in for the guest, too (`vmgahp.drivers.libvirt.guest.LibvirtGuest`)."""
+    """Stands in for the guest, too (`vmgahp.drivers.libvirt.life.guest.LibvirtGuest`)."""
 
     def __init__(self, patience: float = 0, room: bool = False) -> None:
         self.domain = Domain(room)
@@ -76,7 +76,7 @@ class Scene:
         if "runs on" in line:
             self.over.set()
 
-    def give_up(self, why: str) -> None:
+    def give_up(self, _how: str, why: str) -> None:
         if self.cannot_end:
             self.cannot_end -= 1
             raise errors.HypervisorFault("libvirtd is away.")
@@ -91,9 +91,9 @@ class Scene:
 
 @pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(io_error, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(io_error, "LONGEST_PAUSE", 0.02)
-    monkeypatch.setattr(io_error, "SETTLED", 0.5)
+    monkeypatch.setattr(pauses, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(pauses, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(pauses, "SETTLED", 0.5)
 
 
 @pytest.fixture
@@ -101,37 +101,6 @@ def scene(quickly: None) -> Iterator[Scene]:
     made = Scene()
     yield made
     made.errors.end()
-
-
-def test_a_guest_goes_on_as_soon_as_there_is_room(scene: Scene) -> None:
-    scene.errors.seen()
-    scene.tried(3)
-    assert scene.errors.under_way
-    scene.domain.room = True
-    assert scene.over.wait(DEADLINE)
-    assert not scene.errors.under_way
-    assert scene.domain.now == RUNNING
-    assert list(dict.fromkeys(scene.paused)) == ["an error of the disk vda (no space left)", None]
-    assert [line for line in scene.said if "paused" in line] == scene.said[:1], "said once, however often it is tried"
-
-
-def test_a_second_error_is_tried_again_too(scene: Scene) -> None:
-    for _ in range(2):
-        scene.domain.room, scene.domain.now = True, STALLED
-        scene.over.clear()
-        scene.errors.seen()
-        assert scene.over.wait(DEADLINE)
-    assert scene.domain.now == RUNNING
-
-
-def test_a_guest_is_given_up_with_the_reason(scene: Scene) -> None:
-    scene = Scene(patience=0.1)
-    scene.cannot_end = 1
-    scene.errors.seen()
-    assert scene.over.wait(DEADLINE)
-    assert scene.given_up == ["an error of the disk vda (no space left) has kept the guest from running for 0.1 s"]
-    assert any("cannot be ended" in line for line in scene.said)
-    assert not scene.errors.under_way
 
 
 def test_a_pause_that_was_asked_for_is_never_undone(scene: Scene) -> None:
@@ -229,7 +198,7 @@ def test_a_guest_that_is_stopped_while_it_is_thought_to_run_on_waits_for_room(sc
     scene.errors.seen()
     scene.tried()
     assert scene.errors.stop("a file system that others fill")
-    assert not scene.over.wait(3 * io_error.SETTLED), "it stands still, and nobody may think otherwise"
+    assert not scene.over.wait(3 * pauses.SETTLED), "it stands still, and nobody may think otherwise"
     assert scene.domain.now == PAUSED_BY_USER
     scene.errors.seen()
     room.set()
@@ -245,14 +214,6 @@ def test_a_guest_that_was_stopped_and_that_somebody_else_has_resumed_runs_on(sce
     scene.errors.seen()
     assert scene.over.wait(DEADLINE)
     assert not scene.errors.under_way
-
-
-def test_one_that_stands_still_is_not_stopped(scene: Scene) -> None:
-    with scene.errors.held():
-        assert not scene.errors.stop("a file system that others fill")
-    scene.errors.end()
-    assert not scene.errors.stop("a file system that others fill")
-    assert scene.domain.now == STALLED
 
 
 def test_the_end_of_the_vm_is_the_end_of_it(scene: Scene) -> None:
@@ -353,7 +314,7 @@ def test_a_suspended_guest_is_left_alone_and_goes_on_at_its_resume(job: Job, ful
         assert peer.run("STATUS", 1)[1] == f"STATUS={state}"
         full.make_room()
         # As long as it would have been tried again, and given up, by then.
-        threading.Event().wait(3 * io_error.FIRST_PAUSE)
+        threading.Event().wait(3 * pauses.FIRST_PAUSE)
         assert peer.run("STATUS", 1)[1] == f"STATUS={state}"
         assert not counts(job.console())
         done(peer, "RESUME")

@@ -213,26 +213,11 @@ def test_what_this_machine_has_not_is_the_jobs_fault(subject: WithXml, rest: str
     assert subject.driver().start(subject.job(2)).status().state == lifecycle.RUNNING
 
 
-def test_the_machines_own_faults_stay_its_own(subject: WithXml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vmgahp.drivers.libvirt.connection.RECONNECT_DEADLINE", 1.0)
-    with pytest.raises(errors.MachineFault):
-        subject.driver(subject.unfit()).start(subject.with_xml())
-
-
 def test_a_dry_run_copies_nothing(subject: WithXml) -> None:
     job = subject.with_xml("<os><kernel>guest.img</kernel></os>")
     rooms = copies()
     assert "(copy of guest.img)" in subject.driver().describe(job)
     assert copies() == rooms
-
-
-def test_a_guest_that_ends_by_itself(subject: WithXml) -> None:
-    job = subject.with_xml()
-    make_guest(Path(job.working_dir(), "guest.img"), seconds=1)
-    machine = subject.driver().start(job)
-    until(lambda: machine.status().state == lifecycle.STOPPED, "it powers itself off")
-    machine.release()
-    assert not subject.exists(job)
 
 
 def test_firmware_and_a_tpm(subject: WithXml, connection: "libvirt.virConnect") -> None:

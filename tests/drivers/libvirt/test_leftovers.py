@@ -12,8 +12,8 @@ from tests.drivers.libvirt.support import URI, Job, driver_for
 from tests.peer import daemon, environment
 from vmgahp import errors
 from vmgahp.cli import KILL
-from vmgahp.drivers.libvirt import ending, names
-from vmgahp.drivers.libvirt import firmware as firmwares
+from vmgahp.drivers.libvirt.link import domains
+from vmgahp.drivers.libvirt.start import capabilities as firmwares
 
 pytestmark = pytest.mark.libvirt
 
@@ -31,7 +31,7 @@ def define(job: Job, *, marked: bool, name: str = "", directory: object = None) 
     xml.find("name").text = name or job.name
     etree.SubElement(xml, "description").text = str(directory or job.scratch)
     if marked:
-        names.mark(xml)
+        domains.mark(xml)
     return job._connection.defineXML(etree.tostring(xml, encoding="unicode"))
 
 
@@ -121,9 +121,9 @@ def test_a_libvirtd_that_goes_away_before_it_is_transient(
     left: Job, monkeypatch: pytest.MonkeyPatch, firmware: str
 ) -> None:
     """The start fails, and its end finds the domain defined and running."""
-    nvram = Path(firmwares.directory(URI)) / f"{left.name}_VARS.fd"
+    nvram = Path(firmwares.firmware_directory(URI)) / f"{left.name}_VARS.fd"
 
-    usual, left_to_do = ending.undefine, [True]
+    usual, left_to_do = domains.undefine, [True]
 
     def go_away(domain: libvirt.virDomain) -> None:
         if domain.name() != left.name or not left_to_do:  # another test's may be swept by this start
@@ -135,7 +135,7 @@ def test_a_libvirtd_that_goes_away_before_it_is_transient(
         assert nvram.exists() == (firmware == "uefi")
         raise libvirt.libvirtError("the connection is gone")
 
-    monkeypatch.setattr(ending, "undefine", go_away)
+    monkeypatch.setattr(domains, "undefine", go_away)
     more = (f'VMPARAM_vm_Firmware = "{firmware}"', 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"')
     driver, ad = driver_for(left, [], ad=more)
     with pytest.raises(errors.Fault, match="gone"):

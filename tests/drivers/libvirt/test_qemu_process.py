@@ -15,8 +15,8 @@ from tests import jobs
 from tests.drivers.libvirt.support import PATIENCE, Job, another_vm, driver_for, running, until
 from tests.peer import DEADLINE, environment
 from vmgahp import config, errors
-from vmgahp.drivers.libvirt import qemu_process
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
+from vmgahp.drivers.libvirt.link import domains
 
 NAME, UUID = "alice_lab_1.0", "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
@@ -48,14 +48,14 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 def test_the_vms_own_is_killed(start: Start) -> None:
     process = start(*WORDS)
-    assert qemu_process.kill(NAME, UUID)
+    assert domains.kill(NAME, UUID)
     assert process.wait(DEADLINE) == -signal.SIGKILL
 
 
 def test_one_that_was_stopped_is_killed_too(start: Start) -> None:
     process = start(*WORDS)
     process.send_signal(signal.SIGSTOP)
-    assert qemu_process.kill(NAME, UUID)
+    assert domains.kill(NAME, UUID)
     assert process.wait(DEADLINE) == -signal.SIGKILL
 
 
@@ -72,14 +72,14 @@ def test_one_that_was_stopped_is_killed_too(start: Start) -> None:
 )
 def test_a_process_that_has_got_its_number_is_spared(start: Start, words: tuple[str, ...], program: str) -> None:
     process = start(*words, program=program)
-    assert not qemu_process.kill(NAME, UUID)
+    assert not domains.kill(NAME, UUID)
     assert process.poll() is None
 
 
 def test_one_that_has_ended_is_not_found(start: Start) -> None:
     process = start(*WORDS)
     process.communicate()
-    assert not qemu_process.kill(NAME, UUID)
+    assert not domains.kill(NAME, UUID)
 
 
 def test_the_process_is_held_before_it_is_looked_at(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,15 +90,15 @@ def test_the_process_is_held_before_it_is_looked_at(start: Start, monkeypatch: p
         process.communicate()
         return True
 
-    monkeypatch.setattr(qemu_process, "is_qemu_of", look)
+    monkeypatch.setattr(domains, "is_qemu_of", look)
     monkeypatch.setattr(os, "kill", pytest.fail)
-    assert qemu_process.kill(NAME, UUID), "it has ended, and no other was hit"
+    assert domains.kill(NAME, UUID), "it has ended, and no other was hit"
 
 
 def test_one_that_does_not_end_in_time_is_not_reported_as_gone(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     process = start(*WORDS)
-    monkeypatch.setattr(qemu_process.signal, "pidfd_send_signal", lambda _descriptor, _number: None)
-    assert not qemu_process.kill(NAME, UUID, 0.01)
+    monkeypatch.setattr(domains.signal, "pidfd_send_signal", lambda _descriptor, _number: None)
+    assert not domains.kill(NAME, UUID, 0.01)
     assert process.poll() is None
 
 
@@ -106,7 +106,7 @@ def test_one_that_does_not_end_in_time_is_not_reported_as_gone(start: Start, mon
 def test_a_pid_file_with_nothing_in_it_names_nobody(start: Start, tmp_path: Path, text: str) -> None:
     process = start(*WORDS)
     (tmp_path / "libvirt/qemu/run" / f"{NAME}.pid").write_text(text)
-    assert not qemu_process.kill(NAME, UUID)
+    assert not domains.kill(NAME, UUID)
     assert process.poll() is None
 
 
@@ -140,9 +140,9 @@ def test_without_libvirtd_no_other_vm_of_the_name_is_killed(start: Start, scratc
 def test_a_domain_of_libvirts(connection: libvirt.virConnect) -> None:
     name = f"vmgahp-test-{os.getpid()}-killed"
     with another_vm(connection, name) as domain:
-        assert not qemu_process.kill(name, OTHER)
+        assert not domains.kill(name, OTHER)
         assert domain.isActive()
-        assert qemu_process.kill(name, domain.UUIDString())
+        assert domains.kill(name, domain.UUIDString())
         until(lambda: name not in [one.name() for one in connection.listAllDomains()], "libvirt sees it")
 
 

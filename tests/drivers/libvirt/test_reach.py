@@ -30,11 +30,12 @@ from tests.lab import linux_guest
 from tests.lab.ports import free_port
 from vmgahp.config import Settings
 from vmgahp.domain import build
-from vmgahp.drivers.libvirt import emulator, reach
-from vmgahp.drivers.libvirt.relay import Relay
+from vmgahp.drivers.libvirt.start import capabilities, forwarding
+from vmgahp.drivers.libvirt.start.forwarding import Relay
 from vmgahp.drivers.resources import PASST, RELAY, WayIn
 from vmgahp.errors import MISMATCHED, MachineFault
 from vmgahp.findings import OFF, OK
+from vmgahp.host.runtime_dir import remove
 from vmgahp.job.nics import Nic
 
 LISTENS = """#!/bin/sh
@@ -55,7 +56,7 @@ while :; do sleep 1; done
 
 def way(job: Job) -> dict[str, object]:
     """The one that the job's owner is told of."""
-    path = job.scratch / reach.ACCESS_FILE
+    path = job.scratch / forwarding.ACCESS_FILE
     assert path.stat().st_uid == job.scratch.stat().st_uid
     assert path.stat().st_mode & 0o077 == 0
     [found] = json.loads(path.read_text())["ssh"]
@@ -85,7 +86,7 @@ def listening(linux: Job, nic: str) -> tuple[str, ...]:
 def test_a_port_of_the_machine_leads_into_a_guest_of_user_networking_also_after_a_suspend(
     linux: Job, connection: "libvirt.virConnect"
 ) -> None:
-    if not emulator.has_passt(emulator.domain_capabilities(connection, "qemu")):
+    if not capabilities.has_passt(capabilities.domain_capabilities(connection, "qemu")):
         pytest.skip("needs a libvirt with passt")
     lines, port = listening(linux, "<interface type='user'/>"), free_port()
     with running(linux, *lines, **USER_NETWORK, VM_SSH_PORTS=port) as peer:
@@ -154,13 +155,13 @@ def test_a_guest_runs_without_a_way_in_where_all_ports_are_taken(job: Job) -> No
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         with running(job, "JobVMNetworking = true", "VMPARAM_vm_SSH = true", **USER_NETWORK, VM_SSH_PORTS=port):
-            assert json.loads((job.scratch / reach.ACCESS_FILE).read_text()) == {"ssh": []}
+            assert json.loads((job.scratch / forwarding.ACCESS_FILE).read_text()) == {"ssh": []}
 
 
 @pytest.mark.libvirt
 def test_nobody_is_told_of_a_port_that_a_stranger_took_meanwhile(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    once, really = iter([True]), reach.is_free
-    monkeypatch.setattr(reach, "is_free", lambda *where: next(once, False) or really(*where))
+    once, really = iter([True]), forwarding.is_free
+    monkeypatch.setattr(forwarding, "is_free", lambda *where: next(once, False) or really(*where))
     log: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         lines = "JobVMNetworking = true", "VMPARAM_vm_SSH = true"
@@ -171,18 +172,18 @@ def test_nobody_is_told_of_a_port_that_a_stranger_took_meanwhile(job: Job, monke
             driver.close()
     # QEMU's own network forwards none, and passt starts no VM whose ports are taken.
     assert any("no port leads to its guest" in line or "another process listens there" in line for line in log)
-    assert json.loads((job.scratch / reach.ACCESS_FILE).read_text()) == {"ssh": []}
+    assert json.loads((job.scratch / forwarding.ACCESS_FILE).read_text()) == {"ssh": []}
 
 
 # Which ports
 
 
 def test_the_probe_says_whether_jobs_can_have_a_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reach.judge(Settings({"VM_MEMORY": "64"}), ["user"], passt=True) is None
-    without = reach.judge(settings_of("22000"), ["user"], passt=False)
+    assert forwarding.judge(Settings({"VM_MEMORY": "64"}), ["user"], passt=True) is None
+    without = forwarding.judge(settings_of("22000"), ["user"], passt=False)
     assert without
     assert "forwards no ports" in without.seen
-    good = reach.judge(settings_of("22000-22009"), ["user"], passt=True)
+    good = forwarding.judge(settings_of("22000-22009"), ["user"], passt=True)
     assert good
     assert (good.verdict, good.seen) == (OK, "10 ports at 127.0.0.1 lead to those of guests")
     monkeypatch.setenv("PATH", "/nowhere")
@@ -192,7 +193,7 @@ def test_the_probe_says_whether_jobs_can_have_a_way_in(monkeypatch: pytest.Monke
         (settings_of("22000"), [], "no network"),
         (settings_of("22000"), ["nat", "user"], "socat is not installed"),
     ):
-        bad = reach.judge(settings, networks, passt=True)
+        bad = forwarding.judge(settings, networks, passt=True)
         assert bad
         assert bad.verdict == OFF
         assert why in bad.seen
@@ -203,36 +204,36 @@ def settings_of(ports: str, address: str = "127.0.0.1") -> Settings:
 
 
 def test_ports_are_those_of_the_setting_in_its_order() -> None:
-    assert reach.ports_of(settings_of("2201-2203, 22000 2202")) == [2201, 2202, 2203, 22000]
+    assert forwarding.ports_of(settings_of("2201-2203, 22000 2202")) == [2201, 2202, 2203, 22000]
 
 
 @pytest.mark.parametrize("ports", ["ssh", "0", "1-", "-9", "70000", "9-8", "22,٣٣"])
 def test_what_is_no_list_of_ports_is_the_administrators_fault(ports: str) -> None:
     with pytest.raises(MachineFault, match="VM_SSH_PORTS"):
-        reach.ports_of(settings_of(ports))
+        forwarding.ports_of(settings_of(ports))
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1,fork", "::%lo"])
 def test_what_is_no_address_is_the_administrators_fault(address: str) -> None:
     with pytest.raises(MachineFault, match="VM_SSH_ADDRESS"):
-        reach.address_of(settings_of("22000", address))
+        forwarding.address_of(settings_of("22000", address))
 
 
 def test_no_port_is_given_twice_and_each_is_free_again_at_the_end() -> None:
     log: list[str] = []
     port = free_port()
     settings = settings_of(str(port))
-    first = reach.claim(settings, (22,), RELAY, log.append)
+    first = forwarding.claim(settings, (22,), RELAY, log.append)
     try:
         assert first.ports == ((22, port),)
-        second = reach.claim(settings, (22, 80), RELAY, log.append)
-        reach.release(WHO, log.append, second.room)
+        second = forwarding.claim(settings, (22, 80), RELAY, log.append)
+        remove(second.room)
         assert second.ports == ()
         assert "22, 80" in log[0]
     finally:
-        reach.release(WHO, log.append, first.room)
-    third = reach.claim(settings, (22,), RELAY, log.append)
-    reach.release(WHO, log.append, third.room)
+        remove(first.room)
+    third = forwarding.claim(settings, (22,), RELAY, log.append)
+    remove(third.room)
     assert third.ports == first.ports
 
 
@@ -265,12 +266,12 @@ def test_a_guest_that_is_restored_is_not_kept_by_who_has_taken_its_port() -> Non
             for port in (taken, free)
         )
         xml = f"<domain><name>vm</name><devices><interface type='user'>{forwards}</interface></devices></domain>"
-        left = etree.fromstring(reach.without_taken(xml, log.append))
+        left = etree.fromstring(forwarding.without_taken(xml, log.append))
         ways = WayIn(PASST, "127.0.0.1", ((22, taken), (80, free)), "")
-        assert reach.as_free(ways).ports == ((80, free),), "and nobody is told of the other"
+        assert forwarding.as_free(ways).ports == ((80, free),), "and nobody is told of the other"
     assert [each.get("start") for each in left.iter("range")] == [str(free)]
     assert str(taken) in log[0]
-    assert reach.without_taken(xml, log.append) is xml, "the stranger has gone"
+    assert forwarding.without_taken(xml, log.append) is xml, "the stranger has gone"
 
 
 @pytest.fixture

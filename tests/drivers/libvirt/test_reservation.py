@@ -24,7 +24,7 @@ from tests.drivers.libvirt.support import (
     running,
     until,
 )
-from vmgahp.drivers.libvirt import reservation
+from vmgahp.drivers.libvirt.start import hooks
 from vmgahp.host.runtime_dir import GIVEN
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="needs root")]
@@ -103,7 +103,7 @@ def test_a_note_stays_until_the_hook_knows(place: Path) -> None:
     hook.chmod(0o755)
     for line in (f"vm\n1\n{MAC}\n10.0.0.7\n\ntest:///default\n{hook}\n10", "vm\n1"):
         note.write_text(line)
-        reservation.give_back(log.append, str(note))
+        hooks.give_back(log.append, str(note))
         assert not note.exists()
     assert (place / "told").read_text() == f"1 {MAC} release\n"
 

@@ -10,9 +10,9 @@ import pytest
 from tests.drivers.libvirt.support import Job, driver_for, greeted, refused, refused_cleanly, running, runs
 from tests.lab.guest import make_guest
 from vmgahp import errors
-from vmgahp.drivers.libvirt import second_look
-from vmgahp.drivers.libvirt.hooks import Described
-from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.start import second_look
+from vmgahp.drivers.libvirt.start.hooks import Described
 from vmgahp.host import denials
 
 pytestmark = pytest.mark.libvirt

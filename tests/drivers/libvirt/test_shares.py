@@ -20,7 +20,7 @@ from tests.drivers.libvirt.support import (
     until,
 )
 from vmgahp import errors
-from vmgahp.drivers.libvirt import virtiofs
+from vmgahp.drivers.libvirt.start import virtiofs
 from vmgahp.host import companion
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir

@@ -21,8 +21,8 @@ from tests.drivers.libvirt.support import (
 )
 from tests.lab.guest import counts, make_guest
 from vmgahp import cli, lifecycle
-from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.stats import Meter, devices, from_stats
+from vmgahp.drivers.libvirt.life.usage import Meter, devices, from_stats
+from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.metrics.file import NAME
 
 
@@ -216,14 +216,6 @@ def test_the_cpu_time_of_a_qemu_that_has_ended_is_no_reading() -> None:
     """libvirt says that it is 0."""
     gone: dict[str, object] = {"state.state": libvirt.VIR_DOMAIN_SHUTDOWN, "cpu.time": 0, "vcpu.current": 1}
     assert from_stats(gone, "3", {}) is None
-
-
-def test_a_driver_of_libvirts_that_says_0_is_not_believed_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    way = LibvirtConnection("test:///default", pytest.fail)
-    uuid = way.call(lambda connection: connection.listAllDomains()[0].UUIDString())
-    monkeypatch.setattr(libvirt.virDomain, "info", lambda _domain: [libvirt.VIR_DOMAIN_SHUTDOWN, 64, 64, 1, 0])
-    assert Meter(way, "test", uuid).read() is None
-    way.close()
 
 
 @pytest.mark.libvirt

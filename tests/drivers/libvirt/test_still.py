@@ -13,7 +13,7 @@ import pytest
 from tests.drivers.libvirt.support import WANTS, Job, at, driver_for, holders
 from vmgahp import errors
 from vmgahp.drivers.base import Machine
-from vmgahp.drivers.libvirt import describe
+from vmgahp.drivers.libvirt.start import describe
 from vmgahp.images import still
 from vmgahp.images.catalog import Image
 from vmgahp.job.disks import Disk

@@ -1,7 +1,6 @@
 """The checks of the probe on the real libvirt, QEMU and passt of this machine."""
 
 import contextlib
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -10,12 +9,12 @@ from time import monotonic
 import pytest
 
 from tests.drivers.libvirt.support import BRIDGE, NETWORK_NAME, URI, USER_NETWORK, until
-from tests.peer import VMGAHP, daemon, environment
 from vmgahp import errors
-from vmgahp.cli import PROBE
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import firmware, qemu_check, survey, tpm, virtiofs
-from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt import survey
+from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.start import capabilities, tpm, virtiofs
+from vmgahp.drivers.libvirt.survey import trials
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host import cgroups, kvm
 from vmgahp.host.job_user import Identity
@@ -82,7 +81,7 @@ def test_a_startd_that_may_only_read_hears_of_no_architecture_without_a_firmware
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has that from the firmwares' own descriptors."""
-    monkeypatch.setattr(firmware, "DESCRIPTORS", (str(tmp_path / "nowhere"), str(tmp_path)))
+    monkeypatch.setattr(capabilities, "FIRMWARE_DESCRIPTORS", (str(tmp_path / "nowhere"), str(tmp_path)))
     assert look("qemu", read_only=True).attributes["arches"] == "x86_64"
 
 
@@ -103,13 +102,6 @@ def test_emulation_instead_of_a_kvm_that_does_not_work(monkeypatch: pytest.Monke
     assert "its guests crawl" in finding(found, "kvm").seen
     assert found.hypervisors == ["qemu"]
     assert found.attributes["accel"] == "tcg"
-
-
-def test_no_libvirt_no_jobs() -> None:
-    found = look(VM_LIBVIRT_URI="qemu+unix:///system?socket=/nonexistent/libvirt-sock", VM_ALLOW_EMULATION=True)
-    assert verdicts(found)["libvirt"] == BAD
-    assert "cannot be reached" in finding(found, "libvirt").seen
-    assert not found.vm_types
 
 
 def test_a_libvirt_without_such_domains() -> None:
@@ -140,14 +132,10 @@ def test_no_job_comes_where_the_administrators_script_cannot_run(tmp_path: Path)
     assert verdicts(look("libvirt", VM_LIBVIRT_DOMAIN_TYPE="lxc", LIBVIRT_XML_SCRIPT="xml")) == {"script": BAD}
 
 
-def test_qemu_starts_with_what_it_has() -> None:
-    qemu_check.start_qemu(QEMU, "qemu", "maximum", "pc", True, SOMEBODY, monotonic() + 60)
-
-
 def test_qemu_itself_says_whether_a_cpu_works() -> None:
     """libvirt's capabilities would have to be believed; TCG has no host CPU, and QEMU says so."""
     with pytest.raises(errors.MachineFault, match="requires KVM"):
-        qemu_check.start_qemu(QEMU, "qemu", "host-passthrough", "pc", False, SOMEBODY, monotonic() + 60)
+        trials.start_qemu(QEMU, "qemu", "host-passthrough", "pc", False, SOMEBODY, monotonic() + 60)
 
 
 @pytest.mark.parametrize(
@@ -162,18 +150,13 @@ def test_a_qemu_that_gives_up(tmp_path: Path, text: str, word: str) -> None:
     os.chmod(tmp_path, 0o755)
     path = a_program(tmp_path / "qemu", text)
     with pytest.raises(errors.MachineFault, match=word):
-        qemu_check.start_qemu(path, "kvm", "host-passthrough", "pc", False, Identity(os.getuid(), 0), monotonic() + 60)
+        trials.start_qemu(path, "kvm", "host-passthrough", "pc", False, Identity(os.getuid(), 0), monotonic() + 60)
 
 
 def test_a_qemu_that_hangs(tmp_path: Path) -> None:
     path = a_program(tmp_path / "qemu", "exec tail -f /dev/null")
     with pytest.raises(errors.MachineFault, match="was not up"):
-        qemu_check.start_qemu(path, "qemu", "", "pc", False, Identity(os.getuid(), 0), monotonic() + 0.2)
-
-
-def test_a_qemu_that_is_not_there() -> None:
-    with pytest.raises(errors.MachineFault, match="cannot be run"):
-        qemu_check.start_qemu("/nonexistent/qemu", "qemu", "", "pc", False, SOMEBODY, monotonic() + 1)
+        trials.start_qemu(path, "qemu", "", "pc", False, Identity(os.getuid(), 0), monotonic() + 0.2)
 
 
 def test_a_directory_is_shared_by_a_qemu_that_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,9 +166,9 @@ def test_a_directory_is_shared_by_a_qemu_that_can(tmp_path: Path, monkeypatch: p
     assert (verdicts(found)["share"], found.attributes["share"]) == (OK, "9p")
     os.chmod(tmp_path, 0o755)
     path = a_program(tmp_path / "qemu", "echo \"qemu: -device $2: Device 'virtio-9p-pci' not found\" >&2; exit 1")
-    real = qemu_check.require_share
+    real = trials.require_share
     me = Identity(os.getuid(), 0)
-    monkeypatch.setattr(qemu_check, "require_share", lambda kind, _path, _of, end: real(kind, path, me, end))
+    monkeypatch.setattr(trials, "require_share", lambda kind, _path, _of, end: real(kind, path, me, end))
     found = look("qemu", VM_SHARE_SCRATCH="9p")
     assert (verdicts(found)["share"], found.attributes["share"]) == (OFF, "none")
     assert "'virtio-9p-pci' not found" in finding(found, "share").seen
@@ -207,17 +190,10 @@ def test_a_directory_of_the_machine_is_offered_where_it_is_there(tmp_path: Path)
     assert "VM_SHARE_DIR_HERE_IF" in finding(found, "share dirs").seen
 
 
-def test_a_machine_without_virtiofsd_shares_nothing_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtiofs, "PLACES", ())
-    found = look("qemu", VM_SHARE_SCRATCH="virtiofs")
-    assert (verdicts(found)["share"], found.attributes["share"]) == (OFF, "none")
-    assert "virtiofsd is not installed" in finding(found, "share").seen
-
-
 def test_passt_starts_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o711)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    qemu_check.start_passt(Identity(os.getuid(), os.getgid()), monotonic() + 60)
+    trials.start_passt(Identity(os.getuid(), os.getgid()), monotonic() + 60)
     assert list(tmp_path.iterdir()) == []
     until(lambda: not running_in(tmp_path), "passt to end")
 
@@ -236,17 +212,17 @@ def test_a_passt_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     me = Identity(os.getuid(), 0)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(errors.MachineFault, match="not installed"):
-        qemu_check.start_passt(me, monotonic() + 60)
+        trials.start_passt(me, monotonic() + 60)
     a_program(tmp_path / "passt", "echo 'Failed to sandbox process' >&2; exit 1")
     with pytest.raises(errors.MachineFault, match="Failed to sandbox process"):
-        qemu_check.start_passt(me, monotonic() + 60)
+        trials.start_passt(me, monotonic() + 60)
     said = "echo UNIX domain socket bound at x >&2; sleep 1; echo No namespace: Operation not permitted >&2; exit 1"
     a_program(tmp_path / "passt", f"PATH=/bin; {said}")
     with pytest.raises(errors.MachineFault, match="Operation not permitted"):
-        qemu_check.start_passt(me, monotonic() + 60)
+        trials.start_passt(me, monotonic() + 60)
     a_program(tmp_path / "passt", "read forever < /proc/self/fd/0; exec /usr/bin/tail -f /dev/null")
     with pytest.raises(errors.MachineFault, match="did not listen"):
-        qemu_check.start_passt(me, monotonic() + 0.2)
+        trials.start_passt(me, monotonic() + 0.2)
 
 
 def test_user_networking_without_passt_is_qemus_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +237,7 @@ def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(monkeyp
         raise errors.MachineFault("passt does not start: no namespaces.", "allow them.")
 
     monkeypatch.setattr(survey, "has_passt", lambda _capabilities: True)
-    monkeypatch.setattr(qemu_check, "start_passt", broken)
+    monkeypatch.setattr(trials, "start_passt", broken)
     found = look("qemu", **USER_NETWORK)
     assert not found.networking
     assert verdicts(found)["network user"] == OFF
@@ -299,16 +275,3 @@ def test_an_inactive_network_is_known_without_being_asked_for() -> None:
     found = look("qemu", VM_NAT_NETWORK="nowhere")
     assert found.machine_attributes == {"HasVirshDefaultNetwork": False}
     assert not found.networking
-
-
-def test_for_people_as_json(scratch: Path) -> None:
-    environ = environment("qemu", scratch, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK="nowhere")
-    document = json.loads(
-        subprocess.check_output([*VMGAHP, "probe", "--type", "qemu", "--json"], env=environ, text=True)
-    )
-    assert document["capable"] is True
-    assert document["attributes"]["VM_qemu_ATTR_accel"] == "tcg"
-    off = next(entry for entry in document["findings"] if entry["check"] == "network nat")
-    assert off["verdict"] == "off"
-    assert "nowhere is not active" in off["seen"]
-    assert daemon(environ, PROBE, "vmtype", "qemu").returncode == 0

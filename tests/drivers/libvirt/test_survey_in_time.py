@@ -13,8 +13,9 @@ from tests.peer import DEADLINE
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.libvirt import other_hypervisors, qemu_check, survey
-from vmgahp.drivers.libvirt.connection import LibvirtConnection
+from vmgahp.drivers.libvirt import survey
+from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.survey import trials
 from vmgahp.findings import BAD, OFF, UNKNOWN, Finding, Late
 from vmgahp.host import libvirt_daemons
 from vmgahp.host.job_user import Identity
@@ -75,7 +76,7 @@ def libvirtd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Libvirtd]:
     made = Libvirtd()
     monkeypatch.setattr(LibvirtConnection, "_connect", lambda _self: made)
     monkeypatch.setattr(libvirt_daemons, "of_networks", lambda: "virtnetworkd")
-    monkeypatch.setattr(qemu_check, "start_qemu", lambda *_arguments: None)
+    monkeypatch.setattr(trials, "start_qemu", lambda *_arguments: None)
     yield made
     made.over.set()
 
@@ -134,19 +135,10 @@ def test_a_daemon_for_networks_that_hangs_takes_the_network_and_nothing_else(
     assert "virtnetworkd has not said whether default is active" in network.seen
     assert "restart virtnetworkd" in network.hint
     assert "firmware" in found.attributes, "the rest was asked for meanwhile"
-    monkeypatch.setattr(other_hypervisors, "TELLING", 0.01)
+    monkeypatch.setattr(survey, "TELLING", 0.01)
     found = look()  # for as long as a test may last, were it waited for
     assert is_capable(found)
     assert "HasVirshDefaultNetwork" not in found.machine_attributes
-
-
-def test_a_network_that_is_not_there_is_false(libvirtd: Libvirtd) -> None:
-    error = libvirt.libvirtError("x")
-    error.err = (libvirt.VIR_ERR_NO_NETWORK, 19, "Network not found", 2, "", None, None, -1, -1)
-    libvirtd.network_error = error
-    found = look(**NAT)
-    assert found.machine_attributes["HasVirshDefaultNetwork"] is False
-    assert "virsh net-start default" in finding(found, "network nat", OFF).hint
 
 
 def test_without_the_domain_capabilities_all_else_is_offered(libvirtd: Libvirtd) -> None:
@@ -172,9 +164,9 @@ def test_a_qemu_that_is_slow_is_not_called_broken(libvirtd: Libvirtd, monkeypatc
     def broken(*_arguments: object) -> None:
         raise errors.MachineFault("QEMU does not start.", "mend it.")
 
-    monkeypatch.setattr(qemu_check, "start_qemu", broken)
+    monkeypatch.setattr(trials, "start_qemu", broken)
     assert finding(look(), "cpu", BAD)
-    monkeypatch.setattr(qemu_check, "start_qemu", slow)
+    monkeypatch.setattr(trials, "start_qemu", slow)
     found = look()
     assert is_capable(found)
     assert finding(found, "cpu", UNKNOWN)
@@ -190,11 +182,3 @@ def test_what_hangs_of_the_rest_keeps_nobody_from_asking_libvirt(
     assert is_capable(found)
     assert "firmware" in found.attributes
     assert finding(found, "tpm", OFF)
-
-
-def test_two_groups_are_told_where_qemu_is_to_be_the_jobs_user(
-    libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(survey, "groups_for_qemu", lambda _domain_type: {991, 992})
-    assert "VM_RUN_AS_JOB_USER = False" in finding(look(VM_RUN_AS_JOB_USER="True"), "QEMU's user", BAD).hint
-    assert finding(look(VM_SHARE_SCRATCH="9p"), "share", OFF)

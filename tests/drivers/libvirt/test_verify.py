@@ -14,17 +14,14 @@ from tests.domain.support import SCRIPTED
 from tests.drivers.libvirt.support import (
     ASKS,
     CRITICAL,
-    MAC,
     USER_NETWORK,
     WANTS,
     Job,
-    another_vm,
     done,
     driver_for,
     greeted,
     left_behind,
     moved,
-    nic_xml,
     refused_cleanly,
     running,
     runs,
@@ -34,8 +31,7 @@ from tests.drivers.libvirt.support import (
 from tests.peer import environment
 from vmgahp import errors
 from vmgahp.domain import verify
-from vmgahp.drivers.libvirt.driver import LibvirtDriver
-from vmgahp.drivers.libvirt.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 
 pytestmark = pytest.mark.libvirt
 
@@ -223,28 +219,3 @@ def test_a_start_is_nobodys_pause(job: Job, elsewhere: Path) -> None:
     assert "continues from its saved memory" in log
     assert "it was paused" not in log
     assert "it was resumed" not in log
-
-
-@pytest.fixture
-def rival(connection: "libvirt.virConnect") -> Iterator[None]:
-    """Another VM with the MAC address that the job is going to ask for."""
-    with another_vm(connection, f"rival-{os.getpid()}", nic_xml(MAC)):
-        yield
-
-
-@pytest.mark.parametrize("looks", ["before it makes its VM", "before its VM runs"])
-def test_a_start_looks_for_its_mac_address_twice(
-    job: Job, rival: None, looks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before, for that costs nobody anything; and again, for another start may have come between."""
-    if looks == "before it makes its VM":
-        monkeypatch.setattr(LibvirtMachine, "make", lambda *_: pytest.fail("it has made the VM"))
-    else:
-        monkeypatch.setattr(LibvirtDriver, "_require_free_macs", lambda *_: None)
-    driver, ad = driver_for(job, [], ad=("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"'), **USER_NETWORK)
-    with pytest.raises(errors.JobFault, match="address of another VM"):
-        driver.start(ad)
-    assert job.domain() is None
-    until(lambda: not left_behind(job.name, os.getpid()), "all of it to go")
-    assert job.console() == ""
-    driver.close()

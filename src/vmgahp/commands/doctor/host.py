@@ -289,8 +289,7 @@ def _ask_libvirt(context: Context) -> None:
     """Find out whether libvirtd answers, which it does to every user, and as whom it runs QEMU."""
     import libvirt
 
-    from vmgahp.drivers.libvirt.connection import LibvirtConnection
-    from vmgahp.drivers.libvirt.uri import SESSION_URI, SYSTEM_URI
+    from vmgahp.drivers.libvirt.link.connection import SESSION_URI, SYSTEM_URI, LibvirtConnection
 
     own = not (context.is_root or context.blind)
     uri = context.settings.string("VM_LIBVIRT_URI") or (SESSION_URI if own else SYSTEM_URI)

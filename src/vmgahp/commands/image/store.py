@@ -27,7 +27,7 @@ from vmgahp.commands.image.fetch import Release, Voucher, known_releases
 from vmgahp.commands.page import Page, print_table
 from vmgahp.commands.units import size as in_words
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt.provision import RECORD
+from vmgahp.drivers.libvirt.start.provision import RECORD
 from vmgahp.findings import BAD, OK, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.host.starter import scratch_in

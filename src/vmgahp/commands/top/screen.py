@@ -29,9 +29,9 @@ from vmgahp.commands.files import NotRegular, open_regular
 from vmgahp.commands.metrics_lines import Event, Sample, of_line, read_line
 from vmgahp.commands.units import duration, size
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import faults
-from vmgahp.drivers.libvirt.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.stats import Meter
+from vmgahp.drivers.libvirt.life.usage import Meter
+from vmgahp.drivers.libvirt.link import faults
+from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.host.starter import scratch_in
 from vmgahp.metrics.file import MOST_LINES, NAME
 from vmgahp.text import escape

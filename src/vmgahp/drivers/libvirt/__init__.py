@@ -1,5 +1,6 @@
-"""The driver for libvirt: KVM, plain QEMU, and the other hypervisors that libvirt knows.
+"""The driver for libvirt: KVM, plain QEMU, Xen, and the other hypervisors that libvirt knows.
 
-`driver` starts VMs, `machine` is one of them, `connection` connects to the daemon, and `faults` classifies errors of
-libvirt.
+`driver` is the story of a START. Below it are rooms, each of which imports only those after it: `program` (a job's
+program in its guest) and `survey` (the probe), `life` (a VM from its start to its end), `start` (from a job to a
+domain), `link` (libvirt). `xen` is the same driver for guests of libxl.
 """

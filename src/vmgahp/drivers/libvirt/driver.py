@@ -1,5 +1,7 @@
 """The driver that starts, finds and kills domains."""
 
+import json
+import os
 import time
 from collections.abc import Callable, Container
 from functools import partial
@@ -12,37 +14,22 @@ from vmgahp.checkpoint.manifest import CheckpointKind
 from vmgahp.config import Settings
 from vmgahp.domain import job_xml, verify
 from vmgahp.domain.model import AGENT
+from vmgahp.domain.restore import reconcile
 from vmgahp.drivers.base import Logger, Survey
-from vmgahp.drivers.libvirt import (
-    capabilities,
-    disk_room,
-    ending,
-    faults,
-    firmware,
-    hooks,
-    host_checks,
-    huge_pages,
-    limits,
-    names,
-    other_hypervisors,
-    provision,
-    qemu_log,
-    qemu_process,
-    reach,
-    reservation,
-    second_look,
-)
-from vmgahp.drivers.libvirt.checkpoint import LIBVIRT, JobCheckpoints, LibvirtCheckpoints, LibvirtRestart
-from vmgahp.drivers.libvirt.describe import Describer, Plan, first_attribute, has_display
-from vmgahp.drivers.libvirt.disk_files import DiskFiles
-from vmgahp.drivers.libvirt.fault_table import DESCRIPTION
-from vmgahp.drivers.libvirt.guest import LibvirtGuest
-from vmgahp.drivers.libvirt.machine import CALL_SECONDS, LibvirtMachine, Order
-from vmgahp.drivers.libvirt.relay import Relay
-from vmgahp.drivers.libvirt.save import LEFTOVERS, Saver
-from vmgahp.drivers.libvirt.screenshot import Screenshot
+from vmgahp.drivers.libvirt import program
+from vmgahp.drivers.libvirt.life import pauses, usage
+from vmgahp.drivers.libvirt.life.guest import LibvirtGuest, Screenshot
+from vmgahp.drivers.libvirt.life.machine import CALL_SECONDS, LaunchPlan, LibvirtMachine
+from vmgahp.drivers.libvirt.life.save import LEFTOVERS, LIBVIRT, LibvirtCheckpoints, LibvirtRestart, Saver
+from vmgahp.drivers.libvirt.link import domains, faults
+from vmgahp.drivers.libvirt.link.connection import SESSION_URI, connection_for
+from vmgahp.drivers.libvirt.link.faults import DESCRIPTION
+from vmgahp.drivers.libvirt.program import drive, monitor
+from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, provision, second_look
+from vmgahp.drivers.libvirt.start.describe import VNC_FILE, Describer, Plan, first_attribute, has_display
+from vmgahp.drivers.libvirt.start.disks import DiskFiles
+from vmgahp.drivers.libvirt.start.forwarding import Relay
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
-from vmgahp.drivers.libvirt.uri import SESSION_URI, connection_for
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import PASST, RELAY, Resources
 from vmgahp.findings import Begun
@@ -61,8 +48,7 @@ from vmgahp.text import shown
 class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     """The driver for kvm and libvirt (KVM, or TCG with VM_ALLOW_EMULATION) and qemu (always TCG).
 
-    The type libvirt is kvm under a name that condor_starter does not know, and so takes periodic checkpoints of; or
-    whatever VM_LIBVIRT_DOMAIN_TYPE makes of it (`others`).
+    The type libvirt is kvm under a name that condor_starter takes periodic checkpoints of, or VM_LIBVIRT_DOMAIN_TYPE.
     """
 
     # Overridden for another hypervisor (`xen`).
@@ -70,6 +56,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     machine: type[LibvirtMachine] = LibvirtMachine
     saver: type[Saver] = Saver
     checkpoints: CheckpointKind = LIBVIRT
+    reconcile = staticmethod(reconcile)
     usual_uri = ""
     evaluates_policy = True
 
@@ -88,7 +75,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             self._kvm = Begun("KVM", kvm.check)
 
     def start(self, job: JobAd) -> LibvirtMachine:
-        self.connection.hears_agents = self._talks_to_agents()
+        self.connection.hears_agents = self.settings.boolean("VM_GUEST_AGENT")
         machine = super().start(job)
         machine.serve()
         return machine
@@ -110,10 +97,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             share_dirs.require_allowed(view, spec.devices.shares)
         except errors.JobFault:
             execute.require_entry(job.working_dir(), self.identity)
-            other_hypervisors.require_fit(self.vm_type, self.connection, self.settings)
+            capabilities.require_fitting_hypervisor(self.vm_type, self.connection, self.settings)
             raise
         execute.require_room(spec.working_dir, self.identity)
-        name = names.free_name(self.connection, spec.name, spec.working_dir, self.log)
+        name = domains.free_name(self.connection, spec.name, spec.working_dir, self.log)
         if xml and (dropped := xml.without()):
             self.log(f"{name}: {dropped}")
         return self._describer.plan(view, spec._replace(name=name), domain_type)._replace(xml=xml)
@@ -126,10 +113,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             raise faults.from_libvirt(error, f"describing {plan.spec.name}") from error
 
     def clear(self, plan: Plan) -> None:
-        names.clear(self.connection, plan.job.vm_name(), plan.spec.working_dir, self.log)
-        names.sweep(self.connection, self.log)
+        domains.clear(self.connection, plan.job.vm_name(), plan.spec.working_dir, self.log)
+        domains.sweep(self.connection, self.log)
         if self.settings.string("VM_MAC_HOOK"):
-            reservation.sweep(self.log)
+            hooks.sweep_addresses(self.log)
         self._forget_firmware(plan.spec.name)
         scratch.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS, hooks.POLICY_FILE)
         self._require_free_macs(plan.spec)
@@ -137,7 +124,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def prepare(self, plan: Plan, resources: Resources) -> LibvirtMachine:
         made = provision.Provision(plan.spec.working_dir, self.identity)
         resources.not_started.append(made.undo)
-        made.make(plan.spec, disk_room.kept_free(self.settings, plan.spec.working_dir))
+        made.make(plan.spec)
+        if plan.spec.devices.run:
+            kept = disks.kept_free(self.settings, plan.spec.working_dir)
+            made.made += drive.make(plan.spec, plan.spec.devices.run, kept, self.identity)
         restart = None
         if plan.may_restart:
             restart = self.checkpoints_of.find(plan.checkpoint_spec, plan.domain_type)
@@ -149,24 +139,22 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             raise
 
     def launch(self, machine: LibvirtMachine, plan: Plan) -> None:
-        order = machine.order
-        if order.restart is None:
-            self._create(order, machine, plan)
-            return
         try:
-            self._create(order, machine, plan)
+            self._create(machine, plan)
         finally:
-            order.restart.close()
-        machine.checkpoints.store.discard()
+            if restart := machine.launch.restart:
+                restart.close()
+        if restart:
+            machine.store.discard()
 
     def keep(self, machine: LibvirtMachine, plan: Plan) -> None:
-        spec, resources, xml = plan.spec, machine.resources, machine.order.described.xml
+        spec, resources, xml = plan.spec, machine.resources, machine.launch.described.xml
         resources.not_started.clear()
         if made := provision.files_made(spec):
-            resources.at_end.append(partial(provision.remove, self.identity, self.log, spec.working_dir, *made))
+            resources.at_end.append(partial(provision.remove, self.identity, spec.working_dir, *made))
         if made := provision.records_made(spec):
-            resources.when_over.append(partial(provision.remove, self.identity, self.log, spec.working_dir, *made))
-        disk_room.look_after(machine, spec, self.settings)
+            resources.when_over.append(partial(provision.remove, self.identity, spec.working_dir, *made))
+        self._watch_disks(machine, spec)
         self.record_end(resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, spec.sent)
         assert resources.exit is not None
         resources.exit.doubt = " ".join(filter(None, (disk.doubt for disk in spec.disks)))
@@ -175,28 +163,24 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if resources.console:
             resources.exit.console = resources.console.tail
         if spec.devices.run:
-            from vmgahp.drivers.libvirt import run_watch  # a job without a program does without the module
-
-            kept = disk_room.kept_free(self.settings, spec.working_dir)
-            resources.while_running.append(partial(run_watch.begin, machine, spec, kept, self.identity))
+            kept = disks.kept_free(self.settings, spec.working_dir)
+            resources.while_running.append(partial(monitor.begin, machine, spec, kept, self.identity))
         if has_display(xml):
-            machine.screenshot = Screenshot(
-                self.connection, spec.name, machine.uuid, spec.working_dir, self.identity, self.log
-            ).take
-        self._describer.publish_vnc(spec, machine, xml)
-        machine.resumed = lambda: self.display_again(spec, machine)
+            machine.screenshot = Screenshot(machine.guest, spec.working_dir, self.identity, self.log).take
+        self._publish_vnc(spec, machine, xml)
+        machine.resumed = lambda: self._publish_vnc(spec, machine, machine.saved_xml)  # its port may have changed
         if resources.access:
             if resources.access.means == RELAY:
                 relay = Relay(self.identity, self.log, spec.name, resources.access.address, resources.access.ports)
                 machine.has_address = relay.lead_to
                 resources.at_end.append(relay.end)
-            reach.tell(resources.access, spec.name, spec.working_dir, self.identity, self.log)
+            forwarding.tell(resources.access, spec.name, spec.working_dir, self.identity, self.log)
             resources.news.publish(published.SSH, resources.access.words or None)
-        if changes := machine.order.described.changes:
+        if changes := machine.launch.described.changes:
             hooks.tell_owner(machine, changes, spec.working_dir, self.identity, self.log)
         if plan.afresh:
             resources.news.say(f"The VM starts afresh: its checkpoint cannot be used ({plan.afresh})")
-        elif machine.order.restart:
+        elif machine.launch.restart:
             resources.news.say("The VM goes on from its checkpoint")
         self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
 
@@ -215,16 +199,16 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         try:
             return self._kill(match, uuid)
         finally:
-            reservation.sweep(self.log)
+            hooks.sweep_addresses(self.log)
 
     def _kill(self, match: str, uuid: str) -> bool:
         def destroy(libvirtd: libvirt.virConnect) -> bool:
             try:
-                domain = names.matching(libvirtd, match, uuid)
+                domain = domains.matching(libvirtd, match, uuid)
                 if domain is None:
                     return False
                 name = domain.name()
-                ending.end(domain)
+                domains.end(domain)
                 self._forget_firmware(name)
             except libvirt.libvirtError as error:
                 if faults.is_no_domain(error):
@@ -240,7 +224,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             fault = faults.from_libvirt(error, f"destroying {match}")
         except errors.MachineFault as away:
             fault = away
-        if not (uuid and qemu_process.kill(match, uuid)):
+        if not (uuid and domains.kill(match, uuid)):
             raise fault
         self.log(f"{match}: {fault.problem} Its QEMU was killed")  # libvirtd forgets the domain when it is back
         self._forget_firmware(match)
@@ -252,20 +236,58 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def close(self) -> None:
         self.connection.close()
 
-    def display_again(self, spec: JobSpec, machine: LibvirtMachine) -> None:
-        """Publish the display of a guest that was saved and runs again, as its port may have changed."""
-        self._describer.publish_vnc(spec, machine, machine.saved_xml)
+    def _publish_vnc(self, spec: JobSpec, machine: LibvirtMachine, xml: str) -> None:
+        """Write the address of the display and its one-time password to a file for the job's owner only."""
+        if not spec.vnc or self.settings.xml_script() or not first_attribute(xml, "devices/graphics", "type"):
+            return
+        try:
+            live = machine.live_xml()
+            port = int(first_attribute(live, "devices/graphics", "port") or 0)
+            password = first_attribute(xml, "devices/graphics", "passwd")
+            text = json.dumps({"host": "127.0.0.1", "port": port, "password": password}) + "\n"
+            machine.news.publish(published.VNC, f"127.0.0.1:{port}")
+            self.identity.write_scratch(spec.working_dir, VNC_FILE, text.encode())
+        except (libvirt.libvirtError, errors.Fault, OSError) as error:
+            self.log(f"{machine.name}: could not write {VNC_FILE}: {error}")
+
+    def _watch_disks(self, machine: LibvirtMachine, spec: JobSpec) -> None:
+        """Have the disks of a VM watched once it runs, and log the size that they may reach."""
+        files = machine.guest.files
+        images = files.in_scratch() if files is not None else {}
+        limit, kept = disks.limit_of(spec, self.settings), disks.kept_free(self.settings, spec.working_dir)
+        if files is None or not images or not (limit or kept):
+            return
+
+        def begin() -> None:
+            descriptors = [os.dup(files.files()[group]) for group in images]
+            usage = pauses.DiskLimits(machine.io_errors, descriptors, limit, kept, self.log)
+            machine.resources.at_end.append(usage.end)
+            usage.begin()
+
+        machine.resources.while_running.append(begin)
+        try:
+            largest = sum(map(disks.largest_size, images.values())) if limit else 0
+        except OSError:  # an error of the job's own file system does not concern the machine
+            return
+        saved = largest + (0 if machine.why_not_saved() else spec.memory_mib << 20)
+        if largest > disks.allowed(limit):
+            end = f"it ends where they occupy more than the {limit >> 20} MiB that the job has asked for"
+            self.log(f"{machine.name}: its disks may come to {largest >> 20} MiB, and {end}")
+        elif limit and saved > disks.allowed(limit):
+            both = f"the job has asked for {limit >> 20} MiB (request_disk): HTCondor counts both"
+            what = f"its disks and its memory, where that is saved, may come to {saved >> 20} MiB"
+            self.log(f"{machine.name}: {what}, and {both}")
 
     # A start
 
     def _read(self, job: JobAd) -> JobSpec:
-        diskless = other_hypervisors.may_be_diskless(self.vm_type, self.settings)
+        diskless = capabilities.may_be_diskless(self.vm_type, self.settings)
         return JobSpec.parse(job, self.settings, diskless=diskless)
 
     def _domain_type(self) -> str:
-        fixed = other_hypervisors.wanted_type(self.vm_type, self.settings)
-        if not qemu_process.is_qemu(fixed):
-            other_hypervisors.require(self.connection, fixed, self.settings)
+        fixed = capabilities.wanted_type(self.vm_type, self.settings)
+        if not domains.is_qemu(fixed):
+            capabilities.require_hypervisor(self.connection, fixed, self.settings)
         if fixed and fixed != "kvm":
             return fixed
         reason = self._why_no_kvm()
@@ -277,7 +299,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         raise kvm_fault(reason)
 
     def _why_no_kvm(self) -> str:
-        """Return the result of the check that `get_ready` has begun, once; else check now."""
+        """Return the result of the check that `get_ready` has begun, or of one now."""
         begun, self._kvm = self._kvm, None
         try:
             return begun.result() if begun else kvm.check()
@@ -289,43 +311,44 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         spec = self._with_macs(plan, restart.manifest.facts["xml"] if restart else "", dry=False)
         self._hand_out(spec, resources)
         plan = plan._replace(spec=spec)
-        uuid = restart.manifest.facts["uuid"] if restart else names.new_uuid()
+        uuid = restart.manifest.facts["uuid"] if restart else domains.new_uuid()
         resources.at_end.append(partial(self._forget_firmware, spec.name))
         if spec.ignored:
             self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")
         for doubt in filter(None, (disk.doubt for disk in spec.disks)):
             self.log(f"{spec.name}: {doubt}")
+        if spec.devices.run:
+            owner = self._describer.owner(plan.label)
+            program.listen(spec, self.settings, owner, self.identity, self.log, resources)
         described = self._describer.describe(plan, uuid, resources)
         if resources.run_ports and not restart:
-            from vmgahp.drivers.libvirt import run_ports
-
-            run_ports.begin_afresh(resources)
+            program.begin_afresh(resources)
         if restart:
-            described = described._replace(xml=self._describe_restart(restart, described.xml))
+            described = described._replace(xml=restart.description(described.xml, self.connection.uri, self.reconcile))
         guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self.connection, self.log)
-        if qemu_process.is_qemu(plan.domain_type):
+        if domains.is_qemu(plan.domain_type):
             guest.files = DiskFiles(spec, self.identity, may_chown=self.connection.uri != SESSION_URI)
             resources.at_end.append(guest.files.close)
             described = described._replace(xml=guest.files.open(described.xml))
-            disk_room.require(spec, guest.files, self.settings)
+            disks.require_space(spec, guest.files, self.settings)
             if self.settings.xml_script():
                 guest.files.require_no_links(described.xml)
         self.claim(resources, spec.name, uuid)
         saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
         saver.before_restore, saver.memory_mib = resources.before_restore, spec.memory_mib
         saver.may_travel = spec.checkpoint
-        if qemu_process.is_qemu(plan.domain_type):
+        if domains.is_qemu(plan.domain_type):
             saver.cannot = saving.blocker(described.xml)
             if saver.cannot:
                 self.log(f"{spec.name} can be neither suspended to disk nor checkpointed: {saver.cannot}")
         machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)
         machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
-        machine.no_checkpoint = (
-            self._why_not_save(spec, plan.domain_type) or self.checkpoints_of.why_not(spec) or saver.cannot
-        )
-        machine.checkpoints = JobCheckpoints(self.checkpoints_of, plan.checkpoint_spec, plan.domain_type)
-        machine.order = Order(described, restart)
-        machine.limits = limits.wanted(spec, self.settings, plan.domain_type, self.connection.uri, described.xml)
+        cannot = self._why_not_save(spec, plan.domain_type)
+        machine.no_checkpoint = cannot or self.checkpoints_of.why_not(spec) or saver.cannot
+        machine.store = self.checkpoints_of.store(plan.checkpoint_spec)
+        machine.write_checkpoint = partial(self.checkpoints_of.write, plan.checkpoint_spec, plan.domain_type)
+        machine.launch = LaunchPlan(described, restart)
+        machine.limits = usage.limits_of(spec, self.settings, plan.domain_type, self.connection.uri, described.xml)
         machine.step("prepare.guarded")
         return machine
 
@@ -333,12 +356,12 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         """Return the description without the ports that others have taken meanwhile, on which passt would fail."""
         if resources.access is None or resources.access.means != PASST:
             return xml
-        resources.access = reach.as_free(resources.access)
-        return reach.without_taken(xml, self.log)
+        resources.access = forwarding.as_free(resources.access)
+        return forwarding.without_taken(xml, self.log)
 
-    def _create(self, order: Order, machine: LibvirtMachine, plan: Plan) -> None:
-        xml, authors, macs, *_ = order.described
-        restart, spec = order.restart, plan.spec
+    def _create(self, machine: LibvirtMachine, plan: Plan) -> None:
+        (xml, authors, macs, *_), restart = machine.launch
+        spec = plan.spec
         began = time.time()
         made = False
 
@@ -347,7 +370,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             made = True
             machine.step("launch.made")
             machine.mac = first_attribute(live, "devices/interface/mac", "address")
-            if self._talks_to_agents() and first_attribute(live, f"devices/channel/target[@name='{AGENT}']", "name"):
+            has_port = first_attribute(live, f"devices/channel/target[@name='{AGENT}']", "name")
+            if has_port and self.settings.boolean("VM_GUEST_AGENT"):
                 macs_of, is_late = hooks.macs_of(live), restart is not None
                 machine.resources.while_running.append(partial(machine.attach_agent, macs_of, is_late=is_late))
             if not authors:
@@ -355,7 +379,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             elif less := verify.against_script(live, xml, spec):
                 self.log(f"{machine.name}, as {authors} made it: {less}")
             for mac, origin in macs:
-                host_checks.require_free_mac(connection, mac, self.log, domain.ID(), origin)
+                domains.require_free_mac(connection, mac, self.log, domain.ID(), origin)
             if restart:
                 self._require_free_saved_macs(connection, domain, live, dict(macs))
                 machine.set_aside()
@@ -367,7 +391,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             if restart:
                 machine.usage = Usage(restart.manifest.cpu_seconds)
             image = restart.descriptor if restart else None
-            wanted = huge_pages.given(xml) if self.settings.boolean("VM_HUGEPAGES") else xml
+            wanted = usage.with_huge_pages(xml) if self.settings.boolean("VM_HUGEPAGES") else xml
             try:
                 machine.make(image, wanted, check)
             except libvirt.libvirtError as error:
@@ -384,8 +408,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             raise (self._second_look(fault, plan) if may_be_the_jobs else fault) from mismatch
         except libvirt.libvirtError as error:
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
-            is_silent = qemu_log.says_nothing(faults.message_of(error))
-            words = qemu_log.last_words(machine.name, machine.uuid) if is_silent else ""
+            is_silent = domains.says_nothing(faults.message_of(error))
+            words = domains.last_words(machine.name, machine.uuid) if is_silent else ""
             fault = self._blame(error, doing, words, machine, plan)
             if denial := denials.since(began):
                 told = denials.told(fault, denial)
@@ -407,7 +431,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self, error: libvirt.libvirtError, doing: str, words: str, machine: LibvirtMachine, plan: Plan
     ) -> errors.Fault:
         """Return the fault for an error of a start; QEMU's last `words` may tell more about it."""
-        described = machine.order.described
+        described = machine.launch.described
         chosen = [disk.path for disk in plan.spec.disks]
         chosen += [image.path for disk in plan.spec.disks for image in disk.backing]
         fault = faults.from_libvirt(error, doing, chosen, words)
@@ -418,45 +442,38 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             if not scripted:
                 return fault
         if faults.is_no_domain(error):
-            fault = errors.HypervisorFault(
-                f"{fault.problem} The VM was gone before it ran.", "see whether QEMU has crashed."
-            )
+            problem = f"{fault.problem} The VM was gone before it ran."
+            fault = errors.HypervisorFault(problem, "see whether QEMU has crashed.")
         elif not rule.job_may_cause and not scripted:
             return fault
         # A start without the checkpoint shows if that is to blame.
-        return fault if machine.order.restart else self._second_look(fault, plan)
+        return fault if machine.launch.restart else self._second_look(fault, plan)
 
     def _second_look(self, fault: errors.Fault, plan: Plan, *, with_disk: bool = False) -> errors.Fault:
         return second_look.judge(fault, plan, self._describer, self.connection, self.log, with_disk=with_disk)
-
-    def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
-        return restart.description(ours, self.connection.uri)
 
     def _verify(self, live: str, asked: str, spec: JobSpec) -> None:
         verify.against_job(live, asked, spec)
 
     def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
         """Return the reason why the VM's memory cannot be saved to a file; empty if it can."""
-        return other_hypervisors.no_saving(domain_type)
+        return capabilities.no_saving(domain_type)
 
     def _with_macs(self, plan: Plan, saved: str, *, dry: bool) -> JobSpec:
         """Return the job with the addresses of VM_MAC_HOOK; `saved` is the XML of its checkpoint."""
         return hooks.with_macs(plan.view, self.log, plan.spec, saved, dry=dry)
 
     def _hand_out(self, spec: JobSpec, resources: Resources) -> None:
-        """Configure DHCP for the guest with the IP addresses of VM_MAC_HOOK, which are given back at its end.
-
-        Raises `errors.Fault`.
-        """
+        """Configure DHCP with the IP addresses of VM_MAC_HOOK, until the guest's end. Raises `errors.Fault`."""
         given = [(number, nic) for number, nic in enumerate(spec.nics) if nic.address]
         if given:
             paths: list[str] = []
             try:
                 for number, nic in given:
-                    paths.append(reservation.note(self.settings, self.connection.uri, spec.name, number, nic))
+                    paths.append(hooks.note_address(self.settings, self.connection.uri, spec.name, number, nic))
             finally:
-                resources.at_end.append(partial(reservation.give_back, self.log, *paths))
-            reservation.hand_out(self.connection, self.settings, spec, self.identity, self.log)
+                resources.at_end.append(partial(hooks.give_back, self.log, *paths))
+            hooks.hand_out(self.connection, self.settings, spec, self.identity, self.log)
 
     def _require_free_macs(self, spec: JobSpec) -> None:
         if not spec.macs:
@@ -464,7 +481,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
         def require(connection: libvirt.virConnect) -> None:
             for mac in spec.macs:
-                host_checks.require_free_mac(connection, mac, self.log)
+                domains.require_free_mac(connection, mac, self.log)
 
         try:
             self.connection.call(require)
@@ -474,20 +491,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _require_free_saved_macs(
         self, connection: libvirt.virConnect, domain: libvirt.virDomain, live: str, others: Container[str]
     ) -> None:
-        """Check the MAC addresses that come from the checkpoint only, as `_require_free_macs` does.
-
-        Raises `Unusable`.
-        """
+        """Check the MAC addresses of the checkpoint only, as `_require_free_macs` does. Raises `Unusable`."""
         for mac in hooks.macs_of(live):
             try:
                 if mac not in others:
-                    host_checks.require_free_mac(connection, mac, self.log, domain.ID())
+                    domains.require_free_mac(connection, mac, self.log, domain.ID())
             except errors.JobFault as fault:
                 problem = f"its MAC address {mac} is that of another VM that runs on this machine"
                 raise Unusable(problem, True) from fault
 
-    def _talks_to_agents(self) -> bool:
-        return self.settings.boolean("VM_GUEST_AGENT")
-
     def _forget_firmware(self, name: str) -> None:
-        firmware.forget(name, self.connection.uri, self.log)
+        capabilities.forget_firmware(name, self.connection.uri, self.log)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vmgahp.drivers.libvirt.xen import loop_device
+from vmgahp.drivers.libvirt.xen import dom0
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
@@ -29,7 +29,7 @@ def devices() -> Iterator[list[int]]:
 def attach(path: Path, held: list[int], *, writable: bool, shared: bool = False) -> tuple[str, int]:
     descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
     try:
-        name, device = loop_device.attach(descriptor, writable=writable, shared=shared)
+        name, device = dom0.attach(descriptor, writable=writable, shared=shared)
     finally:
         os.close(descriptor)
     held.append(device)
@@ -40,7 +40,7 @@ def test_it_is_the_file_whatever_becomes_of_its_name(image: Path, devices: list[
     descriptor = os.open(image, os.O_RDWR)
     image.rename(image.with_name("moved"))
     image.symlink_to("/etc/passwd")
-    _, device = loop_device.attach(descriptor, writable=True)
+    _, device = dom0.attach(descriptor, writable=True)
     os.close(descriptor)
     devices.append(device)
     assert os.lseek(device, 0, os.SEEK_END) == 1 << 20
@@ -70,17 +70,17 @@ def test_it_goes_when_nobody_has_it_open(image: Path, devices: list[int]) -> Non
 
 
 def test_a_writer_is_alone(image: Path, devices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_device, "LOCK_WAIT", 0.0)
+    monkeypatch.setattr(dom0, "LOCK_WAIT", 0.0)
     attach(image, devices, writable=True)
     for writable in (True, False):
-        with pytest.raises(loop_device.InUse):
+        with pytest.raises(dom0.InUse):
             attach(image, devices, writable=writable)
     attach(image, devices, writable=True, shared=True)  # the job says that it minds no other
 
 
 def test_readers_are_not(image: Path, devices: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_device, "LOCK_WAIT", 0.0)
+    monkeypatch.setattr(dom0, "LOCK_WAIT", 0.0)
     names = {attach(image, devices, writable=False)[0] for _ in range(2)}
     assert len(names) == 2
-    with pytest.raises(loop_device.InUse):
+    with pytest.raises(dom0.InUse):
         attach(image, devices, writable=True)

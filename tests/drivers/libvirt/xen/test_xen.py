@@ -15,8 +15,8 @@ from vmgahp.domain import verify
 from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.restore import SavedMismatch, reconcile_xen
 from vmgahp.drivers.libvirt import xen
-from vmgahp.drivers.libvirt.xen import libxl_log
-from vmgahp.drivers.libvirt.xen.console import PtyCapture
+from vmgahp.drivers.libvirt.xen import dom0
+from vmgahp.drivers.libvirt.xen.dom0 import PtyCapture
 
 LIVE = """\
 <domain type='xen' id='1'>
@@ -157,7 +157,7 @@ def test_the_hold_codes_are_xens() -> None:
 def test_libxls_log_says_whose_fault_it_is(tmp_path: Path, line: str, own_kernel: bool, kind: type) -> None:
     path = tmp_path / "libxl.log"
     path.write_text("2026-11-20 14:01:35.550+0000: xc: error: no loader found of another day\n")
-    log = libxl_log.LibxlLog(str(path))
+    log = dom0.LibxlLog(str(path))
     with open(path, "a") as out:
         out.write(f"2026-11-20 14:01:36.550+0000: {line}\n")
     assert type(log.judge("libvirt failed.", own_kernel=own_kernel)) is kind
@@ -167,7 +167,7 @@ def test_libxls_log_says_whose_fault_it_is(tmp_path: Path, line: str, own_kernel
 
 
 def test_no_log_says_nothing(tmp_path: Path) -> None:
-    log = libxl_log.LibxlLog(str(tmp_path / "none"))
+    log = dom0.LibxlLog(str(tmp_path / "none"))
     assert log.last_words() == ""
     assert type(log.judge("libvirt failed.", own_kernel=True)) is errors.HypervisorFault
 

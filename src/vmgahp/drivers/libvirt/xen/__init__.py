@@ -1,42 +1,182 @@
-"""The VM type xen: the differences from QEMU in describing, starting and blaming for guests of libxl.
+"""The VM type xen: how guests of libxl differ from those of QEMU.
 
 Its guests have no process on this machine, their disks are block devices, and libxl reports the reason of a failure
-in a log only. `xen.machine` is one guest, `xen.console` its console, `xen.survey` checks what this machine offers.
+in a log only (`xen.dom0`).
 """
 
 import os
 
 import libvirt
 
-from vmgahp import errors
-from vmgahp.checkpoint.files import Unusable
+from vmgahp import errors, findings, lifecycle
+from vmgahp.checkpoint import memory_image_xen
+from vmgahp.checkpoint.substitute import Substitute
+from vmgahp.config import Settings
 from vmgahp.domain import verify
 from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.job_xml import ATTRIBUTE
-from vmgahp.domain.restore import SavedMismatch, reconcile_xen
+from vmgahp.domain.restore import reconcile_xen
 from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
-from vmgahp.drivers.base import Survey
-from vmgahp.drivers.libvirt import capabilities, faults, other_hypervisors
-from vmgahp.drivers.libvirt.checkpoint import XEN, LibvirtRestart
-from vmgahp.drivers.libvirt.describe import ONE_TIME, Describer, HostResources, Plan
+from vmgahp.drivers.base import Survey, Value
+from vmgahp.drivers.libvirt import survey
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
-from vmgahp.drivers.libvirt.host_checks import look_at_bridge
-from vmgahp.drivers.libvirt.machine import LibvirtMachine, Order
-from vmgahp.drivers.libvirt.xen import loop_device
-from vmgahp.drivers.libvirt.xen.console import PtyCapture
-from vmgahp.drivers.libvirt.xen.libxl_log import LibxlLog
-from vmgahp.drivers.libvirt.xen.machine import XenMachine, XenSaver
-from vmgahp.drivers.libvirt.xen.survey import XenSurveyor
+from vmgahp.drivers.libvirt.life.guest import Check, Make
+from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.life.save import XEN, Saver
+from vmgahp.drivers.libvirt.link import faults
+from vmgahp.drivers.libvirt.start import capabilities
+from vmgahp.drivers.libvirt.start.capabilities import Hypervisor
+from vmgahp.drivers.libvirt.start.describe import ONE_TIME, Describer, HostResources, Plan, first_attribute
+from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, look_at_bridge
+from vmgahp.drivers.libvirt.xen import dom0
+from vmgahp.drivers.libvirt.xen.dom0 import LibxlLog, PtyCapture
 from vmgahp.drivers.resources import Resources
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job import data_disks
 from vmgahp.job.ad import JobAd
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import Disk, JobSpec
-from vmgahp.job.xen import XenBoot, open_file
+from vmgahp.job.xen import BOOTLOADER, XenBoot, open_file, require_bootloader
+from vmgahp.metrics import Status
 
 URI = "xen:///system"
+NO_XEN_HINT = "boot this machine with Xen, and install libvirt's driver for it (libvirt-daemon-driver-xen)."
+
+
+class XenSaver(Saver):
+    """A saver for libvirt's Xen driver, which saves without flags and restores the XML in the image it is given."""
+
+    def substitute(self, descriptor: int, xml: str) -> Substitute:
+        return memory_image_xen.substitute(descriptor, xml)
+
+    def described_by(self, xml: str) -> None:
+        """Return None, as the driver uses the XML of the image only."""
+
+    def inspect(self, descriptor: int) -> None:
+        memory_image_xen.inspect(descriptor)
+
+    def write(self, domain: libvirt.virDomain, path: str, *, checkpoint: bool) -> None:
+        domain.save(path)
+
+
+class XenMachine(LibvirtMachine):
+    """A Xen domain: it has no process on this machine, and its console is a terminal, another one after a restore."""
+
+    libxl_log: LibxlLog | None = None
+    """The log of libxl since the guest's start began."""
+
+    def pid(self) -> int:
+        """Return 0: a guest is Xen's, without a process in dom0."""
+        return 0
+
+    def look(self) -> Status:
+        report = super().look()
+        if report.state == lifecycle.RUNNING:
+            self._follow_console()  # a guest that has rebooted has another terminal
+        return report
+
+    def require_saving(self, operation: str) -> None:
+        if self.saver.cannot:
+            raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {self.saver.cannot}.")
+
+    def _require_ours(self) -> None:
+        """Do nothing, since libvirt knows only Xen guests of this machine."""
+
+    def save(self, operation: str) -> None:
+        """Save the guest, after resuming a paused one, since libxl needs the guest's cooperation."""
+        self.require_saving(operation)
+        if self.state is not lifecycle.SOFT_SUSPENDED:
+            super().save(operation)
+            return
+        self.unpause()
+        try:
+            super().save(operation)
+        except BaseException:
+            if not self.overruled:
+                self.pause()
+            raise
+
+    def begin(self, make: Make, check: Check) -> None:
+        def look(connection: libvirt.virConnect, domain: libvirt.virDomain, live: str) -> None:
+            check(connection, domain, live)
+            self._follow_console(live)
+
+        super().begin(make, look)
+
+    def _follow_console(self, live: str = "") -> None:
+        """Capture the console's current terminal; without one the guest runs all the same."""
+        console = self.resources.console
+        if not isinstance(console, PtyCapture):
+            return
+        try:
+            console.follow(_terminal(live or self.live_xml()))
+        except (libvirt.libvirtError, errors.Fault, OSError) as error:
+            self.log(f"{self.name}: its console cannot be read: {error}")
+
+
+def _terminal(live: str) -> str:
+    return first_attribute(live, "devices/console", "tty") or first_attribute(live, "devices/serial/source", "path")
+
+
+class XenSurveyor(LibvirtSurveyor):
+    """The surveyor of one machine for Xen jobs."""
+
+    def survey(self, end: float) -> Survey:
+        """Survey the machine as `vmgahp.drivers.base.Driver.survey` says."""
+        found, asked = self._judge_script(), list[capabilities.Hypervisor]()
+        if findings.first_bad(found):
+            return Survey(found)
+
+        def ask() -> capabilities.Hypervisor:
+            asked.append(capabilities.ask_hypervisor(self._connection, DOMAIN_TYPE))
+            if not asked[0].os_types:
+                raise MachineFault("libvirt has none.", NO_XEN_HINT)
+            return asked[0]
+
+        networks = self.settings.networking_types(NETWORKS)
+        made = survey.survey_other(self.settings, self._connection, DOMAIN_TYPE, end, ask, networks)
+        found += made.findings
+        if not made.hypervisors:
+            return made._replace(findings=found)
+        bootloader = self._bootloader()
+        found += [bootloader, *_hardware(asked[0], self.settings)]
+        own: dict[str, Value] = {
+            "suspend": True,
+            "checkpoint": not self.settings.xml_script(),
+            "bootloader": bootloader.verdict == OK,
+            "hvm": "hvm" in asked[0].os_types,
+        }
+        return made._replace(findings=found, attributes={**made.attributes, **own}, vm_types=[self.vm_type])
+
+    def _bootloader(self) -> Finding:
+        path = self.settings.string(BOOTLOADER).strip("\"'")
+        looked_at = f"{BOOTLOADER}, for jobs with xen_kernel = included"
+        if not path:
+            return Finding(
+                "bootloader",
+                OFF,
+                looked_at,
+                f"{BOOTLOADER} is not set: such jobs are held.",
+                f"set {BOOTLOADER} to the path of pygrub; docs/how-to/xen.md says what that risks.",
+            )
+        try:
+            require_bootloader(path)
+        except errors.Fault as fault:
+            return findings.judge("bootloader", looked_at, fault, "", OFF)
+        return Finding("bootloader", OK, looked_at, f"{path} is there")
+
+
+def _hardware(host: Hypervisor, settings: Settings) -> list[Finding]:
+    """Return the finding if VM_HARDWARE_VT is set: whether Xen has hardware virtualization."""
+    if not settings.boolean("VM_HARDWARE_VT"):
+        return []
+    looked_at = "VM_HARDWARE_VT, for jobs with xen_kernel = vmx"
+    if "hvm" in host.os_types:
+        return [Finding("hvm", OK, looked_at, "Xen has hardware virtualization")]
+    hint = "switch it on in the machine's firmware, or set VM_HARDWARE_VT = False."
+    return [Finding("hvm", OFF, looked_at, "Xen has no hardware virtualization here: such jobs are held.", hint)]
 
 
 class XenDescriber(Describer):
@@ -68,9 +208,7 @@ class XenDescriber(Describer):
         return domain_xen.build(spec, boot, host)
 
     def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> HostResources:
-        """Make the resources as `Describer._prepare` does, and keep files that the XML names open until the guest is
-        gone.
-        """
+        """Make the resources, and keep files that the XML names open until the guest is gone."""
         spec, boot = plan.spec, plan.spec.xen
         assert boot is not None
 
@@ -114,7 +252,7 @@ class XenDescriber(Describer):
             else:
                 image = self.identity.open_named(disk.path, flags)
             try:
-                return loop_device.attach(image, writable=disk.writable, shared=disk.shared)
+                return dom0.attach(image, writable=disk.writable, shared=disk.shared)
             finally:
                 os.close(image)
         except OSError as error:
@@ -132,6 +270,7 @@ class XenDriver(LibvirtDriver):
     machine = XenMachine
     saver = XenSaver
     checkpoints = XEN
+    reconcile = staticmethod(reconcile_xen)
     usual_uri = URI
 
     def plan(self, job: JobAd) -> Plan:
@@ -170,21 +309,12 @@ class XenDriver(LibvirtDriver):
     def _domain_type(self) -> str:
         if not self._os_types():
             raise MachineFault(
-                f"The libvirt at {self.connection.uri} has no domains of type {DOMAIN_TYPE}.",
-                "boot this machine with Xen, and install libvirt's driver for it (libvirt-daemon-driver-xen).",
+                f"The libvirt at {self.connection.uri} has no domains of type {DOMAIN_TYPE}.", NO_XEN_HINT
             )
         return DOMAIN_TYPE
 
     def _os_types(self) -> tuple[str, ...]:
-        return other_hypervisors.ask(self.connection, DOMAIN_TYPE).os_types
-
-    def _describe_restart(self, restart: LibvirtRestart, ours: str) -> str:
-        try:
-            return reconcile_xen(restart.manifest.facts["xml"], ours)
-        except SavedMismatch as mismatch:
-            raise Unusable(
-                f"the VM that was saved is not the one that the job asks for: {mismatch}", True
-            ) from mismatch
+        return capabilities.ask_hypervisor(self.connection, DOMAIN_TYPE).os_types
 
     def _verify(self, live: str, asked: str, spec: JobSpec) -> None:
         verify.against_xen(live, asked, spec)
@@ -195,11 +325,11 @@ class XenDriver(LibvirtDriver):
             return "it has hardware virtualization, and XEN_ALLOW_HARDWARE_VT_SUSPEND is not set"
         return ""
 
-    def _create(self, order: Order, machine: LibvirtMachine, plan: Plan) -> None:
+    def _create(self, machine: LibvirtMachine, plan: Plan) -> None:
         assert isinstance(machine, XenMachine)
         machine.saver.cannot = machine.saver.cannot or self._why_not_save(plan.spec, DOMAIN_TYPE)
         machine.libxl_log = LibxlLog()
-        super()._create(order, machine, plan)
+        super()._create(machine, plan)
 
     def _blame(
         self, error: libvirt.libvirtError, doing: str, words: str, machine: LibvirtMachine, plan: Plan

@@ -1,0 +1,1 @@
+"""The connection to libvirt, its errors, and its domains."""

@@ -1,0 +1,142 @@
+"""The drive by which a guest gets the program to run, and the program its inputs.
+
+It is a tar archive on a raw disk, which any guest with a shell and tar can read; the guest identifies it by its first
+bytes. It is made at every start and removed with the VM. A VM that is restored finds it unchanged: if a job names no
+inputs, the first start records the files that had come with the job, since files made later are not inputs.
+"""
+
+import errno
+import os
+import re
+import shlex
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from vmgahp import errors
+from vmgahp.checkpoint import files, manifest
+from vmgahp.errors import JobFault
+from vmgahp.host import execute
+from vmgahp.host.job_user import Identity
+from vmgahp.job import pack
+from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
+from vmgahp.job.options import RUN, RUN_INPUTS
+from vmgahp.job.run import DRIVE_FILE, RECORD, Run, guest_file
+from vmgahp.job.spec import JobSpec
+
+FORMAT = 1
+VERSION = b"1\n"
+"""The format version of `vmgahp-run/`."""
+_NAME = re.compile(r"[^/\0]{1,255}", re.DOTALL)
+
+
+class _Record(NamedTuple):
+    """The content of `RECORD`."""
+
+    job: str
+    names: tuple[str, ...]
+    """The names in the scratch directory that came with the job."""
+
+
+def make(spec: JobSpec, run: Run, kept: int, identity: Identity) -> list[str]:
+    """Make the drive, and return the new files; `kept` bytes of EXECUTE stay free. Raises `errors.Fault`."""
+    directory = spec.working_dir
+    used = _used(spec)
+    for name in (run.stdout, run.stderr):
+        if name in used:
+            problem = f"what the program prints cannot be written to {name[:100]!a}, which is there for the VM"
+            raise JobFault(errors.MISMATCHED, f"{PREFIX}{RUN}: {problem}.", "give Out and Err names of their own.")
+    recorded = _recorded(run, directory, identity) if run.inputs is None else None
+    names = recorded.names if recorded else run.inputs
+    wanted = pack.Packing(_head(run), names, [*used, run.stdout, run.stderr], run.when)
+    temporary = f".{DRIVE_FILE}.{os.getpid()}.tmp"
+    try:
+        identity.unlink_scratch(directory, temporary)  # of a server that was killed, of this process id
+        output = identity.open_scratch(directory, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            most = max(execute.free(directory, identity) - kept, 0)
+            packed = pack.pack(directory, output, wanted, most, identity)
+            identity.rename_scratch(directory, temporary, DRIVE_FILE)
+        except BaseException:
+            identity.unlink_scratch(directory, temporary)
+            raise
+        finally:
+            os.close(output)
+    except pack.Unpackable as unpackable:
+        said = _refused(run, unpackable.problem, unpackable.hint)
+        # Tar does not tell an error of the job's files from one of the machine's.
+        unknown = OSError(errno.EIO, unpackable.problem)
+        raise execute.blame(unknown, directory, identity, said.problem, said.hint) from unpackable
+    except OSError as error:
+        raise execute.unwritable(DRIVE_FILE, error, directory, identity) from error
+    if names is None:
+        _record(run, packed, directory, identity)
+        return [DRIVE_FILE, RECORD]
+    return [DRIVE_FILE]
+
+
+def _head(run: Run) -> dict[str, bytes]:
+    """Return the content before the inputs: our program, and its settings."""
+    settings = {
+        "RUN_AS_ROOT": str(int(run.as_root)),
+        "RUN_BOOT": run.boot,
+        "RUN_TIME_LIMIT": str(run.time_limit or ""),
+        "RUN_OUTPUTS_SET": str(int(run.outputs is not None)),
+    }
+    return {
+        "vmgahp-run/version": VERSION,
+        "vmgahp-run/run": guest_file("run"),
+        "vmgahp-run/settings": _lines(f"{name}={shlex.quote(value)}" for name, value in settings.items()),
+        "vmgahp-run/command": _lines([run.command]),
+        "vmgahp-run/outputs": _lines(run.outputs or ()),
+        "vmgahp-run/environment": _lines(f"export {name}={shlex.quote(value)}" for name, value in run.environment),
+    }
+
+
+def _lines(lines: Iterable[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+
+
+def _used(spec: JobSpec) -> list[str]:
+    """Return the files of the scratch directory that are for the VM, and not for the program."""
+    used = [disk.path for disk in spec.disks]
+    used += [layer.path for disk in spec.disks for layer in disk.backing]
+    scratch = os.path.normpath(spec.working_dir)
+    names = [os.path.basename(path) for path in used if os.path.normpath(os.path.dirname(path)) == scratch]
+    seed = spec.devices.user_data
+    return [*names, *((seed.user_data, seed.meta_data, seed.network_config) if seed else ())]
+
+
+# The record of the files that came with the job
+
+
+def _recorded(run: Run, directory: str, identity: Identity) -> _Record | None:
+    """Return the record of an earlier start of the same job."""
+    try:
+        record = files.find(identity, directory, RECORD, _parse)
+    except files.Unusable as unusable:
+        raise _refused(run, unusable.reason.rstrip("."), f"leave {RECORD} out of what is transferred.") from unusable
+    return record if record is not None and record.job == run.job else None
+
+
+def _record(run: Run, names: tuple[str, ...], directory: str, identity: Identity) -> None:
+    data = manifest.encode(FORMAT, _Record(run.job, names))
+    try:
+        files.write(identity, directory, RECORD, data, _parse)
+    except manifest.Invalid as invalid:
+        problem = f"the names of {len(names)} inputs are not to be written down: {invalid}"
+        raise _refused(run, problem.rstrip("."), "put them into a directory, or into an archive.") from invalid
+    except OSError as error:
+        raise execute.unwritable(RECORD, error, directory, identity) from error
+
+
+def _parse(data: bytes) -> _Record:
+    top = manifest.read(data, FORMAT, _Record._fields)
+    names = top.items("names", pack.LONGEST_LIST)
+    if not all(isinstance(name, str) and _NAME.fullmatch(name) and name not in (".", "..") for name in names):
+        raise manifest.Invalid("it has names that no file can have.")
+    return _Record(job=top.text("job", 1000), names=tuple(map(str, names)))
+
+
+def _refused(run: Run, problem: str, hint: str) -> JobFault:
+    said = f"{PREFIX}{RUN if run.inputs is None else RUN_INPUTS}"
+    return JobFault(errors.MISMATCHED, f"{said}: {problem}.", hint)

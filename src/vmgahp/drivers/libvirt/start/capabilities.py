@@ -1,0 +1,385 @@
+"""The capabilities of this machine and its libvirt, and the check that a job asks for no more.
+
+libvirt would refuse most of it too, with an error that does not say who must act. With VM_LIBVIRT_URI and
+VM_LIBVIRT_DOMAIN_TYPE the VM type libvirt is served by any hypervisor for which libvirt has a driver: it starts and
+ends domains and reports their state. The features that depend on QEMU (the user's uid, the console's socket, memory
+images) are not used with other hypervisors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.domain.build import firmware_of
+from vmgahp.drivers.base import Logger
+from vmgahp.drivers.libvirt.link import domains, faults
+from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.start import tpm, virtiofs
+from vmgahp.host import kvm, packages
+from vmgahp.host.job_user import Identity
+from vmgahp.host.run import which
+from vmgahp.job.devices import Devices
+from vmgahp.job.kinds import ARM, BIOS, NINEP, UEFI, UEFI_SECURE, VIRTIOFS, X86
+from vmgahp.job.spec import JobSpec
+
+PANIC_MODELS = {X86: ("isa", 0), ARM: ("pvpanic", 9_001_000)}
+"""The panic device of an architecture's machines, and the first libvirt with it; s390x and pseries have their own."""
+
+
+def type_for(spec: JobSpec, domain_type: str, settings: Settings) -> str:
+    """Return the domain type for the job's architecture: a foreign one is emulated. Raises `errors.JobFault`."""
+    if not is_foreign(spec) or domain_type == "qemu":
+        return domain_type
+    if domain_type == "kvm" and settings.boolean("VM_ALLOW_EMULATION"):
+        return "qemu"
+    raise _refused(
+        f"The job wants a guest of the architecture {spec.devices.arch}, and this machine is of {os.uname().machine} "
+        "and does not emulate others (VM_ALLOW_EMULATION)",
+        "require a machine that runs such guests (VM_kvm_ATTR_arches).",
+    )
+
+
+def is_foreign(spec: JobSpec) -> bool:
+    """Return True if the guest's architecture is another than the machine's."""
+    return spec.devices.arch not in ("", os.uname().machine)
+
+
+def arch_of(spec: JobSpec) -> str:
+    """Return the guest's architecture for `vmgahp.domain.build.Host`: empty for x86_64 on itself."""
+    arch = spec.devices.arch or os.uname().machine
+    return "" if arch == X86 and not is_foreign(spec) else arch
+
+
+def require(
+    spec: JobSpec, domain_type: str, label: str, connection: LibvirtConnection, settings: Settings, identity: Identity
+) -> None:
+    """Check that this machine has what the job asks for; `label` is QEMU's user. Raises `errors.JobFault`."""
+    wanted = spec.devices
+    firmware = firmware_of(spec, arch_of(spec))
+    if not domains.is_qemu(domain_type):
+        if wanted != Devices():
+            raise _refused(
+                f"The job asks for devices that domains of type {domain_type} do not get here: {_named(wanted)}",
+                "leave them out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
+            )
+        return
+    kinds = {share.kind for share in wanted.shares}
+    if NINEP in kinds and not label and identity.switching:
+        raise _refused(
+            "A directory is to be shared by 9p, and on this machine QEMU cannot run as the job's user, who alone is to "
+            "work on it",
+            "require another machine (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs), or hand the files over on a disk.",
+        )
+    if VIRTIOFS in kinds and (reason := virtiofs.trouble(identity, virtiofs.TRIAL_WAIT)):
+        raise _refused(
+            f"A directory is to be shared by virtiofs, and this machine cannot do that: {reason}",
+            f"require a machine that can (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs). {virtiofs.hint()}",
+        )
+    arch = wanted.arch or os.uname().machine
+    if firmware == BIOS and not wanted.arch and not wanted.tpm:
+        return  # the usual job needs no query
+    capabilities = connection.call(lambda libvirtd: of_machines(libvirtd, arch, domain_type))
+    if capabilities is None:
+        raise _refused(
+            f"The job wants a guest of the architecture {arch}, for which this machine has no QEMU",
+            "leave VMPARAM_vm_Arch out, or require a machine that has one (VM_kvm_ATTR_arches).",
+        )
+    # The same check of TPMs as the probe's: a job that asks for one does not match a machine that offers none.
+    if wanted.tpm and (reason := tpm.why_none(tpm.is_offered(capabilities)) or tpm.trouble(identity, tpm.TRIAL_WAIT)):
+        raise _refused(
+            f"VMPARAM_vm_TPM = true, and this machine has no software TPM: {reason}",
+            f"require a machine that has one (VM_kvm_ATTR_tpm); here: {packages.of_system(tpm.PACKAGES)}.",
+        )
+    if firmware not in (BIOS, *uefis(capabilities)):
+        raise _refused(
+            f"The job boots by the firmware {firmware}, and this machine has none for {arch}",
+            "require a machine that has it (VM_kvm_ATTR_firmware).",
+        )
+
+
+def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) -> str:
+    """Return the panic device that the guest gets; empty if there is none for its machine."""
+    arch = spec.devices.arch or os.uname().machine
+    if not domains.is_qemu(domain_type) or arch not in PANIC_MODELS:
+        return ""
+    model, since = PANIC_MODELS[arch]
+    return model if not since or connection.call(lambda libvirtd: libvirtd.getLibVersion()) >= since else ""
+
+
+def _named(wanted: Devices) -> str:
+    return ", ".join(name for name, value in wanted._asdict().items() if value)
+
+
+def _refused(problem: str, hint: str) -> errors.JobFault:
+    return errors.JobFault(errors.MISMATCHED, f"{problem}.", hint)
+
+
+# QEMU's capabilities
+
+
+EMULATED = "x86_64", "aarch64"
+"""The architectures that a guest may have beside that of the machine."""
+MACHINES = {ARM: "virt", X86: "q35"}
+"""The machine type, by architecture, for which the firmwares are queried."""
+QEMU_DIRECTORY = "/var/lib/libvirt/qemu"
+"""The directory of each domain's monitor socket and keys; QEMU must be able to enter it."""
+TWO_GROUPS = f"QEMU needs two groups at once, for {QEMU_DIRECTORY} and for {kvm.DEVICE}, and libvirt gives it one"
+"""The reason why QEMU cannot run as the job's user (`groups_for_qemu`)."""
+TWO_GROUPS_HINT = f"chmod o+x {QEMU_DIRECTORY} (or chmod 666 {kvm.DEVICE}), or set VM_RUN_AS_JOB_USER = False."
+
+
+def domain_capabilities(connection: libvirt.virConnect, domain_type: str) -> etree.Element:
+    """Return libvirt's domain capabilities for VMs of this machine's architecture."""
+    return etree.fromstring(connection.getDomainCapabilities(None, os.uname().machine, None, domain_type))
+
+
+def of_machines(connection: libvirt.virConnect, arch: str, domain_type: str) -> etree.Element | None:
+    """Return libvirt's domain capabilities for an architecture; None if it has no QEMU for it."""
+    try:
+        text = connection.getDomainCapabilities(None, arch, MACHINES.get(arch), domain_type)
+    except libvirt.libvirtError as error:
+        if error.get_error_code() in (libvirt.VIR_ERR_INVALID_ARG, libvirt.VIR_ERR_CONFIG_UNSUPPORTED):
+            return None
+        raise
+    return etree.fromstring(text)
+
+
+def uefis(capabilities: etree.Element | None) -> tuple[str, ...]:
+    """Return the kinds of UEFI that are installed, by `of_machines`."""
+    if capabilities is None or "efi" not in _values(capabilities, "os/enum[@name='firmware']"):
+        return ()
+    if capabilities.findtext("arch") == ARM:  # not in libvirt's answer, whose secure means x86's SMM
+        secure = any(one.secure and ARM in one.arches for one in installed_firmwares().values())
+    else:
+        secure = "yes" in _values(capabilities, "os/loader/enum[@name='secure']")
+    return (UEFI, UEFI_SECURE) if secure else (UEFI,)
+
+
+def _values(capabilities: etree.Element, enum: str) -> list[str | None]:
+    return [value.text for value in capabilities.iterfind(f"{enum}/value")]
+
+
+def arches(capabilities: str, *, emulates: bool) -> list[str]:
+    """Return the architectures of guests that run here, the machine's own first."""
+    own = os.uname().machine
+    found = [arch.get("name", "") for arch in etree.fromstring(capabilities).iterfind("guest/arch")]
+    return [own, *(arch for arch in dict.fromkeys(found) if emulates and arch in EMULATED and arch != own)]
+
+
+def has_passt(capabilities: etree.Element) -> bool:
+    """Return True if user networking can use passt, with which libvirt was built; QEMU's own needs no program."""
+    kinds = _values(capabilities, "devices/interface/enum[@name='backendType']")
+    return "passt" in kinds and which("passt") is not None
+
+
+def cpu_mode(settings: Settings, domain_type: str) -> str:
+    """Return libvirt's CPU mode for jobs of a domain type: the administrator's, or the best one."""
+    default = {"kvm": "host-passthrough", "qemu": "maximum"}.get(domain_type, "")
+    return settings.string("VM_CPU_MODE") or default
+
+
+def groups_for_qemu(domain_type: str) -> set[int]:
+    """Return the groups that QEMU needs to enter libvirt's directory and, for KVM, to open its device."""
+    needed = [_group_to_enter(QEMU_DIRECTORY, 0o1)]
+    if domain_type == "kvm":
+        needed.append(_group_to_enter(kvm.DEVICE, 0o6))
+    return {gid for gid in needed if gid is not None}
+
+
+def _group_to_enter(path: str, bits: int) -> int | None:
+    """Return the group that is needed to use `path`; None if everyone may, or if it does not exist."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return None if status.st_mode & bits == bits else status.st_gid
+
+
+# Other hypervisors
+
+
+SETTING = "VM_LIBVIRT_DOMAIN_TYPE"
+
+
+class Hypervisor(NamedTuple):
+    """The self-description of a driver of libvirt."""
+
+    name: str
+    """The result of ``virConnectGetType``: LXC, Xen, TEST and so on."""
+    version: int
+    libvirt_version: int
+    os_types: tuple[str, ...]
+    """The OS types of its domains of the wanted type: ``hvm`` for machines, ``exe`` for containers; empty for none."""
+
+
+def wanted_type(vm_type: str, settings: Settings) -> str:
+    """Return the fixed domain type; empty for KVM or TCG. Raises `errors.MachineFault` if it is no word."""
+    if vm_type == "qemu":
+        return "qemu"
+    kind = settings.string(SETTING).lower() if vm_type == "libvirt" else ""
+    if kind and not re.fullmatch(r"[a-z]{1,20}", kind):
+        raise errors.MachineFault(
+            f"{SETTING} = {kind} ({settings.where(SETTING)}) is no domain type.",
+            f"set {SETTING} to what virsh capabilities shows as <domain type=…>, such as lxc.",
+        )
+    return kind
+
+
+def ask_hypervisor(connection: LibvirtConnection, domain_type: str) -> Hypervisor:
+    """Query the libvirt at VM_LIBVIRT_URI about a domain type. Raises `errors.MachineFault`."""
+
+    def say(libvirtd: libvirt.virConnect) -> Hypervisor:
+        guests = etree.fromstring(libvirtd.getCapabilities()).iterfind("guest")
+        fitting = (each for each in guests if each.find(f"arch//domain[@type='{domain_type}']") is not None)
+        kinds = dict.fromkeys(each.findtext("os_type") or "" for each in fitting)
+        return Hypervisor(libvirtd.getType(), libvirtd.getVersion(), libvirtd.getLibVersion(), tuple(kinds))
+
+    try:
+        return connection.call(say)
+    except libvirt.libvirtError as error:
+        raise faults.from_libvirt(error, "asking for its capabilities") from error
+
+
+def require_hypervisor(connection: LibvirtConnection, domain_type: str, settings: Settings) -> Hypervisor:
+    """Query the libvirt, and check that it takes descriptions of jobs. Raises `errors.MachineFault`."""
+    found = ask_hypervisor(connection, domain_type)
+    if not found.os_types:
+        raise errors.MachineFault(
+            f"{SETTING} = {domain_type}, and the libvirt at {connection.uri} has no domains of that type.",
+            "set VM_LIBVIRT_URI to the connection that has them, such as lxc:///system, and see virsh -c URI "
+            "capabilities.",
+        )
+    if "hvm" not in found.os_types and not settings.xml_script():
+        raise errors.MachineFault(
+            f"{SETTING} = {domain_type} has no machines but {', '.join(found.os_types)}, which the built-in "
+            "description of a VM is not for.",
+            "set LIBVIRT_XML_SCRIPT to a program of yours that describes the container of a job.",
+        )
+    return found
+
+
+def require_fitting_hypervisor(vm_type: str, connection: LibvirtConnection, settings: Settings) -> None:
+    """Check a hypervisor that is not QEMU: if it cannot run any job, a refused one is not to blame."""
+    domain_type = wanted_type(vm_type, settings)
+    if not domains.is_qemu(domain_type):
+        require_hypervisor(connection, domain_type, settings)
+
+
+def may_be_diskless(vm_type: str, settings: Settings) -> bool:
+    """Return True if jobs need no disk: a container gets its root from the administrator's script."""
+    return not domains.is_qemu(wanted_type(vm_type, settings)) and bool(settings.xml_script())
+
+
+def no_saving(domain_type: str) -> str:
+    """Return the reason why a VM's memory cannot be saved to a file; empty if it can."""
+    if domains.is_qemu(domain_type):
+        return ""
+    return f"the form in which libvirt saves domains of type {domain_type} is not known to this daemon"
+
+
+def version(number: int) -> str:
+    """Return libvirt's version number, 1,000,000 * major + 1,000 * minor + release, in the usual form."""
+    return f"{number // 1000000}.{number // 1000 % 1000}.{number % 1000}"
+
+
+# UEFI firmwares and the files of their variables
+
+
+SYSTEM_DIRECTORY = "/var/lib/libvirt/qemu/nvram"
+FIRMWARE_DESCRIPTORS = "/etc/qemu/firmware", "/usr/share/qemu/firmware"
+"""The directories of the firmwares' descriptors, one JSON file each (QEMU's ``docs/interop/firmware.json``)."""
+SUFFIXES = ("_VARS.fd", "_VARS.qcow2", "_VARS.raw")
+"""The suffixes that libvirt appends to the domain's name (``qemuDomainNVRAMPathFormat``; with the format from 10.9)."""
+
+
+def forget_firmware(name: str, uri: str, log: Logger) -> None:
+    """Remove the firmware's variables of a job's domain that does not run. Raises nothing."""
+    for suffix in SUFFIXES:
+        path = os.path.join(firmware_directory(uri), name + suffix)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log(f"{path}, the memory of a firmware, cannot be removed: {error.strerror}")
+
+
+def firmware_directory(uri: str) -> str:
+    """Return the directory in which the libvirtd at `uri` keeps them."""
+    if not uri.endswith("/session"):
+        return SYSTEM_DIRECTORY
+    configuration = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(configuration, "libvirt/qemu/nvram")
+
+
+class Firmware(NamedTuple):
+    """A firmware of this machine, as its descriptor has it."""
+
+    template: str
+    """The template of a guest's own variables."""
+    format: str
+    secure: bool
+    """True if it boots signed systems only, once it has keys."""
+    arches: tuple[str, ...] = ()
+    """The architectures of the guests that boot by it."""
+
+
+def installed_firmwares() -> dict[str, Firmware]:
+    """Return the firmwares of this machine that are in two files, by the path of the first, the code."""
+    found: dict[str, Firmware] = {}
+    for place in FIRMWARE_DESCRIPTORS:
+        try:
+            names = sorted(os.listdir(place))
+        except OSError:
+            continue
+        for name in names:
+            try:
+                with open(os.path.join(place, name), encoding="utf-8") as file:
+                    descriptor = json.load(file)
+                mapping = descriptor["mapping"]
+                code, template = mapping["executable"], mapping["nvram-template"]["filename"]
+                arches = tuple(target["architecture"] for target in descriptor["targets"])
+                secure = "secure-boot" in descriptor["features"]
+                found.setdefault(code["filename"], Firmware(template, code.get("format", "raw"), secure, arches))
+            except (OSError, ValueError, LookupError, TypeError):
+                continue  # of another kind, or no descriptor at all
+    return found
+
+
+def firmware_of_a_restore(ours: str, saved: str, uri: str) -> str:
+    """Return our domain XML with the firmware of the saved domain, if it boots by one.
+
+    The saved XML is not trusted: it only chooses among this machine's own firmwares. Raises LookupError otherwise.
+    """
+    domain = etree.fromstring(ours)
+    system = domain.find("os[@firmware='efi']")
+    if system is None:
+        return ours
+    path = (etree.fromstring(saved).findtext("os/loader") or "").strip()
+    firmware = installed_firmwares().get(path)
+    wants_secure = system.find("firmware/feature[@name='secure-boot'][@enabled='yes']") is not None
+    if firmware is None or firmware.secure != wants_secure:
+        raise LookupError(f"the firmware that it was saved with, {path[:200]!a}, is not one that the job gets here")
+    del system.attrib["firmware"]
+    for part in (*system.findall("firmware"), *system.findall("nvram")):
+        system.remove(part)
+    loader = etree.SubElement(system, "loader", readonly="yes", type="pflash")
+    loader.text = path
+    nvram = etree.SubElement(system, "nvram", template=firmware.template)
+    suffix = SUFFIXES[0]
+    if firmware.format != "raw":
+        loader.set("format", firmware.format)
+        nvram.set("format", firmware.format)
+        suffix = f"_VARS.{firmware.format}"
+    if wants_secure and system.find(f"type[@arch='{ARM}']") is None:
+        loader.set("secure", "yes")  # implemented by SMM, which only x86 has
+    nvram.text = os.path.join(firmware_directory(uri), (domain.findtext("name") or "") + suffix)
+    return etree.tostring(domain, encoding="unicode")

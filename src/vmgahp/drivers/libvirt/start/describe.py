@@ -1,0 +1,341 @@
+"""The description of a job for libvirt: its domain XML, and the user that QEMU runs as."""
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+from vmgahp import errors
+from vmgahp.config import Settings
+from vmgahp.domain import build
+from vmgahp.domain.job_xml import JobXml, boot_files
+from vmgahp.drivers.base import Logger
+from vmgahp.drivers.exit_record import ExitPort
+from vmgahp.drivers.libvirt.link import domains
+from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection
+from vmgahp.drivers.libvirt.start import capabilities, forwarding, tpm, virtiofs
+from vmgahp.drivers.libvirt.start.capabilities import (
+    TWO_GROUPS,
+    TWO_GROUPS_HINT,
+    cpu_mode,
+    domain_capabilities,
+    groups_for_qemu,
+    has_passt,
+)
+from vmgahp.drivers.libvirt.start.hooks import Described, described
+from vmgahp.drivers.resources import PASST, RELAY, Resources, WayIn
+from vmgahp.hooks import xml_script
+from vmgahp.host import companion, execute, runtime_dir, scratch
+from vmgahp.host.job_user import Identity
+from vmgahp.host.serial_capture import ConsoleCapture
+from vmgahp.images import still
+from vmgahp.job.ad import JobAd
+from vmgahp.job.disks import Disk
+from vmgahp.job.kinds import NINEP, VIRTIOFS
+from vmgahp.job.policy_view import PolicyView
+from vmgahp.job.share_dirs import Share
+from vmgahp.job.spec import JobSpec
+
+CONSOLE_FILE = "vm_console.log"
+VNC_FILE = "vm_vnc.json"
+SCRIPT_DEADLINE = 60.0
+"""Seconds for LIBVIRT_XML_SCRIPT."""
+ONE_TIME = "(one-time)"
+"""The placeholder for a password, or for the path of a socket, that only exists during a start."""
+
+
+CONTROL, OUT, ERR, OUTPUTS = "run", "out", "err", "outputs"
+"""The ports by which a guest that runs a program talks to us."""
+PREFIX = "org.vmgahp."
+"""The prefix of the ports' names in the guest."""
+
+
+class Plan(NamedTuple):
+    """A VM to be started or shown: the job's validated options, and how this machine meets them."""
+
+    view: PolicyView
+    """The job ad, with the requests of the job's own XML, and as the administrator's policy sees it."""
+    spec: JobSpec
+    """The job's spec under the domain's name, which differs if another pool's VM has the job's."""
+    domain_type: str
+    label: str
+    """The user and group of its QEMU, as libvirt's DAC label; empty for libvirt's default."""
+    passt: bool
+    """True if its user network is provided by passt."""
+    panic: str = ""
+    """The model of its panic device; empty for none."""
+    xml: JobXml | None = None
+    """The job's own XML."""
+    may_restart: bool = True
+    """True if it continues from its checkpoint, if there is one; False once that has turned out to be unusable."""
+    afresh: str = ""
+    """The reason why a checkpoint is not used."""
+
+    @property
+    def job(self) -> JobAd:
+        """The job ad, with the requests of the job's own XML."""
+        return self.view.job
+
+    @property
+    def checkpoint_spec(self) -> JobSpec:
+        """The spec under the job's name, which its checkpoint has on every machine."""
+        return self.spec._replace(name=self.job.vm_name())
+
+
+class HostResources(NamedTuple):
+    """The resources of a start that a description names beside the job; by default the placeholders of a dry run."""
+
+    uuid: str = "00000000-0000-0000-0000-000000000000"
+    console: str = f"/run/vmgahp/{ONE_TIME}/console"
+    """The path of the console's socket; this and the next ones are empty if there is none."""
+    tpm: str = f"/run/vmgahp/{ONE_TIME}/tpm"
+    exit_port: str = f"/run/vmgahp/{ONE_TIME}/exit"
+    run_ports: tuple[tuple[str, str], ...] = ()
+    """The name and the socket of each port."""
+    shares: tuple[str, ...] = ()
+    """The socket of each shared directory's virtiofsd."""
+    password: str = ONE_TIME
+    make_room: Callable[[], str] | None = None
+    """A function that makes a directory for copies of the job's own kernel; without it they are only named."""
+    access: WayIn = WayIn("", "", ())
+    devices: Mapping[str, str] = {}
+    """The block device of each disk of a Xen guest."""
+    kernel: str = ONE_TIME
+    initrd: str = ONE_TIME
+
+
+class Describer:
+    """The writer of descriptions for libvirt of one driver's jobs."""
+
+    def __init__(self, settings: Settings, identity: Identity, connection: LibvirtConnection, log: Logger) -> None:
+        self.settings = settings
+        self.identity = identity
+        self.log = log
+        self._connection = connection
+
+    def plan(self, view: PolicyView, spec: JobSpec, domain_type: str) -> Plan:
+        """Return the plan of a job. Raises `errors.Fault` for what this machine cannot do."""
+        if self.settings.xml_script():
+            return Plan(view, spec, domain_type, "", passt=False)
+        label = self._dac_label(spec, domain_type)
+        capabilities.require(spec, domain_type, label, self._connection, self.settings, self.identity)
+        passt = any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type)
+        panic = capabilities.panic_model(spec, domain_type, self._connection)
+        return Plan(view, spec, domain_type, label, passt, panic)
+
+    def show(self, plan: Plan) -> str:
+        """Return the domain XML, with placeholders for what only a start makes. Raises `errors.Fault`."""
+        if script := self.settings.xml_script():
+            raise errors.MachineFault(
+                f"LIBVIRT_XML_SCRIPT = {script} makes the domain XML, and a dry run does not run it.",
+                f"run it by hand: {script} {self.settings.string('LIBVIRT_XML_SCRIPT_ARGS')} < the job ad",
+            )
+        return described(plan.view, self.log, plan.spec, self.build(plan, HostResources()), dry=True).xml
+
+    def describe(self, plan: Plan, uuid: str, resources: Resources) -> Described:
+        """Return the domain XML of a start, ours or the script's, changed by VM_POLICY. Raises `errors.Fault`."""
+        if script := self.settings.xml_script():
+            xml = self._scripted(script, plan.job, plan.spec, uuid)
+        else:
+            xml = self.build(plan, self._prepare(plan, uuid, resources))
+        return described(plan.view, self.log, plan.spec, xml, dry=False)
+
+    def build(self, plan: Plan, given: HostResources) -> str:
+        """Return the domain XML of a plan with the resources that are `given`. Raises `errors.Fault`."""
+        spec, captures = plan.spec, self.settings.size("VM_CONSOLE_LOG_MAX") and domains.is_qemu(plan.domain_type)
+        host = build.Host(
+            uuid=given.uuid,
+            domain_type=plan.domain_type,
+            cpu_mode="maximum" if capabilities.is_foreign(spec) else cpu_mode(self.settings, plan.domain_type),
+            dac_label=plan.label,
+            console_socket=given.console if captures else "",
+            vnc_password=given.password if spec.vnc else "",
+            nat_network=self.settings.string("VM_NAT_NETWORK"),
+            bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
+            passt=plan.passt,
+            arch=capabilities.arch_of(spec),
+            ssh_address=given.access.address,
+            ssh_ports=given.access.ports if given.access.means == PASST else (),
+            panic=plan.panic,
+            tb_cache_mib=self.settings.integer("VM_TB_CACHE"),
+            agent=self.settings.boolean("VM_GUEST_AGENT") and domains.is_qemu(plan.domain_type),
+            tpm_socket=given.tpm if spec.devices.tpm else "",
+            exit_socket=given.exit_port if spec.devices.exit_port else "",
+            run_sockets=given.run_ports or _run_ports(spec),
+            share_sockets=given.shares or tuple(f"/run/vmgahp/{ONE_TIME}/share" for _ in spec.devices.shares),
+        )
+        ours = build.build(spec, host)
+        return plan.xml.describe(ours, spec.working_dir, given.make_room, self.identity) if plan.xml else ours
+
+    def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> HostResources:
+        """Make the resources that the XML names; each is released with `resources`."""
+        spec = plan.spec
+        for share in spec.devices.shares:
+            if not share.setting and share.directory != spec.working_dir:
+                scratch.make_directory(spec.working_dir, os.path.basename(share.directory), self.identity)
+        limit = self.settings.size("VM_CONSOLE_LOG_MAX")
+        if limit and domains.is_qemu(plan.domain_type):
+            resources.console = ConsoleCapture(
+                os.path.join(runtime_dir.runtime_dir(), "console"),
+                lambda: self._open_console_file(spec.working_dir),
+                limit,
+                self.log,
+                owner=self.owner(plan.label),
+            )
+        # Eight characters are the most that VNC looks at.
+        made = HostResources(
+            uuid, password=secrets.token_urlsafe(6) if spec.vnc else "", make_room=lambda: self._room(resources)
+        )
+        if resources.console:
+            made = made._replace(console=resources.console.path)
+        if spec.devices.tpm:
+            room, owner = runtime_dir.runtime_dir(), self.owner(plan.label)
+            resources.at_end.append(partial(tpm.end, room))
+            resources.before_restore.append(partial(tpm.begin, self.identity, self.log, room, *owner))
+            tpm.make(self.identity, room)
+            tpm.begin(self.identity, self.log, room, *owner)
+            made = made._replace(tpm=tpm.socket_in(room))
+        if spec.devices.ssh:
+            made = made._replace(access=self._open_ports(plan, resources))
+        if any(share.kind == VIRTIOFS for share in spec.devices.shares):
+            made = made._replace(shares=tuple(self._serve(share, plan, resources) for share in spec.devices.shares))
+        if spec.devices.exit_port:
+            resources.exit_port = ExitPort(self.owner(plan.label), self.log)
+            made = made._replace(exit_port=resources.exit_port.path)
+        return made._replace(run_ports=tuple((PREFIX + name, port.path) for name, port in resources.run_ports.items()))
+
+    def _open_ports(self, plan: Plan, resources: Resources) -> WayIn:
+        means = PASST if plan.spec.networking_type == "user" else RELAY
+        wanted = plan.spec.devices.ssh
+        if means == PASST and not plan.passt:
+            self.log(
+                f"{plan.spec.name}: no port leads to its guest, since user networking is QEMU's own here (no passt)"
+            )
+            wanted = ()
+        resources.access = made = forwarding.claim(self.settings, wanted, means, self.log)
+        resources.at_end.append(partial(runtime_dir.remove, made.room))
+        return made
+
+    def _serve(self, share: Share, plan: Plan, resources: Resources) -> str:
+        """Return the socket of virtiofsd for a directory; empty for one that QEMU shares itself."""
+        if share.kind != VIRTIOFS:
+            return ""
+        room = runtime_dir.runtime_dir()
+        resources.at_end.append(partial(companion.over, self.identity, self.log, room, virtiofs.SOCKET))
+        virtiofs.begin(self.identity, room, share, self.owner(plan.label))
+        return virtiofs.socket_in(room)
+
+    def _room(self, resources: Resources) -> str:
+        """Make a directory for copies of the job's own kernel, which is removed with the VM."""
+        room = runtime_dir.runtime_dir()
+        resources.at_end.append(partial(boot_files.remove, room))
+        if self.identity.switching:
+            os.chmod(room, 0o711)  # noqa: S103 - to enter, for the copies; others can neither list nor write
+        return room
+
+    def _scripted(self, script: str, job: JobAd, spec: JobSpec, uuid: str) -> str:
+        lines = job.lines({"VMPARAM_VM_NAME": spec.name})
+        lines += xml_script.extra_lines(
+            lines,
+            bootloader=spec.xen.bootloader if spec.xen else "",
+            bridge_interface=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
+            networking_type=spec.networking_type,
+        )
+        return self.by_script(script, lines, spec, uuid)
+
+    def by_script(self, script: str, lines: list[str], spec: JobSpec, uuid: str) -> str:
+        """Return the script's XML for an ad, with a UUID. Raises `errors.Fault`."""
+        arguments = self.settings.string("LIBVIRT_XML_SCRIPT_ARGS")
+        text = xml_script.run(script, arguments, lines, SCRIPT_DEADLINE, self.log, spec.name)
+        domain = etree.fromstring(text)
+        for old in domain.findall("uuid"):
+            domain.remove(old)
+        etree.SubElement(domain, "uuid").text = uuid
+        if domain.find("description") is None:
+            etree.SubElement(domain, "description").text = spec.working_dir
+        return etree.tostring(domain, encoding="unicode")
+
+    # The user that QEMU runs as
+
+    def _dac_label(self, spec: JobSpec, domain_type: str) -> str:
+        """Return ``+uid:+gid`` of the job's user for QEMU, or empty for libvirt's default.
+
+        It runs as the job's user if it shares a directory with the guest itself, or if an image cannot have a lease,
+        such as one on NFS. As that user it must be able to use libvirt's directory and /dev/kvm; if these are
+        restricted to a group, it runs with that group; libvirt gives a domain only one. Raises `errors.MachineFault`.
+        """
+        wanted = self.settings.boolean("VM_RUN_AS_JOB_USER")
+        if not self.identity.switching or self._connection.uri != SYSTEM_URI:
+            return ""
+        by_qemu = any(share.kind == NINEP for share in spec.devices.shares)
+        if not (wanted or by_qemu) and all(map(_can_be_held, spec.disks)):
+            return ""
+        needed = groups_for_qemu(domain_type) - {self.identity.gid}
+        if len(needed) > 1:
+            if wanted:
+                raise errors.MachineFault(f"VM_RUN_AS_JOB_USER is on, and {TWO_GROUPS}.", TWO_GROUPS_HINT)
+            return ""
+        gid = needed.pop() if needed else self.identity.gid
+        return f"+{self.identity.uid}:+{gid}"
+
+    def owner(self, label: str) -> tuple[int, int]:
+        """Return the user and group of the QEMU with this label."""
+        if not label:
+            return self._qemu_user()
+        uid, _, gid = label.replace("+", "").partition(":")
+        return int(uid), int(gid)
+
+    def _open_console_file(self, working_dir: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            return self.identity.open_scratch(working_dir, CONSOLE_FILE, flags, 0o600)
+        except OSError as error:
+            raise execute.unwritable(CONSOLE_FILE, error, working_dir, self.identity) from error
+
+    def _qemu_user(self) -> tuple[int, int]:
+        """Return libvirt's own user of QEMU (its DAC base label)."""
+        if os.getuid() != 0:
+            return os.getuid(), os.getgid()
+        # The rest of this long document, on what the host can emulate, is not parsed.
+        capabilities = self._connection.call(lambda connection: connection.getCapabilities())
+        begin, end = capabilities.find("<secmodel>"), capabilities.rfind("</secmodel>")
+        models = etree.fromstring(f"<host>{capabilities[begin:end]}</secmodel></host>") if 0 <= begin < end else ()
+        for model in models:
+            if model.findtext("model") == "dac":
+                label = model.findtext("baselabel") or ""
+                uid, _, gid = label.replace("+", "").partition(":")
+                if uid.isdigit() and gid.isdigit():
+                    return int(uid), int(gid)
+        return os.getuid(), os.getgid()
+
+    def _has_passt(self, domain_type: str) -> bool:
+        return domains.is_qemu(domain_type) and has_passt(
+            self._connection.call(lambda connection: domain_capabilities(connection, domain_type))
+        )
+
+
+def first_attribute(xml: str, path: str, name: str) -> str:
+    """Return an attribute of the first element at `path`, or empty."""
+    element = etree.fromstring(xml).find(path)
+    return "" if element is None else element.get(name, "")
+
+
+def has_display(xml: str) -> bool:
+    """Return True if the guest of a domain has a display; libvirt adds a video device to graphics."""
+    devices = etree.fromstring(xml).find("devices")
+    return devices is not None and any(devices.find(tag) is not None for tag in ("graphics", "video"))
+
+
+def _run_ports(spec: JobSpec) -> tuple[tuple[str, str], ...]:
+    """Return placeholders for the ports of a job with a program, which only a start has."""
+    names = (CONTROL, OUT, ERR, OUTPUTS) if spec.devices.run else ()
+    return tuple((PREFIX + name, f"/run/vmgahp/{ONE_TIME}/{name}") for name in names)
+
+
+def _can_be_held(disk: Disk) -> bool:
+    """Return True if no one can change its files while a VM starts; an image of root's need not be checked."""
+    own = [(disk.path, disk.format)] if disk.writable or not disk.image else []
+    own += [] if disk.image else [(layer.path, layer.format) for layer in disk.backing]
+    return all(still.can_be_held(path, image_format) for path, image_format in own)

@@ -1,0 +1,324 @@
+"""Disks made before a VM's start: overlays, data disks, cloud-init's drive.
+
+A writable disk of the catalog is an overlay of the job's own: an empty qcow2 image whose backing file is the
+administrator's. It is returned like any disk of the job's, with `RECORD`, which names the image of which it is an
+overlay: on another backing file its content is useless. So a job that comes back with its overlay, with a checkpoint or
+without, is started on a machine whose catalog has the same image under that name, at any path. The backing file in the
+overlay's own header is ignored: the job can have written it, and libvirt gets the chain from here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from vmgahp import errors, findings
+from vmgahp.checkpoint import files, manifest
+from vmgahp.config import Settings
+from vmgahp.drivers.base import Value
+from vmgahp.drivers.libvirt.link import domains
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.findings import Finding
+from vmgahp.host import execute, packages
+from vmgahp.host.job_user import Identity
+from vmgahp.images import catalog, iso, qemu_img
+from vmgahp.images.catalog import Image
+from vmgahp.images.formats import require_whole
+from vmgahp.images.qemu_img import TooSlow
+from vmgahp.job import catalog_disks, cloud_init, run
+from vmgahp.job.attributes import OPTION_PREFIX
+from vmgahp.job.data_disks import LABEL, LARGEST_FILES
+from vmgahp.job.disks import DISK, Disk
+from vmgahp.job.look import is_there
+from vmgahp.job.options import DATA_DISK, DATA_FILES, DISK_SIZE, RUN, USER_DATA
+from vmgahp.job.spec import JobSpec
+from vmgahp.text import shown
+
+ATTRIBUTE = "VM_Images"
+"""The machine attribute with the names of the images that jobs can have here, separated by commas."""
+RECORD = "vm_catalog.json"
+"""The file in the scratch directory that names the catalog image of each overlay."""
+FORMAT = 1
+MOST_DISKS = 1024
+
+
+class _Overlay(NamedTuple):
+    """A line of the record."""
+
+    file: str
+    """The name of the overlay in the scratch directory."""
+    image: str
+    """The name of the image in the catalog."""
+    size: int
+    """The size and the digest of samples of the image, as it was when the overlay was made."""
+    sample: str
+
+
+class _Record(NamedTuple):
+    layers: tuple[_Overlay, ...]
+
+
+def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> None:
+    """Check that this machine can make the disks that the job asks for. Raises `JobFault` if not."""
+    seed, program = spec.devices.user_data, spec.devices.run
+    asked = {RUN: program and shown(program.command), USER_DATA: seed and ascii(seed.user_data)}
+    for option, value in asked.items():
+        if value and not domains.is_qemu(domain_type):
+            raise JobFault(
+                errors.MISMATCHED,
+                f"{OPTION_PREFIX}{option} = {value}: domains of type {domain_type} run no program of a job's here, and "
+                "get no drive for cloud-init.",
+                "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
+            )
+    if (spec.devices.user_data or any(request.files for request in spec.requests)) and not iso.can_write():
+        raise JobFault(
+            errors.MISMATCHED,
+            f"The job wants a drive that is written for it ({OPTION_PREFIX}{USER_DATA}, {OPTION_PREFIX}{DATA_FILES}, "
+            f"{OPTION_PREFIX}{RUN}), and pycdlib, with which that is done, is not installed on this machine.",
+            "require a machine that has it (VM_kvm_ATTR_iso), or ask the administrator for it: "
+            f"{packages.of_python('pycdlib', '1.12')}.",
+        )
+    if not any(request.size or request.files or request.image or request.grow for request in spec.requests):
+        return
+    script = settings.xml_script()
+    if not script and domains.is_qemu(domain_type):
+        return
+    why = f"its domains are of type {domain_type}" if not script else "a script describes its VMs"
+    raise JobFault(
+        errors.INVALID_DISK_PARAM,
+        f"The job wants an image of the catalog or a disk that is made for it ({DISK}, {OPTION_PREFIX}{DATA_DISK}, "
+        f"{OPTION_PREFIX}{DATA_FILES}, {OPTION_PREFIX}{DISK_SIZE}), which this machine cannot give it: {why}.",
+        "require a machine that has VM_Images, or transfer the disks.",
+    )
+
+
+def survey(settings: Settings, identity: Identity) -> object:
+    """Survey the images of the catalog, for `judge`."""
+    return catalog.survey(settings, lambda image: catalog_disks.backing_of(image, identity))
+
+
+def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
+    """Return the machine attributes and the findings for the result of `survey`; none makes the machine unfit."""
+    if isinstance(outcome, errors.Fault):
+        return {}, [findings.judge("images", "the catalog of images (VM_CATALOG)", outcome, "", findings.OFF)]
+    names, found = outcome if isinstance(outcome, tuple) else ([], [])
+    return ({ATTRIBUTE: ",".join(names)} if names else {}), found
+
+
+def files_made(spec: JobSpec) -> list[str]:
+    """Return the names of the images with the job's files, which are in the scratch directory themselves."""
+    made = [os.path.basename(disk.path) for disk in spec.disks if disk.files]
+    seed = [cloud_init.SEED_FILE] if spec.devices.user_data else []
+    return [*made, *seed, *([run.DRIVE_FILE] if spec.devices.run else [])]
+
+
+def records_made(spec: JobSpec) -> list[str]:
+    """Return the files in the scratch directory that only a restart needs; they are removed when the job is over."""
+    return [run.RECORD] if spec.devices.run else []
+
+
+def remove(identity: Identity, directory: str, *names: str) -> None:
+    """Remove files of a scratch directory. Raises OSError and `errors.Fault`."""
+    for name in names:
+        identity.unlink_scratch(directory, name)
+
+
+class Provision:
+    """The disks that are made for one job at its start."""
+
+    def __init__(self, directory: str, identity: Identity) -> None:
+        self._directory = directory
+        self._identity = identity
+        self.made: list[str] = []
+        """The names of the new files, which `undo` removes."""
+
+    def make(self, spec: JobSpec) -> None:
+        """Make every disk that does not exist yet; check one that has come back with the job. Raises `errors.Fault`."""
+        overlays: list[_Overlay] = []
+        for disk in spec.disks:
+            if disk.image is not None and disk.writable:
+                overlays.append(self._overlay(disk, disk.image))
+            elif disk.size:
+                self._empty(disk)
+            elif disk.files:
+                self._files(disk)
+            if disk.grow:
+                self._enlarge(disk)
+        if overlays:
+            self._write_record(overlays)
+        if spec.devices.user_data:
+            cloud_init.write(spec.devices.user_data, spec.working_dir, self._identity)
+            self.made.append(cloud_init.SEED_FILE)
+
+    def undo(self) -> None:
+        """Remove what was made, since the VM did not start."""
+        for name in self.made:
+            try:
+                self._identity.unlink_scratch(self._directory, name)
+            except (OSError, errors.Fault):
+                pass  # the directory is gone or full; the start reports its own fault
+        self.made = []
+
+    # Overlays of images of the catalog
+
+    def _overlay(self, disk: Disk, image: Image) -> _Overlay:
+        name = os.path.basename(disk.path)
+        try:
+            base = files.describe(self._identity, self._directory, files.FileRef(manifest.BACKING, image.path))
+        except OSError as error:
+            raise catalog_disks.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
+        ours = _Overlay(name, image.name, base.size, base.digest)
+        if is_there(self._directory, disk, self._identity):
+            self._require_same(ours, image)
+            require_whole(disk.path, disk.format, self._identity)
+        else:
+            self._create(name, lambda path: qemu_img.create_overlay(image.path, image.format, path, self._identity))
+        return ours
+
+    def _require_same(self, ours: _Overlay, image: Image) -> None:
+        """Check that an existing overlay is one of this image. Raises `JobFault` if not."""
+        recorded = {overlay.file: overlay for overlay in self._read_record()}.get(ours.file)
+        if recorded is None:
+            raise _bad(
+                f"{ours.file} is there, and {RECORD} does not say which image is its backing file",
+                f"transfer {RECORD}, which was returned with it, too, or leave {ours.file} out to start afresh.",
+            )
+        if recorded != ours:
+            raise _bad(
+                f"{ours.file} is an overlay of another image than the one that this machine has as {image.name}",
+                "let the job run where that image is, or leave the file out to start afresh.",
+            )
+
+    def _read_record(self) -> list[_Overlay]:
+        try:
+            return files.find(self._identity, self._directory, RECORD, _parse_record) or []
+        except files.Unusable as unusable:
+            raise _bad(
+                unusable.reason.rstrip("."), "transfer it as it was returned, or leave it and the overlays out."
+            ) from unusable
+
+    def _write_record(self, overlays: list[_Overlay]) -> None:
+        data = manifest.encode(FORMAT, _Record(tuple(overlays)))
+        fresh = not os.path.lexists(os.path.join(self._directory, RECORD))
+        try:
+            self._identity.write_scratch(self._directory, RECORD, data)
+        except OSError as error:
+            raise execute.unwritable(RECORD, error, self._directory, self._identity) from error
+        if fresh:
+            self.made.append(RECORD)
+
+    def _enlarge(self, disk: Disk) -> None:
+        """Enlarge an image of the job's own to the size that the job asks for."""
+        name = os.path.basename(disk.path)
+        try:
+            size = int(qemu_img.info(disk.path, disk.format, self._identity)["virtual-size"])
+            if size == disk.grow:
+                return
+            if size > disk.grow:
+                raise _no_size(
+                    disk.grow, f"{disk.device} has {size >> 20} MiB already, and none is made smaller", "leave it out."
+                )
+            free = execute.free(self._directory, self._identity)
+            needed = disk.grow - self._identity.occupied_scratch(self._directory, name)
+            if needed > free:
+                raise _no_size(
+                    disk.grow,
+                    f"{disk.device} may take {needed >> 20} MiB more, and {free >> 20} MiB are free for this job",
+                    "make it smaller, or raise request_disk.",
+                )
+            qemu_img.enlarge(disk.path, disk.format, disk.grow, self._identity)
+        except qemu_img.CannotRun as error:
+            raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
+        except qemu_img.Trouble as error:
+            problem = f"{disk.device} cannot be enlarged ({error})"
+            raise _no_size(disk.grow, problem, "see that it is a sound image of its format.") from error
+
+    # Empty disks, and files on a disk
+
+    def _empty(self, disk: Disk) -> None:
+        name = os.path.basename(disk.path)
+        if is_there(self._directory, disk, self._identity):
+            return
+        free = execute.free(self._directory, self._identity)
+        if disk.size > free:
+            raise JobFault(
+                errors.MISMATCHED,
+                f"{OPTION_PREFIX}{DATA_DISK}: {disk.device} is to have {disk.size >> 20} MiB, and {free >> 20} MiB "
+                "are free for this job.",
+                "make it smaller, or raise request_disk.",
+            )
+        self._create(name, lambda path: qemu_img.create_empty(path, disk.format, disk.size, self._identity))
+
+    def _files(self, disk: Disk) -> None:
+        name = os.path.basename(disk.path)
+        contents: dict[str, int] = {}
+        try:
+            for file in disk.files:
+                try:
+                    contents[file] = self._identity.open_scratch(self._directory, file, os.O_RDONLY)
+                except OSError as error:
+                    problem = f"{file!a} cannot be opened ({error.strerror})"
+                    raise _no_files(problem, "see that it is a regular file.") from error
+            total = sum(os.fstat(each).st_size for each in contents.values())
+            free = execute.free(self._directory, self._identity)
+            if total + iso.OVERHEAD > free:
+                raise _no_files(
+                    f"the files have {total >> 20} MiB, and {free >> 20} MiB are free for their image",
+                    "raise request_disk, or transfer a disk image with the files on it.",
+                )
+            iso.write(self._directory, name, LABEL, contents, self._identity, most_bytes=LARGEST_FILES)
+        except iso.Unfit as unfit:
+            raise _no_files(str(unfit), "transfer a disk image with the files on it.") from unfit
+        finally:
+            for each in contents.values():
+                os.close(each)
+        self.made.append(name)
+
+    def _create(self, name: str, make: Callable[[str], None]) -> None:
+        """Make a file under a temporary name, so that an incomplete image is never mistaken for a complete one."""
+        temporary = f".{name}.{os.getpid()}.new"
+        try:
+            try:
+                make(os.path.join(self._directory, temporary))
+                self._identity.rename_scratch(self._directory, temporary, name, replace=False)
+            except BaseException:
+                self._identity.unlink_scratch(self._directory, temporary)
+                raise
+        except qemu_img.NotInstalled as error:
+            raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
+        except qemu_img.Trouble as error:
+            raise execute.unwritable(name, _as_of_the_system(error), self._directory, self._identity) from error
+        except OSError as error:
+            raise execute.unwritable(name, error, self._directory, self._identity) from error
+        self.made.append(name)
+
+
+def _as_of_the_system(trouble: qemu_img.Trouble) -> OSError:
+    """Return an OSError for a failure of qemu-img, by the system's error text at the end of its message."""
+    said = str(trouble)
+    known = (number for number in errno.errorcode if said.endswith(os.strerror(number)))
+    return OSError(errno.ETIMEDOUT if isinstance(trouble, TooSlow) else next(known, errno.EINVAL), said)
+
+
+def _parse_record(data: bytes) -> list[_Overlay]:
+    found = []
+    top = manifest.read(data, FORMAT, _Record._fields)
+    for number, item in enumerate(top.items("layers", MOST_DISKS)):
+        fields = manifest.Fields(item, f"layers[{number}].", _Overlay._fields)
+        size, sample = fields.integer("size", 0, manifest.LARGEST_FILE), fields.form("sample", manifest.SHA256)
+        found.append(_Overlay(fields.text("file", 300), fields.text("image", 100), size, sample))
+    return found
+
+
+def _no_size(size: int, problem: str, hint: str) -> JobFault:
+    return JobFault(errors.MISMATCHED, f"{OPTION_PREFIX}{DISK_SIZE} = {size >> 20} MiB: {problem}.", hint)
+
+
+def _no_files(problem: str, hint: str) -> JobFault:
+    return JobFault(errors.MISMATCHED, f"{OPTION_PREFIX}{DATA_FILES}: {problem}.", hint)
+
+
+def _bad(problem: str, hint: str) -> JobFault:
+    return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}: {problem}.", hint)

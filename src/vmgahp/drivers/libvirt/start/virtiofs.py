@@ -1,0 +1,137 @@
+"""virtiofsd for the directories that a guest can mount, as the job's user and on sockets of ours.
+
+libvirt's own would run as root. QEMU connects to this one as its VM starts, and virtiofsd ends with that connection;
+`vmgahp.host.file_server` confines it. A VM that has one cannot be saved, so it is never restarted.
+"""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+
+from vmgahp import errors
+from vmgahp.host import companion, packages
+from vmgahp.host.file_server import OF_QEMU
+from vmgahp.host.job_user import Identity
+from vmgahp.host.run import plain_environment
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.job.share_dirs import Share
+
+PLACES = ("/usr/libexec/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd", OF_QEMU)
+"""The paths of virtiofsd in distributions, on no PATH."""
+
+
+def hint() -> str:
+    """Return a hint how to install virtiofsd."""
+    return f"To have it here: {packages.of_system('virtiofsd')} (before Debian 13 it is in qemu-system-common)."
+
+
+USER_NAMESPACES = "let unprivileged users make user namespaces (sysctl kernel.unprivileged_userns_clone=1, AppArmor)."
+
+SOCKET = "fs"
+"""The name of the socket in its directory."""
+TRIAL_WAIT = 5.0
+"""Seconds for it to answer; it takes 0.1 s."""
+_GET_FEATURES = b"".join(number.to_bytes(4, sys.byteorder) for number in (1, 1, 0))
+"""The first request of QEMU (``docs/interop/vhost-user.rst`` in its source)."""
+_ANSWER = 20
+"""The size of the answer in bytes."""
+
+
+def program() -> str:
+    """Return the full path of virtiofsd; empty if it is not installed."""
+    return next((path for path in PLACES if os.access(path, os.X_OK)), "")
+
+
+def trouble(identity: Identity, seconds: float) -> str:
+    """Send QEMU's first request to a trial virtiofsd; return the error, empty if it answers. Raises nothing."""
+    if not program():
+        return "virtiofsd is not installed"
+    room = ""
+    try:
+        room = runtime_dir()
+        begin(identity, room, Share("trial", "/usr", "", writable=False), (os.geteuid(), os.getegid()), seconds)
+        with socket.socket(socket.AF_UNIX) as control:
+            control.settimeout(max(0.05, seconds))
+            control.connect(socket_in(room))
+            control.sendall(_GET_FEATURES)
+            answered = b""
+            while len(answered) < _ANSWER:  # the header and the rest arrive separately
+                more = control.recv(_ANSWER)
+                if not more:
+                    return "virtiofsd ends where it is asked for its features"
+                answered += more
+            return ""
+    except errors.Fault as fault:
+        return fault.problem.removesuffix(".")
+    except OSError as error:
+        return f"virtiofsd does not answer: {error.strerror or error}"
+    finally:
+        if room:
+            companion.over(identity, lambda _line: None, room, SOCKET)
+
+
+def socket_in(room: str) -> str:
+    return f"{room}/{SOCKET}"
+
+
+def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], seconds: float = TRIAL_WAIT) -> None:
+    """Start virtiofsd for the QEMU of this user and group. Raises `errors.Fault`."""
+    path = program()
+    if not path:
+        raise errors.MachineFault("virtiofsd is not installed.", hint())
+    said, status = os.pipe()
+    # Only virtiofsd keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            companion.listen(listener, socket_in(room), owner)
+            passed = (listener.fileno(), status)
+            server = [sys.executable, "-I", "-m", "vmgahp.host.file_server", *map(str, passed)]
+            server += [str(identity.uid), str(identity.gid), "rw" if share.writable else "ro", share.directory, room]
+            process = subprocess.Popen(
+                [*server, path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=plain_environment(),
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        os.close(status)
+        status = -1
+        companion.remember(process, room)
+        poll = select.poll()
+        poll.register(said, select.POLLIN)
+        words = os.read(said, 4096).decode("utf-8", "replace") if poll.poll(max(seconds, 0.05) * 1000) else ""
+    except OSError as error:
+        raise errors.MachineFault(
+            f"virtiofsd cannot be run for {share.directory}: {error.strerror}.", "see that /run has room."
+        ) from error
+    finally:
+        os.close(said)
+        if status >= 0:
+            os.close(status)
+    if words != "ok":
+        raise _refused(share, words)
+
+
+def _refused(share: Share, words: str) -> errors.Fault:
+    """Return the fault for a directory that cannot be served: the job's or the machine's."""
+    what, _, reason = words.partition("\n")
+    problem = f"{share.directory} cannot be served by virtiofsd: {what}: {reason or 'it does not begin'}."
+    if what == share.directory and share.setting and reason == "Permission denied":
+        return errors.JobFault(
+            errors.MISMATCHED,
+            f"This machine's directory {share.tag} ({share.setting}) cannot be read by the job's user.",
+            "leave it out of VMPARAM_vm_Share_Dirs, or ask the administrator of this machine to open it to that user.",
+        )
+    if what == share.directory and not share.setting:
+        hint = "see what the job's files, or its user's processes, make of that directory."
+        return errors.JobFault(errors.MISMATCHED, problem, hint)
+    if what == share.directory:
+        return errors.MachineFault(problem, f"make the directory, or correct {share.setting}.")
+    # It has worked as this user (`proved`): the cause now may be that user's other processes.
+    hint = f"see what the processes of the job's user do, or require another machine; of this one, {USER_NAMESPACES}"
+    return errors.JobFault(errors.MISMATCHED, problem, hint)

@@ -1,0 +1,600 @@
+"""The survey of a machine for libvirt's jobs: every check of the probe, seen to work."""
+
+import os
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import NamedTuple
+from xml.etree import ElementTree as etree
+
+import libvirt
+
+from vmgahp import errors, findings, vm_types
+from vmgahp.checkpoint import packed
+from vmgahp.config import Settings
+from vmgahp.config.table import SHARE_DIRS
+from vmgahp.domain import tuning
+from vmgahp.drivers.base import Survey, Surveyor, Value
+from vmgahp.drivers.libvirt.link import domains, faults
+from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection, connection_for
+from vmgahp.drivers.libvirt.start import capabilities, forwarding, tpm, virtiofs
+from vmgahp.drivers.libvirt.start.capabilities import (
+    TWO_GROUPS,
+    TWO_GROUPS_HINT,
+    Hypervisor,
+    arches,
+    cpu_mode,
+    domain_capabilities,
+    groups_for_qemu,
+    has_passt,
+    of_machines,
+    uefis,
+    version,
+)
+from vmgahp.drivers.libvirt.survey import trials
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Checks, Finding, Late
+from vmgahp.hooks import xml_script
+from vmgahp.host import cgroups, kvm, libvirt_daemons, packages
+from vmgahp.host.job_user import Identity
+from vmgahp.host.run import which
+from vmgahp.images import iso
+from vmgahp.job import share_dirs
+from vmgahp.job.kinds import ARM, BIOS, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86
+from vmgahp.job.share_dirs import Share
+
+QEMU = "qemu-system-x86_64"
+
+
+class _Host(NamedTuple):
+    """The self-description of libvirtd."""
+
+    capabilities: str
+    version: int
+    """The versions of the hypervisor and of libvirt: 1,000,000 * major + 1,000 * minor + release."""
+    libvirt_version: int
+    domain_types: tuple[str, ...]
+    """The domain types ``kvm`` and ``qemu`` that this libvirtd has for the machine's own architecture."""
+
+
+class _Emulator(NamedTuple):
+    """The description of QEMU by libvirt, for one domain type.
+
+    CPU modes, firmware and TPM are None without domain capabilities: they are late, or the connection is read-only.
+    """
+
+    path: str
+    machine: str
+    """The default machine type of a domain."""
+    max_vcpus: int
+    cpu_modes: frozenset[str] | None = None
+    firmware: tuple[str, ...] | None = None
+    passt: bool = False
+    """True if libvirt was built with passt, as far as it has reported, and passt is installed."""
+    tpm: bool | None = None
+    """True if it accepts a TPM that it does not run itself."""
+    boots_arm: bool = True
+    """True if the firmware that guests of aarch64 need is installed."""
+
+
+class LibvirtSurveyor(Surveyor):
+    """The surveyor of one machine for one VM type."""
+
+    def __init__(
+        self,
+        vm_type: str,
+        settings: Settings,
+        identity: Identity,
+        log: Callable[[str], None],
+        connection: LibvirtConnection | None = None,
+    ) -> None:
+        super().__init__(vm_type, settings, identity, log)
+        self._connection = connection or connection_for(settings, log)
+        self._fixed = ""
+        """The domain type if the settings determine it; empty otherwise."""
+
+    def survey(self, end: float) -> Survey:
+        """Run all checks, independent ones in parallel; see `vmgahp.drivers.base.Driver.survey`."""
+        try:
+            self._fixed = capabilities.wanted_type(self.vm_type, self.settings)
+        except errors.MachineFault as fault:
+            return Survey([findings.judge("domain type", capabilities.SETTING, fault, "")])
+        script = self._judge_script()
+        if findings.first_bad(script):
+            return Survey(script)
+        if not domains.is_qemu(self._fixed):
+            made = survey_other(
+                self.settings,
+                self._connection,
+                self._fixed,
+                end,
+                lambda: capabilities.require_hypervisor(self._connection, self._fixed, self.settings),
+                self.settings.networking_types(),
+            )
+            return made._replace(findings=[*script, *made.findings])
+        wanted, checks = self.settings.networking_types(), findings.Checks(end)
+        let_answer_until(self._connection, end)
+        checks.begin("libvirt", lambda: self._ask_libvirt(end))
+        begin_networks(checks, self._connection, self.settings, wanted, end)
+        if self._fixed != "qemu":
+            checks.begin("kvm", lambda: kvm.check(end - monotonic()))
+        if "user" in wanted:
+            checks.begin("passt", lambda: trials.start_passt(self.identity, end))
+        if self.settings.string("VM_CATALOG") and not self.settings.xml_script():
+            checks.begin("images", self._survey_images)
+        if which(tpm.PROGRAM) and not self.settings.xml_script():
+            checks.begin("tpm", lambda: tpm.trouble(self.identity, end - monotonic()))
+        if self._shares():
+            begin_shares(checks, self.settings, self.identity, lambda: end - monotonic())
+
+        found = script
+        host = checks.outcome("libvirt")
+        looked_at = f"{libvirt_daemons.of_qemu()} at {self._connection.uri}"
+        found.append(findings.judge("libvirt", looked_at, host, lambda: _versions(host)))
+        accel = self._judge_kvm(checks.outcome("kvm"), found)
+        if not isinstance(host, _Host):
+            return Survey(found)
+        if accel not in host.domain_types:
+            found += [_no_such_domains(self._connection.uri, accel)] if accel else []
+            return Survey(found)
+        checks.begin("emulator", lambda: self._ask_of_emulator(host, accel))
+        qemu = checks.outcome("emulator")
+        if not isinstance(qemu, _Emulator):
+            looked_at = f"the domain capabilities for {accel}"
+            if not isinstance(qemu, Late):
+                return Survey([*found, findings.judge("libvirt", looked_at, qemu, "")])
+            found.append(Finding("libvirt", UNKNOWN, looked_at, "libvirt has not told them in time.", qemu.hint))
+            qemu = self._by_capabilities(host)
+        slirp = "user" in wanted and not qemu.passt
+        tried = self._try_emulator(qemu, accel, slirp, end)
+        if not self.settings.xml_script():  # the script describes the CPU itself
+            found.append(tried)
+        if self.settings.boolean("VM_RUN_AS_JOB_USER") and not self.settings.xml_script():
+            outcome = None if self._may_be_the_jobs(accel) else errors.MachineFault(f"{TWO_GROUPS}.", TWO_GROUPS_HINT)
+            found.append(findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, "QEMU runs as the job's user"))
+        of_tpm = _judge_tpm(qemu.tpm, checks.outcome("tpm"))
+        if not self.settings.xml_script():  # the script describes the devices
+            found.append(of_tpm)
+        shared: dict[str, Value] = {"share": NO_SHARE}
+        if self._shares():
+            own = self._may_be_the_jobs(accel)
+            shared, of_shares = judge_shares(self.settings, checks, qemu.path, self.identity, end, as_job_user=own)
+            found += of_shares
+        if self._connection.uri == SYSTEM_URI:
+            found.append(_judge_limits(self._limits()))
+        networking: list[str] = []
+        active = active_network(checks, wanted)
+        for kind in wanted:
+            finding = self._judge_network(kind, checks, active, qemu, tried)
+            found.append(finding)
+            if finding.verdict == OK:
+                networking.append(kind)
+        ways_in = forwarding.judge(self.settings, networking, passt=qemu.passt)
+        found += [ways_in] if ways_in else []
+        images: dict[str, Value] = {}
+        if (catalog := checks.outcome("images")) is not None:
+            from vmgahp.drivers.libvirt.start import provision
+
+            images, of_catalog = provision.judge(catalog)
+            found += of_catalog
+        return Survey(
+            found,
+            attributes=self._attributes(host, qemu, accel, networking)
+            | {"tpm": of_tpm.verdict == OK, **shared}
+            | ({"ssh": ways_in.verdict == OK} if ways_in else {})
+            | {"memory_formats": _memory_formats(host)},
+            machine_attributes={**published(active), **images},
+            networking=networking,
+            hypervisors=[name for name in ("kvm", "qemu") if name in host.domain_types and name in (accel, "qemu")],
+            vm_types=self._vm_types(accel),
+        )
+
+    # The checks
+
+    def _judge_script(self) -> list[Finding]:
+        if not (script := self.settings.xml_script()):
+            return []
+        arguments = self.settings.string(xml_script.ARGUMENTS_SETTING)
+        return [xml_script.judge(script, arguments, blind=self._connection.read_only)]
+
+    def _ask_libvirt(self, end: float) -> _Host:
+        def ask(connection: libvirt.virConnect) -> _Host:
+            described = connection.getCapabilities()
+            here = etree.fromstring(described).find(f"guest/arch[@name='{os.uname().machine}']")
+            kinds = () if here is None else tuple(domain.get("type", "") for domain in here.iterfind("domain"))
+            kinds = tuple(kind for kind in kinds if kind in ("kvm", "qemu"))
+            return _Host(described, connection.getVersion(), connection.getLibVersion(), kinds)
+
+        try:
+            return self._connection.call(ask, seconds=seconds_left(end, TELLING / 2))
+        except libvirt.libvirtError as error:
+            raise faults.from_libvirt(error, "asking for its capabilities") from error
+
+    def _ask_of_emulator(self, host: _Host, accel: str) -> _Emulator:
+        if self._connection.read_only:
+            return self._by_capabilities(host)
+        own, others = os.uname().machine, arches(host.capabilities, emulates=True)
+
+        def ask(connection: libvirt.virConnect) -> _Emulator:
+            of_own = uefis(of_machines(connection, own, accel))
+            of_arm = of_own
+            if own != ARM:
+                of_arm = uefis(of_machines(connection, ARM, "qemu")) if ARM in others else ()
+            made = _from_domain_capabilities(domain_capabilities(connection, accel))
+            return made._replace(firmware=(BIOS, *of_own), boots_arm=bool(of_arm))
+
+        try:
+            return self._connection.call(ask)
+        except libvirt.libvirtError as error:
+            raise faults.from_libvirt(error, "asking for its domain capabilities") from error
+
+    @staticmethod
+    def _by_capabilities(host: _Host) -> _Emulator:
+        """Return what libvirt's capabilities and the firmwares' own descriptors tell of QEMU."""
+        here = etree.fromstring(host.capabilities).find(f"guest/arch[@name='{os.uname().machine}']")
+        assert here is not None
+        machine = here.find("machine[@canonical]")
+        return _Emulator(
+            here.findtext("emulator") or QEMU,
+            "" if machine is None else machine.get("canonical", ""),  # as in the domain capabilities
+            1 if machine is None else int(machine.get("maxCpus", "1")),
+            passt=which("passt") is not None,
+            boots_arm=any(ARM in one.arches for one in capabilities.installed_firmwares().values()),
+        )
+
+    def _survey_images(self) -> object:
+        from vmgahp.drivers.libvirt.start import provision  # with all of a job's files, for which a probe has no time
+
+        return provision.survey(self.settings, self.identity)
+
+    def _try_emulator(self, qemu: _Emulator, accel: str, slirp: bool, end: float) -> Finding:
+        """Start QEMU as jobs get it: with this accelerator, CPU mode and machine type."""
+        mode = cpu_mode(self.settings, accel)
+        looked_at = f"{qemu.path} with {accel} and the CPU mode {mode}"
+        if qemu.cpu_modes is not None and mode not in qemu.cpu_modes:
+            seen = f"libvirt says that QEMU has no CPU mode {mode} here."
+            hint = "set VM_CPU_MODE to one that virsh domcapabilities shows as supported."
+            return Finding("cpu", BAD, looked_at, seen, hint)
+        try:
+            trials.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
+        except errors.Fault as fault:
+            verdict = UNKNOWN if isinstance(fault, Late) else BAD
+            return Finding("cpu", verdict, looked_at, fault.problem, fault.hint)
+        return Finding("cpu", OK, looked_at, "QEMU starts and answers")
+
+    def _shares(self) -> bool:
+        """Return True if jobs may share a directory with their guest."""
+        wanted = self.settings.string("VM_SHARE_SCRATCH").lower() != NO_SHARE or self.settings.strings("VM_SHARE_DIRS")
+        return bool(wanted) and not self.settings.xml_script()
+
+    def _may_be_the_jobs(self, accel: str) -> bool:
+        """Return True if QEMU can run as the job's user, or if libvirt runs it as its own user anyway."""
+        return self._connection.uri != SYSTEM_URI or len(groups_for_qemu(accel)) < 2
+
+    # Findings and attributes
+
+    def _judge_kvm(self, reason: object, found: list[Finding]) -> str:
+        """Return the domain type of jobs, empty if they can have none; `reason` is the outcome of `kvm.check`."""
+        if self._fixed == "qemu":
+            return "qemu"
+        looked_at = f"{kvm.DEVICE}, with a guest in 64-bit mode"
+        if not reason:
+            found.append(Finding("kvm", OK, looked_at, "a guest runs at the speed of the hardware"))
+            return "kvm"
+        emulate = not self._fixed and self.settings.boolean("VM_ALLOW_EMULATION")
+        fault = kvm_fault(reason) if isinstance(reason, str) else reason
+        found.append(findings.judge("kvm", looked_at, fault, "", OFF if emulate else BAD))
+        return "qemu" if emulate else ""
+
+    def _judge_network(
+        self, kind: str, checks: findings.Checks, active: object, qemu: _Emulator, tried: Finding
+    ) -> Finding:
+        name = "network user"
+        if kind != "user":
+            return judge_network(kind, checks, active, self.settings)
+        if qemu.passt:
+            return findings.judge(name, "passt", checks.outcome("passt"), "it starts and listens", OFF)
+        looked_at = "QEMU's own user networking (slirp)"
+        if tried.verdict != OK:
+            return Finding(name, OFF, looked_at, f"QEMU was not seen to start: {tried.seen}", tried.hint)
+        return Finding(name, OK, looked_at, "QEMU starts with it")
+
+    def _limits(self) -> list[str]:
+        """Return the control groups that limit VMs; none for a user's own libvirtd."""
+        return cgroups.controllers() if self._connection.uri == SYSTEM_URI else []
+
+    def _vm_types(self, accel: str) -> list[str]:
+        """Return the types that this driver would serve here; kvm and libvirt mean what jobs of `vm_type` get."""
+        if self._fixed:
+            return list(dict.fromkeys((self.vm_type, self._fixed)))
+        return list(dict.fromkeys((self.vm_type, *vm_types.QEMU)))
+
+    def _attributes(self, host: _Host, qemu: _Emulator, accel: str, networking: list[str]) -> dict[str, Value]:
+        path = f"guest/arch[@name='{os.uname().machine}']/machine[@canonical]"
+        machines = [machine.text or "" for machine in etree.fromstring(host.capabilities).iterfind(path)]
+        emulates = accel == "qemu" or self.settings.boolean("VM_ALLOW_EMULATION")
+        known = arches(host.capabilities, emulates=emulates)
+        attributes: dict[str, Value] = {
+            "accel": "kvm" if accel == "kvm" else "tcg",
+            "version": version(host.version),
+            "libvirt_version": version(host.libvirt_version),
+            "max_vcpus": qemu.max_vcpus,
+            "machine_types": ",".join(dict.fromkeys(machines)),
+            "suspend": True,
+            "checkpoint": not self.settings.xml_script(),
+            "snapshot": False,
+            "networking": ",".join(networking),
+            "gpu": False,
+            "arches": ",".join(arch for arch in known if arch in (os.uname().machine, X86) or qemu.boots_arm),
+            "iso": iso.can_write(),
+            "limits": ",".join([*self._limits(), "cores"]),
+            "overhead": tuning.usual_need_mib(accel, self.settings.integer("VM_TB_CACHE")),
+        }
+        if qemu.firmware is not None:
+            attributes["firmware"] = ",".join(qemu.firmware)
+        return attributes
+
+
+def _memory_formats(host: _Host) -> str:
+    """Return the formats of checkpoints that are restored here without a setting."""
+    formats = ["raw", *[packed.ZSTD] * packed.has(packed.ZSTD)]
+    if packed.has_sparse(host.libvirt_version, host.version, host.capabilities):
+        formats.append("sparse")
+    return ",".join(formats)
+
+
+def _judge_tpm(offered: bool | None, outcome: object) -> Finding:
+    """Return the finding about TPMs by the outcome of `tpm.trouble`."""
+    looked_at = f"{', '.join(tpm.OF_LIBVIRT)}, and libvirt's word for them"
+    if reason := tpm.why_none(offered):
+        return Finding("tpm", OFF, looked_at, f"{reason}.", f"for jobs with a TPM: {packages.of_system(tpm.PACKAGES)}.")
+    if isinstance(outcome, str) and outcome:
+        return Finding("tpm", OFF, looked_at, f"{outcome}.", tpm.NO_ANSWER_HINT)
+    return findings.judge("tpm", looked_at, outcome, "swtpm makes a TPM", OFF)
+
+
+def _judge_limits(honored: list[str]) -> Finding:
+    looked_at = "the control groups that libvirt limits VMs by"
+    if missing := [name for name in cgroups.LIMITS if name not in honored]:
+        seen = f"The slot's limits do not reach VMs: no control groups are mounted that have {' and '.join(missing)}."
+        hint = f"mount them (version 2 at /sys/fs/cgroup); restart {libvirt_daemons.of_qemu()}."
+        return Finding("limits", OFF, looked_at, seen, hint)
+    return Finding("limits", OK, looked_at, "VMs have the weight of their slots, and a limit of memory")
+
+
+def _from_domain_capabilities(capabilities: etree.Element) -> _Emulator:
+    most = capabilities.find("vcpu")
+    modes = capabilities.iterfind("cpu/mode[@supported='yes']")
+    return _Emulator(
+        capabilities.findtext("path") or QEMU,
+        capabilities.findtext("machine") or "",
+        1 if most is None else int(most.get("max", "1")),
+        frozenset(mode.get("name", "") for mode in modes),
+        passt=has_passt(capabilities),
+        tpm=tpm.is_offered(capabilities),
+    )
+
+
+def kvm_fault(reason: str) -> errors.MachineFault:
+    """Return the fault for a KVM that jobs should get and that does not work."""
+    return errors.MachineFault(
+        f"KVM does not work on this machine: {reason}.",
+        "fix KVM, or set VM_ALLOW_EMULATION = True to run jobs slowly, by emulation.",
+    )
+
+
+def _no_such_domains(uri: str, accel: str) -> Finding:
+    seen = f"libvirt knows no domains of type {accel} for {os.uname().machine}."
+    hint = f"install QEMU for this machine's architecture (qemu-system-x86), and restart {libvirt_daemons.of_qemu()}."
+    return Finding("domain type", BAD, f"the capabilities of {uri}", seen, hint)
+
+
+def _versions(host: object) -> str:
+    assert isinstance(host, _Host)
+    return f"libvirt {version(host.libvirt_version)} answers, with QEMU {version(host.version)}"
+
+
+# Networks, and other hypervisors
+
+
+CONNECTING = 1.5
+"""Seconds to retry a refused connection, as while libvirtd is being restarted."""
+TELLING = 0.3
+"""Seconds before the end of all checks at which a silent libvirt is given up, which gives a better reason."""
+IFF_UP = 1
+"""The flag of an interface that is up (``linux/if.h``)."""
+
+
+def look_at_bridge(settings: Settings) -> str:
+    """Return the state of the bridge, without a full stop. Raises `errors.MachineFault` without a bridge."""
+    name = settings.string("VM_NETWORKING_BRIDGE_INTERFACE")
+    setting = f"VM_NETWORKING_BRIDGE_INTERFACE = {name}"
+    place = f"/sys/class/net/{os.path.basename(name)}"
+    if not os.path.isdir(place):
+        raise errors.MachineFault(f"{setting}, and there is no such interface.", "make the bridge, or name another.")
+    if not os.path.isdir(f"{place}/bridge"):
+        raise errors.MachineFault(f"{setting}, and that is no bridge.", "name a bridge.")
+    with open(f"{place}/flags") as file:
+        if not int(file.read(), 16) & IFF_UP:
+            raise errors.MachineFault(f"{setting}, and that bridge is down.", f"ip link set {name} up")
+    return f"the bridge {name} is up"
+
+
+def survey_other(
+    settings: Settings,
+    connection: LibvirtConnection,
+    domain_type: str,
+    end: float,
+    ask: Callable[[], Hypervisor],
+    networks: Sequence[str],
+) -> Survey:
+    """Survey the machine for another hypervisor than QEMU, of which `ask` tells."""
+    checks = findings.Checks(end)
+    let_answer_until(connection, end)
+    checks.begin("type", ask)
+    begin_networks(checks, connection, settings, networks, end)
+    host = checks.outcome("type")
+    looked_at = f"domains of type {domain_type} at {connection.uri}"
+    if not isinstance(host, Hypervisor):
+        return Survey([findings.judge("libvirt", looked_at, host, "", BAD)])
+    versions = {"version": version(host.version), "libvirt_version": version(host.libvirt_version)}
+    seen = f"libvirt {versions['libvirt_version']} has them, with {host.name} {versions['version']}"
+    active = active_network(checks, networks)
+    judged = {kind: judge_network(kind, checks, active, settings) for kind in networks}
+    networking = [kind for kind, finding in judged.items() if finding.verdict == OK]
+    names = ("suspend", "checkpoint", "snapshot", "gpu")
+    return Survey(
+        [Finding("libvirt", OK, looked_at, seen), *judged.values()],
+        attributes={**versions, **dict.fromkeys(names, False), "networking": ",".join(networking)},
+        machine_attributes=published(active),
+        networking=networking,
+        hypervisors=[domain_type],
+        vm_types=["libvirt"],
+    )
+
+
+def seconds_left(end: float, telling: float = TELLING) -> float:
+    """Return the timeout of a call to libvirt, which ends `telling` seconds before all checks do."""
+    return round(max(TELLING, end - monotonic() - telling), 1)
+
+
+def let_answer_until(connection: LibvirtConnection, end: float) -> None:
+    """Give libvirt nearly all of the time that is left for the checks."""
+    connection.deadline = seconds_left(end)
+    connection.refused_deadline = CONNECTING
+
+
+def judge_network(kind: str, checks: findings.Checks, active: object, settings: Settings) -> Finding:
+    """Judge the bridge of the settings, or the network of VM_NAT_NETWORK by `active_network`."""
+    if kind == "bridge":
+        outcome = checks.outcome("bridge")
+        return findings.judge(
+            f"network {kind}", "the bridge of VM_NETWORKING_BRIDGE_INTERFACE", outcome, str(outcome), OFF
+        )
+    if kind == "user":
+        hint = "leave user out of VM_NETWORKING_TYPE."
+        return Finding("network user", OFF, "user networking", "It is QEMU's, and this hypervisor has none.", hint)
+    network = settings.string("VM_NAT_NETWORK")
+    if active is False:
+        active = errors.MachineFault(
+            f"{network} is not active, or not defined.", f"virsh net-start {network}; virsh net-autostart {network}"
+        )
+    looked_at = f"the libvirt network {network} (VM_NAT_NETWORK)"
+    return findings.judge("network nat", looked_at, active, f"{network} is active", OFF)
+
+
+def begin_networks(
+    checks: findings.Checks, connection: LibvirtConnection, settings: Settings, wanted: Sequence[str], end: float
+) -> None:
+    """Begin the checks of the bridge and, in parallel, of the network VM_NAT_NETWORK, which another daemon may have."""
+    if "bridge" in wanted:
+        checks.begin("bridge", lambda: look_at_bridge(settings))
+    checks.begin("nat", lambda: is_active(connection, settings.string("VM_NAT_NETWORK"), seconds_left(end)))
+
+
+def active_network(checks: findings.Checks, wanted: Sequence[str]) -> object:
+    """Return True if VM_NAT_NETWORK is active, False if not, or a fault; no wait if it is not offered."""
+    return checks.outcome("nat", None if "nat" in wanted else monotonic() + TELLING)
+
+
+def published(active: object) -> dict[str, Value]:
+    """Return the attribute about the network of VM_NAT_NETWORK, where it is known."""
+    return {"HasVirshDefaultNetwork": active} if isinstance(active, bool) else {}
+
+
+def is_active(connection: LibvirtConnection, network: str, seconds: float) -> bool:
+    """Return True if libvirt has such a network, and it is up. Raises `errors.MachineFault` if unknown."""
+    daemon = libvirt_daemons.of_networks()
+    try:
+        return bool(connection.call(lambda opened: opened.networkLookupByName(network).isActive(), seconds=seconds))
+    except libvirt.libvirtError as error:
+        if not faults.is_of_another_daemon(error):
+            return False  # no such network, or the hypervisor's driver has no networks
+        raise errors.MachineFault(
+            f"{daemon} does not run: {faults.message_of(error)}.", f"systemctl enable --now {daemon}.socket"
+        ) from error
+    except errors.MachineFault as fault:
+        raise errors.MachineFault(
+            f"{daemon} has not said whether {network} is active: {fault.problem}",
+            f"see what {daemon} hangs on, or restart {daemon}; guests survive that.",
+        ) from fault
+
+
+# Shared directories
+
+
+SCRATCH = "VM_SHARE_SCRATCH"
+
+
+def begin_shares(checks: Checks, settings: Settings, identity: Identity, seconds: Callable[[], float]) -> None:
+    """Begin the checks that take time, or may hang with a file system."""
+    has_directories = bool(settings.strings(SHARE_DIRS))
+    if has_directories:
+        checks.begin("share dirs", lambda: _there(settings))
+    if has_directories or _share_kind(settings) == VIRTIOFS:
+        checks.begin("virtiofs", lambda: virtiofs.trouble(identity, seconds()))
+
+
+def judge_shares(
+    settings: Settings, checks: Checks, qemu: str, identity: Identity, end: float, *, as_job_user: bool
+) -> tuple[dict[str, Value], list[Finding]]:
+    """Return the attributes and findings of shares; with `as_job_user` QEMU can run as the job's user."""
+    known: dict[str, errors.Fault | None] = {}
+
+    def why_not(kind: str) -> errors.Fault | None:
+        if kind not in known:
+            known[kind] = _trouble(kind, checks.outcome("virtiofs"), qemu, identity, end, as_job_user=as_job_user)
+        return known[kind]
+
+    found: list[Finding] = []
+    scratch = _share_kind(settings)
+    if scratch != NO_SHARE:
+        found.append(findings.judge("share", SCRATCH, why_not(scratch), f"QEMU shares directories by {scratch}", OFF))
+        scratch = scratch if found[-1].verdict == OK else NO_SHARE
+    there, names = checks.outcome("share dirs") or (), []
+    if isinstance(there, errors.Fault):
+        found.append(findings.judge("share dirs", SHARE_DIRS, there, "", OFF))
+        there = ()
+    assert isinstance(there, tuple)
+    for share, missing in there:
+        trouble = missing or why_not(share.kind)
+        access = "to read and write" if share.writable else "to read"
+        good = f"jobs can have {share.directory} as {share.tag}, {access}, by {share.kind}"
+        found.append(findings.judge("share dirs", share.setting, trouble, good, OFF))
+        if trouble is None:
+            names.append(share.tag)
+    offered: dict[str, Value] = {"share": scratch}
+    return offered | ({"share_dirs": ",".join(names)} if names else {}), found
+
+
+def _share_kind(settings: Settings) -> str:
+    kind = settings.string(SCRATCH).lower()
+    return kind if kind in SHARES else NO_SHARE
+
+
+def _there(settings: Settings) -> tuple[tuple[Share, errors.Fault | None], ...]:
+    """Return every directory, with its fault if it has one. Raises `errors.MachineFault` for invalid settings."""
+
+    def missing(share: Share) -> errors.Fault | None:
+        problem = f"{share.setting} = {share.directory}: there is no such directory."
+        fault = errors.MachineFault(problem, f"make it, mount it, or correct {share.setting}.")
+        return None if os.path.isdir(share.directory) else fault
+
+    return tuple((share, missing(share)) for share in share_dirs.inspect(settings))
+
+
+def _trouble(
+    kind: str, virtiofsd: object, qemu: str, identity: Identity, end: float, *, as_job_user: bool
+) -> errors.Fault | None:
+    """Return the fault for which QEMU cannot share directories by `kind`; None if it can."""
+    if kind == NINEP and not as_job_user:
+        hint = TWO_GROUPS_HINT.replace("VM_RUN_AS_JOB_USER = False", f"{SCRATCH} = virtiofs")
+        return errors.MachineFault(f"{TWO_GROUPS}.", hint)
+    if kind == VIRTIOFS:
+        if isinstance(virtiofsd, errors.Fault):
+            return virtiofsd
+        if virtiofsd:
+            return errors.MachineFault(f"{virtiofsd}.", virtiofs.hint())
+    try:
+        trials.require_share(kind, qemu, identity, end)
+    except errors.Fault as fault:
+        return fault
+    return None
