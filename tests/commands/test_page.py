@@ -49,11 +49,6 @@ def test_plain_text_has_no_color_and_no_line_is_too_long() -> None:
     assert "Empty" not in text
 
 
-def test_a_command_that_is_longer_than_a_line_is_not_cut() -> None:
-    command = "/usr/sbin/" + "long" * 30
-    assert command in shown(io.StringIO(), 50, [("", [Finding("x", BAD, "it", "wrong", f"run {command}")])])
-
-
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -80,12 +75,6 @@ def test_without_utf8_the_marks_are_ascii() -> None:
 def test_what_a_terminal_would_act_upon_is_escaped() -> None:
     text = shown(io.StringIO(), sections=[("One", [Finding("log", OFF, "\x1b[2J", "\x1b]0;owned\x07", "\r\n\x9b31m")])])
     assert all(letter.isprintable() or letter == "\n" for letter in text)
-
-
-def test_the_width_is_the_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "66")
-    assert Page(_Terminal()).columns == 66
 
 
 def golden(name: str, done: doctor.Examination, pool: Condor, request: pytest.FixtureRequest) -> None:

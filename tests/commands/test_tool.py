@@ -1,12 +1,10 @@
 """The command line of people: help, wrong words, and how a command ends."""
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -129,20 +127,12 @@ def test_the_version(typed: Typed, words: list[str]) -> None:
     ("line", "meant"),
     [
         ("docter", "doctor"),
-        ("DOCTOR", "doctor"),
         ("ps", "top"),
         ("image ad", "add"),
-        ("submit ofv", "ovf"),
         ("doctor --jsno", "--json"),
-        ("doctor -json", "--json"),
-        ("doctor --typ kvm", "--type"),
         ("probe --type kmv", "kvm"),
-        ("submit disk d.raw --type vSpere", "vsphere"),
         ("image add --sha25=12", "--sha256"),
-        ("submit disk d.raw --netwrok nat", "--network"),
         ("submit disk d.raw --network Nat", "nat"),
-        ("submit disk d.raw --firmware ufei", "uefi"),
-        ("config --chagned", "--changed"),
         ("--verson", "--version"),
     ],
 )
@@ -265,9 +255,8 @@ def test_what_nobody_reads_any_more_is_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (NOBODY_READS, b"")
 
 
-@pytest.mark.parametrize("command", ["version", "config"])
-def test_a_disk_that_is_full_is_no_traceback(command: str) -> None:
-    code = f"from vmgahp.cli import main; import sys; sys.exit(main(['vmgahp', {command!r}, '--json']))"
+def test_a_disk_that_is_full_is_no_traceback() -> None:
+    code = "from vmgahp.cli import main; import sys; sys.exit(main(['vmgahp', 'config', '--json']))"
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, "-P", "-c", code], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60, text=True
@@ -295,10 +284,3 @@ def test_a_command_loads_no_other() -> None:
     found = loaded("from vmgahp.cli import main; main(['vmgahp', 'version'])")
     ours = {"arguments", "by_hand", "tool"}
     assert {name for name in found if name.startswith("vmgahp.commands.")} == {f"vmgahp.commands.{one}" for one in ours}
-
-
-def test_version_for_programs(typed: Typed) -> None:
-    status, out, _ = typed("version", "--json")
-    assert status == 0
-    assert set(json.loads(out)) == {"version", "protocol", "python", "location"}
-    assert Path(json.loads(out)["location"], "cli.py").exists()

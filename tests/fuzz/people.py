@@ -10,7 +10,7 @@ from unittest import mock
 
 from tests.fuzz.target import target
 from vmgahp.commands.arguments import Parser
-from vmgahp.commands.queue import JobAd, parse_ad
+from vmgahp.commands.files import JobAd, parse_ad
 from vmgahp.commands.submit import add_arguments, conversion, libvirt_xml
 from vmgahp.commands.submit.machine import SubmitError, Summary
 from vmgahp.daemon import transfer_plugin

@@ -1,4 +1,4 @@
-"""Files that the command line tools read and write: untrusted files of jobs, and the log.
+"""Files that the command line tools read and write: untrusted files of jobs, job ads, and the log.
 
 Text that a job may have written is sanitized again: control characters are shown as escapes, and secrets are hidden.
 """
@@ -9,9 +9,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BufferedReader
 from stat import S_ISREG
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
+from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
+from vmgahp.host.run import run
+from vmgahp.job.ad import JobAd
 from vmgahp.text import escape, redact
 
 _LINE = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) \(pid:(\d{1,10})\) (.*)", re.ASCII)
@@ -21,7 +25,7 @@ class NotRegular(OSError):
     """A path that is a directory, a FIFO or a device."""
 
 
-def open_regular(path: str, *, follow: bool = True, directory: int | None = None) -> BinaryIO:
+def open_regular(path: str, *, follow: bool = True, directory: int | None = None) -> BufferedReader:
     """Open a regular file for reading, without blocking on a FIFO or a device. Raises OSError."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     file = open(os.open(path, flags, dir_fd=directory), "rb")  # noqa: SIM115 - the caller closes it
@@ -74,3 +78,73 @@ def log_lines(path: str, longest: int, *, follow: bool = True) -> Iterator[LogLi
         except (ValueError, OverflowError):
             continue
         yield LogLine(when, found[2], escape(redact(found[3])))
+
+
+# Job ads, in files and from condor_q
+
+LARGEST_AD = 1 << 22
+"""The maximum number of bytes that are read of a file, or of condor_q's output; ads have some kilobytes."""
+
+CONDOR_Q_DEADLINE = 60.0
+"""The deadline in seconds for condor_q, which may have to wait for a busy schedd."""
+
+_TRY_IT = "see what condor_q itself says"
+
+
+def job_id(text: str) -> str:
+    """Parse a job id such as 12.0, or 12. Raises `ClientFault`."""
+    cluster, _, proc = text.partition(".")
+    if not all(part.isascii() and part.isdigit() for part in (cluster, proc or "0")):
+        raise no_ad(f"{escape(text)} is not a job id", "write it as 12.0")
+    return text
+
+
+def ask_condor_q(job: str) -> str:
+    """Return the output of ``condor_q -l`` for a job, such as 12.0. Raises `ClientFault`."""
+    try:
+        done = run(["condor_q", "-l", job_id(job)], deadline=CONDOR_Q_DEADLINE, environ=os.environ, directory="")
+    except FileNotFoundError as error:
+        raise no_ad("condor_q is not installed here, or not in PATH", "run this where HTCondor is") from error
+    except OSError as error:
+        raise no_ad(f"condor_q failed: {escape(str(error))}", _TRY_IT) from error
+    if done.status is None:
+        raise no_ad(f"condor_q had not ended after {CONDOR_Q_DEADLINE:g} s", _TRY_IT)
+    out, err = (said.decode("utf-8", "surrogateescape") for said in (done.out, done.err))
+    if done.status or not out.strip():
+        said = escape(err.strip()[-300:]) or "it knows no such job"
+        raise no_ad(f"condor_q -l {job}: {said}", _TRY_IT)
+    return out[:LARGEST_AD]
+
+
+def read_ad_file(path: str) -> str:
+    """Read the file of an ad. Raises `ClientFault`."""
+    try:
+        fd = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(fd, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read(LARGEST_AD)
+    except (OSError, ValueError) as error:
+        raise no_ad(f"{escape(path)} cannot be read: {getattr(error, 'strerror', '') or error}") from error
+
+
+def parse_ad(text: str) -> list[tuple[str, str]]:
+    """Parse the attributes of the first ad in a text. Raises `ClientFault`."""
+    pairs = pairs_of(text)
+    if not pairs:
+        raise no_ad("there is no line of the form Name = expression, as condor_q -l and .job.ad have them")
+    return pairs
+
+
+def pairs_of(text: str) -> list[tuple[str, str]]:
+    """Parse the attributes of the first ad in a text; lines that are none are left out."""
+    pairs: list[tuple[str, str]] = []
+    for line in text.split("\n"):
+        if pair := JobAd.parse_line(line.strip("\r")):
+            pairs.append(pair)
+        elif pairs and not line.strip():
+            break
+    return pairs
+
+
+def no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
+    """Make the fault for an ad that is missing or unusable."""
+    return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)

@@ -1,4 +1,4 @@
-"""Findings and tables for people, colored by rich if the terminal has colors.
+"""Findings, tables, sizes and times for people, colored by rich if the terminal has colors.
 
 Paragraphs are wrapped here: rich would split a command or a path that is longer than a line, so that it could not be
 copied.
@@ -6,6 +6,7 @@ copied.
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from shutil import get_terminal_size
 from textwrap import wrap
@@ -105,3 +106,48 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], styles: 
     for number, row in enumerate(rows):
         table.add_row(*(Text(escape(cell)) for cell in row), style=styles[number] if styles else None)
     page.print(table)
+
+
+# Sizes, which are binary, durations and times
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def size(amount: float) -> str:
+    """Format bytes with about three digits: ``820 KiB``, ``1.5 GiB``."""
+    power = 0
+    while amount >= 1023.95 and power < len(UNITS) - 1:
+        amount /= 1024
+        power += 1
+    return f"{amount:.0f} {UNITS[power]}" if amount >= 99.95 or power == 0 else f"{amount:.1f} {UNITS[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: ``15 ms``, ``2.1 s``, ``3 min 5 s``, ``2 h 10 min``, ``3 d 4 h``."""
+    if 0 < seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for large, small, unit, part in ((_DAY, _HOUR, "d", "h"), (_HOUR, _MINUTE, "h", "min"), (_MINUTE, 1, "min", "s")):
+        if whole >= large:
+            rest = whole % large // small
+            return f"{whole // large} {unit} {rest} {part}" if rest else f"{whole // large} {unit}"
+    return f"{whole} s"
+
+
+def clock(when: float) -> str:
+    """Format a moment in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+
+
+def zone(when: float) -> str:
+    """Name the time zone of a moment: ``CET, UTC+01:00``."""
+    local = time.localtime(when)
+    minutes = local.tm_gmtoff // 60
+    offset = f"UTC{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
+    if local.tm_zone == "UTC":
+        return "UTC"
+    return offset if local.tm_zone.lstrip("+-").isdigit() else f"{local.tm_zone}, {offset}"

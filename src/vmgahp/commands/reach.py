@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from vmgahp.commands.arguments import tell
-from vmgahp.commands.queue import ask_condor_q, job_id, pairs_of
+from vmgahp.commands.files import ask_condor_q, job_id, pairs_of
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault, Fault
 from vmgahp.host.run import run, which
 from vmgahp.job.ad import JobAd
@@ -167,7 +167,7 @@ def _where(job: str) -> tuple[int, str]:
     match said:
         case {"port": int(port), "password": str(password)} if 0 < port < 1 << 16 and password.isprintable():
             return port, password
-    raise ClientFault(NO_JOBCLASSAD_INFO, f"vm_vnc.json of job {job} names no display.", "see what is in it.")
+    raise _none(f"vm_vnc.json of job {job} names no display", "see what is in it.")
 
 
 @contextlib.contextmanager
@@ -181,8 +181,7 @@ def _tunnel(job: str, port: int) -> Iterator[int]:
             [TO_NODE, "-ssh", through, job_id(job)], stdin=subprocess.DEVNULL, start_new_session=True
         )
     except OSError as error:
-        problem = f"{TO_NODE} cannot be run: {error.strerror}."
-        raise ClientFault(NO_JOBCLASSAD_INFO, problem, "run this where HTCondor is.") from error
+        raise _none(f"{TO_NODE} cannot be run: {error.strerror}", "run this where HTCondor is.") from error
     try:
         _wait(tunnel, here)
         yield here
@@ -202,9 +201,7 @@ def _wait(tunnel: "subprocess.Popen[bytes]", here: int) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", here), timeout=1):
             return
         time.sleep(0.1)
-    raise ClientFault(
-        NO_JOBCLASSAD_INFO, f"{escape(TO_NODE)} has made no way to the display.", "see what it has said above."
-    )
+    raise _none(f"{TO_NODE} has made no way to the display", "see what it has said above.")
 
 
 _OF_OTHERS = {0: "The program that was run says so.", 1: "There is no way to the guest; or that program's own."}

@@ -15,15 +15,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from vmgahp.commands.arguments import add_type, seconds, tell
+from vmgahp.commands.arguments import UsageError, add_type, seconds, tell
 from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.client import DEADLINE, Client, ProtocolError
 from vmgahp.protocol.requests import Kind, Request, Requests, RequestState, result_count
 from vmgahp.protocol.transcript import CLIENT, STDERR, Line, Transcript, TranscriptError
 from vmgahp.text import escape, redact
 
-GRACE = 0.3
-"""Seconds to wait for more lines after a wrong one, which may be a surplus line before the right one."""
 POLL = 0.2
 """The seconds between two RESULTS for a result that the server does not announce by R."""
 
@@ -65,16 +63,16 @@ def _main(options: argparse.Namespace) -> int:
         for setting in options.set:
             name, equals, value = setting.partition("=")
             if not equals or not name.strip():
-                raise ValueError(f"--set {setting}: it takes NAME=VALUE")
+                raise UsageError(f"--set {setting}: it takes NAME=VALUE")
             attributes[name.strip()] = value.strip()
         if not options.words:
-            raise ValueError("it takes a COMMAND, after --")
+            raise UsageError("it takes a COMMAND, after --")
         if recorded.exit_status is None:
             _complain(f"{options.file} does not say how the server ended: that is not compared, and it may be cut off.")
         return run(adapted(recorded, attributes, options.type), options.words, options.timeout)
     except OSError as error:
         _complain(f"{error.filename}: {error.strerror}")
-    except (TranscriptError, ValueError) as error:
+    except TranscriptError as error:
         _complain(str(error))
     return TROUBLE
 
@@ -91,7 +89,7 @@ def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int
             sys.stderr.write(f"{escape(redact(line))}\n")
 
     with Client(argv, os.environ, heard=heard) as client:
-        replay = Replay(recorded, Pipes(client), timeout)
+        replay = Replay(recorded, client, timeout)
         differences = replay.run()
         try:
             client.finish(timeout)
@@ -142,21 +140,21 @@ def adapted(recorded: Transcript, attributes: Mapping[str, str], vm_type: str = 
     wanted = {name.lower(): f"{name} = {value}" for name, value in attributes.items()}
     if vm_type:
         wanted["jobvmtype"] = f'JobVMType = "{vm_type}"'
-    missing: dict[str, str] | None = None
-    """The attributes that the ad has not had so far; None outside of an ad."""
+    missing: dict[str, str] | None = None  # the attributes that the ad has not had so far; None outside of an ad
     lines: list[Line] = []
     for line in recorded.lines:
         texts = [line.text]
         request = Request(line.text) if line.mark == CLIENT else None
         if request is None:
             pass
-        elif missing is None and request.command == "CLASSAD":
-            missing = dict(wanted)
-        elif missing is None and request.operation == "START" and vm_type:
-            texts = [f"CONDOR_VM_START {request.number} {vm_type}"]
-        elif missing is not None and request.command == "CLASSAD_END":
+        elif missing is None:
+            if request.command == "CLASSAD":
+                missing = dict(wanted)
+            elif request.operation == "START" and vm_type:
+                texts = [f"CONDOR_VM_START {request.number} {vm_type}"]
+        elif request.command == "CLASSAD_END":
             texts, missing = [*missing.values(), line.text], None
-        elif missing is not None:
+        else:
             name = line.text.partition("=")[0].strip().lower()
             texts = [wanted.get(name, line.text)]
             missing.pop(name, None)
@@ -190,35 +188,6 @@ class Difference(NamedTuple):
         return "\n".join(shown)
 
 
-class Pipes:
-    """The server's end of a play: a process, or in tests another object with these methods."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def send(self, data: bytes) -> None:
-        """Write bytes; an error shows when the answer is read."""
-        with suppress(ProtocolError):
-            self._client.write(data)
-
-    def receive(self, timeout: float) -> str | None:
-        """Return the next line, without its end; None if there is none within `timeout` seconds, or at the end."""
-        end = time.monotonic() + timeout
-        try:
-            while (line := self._client.next_line()) is None:
-                left = end - time.monotonic()
-                if self._client.ended or not self._client.pump(left) or left < 0:
-                    return None
-        except ProtocolError as error:
-            return f"({str(error).partition('; its log:')[0]})"
-        return line
-
-    def end(self) -> None:
-        """Close the server's input."""
-        if self._client.process.stdin:
-            self._client.process.stdin.close()
-
-
 class Replay:
     """The client's side of a recording, played to a server.
 
@@ -227,47 +196,48 @@ class Replay:
     then.
     """
 
-    def __init__(self, recorded: Transcript, server: Pipes, timeout: float = DEADLINE) -> None:
+    def __init__(self, recorded: Transcript, client: Client, timeout: float = DEADLINE) -> None:
         self.differences: list[Difference] = []
         self.unplayed = 0
         self._lines = [line for line in recorded.lines if line.mark != STDERR]
-        self._server = server
-        self._timeout = timeout
-        self._then, self._now = Requests(), Requests()
+        self._client, self._timeout = client, timeout
+        self._then, self._now = Requests(), client.requests
         self._sent: dict[Request, Request] = {}
         """Recorded request -> the request that was sent now."""
-        self._last = ""
-        """The last line that was sent."""
         self._unasked: deque[str] = deque()
         """The lines that do not answer a request, the greeting first, and that were not compared yet."""
 
     def run(self) -> list[Difference]:
-        """Play everything and return the differences."""
+        """Play everything, close the server's input and return the differences."""
         for number, line in enumerate(self._lines, 1):
             if line.mark == CLIENT:
                 self._send(line)
             elif not self._hear(line):
                 self.unplayed = len(self._lines) - number
-                self._server.end()
-                return self.differences
-        self._server.end()
-        self._wait(lambda: False, self._timeout)
-        for recorded, sent in self._sent.items():
-            if recorded.reply is None and sent.reply is not None:
-                self._differ(0, None, sent.reply, sent.line)
-        self._too_many(0)
+                break
+        if self._client.process.stdin:
+            self._client.process.stdin.close()
+        if not self.unplayed:
+            self._wait(lambda: False, self._timeout)
+            for recorded, sent in self._sent.items():
+                if recorded.reply is None and sent.reply is not None:
+                    self._differ(0, None, sent.reply, sent.line)
+            self._too_many(0, "")
         return self.differences
 
     def _send(self, line: Line) -> None:
         if not self._now.unanswered:
             self._wait(lambda: False, 0.0)
-            self._too_many(line.number)
+            self._too_many(line.number, line.text)
         recorded, sent = Request(line.text), Request(line.text)
         if self._then.sent(recorded):  # a line of a job ad has no answer
             self._now.sent(sent)
             self._sent[recorded] = sent
-        self._last = line.text
-        self._server.send(line.data)
+        self._write(line.data)
+
+    def _write(self, data: bytes) -> None:
+        with suppress(ProtocolError):  # it shows when the answer is read
+            self._client.write(data, self._timeout)
 
     def _hear(self, line: Line) -> bool:
         """Compare a recorded line of the server with its present answer; False if that does not come in time."""
@@ -293,7 +263,6 @@ class Replay:
                 return True  # the number of results is not compared
         if said is None or alike(said, operation) != alike(line.text, operation):
             self._differ(line.number, line.text, said, asked)
-            self._wait(lambda: False, GRACE if said is not None else 0.0)
         return said is not None
 
     def _fetch(self, request: Request) -> bool:
@@ -302,7 +271,7 @@ class Replay:
         while request.state is not RequestState.FINISHED:
             self._wait(lambda: self._now.ready, POLL)
             self._now.sent(Request("RESULTS"))
-            self._server.send(b"RESULTS\r\n")
+            self._write(b"RESULTS\r\n")
             left = end - time.monotonic()
             if not self._wait(lambda: not (self._now.unanswered or self._now.results_left), left):
                 return False
@@ -312,18 +281,18 @@ class Replay:
         """Read lines until `done` is true; False if that does not happen in time."""
         end = time.monotonic() + timeout
         while not done():
-            line = self._server.receive(max(0.0, end - time.monotonic()))
-            if line is None:
+            try:
+                received = self._client.receive(max(0.0, end - time.monotonic()))
+            except ProtocolError:
                 return False
-            received = self._now.received(line)
             stray = received.kind is Kind.RESULT and received.request is None
             if stray or received.kind in (Kind.GREETING, Kind.UNASKED):
-                self._unasked.append(line)
+                self._unasked.append(received.line)
         return True
 
-    def _too_many(self, number: int) -> None:
+    def _too_many(self, number: int, before: str) -> None:
         while self._unasked:
-            self._differ(number, None, self._unasked.popleft(), self._last)
+            self._differ(number, None, self._unasked.popleft(), f"before {before}" if before else "")
 
     def _differ(self, number: int, recorded: str | None, said: str | None, request: str) -> None:
         self.differences.append(Difference(number, recorded, said, request))

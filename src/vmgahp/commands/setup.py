@@ -20,6 +20,7 @@ from vmgahp import config, errors
 from vmgahp.commands.arguments import UsageError, did_you_mean, for_root, tell, vm_type
 from vmgahp.commands.doctor import condor, examine
 from vmgahp.commands.doctor.context import ask as run_program
+from vmgahp.commands.doctor.context import complaint
 from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.commands.submit import memory
 from vmgahp.config import check, sources
@@ -28,7 +29,7 @@ from vmgahp.config.table import setting_of
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.text import escape
-from vmgahp.vm_types import ANY, QEMU
+from vmgahp.vm_types import ANY
 
 FILE_NAME = "60-vmgahp.config"
 MODE_MASK = 0o022
@@ -83,14 +84,6 @@ Values = Mapping[str, str]
 
 class NotWritten(Exception):
     """A file that could not be written; the text is a sentence with the remedy."""
-
-
-class NotOurs(NotWritten):
-    """A file that this command has not written, or that was changed since; `text` is its text, if it could be read."""
-
-    def __init__(self, sentence: str, text: str = "") -> None:
-        super().__init__(sentence)
-        self.text = text
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -150,22 +143,16 @@ def _set_up(options: argparse.Namespace, environ: Values) -> int:
         raise NotWritten(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
     if options.remove and not os.path.lexists(path):
         raise NotWritten(f"{path} is not there. Nothing was removed.")
-    refused: NotOurs | None = None
-    try:
-        before = _read(path)
-    except NotOurs as error:
-        refused, before = error, error.text
+    before = _read(path)
     values: dict[str, str] = {}
     if not options.remove:
-        known = {name: value for _, name, value in sources.logical_lines(before or "", path)} if not refused else {}
-        values = _values(options, environ, known, asking=not (refused or options.yes or options.dry_run))
+        known = {name: value for _, name, value in sources.logical_lines(before or "", path)}
+        values = _values(options, environ, known, asking=not (options.yes or options.dry_run))
         _require_valid(values)
     again = _words(values) if values else ["--remove"]
     text = file_text(values, shlex.join(["vmgahp", "setup", *again])) if values else ""
     changes = _difference(before or "", text, path)
     _say("\n".join(["", *(escape(line) for line in changes or [f"{path} is as it would be written."]), ""]))
-    if refused is not None:
-        raise refused
     if changes and values:
         _let_the_doctor_look(environ, values)
     if options.dry_run:
@@ -175,7 +162,7 @@ def _set_up(options: argparse.Namespace, environ: Values) -> int:
         _say("Nothing was written.")
         return NOT_DONE
     status = DONE if options.remove or options.output else _counts(environ, values)
-    return (_restart(options, environ) if changes else DONE) or status
+    return (_restart(environ, wanted=options.restart) if changes else DONE) or status
 
 
 # The file
@@ -213,22 +200,21 @@ def file_text(values: Values, command: str) -> str:
 
 
 def _read(path: str) -> str | None:
-    """Read the file; None if it is missing. Raises `NotOurs` unless it is as this command has written it."""
+    """Read the file; None if it is missing. Raises `NotWritten` unless it is as this command has written it."""
     try:
         with open_regular(path, follow=False) as file:
             text = file.read(LONGEST).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise NotOurs(f"{path} cannot be read: {error.strerror or error}. Nothing is done to it.") from error
+        raise NotWritten(f"{path} cannot be read: {error.strerror or error}. Nothing is done to it.") from error
     mark = _MARKED.match(text)
     if mark is None:
-        raise NotOurs(f"{path} was not written by vmgahp setup, and stays as it is. Move it away, or keep it.", text)
+        raise NotWritten(f"{path} was not written by vmgahp setup, and stays as it is. Move it away, or keep it.")
     if hashlib.sha256(text[mark.end() :].encode("utf-8", "surrogateescape")).hexdigest() != mark[1]:
-        raise NotOurs(
+        raise NotWritten(
             f"{path} was changed since vmgahp setup wrote it, and stays as it is. Put the changes into a file of "
-            f"your own that HTCondor reads later, such as 61-local.config beside it, then rm {path}.",
-            text,
+            f"your own that HTCondor reads later, such as 61-local.config beside it, then rm {path}."
         )
     return text
 
@@ -247,7 +233,7 @@ def _write(path: str, before: str | None, text: str, options: argparse.Namespace
     if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
         more = [*(["--output", path] if options.output else []), *(["--restart"] if options.restart else [])]
         raise NotWritten(f"You may not write {path}. As root, run: {for_root('setup', *again, *more, '--yes')}")
-    if not options.yes and not _yes(f"{'Write' if text else 'Remove'} {path}?"):
+    if not options.yes and _ask(f"{'Write' if text else 'Remove'} {path}? y or n", "n").lower() not in ("y", "yes"):
         return False
     if _read(path) != before:
         raise NotWritten(f"{path} was written anew meanwhile. Nothing was done to it.")
@@ -300,15 +286,9 @@ def _values(options: argparse.Namespace, environ: Values, before: Values, *, ask
     choose(options.network, question, was, lambda text: _kinds(text, found, extra))
     if asking and "bridge" in found.get(KINDS, "") and BRIDGE not in extra:
         choose("", "The bridge of this machine for them", before.get(BRIDGE, "br0"), _bridge)
-    emulates = options.emulation
-    if emulates is None:
-        emulates = before.get(EMULATION, "").lower() == "true"
-        kvm = next((one for one in seen if one.check == "kvm" and one.verdict == BAD), None)
-        if asking and kvm and found[TYPE] in QEMU:
-            question = f"{escape(kvm.seen)} Run guests by emulation, many times slower?"
-            emulates = _yes(question, "y" if emulates else "n")
-    if emulates or options.emulation is not None or EMULATION in before:
-        found[EMULATION] = str(emulates)
+    emulates = before.get(EMULATION, "") if options.emulation is None else str(options.emulation)
+    if emulates:
+        found[EMULATION] = emulates.capitalize()
     own = (*found, *BY_OPTIONS)
     kept = {name: value for name, value in before.items() if _is_known(name) and name not in own}
     return {name: value for name, value in {**found, **kept, **extra}.items() if value}
@@ -457,11 +437,8 @@ def _counts(environ: Values, values: Values) -> int:
     return status
 
 
-def _restart(options: argparse.Namespace, environ: Values) -> int:
+def _restart(environ: Values, *, wanted: bool) -> int:
     """Restart the startd if that is wanted, or say how; return the exit status."""
-    wanted = options.restart
-    if not wanted and not options.yes and sys.stdin.isatty() and os.geteuid() == 0 and not options.output:
-        wanted = _yes("Restart the startd now (condor_restart -startd)? It ends the jobs that run here.")
     if not wanted:
         _say(RESTART.rstrip())
         return DONE
@@ -470,7 +447,7 @@ def _restart(options: argparse.Namespace, environ: Values) -> int:
     tool = which("condor_restart", path=":".join(places)) or "condor_restart"
     said = run_program([tool, "-startd"], RESTART_DEADLINE, environ)
     if said.status != 0:
-        why = said.complaint or "it said nothing"
+        why = complaint(said) or "it said nothing"
         return _failed(f"condor_restart -startd failed: {why}. Does HTCondor run here (systemctl start condor)?")
     _say("The startd restarts. See: vmgahp doctor, and condor_status -vm")
     return DONE
@@ -482,14 +459,6 @@ def _restart(options: argparse.Namespace, environ: Values) -> int:
 def _ask(question: str, suggested: str) -> str:
     """Ask for a value; an empty answer takes the suggested one. Raises EOFError at the end of the input."""
     return input(f"{question} [{suggested}]: ").strip() or suggested
-
-
-def _yes(question: str, suggested: str = "n") -> bool:
-    """Ask for yes or no; the end of the input counts as no."""
-    try:
-        return _ask(f"{question} y or n", suggested).lower() in ("y", "yes")
-    except EOFError:
-        return False
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,4 @@
-"""The conversation of one person or one script with a server: words, job ads, answers.
-
-To a job's ad the attributes that a starter adds are added, secrets are left out, and the VM gets a name that no job
-has: a START destroys the remains of an earlier VM of the same name.
+"""The conversation of a person or a script with a server: commands, job ads, answers.
 
 Requests are sent as condor_starter does it: each after the answer to the one before, and an R leads to a RESULTS.
 `vmgahp.protocol.requests` classifies each line of the server; this module shows it in words.
@@ -9,18 +6,16 @@ Requests are sent as condor_starter does it: each after the answer to the one be
 
 import os
 import re
-import shlex
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from time import monotonic
 from typing import NamedTuple
 
 from vmgahp import lifecycle
 from vmgahp.commands.arguments import did_you_mean
-from vmgahp.commands.queue import ask_condor_q, parse_ad, read_ad_file
+from vmgahp.commands.files import ask_condor_q, parse_ad, read_ad_file
 from vmgahp.errors import Fault
-from vmgahp.job import disks
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.protocol import requests
 from vmgahp.protocol.client import Client, ProtocolError
@@ -29,8 +24,8 @@ from vmgahp.protocol.session import COMMANDS as PROTOCOL
 from vmgahp.protocol.transcript import Writer
 from vmgahp.text import escape, is_private, redact
 
-SENT, RECEIVED, GOOD, BAD, NOTE, PLAIN = "sent", "received", "good", "bad", "note", ""
-"""The kinds of lines that are shown."""
+SENT, RECEIVED, GOOD, BAD, NOTE, PLAIN = "ansicyan", "ansibrightblack", "ansigreen", "ansired", "ansiyellow", ""
+"""The kinds of lines that are shown, as styles of prompt_toolkit."""
 
 LONGEST = 2000
 """The maximum number of characters of one line that are shown."""
@@ -41,7 +36,7 @@ class Command(NamedTuple):
 
     arguments: str
     text: str
-    """The help for the command; `overview` shows the first sentence."""
+    """The help; `overview` shows its first sentence."""
     operation: str = ""
     """The operation of `lifecycle` that it requests."""
 
@@ -49,14 +44,13 @@ class Command(NamedTuple):
 # fmt: off
 COMMANDS: dict[str, Command] = {
     "start": Command("AD [TYPE]  or  job ID [TYPE]", "send a job ad and start a VM from it. AD is a file of lines "
-        "Name = expression, as of condor_q -l or .job.ad; job 12.0 asks condor_q. The VM's working directory becomes "
-        "the console's, secrets are left out, and the VM gets a name of its own, because a START destroys an earlier "
-        "VM of the same name. Files are not copied. The result is the number of the VM.", lifecycle.START),
-    "status": Command("[VM]", "show the state of a VM and what it has used. CPU time is seconds of all its CPUs "
-        "together; CPU is what was used since the last STATUS by wall time and CPUs. An unknown VM is stopped.",
-        lifecycle.STATUS),
-    "pid": Command("[VM]", "show the process id of a VM's hypervisor. It is 0 where there is none or where it is kept "
-        "back, as by default (VM_REPORT_PID).", lifecycle.GETPID),
+        "Name = expression, as of condor_q -l or .job.ad; job 12.0 asks condor_q. The working directory becomes the "
+        "console's, secrets are left out, and the VM gets a name of its own, because a START destroys an earlier VM of "
+        "the same name. Files are not copied.", lifecycle.START),
+    "status": Command("[VM]", "show the state of a VM and what it has used. CPUTIME is seconds of all its CPUs, MEMORY "
+        "is KiB. An unknown VM is stopped.", lifecycle.STATUS),
+    "pid": Command("[VM]", "show the process id of a VM's hypervisor. It is 0 without VM_REPORT_PID.",
+        lifecycle.GETPID),
     "suspend": Command("[VM]", "save a VM's memory to a file and free its memory. Only this server can resume from the "
         "file.", lifecycle.SUSPEND),
     "soft-suspend": Command("[VM]", "stop a VM's CPUs and keep its memory in RAM. HTCondor does so where "
@@ -69,7 +63,7 @@ COMMANDS: dict[str, Command] = {
     "vms": Command("", "list the VMs that were started here, and the requests without a result"),
     "wait": Command("[REQUEST]", "wait for the result of a request, or of all. Control-C ends the waiting."),
     "ad": Command("AD [TYPE]  or  job ID [TYPE]", "show what start would send"),
-    "log": Command("[LINES]  or  on|off", "show the end of the server's standard error, or all of it as it comes"),
+    "log": Command("[LINES]", "show the end of the server's standard error"),
     "help": Command("[COMMAND or ERROR]", "list all commands, or explain one of them or an error word"),
     "quit": Command("", "destroy all VMs and end. Control-D does the same."),
 }
@@ -79,15 +73,6 @@ LEGEND = (
     "A line that begins with a word in upper case goes to the server as it is, CONDOR_VM_STATUS 12 1 for example. VM "
     "is the number of a VM, and may be left out while there is only one. # and a number is a request."
 )
-
-_FIGURES = {
-    "STATUS": "{}",
-    "CPUUTILIZATION": "CPU {}",
-    "CPUTIME": "{} s of CPU time",
-    "MEMORY": "{} KiB of memory",
-    "MAXMEMORY": "{} KiB at most",
-}
-"""The fields of a STATUS in words."""
 
 
 def overview() -> list[str]:
@@ -107,11 +92,6 @@ def about_command(topic: str) -> list[str]:
     return [f"{topic} is a command of the protocol, and goes to the server as it is."] if topic in PROTOCOL else []
 
 
-def suggestion(word: str) -> str:
-    """Suggest the known word closest to `word`, or else the command that lists all words."""
-    return did_you_mean(word[:60], (*COMMANDS, *PROTOCOL, *requests.WORDS)) or "; help lists all commands."
-
-
 def clean_text(text: str) -> str:
     """Make one line of `text` that is harmless to a terminal; a guest or another user's job may have written it."""
     shown = escape(text[:LONGEST].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
@@ -123,14 +103,6 @@ def error_in_words(word: str) -> str:
     return f"{clean_text(word)}: {requests.meaning(word) or 'an unknown error word'}"
 
 
-def figures_in_words(status: Mapping[str, str]) -> str:
-    """Put the fields of a STATUS into words; unknown fields are shown unchanged."""
-    return ", ".join(
-        _FIGURES[name].format(clean_text(value)) if name in _FIGURES else f"{clean_text(name)} {clean_text(value)}"
-        for name, value in status.items()
-    )
-
-
 CLUSTER_BASE = 2_000_000_000
 """The first ClusterId of the console: schedds do not reach such numbers, and they still fit a C int."""
 
@@ -138,13 +110,13 @@ CLUSTER_BASE = 2_000_000_000
 class Ad(NamedTuple):
     """A job ad that is ready to be sent."""
 
-    lines: tuple[str, ...]
+    lines: list[str]
     vm_type: str
     """The value of JobVMType, in lower case."""
     name: str
     """The VM's name in the hypervisor."""
-    notes: tuple[str, ...]
-    """The changes that were made, and the files that are missing."""
+    notes: list[str]
+    """The changes that were made."""
 
 
 def prepare_ad(text: str, working_dir: str, *, vm_type: str, serves: str, number: int) -> Ad:
@@ -166,32 +138,13 @@ def prepare_ad(text: str, working_dir: str, *, vm_type: str, serves: str, number
         sent["User"] = quote(f"{os.getuid()}@console")
     replaced = {name.lower() for name in sent}
     kept = [(name, value) for name, value in pairs if name.lower() not in replaced and not is_private(name)]
-    made = JobAd([*sent.items(), *kept])
     notes = []
     if secrets := [name for name, _ in pairs if is_private(name)]:
         notes.append(f"Secrets were left out: {', '.join(secrets)}.")
     if wanted != serves:
         notes.append(f"Its type is {escape(wanted)}, and this server serves {serves}: that will be refused.")
-    notes += _missing_disks(made, working_dir)
-    lines = tuple(f"{name} = {value}" for name, value in [*sent.items(), *kept])
-    return Ad(lines, wanted, made.vm_name(), tuple(notes))
-
-
-def _missing_disks(ad: JobAd, working_dir: str) -> Iterator[str]:
-    """Yield each disk that a starter would have transferred and that is missing in the working directory."""
-    inputs = [item.strip() for item in (ad.string("TransferInput") or "").split(",")]
-    for entry in disks.entries(ad.string(disks.DISK) or ""):
-        file = entry.fields[0]
-        name = os.path.basename(file)
-        if file.startswith("/") or "://" in entry.text or entry.is_of_catalog or not name:
-            continue
-        if os.path.lexists(os.path.join(working_dir, name)):
-            continue
-        source = next((item for item in inputs if os.path.basename(item) == name), file)
-        source = os.path.join(ad.string("Iwd") or "", source)
-        is_here = os.path.isabs(source) and os.path.exists(source)
-        todo = shlex.join(["cp", source, f"{working_dir}/"]) if is_here else f"put it into {working_dir}/"
-        yield f"Its disk {escape(file)} is not in the working directory: {escape(todo)}"
+    made = [*sent.items(), *kept]
+    return Ad([f"{name} = {value}" for name, value in made], wanted, JobAd(made).vm_name(), notes)
 
 
 POLL = 0.5
@@ -216,7 +169,6 @@ REFUSED = (
     "an unknown command, a wrong number of words, a request id that is in use or not a positive number, an unknown VM "
     "type, or a VM id that is not a number"
 )
-
 
 Show = Callable[[str, str], None]
 
@@ -245,7 +197,7 @@ class Conversation:
         self._person = person
         """True if a person types: the console does not wait for results, and asks before it destroys VMs."""
         self._writer = writer
-        self._warned = self._live_log = False
+        self._warned = False
         self._starts = count()
         self.client = Client(command, environ, self._working_dir, heard=self._heard)
         self.requests = self.client.requests
@@ -293,8 +245,6 @@ class Conversation:
             self._writer.text(mark, line)
         elif text := clean_text(redact(line)).rstrip():
             self.log.append((monotonic(), text))
-            if self._live_log:
-                self.show(NOTE, f"| {text}")
 
     def _receive(self, timeout: float) -> None:
         self._received(self.client.read_line(timeout))
@@ -330,10 +280,8 @@ class Conversation:
         while self.requests.unanswered or self.requests.results_left:
             self._receive(requests.REPLY_DEADLINE)
 
-    def _send(self, line: str, shown: str | None = None) -> None:
-        """Send a line; `shown` is displayed instead of it, or nothing if that is empty."""
-        if shown != "":
-            self.show(SENT, f"> {shown or clean_text(redact(line))}")
+    def _send(self, line: str) -> None:
+        self.show(SENT, f"> {clean_text(redact(line))}")
         self.client.send(line)
 
     def _reason(self, request: Request) -> str:
@@ -383,7 +331,7 @@ class Conversation:
         if request.operation == lifecycle.STOP or status.get("STATUS") == lifecycle.STOPPED:
             self.vms = [each for each in self.vms if each != vm]
         if request.operation == lifecycle.STATUS:
-            return figures_in_words(status)
+            return clean_text(" ".join(said).removeprefix("STATUS="))
         return f"process {clean_text(' '.join(said))}" if request.operation == lifecycle.GETPID else "done"
 
     # Lines of the person
@@ -393,29 +341,10 @@ class Conversation:
         """The prompt for the next line."""
         return "classad> " if self.in_ad else "vmgahp> "
 
-    def overview(self) -> str:
-        """List the VMs, and the requests without a result."""
-        pending = (f"{each}{_took(each)}" for each in self.requests.pending.values())
-        return " | ".join([*(f"VM {number}" for number in self.vms), *pending]) or "no VM"
-
-    def memorable(self, line: str) -> bool:
-        """Return True if a line may be kept in the history: job ads and lines with secrets may not."""
-        return not self.in_ad and line.isprintable() and redact(line) == line
-
-    def trouble(self, line: str) -> str:
-        """Return why a line is not a command; empty for a command."""
-        word = (*line.split(), "")[0]
-        if self.in_ad or not word or word.isupper() or word in COMMANDS:
-            return ""
-        return f"There is no command {clean_text(word)}{suggestion(word)}"
-
     def typed(self, line: str) -> None:
         """Execute a line."""
         if self.in_ad:
             self._ad_line(line)
-            return
-        if trouble := self.trouble(line):
-            self.fail(trouble, WRONG_REQUEST)
             return
         self._warned &= line.strip().lower() == "quit"
         match line.split():
@@ -425,6 +354,8 @@ class Conversation:
                 self._quit()
             case [word, *_] if word.isupper():
                 self.in_ad = self.ask(Request(line)) and word == "CLASSAD"
+            case [word, *_] if word not in COMMANDS:
+                self._unknown(f"There is no command {clean_text(word)}", word)
             case ["start" | "ad" as verb, "job", job, *vm_type] if len(vm_type) < 2:
                 self._ad(verb, lambda: ask_condor_q(job), *vm_type)
             case ["start" | "ad" as verb, file, *vm_type] if len(vm_type) < 2:
@@ -433,13 +364,13 @@ class Conversation:
                 if (target := self._target(vm)) is not None:
                     self._request(COMMANDS[word].operation, target)
             case ["vms"]:
-                self.show(PLAIN, f"  {self.overview()}")
+                pending = (f"{each}{_took(each)}" for each in self.requests.pending.values())
+                known = " | ".join([*(f"VM {number}" for number in self.vms), *pending])
+                self.show(PLAIN, f"  {known or 'no VM'}")
             case ["wait"]:
                 self.wait(list(self.requests.pending))
             case ["wait", number] if (found := digits(number.removeprefix("#"))) is not None:
                 self.wait([found])
-            case ["log", "on" | "off" as choice]:
-                self._live_log = choice == "on"
             case ["log", *lines] if len(lines) < 2 and (wanted := digits((*lines, "20")[0])):
                 for _, text in list(self.log)[-wanted:]:
                     self.show(NOTE, f"| {text}")
@@ -516,7 +447,11 @@ class Conversation:
         for line in lines:
             self.show(PLAIN, line)
         if not lines:
-            self.fail(f"There is no help about {clean_text(topic)}{suggestion(topic)}", WRONG_REQUEST)
+            self._unknown(f"There is no help about {clean_text(topic)}", topic)
+
+    def _unknown(self, problem: str, word: str) -> None:
+        near = did_you_mean(word[:60], (*COMMANDS, *PROTOCOL, *requests.WORDS)) or "; help lists all commands."
+        self.fail(problem + near, WRONG_REQUEST)
 
     def fail(self, text: str, status: int = FAILED) -> None:
         """Show an error, and remember the exit status."""

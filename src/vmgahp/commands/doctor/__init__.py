@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from itertools import groupby
 
 from vmgahp import errors, findings
-from vmgahp.commands.apart import apart
 from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
+from vmgahp.commands.by_hand import apart
 from vmgahp.commands.doctor import condor, host
 from vmgahp.commands.doctor.context import Body, Context, in_time, look
 from vmgahp.commands.doctor.dry_run import Trial, try_out
@@ -76,8 +76,8 @@ class Examination:
         found = self.findings + (self.trial.findings if self.trial else [])
         if findings.first_bad(found):
             return UNFIT
-        decisive = [one for one in found if one.check == "dry run" or findings.row_of(one.check).is_decisive]
-        return UNSURE if any(one.verdict == UNKNOWN for one in decisive) else FIT
+        unknown = [one.check for one in found if one.verdict == UNKNOWN]
+        return UNSURE if any(name == "dry run" or findings.row_of(name).is_decisive for name in unknown) else FIT
 
     def verdict(self) -> str:
         """Return the conclusion, in one sentence or two."""
@@ -166,7 +166,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     text = "where all is well again, have the startd offer VMs that it has ceased to offer after a failure; jobs go on"
     command.add_argument("--recover", action="store_true", help=text)
-    command.set_defaults(run=lambda options: apart(lambda: _run(options)))
+    command.set_defaults(
+        run=lambda given: apart(
+            lambda: run(
+                os.environ,
+                given.type.lower(),
+                job=given.job,
+                as_json=given.json,
+                verbose=given.verbose,
+                recover=given.recover,
+            )
+        )
+    )
     tell(
         command,
         examples=[
@@ -192,17 +203,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
             "job.policy": "with --job: what the administrator's policy says of it, by lines",
             "job.description": "with --job: what the hypervisor would be told",
         },
-    )
-
-
-def _run(options: argparse.Namespace) -> int:
-    return run(
-        os.environ,
-        options.type.lower(),
-        job=options.job,
-        as_json=options.json,
-        verbose=options.verbose,
-        recover=options.recover,
     )
 
 

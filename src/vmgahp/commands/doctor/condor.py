@@ -9,9 +9,18 @@ from collections.abc import Mapping, Sequence
 
 from vmgahp import __version__, errors, findings
 from vmgahp.commands.arguments import for_root
-from vmgahp.commands.doctor.context import AS_ROOT, Check, Context, User, ask, down_to, first_closed, may_look
-from vmgahp.commands.files import log_lines, open_regular
-from vmgahp.commands.queue import pairs_of
+from vmgahp.commands.doctor.context import (
+    AS_ROOT,
+    Check,
+    Context,
+    User,
+    ask,
+    complaint,
+    down_to,
+    first_closed,
+    may_look,
+)
+from vmgahp.commands.files import log_lines, open_regular, pairs_of
 from vmgahp.config import check as settings_check
 from vmgahp.config import sources
 from vmgahp.drivers import base
@@ -127,7 +136,7 @@ def server(context: Context) -> Finding | None:
         return check.off(seen, f"chown root {changeable}; chmod go-w {changeable}")
     # The program tells its version to the user who will run it.
     said = ask([path, "-version"], SERVER_DEADLINE, context.environ, as_whom(context))
-    first = " ".join(said.out.split())[:120]
+    first = " ".join(said.out.decode("utf-8", "replace").split())[:120]
     if said.status is None:
         return check.bad(
             f"{named} did not say its version within {SERVER_DEADLINE:g} s.", f"run {path} -version by hand."
@@ -141,7 +150,7 @@ def server(context: Context) -> Finding | None:
     if "CondorVersion" in first:
         seen = f"{named} is HTCondor's own server; what is said here is about vmgahp."
         return check.off(seen, f"{_use_ours()}; then condor_restart -startd.")
-    why = said.complaint or f"it ended with status {said.status} and said nothing"
+    why = complaint(said) or f"it ended with status {said.status} and said nothing"
     hint = f"run {path} -version and fix what it complains about, or {_use_ours()}"
     return check.bad(f"{named} does not start: {why}.", hint)
 
@@ -272,10 +281,10 @@ def startd(context: Context) -> Finding:
     command = [tool, "-pool", address, "-long", "-attributes", ",".join(_ATTRIBUTES)]
     said = ask(command, TOOL_DEADLINE, context.environ)
     # Empty lines separate the ads of several slots.
-    ads = [JobAd(pairs) for text in said.out.replace("\r", "").split("\n\n") if (pairs := pairs_of(text))]
+    texts = "" if said.status is None else said.out.decode("utf-8", "replace").replace("\r", "")
+    ads = [JobAd(pairs) for text in texts.split("\n\n") if (pairs := pairs_of(text))]
     if not ads:
-        first = next((line.strip() for line in said.err.splitlines() if line.strip()), "it has no slots")
-        why = "not in time" if said.status is None else _clean(first)
+        why = "not in time" if said.status is None else _clean((said.complaints or ["it has no slots"])[0].strip())
         return check.bad(f"The startd, which should be at {_clean(address)}, does not answer: {why}.", start)
     return _judge_ad(context, next((ad for ad in ads if ad.boolean("PartitionableSlot")), ads[0]), check)
 

@@ -12,7 +12,7 @@ from vmgahp.config import sources
 from vmgahp.daemon.probe import Probe, Resolver
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, side_by_side
 from vmgahp.host.job_user import Identity
-from vmgahp.host.run import run
+from vmgahp.host.run import Finished, run
 from vmgahp.text import escape, redact
 
 MORE_SETTINGS = (
@@ -85,19 +85,9 @@ def in_time(name: str, work: Callable[[], object], seconds: float | None = None)
     return side_by_side({name: work}, monotonic() + (seconds or LOOK_DEADLINE))[name]
 
 
-class Completed(NamedTuple):
-    """The result of a program."""
-
-    status: int | None
-    """The exit status; None if it was killed at its deadline."""
-    out: str
-    err: str
-
-    @property
-    def complaint(self) -> str:
-        """The last line on standard error, for people."""
-        lines = [line.strip() for line in self.err.splitlines() if line.strip()]
-        return escape(redact(lines[-1]))[:1000].rstrip(".") if lines else ""
+def complaint(said: Finished) -> str:
+    """Return the last line on a program's standard error, for people; empty if there is none."""
+    return escape(redact(said.complaints[-1].strip()))[:1000].rstrip(".") if said.complaints else ""
 
 
 class Context:
@@ -224,13 +214,13 @@ def user_of(uid: int, gid: int) -> User:
 
 def ask(
     command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None, who: User | None = None
-) -> Completed:
+) -> Finished:
     """Run a program to its end, or for so many seconds; as another user if `who` is given and this is root.
 
     A program that cannot be run has status 127 and the reason as its error.
     """
     try:
-        done = run(
+        return run(
             command,
             deadline=seconds,
             environ={"PATH": _NO_SHELL_NEEDED} if environ is None else environ,
@@ -238,10 +228,7 @@ def ask(
             groups=who.groups if who is not None else None,
         )
     except OSError as error:
-        return Completed(127, "", f"{command[0]} cannot be run: {error.strerror}")
-    if done.status is None:
-        return Completed(None, "", "")
-    return Completed(done.status, done.out.decode("utf-8", "replace"), done.err.decode("utf-8", "replace"))
+        return Finished(127, b"", f"{command[0]} cannot be run: {error.strerror}".encode())
 
 
 _CLOSED = 'for f do test -e "$f" && test {flags} "$f" || {{ printf "%s" "$f"; exit 1; }}; done'
@@ -257,7 +244,7 @@ def first_closed(who: User, paths: Sequence[str], flag: str = "-x") -> str | Non
         return None
     said = ask(["/bin/sh", "-c", _CLOSED.format(flags=flag), "sh", *paths], 10.0, who=who)
     if said.status == 1:
-        return said.out
+        return said.out.decode("utf-8", "replace")
     return "" if said.status == 0 else None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from vmgahp import errors
 from vmgahp.commands.doctor.context import NOBODY, Check, Context
-from vmgahp.commands.queue import parse_ad, read_ad_file
+from vmgahp.commands.files import parse_ad, read_ad_file
 from vmgahp.config import Settings
 from vmgahp.daemon.probe import Probe
 from vmgahp.domain import job_xml

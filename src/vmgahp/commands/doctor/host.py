@@ -16,6 +16,7 @@ from vmgahp.commands.doctor.context import (
     Context,
     User,
     ask,
+    complaint,
     down_to,
     first_closed,
     in_time,
@@ -242,7 +243,7 @@ def clock(context: Context) -> Finding:
         comm.write_text(name)
     seconds = monotonic() - began
     if said.status is not None and seconds <= STARTD_PATIENCE and (said.status or not said.out.strip()):
-        problem, _, hint = condor.parted(said.complaint)
+        problem, _, hint = condor.parted(complaint(said))
         run_as = f", run as the user {who.name}" if who else ""
         return check.bad(
             f"It says nothing to the startd{run_as}, although nothing else was found wrong: "

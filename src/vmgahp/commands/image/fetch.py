@@ -10,15 +10,15 @@ import tempfile
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import BinaryIO, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.image import NotDone
-from vmgahp.commands.units import size as in_words
+from vmgahp.commands.page import size as in_words
 from vmgahp.host import packages
 from vmgahp.host.run import run
 from vmgahp.host.trust import require_trustworthy
@@ -162,38 +162,23 @@ def _copied(file: BinaryIO, source: str, keep: Callable[[bytes], object], most: 
     return came
 
 
-class _opened:
-    """An open source with its length; -1 if that is unknown. Raises `NotDone`."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._file: BinaryIO | None = None
-
-    def __enter__(self) -> tuple[BinaryIO, int]:
-        try:
-            if not is_url(self._source):
-                self._file = open_regular(self._source)
-                return self._file, os.fstat(self._file.fileno()).st_size
-            opener = urllib.request.OpenerDirector()
-            for handler in _HANDLERS:
-                opener.add_handler(handler())
-            response = opener.open(urllib.request.Request(self._source), timeout=PATIENCE)  # noqa: S310 - is_url
-            if response is None:
-                raise NotDone(f"{self._source} cannot be fetched.")
-            self._file = response
+@contextmanager
+def _opened(source: str) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a source, and yield it with its length; -1 if that is unknown. Raises `NotDone`, also for later errors."""
+    try:
+        if not is_url(source):
+            with open_regular(source) as file:
+                yield file, os.fstat(file.fileno()).st_size
+            return
+        opener = urllib.request.build_opener(_Redirects)
+        with opener.open(urllib.request.Request(source), timeout=PATIENCE) as response:  # noqa: S310 - is_url
             length = response.headers.get("Content-Length", "")
-            return response, int(length) if length.isascii() and length.isdigit() else -1
-        except urllib.error.HTTPError as error:
-            raise NotDone(f"{self._source}: the server says {error.code} {error.reason}.") from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-            raise NotDone(f"{self._source} cannot be read ({why}).") from error
-
-    def __exit__(self, kind: object, error: BaseException | None, _trace: object) -> None:
-        if self._file is not None:
-            self._file.close()
-        if isinstance(error, OSError):
-            raise NotDone(f"{self._source}: {error.strerror or error}.") from error
+            yield response, int(length) if length.isascii() and length.isdigit() else -1
+    except urllib.error.HTTPError as error:
+        raise NotDone(f"{source}: the server says {error.code} {error.reason}.") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise NotDone(f"{source}: {why}.") from error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -204,16 +189,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if not is_url(new) or (req.full_url.startswith("https:") and not new.startswith("https:")):
             raise NotDone(f"{req.full_url} leads to {new}, where nothing is fetched from.")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-_HANDLERS = (
-    urllib.request.ProxyHandler,
-    urllib.request.HTTPHandler,
-    urllib.request.HTTPSHandler,
-    urllib.request.HTTPDefaultErrorHandler,
-    urllib.request.HTTPErrorProcessor,
-    _Redirects,
-)
 
 
 def require_signature(signed: bytes | str, signature: bytes, key: str) -> None:

@@ -25,7 +25,7 @@ from vmgahp.commands.files import open_regular
 from vmgahp.commands.image import NotDone, fetch
 from vmgahp.commands.image.fetch import Release, Voucher, known_releases
 from vmgahp.commands.page import Page, print_table
-from vmgahp.commands.units import size as in_words
+from vmgahp.commands.page import size as in_words
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.start.provision import RECORD
 from vmgahp.findings import BAD, OK, Finding
@@ -212,7 +212,7 @@ Say = Callable[[str], None]
 CHECK = 1800.0
 """The deadline in seconds for ``qemu-img check``, which reads all tables of an image."""
 
-_VERSION = re.compile(r"-[0-9]{8}(\.[0-9]+)?$", re.ASCII)
+_VERSION = re.compile(r"-[0-9]{8}$", re.ASCII)
 
 
 class _New(NamedTuple):
@@ -322,22 +322,14 @@ def update(options: argparse.Namespace, environ: dict[str, str], say: Say) -> No
                 f"{options.name} came from {came_from or 'where nobody wrote down'}: say by --source which of "
                 f"{', '.join(known)} it is, or add the new version under a name of its own."
             )
-    new = _of_release(_free_name(found, family), known[source])
+    new = _of_release(f"{family}-{time.strftime('%Y%m%d')}", known[source])
     for each in versions:
         if dict(each.provenance).get(new.proof.algorithm) == new.proof.digest:
             say(f"{each.name} is the newest version; there is none beyond it")
             return
+    _require_new(found, new.name)
     _bring_in(found.path, new._replace(description=entry.description, min_memory=entry.min_memory), say)
     say(f"jobs have the new version by catalog:{new.name}; {options.name} stays as it is, for those that have overlays")
-
-
-def _free_name(found: Catalog, family: str) -> str:
-    name = base = f"{family}-{time.strftime('%Y%m%d')}"
-    number = 1
-    while name in found.entries or name in found.broken:
-        number += 1
-        name = f"{base}.{number}"
-    return name
 
 
 def _require_new(found: Catalog, name: str) -> None:
@@ -449,8 +441,8 @@ def remove(options: argparse.Namespace, environ: dict[str, str], say: Say) -> No
     if entry is None and name not in found.broken:
         raise NotDone(f"{found.path} has no image {name}; it has {', '.join(found.entries) or 'none'}.")
     with locked_catalog(found.path):
-        if entry is not None:
-            _require_unused(settings, found, entry)
+        if entry is not None and (used := users_of(settings, found, entry)):
+            raise NotDone(f"{name} is used: {'; '.join(used[:5])}.")
         remove_table(found.path, name)
     say(f"{name} is no longer in {found.path}")
     if entry is None:
@@ -468,11 +460,6 @@ def remove(options: argparse.Namespace, environ: dict[str, str], say: Say) -> No
     except OSError as error:
         raise NotDone(f"{entry.path} cannot be removed ({error.strerror}).") from error
     say(f"{entry.path} is removed")
-
-
-def _require_unused(settings: config.Settings, found: Catalog, entry: CatalogEntry) -> None:
-    if used := users_of(settings, found, entry):
-        raise NotDone(f"{entry.name} is used: {'; '.join(used[:5])}.")
 
 
 def show(options: argparse.Namespace, environ: dict[str, str]) -> None:
@@ -547,11 +534,8 @@ def _same(entry: CatalogEntry, again: str) -> Finding:
     recorded = dict(entry.provenance).get("sha256", "")
     if not recorded:
         return Finding(entry.name, OK, entry.path, "as its format is; no digest of it was ever written down")
-    digest = hashlib.sha256()
     with open_regular(entry.path) as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    now = digest.hexdigest()
+        now = hashlib.file_digest(file, "sha256").hexdigest()
     if now != recorded:
         seen = f"It is not what came in: its sha256 is {now}, and was {recorded}."
         return Finding(entry.name, BAD, entry.path, seen, again)

@@ -8,6 +8,7 @@ import os
 import sys
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
@@ -38,11 +39,7 @@ BREAKS = (*ENDS, "suspend", "checkpoint", "start", "resume")
 
 
 class Unreadable(Exception):
-    """A file of which no report can be made; the text says why, and what to do. `status` is the exit status."""
-
-    def __init__(self, text: str, status: int = 1) -> None:
-        super().__init__(text)
-        self.status = status
+    """A file of which no report can be made; the text says why, and what to do."""
 
 
 class Rate(NamedTuple):
@@ -75,11 +72,11 @@ class Story:
     exit_code: str = ""
     """The exit code from ``vm_exit.json`` in the same directory, like `ended_by`; empty if unknown."""
 
-    @property
+    @cached_property
     def begin(self) -> float:
         return min([event.time - event.seconds for event in self.events] + [each.time for each in self.samples[:1]])
 
-    @property
+    @cached_property
     def end(self) -> float:
         return max([event.time for event in self.events[-1:]] + [sample.time for sample in self.samples[-1:]])
 
@@ -123,8 +120,9 @@ class Story:
                 found.setdefault(name, []).append(Rate(then.time, now.time, value))
         return found
 
+    @cached_property
     def spans(self) -> list[Span]:
-        """Return the VM's states one after another; times without a VM, or without knowledge of it, are left out."""
+        """The VM's states one after another; times without a VM, or without knowledge of it, are left out."""
         start, operation, event, sample = range(4)  # the order of events at one moment
         marks = [(each.time, sample, each.state) for each in self.samples]
         for each in self.events:
@@ -162,10 +160,7 @@ def read_story(place: str) -> Story:
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}.") from error
     if not (story.samples or story.events):
-        raise Unreadable(
-            f"{path} has no line of a VM's metrics in it. Name the directory or the {NAME} of a job.",
-            status=2 if story.bad_lines else 1,
-        )
+        raise Unreadable(f"{path} has no line of a VM's metrics in it. Name the directory or the {NAME} of a job.")
     _read_ending(os.path.join(os.path.dirname(path), EXIT_FILE), story)
     return story
 
@@ -239,50 +234,41 @@ def _grown(then: Traffic, now: Traffic) -> tuple[float, float]:
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vmgahp report``."""
     command.description = (
-        "Make one HTML page, or one SVG picture, of the vm_metrics.jsonl that comes back with a job: "
-        "the VM's states over time, its CPU, memory, disks and network, its checkpoints, and what happened when. "
-        "The page needs nothing but itself."
+        "Make one HTML page of the vm_metrics.jsonl that comes back with a job: the VM's states over time, its CPU, "
+        "memory, disks and network, its checkpoints, and what happened when. The page needs nothing but itself."
     )
     add = command.add_argument
     text = "the directory with vm_metrics.jsonl, or that file (default: here)"
     add("place", nargs="?", default=".", metavar="DIR", help=text)
     text = "the daemon's log (VM_GAHP_LOG), whose lines about the VM are put beside the events; may be given again"
     add("--log", action="append", default=[], metavar="FILE", help=text)
-    add("--svg", action="store_true", help="make only the picture, as SVG")
-    text = "where to (default: report.html or report.svg here; - for standard output)"
-    add("-o", "--output", default="", metavar="FILE", help=text)
-    command.set_defaults(run=lambda options: run(options.place, options.log, options.output, svg=options.svg))
+    text = "where to (default: report.html here; - for standard output)"
+    add("-o", "--output", default="report.html", metavar="FILE", help=text)
+    command.set_defaults(run=lambda options: run(options.place, options.log, options.output))
     tell(
         command,
-        examples=[
-            ("vmgahp report", "report.html, of the vm_metrics.jsonl that is here"),
-            ("vmgahp report job-12 --svg -o - >life.svg", "the picture alone"),
-        ],
-        statuses={
-            1: "There is no such file, or it cannot be read or written.",
-            2: "It has no line of a VM's metrics in it.",
-        },
+        examples=[("vmgahp report", "report.html, of the vm_metrics.jsonl that is here")],
+        statuses={1: "There is no such file, it has no line of a VM's metrics, or it cannot be read or written."},
     )
 
 
-def run(place: str, logs: list[str], output: str, *, svg: bool) -> int:
+def run(place: str, logs: list[str], output: str) -> int:
     """Make the report and return the exit status."""
-    try:
-        story = read_story(place)
-        lines = [line for log in logs for line in log_lines(log, story)]
-    except Unreadable as error:
-        sys.stderr.write(f"vmgahp report: {escape(str(error))}\n")
-        return error.status
     from vmgahp.commands.report import page  # late: completions and man pages are made without lxml
 
-    made = page.render_picture(story) if svg else page.render(story, lines)
-    if output == "-":
-        sys.stdout.buffer.write(made)
-        return 0
-    output = output or ("report.svg" if svg else "report.html")
     try:
+        story = read_story(place)
+        made = page.render(story, [line for log in logs for line in log_lines(log, story)])
+        if output == "-":
+            sys.stdout.buffer.write(made)
+            return 0
         write_anew(output, made)
+    except Unreadable as error:
+        sys.stderr.write(f"vmgahp report: {escape(str(error))}\n")
+        return 1
     except OSError as error:
+        if output == "-":
+            raise
         sys.stderr.write(f"vmgahp report: {escape(output)} cannot be written: {error.strerror}\n")
         return 1
     sys.stdout.write(output + "\n")

@@ -1,4 +1,4 @@
-"""The report as one HTML page, or its picture alone as SVG: no script, no font, no network.
+"""The report as one HTML page: no script, no font, no network.
 
 Along the axis of time positions are percentages, so that one picture fits a phone and a wide screen with letters of
 the same size; only the lines are stretched (``preserveAspectRatio="none"``).
@@ -12,8 +12,8 @@ from lxml.builder import ElementMaker
 
 from vmgahp import __version__, lifecycle
 from vmgahp.commands.metrics_lines import Event
+from vmgahp.commands.page import clock, duration, size, zone
 from vmgahp.commands.report import BUSY, MOST_EVENTS, Rate, Span, Story
-from vmgahp.commands.units import axis, clock, duration, size, zone
 from vmgahp.metrics.file import NAME
 
 SVG = "http://www.w3.org/2000/svg"
@@ -48,12 +48,21 @@ CHARTS = (
 )
 """The title of each chart, its lines by the names of `Story.rates`, the least value at its upper edge, its labels."""
 
+
+class _Chart(NamedTuple):
+    title: str
+    lines: list[tuple[str, str, list[Rate]]]
+    """The name, color and values of each line."""
+    top: float
+    label: Callable[[float], str]
+
+
 STYLE = f"""
-.vm-report {{ color-scheme: light dark; color: CanvasText; background: Canvas; font-family: system-ui, sans-serif; }}
-.vm-report text {{ font-size: 12px; fill: currentColor; }}
-.vm-report line {{ stroke: currentColor; stroke-opacity: .2; }}
-.vm-report .flag {{ stroke-opacity: .7; stroke-dasharray: 2 3; }}
-.vm-report path {{ fill: none; stroke-width: 1.7; vector-effect: non-scaling-stroke; }}
+html {{ color-scheme: light dark; font-family: system-ui, sans-serif; }}
+text {{ font-size: 12px; fill: currentColor; }}
+line {{ stroke: currentColor; stroke-opacity: .2; }}
+.flag {{ stroke-opacity: .7; stroke-dasharray: 2 3; }}
+path {{ fill: none; stroke-width: 1.7; vector-effect: non-scaling-stroke; }}
 body {{ margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 60rem; line-height: 1.5; }}
 h1, p, dd, td {{ overflow-wrap: anywhere; }}
 h1 {{ font-size: 1.5rem; margin: 0; }}
@@ -77,8 +86,9 @@ def render(story: Story, log: Sequence[tuple[float, str]]) -> bytes:
     policy = {"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"}
     starts = [event for event in story.events if event.name == "start"]
     failed = bool(starts) and not story.samples and all(event.error for event in starts)
+    charts = _charts(story)
     page = E.html(
-        {"class": "vm-report", "lang": "en"},
+        {"lang": "en"},
         E.head(
             E.meta(charset="utf-8"),
             E.meta(policy),
@@ -91,7 +101,7 @@ def render(story: Story, log: Sequence[tuple[float, str]]) -> bytes:
             E.p(when),
             *([E.p({"class": "failed"}, f"The VM never started: {starts[-1].error}")] if failed else []),
             E.dl(*_summary(story)),
-            *([picture(story)] if len(story.spans()) > 1 or _charts(story) else []),
+            *([picture(story, charts)] if len(story.spans) > 1 or charts else []),
             *_devices(story),
             *_events(story, log),
             E.footer(*(E.p(sentence) for sentence in _footer(story))),
@@ -100,40 +110,38 @@ def render(story: Story, log: Sequence[tuple[float, str]]) -> bytes:
     return b"<!DOCTYPE html>\n" + etree.tostring(page, method="html", encoding="utf-8", pretty_print=True)
 
 
-def render_picture(story: Story) -> bytes:
-    """Make the picture as a separate file, with a legend of the states."""
-    root = picture(story)
-    root.set("width", "960")
-    root.insert(0, _svg("style", {}, STYLE.partition("body")[0]))
-    seen = {span.state for span in story.spans()}
-    height = int(root.get("height"))
-    root.set("height", str(height + 20))
-    root.append(_legend(height + 12, "", [STATES[state] for state in STATES if state in seen]))
-    return etree.tostring(root, xml_declaration=True, encoding="utf-8")
-
-
 # The picture
 
+_STEPS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
+    *(minutes * 60 for minutes in (1, 2, 5, 10, 15, 30)),
+    *(hours * 3600 for hours in (1, 2, 3, 6, 12)),
+    *(days * 86400 for days in (1, 2, 7, 14, 28, 91, 182, 365, 1825, 7300)),
+)
 
-def picture(story: Story) -> Any:
+
+def axis(length: float) -> list[tuple[float, str]]:
+    """Return the marks of an axis of so many seconds: at most six round durations, the first of them 0."""
+    step = next((step for step in _STEPS if length / step <= 5), length / 5)
+    return [(n * step, duration(n * step) if n else "0") for n in range(int(length / step) + 1)]
+
+
+def picture(story: Story, charts: Sequence[_Chart]) -> Any:
     """Draw states, use and events over time."""
     begin, length = story.begin, max(story.end - story.begin, 0.01)
 
     def at(when: float) -> float:
         return min(max((when - begin) / length, 0.0), 1.0)
 
-    charts = _charts(story)
     lower = TOP + len(charts) * (HEAD + CHART)
     titles = ", ".join(chart.title for chart in charts)
     about = f"The VM's states from {clock(begin)} to {clock(story.end)}, as a band. Below: {titles or 'no figures'}."
-    root = _svg(
-        "svg", {"class": "vm-report", "role": "img", "aria-label": about, "width": "100%", "height": lower + FOOT}
-    )
+    root = _svg("svg", {"role": "img", "aria-label": about, "width": "100%", "height": lower + FOOT})
     for after, label in axis(length):
         root.append(_vertical(after / length, TOP, lower, "time"))
         root.append(_text(after / length, lower + 16, label))
     root.append(_text(0.5, lower + 34, f"since {clock(begin)} ({zone(begin)})"))
-    root.extend(_band(story.spans(), at))
+    root.extend(_band(story.spans, at))
     for number, chart in enumerate(charts):
         root.extend(_chart(chart, TOP + HEAD + number * (HEAD + CHART), at))
     for event in story.events[:MOST_FLAGS]:
@@ -142,14 +150,6 @@ def picture(story: Story) -> Any:
         flag.append(_svg("title", {}, f"{clock(event.time)}: {told(event)}"))
         root.append(flag)
     return root
-
-
-class _Chart(NamedTuple):
-    title: str
-    lines: list[tuple[str, str, list[Rate]]]
-    """The name, color and values of each line."""
-    top: float
-    label: Callable[[float], str]
 
 
 def _charts(story: Story) -> list[_Chart]:
@@ -227,7 +227,7 @@ def _summary(story: Story) -> Iterator[Any]:
         return E.div({"style": f"border-left-color: {color}"}, E.dt(name), E.dd(value))
 
     for state, (name, color) in STATES.items():
-        if seconds := sum(span.end - span.begin for span in story.spans() if span.state == state):
+        if seconds := sum(span.end - span.begin for span in story.spans if span.state == state):
             yield term(name.capitalize(), duration(seconds), color)
     if story.samples:
         yield term("CPU time", duration(story.samples[-1].cpu_seconds))

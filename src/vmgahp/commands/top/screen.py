@@ -13,13 +13,12 @@ import threading
 import time
 import tty
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 import libvirt
-from rich.console import Console, ConsoleOptions, Group
+from rich.console import Console, Group
 from rich.live import Live
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -27,7 +26,7 @@ from vmgahp import config, errors, lifecycle
 from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import NotRegular, open_regular
 from vmgahp.commands.metrics_lines import Event, Sample, of_line, read_line
-from vmgahp.commands.units import duration, size
+from vmgahp.commands.page import duration, size
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.life.usage import Meter
 from vmgahp.drivers.libvirt.link import faults
@@ -306,47 +305,35 @@ def _live(node: Node, console: Console, interval: float) -> None:
 
 
 def screen(look: Look, width: int) -> Group:
-    """Lay out a screen: a line about all VMs, the notes, and the table, of which rich shows as much as fits."""
+    """Lay out a screen: a line about all VMs, and the table, of which rich shows as much as fits."""
     running = sum(row.state == "Running" for row in look.rows)
     memory = size(sum(row.memory_kib for row in look.rows) * 1024)
     head = Text(time.strftime("%H:%M:%S", time.localtime(look.time)), "bold", no_wrap=True, overflow="ellipsis")
     head.append(f"  VMs: {len(look.rows)}, running: {running}, memory: {memory}  (q ends)  ", "not bold")
     head.append(os.uname().nodename)
-    notes = [Text(note, "yellow", no_wrap=True, overflow="ellipsis") for note in look.notes]
-    return Group(head, *notes, "", table(Look(look.rows, [], look.time), width))
+    return Group(head, "", table(look, width))
 
 
 def table(look: Look, width: int) -> Group:
-    """Lay out all VMs, and below them the notes."""
+    """Lay out the notes, and below them all VMs."""
     notes = [Text(note, "yellow") for note in look.notes]
     if not look.rows:
         none = "No VMs of jobs were found." if notes else "There are no VMs of jobs on this machine."
-        return Group(none, *notes)
+        return Group(*notes, none)
     made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     fitting = [name for name, least in COLUMNS.items() if width >= least]
     for name in fitting:
-        made.add_column(name, justify="left" if name in TEXTS else "right", no_wrap=name != "NAME")
+        made.add_column(name, justify="left" if name in TEXTS else "right", no_wrap=name != "NAME", overflow="fold")
     for cells in map(_cells, look.rows):
         made.add_row(*(cells[name] for name in fitting))
-    return Group(made, *notes)
+    return Group(*notes, made)
 
 
-class _Name(str):
-    """A name whose middle is cut out where there is no room, because the job's id is at its end."""
-
-    def __rich_measure__(self, _console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(1, min(len(self), options.max_width))
-
-    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        longest, tail = options.max_width, options.max_width // 2
-        yield Text(self if len(self) <= longest else f"{self[: longest - tail - 1]}~{self[len(self) - tail :]}")
-
-
-def _cells(row: VmRow) -> dict[str, "Text | _Name"]:
+def _cells(row: VmRow) -> dict[str, Text]:
     """Format a VM by columns; a `Text`, since a job's words are no markup."""
     rates = {"READ/s": row.read, "WRITE/s": row.written, "RECV/s": row.received, "SEND/s": row.sent}
     return {
-        "NAME": _Name(row.name),
+        "NAME": Text(row.name),
         "OWNER": Text(row.owner or UNKNOWN),
         "STATE": Text(row.state, COLORS.get(row.state, "")),
         "CPU": Text(UNKNOWN if row.cpu_percent is None else f"{row.cpu_percent:.1f}%"),
