@@ -2,8 +2,11 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import JOB_UID
 from tests.lab.guest import counts, make_guest
@@ -24,6 +27,18 @@ ANY = {
     "VM_ALLOW_HOST_LOOPBACK": "true",
 }
 WHO = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
+
+
+needs_qemu = pytest.mark.skipif(
+    any(shutil.which(name) is None for name in ("qemu-system-x86_64", "qemu-nbd", "qemu-img")),
+    reason="needs QEMU and its tools",
+)
+
+
+def counted(job: JobAd, console: str = "vm_console.log") -> int:
+    """How far the guest that counts has come, by its console."""
+    path = Path(job.working_dir(), console)
+    return max(counts(path.read_bytes()), default=0) if path.exists() else 0
 
 
 def only(*names: str) -> Callable[[type], type]:
@@ -75,8 +90,7 @@ class Emulated(Subject):
         return Settings({"VM_MEMORY": "1024", "VM_LIBVIRT_URI": nowhere})
 
     def count(self, job: JobAd) -> int:
-        console = Path(job.working_dir(), "vm_console.log")
-        return max(counts(console.read_bytes()), default=0) if console.exists() else 0
+        return counted(job)
 
 
 class AnyHypervisor(Emulated):

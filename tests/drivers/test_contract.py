@@ -26,6 +26,7 @@ class Simulated(Subject):
     has_guest = False
 
     def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
+        os.chown(scratch, self.identity.uid, self.identity.gid)
         return {}
 
     def exists(self, job: JobAd) -> bool:
@@ -71,6 +72,20 @@ class TestSimulated(DriverContract):
             yield subject
 
 
+class Chosen(Simulated):
+    vm_type = "any"
+
+    def unfit(self) -> Settings:
+        return Settings({"VM_MEMORY": "0", "VM_ANY_TYPES": "simulated"})
+
+
+class TestAny(DriverContract):
+    @pytest.fixture
+    def subject(self, scratch: Path) -> Iterator[Subject]:
+        with Chosen(scratch.parent, Settings({"VM_MEMORY": "1024", "VM_ANY_TYPES": "simulated"}), WHO) as made:
+            yield made
+
+
 class Small(Subject):
     """A driver that knows nothing but the life of a VM; it is shown as an example too."""
 
@@ -78,8 +93,7 @@ class Small(Subject):
     checkpoint = False
 
     def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
-        if os.getuid() == 0:
-            os.chown(scratch, self.identity.uid, self.identity.gid)
+        os.chown(scratch, self.identity.uid, self.identity.gid)
         return {}
 
     def exists(self, job: JobAd) -> bool:

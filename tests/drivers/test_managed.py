@@ -8,7 +8,6 @@ from tests.drivers.small_driver import SmallDriver
 from tests.drivers.support import WHO
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Deadlines
 from vmgahp.errors import ClientFault
 from vmgahp.job.ad import JobAd
 
@@ -59,12 +58,6 @@ def test_a_checkpoint_that_is_to_blame_is_tried_once() -> None:
     driver = Restarts(Unusable("It is damaged.", True))
     assert driver.start(JobAd("")) == "afresh: It is damaged."
     assert driver.tried[:-1] == ["from the checkpoint"]
-
-
-def test_a_restart_is_tried_again_however_little_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Restarts(killed())
-    monkeypatch.setattr(driver, "deadlines", lambda _usual: Deadlines(0, 0, 0))
-    assert driver.start(JobAd("")) == "from the checkpoint"
 
 
 def test_a_server_that_ends_tries_nothing_again() -> None:

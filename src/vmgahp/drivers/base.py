@@ -34,6 +34,20 @@ Logger = Callable[[str], None]
 
 LEAST_LONG_SECONDS = 30
 
+
+def progress(what: str, log: Logger) -> Callable[[float], None]:
+    """Return a function that logs the progress of a long operation, given in per cent, at each tenth."""
+    told = 0
+
+    def tell(per_cent: float) -> None:
+        nonlocal told
+        if per_cent >= told + 10:
+            told = int(per_cent) // 10 * 10
+            log(f"{what}: {told} %")
+
+    return tell
+
+
 Sent = tuple[bool, tuple[str, ...] | None]
 """The part of a scratch directory that is sent back: see `vmgahp.job.vm_spec.VmSpec.sent`."""
 

@@ -268,6 +268,10 @@ class ManagedMachine(Machine):
     def exit_status(self) -> int:
         return self.resources.exit_status
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the guest at the last STATUS, in seconds."""
+        return self.usage.seconds
+
     # How it is done
 
     @contextmanager

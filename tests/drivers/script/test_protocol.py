@@ -1,4 +1,4 @@
-"""What a hypervisor script is told, and which of its answers count."""
+"""The requests to a hypervisor script, and the answers that count."""
 
 import json
 
@@ -96,22 +96,16 @@ def test_what_is_no_word_of_an_answer_is_an_attribute_where_there_are_some() -> 
         ("start", b'{"outcome": "done"}', 65, "exit status says"),
         ("start", b'{"color": "green"}', 0, "means nothing"),
         ("start", b'{"pid": "7"}', 0, "no integer"),
-        ("start", b'{"pid": true}', 0, "no integer"),
-        ("start", b'{"pid": -1}', 0, "no integer"),
         ("start", b'{"id": "a\\u0007b"}', 0, "no text"),
         ("start", b'{"outcome": "modified"}', 0, "only a start"),
         ("start", b'{"attributes": {"JobVMMemory": 1}}', 0, "with attributes"),
-        ("start", b"JobVMMemory = 1", 0, "with attributes"),
         ("start", b'{"outcome": "modified", "attributes": {"a b": 1}}', 0, "not a name"),
         ("start", b'{"outcome": "modified", "attributes": {"a": [1]}}', 0, "neither a string"),
-        ("start", b'{"outcome": "modified", "attributes": [1]}', 0, "no object"),
         ("pause", b'{"outcome": "modified", "attributes": {"a": 1}}', 0, "with attributes"),
         ("status", b"", 0, "what state"),
         ("status", b'{"state": "fine"}', 0, "no state"),
         ("status", b'{"state": "running", "cpu_seconds": NaN}', 0, "NaN"),
         ("status", b'{"state": "running", "cpu_seconds": 1e400}', 0, "no number"),
-        ("status", b'{"state": "running", "cpu_seconds": ' + b"9" * 400 + b"}", 0, "no number"),
-        ("status", b'State = "running"\nColour = "green"', 0, "means nothing"),
         ("status", b"State = 1 + 1", 0, "no literal"),
         ("checkpoint", b'{"files": [1]}', 0, "no list"),
         ("probe", b"[" * 100000, 0, "neither JSON"),

@@ -63,7 +63,7 @@ class Server:
         return {name: ref for ref in self.get(folder, "childEntity") if (name := self.get(ref, "name"))}
 
     def jobs(self) -> dict[str, Any]:
-        """Those that have our tags."""
+        """Return the VMs that have our tags."""
         return {name: ref for name, ref in self.vms().items() if self.tags(ref)}
 
     def job(self) -> Any:
@@ -109,13 +109,13 @@ class Server:
         return sorted(name for name in names if not name.startswith(("ha-host_VM", "DC0_")))
 
     def left(self) -> tuple[dict[str, Any], list[str]]:
-        """What is there of ours: VMs and files."""
+        """Return our VMs and files that are there."""
         return self.jobs(), self.files()
 
 
 def write_disk(scratch: Path, name: str, content: bytes) -> None:
     """A flat disk as the desktop products write it: a descriptor and its extent."""
-    from vmgahp.drivers.vsphere.transport import disk_descriptor
+    from vmgahp.drivers.vsphere.machine import disk_descriptor
 
     assert len(content) % 512 == 0
     extent = f"{name.removesuffix('.vmdk')}-flat.vmdk"
@@ -176,7 +176,7 @@ class Job:
 
 
 def settings(sim: Vcsim, password: Path, **more: object) -> dict[str, object]:
-    """What the daemon is told of a simulator."""
+    """Return the daemon's settings for a simulator."""
     pool = {"VSPHERE_RESOURCE_POOL": "DC0_C0"} if sim.model == "vpx" else {}
     return {
         "VSPHERE_HOST": sim.host,

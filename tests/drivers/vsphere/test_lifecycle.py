@@ -83,7 +83,7 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         ours = ["vm_exit.json", "vm_metrics.jsonl"]
         assert sorted(os.listdir(both.scratch)) == ["disk-flat.vmdk", "disk.vmdk", "machine.vmx", *ours]
         does(peer, "STOP")
-        assert "downloading disk.vmdk: done, 1.0 MiB" in peer.quit()
+        assert "downloading disk.vmdk (1.0 MiB): 100 %" in peer.quit()
 
 
 def test_it_counts_as_running_until_its_disks_are_downloaded(lab: Lab) -> None:
@@ -103,17 +103,6 @@ def test_it_counts_as_running_until_its_disks_are_downloaded(lab: Lab) -> None:
         assert lab.job.disk() == BIG[::-1]
 
 
-def test_the_progress_of_transfers_is_in_the_log(lab: Lab) -> None:
-    lab.job = Job(lab.scratch, BIG)
-    with lab.running() as peer:
-        does(peer, "STOP")
-        log = peer.quit()
-    for what in ("uploading disk.vmdk", "downloading disk.vmdk"):
-        assert f"{what}: 8.0 MiB to go" in log
-        assert f"{what}: 50 %, 4.0 MiB of 8.0 MiB" in log
-        assert f"{what}: done, 8.0 MiB in" in log
-
-
 @pytest.mark.parametrize("tools", [True, False], ids=["with Tools", "without Tools"])
 def test_stop_shuts_the_guest_down_and_downloads_its_disks(both: Lab, tools: bool) -> None:
     with both.watched() as (peer, server, vm):
@@ -130,41 +119,11 @@ def test_stop_shuts_the_guest_down_and_downloads_its_disks(both: Lab, tools: boo
         assert (both.job.disk(), *server.left()) == (b"e" * MIB, {}, [])
 
 
-def test_a_guest_that_does_not_shut_down_is_powered_off(lab: Lab) -> None:
-    with lab.watched() as (peer, server, vm):
-        server.set(vm, guest__toolsRunningStatus="guestToolsRunning")
-        lab.sim.tell("at ShutdownGuest fail ToolsUnavailable")
-        does(peer, "STOP")
-        assert server.jobs() == {}
-        assert "cannot be asked to power off" in peer.quit()
-
-
-def test_quit_destroys_the_vm(both: Lab) -> None:
-    with both.watched() as (peer, server, _):
-        peer.quit()
-        assert (both.job.disk(), *server.left()) == (both.job.content, {}, [])
-
-
 def test_a_job_without_output_leaves_nothing_to_send(lab: Lab) -> None:
     with lab.watched("VMPARAM_No_Output_VM = TRUE") as (peer, server, _):
         powers_off(peer, server)
         assert (list(lab.scratch.iterdir()), server.jobs()) == ([], {})
         assert "downloading" not in peer.quit()
-
-
-def test_two_jobs_at_once(both: Lab) -> None:
-    second = Job(both.other_scratch())
-    with both.watched() as (one, server, mine), both.running(job=second) as two:
-        assert server.tags(mine)["name"] == both.job.name
-        assert sorted(server.tags(vm)["name"] for vm in server.jobs().values()) == sorted([both.job.name, second.name])
-        server.guest_powers_off(mine)
-        until(lambda: status(one)["STATUS"] == "Stopped", "the first has stopped")
-        assert status(two)["STATUS"] == "Running"
-        assert both.job.disk() == both.job.content
-        one.quit()
-        assert status(two)["STATUS"] == "Running"
-        two.quit()
-        assert server.jobs() == {}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +155,7 @@ def test_a_shared_disk_is_downloaded_under_a_name_of_its_own(lab: Lab) -> None:
 
 
 def _content(vmdk: Path) -> bytes:
-    """What qemu-img finds in a disk."""
+    """Return the content of a disk, by qemu-img."""
     raw = vmdk.parent.parent / "content.raw"
     subprocess.run(["qemu-img", "convert", "-f", "vmdk", "-O", "raw", vmdk, raw], check=True, timeout=DEADLINE)
     return raw.read_bytes()
@@ -220,18 +179,6 @@ def test_a_disk_that_is_not_flat_is_converted_there_and_back(lab: Lab, subformat
         powers_off(peer, server)
         assert _content(lab.scratch / "disk.vmdk") == b"g" * (2 * MIB)
         assert not list(lab.scratch.glob(".*"))
-
-
-def test_a_server_is_asked_for_the_firmware_and_the_order_of_booting(lab: Lab) -> None:
-    more = 'firmware = "efi"\nuefi.secureBoot.enabled = "TRUE"\nbios.bootOrder = "hdd,cdrom"\n'
-    (lab.scratch / "machine.vmx").write_text(VMX + more)
-    lab.job.own()
-    with lab.watched() as (peer, server, vm):
-        assert server.get(vm, "config.firmware") == "efi"
-        assert server.get(vm, "config.bootOptions.efiSecureBootEnabled") is True
-        options = {option.key: option.value for option in server.get(vm, "config.extraConfig")}
-        assert options["bios.bootOrder"] == "hdd,cdrom"
-        powers_off(peer, server, vm)
 
 
 def test_images_and_serial_ports(lab: Lab) -> None:
@@ -266,18 +213,6 @@ serial1.fileName = "/dev/ttyS0"
 
 
 # Suspend and checkpoints
-
-
-def test_suspend_and_resume(both: Lab) -> None:
-    with both.watched() as (peer, server, vm):
-        assert peer.run("SOFT_SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]
-        does(peer, "SUSPEND")
-        assert (server.power(vm), status(peer)) == ("suspended", {"STATUS": "Suspended"})
-        does(peer, "RESUME")
-        assert server.power(vm) == "poweredOn"
-        # The job has not asked for checkpoints.
-        assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
-        assert status(peer)["STATUS"] == "Running"
 
 
 def test_a_checkpoint_restarts_on_another_machine(both: Lab) -> None:
@@ -354,24 +289,11 @@ def test_a_checkpoint_of_another_job_is_not_believed(lab: Lab) -> None:
     assert list(server.jobs().values()) == [victim]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"[" * 60000,
-        b"{}",
-        b'{"format": 2}',
-        b'{"format": 3}',
-        b"\xff",
-        b'{"format":1,"id":"../../x","snapshot":"s","server":"","cpu_seconds":0}',
-        b" " * 100000,
-    ],
-)
-def test_a_manifest_that_is_none_is_set_aside(lab: Lab, content: bytes) -> None:
-    (lab.scratch / MANIFEST).write_bytes(content)
+def test_a_manifest_that_cannot_be_read_is_set_aside(lab: Lab) -> None:
+    (lab.scratch / MANIFEST).write_bytes(b"{}")
     lab.job.own()
     with lab.running(CHECKPOINT):
-        assert (lab.scratch / f"{MANIFEST}.refused-1").read_bytes() == content
+        assert (lab.scratch / f"{MANIFEST}.refused-1").read_bytes() == b"{}"
 
 
 def test_a_checkpoint_whose_job_does_not_come_back_expires(lab: Lab) -> None:

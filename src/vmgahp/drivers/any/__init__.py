@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import NamedTuple, TypeVar
@@ -60,47 +61,29 @@ class Choice(NamedTuple):
 
 
 def load_choice(directory: str, identity: Identity) -> Choice:
-    """Read what an earlier start has written; an empty choice where there is no such file.
+    """Read the choice of an earlier start; an empty one where there is no such file.
 
     Raises `errors.JobFault` for one that cannot be read: without it it is unknown on which image the guest has been.
     """
     try:
         return files.find(identity, directory, CHOICE_FILE, _parse_choice) or Choice()
     except Unusable as unusable:
-        raise errors.JobFault(
-            errors.MISMATCHED_CHECKPOINT,
-            f"{CHOICE_FILE}, which says by which hypervisor the job ran before, cannot be used: {unusable.reason}",
-            "submit the job anew, without this file.",
-        ) from unusable
-
-
-def store_choice(directory: str, identity: Identity, choice: Choice) -> None:
-    """Write it down, all or nothing. Raises `errors.Fault`."""
-    write_choice(
-        directory, CHOICE_FILE, manifest.encode(CHOICE_FORMAT, choice), identity, 0o644
-    )  # the kill mode reads it, as another user
-
-
-def write_choice(directory: str, name: str, data: bytes, identity: Identity, mode: int = 0o600) -> None:
-    """Write a file of the scratch directory, all or nothing. Raises `errors.Fault`."""
-    try:
-        identity.write_scratch(directory, name, data, mode)
-    except OSError as error:
-        raise execute.unwritable(name, error, directory, identity) from error
+        problem = f"{CHOICE_FILE}, which says by which hypervisor the job ran before, cannot be used: {unusable.reason}"
+        raise JobFault(errors.MISMATCHED_CHECKPOINT, problem, "submit the job anew, without this file.") from unusable
 
 
 def _parse_choice(data: bytes) -> Choice:
     """Parse the file. Raises `vmgahp.checkpoint.manifest.Invalid`."""
     top = manifest.read(data, CHOICE_FORMAT, Choice._fields)
-    images = top.value("images")
-    if not isinstance(images, dict) or not all(_is_image(name, image) for name, image in images.items()):
+    made = top.value("images")
+    if not isinstance(made, dict) or not all(_is_image(name, image) for name, image in made.items()):
         raise manifest.Invalid("its images are no images.")
     vm_type = top.text("vm_type", 100, may_be_empty=True)
-    return Choice(vm_type, {name: tuple(image) for name, image in images.items()})
+    return Choice(vm_type, {name: tuple(image) for name, image in made.items()})
 
 
 def _is_image(name: str, image: object) -> bool:
-    """Tell if it is the name and format of an image that was made of the job's `name`."""
+    """Return True for the name and the format of an image that was made of the job's `name`."""
     if not (isinstance(image, list) and len(image) == 2 and all(isinstance(part, str) for part in image)):
         return False
     return bool(_NAME.fullmatch(name) and _NAME.fullmatch(image[0])) and image[1] in CONVERTIBLE
@@ -109,8 +92,7 @@ def _is_image(name: str, image: object) -> bool:
 def vmx_for(disks: Sequence[AnyDisk]) -> Vmx:
     """Return a ``.vmx`` for a job without one: its disks, all in the scratch directory, and its console.
 
-    The drivers for VMware put memory, CPUs and network into the working copy, as they do for every job. Raises
-    `errors.JobFault`.
+    The drivers for VMware add memory, CPUs and network, as to every job's. Raises `errors.JobFault`.
     """
     vmx = Vmx({"config.version": "8", "virtualHW.version": "10", "guestOS": "other-64"})
     vmx.update({"scsi0.present": "TRUE", "scsi0.virtualDev": "lsilogic"})
@@ -118,11 +100,8 @@ def vmx_for(disks: Sequence[AnyDisk]) -> Vmx:
     for disk in disks:
         place = _IDE.get(disk.device.lower()) or (free.pop(0) if free else "")
         if not place or f"{place}.present" in vmx:
-            raise bad_disk(
-                disk.entry,
-                "VMware's virtual machines have no more places for disks",
-                f"use fewer disks, each with a device of its own; {len(_SCSI)} beside hda to hdd.",
-            )
+            hint = f"use fewer disks, each with a device of its own; {len(_SCSI)} beside hda to hdd."
+            raise bad_disk(disk.entry, "VMware's virtual machines have no more places for disks", hint)
         vmx.update({f"{place}.present": "TRUE", f"{place}.fileName": disk.name})
         if disk.is_cdrom:
             vmx[f"{place}.deviceType"] = "cdrom-image"
@@ -152,7 +131,7 @@ class NoFit(Exception):
 
 
 def find_fit(vm_type: str, ad: JobAd, disks: Sequence[AnyDisk], identity: Identity) -> Conversions:
-    """Find out what has to be converted for the type to run the job. Raises `NoFit`."""
+    """Return the conversions that the type needs to run the job. Raises `NoFit`."""
     if reason := next(_not_granted(vm_type, ad), "") or _no_description(vm_type, ad, disks):
         raise NoFit(reason)
     needed: list[tuple[AnyDisk, str]] = []
@@ -274,8 +253,6 @@ class AnyDriver(Driver):
         self._drivers: dict[str, Driver] = {}
         self._lock = threading.Lock()
 
-    # The contract
-
     def start(self, job: JobAd) -> Machine:
         known = self._look_at(job)
         end = monotonic() + images.patience(self.settings)
@@ -297,16 +274,11 @@ class AnyDriver(Driver):
     def kill(self, match: str, uuid: str = "") -> bool:
         """Kill the VM by every type's driver, since the startd does not know by which the job runs."""
         found, trouble, by_directory = False, None, match.startswith("/")
+        # The type whose failure is raised, None for every one: no job has run by a type that is not installed here.
         chosen: str | None = None
-        """The type whose failure is raised, empty for none, None for every one.
-
-        A type that is not installed here fails too, but no job has run by it.
-        """
         if by_directory and os.path.isdir(match):
-            try:
+            with suppress(errors.Fault):
                 chosen = load_choice(match, self.identity).vm_type
-            except errors.Fault:
-                chosen = None
         for vm_type in machine_types(self.settings):
             if not by_directory and vm_type not in vm_types.LIBVIRT:
                 continue  # these drivers find VMs by their directories
@@ -342,11 +314,9 @@ class AnyDriver(Driver):
         accepted = accepted_types.wanted(job)
         Options(job, others_know=bool(self.settings.xml_script()))
         for name in job.names(f"VM_{vm_types.ANY}_ATTR_"):
-            raise JobFault(
-                errors.MISMATCHED,
-                f"{name} = {shown(job.expression(name))}: the job runs by another type than any.",
-                "write it for all types, as VM_ATTR_<name>, or for one, as VM_<type>_ATTR_<name>.",
-            )
+            problem = f"{name} = {shown(job.expression(name))}: the job runs by another type than any."
+            hint = "write it for all types, as VM_ATTR_<name>, or for one, as VM_<type>_ATTR_<name>."
+            raise JobFault(errors.MISMATCHED, problem, hint)
         job.vm_name()  # raises for a job whose VM cannot get a name
         earlier = load_choice(job.working_dir(), self.identity)
         disks = images.read(job, earlier.images, self.identity)
@@ -373,14 +343,12 @@ class AnyDriver(Driver):
         if before in fits and not fits[before]:
             return ()
         absent = "its images are not there" if before in fits else "this machine does not have it"
-        raise JobFault(
-            errors.MISMATCHED_CHECKPOINT,
-            f"The job has run by {shown(before)} before, and no other type can restore it; "
-            f"{reasons.get(before, absent)}.",
-            f'require a machine that has it: stringListIMember("{before}", TARGET.VM_TYPES).'
-            if before in vm_types.DRIVERS
-            else f"submit the job anew, without {CHOICE_FILE}.",
-        )
+        why = reasons.get(before, absent)
+        problem = f"The job has run by {shown(before)} before, and no other type can restore it; {why}."
+        hint = f"submit the job anew, without {CHOICE_FILE}."
+        if before in vm_types.DRIVERS:
+            hint = f'require a machine that has it: stringListIMember("{before}", TARGET.VM_TYPES).'
+        raise JobFault(errors.MISMATCHED_CHECKPOINT, problem, hint)
 
     # The choice
 
@@ -425,10 +393,8 @@ class AnyDriver(Driver):
         if not refusals and unproved:
             others = tuple(vm_type for vm_type in types if vm_type not in unproved)
             if all(self._why_not(others).values()):
-                return MachineFault(
-                    f"No VM type of this machine works: {_listed(unproved)}",
-                    "see vmgahp doctor, which says what to do about each.",
-                )
+                problem = f"No VM type of this machine works: {_listed(unproved)}"
+                return MachineFault(problem, "see vmgahp doctor, which says what to do about each.")
         reasons = known.reasons | unproved | {name: fault.problem for name, fault in refusals.items()}
         first = next(iter(refusals.values()), None)
         if first is not None and len(set(reasons.values())) == 1:
@@ -450,7 +416,7 @@ class AnyDriver(Driver):
             ad = self._changed(known, vm_type, made)
             new = {disk.original: made[disk.path] for disk in known.disks if disk.path in made}
             kept = known.earlier.images | {name: (image.name, image.format) for name, image in new.items()}
-            store_choice(known.directory, self.identity, Choice(vm_type, kept))
+            self._store_choice(known, Choice(vm_type, kept))
             machine = self._driver_for(vm_type).start(ad)
         except BaseException:
             self._undo(known, vm_type, made)
@@ -468,10 +434,20 @@ class AnyDriver(Driver):
         if disks:
             changes[DISK] = ",".join(disk.written() for disk in disks)
         if known.needs_vmx(vm_type):
-            write_choice(known.directory, CHOICE_VMX, vmx_for(disks).encode(), self.identity)
+            self._write(known, CHOICE_VMX, vmx_for(disks).encode())
             changes |= {VMX_FILE: CHOICE_VMX, TRANSFER: True, SNAPSHOT_DISK: False}
             changes[VMDK_FILES] = ",".join(disk.name for disk in disks if not disk.is_cdrom)
         return known.job.changed(changes)
+
+    def _store_choice(self, known: _Known, choice: Choice) -> None:
+        self._write(known, CHOICE_FILE, manifest.encode(CHOICE_FORMAT, choice), 0o644)  # another user's kill reads it
+
+    def _write(self, known: _Known, name: str, data: bytes, mode: int = 0o600) -> None:
+        """Write a file of the scratch directory, all or nothing. Raises `errors.Fault`."""
+        try:
+            self.identity.write_scratch(known.directory, name, data, mode)
+        except OSError as error:
+            raise execute.unwritable(name, error, known.directory, self.identity) from error
 
     def _undo(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> None:
         """Leave the scratch directory as it was before a start that failed."""
@@ -481,7 +457,7 @@ class AnyDriver(Driver):
             for name in names:
                 self.identity.unlink_scratch(known.directory, name)
             if known.earlier.vm_type:
-                store_choice(known.directory, self.identity, known.earlier)
+                self._store_choice(known, known.earlier)
             else:
                 self.identity.unlink_scratch(known.directory, CHOICE_FILE)
         except (OSError, errors.Fault) as error:
@@ -537,8 +513,8 @@ def _together(found: Mapping[str, Survey]) -> Survey:
         told.append(Finding("types", BAD, SETTING, "This machine has no VM types.", hint))
     machine_attributes: dict[str, base.Value] = {}
     for vm_type, survey in proved.items():
-        machine_attributes |= survey.machine_attributes
-        machine_attributes |= {f"VM_{vm_type}_ATTR_{name}": value for name, value in survey.attributes.items()}
+        of_type = {f"VM_{vm_type}_ATTR_{name}": value for name, value in survey.attributes.items()}
+        machine_attributes |= survey.machine_attributes | of_type
     can = {name: any(survey.attributes.get(name) for survey in proved.values()) for name in ("suspend", "checkpoint")}
     return Survey(
         told,

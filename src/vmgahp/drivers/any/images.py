@@ -1,20 +1,20 @@
 """The disk images of a job for the choice of a hypervisor: their formats, and their conversion.
 
-Reading refuses nothing but a format that stays open: what else is wrong with an entry, the driver that gets the job
-says in its own words. A new image, NAME.FORMAT in the scratch directory, is made as the job's user. The job's own image
-stays as it is; the new one is what the guest writes to and what is sent back.
+Reading refuses only an unclear format; other mistakes in an entry are left to the driver that gets the job. A new
+image, NAME.FORMAT in the scratch directory, is made as the job's user: the guest writes to it, it is sent back, and the
+job's own image stays as it is.
 """
 
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger
+from vmgahp.drivers.base import Logger, progress
 from vmgahp.errors import MachineFault
 from vmgahp.host import execute, scratch
 from vmgahp.host.job_user import Identity
@@ -32,9 +32,6 @@ MEASURING = 120.0
 
 SPARE = 64 << 20
 """Bytes by which the new image may be larger than was measured, and that stay free: headers and tables."""
-
-STEP = 10
-"""The per cent between two lines of the log."""
 
 _MIB = 1 << 20
 
@@ -84,10 +81,10 @@ class AnyDisk(NamedTuple):
 
 
 def read(ad: JobAd, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> tuple[AnyDisk, ...]:
-    """Read the job's disks.
+    """Read the job's disks. Raises `JobFault` for an unknown format.
 
-    `earlier` are images that an earlier start made of the job's, and the guest has written to since: name of the job's
-    -> name and format of the other one, which takes its place. Raises `JobFault` for an unknown format.
+    `earlier` has the images that an earlier start made, and the guest has written to since: the name of the job's image
+    -> the name and format of the one that takes its place.
     """
     found = entries(ad.string(DISK) or "")
     return tuple(_disk(entry, ad.working_dir(), earlier, identity) for entry in found)
@@ -114,18 +111,15 @@ def _disk(asked: DiskEntry, working_dir: str, earlier: Mapping[str, tuple[str, s
     return AnyDisk(entry, path, device, permission.lower(), image_format, original, transferred)
 
 
-# Conversions
-
-
 def patience(settings: Settings) -> float:
     """Return the seconds that the conversions of one start may take together."""
     return settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA
 
 
 def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, log: Logger, end: float) -> AnyDisk:
-    """Make the new image in the scratch directory, and return its disk; done by `end`, of the monotonic clock.
+    """Make the new image in the scratch directory by `end` (monotonic), and return its disk.
 
-    Raises `errors.Fault`: `errors.JobFault` for an image that is no good, or for which there is no room, unless EXECUTE
+    Raises `errors.Fault`: `errors.JobFault` for an unusable image, or without room for the new one, unless EXECUTE
     itself is full. A failure leaves nothing.
     """
     name = f"{disk.name}.{to_format}"
@@ -146,7 +140,7 @@ def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, l
             identity,
             seconds=max(1.0, end - monotonic()),
             largest=0 if to_format == "raw" else size + size // 5 + SPARE,  # raw has holes, and all its length
-            progress=_progress(f"converting {disk.name} to {name}", log),
+            progress=progress(f"converting {disk.name} to {name}", log),
         )
         identity.rename_scratch(directory, temporary, name, replace=False)
     except qemu_img.NotInstalled as error:
@@ -155,13 +149,10 @@ def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, l
     except qemu_img.Trouble as error:
         if isinstance(error, qemu_img.Refused) and error.no_space:
             raise _no_room(disk, size, f"qemu-img says: {error}", directory, identity) from error
-        raise bad_disk(
-            disk.entry,
-            f"it cannot be converted from {disk.format} ({error})",
-            "see that vm_disk names its true format, or convert it before you submit: "
-            f"qemu-img convert -f {disk.format} -O qcow2 OLD NEW.",
-            errors.BAD_IMAGE,
-        ) from error
+        command = f"qemu-img convert -f {disk.format} -O qcow2 OLD NEW"
+        hint = f"see that vm_disk names its true format, or convert it before you submit: {command}."
+        problem = f"it cannot be converted from {disk.format} ({error})"
+        raise bad_disk(disk.entry, problem, hint, errors.BAD_IMAGE) from error
     except FileExistsError as error:
         problem = f"{name}, which it would be converted to, is there already"
         raise bad_disk(disk.entry, problem, "rename one of the two.") from error
@@ -170,19 +161,6 @@ def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, l
     finally:
         scratch.forget(identity, directory, log, temporary)
     return disk._replace(path=os.path.join(directory, name), format=to_format, transferred=True)
-
-
-def _progress(what: str, log: Logger) -> Callable[[float], None]:
-    """Return a function that logs every `STEP` per cent."""
-    told = 0
-
-    def tell(per_cent: float) -> None:
-        nonlocal told
-        if per_cent >= told + STEP:
-            told = int(per_cent) // STEP * STEP
-            log(f"{what}: {told} %")
-
-    return tell
 
 
 def _no_room(disk: AnyDisk, size: int, seen: str, directory: str, identity: Identity) -> errors.Fault:

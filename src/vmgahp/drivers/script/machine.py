@@ -1,31 +1,173 @@
-"""One VM that a script manages, as the server sees it, and its checkpoints.
+"""One VM that a script manages, as the server sees it, and the run of that script.
 
-The script makes the files of a checkpoint and names them, but does not tell which of them are disks.
+The script is trusted as the administrator's other programs are (`vmgahp.host.trust`), and mostly runs as the job's
+user, who owns the files that it works on. It names the files of a checkpoint, but not which of them are disks.
 """
 
+import os
+import pwd
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import STATE, CheckpointKind, Facts, Manifest, text
 from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
+from vmgahp.config import Settings
 from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
-from vmgahp.drivers.script.program import SETTING, Program
-from vmgahp.drivers.script.protocol import Answer, ScriptRequest
-from vmgahp.host import proc
+from vmgahp.drivers.script.protocol import LONGEST_TEXT, Answer, Malformed, ScriptRequest
+from vmgahp.hooks.program import clean, converse
+from vmgahp.host import proc, trust, wait
 from vmgahp.host.job_user import Identity
+from vmgahp.host.run import condor_environment
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vm_spec import VmSpec
 from vmgahp.metrics import Status, Usage
 from vmgahp.text import MAC
 
-HINT = (
+HYPERVISOR, SETTING, USER, LIMITS = "VM_HYPERVISOR", "VM_SCRIPT", "VM_SCRIPT_USER", "VM_SCRIPT_LIMITS"
+JOB, CONDOR, ROOT = "job", "condor", "root"
+
+REQUEST_VARIABLE = "VMGAHP_REQUEST"
+
+KNOWN_LIMITS = (
+    "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss",
+    "rtprio", "rttime", "sigpending", "stack",
+)  # fmt: skip
+"""The resources that can be limited, by prlimit's names."""
+
+_NOT_EXECUTABLE = (126, 127)
+_BY_HAND = "run it by hand with this action (docs/how-to/script-drivers.md says how), and see the server's log."
+
+
+class Program:
+    """The script of the settings, for one user. Raises `errors.MachineFault` if it may not be run at all."""
+
+    def __init__(self, settings: Settings, user: Identity, log_line: Logger) -> None:
+        self.hypervisor = hypervisor(settings)
+        self.path = settings.string(SETTING)
+        self.user = user
+        self._limits = limits(settings)
+        self._log = log_line
+        if not self.path:
+            problem = f"{HYPERVISOR} = {self.hypervisor}, and {SETTING} is not set: there is no script to drive it."
+            raise errors.MachineFault(problem, f"set {SETTING} to the full path of the hypervisor's script.")
+        trust.require_trustworthy(self.path, SETTING, "or offer another VM_TYPE")
+
+    def call(self, request: ScriptRequest, ad: JobAd | None, seconds: float) -> Answer:
+        """Run the script once and parse its answer.
+
+        Raises `errors.MachineFault` if it cannot be run, does not end within `seconds`, or gives an invalid answer.
+        """
+        label = f"{SETTING} ({self.path}), {request.action}"
+        output, status, last = converse(
+            label,
+            [self.path, request.action],
+            deadline=seconds,
+            log_line=self._log,
+            hint=_BY_HAND,
+            stdin=protocol.ad_text(ad),
+            environ=self._environment() | request.environment(),
+            given=(REQUEST_VARIABLE, request.document(ad)),
+            longest=protocol.LONGEST_ANSWER,
+            user=self.user,
+            limits=self._limits,
+        )
+        if status in _NOT_EXECUTABLE:
+            raise errors.MachineFault(
+                f"{label} cannot be executed as uid {self.user.uid} (exit status {status}).{last}",
+                f"see that this user may execute it, and its interpreter; {USER} says who runs it.",
+            )
+        try:
+            answer = protocol.decode(request.action, output, status)
+        except Malformed as error:
+            problem = f"{label} gave no answer: {clean(str(error))[:LONGEST_TEXT]}.{last}"
+            raise errors.MachineFault(problem, _BY_HAND) from error
+        return answer._replace(reason=clean(answer.reason)[:LONGEST_TEXT])
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment of the script; for another user than this server's, without the server's settings."""
+        environ = condor_environment(os.environ)
+        if self.user.switching:
+            environ = {name: value for name, value in environ.items() if not name.upper().startswith("_CONDOR_")}
+        try:
+            entry = pwd.getpwuid(self.user.uid)
+            name, home = entry.pw_name, entry.pw_dir
+        except KeyError:
+            name, home = str(self.user.uid), "/"
+        return environ | {"HOME": home, "USER": name, "LOGNAME": name, "LC_ALL": "C.UTF-8"}
+
+
+def hypervisor(settings: Settings) -> str:
+    """Return VM_HYPERVISOR, which becomes part of attributes' names. Raises `errors.MachineFault` if it is invalid."""
+    name = settings.string(HYPERVISOR)
+    plain = name.replace("_", "a")
+    if not (plain.isascii() and plain.isalnum() and not plain[0].isdigit() and len(plain) <= 32):
+        raise errors.MachineFault(
+            f"{HYPERVISOR} = {name or 'not set'} is not a name of a hypervisor.",
+            f"set {HYPERVISOR} to a name of letters, digits and underscores, such as virtualbox.",
+        )
+    return name
+
+
+def limits(settings: Settings) -> list[str]:
+    """Return VM_SCRIPT_LIMITS as options of prlimit. Raises `errors.MachineFault` if they are invalid."""
+    found = []
+    for word in settings.strings(LIMITS):
+        name, _, value = word.lower().partition("=")
+        if name not in KNOWN_LIMITS or not (value == "unlimited" or (value.isascii() and value.isdigit())):
+            raise errors.MachineFault(
+                f"{LIMITS}, entry {word!a}, is not a limit.",
+                f"write name=number or name=unlimited; the names are {', '.join(KNOWN_LIMITS)}.",
+            )
+        found.append(f"--{name}={value}")
+    return found
+
+
+def user_for(settings: Settings, job: Identity) -> Identity:
+    """Return the user who runs the script for a job of the user `job`, by VM_SCRIPT_USER.
+
+    Raises `errors.MachineFault` if there is no such user, or if this server cannot become that user.
+    """
+    found = named_user(settings, job)
+    if os.geteuid() not in (0, found.uid):
+        raise errors.MachineFault(
+            f"{USER} = {settings.string(USER)}, and this server, which is not root, cannot run anything as that user.",
+            f"start HTCondor as root, or set {USER} to {JOB}.",
+        )
+    return found
+
+
+def named_user(settings: Settings, job: Identity) -> Identity:
+    """Return the user that VM_SCRIPT_USER names, even if this server cannot become that user.
+
+    Raises `errors.MachineFault` if there is no such user.
+    """
+    word = settings.string(USER)
+    if word == JOB:
+        return job
+    if word == ROOT:
+        return Identity(0, 0)
+    if word == CONDOR and "." in os.environ.get("CONDOR_IDS", ""):
+        uid, _, gid = os.environ["CONDOR_IDS"].partition(".")
+        if not (uid.isdecimal() and gid.isdecimal()):
+            raise errors.MachineFault(f"CONDOR_IDS = {uid}.{gid} are no ids.", "set it to two numbers, uid.gid.")
+        return Identity(int(uid), int(gid))
+    try:
+        entry = pwd.getpwnam(word)
+    except KeyError:
+        raise errors.MachineFault(
+            f"{USER} = {word} ({settings.where(USER)}), and this machine knows no such user.",
+            f"set {USER} to {JOB}, {CONDOR}, {ROOT}, or the name of a user of this machine.",
+        ) from None
+    return Identity(entry.pw_uid, entry.pw_gid)
+
+
+_NAMED_FILES = (
     "let the script name the files that it has made in the scratch directory; they belong to the job's user. "
     "The VM keeps running."
 )
@@ -46,33 +188,6 @@ KIND = CheckpointKind(
     differences=_differences,
     knows_disks=False,
 )
-
-
-class ScriptCheckpoints(NamedTuple):
-    """The checkpoint of one scratch directory: finds it and writes it."""
-
-    identity: Identity
-    directory: str
-    log: Logger
-
-    @property
-    def store(self) -> CheckpointStore:
-        return CheckpointStore(KIND, self.identity, self.directory, self.log)
-
-    def find(self, spec: VmSpec, hypervisor: str) -> Manifest | None:
-        """Return the checkpoint in the scratch directory, or None. Raises `Unusable`."""
-        found = self.store.load()
-        if found is not None:
-            self.store.check(found, self.store.now(spec, {"hypervisor": hypervisor}), map(FileRef.of, found.files))
-        return found
-
-    def write(self, spec: VmSpec, facts: Facts, cpu_seconds: float, names: Iterable[str]) -> None:
-        """Write the manifest of a VM that is saved. Raises `errors.MachineFault`."""
-        refs = [FileRef(STATE, name) for name in dict.fromkeys(names)]
-        if not refs:
-            problem = f"The checkpoint of {spec.name} cannot be completed: the script names no files of it."
-            raise errors.MachineFault(problem, HINT, CANNOT_SAVE)
-        self.store.write(self.store.now(spec, facts, cpu_seconds), refs, HINT)
 
 
 POLL = 0.5
@@ -98,8 +213,8 @@ class ScriptPlan(NamedTuple):
     job: JobAd
     script: Program
     request: ScriptRequest
-    restart: Manifest | None
-    checkpoints: ScriptCheckpoints
+    checkpoint: CheckpointStore
+    restart: Manifest | None = None
     unusable: Unusable | None = None
     """The reason why an existing checkpoint is not restored."""
 
@@ -115,7 +230,7 @@ class ScriptMachine(ManagedMachine):
         if self.spec.checkpoint:
             self.no_checkpoint = ""
         self._script = plan.script
-        self._checkpoints = plan.checkpoints
+        self._checkpoint = plan.checkpoint
         self._job = plan.job
         self.usage = Usage(plan.restart.cpu_seconds if plan.restart else 0)
         self._pid = 0
@@ -124,8 +239,6 @@ class ScriptMachine(ManagedMachine):
         """The state that the script reported last."""
         self._saved: Answer | None = None
         """The script's answer to the last CHECKPOINT."""
-
-    # What the driver says
 
     def powered_on(self, answer: Answer) -> None:
         """Store the id and the pid of the script's answer to the start."""
@@ -137,12 +250,6 @@ class ScriptMachine(ManagedMachine):
         self.spec, self._job = spec, job
         self.request = self.request._replace(memory_mib=spec.memory_mib, vcpus=spec.vcpus)
 
-    # What the server asks
-
-    def cpu_seconds(self) -> float:
-        """Return the CPU time of the guest at the last STATUS, in seconds."""
-        return self.usage.seconds
-
     def pid(self) -> int:
         if self.state not in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
             return 0
@@ -151,8 +258,6 @@ class ScriptMachine(ManagedMachine):
             self._asks_pid = answer.outcome == protocol.DONE
             self._pid = answer.get("pid", 0)
         return self._pid if self._is_the_users() else 0
-
-    # The life
 
     def look(self) -> Status:
         answer = self._look()
@@ -186,10 +291,9 @@ class ScriptMachine(ManagedMachine):
         self._do(protocol.STOP, errors.VM_INVALID_OPERATION)
 
     def wait_until_off(self, seconds: float) -> bool:
-        end = time.monotonic() + seconds
-        while not (gone := self._seen() == protocol.STOPPED) and not self.overruled and time.monotonic() < end:
-            time.sleep(min(POLL, max(0.0, end - time.monotonic())))
-        return gone
+        return (
+            wait.until(lambda: self.overruled or self._seen() == protocol.STOPPED, seconds, POLL) and not self.overruled
+        )
 
     def end_guest(self) -> None:
         """Destroy the VM, and query its state to make sure: the script's answer alone is not enough."""
@@ -199,10 +303,8 @@ class ScriptMachine(ManagedMachine):
         answer = self._call(protocol.STATUS)
         left = answer.get("state")
         if answer.outcome == protocol.DONE and left != protocol.STOPPED:
-            raise errors.MachineFault(
-                f"{SETTING} ({self._script.path}) says that it has destroyed {self.name}, and that it is {left}.",
-                "end the VM by hand, and see why the script did not.",
-            )
+            problem = f"{SETTING} ({self._script.path}) says that it has destroyed {self.name}, and that it is {left}."
+            raise errors.MachineFault(problem, "end the VM by hand, and see why the script did not.")
 
     def clear_up(self) -> None:
         self.end_guest()
@@ -236,10 +338,13 @@ class ScriptMachine(ManagedMachine):
         self._saved = self._do(protocol.CHECKPOINT, errors.VM_NO_SUPPORT_CHECKPOINT)
 
     def write_manifest(self) -> None:
-        made = self._saved
-        files, note = (made.get("files", []), made.get("note")) if made else ([], "")
+        files, note = (self._saved.get("files", []), self._saved.get("note")) if self._saved else ([], "")
+        if not files:
+            problem = f"The checkpoint of {self.name} cannot be completed: the script names no files of it."
+            raise errors.MachineFault(problem, _NAMED_FILES, CANNOT_SAVE)
         facts = {"hypervisor": self.request.hypervisor, "note": note}
-        self._checkpoints.write(self.spec, facts, self.usage.seconds, files)
+        now = self._checkpoint.now(self.spec, facts, self.usage.seconds)
+        self._checkpoint.write(now, [FileRef(STATE, name) for name in dict.fromkeys(files)], _NAMED_FILES)
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
         before_it_runs()
@@ -254,15 +359,13 @@ class ScriptMachine(ManagedMachine):
             self.log(f"{self.name} runs again, although {fault.problem}")
 
     def set_aside(self) -> None:
-        self._checkpoints.store.begin_restart()
+        self._checkpoint.begin_restart()
 
     def put_back(self) -> None:
-        self._checkpoints.store.put_back()
+        self._checkpoint.put_back()
 
     def forget_saved(self) -> None:
-        self._checkpoints.store.discard()
-
-    # What helps
+        self._checkpoint.discard()
 
     def _call(self, action: str) -> Answer:
         long = action in (protocol.SUSPEND, protocol.RESUME, protocol.CHECKPOINT)
@@ -277,19 +380,19 @@ class ScriptMachine(ManagedMachine):
 
     def _do(self, action: str, word: str) -> Answer:
         """Make a call that scripts need not implement, and may refuse. Raises `errors.ClientFault` with `word`."""
+        gone = errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")  # it may have powered itself off
         try:
             answer = self._call(action)
         except errors.MachineFault as fault:
             if self._seen() == protocol.STOPPED:
-                raise self._not_found() from fault
+                raise gone from fault
             raise
         if answer.outcome == protocol.REJECTED and self._seen() == protocol.STOPPED:
-            raise self._not_found()
+            raise gone
         if answer.outcome != protocol.DONE:
             reason = answer.reason or f"{action} is {answer.outcome}"
-            raise errors.ClientFault(
-                word, f"{self.name}: the script of {self.request.hypervisor} cannot {action} it: {reason}."
-            )
+            problem = f"{self.name}: the script of {self.request.hypervisor} cannot {action} it: {reason}."
+            raise errors.ClientFault(word, problem)
         return answer
 
     def _look(self) -> Answer:
@@ -304,10 +407,6 @@ class ScriptMachine(ManagedMachine):
             return str(self._look().get("state"))
         except errors.Fault:
             return ""
-
-    def _not_found(self) -> errors.ClientFault:
-        """Return the fault for a guest that has powered itself off meanwhile, which is not an error of anyone's."""
-        return errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")
 
     def _saved_is_lost(self) -> errors.Fault:
         return self.report_lost(

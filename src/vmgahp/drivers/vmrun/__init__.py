@@ -9,13 +9,14 @@ from time import monotonic
 
 from vmgahp import errors, findings
 from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger, Survey
+from vmgahp.drivers.base import Survey
 from vmgahp.drivers.lifecycle import reached
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import tool, working_copy
-from vmgahp.drivers.vmrun.machine import VmrunCheckpoints, VmrunMachine, VmrunPlan
+from vmgahp.drivers.vmrun.machine import KIND, VmrunMachine, VmrunPlan
 from vmgahp.drivers.vmrun.tool import (
     PRODUCTS,
     Process,
@@ -47,82 +48,12 @@ NETWORKS = {"bridge": "vmnet0", "nat": "vmnet8"}
 _VERSION = re.compile(r"vmrun version ([0-9.]+)")
 
 
-def survey(vm_type: str, settings: Settings, identity: Identity, log: Logger, end: float) -> Survey:
-    """Make all checks; see `vmgahp.drivers.base.Driver.survey`."""
-    checked = "the vmrun of VMWARE_VMRUN or the PATH"
-    try:
-        path = tool.find_tool(settings)
-        checked = f"{path} list, as uid {identity.uid}"
-        with tempfile.TemporaryDirectory(prefix="vmgahp-vmrun-", ignore_cleanup_errors=True) as home:
-            if identity.switching:
-                os.chown(home, identity.uid, identity.gid)
-            product, version = _ask(Tool(path, "", identity, home, log), settings, end)
-    except errors.Fault as fault:
-        return Survey([findings.judge("vmrun", checked, fault, "")])
-    name = PRODUCTS[product]
-    found = [Finding("vmrun", OK, checked, f"vmrun {version or '?'} answers for VMware {name}")]
-    able = product != "player"  # which has neither snapshots nor a pause
-    seen = "this product makes snapshots" if able else "it makes no snapshots: jobs with snapshot disks do not run."
-    hint = "" if able else "use VMware Workstation, or send only jobs with vmware_snapshot_disk = False here."
-    found.append(Finding("snapshots", OK if able else OFF, f"VMware {name}", seen, hint))
-    found.append(_kernel_module())
-    networking = []
-    for kind in settings.networking_types(NETWORKING_TYPES, own_bridge=True):
-        device = os.path.join(DEVICES, NETWORKS[kind])
-        if there := os.path.exists(device):
-            networking.append(kind)
-        said = (OK, device, "VMware's network is there") if there else (OFF, device, "VMware's network is missing.")
-        found.append(Finding(f"network {kind}", *said, "" if there else "vmware-networks --start"))
-    return Survey(
-        found,
-        attributes={
-            "version": version,
-            "product": product,
-            "snapshot": able,
-            "suspend": True,
-            "soft_suspend": able,
-            "checkpoint": True,
-            "networking": ",".join(networking),
-        },
-        networking=networking,
-        hypervisors=["vmware"],
-        vm_types=list(dict.fromkeys((vm_type, *VMRUN))),
-    )
-
-
-def _ask(vmrun: Tool, settings: Settings, end: float) -> tuple[str, str]:
-    """Return the product, which answers, and vmrun's version. Raises `errors.Fault`."""
-
-    def left() -> float:
-        return max(0.1, end - monotonic())
-
-    with explained("asking which VMs run"):
-        vmrun.find_product(settings, left())
-        vmrun.running(left())
-        # Without a command it prints its version and its usage.
-        told = _VERSION.search(tool.text_of(vmrun.call([], "without a command", left()).out))
-    return vmrun.product, told[1] if told else ""
-
-
-def _kernel_module() -> Finding:
-    device = os.path.join(DEVICES, "vmmon")
-    if os.path.exists(device):
-        return Finding("vmmon", OK, device, "VMware's kernel module is loaded")
-    if os.path.isdir(INSTALLED):
-        hint = "build and load it: vmware-modconfig --console --install-all."
-        return Finding("vmmon", BAD, device, "VMware's kernel module is not loaded.", hint)
-    seen = f"There is neither {device} nor {INSTALLED}: this VMware is not one of Linux."
-    return Finding("vmmon", UNKNOWN, device, seen)
-
-
 SNAPSHOT = "condor"
 """The name of the snapshot whose disks the guest writes to."""
 
 
 class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
     """The driver of the VM types vmware and vmrun: VMware Workstation, Player or Fusion on this machine."""
-
-    # A start
 
     def plan(self, job: JobAd) -> VmrunPlan:
         spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
@@ -134,13 +65,12 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         copy = working_copy.build(spec.vmx, spec, directory, str(uuids.uuid4()), self.settings, self.identity)
         for text in copy.left_out:
             self.log(f"{spec.name} is without {text}")
-        checkpoints = VmrunCheckpoints(self.identity, directory, self.log)
-        plan = VmrunPlan(spec, vmrun, checkpoints, copy, copy)
+        store = CheckpointStore(KIND, self.identity, directory, self.log)
+        plan = VmrunPlan(spec, vmrun, directory, store, copy, copy)
         try:
-            found = checkpoints.find(spec, copy)
+            return plan.with_checkpoint()
         except Unusable as unusable:
             return plan._replace(unusable=unusable)
-        return plan if found is None else plan._replace(restart=found[0], copy=found[1])
 
     def show(self, plan: VmrunPlan) -> str:
         return plan.copy.vmx.encode().decode()
@@ -149,9 +79,9 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         for vmx in self._leftovers(plan):
             self.log(f"{vmx} still runs from an earlier start: destroying it")
             end_process(plan.vmrun, vmx, self.identity.uid, self._seconds(), self.log)
-        plan.checkpoints.store.forget_interrupted()
+        plan.checkpoint.forget_interrupted()
         if plan.restart is None and plan.unusable is None:
-            plan.checkpoints.forget(*plan.checkpoints.state_files(plan.copy.name))
+            plan.forget(*plan.state_files())
 
     def prepare(self, plan: VmrunPlan, resources: Resources) -> VmrunMachine:
         if plan.unusable is not None:
@@ -174,7 +104,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
             self._take_snapshot(machine, plan)
         self._power_on(machine, plan)
         if plan.restart is not None:
-            plan.checkpoints.store.discard()
+            plan.checkpoint.discard()
 
     def keep(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         spec = plan.spec
@@ -182,10 +112,9 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {plan.vmrun.product}")
 
     def without_checkpoint(self, plan: VmrunPlan, unusable: Unusable) -> tuple[VmrunPlan, Callable[[], None]]:
-        take_back = plan.checkpoints.refuse(plan.spec, unusable)
+        own, fresh_disks = plan.state_files(), plan.spec.snapshot_disk
+        take_back = plan.checkpoint.refuse(plan.spec.name, unusable, own, fresh_disks=fresh_disks)
         return plan._replace(copy=plan.fresh, restart=None, unusable=None), take_back
-
-    # The contract
 
     def kill(self, match: str, uuid: str = "") -> bool:
         directory = os.path.realpath(match)
@@ -214,9 +143,46 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         return killed
 
     def survey(self, end: float) -> Survey:
-        return survey(self.vm_type, self.settings, self.identity, self.log, end)
-
-    # How it is done
+        settings, identity = self.settings, self.identity
+        checked = "the vmrun of VMWARE_VMRUN or the PATH"
+        try:
+            path = tool.find_tool(settings)
+            checked = f"{path} list, as uid {identity.uid}"
+            with tempfile.TemporaryDirectory(prefix="vmgahp-vmrun-", ignore_cleanup_errors=True) as home:
+                if identity.switching:
+                    os.chown(home, identity.uid, identity.gid)
+                product, version = _ask(Tool(path, "", identity, home, self.log), settings, end)
+        except errors.Fault as fault:
+            return Survey([findings.judge("vmrun", checked, fault, "")])
+        name = PRODUCTS[product]
+        found = [Finding("vmrun", OK, checked, f"vmrun {version or '?'} answers for VMware {name}")]
+        able = product != "player"  # which has neither snapshots nor a pause
+        seen = "this product makes snapshots" if able else "it makes no snapshots: jobs with snapshot disks do not run."
+        hint = "" if able else "use VMware Workstation, or send only jobs with vmware_snapshot_disk = False here."
+        found.append(Finding("snapshots", OK if able else OFF, f"VMware {name}", seen, hint))
+        found.append(_kernel_module())
+        networking = []
+        for kind in settings.networking_types(NETWORKING_TYPES, own_bridge=True):
+            device = os.path.join(DEVICES, NETWORKS[kind])
+            if there := os.path.exists(device):
+                networking.append(kind)
+            said = (OK, device, "VMware's network is there") if there else (OFF, device, "VMware's network is missing.")
+            found.append(Finding(f"network {kind}", *said, "" if there else "vmware-networks --start"))
+        return Survey(
+            found,
+            attributes={
+                "version": version,
+                "product": product,
+                "snapshot": able,
+                "suspend": True,
+                "soft_suspend": able,
+                "checkpoint": True,
+                "networking": ",".join(networking),
+            },
+            networking=networking,
+            hypervisors=["vmware"],
+            vm_types=list(dict.fromkeys((self.vm_type, *VMRUN))),
+        )
 
     def _seconds(self) -> float:
         """Return the timeout of a call that moves no memory, in seconds: a tenth of the client's timeout."""
@@ -247,12 +213,9 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
             vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=machine.deadlines.memory)
         except VmrunError as error:
             if is_not_supported(error):
-                raise errors.JobFault(
-                    errors.MISMATCHED,
-                    f"{SNAPSHOT_DISK} = true, and the VMware product of this machine ({vmrun.product}) makes no "
-                    "snapshots.",
-                    f"set vmware_snapshot_disk = False, or require VM_{self.vm_type}_ATTR_snapshot of the machine.",
-                ) from error
+                problem = f"{SNAPSHOT_DISK} = true, and this machine's VMware ({vmrun.product}) makes no snapshots."
+                hint = f"set vmware_snapshot_disk = False, or require VM_{self.vm_type}_ATTR_snapshot of the machine."
+                raise errors.JobFault(errors.MISMATCHED, problem, hint) from error
             raise from_vmrun(error, f"making a snapshot of {machine.name}", copy.files) from error
         now = machine.current()
         for device, layers in copy.disks.items():
@@ -284,3 +247,28 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
             return read_vmx(user, os.path.dirname(vmx), os.path.basename(vmx)).get(name, "")
         except errors.Fault:
             return ""
+
+
+def _ask(vmrun: Tool, settings: Settings, end: float) -> tuple[str, str]:
+    """Return the product, which answers, and vmrun's version. Raises `errors.Fault`."""
+
+    def left() -> float:
+        return max(0.1, end - monotonic())
+
+    with explained("asking which VMs run"):
+        vmrun.find_product(settings, left())
+        vmrun.running(left())
+        # Without a command it prints its version and its usage.
+        told = _VERSION.search(tool.text_of(vmrun.call([], "without a command", left()).out))
+    return vmrun.product, told[1] if told else ""
+
+
+def _kernel_module() -> Finding:
+    device = os.path.join(DEVICES, "vmmon")
+    if os.path.exists(device):
+        return Finding("vmmon", OK, device, "VMware's kernel module is loaded")
+    if os.path.isdir(INSTALLED):
+        hint = "build and load it: vmware-modconfig --console --install-all."
+        return Finding("vmmon", BAD, device, "VMware's kernel module is not loaded.", hint)
+    seen = f"There is neither {device} nor {INSTALLED}: this VMware is not one of Linux."
+    return Finding("vmmon", UNKNOWN, device, seen)

@@ -4,6 +4,8 @@ A checkpoint is a suspended VM: its memory (``.vmss`` and ``.vmem``), the disks 
 ``.vmx``, all in the scratch directory, so HTCondor takes them along.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.files import FileRef, Unusable
-from vmgahp.checkpoint.manifest import DISK, STATE, UUID, CheckpointKind, Facts, Manifest, matching
+from vmgahp.checkpoint.manifest import DISK, STATE, UUID, CheckpointKind, Manifest, matching
 from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
 from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.lifecycle import ManagedMachine
@@ -35,7 +37,6 @@ from vmgahp.drivers.vmrun.tool import (
 )
 from vmgahp.drivers.vmrun.working_copy import UUID_KEY, WorkingCopy
 from vmgahp.host import execute, proc, scratch
-from vmgahp.host.job_user import Identity
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
 from vmgahp.metrics import Status, Usage
@@ -51,56 +52,6 @@ KIND = CheckpointKind(
         "state": matching(re.compile(r"[^/\x00-\x1f\x7f]{1,250}\.vmss")),  # the file with the memory
     },
 )
-
-
-class VmrunCheckpoints(NamedTuple):
-    """The checkpoints of one scratch directory."""
-
-    identity: Identity
-    directory: str
-    """The scratch directory, without links."""
-    log: Logger
-
-    @property
-    def store(self) -> CheckpointStore:
-        return CheckpointStore(KIND, self.identity, self.directory, self.log)
-
-    def state_files(self, vmx_name: str) -> list[str]:
-        """List the files that VMware keeps of a VM beside its ``.vmx`` and its disks, by name."""
-        stem, there = vmx_name.removesuffix(".vmx"), os.listdir(self.directory)
-        return sorted(name for name in there if name.startswith(stem) and name.endswith(STATE_SUFFIXES))
-
-    def find(self, spec: VmwareSpec, fresh: WorkingCopy) -> tuple[Manifest, WorkingCopy] | None:
-        """Return the checkpoint in the scratch directory, and its working copy; None without one. Raises `Unusable`."""
-        manifest = self.store.load()
-        if manifest is None:
-            return None
-        # The disks of a guest are those that the working copy names, which came back with it.
-        self.store.check(manifest, self.store.now(spec, {}), map(FileRef.of, manifest.files))
-        state = manifest.facts["state"]
-        if state not in (file.path for file in manifest.files if file.role == STATE):
-            raise Unusable("its memory is not among its files.", True)
-        try:
-            saved = read_vmx(self.identity, self.directory, fresh.name)
-            return manifest, working_copy.restored(fresh, saved, state, spec, self.directory, self.identity)
-        except errors.JobFault as fault:
-            raise Unusable(fault.problem, True) from fault
-
-    def refuse(self, spec: VmwareSpec, unusable: Unusable) -> Callable[[], None]:
-        """Set a checkpoint aside and report why, as `CheckpointStore.refuse` does."""
-        own = self.state_files(working_copy.name_for(spec.vmx_file))
-        return self.store.refuse(spec.name, unusable, own, fresh_disks=spec.snapshot_disk)
-
-    def write(self, spec: VmwareSpec, copy: WorkingCopy, facts: Facts, cpu_seconds: float) -> None:
-        """Write the manifest of a VM that is suspended. Raises `errors.MachineFault`."""
-        state = self.state_files(copy.name)
-        state += [copy.nvram] if copy.nvram in os.listdir(self.directory) else []
-        refs = [FileRef(STATE, name) for name in state] + [FileRef(DISK, name) for name in copy.files]
-        self.store.write(self.store.now(spec, facts, cpu_seconds), refs)
-
-    def forget(self, *names: str) -> None:
-        """Remove files that are no longer needed."""
-        scratch.forget(self.identity, self.directory, self.log, *names)
 
 
 LEAVING_WAIT = 2.0
@@ -120,7 +71,9 @@ class VmrunPlan(NamedTuple):
 
     spec: VmwareSpec
     vmrun: Tool
-    checkpoints: VmrunCheckpoints
+    directory: str
+    """The scratch directory, without links."""
+    checkpoint: CheckpointStore
     copy: WorkingCopy
     fresh: WorkingCopy
     """The working copy for a new boot, if `copy` restarts from a checkpoint."""
@@ -128,10 +81,32 @@ class VmrunPlan(NamedTuple):
     unusable: Unusable | None = None
     """The reason why an existing checkpoint is not restored."""
 
-    @property
-    def directory(self) -> str:
-        """The scratch directory, without links."""
-        return self.checkpoints.directory
+    def state_files(self) -> list[str]:
+        """List the files that VMware keeps of the VM beside its ``.vmx`` and its disks, by name."""
+        stem, there = self.fresh.name.removesuffix(".vmx"), os.listdir(self.directory)
+        return sorted(name for name in there if name.startswith(stem) and name.endswith(STATE_SUFFIXES))
+
+    def with_checkpoint(self) -> VmrunPlan:
+        """Return the plan with the checkpoint in the scratch directory, if there is one. Raises `Unusable`."""
+        store, fresh = self.checkpoint, self.fresh
+        found = store.load()
+        if found is None:
+            return self
+        # The disks of a guest are those that the working copy names, which came back with it.
+        store.check(found, store.now(self.spec, {}), map(FileRef.of, found.files))
+        state = found.facts["state"]
+        if state not in (file.path for file in found.files if file.role == STATE):
+            raise Unusable("its memory is not among its files.", True)
+        try:
+            saved = read_vmx(store.identity, self.directory, fresh.name)
+            copy = working_copy.restored(fresh, saved, state, self.spec, self.directory, store.identity)
+        except errors.JobFault as fault:
+            raise Unusable(fault.problem, True) from fault
+        return self._replace(restart=found, copy=copy)
+
+    def forget(self, *names: str) -> None:
+        """Remove files of the scratch directory that are no longer needed; errors are logged."""
+        scratch.forget(self.checkpoint.identity, self.directory, self.checkpoint.log, *names)
 
 
 class VmrunMachine(ManagedMachine):
@@ -151,7 +126,6 @@ class VmrunMachine(ManagedMachine):
         self._memory_file = plan.restart.facts["state"] if plan.restart else ""
         """The name of the file with the memory of a guest that is, or was, saved."""
         self._tool = plan.vmrun
-        self._checkpoints = plan.checkpoints
         self._uid = plan.vmrun.identity.uid
         self._process: Process | None = None
         self.usage = Usage(plan.restart.cpu_seconds if plan.restart else 0)
@@ -160,17 +134,9 @@ class VmrunMachine(ManagedMachine):
         self._may_ask_address = plan.spec.networking
         self._last_report: Status | None = None
 
-    # What the server asks
-
-    def cpu_seconds(self) -> float:
-        """Return the CPU time of the guest at the last STATUS, in seconds."""
-        return self.usage.seconds
-
     def pid(self) -> int:
         process = self._find_process() if self.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED) else None
         return process.pid if process else 0
-
-    # The life
 
     def look(self) -> Status:
         process = self._find_process()
@@ -224,7 +190,7 @@ class VmrunMachine(ManagedMachine):
             if self._plan.restart is not None:
                 self.put_back()
             made = set(os.listdir(self._plan.directory)) - self._before
-            self._checkpoints.forget(*sorted(name for name in made if not name.endswith((".lck", ".log"))))
+            self._plan.forget(*sorted(name for name in made if not name.endswith((".lck", ".log"))))
         elif self.state is not lifecycle.CHECKPOINTED:
             self._forget_memory()
 
@@ -277,8 +243,11 @@ class VmrunMachine(ManagedMachine):
         copy, directory, identity = self._plan.copy, self._plan.directory, self._tool.identity
         now = working_copy.restored(copy, self.current(), self._memory_file, self.spec, directory, identity)
         now.correct_parents(directory, identity)
-        facts = {"uuid": self.uuid, "state": self._memory_file}
-        self._checkpoints.write(self.spec, now, facts, self.usage.seconds)
+        state = self._plan.state_files()
+        state += [now.nvram] if now.nvram in os.listdir(directory) else []
+        refs = [FileRef(STATE, name) for name in state] + [FileRef(DISK, name) for name in now.files]
+        store, facts = self._plan.checkpoint, {"uuid": self.uuid, "state": self._memory_file}
+        store.write(store.now(self.spec, facts, self.usage.seconds), refs)
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
         self.look_at_saved()
@@ -294,16 +263,14 @@ class VmrunMachine(ManagedMachine):
         self.log(f"{self.name} is resumed")
 
     def set_aside(self) -> None:
-        self._checkpoints.store.begin_restart()
+        self._plan.checkpoint.begin_restart()
 
     def put_back(self) -> None:
-        self._checkpoints.store.put_back()
+        self._plan.checkpoint.put_back()
 
     def forget_saved(self) -> None:
-        self._checkpoints.store.discard()
+        self._plan.checkpoint.discard()
         self._forget_memory()
-
-    # What the driver asks
 
     def power_on(self) -> None:
         """Power the VM on, or resume it from the state that its ``.vmx`` names. Raises `VmrunError`."""
@@ -313,8 +280,6 @@ class VmrunMachine(ManagedMachine):
         """Read the working ``.vmx`` as VMware has changed it. Raises `errors.JobFault`."""
         return read_vmx(self._tool.identity, self._plan.directory, self._plan.copy.name)
 
-    # What helps
-
     def _run(self, command: str, seconds: float, *arguments: str) -> str:
         return self._tool.run(command, self.vmx, *arguments, seconds=seconds)
 
@@ -323,11 +288,11 @@ class VmrunMachine(ManagedMachine):
         names = [self._memory_file] if self._memory_file else []
         if not self._find_process():
             names += self._state_files(".vmss", ".vmem")
-        self._checkpoints.forget(*dict.fromkeys(names))
+        self._plan.forget(*dict.fromkeys(names))
         self._memory_file = ""
 
     def _state_files(self, *endings: str) -> list[str]:
-        return [name for name in self._checkpoints.state_files(self._plan.copy.name) if name.endswith(endings)]
+        return [name for name in self._plan.state_files() if name.endswith(endings)]
 
     def _find_memory_file(self, problem: VmrunError | None) -> None:
         """Find the memory of the guest, which has ended. Raises `errors.Fault` if it is not found."""

@@ -1,10 +1,8 @@
 """Calls of vmrun, the faults of its errors, and VMware's processes on this machine.
 
 vmrun prints its errors on standard output, as ``Error: …``, with exit status 255 or, in some versions, 0; on standard
-error it may complain about libraries though all is well. Any call may hang, so each has a deadline. It runs as the
-job's user: what VMware does with the job's files it does with that user's rights.
-
-The job's rules come last: unlike libvirt's, these sentences name few files, and those are cut out first.
+error it may complain about libraries though all is well. Each call has a deadline and runs as the job's user, with
+whose rights VMware then uses the job's files.
 
 A process's owner chooses its name and arguments, so it counts only if its owner is the VM's.
 """
@@ -12,7 +10,6 @@ A process's owner chooses its name and arguments, so it counts only if its owner
 import os
 import pwd
 import re
-import select
 import shutil
 import signal
 import time
@@ -25,7 +22,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.fault_rules import Rule, classify
 from vmgahp.errors import ClientFault, HypervisorFault, JobFault, MachineFault
-from vmgahp.host import proc
+from vmgahp.host import proc, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import SAFE_PATH, Finished, run
 
@@ -88,11 +85,9 @@ class Tool:
                 [self.path, *words], deadline=seconds, environ=self._environment(), user=self.identity, grace=GRACE
             )
         except OSError as error:
-            raise VmrunError(
-                command,
-                f"{self.path} cannot be started as uid {self.identity.uid} ({error.strerror})",
-                "set VMWARE_VMRUN to vmrun's full path, and see that the jobs' users may execute it.",
-            ) from error
+            problem = f"{self.path} cannot be started as uid {self.identity.uid} ({error.strerror})"
+            hint = "set VMWARE_VMRUN to vmrun's full path, and see that the jobs' users may execute it."
+            raise VmrunError(command, problem, hint) from error
         if done.status is None:
             raise Hanging(command, seconds)
         if done.complaints and not self._complained:
@@ -106,10 +101,7 @@ class Tool:
         return {os.path.realpath(line) for line in lines if line.startswith("/") and line.endswith(".vmx")}
 
     def find_product(self, settings: Settings, seconds: float) -> None:
-        """Determine the product: VMWARE_PRODUCT, or the first that answers.
-
-        Raises the same as `run`, `errors.MachineFault`.
-        """
+        """Determine the product: VMWARE_PRODUCT, or the first that answers. Raises as `run`, `errors.MachineFault`."""
         named = settings.string("VMWARE_PRODUCT").lower()
         if named:
             if named not in PRODUCTS:
@@ -203,7 +195,7 @@ RULES = (
         "read vmware.log in the job's scratch directory."),
 )
 # fmt: on
-"""The rules in their order; an error that matches none of them is the hypervisor's."""
+"""The rules in their order; the job's come last, because these sentences name few files, and those are cut out."""
 
 
 def is_not_running(error: VmrunError) -> bool:
@@ -288,9 +280,7 @@ def wait_for_end(process: Process, seconds: float, *, kill: bool = False) -> boo
             return True
         if kill:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        return wait.ready(descriptor, seconds)
     except ProcessLookupError:
         return True
     finally:

@@ -1,11 +1,9 @@
 """The ``.vmx`` that is run, made from settings that a job may choose, and the layers of its disks.
 
-A snapshot's disk names its parent, and VMware may have written the parent's full path of the machine where the snapshot
-was made. In another directory that name has to be corrected before anything runs.
+A snapshot's disk names its parent, perhaps by a full path of another machine; that name is corrected before a start.
 
-The list of the settings that a job may choose is that of HTCondor's own VMware support, with the controllers and the
-firmware that virtual machines have today. Above all, the devices of this machine are left out: its CD-ROM and floppy
-drives, serial and parallel ports, USB, disks and shared folders.
+The settings that a job may choose are those of HTCondor's own VMware support, with today's controllers and firmware.
+The devices of this machine are left out: its drives, ports, USB, disks and shared folders.
 """
 
 import os
@@ -53,10 +51,10 @@ def look_at_layers(
 ) -> list[VmdkLayer]:
     """Look at the disk `name` and its parents, the nearest first; nothing is changed.
 
-    `name` is that of a file in the scratch directory or a full path, whose links are resolved. A parent that is in the
-    scratch directory too is to be named without a path; one elsewhere has to be a file that the job's user can read.
-    With `shared`, for a job whose disks are not transferred, a full path that leads to a file is right as it is, and a
-    file of the same name in the scratch directory is another one. Raises `JobFault`, which names `attribute`.
+    `name` is that of a file in the scratch directory or a full path, whose links are resolved. A parent in the scratch
+    directory is to be named without a path; one elsewhere has to be a file that the job's user can read. With `shared`,
+    for a job whose disks are not transferred, a full path that leads to a file comes before a file of the same name in
+    the scratch directory. Raises `JobFault`, which names `attribute`.
     """
     layers: list[VmdkLayer] = []
     while name:
@@ -193,7 +191,7 @@ class WorkingCopy(NamedTuple):
         return list(dict.fromkeys(name for chain in self.disks.values() for layer in chain for name in layer.files))
 
     def correct_parents(self, directory: str, identity: Identity) -> None:
-        """Correct the disks' names of their parents, which may have the path of another machine. Raises `JobFault`."""
+        """Correct the names of the disks' parents (`VmdkLayer.parent`). Raises `JobFault`."""
         for device, chain in self.disks.items():
             correct_parents(identity, directory, chain, f"{self.name}, {device}.fileName")
 
@@ -208,23 +206,17 @@ def build(
     """
     found = drives(source)
     ports = [match[1] for name in source if source.boolean(name) and (match := _PORT.fullmatch(name))]
-    vmx_file = f"{VMX_FILE} = {shown(spec.vmx_file)}"
-    if len(found) + len(ports) > _MOST_DEVICES:
-        raise JobFault(
-            errors.BAD_IMAGE,
-            f"{vmx_file}: it has {len(found) + len(ports)} drives and ports, and VMware takes some {_MOST_DEVICES} at "
-            "most.",
-            "open the virtual machine in VMware, and send the .vmx that it writes.",
-        )
+    vmx_file, number = f"{VMX_FILE} = {shown(spec.vmx_file)}", len(found) + len(ports)
+    if number > _MOST_DEVICES:
+        problem = f"{vmx_file}: it has {number} drives and ports, and VMware takes some {_MOST_DEVICES} at most."
+        hint = "open the virtual machine in VMware, and send the .vmx that it writes."
+        raise JobFault(errors.BAD_IMAGE, problem, hint)
     builder = _Builder(source, spec, directory, identity)
     left_out = [f"{drive.place} ({drive.no_image})" for drive in found if drive.no_image]
     disks = {drive.place: builder.disk(drive) for drive in found if drive.kind == DISK and not drive.no_image}
     if not disks:
-        raise JobFault(
-            errors.NO_DISK_PARAM,
-            f"{vmx_file}: the virtual machine has no disk that can be used here.",
-            "give it a disk that is a .vmdk file.",
-        )
+        problem = f"{vmx_file}: the virtual machine has no disk that can be used here."
+        raise JobFault(errors.NO_DISK_PARAM, problem, "give it a disk that is a .vmdk file.")
     for drive in found:
         if drive.kind != DISK and not drive.no_image:
             builder.image(drive)
@@ -244,9 +236,8 @@ def restored(
 ) -> WorkingCopy:
     """Make the working copy for a restart from a checkpoint, whose memory is in the file `state`.
 
-    `saved` is the working copy that came with the checkpoint, which is the job's to change: only the lines that VMware
-    generates are copied from it, and the names of the snapshot's disks, which are checked as the job's own are. Raises
-    `JobFault`.
+    `saved` is the working copy of the checkpoint, which the job can change: only the lines that VMware generates are
+    copied from it, and the names of the snapshot's disks, which are checked as the job's own are. Raises `JobFault`.
     """
     vmx = Vmx(dict(fresh.vmx))
     vmx.update({name: value for name, value in saved.items() if _GENERATED.fullmatch(name)})
@@ -303,8 +294,7 @@ class _Builder:
         if mode in ("persistent", "independent-persistent", "independent-nonpersistent"):
             self.vmx[f"{device}.mode"] = mode if self.spec.transfer else "persistent"
         # Data that the guest has flushed must be in the file, even if the machine or the job is stopped.
-        self.vmx[f"{device}.writeThrough"] = "TRUE"
-        self.vmx[f"{device}.present"] = "TRUE"
+        self.vmx.update({f"{device}.writeThrough": "TRUE", f"{device}.present": "TRUE"})
         return tuple(chain)
 
     def image(self, drive: Drive) -> None:
@@ -397,7 +387,5 @@ def _local_settings(settings: Settings) -> Vmx:
         with open(path, "rb") as file:
             return Vmx.decode(file.read(LARGEST + 1))
     except (OSError, VmxError) as error:
-        raise MachineFault(
-            f"VMWARE_LOCAL_SETTINGS_FILE = {path} cannot be used: {error}.",
-            'write lines of the form name = "value" into it, or remove the setting.',
-        ) from error
+        problem = f"VMWARE_LOCAL_SETTINGS_FILE = {path} cannot be used: {error}."
+        raise MachineFault(problem, 'write lines of the form name = "value" into it, or remove the setting.') from error

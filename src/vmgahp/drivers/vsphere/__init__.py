@@ -1,23 +1,22 @@
 """The VM type vsphere: jobs for VMware on an ESXi host or a vCenter, through the vSphere API.
 
-`connection` reaches the server, `datastore` finds its objects and moves files, `hardware` describes a job's VM, `vm`
-has the tags of one and the operations on it, and `transport` carries it there and back.
+`connection` reaches the server, `inventory` finds its objects and moves files, `hardware` describes a job's VM, and
+`machine` is one of them.
 """
 
 from __future__ import annotations
 
 import os
-import time
 import uuid as uuids
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import monotonic
-from typing import NamedTuple
 
 from pyVmomi import vim
 
 from vmgahp import errors, findings
 from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.lifecycle import reached
@@ -25,11 +24,21 @@ from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vsphere import hardware
 from vmgahp.drivers.vsphere.connection import VsphereConnection
-from vmgahp.drivers.vsphere.datastore import Inventory, Store, network_map
-from vmgahp.drivers.vsphere.hardware import guest_id
-from vmgahp.drivers.vsphere.machine import VsphereMachine, retire
-from vmgahp.drivers.vsphere.transport import VsphereCheckpoints, VsphereContext, VspherePlan, flat_extent
-from vmgahp.drivers.vsphere.vm import RUNS, SAVED, Tag, Tagged, entity_name, find_tagged, job_id, this_host
+from vmgahp.drivers.vsphere.inventory import (
+    MIB,
+    RUNS,
+    SAVED,
+    Inventory,
+    Store,
+    Tag,
+    Tagged,
+    entity_name,
+    find_tagged,
+    job_id,
+    network_map,
+    this_host,
+)
+from vmgahp.drivers.vsphere.machine import KIND, VsphereContext, VsphereMachine, VspherePlan, flat_extent
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import is_claimed
@@ -40,7 +49,6 @@ from vmgahp.job.vmware import NETWORKING_TYPES, VMX_FILE, VmwareSpec, look
 from vmgahp.job.vmx_drives import DISK
 from vmgahp.text import shown
 
-MIB = 1 << 20
 LEAST_ROOM = 1 << 30
 """The free bytes below which no job's disks would fit into the datastore."""
 
@@ -48,18 +56,186 @@ OBJECT_STORES = {"vsan": "vSAN", "vvol": "vVols"}
 """The kinds of datastores whose disks are objects of the storage, by the server's word in lower case."""
 
 
-class VsphereSurveyor(NamedTuple):
-    """The surveyor of one server for one execute machine."""
+START_EXTRA, RESERVE = 120, 60
+"""Seconds that condor_starter waits longer for a START than for other requests, and those kept for after the upload.
 
-    vm_type: str
-    settings: Settings
-    connection: VsphereConnection
-    inventory: Inventory
+The first is in ``VMGahpRequest`` in HTCondor's ``src/condor_starter.V6.1``.
+"""
+
+
+class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
+    """The driver of the VM type vsphere."""
+
+    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
+        super().__init__(vm_type, settings, identity, log)
+        self._connection = VsphereConnection(settings, log)
+        self._inventory = Inventory(self._connection, settings)
+        self._host = this_host()
+
+    def plan(self, job: JobAd) -> VspherePlan:
+        end = monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - RESERVE
+        spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
+        found = hardware.read_hardware(spec.vmx, spec.vmx_file)
+        if spec.checkpoint:
+            independent = [disk.place for disk in found.of_kind(DISK) if not disk.persistent]
+            saving.require_snapshot(f"{VMX_FILE} = {shown(spec.vmx_file)}", independent)
+        names = [device.file for device in found.of_kind(DISK)]
+        extents = {name: flat_extent(name, spec, self.identity) for name in names}
+        plan = VspherePlan(spec, found, extents, job_id(job), end)
+        try:
+            return plan._replace(manifest=self._checkpoint(spec).load())
+        except Unusable as unusable:
+            return plan._replace(unusable=unusable)
+
+    def show(self, plan: VspherePlan) -> str:
+        spec, found = plan.spec, plan.hardware
+        lines = [
+            f"name      {entity_name(spec.name, 'xxxxxxxx')}",
+            f"memory    {spec.memory_mib} MiB",
+            f"CPUs      {spec.vcpus}",
+            f"guest     {hardware.guest_id(found.guest)}",
+            f"firmware  {'efi' if found.efi else 'bios'}{', secure boot' if found.secure_boot else ''}",
+            f"network   {spec.networking_type or 'none'}",
+        ]
+        for device in found.devices:
+            extent = plan.extents.get(device.file)
+            note = "" if extent is None else ", flat" if extent else ", to be converted"
+            lines.append(f"{device.place:9} {device.kind} {device.file} as {device.stored_as}{note}")
+        lines += [f"left out  {name}" for name in found.left_out]
+        return "\n".join(lines) + "\n"
+
+    def clear(self, plan: VspherePlan) -> None:
+        """Remove what earlier starts left of this job, of this directory or of one that is gone, and checkpoints
+        whose time is over.
+
+        A VM that another host looks after is left alone, even if it is this job's: a host that is cut off from its pool
+        may still run it, and its own guardian ends it. So is one of this host's in another directory that a server
+        looks after.
+        """
+        context = self._context()
+        there = find_tagged(self._connection, context.place.folder)
+        try:
+            kept = self._checkpointed(plan, there)
+        except Unusable:
+            kept = None
+        for found in there:
+            if kept is None or found.tag.id != kept.tag.id:
+                self._clear_one(plan, context, found)
+
+    def prepare(self, plan: VspherePlan, resources: Resources) -> VsphereMachine:
+        if plan.unusable is not None:
+            raise plan.unusable
+        spec, context = plan.spec, self._context()
+        kept = self._checkpointed(plan, find_tagged(self._connection, context.place.folder) if plan.manifest else ())
+        uuid = kept.tag.id if kept else str(uuids.uuid4())
+        tag = Tag(uuid, spec.name, plan.job, spec.working_dir, self._host, RUNS)
+        self.claim(resources, spec.working_dir, uuid)
+        reached("prepare.guarded")
+        machine = VsphereMachine(plan, tag, context, resources, self.deadlines(self._connection.deadline))
+        if kept is not None:
+            machine.vm = kept.vm
+        return machine
+
+    def launch(self, machine: VsphereMachine, plan: VspherePlan) -> None:
+        if plan.manifest is not None:
+            machine.take_up(plan.manifest)
+            return
+        spec, left_out = plan.spec, plan.hardware.left_out
+        network = None
+        if spec.networking_type:
+            network = self._inventory.network(machine.context.place.datacenter, spec.networking_type)
+        if left_out:
+            self.log(f"{spec.name} is without {', '.join(left_out)}")
+        machine.vm = machine.transport.deploy(machine.tag, network)
+
+    def keep(self, machine: VsphereMachine, plan: VspherePlan) -> None:
+        spec = plan.spec
+        machine.find_mac()
+        self.record_end(machine.resources, spec.name, spec.working_dir, machine.cpu_seconds, spec.sent)
+        self.log(f"started {spec.name} ({machine.uuid}) on {self._connection.access}")
+
+    def without_checkpoint(self, plan: VspherePlan, unusable: Unusable) -> tuple[VspherePlan, Callable[[], None]]:
+        # The guest's data is on the server; the disks that came with the job are as at its first start.
+        take_back = self._checkpoint(plan.spec).refuse(plan.spec.name, unusable, fresh_disks=True)
+        return plan._replace(manifest=None, unusable=None), take_back
+
+    def kill(self, match: str, uuid: str = "") -> bool:
+        """Destroy a VM as `vmgahp.drivers.base.Driver.kill` says; also by the VM's name, which is for people.
+
+        HTCondor names the scratch directory, and then a checkpoint stays. By its name a VM of this machine, or a
+        checkpoint that waits for its job, is removed with all its files.
+        """
+        context = self._context()
+        found = False
+        for vm, tag in find_tagged(self._connection, context.place.folder):
+            runs_here = tag.host == self._host and tag.state == RUNS
+            if uuid and tag.id != uuid:
+                continue
+            if match.startswith("/") and runs_here and is_one_job(tag.directory, match):
+                context.retire(vm, tag)
+                found = True
+            elif tag.name == match and (runs_here or tag.state == SAVED):
+                vm.destroy(context.place.datacenter)
+                found = True
+        return found
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _checkpointed(self, plan: VspherePlan, there: Iterable[Tagged]) -> Tagged | None:
+        """Return the VM of the job's checkpoint, None without one. Raises `Unusable`."""
+        manifest = plan.manifest
+        if manifest is None:
+            return None
+        found = next((vm for vm in there if vm.tag.id == manifest.facts["id"]), None)
+        if found is None:
+            where = manifest.facts["server"]
+            raise Unusable(f"its VM is not on this server; it was made on {where}, and may have expired.", True)
+        if found.tag.job != plan.job or found.tag.name != plan.spec.name:
+            raise Unusable("it is another job's.", True)
+        store = self._checkpoint(plan.spec)
+        store.check(manifest, store.now(plan.spec, {"snapshot": found.tag.checkpoint}), ())
+        return found
+
+    def _checkpoint(self, spec: VmwareSpec) -> CheckpointStore:
+        return CheckpointStore(KIND, self.identity, spec.working_dir, self.log)
+
+    def _clear_one(self, plan: VspherePlan, context: VsphereContext, found: Tagged) -> None:
+        (vm, tag), here = found, os.path.normpath(plan.spec.working_dir)
+        same_job = tag.job == plan.job
+        if tag.host == self._host and tag.state == RUNS:
+            path = os.path.normpath(tag.directory)
+            if not (same_job or _has_ended(path, here)) or (path != here and is_claimed(tag.id)):
+                return
+            self.log(f"{tag.name} is still there from an earlier start: removing it")
+        elif tag.state == SAVED and same_job:
+            self.log(f"an older checkpoint of {tag.name} is on the server: removing it")
+        elif tag.has_expired:
+            self.log(f"the checkpoint of {tag.name} has waited for its job for too long: removing it")
+        else:
+            return
+        # Other hosts may do the same at this moment, and a VM of another job must not make this one fail.
+        try:
+            if same_job or tag.state == SAVED:
+                vm.destroy(context.place.datacenter)
+            else:
+                context.retire(vm, tag)
+        except errors.Fault as fault:
+            if same_job:
+                raise
+            self.log(f"{tag.name} cannot be removed: {fault.problem}")
+
+    def _context(self) -> VsphereContext:
+        place, days = self._inventory.place(), self.settings.integer("VSPHERE_CHECKPOINT_DAYS")
+        files = Store(self._connection, place, self.log)
+        return VsphereContext(self._connection, place, files, self.identity, days, self.log)
+
+    # The survey
 
     def survey(self, end: float) -> Survey:
-        """Log in, then run the checks that need it in parallel; see `vmgahp.drivers.base.Driver.survey`."""
+        # The login first, then the checks that need it.
         left = max(0.5, end - monotonic())
-        self.connection.deadline = self.connection.timeout = left / 2
+        self._connection.deadline = self._connection.timeout = left / 2
         where = self.settings.string("VSPHERE_HOST") or "VSPHERE_HOST"
         checked = f"the vSphere server {where}"
         asked = findings.side_by_side({"vsphere": self._ask}, monotonic() + left * 0.6)["vsphere"]
@@ -98,11 +274,9 @@ class VsphereSurveyor(NamedTuple):
             vm_types=[self.vm_type],
         )
 
-    # The checks
-
     def _ask(self) -> tuple[vim.AboutInfo, vim.Datacenter, str]:
-        about = self.connection.call(lambda content: content.about, "asking the server who it is")
-        return about, *self.inventory.datacenter()
+        about = self._connection.call(lambda content: content.about, "asking the server who it is")
+        return about, *self._inventory.datacenter()
 
     def _tls(self) -> Finding:
         checked = "how the server proves who it is"
@@ -114,16 +288,14 @@ class VsphereSurveyor(NamedTuple):
         return Finding("tls", OFF, checked, seen, "save the server's certificate as the file of VSPHERE_TLS_PIN.")
 
     def _datastore(self, datacenter: vim.Datacenter) -> str:
-        ref, name = self.inventory.datastore(datacenter)
-        seen = self.connection.properties(ref, "summary.accessible", "summary.freeSpace", "summary.type")
+        ref, name = self._inventory.datastore(datacenter)
+        seen = self._connection.properties(ref, "summary.accessible", "summary.freeSpace", "summary.type")
         free = seen.get("summary.freeSpace")
         if seen.get("summary.accessible") is False:
             raise errors.MachineFault(f"The server cannot reach its datastore {name}.", "look at the server's storage.")
         if free is not None and free < LEAST_ROOM:
-            raise errors.MachineFault(
-                f"The datastore {name} has room for {free // MIB} MiB, too little for any job's disks.",
-                "free disk space on it.",
-            )
+            problem = f"The datastore {name} has room for {free // MIB} MiB, too little for any job's disks."
+            raise errors.MachineFault(problem, "free disk space on it.")
         room = f"{name} has room for {'unknown' if free is None else free // MIB} MiB"
         kind = OBJECT_STORES.get(str(seen.get("summary.type")).lower())
         # Not tested: whether an ESXi host runs a disk's file there, where VMware's own disks are not files.
@@ -131,7 +303,7 @@ class VsphereSurveyor(NamedTuple):
 
     def _pool(self, path: str) -> str:
         unreserved = "runtime.memory.unreservedForVm"
-        seen = self.connection.properties(self.inventory.pool(path), "name", unreserved)
+        seen = self._connection.properties(self._inventory.pool(path), "name", unreserved)
         memory, free = self.settings.integer("VM_MEMORY"), (seen.get(unreserved) or 0) // MIB
         if not free:
             return f"{seen.get('name')} is there"
@@ -139,192 +311,14 @@ class VsphereSurveyor(NamedTuple):
         return f"{seen.get('name')} has {free} MiB that is not reserved{note}"
 
     def _folder(self, path: str) -> str:
-        there = [tag for _, tag in find_tagged(self.connection, self.inventory.folder(path))]
+        there = [tag for _, tag in find_tagged(self._connection, self._inventory.folder(path))]
         here = sum(tag.host == this_host() for tag in there)
         saved = sum(tag.state == SAVED for tag in there)
         return f"it has {len(there)} VMs of jobs, {here} of this machine and {saved} checkpoints"
 
     def _network(self, datacenter: vim.Datacenter, kind: str) -> str:
-        self.inventory.network(datacenter, kind)
+        self._inventory.network(datacenter, kind)
         return f"{network_map(self.settings)[kind]} is there"
-
-
-START_EXTRA, RESERVE = 120, 60
-"""Seconds that condor_starter waits longer for a START than for other requests, and those kept for after the upload.
-
-The first is in ``VMGahpRequest`` in HTCondor's ``src/condor_starter.V6.1``.
-"""
-
-
-class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
-    """The driver of the VM type vsphere."""
-
-    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
-        super().__init__(vm_type, settings, identity, log)
-        self._connection = VsphereConnection(settings, log)
-        self._inventory = Inventory(self._connection, settings)
-        self._host = this_host()
-
-    # A start
-
-    def plan(self, job: JobAd) -> VspherePlan:
-        end = time.monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - RESERVE
-        spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
-        found = hardware.read_hardware(spec.vmx, spec.vmx_file)
-        if spec.checkpoint:
-            independent = [disk.place for disk in found.of_kind(DISK) if not disk.persistent]
-            saving.require_snapshot(f"{VMX_FILE} = {shown(spec.vmx_file)}", independent)
-        names = [device.file for device in found.of_kind(DISK)]
-        extents = {name: flat_extent(name, spec, self.identity) for name in names}
-        plan = VspherePlan(spec, found, extents, job_id(job), end)
-        try:
-            return plan._replace(manifest=self._checkpoints().store(spec.working_dir).load())
-        except Unusable as unusable:
-            return plan._replace(unusable=unusable)
-
-    def show(self, plan: VspherePlan) -> str:
-        spec, found = plan.spec, plan.hardware
-        lines = [
-            f"name      {entity_name(spec.name, 'xxxxxxxx')}",
-            f"memory    {spec.memory_mib} MiB",
-            f"CPUs      {spec.vcpus}",
-            f"guest     {guest_id(found.guest)}",
-            f"firmware  {'efi' if found.efi else 'bios'}{', secure boot' if found.secure_boot else ''}",
-            f"network   {spec.networking_type or 'none'}",
-        ]
-        for device in found.devices:
-            extent = plan.extents.get(device.file)
-            note = "" if extent is None else ", flat" if extent else ", to be converted"
-            lines.append(f"{device.place:9} {device.kind} {device.file} as {device.stored_as}{note}")
-        lines += [f"left out  {name}" for name in found.left_out]
-        return "\n".join(lines) + "\n"
-
-    def clear(self, plan: VspherePlan) -> None:
-        """Remove what earlier starts left of this job, of this directory or of one that is gone, and checkpoints
-        whose time is over.
-
-        A VM that another host looks after is left alone, even if it is this job's: a host that is cut off from its pool
-        may still run it, and its own guardian ends it. So is one of this host's in another directory that a server
-        looks after.
-        """
-        context = self._context()
-        there = find_tagged(self._connection, context.place.folder)
-        try:
-            kept = self._checkpointed(plan, context, there)
-        except Unusable:
-            kept = None
-        for found in there:
-            if kept is None or found.tag.id != kept.tag.id:
-                self._clear_one(plan, context, found)
-
-    def prepare(self, plan: VspherePlan, resources: Resources) -> VsphereMachine:
-        if plan.unusable is not None:
-            raise plan.unusable
-        spec, context = plan.spec, self._context()
-        kept = None
-        if plan.manifest is not None:
-            kept = self._checkpointed(plan, context, find_tagged(self._connection, context.place.folder))
-        uuid = kept.tag.id if kept else str(uuids.uuid4())
-        tag = Tag(uuid, spec.name, plan.job, spec.working_dir, self._host, RUNS)
-        self.claim(resources, spec.working_dir, uuid)
-        reached("prepare.guarded")
-        machine = VsphereMachine(plan, tag, context, resources, self.deadlines(self._connection.deadline))
-        if kept is not None:
-            machine.vm = kept.vm
-        return machine
-
-    def launch(self, machine: VsphereMachine, plan: VspherePlan) -> None:
-        if plan.manifest is not None:
-            machine.take_up(plan.manifest)
-            return
-        spec, left_out = plan.spec, plan.hardware.left_out
-        network = None
-        if spec.networking_type:
-            network = self._inventory.network(machine.context.place.datacenter, spec.networking_type)
-        if left_out:
-            self.log(f"{spec.name} is without {', '.join(left_out)}")
-        machine.vm = machine.transport.deploy(machine.tag, network)
-
-    def keep(self, machine: VsphereMachine, plan: VspherePlan) -> None:
-        spec = plan.spec
-        machine.find_mac()
-        self.record_end(machine.resources, spec.name, spec.working_dir, machine.cpu_seconds, spec.sent)
-        self.log(f"started {spec.name} ({machine.uuid}) on {self._connection.access}")
-
-    def without_checkpoint(self, plan: VspherePlan, unusable: Unusable) -> tuple[VspherePlan, Callable[[], None]]:
-        # The guest's data is on the server; the disks that came with the job are as at its first start.
-        store = self._checkpoints().store(plan.spec.working_dir)
-        take_back = store.refuse(plan.spec.name, unusable, fresh_disks=True)
-        return plan._replace(manifest=None, unusable=None), take_back
-
-    # The contract
-
-    def kill(self, match: str, uuid: str = "") -> bool:
-        """Destroy a VM as `vmgahp.drivers.base.Driver.kill` says; also by the VM's name, which is for people.
-
-        HTCondor names the scratch directory, and then a checkpoint stays. By its name a VM of this machine, or a
-        checkpoint that waits for its job, is removed with all its files.
-        """
-        context = self._context()
-        found = False
-        for vm, tag in find_tagged(self._connection, context.place.folder):
-            runs_here = tag.host == self._host and tag.state == RUNS
-            if uuid and tag.id != uuid:
-                continue
-            if match.startswith("/") and runs_here and is_one_job(tag.directory, match):
-                retire(context, vm, tag)
-                found = True
-            elif tag.name == match and (runs_here or tag.state == SAVED):
-                vm.destroy(context.place.datacenter)
-                found = True
-        return found
-
-    def survey(self, end: float) -> Survey:
-        return VsphereSurveyor(self.vm_type, self.settings, self._connection, self._inventory).survey(end)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    # How it is done
-
-    def _checkpointed(self, plan: VspherePlan, context: VsphereContext, there: Iterable[Tagged]) -> Tagged | None:
-        """Return the VM of the job's checkpoint. Raises `Unusable`."""
-        if plan.manifest is None:
-            return None
-        return context.checkpoints.match(plan.manifest, plan.spec, plan.job, there)
-
-    def _clear_one(self, plan: VspherePlan, context: VsphereContext, found: Tagged) -> None:
-        (vm, tag), here = found, os.path.normpath(plan.spec.working_dir)
-        same_job = tag.job == plan.job
-        if tag.host == self._host and tag.state == RUNS:
-            path = os.path.normpath(tag.directory)
-            if not (same_job or _has_ended(path, here)) or (path != here and is_claimed(tag.id)):
-                return
-            self.log(f"{tag.name} is still there from an earlier start: removing it")
-        elif tag.state == SAVED and same_job:
-            self.log(f"an older checkpoint of {tag.name} is on the server: removing it")
-        elif tag.has_expired:
-            self.log(f"the checkpoint of {tag.name} has waited for its job for too long: removing it")
-        else:
-            return
-        # Other hosts may do the same at this moment, and a VM of another job must not make this one fail.
-        try:
-            if same_job or tag.state == SAVED:
-                vm.destroy(context.place.datacenter)
-            else:
-                retire(context, vm, tag)
-        except errors.Fault as fault:
-            if same_job:
-                raise
-            self.log(f"{tag.name} cannot be removed: {fault.problem}")
-
-    def _context(self) -> VsphereContext:
-        place = self._inventory.place()
-        store = Store(self._connection, place, self.log)
-        return VsphereContext(self._connection, store, self._checkpoints(), place, self.log)
-
-    def _checkpoints(self) -> VsphereCheckpoints:
-        return VsphereCheckpoints(self.identity, self.settings.integer("VSPHERE_CHECKPOINT_DAYS"), self.log)
 
 
 def _has_ended(path: str, here: str) -> bool:

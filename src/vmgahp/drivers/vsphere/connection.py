@@ -1,15 +1,14 @@
 """The connection to the vSphere server: login, reconnection, and the faults of its errors.
 
-The server says what went wrong by the type of a fault, and in words that depend on its language; so the type decides.
+The type of a server's fault decides: its words depend on the server's language.
 
-The password is read from its file for every login and kept nowhere. The file must be readable by root, who runs jobs,
-and by HTCondor's own user, as whom the startd probes this VM type, and by no other user: it belongs to that user (or
-to root if the probe runs as root) and has the mode 0600 or 0400.
+The password is read from its file for every login and kept nowhere. Root, who runs jobs, and HTCondor's own user, as
+whom the startd probes, must be able to read the file, and no other user.
 
 A VM lives on while its server's services restart or a session expires, so neither says anything about the VM: what may
-be done twice is retried for `VsphereConnection.deadline` seconds. Properties are read with RetrievePropertiesEx only.
-pyvmomi would fetch each on its own when it is touched, and a session that has expired is not an exception there but
-stands in the answer's list of what is missing.
+be done twice is retried for `VsphereConnection.deadline` seconds. Properties are read with RetrievePropertiesEx only:
+pyvmomi would fetch each on its own when it is touched, and there an expired session is not an exception but an entry in
+the answer's list of missing properties.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.fault_rules import Rule
 from vmgahp.errors import ClientFault, Fault, HypervisorFault, JobFault, MachineFault
+from vmgahp.host import wait
 
 _machine = partial(Rule, "", MachineFault, errors.CRITICAL)
 _hypervisor = partial(Rule, "", HypervisorFault, errors.INTERNAL)
@@ -153,10 +153,8 @@ class Access(NamedTuple):
         except ValueError:
             host = port = None
         if not host or found.netloc != found.geturl()[2:] or port == 0:
-            raise MachineFault(
-                f"VSPHERE_HOST = {text} ({settings.where('VSPHERE_HOST')}) is not a server.",
-                "set VSPHERE_HOST to a host name, with :port where that is not 443.",
-            )
+            problem = f"VSPHERE_HOST = {text} ({settings.where('VSPHERE_HOST')}) is not a server."
+            raise MachineFault(problem, "set VSPHERE_HOST to a host name, with :port where that is not 443.")
         return cls(host, port or HTTPS, _needed(settings, "VSPHERE_USER", "the account for this machine's jobs"))
 
     def __str__(self) -> str:
@@ -196,10 +194,8 @@ def read_password(settings: Settings) -> str:
     except UnicodeDecodeError:
         password = ""
     if not password or len(data) > LONGEST_PASSWORD:
-        raise MachineFault(
-            f"{said} has no password in its first line, or is no such file at all.",
-            "write the password into its first line, as UTF-8.",
-        )
+        problem = f"{said} has no password in its first line, or is no such file at all."
+        raise MachineFault(problem, "write the password into its first line, as UTF-8.")
     return password
 
 
@@ -259,7 +255,7 @@ PATIENCE = 3
 
 LOGOUT_TIMEOUT = 3.0
 RETRY_INTERVAL = 0.5
-SLOWEST_POLL = 1.0
+TASK_POLL = 0.2
 
 _AWAY = (OSError, HTTPException, ExpatError)
 """The errors of a call to a server that restarts, is killed or hangs. Expat fails on half an answer."""
@@ -286,10 +282,9 @@ class VsphereConnection:
         self._tls: ssl.SSLContext | None = None
 
     def call(self, function: Call[Result], doing: str) -> Result:
-        """Call `function`, and again when the server or the session went away.
+        """Call `function`, which may be called twice, and retry when the server or the session went away.
 
-        Only for what may be done twice. Raises `errors.Fault`: for what the server answers, and when it cannot be
-        reached or does not let us in.
+        Raises `errors.Fault`: for an error that the server answers, and when it cannot be reached or refuses the login.
         """
         end = time.monotonic() + self.deadline
         renewed = said = False
@@ -311,7 +306,7 @@ class VsphereConnection:
                     time.sleep(RETRY_INTERVAL)
 
     def once(self, function: Call[Result], doing: str) -> Result:
-        """Call `function` once: for what must not be done twice, such as to create a VM.
+        """Call `function` once, because it must not be called twice, such as to create a VM.
 
         Raises the same as `call`, and `ServerLost` if the server went away during the call.
         """
@@ -320,10 +315,8 @@ class VsphereConnection:
             with explained(doing):
                 return function(content)
         except _AWAY as error:
-            raise ServerLost(
-                f"The vSphere server went away while {doing}: {error or type(error).__name__}.",
-                "see why the server went away.",
-            ) from error
+            problem = f"The vSphere server went away while {doing}: {error or type(error).__name__}."
+            raise ServerLost(problem, "see why the server went away.") from error
 
     def task(self, begin: Call[vim.Task], doing: str, done: Callable[[], object] = lambda: None) -> Any:
         """Begin a task, wait for its end, and return its result; retry once if the server went away meanwhile.
@@ -343,31 +336,29 @@ class VsphereConnection:
 
     def _wait(self, task: vim.Task, doing: str) -> object:
         """Return the result of a task. Raises the same as `task`."""
-        end, pause = time.monotonic() + self._task_deadline, 0.02
-        while True:
+        state = vim.TaskInfo.State
+
+        def ended() -> Properties | None:
             try:
                 seen = self.properties(task, "info.state", "info.error", "info.result")
             except Gone as gone:
-                raise ServerLost(
-                    f"The vSphere server was {doing}, and has forgotten the task.", "see why it was restarted."
-                ) from gone
-            if seen.get("info.state") == vim.TaskInfo.State.success:
-                return seen.get("info.result")
-            if seen.get("info.state") == vim.TaskInfo.State.error:
-                error = seen.get("info.error")
-                with explained(doing):
-                    raise error if isinstance(error, vmodl.MethodFault) else vmodl.MethodFault(msg=str(error))
-            if time.monotonic() >= end:
-                try:
-                    self.call(lambda _content: task.CancelTask(), "canceling a task")
-                except errors.Fault as fault:
-                    self._log(f"a task that takes too long cannot be canceled: {fault.problem}")
-                raise errors.HypervisorFault(
-                    f"vSphere has not ended {doing} within {self._task_deadline:g} s.",
-                    "look at the tasks of the server, and why they take so long.",
-                )
-            time.sleep(pause)
-            pause = min(pause * 1.5, SLOWEST_POLL)
+                problem = f"The vSphere server was {doing}, and has forgotten the task."
+                raise ServerLost(problem, "see why it was restarted.") from gone
+            return seen if seen.get("info.state") in (state.success, state.error) else None
+
+        seen = wait.until(ended, self._task_deadline, TASK_POLL)
+        if seen is None:
+            try:
+                self.call(lambda _content: task.CancelTask(), "canceling a task")
+            except Fault as fault:
+                self._log(f"a task that takes too long cannot be canceled: {fault.problem}")
+            problem = f"vSphere has not ended {doing} within {self._task_deadline:g} s."
+            raise HypervisorFault(problem, "look at the tasks of the server, and why they take so long.")
+        if seen["info.state"] == state.error:
+            error = seen.get("info.error")
+            with explained(doing):
+                raise error if isinstance(error, vmodl.MethodFault) else vmodl.MethodFault(msg=str(error))
+        return seen.get("info.result")
 
     def properties(self, ref: vim.ManagedObject, *paths: str) -> Properties:
         """Read some properties of an object, those that are set. Raises `Gone`, and the same as `call`."""
@@ -394,20 +385,16 @@ class VsphereConnection:
         self._wake()
         assert self.access is not None
         assert self._stub is not None
-        connection = HTTPSConnection(
-            self.access.host, self.access.port, timeout=self.timeout * PATIENCE, context=self._tls
-        )
+        host, port, timeout = self.access.host, self.access.port, self.timeout * PATIENCE
+        connection = HTTPSConnection(host, port, timeout=timeout, context=self._tls)
         return connection, {"Cookie": str(self._stub.cookie).partition(";")[0]}
 
     def renew(self) -> None:
-        """Log in again before the next call: the server did not know our session."""
+        """Log in again before the next call, because the server did not know the session."""
         self._logged_in = False
 
     def close(self) -> None:
-        """Log out, since the number of the server's sessions is limited.
-
-        A server that does not answer is not waited for long.
-        """
+        """Log out, since the number of the server's sessions is limited; errors are logged."""
         with self._lock:
             self._closed = True
             if self._stub is None:
@@ -436,7 +423,7 @@ class VsphereConnection:
         """Log in if needed, and return the service content. Raises `errors.Fault`, `_AWAY`."""
         with self._lock:
             if self._closed:
-                raise errors.HypervisorFault("The connection to vSphere is closed: the server is ending.")
+                raise HypervisorFault("The connection to vSphere is closed: the server is ending.")
             if not self._logged_in:
                 self._log_in()
             return self._content
@@ -446,9 +433,8 @@ class VsphereConnection:
             self.access = Access.from_settings(self._settings)
             self._tls = tls_context(self._settings)
             host, port = self.access.host, self.access.port
-            self._stub = SoapStubAdapter(
-                host, port, version=API, sslContext=self._tls, httpConnectionTimeout=self.timeout
-            )
+            how = {"version": API, "sslContext": self._tls, "httpConnectionTimeout": self.timeout}
+            self._stub = SoapStubAdapter(host, port, **how)
         assert self.access is not None
         password = read_password(self._settings)
         with explained(f"logging in at {self.access} as {self.access.user}"):

@@ -1,12 +1,10 @@
-"""The virtual hardware of the job's ``.vmx``, and its description for the server.
+"""The virtual hardware of the job's ``.vmx``, and its description for the server. Pure.
 
-The server is asked for the disks, CD-ROM and floppy images, serial ports that are files, the kind of the NIC, the
-guest's operating system, the firmware and the version of the virtual hardware; the rest is left out. Devices of the
-host, PCI pass-through, and settings of the desktop products mean nothing on a server, or are nothing that a job may
-have. Pure.
+Devices of the host, PCI pass-through, and settings of the desktop products are left out: they mean nothing on a server,
+or a job may not have them.
 
-A VM is made in two steps. It is created bare, with its tags, so that it can be found from its first moment; the
-server thereby chooses and makes its directory. When the files are there, the devices that use them are added.
+A VM is made in two steps. It is created bare, with its tags, so that it can be found from its first moment, and the
+server chooses and makes its directory. When the files are there, the devices that use them are added.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import NamedTuple
 from pyVmomi import vim
 
 from vmgahp import errors
-from vmgahp.drivers.vsphere.vm import Tag
+from vmgahp.drivers.vsphere.inventory import Tag
 from vmgahp.job.vmware import VMX_FILE, VmwareSpec
 from vmgahp.job.vmx import Vmx
 from vmgahp.job.vmx_drives import CDROM, DISK, FLOPPY, Drive, drives
@@ -98,10 +96,7 @@ class Device(NamedTuple):
 
     @property
     def stored_as(self) -> str:
-        """The name of its file in the VM's directory.
-
-        The job cannot choose any part of it: the name could otherwise be that of one of the VM's own files.
-        """
+        """The name of its file in the VM's directory, no part of which the job can choose: others are the VM's own."""
         ending = {DISK: "vmdk", CDROM: "iso", FLOPPY: "flp", SERIAL: "txt"}[self.kind]
         return f"{self.kind}-{self.place.replace(':', '-')}.{ending}"
 
@@ -222,8 +217,7 @@ OTHER_GUEST = "otherGuest64"
 
 def bare_spec(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: str) -> vim.vm.ConfigSpec:
     """Describe the VM without its disks, for CreateVM_Task."""
-    # A VM that waits for a key press would wait for ever.
-    options = {"msg.autoAnswer": "TRUE"} | found.boot
+    options = {"msg.autoAnswer": "TRUE"} | found.boot  # a VM that waits for a key press would wait for ever
     config = vim.vm.ConfigSpec(
         name=entity,
         annotation=tag.annotation(),
@@ -252,10 +246,9 @@ def devices_spec(
     network: vim.vm.device.VirtualDevice.BackingInfo | None,
     present: Iterable[vim.vm.device.VirtualDevice],
 ) -> vim.vm.ConfigSpec:
-    """Describe the devices that are added when the files are there, for ReconfigVM_Task.
+    """Describe the devices that are added when their files are in `directory`, for ReconfigVM_Task.
 
-    The files are in `directory` (``[datastore] name``), `sizes` are the bytes of the disks by their names in the
-    ``.vmx``, `present` are the devices that the VM has, its controllers among them.
+    `sizes` are the bytes of the disks by their names in the ``.vmx``, `present` the devices that the VM has already.
     """
     keys = {
         (name, there.busNumber): there.key
@@ -276,9 +269,7 @@ def devices_spec(
     if network is not None:
         kind = getattr(_device, NICS[found.nic])
         nic = kind(key=-4000, backing=network, addressType="generated", wakeOnLanEnabled=False)
-        nic.connectable = _device.VirtualDevice.ConnectInfo(
-            startConnected=True, connected=True, allowGuestControl=False
-        )
+        nic.connectable = _plugged(by_guest=False)
         if spec.mac:
             nic.addressType, nic.macAddress = "manual", spec.mac
         new.append(nic)
@@ -325,6 +316,10 @@ def _controllers(found: Hardware) -> list[vim.vm.device.VirtualDevice]:
     return new
 
 
+def _plugged(by_guest: bool) -> vim.vm.device.VirtualDevice.ConnectInfo:
+    return _device.VirtualDevice.ConnectInfo(startConnected=True, connected=True, allowGuestControl=by_guest)
+
+
 def _with_file(device: Device, path: str, size: int) -> vim.vm.device.VirtualDevice:
     """Describe a device whose file is at this path of the datastore; its place on a controller is set later."""
     if device.kind == DISK:
@@ -333,8 +328,7 @@ def _with_file(device: Device, path: str, size: int) -> vim.vm.device.VirtualDev
         return _device.VirtualDisk(capacityInKB=-(-size // 1024), backing=backing)
     if device.kind == CDROM:
         backing = _device.VirtualCdrom.IsoBackingInfo(fileName=path)
-        plugged = _device.VirtualDevice.ConnectInfo(startConnected=True, connected=True, allowGuestControl=True)
-        return _device.VirtualCdrom(backing=backing, connectable=plugged)
+        return _device.VirtualCdrom(backing=backing, connectable=_plugged(by_guest=True))
     if device.kind == FLOPPY:
         backing = _device.VirtualFloppy.ImageBackingInfo(fileName=path)
         return _device.VirtualFloppy(backing=backing, controllerKey=SIO_KEY)

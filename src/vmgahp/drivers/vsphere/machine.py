@@ -1,35 +1,378 @@
-"""One VM on a vSphere server, as the daemon sees it.
+"""One VM on a vSphere server: its files' way there and back, its life, and its checkpoints.
 
-A guest that powers itself off leaves its VM behind, with the disks that the job is about. So the first STATUS that
-finds it off has the disks downloaded, and the VM counts as running until then: the starter ends the job, and sends its
-files away, as soon as it hears of a VM that has stopped. Should a download fail, that STATUS fails, and the next one
-has it done again; the starter gives up after some of these and runs the job again.
+A datastore wants a disk as two files, a descriptor and an extent with the plain content (``-flat``): an ESXi host does
+not run the growing or split files that the desktop products write. So only the plain content travels; a disk that is
+not flat is converted by ``qemu-img``, there and back, with the rights of the job's user.
+
+A VM is created bare and tagged, its files are uploaded, its devices added, and it is powered on. A guest that powers
+itself off leaves its VM behind: the first STATUS that finds it off begins the download of its disks, and the VM counts
+as running until then, because the starter sends the job's files away as soon as it hears of a VM that has stopped. A
+disk is downloaded under a temporary name and replaces the job's only when it is complete. If a download fails, so does
+that STATUS, and the next one begins it again.
+
+The disks and the memory of a checkpoint stay on the server. A manifest travels with the job and says which VM and which
+snapshot, so any execute host with the same server and folder can restore the guest. The manifest is the job's to
+change: it is believed only if the VM's own tag, which the job cannot write, says that the VM is this job's.
 """
 
-import threading
+from __future__ import annotations
+
+import errno
+import os
+import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from pyVmomi import vim
 
 from vmgahp import errors, lifecycle
-from vmgahp.checkpoint.manifest import Manifest
-from vmgahp.drivers.base import Deadlines
+from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.manifest import UUID, CheckpointKind, Facts, Manifest, matching, text
+from vmgahp.checkpoint.store import CheckpointStore
+from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
-from vmgahp.drivers.vsphere.connection import Gone
-from vmgahp.drivers.vsphere.transport import Transport, VsphereContext, VspherePlan
-from vmgahp.drivers.vsphere.vm import OFF, ON, RUNS, SAVED, SUSPENDED, Tag, VsphereVm, find_tagged, this_host
+from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
+from vmgahp.drivers.vsphere.hardware import SERIAL, Device, Hardware, adapter_word, bare_spec, devices_spec
+from vmgahp.drivers.vsphere.inventory import (
+    OFF,
+    ON,
+    RUNS,
+    SAVED,
+    SNAPSHOT,
+    SUSPENDED,
+    Placement,
+    Store,
+    Tag,
+    VsphereVm,
+    directory_of,
+    entity_name,
+    find_tagged,
+    this_host,
+)
+from vmgahp.findings import Begun, Late
+from vmgahp.host import execute, scratch, wait
+from vmgahp.host.job_user import Identity
+from vmgahp.images import qemu_img, vmdk
+from vmgahp.images.formats import backing_chain
+from vmgahp.job.vmware import VMDK_FILES, VmwareSpec
+from vmgahp.job.vmx_drives import CDROM, DISK, FLOPPY
 from vmgahp.metrics import Status, Usage
+from vmgahp.text import shown
 
-FIGURES = ("runtime.powerState", "summary.quickStats", "summary.runtime.maxCpuUsage", "guest.ipAddress")
-
-MIB_IN_KIB = 1024
-
+CONVERT_DEADLINE = 3600.0
+DAY = 86400
 POLL = 0.5
 """Seconds between two queries of a guest that was asked to shut down."""
+
+_FIGURES = ("runtime.powerState", "summary.quickStats", "summary.runtime.maxCpuUsage", "guest.ipAddress")
+_FLAT_TYPES = ("monolithicflat", "vmfs", "vmfspreallocated", "vmfseagerzeroedthick", "vmfsthin")
+_HINT = "convert the disk with qemu-img convert -O vmdk, and transfer all of its files."
+_SEND = "add the file to transfer_input_files (or vmware_dir): a regular file that its owner may read."
+_NO_PARENT = "it is the snapshot of another disk", "send a disk without snapshots."
+
+
+def flat_extent(name: str, spec: VmwareSpec, identity: Identity) -> str:
+    """Look at the disk `name`, and return the file with its plain content; empty where it has to be converted first.
+
+    Raises `errors.JobFault` where no VM could use it.
+    """
+    descriptor = open_disk(name, name, spec, identity)
+    try:
+        found = vmdk.read(descriptor)
+    except vmdk.VmdkError as error:
+        raise bad_disk(name, str(error), _HINT, errors.BAD_IMAGE) from error
+    finally:
+        os.close(descriptor)
+    if found.parent:
+        raise bad_disk(name, *_NO_PARENT)
+    if found.kind not in _FLAT_TYPES or len(found.extents) != 1:
+        return ""
+    (extent,) = found.extents
+    if extent.access != "RW" or extent.kind == "SPARSE" or extent.offset:
+        return ""
+    descriptor = open_disk(name, extent.file, spec, identity)
+    size, wanted = os.fstat(descriptor).st_size, extent.sectors * vmdk.SECTOR
+    os.close(descriptor)
+    if size != wanted or not size:
+        problem = f"it is to have {wanted} bytes, and {shown(extent.file)} has {size}"
+        raise bad_disk(name, problem, "send the files as VMware wrote them.", errors.BAD_IMAGE)
+    return extent.file
+
+
+def open_disk(disk: str, name: str, spec: VmwareSpec, identity: Identity) -> int:
+    """Open a file of a disk or drive, in the scratch directory or a shared one, as the job's user. Raises `JobFault`.
+
+    `disk` is the name that the job's owner knows.
+    """
+    try:
+        if spec.transfer:
+            return identity.open_scratch(spec.working_dir, name, os.O_RDONLY)
+        return identity.open_named(os.path.join(spec.dir, name), os.O_RDONLY)
+    except OSError as error:
+        where = "the job's scratch directory" if spec.transfer else shown(spec.dir)
+        raise bad_disk(disk, f"{shown(name)} cannot be opened in {where}: {error.strerror}", _SEND) from error
+
+
+def unpack_disk(name: str, spec: VmwareSpec, raw: str, identity: Identity, seconds: float) -> None:
+    """Write the plain content of a disk that is not flat into the file `raw` of the scratch directory.
+
+    Raises `errors.Fault`: `errors.JobFault` for a disk that qemu-img cannot read, or not within `seconds`.
+    """
+    path = os.path.join(spec.working_dir if spec.transfer else spec.dir, name)
+    try:
+        chain = backing_chain(path, "vmdk", identity, parts=True)
+    except errors.JobFault as fault:
+        raise fault.of(VMDK_FILES) from fault
+    if chain:
+        raise bad_disk(name, *_NO_PARENT)
+    _convert(path, os.path.join(spec.working_dir, raw), ("vmdk", "raw"), name, identity, seconds)
+
+
+def disk_descriptor(extent: str, size: int, adapter: str, *, create_type: str = "vmfs") -> bytes:
+    """Return the descriptor of a disk whose plain content of `size` bytes is the file `extent`.
+
+    With ``vmfs`` as a datastore wants it, with ``monolithicFlat`` as the desktop products do.
+    """
+    heads = 16 if adapter == "ide" else 255
+    cylinders = max(1, size // (heads * 63 * vmdk.SECTOR))
+    kind, offset = ("VMFS", "") if create_type == "vmfs" else ("FLAT", " 0")
+    return (
+        "# Disk DescriptorFile\n"
+        "version=1\n"
+        f"CID={secrets.randbelow(0xFFFFFFFE):08x}\n"
+        "parentCID=ffffffff\n"
+        f'createType="{create_type}"\n'
+        "\n# Extent description\n"
+        f'RW {size // vmdk.SECTOR} {kind} "{extent}"{offset}\n'
+        "\n# The Disk Data Base\n#DDB\n\n"
+        f'ddb.adapterType = "{adapter}"\n'
+        f'ddb.geometry.cylinders = "{cylinders}"\n'
+        f'ddb.geometry.heads = "{heads}"\n'
+        'ddb.geometry.sectors = "63"\n'
+        'ddb.virtualHWVersion = "4"\n'
+    ).encode()
+
+
+def bad_disk(name: str, problem: str, hint: str, word: str = errors.INVALID_DISK_PARAM) -> errors.JobFault:
+    """Return the fault about the job's disk `name`."""
+    return errors.JobFault(word, f"{VMDK_FILES}, disk {shown(name)}: {problem}.", hint)
+
+
+def _convert(
+    source: str, target: str, formats: tuple[str, str], name: str, identity: Identity, seconds: float = CONVERT_DEADLINE
+) -> None:
+    """Convert the job's disk `name` between ``raw`` and a growing VMDK. Raises the same as `unpack_disk`."""
+    options = ("subformat=monolithicSparse",) if formats[1] == "vmdk" else ()
+    try:
+        qemu_img.convert(source, formats[0], target, formats[1], identity, seconds=max(1.0, seconds), options=options)
+    except qemu_img.NotInstalled as error:
+        problem = f"{error.program} is not installed, and {name} has to be converted."
+        raise errors.MachineFault(problem, "install qemu-utils and util-linux.") from error
+    except qemu_img.TooSlow as error:
+        raise bad_disk(name, f"it could not be converted within {seconds:.0f} s", "send it as a flat disk.") from error
+    except qemu_img.Trouble as error:
+        if isinstance(error, qemu_img.Refused) and error.no_space:
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            problem = f"{name} cannot be converted: {error}."
+            raise execute.blame(full, os.path.dirname(target), identity, problem) from error
+        raise bad_disk(name, f"qemu-img cannot convert it ({error})", _HINT, errors.BAD_IMAGE) from error
+
+
+def _differences(then: Facts, now: Facts) -> Iterator[str]:
+    if then["snapshot"] != now["snapshot"]:
+        yield "the VM on the server has another one"
+
+
+KIND = CheckpointKind(
+    "vsphere",
+    {
+        "id": matching(UUID),  # that of the VM's tag
+        "snapshot": matching(SNAPSHOT),
+        # VSPHERE_HOST where it was made; for people, because a server has several names.
+        "server": text(300, may_be_empty=True),
+    },
+    most_files=0,
+    differences=_differences,
+)
+
+
+class VsphereContext(NamedTuple):
+    """The server, the place of VMs there, and the settings of checkpoints."""
+
+    connection: VsphereConnection
+    place: Placement
+    files: Store
+    identity: Identity
+    days: int
+    """The days for which a checkpoint waits for its job; 0 for ever."""
+    log: Logger
+
+    def waiting(self, tag: Tag) -> Tag:
+        """Return the tag of a VM that from now on is a checkpoint and no host's."""
+        expires = int(time.time()) + self.days * DAY if self.days else 0
+        return tag._replace(state=SAVED, directory="", host="", expires=str(expires))
+
+    def retire(self, vm: VsphereVm, tag: Tag) -> None:
+        """End a VM at once. One with a checkpoint is kept as that, powered off; any other is removed.
+
+        The job may have continued without its disks, but its spool directory still has the manifest of its last
+        checkpoint. Raises `errors.Fault`.
+        """
+        if not tag.checkpoint:
+            vm.destroy(self.place.datacenter)
+            return
+        with suppress(Gone):
+            vm.power(OFF, f"powering {tag.name} off")
+            vm.retag(self.waiting(tag))
+            self.log(f"{tag.name} is off; its last checkpoint stays on the server")
+
+
+class VspherePlan(NamedTuple):
+    """The plan of a START, as far as the job determines it; the server has not been queried yet."""
+
+    spec: VmwareSpec
+    hardware: Hardware
+    extents: dict[str, str]
+    """The file with the plain content of each disk, by its name in the ``.vmx``; empty for one to convert."""
+    job: str
+    """The identity of the job (`inventory.job_id`)."""
+    end: float
+    """The time by which uploads must be done, by the monotonic clock."""
+    manifest: Manifest | None = None
+    """The checkpoint that came with the job."""
+    unusable: Unusable | None = None
+    """The reason why an existing checkpoint is not restored."""
+
+
+class Transport:
+    """The transport of one job's VM to the server, and of its files back."""
+
+    def __init__(self, plan: VspherePlan, context: VsphereContext) -> None:
+        self._spec, self._hardware, self._extents, self._end = plan.spec, plan.hardware, plan.extents, plan.end
+        self._context = context
+        self._identity = context.identity
+        self.fetched = False
+        """True if all files are here, although the VM may not have been removed yet."""
+
+    def deploy(self, tag: Tag, network: vim.vm.device.VirtualDevice.BackingInfo | None) -> VsphereVm:
+        """Make the VM and power it on. Raises `errors.Fault`; then the caller finds what was made by the tag."""
+        connection, spec, present = self._context.connection, self._spec, "config.hardware.device"
+        vm = VsphereVm(connection, self._create(tag))
+        seen = connection.properties(vm.ref, "config.files.vmPathName", present)
+        directory = directory_of(seen.get("config.files.vmPathName"))
+        if not directory:
+            problem = f"vSphere gave {spec.name} no directory of its own: {seen.get('config.files.vmPathName')}."
+            raise errors.HypervisorFault(problem, "see whether VSPHERE_DATASTORE is one for virtual machines.")
+        folder = directory.partition("] ")[2]
+        sizes = {device.file: self._upload_disk(device, folder) for device in self._hardware.of_kind(DISK)}
+        for device in self._hardware.of_kind(CDROM, FLOPPY):
+            opened = open_disk(device.file, device.file, spec, self._identity)
+            self._upload(opened, device.file, f"{folder}/{device.stored_as}")
+        config = devices_spec(self._hardware, directory, sizes, spec, network, seen.get(present) or ())
+        files = {f"{directory}/{device.stored_as}" for device in self._hardware.devices}
+
+        def added() -> bool | None:
+            there = connection.get(vm.ref, present) or ()
+            return files <= {getattr(device.backing, "fileName", "") for device in there} or None
+
+        connection.task(lambda _content: vm.ref.ReconfigVM_Task(config), f"giving {spec.name} its devices", added)
+        vm.power(ON, f"starting {spec.name}")
+        return vm
+
+    def _create(self, tag: Tag) -> vim.VirtualMachine:
+        connection, place, entity = self._context.connection, self._context.place, entity_name(tag.name, tag.id)
+        config = bare_spec(self._spec, self._hardware, entity, tag, place.datastore_name)
+
+        def made() -> vim.VirtualMachine | None:
+            return next((vm.ref for vm, found in find_tagged(connection, place.folder) if found.id == tag.id), None)
+
+        begin = partial(place.folder.CreateVM_Task, config, place.pool)
+        ref = connection.task(lambda _content: begin(), f"creating {tag.name}", made)
+        if not isinstance(ref, vim.VirtualMachine):
+            raise errors.HypervisorFault(f"vSphere created {tag.name}, and does not say which VM it is.")
+        return ref
+
+    def _upload_disk(self, device: Device, folder: str) -> int:
+        """Upload one disk; return its size in bytes."""
+        name, extent, spec = device.file, self._extents[device.file], self._spec
+        raw = f".{name}.vmgahp-raw"
+        try:
+            if extent:
+                opened = open_disk(name, extent, spec, self._identity)
+            else:
+                self._context.log(f"{name} is not flat: converting it for the datastore")
+                unpack_disk(name, spec, raw, self._identity, self._end - time.monotonic())
+                opened = open_disk(name, raw, spec._replace(transfer=True), self._identity)
+            size = self._upload(opened, name, f"{folder}/{device.extent}")
+        finally:
+            if not extent:
+                self._forget(raw)
+        text = disk_descriptor(device.extent, size, adapter_word(device, self._hardware))
+        self._context.files.upload_bytes(text, f"{folder}/{device.stored_as}")
+        return size
+
+    def _upload(self, opened: int, name: str, target: str) -> int:
+        with open(opened, "rb"):
+            return self._context.files.upload(opened, name, target, self._end)
+
+    def fetch(self, vm: VsphereVm) -> None:
+        """Download the disks, floppies and serial ports' files of a VM that is off.
+
+        Raises `errors.Fault`; then every file of the job is as it was or whole.
+        """
+        connection, name = self._context.connection, self._spec.name
+        if connection.get(vm.ref, "snapshot") is not None:
+            # The guest's writes since its checkpoint are in a separate disk until the snapshots are removed.
+            connection.task(lambda _content: vm.ref.RemoveAllSnapshots_Task(), f"merging the snapshots of {name}")
+        seen = connection.properties(vm.ref, "config.files.vmPathName", "config.hardware.device")
+        directory = directory_of(seen.get("config.files.vmPathName"))
+        disks = [one for one in seen.get("config.hardware.device") or () if isinstance(one, vim.vm.device.VirtualDisk)]
+        used = sorted(disk.backing.fileName for disk in disks)
+        for device in self._hardware.of_kind(DISK):
+            if f"{directory}/{device.stored_as}" not in used:
+                problem = f"The guest of {name} has written to another file than the one uploaded for {device.place}"
+                hint = "see who has changed the VM, or made snapshots of it."
+                raise errors.HypervisorFault(f"{problem}: there is {', '.join(used) or 'none'}.", hint)
+        try:
+            for device in self._hardware.of_kind(DISK, FLOPPY, SERIAL):
+                if device.persistent:
+                    self._fetch(device, directory.partition("] ")[2])
+        except OSError as error:
+            problem = f"The disks of {name} cannot be written into the scratch directory: {error.strerror or error}."
+            raise errors.MachineFault(problem, "check the file system of EXECUTE.") from error
+        self.fetched = True
+
+    def _fetch(self, device: Device, folder: str) -> None:
+        name, directory, extent = device.file, self._spec.working_dir, self._extents.get(device.file)
+        part, packed = f".{name}.vmgahp-part", f".{name}.vmgahp-packed"
+        stored = device.stored_as if extent is None else device.extent
+        self._identity.unlink_scratch(directory, part)
+        try:
+            opened = self._identity.open_scratch(directory, part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(opened, "r+b") as file:
+                size = self._context.files.download(f"{folder}/{stored}", name, file, device.kind == SERIAL)
+            if size is None:
+                return
+            if extent is None or (extent and self._spec.transfer):
+                self._identity.rename_scratch(directory, part, extent or name)
+            elif not extent:
+                source, made = (os.path.join(directory, file) for file in (part, packed))
+                _convert(source, made, ("raw", "vmdk"), name, self._identity)
+                self._identity.rename_scratch(directory, packed, name)
+            else:  # a shared disk is sent back under another name
+                extent, adapter = f"{name.removesuffix('.vmdk')}-flat.vmdk", adapter_word(device, self._hardware)
+                self._identity.rename_scratch(directory, part, extent)
+                text = disk_descriptor(extent, size, adapter, create_type="monolithicFlat")
+                self._identity.write_scratch(directory, name, text)
+        finally:
+            self._forget(part, packed)
+
+    def _forget(self, *names: str) -> None:
+        scratch.forget(self._identity, self._spec.working_dir, self._context.log, *names)
 
 
 class VsphereMachine(ManagedMachine):
@@ -48,49 +391,37 @@ class VsphereMachine(ManagedMachine):
         self.tag = tag
         self.context = context
         self.transport = Transport(plan, context)
-        self._spec = plan.spec
+        self._spec = spec = plan.spec
+        self._checkpoint = CheckpointStore(KIND, context.identity, spec.working_dir, context.log)
         self._snapshot = ""
         """The snapshot with the guest's memory; empty if a suspended VM has it, or if there is none."""
         self._raw_seconds = 0.0
         """The CPU time of the guest here in seconds, an estimate.
 
-        The server gives a mean load of the last seconds, in MHz of what the VM may have, and that is added up from
-        STATUS to STATUS.
+        The server gives the mean load of the last seconds in MHz; STATUSes add it up.
         """
         self._looked: float | None = None
-        spec = plan.spec
-        self._last = Status(lifecycle.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib * MIB_IN_KIB)
-        self._download: Future[None] | None = None
+        self._last = Status(lifecycle.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib << 10)
+        self._download: Begun[None] | None = None
         """The download of the disks and the removal of the VM, under way or over."""
         self._mac = ""
-
-    # What the server asks
 
     def pid(self) -> int:
         return 0  # the guest runs on another machine
 
-    def cpu_seconds(self) -> float:
-        """Return the CPU time of the guest at the last STATUS, in seconds."""
-        return self.usage.seconds
-
-    # The life
-
     def look(self) -> Status:
-        if self._download is not None:
-            if not self._download.done():
-                return self._last
-            self._wait_for_download()
+        if self._is_home(0):
             return Status(lifecycle.STOPPED)
+        if self._download is not None:
+            return self._last
         if self.transport.fetched:  # the VM could not be removed
             return self._begin_download()
         try:
-            seen = self.context.connection.properties(self.vm.ref, *FIGURES)
+            seen = self.context.connection.properties(self.vm.ref, *_FIGURES)
         except Gone as gone:
             # A guest that powers off leaves its VM; a VM that is gone was removed by others, with the job's disks.
-            raise errors.HypervisorFault(
-                f"The VM of {self.name} is not on the server any more, and its disks are lost.",
-                "see who has removed it; the job has to run again.",
-            ) from gone
+            problem = f"The VM of {self.name} is not on the server any more, and its disks are lost."
+            raise errors.HypervisorFault(problem, "see who has removed it; the job has to run again.") from gone
         if seen.get("runtime.powerState") == OFF:
             self.log(f"{self.name}: the guest has powered off")
             return self._begin_download()
@@ -116,43 +447,37 @@ class VsphereMachine(ManagedMachine):
             raise errors.HypervisorFault("VMware Tools do not run in it.")
 
     def wait_until_off(self, seconds: float) -> bool:
-        end = time.monotonic() + seconds
-        while on := self.vm.power_state() == ON:
-            if self.overruled or time.monotonic() >= end:
-                break
-            time.sleep(POLL)
-        return not on
+        return wait.until(lambda: self.overruled or self.vm.power_state() != ON, seconds, POLL) and not self.overruled
 
     def collect_output(self) -> None:
-        if self._download is not None and self._download.done() and self._download.exception():
-            self._download = None  # it has failed: try again
+        with suppress(errors.Fault):
+            self._is_home(0)  # a download that has failed is begun again
         try:
             if self._download is None:
                 self.vm.power(OFF, f"powering {self.name} off")
                 self._begin_download()
-            self._wait_for_download()
+            self._is_home()
         except Gone:
             self.log(f"the VM of {self.name} is not on the server any more, and its disks are lost")
 
     def interrupt(self) -> None:
         """Stop transfers; a task of the server's cannot be interrupted, and a VM not removed during one."""
-        self.context.store.aborted.set()
+        self.context.files.aborted.set()
 
     def end_guest(self) -> None:
-        self.context.store.aborted.set()
+        self.interrupt()
         if self.state is lifecycle.STARTING:
             for vm, tag in find_tagged(self.context.connection, self.context.place.folder):
                 if (tag.id, tag.host) == (self.tag.id, self.tag.host):
-                    retire(self.context, vm, tag)
+                    self.context.retire(vm, tag)
             return
-        if self._download is not None:
-            try:
-                self._wait_for_download()
+        try:
+            if self._is_home():
                 return
-            except errors.Fault as fault:
-                self.log(f"{self.name}: {fault.problem}")
+        except errors.Fault as fault:
+            self.log(f"{self.name}: {fault.problem}")
         if not (self.state is lifecycle.CHECKPOINTED and self.tag.state == SAVED):
-            retire(self.context, self.vm, self.tag)
+            self.context.retire(self.vm, self.tag)
 
     def unpause(self) -> None:
         """Resume a VM that was suspended by others."""
@@ -181,13 +506,12 @@ class VsphereMachine(ManagedMachine):
             raise
 
     def write_manifest(self) -> None:
-        checkpoints, access = self.context.checkpoints, self.context.connection.access
-        facts = {"id": self.uuid, "snapshot": self._snapshot, "server": str(access)}
+        facts = {"id": self.uuid, "snapshot": self._snapshot, "server": str(self.context.connection.access)}
         try:
-            checkpoints.write(self._spec, facts, self.usage.seconds)
-            self._retag(checkpoints.waiting(self.tag._replace(checkpoint=self._snapshot)))
+            self._checkpoint.write(self._checkpoint.now(self._spec, facts, self.usage.seconds), ())
+            self._retag(self.context.waiting(self.tag._replace(checkpoint=self._snapshot)))
         except errors.Fault:
-            self._discard_manifest()
+            self._checkpoint.discard()
             raise
         self.log(f"{self.name} is checkpointed, in the snapshot {self._snapshot} on the server")
 
@@ -205,15 +529,13 @@ class VsphereMachine(ManagedMachine):
         self.log(f"{self.name} is restored from its checkpoint")
 
     def forget_saved(self) -> None:
-        """Keep the last checkpoint with a manifest, which is in the job's spool directory; remove the others."""
+        """Remove all checkpoints but the last one with a manifest, which is in the job's spool directory."""
         if self._snapshot and self.state is lifecycle.RUNNING:
             self.vm.forget_snapshots(self.tag.checkpoint, self.log)
         self._snapshot = ""
 
-    # What the driver asks
-
     def take_up(self, manifest: Manifest) -> None:
-        """Restore the guest of a checkpoint. On a failure the checkpoint stays, for a later try or another machine."""
+        """Restore the guest of a checkpoint, which stays on a failure, for a retry here or elsewhere."""
         snapshot = manifest.facts["snapshot"]
         self._retag(self.tag._replace(checkpoint=snapshot))
         self.vm.power(OFF, f"powering {self.name} off")
@@ -222,16 +544,14 @@ class VsphereMachine(ManagedMachine):
         self.log(f"{self.name} is restored from its checkpoint {snapshot}")
 
     def find_mac(self) -> None:
-        """Query the address of the first NIC, which later STATUSes do not query again. Raises `errors.Fault`."""
+        """Query the MAC address of the first NIC, once. Raises `errors.Fault`."""
         devices = self.context.connection.get(self.vm.ref, "config.hardware.device") or ()
         nics = (device for device in devices if isinstance(device, vim.vm.device.VirtualEthernetCard))
         self._mac = next((str(nic.macAddress or "").lower() for nic in nics), "")
 
-    # What helps
-
     def _begin_download(self) -> Status:
         if not self.overruled:
-            self._download = _in_thread(self._bring_home)
+            self._download = Begun("download", self._bring_home)
         return self._last
 
     def _bring_home(self) -> None:
@@ -239,20 +559,26 @@ class VsphereMachine(ManagedMachine):
             self.transport.fetch(self.vm)
             self.log(f"{self.name}: its disks are downloaded")
         self.vm.destroy(self.context.place.datacenter)
-        self._discard_manifest()
+        self._checkpoint.discard()
 
-    def _wait_for_download(self) -> None:
-        """Wait until the VM's disks are here, and the VM is gone. Raises `errors.Fault`; the next call retries."""
+    def _is_home(self, seconds: float | None = None) -> bool:
+        """Return True if the disks are here and the VM is removed; wait `seconds` for a download that was begun.
+
+        Raises its `errors.Fault`; then it has to be begun again.
+        """
         if self._download is None:
-            return
+            return False
         try:
-            self._download.result()
-        except errors.Fault:
+            self._download.result(seconds)
+        except Late:
+            return False
+        except Exception as error:
             self._download = None
-            raise
-
-    def _discard_manifest(self) -> None:
-        self.context.checkpoints.store(self._spec.working_dir).discard()
+            if isinstance(error, errors.Fault):
+                raise
+            problem = f"The disks of {self.name} cannot be downloaded: {error!r}."
+            raise errors.HypervisorFault(problem, "report it as a bug.") from error
+        return True
 
     def _take_snapshot(self) -> None:
         """Take a snapshot with the guest's memory, and power the VM off; on any exception the guest runs."""
@@ -268,29 +594,26 @@ class VsphereMachine(ManagedMachine):
             raise
 
     def _put_away(self) -> None:
-        """Power off a VM whose guest has not continued, and mark it again as a checkpoint if it was one.
-
-        Errors are logged.
-        """
+        """Power off a VM that was not restored, and mark it again as a checkpoint if it was one; errors are logged."""
         try:
             self.vm.power(OFF, f"powering {self.name} off")
             if self.state is lifecycle.CHECKPOINTED:
-                self._retag(self.context.checkpoints.waiting(self.tag))
+                self._retag(self.context.waiting(self.tag))
         except errors.Fault as fault:
             self.log(f"{self.name} cannot be put away: {fault.problem}")
 
     def _must_run(self, what: str) -> None:
         if self._download is not None:
-            raise errors.ClientFault(
-                errors.VM_INVALID_OPERATION,
-                f"{self.name} cannot be {what}: its guest has powered off, and its disks are being downloaded.",
-            )
+            self._refuse(what, "its guest has powered off, and its disks are being downloaded")
 
     def _must_not_be_off(self, what: str) -> None:
         """Refuse a VM that is off: a power-on would boot it anew. Its next STATUS downloads its disks."""
         self._must_run(what)
         if self.vm.power_state() == OFF:
-            raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: it is switched off.")
+            self._refuse(what, "it is switched off")
+
+    def _refuse(self, what: str, why: str) -> NoReturn:
+        raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: {why}.")
 
     def _retag(self, tag: Tag) -> None:
         self.vm.retag(tag)
@@ -308,43 +631,8 @@ class VsphereMachine(ManagedMachine):
             lifecycle.RUNNING,
             cpu_seconds=self.usage.read(self._raw_seconds),
             vcpus=self._spec.vcpus,
-            memory_kib=(getattr(stats, "hostMemoryUsage", 0) or 0) * MIB_IN_KIB,
-            max_memory_kib=self._spec.memory_mib * MIB_IN_KIB,
+            memory_kib=(getattr(stats, "hostMemoryUsage", 0) or 0) << 10,
+            max_memory_kib=self._spec.memory_mib << 10,
             mac=self._mac,
             ip=str(seen.get("guest.ipAddress") or ""),
         )
-
-
-def _in_thread(work: Callable[[], None]) -> Future[None]:
-    """Begin a download in a thread of its own; the future raises nothing but `errors.Fault`."""
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            future.set_result(None)
-        except errors.Fault as fault:
-            future.set_exception(fault)
-        except Exception as error:  # noqa: BLE001 - a bug here must not look like a VM that runs for ever
-            problem = f"The disks cannot be downloaded: {error!r}."
-            future.set_exception(errors.HypervisorFault(problem, "report it as a bug."))
-
-    threading.Thread(target=run, name="download", daemon=True).start()
-    return future
-
-
-def retire(context: VsphereContext, vm: VsphereVm, tag: Tag) -> None:
-    """End a VM at once. One with a checkpoint is kept as that, powered off; any other is removed.
-
-    The job may have continued without its disks, but its spool directory still has the manifest of its last
-    checkpoint. Raises `errors.Fault`.
-    """
-    if not tag.checkpoint:
-        vm.destroy(context.place.datacenter)
-        return
-    try:
-        vm.power(OFF, f"powering {tag.name} off")
-        vm.retag(context.checkpoints.waiting(tag))
-        context.log(f"{tag.name} is off; its last checkpoint stays on the server")
-    except Gone:
-        return
