@@ -26,7 +26,7 @@ from tests.lab import linux_guest
 from tests.lab.namespace import REPOSITORY
 
 from bench import table
-from vmgahp.domain import tuning
+from vmgahp.domain import build
 from vmgahp.host import proc
 
 PAGE = REPOSITORY / "docs/explanation/memory.md"
@@ -131,7 +131,7 @@ def beside(pid: int, memory: int) -> int:
 
 
 def _granted(domain: libvirt.virDomain) -> int:
-    return tuning.need_mib(etree.fromstring(domain.XMLDesc()))
+    return build.need_mib(etree.fromstring(domain.XMLDesc()))
 
 
 def _xml(case: Case, directory: Path) -> str:

@@ -6,7 +6,7 @@ other word takes the whole machine out of the VM universe until somebody repairs
 to blame, and makes sure that the word agrees: a `JobFault` can only carry a code that holds the job, a `MachineFault`
 never does.
 
-An OSError alone does not say who is to blame. For one below the scratch directory `vmgahp.host.execute` finds out.
+An OSError alone does not say who is to blame. For one below the scratch directory `vmgahp.host.job_user` finds out.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ _PERHAPS_THE_MACHINES = frozenset(
 def is_perhaps_the_machines(error: OSError) -> bool:
     """Return True if this machine may be at fault: it lacks something, or a file system is full, damaged or away.
 
-    It may still be the job's, which may have a file system of its own: `vmgahp.host.execute` finds out. Every other
+    It may still be the job's, which may have a file system of its own: `vmgahp.host.job_user` finds out. Every other
     errno is the job's: EISDIR, ENOTDIR, ELOOP, ENAMETOOLONG, EINVAL and the like are about a name or a file of the
     job's, and EDQUOT is about the quota of its user, which protects the other users.
     """

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vmgahp.checkpoint.memory_image import Damaged
-from vmgahp.checkpoint.memory_image_xen import MAGIC, STREAM, inspect, substitute
+from vmgahp.checkpoint.memory_image import XEN_MAGIC, XEN_STREAM, Damaged, inspect_xen, substitute_xen
 
 XML = b"<domain type='xen'><name>a</name></domain>"
-MEMORY = STREAM + os.urandom(3 << 20)
+MEMORY = XEN_STREAM + os.urandom(3 << 20)
 
 
-def head(xml: bytes = XML + b"\0", magic: bytes = MAGIC, version: int = 2, length: int | None = None) -> bytes:
+def head(xml: bytes = XML + b"\0", magic: bytes = XEN_MAGIC, version: int = 2, length: int | None = None) -> bytes:
     return struct.pack("=16sII40x", magic, version, len(xml) if length is None else length) + xml
 
 
@@ -32,13 +31,13 @@ def looked_at(content: bytes) -> None:
     descriptor = os.memfd_create("image")
     try:
         os.write(descriptor, content)
-        inspect(descriptor)
+        inspect_xen(descriptor)
     finally:
         os.close(descriptor)
 
 
 def test_an_image_and_where_xens_stream_begins(image: int) -> None:
-    assert inspect(image) == (XML.decode(), 64 + len(XML) + 1)
+    assert inspect_xen(image) == (XML.decode(), 64 + len(XML) + 1)
 
 
 @pytest.mark.parametrize(
@@ -69,14 +68,14 @@ def test_any_bytes_are_judged(content: bytes) -> None:
 
 def test_another_xml_goes_before_the_same_memory(image: int) -> None:
     other = "<domain type='xen'><description>größer</description></domain>"
-    with substitute(image, other) as whole, open(whole.path, "rb") as read:
+    with substitute_xen(image, other) as whole, open(whole.path, "rb") as read:
         assert read.read() == head(other.encode() + b"\0") + MEMORY
 
 
 def test_a_reader_that_goes_away_leaves_nothing_behind(image: int) -> None:
     before = os.listdir("/proc/self/fd")
-    with substitute(image, "<domain/>") as whole, open(whole.path, "rb") as read:
+    with substitute_xen(image, "<domain/>") as whole, open(whole.path, "rb") as read:
         assert read.read(64)
-    with substitute(image, "<domain/>"):
+    with substitute_xen(image, "<domain/>"):
         pass  # nobody has read at all
     assert os.listdir("/proc/self/fd") == before

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.support import image
-from vmgahp.checkpoint import packed
 from vmgahp.checkpoint.memory_image import FORMATS, Damaged, Head, inspect, substitute
-from vmgahp.checkpoint.packed import NotPacked
-from vmgahp.checkpoint.substitute import Write
+from vmgahp.checkpoint.substitute import NotPacked, Write, has_program, unpack_image
 from vmgahp.host.job_user import Identity
 
-HERE = [form for form in FORMATS if form not in ("raw", "sparse") and packed.has(form)]
+HERE = [form for form in FORMATS if form not in ("raw", "sparse") and has_program(form)]
 MEMORY = os.urandom(1 << 20) + b"some words, again and again. " * 10_000 + bytes(1 << 20)
 SECONDS = 600.0
 
@@ -33,7 +31,7 @@ def test_what_was_packed_comes_out_with_our_head_and_not_packed(form: str, user:
     made = image(number=FORMATS.index(form), rest=bytes(64)) + packed_memory
 
     def unpack(fd: int, head: Head, write: Write, reader: int) -> None:
-        packed.unpack(fd, head.end, head.format, write, user, SECONDS, 1 << 30, reader)
+        unpack_image(fd, head.end, head.format, write, user, SECONDS, 1 << 30, reader)
 
     with tempfile.TemporaryFile() as file:
         file.write(made)
@@ -54,7 +52,7 @@ def test_what_was_packed_comes_out_with_our_head_and_not_packed(form: str, user:
 @pytest.mark.parametrize("damage", [b"", b"no such thing", bytes(1 << 16)])
 def test_what_cannot_be_unpacked_is_not_begun(form: str, damage: bytes, user: Identity) -> None:
     def unpack(fd: int, head: Head, write: Write, reader: int) -> None:
-        packed.unpack(fd, head.end, head.format, write, user, SECONDS, 1 << 30, reader)
+        unpack_image(fd, head.end, head.format, write, user, SECONDS, 1 << 30, reader)
 
     with tempfile.TemporaryFile() as file:
         file.write(image(number=FORMATS.index(form), rest=bytes(64)) + damage)
@@ -71,7 +69,7 @@ def test_no_more_comes_out_than_may(form: str, user: Identity) -> None:
         small.flush()
         out = []
         with pytest.raises(NotPacked, match="more than 1000000 bytes"):
-            packed.unpack(small.fileno(), 0, form, lambda data: out.append(len(data)), user, SECONDS, 1_000_000)
+            unpack_image(small.fileno(), 0, form, lambda data: out.append(len(data)), user, SECONDS, 1_000_000)
         assert sum(out) <= 1_000_000
 
 
@@ -83,7 +81,7 @@ def test_an_error_of_who_writes_ends_the_program(user: Identity) -> None:
         file.write(compressed(HERE[0], MEMORY))
         file.flush()
         with pytest.raises(OSError, match="No space left"):
-            packed.unpack(file.fileno(), 0, HERE[0], full, user, SECONDS, 1 << 30)
+            unpack_image(file.fileno(), 0, HERE[0], full, user, SECONDS, 1 << 30)
 
 
 def test_a_program_that_does_not_end_is_ended(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,14 +92,14 @@ def test_a_program_that_does_not_end_is_ended(user: Identity, monkeypatch: pytes
         path.chmod(0o755)
         monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
         with pytest.raises(NotPacked, match="it had not ended"):
-            packed.unpack(file.fileno(), 0, "zstd", pytest.fail, user, 0.2, 1 << 30)
+            unpack_image(file.fileno(), 0, "zstd", pytest.fail, user, 0.2, 1 << 30)
 
 
 def test_who_reads_no_more_waits_for_no_program(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is silent is not told by its pipe."""
 
     def unpack(fd: int, head: Head, write: Write, reader: int) -> None:
-        packed.unpack(fd, head.end, head.format, write, user, SECONDS, 1 << 30, reader)
+        unpack_image(fd, head.end, head.format, write, user, SECONDS, 1 << 30, reader)
 
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as file:
         os.chmod(directory, 0o755)
@@ -125,12 +123,12 @@ def test_a_program_that_is_not_there_or_does_not_work(user: Identity, monkeypatc
         for name in ("prlimit", "setpriv"):
             os.symlink(shutil.which(name) or "", Path(directory) / name)
         monkeypatch.setenv("PATH", directory)
-        assert not packed.has("zstd")
+        assert not has_program("zstd")
         with pytest.raises(NotPacked, match="zstd is not installed"):
-            packed.unpack(file.fileno(), 0, "zstd", pytest.fail, user, SECONDS, 1 << 30)
+            unpack_image(file.fileno(), 0, "zstd", pytest.fail, user, SECONDS, 1 << 30)
         path = Path(directory) / "zstd"
         path.write_text("#!/bin/sh\necho no >&2\nexit 1\n")
         path.chmod(0o755)
-        assert packed.has("zstd")
+        assert has_program("zstd")
         with pytest.raises(NotPacked, match="zstd: no"):
-            packed.unpack(file.fileno(), 0, "zstd", pytest.fail, user, SECONDS, 1 << 30)
+            unpack_image(file.fileno(), 0, "zstd", pytest.fail, user, SECONDS, 1 << 30)

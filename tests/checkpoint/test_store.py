@@ -19,7 +19,7 @@ from vmgahp.checkpoint.manifest import MEMORY, CheckpointFile, Manifest
 from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE, RESTARTING, CheckpointStore
 from vmgahp.drivers.libvirt.life.save import LIBVIRT, disk_refs
 from vmgahp.errors import Fault, JobFault, MachineFault
-from vmgahp.host import execute
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import BackingFile
 from vmgahp.job.spec import Disk
@@ -547,7 +547,7 @@ def test_a_checkpoint_that_cannot_be_read_stays(
     before = job.names()
     fails(monkeypatch, name, number)
     if fault is MachineFault:
-        monkeypatch.setattr(execute, "_look", fail)
+        monkeypatch.setattr(job_user, "_try_execute", fail)
     with pytest.raises(fault, match=os.strerror(number)):
         job.check()
     assert job.names() == before

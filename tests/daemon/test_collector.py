@@ -81,7 +81,7 @@ def test_a_start_that_failed_has_nothing_to_say(starter: FakeStarter, life: Life
 
 
 def test_without_a_starter_there_is_no_thread(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector.threads, "start", pytest.fail)
+    monkeypatch.setattr(collector.wait, "start_thread", pytest.fail)
     life.did(START)
     life.status()
     assert len(life.said) == 1
@@ -95,7 +95,7 @@ def test_where_nothing_is_new_there_is_no_thread(
     life.status()
     starter.wait_for("set_job_attr_delayed", "ChirpVMVNC", "undefined")
     until(lambda: not life.machine.news.unsaid())
-    monkeypatch.setattr(collector.threads, "start", pytest.fail)
+    monkeypatch.setattr(collector.wait, "start_thread", pytest.fail)
     life.status()
     life.machine.news.publish(published.MEMORY, 7)
     life.status()

@@ -17,7 +17,7 @@ from vmgahp.domain import build as domain_xml
 from vmgahp.domain import devices
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import BackingFile
-from vmgahp.job.share_dirs import Share
+from vmgahp.job.devices import Share
 from vmgahp.job.spec import Devices, Disk, JobSpec, Nic, Topology
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -13,8 +13,7 @@ from xml.etree import ElementTree as etree
 import pytest
 
 from tests.domain.support import assert_golden, spec
-from vmgahp.domain import compare, model, verify
-from vmgahp.domain.job_xml import sanitize
+from vmgahp.domain import compare, model, sanitize, verify
 from vmgahp.domain.restore import reconcile
 
 GOLDEN = Path(__file__).parent / "golden"

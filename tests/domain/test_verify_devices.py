@@ -16,7 +16,7 @@ from vmgahp.domain import verify
 from vmgahp.domain.restore import SavedMismatch, reconcile
 from vmgahp.drivers.libvirt.start import capabilities, tpm
 from vmgahp.host.job_user import Identity
-from vmgahp.job.share_dirs import Share
+from vmgahp.job.devices import Share
 from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
 
 SPEC = spec(

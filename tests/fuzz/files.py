@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.fuzz.target import target
 from vmgahp import errors
-from vmgahp.checkpoint import manifest, memory_image, memory_image_xen
+from vmgahp.checkpoint import manifest, memory_image
 from vmgahp.commands import files as logs
 from vmgahp.commands.report import page, read_from
 from vmgahp.config import SETTINGS, Settings, sources
@@ -20,7 +20,7 @@ from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.script import protocol as script_protocol
 from vmgahp.drivers.script.machine import KIND as SCRIPT
 from vmgahp.drivers.vmrun.machine import KIND as VMRUN
-from vmgahp.images import catalog, formats, vmdk
+from vmgahp.images import catalog, formats
 from vmgahp.job.ad import JobAd
 from vmgahp.lifecycle import RUNNING
 from vmgahp.metrics import LARGEST, Metrics, Totals
@@ -54,7 +54,7 @@ def memory_image_head(data: bytes) -> None:
     """The head of a memory image is `Damaged` or has XML, of which no more is taken than the hardware."""
     texts = [data.decode("utf-8", "surrogateescape")]
     with _opened(data) as descriptor:
-        for inspect in (memory_image.inspect, memory_image_xen.inspect):
+        for inspect in (memory_image.inspect, memory_image.inspect_xen):
             with suppress(memory_image.Damaged):
                 texts.append(inspect(descriptor).xml)
     for text in texts:
@@ -78,12 +78,12 @@ def image_head(data: bytes) -> None:
     for name, said in (("disk.img", ""), (text, ""), ("disk.qcow2", ""), ("disk.img", text)):
         with suppress(formats.UnclearFormat):
             assert formats.proven_format(name, said, data) in (*formats.CONVERTIBLE.values(), "iso")
-    with _opened(data) as descriptor, suppress(vmdk.VmdkError):
-        read = vmdk.read(descriptor)
+    with _opened(data) as descriptor, suppress(formats.VmdkError):
+        read = formats.read_vmdk(descriptor)
         assert not any("/" in extent.file for extent in read.extents)
-        with suppress(vmdk.VmdkError):
-            named = vmdk.with_parent(read, "parent.vmdk")
-            assert vmdk.parse(named, read.offset, read.room).parent == "parent.vmdk" or not read.parent
+        with suppress(formats.VmdkError):
+            named = formats.with_parent(read, "parent.vmdk")
+            assert formats.parse_vmdk(named, read.offset, read.room).parent == "parent.vmdk" or not read.parent
 
 
 @target

@@ -12,27 +12,14 @@ from tests import jobs
 from tests.fuzz.target import target
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.domain import model
-from vmgahp.domain.job_xml import host_made, requests, sanitize
-from vmgahp.domain.job_xml.merge import merge
+from vmgahp.domain import model, sanitize
+from vmgahp.domain.job_xml import completed, merge
 from vmgahp.drivers.vmrun import working_copy
 from vmgahp.drivers.vsphere import hardware
-from vmgahp.job import (
-    accepted_types,
-    chirp,
-    cloud_init,
-    data_disks,
-    devices,
-    engine,
-    exit_code,
-    look,
-    published,
-    vmware,
-    vmx,
-    xen,
-)
-from vmgahp.job.ad import JobAd
-from vmgahp.job.options import Options
+from vmgahp.job import chirp, cloud_init, devices, engine, exit_code, look, published, vmware, vmx, xen
+from vmgahp.job.ad import JobAd, accepted_types, require_accepted
+from vmgahp.job.attributes import Options
+from vmgahp.job.disks import refuse_made
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec
 from vmgahp.job.vmware import VmwareSpec
@@ -144,15 +131,15 @@ def job(data: bytes) -> None:
     with suppress(*HELD):
         devices.devices(Options(ad), SETTINGS, 4, "/scratch")
     with suppress(*HELD):
-        accepted_types.require(ad)
-        accepted_types.wanted(ad)
+        require_accepted(ad)
+        accepted_types(ad)
     with suppress(*HELD):
         vmware.look(VmwareSpec.parse(ad, SETTINGS), SETTINGS, _Scratch(b'memsize = "64"'))
     with suppress(*HELD):
         boot = xen.XenBoot.parse(ad, SETTINGS)
         assert len(boot.command_line.encode("utf-8", "surrogateescape")) <= xen.LONGEST_COMMAND_LINE
     with suppress(*HELD):
-        data_disks.refuse(ad)
+        refuse_made(ad)
 
 
 @target
@@ -162,12 +149,12 @@ def job_xml(data: bytes) -> None:
     with suppress(*HELD):
         text = sanitize.read("domain.xml", "/scratch", _Scratch(data))
         domain, dropped = sanitize.sanitized(text, "domain.xml")
-        assert len(dropped) <= len(host_made.ROWS) + len(model.DEVICES)
+        assert len(dropped) <= len(sanitize.ROWS) + len(model.DEVICES)
         for element in domain.iter():
             assert isinstance(element.tag, str)
             assert element.tag.isascii()
             assert not {element.tag, *element.keys()} & {"hostdev", "commandline", "emulator", "seclabel", "filesystem"}
-        JobSpec.parse(requests.completed(ad, domain, SETTINGS, "domain.xml"), SETTINGS, diskless=True)
+        JobSpec.parse(completed(ad, domain, SETTINGS, "domain.xml"), SETTINGS, diskless=True)
         merge(OURS, domain, {"kernel": "/k", "initrd": "/i"})
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests import REPOSITORY
 from tests.conftest import examples
 from tests.jobs import engine_in_process, hurry_the_engine
+from vmgahp import hooks
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
-from vmgahp.hooks import policy, program, stylesheet
+from vmgahp.hooks import policy, stylesheet
 from vmgahp.hooks.policy import choose_mac, release_mac
 from vmgahp.job import engine
 from vmgahp.job.ad import JobAd
@@ -185,7 +186,7 @@ def test_a_reason_is_one_printable_line_of_some_length(write: Write) -> None:
     problem = rejected(write("printf 'no\\033[31m\\n\\tway\\000'; head -c 3000 /dev/zero | tr '\\0' 'x'; exit 1"))
     assert "no\\x1b[31m way\\x00xxx" in problem
     assert problem.isprintable()
-    assert len(problem) < program.LONGEST_REASON + 100
+    assert len(problem) < hooks.LONGEST_REASON + 100
 
 
 @pytest.mark.parametrize(

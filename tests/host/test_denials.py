@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vmgahp import errors
-from vmgahp.host import denials
+from vmgahp.host import system_logs
 
 NOW = 1_795_661_124
 SVIRT = (
@@ -22,12 +22,12 @@ APPARMOR = (
 def last(tmp_path: Path, *lines: str, since: float = NOW) -> str:
     log = tmp_path / "audit.log"
     log.write_text("\n".join(lines))
-    return denials.since(since, str(log), str(tmp_path / "no kernel log"))
+    return system_logs.denial_since(since, str(log), str(tmp_path / "no kernel log"))
 
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denials, "_SETTLES", 0)
+    monkeypatch.setattr(system_logs, "_SETTLES", 0)
 
 
 @pytest.mark.parametrize("line", [SVIRT, APPARMOR])
@@ -53,20 +53,20 @@ def test_what_is_no_denial_of_the_guest(tmp_path: Path, line: str) -> None:
 
 
 def test_a_machine_without_an_audit_log(tmp_path: Path) -> None:
-    assert denials.since(NOW, str(tmp_path / "none"), str(tmp_path / "none")) == ""
+    assert system_logs.denial_since(NOW, str(tmp_path / "none"), str(tmp_path / "none")) == ""
 
 
 def test_a_file_that_qemu_may_not_open_is_the_machines_fault() -> None:
     job = errors.JobFault("VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM", "Could not open 'x': Permission denied.")
-    told = denials.told(job, "avc: denied { open }")
+    told = system_logs.with_denial(job, "avc: denied { open }")
     assert isinstance(told, errors.MachineFault)
     assert "avc: denied { open }" in told.hint
-    assert denials.told(job, "") is job
+    assert system_logs.with_denial(job, "") is job
 
 
 def test_another_fault_has_the_denial_in_its_hint() -> None:
     fault = errors.MachineFault("libvirt is gone.", "look.")
     assert (
-        denials.told(fault, "avc: denied { use }").hint
+        system_logs.with_denial(fault, "avc: denied { use }").hint
         == "look. And a security module has denied it: avc: denied { use }"
     )

@@ -14,7 +14,7 @@ from threading import get_ident
 import pytest
 
 from vmgahp.errors import BAD_IMAGE, JobFault, MachineFault
-from vmgahp.host import child, execute
+from vmgahp.host import child, job_user
 from vmgahp.host.job_user import Identity
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -90,13 +90,13 @@ each_number = pytest.mark.parametrize("number", [*SYMPTOMS, *FULL, *CLOSED, *ODD
 def test_no_number_of_an_error_is_the_machines_while_execute_is_well(
     scratch: Path, user: Identity, number: int
 ) -> None:
-    assert execute.why(error(number), str(scratch), user) == ""
-    fault = execute.blame(error(number), str(scratch), user, "It fails.", code=BAD_IMAGE)
+    assert job_user.why(error(number), str(scratch), user) == ""
+    fault = job_user.blame(error(number), str(scratch), user, "It fails.", code=BAD_IMAGE)
     assert isinstance(fault, JobFault)
     assert (fault.code, fault.problem) == (BAD_IMAGE, "It fails.")
     assert ("request_disk" in fault.hint) is (number in FULL)
     assert ("the job's user may write there" in fault.hint) is (number not in FULL)
-    assert execute.blame(error(number), str(scratch), user, "It fails.", "do this").hint == "do this"
+    assert job_user.blame(error(number), str(scratch), user, "It fails.", "do this").hint == "do this"
     assert os.listdir(scratch.parent) == [scratch.name], "nothing is left of the look"
 
 
@@ -115,7 +115,7 @@ def test_a_full_file_system_is_the_machines_where_it_is_that_of_execute(
     with pytest.raises(MachineFault if is_execute else OSError, match="No space left") as caught:
         user.write_scratch(str(place), "new", bytes(8192))
     if isinstance(caught.value, OSError):
-        assert "request_disk" in execute.unwritable("new", caught.value, str(place), user).hint
+        assert "request_disk" in job_user.unwritable("new", caught.value, str(place), user).hint
     else:
         assert f"EXECUTE ({scratch}) is ill: No space left on device" in str(caught.value)
 
@@ -131,7 +131,7 @@ def test_of_a_scratch_directory_in_one_of_the_starters_execute_is_looked_at(
     fill(place)
     with pytest.raises(OSError, match="No space left") as caught:
         user.write_scratch(str(place), "new", bytes(8192))
-    assert "request_disk" in execute.unwritable("new", caught.value, str(place), user).hint
+    assert "request_disk" in job_user.unwritable("new", caught.value, str(place), user).hint
 
 
 @as_root
@@ -141,7 +141,7 @@ def test_an_execute_that_is_read_only_is_the_machines_where_the_error_is_a_sympt
 ) -> None:
     directory = job_in(mount(scratch, "size=3m", user), user)
     subprocess.run(["mount", "-o", "remount,ro", scratch], check=True)
-    fault = execute.blame(error(number), directory, user, "It fails.")
+    fault = job_user.blame(error(number), directory, user, "It fails.")
     if number in (*SYMPTOMS, errno.ENOSPC):
         assert isinstance(fault, MachineFault)
         assert fault.problem == f"It fails. EXECUTE ({scratch}) is ill: Read-only file system."
@@ -156,7 +156,7 @@ def test_an_execute_that_no_user_can_reach_is_the_machines_where_an_error_says_s
     scratch: Path, user: Identity, number: int
 ) -> None:
     scratch.parent.chmod(0o700)
-    fault = execute.blame(error(number), str(scratch), user, "It fails.")
+    fault = job_user.blame(error(number), str(scratch), user, "It fails.")
     assert isinstance(fault, MachineFault if number in CLOSED else JobFault)
 
 
@@ -165,7 +165,7 @@ def test_root_looks_where_the_user_may_not(scratch: Path, user: Identity) -> Non
     scratch.parent.chmod(0o700)
     closed = scratch.parent / "closed/execute"
     closed.mkdir(parents=True)
-    assert execute.why(error(errno.EIO), job_in(closed, user), user) == ""
+    assert job_user.why(error(errno.EIO), job_in(closed, user), user) == ""
 
 
 @as_root
@@ -175,8 +175,8 @@ def test_a_start_takes_a_mebibyte_of_execute(
 ) -> None:
     directory = job_in(mount(scratch, "size=3m", user), user)
     leave(scratch, free)
-    assert ("No space left" in execute.why(error(errno.ENOSPC), directory, user)) is is_ill
-    assert execute.why(error(errno.EIO), directory, user) == "", "it is not about room, and there is some"
+    assert ("No space left" in job_user.why(error(errno.ENOSPC), directory, user)) is is_ill
+    assert job_user.why(error(errno.EIO), directory, user) == "", "it is not about room, and there is some"
 
 
 @as_root
@@ -185,7 +185,7 @@ def test_a_file_system_that_counts_no_files_has_room_for_them(
 ) -> None:
     directory = job_in(mount(scratch, "size=3m,nr_inodes=0", user), user)
     assert os.statvfs(scratch).f_files == 0
-    assert execute.why(error(errno.ENOSPC), directory, user) == ""
+    assert job_user.why(error(errno.ENOSPC), directory, user) == ""
 
 
 @pytest.fixture
@@ -196,8 +196,8 @@ def few_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_kept_for_root_is_not_free(scratch: Path, user: Identity, few_for_users: None) -> None:
-    assert execute.free(str(scratch), user) == 999 * 1024
-    assert "No space left" in execute.why(error(errno.ENOSPC), str(scratch), user)
+    assert job_user.free_bytes(str(scratch), user) == 999 * 1024
+    assert "No space left" in job_user.why(error(errno.ENOSPC), str(scratch), user)
 
 
 @as_root
@@ -207,7 +207,7 @@ def test_what_cannot_be_written_to_is_ill_whatever_the_error_was_about(
 ) -> None:
     directory = job_in(mount(scratch, options, user), user)
     fill(scratch)
-    assert "No space left" in execute.why(error(errno.EIO), directory, user)
+    assert "No space left" in job_user.why(error(errno.EIO), directory, user)
 
 
 def test_what_loses_all_that_is_written_is_ill(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_what_loses_all_that_is_written_is_ill(scratch: Path, user: Identity, mo
         raise error(errno.EIO)
 
     monkeypatch.setattr(os, "fsync", lose)
-    assert "Input/output error" in execute.why(error(errno.EIO), str(scratch), user)
+    assert "Input/output error" in job_user.why(error(errno.EIO), str(scratch), user)
     assert os.listdir(scratch.parent) == [scratch.name], "nothing is left of the look"
 
 
@@ -231,13 +231,13 @@ def test_root_may_be_nobody_in_a_networks_file_system(
         return real(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", squashed)
-    assert execute.why(error(errno.EIO), str(scratch), user) == ""
+    assert job_user.why(error(errno.EIO), str(scratch), user) == ""
 
 
 def test_a_file_that_has_the_name_of_the_look_is_left_alone(scratch: Path, user: Identity) -> None:
     other = scratch.parent / f".vmgahp-{os.getpid()}-{get_ident()}"
     other.write_bytes(b"another's")
-    assert execute.why(error(errno.EIO), str(scratch), user) == ""
+    assert job_user.why(error(errno.EIO), str(scratch), user) == ""
     assert other.read_bytes() == b"another's"
 
 
@@ -246,15 +246,15 @@ def test_an_execute_that_hangs_keeps_nobody_waiting(
     scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "DEADLINE", 0.2)
-    monkeypatch.setattr(execute, "_look", lambda *_: time.sleep(10))
-    assert "has not answered uid 0" in execute.why(error(errno.EIO), str(scratch), user)
+    monkeypatch.setattr(job_user, "_try_execute", lambda *_: time.sleep(10))
+    assert "has not answered uid 0" in job_user.why(error(errno.EIO), str(scratch), user)
 
 
 def test_the_scratch_directory_may_have_a_relative_name(
     scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(scratch.parent)
-    assert execute.why(error(errno.EIO), scratch.name, user) == ""
+    assert job_user.why(error(errno.EIO), scratch.name, user) == ""
 
 
 MOUNTED = {
@@ -274,8 +274,8 @@ def test_no_user_mounts_a_scratch_directory_read_only(
     for options in layers:
         mount(scratch, options, user)
     for directory in (f"{scratch}", f"{scratch}/"):
-        assert execute.why(error(errno.EROFS), directory, user) == reason
-    assert execute.why(error(errno.EIO), str(scratch), user) == "", "the error is not about that"
+        assert job_user.why(error(errno.EROFS), directory, user) == reason
+    assert job_user.why(error(errno.EIO), str(scratch), user) == "", "the error is not about that"
 
 
 @as_root
@@ -291,7 +291,7 @@ def test_what_any_user_can_mount_proves_nothing(scratch: Path, user: Identity, k
             ctypes.get_errno()
         )
         try:
-            assert execute.why(error(errno.EROFS), str(scratch), user) == ""
+            assert job_user.why(error(errno.EROFS), str(scratch), user) == ""
         finally:
             libc.umount2(place, detached)
     finally:
@@ -310,15 +310,15 @@ def no_more_files() -> Iterator[None]:
 
 @each_number
 def test_a_path_of_the_jobs_own_is_the_machines_where_nothing_can_be_opened(user: Identity, number: int) -> None:
-    execute.require_means(error(number), "/a/path", user)
+    job_user.require_means(error(number), "/a/path", user)
     is_symptom = number in (*SYMPTOMS, errno.ENOSPC)
     expected = pytest.raises(MachineFault, match=r"^/a/path cannot be opened: Too many open files")
     with expected if is_symptom else contextlib.nullcontext(), no_more_files():
-        execute.require_means(error(number), "/a/path", user)
+        job_user.require_means(error(number), "/a/path", user)
 
 
 def test_a_scratch_directory_has_room_for_what_is_needed(scratch: Path, user: Identity, few_for_users: None) -> None:
-    execute.require_room(str(scratch), user, 999 * 1024)
+    job_user.require_room(str(scratch), user, 999 * 1024)
 
 
 @as_root
@@ -329,11 +329,11 @@ def test_without_room_in_the_scratch_directory_the_job_is_held(
     mount(scratch, "size=4m", user)
     enough = needed[0] if needed else MIB
     leave(scratch, enough)
-    execute.require_room(str(scratch), user, *needed)
+    job_user.require_room(str(scratch), user, *needed)
     leave(scratch, enough - 4096)
     said = f"no room in the scratch directory {scratch}: {enough // 1024 - 4} KiB are free"
     with pytest.raises(JobFault, match=said) as caught:
-        execute.require_room(str(scratch), user, *needed)
+        job_user.require_room(str(scratch), user, *needed)
     assert "request_disk" in caught.value.hint
 
 
@@ -342,24 +342,24 @@ def test_without_room_in_execute_the_machine_is_ill(scratch: Path, user: Identit
     directory = job_in(mount(scratch, "size=3m", user), user)
     leave(scratch, MIB // 2)
     with pytest.raises(MachineFault, match=rf"512 KiB are free\. {ill('No space left on device')}"):
-        execute.require_room(directory, user)
+        job_user.require_room(directory, user)
 
 
 def test_the_room_of_a_directory_that_is_gone_is_asked_in_vain(scratch: Path, user: Identity) -> None:
     inside = scratch / "dir_2"
     with pytest.raises(JobFault, match=f"{inside} cannot be examined .No such file"):
-        execute.free(str(inside), user)
+        job_user.free_bytes(str(inside), user)
     if user.switching:
         scratch.rmdir()
         with pytest.raises(MachineFault, match=rf"{scratch} cannot be examined .*{ill('No such file')}"):
-            execute.free(str(scratch), user)
+            job_user.free_bytes(str(scratch), user)
 
 
 @as_root
 @pytest.mark.parametrize("mode", [0, 0o100, 0o400, 0o500, 0o1777])
 def test_what_the_user_has_done_to_its_directory_is_the_jobs(scratch: Path, user: Identity, mode: int) -> None:
     scratch.chmod(mode)
-    execute.require_entry(str(scratch), user)
+    job_user.require_entry(str(scratch), user)
 
 
 @as_root
@@ -372,14 +372,14 @@ def test_what_no_user_can_do_to_its_directory_is_the_machines(scratch: Path, use
     else:
         scratch.parent.chmod(0o700)
     with pytest.raises(MachineFault, match=rf"^{scratch} cannot be entered as uid {user.uid}\. {ill('')}"):
-        execute.require_entry(str(scratch), user)
+        job_user.require_entry(str(scratch), user)
 
 
 @as_root
 def test_a_directory_that_its_user_could_rename_is_the_jobs_to_lose(scratch: Path, user: Identity) -> None:
     scratch.parent.chmod(0o1777)
     scratch.rename(scratch.parent / "elsewhere")
-    execute.require_entry(str(scratch), user)
+    job_user.require_entry(str(scratch), user)
 
 
 @as_root
@@ -387,7 +387,7 @@ def test_a_file_system_that_the_user_has_mounted_says_nothing_of_its_owner(
     scratch: Path, user: Identity, mount: Callable[..., Path]
 ) -> None:
     mount(scratch, "size=64k", Identity(user.uid + 1, user.gid))
-    execute.require_entry(str(scratch), user)
+    job_user.require_entry(str(scratch), user)
 
 
 @as_root

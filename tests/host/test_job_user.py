@@ -21,7 +21,7 @@ import pytest
 
 from tests.conftest import JOB_UID
 from vmgahp.errors import MachineFault
-from vmgahp.host import child, execute, system_calls
+from vmgahp.host import child, job_user, system_calls
 from vmgahp.host.job_user import Identity
 from vmgahp.testing.contract import until
 
@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_read_is_the_machines_where_execute_fails(user, sc
     monkeypatch.setattr(Identity, "open_scratch", lambda *_: os.open("/proc/self/mem", os.O_RDONLY))
     with pytest.raises(OSError, match="Input/output error"):
         user.read_scratch(str(scratch), "there", 3)
-    monkeypatch.setattr(execute, "_look", fails)
+    monkeypatch.setattr(job_user, "_try_execute", fails)
     with pytest.raises(MachineFault, match="Input/output error"):
         user.read_scratch(str(scratch), "there", 3)
 
@@ -419,7 +419,7 @@ def test_a_file_system_that_hangs_is_given_up(user, monkeypatch):
     with pytest.raises(TimeoutError, match="has not answered"):
         user.open_scratch("/tmp", "x", os.O_RDONLY)
     assert "has not answered" in user.check_access("/tmp/x", write=False)
-    monkeypatch.setattr(execute, "_look", hang)
+    monkeypatch.setattr(job_user, "_try_execute", hang)
     with pytest.raises(MachineFault, match="has not answered"):
         user.open_scratch("/tmp", "x", os.O_RDONLY)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from vmgahp.host.line_port import LONGEST_LINE, MOST_LINES, MOST_WAITING, LinePort
 from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.serial_capture import LONGEST_LINE, MOST_LINES, MOST_WAITING, LinePort
 
 DEADLINE = 20.0
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from vmgahp.host import oom
-from vmgahp.host.oom import Killed
+from vmgahp.host import system_logs
+from vmgahp.host.system_logs import Killed
 
 GROUP = "/machine/qemu-957-alice_lab_1.0.libvirt-qemu"
 
@@ -29,8 +29,8 @@ class Log:
             return left.pop(0)
 
         with monkeypatch.context() as patch:
-            patch.setattr(oom.os, "read", read)
-            return oom.killed(pid, str(place))
+            patch.setattr(system_logs.os, "read", read)
+            return system_logs.killed(pid, str(place))
 
 
 def kill(pid: int, group: str = GROUP) -> str:
@@ -62,7 +62,7 @@ def test_a_machine_that_was_full(monkeypatch, tmp_path):
 
 
 def test_an_earlier_process_of_the_number_is_another(monkeypatch, tmp_path):
-    assert Log(kill(7), ago=oom.LASTS + 60).read(monkeypatch, tmp_path, 7) is None
+    assert Log(kill(7), ago=system_logs.KILL_LASTS + 60).read(monkeypatch, tmp_path, 7) is None
 
 
 @pytest.mark.parametrize("line", ["oom-kill:", "oom-kill:pid", "oom-kill:pid=,x", "oom-kill:pid=" + "9" * 5000, ""])
@@ -71,8 +71,8 @@ def test_a_line_that_makes_no_sense(monkeypatch, tmp_path, line):
 
 
 def test_a_log_that_cannot_be_read_says_nothing(tmp_path):
-    assert oom.killed(7, str(tmp_path / "missing")) is None
-    assert oom.killed(7, str(tmp_path)) is None
+    assert system_logs.killed(7, str(tmp_path / "missing")) is None
+    assert system_logs.killed(7, str(tmp_path)) is None
 
 
 def test_records_without_fields(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import serial_capture, threads
+from vmgahp.host import serial_capture, wait
 from vmgahp.host.runtime_dir import LONGEST_PATH, runtime_dir, sweep
 from vmgahp.host.serial_capture import CUT, TAIL, ConsoleCapture
 from vmgahp.testing.contract import until
@@ -190,7 +190,7 @@ def test_close_is_bounded_by_time_and_by_bytes(console, monkeypatch, size, secon
     monkeypatch.setattr(ConsoleCapture, "_receive", receive)
     capture = console.start()
     with console.qemu(capture):
-        capture._thread.join = lambda _timeout: threads.Thread.join(capture._thread)
+        capture._thread.join = lambda _timeout: wait.Thread.join(capture._thread)
         capture.close()
         assert not capture._thread.is_alive()
     assert 0 < taken[0] <= size

@@ -3,8 +3,10 @@
 import fcntl
 import os
 import subprocess
+import threading
 from pathlib import Path
 
+from tests.peer import DEADLINE
 from vmgahp.host import wait
 
 
@@ -43,3 +45,13 @@ def test_a_lock_that_another_has(tmp_path: Path) -> None:
         assert not wait.lock(another.fileno(), fcntl.LOCK_SH, 0.05)
         fcntl.flock(one, fcntl.LOCK_UN)
         assert wait.lock(another.fileno(), fcntl.LOCK_SH, 60)
+
+
+def test_a_thread() -> None:
+    go_on, said = threading.Event(), []
+    thread = wait.start_thread("name", lambda what: (go_on.wait(DEADLINE), said.append(what)), "a word")
+    thread.join(0.01)
+    assert thread.is_alive()
+    go_on.set()
+    thread.join(DEADLINE)
+    assert (thread.is_alive(), thread.name, said) == (False, "name", ["a word"])

@@ -18,9 +18,8 @@ from vmgahp.findings import OFF, OK
 from vmgahp.host.job_user import Identity
 from vmgahp.images import catalog
 from vmgahp.images.catalog import CatalogEntry, Image
-from vmgahp.job.catalog_disks import backing_of
-from vmgahp.job.data_disks import refuse
-from vmgahp.job.disks import Disk
+from vmgahp.job.disks import Disk, refuse_made
+from vmgahp.job.look import backing_of
 from vmgahp.job.spec import JobSpec
 
 __all__ = ["place"]
@@ -333,14 +332,14 @@ def test_a_broken_image_is_no_fault_of_the_machine(place: Path) -> None:
 )
 def test_other_types_refuse_by_name(line: str) -> None:
     with pytest.raises(JobFault) as caught:
-        refuse(jobs.of_lines('JobVMType = "xen"', line))
+        refuse_made(jobs.of_lines('JobVMType = "xen"', line))
     assert line.partition(" ")[0] in caught.value.problem
     assert "xen" in caught.value.problem
 
 
 @pytest.mark.parametrize("line", ['VMPARAM_vm_Disk = "catalog:vda:w"', "VMPARAM_vm_Data_Disk = undefined"])
 def test_other_types_take_what_is_nothing_of_it(line: str) -> None:
-    refuse(jobs.of_lines('JobVMType = "xen"', line))
+    refuse_made(jobs.of_lines('JobVMType = "xen"', line))
 
 
 def test_vmware_and_scripts_and_other_hypervisors_refuse(scratch: Path) -> None:

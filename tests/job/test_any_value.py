@@ -13,10 +13,10 @@ from vmgahp.drivers.machine_types import type_for
 from vmgahp.errors import JobFault
 from vmgahp.hooks import policy
 from vmgahp.host.job_user import Identity
-from vmgahp.job import accepted_types, vm_spec
-from vmgahp.job.ad import Odd
-from vmgahp.job.attributes import ATTRIBUTES, OPTIONS
-from vmgahp.job.options import GENERAL, PREFIX, Options
+from vmgahp.job import vm_spec
+from vmgahp.job.ad import Odd, accepted_types
+from vmgahp.job.attributes import ATTRIBUTES, GENERAL, OPTIONS, Options
+from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec
 from vmgahp.job.vmware import VmwareSpec
@@ -149,7 +149,7 @@ NOBODY = _Nobody(65534, 65534)
 
 
 def _any(job: JobAd) -> None:
-    accepted_types.wanted(job)
+    accepted_types(job)
     Options(job)
     found = images.read(job, {}, NOBODY)
     for vm_type in ("kvm", "xen", "vmrun", "vsphere", "script"):

@@ -18,7 +18,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job import cloud_init, vm_spec
-from vmgahp.job.options import NAMES
+from vmgahp.job.attributes import NAMES
 from vmgahp.job.run import guest_file
 from vmgahp.job.spec import Devices, Disk, JobSpec
 from vmgahp.job.vmware import VmwareSpec

@@ -13,9 +13,8 @@ from tests.jobs import Files, owner
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
-from vmgahp.job.data_disks import files, requests
-from vmgahp.job.disks import Disk, DiskRequest
-from vmgahp.job.options import Options
+from vmgahp.job.attributes import Options
+from vmgahp.job.disks import Disk, DiskRequest, data_requests, drive_files
 
 __all__ = ["place"]
 
@@ -24,12 +23,12 @@ MACHINE = Settings({"VM_MEMORY": "1024"})
 
 
 def made_of(attribute: str, others: tuple[DiskRequest, ...] = ()) -> tuple[DiskRequest, ...]:
-    return requests(Options(jobs.of_lines('JobVMType = "kvm"', attribute)), others)
+    return data_requests(Options(jobs.of_lines('JobVMType = "kvm"', attribute)), others)
 
 
 def data_files(text: str, identity: object, directory: object = "/scratch") -> tuple[str, ...]:
     [request] = made_of(f'VMPARAM_vm_Data_Files = "{text}"')
-    return files(request, identity, str(directory))  # type: ignore[arg-type]
+    return drive_files(request, identity, str(directory))  # type: ignore[arg-type]
 
 
 def data_disk(text: str) -> tuple[DiskRequest, ...]:
@@ -82,9 +81,9 @@ def test_a_data_disk_beside_a_disk_of_the_same_device_or_file(name: str, made: s
 
 
 def test_a_layer_and_a_disk_in_one_file(place: Path) -> None:
-    files = Files(scratch=("vda-a.qcow2",), shared=[str(place / "a")])
+    drive_files = Files(scratch=("vda-a.qcow2",), shared=[str(place / "a")])
     with pytest.raises(JobFault, match=r"both vda-a\.qcow2"):
-        resolved(one(place), "catalog:a:vda:w,vda-a.qcow2:vdb:w:qcow2", files)
+        resolved(one(place), "catalog:a:vda:w,vda-a.qcow2:vdb:w:qcow2", drive_files)
 
 
 def test_the_jobs_files_get_a_drive_that_no_disk_has() -> None:

@@ -7,8 +7,8 @@ from tests.jobs import Files
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job.devices import Share
 from vmgahp.job.disks import DiskRequest
-from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import Devices, Disk, Nic, Topology
 
 MISMATCHED, BAD_DISK = errors.MISMATCHED, errors.INVALID_DISK_PARAM

@@ -4,7 +4,7 @@ import pytest
 
 from tests.jobs import of_lines
 from vmgahp.errors import JobFault
-from vmgahp.job.environment import read
+from vmgahp.job.run import read_environment
 
 
 @pytest.mark.parametrize(
@@ -26,23 +26,23 @@ from vmgahp.job.environment import read
     ],
 )
 def test_the_newer_form(text: str, found: dict[str, str]) -> None:
-    assert read(of_lines(f'Environment = "{text}"')) == found
+    assert read_environment(of_lines(f'Environment = "{text}"')) == found
 
 
 @pytest.mark.parametrize("text", ["A='", "A='''", "A=1 '", "A", "=1", "A=1 B"])
 def test_what_is_not_of_that_form(text: str) -> None:
     with pytest.raises(JobFault, match="not of the form") as caught:
-        read(of_lines(f'Environment = "{text}"'))
+        read_environment(of_lines(f'Environment = "{text}"'))
     assert text in caught.value.problem
 
 
 def test_the_older_form_counts_where_the_newer_is_not_there() -> None:
-    assert read(of_lines('Env = "A=x y; B=it\'s"')) == {"A": "x y", "B": "it's"}
-    assert read(of_lines('Env = "A=1|B=;"', 'EnvDelim = "|"')) == {"A": "1", "B": ";"}
-    assert read(of_lines('Env = "A=1"', 'Environment = ""')) == {}
-    assert read(of_lines()) == {}
+    assert read_environment(of_lines('Env = "A=x y; B=it\'s"')) == {"A": "x y", "B": "it's"}
+    assert read_environment(of_lines('Env = "A=1|B=;"', 'EnvDelim = "|"')) == {"A": "1", "B": ";"}
+    assert read_environment(of_lines('Env = "A=1"', 'Environment = ""')) == {}
+    assert read_environment(of_lines()) == {}
 
 
 def test_a_long_one_takes_no_time_that_grows_with_its_square() -> None:
     text = "A='" + "''" * 500_000 + "' B=1"
-    assert len(read(of_lines(f'Environment = "{text}"'))["A"]) == 500_000
+    assert len(read_environment(of_lines(f'Environment = "{text}"'))["A"]) == 500_000

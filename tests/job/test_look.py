@@ -28,6 +28,6 @@ def test_an_image_on_a_disk_that_cannot_be_read_is_the_machines_where_execute_fa
         backing_files(disk, str(scratch), user)
     # Nothing is mapped at the address 0: a read fails as that of a broken disk does.
     monkeypatch.setattr(Identity, "open_scratch", lambda *_: os.open("/proc/self/mem", os.O_RDONLY))
-    monkeypatch.setattr("vmgahp.host.execute._look", failing)
+    monkeypatch.setattr("vmgahp.host.job_user._try_execute", failing)
     with pytest.raises(errors.MachineFault, match="Input/output error"):
         backing_files(disk, str(scratch), user)

@@ -16,8 +16,8 @@ import pytest
 from tests.jobs import own
 from vmgahp.errors import MachineFault
 from vmgahp.host.job_user import Identity
-from vmgahp.job import pack
-from vmgahp.job.pack import PADDING, Packing, Unpackable
+from vmgahp.job import archive
+from vmgahp.job.archive import PADDING, Packing, Unpackable
 
 LARGE = 1 << 30
 HEAD = {"vmgahp-run/version": b"1\n", "vmgahp-run/run": b"#!/bin/sh\n"}
@@ -49,7 +49,7 @@ class Scratch:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         output = self.user.open_scratch(str(self.path), self.archive.name, flags)
         try:
-            return pack.pack(str(self.path), output, Packing(HEAD, names, but, when), most, self.user)
+            return archive.pack(str(self.path), output, Packing(HEAD, names, but, when), most, self.user)
         finally:
             os.close(output)
 
@@ -199,7 +199,7 @@ def test_no_field_is_too_short(place: Scratch) -> None:
 
 def test_what_takes_too_long(place: Scratch, monkeypatch: pytest.MonkeyPatch) -> None:
     place.put("a")
-    monkeypatch.setattr(pack, "DEADLINE", 0.0)
+    monkeypatch.setattr(archive, "PACK_DEADLINE", 0.0)
     with pytest.raises(OSError, match="not packed within"):
         place.pack()
 
@@ -291,7 +291,7 @@ def test_twenty_thousand_files(place: Scratch) -> None:
 
 def test_more_names_than_can_be(place: Scratch, monkeypatch: pytest.MonkeyPatch) -> None:
     place.put("a")
-    monkeypatch.setattr(pack, "LONGEST_LIST", 1)
+    monkeypatch.setattr(archive, "LONGEST_LIST", 1)
     place.refused("too many files")
 
 
@@ -308,7 +308,7 @@ def test_a_tar_that_fails_in_whatever_way_is_the_jobs(
 ) -> None:
     """Other processes of its user can end it."""
     place.put("a")
-    monkeypatch.setattr(pack, "_SCRIPT", f"exit {status}")
+    monkeypatch.setattr(archive, "_SCRIPT", f"exit {status}")
     place.refused(f"exit status {status}")
 
 

@@ -6,8 +6,8 @@ from tests.jobs import MACHINE, ad
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.hooks import policy
-from vmgahp.job.attributes import OPTIONS
-from vmgahp.job.options import GENERAL, NAMES, PREFIX
+from vmgahp.job.attributes import GENERAL, NAMES, OPTIONS
+from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.vm_spec import parse
 

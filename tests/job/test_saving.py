@@ -9,7 +9,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import FORMATS, BackingFile
-from vmgahp.job import look, saving
+from vmgahp.job import look, spec
 from vmgahp.job.disks import Disk
 from vmgahp.job.spec import JobSpec
 
@@ -81,7 +81,7 @@ DISK = "<disk type='file' device='disk'><driver name='qemu' type='{}'/>{}<target
     ],
 )
 def test_the_reason_for_which_a_vm_cannot_be_saved_is_known_before(xml: str, said: str) -> None:
-    assert said in saving.blocker(xml)
+    assert said in spec.save_blocker(xml)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_reason_for_which_a_vm_cannot_be_saved_is_known_before(xml: str, sai
     ],
 )
 def test_no_reason_is_given_for_a_vm_that_can_be_saved(xml: str) -> None:
-    assert saving.blocker(xml) == ""
+    assert spec.save_blocker(xml) == ""
 
 
 @pytest.mark.parametrize(("backing", "name"), [((), "disk.vmdk"), ((BackingFile("/b.vdi", "vdi"),), "/b.vdi")])
@@ -105,4 +105,4 @@ def test_disks_are_judged_without_a_job(backing: tuple[BackingFile, ...], name: 
     form = "qcow2" if backing else "vmdk"
     disk = Disk("/scratch/disk.vmdk", "vda", "", True, form, True, "disk", backing=backing)
     with pytest.raises(errors.JobFault, match=name):
-        saving.require_disks([disk])
+        spec.require_saveable_disks([disk])

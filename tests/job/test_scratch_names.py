@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import vmgahp
-from vmgahp.job.scratch_names import is_reserved
+from vmgahp.job.scratch_files import is_reserved
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from tests.jobs import ad
 from vmgahp import config, errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job import share_dirs
+from vmgahp.job.devices import Share, inspect_shares, offered_shares, require_shares_allowed
 from vmgahp.job.policy_view import PolicyView
-from vmgahp.job.share_dirs import Share
 
 BASE = {"VM_MEMORY": "1024", "VM_SHARE_DIRS": "ref, Data"}
 DIRS = {"VM_SHARE_DIR_REF": "/srv/ref", "VM_SHARE_DIR_DATA": "/srv/data:rw"}
@@ -54,7 +53,7 @@ def test_what_there_is_not_is_refused_by_name() -> None:
     ],
 )
 def test_how_a_directory_is_shared(value: str, kind: str, writable: bool) -> None:
-    [found] = share_dirs.named(Settings({"VM_SHARE_DIRS": "ref", "VM_SHARE_DIR_REF": value}))
+    [found] = offered_shares(Settings({"VM_SHARE_DIRS": "ref", "VM_SHARE_DIR_REF": value}))
     assert found == REF._replace(kind=kind, writable=writable)
 
 
@@ -62,13 +61,13 @@ def test_how_a_directory_is_shared(value: str, kind: str, writable: bool) -> Non
 def test_a_directory_that_is_not_rightly_set(value: str) -> None:
     settings = Settings(BASE | {"VM_SHARE_DIR_REF": value})
     with pytest.raises(MachineFault, match="VM_SHARE_DIR_REF"):
-        share_dirs.named(settings)
+        offered_shares(settings)
 
 
 @pytest.mark.parametrize("name", ["share", "Share", "a/b", "ref_if", "x" * 32, "é"])
 def test_a_name_that_cannot_be_one(name: str) -> None:
     with pytest.raises(MachineFault, match="VM_SHARE_DIRS"):
-        share_dirs.named(Settings({"VM_SHARE_DIRS": name}))
+        offered_shares(Settings({"VM_SHARE_DIRS": name}))
 
 
 @pytest.mark.parametrize(
@@ -87,24 +86,24 @@ def test_a_name_that_cannot_be_one(name: str) -> None:
 def test_for_whom_it_is(condition: str, allowed: bool) -> None:
     settings = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": condition})
     view = PolicyView(ad(Owner='"alice"', VMPARAM_vm_Share_Dirs='"ref"'), settings)
-    share_dirs.require_allowed(view, (DATA,))
+    require_shares_allowed(view, (DATA,))
     if allowed:
-        share_dirs.require_allowed(view, (DATA, REF))
+        require_shares_allowed(view, (DATA, REF))
         return
     with pytest.raises(JobFault, match="VM_SHARE_DIR_REF_IF"):
-        share_dirs.require_allowed(view, (DATA, REF))
+        require_shares_allowed(view, (DATA, REF))
 
 
 def test_a_condition_that_is_no_expression_is_the_machines_fault() -> None:
     settings = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": "Owner =="})
     with pytest.raises(MachineFault, match="VM_SHARE_DIR_REF_IF"):
-        share_dirs.require_allowed(PolicyView(ad(), settings), (REF,))
+        require_shares_allowed(PolicyView(ad(), settings), (REF,))
     with pytest.raises(MachineFault, match="VM_SHARE_DIR_REF_IF"):
-        share_dirs.inspect(settings)
+        inspect_shares(settings)
     behind = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": "false", "VM_SHARE_DIR_DATA_IF": "Owner =="})
     with pytest.raises(MachineFault, match="VM_SHARE_DIR_DATA_IF"):
-        share_dirs.inspect(behind)
-    assert share_dirs.inspect(SETTINGS) == [REF, DATA]
+        inspect_shares(behind)
+    assert inspect_shares(SETTINGS) == [REF, DATA]
 
 
 def test_their_settings_are_read_from_the_same_source(tmp_path: "object") -> None:

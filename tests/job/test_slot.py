@@ -9,10 +9,10 @@ from tests.jobs import Files, ad, owner
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
-from vmgahp.job import slot, vm_spec
+from vmgahp.job import vm_spec
 from vmgahp.job.look import find
-from vmgahp.job.slot import Slot
 from vmgahp.job.spec import JobSpec
+from vmgahp.job.vm_spec import Slot
 
 MACHINE = Settings({"VM_MEMORY": "4096"})
 OVERCOMMIT = Settings({"VM_MEMORY": "4096", "VM_OVERCOMMIT": "true"})
@@ -20,10 +20,10 @@ STARTER = {"_CONDOR_SLOT": "slot1_1@node"}
 
 
 def settled(settings=MACHINE, user=None, **changes):
-    return slot.settle(vm_spec.parse(ad(jobs.BASE, **changes), settings), settings, user or Files())
+    return vm_spec.settle_slot(vm_spec.parse(ad(jobs.BASE, **changes), settings), settings, user or Files())
 
 
-def write(scratch, *lines, name=slot.MACHINE_AD):
+def write(scratch, *lines, name=vm_spec.MACHINE_AD):
     (scratch / name).write_text("".join(f"{line}\n" for line in lines))
 
 
@@ -48,7 +48,7 @@ def write(scratch, *lines, name=slot.MACHINE_AD):
     ],
 )
 def test_cpus(said, environ, cpus):
-    assert slot.asked(ad(**said), environ).cpus == cpus
+    assert vm_spec.asked_slot(ad(**said), environ).cpus == cpus
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_cpus(said, environ, cpus):
     ],
 )
 def test_disk(said, disk, asked):
-    found = slot.asked(ad(**said), {})
+    found = vm_spec.asked_slot(ad(**said), {})
     assert (found.disk_kib, found.disk_is_asked) == (disk, asked)
 
 
@@ -70,7 +70,7 @@ def test_disk(said, disk, asked):
     [("0 , 1", (0, 1)), ("3", (3,)), ("2,0 2", (0, 2)), ("", ()), ("a", ()), ("-1", ()), ("99999", ()), ("0-3", ())],
 )
 def test_cores(text, cores):
-    assert slot.cores({slot.CORES: text}) == cores
+    assert vm_spec.assigned_cores({vm_spec.CORES: text}) == cores
 
 
 # --- the check
@@ -131,7 +131,7 @@ def test_the_machine_ad_says_that_the_slot_is_larger(scratch):
     there = {"scratch": scratch, "user": None}
     said = {"RequestCpus": "1", "RequestMemory": "64", "RequestDisk": "100", "TransferInput": '"a.img,sub/b.img"'}
     wanted = vm_spec.parse(ad(jobs.BASE, there["scratch"], JobVM_VCPUS="4", JobVMMemory="2048", **said), MACHINE)
-    assert slot.settle(wanted, MACHINE, owner(scratch)).slot[:2] == (4, 2048)
+    assert vm_spec.settle_slot(wanted, MACHINE, owner(scratch)).slot[:2] == (4, 2048)
 
 
 def test_the_disk_that_the_job_has_asked_for_is_what_bounds_it_whatever_its_slot_has(scratch):
@@ -139,7 +139,7 @@ def test_the_disk_that_the_job_has_asked_for_is_what_bounds_it_whatever_its_slot
     jobs.own(scratch)
     said = {"RequestCpus": "1", "RequestDisk": "100", "DiskUsage": "75"}
     wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4", **said), MACHINE)
-    assert slot.settle(wanted, MACHINE, owner(scratch)).slot[2:4] == (100, True)
+    assert vm_spec.settle_slot(wanted, MACHINE, owner(scratch)).slot[2:4] == (100, True)
 
 
 def test_the_machine_ad_is_the_slot_where_the_job_has_asked_for_none(scratch):
@@ -147,14 +147,14 @@ def test_the_machine_ad_is_the_slot_where_the_job_has_asked_for_none(scratch):
     jobs.own(scratch)
     wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4"), MACHINE)
     with pytest.raises(JobFault, match="slot has 2"):
-        slot.settle(wanted, MACHINE, owner(scratch))
+        vm_spec.settle_slot(wanted, MACHINE, owner(scratch))
 
 
 def test_the_machine_ad_never_makes_a_slot_smaller(scratch):
     write(scratch, "Cpus = 1", "Memory = 2048")
     jobs.own(scratch)
     wanted = vm_spec.parse(ad(jobs.BASE, scratch, RequestCpus="2", RequestMemory="32"), MACHINE)
-    assert slot.settle(wanted, MACHINE, owner(scratch)).slot[:2] == (2, 2048)
+    assert vm_spec.settle_slot(wanted, MACHINE, owner(scratch)).slot[:2] == (2, 2048)
 
 
 @pytest.mark.parametrize(
@@ -177,12 +177,12 @@ def test_a_machine_ad_that_the_job_may_have_sent_is_not_believed(scratch, said):
     jobs.own(scratch)
     wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4", RequestCpus="1", **said), MACHINE)
     with pytest.raises(JobFault, match="slot has 1"):
-        slot.settle(wanted, MACHINE, owner(scratch))
+        vm_spec.settle_slot(wanted, MACHINE, owner(scratch))
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "directory", "huge", "binary", "expressions", "negative"])
 def test_a_machine_ad_that_is_none(scratch, kind):
-    place = scratch / slot.MACHINE_AD
+    place = scratch / vm_spec.MACHINE_AD
     match kind:
         case "link":
             write(scratch, "Cpus = 64", name="other")
@@ -192,7 +192,7 @@ def test_a_machine_ad_that_is_none(scratch, kind):
         case "directory":
             place.mkdir()
         case "huge":
-            place.write_bytes(b"A" * (slot.LARGEST + 5) + b"\nCpus = 64\n")
+            place.write_bytes(b"A" * (vm_spec.LARGEST_MACHINE_AD + 5) + b"\nCpus = 64\n")
         case "binary":
             place.write_bytes(bytes(range(256)) * 16)
         case "expressions":
@@ -201,7 +201,7 @@ def test_a_machine_ad_that_is_none(scratch, kind):
             write(scratch, "Cpus = -64", "Memory = undefined")
     wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4", RequestCpus="1"), MACHINE)
     with pytest.raises(JobFault, match="slot has 1"):
-        slot.settle(wanted, MACHINE, owner(scratch))
+        vm_spec.settle_slot(wanted, MACHINE, owner(scratch))
 
 
 def owner_of_nothing():

@@ -14,8 +14,7 @@ import pytest
 
 from tests.jobs import own, owner
 from vmgahp.host.job_user import Identity
-from vmgahp.job import unpack
-from vmgahp.job.unpack import BLOCK, Allowed, Unpacked
+from vmgahp.job.archive import _PROGRAM, BLOCK, MOST_TOLD, Allowed, Unpacked, unpack
 
 LARGE = 1 << 30
 ALL = ("*",)
@@ -35,7 +34,7 @@ class Outputs:
         path.write_bytes(archive)
         with path.open("rb") as file:
             allowed = Allowed(names, most, entries)
-            return unpack.unpack(file.fileno(), str(self.scratch), "vm_outputs", allowed, self.user)
+            return unpack(file.fileno(), str(self.scratch), "vm_outputs", allowed, self.user)
 
     def files(self) -> dict[str, bytes]:
         return {
@@ -211,7 +210,7 @@ def test_the_last_of_several_files_of_a_name_counts(outputs: Outputs) -> None:
 
 def test_only_some_of_what_was_left_out_is_named(outputs: Outputs) -> None:
     done = outputs.unpack(tar(*(link(f"l{number}", "/") for number in range(1000))))
-    assert len(done.left_out) == unpack.MOST_TOLD + 1
+    assert len(done.left_out) == MOST_TOLD + 1
     assert done.left_out[-1] == "and 980 more"
 
 
@@ -285,7 +284,7 @@ def test_no_more_inodes_are_taken_than_may_be(outputs: Outputs, kind: str) -> No
 
 def test_it_needs_nothing_of_the_package_that_an_upgrade_replaces() -> None:
     """Neither before nor after the upgrade: there is no package without Python's site module."""
-    words = [sys.executable, "-I", "-S", "-c", unpack._PROGRAM]
+    words = [sys.executable, "-I", "-S", "-c", _PROGRAM]
     done = subprocess.run(words, input="", capture_output=True, text=True, check=False, timeout=60)
     assert "JSONDecodeError" in done.stderr
 

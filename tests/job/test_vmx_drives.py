@@ -2,8 +2,7 @@
 
 import pytest
 
-from vmgahp.job.vmx import Vmx
-from vmgahp.job.vmx_drives import drives
+from vmgahp.job.vmx import Vmx, drives
 
 PHANTOM = {
     "floppy0.startConnected": "FALSE",

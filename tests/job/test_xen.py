@@ -10,7 +10,7 @@ from tests.domain.support import assert_golden, assert_of_libvirts_schema, disk,
 from tests.job.xen_jobs import CASES, HOST
 from tests.jobs import NETWORKS, Files, ad
 from vmgahp.config import Settings
-from vmgahp.domain import xen as domain_xen
+from vmgahp.domain import build as domain_xen
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.disks import DiskRequest
 from vmgahp.job.spec import JobSpec, Nic
@@ -124,14 +124,14 @@ def test_the_kernels_command_line() -> None:
 )
 def test_what_a_guest_cannot_have(changes: dict[str, object], part: str) -> None:
     with pytest.raises(JobFault, match=part):
-        domain_xen.require(spec(**{"disks": (disk(device="xvda"),), **changes}), XenBoot(hardware=True))
+        domain_xen.require_xen(spec(**{"disks": (disk(device="xvda"),), **changes}), XenBoot(hardware=True))
 
 
 @pytest.mark.parametrize("character", ["\ufffe", "\ud800", "\x01"])
 def test_what_xml_cannot_say_is_refused(character: str) -> None:
     job, kernel = CASES["kernel"]
     with pytest.raises(JobFault, match="no character of XML"):
-        domain_xen.build(job, kernel._replace(command_line=f"root={character}"), HOST)
+        domain_xen.build_xen(job, kernel._replace(command_line=f"root={character}"), HOST)
 
 
 def test_a_partition_is_a_disk_by_itself() -> None:
@@ -147,7 +147,7 @@ def test_a_partition_is_a_disk_by_itself() -> None:
 
 def test_user_networking_is_not_on_offer() -> None:
     settings = Settings(NETWORKS | {"VM_MEMORY": "1024", "VM_NETWORKING_TYPE": "user, nat"})
-    networks = settings.networking_types(domain_xen.NETWORKS)
+    networks = settings.networking_types(domain_xen.XEN_NETWORKS)
 
     def networking_of(**changes: str) -> str:
         return JobSpec.parse(ad(**changes), settings, networks=networks).networking_type
@@ -162,11 +162,11 @@ def test_user_networking_is_not_on_offer() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str, request: pytest.FixtureRequest) -> None:
-    assert_golden(domain_xen.build(*CASES[name], HOST), GOLDEN / f"{name}.xml", request)
+    assert_golden(domain_xen.build_xen(*CASES[name], HOST), GOLDEN / f"{name}.xml", request)
     assert {path.stem for path in GOLDEN.glob("*.xml")} == set(CASES)
 
 
 @pytest.mark.libvirt
 @pytest.mark.parametrize("name", CASES)
 def test_libvirts_schema_accepts_it(name: str) -> None:
-    assert_of_libvirts_schema(domain_xen.build(*CASES[name], HOST))
+    assert_of_libvirts_schema(domain_xen.build_xen(*CASES[name], HOST))

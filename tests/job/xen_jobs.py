@@ -1,7 +1,7 @@
 """Xen jobs that several tests describe."""
 
 from tests.domain.support import disk, spec
-from vmgahp.domain import xen as domain_xen
+from vmgahp.domain import build as domain_xen
 from vmgahp.job.spec import JobSpec, Nic
 from vmgahp.job.xen import BootFile, XenBoot
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from vmgahp import errors
 from vmgahp.checkpoint.manifest import LARGEST, CheckpointFile, Invalid
-from vmgahp.host import execute
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 
 Record = TypeVar("Record")
@@ -160,7 +160,7 @@ def unreadable(identity: Identity, directory: str, path: str, error: OSError) ->
     """
     hint = "see what is wrong with it; a checkpoint of the job stays as it is."
     problem = f"{path!a} cannot be read ({error.strerror})."
-    return execute.blame(error, directory, identity, problem, hint, errors.MISMATCHED_CHECKPOINT)
+    return job_user.blame(error, directory, identity, problem, hint, errors.MISMATCHED_CHECKPOINT)
 
 
 def _inside(directory: str, path: str) -> str | None:

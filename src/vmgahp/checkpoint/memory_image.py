@@ -16,8 +16,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-from vmgahp.checkpoint.packed import NotPacked
-from vmgahp.checkpoint.substitute import Held, Substitute, Write, all_of
+from vmgahp.checkpoint.substitute import Held, NotPacked, Substitute, Write, all_of
 
 MAGIC, UNFINISHED = b"LibvirtQemudSave", b"LibvirtQemudPart"
 VERSION = 2
@@ -149,3 +148,59 @@ def _cookie(data: bytes) -> str:
     if not known or not all(map(_IN_COOKIE.fullmatch, words)):
         raise Damaged("its cookie is not libvirt's.")
     return etree.tostring(top, encoding="unicode")
+
+
+# The header of a memory image of libvirt's Xen driver, and the image with other XML.
+#
+# That driver takes the domain's XML only from the image: it does not support a restore with an XML of the caller. So
+# the image must be given our XML (`vmgahp.checkpoint.substitute`).
+#
+# The layout is ``libxlSavefileHeader`` of libvirt's ``src/libxl/libxl_conf.h``: the magic, the version, the length of
+# the XML with its NUL, padding to 64 bytes, the XML and its NUL; then Xen's own stream.
+
+XEN_MAGIC = b"libvirt-xml\n \0 \r"
+XEN_VERSION = 2
+LARGEST_XEN_XML = 2 << 20
+
+XEN_STREAM = b"LibxlFmt"
+"""The magic bytes of Xen's own stream (``LIBXL_SAVE_IDENT``, in the byte order of the file)."""
+
+_XEN_HEAD = struct.Struct("=16sII40x")
+
+
+class XenHead(NamedTuple):
+    """The head that libvirt wrote before Xen's stream."""
+
+    xml: str
+    """The domain as it was saved. It must not be trusted."""
+    end: int
+    """The offset of Xen's stream, in bytes."""
+
+
+def inspect_xen(fd: int) -> XenHead:
+    """Read and check the head of the memory image that `fd` is open on. Raises `Damaged`."""
+    start = os.pread(fd, _XEN_HEAD.size, 0)
+    if len(start) < _XEN_HEAD.size:
+        raise Damaged(f"it has {len(start)} bytes.")
+    magic, version, length = _XEN_HEAD.unpack(start)
+    if magic != XEN_MAGIC or version != XEN_VERSION:
+        raise Damaged("it is not a memory image of libvirt's Xen driver.")
+    if not 0 < length <= LARGEST_XEN_XML:
+        raise Damaged("the length in its header is not possible.")
+    xml = os.pread(fd, length, _XEN_HEAD.size)
+    end = _XEN_HEAD.size + length
+    if len(xml) != length or not xml.endswith(b"\0") or xml.count(b"\0") != 1:
+        raise Damaged("its domain XML does not end.")
+    if os.pread(fd, len(XEN_STREAM), end) != XEN_STREAM:
+        raise Damaged("what follows its domain XML is not Xen's.")
+    try:
+        return XenHead(xml[:-1].decode(), end)
+    except UnicodeDecodeError as error:
+        raise Damaged("its domain XML is not UTF-8.") from error
+
+
+def substitute_xen(fd: int, xml: str) -> Substitute:
+    """Return the memory image of `fd` with `xml` in its head. Raises `Damaged`, and as `Substitute` does."""
+    offset = inspect_xen(fd).end
+    text = xml.encode() + b"\0"
+    return Substitute(_XEN_HEAD.pack(XEN_MAGIC, XEN_VERSION, len(text)) + text, all_of(fd, offset))

@@ -20,7 +20,7 @@ import time
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Machine
-from vmgahp.host import proc, threads
+from vmgahp.host import proc, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.job import chirp, published
 from vmgahp.log import Log
@@ -220,7 +220,7 @@ class Collector:
         self._set_due()
         if self._thread is None and self._wanted:
             try:
-                self._thread = threads.start("metrics", self._run)
+                self._thread = wait.start_thread("metrics", self._run)
             except errors.MachineFault as fault:
                 self._log.always(f"no figures of VMs are kept for now: {fault.problem}")
 
@@ -288,7 +288,7 @@ class Collector:
             return  # nothing is new, or the last round still runs
         vm.report_due = now + FIGURES_SECONDS
         try:
-            threads.start("the starter", self._speak, vm)
+            wait.start_thread("the starter", self._speak, vm)
         except errors.MachineFault as fault:
             news.turn.release()
             self._complain(vm, fault.problem)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vmgahp.daemon.collector import Collector
     from vmgahp.daemon.job_ad_file import JobAdFile
     from vmgahp.drivers.base import Driver, Machine
-    from vmgahp.host.threads import Worker
+    from vmgahp.host.wait import Worker
     from vmgahp.job.ad import JobAd
     from vmgahp.metrics import Status
 
@@ -155,12 +155,12 @@ class Server:
                 self._dismiss(call.vm.id)
 
     def _begin(self, call: Call) -> None:
-        from vmgahp.host import threads  # before the first reply it would cost too much
+        from vmgahp.host import wait  # before the first reply it would cost too much
 
         worker = self._workers.get(call.vm.id)
         try:
             if worker is None or worker in self._under_way.values():  # which this call overrules
-                made = threads.Worker(f"vm{call.vm.id}", self._work)
+                made = wait.Worker(f"vm{call.vm.id}", self._work)
                 self._dismiss(call.vm.id)
                 self._workers[call.vm.id] = worker = made
             self._under_way[call] = worker
@@ -324,11 +324,11 @@ class Server:
 
     def _expect_start(self) -> None:
         """Prepare for the VM of a client that has connected, in a thread."""
-        from vmgahp.host import threads  # imported late, in the main thread, as in `_begin`
+        from vmgahp.host import wait  # imported late, in the main thread, as in `_begin`
 
         self.session.expect_start = lambda: None
         try:
-            threads.start("getting ready", self._get_ready)
+            wait.start_thread("getting ready", self._get_ready)
         except errors.MachineFault:
             pass  # the START does it, or reports the reason
 
@@ -368,9 +368,9 @@ class Server:
         except OSError as error:
             self.log.always(f"could not write {ERROR_FILE}: {error}")
             if isinstance(fault, errors.JobFault) and error.errno == errno.EACCES:
-                from vmgahp.host import execute  # before the first reply it would cost too much
+                from vmgahp.host import job_user  # before the first reply it would cost too much
 
-                found = execute.unwritable(f"{fault.problem} {ERROR_FILE}", error, directory, self._identity)
+                found = job_user.unwritable(f"{fault.problem} {ERROR_FILE}", error, directory, self._identity)
                 return found if isinstance(found, errors.MachineFault) else fault
         return fault
 
@@ -378,7 +378,7 @@ class Server:
 
     def _destroy_all(self) -> None:
         """Destroy all VMs, including those whose START still runs, in parallel and within a deadline."""
-        from vmgahp.host import threads
+        from vmgahp.host import wait
 
         self._ending = True
         if self._identity is None:
@@ -391,7 +391,7 @@ class Server:
         without_thread = []
         for machine in {*self._machines.values(), *starting}:
             try:
-                workers.append(threads.start(f"end-{machine.name}", self._destroy, machine))
+                workers.append(wait.start_thread(f"end-{machine.name}", self._destroy, machine))
             except errors.MachineFault:
                 without_thread.append(machine)
         for machine in without_thread:

@@ -7,9 +7,9 @@ from xml.etree import ElementTree as etree
 from vmgahp import errors
 from vmgahp.domain.model import AGENT
 from vmgahp.images.formats import BackingFile
+from vmgahp.job.attributes import VIRTIOFS
+from vmgahp.job.devices import Share
 from vmgahp.job.exit_code import PORT
-from vmgahp.job.kinds import VIRTIOFS
-from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import Disk, JobSpec, Nic
 
 PC, Q35, VIRT = "pc", "q35", "virt"

@@ -26,7 +26,7 @@ from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.published import News
-from vmgahp.job.travel import Luggage
+from vmgahp.job.scratch_files import OutputDirectory
 from vmgahp.metrics import Metrics, Status
 from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH, SURVEYORS
 
@@ -255,7 +255,7 @@ class Driver(Surveyor):
         resources.exit = ExitRecord(name, directory, cpu_seconds, resources.news, self.identity, self.log)
         nothing, left_behind = sent
         if left_behind is not None:
-            resources.luggage = Luggage(directory, left_behind, self.identity, self.log)
+            resources.luggage = OutputDirectory(directory, left_behind, self.identity, self.log)
             resources.when_over.append(resources.luggage.at_end)
         if nothing:
             resources.when_over.append(partial(scratch.empty, directory, self.identity, self.log))

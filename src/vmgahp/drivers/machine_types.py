@@ -5,8 +5,7 @@ import shutil
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.job.accepted_types import driver_type, is_choice
-from vmgahp.job.ad import JobAd
+from vmgahp.job.ad import JobAd, driver_type, is_choice
 
 SETTING = "VM_ANY_TYPES"
 

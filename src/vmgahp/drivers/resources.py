@@ -7,7 +7,7 @@ from vmgahp.drivers.exit_record import ExitPort, ExitRecord
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.job.published import News
-from vmgahp.job.travel import Luggage  # only some jobs need it
+from vmgahp.job.scratch_files import OutputDirectory  # only some jobs need it
 
 PASST, RELAY = "passt", "relay"
 
@@ -47,7 +47,7 @@ class Resources:
         self.exit_port: ExitPort | None = None
         self.run_ports: dict[str, ConsoleCapture] = {}
         """The ports of a guest that runs a program (`vmgahp.drivers.libvirt.program`)."""
-        self.luggage: Luggage | None = None
+        self.luggage: OutputDirectory | None = None
         """The output directory, for a job that has HTCondor send nothing else."""
         self.access: WayIn | None = None
         """The forwarded ports of the guest, if there are any."""

@@ -28,7 +28,7 @@ from xml.etree import ElementTree as etree
 
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault
-from vmgahp.hooks.program import NAME_VARIABLE, call, standing, whose_fault
+from vmgahp.hooks import NAME_VARIABLE, call, standing, whose_fault
 from vmgahp.host import trust
 from vmgahp.job.ad import JobAd
 from vmgahp.job.policy_view import PolicyView

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from lxml import etree
 
-from vmgahp.hooks.program import AD_VARIABLE, REJECTED
+from vmgahp.hooks import AD_VARIABLE, REJECTED
 from vmgahp.text import NO_XML
 
 BROKEN = 2

@@ -19,10 +19,9 @@ import shutil
 from collections.abc import Callable, Iterable
 from xml.etree import ElementTree as etree
 
-from vmgahp import findings
+from vmgahp import findings, hooks
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.findings import Finding
-from vmgahp.hooks import program
 from vmgahp.host import trust
 from vmgahp.host.run import condor_environment
 from vmgahp.text import is_private, redact, shown
@@ -90,7 +89,7 @@ def run(
     try:
         xml = made(ad_lines, name)
     except MachineFault as fault:
-        raise program.whose_fault(fault, f"{SETTING} ({script})", again) from fault
+        raise hooks.whose_fault(fault, f"{SETTING} ({script})", again) from fault
     _require_no_markup(ad_lines, xml)
     return xml
 
@@ -127,7 +126,7 @@ def _run(argv: list[str], ad_lines: Iterable[str], deadline: float, log_line: Ca
     text = "".join(line.replace("\n", " ") + "\n" for line in (*lines, ""))
     label = f"{SETTING} ({script})"
     by_hand = "run it by hand as root with a job ad on stdin, and see the server's log."
-    output, status, last = program.converse(
+    output, status, last = hooks.converse(
         label,
         argv,
         deadline=deadline,
@@ -138,7 +137,7 @@ def _run(argv: list[str], ad_lines: Iterable[str], deadline: float, log_line: Ca
         longest=LONGEST_XML,
         log_label=SETTING,
     )
-    xml = program.text_of(label, output, status, last, by_hand)
+    xml = hooks.text_of(label, output, status, last, by_hand)
     if not xml.strip():
         raise MachineFault(f"{label} printed no XML.{last}", by_hand)
     if "\0" in xml:

@@ -1,7 +1,9 @@
-"""Facts about a process from the kernel: its user, its age, its CPU time and memory."""
+"""Facts from /proc: about a process, the mounted file systems, and the control groups."""
 
 import os
+from collections.abc import Iterator
 from time import CLOCK_BOOTTIME, clock_gettime
+from typing import NamedTuple
 
 
 def uid(pid: int) -> int | None:
@@ -65,3 +67,65 @@ def memory_kib(pid: int) -> tuple[int, int] | None:
         return now + huge, most + huge
     except (OSError, ValueError, IndexError):
         return None
+
+
+_ESCAPED = ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\"))
+
+
+class Mount(NamedTuple):
+    """A line of ``/proc/self/mountinfo`` (proc(5)); the last of several at one place hides the others."""
+
+    id: str
+    place: str
+    kind: str
+    """The type of the file system, as mount(8) names it."""
+    options: tuple[str, ...]
+    """The options of the mount and of the file system."""
+
+
+def mounts() -> Iterator[Mount]:
+    """Yield all mounts that this process sees, in the kernel's order."""
+    with open("/proc/self/mountinfo", "rb") as lines:
+        for line in lines:
+            before, _, after = line.rstrip(b"\n").partition(b" - ")
+            fields, (kind, _, more) = before.split(b" "), after.split(b" ", 2)
+            place = fields[4]
+            for escaped, plain in _ESCAPED:
+                place = place.replace(escaped, plain)
+            options = os.fsdecode(fields[5] + b"," + more).split(",")
+            yield Mount(fields[0].decode(), os.fsdecode(place), os.fsdecode(kind), tuple(options))
+
+
+CGROUP_LIMITS = ("cpu", "memory")
+"""The controllers that limits on a VM need."""
+
+
+def cgroup_version(controller: str, pid: int | str = "self") -> int:
+    """Return the version (1 or 2) of the mounted control groups with a controller for a process; 0 for none."""
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            lines = file.read(1 << 16).decode(errors="replace").splitlines()
+    except OSError:
+        return 0
+    if any(controller in line.split(":", 2)[1].split(",") for line in lines if line.count(":") >= 2):
+        try:
+            if any(mount.kind == "cgroup" and controller in mount.options for mount in mounts()):
+                return 1
+        except OSError:
+            return 0
+    return 2 if any(line.startswith("0::") for line in lines) and controller in _unified() else 0
+
+
+def cgroup_controllers() -> list[str]:
+    """Return the controllers of `CGROUP_LIMITS` that are mounted for this process."""
+    return [controller for controller in CGROUP_LIMITS if cgroup_version(controller)]
+
+
+def _unified() -> list[str]:
+    """List the controllers of version 2."""
+    try:
+        place = next((mount.place for mount in mounts() if mount.kind == "cgroup2"), "")
+        with open(os.path.join(place, "cgroup.controllers"), "rb") as file:
+            return file.read(4096).decode(errors="replace").split() if place else []
+    except OSError:
+        return []

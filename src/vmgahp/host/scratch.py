@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 
 from vmgahp.errors import Fault
-from vmgahp.host import execute
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
 
@@ -38,7 +38,7 @@ def make_directory(directory: str, name: str, identity: Identity) -> None:
         identity.make_directory(directory, name)
     except OSError as error:
         problem = f"The directory {name} of the job's scratch directory cannot be made or read ({error.strerror})."
-        raise execute.blame(error, directory, identity, problem) from error
+        raise job_user.blame(error, directory, identity, problem) from error
 
 
 def files_below(directory: str, name: str, identity: Identity, most: int) -> list[str]:

@@ -1,4 +1,6 @@
-"""The system calls of the child that runs as the job's user; they follow no link below a directory."""
+"""The system calls of a process that runs as the job's user; they follow no link below a directory."""
+
+from __future__ import annotations
 
 import errno
 import os
@@ -215,3 +217,26 @@ def connect_loopback(address: str, port: int) -> int:
         way.close()
         raise
     return way.detach()
+
+
+def restrict(user: tuple[int, int] | None, *, memory: int, cpu_seconds: int, file_bytes: int) -> None:
+    """Become the user (uid and gid, without other groups; None: no change) and set limits, irrevocably.
+
+    The process must have loaded all its code by then: the job's user may not be allowed to read the installation.
+    """
+    import resource  # a shared library, for which the first reply does not wait
+
+    for limit, least in (
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(limit)[1]
+        value = least if hard == resource.RLIM_INFINITY else min(least, hard)
+        resource.setrlimit(limit, (value, value))
+    if user is not None:  # after the limits, which other processes of that user could change meanwhile
+        uid, gid = user
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)

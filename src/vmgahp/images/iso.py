@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import execute, packages
+from vmgahp.host import job_user, packages
 from vmgahp.host.job_user import Identity
-from vmgahp.host.restrict import restrict
 from vmgahp.host.run import run
+from vmgahp.host.system_calls import restrict
 
 Contents = Mapping[str, bytes | int]
 """The files by name in the image, with slashes for directories: bytes, or an open descriptor of a regular file."""
@@ -112,7 +112,7 @@ def write(
             identity.unlink_scratch(directory, temporary)
             raise
     except OSError as error:
-        raise execute.unwritable(name, error, directory, identity) from error
+        raise job_user.unwritable(name, error, directory, identity) from error
     finally:
         for descriptor in opened:
             os.close(descriptor)

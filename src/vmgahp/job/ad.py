@@ -8,7 +8,7 @@ in every message.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
 
 from vmgahp import errors
@@ -16,6 +16,7 @@ from vmgahp.errors import ClientFault, JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job import engine
 from vmgahp.text import has_control, is_private, shown
+from vmgahp.vm_types import ANY, VMWARE
 
 Plain = str | int | float | bool
 """The type of a value; an undefined one is None."""
@@ -320,3 +321,104 @@ def quote(text: str) -> str:
 def _is_name(text: str) -> bool:
     plain = text.replace("_", "a").replace(".", "a")
     return plain.isascii() and plain.isalnum() and text[0] != "." and not text[0].isdigit()
+
+
+# The VM types that a job accepts
+#
+# A job accepts any type by ``vm_type = any``, and only some of them with ``+VMPARAM_vm_Types = "kvm, vmware"``, or
+# with a list in vm_type itself and requirements that match machines of each. docs/how-to/any-hypervisor.md describes
+# both.
+
+
+TYPES = "VMPARAM_vm_Types"
+
+STANDS_FOR = {"vmware": VMWARE}
+"""The machines' VM types for each word of a job that means several."""
+
+_MOST_TYPES = 20
+_LONGEST_TYPE = 64
+_FIRST_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
+_TYPE_LETTERS = _FIRST_LETTERS | set("_.+-")
+_TYPES_HINT = f'write vm_type = any and +{TYPES} = "kvm, vmware", with the types that would do.'
+
+
+def is_choice(vm_type: str) -> bool:
+    """Return True if a job of this vm_type, in lower case, leaves the hypervisor open."""
+    return vm_type == ANY or "," in vm_type
+
+
+def accepted_types(ad: JobAd) -> tuple[str, ...]:
+    """Return the types that the job accepts, in its order; empty if it accepts any. Raises `JobFault`."""
+    vm_type = ad.vm_type()
+    listed = "," in vm_type
+    if ad.expression(TYPES) is None or (ad.expression(TYPES) or "").lower() == "undefined":
+        return _type_words("JobVMType", vm_type) if listed else ()
+    if listed:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"JobVMType = {shown(vm_type)} and {TYPES} = {shown(ad.expression(TYPES))}: both are lists of VM types.",
+            f"keep one of them; {_TYPES_HINT}",
+        )
+    text = ad.string(TYPES)
+    if text is None:
+        raise JobFault(errors.MISMATCHED, f"{TYPES} = {shown(ad.expression(TYPES))}: it is not a string.", _TYPES_HINT)
+    return _type_words(TYPES, text)
+
+
+def driver_type(ad: JobAd, asked: str, machine: str, types: Sequence[str]) -> str:
+    """Return the type of the driver that runs the job on a machine of type `machine`. Raises `JobFault` if none fits.
+
+    `asked` is the type in the starter's request; `types` are the types of a machine whose own type is any. A job cannot
+    reach any other driver.
+    """
+    require_accepted(ad)
+    vm_type = ad.vm_type()
+    if not vm_type or vm_type != asked.strip().lower():
+        raise JobFault(
+            errors.MISMATCHED,
+            f"JobVMType = {shown(ad.expression('JobVMType'))}, and a VM of the type {shown(asked)} was asked for.",
+            "let vm_type be one plain word.",
+        )
+    if is_choice(machine):
+        fits = is_choice(vm_type) or any(takes((vm_type,), one) for one in types)
+        found = ANY if is_choice(vm_type) else vm_type
+    else:
+        fits = vm_type != ANY and takes(_type_words("JobVMType", vm_type), machine)
+        found = ANY if is_choice(vm_type) else machine
+    if not fits:
+        raise JobFault(
+            errors.MISMATCHED,
+            f"JobVMType = {shown(vm_type)}, and this machine has {', '.join(types)} (VM_TYPE = {machine}).",
+            f"set vm_type = {types[0] if types else machine}, or require a machine whose VM_Type is the job's.",
+        )
+    return found
+
+
+def takes(accepted: Sequence[str], vm_type: str) -> bool:
+    """Return True if a machine's `vm_type` is among the `accepted` ones, a result of `accepted_types`."""
+    return not accepted or any(vm_type in STANDS_FOR.get(word, (word,)) for word in accepted)
+
+
+def require_accepted(ad: JobAd) -> None:
+    """Make sure that a job's single type is among those that it accepts. Raises `JobFault`."""
+    vm_type = ad.vm_type()
+    if ad.expression(TYPES) is not None and not is_choice(vm_type) and not takes(accepted_types(ad), vm_type):
+        raise JobFault(
+            errors.MISMATCHED,
+            f"{TYPES} = {shown(ad.string(TYPES))} contradicts JobVMType = {shown(vm_type)}, which is not one of them.",
+            f"write vm_type = any, or remove {TYPES}.",
+        )
+
+
+def _type_words(attribute: str, text: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip().lower() for word in text.split(",") if word.strip()))
+    odd = [
+        word
+        for word in words
+        if word[0] not in _FIRST_LETTERS or len(word) > _LONGEST_TYPE or not _TYPE_LETTERS.issuperset(word)
+    ]
+    if odd or not words or len(words) > _MOST_TYPES:
+        what = f"{shown(odd[0])} is not a VM type" if odd else "it is not a list of VM types"
+        raise JobFault(errors.MISMATCHED, f"{attribute} = {shown(text)}: {what}.", _TYPES_HINT)
+    # "any" in a list accepts every type.
+    return () if ANY in words else words

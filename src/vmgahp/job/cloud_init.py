@@ -25,12 +25,12 @@ from vmgahp import errors
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host import packages
 from vmgahp.host.job_user import Identity
-from vmgahp.host.restrict import restrict
 from vmgahp.host.run import run
+from vmgahp.host.system_calls import restrict
 from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
+from vmgahp.job.attributes import META_DATA, NETWORK_CONFIG, RUN_BOOT, USER_DATA, USER_DATA_FORMAT, Options
 from vmgahp.job.nics import Nic
-from vmgahp.job.options import META_DATA, NETWORK_CONFIG, RUN_BOOT, USER_DATA, USER_DATA_FORMAT, Options
 from vmgahp.job.run import guest_file
 from vmgahp.text import has_control
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.host.job_user import Identity
-from vmgahp.host.restrict import restrict
 from vmgahp.host.run import run
+from vmgahp.host.system_calls import restrict
 from vmgahp.text import shown
 
 Plain = str | int | float | bool

@@ -4,20 +4,21 @@ Otherwise a disk that the hypervisor cannot open would be blamed on the machine.
 """
 
 import os
+from collections.abc import Iterable
 from functools import partial
 from math import inf
 from time import monotonic
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.errors import JobFault
+from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
+from vmgahp.images.catalog import SETTING, Catalog, Image, read, trust
 from vmgahp.images.formats import HEADER, BackingFile, backing_chain, looks_like
-from vmgahp.job import catalog_disks, cloud_init, data_disks, saving, slot, xen
-from vmgahp.job.catalog_disks import backing_of
-from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, find_file
-from vmgahp.job.options import DISK_SIZE
-from vmgahp.job.spec import JobSpec
+from vmgahp.job import cloud_init, vm_spec, xen
+from vmgahp.job.attributes import DISK_SIZE
+from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, drive_files, find_file, require_own_files
+from vmgahp.job.spec import JobSpec, is_saved_by_qemu, require_saveable_disks
 
 LOOK = 90.0
 """The timeout, in seconds, for examining all images of a job: a START that takes too long is the machine's fault."""
@@ -33,14 +34,14 @@ def look(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
         for disk in spec.disks
     )
     spec = spec._replace(disks=tuple(disks))
-    if spec.checkpoint and saving.by_qemu(spec.vm_type, settings):
-        saving.require_disks(spec.disks)
+    if spec.checkpoint and is_saved_by_qemu(spec.vm_type, settings):
+        require_saveable_disks(spec.disks)
     return spec
 
 
 def find(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
     """Find the slot and all files of the job, without examining images. Raises `errors.Fault`."""
-    spec = slot.settle(spec, settings, identity)
+    spec = vm_spec.settle_slot(spec, settings, identity)
     if spec.xen is not None:
         spec = spec._replace(xen=xen.look(spec.xen, spec.working_dir, identity))
     disks = _disks(spec, settings, identity)
@@ -78,18 +79,18 @@ def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk,
     if not any(request.image or request.made for request in spec.requests):
         return tuple(_image(request, spec.working_dir, identity) for request in spec.requests)
 
-    catalog = catalog_disks.load(settings, spec.requests)
+    catalog = load_catalog(settings, spec.requests)
     found = []
     for request in spec.requests:
         if request.image:
-            disk = catalog_disks.resolve(request, catalog, identity, spec.working_dir, spec.memory_mib)
+            disk = catalog_disk(request, catalog, identity, spec.working_dir, spec.memory_mib)
         elif request.made:
-            files = data_disks.files(request, identity, spec.working_dir)
+            files = drive_files(request, identity, spec.working_dir)
             disk = _disk(request, os.path.join(spec.working_dir, request.file), True)._replace(files=files)
         else:
             disk = _image(request, spec.working_dir, identity)
         found.append(disk)
-    data_disks.require_own_files(found)
+    require_own_files(found)
     return tuple(found)
 
 
@@ -154,3 +155,89 @@ def _require_readable(working_dir: str, name: str, identity: Identity) -> None:
         identity.read_scratch(working_dir, name, HEADER)
     except OSError:
         pass  # the error of the file is reported already
+
+
+MOST_NAMED = 20
+"""The most names of images that a sentence lists."""
+
+
+def catalog_disk(
+    request: DiskRequest, catalog: Catalog | None, identity: Identity, working_dir: str, memory_mib: int
+) -> Disk:
+    """Turn a request for an image of the catalog into a disk.
+
+    A writable disk is an overlay in the job's scratch directory; any other is the image itself. Raises `JobFault`,
+    even if the administrator must repair the image, because other jobs can run.
+    """
+    name = request.image
+    if catalog is None:
+        raise _refused_image(name, f"this machine has no catalog of images ({SETTING})")
+    try:
+        entry = catalog.find(name)
+    except MachineFault as fault:
+        raise unusable_image(name, fault) from fault
+    if entry is None:
+        raise _unknown(name, catalog.entries)
+    if memory_mib < entry.min_memory:
+        raise JobFault(
+            errors.NO_MEMORY_PARAM,
+            f"The VM has {memory_mib} MiB of memory, and the image {name} of {DISK} needs {entry.min_memory}.",
+            f"set vm_memory = {entry.min_memory} or more.",
+        )
+    reason = identity.check_access(entry.path, False)
+    if reason is not None:
+        raise _refused_image(name, "its user may not read that image on this machine", f"{entry.path}: {reason}.")
+    kind = "cdrom" if entry.kind == "cdrom" else request.kind
+    overlay = request.writable and kind != "cdrom"
+    path = os.path.join(working_dir, f"{request.device}-{name}.qcow2") if overlay else entry.path
+    image_format = "qcow2" if overlay else entry.format
+    partition = request.partition
+    return Disk(
+        path, request.device, partition, overlay, image_format, overlay, kind, image=entry.image, grow=request.grow
+    )
+
+
+def load_catalog(settings: Settings, requests: Iterable[DiskRequest]) -> Catalog | None:
+    """Read the catalog of the machine; return None if no request needs it. Raises `JobFault`."""
+    name = next((request.image for request in requests if request.image), "")
+    if not name:
+        return None
+    try:
+        return read(settings)
+    except MachineFault as fault:
+        raise _refused_image(name, "this machine's catalog of images cannot be used", fault.problem) from fault
+
+
+def backing_of(image: Image, identity: Identity) -> tuple[BackingFile, ...]:
+    """Return the backing files of an image of the catalog, which must be trustworthy too. Raises `JobFault`."""
+    try:
+        chain = backing_chain(image.path, image.format, identity)
+        for file in chain:
+            trust(image.name, file.path)
+    except errors.Fault as fault:
+        raise unusable_image(image.name, fault) from fault
+    return tuple(file._replace(known_as=f"{image.known_as}+{number}") for number, file in enumerate(chain, start=1))
+
+
+def unusable_image(name: str, fault: errors.Fault) -> JobFault:
+    """Make the job's fault for an image that exists but is unusable."""
+    return _refused_image(name, "that image cannot be used on this machine", fault.problem)
+
+
+def _unknown(name: str, names: Iterable[str]) -> JobFault:
+    import difflib
+
+    listed = sorted(names)
+    near = difflib.get_close_matches(name, listed, 1, 0.7)
+    shown = ", ".join(listed[:MOST_NAMED]) + (", …" if len(listed) > MOST_NAMED else "")
+    problem = f"this machine has no image of that name; it has {shown or 'none'}"
+    return _refused_image(name, problem, f"Is it {near[0]} that is meant?" if near else "")
+
+
+def _refused_image(name: str, problem: str, more: str = "") -> JobFault:
+    return JobFault(
+        errors.INVALID_DISK_PARAM,
+        f"{DISK} names the image {name[:64]!a} (catalog:), and {problem}.{' ' if more else ''}{more}",
+        f'write requirements = stringListMember("{name[:64]}", VM_Images) in the submit file, so that the job goes '
+        "where that image is.",
+    )

@@ -13,7 +13,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job.ad import JobAd
-from vmgahp.job.options import NICS, Options
+from vmgahp.job.attributes import NICS, Options
 from vmgahp.text import MAC, shown
 
 MODELS = ("virtio", "e1000", "e1000e", "rtl8139")

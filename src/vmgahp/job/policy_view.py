@@ -8,15 +8,23 @@ from functools import cached_property
 
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job import accepted_types
-from vmgahp.job.ad import JobAd, Plain
-from vmgahp.job.attributes import ATTRIBUTES, OPTIONS
+from vmgahp.job.ad import TYPES, JobAd, Plain
+from vmgahp.job.attributes import (
+    ARCH,
+    ARCHES,
+    ATTRIBUTES,
+    FIRMWARE,
+    GENERAL,
+    NICS,
+    OPTIONS,
+    SHARE_DIRS,
+    TOPOLOGY,
+    Options,
+)
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, entries
-from vmgahp.job.kinds import ARCHES
 from vmgahp.job.nics import Nic, nics
-from vmgahp.job.options import ARCH, FIRMWARE, GENERAL, NICS, SHARE_DIRS, TOPOLOGY, Options
-from vmgahp.job.slot import LEAST_MEMORY_MIB
+from vmgahp.job.vm_spec import LEAST_MEMORY_MIB
 
 _ANY_CASE = {
     "JobVMNetworkingType",
@@ -106,7 +114,7 @@ def _words(ad: JobAd, vm_type: str) -> dict[str, Plain | None]:
     """Return the normalized form of values that can be written in several ways."""
     found: dict[str, Plain | None] = {"JobVMType": vm_type} if vm_type else {}
     if "," in vm_type:
-        found[accepted_types.TYPES] = vm_type
+        found[TYPES] = vm_type
     if (disks := ad.string(DISK)) is not None:
         found[DISK] = ",".join(":".join(entry.fields) for entry in entries(disks))
     names = _names(ARCH, vm_type)

@@ -3,39 +3,133 @@
 A refusal is a `JobFault`, which holds the job and leaves the machine in service. It names the attribute,
 its value and a hint, since its reader sees nothing else. Disks, NICs and the rarer devices are parsed in
 `disks`, `nics` and `devices`; here they become one `JobSpec`, whose files `look` finds.
+
+A job that asks for checkpoints, and for a feature with which its hypervisor saves no VM, is held at START, before it
+loses any work; QEMU calls such features migration blockers. The front ends and the VM type any ask here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
-from vmgahp.job import cloud_init, data_disks, run, saving
+from vmgahp.job import cloud_init, run
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import LIBVIRT_XML
-from vmgahp.job.devices import Devices, Topology, devices
-from vmgahp.job.disks import DISK, Disk, DiskRequest, made_drive, requests
-from vmgahp.job.nics import Nic, nics
-from vmgahp.job.options import (
+from vmgahp.job.attributes import (
     DATA_DISK,
     DATA_FILES,
     DISK_SIZE,
     EXIT_PORT,
+    LIBVIRT_XML,
     META_DATA,
     NETWORK_CONFIG,
     RUN,
+    SHARE,
     SHARE_DIRS,
     SSH,
     USER_DATA,
     Options,
 )
+from vmgahp.job.devices import Devices, Topology, devices
+from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, data_requests, enlarged, made_drive, requests
+from vmgahp.job.nics import Nic, nics
 from vmgahp.job.vm_spec import VmSpec, with_nics
 from vmgahp.job.xen import XenBoot
+from vmgahp.text import shown
+from vmgahp.vm_types import QEMU
 
-__all__ = ["Devices", "Disk", "JobSpec", "Nic", "Topology"]
+UNSAVEABLE = ("qcow", "vdi", "vhdx", "vmdk", "vpc")
+"""The image formats with a migration blocker, even for a disk that is only read, and for a backing file.
+
+(``migrate_add_blocker`` in QEMU's ``block/vmdk.c`` and so on. Internal snapshots of a qcow2 image block no save to a
+file: libvirt refuses only a migration to another machine with them.)
+"""
+
+_UNSAVEABLE_DEVICES = (
+    ("devices/filesystem", "its guest can mount a directory of the machine (VMPARAM_vm_Share, VMPARAM_vm_Share_Dirs)"),
+    ("devices/hostdev[@type!='usb']", "a device of the machine is passed through to it (hostdev)"),
+    ("devices/interface[@type='hostdev']", "a device of the machine is passed through to it (hostdev)"),
+    ("devices/video/model/acceleration[@accel3d='yes']", "its display has 3D acceleration (virgl)"),
+    ("launchSecurity", "its memory is encrypted (launchSecurity)"),
+)
+"""The elements of libvirt's XML, and what they say about the VM. Only XML of the administrator's has most of them."""
+
+
+def is_saved_by_qemu(vm_type: str, settings: Settings) -> bool:
+    """Tell if VMs of the type are saved by QEMU, so that its blockers count."""
+    return vm_type in QEMU and settings.string("VM_LIBVIRT_DOMAIN_TYPE") in ("", "kvm", "qemu")
+
+
+def require_saveable(devices: Devices, requests: Iterable[DiskRequest], options: Options) -> None:
+    """Make sure that nothing that the job asks for rules out its checkpoints. Raises `JobFault`."""
+    if devices.shares:
+        raise options.refused(
+            SHARE_DIRS if options.has(SHARE_DIRS) else SHARE,
+            "JobVMCheckpoint = true contradicts it, for a VM that shares a directory cannot be saved",
+            "set vm_checkpoint = false, or hand the files over on a disk.",
+        )
+    for request in requests:
+        if request.format in UNSAVEABLE:
+            raise bad_disk(request.entry, _contradiction(request.format), _cure(request.format, request.file))
+
+
+def require_saveable_disks(disks: Iterable[Disk]) -> None:
+    """Make sure that no image that was found, or its backing file, rules out checkpoints. Raises `JobFault`."""
+    for disk in disks:
+        images = ((disk.path, disk.format), *((image.path, image.format) for image in disk.backing))
+        for path, image_format in images:
+            if image_format in UNSAVEABLE:
+                problem = f"{DISK}, image {shown(path)} of {disk.device}: {_contradiction(image_format)}."
+                raise JobFault(errors.INVALID_DISK_PARAM, problem, _cure(image_format, path))
+
+
+def require_snapshot(where: str, independent: Sequence[str]) -> None:
+    """Make sure that vSphere can take a snapshot with memory, which a checkpoint is there. Raises `JobFault`.
+
+    It takes none of a VM with `independent` disks, by their places (``MemorySnapshotOnIndependentDisk`` of its API).
+    """
+    if independent:
+        problem = (
+            f"{where}, {independent[0]}.mode: JobVMCheckpoint = true contradicts it, for vSphere takes no snapshot"
+        )
+        hint = f"remove {independent[0]}.mode from the .vmx, or set vm_checkpoint = false."
+        raise JobFault(errors.MISMATCHED, f"{problem} with memory of a VM with an independent disk.", hint)
+
+
+def _contradiction(image_format: str) -> str:
+    return f"JobVMCheckpoint = true contradicts it, for QEMU cannot save a VM with a {image_format} image"
+
+
+def _cure(image_format: str, path: str) -> str:
+    return (
+        f"convert it (qemu-img convert -f {image_format} -O qcow2 {path} NEW.qcow2) and name the new image, "
+        "or set vm_checkpoint = false."
+    )
+
+
+def save_blocker(xml: str) -> str:
+    """Return the reason for which QEMU cannot save the VM of this domain XML, as half a sentence; empty for none."""
+    try:
+        domain = etree.fromstring(xml)  # noqa: S314 - from libvirt and this daemon, which has checked that of a job
+    except etree.ParseError:
+        return ""  # libvirt refuses it
+    for disk in domain.iterfind("devices/disk"):
+        name = next((target.get("dev", "") for target in disk.iterfind("target")), "")
+        above = {driver.get("type") for driver in disk.iterfind("driver")}
+        below = {form.get("type") for form in disk.iterfind(".//backingStore/format")}
+        for found, place in ((above, "is"), (below, "is on")):
+            if image_format := next((each for each in UNSAVEABLE if each in found), ""):
+                return f"its disk {name} {place} a {image_format} image, which QEMU cannot save; convert it to qcow2"
+        if disk.get("type") == "dir" and disk.find("readonly") is None:
+            return f"its disk {name} is a directory that it can write to (vvfat)"
+    for device in domain.iterfind("devices/shmem"):
+        if device.get("role") != "master":
+            return "it shares memory with others and is not their master (ivshmem)"
+    return next((reason for path, reason in _UNSAVEABLE_DEVICES if domain.find(path) is not None), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +180,8 @@ class JobSpec(VmSpec):
         made = _with_run(made, ad, settings, options)
         made = _with_seed(made, ad, options)
         if made.checkpoint:
-            judged = made.requests if saving.by_qemu(made.vm_type, settings) else ()
-            saving.require(made.devices, judged, options)
+            judged = made.requests if is_saved_by_qemu(made.vm_type, settings) else ()
+            require_saveable(made.devices, judged, options)
         _require_our_description(settings, options)
         return made
 
@@ -139,8 +233,8 @@ def _requests(ad: JobAd, options: Options, *, diskless: bool, any_word: bool) ->
     found = () if diskless and ad.string(DISK) is None else requests(ad, any_word=any_word)
     if any(options.has(option) for option in (DATA_DISK, DATA_FILES, DISK_SIZE)):
         if found and options.has(DISK_SIZE):
-            found = (data_disks.enlarged(options, found[0]), *found[1:])
-        found += data_disks.requests(options, found)
+            found = (enlarged(options, found[0]), *found[1:])
+        found += data_requests(options, found)
     return found
 
 
@@ -153,3 +247,6 @@ def _hardware_vt(ad: JobAd, settings: Settings) -> bool:
             "add VM_HardwareVT to the job's requirements.",
         )
     return wanted
+
+
+__all__ = ["Devices", "Disk", "JobSpec", "Nic", "Topology"]

@@ -16,7 +16,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.job import slot, vm_spec
+from vmgahp.job import vm_spec
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vm_spec import VmSpec
 from vmgahp.job.vmx import LARGEST, Vmx, VmxError
@@ -93,7 +93,7 @@ class VmwareSpec(VmSpec):
 
 def look(spec: VmwareSpec, settings: Settings, identity: Identity) -> VmwareSpec:
     """Find the slot, read the ``.vmx`` and check that the transferred disks exist. Raises `JobFault`."""
-    spec = slot.settle(spec, settings, identity)
+    spec = vm_spec.settle_slot(spec, settings, identity)
     vmx = read_vmx(identity, spec.working_dir, spec.vmx_file)
     for name in spec.vmdk_files if spec.transfer else ():
         try:

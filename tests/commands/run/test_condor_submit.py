@@ -11,7 +11,7 @@ import pytest
 from tests.commands.run.support import AWKWARD
 from tests.lab.namespace import LAB, Namespace
 from vmgahp.cli import main
-from vmgahp.job import environment
+from vmgahp.job import run
 from vmgahp.job.ad import JobAd
 
 pytestmark = pytest.mark.pool
@@ -35,7 +35,7 @@ def test_words_and_variables_are_the_schedds_byte_for_byte(
     [ad] = ads(namespace, monkeypatch, *given, "--", "sh", "-c", 'printf "%s\\0" "$@"; exec env -0', "sh", *AWKWARD)
     line = ad.string("VMPARAM_vm_Run")
     assert line
-    told = environment.read(ad)
+    told = run.read_environment(ad)
     done = subprocess.run(["/bin/sh", "-c", line], env=told | {"PATH": os.environ["PATH"]}, stdout=-1, check=True)
     said = done.stdout.split(b"\0")
     assert said[: len(AWKWARD)] == [os.fsencode(word) for word in AWKWARD]

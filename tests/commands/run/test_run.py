@@ -17,8 +17,8 @@ from tests.commands.support import absent
 from vmgahp.cli import main
 from vmgahp.commands.run.job import shell_line
 from vmgahp.commands.submit.conversion import attribute_line
-from vmgahp.job import environment
 from vmgahp.job.ad import JobAd, literal, quote
+from vmgahp.job.run import read_environment
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_variable_arrives_byte_for_byte(dry: Callable[..., htcondor2.Submit], 
     if "environment" in read:  # which gets into the ad without the quotes around it
         raw = read.expand("environment")[1:-1].replace('""', '"')
         assert "$$" not in raw
-        variables |= environment.read(JobAd([("Environment", quote(raw))]))
+        variables |= read_environment(JobAd([("Environment", quote(raw))]))
     done = subprocess.run(["/bin/sh", "-c", line], env=variables, stdout=subprocess.PIPE, check=True, timeout=60)
     assert done.stdout == os.fsencode(value)
 

@@ -12,7 +12,7 @@ from tests.commands.submit.samples import lost, part
 from tests.commands.support import absent
 from vmgahp.cli import main
 from vmgahp.commands.submit.machine import Outcome
-from vmgahp.domain.job_xml.sanitize import sanitized
+from vmgahp.domain.sanitize import sanitized
 
 pytestmark = pytest.mark.qemu
 

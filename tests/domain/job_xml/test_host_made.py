@@ -9,7 +9,7 @@ from xml.etree import ElementTree as etree
 import pytest
 
 from tests import REPOSITORY
-from vmgahp.domain.job_xml import host_made, sanitize
+from vmgahp.domain import sanitize
 from vmgahp.errors import JobFault
 
 FILE = "domain.xml"
@@ -159,7 +159,7 @@ def there(domain: etree.Element, place: str) -> bool:
 
 def test_the_page_has_what_is_dropped_and_why(request: pytest.FixtureRequest) -> None:
     places: dict[str, list[str]] = {}
-    for place, row in host_made.ROWS.items():
+    for place, row in sanitize.ROWS.items():
         places.setdefault(row.why, []).append(f"`{place.removeprefix('/domain/')}`")
     lines = [f"| {', '.join(named)} | {why} |\n" for why, named in places.items()]
     table = "".join(["| what is dropped | what it is, or why |\n|---|---|\n", *lines])
@@ -172,7 +172,7 @@ def test_the_page_has_what_is_dropped_and_why(request: pytest.FixtureRequest) ->
 
 
 def test_every_row_has_a_sample() -> None:
-    assert DROPPED.keys() == host_made.ROWS.keys()
+    assert DROPPED.keys() == sanitize.ROWS.keys()
 
 
 @pytest.mark.parametrize("place", DROPPED)

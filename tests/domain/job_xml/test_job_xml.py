@@ -16,8 +16,7 @@ from tests.domain.support import assert_of_libvirts_schema
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
-from vmgahp.domain import job_xml, model
-from vmgahp.domain.job_xml import boot_files, sanitize
+from vmgahp.domain import job_xml, model, sanitize
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
@@ -348,7 +347,7 @@ def test_a_kernel_comes_from_the_scratch_directory(job: Job) -> None:
     assert "cannot be opened" in job.refused(a_domain(rest="<os><kernel>link</kernel></os>"))
     assert "no kernel" in job.refused(a_domain(rest="<os><initrd>initrd.img</initrd></os>"))
     with (job.scratch / "vmlinuz").open("r+b") as file:
-        file.truncate(boot_files.LARGEST + 1)
+        file.truncate(job_xml.LARGEST_BOOT_FILES + 1)
     assert "MiB can be booted" in job.refused(a_domain(rest="<os><kernel>vmlinuz</kernel></os>"))
 
 
@@ -358,14 +357,14 @@ def test_the_kernel_is_a_copy_that_goes_away(job: Job, tmp_path: Path) -> None:
     (job.scratch / "vmlinuz").write_bytes(b"kernel")
     (job.scratch / "vmlinuz").chmod(0o600)
     files = {"kernel": "vmlinuz"}
-    paths = boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
+    paths = job_xml.copy_boot_files(files, str(job.scratch), WHO, lambda: str(room), FILE)
     assert paths == {"kernel": str(room / "kernel")}
     assert (room / "kernel").read_bytes() == b"kernel"
     assert (room / "kernel").stat().st_mode & 0o777 == 0o400
-    boot_files.remove(str(room))
+    job_xml.remove_boot_files(str(room))
     assert not room.exists()
     with pytest.raises(errors.MachineFault):
-        boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
+        job_xml.copy_boot_files(files, str(job.scratch), WHO, lambda: str(room), FILE)
 
 
 @pytest.mark.parametrize("then", ["nothing", "a link", "a FIFO", "a directory"])
@@ -376,7 +375,7 @@ def test_a_kernel_that_is_another_thing_by_the_time_of_the_copy_holds_the_job(
     room.mkdir()
     kernel = job.scratch / "vmlinuz"
     domain = etree.fromstring("<domain><os><kernel>vmlinuz</kernel></os></domain>")
-    files = boot_files.names(domain, FILE, str(job.scratch), WHO)
+    files = job_xml.boot_file_names(domain, FILE, str(job.scratch), WHO)
     kernel.unlink()
     match then:
         case "a link":
@@ -386,7 +385,7 @@ def test_a_kernel_that_is_another_thing_by_the_time_of_the_copy_holds_the_job(
         case "a directory":
             kernel.mkdir()
     with pytest.raises(errors.JobFault, match="vmlinuz"):
-        boot_files.copy(files, str(job.scratch), WHO, lambda: str(room), FILE)
+        job_xml.copy_boot_files(files, str(job.scratch), WHO, lambda: str(room), FILE)
     assert not room.exists()
 
 

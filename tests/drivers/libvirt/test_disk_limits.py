@@ -22,9 +22,9 @@ from vmgahp.drivers.libvirt.start import disks
 from vmgahp.drivers.libvirt.start.disks import occupied
 from vmgahp.drivers.resources import Resources
 from vmgahp.host.job_user import Identity
-from vmgahp.images.still import OpenImage
+from vmgahp.images.leases import OpenImage
 from vmgahp.job.exit_code import DISK_LIMIT
-from vmgahp.job.slot import Slot
+from vmgahp.job.vm_spec import Slot
 
 MIB = 1 << 20
 
@@ -222,7 +222,7 @@ def test_outputs_that_have_come_with_a_checkpoint_are_within_their_limit(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = jobs.owner(scratch)
-    monkeypatch.setattr(program.execute, "free", lambda *_: 3 * MIB)
+    monkeypatch.setattr(program.job_user, "free_bytes", lambda *_: 3 * MIB)
     monkeypatch.setattr(program, "kept_free", lambda *_: MIB)
     spec = spec_of(scratch, 0)
     assert program.most_outputs(spec, Settings(), user) == 2 * MIB  # type: ignore[arg-type]

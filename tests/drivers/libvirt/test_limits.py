@@ -21,10 +21,10 @@ from tests.drivers.libvirt.support import (
     until,
     vacate,
 )
-from vmgahp.domain import tuning
+from vmgahp.domain import build
 from vmgahp.drivers.libvirt.life import usage
 from vmgahp.drivers.libvirt.life.usage import Limits
-from vmgahp.host import cgroups, oom
+from vmgahp.host import proc, system_logs
 
 DOMAIN = "<domain type='{type}'><memory unit='MiB'>{memory}</memory><vcpu>{vcpus}</vcpu>{more}</domain>"
 
@@ -70,7 +70,7 @@ def applied(wanted, live=None, refused=()):
     ("version", "cpus", "weight"), [(1, 4, 4096), (1, 512, 262144), (2, 4, 400), (2, 128, 10000), (0, 2, 200)]
 )
 def test_the_weight_is_that_of_the_slots_cpus(monkeypatch, version, cpus, weight):
-    monkeypatch.setattr(cgroups, "version", lambda controller, pid: version)
+    monkeypatch.setattr(proc, "cgroup_version", lambda controller, pid: version)
     assert applied(Limits(cpus))[0] == [("setSchedulerParametersFlags", {"cpu_shares": weight})]
 
 
@@ -147,7 +147,7 @@ def test_a_vm_with_what_nobody_has_measured_has_no_limit_of_memory(device):
 # --- with libvirt
 
 CGROUPS = pytest.mark.skipif(
-    os.getuid() != 0 or not cgroups.controllers(), reason="needs root" if os.getuid() else "needs control groups"
+    os.getuid() != 0 or not proc.cgroup_controllers(), reason="needs root" if os.getuid() else "needs control groups"
 )
 SLOT = ("JobVM_VCPUS = 2", "RequestCpus = 2")
 
@@ -162,8 +162,8 @@ def figures(job: Job) -> tuple[int, int]:
 @CGROUPS
 def test_a_vm_has_its_limits_from_the_start_on_and_after_a_save(job: Job) -> None:
     with running(job, *SLOT, "JobVMCheckpoint = true") as peer:
-        weight = 2 * usage.WEIGHT[cgroups.version("cpu")]
-        limit = tuning.limit_mib(job.live()) << 10
+        weight = 2 * usage.WEIGHT[proc.cgroup_version("cpu")]
+        limit = build.limit_mib(job.live()) << 10
         assert figures(job) == (weight, limit)
         done(peer, "SUSPEND")
         assert job.domain() is None
@@ -247,7 +247,7 @@ def _reads_the_kernels_log() -> bool:
     if os.readlink("/proc/self/ns/pid") != FIRST_NAMESPACE:  # processes have other numbers in the log
         return False
     try:
-        os.close(os.open(oom.LOG, os.O_RDONLY | os.O_NONBLOCK))
+        os.close(os.open(system_logs.KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK))
     except OSError:
         return False
     return True
@@ -262,7 +262,7 @@ def test_a_checkpoint_goes_on_with_another_bound_of_tcgs_cache(job: Job, elsewhe
         live = job.live()
         if live.get("type") != "qemu":
             pytest.skip("needs a machine without KVM")
-        assert tuning.tb_cache_mib(live) == 48
+        assert build.tb_cache_mib(live) == 48
         until(lambda: "3\n" in job.console(), "the guest counts on")
         assert job.console().count("1\n") == 1, "it has not booted afresh"
         assert "continues from its saved memory" in peer.end_by(15)

@@ -15,7 +15,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.program import drive
 from vmgahp.drivers.libvirt.start.provision import Provision, files_made, records_made
 from vmgahp.errors import JobFault
-from vmgahp.job.pack import PADDING
+from vmgahp.job.archive import PADDING
 from vmgahp.job.spec import JobSpec
 
 MACHINE = Settings({"VM_MEMORY": "1024"})

@@ -15,10 +15,10 @@ from vmgahp.drivers.libvirt.program import RunOutputs, monitor
 from vmgahp.drivers.libvirt.program.monitor import QUIET_SECONDS, STATE_FILE, ProgramMonitor, RunProgress, read
 from vmgahp.drivers.libvirt.start.describe import CONTROL, OUTPUTS
 from vmgahp.drivers.resources import Resources
-from vmgahp.host import threads
-from vmgahp.host.line_port import LinePort
+from vmgahp.host import wait as threads
+from vmgahp.host.serial_capture import LinePort
 from vmgahp.job.exit_code import CRASHED, DESTROYED, GONE, POWERED_OFF, Ending, status_of
-from vmgahp.job.travel import Luggage
+from vmgahp.job.scratch_files import OutputDirectory
 
 BOOT, LIMIT = 600, 60
 
@@ -244,7 +244,7 @@ def test_outputs_are_in_no_checkpoint_and_a_checkpoint_takes_none_away(scene: Sc
     jobs.own(scene.scratch, scene.scratch / "a")
     data = archive(a=b"an output")
     scene.send(data)
-    luggage = Luggage(str(scene.scratch), (), jobs.owner(scene.scratch), print)
+    luggage = OutputDirectory(str(scene.scratch), (), jobs.owner(scene.scratch), print)
     scene.watch._keep()
     scene.hear(*BEGUN, "ended exit 0", f"outputs {len(data)}")
     luggage.with_checkpoint()
@@ -334,7 +334,7 @@ def test_a_restart_goes_on_where_the_guest_was(scene: Scene, lines: tuple[str, .
 
 def test_a_state_that_has_changed_since_a_checkpoint_does_not_go_home(scene: Scene) -> None:
     scene.watch._keep()
-    luggage = Luggage(str(scene.scratch), (), jobs.owner(scene.scratch), print)
+    luggage = OutputDirectory(str(scene.scratch), (), jobs.owner(scene.scratch), print)
     luggage.with_checkpoint()
     scene.hear(*BEGUN)
     luggage.without_checkpoint()
@@ -349,7 +349,7 @@ def test_a_vm_whose_program_nobody_can_follow_is_lost_and_no_failure_of_the_jobs
         raise errors.MachineFault("No thread can be started.", "raise the limit.")
 
     scene.machine.resources.exit = SimpleNamespace(program=None)  # type: ignore[assignment]
-    monkeypatch.setattr(threads, "start", none_left)
+    monkeypatch.setattr(threads, "start_thread", none_left)
     scene.machine.launch = SimpleNamespace(restart=None)  # type: ignore[attr-defined]
     run = SimpleNamespace(boot_timeout=BOOT, time_limit=LIMIT, outputs=None)
     spec = SimpleNamespace(working_dir=str(scene.scratch), devices=SimpleNamespace(run=run), sent=(False, None))

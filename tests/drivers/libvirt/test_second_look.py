@@ -13,7 +13,7 @@ from vmgahp import errors
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.start import second_look
 from vmgahp.drivers.libvirt.start.hooks import Described
-from vmgahp.host import denials
+from vmgahp.host import system_logs
 
 pytestmark = pytest.mark.libvirt
 
@@ -149,7 +149,7 @@ def denied(monkeypatch: pytest.MonkeyPatch) -> None:
         raise error
 
     monkeypatch.setattr(LibvirtMachine, "make", fail)
-    monkeypatch.setattr(denials, "since", lambda _: "avc: denied { open } for x")
+    monkeypatch.setattr(system_logs, "denial_since", lambda _: "avc: denied { open } for x")
 
 
 @pytest.mark.usefixtures("denied")

@@ -14,7 +14,7 @@ from tests.drivers.libvirt.support import WANTS, Job, at, driver_for, holders
 from vmgahp import errors
 from vmgahp.drivers.base import Machine
 from vmgahp.drivers.libvirt.start import describe
-from vmgahp.images import still
+from vmgahp.images import leases
 from vmgahp.images.catalog import Image
 from vmgahp.job.disks import Disk
 from vmgahp.lifecycle import SUSPENDED
@@ -190,14 +190,14 @@ def test_where_images_cannot_be_held_qemu_is_the_jobs_user(
     job: Job, named: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = trap(job, named, "qcow2")
-    monkeypatch.setattr(still, "LOCAL", frozenset())
+    monkeypatch.setattr(leases, "LOCAL", frozenset())
     with started(job, disks(made.disk)) as machine:
         assert os.stat(f"/proc/{machine.pid()}").st_uid == os.stat(job.scratch).st_uid
 
 
 def test_an_overlay_on_an_image_of_the_catalog_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The image itself is root's, and needs not be held."""
-    monkeypatch.setattr(still, "LOCAL", frozenset())
+    monkeypatch.setattr(leases, "LOCAL", frozenset())
     image = Image("debian", "/srv/debian.qcow2", "qcow2")
     overlay = Disk("/scratch/vda.qcow2", "vda", "", True, "qcow2", True, "disk", image=image)
     assert not describe._can_be_held(overlay)

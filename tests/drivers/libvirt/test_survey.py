@@ -16,7 +16,7 @@ from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, tpm, virtiofs
 from vmgahp.drivers.libvirt.survey import trials
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
-from vmgahp.host import cgroups, kvm
+from vmgahp.host import kvm, proc
 from vmgahp.host.job_user import Identity
 
 pytestmark = pytest.mark.libvirt
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.libvirt
 QEMU = "/usr/bin/qemu-system-x86_64"
 SOMEBODY = Identity(54321, 54321)
 TPM = OFF if tpm.why_none(None) else OK
-LIMITS = {"limits": OK if cgroups.controllers() == list(cgroups.LIMITS) else OFF} if os.getuid() == 0 else {}
+LIMITS = {"limits": OK if proc.cgroup_controllers() == list(proc.CGROUP_LIMITS) else OFF} if os.getuid() == 0 else {}
 """Of a user's own libvirtd nobody expects any."""
 
 

@@ -14,10 +14,10 @@ from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.hooks import policy
 from vmgahp.host.job_user import Identity
-from vmgahp.job import accepted_types, look, saving
-from vmgahp.job.ad import JobAd, quote
+from vmgahp.job import look
+from vmgahp.job.ad import JobAd, is_choice, quote, require_accepted
 from vmgahp.job.policy_view import PolicyView
-from vmgahp.job.spec import JobSpec
+from vmgahp.job.spec import UNSAVEABLE, JobSpec, is_saved_by_qemu
 from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
 
@@ -57,8 +57,8 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
         ad = read(path)
         identity, user = _user(context, ad)
         trial.findings += _type(context, ad, check)
-        accepted_types.require(ad)
-        choice = accepted_types.is_choice(context.vm_type)  # the type decides the meaning of the job's attributes
+        require_accepted(ad)
+        choice = is_choice(context.vm_type)  # the type decides the meaning of the job's attributes
         if not choice:
             xml = job_xml.load(ad, settings, identity)
             spec = JobSpec.parse(xml.ad if xml else ad, settings)
@@ -170,9 +170,9 @@ def _not_transferred(spec: JobSpec) -> list[Finding]:
 
 def _not_saved(spec: JobSpec, settings: Settings) -> list[Finding]:
     """Find a disk with which no machine suspends the VM to disk; with vm_checkpoint such a job is held."""
-    disks = spec.disks if saving.by_qemu(spec.vm_type, settings) else ()
+    disks = spec.disks if is_saved_by_qemu(spec.vm_type, settings) else ()
     for disk in disks:
-        if disk.format in saving.UNSAVEABLE:
+        if disk.format in UNSAVEABLE:
             seen = f"{escape(disk.path)} is a {disk.format} image, and QEMU cannot save a VM with one to suspend it."
             hint = f"convert it, where machines suspend jobs: qemu-img convert -f {disk.format} -O qcow2 OLD NEW."
             return [Finding("job suspend", OFF, _LOOKED_AT, seen, hint)]

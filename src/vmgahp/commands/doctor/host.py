@@ -30,7 +30,7 @@ from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK, Finding, Late
 from vmgahp.host import libvirt_daemons, packages
 from vmgahp.host.job_user import Identity
-from vmgahp.images.still import why_none
+from vmgahp.images.leases import why_no_lease
 from vmgahp.vm_types import QEMU
 
 STARTD_PATIENCE = 5.0
@@ -357,7 +357,7 @@ def scratch(context: Context) -> Finding | None:
         seen = f"Disks are opened as {what}, who may not pass {closed} on the way to them in EXECUTE = {execute}."
         return check.bad(seen, f"chmod o+x {closed}")
     as_job_user = context.settings.boolean("VM_RUN_AS_JOB_USER")
-    if context.is_root and not as_job_user and (why := why_none(execute, NOBODY)):
+    if context.is_root and not as_job_user and (why := why_no_lease(execute, NOBODY)):
         seen = f"Images of jobs in EXECUTE = {execute} that are qcow2, QED or VMDK cannot be held still: {why}."
         seen = f"{seen} Such a job is held, unless its QEMU can run as its user."
         return check.off(seen, "put EXECUTE on a local file system, or set VM_RUN_AS_JOB_USER = True.")

@@ -22,7 +22,7 @@ from vmgahp.commands.submit.machine import Guest, SubmitError, Summary, printabl
 from vmgahp.images import CATALOG
 from vmgahp.images.formats import HEADER, looks_like, not_a_disk
 from vmgahp.job.run import CLOUD_INIT, guest_file
-from vmgahp.job.scratch_names import is_reserved
+from vmgahp.job.scratch_files import is_reserved
 
 MACRO = re.compile(r"(\$\([A-Za-z][A-Za-z0-9_.]*\))")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]+", re.ASCII)

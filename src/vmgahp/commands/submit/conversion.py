@@ -36,22 +36,19 @@ from vmgahp.commands.submit.machine import (
 )
 from vmgahp.config import Settings
 from vmgahp.domain import job_xml
-from vmgahp.domain.build import Host, build
-from vmgahp.domain.xen import require
+from vmgahp.domain.build import Host, build, require_xen
 from vmgahp.drivers.vmrun import working_copy
 from vmgahp.errors import Fault
 from vmgahp.host.job_user import Identity
 from vmgahp.images import CATALOG
-from vmgahp.job import slot, vm_spec, vmware
+from vmgahp.job import vm_spec, vmware
 from vmgahp.job.ad import JobAd, quote
-from vmgahp.job.attributes import ATTRIBUTES
+from vmgahp.job.attributes import ARM, ATTRIBUTES
 from vmgahp.job.disks import Disk, DiskRequest
 from vmgahp.job.engine import NoEngine
-from vmgahp.job.kinds import ARM
 from vmgahp.job.look import find
-from vmgahp.job.slot import LEAST_MEMORY_MIB
 from vmgahp.job.spec import JobSpec
-from vmgahp.job.vm_spec import VmSpec
+from vmgahp.job.vm_spec import LEAST_MEMORY_MIB, VmSpec
 from vmgahp.job.xen import XenBoot
 from vmgahp.text import MAC
 from vmgahp.vm_types import HTCONDORS, QEMU, VMRUN, VMWARE, XEN
@@ -414,7 +411,7 @@ def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
         spec_there = vmware.look(vmware.VmwareSpec.parse(ad, settings), settings, identity)
         return Rehearsed(ad, _of_vmware(spec_there, settings), "")
     if vm_type not in (*QEMU, *XEN):
-        return Rehearsed(ad, slot.settle(vm_spec.parse(ad, settings), settings, identity), "")
+        return Rehearsed(ad, vm_spec.settle_slot(vm_spec.parse(ad, settings), settings, identity), "")
     xml = job_xml.load(ad, settings, identity) if vm_type in QEMU else None
     spec = JobSpec.parse(xml.ad if xml else ad, settings)
     if vm_type in XEN:
@@ -429,7 +426,7 @@ def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
     found |= {one.device: _elsewhere(one) for one in elsewhere}
     spec = spec._replace(disks=tuple(found[one.device] for one in spec.requests))
     if spec.xen is not None:
-        require(spec, spec.xen)
+        require_xen(spec, spec.xen)
         return Rehearsed(ad, spec, "")
     arch = ARM if spec.devices.arch == ARM else ""
     host = Host("00000000-0000-4000-8000-000000000000", "kvm", "", bridge="br0", arch=arch)

@@ -38,12 +38,12 @@ from vmgahp.commands.submit.machine import (
     simple_name,
 )
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, text
-from vmgahp.domain.job_xml import ATTRIBUTE, host_made
+from vmgahp.domain import sanitize
+from vmgahp.domain.job_xml import ATTRIBUTE
 from vmgahp.domain.model import DOMAIN, Element
 from vmgahp.host.run import run
 from vmgahp.images.formats import CONVERTIBLE, FORMATS
-from vmgahp.job.kinds import ARM, LOCAL_TIME
-from vmgahp.job.options import META_DATA, NETWORK_CONFIG, USER_DATA
+from vmgahp.job.attributes import ARM, LOCAL_TIME, META_DATA, NETWORK_CONFIG, USER_DATA
 from vmgahp.job.xen import HARDWARE, INCLUDED
 
 _XEN_DEVICE = re.compile(r"(?:xvd|sd|hd)[a-z]{1,2}[0-9]{0,2}", re.ASCII)
@@ -207,7 +207,7 @@ class DomainReader:
         """Write the permitted parts of the file, corrected by the rest of the job, and add them to the job."""
         made, options, summary = self._made, self._options, self._summary
         root: Any = self._root  # lxml's elements have all methods that are used there
-        host_made.name_firmware(root)
+        sanitize.name_firmware(root)
         disks: dict[str, etree._Element] = {}
         own = self._trimmed(self._root, DOMAIN, "/domain", disks)
         self._account.tell(summary, _MISSED)

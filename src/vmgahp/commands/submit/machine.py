@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TextIO
 
-from vmgahp.job.kinds import ARM, LOCAL_TIME
+from vmgahp.job.attributes import ARM, LOCAL_TIME
 
 MOST_LINES = 200
 """The maximum number of lines of one outcome that are shown; an untrusted file may have tens of thousands of
@@ -284,7 +284,7 @@ class Guest:
     """The classes from which it boots, the first one first; see `in_boot_order`."""
     vnc: bool = False
     options: dict[str, str | bool | int] = field(default_factory=dict)
-    """The options of the VM, by the names of `vmgahp.job.options`."""
+    """The options of the VM, by the names of `vmgahp.job.attributes`."""
     attributes: dict[str, str | bool] = field(default_factory=dict)
     """The other attributes of the job ad, by their full names."""
     commands: dict[str, str] = field(default_factory=dict)

@@ -19,10 +19,9 @@ from vmgahp.commands.submit.machine import (
     simple_name,
 )
 from vmgahp.images.formats import BY_ENDING
-from vmgahp.job.kinds import LOCAL_TIME
+from vmgahp.job.attributes import LOCAL_TIME
 from vmgahp.job.vmware import DECRYPT_HINT, DIR, TRANSFER, VMDK_FILES, VMX_FILE
-from vmgahp.job.vmx import LARGEST, Vmx, VmxError
-from vmgahp.job.vmx_drives import CDROM, DRIVE_NAME, FLOPPY, Drive, drives
+from vmgahp.job.vmx import CDROM, DRIVE_NAME, FLOPPY, LARGEST, Drive, Vmx, VmxError, drives
 
 _NIC = re.compile(r"ethernet([0-9]{1,2})")
 _READ = (

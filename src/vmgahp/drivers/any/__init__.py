@@ -24,16 +24,14 @@ from vmgahp.drivers.base import Driver, Logger, Machine, Survey
 from vmgahp.drivers.machine_types import SETTING, machine_types
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import BAD, OFF, Finding
-from vmgahp.host import execute
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
-from vmgahp.images import vmdk
+from vmgahp.images import formats
 from vmgahp.images.formats import CONVERTIBLE
-from vmgahp.job import accepted_types
-from vmgahp.job.ad import JobAd, Plain
-from vmgahp.job.attributes import ATTRIBUTES, OPTION_PREFIX
+from vmgahp.job.ad import JobAd, Plain, accepted_types, takes
+from vmgahp.job.attributes import ATTRIBUTES, GENERAL, IGNORE_UNKNOWN, OPTION_PREFIX, Options
 from vmgahp.job.disks import DISK, bad_disk
-from vmgahp.job.options import GENERAL, IGNORE_UNKNOWN, Options
-from vmgahp.job.saving import UNSAVEABLE
+from vmgahp.job.spec import UNSAVEABLE
 from vmgahp.job.vmware import SNAPSHOT_DISK, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import Vmx
 from vmgahp.text import shown
@@ -211,8 +209,8 @@ def _vmdk_kind(disk: AnyDisk, identity: Identity) -> str:
         return ""
     try:
         with os.fdopen(identity.open_named(disk.path, os.O_RDONLY), "rb") as file:
-            return vmdk.read(file.fileno()).kind
-    except (OSError, vmdk.VmdkError):
+            return formats.read_vmdk(file.fileno()).kind
+    except (OSError, formats.VmdkError):
         return ""  # the driver reports the error
 
 
@@ -311,7 +309,7 @@ class AnyDriver(Driver):
         Raises `JobFault` if no type accepts it, `MachineFault` for wrong settings.
         """
         types = machine_types(self.settings)
-        accepted = accepted_types.wanted(job)
+        accepted = accepted_types(job)
         Options(job, others_know=bool(self.settings.xml_script()))
         for name in job.names(f"VM_{vm_types.ANY}_ATTR_"):
             problem = f"{name} = {shown(job.expression(name))}: the job runs by another type than any."
@@ -324,7 +322,7 @@ class AnyDriver(Driver):
         reasons: dict[str, str] = {}
         for vm_type in types:
             try:
-                if not accepted_types.takes(accepted, vm_type):
+                if not takes(accepted, vm_type):
                     raise NoFit("the job does not take it")
                 fits[vm_type] = find_fit(vm_type, job, disks, self.identity)
                 if fits[vm_type] and not self.settings.boolean("VM_ANY_CONVERT"):
@@ -447,7 +445,7 @@ class AnyDriver(Driver):
         try:
             self.identity.write_scratch(known.directory, name, data, mode)
         except OSError as error:
-            raise execute.unwritable(name, error, known.directory, self.identity) from error
+            raise job_user.unwritable(name, error, known.directory, self.identity) from error
 
     def _undo(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> None:
         """Leave the scratch directory as it was before a start that failed."""

@@ -16,7 +16,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger, progress
 from vmgahp.errors import MachineFault
-from vmgahp.host import execute, scratch
+from vmgahp.host import job_user, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.formats import HEADER, UnclearFormat, backing_chain, proven_format
@@ -128,7 +128,7 @@ def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, l
     try:
         backing_chain(disk.path, disk.format, identity)  # rejects layers that are not files of this machine
         size = qemu_img.measure(disk.path, disk.format, "qcow2", identity, seconds=MEASURING)
-        free = execute.free(directory, identity)
+        free = job_user.free_bytes(directory, identity)
         if free < size + SPARE:
             raise _no_room(disk, size, f"{free // _MIB} MiB are free", directory, identity)
         log(f"converting {disk.name} ({disk.format}) to {name}: {-(-size // _MIB)} MiB")
@@ -157,7 +157,7 @@ def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, l
         problem = f"{name}, which it would be converted to, is there already"
         raise bad_disk(disk.entry, problem, "rename one of the two.") from error
     except OSError as error:
-        raise execute.unwritable(name, error, directory, identity) from error
+        raise job_user.unwritable(name, error, directory, identity) from error
     finally:
         scratch.forget(identity, directory, log, temporary)
     return disk._replace(path=os.path.join(directory, name), format=to_format, transferred=True)
@@ -168,4 +168,4 @@ def _no_room(disk: AnyDisk, size: int, seen: str, directory: str, identity: Iden
     room = (size + SPARE) // _MIB
     problem = f"{disk.name} has to be converted, which takes {room} MiB in the scratch directory, and {seen}."
     hint = f"set request_disk to {room} MiB more than the job's files, or send an image that need not be converted."
-    return execute.blame(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), directory, identity, problem, hint)
+    return job_user.blame(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), directory, identity, problem, hint)

@@ -33,14 +33,15 @@ from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import PASST, RELAY, Resources
 from vmgahp.findings import Begun
-from vmgahp.host import denials, execute, kvm, scratch
+from vmgahp.host import job_user, kvm, scratch, system_logs
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
-from vmgahp.job import published, saving, share_dirs
+from vmgahp.job import published
 from vmgahp.job.ad import JobAd
+from vmgahp.job.devices import require_shares_allowed
 from vmgahp.job.look import look
 from vmgahp.job.policy_view import PolicyView
-from vmgahp.job.spec import JobSpec
+from vmgahp.job.spec import JobSpec, save_blocker
 from vmgahp.metrics import Usage
 from vmgahp.text import shown
 
@@ -84,7 +85,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         try:
             xml = job_xml.load(job, self.settings, self.identity)
         except errors.JobFault:
-            execute.require_entry(job.working_dir(), self.identity)
+            job_user.require_entry(job.working_dir(), self.identity)
             raise
         if xml:
             job = xml.ad
@@ -94,12 +95,12 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             spec = look(self._read(job), self.settings, self.identity)
             domain_type = capabilities.type_for(spec, self._domain_type(), self.settings)
             provision.require_possible(spec, domain_type, self.settings)
-            share_dirs.require_allowed(view, spec.devices.shares)
+            require_shares_allowed(view, spec.devices.shares)
         except errors.JobFault:
-            execute.require_entry(job.working_dir(), self.identity)
+            job_user.require_entry(job.working_dir(), self.identity)
             capabilities.require_fitting_hypervisor(self.vm_type, self.connection, self.settings)
             raise
-        execute.require_room(spec.working_dir, self.identity)
+        job_user.require_room(spec.working_dir, self.identity)
         name = domains.free_name(self.connection, spec.name, spec.working_dir, self.log)
         if xml and (dropped := xml.without()):
             self.log(f"{name}: {dropped}")
@@ -338,7 +339,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         saver.before_restore, saver.memory_mib = resources.before_restore, spec.memory_mib
         saver.may_travel = spec.checkpoint
         if domains.is_qemu(plan.domain_type):
-            saver.cannot = saving.blocker(described.xml)
+            saver.cannot = save_blocker(described.xml)
             if saver.cannot:
                 self.log(f"{spec.name} can be neither suspended to disk nor checkpointed: {saver.cannot}")
         machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)
@@ -411,8 +412,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             is_silent = domains.says_nothing(faults.message_of(error))
             words = domains.last_words(machine.name, machine.uuid) if is_silent else ""
             fault = self._blame(error, doing, words, machine, plan)
-            if denial := denials.since(began):
-                told = denials.told(fault, denial)
+            if denial := system_logs.denial_since(began):
+                told = system_logs.with_denial(fault, denial)
                 # A process of the job's user could have relabelled its disk: a plain guest shows whose fault it is.
                 is_the_jobs = isinstance(fault, errors.JobFault) and not restart
                 fault = self._second_look(told, plan, with_disk=True) if is_the_jobs else told

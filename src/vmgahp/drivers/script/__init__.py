@@ -27,9 +27,9 @@ from vmgahp.drivers.script.machine import (
 )
 from vmgahp.drivers.script.protocol import LONGEST_TEXT, Answer, Malformed, ScriptRequest, Value
 from vmgahp.findings import OFF, OK, Finding
-from vmgahp.hooks.program import clean
+from vmgahp.hooks import clean
 from vmgahp.host.job_user import Identity
-from vmgahp.job import slot, vm_spec
+from vmgahp.job import vm_spec
 from vmgahp.job.ad import JobAd
 from vmgahp.job.vm_spec import VmSpec
 
@@ -45,7 +45,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
     """The driver of the VM type script: VMs that VM_SCRIPT controls."""
 
     def plan(self, job: JobAd) -> ScriptPlan:
-        spec = slot.settle(vm_spec.parse(job, self.settings), self.settings, self.identity)
+        spec = vm_spec.settle_slot(vm_spec.parse(job, self.settings), self.settings, self.identity)
         script = self._program(self.identity)
         store = CheckpointStore(KIND, self.identity, spec.working_dir, self.log)
         plan = ScriptPlan(spec, job, script, self._request(spec, script), store)

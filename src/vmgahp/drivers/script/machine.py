@@ -20,7 +20,7 @@ from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.protocol import LONGEST_TEXT, Answer, Malformed, ScriptRequest
-from vmgahp.hooks.program import clean, converse
+from vmgahp.hooks import clean, converse
 from vmgahp.host import proc, trust, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import condor_environment

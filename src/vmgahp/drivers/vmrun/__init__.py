@@ -29,7 +29,7 @@ from vmgahp.drivers.vmrun.tool import (
     running_processes,
 )
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
-from vmgahp.host import execute
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.job.ad import JobAd
@@ -97,7 +97,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         try:
             self.identity.write_scratch(plan.directory, plan.copy.name, plan.copy.vmx.encode())
         except OSError as error:
-            raise execute.unwritable(plan.copy.name, error, plan.directory, self.identity) from error
+            raise job_user.unwritable(plan.copy.name, error, plan.directory, self.identity) from error
         if plan.restart is not None:
             machine.set_aside()
         elif plan.spec.snapshot_disk:

@@ -36,7 +36,7 @@ from vmgahp.drivers.vmrun.tool import (
     wait_for_end,
 )
 from vmgahp.drivers.vmrun.working_copy import UUID_KEY, WorkingCopy
-from vmgahp.host import execute, proc, scratch
+from vmgahp.host import job_user, proc, scratch
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
 from vmgahp.metrics import Status, Usage
@@ -313,7 +313,7 @@ class VmrunMachine(ManagedMachine):
 
     def _require_free_space(self) -> None:
         directory = self._plan.directory
-        needed, free = (self.spec.memory_mib << 20) + ROOM_EXTRA, execute.free(directory, self._tool.identity)
+        needed, free = (self.spec.memory_mib << 20) + ROOM_EXTRA, job_user.free_bytes(directory, self._tool.identity)
         if free < needed:
             raise errors.MachineFault(
                 f"{self.name} cannot be suspended: the guest's memory needs up to {needed >> 20} MiB in {directory}, "

@@ -15,11 +15,10 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
-from vmgahp.images import vmdk
-from vmgahp.images.vmdk import VmdkError
+from vmgahp.images import formats
+from vmgahp.images.formats import VmdkError
 from vmgahp.job.vmware import VMX_FILE, WORKING_COPY_SUFFIX, VmwareSpec
-from vmgahp.job.vmx import LARGEST, Vmx, VmxError
-from vmgahp.job.vmx_drives import CDROM, DISK, Drive, drives
+from vmgahp.job.vmx import CDROM, DISK, LARGEST, Drive, Vmx, VmxError, drives
 from vmgahp.text import has_control, shown
 
 MOST_LAYERS = 64
@@ -91,7 +90,7 @@ def _elsewhere(identity: Identity, name: str) -> tuple[VmdkLayer, str]:
     """Return the layer of a full path, and where its parent is. Raises `VmdkError`, OSError, `errors.MachineFault`."""
     with open(identity.open_named(name, os.O_RDONLY), "rb") as opened:
         path = os.readlink(f"/proc/self/fd/{opened.fileno()}")  # VMware has trouble with symbolic links
-        found = vmdk.read(opened.fileno())
+        found = formats.read_vmdk(opened.fileno())
     files = [os.path.join(os.path.dirname(path), extent.file) for extent in found.extents]
     for file in files:
         os.close(identity.open_named(file, os.O_RDONLY))
@@ -102,7 +101,7 @@ def _elsewhere(identity: Identity, name: str) -> tuple[VmdkLayer, str]:
 def _in_scratch(identity: Identity, directory: str, name: str, shared: bool) -> tuple[VmdkLayer, str]:
     """Return the layer of the scratch directory, and where its parent is. Raises the same as `_elsewhere`."""
     with open(identity.open_scratch(directory, name, os.O_RDONLY), "rb") as opened:
-        found = vmdk.read(opened.fileno())
+        found = formats.read_vmdk(opened.fileno())
     files = (name, *(extent.file for extent in found.extents))
     for file in files[1:]:
         os.close(identity.open_scratch(directory, file, os.O_RDONLY))
@@ -113,7 +112,7 @@ def _in_scratch(identity: Identity, directory: str, name: str, shared: bool) -> 
     if away and identity.check_access(found.parent, write=False) is None:
         return VmdkLayer(name, files), found.parent
     if near and _is_there(identity, directory, near):
-        vmdk.with_parent(found, near)  # raises if the description has no room for it
+        formats.with_parent(found, near)  # raises if the description has no room for it
         return VmdkLayer(name, files, "" if found.parent == near else near), near
     if not is_path:
         raise OSError(0, f"its parent {shown(found.parent)} is not in the scratch directory")
@@ -131,8 +130,8 @@ def _is_there(identity: Identity, directory: str, name: str) -> bool:
 def _write_parent(identity: Identity, directory: str, name: str, parent: str) -> None:
     """Replace the parent's path by `parent`: inside a disk in the room that its description has."""
     with open(identity.open_scratch(directory, name, os.O_RDWR), "r+b") as opened:
-        found = vmdk.read(opened.fileno())
-        text = vmdk.with_parent(found, parent)
+        found = formats.read_vmdk(opened.fileno())
+        text = formats.with_parent(found, parent)
         if found.room:
             os.pwrite(opened.fileno(), text.ljust(found.room, b"\0"), found.offset)
     if not found.room:

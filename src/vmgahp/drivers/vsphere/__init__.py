@@ -43,10 +43,10 @@ from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.host.starter import directory_of, is_one_job
-from vmgahp.job import saving
 from vmgahp.job.ad import JobAd
+from vmgahp.job.spec import require_snapshot
 from vmgahp.job.vmware import NETWORKING_TYPES, VMX_FILE, VmwareSpec, look
-from vmgahp.job.vmx_drives import DISK
+from vmgahp.job.vmx import DISK
 from vmgahp.text import shown
 
 LEAST_ROOM = 1 << 30
@@ -78,7 +78,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         found = hardware.read_hardware(spec.vmx, spec.vmx_file)
         if spec.checkpoint:
             independent = [disk.place for disk in found.of_kind(DISK) if not disk.persistent]
-            saving.require_snapshot(f"{VMX_FILE} = {shown(spec.vmx_file)}", independent)
+            require_snapshot(f"{VMX_FILE} = {shown(spec.vmx_file)}", independent)
         names = [device.file for device in found.of_kind(DISK)]
         extents = {name: flat_extent(name, spec, self.identity) for name in names}
         plan = VspherePlan(spec, found, extents, job_id(job), end)

@@ -19,8 +19,7 @@ from pyVmomi import vim
 from vmgahp import errors
 from vmgahp.drivers.vsphere.inventory import Tag
 from vmgahp.job.vmware import VMX_FILE, VmwareSpec
-from vmgahp.job.vmx import Vmx
-from vmgahp.job.vmx_drives import CDROM, DISK, FLOPPY, Drive, drives
+from vmgahp.job.vmx import CDROM, DISK, FLOPPY, Drive, Vmx, drives
 from vmgahp.text import has_control, shown
 
 

@@ -54,12 +54,12 @@ from vmgahp.drivers.vsphere.inventory import (
     this_host,
 )
 from vmgahp.findings import Begun, Late
-from vmgahp.host import execute, scratch, wait
+from vmgahp.host import job_user, scratch, wait
 from vmgahp.host.job_user import Identity
-from vmgahp.images import qemu_img, vmdk
-from vmgahp.images.formats import backing_chain
+from vmgahp.images import qemu_img
+from vmgahp.images.formats import SECTOR, VmdkError, backing_chain, read_vmdk
 from vmgahp.job.vmware import VMDK_FILES, VmwareSpec
-from vmgahp.job.vmx_drives import CDROM, DISK, FLOPPY
+from vmgahp.job.vmx import CDROM, DISK, FLOPPY
 from vmgahp.metrics import Status, Usage
 from vmgahp.text import shown
 
@@ -82,8 +82,8 @@ def flat_extent(name: str, spec: VmwareSpec, identity: Identity) -> str:
     """
     descriptor = open_disk(name, name, spec, identity)
     try:
-        found = vmdk.read(descriptor)
-    except vmdk.VmdkError as error:
+        found = read_vmdk(descriptor)
+    except VmdkError as error:
         raise bad_disk(name, str(error), _HINT, errors.BAD_IMAGE) from error
     finally:
         os.close(descriptor)
@@ -95,7 +95,7 @@ def flat_extent(name: str, spec: VmwareSpec, identity: Identity) -> str:
     if extent.access != "RW" or extent.kind == "SPARSE" or extent.offset:
         return ""
     descriptor = open_disk(name, extent.file, spec, identity)
-    size, wanted = os.fstat(descriptor).st_size, extent.sectors * vmdk.SECTOR
+    size, wanted = os.fstat(descriptor).st_size, extent.sectors * SECTOR
     os.close(descriptor)
     if size != wanted or not size:
         problem = f"it is to have {wanted} bytes, and {shown(extent.file)} has {size}"
@@ -138,7 +138,7 @@ def disk_descriptor(extent: str, size: int, adapter: str, *, create_type: str = 
     With ``vmfs`` as a datastore wants it, with ``monolithicFlat`` as the desktop products do.
     """
     heads = 16 if adapter == "ide" else 255
-    cylinders = max(1, size // (heads * 63 * vmdk.SECTOR))
+    cylinders = max(1, size // (heads * 63 * SECTOR))
     kind, offset = ("VMFS", "") if create_type == "vmfs" else ("FLAT", " 0")
     return (
         "# Disk DescriptorFile\n"
@@ -147,7 +147,7 @@ def disk_descriptor(extent: str, size: int, adapter: str, *, create_type: str = 
         "parentCID=ffffffff\n"
         f'createType="{create_type}"\n'
         "\n# Extent description\n"
-        f'RW {size // vmdk.SECTOR} {kind} "{extent}"{offset}\n'
+        f'RW {size // SECTOR} {kind} "{extent}"{offset}\n'
         "\n# The Disk Data Base\n#DDB\n\n"
         f'ddb.adapterType = "{adapter}"\n'
         f'ddb.geometry.cylinders = "{cylinders}"\n'
@@ -178,7 +178,7 @@ def _convert(
         if isinstance(error, qemu_img.Refused) and error.no_space:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             problem = f"{name} cannot be converted: {error}."
-            raise execute.blame(full, os.path.dirname(target), identity, problem) from error
+            raise job_user.blame(full, os.path.dirname(target), identity, problem) from error
         raise bad_disk(name, f"qemu-img cannot convert it ({error})", _HINT, errors.BAD_IMAGE) from error
 
 

@@ -11,8 +11,8 @@ from lxml import etree
 from tests.job.xen_jobs import CASES, HOST
 from tests.lab.namespace import wait_until
 from vmgahp import errors
+from vmgahp.domain import build as domain_xen
 from vmgahp.domain import verify
-from vmgahp.domain import xen as domain_xen
 from vmgahp.domain.restore import SavedMismatch, reconcile_xen
 from vmgahp.drivers.libvirt import xen
 from vmgahp.drivers.libvirt.xen import dom0
@@ -64,7 +64,7 @@ LIVE = """\
 """What libvirt 9.0 made of the golden file kernel-without-initrd.xml on Xen 4.17."""
 
 SPEC, BOOT = CASES["kernel-without-initrd"]
-ASKED = domain_xen.build(SPEC, BOOT, HOST)
+ASKED = domain_xen.build_xen(SPEC, BOOT, HOST)
 
 
 def verified(live: str) -> None:
@@ -101,7 +101,7 @@ def test_another_domain(old: str, new: str, part: str) -> None:
 def test_a_restart_keeps_what_the_guest_knows() -> None:
     """Its UUID and its MAC address, which libvirt had chosen; what is on the host's side is this machine's."""
     nic = SPEC.nics[0]._replace(mac="")
-    ours = domain_xen.build(SPEC._replace(nics=(nic,)), BOOT, HOST._replace(kernel="/proc/1/fd/5"))
+    ours = domain_xen.build_xen(SPEC._replace(nics=(nic,)), BOOT, HOST._replace(kernel="/proc/1/fd/5"))
     made = etree.fromstring(reconcile_xen(LIVE.replace("/dev/loop1", "/etc/shadow"), ours))
     assert made.find("devices/interface/mac").get("address") == "00:16:3e:12:34:56"  # type: ignore[union-attr]
     assert [source.get("dev") for source in made.iterfind("devices/disk/source")] == ["/dev/loop0", "/dev/loop1"]

@@ -20,7 +20,7 @@ import libvirt
 from vmgahp import errors
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.life.guest import LibvirtGuest
-from vmgahp.host import threads
+from vmgahp.host import wait
 
 ANSWER_SECONDS = 2
 """Seconds for each answer of an agent; libvirt asks it twice, first whether it is there."""
@@ -64,7 +64,7 @@ class GuestAgent:
                 return
             self._is_asked = True
         try:
-            threads.start("the guest agent", self._ask)
+            wait.start_thread("the guest agent", self._ask)
         except errors.MachineFault:
             self._is_asked = False  # the next STATUS tries again
 
@@ -89,7 +89,7 @@ class GuestAgent:
             taken.set()
 
         try:
-            threads.start("power off by the guest agent", ask)
+            wait.start_thread("power off by the guest agent", ask)
         except errors.MachineFault:
             return False
         taken.wait(min(seconds, POWER_OFF_SECONDS))
@@ -205,7 +205,7 @@ class GuestAddress:
                 answered.set()
 
         try:
-            threads.start("the guest's address", ask)
+            wait.start_thread("the guest's address", ask)
         except errors.MachineFault:
             self._asking.release()  # the next STATUS tries again
             return ()

@@ -13,7 +13,7 @@ from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start.disks import DiskFiles
-from vmgahp.host import oom, threads
+from vmgahp.host import system_logs, wait
 from vmgahp.host.job_user import Identity
 
 Result = TypeVar("Result")
@@ -169,7 +169,7 @@ class LibvirtGuest:
 
     def why_killed(self) -> tuple[str, bool]:
         """Return the reason why the kernel killed its process, or empty, and True if that was for the VM's limit."""
-        killed = oom.killed(self.noted_pid) if self.noted_pid and domains.is_qemu(self.type) else None
+        killed = system_logs.killed(self.noted_pid) if self.noted_pid and domains.is_qemu(self.type) else None
         if killed is None:
             return "", False
         if not any(name in killed.group for name in ("/qemu-", "/machine-qemu")):  # as libvirt calls a domain's
@@ -224,7 +224,7 @@ class Screenshot:
             return
         self._taken = True
         try:
-            thread = threads.start(f"the screenshot of {self._guest.name}", self._run)
+            thread = wait.start_thread(f"the screenshot of {self._guest.name}", self._run)
         except errors.MachineFault as fault:
             self._log(fault.problem)
             return

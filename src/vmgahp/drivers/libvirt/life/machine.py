@@ -25,7 +25,7 @@ from vmgahp.drivers.libvirt.start import capabilities, forwarding
 from vmgahp.drivers.libvirt.start.hooks import Described
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
-from vmgahp.host import proc, threads
+from vmgahp.host import proc, wait
 from vmgahp.job import exit_code, published
 from vmgahp.metrics import Metrics, Status
 
@@ -483,7 +483,7 @@ class LibvirtMachine(ManagedMachine):
 
         def restore(connection: libvirt.virConnect) -> libvirt.virDomain:
             try:
-                with self.guest.defined(connection, xml), threads.overseen("the restore", seconds, give_up):
+                with self.guest.defined(connection, xml), wait.overseen("the restore", seconds, give_up):
                     self.saver.restore(connection, descriptor, xml)
             except libvirt.libvirtError as error:
                 if not late.is_set():

@@ -24,7 +24,7 @@ from vmgahp import errors
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.life.guest import EVENT_WAIT, LibvirtGuest
 from vmgahp.drivers.libvirt.start.disks import allowed, occupied
-from vmgahp.host import threads
+from vmgahp.host.wait import start_thread
 from vmgahp.job.exit_code import DISK_ERROR, DISK_LIMIT
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
@@ -88,7 +88,7 @@ class IoErrors:
             self._seen += 1
             if self._thread is None and not self._ended:
                 try:
-                    self._thread = threads.start(f"io-error-{self.name}", self._run)
+                    self._thread = start_thread(f"io-error-{self.name}", self._run)
                 except errors.MachineFault as fault:  # the next STATUS detects the error, too
                     self._log(f"{self.name} is not tried again yet after an error of a disk: {fault.problem}")
             self._changed.notify_all()
@@ -258,7 +258,7 @@ class DiskLimits:
 
     def begin(self) -> None:
         """Watch until `end`, in a thread of its own. Raises `errors.MachineFault`."""
-        threads.start(f"disks-{self._pauses.name}", self.run)
+        start_thread(f"disks-{self._pauses.name}", self.run)
 
     def run(self) -> None:
         """Look until the VM is over."""

@@ -19,7 +19,7 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors
-from vmgahp.checkpoint import memory_image, memory_image_xen, packed
+from vmgahp.checkpoint import memory_image
 from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import (
     BACKING,
@@ -36,7 +36,16 @@ from vmgahp.checkpoint.manifest import (
     xml,
 )
 from vmgahp.checkpoint.store import CANNOT_SAVE, HINT, IMAGE_EXTRA, MEMORY_FILE, CheckpointStore
-from vmgahp.checkpoint.substitute import Held, Substitute, Write, can_be_held
+from vmgahp.checkpoint.substitute import (
+    ZSTD,
+    Held,
+    Substitute,
+    Write,
+    can_be_held,
+    has_program,
+    has_sparse,
+    unpack_image,
+)
 from vmgahp.config import Settings
 from vmgahp.domain.restore import SavedMismatch
 from vmgahp.drivers.base import Logger
@@ -191,7 +200,7 @@ class Saver:
             most = (self.memory_mib << 20) + IMAGE_EXTRA
             # libvirt 12 reads ahead, and waits for it when there is no QEMU yet that could be ended.
             seconds = self.seconds * RESTORE_SHARE
-            packed.unpack(fd, head.end, head.format, write, self.identity, seconds, most, reader)
+            unpack_image(fd, head.end, head.format, write, self.identity, seconds, most, reader)
 
         return memory_image.substitute(descriptor, xml, self.formats(), unpack)
 
@@ -251,7 +260,7 @@ class Saver:
 
     def formats(self) -> list[str]:
         """Return the formats that are restored here: raw, zstd, that of the settings, and sparse where possible."""
-        ours = {memory_image.RAW, packed.ZSTD, _of_qemu_conf(), self._settings.string(FORMAT_SETTING)}
+        ours = {memory_image.RAW, ZSTD, _of_qemu_conf(), self._settings.string(FORMAT_SETTING)}
         if self._can_be_told:
             ours.add(memory_image.SPARSE)
         return sorted(ours - {""})
@@ -277,7 +286,7 @@ class Saver:
 
 
 def _has_sparse(connection: libvirt.virConnect) -> bool:
-    return packed.has_sparse(connection.getLibVersion(), connection.getVersion(), connection.getCapabilities())
+    return has_sparse(connection.getLibVersion(), connection.getVersion(), connection.getCapabilities())
 
 
 def _unusable(name: str, directory: str, reason: str) -> errors.MachineFault:
@@ -332,7 +341,7 @@ LIBVIRT = CheckpointKind(
     memory=MEMORY_FILE,
     inspect=memory_image.inspect,
 )
-XEN = LIBVIRT._replace(driver="xen", inspect=memory_image_xen.inspect)
+XEN = LIBVIRT._replace(driver="xen", inspect=memory_image.inspect_xen)
 
 
 def disk_refs(disks: Iterable[Disk]) -> list[FileRef]:
@@ -406,7 +415,7 @@ class LibvirtCheckpoints:
     def _require_program(self, descriptor: int) -> None:
         """Check that this machine can decompress the image. Raises `errors.JobFault` if not: another machine may."""
         form = getattr(self._kind.inspect(descriptor), "format", memory_image.RAW)
-        if form == packed.ZSTD and not packed.has(form):
+        if form == ZSTD and not has_program(form):
             raise errors.JobFault(
                 errors.MISMATCHED_CHECKPOINT,
                 f"The checkpoint's memory is compressed by {form}, which is not installed on this machine.",

@@ -22,11 +22,11 @@ import libvirt
 
 from vmgahp import lifecycle
 from vmgahp.config import Settings
-from vmgahp.domain import compare, tuning
+from vmgahp.domain import build, compare
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, LibvirtConnection
-from vmgahp.host import cgroups
+from vmgahp.host import proc
 from vmgahp.job.spec import JobSpec
 from vmgahp.metrics import Metrics
 
@@ -242,7 +242,7 @@ class Limits(NamedTuple):
         """Yield the limits to set for a live domain and its process."""
         if CPUS not in self.said:
             yield from self._of_cpus(domain, pid)
-        limit = tuning.limit_mib(domain) if self.memory and MEMORY not in self.said else 0
+        limit = build.limit_mib(domain) if self.memory and MEMORY not in self.said else 0
         if limit:
             yield f"memory limit of {limit} MiB", [("setMemoryParameters", {"hard_limit": limit << 10})]
         disks = [disk for disk in domain.iterfind("devices/disk") if disk.find("source") is not None]
@@ -257,7 +257,7 @@ class Limits(NamedTuple):
             yield f"network bandwidth of {kib} KiB/s", [("setInterfaceParameters", mac, both) for mac in macs]
 
     def _of_cpus(self, domain: etree.Element, pid: int) -> Iterator[Limit]:
-        version = cgroups.version("cpu", pid or "self") or 2
+        version = proc.cgroup_version("cpu", pid or "self") or 2
         if self.cpus and self.cpus > 0:
             weight = min(self.cpus * WEIGHT[version], LARGEST_WEIGHT[version])
             yield f"CPU weight of {weight}", [("setSchedulerParametersFlags", {"cpu_shares": weight})]

@@ -18,7 +18,7 @@ import libvirt
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.link import faults
-from vmgahp.host import threads
+from vmgahp.host.wait import start_thread
 from vmgahp.job import exit_code
 
 Result = TypeVar("Result")
@@ -104,7 +104,7 @@ class _EventLoop:
             # libvirt prints every error on stderr by default; ours are logged where they are understood.
             libvirt.registerErrorHandler(lambda _context, _error: None, None)
             libvirt.virEventRegisterDefaultImpl()
-            threads.start("libvirt-events", cls._run)
+            start_thread("libvirt-events", cls._run)
             cls._running = True
 
     @staticmethod
@@ -119,7 +119,7 @@ class _Errand:
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         self._ended = threading.Event()
         self._work = work
-        threads.start(name, self._run)
+        start_thread(name, self._run)
 
     def _run(self) -> None:
         self.error: BaseException | None = None

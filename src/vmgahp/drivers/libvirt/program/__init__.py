@@ -15,14 +15,13 @@ from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.start.describe import CONTROL, ERR, OUT, OUTPUTS
 from vmgahp.drivers.libvirt.start.disks import kept_free, limit_of
 from vmgahp.drivers.resources import Resources
-from vmgahp.host import execute
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
-from vmgahp.host.line_port import LinePort
 from vmgahp.host.runtime_dir import runtime_dir
-from vmgahp.host.serial_capture import ConsoleCapture
+from vmgahp.host.serial_capture import ConsoleCapture, LinePort
+from vmgahp.job.archive import ENTRY, Allowed, Unpacked, unpack
+from vmgahp.job.scratch_files import DIRECTORY
 from vmgahp.job.spec import JobSpec
-from vmgahp.job.travel import DIRECTORY
-from vmgahp.job.unpack import ENTRY, Allowed, Unpacked, unpack
 
 UNPACKED = ".vm_outputs"
 """The directory in which they are unpacked: HTCondor sends no directory that is not named."""
@@ -64,7 +63,7 @@ class RunOutputs:
 
     def _allowed(self, most: int) -> Allowed:
         """Return the room for outputs in EXECUTE's file system, at most `most` bytes. Raises `Fault` and OSError."""
-        left = execute.free(self.directory, self.identity) - self._kept
+        left = job_user.free_bytes(self.directory, self.identity) - self._kept
         room = os.statvfs(self.directory)
         inodes = room.f_favail - (room.f_files // INODES_KEPT if self._kept else 0)
         if not room.f_files:  # a file system without a fixed number of them
@@ -93,7 +92,7 @@ MOST_PRINTED = 1 << 30
 
 def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
     """Return the most bytes that packed outputs may have: the job's limit or the free space. Raises `errors.Fault`."""
-    left = max(execute.free(spec.working_dir, identity) - kept_free(settings, spec.working_dir), 0)
+    left = max(job_user.free_bytes(spec.working_dir, identity) - kept_free(settings, spec.working_dir), 0)
     left += identity.occupied_scratch(spec.working_dir, OUTPUTS_FILE)  # of a checkpoint, or soon emptied
     return min(limit_of(spec, settings) or left, left)
 
@@ -110,7 +109,7 @@ def listen(
         try:
             return identity.open_scratch(directory, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         except OSError as error:
-            raise execute.unwritable(name, error, directory, identity) from error
+            raise job_user.unwritable(name, error, directory, identity) from error
 
     ports, room = resources.run_ports, runtime_dir()
     ports[CONTROL] = LinePort(os.path.join(room, CONTROL), log, owner=owner)

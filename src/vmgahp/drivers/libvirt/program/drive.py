@@ -15,11 +15,11 @@ from typing import NamedTuple
 from vmgahp import errors
 from vmgahp.checkpoint import files, manifest
 from vmgahp.errors import JobFault
-from vmgahp.host import execute
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
-from vmgahp.job import pack
+from vmgahp.job import archive
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
-from vmgahp.job.options import RUN, RUN_INPUTS
+from vmgahp.job.attributes import RUN, RUN_INPUTS
 from vmgahp.job.run import DRIVE_FILE, RECORD, Run, guest_file
 from vmgahp.job.spec import JobSpec
 
@@ -47,27 +47,27 @@ def make(spec: JobSpec, run: Run, kept: int, identity: Identity) -> list[str]:
             raise JobFault(errors.MISMATCHED, f"{PREFIX}{RUN}: {problem}.", "give Out and Err names of their own.")
     recorded = _recorded(run, directory, identity) if run.inputs is None else None
     names = recorded.names if recorded else run.inputs
-    wanted = pack.Packing(_head(run), names, [*used, run.stdout, run.stderr], run.when)
+    wanted = archive.Packing(_head(run), names, [*used, run.stdout, run.stderr], run.when)
     temporary = f".{DRIVE_FILE}.{os.getpid()}.tmp"
     try:
         identity.unlink_scratch(directory, temporary)  # of a server that was killed, of this process id
         output = identity.open_scratch(directory, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            most = max(execute.free(directory, identity) - kept, 0)
-            packed = pack.pack(directory, output, wanted, most, identity)
+            most = max(job_user.free_bytes(directory, identity) - kept, 0)
+            packed = archive.pack(directory, output, wanted, most, identity)
             identity.rename_scratch(directory, temporary, DRIVE_FILE)
         except BaseException:
             identity.unlink_scratch(directory, temporary)
             raise
         finally:
             os.close(output)
-    except pack.Unpackable as unpackable:
+    except archive.Unpackable as unpackable:
         said = _refused(run, unpackable.problem, unpackable.hint)
         # Tar does not tell an error of the job's files from one of the machine's.
         unknown = OSError(errno.EIO, unpackable.problem)
-        raise execute.blame(unknown, directory, identity, said.problem, said.hint) from unpackable
+        raise job_user.blame(unknown, directory, identity, said.problem, said.hint) from unpackable
     except OSError as error:
-        raise execute.unwritable(DRIVE_FILE, error, directory, identity) from error
+        raise job_user.unwritable(DRIVE_FILE, error, directory, identity) from error
     if names is None:
         _record(run, packed, directory, identity)
         return [DRIVE_FILE, RECORD]
@@ -126,12 +126,12 @@ def _record(run: Run, names: tuple[str, ...], directory: str, identity: Identity
         problem = f"the names of {len(names)} inputs are not to be written down: {invalid}"
         raise _refused(run, problem.rstrip("."), "put them into a directory, or into an archive.") from invalid
     except OSError as error:
-        raise execute.unwritable(RECORD, error, directory, identity) from error
+        raise job_user.unwritable(RECORD, error, directory, identity) from error
 
 
 def _parse(data: bytes) -> _Record:
     top = manifest.read(data, FORMAT, _Record._fields)
-    names = top.items("names", pack.LONGEST_LIST)
+    names = top.items("names", archive.LONGEST_LIST)
     if not all(isinstance(name, str) and _NAME.fullmatch(name) and name not in (".", "..") for name in names):
         raise manifest.Invalid("it has names that no file can have.")
     return _Record(job=top.text("job", 1000), names=tuple(map(str, names)))

@@ -15,13 +15,13 @@ from vmgahp import errors, lifecycle
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.program import OUTPUTS_FILE, RunOutputs
 from vmgahp.drivers.libvirt.start.describe import CONTROL, OUTPUTS
-from vmgahp.host import threads
+from vmgahp.host import wait
 from vmgahp.host.job_user import Identity
-from vmgahp.host.line_port import LinePort
+from vmgahp.host.serial_capture import LinePort
 from vmgahp.job import exit_code
 from vmgahp.job.exit_code import NOT_READY, RUN_FAILED, Ending
+from vmgahp.job.scratch_files import DIRECTORY
 from vmgahp.job.spec import JobSpec
-from vmgahp.job.travel import DIRECTORY
 
 BOOTING, READY, STARTED, ENDED, TAKEN = STAGES = ("booting", "ready", "started", "ended", "taken")
 EXIT, SIGNAL, LIMIT = "exit", "signal", "limit"
@@ -140,7 +140,7 @@ class ProgramMonitor:
     def begin(self) -> None:
         """Start to follow the guest. Raises `errors.MachineFault`."""
         self._keep()
-        self._thread = threads.start(f"run-{self._machine.name}", self._run)
+        self._thread = wait.start_thread(f"run-{self._machine.name}", self._run)
 
     def end(self) -> None:
         """Process the remaining messages of a VM that is gone and whose ports are closed."""

@@ -26,8 +26,8 @@ from vmgahp.drivers.libvirt.start import tpm, virtiofs
 from vmgahp.host import kvm, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
+from vmgahp.job.attributes import ARM, BIOS, NINEP, UEFI, UEFI_SECURE, VIRTIOFS, X86
 from vmgahp.job.devices import Devices
-from vmgahp.job.kinds import ARM, BIOS, NINEP, UEFI, UEFI_SECURE, VIRTIOFS, X86
 from vmgahp.job.spec import JobSpec
 
 PANIC_MODELS = {X86: ("isa", 0), ARM: ("pvpanic", 9_001_000)}

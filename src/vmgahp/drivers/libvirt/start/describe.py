@@ -9,8 +9,8 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.domain import build
-from vmgahp.domain.job_xml import JobXml, boot_files
+from vmgahp.domain import build, job_xml
+from vmgahp.domain.job_xml import JobXml
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.exit_record import ExitPort
 from vmgahp.drivers.libvirt.link import domains
@@ -27,15 +27,15 @@ from vmgahp.drivers.libvirt.start.capabilities import (
 from vmgahp.drivers.libvirt.start.hooks import Described, described
 from vmgahp.drivers.resources import PASST, RELAY, Resources, WayIn
 from vmgahp.hooks import xml_script
-from vmgahp.host import companion, execute, runtime_dir, scratch
+from vmgahp.host import companion, job_user, runtime_dir, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.host.serial_capture import ConsoleCapture
-from vmgahp.images import still
+from vmgahp.images import leases
 from vmgahp.job.ad import JobAd
+from vmgahp.job.attributes import NINEP, VIRTIOFS
+from vmgahp.job.devices import Share
 from vmgahp.job.disks import Disk
-from vmgahp.job.kinds import NINEP, VIRTIOFS
 from vmgahp.job.policy_view import PolicyView
-from vmgahp.job.share_dirs import Share
 from vmgahp.job.spec import JobSpec
 
 CONSOLE_FILE = "vm_console.log"
@@ -230,7 +230,7 @@ class Describer:
     def _room(self, resources: Resources) -> str:
         """Make a directory for copies of the job's own kernel, which is removed with the VM."""
         room = runtime_dir.runtime_dir()
-        resources.at_end.append(partial(boot_files.remove, room))
+        resources.at_end.append(partial(job_xml.remove_boot_files, room))
         if self.identity.switching:
             os.chmod(room, 0o711)  # noqa: S103 - to enter, for the copies; others can neither list nor write
         return room
@@ -292,7 +292,7 @@ class Describer:
         try:
             return self.identity.open_scratch(working_dir, CONSOLE_FILE, flags, 0o600)
         except OSError as error:
-            raise execute.unwritable(CONSOLE_FILE, error, working_dir, self.identity) from error
+            raise job_user.unwritable(CONSOLE_FILE, error, working_dir, self.identity) from error
 
     def _qemu_user(self) -> tuple[int, int]:
         """Return libvirt's own user of QEMU (its DAC base label)."""
@@ -338,4 +338,4 @@ def _can_be_held(disk: Disk) -> bool:
     """Return True if no one can change its files while a VM starts; an image of root's need not be checked."""
     own = [(disk.path, disk.format)] if disk.writable or not disk.image else []
     own += [] if disk.image else [(layer.path, layer.format) for layer in disk.backing]
-    return all(still.can_be_held(path, image_format) for path, image_format in own)
+    return all(leases.can_be_leased(path, image_format) for path, image_format in own)

@@ -26,7 +26,8 @@ from vmgahp.drivers.libvirt.link import domains
 from vmgahp.errors import INVALID_DISK_PARAM, MISMATCHED, JobFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import BackingFile, backing_chain
-from vmgahp.images.still import OpenImage, head, held_still
+from vmgahp.images.leases import OpenImage, head
+from vmgahp.images.leases import leased as held_still
 from vmgahp.job.disks import DISK, NO_FILE
 from vmgahp.job.spec import JobSpec
 
@@ -117,7 +118,7 @@ class DiskFiles:
             domain.FDAssociate(group, [descriptor], libvirt.VIR_DOMAIN_FD_ASSOCIATE_SECLABEL_RESTORE)  # SELinux's
 
     def leased(self) -> AbstractContextManager[Callable[[], None]]:
-        """Prevent writes to them while QEMU detects their formats (`vmgahp.images.still`)."""
+        """Prevent writes to them while QEMU detects their formats (`vmgahp.images.leases`)."""
         return held_still(self._images, needed=self._is_another_user)
 
     def close(self) -> None:

@@ -21,18 +21,16 @@ from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import Finding
-from vmgahp.host import execute, packages
+from vmgahp.host import job_user, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.images import catalog, iso, qemu_img
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import require_whole
 from vmgahp.images.qemu_img import TooSlow
-from vmgahp.job import catalog_disks, cloud_init, run
-from vmgahp.job.attributes import OPTION_PREFIX
-from vmgahp.job.data_disks import LABEL, LARGEST_FILES
-from vmgahp.job.disks import DISK, Disk
+from vmgahp.job import cloud_init, look, run
+from vmgahp.job.attributes import DATA_DISK, DATA_FILES, DISK_SIZE, OPTION_PREFIX, RUN, USER_DATA
+from vmgahp.job.disks import DISK, LABEL, LARGEST_FILES, Disk
 from vmgahp.job.look import is_there
-from vmgahp.job.options import DATA_DISK, DATA_FILES, DISK_SIZE, RUN, USER_DATA
 from vmgahp.job.spec import JobSpec
 from vmgahp.text import shown
 
@@ -96,7 +94,7 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
 
 def survey(settings: Settings, identity: Identity) -> object:
     """Survey the images of the catalog, for `judge`."""
-    return catalog.survey(settings, lambda image: catalog_disks.backing_of(image, identity))
+    return catalog.survey(settings, lambda image: look.backing_of(image, identity))
 
 
 def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
@@ -168,7 +166,7 @@ class Provision:
         try:
             base = files.describe(self._identity, self._directory, files.FileRef(manifest.BACKING, image.path))
         except OSError as error:
-            raise catalog_disks.unusable(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
+            raise look.unusable_image(image.name, MachineFault(f"{image.path}: {error.strerror}.")) from error
         ours = _Overlay(name, image.name, base.size, base.digest)
         if is_there(self._directory, disk, self._identity):
             self._require_same(ours, image)
@@ -205,7 +203,7 @@ class Provision:
         try:
             self._identity.write_scratch(self._directory, RECORD, data)
         except OSError as error:
-            raise execute.unwritable(RECORD, error, self._directory, self._identity) from error
+            raise job_user.unwritable(RECORD, error, self._directory, self._identity) from error
         if fresh:
             self.made.append(RECORD)
 
@@ -220,7 +218,7 @@ class Provision:
                 raise _no_size(
                     disk.grow, f"{disk.device} has {size >> 20} MiB already, and none is made smaller", "leave it out."
                 )
-            free = execute.free(self._directory, self._identity)
+            free = job_user.free_bytes(self._directory, self._identity)
             needed = disk.grow - self._identity.occupied_scratch(self._directory, name)
             if needed > free:
                 raise _no_size(
@@ -241,7 +239,7 @@ class Provision:
         name = os.path.basename(disk.path)
         if is_there(self._directory, disk, self._identity):
             return
-        free = execute.free(self._directory, self._identity)
+        free = job_user.free_bytes(self._directory, self._identity)
         if disk.size > free:
             raise JobFault(
                 errors.MISMATCHED,
@@ -262,7 +260,7 @@ class Provision:
                     problem = f"{file!a} cannot be opened ({error.strerror})"
                     raise _no_files(problem, "see that it is a regular file.") from error
             total = sum(os.fstat(each).st_size for each in contents.values())
-            free = execute.free(self._directory, self._identity)
+            free = job_user.free_bytes(self._directory, self._identity)
             if total + iso.OVERHEAD > free:
                 raise _no_files(
                     f"the files have {total >> 20} MiB, and {free >> 20} MiB are free for their image",
@@ -289,9 +287,9 @@ class Provision:
         except qemu_img.NotInstalled as error:
             raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
         except qemu_img.Trouble as error:
-            raise execute.unwritable(name, _as_of_the_system(error), self._directory, self._identity) from error
+            raise job_user.unwritable(name, _as_of_the_system(error), self._directory, self._identity) from error
         except OSError as error:
-            raise execute.unwritable(name, error, self._directory, self._identity) from error
+            raise job_user.unwritable(name, error, self._directory, self._identity) from error
         self.made.append(name)
 
 

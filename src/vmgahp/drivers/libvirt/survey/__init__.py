@@ -9,10 +9,10 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors, findings, vm_types
-from vmgahp.checkpoint import packed
+from vmgahp.checkpoint import substitute
 from vmgahp.config import Settings
 from vmgahp.config.table import SHARE_DIRS
-from vmgahp.domain import tuning
+from vmgahp.domain import build
 from vmgahp.drivers.base import Survey, Surveyor, Value
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection, connection_for
@@ -33,13 +33,12 @@ from vmgahp.drivers.libvirt.start.capabilities import (
 from vmgahp.drivers.libvirt.survey import trials
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Checks, Finding, Late
 from vmgahp.hooks import xml_script
-from vmgahp.host import cgroups, kvm, libvirt_daemons, packages
+from vmgahp.host import kvm, libvirt_daemons, packages, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
 from vmgahp.images import iso
-from vmgahp.job import share_dirs
-from vmgahp.job.kinds import ARM, BIOS, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86
-from vmgahp.job.share_dirs import Share
+from vmgahp.job.attributes import ARM, BIOS, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86
+from vmgahp.job.devices import Share, inspect_shares
 
 QEMU = "qemu-system-x86_64"
 
@@ -299,7 +298,7 @@ class LibvirtSurveyor(Surveyor):
 
     def _limits(self) -> list[str]:
         """Return the control groups that limit VMs; none for a user's own libvirtd."""
-        return cgroups.controllers() if self._connection.uri == SYSTEM_URI else []
+        return proc.cgroup_controllers() if self._connection.uri == SYSTEM_URI else []
 
     def _vm_types(self, accel: str) -> list[str]:
         """Return the types that this driver would serve here; kvm and libvirt mean what jobs of `vm_type` get."""
@@ -326,7 +325,7 @@ class LibvirtSurveyor(Surveyor):
             "arches": ",".join(arch for arch in known if arch in (os.uname().machine, X86) or qemu.boots_arm),
             "iso": iso.can_write(),
             "limits": ",".join([*self._limits(), "cores"]),
-            "overhead": tuning.usual_need_mib(accel, self.settings.integer("VM_TB_CACHE")),
+            "overhead": build.usual_need_mib(accel, self.settings.integer("VM_TB_CACHE")),
         }
         if qemu.firmware is not None:
             attributes["firmware"] = ",".join(qemu.firmware)
@@ -335,8 +334,8 @@ class LibvirtSurveyor(Surveyor):
 
 def _memory_formats(host: _Host) -> str:
     """Return the formats of checkpoints that are restored here without a setting."""
-    formats = ["raw", *[packed.ZSTD] * packed.has(packed.ZSTD)]
-    if packed.has_sparse(host.libvirt_version, host.version, host.capabilities):
+    formats = ["raw", *[substitute.ZSTD] * substitute.has_program(substitute.ZSTD)]
+    if substitute.has_sparse(host.libvirt_version, host.version, host.capabilities):
         formats.append("sparse")
     return ",".join(formats)
 
@@ -353,7 +352,7 @@ def _judge_tpm(offered: bool | None, outcome: object) -> Finding:
 
 def _judge_limits(honored: list[str]) -> Finding:
     looked_at = "the control groups that libvirt limits VMs by"
-    if missing := [name for name in cgroups.LIMITS if name not in honored]:
+    if missing := [name for name in proc.CGROUP_LIMITS if name not in honored]:
         seen = f"The slot's limits do not reach VMs: no control groups are mounted that have {' and '.join(missing)}."
         hint = f"mount them (version 2 at /sys/fs/cgroup); restart {libvirt_daemons.of_qemu()}."
         return Finding("limits", OFF, looked_at, seen, hint)
@@ -578,7 +577,7 @@ def _there(settings: Settings) -> tuple[tuple[Share, errors.Fault | None], ...]:
         fault = errors.MachineFault(problem, f"make it, mount it, or correct {share.setting}.")
         return None if os.path.isdir(share.directory) else fault
 
-    return tuple((share, missing(share)) for share in share_dirs.inspect(settings))
+    return tuple((share, missing(share)) for share in inspect_shares(settings))
 
 
 def _trouble(

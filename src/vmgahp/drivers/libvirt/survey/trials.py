@@ -16,7 +16,7 @@ from vmgahp.findings import Late
 from vmgahp.host import kvm
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run, which
-from vmgahp.job.kinds import NINEP
+from vmgahp.job.attributes import NINEP
 
 _CPU_OF_MODE = {"host-passthrough": "host", "maximum": "max"}
 """QEMU's names for libvirt's CPU modes; libvirt works out host-model, for which the default CPU is tried."""

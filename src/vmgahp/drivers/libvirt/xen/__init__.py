@@ -9,14 +9,14 @@ import os
 import libvirt
 
 from vmgahp import errors, findings, lifecycle
-from vmgahp.checkpoint import memory_image_xen
+from vmgahp.checkpoint import memory_image
 from vmgahp.checkpoint.substitute import Substitute
 from vmgahp.config import Settings
+from vmgahp.domain import build as domain_xen
 from vmgahp.domain import verify
-from vmgahp.domain import xen as domain_xen
+from vmgahp.domain.build import XEN_DOMAIN_TYPE, XEN_NETWORKS
 from vmgahp.domain.job_xml import ATTRIBUTE
 from vmgahp.domain.restore import reconcile_xen
-from vmgahp.domain.xen import DOMAIN_TYPE, NETWORKS
 from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.libvirt import survey
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
@@ -34,8 +34,8 @@ from vmgahp.drivers.resources import Resources
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host.runtime_dir import runtime_dir
-from vmgahp.job import data_disks
 from vmgahp.job.ad import JobAd
+from vmgahp.job.disks import refuse_made
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.job.xen import BOOTLOADER, XenBoot, open_file, require_bootloader
@@ -49,13 +49,13 @@ class XenSaver(Saver):
     """A saver for libvirt's Xen driver, which saves without flags and restores the XML in the image it is given."""
 
     def substitute(self, descriptor: int, xml: str) -> Substitute:
-        return memory_image_xen.substitute(descriptor, xml)
+        return memory_image.substitute_xen(descriptor, xml)
 
     def described_by(self, xml: str) -> None:
         """Return None, as the driver uses the XML of the image only."""
 
     def inspect(self, descriptor: int) -> None:
-        memory_image_xen.inspect(descriptor)
+        memory_image.inspect_xen(descriptor)
 
     def write(self, domain: libvirt.virDomain, path: str, *, checkpoint: bool) -> None:
         domain.save(path)
@@ -130,13 +130,13 @@ class XenSurveyor(LibvirtSurveyor):
             return Survey(found)
 
         def ask() -> capabilities.Hypervisor:
-            asked.append(capabilities.ask_hypervisor(self._connection, DOMAIN_TYPE))
+            asked.append(capabilities.ask_hypervisor(self._connection, XEN_DOMAIN_TYPE))
             if not asked[0].os_types:
                 raise MachineFault("libvirt has none.", NO_XEN_HINT)
             return asked[0]
 
-        networks = self.settings.networking_types(NETWORKS)
-        made = survey.survey_other(self.settings, self._connection, DOMAIN_TYPE, end, ask, networks)
+        networks = self.settings.networking_types(XEN_NETWORKS)
+        made = survey.survey_other(self.settings, self._connection, XEN_DOMAIN_TYPE, end, ask, networks)
         found += made.findings
         if not made.hypervisors:
             return made._replace(findings=found)
@@ -188,7 +188,7 @@ class XenDescriber(Describer):
             return plan
         capabilities.require(spec, domain_type, "", self._connection, self.settings, self.identity)
         assert spec.xen is not None
-        domain_xen.require(spec, spec.xen)
+        domain_xen.require_xen(spec, spec.xen)
         if any(nic.networking_type == "bridge" for nic in spec.nics):
             look_at_bridge(self.settings)
         return plan
@@ -205,7 +205,7 @@ class XenDescriber(Describer):
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
         )
-        return domain_xen.build(spec, boot, host)
+        return domain_xen.build_xen(spec, boot, host)
 
     def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> HostResources:
         """Make the resources, and keep files that the XML names open until the guest is gone."""
@@ -292,9 +292,9 @@ class XenDriver(LibvirtDriver):
                 f"{ATTRIBUTE} is set, and a Xen job cannot bring XML of its own.",
                 "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
             )
-        data_disks.refuse(job)
+        refuse_made(job)
         boot = XenBoot.parse(job, self.settings)
-        networks = self.settings.networking_types(NETWORKS)
+        networks = self.settings.networking_types(XEN_NETWORKS)
         spec = JobSpec.parse(job, self.settings, networks=networks)
         if boot.hardware and "hvm" not in self._os_types():
             raise JobFault(
@@ -309,12 +309,12 @@ class XenDriver(LibvirtDriver):
     def _domain_type(self) -> str:
         if not self._os_types():
             raise MachineFault(
-                f"The libvirt at {self.connection.uri} has no domains of type {DOMAIN_TYPE}.", NO_XEN_HINT
+                f"The libvirt at {self.connection.uri} has no domains of type {XEN_DOMAIN_TYPE}.", NO_XEN_HINT
             )
-        return DOMAIN_TYPE
+        return XEN_DOMAIN_TYPE
 
     def _os_types(self) -> tuple[str, ...]:
-        return capabilities.ask_hypervisor(self.connection, DOMAIN_TYPE).os_types
+        return capabilities.ask_hypervisor(self.connection, XEN_DOMAIN_TYPE).os_types
 
     def _verify(self, live: str, asked: str, spec: JobSpec) -> None:
         verify.against_xen(live, asked, spec)
@@ -327,7 +327,7 @@ class XenDriver(LibvirtDriver):
 
     def _create(self, machine: LibvirtMachine, plan: Plan) -> None:
         assert isinstance(machine, XenMachine)
-        machine.saver.cannot = machine.saver.cannot or self._why_not_save(plan.spec, DOMAIN_TYPE)
+        machine.saver.cannot = machine.saver.cannot or self._why_not_save(plan.spec, XEN_DOMAIN_TYPE)
         machine.libxl_log = LibxlLog()
         super()._create(machine, plan)
 

@@ -20,7 +20,7 @@ from fcntl import LOCK_EX, LOCK_SH, ioctl
 
 from vmgahp import errors
 from vmgahp.errors import HypervisorFault, JobFault, MachineFault
-from vmgahp.host import threads, wait
+from vmgahp.host import wait
 from vmgahp.host.serial_capture import CHUNK, ConsoleCapture
 
 
@@ -48,7 +48,7 @@ class PtyCapture(ConsoleCapture):
         sink = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sink.connect(self.path)
-            self._reader = threads.start(f"console {terminal}", self._read, descriptor, sink)
+            self._reader = wait.start_thread(f"console {terminal}", self._read, descriptor, sink)
         except BaseException:
             os.close(descriptor)
             sink.close()

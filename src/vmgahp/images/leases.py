@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from vmgahp.errors import INVALID_DISK_PARAM, JobFault
 from vmgahp.host import wait
-from vmgahp.host.mounts import mounts
+from vmgahp.host.proc import mounts
 from vmgahp.images.formats import HEADER, WITH_UNFIT, unfit
 
 PATIENCE = 5.0
@@ -56,7 +56,7 @@ def head(image: OpenImage) -> bytes:
 
 
 @contextmanager
-def held_still(images: Iterable[OpenImage], *, needed: bool) -> Iterator[Callable[[], None]]:
+def leased(images: Iterable[OpenImage], *, needed: bool) -> Iterator[Callable[[], None]]:
     """Hold leases on the images; the function that it yields checks that they still hold, before the guest runs.
 
     With `needed` false images on file systems without leases are skipped: QEMU has the rights of the job's user then,
@@ -155,7 +155,7 @@ def file_system(descriptor: int) -> str:
     return next((each.kind for each in mounts() if each.id == mount), "")
 
 
-def can_be_held(path: str, image_format: str) -> bool:
+def can_be_leased(path: str, image_format: str) -> bool:
     """Guess by the file system of its path if an image can have a lease; nothing is opened."""
     if image_format not in WITH_UNFIT:
         return True
@@ -167,7 +167,7 @@ def can_be_held(path: str, image_format: str) -> bool:
     return kind in (*LOCAL, *WITH_SERVERS_WORD)
 
 
-def why_none(directory: str, uid: int) -> str:
+def why_no_lease(directory: str, uid: int) -> str:
     """Return the reason, as half a sentence, why that user's images in a directory cannot have a lease; empty for none.
 
     Raises OSError.

@@ -13,9 +13,9 @@ import pytest
 from tests.conftest import JOB_UID
 from vmgahp import errors
 from vmgahp.host import wait
-from vmgahp.images import still
+from vmgahp.images import leases
 from vmgahp.images.formats import HEADER
-from vmgahp.images.still import OpenImage, file_system, head, held_still
+from vmgahp.images.leases import OpenImage, file_system, head, leased
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
@@ -29,8 +29,8 @@ INSIDE = struct.pack("<4sIIQ", b"KDMV", 1, 3, 0).ljust(512, b"\0")
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(still, "PATIENCE", 0.3)
-    monkeypatch.setattr(still, "INTERVAL", 0.02)
+    monkeypatch.setattr(leases, "PATIENCE", 0.3)
+    monkeypatch.setattr(leases, "INTERVAL", 0.02)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def can_open(path: Path, flags: int = os.O_RDWR) -> bool:
 
 
 def test_nobody_else_opens_it_while_it_is_held(image: Path, opened: Callable[..., OpenImage]) -> None:
-    with held_still([opened()], needed=True) as require:
+    with leased([opened()], needed=True) as require:
         require()
         assert not can_open(image)
         assert not can_open(image, os.O_RDONLY), "QEMU writes to it: a reader could hold up a later lease"
@@ -80,7 +80,7 @@ def test_a_header_is_read_past_the_page_cache_too(image: Path, opened: Callable[
 
 
 def test_one_that_is_only_read_is_open_to_readers(image: Path, opened: Callable[..., OpenImage]) -> None:
-    with held_still([opened(os.O_RDONLY), opened(os.O_RDONLY)], needed=True) as require:
+    with leased([opened(os.O_RDONLY), opened(os.O_RDONLY)], needed=True) as require:
         assert can_open(image, os.O_RDONLY)
         assert not can_open(image)
         require()
@@ -95,7 +95,7 @@ def test_truncating_by_name_waits_too(image: Path, opened: Callable[..., OpenIma
         over.set()
 
     thread = threading.Thread(target=truncate)
-    with held_still([opened()], needed=True) as require:
+    with leased([opened()], needed=True) as require:
         thread.start()
         assert not over.wait(0.2)
         require()
@@ -113,11 +113,11 @@ def test_one_that_a_process_can_write_to_is_refused(
     with (
         image.open("r+b"),
         pytest.raises(errors.JobFault, match="open in another process") as caught,
-        held_still([ours], needed=needed),
+        leased([ours], needed=needed),
     ):
         pytest.fail("it is not still")
     assert caught.value.code == errors.INVALID_DISK_PARAM
-    with held_still([ours], needed=needed) as require:
+    with leased([ours], needed=needed) as require:
         require()
 
 
@@ -126,7 +126,7 @@ def test_a_process_that_maps_it_counts(image: Path, opened: Callable[..., OpenIm
 
     with image.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 0)
-    with mapped, pytest.raises(errors.JobFault), held_still([opened()], needed=True):
+    with mapped, pytest.raises(errors.JobFault), leased([opened()], needed=True):
         pytest.fail("it is not still")
 
 
@@ -135,7 +135,7 @@ def test_one_that_is_let_go_meanwhile_is_waited_for(
 ) -> None:
     other = image.open("r+b")
     monkeypatch.setattr(wait, "sleep", lambda _: other.close())
-    with held_still([opened()], needed=True) as require:
+    with leased([opened()], needed=True) as require:
         require()
 
 
@@ -155,11 +155,11 @@ def test_all_images_of_a_vm_are_waited_for_together(scratch: Path, monkeypatch: 
         others.pop(0).close()
 
     monkeypatch.setattr(wait, "sleep", sleep)
-    for module in (still, wait):
+    for module in (leases, wait):
         monkeypatch.setattr(module, "monotonic", lambda: clock[0])
-    with pytest.raises(errors.JobFault, match="open in another process"), held_still(images, needed=True):
+    with pytest.raises(errors.JobFault, match="open in another process"), leased(images, needed=True):
         pytest.fail("it has waited for them all")
-    assert clock[0] < 100 + 2 * still.PATIENCE
+    assert clock[0] < 100 + 2 * leases.PATIENCE
     for file in waiting:
         file.close()
     for image in images:
@@ -169,9 +169,9 @@ def test_all_images_of_a_vm_are_waited_for_together(scratch: Path, monkeypatch: 
 def test_who_has_waited_for_too_long_may_have_written(
     image: Path, opened: Callable[..., OpenImage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with held_still([opened()], needed=True) as require:
+    with leased([opened()], needed=True) as require:
         assert not can_open(image)
-        monkeypatch.setattr(still, "_break_time", lambda: 1e-9)
+        monkeypatch.setattr(leases, "_break_time", lambda: 1e-9)
         with pytest.raises(errors.JobFault, match="was opened by another process"):
             require()
     assert can_open(image)
@@ -194,7 +194,7 @@ def test_a_header_that_was_changed_after_the_look_is_refused(
     image.write_bytes(header)
     with (
         pytest.raises(errors.JobFault, match="since it was looked at"),
-        held_still([opened(image_format=image_format)], needed=True),
+        leased([opened(image_format=image_format)], needed=True),
     ):
         pytest.fail("it names files")
     assert can_open(image), "nothing is held after a refusal"
@@ -205,7 +205,7 @@ def test_a_header_of_one_file_is_held(
     image: Path, opened: Callable[..., OpenImage], image_format: str, header: bytes
 ) -> None:
     image.write_bytes(header)
-    with held_still([opened(image_format=image_format)], needed=True) as require:
+    with leased([opened(image_format=image_format)], needed=True) as require:
         require()
 
 
@@ -213,7 +213,7 @@ def test_a_header_of_one_file_is_held(
 def test_formats_that_name_no_files_may_be_open_elsewhere(
     image: Path, opened: Callable[..., OpenImage], image_format: str
 ) -> None:
-    with image.open("r+b"), held_still([opened(image_format=image_format)], needed=True) as require:
+    with image.open("r+b"), leased([opened(image_format=image_format)], needed=True) as require:
         require()
 
 
@@ -221,11 +221,11 @@ def test_formats_that_name_no_files_may_be_open_elsewhere(
 def test_on_a_file_system_where_others_write_it_cannot_be_held(
     image: Path, opened: Callable[..., OpenImage], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(still, "file_system", lambda _: kind)
-    with pytest.raises(errors.JobFault, match="file system") as caught, held_still([opened()], needed=True):
+    monkeypatch.setattr(leases, "file_system", lambda _: kind)
+    with pytest.raises(errors.JobFault, match="file system") as caught, leased([opened()], needed=True):
         pytest.fail("it is not still")
     assert "VM_RUN_AS_JOB_USER" in caught.value.hint
-    with held_still([opened()], needed=False) as require:
+    with leased([opened()], needed=False) as require:
         require()
         assert can_open(image)
 
@@ -235,19 +235,19 @@ def test_the_file_system_is_that_of_the_open_file(image: Path, opened: Callable[
     descriptor = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
     assert file_system(descriptor) == found.stdout.strip()
     os.close(descriptor)
-    assert file_system(opened().descriptor) in still.LOCAL
+    assert file_system(opened().descriptor) in leases.LOCAL
 
 
 def test_whether_a_directory_has_leases(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert still.why_none(str(scratch), os.getuid()) == ""
-    monkeypatch.setattr(still, "file_system", lambda _: "fuse.sshfs")
-    assert "fuse.sshfs" in still.why_none(str(scratch), os.getuid())
+    assert leases.why_no_lease(str(scratch), os.getuid()) == ""
+    monkeypatch.setattr(leases, "file_system", lambda _: "fuse.sshfs")
+    assert "fuse.sshfs" in leases.why_no_lease(str(scratch), os.getuid())
     assert not list(scratch.iterdir())
 
 
 @AS_ROOT
 def test_without_the_right_to_leases_a_directory_has_none(scratch: Path) -> None:
-    code = f"from vmgahp.images.still import why_none; print(why_none({str(scratch)!r}, {JOB_UID}))"
+    code = f"from vmgahp.images.leases import why_none; print(why_none({str(scratch)!r}, {JOB_UID}))"
     words = ["setpriv", "--bounding-set=-lease", "--inh-caps=-lease", sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == "the kernel gives no lease (Permission denied)\n"
@@ -256,7 +256,7 @@ def test_without_the_right_to_leases_a_directory_has_none(scratch: Path) -> None
 @AS_ROOT
 def test_one_that_only_root_can_write_to_needs_no_lease(image: Path, opened: Callable[..., OpenImage]) -> None:
     image.chmod(0o644)
-    with held_still([opened(os.O_RDONLY)], needed=True) as require:
+    with leased([opened(os.O_RDONLY)], needed=True) as require:
         require()
         assert can_open(image)
 
@@ -289,7 +289,7 @@ def test_a_process_that_rewrites_the_header_all_the_time_never_does_so_meanwhile
         try:
             for _ in range(TRIES):
                 try:
-                    with held_still([disk], needed=True) as require:
+                    with leased([disk], needed=True) as require:
                         for _ in range(200):
                             assert os.pread(disk.descriptor, 512, 0) == QCOW2
                         require()
@@ -300,5 +300,5 @@ def test_a_process_that_rewrites_the_header_all_the_time_never_does_so_meanwhile
             writer.kill()
     assert held + refused == TRIES
     image.write_bytes(QCOW2)
-    with held_still([disk], needed=True) as require:
+    with leased([disk], needed=True) as require:
         require()

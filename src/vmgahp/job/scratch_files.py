@@ -1,17 +1,65 @@
-"""The files that are transferred with a job's outputs, if HTCondor transfers only ``vm_outputs/``.
+"""The names of files in a scratch directory: which ones are reserved, and which are transferred.
+
+A reserved name belongs to HTCondor or this daemon. Such a file is neither an input nor an output of the job: guests
+need not see it, and must not replace it.
 
 HTCondor transfers a new directory only if it is named, and then only named files; a named file that is missing holds
-the job. So one directory has everything: at the end the outputs and this server's files about the VM, and for a
-checkpoint all that a restart needs. The latter are links, for as long as the checkpoint is valid.
+the job. So one directory, ``vm_outputs/``, can have everything: at the end the outputs and this server's files about
+the VM, and for a checkpoint all that a restart needs. The latter are links, for as long as the checkpoint is valid.
 """
+
+from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
 from vmgahp import errors
-from vmgahp.host import execute, scratch
+from vmgahp.host import job_user, scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
+
+_BEGINNINGS = (
+    *(".chirp", ".condor", ".docker", ".job", ".machine.ad", ".update.ad", "_condor_", "condor_exec", "docker_std"),
+    ".vm_",
+)
+"""The prefixes of HTCondor's files, and of our temporary files."""
+
+_OURS = frozenset(
+    (
+        "vm_access.json",
+        "vm_catalog.json",
+        "vm_checkpoint.json",
+        "vm_checkpoint.mem",
+        "vm_choice.json",
+        "vm_choice.vmx",
+        "vm_cidata.iso",
+        "vm_console.log",
+        "vm_data_files.iso",
+        "vm_error.txt",
+        "vm_exit.json",
+        "vm_metrics.jsonl",
+        "vm_outputs",
+        "vm_outputs.tar",
+        "vm_policy.txt",
+        "vm_run.json",
+        "vm_run.tar",
+        "vm_run_state.txt",
+        "vm_screenshot.png",
+        "vm_screenshot.ppm",
+        "vm_stderr",
+        "vm_stdout",
+        "vm_suspend.mem",
+        "vm_vnc.json",
+    )
+)
+
+
+def is_reserved(name: str) -> bool:
+    """Return True if a name at the top of a scratch directory, or the first part of a path, is not the job's."""
+    top = name.partition("/")[0]
+    ours = ".".join(top.split(".")[:2])  # vm_checkpoint.json.refused-1 counts as vm_checkpoint.json
+    return ours in _OURS or top.startswith(_BEGINNINGS) or top == "lost+found"
+
 
 DIRECTORY = "vm_outputs"
 """The directory of the outputs, with a slash in the submit file, so that HTCondor transfers its content only."""
@@ -43,7 +91,7 @@ def left_behind(ad: JobAd) -> tuple[str, ...] | None:
     return (*ON_THEIR_OWN, *MADE_ANEW, *sorted(brought - changing - {""}))
 
 
-class Luggage:
+class OutputDirectory:
     """The other files in the directory of a VM's outputs."""
 
     def __init__(self, directory: str, left: tuple[str, ...], identity: Identity, log: Callable[[str], None]) -> None:
@@ -67,7 +115,7 @@ class Luggage:
             self._identity.link_scratch(self._scratch, DIRECTORY, self._left, others=True)
         except OSError as error:
             problem = f"The checkpoint cannot be linked into {DIRECTORY}, which HTCondor sends ({error.strerror})."
-            raise execute.blame(error, self._scratch, self._identity, problem) from error
+            raise job_user.blame(error, self._scratch, self._identity, problem) from error
 
     def without_checkpoint(self) -> None:
         """Remove the links of a checkpoint that is no longer valid. Errors are logged."""

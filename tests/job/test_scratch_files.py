@@ -10,8 +10,8 @@ from tests.job.support import spec
 from tests.jobs import ad
 from vmgahp.errors import Fault
 from vmgahp.host.job_user import Identity
-from vmgahp.job import travel
-from vmgahp.job.travel import DIRECTORY, Luggage
+from vmgahp.job import scratch_files
+from vmgahp.job.scratch_files import DIRECTORY, OutputDirectory
 
 PROTECTED = Path("/proc/sys/fs/protected_hardlinks")
 OUTPUTS = {"TransferOutput": '"vm_outputs/"'}
@@ -25,11 +25,11 @@ def owned(path: Path, user: Identity, text: str = "") -> Path:
 
 
 @pytest.fixture
-def pack(scratch: Path, user: Identity) -> Callable[..., Luggage]:
+def pack(scratch: Path, user: Identity) -> Callable[..., OutputDirectory]:
     """What makes the luggage of the job's scratch directory, and logs to a list of its own."""
 
-    def made(*left: str) -> Luggage:
-        return Luggage(str(scratch), left, user, logged.append)
+    def made(*left: str) -> OutputDirectory:
+        return OutputDirectory(str(scratch), left, user, logged.append)
 
     logged: list[str] = []
     made.logged = logged  # type: ignore[attr-defined]
@@ -44,23 +44,25 @@ def names(scratch: Path) -> list[str]:
 def test_a_job_says_by_its_outputs_what_is_left_behind(outputs: str) -> None:
     brought = '"disk.raw, /home/alice/data, fit.py, http://there/base.iso"'
     disks = '"disk.raw:vda:w:raw, catalog:debian-12:vdb:w"'
-    left = travel.left_behind(ad(TransferOutput=outputs, TransferInput=brought, VMPARAM_vm_Disk=disks))
+    left = scratch_files.left_behind(ad(TransferOutput=outputs, TransferInput=brought, VMPARAM_vm_Disk=disks))
     assert left is not None
-    assert set(left) == {"_condor_stdout", "_condor_stderr", "data", "fit.py", "base.iso", *travel.MADE_ANEW}
+    assert set(left) == {"_condor_stdout", "_condor_stderr", "data", "fit.py", "base.iso", *scratch_files.MADE_ANEW}
 
 
 def test_a_job_whose_disks_are_not_known_leaves_none_behind() -> None:
     job = ad(**OUTPUTS, TransferInput='"vm.vmx, vm.vmdk"', VMPARAM_vm_Disk=None)
-    assert travel.left_behind(job) == (*travel.ON_THEIR_OWN, *travel.MADE_ANEW)
+    assert scratch_files.left_behind(job) == (*scratch_files.ON_THEIR_OWN, *scratch_files.MADE_ANEW)
 
 
 @pytest.mark.parametrize("outputs", [None, '""', '"vm_outputs.tar"', '"results/vm_outputs"'])
 def test_other_jobs_are_sent_as_ever(outputs: str | None) -> None:
-    assert travel.left_behind(ad(TransferOutput=outputs)) is None
+    assert scratch_files.left_behind(ad(TransferOutput=outputs)) is None
     assert spec(TransferOutput=outputs).sent == (False, None)
 
 
-def test_the_directory_is_there_from_the_start(scratch: Path, user: Identity, pack: Callable[..., Luggage]) -> None:
+def test_the_directory_is_there_from_the_start(
+    scratch: Path, user: Identity, pack: Callable[..., OutputDirectory]
+) -> None:
     """HTCondor holds a job that names what is not there."""
     pack()
     assert (scratch / DIRECTORY).stat().st_uid == user.uid
@@ -68,14 +70,14 @@ def test_the_directory_is_there_from_the_start(scratch: Path, user: Identity, pa
     pack()  # a restart may find it
 
 
-def test_a_link_in_its_place_is_refused(scratch: Path, pack: Callable[..., Luggage]) -> None:
+def test_a_link_in_its_place_is_refused(scratch: Path, pack: Callable[..., OutputDirectory]) -> None:
     (scratch / DIRECTORY).symlink_to("/tmp")
     with pytest.raises(Fault):
         pack()
 
 
 def test_what_the_server_has_written_goes_home_with_the_outputs(
-    scratch: Path, user: Identity, pack: Callable[..., Luggage]
+    scratch: Path, user: Identity, pack: Callable[..., OutputDirectory]
 ) -> None:
     luggage = pack("fit.py")
     for name in ("vm_exit.json", "vm_console.log", "fit.py", "disk.raw", "vm_checkpoint.mem"):
@@ -88,7 +90,7 @@ def test_what_the_server_has_written_goes_home_with_the_outputs(
 
 
 def test_a_checkpoint_travels_whole_and_without_what_comes_anew(
-    scratch: Path, user: Identity, pack: Callable[..., Luggage]
+    scratch: Path, user: Identity, pack: Callable[..., OutputDirectory]
 ) -> None:
     luggage = pack("_condor_stdout", "fit.py")
     for name in ("vm_checkpoint.json", "vm_checkpoint.mem", "disk.raw", "fit.py", "_condor_stdout", ".job.ad"):
@@ -103,7 +105,7 @@ def test_a_checkpoint_travels_whole_and_without_what_comes_anew(
 
 
 def test_a_vm_that_goes_on_takes_its_checkpoint_out_again(
-    scratch: Path, user: Identity, pack: Callable[..., Luggage]
+    scratch: Path, user: Identity, pack: Callable[..., OutputDirectory]
 ) -> None:
     luggage = pack()
     memory = owned(scratch / "vm_checkpoint.mem", user)
@@ -116,7 +118,9 @@ def test_a_vm_that_goes_on_takes_its_checkpoint_out_again(
     assert pack.logged == []  # type: ignore[attr-defined]
 
 
-def test_a_checkpoint_that_cannot_travel_is_none(scratch: Path, user: Identity, pack: Callable[..., Luggage]) -> None:
+def test_a_checkpoint_that_cannot_travel_is_none(
+    scratch: Path, user: Identity, pack: Callable[..., OutputDirectory]
+) -> None:
     luggage = pack()
     owned(scratch / "vm_checkpoint.mem", user)
     (scratch / DIRECTORY).rmdir()
@@ -129,7 +133,7 @@ def test_a_checkpoint_that_cannot_travel_is_none(scratch: Path, user: Identity, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_file_of_somebody_elses_is_not_linked(scratch: Path, pack: Callable[..., Luggage]) -> None:
+def test_a_file_of_somebody_elses_is_not_linked(scratch: Path, pack: Callable[..., OutputDirectory]) -> None:
     if PROTECTED.read_text() == "0\n":
         pytest.skip("needs fs.protected_hardlinks")
     luggage = pack()
