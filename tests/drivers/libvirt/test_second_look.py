@@ -9,8 +9,9 @@ import pytest
 
 from tests.drivers.libvirt.support import Job, driver_for, greeted, refused, refused_cleanly, running, runs
 from tests.lab.guest import make_guest
-from vmgahp import errors
+from vmgahp import errors, lifecycle
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.life.save import Saver
 from vmgahp.drivers.libvirt.start import second_look
 from vmgahp.drivers.libvirt.start.hooks import Described
 from vmgahp.host import system_logs
@@ -138,16 +139,16 @@ def test_a_script_that_fails_for_every_job_is_the_machines(job: Job, tmp_path: P
         assert str(script) in refused_cleanly(peer, job, errors.CRITICAL)
 
 
+def fail(*_: object, **__: object) -> None:
+    error = libvirt.libvirtError("QEMU")
+    text = "internal error: process exited while connecting to monitor: Could not open 'x': Permission denied"
+    error.err = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_QEMU, text, 2, None, None, None, 0, 0)
+    raise error
+
+
 @pytest.fixture
 def denied(monkeypatch: pytest.MonkeyPatch) -> None:
     """QEMU may not open the job's disk, by the kernel's log, whatever its mode says."""
-
-    def fail(*_: object) -> None:
-        error = libvirt.libvirtError("QEMU")
-        text = "internal error: process exited while connecting to monitor: Could not open 'x': Permission denied"
-        error.err = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_QEMU, text, 2, None, None, None, 0, 0)
-        raise error
-
     monkeypatch.setattr(LibvirtMachine, "make", fail)
     monkeypatch.setattr(system_logs, "denial_since", lambda _: "avc: denied { open } for x")
 
@@ -178,3 +179,27 @@ def test_a_disk_that_every_guest_is_denied_is_the_machines(job: Job, monkeypatch
     with pytest.raises(errors.MachineFault, match="Permission denied") as refused:
         driver.start(ad)
     assert "avc: denied { open } for x" in refused.value.hint
+
+
+def test_a_save_and_a_restore_that_are_denied_tell_by_what(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, ad = driver_for(job, [])
+    machine = driver.start(ad)
+    monkeypatch.setattr(system_logs, "denial_since", lambda _: "avc: denied { execute_no_trans } for x")
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(Saver, "write", fail)
+            with pytest.raises(errors.MachineFault) as refused:
+                machine.suspend()
+        assert "denied { execute_no_trans }" in refused.value.hint
+        assert machine.status().state == "Running"
+        machine.suspend()
+        with monkeypatch.context() as patched:
+            patched.setattr(Saver, "restore", fail)
+            with pytest.raises(errors.MachineFault) as refused:
+                machine.resume(lifecycle.SUSPENDED)
+        assert "denied { execute_no_trans }" in refused.value.hint
+        machine.resume(lifecycle.SUSPENDED)
+        assert machine.status().state == "Running"
+    finally:
+        machine.destroy()
+        driver.close()

@@ -25,7 +25,7 @@ from vmgahp.drivers.libvirt.start import capabilities, forwarding
 from vmgahp.drivers.libvirt.start.hooks import Described
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
-from vmgahp.host import proc, wait
+from vmgahp.host import proc, system_logs, wait
 from vmgahp.job import exit_code, published
 from vmgahp.metrics import Metrics, Status
 
@@ -370,6 +370,7 @@ class LibvirtMachine(ManagedMachine):
 
     def _write(self, image: MemoryFile, *, checkpoint: bool) -> None:
         """Have libvirt write the memory, which ends the domain. Raises `errors.Fault` if it may still run."""
+        began = time.time()
         try:
             self.guest.connection.once(
                 lambda opened: self.saver.write(self.guest.find(opened), image.path, checkpoint=checkpoint)
@@ -385,7 +386,12 @@ class LibvirtMachine(ManagedMachine):
             if faults.is_blocked(error):
                 problem = f"{self.name} cannot be saved: {faults.message_of(error)}"
                 raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, problem) from error
-            raise faults.from_libvirt(error, f"saving {self.name}") from error
+            raise self._fault(error, "saving", began) from error
+
+    def _fault(self, error: libvirt.libvirtError, doing: str, began: float) -> errors.Fault:
+        """Return the fault for an error of libvirt's, with what a security module has denied since `began`."""
+        fault = faults.from_libvirt(error, f"{doing} {self.name}")
+        return system_logs.with_denial(fault, system_logs.denial_since(began))
 
     def _wait_for_outcome(self) -> bool:
         """Wait until `_settle` has an answer, and return it."""
@@ -453,12 +459,13 @@ class LibvirtMachine(ManagedMachine):
     def _restore_from(self, descriptor: int, before_it_runs: Callable[[], None]) -> None:
         """Let the guest continue from an open memory image, or remove the domain. Raises `errors.Fault`."""
         self.end_guest()  # an attempt during which libvirtd died may have left one
+        began = time.time()
         try:
             self.restart_from(descriptor, self._as_it_can_be(), lambda *_: before_it_runs())
         except BaseException as error:
             self.end_guest()
             if isinstance(error, libvirt.libvirtError):
-                raise faults.from_libvirt(error, f"restoring {self.name}") from error
+                raise self._fault(error, "restoring", began) from error
             raise
 
     def _as_it_can_be(self) -> str:
