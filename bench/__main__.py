@@ -2,7 +2,7 @@
 
 Times and memory of a shared machine wander, so every round measures both servers one right after the other, and a third
 with them: the floor, the least that a server in Python does. `stopwatch` does the measuring, inside the namespace, and
-`table` makes sense of it; `scale` measures many of our servers at once.
+`table` makes sense of it; `scale` measures many of our servers at once, `jobs` whole jobs in pools.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.lab.namespace import (
 from tests.lab.pool import CONFIG, DOMAIN, USER
 from tests.lab.reference import DOMAIN_XML, SCRIPT
 
-from bench import scale, table
+from bench import jobs, scale, table
 from bench.table import FLOOR, OURS, REFERENCE
 
 JOB_AD = Path(__file__).with_name("job.ad")
@@ -197,6 +197,8 @@ class Outcome(NamedTuple):
     lines: list[table.Line]
     columns: list[dict[str, float]]
     """Those of `scale`."""
+    jobs: dict[str, dict[int, float]]
+    """The seconds that `jobs` has measured, by server."""
 
 
 def rounds_of(rounds: int, words: Sequence[str]) -> dict[str, int]:
@@ -204,7 +206,7 @@ def rounds_of(rounds: int, words: Sequence[str]) -> dict[str, int]:
     return {part: max(1, round(rounds * ROUNDS_OF[part])) for part in table.parts(words)}
 
 
-def compare(rounds: Mapping[str, int], with_scale: bool) -> Outcome:
+def compare(rounds: Mapping[str, int], with_scale: bool, with_jobs: bool = False) -> Outcome:
     """Measure everything in a namespace of its own, and say at a terminal how far it is. Raises `LabError`."""
 
     def shown(values: Iterable[dict[str, Any]], count: int, what: str) -> Iterator[dict[str, Any]]:
@@ -217,7 +219,7 @@ def compare(rounds: Mapping[str, int], with_scale: bool) -> Outcome:
         if sys.stderr.isatty():
             sys.stderr.write("\r\x1b[K")
 
-    lines, columns = [], []
+    lines, columns, of_jobs = [], [], {}
     with tempfile.TemporaryDirectory(prefix="vmgahp-bench-") as directory:
         wheel = build_wheel(directory)
         with Namespace(Path(directory) / "exchange") as namespace:
@@ -228,7 +230,9 @@ def compare(rounds: Mapping[str, int], with_scale: bool) -> Outcome:
                 lines = table.summarize(shown(watch(namespace, "stopwatch", work), max(rounds.values()), ""))
             if with_scale:
                 columns = list(shown(watch(namespace, "scale", work), len(scale.COLUMNS), scale.TITLE))
-    return Outcome(compared, lines, columns)
+        if with_jobs:
+            of_jobs = {server: jobs.measure(Path(directory) / server, server, wheel) for server in jobs.SERVERS}
+    return Outcome(compared, lines, columns, of_jobs)
 
 
 def write(outcome: Outcome) -> None:
@@ -238,6 +242,8 @@ def write(outcome: Outcome) -> None:
         page = table.written(page, "bench", f"```\n{head}\n\n{table.table(outcome.lines)}\n```")
     if outcome.columns:
         page = table.written(page, "scale", f"{head}.\n\n{scale.table(outcome.columns)}")
+    if outcome.jobs:
+        page = table.written(page, "jobs", f"{head}.\n\n{jobs.table(outcome.jobs)}")
     PAGE.write_text(page)
 
 
@@ -256,7 +262,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Compare our server with HTCondor's own.")
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"default: {ROUNDS}")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="WORD", help="the rows with all the words, and their part; or scale"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="the rows with all the words, and their part; or scale, or jobs",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="every value, for a program")
@@ -267,9 +277,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     rounds = rounds_of(options.rounds, options.only)
     with_scale = not options.check and all(word.casefold() in scale.TITLE for word in options.only)
+    with_jobs = not options.check and all(word.casefold() in jobs.TITLE for word in options.only)
     if options.rounds < 1:
         parser.error("there must be a round")
-    if not rounds and not with_scale:
+    if not (rounds or with_scale or with_jobs):
         parser.error(f"no row has the words {' '.join(options.only)}")
     if options.write and rounds and options.only:
         parser.error("the page has all rows")
@@ -277,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason:
         parser.exit(1, f"scripts/bench: {reason}\n")
     try:
-        outcome = compare(rounds, with_scale)
+        outcome = compare(rounds, with_scale, with_jobs)
         departed = check(outcome, rounds) if options.check else []
     except LabError as error:
         parser.exit(1, f"scripts/bench: {error}\n")
@@ -291,6 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 {"title": column.title, "servers": column.servers, **values}
                 for column, values in zip(scale.COLUMNS, outcome.columns, strict=False)
             ],
+            "jobs": outcome.jobs,
         }
         print(json.dumps(report, indent=1))
         return 0
@@ -299,6 +311,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{table.table(outcome.lines)}")
     if outcome.columns:
         print(f"\n{scale.table(outcome.columns)}")
+    if outcome.jobs:
+        print(f"\n{jobs.table(outcome.jobs)}")
     if options.write:
         write(outcome)
     if options.check:

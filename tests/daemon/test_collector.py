@@ -1,4 +1,4 @@
-"""What a server tells of its VMs by chirp, and when."""
+"""The reports of a server about its VMs by chirp, and their times."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from vmgahp.job import published
 from vmgahp.lifecycle import CHECKPOINT, RESUME, RUNNING, START, STATUS, STOP, STOPPED, SUSPEND
 from vmgahp.log import Log
 from vmgahp.metrics import Status
-from vmgahp.protocol.calls import Call, Vm
+from vmgahp.protocol.session import Call, Vm
 
 
 @pytest.fixture

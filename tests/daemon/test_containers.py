@@ -1,4 +1,4 @@
-"""Whether containers run here: an image of our own, programs that work or do not, and what the startd is told."""
+"""The check of containers: an image of our own, programs that work or do not, and the report to the startd."""
 
 import os
 from pathlib import Path

@@ -43,14 +43,14 @@ def test_no_file_is_no_trouble(tmp_path: Path) -> None:
 
 
 def update(directory: Path) -> None:
-    """What the startd does at each of its updates, when a job runs there."""
+    """Write the file as the startd does at each of its updates while a job runs."""
     temporary = directory / ".update.ad.tmp"
     temporary.write_text("x")
     temporary.rename(directory / ".update.ad")
 
 
 def files(directory: Path) -> list[str]:
-    """What the starter sends: directories it leaves out."""
+    """List the files that the starter sends; it leaves out directories."""
     return [path.name for path in directory.iterdir() if path.is_file()]
 
 

@@ -39,6 +39,19 @@ def test_an_interval_of_years_is_waited_for(ends: tuple[int, int]) -> None:
     assert pipes.ClientPipes().wait(1e12) == (b"VERSION\r\n", False)
 
 
+def test_a_process_that_ends_wakes_once(ends: tuple[int, int]) -> None:
+    made = pipes.ClientPipes()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        watched = os.pidfd_open(process.pid)
+        made.watched.add(watched)
+        assert made.wait(0.0) == (b"", False)
+        process.kill()
+        assert made.wait(None) == (b"", True)
+        assert made.watched == set()
+        assert made.wait(0.0) == (b"", False)
+    os.close(watched)
+
+
 def test_what_others_have_in_common_with_the_daemon_stays_as_it_is(scratch: Path) -> None:
     """A client that writes to the same pipe, or a shell behind us, would be told to try again later."""
     read, write = os.pipe()

@@ -1,4 +1,4 @@
-"""What the prober makes of what its checks found; drivers/test_survey.py has the checks themselves."""
+"""The report of the probe on what its checks found; drivers/test_survey.py has the checks themselves."""
 
 import contextlib
 import json

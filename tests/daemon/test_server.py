@@ -114,6 +114,104 @@ def test_a_guest_that_powers_off_does_not_end_the_server(peer: Peer, scratch: Pa
     peer.quit()
 
 
+# The end of a guest, for condor_starter
+
+
+@pytest.fixture
+def as_starter() -> Iterator[None]:
+    """Give this process, the parent of each server, the name of condor_starter."""
+    name = Path(f"/proc/{os.getpid()}/comm")
+    before = name.read_text()
+    name.write_text("condor_starter")
+    yield
+    name.write_text(before)
+
+
+def attended(peer: Peer, scratch: Path, *more: str) -> None:
+    """Start a VM and ask for its pid, as condor_starter does 30 seconds after a START."""
+    success, vm = start(peer, scratch, *more)
+    assert success == "0"
+    assert peer.run("GETPID", vm)[0] == "0"
+
+
+@pytest.mark.parametrize("status", [0, 3, -signal.SIGTERM])
+@pytest.mark.usefixtures("as_starter")
+def test_a_server_of_a_starter_exits_as_its_guest_does_and_leaves_its_pipes_open(
+    peer: Peer, scratch: Path, status: int
+) -> None:
+    attended(peer, scratch, "Simulated_Lifetime = 1", "Simulated_Pid = 0", f"Simulated_Exit_Status = {status}")
+    assert peer.process.wait(DEADLINE) == status
+    assert peer.ask("RESULTS") == "S 0"
+    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+    assert peer.run("SUSPEND", 1) == ["1", errors.VM_INVALID_OPERATION]
+    assert peer.run("STOP", 1) == ["0", "NULL"]
+    assert start(peer, beside(scratch)) == ["1", errors.VM_NOT_FOUND]
+    log = peer.quit(status=status)
+    assert "condor_starter learns from the exit of this server" in log
+    assert "Traceback" not in log
+    assert json.loads((scratch / "vm_metrics.jsonl").read_text().splitlines()[-1])["reason"] == "the guest is gone"
+
+
+@pytest.mark.usefixtures("as_starter")
+def test_what_answers_for_a_server_ends_with_its_client(peer: Peer, scratch: Path) -> None:
+    attended(peer, scratch, "Simulated_Lifetime = 1", "Simulated_Pid = 0")
+    peer.process.wait(DEADLINE)
+    assert peer.process.stdin is not None
+    assert peer.process.stdout is not None
+    peer.process.stdin.close()
+    assert select.select([peer.process.stdout], [], [], DEADLINE)[0]
+    assert os.read(peer.process.stdout.fileno(), 1) == b"", "no process has it open any more"
+
+
+@pytest.mark.usefixtures("as_starter")
+def test_the_end_of_a_guest_is_seen_by_its_process(peer: Peer, scratch: Path) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as guest:
+        attended(peer, scratch, "Simulated_Lifetime = 2", f"Simulated_Pid = {guest.pid}")
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running", "and no look has shortened its life"
+        guest.kill()
+        guest.wait()
+        assert peer.process.wait(DEADLINE) == 0
+
+
+@pytest.mark.usefixtures("as_starter")
+def test_the_process_of_a_resumed_guest_is_another_one(peer: Peer, scratch: Path) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as guest:
+        attended(peer, scratch, "Simulated_Lifetime = 2", f"Simulated_Pid = {guest.pid}")
+        assert peer.run("SUSPEND", 1)[0] == "0"
+        assert peer.run("GETPID", 1)[0] == "0"
+        guest.kill()
+        guest.wait()
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"], "it lives, though its process has ended"
+        assert peer.run("RESUME", 1)[0] == "0"
+        assert peer.process.wait(DEADLINE) == 0
+
+
+@pytest.mark.usefixtures("as_starter")
+def test_a_server_of_two_vms_exits_when_both_have_ended(peer: Peer, scratch: Path) -> None:
+    gate = scratch.parent / "status"
+    attended(peer, scratch, "Simulated_Lifetime = 1", "Simulated_Pid = 0", f'Simulated_STATUS_Gate = "{gate}"')
+    assert start(peer, beside(scratch), "ProcId = 4", "Simulated_Lifetime = 2", "Simulated_Pid = 0") == ["0", "2"]
+    gate.touch()
+    assert peer.run("STATUS", 2)[1] == "STATUS=Running"
+    assert peer.run("GETPID", 2)[0] == "0"
+    assert peer.process.wait(DEADLINE) == 0
+
+
+@pytest.mark.usefixtures("as_starter")
+def test_a_server_of_a_starter_serves_on_where_the_settings_say_so(scratch: Path) -> None:
+    with Peer(environment("simulated", scratch, VM_END_EARLY=False)) as peer:
+        peer.line()
+        attended(peer, scratch, "Simulated_Lifetime = 2", "Simulated_Pid = 0")
+        assert peer.run("STATUS", 1)[1] == "STATUS=Running", "no look has shortened its life"
+        peer.quit()
+
+
+def test_a_server_of_another_client_serves_on(peer: Peer, scratch: Path) -> None:
+    attended(peer, scratch, "Simulated_Lifetime = 2", "Simulated_Pid = 0")
+    assert peer.run("STATUS", 1)[1] == "STATUS=Running", "no look has shortened its life"
+    peer.quit()
+
+
 def test_everything_else_is_answered_while_a_start_and_a_save_go_on(peer: Peer, scratch: Path) -> None:
     start_gate, save_gate = scratch.parent / "start", scratch.parent / "save"
     assert start(peer, scratch, f'Simulated_SUSPEND_Gate = "{save_gate}"') == ["0", "1"]
@@ -312,7 +410,7 @@ def test_an_ad_of_a_million_short_lines_costs_little_memory_and_log(peer: Peer, 
 
 
 LIMITED_UID = 54777
-"""Of nobody else: the kernel counts all processes and threads of a user, and lets root have as many as it likes."""
+"""The uid of no other process: the kernel counts those of a user, threads included, and sets root no limit."""
 
 AS_LIMITED = ("setpriv", f"--reuid={LIMITED_UID}", f"--regid={LIMITED_UID}", "--clear-groups")
 
@@ -344,6 +442,24 @@ def test_a_request_that_no_thread_can_carry_out_gets_a_fault_and_the_server_live
     for directory in (scratch, scratch.parent / "dir_2"):
         ends = [json.loads(line) for line in (directory / "vm_metrics.jsonl").read_text().splitlines()]
         assert ends[-1]["reason"] == "the server has ended: QUIT received", "its VM was destroyed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.usefixtures("as_starter")
+def test_the_end_of_a_guest_is_told_by_a_status_where_no_process_can_be_started(scratch: Path) -> None:
+    def has_tried() -> bool:
+        peer.pump(0.1)
+        return "no process can be started" in peer.errors()
+
+    with limited(scratch) as peer, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as guest:
+        exits = "Simulated_Exit_Status = 3"
+        attended(peer, scratch, "Simulated_Lifetime = 1", f"Simulated_Pid = {guest.pid}", exits)
+        limit(peer, 1)
+        guest.kill()
+        guest.wait()
+        until(has_tried, "the server to try")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+        peer.quit(status=3)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -425,7 +541,7 @@ def test_the_hypervisor_in_memory_is_for_tests_only(scratch: Path) -> None:
 
 
 def test_the_server_looks_at_its_deadlines_when_the_settings_are_read(scratch: Path) -> None:
-    """Of a request that came before, the deadline is that of VM_GAHP_REQ_TIMEOUT too."""
+    """The deadline of VM_GAHP_REQ_TIMEOUT applies to a request that came before it was read, too."""
     made = server.Server("simulated", str(scratch), environment("simulated", scratch), to_stderr=True)
     made._configuring.acquire()
     made._configure()

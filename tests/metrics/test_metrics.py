@@ -23,7 +23,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 from vmgahp.metrics import Metrics, Status, Totals, Usage
 from vmgahp.metrics.file import LONGEST_LINE, NAME, ROOM_FOR_EVENTS, MetricsFile, last_sample
-from vmgahp.protocol.calls import Call, Vm
+from vmgahp.protocol.session import Call, Vm
 from vmgahp.testing.contract import until
 
 

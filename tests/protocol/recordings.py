@@ -22,7 +22,7 @@ def play_exactly(recorded: Transcript, send: Callable[[bytes], object], receive:
 
 
 def outline(conversation: Transcript) -> list[str]:
-    """What was asked in which order and with what outcome, however often the starter looked after the VM."""
+    """List the requests with their outcomes in order, without repeated looks of the starter at the VM."""
     found: list[str] = []
     requests = Requests()
     for line in conversation.lines:

@@ -4,7 +4,7 @@ from tests import jobs
 from vmgahp import errors
 from vmgahp.metrics import Status
 from vmgahp.protocol import session
-from vmgahp.protocol.calls import Call
+from vmgahp.protocol.session import Call
 
 AD = jobs.lines("/scratch", ProcId=3)
 
@@ -34,6 +34,10 @@ class Client:
         """End the oldest call."""
         self.session.finished(self.calls.pop(0), outcome, self.now)
         return self.read()
+
+    def look(self, vm_id: int = 1) -> None:
+        self.session.look(vm_id, self.now)
+        self.read()
 
     def results(self) -> list[str]:
         first, *lines = [line for line in self.send("RESULTS") if line != "R"]

@@ -380,6 +380,94 @@ def test_a_vm_that_was_suspended_before_its_checkpoint_stays_so() -> None:
     assert client.results()[2] == "4 0 STATUS=Suspended"
 
 
+def followed(client: Client) -> Client:
+    """A client that has asked for the pid, and has its result."""
+    client.send("CONDOR_VM_GETPID 2 1")
+    client.end(4711)
+    client.results()
+    return client
+
+
+def test_a_guest_that_has_ended_is_found_without_a_request(started: Client) -> None:
+    followed(started).look()
+    assert [(call.operation, call.request_id) for call in started.calls] == [(lifecycle.STATUS, 0)]
+    assert started.end(Status(lifecycle.STOPPED)) == [], "the client has not asked"
+    assert started.session.is_over
+    started.look()
+    assert started.calls == []
+
+
+def test_a_guest_is_not_looked_at_before_its_client_attends_to_it(started: Client) -> None:
+    """condor_starter sleeps for 30 s before it asks for the pid."""
+    started.look()
+    started.send("CONDOR_VM_GETPID 2 1")
+    started.look()
+    assert [call.operation for call in started.calls] == [lifecycle.GETPID]
+    started.end(4711)
+    started.look()
+    assert started.calls == [], "the client has not fetched the result"
+    started.results()
+    started.look()
+    assert [call.operation for call in started.calls] == [lifecycle.STATUS]
+
+
+@pytest.mark.parametrize("operation", [lifecycle.SUSPEND, lifecycle.SOFT_SUSPEND, lifecycle.CHECKPOINT])
+def test_a_guest_that_cannot_end_by_itself_is_not_looked_at(started: Client, operation: str) -> None:
+    followed(started).send(f"CONDOR_VM_{operation} 3 1")
+    started.look()
+    assert [call.operation for call in started.calls] == [operation]
+    started.end()
+    started.results()
+    started.look()
+    assert started.calls == []
+
+
+def test_looks_change_nothing_that_the_client_is_told(started: Client) -> None:
+    followed(started)
+    for seconds in (10, 5):
+        started.now += seconds
+        started.look()
+        started.end(running(2.0))
+    started.now += 5
+    started.send("CONDOR_VM_STATUS 3 1")
+    started.end(running(5.0))
+    assert "CPUUTILIZATION=0.125000 CPUTIME=5.000000" in started.results()[0], "of all the time since the START"
+
+
+@pytest.mark.parametrize("outcome", [running(1.0), errors.HypervisorFault("the guest is lost")], ids=["runs", "lost"])
+def test_a_guest_that_runs_or_is_lost_is_not_over(started: Client, outcome: Status | errors.Fault) -> None:
+    followed(started).look()
+    assert started.end(outcome) == []
+    assert not started.session.is_over
+    started.send("CONDOR_VM_STATUS 3 1")
+    assert [call.operation for call in started.calls] == [lifecycle.STATUS]
+
+
+def test_what_is_asked_during_a_look_is_answered_as_ever(started: Client) -> None:
+    followed(started).look()
+    started.send("CONDOR_VM_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1", "CONDOR_VM_STOP 5 1")
+    started.end(Status(lifecycle.STOPPED))
+    assert not started.session.is_over
+    assert started.results() == ["3 1 VMGAHP_ERR_VM_INVALID_OPERATION", "4 0 STATUS=Stopped", "5 0 NULL"]
+    assert not started.session.is_over, "it has no VM any more"
+
+
+def test_two_vms_are_over_when_both_have_ended(started: Client) -> None:
+    followed(started)
+    started.start(3)
+    started.end()
+    started.results()
+    started.look()
+    started.end(Status(lifecycle.STOPPED))
+    assert not started.session.is_over
+    started.send("CONDOR_VM_GETPID 4 2")
+    started.end(4712)
+    started.results()
+    started.look(2)
+    started.end(Status(lifecycle.STOPPED))
+    assert started.session.is_over
+
+
 FOUND = (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED, lifecycle.SUSPENDED, lifecycle.STOPPED)
 OUTCOMES = st.sampled_from(["ok", "fault", *FOUND])
 """How a call ends: as it should, with a fault, or, for a STATUS, with what an administrator, a crash or a full
@@ -389,6 +477,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("end"), st.integers(0, 3), OUTCOMES),
     st.tuples(st.just("results"), st.just(0), st.just(0)),
     st.tuples(st.just("expire"), st.just(0), st.just(0)),
+    st.tuples(st.just("look"), st.integers(1, 3), st.just(0)),
 )
 
 
@@ -427,7 +516,8 @@ def test_random_conversations(actions: list[tuple[str, object, object]]) -> None
             elif call.operation == lifecycle.GETPID:
                 outcome = 4711
             client.session.finished(call, outcome, client.now)
-            if second == "fault" or call.operation == lifecycle.GETPID:
+            is_look = not call.request_id and outcome != Status(lifecycle.STOPPED)
+            if second == "fault" or call.operation == lifecycle.GETPID or is_look:
                 assert call.vm.state == before
             elif call.operation == lifecycle.STATUS:
                 assert isinstance(outcome, Status)
@@ -442,9 +532,13 @@ def test_random_conversations(actions: list[tuple[str, object, object]]) -> None
             client.now += session.PATIENCE
             client.session.expire(client.now)
             hear(client.read())
+        elif action == "look" and first in client.session.vms:
+            assert isinstance(first, int)
+            client.session.look(first, client.now)
+            hear(client.read())
         for call in client.calls:
             seen = issued.setdefault(call.vm.id, [])
-            if call.request_id not in seen:
+            if call.request_id and call.request_id not in seen:
                 assert not seen or call.request_id > seen[-1], "a VM's calls are issued in order"
                 seen.append(call.request_id)
         busy = [call.vm.id for call in client.calls]

@@ -141,7 +141,7 @@ ODD = [
 
 
 def taken(lines: list[bytes]) -> tuple[list[bytes], bool, list[str]]:
-    """What is kept of lines, whether that is all, and what is said of the rest."""
+    """Return the lines that an ad keeps, True if those are all, and the log about the others."""
     ad, said = AdLines(), list[str]()
     for line in lines:
         ad.take(line)

@@ -122,6 +122,9 @@ SETTINGS = (
         "docs/reference/job-xml.md."),
     Setting("VM_STOP_TIMEOUT", "integer", "30",
         "How long a guest may take to shut down.", unit="seconds"),
+    Setting("VM_END_EARLY", "bool", "true",
+        "True to end a job soon after its guest has ended; false to wait until condor_starter asks for the status, "
+        "every VM_STATUS_INTERVAL seconds."),
     Setting("VM_IO_ERROR_TIMEOUT", "integer", "600",
         "How long to retry a guest that was paused by a disk error, such as a full file system, before its job "
         "fails; 0: for ever.", unit="seconds", types=QEMU),

@@ -26,7 +26,7 @@ from vmgahp.job import chirp, published
 from vmgahp.log import Log
 from vmgahp.metrics import Metrics, Status, Totals
 from vmgahp.metrics.file import MetricsFile
-from vmgahp.protocol.calls import Call
+from vmgahp.protocol.session import Call
 
 Outcome = Status | int | errors.Fault | None
 

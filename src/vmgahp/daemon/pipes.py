@@ -26,6 +26,8 @@ class ClientPipes:
     def __init__(self) -> None:
         self.why_end = ""
         """The reason why the client is gone; empty while it is not."""
+        self.watched: set[int] = set()
+        """The descriptors that wake the main thread as `wake` does; each is removed once it is readable."""
         self._output = bytearray()
         self.wake_read, self.wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._writable = select.poll()
@@ -41,7 +43,8 @@ class ClientPipes:
         # A client that does not read may be gone, so watch for the end of its input even while it is not read.
         poller.register(STDIN, select.POLLIN if reads else select.POLLRDHUP)
         poller.register(STDOUT, select.POLLOUT if self._output else 0)
-        poller.register(self.wake_read, select.POLLIN)
+        for descriptor in (self.wake_read, *self.watched):
+            poller.register(descriptor, select.POLLIN)
         timeout = None if deadline is None else min(max(0.0, deadline - time.monotonic()), LONGEST_WAIT) * 1000 + 1
         data, woken = b"", False
         for descriptor, events in poller.poll(timeout):
@@ -53,6 +56,9 @@ class ClientPipes:
             elif descriptor == self.wake_read:
                 woken = True
                 self._drain_wakes()
+            elif descriptor in self.watched:
+                woken = True
+                self.watched.discard(descriptor)
             elif events & select.POLLOUT:
                 self.write(b"")
             else:
@@ -84,6 +90,11 @@ class ClientPipes:
         except OSError as error:
             self.why_end = f"standard output failed: {error.strerror}"
             self._output.clear()
+
+    def take_unwritten(self) -> bytes:
+        """Return the output that was not written so far, and forget it."""
+        output, self._output = bytes(self._output), bytearray()
+        return output
 
     def flush(self, seconds: float) -> None:
         """Write the rest of the output, for `seconds` at most."""

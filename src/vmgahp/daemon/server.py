@@ -6,6 +6,7 @@ and wakes the main thread through a pipe. So a save that takes minutes blocks on
 """
 
 import errno
+import gc
 import os
 import signal
 import time
@@ -15,8 +16,7 @@ from vmgahp import config, errors, lifecycle
 from vmgahp.daemon.pipes import ClientPipes
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
-from vmgahp.protocol.calls import Call
-from vmgahp.protocol.session import Session
+from vmgahp.protocol.session import Call, Session
 from vmgahp.vm_types import LIBVIRT
 
 TYPE_CHECKING = False
@@ -41,7 +41,33 @@ FLUSH_DEADLINE = 2.0
 ERROR_FILE = "vm_error.txt"
 """The file in the scratch directory with the reason of a failed START."""
 
+FIRST_LOOK, LOOK_INTERVAL = 0.5, 10.0
+"""The seconds between two looks whether a guest has ended: at first, growing to the longest."""
+
 _END_SIGNALS: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGQUIT: "SIGQUIT", signal.SIGINT: "SIGINT"}
+
+
+class _Watch:
+    """A watch for the end of one guest. condor_starter itself asks only every VM_STATUS_INTERVAL seconds."""
+
+    __slots__ = ("due", "pause", "process")
+
+    def __init__(self, pid: int) -> None:
+        """Watch the process of a guest, or have its status asked for again and again if `pid` is 0."""
+        self.process = -1
+        """The pidfd of the process; -1 if there is none on this machine."""
+        self.pause = FIRST_LOOK
+        self.due = 0.0
+        """The time of the next look once the process has ended, by the monotonic clock."""
+        if pid:
+            try:
+                self.process = os.pidfd_open(pid)
+            except OSError:
+                pass  # it has ended already
+
+    def close(self) -> None:
+        if self.process >= 0:
+            os.close(self.process)
 
 
 class Server:
@@ -64,6 +90,13 @@ class Server:
         """The worker of each VM that has not ended."""
         self._under_way: dict[Call, Worker] = {}
         self._outcomes: list[tuple[Call, Outcome]] = []
+        self._ends_early = False
+        """True if the server exits once its guests have ended, for a client that is known to expect it."""
+        self._is_over = False
+        """True once that has happened."""
+        self._pids: dict[int, int] = {}
+        """The process of each guest, as found by GETPID and RESUME; 0 for none on this machine."""
+        self._watches: dict[int, _Watch] = {}
         self._ending = False
         self._why_end = ""
         self._exit_status = 0
@@ -80,9 +113,10 @@ class Server:
         """The collector of the VMs' figures and events, from the first START on."""
 
     def run(self) -> int:
-        """Serve until QUIT, the end of input, a signal or the loss of the client, and return the exit status.
+        """Serve until QUIT, the end of input, a signal, the loss of the client or the end of its guest.
 
-        After QUIT that is the guest's exit code, or negative for the signal that has ended the guest's program.
+        Returns the exit status. After QUIT or the guest's end that is the guest's exit code, or negative for the signal
+        that has ended the guest's program.
         """
         self._catch_signals()
         self._configuring.acquire()
@@ -92,6 +126,8 @@ class Server:
             self._configure()
         while not (self.session.quitting or self._why_end or self._pipes.why_end):
             self._turn()
+            if self._is_over and self._leave_client_to_a_child():
+                self._why_end = "the guest has ended, which condor_starter learns from the exit of this server"
         self._why_end = self._why_end or self._pipes.why_end
         self.log.always("QUIT received" if self.session.quitting else self._why_end)
         self._destroy_all()
@@ -101,7 +137,7 @@ class Server:
         self._pipes.flush(FLUSH_DEADLINE)
         if self._driver is not None and not self._under_way:
             self._driver.close()
-        status = self._exit_status if self.session.quitting else 0
+        status = self._exit_status if self.session.quitting or self._is_over else 0
         said = (
             f" with the guest's exit code {status}" if status > 0 else f" by signal {-status}, as the guest's program"
         )
@@ -115,7 +151,8 @@ class Server:
         """Wait for an event and handle all that have occurred."""
         session = self.session
         due = None if self._collector is None else self._collector.due
-        ends = [end for end in (session.next_deadline(), due) if end is not None]
+        looks = [watch.due for watch in self._watches.values() if watch.process not in self._pipes.watched]
+        ends = [end for end in (session.next_deadline(), due, *looks) if end is not None]
         data, woken = self._pipes.wait(min(ends, default=None))
         if data:
             session.receive(data, time.monotonic())
@@ -124,6 +161,7 @@ class Server:
                 session.request_timeout = self._request_timeout
             self._collect(time.monotonic())
         session.expire(time.monotonic())
+        self._look(time.monotonic())
         if due is not None and due <= time.monotonic():
             assert self._collector is not None
             self._collector.look(time.monotonic())
@@ -151,8 +189,32 @@ class Server:
                 for kept in (self._machines, self._job_ad_files, self._directories):
                     kept.pop(call.vm.id, None)
             self.session.finished(call, outcome, now)
+            if call.vm.state != lifecycle.RUNNING:
+                self._unwatch(call.vm.id)
+            elif call.operation in (lifecycle.GETPID, lifecycle.RESUME) and self._ends_early:
+                self._unwatch(call.vm.id)
+                self._watches[call.vm.id] = watch = _Watch(self._pids.get(call.vm.id, 0))
+                if watch.process >= 0:
+                    self._pipes.watched.add(watch.process)
+            # An end that a request of the client has found is told by its result.
+            if self._ends_early and not call.request_id and self.session.is_over:
+                self._is_over = True
             if call.vm.state == lifecycle.STOPPED or call.vm.id not in self.session.vms:
                 self._dismiss(call.vm.id)
+
+    def _look(self, now: float) -> None:
+        """Ask for the status of guests whose process has ended, and of those that have none here."""
+        for vm_id, watch in self._watches.items():
+            # The hypervisor may report the end a little after the process is gone.
+            if watch.process not in self._pipes.watched and watch.due <= now:
+                watch.due = now + watch.pause
+                if self.session.look(vm_id, now):
+                    watch.pause = min(2 * watch.pause, LOOK_INTERVAL)
+
+    def _unwatch(self, vm_id: int) -> None:
+        if watch := self._watches.pop(vm_id, None):
+            self._pipes.watched.discard(watch.process)
+            watch.close()
 
     def _begin(self, call: Call) -> None:
         from vmgahp.host import wait  # before the first reply it would cost too much
@@ -238,7 +300,9 @@ class Server:
                 return report
             case lifecycle.GETPID:
                 assert self._settings is not None
-                return machine.pid() if self._settings.boolean("VM_REPORT_PID") else 0
+                reports = self._settings.boolean("VM_REPORT_PID")
+                self._pids[call.vm.id] = pid = machine.pid() if reports or self._ends_early else 0
+                return pid if reports else 0
             case lifecycle.STOP:
                 machine.stop()
             case lifecycle.SOFT_SUSPEND:
@@ -248,6 +312,11 @@ class Server:
             case lifecycle.RESUME:
                 machine.resume(call.state)
                 job_ad_file.release()
+                self._pids[call.vm.id] = 0
+                try:
+                    self._pids[call.vm.id] = machine.pid() if self._ends_early else 0
+                except errors.Fault as fault:
+                    self.log.debug(f"the end of VM {call.vm.id} is looked for by its status: {fault.problem}")
             case lifecycle.CHECKPOINT:
                 machine.checkpoint()
         if call.operation in (lifecycle.STOP, lifecycle.CHECKPOINT) and job_ad_file.restore():
@@ -266,6 +335,7 @@ class Server:
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
         driver = self._get_driver(call.job)
         assert self._settings is not None
+        self._ends_early = self._settings.boolean("VM_END_EARLY") and _is_starter(os.getppid())
         assert self._identity is not None
         from vmgahp.host import scratch  # before the first reply it would cost too much
 
@@ -315,7 +385,9 @@ class Server:
     def _load_driver(self, vm_type: str, settings: "config.Settings", identity: Identity) -> "Driver":
         """Load the driver once; call it under `_driver_lock`. Raises `errors.MachineFault`."""
         # Whatever is needed until the end is imported here: an upgrade of the package changes nothing for this server.
-        from vmgahp.daemon import collector, end_by_signal, job_ad_file  # noqa: F401
+        import resource  # noqa: F401
+
+        from vmgahp.daemon import collector, job_ad_file  # noqa: F401
         from vmgahp.drivers import base, machine_types  # noqa: F401
 
         if self._driver is None:
@@ -376,6 +448,55 @@ class Server:
 
     # The end
 
+    def _leave_client_to_a_child(self) -> bool:
+        """Fork a child that answers the client until it has reaped this server; return False if there is no process.
+
+        condor_starter takes the exit of its server for the end of the job, with the server's exit status, but fails if
+        its pipes close before that (``VMGahpServer::poll`` and ``VMProc::JobReaper`` in HTCondor's
+        ``src/condor_starter.V6.1``). To the child all VMs are stopped.
+        """
+        output = self._pipes.take_unwritten()
+        last = max(int(name) for name in os.listdir("/proc/self/fd")) + 64  # other threads may open some
+        gc.disable()  # in the child a finalizer would speak on the connections of this process
+        try:
+            child = os.fork()
+        except OSError as error:
+            gc.enable()
+            self.log.always(f"the end of the guest is told at the next STATUS: no process can be started ({error})")
+            self._pipes.write(output)
+            self._is_over = False
+            return False
+        if child == 0:
+            try:
+                self._answer_until_quit(output, last)
+            finally:
+                os._exit(0)
+        return True
+
+    def _answer_until_quit(self, output: bytes, last: int) -> None:
+        """Answer the client in a child without threads or log, whose lock another thread may have held."""
+        signal.set_wakeup_fd(-1)
+        for number in _END_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        # File locks, the pipes of guardians and libvirt's connections end with this server, and not with the child.
+        os.closerange(3, last)
+        os.chdir("/")
+        session, pipes = self.session, ClientPipes()
+        session.log_nothing()
+        pipes.write(output)
+        while not (session.quitting or pipes.why_end):
+            data, _ = pipes.wait(session.next_deadline())
+            now = time.monotonic()
+            session.receive(data, now)
+            for call in session.take_calls():
+                session.finished(call, errors.ClientFault(errors.VM_NOT_FOUND, "The server has ended."), now)
+            session.expire(now)
+            pipes.write(session.take_output())
+        if session.quitting:
+            session.goodbye()
+        pipes.write(session.take_output())
+        pipes.flush(FLUSH_DEADLINE)
+
     def _destroy_all(self) -> None:
         """Destroy all VMs, including those whose START still runs, in parallel and within a deadline."""
         from vmgahp.host import wait
@@ -416,11 +537,32 @@ class Server:
                 self._collector.end(machine, "the server has ended: " + (self._why_end or "QUIT received"))
 
 
+def _is_starter(pid: int) -> bool:
+    """Return True if a process is condor_starter: the program's name, which no job can give to its parent."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read() == "condor_starter\n"
+    except OSError:
+        return False
+
+
 def serve(vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:
     """Serve one client on standard input and output, after the greeting, and return the exit status."""
     status = Server(vm_type, working_dir, environ, to_stderr=to_stderr).run()
-    if status >= 0:
-        return status
-    from vmgahp.daemon.end_by_signal import end_by
+    return status if status >= 0 else _end_by(-status)
 
-    return end_by(-status)
+
+def _end_by(number: int) -> int:
+    """End this process by a signal; return an exit status if the signal does not end it."""
+    import atexit
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    # A limit of 1 also suppresses core dumps that are piped to a program.
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1) if hard else (0, 0))
+    atexit._run_exitfuncs()  # kill programs that still run
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
+    return 128 + number

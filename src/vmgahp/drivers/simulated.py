@@ -3,7 +3,8 @@
 It takes its cues from the job ad: ``Simulated_Fault = "job"|"machine"|"bug"|"exit"`` makes the START fail,
 ``Simulated_<OPERATION>_Gate = "path"`` makes an operation, or METRICS, wait until the file `path` exists (a test opens
 the gate when it has seen enough), ``Simulated_Lifetime = n`` ends the guest at its n-th STATUS, ``Simulated_Mac`` and
-``Simulated_Ip`` are its addresses, ``Simulated_Exit_Status`` the code with which it ends.
+``Simulated_Ip`` are its addresses, ``Simulated_Exit_Status`` the code with which it ends, ``Simulated_Pid`` its process
+(0: none).
 """
 
 import os
@@ -60,7 +61,8 @@ class SimulatedMachine(Machine):
 
     def pid(self) -> int:
         self.gate(lifecycle.GETPID)
-        return 0 if self._state == lifecycle.STOPPED else os.getpid()
+        pid = self._job.integer("Simulated_Pid")
+        return 0 if self._state == lifecycle.STOPPED else os.getpid() if pid is None else pid
 
     def stop(self) -> None:
         self.gate(lifecycle.STOP)

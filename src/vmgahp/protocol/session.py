@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 from vmgahp import errors, lifecycle
 from vmgahp.protocol import wire
-from vmgahp.protocol.calls import Call, Vm
 from vmgahp.protocol.wire import END, AdLines
 from vmgahp.text import escape
 from vmgahp.vm_types import HTCONDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from vmgahp.metrics import Status
+    from vmgahp.job.ad import JobAd
+    from vmgahp.metrics import Accounting, Status
 
 COMMANDS = (
     *("ASYNC_MODE_ON", "ASYNC_MODE_OFF"),
@@ -42,6 +42,43 @@ MAX_OUTSTANDING = 4096
 
 _VM_PREFIX = b"CONDOR_VM_"
 _INT_MAX = 2**31 - 1
+
+
+class Vm:
+    """The session's record of one VM; `id` is the protocol's."""
+
+    __slots__ = ("accounting", "id", "is_attended", "last_status", "queue", "resumes", "running", "state")
+
+    def __init__(self, vm_id: int) -> None:
+        self.id = vm_id
+        self.state = lifecycle.STARTING
+        self.queue: list[Call] = []
+        self.running: Call | None = None
+        self.accounting: Accounting | None = None
+        self.last_status: tuple[str, ...] | None = None
+        self.is_attended = False
+        """True once the client has asked for the pid: condor_starter sleeps for 30 s after a START, then does so."""
+        self.resumes = False
+        """True if the VM was running when its periodic checkpoint was made, and must be resumed."""
+
+
+class Call:
+    """One operation for a driver, and the request that it answers."""
+
+    __slots__ = ("answered", "asked", "job", "operation", "request_id", "state", "vm")
+
+    def __init__(self, target: Vm, operation: str, request_id: int, asked: float) -> None:
+        self.vm = target
+        self.operation = operation
+        self.request_id = request_id
+        """The client's request id; 0 for a call that the session makes itself, which has no result."""
+        self.asked = asked
+        self.answered = False
+        """True once the client has its answer. After a timeout the outcome still changes the VM's state."""
+        self.state = lifecycle.STARTING
+        """The VM's state when the call was issued."""
+        self.job: JobAd | None = None
+        """The job ad, for a START."""
 
 
 class Session:
@@ -100,6 +137,7 @@ class Session:
         if target.running is not call:
             return  # a STOP has overruled it, and decides the VM's state
         target.running = None
+        target.is_attended |= call.operation == lifecycle.GETPID
         was_unknown = target.last_status is None
         if isinstance(outcome, errors.Fault):
             self._failed(call, outcome)
@@ -113,6 +151,32 @@ class Session:
             for waiting in target.queue:
                 self._be_patient(waiting)
         self._advance(target)
+
+    def look(self, vm_id: int, now: float) -> bool:
+        """Ask for the status of a VM without a request of the client; return False while the client is busy with it.
+
+        A guest that was suspended or paused cannot end by itself, and is not looked at.
+        """
+        target = self.vms[vm_id]
+        if target.state != lifecycle.RUNNING or target.running or not (target.is_attended and self._is_idle()):
+            return False
+        call = Call(target, lifecycle.STATUS, 0, now)
+        call.state = target.state
+        self._issue(call)
+        return True
+
+    def log_nothing(self) -> None:
+        """Log no more, in a process that has no log."""
+        self._log = self._debug = lambda _text: None
+
+    @property
+    def is_over(self) -> bool:
+        """True if the guests of all VMs have ended by themselves, and the client has every result."""
+        return bool(self.vms) and self._is_idle() and all(vm.state == lifecycle.STOPPED for vm in self.vms.values())
+
+    def _is_idle(self) -> bool:
+        """Return True if the client waits for no result, and has fetched all of them."""
+        return not (self._asked or self._starts or self._results)
 
     def next_deadline(self) -> float | None:
         """Return the time at which `expire` must be called at the latest, or None."""
@@ -379,7 +443,8 @@ class Session:
         self._result(call, True)
 
     def _failed(self, call: Call, fault: errors.Fault) -> None:
-        self._log(f"{call.operation} of VM {call.vm.id} failed: {fault.render()}")
+        is_look = call.operation == lifecycle.STATUS and not call.request_id  # the client's own STATUS will fail too
+        (self._debug if is_look else self._log)(f"{call.operation} of VM {call.vm.id} failed: {fault.render()}")
         if call.operation == lifecycle.START:
             self.vms.pop(call.vm.id, None)
         self._result(call, False, fault.code)
@@ -390,6 +455,8 @@ class Session:
         assert not isinstance(report, int)
         target = call.vm
         found = report.state
+        if not call.request_id and found != lifecycle.STOPPED:
+            return  # the figures count from the last STATUS that the client has asked for
         if found == lifecycle.SUSPENDED and target.state == lifecycle.CHECKPOINTED:
             found = lifecycle.CHECKPOINTED  # a driver need not tell the two apart
         if found != target.state:

@@ -37,8 +37,8 @@ from vmgahp.commands.files import ask_condor_q
 from vmgahp.errors import ClientFault
 from vmgahp.metrics import Status
 from vmgahp.protocol import requests, session, wire
-from vmgahp.protocol.calls import Call
 from vmgahp.protocol.client import ProtocolError
+from vmgahp.protocol.session import Call
 from vmgahp.protocol.transcript import Writer
 
 AD = """\

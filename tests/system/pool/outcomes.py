@@ -47,6 +47,16 @@ def go_on_from_checkpoint(pool: Pool, job: Job) -> None:
     end_after_eviction(pool, job)
 
 
+def assert_ended_with_its_guest(pool: Pool, job: Job) -> None:
+    """The job has ended as its server did, before any STATUS, and is not evicted for that."""
+    job.wait_for_event("terminated", END)
+    assert job.events().count("executing") == 1
+    assert {"evicted", "held", "shadow exception"}.isdisjoint(job.events())
+    log = "".join(path.read_text(errors="replace") for path in pool.log.glob("VMGahpLog*"))
+    assert "condor_starter learns from the exit of this server" in log
+    assert pool.machine()["HasVM"] is True
+
+
 def end_after_eviction(pool: Pool, job: Job) -> None:
     """Wait for the second run of a job that was vacated, and for its end."""
     pool.wait_until("it to start again", lambda: job.events().count("executing") >= 2, END)

@@ -10,7 +10,15 @@ import pytest
 from tests.lab.guest import counts, make_guest
 from tests.lab.namespace import LAB, OUR_SERVER, newer_root, wheel_of, why_not
 from tests.lab.pool import EXECUTE, Job, Pool
-from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, end_after_eviction, settle
+from tests.system.pool.outcomes import (
+    CHECKPOINT,
+    END,
+    START,
+    assert_counted,
+    assert_ended_with_its_guest,
+    end_after_eviction,
+    settle,
+)
 
 pytestmark = pytest.mark.pool
 
@@ -80,6 +88,10 @@ def test_the_exit_code_is_in_the_history_and_comes_home(jobs: Mapping[str, Job])
     assert (found["exit_code"], found["ended_by"]) == (CODE, "powered off")
     ours = {"guest.img", "job.sub", "job.log", "vm_console.log", "vm_exit.json", "vm_metrics.jsonl"}
     assert {path.name for path in Path(job.directory).iterdir()} == ours
+
+
+def test_a_job_ends_with_its_guest(pool: Pool, jobs: Mapping[str, Job]) -> None:
+    assert_ended_with_its_guest(pool, jobs["finishing"])
 
 
 def test_a_suspended_job_goes_on_where_it_was(pool: Pool, jobs: Mapping[str, Job]) -> None:

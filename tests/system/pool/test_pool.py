@@ -10,7 +10,7 @@ import pytest
 from tests.lab.guest import counts, make_guest, read_count
 from tests.lab.namespace import OUR_SERVER
 from tests.lab.pool import Job, Pool
-from tests.system.pool.outcomes import END, START, assert_counted
+from tests.system.pool.outcomes import END, START, assert_counted, assert_ended_with_its_guest
 
 from vmgahp import cli
 
@@ -105,6 +105,10 @@ def test_a_machine_larger_than_its_slot_holds_the_job(pool: Pool, running: Mappi
     log = "".join(path.read_text(errors="replace") for path in pool.log.glob("VMGahpLog*"))
     assert "The VM is to have 2 CPUs, and the job's slot has 1 (RequestCpus)." in log
     job.command("condor_rm")
+
+
+def test_a_job_ends_with_its_guest(pool: Pool, running: Mapping[str, Job]) -> None:
+    assert_ended_with_its_guest(pool, running["finishing"])
 
 
 def test_a_suspended_job_goes_on_where_it_was(pool: Pool, running: Mapping[str, Job]) -> None:

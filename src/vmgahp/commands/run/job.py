@@ -405,6 +405,8 @@ def _add_user_data(options: argparse.Namespace, made: Guest, names: set[str]) ->
 LARGEST_USER_DATA = 1 << 20
 """The maximum number of bytes of user data that are shown, and that a job may have."""
 
+COST = "The job takes some 15 s beside its guest, and 50 s at least: condor_starter sleeps for 30 s after each start.\n"
+
 
 def run(options: argparse.Namespace) -> int:
     """Write the submit file, or print it, and submit; return the exit status."""
@@ -417,7 +419,7 @@ def run(options: argparse.Namespace) -> int:
         if options.dry_run:
             sys.stdout.write(text + "".join(f"{line}\n" for line in _user_data(options)))
             return 0
-        sys.stderr.write(f"Written: {printable(output)}\n")
+        sys.stderr.write(f"Written: {printable(output)}\n{COST}")
         if not options.submit:
             sys.stderr.write(f"Submit it by: condor_submit {printable(output)}\n")
             return 0
