@@ -39,22 +39,15 @@ def describe(pool: Pool) -> None:
 
 def measure(directory: Path, server: str, wheel: Path) -> dict[int, float]:
     """Run the jobs side by side in a pool of one server; return the seconds of each beside those of its guest."""
-    pool = Pool(directory, *SERVERS[server])
-    try:
-        pool.start(wheel, describe)
+    with Pool(directory, *SERVERS[server]).running(wheel, describe) as pool:
         pool.offering()
-        jobs = {}
-        for seconds in GUESTS:
-            make = partial(_make_guest, seconds)
-            jobs[seconds] = pool.submit(f"guest-{seconds}", make)
+        jobs = {seconds: pool.submit(f"guest-{seconds}", partial(_make_guest, seconds)) for seconds in GUESTS}
         found = {}
         for seconds, job in jobs.items():
             job.wait_for_event("terminated", DEADLINE)
             ad = job.ad()
             found[seconds] = float(ad["CompletionDate"] - ad["JobCurrentStartExecutingDate"] - seconds)
         return found
-    finally:
-        pool.stop()
 
 
 def _make_guest(seconds: int, home: Path) -> None:

@@ -216,6 +216,51 @@ def test_the_report_says_of_the_rest_what_became_of_it(outcome, old, new, device
     assert expected in outcome(samples.DOMAIN.replace(old, new, 1), device)
 
 
+CARD = """\
+<domain type='kvm'><name>x</name><memory>1048576</memory><os{firmware}><type machine='{machine}'>hvm</type></os>
+<devices>
+<disk type='file'><driver type='qcow2'/><source file='disk.qcow2'/><target dev='vda'/></disk>
+<interface type='network'><source network='default'/><model type='virtio'/>{address}</interface>{more}</devices>
+</domain>
+"""
+SECOND = "<interface type='user'><model type='e1000'/></interface>"
+
+
+@pytest.mark.parametrize(
+    ("machine", "firmware", "address", "more", "names"),
+    [
+        ("pc-q35-9.1", "", ("0x01", "0x00"), "", ("enp1s0", "ens2")),
+        ("pc-q35-9.1", "", ("0x01", "0x00"), "<graphics type='vnc'/>", ("enp1s0", "ens3")),
+        ("q35", "", None, "", ("enp1s0", "ens2")),
+        ("pc-i440fx-9.1", " firmware='efi'", ("0x00", "0x03"), "", ("ens3", "enp1s0")),
+        ("pc", "", ("0x00", "0x03"), "<graphics type='spice'/>", ("ens3", "ens2")),
+        ("pc", "", ("0x00", "0x03"), "<graphics type='vnc'/>", None),
+        ("q35", " firmware='efi'", ("0x01", "0x00"), "", None),
+        ("q35", " firmware='efi'", ("0x02", "0x00"), "", ("enp2s0", "enp1s0")),
+        ("q35", " firmware='efi'", ("2", "0"), "", ("enp2s0", "enp1s0")),
+        ("q35", " firmware='efi'", ("0x02", "0x00"), SECOND, ("enp2s0", "otherwise")),
+    ],
+)
+def test_another_place_of_a_nic_is_told_with_the_names_before_and_after(
+    convert, machine, firmware, address, more, names
+):
+    """A fixed network configuration of the guest names them."""
+    at = "<address type='pci' domain='0x0000' bus='{}' slot='{}' function='0x0'/>".format(*address) if address else ""
+    text = CARD.format(machine=machine, firmware=firmware, address=at, more=more)
+    changed = part(convert(text)[1], Outcome.CHANGED)
+    assert ("Linux may call it" in changed) == bool(names)
+    if names:
+        assert f"Linux may call it {names[1]}, in place of {names[0]}; --as-is keeps it" in changed
+    assert "Linux may call it" not in convert(text, "--as-is")[1]
+
+
+def test_another_chipset_is_told_as_a_change(convert):
+    text = samples.DOMAIN.replace("pc-q35-7.2", "pc-i440fx-9.1")
+    _, said = convert(text)
+    assert "machine pc-i440fx-9.1: q35; jobs with UEFI have it" in part(said, Outcome.CHANGED)
+    assert "machine pc-i440fx-9.1" not in convert(text, "--as-is")[1]
+
+
 def test_firmware_of_ones_own_is_left_out(outcome):
     text = booting(boot="<loader type='rom'>/usr/share/ovmf/OVMF.fd</loader>")
     assert outcome(text, "loader") == {"left out"}

@@ -87,11 +87,7 @@ def test_a_vm_of_esxi_becomes_a_job_without_further_words(of):
     assert read["vm_disk"] == "machine.vmdk:sda:w:vmdk"
     assert "left out" not in said.lower()
     drives = "vmware-null-remote-floppy: a drive of the machine with the console", "install.iso: not connected when"
-    others = (
-        "jobs have no controller pvscsi, the disk is on SATA",
-        "e1000, not vmxnet3",
-        "Linux may name them otherwise",
-    )
+    others = "jobs have no controller pvscsi, the disk is on SATA", "e1000, not vmxnet3"
     assert absent(said, *drives, *others) == []
 
 
@@ -187,6 +183,14 @@ def test_a_clock_in_local_time_is_asked_for(of, entries, place):
     read, said = of(HEAD | drive("sata0:0", "a.vmdk") | entries)
     assert read.get("MY.VMPARAM_vm_Clock") == ('"localtime"' if place else None)
     assert ("Clock: VMPARAM_vm_Clock = localtime" in said) == bool(place)
+
+
+@pytest.mark.parametrize(("slot", "card"), [("160", "ens160"), ("1184", ""), ("-1", "")])
+def test_a_nic_has_another_name_in_the_guest(of, slot, card):
+    nic = {"ethernet0.present": "TRUE", "ethernet0.virtualDev": "vmxnet3", "ethernet0.pciSlotNumber": slot}
+    said = samples.changed(of(HEAD | drive("sata0:0", "a.vmdk") | nic)[1])
+    assert ("Linux may call it" in said) == bool(card)
+    assert not card or f"Linux may call it ens2, in place of {card}; --as-is keeps it" in said
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from tests.drivers.libvirt.support import (
 )
 from tests.peer import Peer
 from vmgahp import errors, findings
+from vmgahp.commands.submit.machine import Guest, GuestNic, card_name
 from vmgahp.drivers.libvirt import survey
 from vmgahp.drivers.libvirt.start import capabilities, describe
 
@@ -192,6 +193,19 @@ def test_network_cards_are_as_the_list_says(job: Job) -> None:
 
 
 FACTS = (("mac", "address"), ("model", "type"), ("link", "state"))
+
+
+@pytest.mark.parametrize("lines", [(), ("JobVMVNCConsole = true",), UEFI], ids=["pc", "display", "q35"])
+def test_network_cards_are_where_vmgahp_submit_says(job: Job, lines: tuple[str, ...]) -> None:
+    """It tells people how Linux calls them."""
+    guest = Guest(
+        "job", nics=[GuestNic("user"), GuestNic("user")], options={"Firmware": "uefi"} if lines == UEFI else {}
+    )
+    with running(job, 'VMPARAM_vm_NICs = "user, user"', *lines, **USER_NETWORK):
+        addresses = [nic.find("address") for nic in job.live().iterfind("devices/interface")]
+        places = [tuple(int(address.get(name), 16) for name in ("bus", "slot")) for address in addresses]
+    expected = guest.card_names(guest.chipset(), has_display=lines == ("JobVMVNCConsole = true",))
+    assert [card_name(guest.chipset(), *place) for place in places] == expected
 
 
 # Disks

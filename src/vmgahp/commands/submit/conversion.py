@@ -524,8 +524,11 @@ def read(options: argparse.Namespace, summary: Summary) -> Guest:
     _as_asked(options, made, summary)
     if not made.own_disks:
         fit_buses(made, summary)
-    if made.finish is None and not made.own_disks and any(nic.place for nic in made.nics):
-        summary.advise("NICs have other PCI addresses, by which Linux may name them otherwise (enp1s0, ens3).")
+    if made.finish is None and not made.own_disks:
+        advice = "; --as-is keeps it" if "as_is" in options else ""
+        for nic, now in zip(made.nics, made.card_names(made.chipset(), has_display=made.vnc), strict=True):
+            if nic.card not in ("", now):
+                nic.changed.append(f"Linux may call it {now or 'otherwise'}, in place of {nic.card}{advice}")
     name_devices(made.disks)
     made.disks = in_boot_order(made.disks, made.boot)
     return made

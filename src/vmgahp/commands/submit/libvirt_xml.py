@@ -31,6 +31,7 @@ from vmgahp.commands.submit.machine import (
     GuestNic,
     SubmitError,
     Summary,
+    card_name,
     is_device,
     number,
     os_errors_as,
@@ -71,6 +72,7 @@ _UNREADABLE = {"encryption": "it is encrypted, and a job has no key", "slices": 
 """Element of a disk -> why no job can use the image."""
 _WITH_KEYS = re.compile(r"secboot|[._-]ms[._-]")
 """The names of UEFI variable files in which Microsoft's keys are enrolled, as in Debian, Fedora and SUSE."""
+_PCI = re.compile(r"0x[0-9a-f]{1,4}|0|[1-9][0-9]{0,2}", re.ASCII | re.IGNORECASE)
 _IN_XML = "jobs boot from their disks; --as-is lets the XML say it"
 _MISSED = {
     **dict.fromkeys(("os/kernel", "os/initrd", "os/cmdline"), _IN_XML),
@@ -143,6 +145,10 @@ class DomainReader:
                 made.set_tpm(account.place(tpm))
         for interface in children(self._devices, "interface"):
             self._nic(interface)
+        has_display = next(children(self._devices, "video", "graphics"), None) is not None
+        chipset = made.chipset(get(self._kind, "machine"))
+        for nic, name in zip(made.nics, made.card_names(chipset, has_display=has_display), strict=True):
+            nic.card = nic.card or name
         self._boot()
         if made.vm_type == "xen":
             self._fit_xen()
@@ -189,7 +195,7 @@ class DomainReader:
             made.vnc = False
             summary.skip(made.places["vnc"], "graphics", "jobs of Xen's have a text console, vm_console.log")
         for nic in made.nics:
-            nic.model, nic.changed = "virtio", ["Xen's own NIC"]
+            nic.model, nic.card, nic.changed = "virtio", "", ["Xen's own NIC"]
         if made.boot and made.boot[0] != "hd":
             summary.lose("", f"boot from {made.boot[0]}", "Xen's VMs boot from their first hard disk")
 
@@ -346,8 +352,8 @@ class DomainReader:
                 is_local = account.get(clock, "basis") == LOCAL_TIME
                 word = "absolute" if account.get(clock, "adjustment") not in ("", "0") else LOCAL_TIME * is_local
             made.set_clock(word, account.place(clock), in_words(clock), summary)
-        ours, theirs = "q35" if {"Firmware", "Arch"} & set(made.options) else "pc", get(kind, "machine")
-        if not as_is and ours != ("q35" if "q35" in theirs else "pc" if theirs.startswith("pc") else ours):
+        ours, theirs = made.chipset(), get(kind, "machine")
+        if not as_is and ours != made.chipset(theirs):
             account.take(kind, "machine")
             why = f"jobs with {'UEFI' if 'Firmware' in made.options else 'BIOS'} have it; --as-is keeps it"
             summary.keep(f"{account.place(kind)}/@machine", f"machine {theirs}", ours, why)
@@ -439,6 +445,11 @@ class DomainReader:
         nic = GuestNic("", place=place, mac=account.get(account.child(element, "mac"), "address").lower())
         nic.link_up = account.get(account.child(element, "link"), "state") != "down"
         model = account.get(account.child(element, "model"), "type") or "rtl8139"  # libvirt's default
+        address = child(element, "address")
+        numbers = [get(address, name) or "0" for name in ("bus", "slot")]
+        if get(address, "type") == "pci" and all(map(_PCI.fullmatch, numbers)):
+            chipset = self._made.chipset(get(self._kind, "machine"))
+            nic.card = card_name(chipset, *(int(each, 0) for each in numbers))
         self._made.add_nic(nic, kind, model)
 
 
@@ -520,7 +531,7 @@ def _of_words(options: argparse.Namespace, summary: Summary) -> Guest:
     guest.files += made.files
     if not any("mac=" in word for word in words):
         for nic in guest.nics:
-            nic.mac = ""  # generated for one VM, and the file may be used for many
+            nic.mac = nic.card = ""  # generated for one VM, and the file may be used for many
     for disk in guest.disks:
         if _is_missing(disk.path):
             names = "", os.path.basename(disk.path)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TextIO
 
+from vmgahp.domain.devices import PC, Q35
 from vmgahp.job.attributes import ARM, LOCAL_TIME
 
 MOST_LINES = 200
@@ -267,6 +268,8 @@ class GuestNic:
     link_up: bool = True
     place: str = ""
     what: str = ""
+    card: str = ""
+    """The name that Linux gave to it before; empty if that is not known."""
     changed: list[str] = field(default_factory=list)
     """The reasons why it differs from its description there; `place` and `what` are as those of a disk."""
 
@@ -355,6 +358,27 @@ class Guest:
         if said and nic.model not in said:
             nic.changed.append(f"{nic.model}, not {model}")
         self.nics.append(nic)
+
+    def chipset(self, machine: str = "") -> str:
+        """Return the chipset of a machine of libvirt's; that of the job if `machine` leaves it open.
+
+        The machine of aarch64 has its devices where q35 has them.
+        """
+        ours = Q35 if self.options.get("Firmware") or self.options.get("Arch") else PC
+        return Q35 if "q35" in machine else PC if machine.startswith("pc") else ours
+
+    def card_names(self, chipset: str, *, has_display: bool) -> list[str]:
+        """Return the name that Linux gives to each NIC where libvirt places it; empty for one that is not known."""
+        if chipset == PC:
+            return [card_name(PC, 0, slot) for slot, _ in enumerate(self.nics, 3 if has_display else 2)]
+        # Any other model is behind a bridge, whose place depends on the rest of the machine.
+        is_known = all(nic.model in ("virtio", "e1000e") for nic in self.nics)
+        return [card_name(Q35, bus, 0) if is_known else "" for bus, _ in enumerate(self.nics, 1)]
+
+
+def card_name(chipset: str, bus: int, slot: int) -> str:
+    """Return the name that Linux gives to a NIC at a PCI address of libvirt's."""
+    return f"ens{slot}" if chipset == PC and bus == 0 else f"enp{bus}s{slot}"
 
 
 def fit_buses(made: Guest, summary: Summary) -> None:

@@ -209,6 +209,8 @@ _DISKS = 17, 31
 """The types of a disk, and of a logical disk by version 2 of the standard."""
 _CONTROLLERS = {IDE: "ide", SCSI: "scsi", STORAGE: "sata"}
 """Type of a controller -> its kind, unless its subtype says more."""
+_SLOTS = (3, 8, 9, 10, 16, 17, 18, 19)
+"""The PCI slots of VirtualBox's NICs."""
 _DRIVES = {FLOPPY: "raw", CD: "iso", DVD: "iso"}
 """Type of a drive -> format of its medium."""
 
@@ -491,6 +493,10 @@ class PackageReader:
         account.take(machine, *map(local, machine.keys()))
         if get(machine, "OSType").lower().endswith("arm64"):
             made.set_architecture("arm64", account.place(machine), summary)
+        adapters = [each for each in machine.iter() if local(each.tag) == "Adapter" and get(each, "enabled") == "true"]
+        slots = sorted(number(get(adapter, "slot")) for adapter in adapters)
+        for slot, nic in zip(slots, made.nics, strict=True) if len(slots) == len(made.nics) else ():
+            nic.card = f"enp0s{_SLOTS[slot]}" if slot < len(_SLOTS) else ""
         for element in machine.iter():
             tag, kind, place = local(element.tag), get(element, "type").lower(), account.place(element)
             if tag == "Firmware" and kind.startswith("efi"):

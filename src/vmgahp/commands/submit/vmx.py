@@ -182,6 +182,8 @@ def _nic(vmx: Vmx, name: str, made: Guest, options: argparse.Namespace) -> None:
     if vmx.get(f"{name}.addressType", "").lower() == "static":
         nic.mac = vmx.get(f"{name}.address", "").strip().lower()
     nic.link_up = vmx.boolean(f"{name}.startConnected", default=True)
+    slot = number(vmx.get(f"{name}.pciSlotNumber", "").strip())
+    nic.card = f"ens{slot}" if 0 < slot < 1024 else ""  # a larger one is a function of a bridge
     made.add_nic(nic, kind, model, asked=options.network, called=network)
 
 
