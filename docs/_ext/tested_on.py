@@ -15,6 +15,9 @@ PARTS = {
     "faults": "the [faults](#faults)",
     "pool": "jobs in pools of HTCondor",
     "node": "jobs on whole machines, with systemd and AppArmor",
+    "selinux": "the same, where SELinux enforces",
+    "modular": "the same, with libvirt's modular daemons",
+    "modular-faults": "a seventh of the [faults](#faults), with modular daemons",
     "xen": "guests and jobs in dom0 of a Xen",
     "fuzz": "the fuzzer",
 }
@@ -38,5 +41,5 @@ def table(record: Path = TRIED) -> str:
 
 def _name(system: dict[str, str]) -> str:
     """Name a system with what sets it apart."""
-    known = (system[key] for key in ("security", "hypervisor") if system.get(key))
+    known = (system[key] for key in ("security", "daemons", "hypervisor") if system.get(key))
     return ", ".join((system["system"], *known))

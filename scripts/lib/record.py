@@ -30,7 +30,7 @@ WARNED, TOO_OLD = 60, 150
 """Commits without a full run."""
 RECORDED = (
     *("unit", "user", "smoke on trixie", "smoke on sid"),  # bare machines: not the root of the pool
-    *("libvirt", "attacks", "faults", "pool", "xen", "fuzz", "node", "selinux"),
+    *("libvirt", "attacks", "faults", "pool", "xen", "fuzz", "node", "selinux", "modular", "modular-faults"),
 )
 """The parts of a full run: a name of scripts/test's, on Debian 12 where nothing else is said."""
 

@@ -13,8 +13,11 @@ from pathlib import Path
 import libvirt
 
 from tests.conftest import JOB_UID
+from vmgahp.host import libvirt_daemons
 
 URI = "qemu:///system"
+DAEMON = libvirt_daemons.of_qemu()
+"""The daemon that is called libvirtd in the names of faults: virtqemud on a machine with modular daemons."""
 SCRATCH_OPTIONS = f"size=72m,mode=755,uid={JOB_UID},gid={JOB_UID}"
 FILLER = ".filler"
 PATIENCE = 60.0
@@ -52,9 +55,9 @@ class Host:
     def start_libvirtd(self) -> None:
         """Start it, and wait until it answers."""
         self._is_away = False
-        self._libvirtd = subprocess.Popen(["libvirtd"], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+        self._libvirtd = subprocess.Popen([DAEMON], stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
         threading.Thread(target=self._start_again, args=(self._libvirtd,), daemon=True).start()
-        assert until(self._answers, PATIENCE), "libvirtd does not answer"
+        assert until(self._answers, PATIENCE), f"{DAEMON} does not answer"
 
     def _start_again(self, libvirtd: subprocess.Popen[bytes]) -> None:
         """What systemd does by libvirtd.service, `Restart=on-failure`.
@@ -64,7 +67,7 @@ class Host:
         """
         status = libvirtd.wait()
         if status != 0 and not self._is_away:
-            print(f"libvirtd has died by itself (exit {status})", file=sys.stderr, flush=True)
+            print(f"{DAEMON} has died by itself (exit {status})", file=sys.stderr, flush=True)
             self.start_libvirtd()
 
     def end_libvirtd(self, number: signal.Signals) -> None:
@@ -135,7 +138,7 @@ class Host:
         self.heal_libvirtd()
         for pid, words in self.processes().items():
             if pid not in self._ours and pid not in (os.getpid(), self._libvirtd.pid if self._libvirtd else 0):
-                if words[0].endswith(("libvirtd", "virtlogd")):
+                if words[0].endswith((DAEMON, "virtlogd")):
                     continue
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -27,6 +27,8 @@ T = TypeVar("T")
 REPOSITORY = Path(__file__).resolve().parents[2]
 INIT = Path(__file__).with_name("namespace-init")
 
+DAEMONS = ("virtqemud", "virtnetworkd", "virtstoraged")
+"""The modular daemons of libvirt that scripts/modular-libvirt builds."""
 LAB = "/lab"
 """The exchange directory as it is seen inside."""
 OUR_SERVER = "/opt/vmgahp/bin/condor_vm-gahp"
@@ -227,14 +229,19 @@ class Namespace(Opened):
             settings.write("namespaces = [ ]\n")
         # A startd asks as its own user about VM types that it does not know. Elsewhere polkit lets everybody ask;
         # it is reached by D-Bus, which a namespace has not.
-        with open(self.path("/etc/libvirt/libvirtd.conf"), "a") as settings:
-            settings.write('auth_unix_ro = "none"\n')
+        for daemon in self.libvirt():
+            with open(self.path(f"/etc/libvirt/{daemon}.conf"), "a") as settings:
+                settings.write('auth_unix_ro = "none"\n')
+
+    def libvirt(self) -> tuple[str, ...]:
+        """Name libvirt's daemons here: libvirtd, or the modular ones."""
+        return DAEMONS if self.path(f"/usr/sbin/{DAEMONS[0]}").exists() else ("libvirtd",)
 
     def start_libvirt(self) -> None:
-        """virtlogd and libvirtd, as on a machine without systemd."""
+        """virtlogd and libvirtd, or the modular daemons, as on a machine without systemd."""
         self.configure_libvirt()
-        self.run("virtlogd", "-d")
-        self.run("libvirtd", "-d")
+        for daemon in ("virtlogd", *self.libvirt()):
+            self.run(daemon, "-d")
         wait_until(
             "libvirtd in the namespace",
             lambda: self.run("virsh", "-q", "-c", "qemu:///system", "version", check=False).returncode == 0,

@@ -1,8 +1,8 @@
 """A whole node as people have it: the lab that scripts/node-lab builds, under QEMU's emulation.
 
-Debian with systemd, AppArmor or SELinux that enforces, libvirt and HTCondor, of Debian's own packages; a pool of this
-one machine, of which nothing is said of VMs. It does not boot: the lab has the memory of one that has, and goes on from
-there. The disk is only read: what a run writes is gone with it. Guests in it are emulated once more.
+Debian with systemd, AppArmor or SELinux that enforces, libvirt (libvirtd, or its modular daemons) and HTCondor; a pool
+of this one machine, of which nothing is said of VMs. It does not boot: the lab has the memory of one that has, and goes
+on from there. The disk is only read: what a run writes is gone with it. Guests in it are emulated once more.
 
 ``python -m tests.lab.node boot LAB PACKAGE`` installs our package in it, and gives a shell.
 """
@@ -25,8 +25,9 @@ from typing import Any, Self
 
 from tests import REPOSITORY
 from tests.lab.emulated import QEMU, TOOLS, EmulatedMachine
-from tests.lab.namespace import LabError, wait_until
+from tests.lab.namespace import DAEMONS, LabError, wait_until
 from tests.lab.pool import EVENTS, SUBMIT
+from tests.lab.systems import MODULAR
 
 USER = "alice"
 """The user of jobs."""
@@ -73,10 +74,9 @@ def prepare(node: Node) -> None:
 
 
 def default_lab() -> Path:
-    """Return the directory in which scripts/node-lab keeps the node that VMGAHP_NODE_SECURITY names."""
-    security = os.environ.get("VMGAHP_NODE_SECURITY", "apparmor")
-    name = "node-trixie" if security == "apparmor" else f"node-trixie-{security}"
-    return Path(os.environ.get("VMGAHP_LAB", "/var/cache/vmgahp-lab"), name)
+    """Return a directory of scripts/node-lab: VMGAHP_NODE_LAB, or else that of the node with AppArmor and libvirtd."""
+    named = os.environ.get("VMGAHP_NODE_LAB")
+    return Path(named or Path(os.environ.get("VMGAHP_LAB", "/var/cache/vmgahp-lab"), "node-trixie"))
 
 
 def why_not() -> str:
@@ -192,9 +192,16 @@ class Node(EmulatedMachine):
         return dict(ads[0]) if ads else {}
 
     def traits(self) -> dict[str, str]:
-        """Name the security module."""
+        """Name the security module, and libvirt's daemons where they are modular."""
         kept = self.run("cat", "/sys/kernel/security/lsm").stdout.strip().split(",")
-        return {"security": ", ".join(name for name in ("AppArmor", "SELinux") if name.lower() in kept)}
+        security = ", ".join(name for name in ("AppArmor", "SELinux") if name.lower() in kept)
+        return {"security": security} | ({"daemons": MODULAR} if self.libvirt != ["libvirtd"] else {})
+
+    @functools.cached_property
+    def libvirt(self) -> list[str]:
+        """Name libvirt's daemons that are installed and run guests or have networks or storage."""
+        listed = "; ".join(f"command -v {name} || true" for name in ("libvirtd", *DAEMONS))
+        return [Path(line).name for line in self.run("sh", "-c", listed).stdout.split()]
 
     def submit(self, name: str, make_files: Callable[[Path], object], commands: str = "") -> NodeJob:
         """Submit a job from a directory of its own, which `make_files` fills; `commands` go on top."""

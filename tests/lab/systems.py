@@ -9,6 +9,7 @@ import functools
 import json
 import platform
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,9 @@ import pytest
 
 PACKAGES = {"libvirt": "libvirt-daemon", "QEMU": "qemu-system-x86", "HTCondor": "condor"}
 """Debian's packages of what a system is known by."""
+
+MODULAR = "modular daemons"
+"""The name, as "daemons" of a system, of libvirt's daemons where libvirtd is not one of them."""
 
 System = dict[str, str]
 Ask = Callable[[list[str]], str]
@@ -48,7 +52,8 @@ def release_of(text: str) -> dict[str, str]:
 @functools.cache
 def here() -> str:
     """Name this machine, as `ran_on` would."""
-    return json.dumps(seen_by(_run, platform.freedesktop_os_release()), sort_keys=True)
+    more = {"daemons": MODULAR} if shutil.which("virtqemud") and not shutil.which("libvirtd") else {}
+    return json.dumps(seen_by(_run, platform.freedesktop_os_release(), **more), sort_keys=True)
 
 
 @functools.cache

@@ -68,7 +68,7 @@ def test_an_upgrade_and_a_restart_of_libvirt_leave_a_running_job_alone(
     words = ("--keep", str(kept_of(tmp_path_factory)), "--source", str(later))
     [package] = build("build-deb", tmp_path_factory.mktemp("later"), *words)
     node.install(Path(package))
-    node.run("systemctl", "restart", "libvirtd")
+    node.run("systemctl", "restart", *node.libvirt)
     assert job.ask_of_qemu("echo $pid") == pid
     suspend_and_continue(node, job)
     vacate(node, job)

@@ -1,4 +1,4 @@
-"""What jobs may ask for on a node where AppArmor confines their guests: each is used, and nothing is denied."""
+"""The means that jobs may ask for on a node that confines their guests: each is used, and nothing is denied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job on a node as people have it, with AppArmor round its guest: it is suspended, vacated, and runs to its end."""
+"""A job on a node as people have it, its guest confined: it is suspended, vacated, and runs to its end."""
 
 from __future__ import annotations
 
