@@ -162,7 +162,7 @@ def test_no_golden_file_is_left_over() -> None:
 
 def test_every_element_that_can_be_built_is_in_a_golden_file() -> None:
     source = Path(domain_xml.__file__).read_text() + Path(devices.__file__).read_text()
-    built = {path.read_text() for path in GOLDEN.glob("*.xml")}
+    built = {path.read_text() for path in GOLDEN.rglob("*.xml")}
     elements = re.findall(r'(?:SubElement|add_text)\([^"\n)]*"([a-zA-Z-]+)"', source)
     assert len(elements) > 30
     for element in elements:

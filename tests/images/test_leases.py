@@ -247,7 +247,7 @@ def test_whether_a_directory_has_leases(scratch: Path, monkeypatch: pytest.Monke
 
 @AS_ROOT
 def test_without_the_right_to_leases_a_directory_has_none(scratch: Path) -> None:
-    code = f"from vmgahp.images.leases import why_none; print(why_none({str(scratch)!r}, {JOB_UID}))"
+    code = f"from vmgahp.images.leases import why_no_lease; print(why_no_lease({str(scratch)!r}, {JOB_UID}))"
     words = ["setpriv", "--bounding-set=-lease", "--inh-caps=-lease", sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout == "the kernel gives no lease (Permission denied)\n"

@@ -1,4 +1,4 @@
-"""The objects on the server: where a job's VM goes, the VMs with tags of ours, and files of a datastore.
+"""The objects on the server: where a job's VM goes, VMs with tags of ours, files of a datastore.
 
 Objects are found by the names in the settings, which may be empty where there is only one. The tags are extraConfig of
 a VM, under names that a guest cannot reach (it may change those that begin with ``guestinfo.``). Execute machines share
