@@ -291,7 +291,7 @@ def test_a_connection_that_only_calls_side_by_side_needed_is_closed_after_a_whil
 BESET = """
 import sys, threading
 from vmgahp import errors
-from vmgahp.drivers.libvirt import connection
+from vmgahp.drivers.libvirt.link import connection
 
 connection.KEEPALIVE_INTERVAL, connection.KEEPALIVE_COUNT = 1, 2
 lost, over = threading.Semaphore(0), threading.Event()

@@ -146,7 +146,7 @@ def test_the_ad_of_a_running_job_starts_a_vm_beside_the_jobs_own(pool: Pool) -> 
     before = pool.qemu_of(job)
     said = typed(pool, f"start job {job.cluster}.0\\nstatus\\nsoft-suspend\\nstop\\n", "--dir", scratch)
     assert "#1 START: VM 1 runs" in said
-    assert "#2 STATUS of VM 1: Running, CPU " in said
+    assert "#2 STATUS of VM 1: Running CPU" in said
     assert "#4 STOP of VM 1: done" in said
     assert pool.qemu_of(job) == before
     assert BANNER in (pool.directory / "beside/vm_console.log").read_text()
