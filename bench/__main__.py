@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.lab import reference
 from tests.lab.guest import boot_sector, filling_sector
 from tests.lab.namespace import (
     LAB,
@@ -32,7 +33,6 @@ from tests.lab.namespace import (
     why_not,
 )  # fmt: skip
 from tests.lab.pool import CONFIG, DOMAIN, USER
-from tests.lab.reference import DOMAIN_XML, SCRIPT
 
 from bench import jobs, scale, table
 from bench.table import FLOOR, OURS, REFERENCE
@@ -101,10 +101,7 @@ def prepare(namespace: Namespace, wheel: Path) -> list[str]:
     }
     for kind, sector in images.items():
         image(namespace.exchange, kind).write_bytes(sector.ljust(1 << 20, b"\0"))
-    (namespace.exchange / "domain.xml").write_text(DOMAIN_XML)
-    script = namespace.exchange / "describe-vm"
-    script.write_text(SCRIPT)
-    script.chmod(0o755)
+    reference.describe(namespace.exchange)
     package = namespace.exchange / "watch/bench"
     package.mkdir(parents=True)
     for module in MODULES:

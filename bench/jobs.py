@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from tests.lab import reference
 from tests.lab.guest import make_guest
 from tests.lab.namespace import LAB, OUR_SERVER, REFERENCE_SERVER
 from tests.lab.pool import Pool
-from tests.lab.reference import DOMAIN_XML, SCRIPT
 
 from bench.table import OURS, REFERENCE
 
@@ -29,17 +29,9 @@ SERVERS = {
 }
 
 
-def describe(pool: Pool) -> None:
-    """Give HTCondor's server its description of an emulated guest."""
-    (pool.directory / "domain.xml").write_text(DOMAIN_XML)
-    script = pool.directory / "describe-vm"
-    script.write_text(SCRIPT)
-    script.chmod(0o755)
-
-
 def measure(directory: Path, server: str, wheel: Path) -> dict[int, float]:
     """Run the jobs side by side in a pool of one server; return the seconds of each beside those of its guest."""
-    with Pool(directory, *SERVERS[server]).running(wheel, describe) as pool:
+    with Pool(directory, *SERVERS[server]).running(wheel, lambda pool: reference.describe(pool.directory)) as pool:
         pool.offering()
         jobs = {seconds: pool.submit(f"guest-{seconds}", partial(_make_guest, seconds)) for seconds in GUESTS}
         found = {}

@@ -163,7 +163,7 @@ def with_memory(subject: Subject, mib: int) -> Iterator[Value]:
     subject.probe()
     subject.new_scratch()
     # Where the reference takes the disk of a VM that is to be kept.
-    disk = subject.image(f"half of {mib}", "../shared.img")
+    disk = subject.image(f"half of {mib}", "../kept.img")
     values = {
         "JobVMMemory": mib,
         "RequestMemory": mib,

@@ -1,5 +1,7 @@
 """The script by which HTCondor's own server runs a guest by emulation: its own domain XML asks for KVM."""
 
+from pathlib import Path
+
 DOMAIN_XML = """\
 <domain type='qemu'>
   <name>{name}</name>
@@ -22,3 +24,11 @@ case $disk in /*) ;; *) disk=$(value VM_WORKING_DIR)/$disk ;; esac
 sed -e "s|{name}|$(value VMPARAM_VM_NAME)|" -e "s|{memory}|$(value JobVMMemory)|" \\
     -e "s|{disk}|${disk%%:*}|" /lab/domain.xml
 """
+
+
+def describe(directory: Path) -> None:
+    """Put HTCondor's description of an emulated guest, and the script that fills it, into what is /lab inside."""
+    (directory / "domain.xml").write_text(DOMAIN_XML)
+    script = directory / "describe-vm"
+    script.write_text(SCRIPT)
+    script.chmod(0o755)

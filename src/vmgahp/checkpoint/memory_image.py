@@ -152,7 +152,7 @@ def _cookie(data: bytes) -> str:
 
 # The header of a memory image of libvirt's Xen driver, and the image with other XML.
 #
-# That driver takes the domain's XML only from the image: it does not support a restore with an XML of the caller. So
+# It takes the domain's XML only from the image: it does not support a restore with an XML of the caller. So
 # the image must be given our XML (`vmgahp.checkpoint.substitute`).
 #
 # The layout is ``libxlSavefileHeader`` of libvirt's ``src/libxl/libxl_conf.h``: the magic, the version, the length of

@@ -335,10 +335,11 @@ class Server:
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
         driver = self._get_driver(call.job)
         assert self._settings is not None
-        self._ends_early = self._settings.boolean("VM_END_EARLY") and _is_starter(os.getppid())
         assert self._identity is not None
-        from vmgahp.host import scratch  # before the first reply it would cost too much
+        from vmgahp.host import proc, scratch  # before the first reply they would cost too much
 
+        # No job can give its parent that name.
+        self._ends_early = self._settings.boolean("VM_END_EARLY") and proc.name(os.getppid()) == "condor_starter"
         with self._identity.at_hand():
             scratch.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
             if self._settings.string("VM_POLICY_REQUIREMENTS") and not driver.evaluates_policy:
@@ -535,15 +536,6 @@ class Server:
         else:
             if self._collector is not None:
                 self._collector.end(machine, "the server has ended: " + (self._why_end or "QUIT received"))
-
-
-def _is_starter(pid: int) -> bool:
-    """Return True if a process is condor_starter: the program's name, which no job can give to its parent."""
-    try:
-        with open(f"/proc/{pid}/comm") as file:
-            return file.read() == "condor_starter\n"
-    except OSError:
-        return False
 
 
 def serve(vm_type: str, working_dir: str, environ: "Mapping[str, str]", *, to_stderr: bool) -> int:

@@ -18,6 +18,15 @@ def uid(pid: int) -> int | None:
         return None
 
 
+def name(pid: int) -> str:
+    """Return the name of the program that a process runs, 15 characters at most; "" if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().decode(errors="replace").removesuffix("\n")
+    except OSError:
+        return ""
+
+
 def birth(pid: int) -> str:
     """Return the start of a process in ticks since boot (field 22 of proc_pid_stat(5)); "" if it is not alive.
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 
 import pytest
+from tests.lab import reference
 from tests.lab.guest import make_guest, read_count
 from tests.lab.namespace import LAB, OUR_SERVER, REFERENCE_SERVER, REPOSITORY, wheel_of, why_not
 from tests.lab.pool import Job, Pool
-from tests.lab.reference import DOMAIN_XML, SCRIPT
 from tests.system.pool.outcomes import CHECKPOINT, START
 
 pytestmark = pytest.mark.pool
@@ -111,10 +111,7 @@ class Fates:
 def prepare(pool: Pool) -> None:
     for words in ("add lab0 type bridge", "set lab0 up"):
         pool.run("ip", "link", *words.split())
-    (pool.directory / "domain.xml").write_text(DOMAIN_XML)
-    script = pool.directory / "describe-vm"
-    script.write_text(SCRIPT)
-    script.chmod(0o755)
+    reference.describe(pool.directory)
 
 
 @pytest.fixture(scope="module")

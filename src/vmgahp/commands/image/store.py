@@ -29,6 +29,7 @@ from vmgahp.commands.page import size as in_words
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.start.provision import RECORD
 from vmgahp.findings import BAD, OK, Finding
+from vmgahp.host import proc
 from vmgahp.host.job_user import Identity
 from vmgahp.host.starter import scratch_in
 from vmgahp.host.trust import trouble_with_directory
@@ -180,8 +181,8 @@ def _processes(path: str) -> Iterator[str]:
             for number in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):
                     if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), wanted):
-                        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                            yield f"process {pid} ({file.read().strip()}) has it open"
+                        if name := proc.name(int(pid)):
+                            yield f"process {pid} ({name}) has it open"
                         break
 
 

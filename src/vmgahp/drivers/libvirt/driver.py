@@ -261,9 +261,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
         def begin() -> None:
             descriptors = [os.dup(files.files()[group]) for group in images]
-            usage = pauses.DiskLimits(machine.io_errors, descriptors, limit, kept, self.log)
-            machine.resources.at_end.append(usage.end)
-            usage.begin()
+            watch = pauses.DiskLimits(machine.io_errors, descriptors, limit, kept, self.log)
+            machine.resources.at_end.append(watch.end)
+            watch.begin()
 
         machine.resources.while_running.append(begin)
         try:

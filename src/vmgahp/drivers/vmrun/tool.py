@@ -230,7 +230,7 @@ def explained(doing: str, job_values: Iterable[str] = ()) -> Iterator[None]:
         raise from_vmrun(error, doing, job_values) from error
 
 
-PROCESS_NAME = b"vmware-vmx"
+PROCESS_NAME = "vmware-vmx"
 """The beginning of the processes' names; a debugging build is vmware-vmx-debug."""
 
 KILL_WAIT = 10.0
@@ -315,10 +315,9 @@ def end_process(vmrun: Tool, vmx: str, uid: int, seconds: float, log: Logger) ->
 
 
 def _process(pid: int) -> Process | None:
+    if not proc.name(pid).startswith(PROCESS_NAME):
+        return None
     try:
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            if not file.read(64).startswith(PROCESS_NAME):
-                return None
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             arguments = file.read(1 << 16).split(b"\0")
     except OSError:

@@ -18,6 +18,7 @@ import libvirt
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.link import faults
+from vmgahp.host import proc
 from vmgahp.host.wait import start_thread
 from vmgahp.job import exit_code
 
@@ -429,8 +430,4 @@ def connection_for(settings: Settings, log: Callable[[str], None], usual: str = 
 
 def _probing_for_a_startd() -> bool:
     """Return True if root's startd runs this as its own user, as it does for the probe of all types but kvm and xen."""
-    try:
-        with open(f"/proc/{os.getppid()}/comm") as file:
-            return os.getuid() != 0 and file.read().strip() == "condor_startd"
-    except OSError:
-        return False
+    return os.getuid() != 0 and proc.name(os.getppid()) == "condor_startd"
