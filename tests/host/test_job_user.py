@@ -604,8 +604,10 @@ def test_a_helper_that_dies_is_missed_by_none_but_who_waits_for_it(scratch, fork
         user.write_scratch(str(scratch), "file", b"text")
         assert len(forks) == 2
     with user.at_hand():
+        helper = os.pidfd_open(forks[-1])
         os.kill(forks[-1], signal.SIGKILL)
-        until(lambda: Path(f"/proc/{forks[-1]}/stat").read_text().split()[2] == "Z", "it to be dead")
+        assert select.select([helper], [], [], 45)[0], Path(f"/proc/{forks[-1]}/status").read_text()
+        os.close(helper)
         user.write_scratch(str(scratch), "file", b"text")
     assert all(map(gone, forks))
 
