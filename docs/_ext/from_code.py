@@ -25,6 +25,7 @@ from vmgahp.config.table import SERVER, SETTINGS, Setting
 from vmgahp.daemon import transfer_plugin
 from vmgahp.job import published
 from vmgahp.job.attributes import ATTRIBUTES, OPTIONS, JobAttribute
+from vmgahp.job.scratch_files import FILES
 from vmgahp.protocol import requests
 
 FAMILIES = {
@@ -126,6 +127,11 @@ def _published() -> str:
     return "\n".join(("| attribute | type | meaning |", "|---|---|---|", *rows, ""))
 
 
+def _scratch_files() -> str:
+    rows = [f"| `{file.name}` | {file.content} | {file.travel.value} | `{file.writer}` |" for file in FILES]
+    return "\n".join(("| file | content | goes | written by |", "|---|---|---|---|", *rows, ""))
+
+
 def _verbatim(text: str) -> str:
     return f"```text\n{text}```\n"
 
@@ -137,6 +143,7 @@ def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
     yield "settings-list", _settings_list
     yield "settings-elsewhere", lambda: "\n".join(_setting(setting) for setting in ELSEWHERE)
     yield "settings-retired", lambda: _past(RETIRED)
+    yield "scratch-files", _scratch_files
     yield "words-of-ours", lambda: _words(ours=True)
     yield "words-of-others", lambda: _words(ours=False)
     yield "job-attributes", lambda: _attributes(options=False)

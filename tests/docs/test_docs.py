@@ -224,14 +224,6 @@ def test_the_manual_has_every_option_of_the_daemon() -> None:
     assert [name for name in variables if f"`{name}`" not in page] == []
 
 
-def test_the_page_of_files_names_them_all() -> None:
-    page = (DOCS / "reference/files.md").read_text()
-    code = "\n".join(path.read_text() for path in (ROOT / "src/vmgahp").rglob("*.py"))
-    names = set(re.findall(r'^[A-Z_]+ = "((?:vm|vmware|script)_\w+\.[a-z]+)"', code, re.MULTILINE))
-    assert {"vm_console.log", "vm_exit.json"} <= names
-    assert {name for name in names if f"`{name}`" not in page} == set()
-
-
 def test_the_picture_of_the_states_has_every_transition(extensions: None) -> None:
     import state_diagram
 

@@ -1,12 +1,13 @@
 """Names in a scratch directory that are not the job's."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 import vmgahp
-from vmgahp.job.scratch_files import is_reserved
+from vmgahp.job.scratch_files import FILES, is_reserved
 
 
 @pytest.mark.parametrize(
@@ -40,3 +41,8 @@ def test_every_file_that_the_code_names_is_known() -> None:
     named = set(re.findall(r'"((?:[a-z]+_checkpoint|vm_[a-z_]+)\.[a-z]{3,5})"', text))
     assert {"vm_exit.json", "vm_suspend.mem", "vm_screenshot.png"} <= named
     assert {name for name in named if not is_reserved(name)} == set()
+
+
+def test_every_file_has_a_module_that_writes_it() -> None:
+    writers = {file.writer.replace("/", ".") for file in FILES}
+    assert [writer for writer in writers if not importlib.util.find_spec(f"vmgahp.{writer}")] == []

@@ -1,4 +1,4 @@
-"""The names of files in a scratch directory: which ones are reserved, and which are transferred.
+"""The table of the files in a scratch directory: writers, reserved names, ways home.
 
 A reserved name belongs to HTCondor or this daemon. Such a file is neither an input nor an output of the job: guests
 need not see it, and must not replace it.
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.host import job_user, scratch
@@ -24,34 +26,78 @@ _BEGINNINGS = (
 )
 """The prefixes of HTCondor's files, and of our temporary files."""
 
-_OURS = frozenset(
-    (
-        "vm_access.json",
-        "vm_catalog.json",
-        "vm_checkpoint.json",
-        "vm_checkpoint.mem",
-        "vm_choice.json",
-        "vm_choice.vmx",
-        "vm_cidata.iso",
-        "vm_console.log",
-        "vm_data_files.iso",
-        "vm_error.txt",
-        "vm_exit.json",
-        "vm_metrics.jsonl",
-        "vm_outputs",
-        "vm_outputs.tar",
-        "vm_policy.txt",
-        "vm_run.json",
-        "vm_run.tar",
-        "vm_run_state.txt",
-        "vm_screenshot.png",
-        "vm_screenshot.ppm",
-        "vm_stderr",
-        "vm_stdout",
-        "vm_suspend.mem",
-        "vm_vnc.json",
-    )
-)
+
+class Travel(Enum):
+    """The ways of a file whose job names only ``vm_outputs/`` in `transfer_output_files`."""
+
+    HOME = "home, and with a checkpoint"
+    CHECKPOINT = "with a checkpoint"
+    NOWHERE = "nowhere: each start makes it anew"
+
+
+class ScratchFile(NamedTuple):
+    """A file that this daemon writes into a scratch directory, as the job's user."""
+
+    name: str
+    content: str
+    """A phrase in Markdown for docs/reference/files.md, which is made from `FILES`; its links are relative to it."""
+    writer: str
+    """The module below ``vmgahp`` that writes it."""
+    travel: Travel
+
+
+_HOW_IT_ENDED = "../how-to/exit-codes.md"
+_RUN = "`VMPARAM_vm_Run`"
+
+FILES = tuple(
+    ScratchFile(name, content, writer, travel)
+    for travel, rows in {
+        Travel.HOME: (
+            ("vm_exit.json", f"[how the VM ended]({_HOW_IT_ENDED})", "drivers/exit_record"),
+            ("vm_console.log", "the guest's serial console, at most `VM_CONSOLE_LOG_MAX`", "host/serial_capture"),
+            ("vm_metrics.jsonl", "[what the VM used](metrics.md)", "metrics/file"),
+            ("vm_error.txt", "why a START failed and what to do; removed by the next START. A held job transfers "
+             "nothing, so that it stays on the node", "daemon/server"),
+            ("vm_policy.txt", "the changes of `VM_POLICY`, a diff without passwords", "drivers/libvirt/start/hooks"),
+            ("vm_stdout", f"the output of {_RUN}, if the job names no file for it", "drivers/libvirt/program"),
+            ("vm_stderr", "its error output, likewise", "drivers/libvirt/program"),
+            ("vm_screenshot.png", f"the [screen of a failed guest]({_HOW_IT_ENDED}#a-picture-of-a-failure)",
+             "drivers/libvirt/life/guest"),
+            ("vm_screenshot.ppm", "the same, where libvirt makes no PNG", "drivers/libvirt/life/guest"),
+        ),
+        Travel.CHECKPOINT: (
+            ("vm_checkpoint.json", "the manifest of a [checkpoint](../explanation/checkpoints.md); "
+             "`….restarting` while it is restored, `….refused-<n>` if it could not be used", "checkpoint/store"),
+            ("vm_checkpoint.mem", "the memory of a checkpoint under libvirt", "drivers/libvirt/life/save"),
+            ("vm_suspend.mem", "the memory of a suspended VM; removed when it resumes or ends",
+             "drivers/libvirt/life/save"),
+            ("vm_catalog.json", "the [catalog image](../how-to/images.md) of each `<device>-<name>.qcow2`, the job's "
+             "overlay of it", "drivers/libvirt/start/provision"),
+            ("vm_choice.json", "the VM type that was chosen for `vm_type = any`", "drivers/any"),
+            ("vm_choice.vmx", "the `.vmx` that was made for it", "drivers/any"),
+            ("vm_run.json", f"the inputs of {_RUN}; removed at its end", "drivers/libvirt/program/drive"),
+            ("vm_run_state.txt", "the progress of the program; removed at its end", "drivers/libvirt/program/monitor"),
+            ("vm_outputs.tar", "its outputs as the guest sends them, unpacked into `vm_outputs` (first `.vm_outputs`); "
+             "kept if they cannot be unpacked, or if `transfer_output_files` does not name `vm_outputs/`",
+             "drivers/libvirt/program"),
+        ),
+        Travel.NOWHERE: (
+            ("vm_cidata.iso", "the drive with cloud-init's data", "job/cloud_init"),
+            ("vm_data_files.iso", "the drive with the files of `VMPARAM_vm_Data_Files`", "job/disks"),
+            ("vm_run.tar", f"the drive with the program of {_RUN} and its inputs", "drivers/libvirt/program/drive"),
+            ("vm_vnc.json", "the display's host, port and one-time password; mode 0600", "drivers/libvirt/driver"),
+            ("vm_access.json", "the [ports that lead to the guest](../how-to/getting-in.md); mode 0600",
+             "drivers/libvirt/start/forwarding"),
+        ),
+    }.items()
+    for name, content, writer in rows
+)  # fmt: skip
+"""Every file of this daemon's by its fixed name."""
+
+DIRECTORY = "vm_outputs"
+"""The directory of the outputs, with a slash in the submit file, so that HTCondor transfers its content only."""
+
+_OURS = {DIRECTORY, *(file.name for file in FILES)}
 
 
 def is_reserved(name: str) -> bool:
@@ -61,19 +107,11 @@ def is_reserved(name: str) -> bool:
     return ours in _OURS or top.startswith(_BEGINNINGS) or top == "lost+found"
 
 
-DIRECTORY = "vm_outputs"
-"""The directory of the outputs, with a slash in the submit file, so that HTCondor transfers its content only."""
-
-AT_END = (
-    *("vm_exit.json", "vm_console.log", "vm_metrics.jsonl", "vm_error.txt", "vm_policy.txt"),
-    *("vm_stdout", "vm_stderr", "vm_screenshot.png", "vm_screenshot.ppm"),
-)
+AT_END = tuple(file.name for file in FILES if file.travel is Travel.HOME)
 """The files that are transferred with the outputs, if they exist."""
-
 ON_THEIR_OWN = ("_condor_stdout", "_condor_stderr")
 """The files that HTCondor always transfers."""
-MADE_ANEW = ("vm_cidata.iso", "vm_data_files.iso", "vm_run.tar")
-"""The drives that are made at every start."""
+MADE_ANEW = tuple(file.name for file in FILES if file.travel is Travel.NOWHERE)
 
 
 def left_behind(ad: JobAd) -> tuple[str, ...] | None:
