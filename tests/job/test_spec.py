@@ -229,17 +229,18 @@ def test_the_engine_has_given_up_its_rights_before_it_reads():
     """With all its code, which the job's user may not be able to read; so nothing more is loaded then."""
     words = [sys.executable, "-I", "-m", "vmgahp.job.engine", "54321", "54321"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        limits = Path(f"/proc/{process.pid}/limits")
+        place = Path(f"/proc/{process.pid}")
         end = time.monotonic() + 30
-        while not re.search(rf"^Max cpu time +{engine.CPU_SECONDS} ", limits.read_text(), re.MULTILINE):
+        # Its uid is the last thing that it changes.
+        while not re.search(r"^Uid:(\t54321){4}$", (place / "status").read_text(), re.MULTILINE):
             assert time.monotonic() < end
             time.sleep(0.01)
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        assert re.search(r"^Uid:(\t54321){4}$", status, re.MULTILINE)
+        status = (place / "status").read_text()
         assert re.search(r"^Gid:(\t54321){4}$", status, re.MULTILINE)
         assert re.search(r"^Groups:\s*$", status, re.MULTILINE)
         assert re.search(r"^CapEff:\t0+$", status, re.MULTILINE)
-        seen = limits.read_text()
+        seen = (place / "limits").read_text()
+        assert re.search(rf"^Max cpu time +{engine.CPU_SECONDS} ", seen, re.MULTILINE)
         assert re.search(rf"^Max address space +{engine.MOST_MEMORY} ", seen, re.MULTILINE)
         assert re.search(r"^Max file size +0 ", seen, re.MULTILINE)
         answer, _ = process.communicate(json.dumps({"ad": [("A", "1+1")], "wanted": ["A"]}).encode())
