@@ -1,4 +1,4 @@
-"""Waiting with a deadline: for a descriptor, a lock, an attempt or a block; and threads."""
+"""Waiting with a deadline: for a descriptor, a lock, an attempt, a task or a block; and threads."""
 
 import select
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from fcntl import LOCK_NB, flock
 from queue import SimpleQueue
 from threading import Event, Thread
 from time import monotonic, sleep
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from vmgahp.errors import MachineFault
 
@@ -59,6 +59,33 @@ def start_thread(name: str, run: Callable[..., object], *arguments: object) -> T
     return thread
 
 
+class Task(Generic[T]):
+    """A piece of work in a thread of its own, which its caller may abandon."""
+
+    def __init__(self, name: str, work: Callable[[], T]) -> None:
+        """Start the thread. Raises `MachineFault` as `start_thread` does."""
+        self.error: BaseException | None = None
+        self._ended = Event()
+        start_thread(name, self._run, work)
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._result = work()
+        except BaseException as error:  # noqa: BLE001 - passed on to the waiting caller
+            self.error = error
+        self._ended.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the work; return True if it has ended within `seconds`."""
+        return self._ended.wait(max(0.0, seconds))
+
+    def result(self) -> T:
+        """Return the result of work that has ended, or raise its exception."""
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+
 class Worker:
     """A thread with a queue, which handles its items in order, and sleeps while there are none."""
 
@@ -102,6 +129,3 @@ def overseen(name: str, seconds: float, give_up: Callable[[], None]) -> Iterator
     finally:
         over.set()
         watching.join()
-
-
-__all__ = ["AGAIN_INTERVAL", "Worker", "overseen", "start_thread"]

@@ -21,7 +21,7 @@ from tests import jobs
 from tests.peer import environment
 from vmgahp import config
 from vmgahp.daemon import transfer_plugin
-from vmgahp.drivers.libvirt.start.describe import ONE_TIME, HostResources
+from vmgahp.drivers.libvirt.start.describe import NO_UUID, ONE_TIME
 from vmgahp.job.ad import JobAd
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def defined(connection: libvirt.virConnect, domain: str) -> str:
     import libvirt
 
     domain = domain.replace(f'passwd="{ONE_TIME}"', "")  # which is longer than any
-    domain = domain.replace(HostResources().uuid, str(uuid.uuid4()))
+    domain = domain.replace(NO_UUID, str(uuid.uuid4()))
     made = connection.defineXMLFlags(domain, libvirt.VIR_DOMAIN_DEFINE_VALIDATE)
     try:
         return str(made.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))

@@ -10,7 +10,6 @@ import threading
 import time
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 
 import libvirt
 import pytest
@@ -379,8 +378,7 @@ def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
 
 
 def taken(way: LibvirtConnection, uuid: str, scratch: Path, user: Identity, said: list[str]) -> None:
-    of = SimpleNamespace(connection=way, name="test", uuid=uuid)
-    guest.Screenshot(of, str(scratch), user, said.append).take()  # type: ignore[arg-type]
+    guest.LibvirtGuest("test", uuid, "test", way, said.append).take_screenshot(str(scratch), user)
 
 
 def test_a_picture_that_is_too_large_is_not_kept(

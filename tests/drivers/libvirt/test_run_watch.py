@@ -11,7 +11,7 @@ import pytest
 
 from tests import jobs
 from vmgahp import errors, lifecycle
-from vmgahp.drivers.libvirt.program import RunOutputs, monitor
+from vmgahp.drivers.libvirt.program import monitor
 from vmgahp.drivers.libvirt.program.monitor import QUIET_SECONDS, STATE_FILE, ProgramMonitor, RunProgress, read
 from vmgahp.drivers.libvirt.start.describe import CONTROL, OUTPUTS
 from vmgahp.drivers.resources import Resources
@@ -21,6 +21,7 @@ from vmgahp.job.exit_code import CRASHED, DESTROYED, GONE, POWERED_OFF, Ending, 
 from vmgahp.job.scratch_files import OutputDirectory
 
 BOOT, LIMIT = 600, 60
+RUN = SimpleNamespace(boot_timeout=BOOT, time_limit=LIMIT, outputs=None)
 
 
 class Machine:
@@ -94,9 +95,12 @@ class Scene:
         self.watch = self.made()
 
     def made(self, progress: RunProgress = RunProgress()) -> ProgramMonitor:  # noqa: B008 - it does not change
-        identity = jobs.owner(self.scratch)
-        files = RunOutputs(str(self.scratch), ("*",), 0, identity, self.machine.log)
-        return ProgramMonitor(self.machine, files, progress, BOOT, LIMIT)  # type: ignore[arg-type]
+        made = self.watching()
+        made.progress = progress
+        return made
+
+    def watching(self, kept: int = 0) -> ProgramMonitor:
+        return ProgramMonitor(self.machine, RUN, str(self.scratch), kept, jobs.owner(self.scratch))  # type: ignore[arg-type]
 
     def send(self, data: bytes) -> None:
         self.file.write_bytes(data)
@@ -315,14 +319,12 @@ def test_outputs_and_their_archive_share_what_the_job_has_asked_for(scene: Scene
     assert "they take more than" in scene.watch.failure[1]
 
 
-def test_outputs_leave_to_other_jobs_what_is_kept_free(scratch: Path) -> None:
+def test_outputs_leave_to_other_jobs_what_is_kept_free(scene: Scene) -> None:
     data = archive(a=b"x")
-    (scratch / "vm_outputs.tar").write_bytes(data)
-    identity = jobs.owner(scratch)
-    jobs.own(scratch, scratch / "vm_outputs.tar")
-    files = RunOutputs(str(scratch), ("*",), 1 << 62, identity, print)
-    files.unpack(1 << 30)
-    assert "they take more than the 0 MiB" in files.problem
+    scene.send(data)
+    scene.watch = scene.watching(kept=1 << 62)
+    scene.hear(*BEGUN, "ended exit 0", f"outputs {len(data)}")
+    assert "they take more than the 0 MiB" in scene.watch.failure[1]
 
 
 @pytest.mark.parametrize("lines", [(), BEGUN, (*BEGUN, "ended signal 9"), (*BEGUN, "ended exit 3", "outputs 0")])
@@ -350,9 +352,8 @@ def test_a_vm_whose_program_nobody_can_follow_is_lost_and_no_failure_of_the_jobs
 
     scene.machine.resources.exit = SimpleNamespace(program=None)  # type: ignore[assignment]
     monkeypatch.setattr(threads, "start_thread", none_left)
-    scene.machine.launch = SimpleNamespace(restart=None)  # type: ignore[attr-defined]
-    run = SimpleNamespace(boot_timeout=BOOT, time_limit=LIMIT, outputs=None)
-    spec = SimpleNamespace(working_dir=str(scene.scratch), devices=SimpleNamespace(run=run), sent=(False, None))
+    scene.machine.restart = None  # type: ignore[attr-defined]
+    spec = SimpleNamespace(working_dir=str(scene.scratch), devices=SimpleNamespace(run=RUN), sent=(False, None))
     monitor.begin(scene.machine, spec, 0, jobs.owner(scene.scratch))  # type: ignore[arg-type]
     assert scene.machine.given_up == [("", "")]
     assert "No thread can be started." in scene.machine.said[-1]

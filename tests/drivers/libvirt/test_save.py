@@ -98,7 +98,7 @@ def test_a_suspended_vm_is_sparse_where_that_can_be_restored_and_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", "image_format", raising=False)
-    monkeypatch.setattr(save, "can_be_held", lambda _descriptor: can_be_held)
+    monkeypatch.setattr(save.substitute, "can_be_held", lambda _descriptor: can_be_held)
     saver = save.Saver(str(scratch), user, Settings({}), pytest.fail)
     saver.may_travel = may_travel
     domain = Domain()

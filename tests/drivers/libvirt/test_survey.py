@@ -226,7 +226,7 @@ def test_a_passt_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_user_networking_without_passt_is_qemus_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "has_passt", lambda _capabilities: False)
+    monkeypatch.setattr(capabilities, "has_passt", lambda _capabilities: False)
     found = look("qemu", **USER_NETWORK)
     assert found.networking == ["user"]
     assert "slirp" in finding(found, "network user").looked_at
@@ -236,7 +236,7 @@ def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(monkeyp
     def broken(_identity: Identity, _end: float) -> None:
         raise errors.MachineFault("passt does not start: no namespaces.", "allow them.")
 
-    monkeypatch.setattr(survey, "has_passt", lambda _capabilities: True)
+    monkeypatch.setattr(capabilities, "has_passt", lambda _capabilities: True)
     monkeypatch.setattr(trials, "start_passt", broken)
     found = look("qemu", **USER_NETWORK)
     assert not found.networking

@@ -18,23 +18,19 @@ from vmgahp.domain.restore import reconcile
 from vmgahp.drivers.base import Logger, Survey
 from vmgahp.drivers.libvirt import program
 from vmgahp.drivers.libvirt.life import pauses, usage
-from vmgahp.drivers.libvirt.life.guest import LibvirtGuest, Screenshot
-from vmgahp.drivers.libvirt.life.machine import CALL_SECONDS, LaunchPlan, LibvirtMachine
+from vmgahp.drivers.libvirt.life.guest import LibvirtGuest
+from vmgahp.drivers.libvirt.life.machine import CALL_SECONDS, LibvirtMachine
 from vmgahp.drivers.libvirt.life.save import LEFTOVERS, LIBVIRT, LibvirtCheckpoints, LibvirtRestart, Saver
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, connection_for
-from vmgahp.drivers.libvirt.link.faults import DESCRIPTION
 from vmgahp.drivers.libvirt.program import drive, monitor
 from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, provision, second_look
 from vmgahp.drivers.libvirt.start.describe import VNC_FILE, Describer, Plan, first_attribute, has_display
-from vmgahp.drivers.libvirt.start.disks import DiskFiles
-from vmgahp.drivers.libvirt.start.forwarding import Relay
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import PASST, RELAY, Resources
 from vmgahp.findings import Begun
 from vmgahp.host import job_user, kvm, scratch, system_logs
-from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import sweep
 from vmgahp.job import published
 from vmgahp.job.ad import JobAd
@@ -61,13 +57,12 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     usual_uri = ""
     evaluates_policy = True
 
-    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
+    def __init__(self, vm_type: str, settings: Settings, identity: job_user.Identity, log: Logger) -> None:
         super().__init__(vm_type, settings, identity, log)
         self.connection = connection_for(settings, log, self.usual_uri)
         self.checkpoints_of = LibvirtCheckpoints(self.checkpoints, identity, self.connection, log)
         self._describer = self.describer(settings, identity, self.connection, log)
-        self._kvm: Begun[str] | None = None
-        """The check of KVM for the next start, if it has begun."""
+        self._kvm: Begun[str] | None = None  # the check of KVM for the next start, if it has begun
 
     # The contract
 
@@ -109,7 +104,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def show(self, plan: Plan) -> str:
         self._require_free_macs(plan.spec)
         try:
-            return self._describer.show(plan._replace(spec=self._with_macs(plan, "", dry=True)))
+            spec = hooks.with_macs(plan.view, self.log, plan.spec, "", dry=True)
+            return self._describer.show(plan._replace(spec=spec))
         except libvirt.libvirtError as error:
             raise faults.from_libvirt(error, f"describing {plan.spec.name}") from error
 
@@ -143,13 +139,13 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         try:
             self._create(machine, plan)
         finally:
-            if restart := machine.launch.restart:
+            if restart := machine.restart:
                 restart.close()
         if restart:
             machine.store.discard()
 
     def keep(self, machine: LibvirtMachine, plan: Plan) -> None:
-        spec, resources, xml = plan.spec, machine.resources, machine.launch.described.xml
+        spec, resources, xml = plan.spec, machine.resources, machine.described.xml
         resources.not_started.clear()
         if made := provision.files_made(spec):
             resources.at_end.append(partial(provision.remove, self.identity, spec.working_dir, *made))
@@ -167,21 +163,21 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             kept = disks.kept_free(self.settings, spec.working_dir)
             resources.while_running.append(partial(monitor.begin, machine, spec, kept, self.identity))
         if has_display(xml):
-            machine.screenshot = Screenshot(machine.guest, spec.working_dir, self.identity, self.log).take
+            machine.screenshot = partial(machine.guest.take_screenshot, spec.working_dir, self.identity)
         self._publish_vnc(spec, machine, xml)
         machine.resumed = lambda: self._publish_vnc(spec, machine, machine.saved_xml)  # its port may have changed
-        if resources.access:
-            if resources.access.means == RELAY:
-                relay = Relay(self.identity, self.log, spec.name, resources.access.address, resources.access.ports)
+        if way := resources.access:
+            if way.means == RELAY:
+                relay = forwarding.Relay(self.identity, self.log, spec.name, way.address, way.ports)
                 machine.has_address = relay.lead_to
                 resources.at_end.append(relay.end)
-            forwarding.tell(resources.access, spec.name, spec.working_dir, self.identity, self.log)
-            resources.news.publish(published.SSH, resources.access.words or None)
-        if changes := machine.launch.described.changes:
+            forwarding.tell(way, spec.name, spec.working_dir, self.identity, self.log)
+            resources.news.publish(published.SSH, way.words or None)
+        if changes := machine.described.changes:
             hooks.tell_owner(machine, changes, spec.working_dir, self.identity, self.log)
         if plan.afresh:
             resources.news.say(f"The VM starts afresh: its checkpoint cannot be used ({plan.afresh})")
-        elif machine.launch.restart:
+        elif machine.restart:
             resources.news.say("The VM goes on from its checkpoint")
         self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
 
@@ -206,16 +202,15 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         def destroy(libvirtd: libvirt.virConnect) -> bool:
             try:
                 domain = domains.matching(libvirtd, match, uuid)
-                if domain is None:
-                    return False
-                name = domain.name()
-                domains.end(domain)
-                self._forget_firmware(name)
+                if domain is not None:
+                    name = domain.name()
+                    domains.end(domain)
+                    self._forget_firmware(name)
             except libvirt.libvirtError as error:
-                if faults.is_no_domain(error):
-                    return False
-                raise
-            return True
+                if not faults.is_no_domain(error):
+                    raise
+                return False
+            return domain is not None
 
         sweep()  # removes the console's socket of a server that was killed
         fault: errors.Fault
@@ -291,7 +286,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             capabilities.require_hypervisor(self.connection, fixed, self.settings)
         if fixed and fixed != "kvm":
             return fixed
-        reason = self._why_no_kvm()
+        begun, self._kvm = self._kvm, None
+        try:
+            reason = begun.result() if begun else kvm.check()
+        except errors.MachineFault:  # no thread was left for it
+            reason = kvm.check()
         if not reason:
             return "kvm"
         if not fixed and self.settings.boolean("VM_ALLOW_EMULATION"):
@@ -299,17 +298,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             return "qemu"
         raise kvm_fault(reason)
 
-    def _why_no_kvm(self) -> str:
-        """Return the result of the check that `get_ready` has begun, or of one now."""
-        begun, self._kvm = self._kvm, None
-        try:
-            return begun.result() if begun else kvm.check()
-        except errors.MachineFault:  # no thread was left for it
-            return kvm.check()
-
     def _prepare(self, plan: Plan, restart: LibvirtRestart | None, resources: Resources) -> LibvirtMachine:
         """Make the VM's resources, description and guardian. Raises `errors.Fault`, OSError and `Unusable`."""
-        spec = self._with_macs(plan, restart.manifest.facts["xml"] if restart else "", dry=False)
+        saved = restart.manifest.facts["xml"] if restart else ""
+        spec = hooks.with_macs(plan.view, self.log, plan.spec, saved, dry=False)
         self._hand_out(spec, resources)
         plan = plan._replace(spec=spec)
         uuid = restart.manifest.facts["uuid"] if restart else domains.new_uuid()
@@ -328,7 +320,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             described = described._replace(xml=restart.description(described.xml, self.connection.uri, self.reconcile))
         guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self.connection, self.log)
         if domains.is_qemu(plan.domain_type):
-            guest.files = DiskFiles(spec, self.identity, may_chown=self.connection.uri != SESSION_URI)
+            guest.files = disks.DiskFiles(spec, self.identity, may_chown=self.connection.uri != SESSION_URI)
             resources.at_end.append(guest.files.close)
             described = described._replace(xml=guest.files.open(described.xml))
             disks.require_space(spec, guest.files, self.settings)
@@ -348,20 +340,13 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         machine.no_checkpoint = cannot or self.checkpoints_of.why_not(spec) or saver.cannot
         machine.store = self.checkpoints_of.store(plan.checkpoint_spec)
         machine.write_checkpoint = partial(self.checkpoints_of.write, plan.checkpoint_spec, plan.domain_type)
-        machine.launch = LaunchPlan(described, restart)
+        machine.described, machine.restart = described, restart
         machine.limits = usage.limits_of(spec, self.settings, plan.domain_type, self.connection.uri, described.xml)
         machine.step("prepare.guarded")
         return machine
 
-    def _as_there_is(self, xml: str, resources: Resources) -> str:
-        """Return the description without the ports that others have taken meanwhile, on which passt would fail."""
-        if resources.access is None or resources.access.means != PASST:
-            return xml
-        resources.access = forwarding.as_free(resources.access)
-        return forwarding.without_taken(xml, self.log)
-
     def _create(self, machine: LibvirtMachine, plan: Plan) -> None:
-        (xml, authors, macs, *_), restart = machine.launch
+        (xml, authors, macs, *_), restart = machine.described, machine.restart
         spec = plan.spec
         began = time.time()
         made = False
@@ -396,7 +381,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             try:
                 machine.make(image, wanted, check)
             except libvirt.libvirtError as error:
-                xml = self._as_there_is(xml, machine.resources)
+                if (access := machine.resources.access) and access.means == PASST:
+                    # Leave out the ports that others have taken meanwhile, on which passt would fail.
+                    machine.resources.access = forwarding.as_free(access)
+                    xml = forwarding.without_taken(xml, self.log)
                 if made or xml == wanted or faults.is_connection_loss(error):
                     raise
                 self.log(f"{machine.name} does without what others have taken meanwhile: {error}")
@@ -432,13 +420,13 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self, error: libvirt.libvirtError, doing: str, words: str, machine: LibvirtMachine, plan: Plan
     ) -> errors.Fault:
         """Return the fault for an error of a start; QEMU's last `words` may tell more about it."""
-        described = machine.launch.described
+        described = machine.described
         chosen = [disk.path for disk in plan.spec.disks]
         chosen += [image.path for disk in plan.spec.disks for image in disk.backing]
         fault = faults.from_libvirt(error, doing, chosen, words)
         rule = faults.classify(error, chosen, words)
         scripted = bool(self.settings.xml_script())
-        if rule is DESCRIPTION and hooks.hooks_are_to_blame(described, self.connection):
+        if rule is faults.DESCRIPTION and hooks.hooks_are_to_blame(described, self.connection):
             fault = hooks.refused(fault.problem, described.authors)
             if not scripted:
                 return fault
@@ -448,7 +436,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         elif not rule.job_may_cause and not scripted:
             return fault
         # A start without the checkpoint shows if that is to blame.
-        return fault if machine.launch.restart else self._second_look(fault, plan)
+        return fault if machine.restart else self._second_look(fault, plan)
 
     def _second_look(self, fault: errors.Fault, plan: Plan, *, with_disk: bool = False) -> errors.Fault:
         return second_look.judge(fault, plan, self._describer, self.connection, self.log, with_disk=with_disk)
@@ -459,10 +447,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
         """Return the reason why the VM's memory cannot be saved to a file; empty if it can."""
         return capabilities.no_saving(domain_type)
-
-    def _with_macs(self, plan: Plan, saved: str, *, dry: bool) -> JobSpec:
-        """Return the job with the addresses of VM_MAC_HOOK; `saved` is the XML of its checkpoint."""
-        return hooks.with_macs(plan.view, self.log, plan.spec, saved, dry=dry)
 
     def _hand_out(self, spec: JobSpec, resources: Resources) -> None:
         """Configure DHCP with the IP addresses of VM_MAC_HOOK, until the guest's end. Raises `errors.Fault`."""

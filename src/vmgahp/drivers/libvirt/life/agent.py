@@ -6,8 +6,6 @@ query at a time, with a timeout of `ANSWER_SECONDS`, and an agent that does not 
 Of its answers only valid addresses are accepted, and only a limited number of them.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -40,22 +38,17 @@ class GuestAgent:
     """The agent of one guest, which may be missing."""
 
     def __init__(self, guest: LibvirtGuest, macs: Iterable[str], log: Logger) -> None:
-        self.addresses: tuple[str, ...] = ()
-        """The addresses of the guest's NICs in its last answer."""
+        self.addresses: tuple[str, ...] = ()  # the addresses of the guest's NICs in its last answer
         self._guest = guest
         self._macs = frozenset(macs)
         self._log = log
         self._lock = threading.Lock()
         self._is_asked = False
-        self._run = 0
-        """The ID of the domain, which changes with each run of the guest, whose agent has the timeout set."""
-        self._is_late = False
-        """True if the guest's clock has stood still."""
-        self._due = 0.0
-        """The time of the next query, by the monotonic clock."""
+        self._run = 0  # the ID of the domain, which changes with each run of the guest, whose agent has the timeout set
+        self._is_late = False  # True if the guest's clock has stood still
+        self._due = 0.0  # the time of the next query, by the monotonic clock
         self._wait = ASK_INTERVAL
-        self._is_mute = False
-        """True if it has not answered the last query."""
+        self._is_mute = False  # True if it has not answered the last query
 
     def look(self) -> None:
         """Start a query if one is due, without waiting for it. Called from libvirt's event thread too."""
@@ -79,21 +72,19 @@ class GuestAgent:
         """Make the agent power off its guest; return True if it does. Waits for `seconds` at most."""
         if not self._guest.watch.has_agent or self._is_mute:
             return False
-        taken = threading.Event()
-        obeys: list[bool] = []
 
-        def ask() -> None:
+        def ask() -> bool:
             with suppress(libvirt.libvirtError, errors.Fault):
                 self._guest.call(self._power_off)
-                obeys.append(True)
-            taken.set()
+                return True
+            return False
 
         try:
-            wait.start_thread("power off by the guest agent", ask)
+            asked = wait.Task("power off by the guest agent", ask)
         except errors.MachineFault:
             return False
-        taken.wait(min(seconds, POWER_OFF_SECONDS))
-        return bool(obeys) or self._guest.watch.gone.is_set()
+        obeys = asked.wait(min(seconds, POWER_OFF_SECONDS)) and asked.result()
+        return obeys or self._guest.watch.gone.is_set()
 
     def _power_off(self, domain: libvirt.virDomain) -> None:
         # libvirt waits a minute for the guest to be off, not for an answer: agents send none.
@@ -128,9 +119,8 @@ class GuestAgent:
                 self._log(f"{self._guest.name}: its guest agent does not set its clock: {error}")
             self._is_late = False
         if self._macs:
-            self.addresses = believed(
-                domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT), self._macs
-            )
+            source = libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT
+            self.addresses = believed(domain.interfaceAddresses(source), self._macs)
 
     def _limit(self, domain: libvirt.virDomain) -> None:
         """Set the timeout, without which libvirt waits for ever; libvirt forgets it with the run."""
@@ -173,7 +163,6 @@ Call = Callable[[Callable[[libvirt.virDomain], dict[str, Any]]], dict[str, Any]]
 
 _SOURCES = (libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_ARP)
 
-
 PATIENCE = 0.5
 """Seconds that a STATUS waits for an answer, which comes within milliseconds."""
 PAUSE = 60.0
@@ -187,14 +176,12 @@ class GuestAddress:
         self.found: tuple[str, ...] = ()
         self._asking = threading.Lock()
         """A lock that is held while libvirt is asked: each query that hangs occupies one of its workers."""
-        self._due = 0.0
-        """The time from which it may be asked again, by the monotonic clock."""
+        self._due = 0.0  # the time from which it may be asked again, by the monotonic clock
 
     def find(self, call: Call) -> tuple[str, ...]:
         """Return the addresses; empty while unknown. `call` may hang, in a thread for which this waits `PATIENCE`."""
         if self.found or monotonic() < self._due or not self._asking.acquire(False):
             return self.found
-        answered = threading.Event()
 
         def ask() -> None:
             try:
@@ -202,15 +189,12 @@ class GuestAddress:
                     self.found = self.found or _from(call, source)
             finally:
                 self._asking.release()
-                answered.set()
 
         try:
-            wait.start_thread("the guest's address", ask)
+            if not wait.Task("the guest's address", ask).wait(PATIENCE):
+                self._due = monotonic() + PAUSE
         except errors.MachineFault:
             self._asking.release()  # the next STATUS tries again
-            return ()
-        if not answered.wait(PATIENCE):
-            self._due = monotonic() + PAUSE
         return self.found
 
 

@@ -1,9 +1,8 @@
 """One domain of libvirt: its look-up, queries, operations, start, and screenshot."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TypeVar
 
 import libvirt
@@ -24,6 +23,13 @@ Check = Callable[[libvirt.virConnect, libvirt.virDomain, str], None]
 EVENT_WAIT = 2.0
 """Seconds to wait for a domain's event, which is missing if libvirtd was down then."""
 
+NAMES = {"image/png": "vm_screenshot.png", "image/x-portable-pixmap": "vm_screenshot.ppm"}
+"""The file in the scratch directory for each media type that virDomainScreenshot returns."""
+MOST_BYTES = 32 << 20
+DEADLINE = 5.0
+"""Seconds by which a screenshot may delay the operation on the VM."""
+_CHUNK = 256 << 10
+
 
 class LibvirtGuest:
     """A domain, identified by its name and UUID."""
@@ -32,12 +38,12 @@ class LibvirtGuest:
         self.name = name
         self.uuid = uuid
         self.type = domain_type
-        self.files: DiskFiles | None = None
-        """The files of the job's disks that its QEMU gets."""
+        self.files: DiskFiles | None = None  # the files of the job's disks that its QEMU gets
         self.connection = connection
         self.watch = connection.watch(uuid, name)
         self._log = log
         self._domain: libvirt.virDomain | None = None
+        self._is_shot = False
         self.noted_pid = 0
         """The pid of its process when that was last looked up. To act on the process, use `known_pid`."""
 
@@ -74,22 +80,18 @@ class LibvirtGuest:
 
     # Starting
 
-    def made_from(self, xml: str) -> Make:
-        """Return a function that makes the domain for `begin`: paused, if its libvirt driver can start it so."""
-
-        def make(connection: libvirt.virConnect) -> libvirt.virDomain:
-            with self.defined(connection, xml) as domain:
-                if domain is not None:
-                    domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
-                    return domain
-            try:
-                return connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
-            except libvirt.libvirtError as error:
-                if not faults.is_unknown_flag(error):
-                    raise
-            return connection.createXML(xml, 0)
-
-        return make
+    def create(self, xml: str, connection: libvirt.virConnect) -> libvirt.virDomain:
+        """Make the domain for `begin`: paused, if its libvirt driver can start it so."""
+        with self.defined(connection, xml) as domain:
+            if domain is not None:
+                domain.createWithFlags(libvirt.VIR_DOMAIN_START_PAUSED)
+                return domain
+        try:
+            return connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
+        except libvirt.libvirtError as error:
+            if not faults.is_unknown_flag(error):
+                raise
+        return connection.createXML(xml, 0)
 
     @contextmanager
     def defined(self, connection: libvirt.virConnect, xml: str) -> Iterator[libvirt.virDomain | None]:
@@ -146,26 +148,19 @@ class LibvirtGuest:
     def pid(self) -> int:
         """Return the pid of the process that runs the guest, or 0 if there is none on this machine."""
         if not self.known_pid():
-            self.noted_pid = self._find_pid()
+            self.noted_pid = next(filter(self.is_ours, self._pids()), 0)
         return self.noted_pid
 
     def known_pid(self) -> int:
         """Return the pid of the process found by the last look-up, if it still runs the guest; else 0."""
         return self.noted_pid if self.is_ours(self.noted_pid) else 0
 
-    def _find_pid(self) -> int:
-        if self.type == "lxc":
-            # The process that made the container, the ancestor of all its others.
-            try:
-                pid = int(self.call(lambda domain: domain.ID()))
-            except (libvirt.libvirtError, errors.Fault):
-                return 0
-            return pid if self.is_ours(pid) else 0
-        return next(filter(self.is_ours, domains.noted(self.name)), 0)
-
-    def kill(self) -> bool:
-        """Kill its QEMU without libvirtd, if it is on this machine; return True if it was seen to end."""
-        return domains.kill(self.name, self.uuid)
+    def _pids(self) -> Iterator[int]:
+        if self.type != "lxc":
+            yield from domains.noted(self.name)
+            return
+        with suppress(libvirt.libvirtError, errors.Fault):
+            yield int(self.call(lambda domain: domain.ID()))  # of the ancestor of all processes of the container
 
     def why_killed(self) -> tuple[str, bool]:
         """Return the reason why the kernel killed its process, or empty, and True if that was for the VM's limit."""
@@ -184,65 +179,37 @@ class LibvirtGuest:
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
                 words = file.read(1 << 16)
-                if self.type == "lxc":
-                    return b"libvirt_lxc" in words and self.name.encode() in words.split(b"\0")
-                return self.uuid.encode() in words
         except OSError:
             return False
+        if self.type == "lxc":
+            return b"libvirt_lxc" in words and self.name.encode() in words.split(b"\0")
+        return self.uuid.encode() in words
 
+    # Its display
 
-def let_run(domain: libvirt.virDomain) -> None:
-    """Resume a domain whose CPUs are paused."""
-    if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED:
-        domain.resume()
-
-
-# Screenshots
-
-
-NAMES = {"image/png": "vm_screenshot.png", "image/x-portable-pixmap": "vm_screenshot.ppm"}
-"""The file in the scratch directory for each media type that virDomainScreenshot returns."""
-MOST_BYTES = 32 << 20
-DEADLINE = 5.0
-"""Seconds by which it may delay the operation on the VM."""
-_CHUNK = 256 << 10
-
-
-class Screenshot:
-    """The screenshot of one domain, taken once."""
-
-    def __init__(self, guest: LibvirtGuest, directory: str, identity: Identity, log: Logger) -> None:
-        self._guest = guest
-        self._directory = directory
-        self._identity = identity
-        self._log = log
-        self._taken = False
-
-    def take(self) -> None:
-        """Take and keep it within the deadline. Raises nothing: a failure is logged."""
-        if self._taken:
+    def take_screenshot(self, directory: str, identity: Identity) -> None:
+        """Take a screenshot, once, and keep it, within the deadline. Raises nothing: a failure is logged."""
+        if self._is_shot:
             return
-        self._taken = True
+        self._is_shot = True
         try:
-            thread = wait.start_thread(f"the screenshot of {self._guest.name}", self._run)
+            task = wait.Task(f"the screenshot of {self.name}", partial(self._shoot, directory, identity))
+            if not task.wait(DEADLINE):
+                self._log(f"{self.name}: its screenshot could not be taken within {DEADLINE:.0f} s")
         except errors.MachineFault as fault:
             self._log(fault.problem)
-            return
-        thread.join(DEADLINE)
-        if thread.is_alive():
-            self._log(f"{self._guest.name}: its screenshot could not be taken within {DEADLINE:.0f} s")
 
-    def _run(self) -> None:
+    def _shoot(self, directory: str, identity: Identity) -> None:
         try:
-            kind, picture = self._guest.connection.once(self._get)
-            self._identity.write_scratch(self._directory, NAMES[kind], picture)
-            self._log(f"{self._guest.name}: its screenshot is in {NAMES[kind]}")
+            kind, picture = self.connection.once(self._get_picture)
+            identity.write_scratch(directory, NAMES[kind], picture)
+            self._log(f"{self.name}: its screenshot is in {NAMES[kind]}")
         except (libvirt.libvirtError, errors.Fault, OSError, ValueError, KeyError) as error:
-            self._log(f"{self._guest.name}: its screenshot cannot be taken: {error}")
+            self._log(f"{self.name}: its screenshot cannot be taken: {error}")
 
-    def _get(self, connection: libvirt.virConnect) -> tuple[str, bytes]:
+    def _get_picture(self, connection: libvirt.virConnect) -> tuple[str, bytes]:
         """Return the media type and the picture. Raises `libvirt.libvirtError`, and ValueError if it is too large."""
-        domain = connection.lookupByUUIDString(self._guest.uuid)
+        domain = connection.lookupByUUIDString(self.uuid)
         stream = connection.newStream()
         kind = str(domain.screenshot(stream, 0))
         picture = bytearray()
@@ -253,3 +220,9 @@ class Screenshot:
                 raise ValueError(f"it has more than {MOST_BYTES} bytes")
         stream.finish()
         return kind, bytes(picture)
+
+
+def let_run(domain: libvirt.virDomain) -> None:
+    """Resume a domain whose CPUs are paused."""
+    if domain.info()[0] == libvirt.VIR_DOMAIN_PAUSED:
+        domain.resume()

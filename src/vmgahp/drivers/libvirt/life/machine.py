@@ -1,12 +1,10 @@
 """One domain of libvirt from its start to its end, and all operations on it."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from functools import partial
 
 import libvirt
 
@@ -18,9 +16,7 @@ from vmgahp.drivers.libvirt.life.agent import GuestAddress, GuestAgent
 from vmgahp.drivers.libvirt.life.guest import EVENT_WAIT, Check, LibvirtGuest, Make, let_run
 from vmgahp.drivers.libvirt.life.pauses import IoErrors
 from vmgahp.drivers.libvirt.life.save import RESTORE_SHARE, SUSPEND_FILE, LibvirtRestart, MemoryFile, Saver
-from vmgahp.drivers.libvirt.life.usage import Meter, cpu_seconds
 from vmgahp.drivers.libvirt.link import domains, faults
-from vmgahp.drivers.libvirt.link.faults import ConnectionLost
 from vmgahp.drivers.libvirt.start import capabilities, forwarding
 from vmgahp.drivers.libvirt.start.hooks import Described
 from vmgahp.drivers.lifecycle import ManagedMachine
@@ -38,14 +34,6 @@ DESTROY_WAIT = 10.0
 """Seconds to wait for the event that says that a destroyed domain is gone."""
 LOOK_INTERVAL = 0.5
 """Seconds between two checks of a guest that was asked to power off, or whose save has lost its libvirtd."""
-
-
-class LaunchPlan(NamedTuple):
-    """The description and the checkpoint that a start uses."""
-
-    described: Described
-    restart: LibvirtRestart | None
-    """The checkpoint from which the VM continues; None for a new guest."""
 
 
 class LibvirtMachine(ManagedMachine):
@@ -66,30 +54,25 @@ class LibvirtMachine(ManagedMachine):
         """A callback for the guest's address, called with each STATUS."""
         self.io_errors.paused = lambda why: self.news.publish(published.PAUSED, why)
         guest.watch.ending = self._last_look
-        self.agent: GuestAgent | None = None
-        """The guest's agent, if it has a port for one."""
+        self.agent: GuestAgent | None = None  # the guest's agent, if it has a port for one
         self._address = GuestAddress()
-        self._meter = Meter(guest.connection, guest.name, guest.uuid)
+        self._meter = usage.Meter(guest.connection, guest.name, guest.uuid)
         self._last_report: Status | None = None
         self.resumed: Callable[[], None] = lambda: None
         """A callback for a saved guest that runs again, in a new process that may have other ports."""
         self.saver = saver
         saver.seconds = deadlines.memory
-        self.store: CheckpointStore
-        """The place of the job's checkpoint."""
+        self.store: CheckpointStore  # the place of the job's checkpoint
         self.write_checkpoint: Callable[[str, str, float], None]
         """A function that writes the manifest, with the UUID, the description and the CPU time."""
-        self.launch: LaunchPlan
-        """The description and the checkpoint for the start."""
+        self.described: Described
+        self.restart: LibvirtRestart | None = None
+        """The checkpoint from which the start continues the VM; None for a new guest."""
         self.limits = usage.Limits()
-        self.description = ""
-        """The domain XML as of the last save, without secrets."""
-        self.image = ""
-        """The name of the memory image of a VM that is saved."""
-        self.saved_xml = ""
-        """The domain XML to restore."""
-        self.unsure: MemoryFile | None = None
-        """The memory image of a save with unknown outcome."""
+        self.description = ""  # the domain XML as of the last save, without secrets
+        self.image = ""  # the name of the memory image of a VM that is saved
+        self.saved_xml = ""  # the domain XML to restore
+        self.unsure: MemoryFile | None = None  # the memory image of a save with unknown outcome
 
     def serve(self) -> None:
         """Start the companions of the running VM."""
@@ -108,7 +91,9 @@ class LibvirtMachine(ManagedMachine):
         self.agent.look()  # it may have connected before
 
     def look(self) -> Status:
-        if self.was_saved_after_all():
+        if self.unsure is not None and self._settle():  # a save with unknown outcome has completed after all
+            with self.io_errors.held():
+                self._keep(self.unsure)
             self.state = lifecycle.SUSPENDED
             return Status(lifecycle.SUSPENDED)
         try:
@@ -135,11 +120,13 @@ class LibvirtMachine(ManagedMachine):
         if self.mac and (known_here := self._address.find(self.guest.call)):
             self.has_address(known_here[0])  # never the guest's own claim, since a port of this machine may lead there
         addresses = self.addresses()
+        # At most what its QEMU occupies, huge pages included.
+        resident = proc.memory_kib(self.guest.noted_pid) if domains.is_qemu(self.guest.type) else None
         self._last_report = Status(
             _STATES.get(state, lifecycle.RUNNING),
-            cpu_seconds=self.usage.read(cpu_seconds(cpu_nanoseconds)),
+            cpu_seconds=self.usage.read(usage.cpu_seconds(cpu_nanoseconds)),
             vcpus=vcpus,
-            memory_kib=self._resident(memory),
+            memory_kib=memory if resident is None else min(memory, resident[0]),
             max_memory_kib=max_memory,
             mac=self.mac,
             ip=addresses[0] if addresses else "",
@@ -147,11 +134,6 @@ class LibvirtMachine(ManagedMachine):
         if self.agent is not None and self.state is lifecycle.RUNNING:
             self.agent.look()
         return self._last_report
-
-    def _resident(self, memory_kib: int) -> int:
-        """Return the KiB of the guest's memory on this machine: at most what its QEMU occupies, huge pages included."""
-        known = proc.memory_kib(self.guest.noted_pid) if domains.is_qemu(self.guest.type) else None
-        return memory_kib if known is None else min(memory_kib, known[0])
 
     def addresses(self) -> Sequence[str]:
         return (self.agent.addresses if self.agent is not None else ()) or self._address.found
@@ -169,14 +151,6 @@ class LibvirtMachine(ManagedMachine):
         if found is not None and self.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
             self.usage.at_least(found.cpu_seconds)
         return found
-
-    def was_saved_after_all(self) -> bool:
-        """Return True if a save with unknown outcome turns out to have completed, so that this VM is SUSPENDED."""
-        if self.unsure is None or not self._settle():
-            return False
-        with self.io_errors.held():
-            self._keep(self.unsure)
-        return True
 
     def saved_bytes(self) -> int:
         return self.saver.identity.occupied_scratch(self.saver.directory, self.image) if self.image else 0
@@ -228,7 +202,7 @@ class LibvirtMachine(ManagedMachine):
 
     def _kill(self, fault: errors.Fault) -> None:
         """Kill the guest's process without libvirt, or raise `fault`, for which libvirt has not ended the guest."""
-        if not self.guest.kill():
+        if not domains.kill(self.name, self.uuid):
             raise fault
         self.log(f"{self.name}: {fault.problem} Its QEMU was killed")
 
@@ -301,13 +275,14 @@ class LibvirtMachine(ManagedMachine):
         )
         self.saved_xml, self.description = (usage.without_limits(self.limits, xml) for xml in described)
         self._require_ours()
-        image = self.saver.begin(self.image_of(operation), max_memory)
+        is_checkpoint = operation == lifecycle.CHECKPOINT
+        image = self.saver.begin(MEMORY_FILE if is_checkpoint else SUSPEND_FILE, max_memory)
         self.guest.watch.ours = True
         self.guest.watch.gone.clear()
         try:
             with self.io_errors.held():
-                self._write(image, checkpoint=operation == lifecycle.CHECKPOINT)
-                self.usage.read(cpu_seconds(cpu_nanoseconds))
+                self._write(image, checkpoint=is_checkpoint)
+                self.usage.read(usage.cpu_seconds(cpu_nanoseconds))
                 self.step("save.written")
                 self._keep(image)
         finally:
@@ -323,11 +298,6 @@ class LibvirtMachine(ManagedMachine):
     def why_not_saved(self) -> str:
         """Return the reason why the VM's memory cannot be saved; empty if it can."""
         return self.saver.cannot or capabilities.no_saving(self.guest.type)
-
-    @staticmethod
-    def image_of(operation: str) -> str:
-        """Return the name of the memory image of a SUSPEND, or of a CHECKPOINT."""
-        return MEMORY_FILE if operation == lifecycle.CHECKPOINT else SUSPEND_FILE
 
     def keep_saved(self) -> None:
         self.saver.rename(self.image, MEMORY_FILE)
@@ -375,7 +345,7 @@ class LibvirtMachine(ManagedMachine):
             self.guest.connection.once(
                 lambda opened: self.saver.write(self.guest.find(opened), image.path, checkpoint=checkpoint)
             )
-        except ConnectionLost as lost:
+        except faults.ConnectionLost as lost:
             self.log(f"libvirtd went away while it saved {self.name}: {lost}")
             self.unsure = image
             if not self._wait_for_outcome():
@@ -394,7 +364,6 @@ class LibvirtMachine(ManagedMachine):
         return system_logs.with_denial(fault, system_logs.denial_since(began))
 
     def _wait_for_outcome(self) -> bool:
-        """Wait until `_settle` has an answer, and return it."""
         end = time.monotonic() + self.deadlines.memory
         while True:
             try:
@@ -460,18 +429,16 @@ class LibvirtMachine(ManagedMachine):
         """Let the guest continue from an open memory image, or remove the domain. Raises `errors.Fault`."""
         self.end_guest()  # an attempt during which libvirtd died may have left one
         began = time.time()
+        xml = usage.without_taken_pages(self.saved_xml)
+        if self.resources.access is not None:
+            xml = forwarding.without_taken(xml, self.log)
         try:
-            self.restart_from(descriptor, self._as_it_can_be(), lambda *_: before_it_runs())
+            self.restart_from(descriptor, xml, lambda *_: before_it_runs())
         except BaseException as error:
             self.end_guest()
             if isinstance(error, libvirt.libvirtError):
                 raise self._fault(error, "restoring", began) from error
             raise
-
-    def _as_it_can_be(self) -> str:
-        """Return the XML of the saved domain, without resources of this machine that are taken now."""
-        xml = usage.without_taken_pages(self.saved_xml)
-        return xml if self.resources.access is None else forwarding.without_taken(xml, self.log)
 
     def restart_from(self, descriptor: int, xml: str, check: Check) -> None:
         """Restore the domain from an open memory image; it runs after `check` has approved it.
@@ -518,7 +485,7 @@ class LibvirtMachine(ManagedMachine):
         if image is not None:
             self.restart_from(image, xml, check)
         else:
-            self.begin(self.guest.made_from(xml), check)
+            self.begin(partial(self.guest.create, xml), check)
 
     def live_xml(self) -> str:
         """Return the domain XML as libvirt has understood it. Raises `libvirt.libvirtError`."""

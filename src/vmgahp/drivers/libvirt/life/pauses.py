@@ -10,8 +10,6 @@ open files are measured, which QEMU writes to whatever happens to their names. T
 time comes before a guest can have written what is left.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -45,8 +43,7 @@ class IoErrors:
         self.name = guest.name
         self.watch = guest.watch
         self.give_up = give_up
-        self.patience = 0.0
-        """Seconds after which the guest is given up; 0 for never."""
+        self.patience = 0.0  # seconds after which the guest is given up; 0 for never
         self.at_first: Callable[[], None] = lambda: None
         """A callback for an error that has been seen, before the first attempt."""
         self.has_room: Callable[[], bool] = lambda: True
@@ -57,14 +54,12 @@ class IoErrors:
         self._guest = guest
         self._log = log
         self._changed = threading.Condition()
-        self._attempt = threading.Lock()
-        """A lock that is held while the guest is resumed."""
+        self._attempt = threading.Lock()  # a lock that is held while the guest is resumed
         self._seen = 0
         self._held = False
         self._ended = False
         self._thread: threading.Thread | None = None
-        self._is_stopped = False
-        """True if it was paused by `stop`."""
+        self._is_stopped = False  # True if it was paused by `stop`
         self._problem = "an error of a disk"
 
     @property
@@ -141,7 +136,8 @@ class IoErrors:
         pause, since = FIRST_PAUSE, time.monotonic()
         while self._wait(pause):
             if self._held:
-                self._wait_until_let_go()
+                with self._changed:
+                    self._changed.wait_for(lambda: self._ended or not self._held)
                 pause, since = FIRST_PAUSE, time.monotonic()
                 continue
             before = self._seen
@@ -159,26 +155,21 @@ class IoErrors:
             self._changed.wait_for(lambda: self._ended, seconds)
             return not self._ended
 
-    def _wait_until_let_go(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or not self._held)
-
     def _try(self) -> bool:
         """Resume the guest if the error still pauses it; return False if it may not be, or cannot be, resumed."""
         with self._attempt:
             if self._held or self._ended or (self._is_stopped and not self.has_room()):
                 return False
-            watch = self.watch
-            watch.resumed.clear()
-            watch.ours = True
+            self.watch.resumed.clear()
+            self.watch.ours = True
             try:
                 if self._guest.call(self._resume):
-                    watch.resumed.wait(EVENT_WAIT)  # the event may come later than the answer, and is our own
+                    self.watch.resumed.wait(EVENT_WAIT)  # the event may come later than the answer, and is our own
             except (errors.Fault, libvirt.libvirtError) as error:
                 self._log(f"{self.name} cannot be resumed after an error of a disk: {error}")
                 return False
             finally:
-                watch.ours = False
+                self.watch.ours = False
             return True
 
     def _resume(self, domain: libvirt.virDomain) -> bool:
@@ -195,16 +186,17 @@ class IoErrors:
 
     def _is_over(self, before: int) -> bool:
         """Return True if the guest, resumed when `before` errors had been seen, meets no further error."""
+
+        def is_again() -> bool:
+            return self._ended or self._held or self._is_stopped or self._seen != before
+
         with self._changed:
-            if self._changed.wait_for(lambda: self._is_again(before), SETTLED):
+            if self._changed.wait_for(is_again, SETTLED):
                 return False
             self._thread = None
         self.paused(None)
         self._log(f"{self.name} runs on: the error of its disk is over")
         return True
-
-    def _is_again(self, before: int) -> bool:
-        return self._ended or self._held or self._is_stopped or self._seen != before
 
     def _end(self) -> bool:
         """Give the VM up for its error; return True if it was ended."""
@@ -285,8 +277,9 @@ class DiskLimits:
             return self._give_up()
         if self._kept_free:
             left = self._free() - self._kept_free
-            if left < 0 and self._occupied > before:
-                self._wait_for_room()
+            why = f"a file system of which the last {self._kept_free >> 20} MiB are kept free"
+            if left < 0 and self._occupied > before and self._stop(why):
+                self._pauses.seen()  # it waits until there is space again, as QEMU does when a disk is full
             room = min(room, left)
         return min(max(room / RATE, SHORTEST), LONGEST)
 
@@ -315,11 +308,6 @@ class DiskLimits:
             except errors.Fault as fault:
                 self._log(f"{self._pauses.name}, whose disks exceed request_disk, cannot be ended: {fault.problem}")
         return AGAIN
-
-    def _wait_for_room(self) -> None:
-        """Pause the guest until there is space on the machine again, as QEMU does when a disk is full."""
-        if self._stop(f"a file system of which the last {self._kept_free >> 20} MiB are kept free"):
-            self._pauses.seen()
 
     def _stop(self, why: str) -> bool:
         """Pause the guest at once; return False if an operation has paused it, as it is checked again when it runs."""

@@ -14,38 +14,17 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 import libvirt
 
 from vmgahp import errors
-from vmgahp.checkpoint import memory_image
+from vmgahp.checkpoint import manifest, memory_image, substitute
 from vmgahp.checkpoint.files import FileRef, Unusable
-from vmgahp.checkpoint.manifest import (
-    BACKING,
-    DISK,
-    MEMORY,
-    UUID,
-    WORD,
-    CheckpointKind,
-    Facts,
-    Manifest,
-    integer,
-    matching,
-    text,
-    xml,
-)
+from vmgahp.checkpoint.manifest import BACKING, DISK, MEMORY, UUID, WORD, CheckpointKind, Facts, Manifest, matching
 from vmgahp.checkpoint.store import CANNOT_SAVE, HINT, IMAGE_EXTRA, MEMORY_FILE, CheckpointStore
-from vmgahp.checkpoint.substitute import (
-    ZSTD,
-    Held,
-    Substitute,
-    Write,
-    can_be_held,
-    has_program,
-    has_sparse,
-    unpack_image,
-)
+from vmgahp.checkpoint.substitute import ZSTD, Held, Substitute, Write
 from vmgahp.config import Settings
 from vmgahp.domain.restore import SavedMismatch
 from vmgahp.drivers.base import Logger
@@ -83,8 +62,7 @@ class MemoryFile:
     def __init__(self, saver: Saver, name: str, descriptor: int) -> None:
         self.name = name
         self.descriptor = descriptor
-        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        """The path that libvirtd is given."""
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"  # the path that libvirtd is given
         self._saver = saver
 
     def is_whole(self) -> bool:
@@ -118,11 +96,8 @@ class MemoryFile:
 
     def close(self) -> None:
         """Close it, and remove it unless it was kept; may be called again."""
-        if self.descriptor < 0:
-            return
-        os.close(self.descriptor)
-        self.descriptor = -1
-        self._saver.forget(partial_name(self.name))
+        if self.descriptor >= 0:
+            self._saver.forget(self.leave())
 
 
 class Saver:
@@ -131,15 +106,13 @@ class Saver:
     def __init__(self, directory: str, identity: Identity, settings: Settings, log: Callable[[str], None]) -> None:
         self.directory = directory
         self.identity = identity
-        self.cannot = ""
-        """The reason why the VM's memory cannot be saved, in the form of "because …"; empty if it can."""
+        self.cannot = ""  # the reason why the VM's memory cannot be saved, in the form of "because …"; empty if it can
         self.before_restore: list[Callable[[], None]] = []
         """The functions that make anew what ended with the QEMU that was saved."""
         self.memory_mib = 0
         self.may_travel = False
         """True if a suspended VM may be checkpointed: the file transfer fills the holes of a sparse image."""
-        self.seconds = 0.0
-        """The client's timeout for calls that read or write the memory, in seconds."""
+        self.seconds = 0.0  # the client's timeout for calls that read or write the memory
         self._log = log
         self._settings = settings
         self.not_removed: set[str] = set()
@@ -155,7 +128,7 @@ class Saver:
             descriptor = self.identity.open_scratch(self.directory, partial, flags, 0o600)
         except OSError as error:
             raise self.fault(f"{partial} cannot be made in {self.directory}: {error.strerror}") from error
-        self._may_seek = can_be_held(descriptor)
+        self._may_seek = substitute.can_be_held(descriptor)
         return MemoryFile(self, name, descriptor)
 
     def open(self, name: str) -> int:
@@ -200,7 +173,7 @@ class Saver:
             most = (self.memory_mib << 20) + IMAGE_EXTRA
             # libvirt 12 reads ahead, and waits for it when there is no QEMU yet that could be ended.
             seconds = self.seconds * RESTORE_SHARE
-            unpack_image(fd, head.end, head.format, write, self.identity, seconds, most, reader)
+            substitute.unpack_image(fd, head.end, head.format, write, self.identity, seconds, most, reader)
 
         return memory_image.substitute(descriptor, xml, self.formats(), unpack)
 
@@ -238,9 +211,13 @@ class Saver:
     def write(self, domain: libvirt.virDomain, path: str, *, checkpoint: bool) -> None:
         """Have libvirt write the domain's memory, which ends the domain. Raises `libvirt.libvirtError`."""
         wanted = self._settings.string(FORMAT_SETTING)
-        told = (wanted or self._best(checkpoint=checkpoint)) if self._can_be_told else ""
-        if told == memory_image.SPARSE and not _has_sparse(domain.connect()):
-            told = ""
+        told = wanted if self._can_be_told else ""
+        if self._can_be_told and not (wanted or checkpoint or self.may_travel or not self._may_seek or _of_qemu_conf()):
+            told = memory_image.SPARSE
+        if told == memory_image.SPARSE:
+            here = domain.connect()
+            if not substitute.has_sparse(here.getLibVersion(), here.getVersion(), here.getCapabilities()):
+                told = ""
         if told:
             domain.saveParams({"file": path, libvirt.VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT: told}, 0)
             return
@@ -251,12 +228,6 @@ class Saver:
     @property
     def _can_be_told(self) -> bool:
         return hasattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT")
-
-    def _best(self, *, checkpoint: bool) -> str:
-        """Return the format that libvirt should write without a setting; empty for its own choice."""
-        if checkpoint or self.may_travel or not self._may_seek or _of_qemu_conf():
-            return ""
-        return memory_image.SPARSE
 
     def formats(self) -> list[str]:
         """Return the formats that are restored here: raw, zstd, that of the settings, and sparse where possible."""
@@ -285,10 +256,6 @@ class Saver:
         )
 
 
-def _has_sparse(connection: libvirt.virConnect) -> bool:
-    return has_sparse(connection.getLibVersion(), connection.getVersion(), connection.getCapabilities())
-
-
 def _unusable(name: str, directory: str, reason: str) -> errors.MachineFault:
     return errors.MachineFault(
         f"The memory image {name} in {directory} cannot be used: {reason.rstrip('.')}.",
@@ -310,9 +277,12 @@ def _of_qemu_conf() -> str:
 # Checkpoints
 
 
+_HYPERVISORS = {"kvm": "KVM", "qemu": "emulation (TCG)", "xen": "Xen"}
+
+
 def _differences(then: Facts, now: Facts) -> Iterator[str]:
     if then["domain_type"] != now["domain_type"]:
-        made, here = _hypervisor(then["domain_type"]), _hypervisor(now["domain_type"])
+        made, here = (_HYPERVISORS.get(each["domain_type"], each["domain_type"]) for each in (then, now))
         yield f"it was made under {made}, and VMs here run under {here}"
     if then["host_cpu"] and now["host_cpu"] and then["host_cpu"] != now["host_cpu"]:
         yield f"it was made on another CPU ({then['host_cpu']!a}; here: {now['host_cpu']})"
@@ -329,13 +299,13 @@ LIBVIRT = CheckpointKind(
     {
         "domain_type": matching(WORD),  # kvm or qemu: a guest saved under the one cannot be resumed under the other
         "uuid": matching(UUID),
-        "libvirt_version": integer(0, 10**10),  # as libvirt counts: 9.1.2 is 9001002
-        "qemu_version": integer(0, 10**10),
+        "libvirt_version": manifest.integer(0, 10**10),  # as libvirt counts: 9.1.2 is 9001002
+        "qemu_version": manifest.integer(0, 10**10),
         # The identification of the host's CPU; empty if the guest does not see that CPU.
-        "host_cpu": text(500, may_be_empty=True),
+        "host_cpu": manifest.text(500, may_be_empty=True),
         "machine_type": matching(WORD),
         "architecture": matching(WORD),
-        "xml": xml,  # the domain as it was saved
+        "xml": manifest.xml,  # the domain as it was saved
     },
     differences=_differences,
     memory=MEMORY_FILE,
@@ -350,18 +320,16 @@ def disk_refs(disks: Iterable[Disk]) -> list[FileRef]:
     for disk in disks:
         known_as = disk.image.known_as if disk.image and not disk.writable else ""
         refs.append(FileRef(DISK, disk.path, disk.device, disk.writable, disk.format, known_as))
-        refs += [
-            FileRef(BACKING, layer.path, disk.device, False, layer.format, layer.known_as) for layer in disk.backing
-        ]
+        for layer in disk.backing:
+            refs.append(FileRef(BACKING, layer.path, disk.device, False, layer.format, layer.known_as))
     return refs
 
 
-class LibvirtRestart:
+class LibvirtRestart(NamedTuple):
     """A checkpoint from which a VM may be restarted, and its open memory image; the caller closes it."""
 
-    def __init__(self, manifest: Manifest, descriptor: int) -> None:
-        self.manifest = manifest
-        self.descriptor = descriptor
+    manifest: Manifest
+    descriptor: int
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -393,18 +361,18 @@ class LibvirtCheckpoints:
         """Return the checkpoint in the scratch directory, or None. Raises `Unusable` and `errors.MachineFault`."""
         store = self.store(spec)
         store.forget_interrupted()
-        manifest = store.load()
-        if manifest is None:
+        saved = store.load()
+        if saved is None:
             return None
         here = {
             "domain_type": domain_type,
             "host_cpu": self._host_cpu(domain_type),
             "qemu_version": self._connection.call(lambda connection: connection.getVersion()),
         }
-        store.check(manifest, store.now(spec, here), disk_refs(spec.disks))
-        if self._is_taken(manifest.facts["uuid"]):
-            raise Unusable(f"a domain with its UUID, {manifest.facts['uuid']}, runs on this machine", True)
-        restart = LibvirtRestart(manifest, store.open_memory(manifest, spec.memory_mib))
+        store.check(saved, store.now(spec, here), disk_refs(spec.disks))
+        if self._is_taken(uuid := saved.facts["uuid"]):
+            raise Unusable(f"a domain with its UUID, {uuid}, runs on this machine", True)
+        restart = LibvirtRestart(saved, store.open_memory(saved, spec.memory_mib))
         try:
             self._require_program(restart.descriptor)
         except BaseException:
@@ -415,7 +383,7 @@ class LibvirtCheckpoints:
     def _require_program(self, descriptor: int) -> None:
         """Check that this machine can decompress the image. Raises `errors.JobFault` if not: another machine may."""
         form = getattr(self._kind.inspect(descriptor), "format", memory_image.RAW)
-        if form == ZSTD and not has_program(form):
+        if form == ZSTD and not substitute.has_program(form):
             raise errors.JobFault(
                 errors.MISMATCHED_CHECKPOINT,
                 f"The checkpoint's memory is compressed by {form}, which is not installed on this machine.",
@@ -479,12 +447,7 @@ class LibvirtCheckpoints:
         capabilities = etree.fromstring(self._connection.call(lambda connection: connection.getCapabilities()))
         parts = [capabilities.findtext(f"host/cpu/{name}") or "" for name in ("arch", "vendor", "model")]
         features = sorted(element.get("name", "") for element in capabilities.iterfind("host/cpu/feature"))
-
         return " ".join([*parts, hashlib.sha256(" ".join(features).encode()).hexdigest()[:16]])
-
-
-def _hypervisor(domain_type: str) -> str:
-    return {"kvm": "KVM", "qemu": "emulation (TCG)", "xen": "Xen"}.get(domain_type, domain_type)
 
 
 def _version(number: int) -> str:

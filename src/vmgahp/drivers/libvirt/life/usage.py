@@ -14,6 +14,7 @@ them.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from time import time
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
@@ -30,8 +31,6 @@ from vmgahp.host import proc
 from vmgahp.job.spec import JobSpec
 from vmgahp.metrics import Metrics
 
-Figures = dict[str, dict[str, int]]
-
 STATES = {libvirt.VIR_DOMAIN_PAUSED: lifecycle.SOFT_SUSPENDED, libvirt.VIR_DOMAIN_PMSUSPENDED: lifecycle.SOFT_SUSPENDED}
 """The state of ours for libvirt's; every other state of a domain that uses resources is RUNNING."""
 CPU_TIME = "cpu.time"
@@ -40,9 +39,7 @@ OVER = (libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_CRASHED)
 _KINDS = ("STATE", "CPU_TOTAL", "BALLOON", "VCPU", "INTERFACE", "BLOCK")
 WANTED = sum(getattr(libvirt, f"VIR_DOMAIN_STATS_{kind}") for kind in _KINDS)
 """The kinds of statistics, which are bits."""
-_WAYS = {"rd": "read", "wr": "write"}
-_BLOCK = {f"{way}.bytes": f"{name}_bytes" for way, name in _WAYS.items()}
-_BLOCK |= {f"{way}.reqs": f"{name}_requests" for way, name in _WAYS.items()}
+_BLOCK = {"rd.bytes": "read_bytes", "wr.bytes": "write_bytes", "rd.reqs": "read_requests", "wr.reqs": "write_requests"}
 _BLOCK |= {name: name for name in ("errors", "allocation", "capacity")}
 _NETWORK = {
     f"{way}.{theirs}": f"{way}_{ours}"
@@ -50,8 +47,8 @@ _NETWORK = {
     for theirs, ours in (("bytes", "bytes"), ("pkts", "packets"), ("errs", "errors"), ("drop", "drops"))
 }
 """The names in vm_metrics.jsonl for libvirt's names."""
-_BLOCK_STATS = ("read_requests", "read_bytes", "write_requests", "write_bytes", "errors")
-_INTERFACE_STATS = tuple(f"{way}_{what}" for way in ("rx", "tx") for what in ("bytes", "packets", "errors", "drops"))
+_BLOCK_STATS = ("rd.reqs", "rd.bytes", "wr.reqs", "wr.bytes", "errors")
+_INTERFACE_STATS = tuple(_NETWORK)
 """The order of the values of virDomainBlockStats and virDomainInterfaceStats; -1 stands for unknown."""
 MOST_DEVICES = 64
 """The most disks, interfaces and vCPUs that are kept of one domain."""
@@ -67,8 +64,7 @@ class Meter:
         self._run = -1
         self._disks: list[str] = []
         self._cards: dict[str, str] = {}
-        self._known: set[tuple[str, ...]] = set()
-        """The counters that libvirt has reported in this run."""
+        self._known: set[tuple[str, ...]] = set()  # the counters that libvirt has reported in this run
 
     def read(self) -> Metrics | None:
         """Return the domain's usage since it began; None if there is no such domain now. Raises `errors.Fault`."""
@@ -94,8 +90,8 @@ class Meter:
             answers = [(domain, {})]
         if not answers:
             return None
-        if CPU_TIME not in answers[0][1]:
-            return self._piece_by_piece(domain)  # the driver does not support the query, or hardly
+        if CPU_TIME not in answers[0][1]:  # the driver does not support the query, or hardly
+            return from_stats(self._one_by_one(domain), str(self._run), self._cards)
         found = from_stats(answers[0][1], str(self._run), self._cards)
         if found is None:
             return None
@@ -105,34 +101,22 @@ class Meter:
         self._known = figures
         return found
 
-    def _piece_by_piece(self, domain: libvirt.virDomain) -> Metrics | None:
-        state, max_memory, memory, vcpus, nanoseconds = domain.info()
-        seconds = cpu_seconds(nanoseconds)
-        if state in OVER or seconds is None:
-            return None
-        block: Figures = {}
-        network: Figures = {}
-        for found, names, ask, order in (
-            (block, {disk: disk for disk in self._disks}, domain.blockStats, _BLOCK_STATS),
-            (network, self._cards, domain.interfaceStats, _INTERFACE_STATS),
+    def _one_by_one(self, domain: libvirt.virDomain) -> dict[str, object]:
+        """Return statistics under the names of the query, asked for one by one."""
+        state, most, memory, vcpus, nanoseconds = domain.info()
+        stats: dict[str, object] = {"state.state": state, CPU_TIME: nanoseconds, "vcpu.current": vcpus}
+        stats |= {"balloon.current": memory, "balloon.maximum": most}
+        for kind, names, ask, order in (
+            ("block", self._disks, domain.blockStats, _BLOCK_STATS),
+            ("net", list(self._cards), domain.interfaceStats, _INTERFACE_STATS),
         ):
-            for theirs, ours in names.items():
-                try:
-                    answer = ask(theirs)
-                except libvirt.libvirtError:
-                    continue  # an empty drive, or a kind of interface without counters
-                found[ours] = {what: value for what, value in zip(order, answer, strict=False) if value >= 0}
-        return Metrics(
-            STATES.get(state, lifecycle.RUNNING),
-            time(),
-            cpu_seconds=seconds,
-            vcpus=vcpus,
-            memory_kib=memory,
-            max_memory_kib=max_memory,
-            block=block,
-            network=network,
-            run=str(self._run),
-        )
+            stats[f"{kind}.count"] = len(names)
+            for number, name in enumerate(names):
+                with suppress(libvirt.libvirtError):  # an empty drive, or a kind of interface without counters
+                    answer = zip(order, ask(name), strict=False)
+                    stats |= {f"{kind}.{number}.{what}": value for what, value in answer if value >= 0}
+                    stats[f"{kind}.{number}.name"] = name
+        return stats
 
 
 def cpu_seconds(nanoseconds: int) -> float | None:
@@ -146,9 +130,6 @@ def from_stats(stats: dict[str, object], run: str, interfaces: dict[str, str]) -
     seconds = cpu_seconds(_number(stats, CPU_TIME))
     if state in OVER or seconds is None:
         return None
-    network = {}
-    for interface, figures in _numbered(stats, "net", _NETWORK):
-        network[interfaces.get(interface, interface)] = figures
     return Metrics(
         STATES.get(state, lifecycle.RUNNING),
         time(),
@@ -163,7 +144,7 @@ def from_stats(stats: dict[str, object], run: str, interfaces: dict[str, str]) -
         max_memory_kib=_number(stats, "balloon.maximum"),
         rss_kib=_number(stats, "balloon.rss"),
         block=dict(_numbered(stats, "block", _BLOCK)),
-        network=network,
+        network={interfaces.get(name, name): figures for name, figures in _numbered(stats, "net", _NETWORK)},
         run=run,
     )
 
@@ -180,8 +161,7 @@ def devices(xml: str) -> tuple[list[str], dict[str, str]]:
     return disks[:MOST_DEVICES], interfaces
 
 
-def _numbered(stats: dict[str, object], kind: str, names: dict[str, str]) -> list[tuple[str, dict[str, int]]]:
-    found = []
+def _numbered(stats: dict[str, object], kind: str, names: dict[str, str]) -> Iterator[tuple[str, dict[str, int]]]:
     for number in range(min(_number(stats, f"{kind}.count"), MOST_DEVICES)):
         start = f"{kind}.{number}."
         name = stats.get(start + "name")
@@ -189,8 +169,7 @@ def _numbered(stats: dict[str, object], kind: str, names: dict[str, str]) -> lis
             continue  # an interface that has no device on the host
         figures = {ours: _number(stats, start + theirs) for theirs, ours in names.items() if start + theirs in stats}
         if figures:
-            found.append((name, figures))
-    return found
+            yield name, figures
 
 
 def _number(stats: dict[str, object], name: str) -> int:
@@ -220,20 +199,13 @@ Limit = tuple[str, list[tuple[object, ...]]]
 class Limits(NamedTuple):
     """The limits to set."""
 
-    cpus: int | None = None
-    """The CPUs of the job's slot; None if unknown."""
-    cores: tuple[int, ...] = ()
-    """The cores that the VM is pinned to; empty for any."""
-    quota: bool = False
-    """True if the VM's CPU time is limited to its slot's CPUs, even if others are idle."""
-    memory: bool = False
-    """True if QEMU's memory is limited."""
-    said: tuple[str, ...] = ()
-    """The limits in the description, which are the administrator's and left unchanged."""
-    disks: int = 0
-    """Bytes per second that all disks together may read and write; 0 for any."""
-    networks: int = 0
-    """Bytes per second that each NIC may receive, and the same that it may send; 0 for any."""
+    cpus: int | None = None  # the CPUs of the job's slot; None if unknown
+    cores: tuple[int, ...] = ()  # the cores that the VM is pinned to; empty for any
+    quota: bool = False  # True if the VM's CPU time is limited to its slot's CPUs, even if others are idle
+    memory: bool = False  # True if QEMU's memory is limited
+    said: tuple[str, ...] = ()  # the limits in the description, which are the administrator's and left unchanged
+    disks: int = 0  # bytes per second that all disks together may read and write; 0 for any
+    networks: int = 0  # bytes per second that each NIC may receive, and the same that it may send; 0 for any
 
     def __bool__(self) -> bool:
         return bool(self.cpus or self.cores or self.memory or self.disks or self.networks)

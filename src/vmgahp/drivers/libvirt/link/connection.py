@@ -4,14 +4,12 @@ A transient domain and its QEMU survive a restart of libvirtd, so a lost connect
 call is retried on a new connection, for as long as `RECONNECT_DEADLINE`.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import libvirt
 
@@ -19,7 +17,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.host import proc
-from vmgahp.host.wait import start_thread
+from vmgahp.host.wait import Task, start_thread
 from vmgahp.job import exit_code
 
 Result = TypeVar("Result")
@@ -50,7 +48,7 @@ _EVENTS = {
     "SUSPENDED_WATCHDOG": ("its watchdog paused it", ""),
     "RESUMED_UNPAUSED": ("it was resumed", ""),
 }
-"""The meaning of libvirt's life-cycle events, and the own in which a VM ended that is gone by one."""
+"""The meaning of libvirt's life-cycle events, and how a VM has ended that is gone by one."""
 
 
 def _detail(name: str) -> tuple[int, int]:
@@ -62,6 +60,7 @@ def _detail(name: str) -> tuple[int, int]:
 _MEANINGS = {_detail(name): meaning for name, meaning in _EVENTS.items()}
 _GONE_EVENTS = (libvirt.VIR_DOMAIN_EVENT_STOPPED, libvirt.VIR_DOMAIN_EVENT_CRASHED)
 _DISK_ERROR, _SAVED = _detail("SUSPENDED_IOERROR"), _detail("STOPPED_SAVED")
+_EVENTS_THREAD = "libvirt-events"
 
 
 class Watch:
@@ -69,76 +68,39 @@ class Watch:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.gone = threading.Event()
-        """A flag set when the domain stops; cleared by whoever starts it again."""
+        self.gone = threading.Event()  # a flag set when the domain stops; cleared by whoever starts it again
         self.resumed = threading.Event()
         """A flag set when its CPUs begin to run, or when it stops instead; cleared by whoever lets it run."""
-        self.was_saved = False
-        """True if it stopped because its memory was written to a file."""
-        self.how = ""
-        """The own in which it stopped, a word of `vmgahp.job.exit_code`; empty without an event."""
-        self.ended_at = 0.0
-        """The time at which it stopped, in seconds since 1970; 0 without an event."""
+        self.was_saved = False  # True if it stopped because its memory was written to a file
+        self.how = ""  # the way in which it stopped, a word of `vmgahp.job.exit_code`; empty without an event
+        self.ended_at = 0.0  # the time at which it stopped, in seconds since 1970; 0 without an event
         self.ending: Callable[[], None] = lambda: None
         """A callback for a guest that has powered off or crashed; it and the next two make no call to libvirt."""
         self.disk_error: Callable[[], None] = lambda: None
         """A callback for an error of a disk that has paused the guest."""
         self.has_agent = False
         """True if a program in the guest has opened the port of the guest agent; a guess if events were missed."""
-        self.agent_came: Callable[[], None] = lambda: None
-        """A callback for the opening of that port."""
-        self.ours = False
-        """True if the current events are caused by this machine and need no line in the log."""
+        self.agent_came: Callable[[], None] = lambda: None  # a callback for the opening of that port
+        self.ours = False  # True if the current events are caused by this machine and need no line in the log
 
 
-class _EventLoop:
-    """The thread of this process that runs libvirt's default event loop; keep-alive and events need it."""
-
-    _lock = threading.Lock()
-    _running = False
-
-    @classmethod
-    def start(cls) -> None:
-        with cls._lock:
-            if cls._running:
-                return
-            # libvirt prints every error on stderr by default; ours are logged where they are understood.
-            libvirt.registerErrorHandler(lambda _context, _error: None, None)
-            libvirt.virEventRegisterDefaultImpl()
-            start_thread("libvirt-events", cls._run)
-            cls._running = True
-
-    @staticmethod
-    def _run() -> None:
-        while True:
-            libvirt.virEventRunDefaultImpl()
+_events_lock = threading.Lock()
 
 
-class _Errand:
-    """A task in a thread of its own, which its caller may abandon. Raises `errors.MachineFault` without a thread."""
+def _start_events() -> None:
+    """Start the one thread of libvirt's default event loop, which keep-alive and events need."""
+    with _events_lock:
+        if any(thread.name == _EVENTS_THREAD for thread in threading.enumerate()):
+            return
+        # libvirt prints every error on stderr by default; ours are logged where they are understood.
+        libvirt.registerErrorHandler(lambda _context, _error: None, None)
+        libvirt.virEventRegisterDefaultImpl()
+        start_thread(_EVENTS_THREAD, _run_events)
 
-    def __init__(self, name: str, work: Callable[[], object]) -> None:
-        self._ended = threading.Event()
-        self._work = work
-        start_thread(name, self._run)
 
-    def _run(self) -> None:
-        self.error: BaseException | None = None
-        try:
-            self._result = self._work()
-        except BaseException as error:  # noqa: BLE001 - passed on to the waiting caller
-            self.error = error
-        self._ended.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the task; return True if it has ended within `seconds`."""
-        return self._ended.wait(max(0.0, seconds))
-
-    def result(self) -> Any:
-        """Return the result of a task that has ended, or raise its exception."""
-        if self.error is not None:
-            raise self.error
-        return self._result
+def _run_events() -> None:
+    while True:
+        libvirt.virEventRunDefaultImpl()
 
 
 class _Connection:
@@ -146,8 +108,7 @@ class _Connection:
 
     def __init__(self, connection: libvirt.virConnect) -> None:
         self.connection = connection
-        self.idle_since = 0.0
-        """The time at which its last call ended, by the monotonic clock."""
+        self.idle_since = 0.0  # the time at which its last call ended, by the monotonic clock
         self._callbacks: list[int] = []
         self._is_lost = False
 
@@ -186,23 +147,18 @@ class LibvirtConnection:
 
     def __init__(self, uri: str, log: Callable[[str], None], *, read_only: bool = False) -> None:
         self.uri = uri
-        self.read_only = read_only
-        """True if it makes queries only; libvirt allows these to every user of the machine."""
-        self.hears_agents = False
-        """True if it receives events of guest agents as well; to be set before the first call."""
-        self.deadline = RECONNECT_DEADLINE
-        """Seconds during which a call keeps trying to reach libvirtd."""
+        self.read_only = read_only  # True if it makes queries only; libvirt allows these to every user of the machine
+        self.hears_agents = False  # True if it receives events of guest agents as well; to be set before the first call
+        self.deadline = RECONNECT_DEADLINE  # seconds during which a call keeps trying to reach libvirtd
         self.refused_deadline = RECONNECT_DEADLINE
         """Seconds of these during which it retries if the connection is refused."""
         self._log = log
         self._lock = threading.Lock()
         self._idle: list[_Connection] = []
-        self._listener: _Connection | None = None
-        """The connection that receives events, idle or not."""
-        self._opening: _Errand | None = None
+        self._listener: _Connection | None = None  # the connection that receives events, idle or not
+        self._opening: Task[None] | None = None
         self._watches: dict[str, Watch] = {}
-        self._is_silent = False
-        """True if libvirtd was seen to hang, and has not answered since."""
+        self._is_silent = False  # True if libvirtd was seen to hang, and has not answered since
         self._closed = False
 
     def call(self, function: Callable[[libvirt.virConnect], Result], *, seconds: float = 0) -> Result:
@@ -216,14 +172,13 @@ class LibvirtConnection:
             return self._repeat(function, now + self.deadline)
         end = now + min(seconds, HANGING_DEADLINE if self._is_silent else self.deadline)
         try:
-            errand = _Errand("libvirt-call", lambda: self._repeat(function, end))
+            task = Task("libvirt-call", lambda: self._repeat(function, end))
         except errors.MachineFault:
             return self._repeat(function, end)  # without a thread, call it without a timeout
-        if not errand.wait(seconds):
+        if not task.wait(seconds):
             self._is_silent = True
             raise faults.late(self.uri, seconds)
-        answer: Result = errand.result()
-        return answer
+        return task.result()
 
     def once(self, function: Callable[[libvirt.virConnect], Result]) -> Result:
         """Call `function`, which must not be done twice, such as a start; its events may come after the answer.
@@ -263,11 +218,10 @@ class LibvirtConnection:
                 own.close()
 
         with suppress(errors.MachineFault):  # without a thread they are closed with the process
-            return _Errand("libvirt-close", close_all).wait(seconds)
+            return Task("libvirt-close", close_all).wait(seconds)
         return True
 
     def _repeat(self, function: Callable[[libvirt.virConnect], Result], end: float) -> Result:
-        pause = threading.Event()
         while True:
             with self._borrow(end) as own:
                 try:
@@ -280,7 +234,7 @@ class LibvirtConnection:
                     if time.monotonic() + RETRY_INTERVAL >= end:
                         raise faults.unreachable(self.uri, error) from error
                     self._log(f"the connection to libvirt was lost, opening it again: {error}")
-            pause.wait(RETRY_INTERVAL)
+            time.sleep(RETRY_INTERVAL)
 
     @contextmanager
     def _borrow(self, end: float) -> Iterator[_Connection]:
@@ -294,7 +248,6 @@ class LibvirtConnection:
             self._put_back(own)
 
     def _take(self, end: float) -> _Connection:
-        pause = threading.Event()
         refused: BaseException | None = None
         refused_end = min(end, time.monotonic() + self.refused_deadline)
         while True:
@@ -307,7 +260,7 @@ class LibvirtConnection:
                 # A libvirtd that hangs accepts and never answers, and no keep-alive watches a connection that is
                 # being made. One thread waits then, and not all workers.
                 if self._opening is None:
-                    self._opening = _Errand("libvirt-open", self._open)
+                    self._opening = Task("libvirt-open", self._open)
                 opening = self._opening
             if not opening.wait(end - time.monotonic()):
                 self._is_silent = refused is None
@@ -316,7 +269,7 @@ class LibvirtConnection:
                 refused = opening.error
                 if time.monotonic() >= refused_end:
                     raise faults.unreachable(self.uri, refused) from refused
-                pause.wait(RETRY_INTERVAL)
+                time.sleep(RETRY_INTERVAL)
 
     def _put_back(self, own: _Connection) -> None:
         with self._lock:
@@ -365,8 +318,7 @@ class LibvirtConnection:
                 own.close()
 
     def _connect(self) -> libvirt.virConnect:
-        """Open a connection with keep-alive."""
-        _EventLoop.start()
+        _start_events()
         connection = (libvirt.openReadOnly if self.read_only else libvirt.open)(self.uri)
         try:
             connection.setKeepAlive(KEEPALIVE_INTERVAL, KEEPALIVE_COUNT)
@@ -424,10 +376,6 @@ SYSTEM_URI, SESSION_URI = "qemu:///system", "qemu:///session"
 def connection_for(settings: Settings, log: Callable[[str], None], usual: str = "") -> LibvirtConnection:
     """Return a connection for VM_LIBVIRT_URI, or else `usual`, by default this user's QEMU. It is not opened yet."""
     uri = settings.string("VM_LIBVIRT_URI") or usual or (SYSTEM_URI if os.getuid() == 0 else SESSION_URI)
-    read_only = uri == SESSION_URI and _probing_for_a_startd()
+    # Root's startd runs the probe as its own user, of all types but kvm and xen.
+    read_only = uri == SESSION_URI and os.getuid() != 0 and proc.name(os.getppid()) == "condor_startd"
     return LibvirtConnection(SYSTEM_URI if read_only else uri, log, read_only=read_only)
-
-
-def _probing_for_a_startd() -> bool:
-    """Return True if root's startd runs this as its own user, as it does for the probe of all types but kvm and xen."""
-    return os.getuid() != 0 and proc.name(os.getppid()) == "condor_startd"

@@ -4,12 +4,11 @@ A VM has the name that the startd knows, of its user, cluster and process. Two s
 later one's VM then gets a name derived from it, and does not end the first one's guest.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
@@ -32,10 +31,8 @@ class NamedDomain(NamedTuple):
 
     name: str
     uuid: str
-    directory: str
-    """The scratch directory of its job; empty if it has none."""
-    is_strange: bool
-    """True if it is defined, and not by this package."""
+    directory: str  # the scratch directory of its job; empty if it has none
+    is_strange: bool  # defined, and not by this package
 
     def is_left_over(self, working_dir: str) -> bool:
         """Return True if it belongs to the job of that directory, or to a server that is gone."""
@@ -163,11 +160,10 @@ def _called(connection: LibvirtConnection, name: str) -> list[NamedDomain]:
 
 
 def _directory(domain: libvirt.virDomain) -> str:
-    """Return the scratch directory; empty if the domain has none, or went away."""
     try:
         return str(domain.metadata(libvirt.VIR_DOMAIN_METADATA_DESCRIPTION, None))
     except libvirt.libvirtError:
-        return ""
+        return ""  # the domain has none, or went away
 
 
 def _is_called(name: str, match: str) -> bool:
@@ -239,20 +235,15 @@ def is_qemu(domain_type: str) -> bool:
 
 def noted(name: str) -> Iterator[int]:
     """Yield the pids that libvirt has noted for the domain of that name; other processes may have them by now."""
-    runs = ["/run", "/var/run"]
-    if os.environ.get("XDG_RUNTIME_DIR"):
-        runs.append(os.environ["XDG_RUNTIME_DIR"])
-    runs.append(f"/run/user/{os.getuid()}")
-    runs.append(os.path.expanduser("~/.cache"))
-    for run in runs:
-        for pattern in PID_FILES:
-            try:
-                with open(pattern.format(run=run, name=name)) as file:
-                    pid = int(file.read(32))
-            except (OSError, ValueError):
-                continue
-            if pid > 0:
-                yield pid
+    runs = ("/run", os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{os.getuid()}", os.path.expanduser("~/.cache"))
+    for run, pattern in product(filter(None, runs), PID_FILES):
+        try:
+            with open(pattern.format(run=run, name=name)) as file:
+                pid = int(file.read(32))
+        except (OSError, ValueError):
+            continue
+        if pid > 0:
+            yield pid
 
 
 def is_qemu_of(pid: int, name: str, uuid: str) -> bool:
@@ -263,12 +254,9 @@ def is_qemu_of(pid: int, name: str, uuid: str) -> bool:
             words = file.read(MOST_BYTES).decode(errors="surrogateescape").split("\0")
     except OSError:
         return False
-    guest = f"guest={name.replace(',', ',,')},"
-    return (
-        program.startswith("qemu")
-        and _option(words, "-uuid") == uuid
-        and (_option(words, "-name") + ",").startswith(guest)
-    )
+    if not program.startswith("qemu") or _option(words, "-uuid") != uuid:
+        return False
+    return f"{_option(words, '-name')},".startswith(f"guest={name.replace(',', ',,')},")
 
 
 def _option(words: list[str], name: str) -> str:
@@ -313,11 +301,13 @@ def says_nothing(message: str) -> bool:
     return _SILENT.search(message.rstrip()) is not None
 
 
-def last_words(name: str, uuid: str, directories: Sequence[str] | None = None) -> str:
+def last_words(name: str, uuid: str, directories: Sequence[str] = ()) -> str:
     """Return QEMU's message at the last start under this name, if that was of `uuid`; empty if unknown."""
+    # The system's libvirtd has one directory for its logs, and a user's own has another.
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    places = directories or ["/var/log/libvirt/qemu" if os.getuid() == 0 else f"{cache}/libvirt/qemu/log"]
 
     def attempt() -> str:
-        places = _log_directories() if directories is None else directories
         found = (_search_log(os.path.join(directory, f"{name}.log"), uuid.encode()) for directory in places)
         return next(filter(None, found), "")
 
@@ -337,11 +327,3 @@ def _search_log(path: str, uuid: bytes) -> str:
         return ""
     said = [words.decode("utf-8", "replace").strip() for words in _WORDS.findall(last)]
     return "qemu: " + said[-1] if said else ""
-
-
-def _log_directories() -> list[str]:
-    """Return the directories of the logs of the system's libvirtd, or of the user's own."""
-    if os.getuid() == 0:
-        return ["/var/log/libvirt/qemu"]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return [f"{cache}/libvirt/qemu/log"]

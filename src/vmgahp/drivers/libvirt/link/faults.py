@@ -13,8 +13,6 @@ message decides if it is known, and the code otherwise. The first rule in `RULES
 5. the rest, such as a code of a later libvirt: errors of the hypervisor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -33,8 +33,7 @@ class _Record(NamedTuple):
     """The content of `RECORD`."""
 
     job: str
-    names: tuple[str, ...]
-    """The names in the scratch directory that came with the job."""
+    names: tuple[str, ...]  # the names in the scratch directory that came with the job
 
 
 def make(spec: JobSpec, run: Run, kept: int, identity: Identity) -> list[str]:
@@ -110,7 +109,6 @@ def _used(spec: JobSpec) -> list[str]:
 
 
 def _recorded(run: Run, directory: str, identity: Identity) -> _Record | None:
-    """Return the record of an earlier start of the same job."""
     try:
         record = files.find(identity, directory, RECORD, _parse)
     except files.Unusable as unusable:

@@ -2,32 +2,41 @@
 
 The guest's messages are untrusted. The guest is believed about the end of its own program; messages out of turn are
 ignored. Each time limit counts while the guest runs, and not while it is paused.
+
+Outputs are unpacked beside their directory and replace it at the end: until then it holds the files of a checkpoint,
+and outputs there would become files of the scratch directory at a restart, where they replace inputs.
 """
 
-from __future__ import annotations
-
+import os
 import threading
+from functools import partial
 from queue import Empty
 from time import monotonic, time
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.program import OUTPUTS_FILE, RunOutputs
+from vmgahp.drivers.libvirt.program import OUTPUTS_FILE
 from vmgahp.drivers.libvirt.start.describe import CONTROL, OUTPUTS
-from vmgahp.host import wait
+from vmgahp.host import job_user, scratch, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.host.serial_capture import LinePort
 from vmgahp.job import exit_code
+from vmgahp.job.archive import ENTRY, Allowed, Unpacked, unpack
 from vmgahp.job.exit_code import NOT_READY, RUN_FAILED, Ending
+from vmgahp.job.run import Run
 from vmgahp.job.scratch_files import DIRECTORY
 from vmgahp.job.spec import JobSpec
 
-BOOTING, READY, STARTED, ENDED, TAKEN = STAGES = ("booting", "ready", "started", "ended", "taken")
+BOOTING, READY, STARTED, ENDED, TAKEN = "booting", "ready", "started", "ended", "taken"
 EXIT, SIGNAL, LIMIT = "exit", "signal", "limit"
 """The ways in which a program ends."""
 STATE_FILE = "vm_run_state.txt"
 """The file with the guest's progress, for a server that continues it from a checkpoint."""
+UNPACKED = ".vm_outputs"
+"""The directory in which outputs are unpacked: HTCondor sends no directory that is not named."""
+INODES_KEPT = 64
+"""The part of EXECUTE's inodes, one in so many, that is left for other jobs."""
 TICK, OFTEN = 5.0, 0.25
 """Seconds between two checks of the time, and of outputs in transit."""
 BEYOND_LIMIT = 120.0
@@ -55,10 +64,8 @@ class RunProgress(NamedTuple):
     """The progress of a guest."""
 
     stage: str = BOOTING
-    how: str = ""
-    """The way in which the program has ended; empty before."""
-    number: int = 0
-    """The exit code of the program, or its signal."""
+    how: str = ""  # the way in which the program has ended; empty before
+    number: int = 0  # the exit code of the program, or its signal
 
     def written(self) -> bytes:
         return f"{self.stage} {self.how or '-'} {self.number}\n".encode()
@@ -67,31 +74,28 @@ class RunProgress(NamedTuple):
 def read(text: bytes) -> RunProgress:
     """Parse the text of `RunProgress.written`, which the job may have changed: any other means a program that runs."""
     match text.decode("ascii", "replace").split():
-        case [stage, how, number] if stage in STAGES and number.isdigit() and len(number) <= 3:
-            ended = stage in (ENDED, TAKEN)
-            if _is_end(how, int(number)) if ended else how == "-":
-                return RunProgress(stage, how if ended else "", int(number) if ended else 0)
+        case [("ended" | "taken") as stage, how, number] if _is_end(how, number):
+            return RunProgress(stage, how, int(number))
+        case [("booting" | "ready" | "started") as stage, "-", number] if number.isdigit() and len(number) <= 3:
+            return RunProgress(stage)
     return RunProgress(STARTED)
 
 
-def _is_end(how: str, number: int) -> bool:
-    """Return True if a program can have ended so."""
-    return how == LIMIT or (how == EXIT and number <= 255) or (how == SIGNAL and 1 <= number <= 64)
+def _is_end(how: str, digits: str) -> bool:
+    if not digits.isdigit() or len(digits) > 3:
+        return False
+    return how == LIMIT or (how == EXIT and int(digits) <= 255) or (how == SIGNAL and 1 <= int(digits) <= 64)
 
 
 def begin(machine: LibvirtMachine, spec: JobSpec, kept: int, identity: Identity) -> None:
     """Follow a guest until its end; outputs leave `kept` bytes of EXECUTE free. Raises `errors.Fault`, OSError."""
-    run, directory = spec.devices.run, spec.working_dir
-    assert run is not None
-    progress = RunProgress()
-    if machine.launch.restart is not None:
+    assert spec.devices.run is not None
+    watch = ProgramMonitor(machine, spec.devices.run, spec.working_dir, kept, identity)
+    if machine.restart is not None:
         try:
-            progress = read(identity.read_scratch(directory, STATE_FILE, 100))
+            watch.progress = read(identity.read_scratch(spec.working_dir, STATE_FILE, 100))
         except (OSError, errors.Fault):
-            progress = RunProgress(STARTED)
-    names = ("*",) if run.outputs is None else run.outputs
-    files = RunOutputs(directory, names, kept, identity, lambda line: machine.log(f"{machine.name}: {line}"))
-    watch = ProgramMonitor(machine, files, progress, run.boot_timeout, run.time_limit)
+            watch.progress = RunProgress(STARTED)
     watch.is_alone = spec.sent[1] is None
     record = machine.resources.exit
     assert record is not None
@@ -108,32 +112,27 @@ def begin(machine: LibvirtMachine, spec: JobSpec, kept: int, identity: Identity)
 class ProgramMonitor:
     """The monitor of one guest, in a thread of its own."""
 
-    def __init__(
-        self, machine: LibvirtMachine, files: RunOutputs, progress: RunProgress, boot_timeout: float, time_limit: float
-    ) -> None:
-        self.progress = progress
-        self.failure = "", ""
-        """The word and the reason of a failure; empty without one."""
-        self.is_alone = False
-        """True if the archive of the outputs is sent back as received, since no directory is."""
+    def __init__(self, machine: LibvirtMachine, run: Run, directory: str, kept: int, identity: Identity) -> None:
+        """Prepare to follow the program `run`, whose outputs leave `kept` bytes of EXECUTE's file system free."""
+        self.progress = RunProgress()
+        self.failure = "", ""  # the word and the reason of a failure; empty without one
+        self.is_alone = False  # True if the archive of the outputs is sent back as received, since no directory is
         self._machine = machine
-        self._identity = files.identity
-        self._directory = files.directory
-        self._boot_timeout = boot_timeout
-        self._time_limit = time_limit
+        self._program = run
+        self._directory = directory
+        self._kept = kept
+        self._identity = identity
         control = machine.resources.run_ports[CONTROL]
         assert isinstance(control, LinePort)
         self._control = control
         self._outputs = machine.resources.run_ports[OUTPUTS]
-        self._files = files
+        self._unpacked: Unpacked | None = None
         self._last_line = ""
-        self._elapsed = 0.0
-        """Seconds that the guest has run since its last message."""
+        self._elapsed = 0.0  # seconds that the guest has run since its last message
         self._wanted: int | None = None
         """The size of the outputs by the guest's message, in bytes, while they are incomplete; else None."""
         self._here = -1
         self._tries = 0
-        self._is_shot = False
         self._is_given_up = False
         self._thread: threading.Thread | None = None
 
@@ -150,18 +149,19 @@ class ProgramMonitor:
 
     def forget(self) -> None:
         """Remove the state of a job that is over, and put its outputs into their place."""
-        self._remove(STATE_FILE)
-        self._remove(f"{DIRECTORY}/{STATE_FILE}")  # a checkpoint's copy, which is out of date
-        if not self.is_alone:
-            self._files.bring_home()
+        remove = partial(scratch.forget, self._identity, self._directory, self._machine.log)
+        remove(STATE_FILE, f"{DIRECTORY}/{STATE_FILE}")  # with a checkpoint's copy, which is out of date
+        if (done := self._unpacked) is not None:
+            moves = {UNPACKED: DIRECTORY}
+            if done.problem:
+                moves[OUTPUTS_FILE] = f"{DIRECTORY}/{OUTPUTS_FILE}"  # as they came
+            for old, new in moves.items():
+                try:
+                    self._identity.rename_scratch(self._directory, old, new)
+                except (OSError, errors.Fault) as error:
+                    self._log(f"{old} does not go home: {error}")
         if not self.is_alone or self.progress.stage != TAKEN:
-            self._remove(OUTPUTS_FILE)
-
-    def _remove(self, name: str) -> None:
-        try:
-            self._identity.unlink_scratch(self._directory, name)
-        except (OSError, errors.Fault) as error:
-            self._machine.log(f"{name} stays: {error}")
+            remove(OUTPUTS_FILE)
 
     def ending(self, ending: Ending) -> Ending:
         """Return the VM's end, completed by the guest's messages about its program."""
@@ -184,7 +184,9 @@ class ProgramMonitor:
         elif stage != TAKEN and not ending.reason:
             ending = ending._replace(how=RUN_FAILED, reason=f"the guest ended before its outputs were here: {_CONSOLE}")
         elif how == LIMIT and not ending.reason:
-            ending = ending._replace(reason=f"the program was ended after the {self._time_limit} s of its time limit")
+            ending = ending._replace(
+                reason=f"the program was ended after the {self._program.time_limit} s of its time limit"
+            )
         return ending
 
     # The thread
@@ -224,15 +226,12 @@ class ProgramMonitor:
 
     def _limit(self) -> float:
         """Return the seconds within which the guest must send its next message; 0 for no limit."""
-        match self.progress.stage:
-            case "started":
-                return self._time_limit and self._time_limit + BEYOND_LIMIT
-            case "ended":
-                return OUTPUTS_SECONDS
-            case "taken":
-                return max(OFF_SECONDS, self._machine.deadlines.stop)
-            case _:
-                return self._boot_timeout
+        limits = {
+            STARTED: self._program.time_limit and self._program.time_limit + BEYOND_LIMIT,
+            ENDED: OUTPUTS_SECONDS,
+            TAKEN: max(OFF_SECONDS, self._machine.deadlines.stop),
+        }
+        return limits.get(self.progress.stage, self._program.boot_timeout)
 
     def _runs(self) -> bool:
         return self._machine.state is lifecycle.RUNNING and not self._machine.io_errors.under_way
@@ -252,9 +251,13 @@ class ProgramMonitor:
             case ["ended", how, *number] if stage in (BOOTING, READY, STARTED):
                 self._hear_end(how, number)
             case ["outputs", size] if size.isdigit() and len(size) <= 15:
-                self._hear_outputs(int(size))
+                if stage == TAKEN:
+                    self._control.say("taken")
+                elif stage == ENDED and self._wanted != int(size):
+                    self._wanted, self._here, self._elapsed = int(size), -1, 0.0
             case ["failed", what, *text]:
-                self._hear_failure(what, " ".join(text))
+                begins = _BEGINS.get(what, "the guest cannot run the program")
+                self._fail(RUN_FAILED, f"{begins}: {' '.join(text)[:400] or what[:40]}")
             case ["off"]:
                 pass
             case _:
@@ -263,27 +266,15 @@ class ProgramMonitor:
 
     def _hear_end(self, how: str, number: list[str]) -> None:
         match how, number:
-            case (("exit" | "signal"), [digits]) if digits.isdigit() and len(digits) <= 3:
+            case (("exit" | "signal"), [digits]) if _is_end(how, digits):
                 ended = RunProgress(ENDED, how, int(digits))
             case "limit", []:
                 ended = RunProgress(ENDED, LIMIT)
             case _:
                 return
-        if not _is_end(how, ended.number):
-            return
         self._to(ended)
         said = f"with exit code {ended.number}" if how == EXIT else f"by signal {ended.number}"
         self._machine.news.say(f"The program has ended {'at its time limit' if how == LIMIT else said}")
-
-    def _hear_outputs(self, size: int) -> None:
-        if self.progress.stage == TAKEN:
-            self._control.say("taken")
-        elif self.progress.stage == ENDED and self._wanted != size:
-            self._wanted, self._here, self._elapsed = size, -1, 0.0
-
-    def _hear_failure(self, what: str, text: str) -> None:
-        begins = _BEGINS.get(what, "the guest cannot run the program")
-        self._fail(RUN_FAILED, f"{begins}: {text[:400] or what[:40]}")
 
     def look(self) -> None:
         """Check the outputs and the time limits."""
@@ -292,34 +283,28 @@ class ProgramMonitor:
                 self._take()
             return
         if self.failure[0] and self.progress.stage != TAKEN:
-            self._give_up()
+            self._machine.screenshot()
+            self._end_it(*self.failure)
         elif self._wanted is not None:
             self._look_at_outputs(self._wanted)
         elif (limit := self._limit()) and self._elapsed > limit and self._runs():
             self._too_late(limit)
 
     def _too_late(self, limit: float) -> None:
-        seconds = f"{limit:g} s"
-        match self.progress.stage:
-            case "booting":
-                self._fail(
-                    NOT_READY,
-                    f"the guest has not begun the program within {seconds}: it has no cloud-init (or agent), or it "
-                    f"does not boot; {_CONSOLE}",
-                )
-            case "ready":
-                self._fail(
-                    NOT_READY,
-                    f"the guest has not started the program within {seconds}: the last that it said was "
-                    f"'{self._last_line}'; {_CONSOLE}",
-                )
-            case "started":
-                self._fail(RUN_FAILED, f"the program has a time limit of {self._time_limit} s, which the guest ignores")
-            case "ended":
-                self._fail(RUN_FAILED, f"the guest has not sent the outputs within {seconds}; {_CONSOLE}")
-            case _:
-                self._machine.log(f"{self._machine.name}: its work is done, and it does not power off: it is ended")
-                self._end_it(exit_code.POWERED_OFF, "")
+        stage, within = self.progress.stage, f"within {limit:g} s"
+        if stage == TAKEN:
+            self._log("its work is done, and it does not power off: it is ended")
+            self._end_it(exit_code.POWERED_OFF, "")
+            return
+        why = {
+            BOOTING: f"the guest has not begun the program {within}: it has no cloud-init (or agent), or it does not "
+            f"boot; {_CONSOLE}",
+            READY: f"the guest has not started the program {within}: the last that it said was '{self._last_line}'; "
+            f"{_CONSOLE}",
+            STARTED: f"the program has a time limit of {self._program.time_limit} s, which the guest ignores",
+            ENDED: f"the guest has not sent the outputs {within}; {_CONSOLE}",
+        }
+        self._fail(NOT_READY if stage in (BOOTING, READY) else RUN_FAILED, why[stage])
 
     # Outputs
 
@@ -343,7 +328,7 @@ class ProgramMonitor:
             try:
                 self._outputs.empty()
             except OSError as error:
-                self._machine.log(f"{self._machine.name}: {OUTPUTS_FILE} cannot be emptied: {error}")
+                self._log(f"{OUTPUTS_FILE} cannot be emptied: {error}")
             self._control.say("again")
 
     def _take(self) -> None:
@@ -360,17 +345,44 @@ class ProgramMonitor:
                 f"The outputs are in {OUTPUTS_FILE}: with transfer_output_files = {DIRECTORY}/ they are files"
             )
             return
-        self._files.unpack(self._outputs.limit)
-        if self._files.problem:
-            why = f"the outputs cannot be unpacked: {self._files.problem}; {OUTPUTS_FILE} has them as they came"
+        try:
+            allowed = self._allowed()
+            stream = self._identity.open_scratch(self._directory, OUTPUTS_FILE, os.O_RDONLY)
+            try:
+                done = unpack(stream, self._directory, UNPACKED, allowed, self._identity)
+            finally:
+                os.close(stream)
+        except (OSError, errors.Fault) as error:
+            done = Unpacked(0, 0, (), error.problem if isinstance(error, errors.Fault) else str(error))
+        self._unpacked = done
+        for left_out in done.left_out:
+            self._log(f"of the outputs is left out {left_out}")
+        problem = f": {done.problem}" if done.problem else ""
+        self._log(f"the outputs are {done.entries} files with {done.size} bytes{problem}")
+        if problem:
+            why = f"the outputs cannot be unpacked{problem}; {OUTPUTS_FILE} has them as they came"
             self.failure = RUN_FAILED, why
 
+    def _allowed(self) -> Allowed:
+        """Return the room for outputs beside their archive in EXECUTE's file system. Raises `Fault` and OSError."""
+        most = self._outputs.limit - self._identity.occupied_scratch(self._directory, OUTPUTS_FILE)
+        left = job_user.free_bytes(self._directory, self._identity) - self._kept
+        room = os.statvfs(self._directory)
+        inodes = room.f_favail - (room.f_files // INODES_KEPT if self._kept else 0)
+        if not room.f_files:  # a file system without a fixed number of them
+            inodes = left // ENTRY
+        names = ("*",) if self._program.outputs is None else self._program.outputs
+        return Allowed(names, max(min(most, left), 0), max(inodes, 0))
+
     # Results
+
+    def _log(self, line: str) -> None:
+        self._machine.log(f"{self._machine.name}: {line}")
 
     def _to(self, progress: RunProgress) -> None:
         self.progress = progress
         self._elapsed = 0.0
-        self._machine.log(f"{self._machine.name}: its program: {' '.join(filter(None, map(str, progress)))}")
+        self._log(f"its program: {' '.join(filter(None, map(str, progress)))}")
         self._keep()
 
     def _keep(self) -> None:
@@ -380,16 +392,9 @@ class ProgramMonitor:
             self._machine.log(f"{STATE_FILE} cannot be written: {error}")
 
     def _fail(self, how: str, why: str) -> None:
-        """Record a failure, since which the VM is to end."""
         if not self.failure[0]:
             self.failure = how, why
         self._wanted = None
-
-    def _give_up(self) -> None:
-        if not self._is_shot:
-            self._is_shot = True
-            self._machine.screenshot()
-        self._end_it(*self.failure)
 
     def _end_it(self, how: str, why: str) -> None:
         """End the guest; if an operation has paused it, this is done when it runs again."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
@@ -66,8 +67,9 @@ def require(
     firmware = firmware_of(spec, arch_of(spec))
     if not domains.is_qemu(domain_type):
         if wanted != Devices():
+            named = ", ".join(name for name, value in wanted._asdict().items() if value)
             raise _refused(
-                f"The job asks for devices that domains of type {domain_type} do not get here: {_named(wanted)}",
+                f"The job asks for devices that domains of type {domain_type} do not get here: {named}",
                 "leave them out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
             )
         return
@@ -112,10 +114,6 @@ def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) 
         return ""
     model, since = PANIC_MODELS[arch]
     return model if not since or connection.call(lambda libvirtd: libvirtd.getLibVersion()) >= since else ""
-
-
-def _named(wanted: Devices) -> str:
-    return ", ".join(name for name, value in wanted._asdict().items() if value)
 
 
 def _refused(problem: str, hint: str) -> errors.JobFault:
@@ -188,19 +186,12 @@ def cpu_mode(settings: Settings, domain_type: str) -> str:
 
 def groups_for_qemu(domain_type: str) -> set[int]:
     """Return the groups that QEMU needs to enter libvirt's directory and, for KVM, to open its device."""
-    needed = [_group_to_enter(QEMU_DIRECTORY, 0o1)]
-    if domain_type == "kvm":
-        needed.append(_group_to_enter(kvm.DEVICE, 0o6))
-    return {gid for gid in needed if gid is not None}
-
-
-def _group_to_enter(path: str, bits: int) -> int | None:
-    """Return the group that is needed to use `path`; None if everyone may, or if it does not exist."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return None if status.st_mode & bits == bits else status.st_gid
+    needed = set()
+    for path, bits in ((QEMU_DIRECTORY, 0o1), *([(kvm.DEVICE, 0o6)] if domain_type == "kvm" else ())):
+        with suppress(OSError):  # it does not exist
+            if (status := os.stat(path)).st_mode & bits != bits:
+                needed.add(status.st_gid)
+    return needed
 
 
 # Other hypervisors

@@ -1,8 +1,8 @@
 """The description of a job for libvirt: its domain XML, and the user that QEMU runs as."""
 
 import os
+import re
 import secrets
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
@@ -44,6 +44,8 @@ SCRIPT_DEADLINE = 60.0
 """Seconds for LIBVIRT_XML_SCRIPT."""
 ONE_TIME = "(one-time)"
 """The placeholder for a password, or for the path of a socket, that only exists during a start."""
+NO_UUID = "00000000-0000-0000-0000-000000000000"
+"""The placeholder for the UUID."""
 
 
 CONTROL, OUT, ERR, OUTPUTS = "run", "out", "err", "outputs"
@@ -84,28 +86,6 @@ class Plan(NamedTuple):
         return self.spec._replace(name=self.job.vm_name())
 
 
-class HostResources(NamedTuple):
-    """The resources of a start that a description names beside the job; by default the placeholders of a dry run."""
-
-    uuid: str = "00000000-0000-0000-0000-000000000000"
-    console: str = f"/run/vmgahp/{ONE_TIME}/console"
-    """The path of the console's socket; this and the next ones are empty if there is none."""
-    tpm: str = f"/run/vmgahp/{ONE_TIME}/tpm"
-    exit_port: str = f"/run/vmgahp/{ONE_TIME}/exit"
-    run_ports: tuple[tuple[str, str], ...] = ()
-    """The name and the socket of each port."""
-    shares: tuple[str, ...] = ()
-    """The socket of each shared directory's virtiofsd."""
-    password: str = ONE_TIME
-    make_room: Callable[[], str] | None = None
-    """A function that makes a directory for copies of the job's own kernel; without it they are only named."""
-    access: WayIn = WayIn("", "", ())
-    devices: Mapping[str, str] = {}
-    """The block device of each disk of a Xen guest."""
-    kernel: str = ONE_TIME
-    initrd: str = ONE_TIME
-
-
 class Describer:
     """The writer of descriptions for libvirt of one driver's jobs."""
 
@@ -121,7 +101,11 @@ class Describer:
             return Plan(view, spec, domain_type, "", passt=False)
         label = self._dac_label(spec, domain_type)
         capabilities.require(spec, domain_type, label, self._connection, self.settings, self.identity)
-        passt = any(nic.networking_type == "user" for nic in spec.nics) and self._has_passt(domain_type)
+        passt = (
+            domains.is_qemu(domain_type)
+            and any(nic.networking_type == "user" for nic in spec.nics)
+            and has_passt(self._connection.call(lambda connection: domain_capabilities(connection, domain_type)))
+        )
         panic = capabilities.panic_model(spec, domain_type, self._connection)
         return Plan(view, spec, domain_type, label, passt, panic)
 
@@ -132,51 +116,57 @@ class Describer:
                 f"LIBVIRT_XML_SCRIPT = {script} makes the domain XML, and a dry run does not run it.",
                 f"run it by hand: {script} {self.settings.string('LIBVIRT_XML_SCRIPT_ARGS')} < the job ad",
             )
-        return described(plan.view, self.log, plan.spec, self.build(plan, HostResources()), dry=True).xml
+        return described(plan.view, self.log, plan.spec, self._dry(plan), dry=True).xml
 
     def describe(self, plan: Plan, uuid: str, resources: Resources) -> Described:
         """Return the domain XML of a start, ours or the script's, changed by VM_POLICY. Raises `errors.Fault`."""
         if script := self.settings.xml_script():
             xml = self._scripted(script, plan.job, plan.spec, uuid)
         else:
-            xml = self.build(plan, self._prepare(plan, uuid, resources))
+            xml = self._made(plan, uuid, resources)
         return described(plan.view, self.log, plan.spec, xml, dry=False)
 
-    def build(self, plan: Plan, given: HostResources) -> str:
-        """Return the domain XML of a plan with the resources that are `given`. Raises `errors.Fault`."""
-        spec, captures = plan.spec, self.settings.size("VM_CONSOLE_LOG_MAX") and domains.is_qemu(plan.domain_type)
-        host = build.Host(
-            uuid=given.uuid,
+    def host(self, plan: Plan, uuid: str) -> build.Host:
+        """Return the contribution of this machine to a domain, without the resources of a start."""
+        return build.Host(
+            uuid=uuid,
             domain_type=plan.domain_type,
-            cpu_mode="maximum" if capabilities.is_foreign(spec) else cpu_mode(self.settings, plan.domain_type),
+            cpu_mode="maximum" if capabilities.is_foreign(plan.spec) else cpu_mode(self.settings, plan.domain_type),
             dac_label=plan.label,
-            console_socket=given.console if captures else "",
-            vnc_password=given.password if spec.vnc else "",
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
             passt=plan.passt,
-            arch=capabilities.arch_of(spec),
-            ssh_address=given.access.address,
-            ssh_ports=given.access.ports if given.access.means == PASST else (),
+            arch=capabilities.arch_of(plan.spec),
             panic=plan.panic,
             tb_cache_mib=self.settings.integer("VM_TB_CACHE"),
             agent=self.settings.boolean("VM_GUEST_AGENT") and domains.is_qemu(plan.domain_type),
-            tpm_socket=given.tpm if spec.devices.tpm else "",
-            exit_socket=given.exit_port if spec.devices.exit_port else "",
-            run_sockets=given.run_ports or _run_ports(spec),
-            share_sockets=given.shares or tuple(f"/run/vmgahp/{ONE_TIME}/share" for _ in spec.devices.shares),
         )
-        ours = build.build(spec, host)
-        return plan.xml.describe(ours, spec.working_dir, given.make_room, self.identity) if plan.xml else ours
 
-    def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> HostResources:
-        """Make the resources that the XML names; each is released with `resources`."""
-        spec = plan.spec
+    def _console_limit(self, plan: Plan) -> int:
+        """Return the bytes of the console that are kept; 0 if it is not captured."""
+        return self.settings.size("VM_CONSOLE_LOG_MAX") if domains.is_qemu(plan.domain_type) else 0
+
+    def _dry(self, plan: Plan) -> str:
+        """Return our domain XML with placeholders. Raises `errors.Fault`."""
+        room, ports = f"/run/vmgahp/{ONE_TIME}", (CONTROL, OUT, ERR, OUTPUTS) if plan.spec.devices.run else ()
+        host = self.host(plan, NO_UUID)._replace(
+            console_socket=f"{room}/console" if self._console_limit(plan) else "",
+            vnc_password=ONE_TIME,
+            tpm_socket=f"{room}/tpm",
+            exit_socket=f"{room}/exit",
+            run_sockets=tuple((PREFIX + name, f"{room}/{name}") for name in ports),
+            share_sockets=(f"{room}/share",) * len(plan.spec.devices.shares),
+        )
+        ours = build.build(plan.spec, host)
+        return plan.xml.describe(ours, plan.spec.working_dir, None, self.identity) if plan.xml else ours
+
+    def _made(self, plan: Plan, uuid: str, resources: Resources) -> str:
+        """Make the resources that the XML names, each released with `resources`, and return our domain XML."""
+        spec, host = plan.spec, self.host(plan, uuid)
         for share in spec.devices.shares:
             if not share.setting and share.directory != spec.working_dir:
                 scratch.make_directory(spec.working_dir, os.path.basename(share.directory), self.identity)
-        limit = self.settings.size("VM_CONSOLE_LOG_MAX")
-        if limit and domains.is_qemu(plan.domain_type):
+        if limit := self._console_limit(plan):
             resources.console = ConsoleCapture(
                 os.path.join(runtime_dir.runtime_dir(), "console"),
                 lambda: self._open_console_file(spec.working_dir),
@@ -184,27 +174,29 @@ class Describer:
                 self.log,
                 owner=self.owner(plan.label),
             )
-        # Eight characters are the most that VNC looks at.
-        made = HostResources(
-            uuid, password=secrets.token_urlsafe(6) if spec.vnc else "", make_room=lambda: self._room(resources)
-        )
-        if resources.console:
-            made = made._replace(console=resources.console.path)
+            host = host._replace(console_socket=resources.console.path)
+        if spec.vnc:
+            host = host._replace(vnc_password=secrets.token_urlsafe(6))  # VNC looks at eight characters
         if spec.devices.tpm:
-            room, owner = runtime_dir.runtime_dir(), self.owner(plan.label)
+            room = runtime_dir.runtime_dir()
+            begin = partial(tpm.begin, self.identity, self.log, room, *self.owner(plan.label))
             resources.at_end.append(partial(tpm.end, room))
-            resources.before_restore.append(partial(tpm.begin, self.identity, self.log, room, *owner))
-            tpm.make(self.identity, room)
-            tpm.begin(self.identity, self.log, room, *owner)
-            made = made._replace(tpm=tpm.socket_in(room))
+            resources.before_restore.append(begin)
+            begin()
+            host = host._replace(tpm_socket=tpm.socket_in(room))
         if spec.devices.ssh:
-            made = made._replace(access=self._open_ports(plan, resources))
-        if any(share.kind == VIRTIOFS for share in spec.devices.shares):
-            made = made._replace(shares=tuple(self._serve(share, plan, resources) for share in spec.devices.shares))
+            access = self._open_ports(plan, resources)
+            if access.means == PASST:
+                host = host._replace(ssh_address=access.address, ssh_ports=access.ports)
         if spec.devices.exit_port:
             resources.exit_port = ExitPort(self.owner(plan.label), self.log)
-            made = made._replace(exit_port=resources.exit_port.path)
-        return made._replace(run_ports=tuple((PREFIX + name, port.path) for name, port in resources.run_ports.items()))
+            host = host._replace(exit_socket=resources.exit_port.path)
+        host = host._replace(
+            run_sockets=tuple((PREFIX + name, port.path) for name, port in resources.run_ports.items()),
+            share_sockets=tuple(self._serve(share, plan, resources) for share in spec.devices.shares),
+        )
+        ours, make_room = build.build(spec, host), partial(self._room, resources)
+        return plan.xml.describe(ours, spec.working_dir, make_room, self.identity) if plan.xml else ours
 
     def _open_ports(self, plan: Plan, resources: Resources) -> WayIn:
         means = PASST if plan.spec.networking_type == "user" else RELAY
@@ -281,11 +273,15 @@ class Describer:
         return f"+{self.identity.uid}:+{gid}"
 
     def owner(self, label: str) -> tuple[int, int]:
-        """Return the user and group of the QEMU with this label."""
-        if not label:
-            return self._qemu_user()
+        """Return the user and group of the QEMU with this label; without one, libvirt's own (its DAC base label)."""
+        if not label and os.getuid() == 0:
+            # The rest of this long document, on what the host can emulate, is not parsed.
+            capabilities = self._connection.call(lambda connection: connection.getCapabilities())
+            if models := re.search("<secmodel>.*</secmodel>", capabilities, re.DOTALL):
+                host = etree.fromstring(f"<host>{models[0]}</host>")
+                label = host.findtext("secmodel[model='dac']/baselabel") or ""
         uid, _, gid = label.replace("+", "").partition(":")
-        return int(uid), int(gid)
+        return (int(uid), int(gid)) if uid.isdigit() and gid.isdigit() else (os.getuid(), os.getgid())
 
     def _open_console_file(self, working_dir: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -293,27 +289,6 @@ class Describer:
             return self.identity.open_scratch(working_dir, CONSOLE_FILE, flags, 0o600)
         except OSError as error:
             raise job_user.unwritable(CONSOLE_FILE, error, working_dir, self.identity) from error
-
-    def _qemu_user(self) -> tuple[int, int]:
-        """Return libvirt's own user of QEMU (its DAC base label)."""
-        if os.getuid() != 0:
-            return os.getuid(), os.getgid()
-        # The rest of this long document, on what the host can emulate, is not parsed.
-        capabilities = self._connection.call(lambda connection: connection.getCapabilities())
-        begin, end = capabilities.find("<secmodel>"), capabilities.rfind("</secmodel>")
-        models = etree.fromstring(f"<host>{capabilities[begin:end]}</secmodel></host>") if 0 <= begin < end else ()
-        for model in models:
-            if model.findtext("model") == "dac":
-                label = model.findtext("baselabel") or ""
-                uid, _, gid = label.replace("+", "").partition(":")
-                if uid.isdigit() and gid.isdigit():
-                    return int(uid), int(gid)
-        return os.getuid(), os.getgid()
-
-    def _has_passt(self, domain_type: str) -> bool:
-        return domains.is_qemu(domain_type) and has_passt(
-            self._connection.call(lambda connection: domain_capabilities(connection, domain_type))
-        )
 
 
 def first_attribute(xml: str, path: str, name: str) -> str:
@@ -326,12 +301,6 @@ def has_display(xml: str) -> bool:
     """Return True if the guest of a domain has a display; libvirt adds a video device to graphics."""
     devices = etree.fromstring(xml).find("devices")
     return devices is not None and any(devices.find(tag) is not None for tag in ("graphics", "video"))
-
-
-def _run_ports(spec: JobSpec) -> tuple[tuple[str, str], ...]:
-    """Return placeholders for the ports of a job with a program, which only a start has."""
-    names = (CONTROL, OUT, ERR, OUTPUTS) if spec.devices.run else ()
-    return tuple((PREFIX + name, f"/run/vmgahp/{ONE_TIME}/{name}") for name in names)
 
 
 def _can_be_held(disk: Disk) -> bool:

@@ -25,7 +25,7 @@ from vmgahp.domain.devices import add_chain
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.errors import INVALID_DISK_PARAM, MISMATCHED, JobFault
 from vmgahp.host.job_user import Identity
-from vmgahp.images.formats import BackingFile, backing_chain
+from vmgahp.images.formats import backing_chain
 from vmgahp.images.leases import OpenImage, head
 from vmgahp.images.leases import leased as held_still
 from vmgahp.job.disks import DISK, NO_FILE
@@ -45,15 +45,14 @@ class DiskFiles:
         self._may_chown = may_chown
         self._directory = spec.working_dir
         self._identity = identity
-        self._known = {disk.path: disk for disk in spec.disks}
-        self._paths = {*self._known, *(layer.path for disk in spec.disks for layer in disk.backing)}
+        self._chains = {(disk.path, disk.format): disk.backing for disk in spec.disks}
+        self._paths = {disk.path for disk in spec.disks} | {layer.path for disk in spec.disks for layer in disk.backing}
         self._asked = {
             os.path.normpath(os.path.join(spec.working_dir, request.file)): disk.path
             for request, disk in zip(spec.requests, spec.disks, strict=False)
             if request.file
         }
-        self._descriptors: dict[str, int] = {}
-        self._images: list[OpenImage] = []
+        self._images: dict[str, OpenImage] = {}
         self._is_another_user = True
 
     def open(self, xml: str) -> str:
@@ -105,26 +104,29 @@ class DiskFiles:
 
     def in_scratch(self) -> dict[str, OpenImage]:
         """Return the image of each group, if it is in the scratch directory."""
-        groups = {descriptor: group for group, descriptor in self._descriptors.items()}
-        return {groups[image.descriptor]: image for image in self._images if self._below(image.path)}
+        return {group: image for group, image in self._images.items() if self._below(image.path)}
 
     def files(self) -> dict[str, int]:
         """Return the descriptor of each group."""
-        return self._descriptors
+        return {group: image.descriptor for group, image in self._images.items()}
 
     def associate(self, domain: libvirt.virDomain) -> None:
         """Pass them to libvirt for a domain that is about to be made. Raises `libvirt.libvirtError`."""
-        for group, descriptor in self._descriptors.items():
+        for group, descriptor in self.files().items():
             domain.FDAssociate(group, [descriptor], libvirt.VIR_DOMAIN_FD_ASSOCIATE_SECLABEL_RESTORE)  # SELinux's
 
     def leased(self) -> AbstractContextManager[Callable[[], None]]:
         """Prevent writes to them while QEMU detects their formats (`vmgahp.images.leases`)."""
-        return held_still(self._images, needed=self._is_another_user)
+        return held_still(self._images.values(), needed=self._is_another_user)
 
     def close(self) -> None:
-        """Close them all; may be called again."""
-        descriptors, self._descriptors, self._images = self._descriptors, {}, []
-        _let_go(descriptors.values())
+        """Close them all, with the locks that QEMU has left on them; may be called again."""
+        descriptors, self._images = self.files().values(), {}
+        for descriptor in descriptors:
+            with suppress(OSError):  # a file system without locks
+                # All of a file (struct flock in fcntl(2)); libvirtd closes its copy a little later.
+                fcntl(descriptor, F_OFD_SETLK, pack("hhqqi0q", F_UNLCK, os.SEEK_SET, 0, 0, 0))
+            os.close(descriptor)
 
     def _meant(self, source: etree.Element) -> str:
         """Return the file to open, empty for none; for a name in the job's ad the file that was found by it."""
@@ -148,22 +150,19 @@ class DiskFiles:
 
     def _say_chain(self, disk: etree.Element, path: str) -> None:
         """Add the backing files if the domain's author left it to libvirt, as root, to find them."""
-        driver, known = disk.find("driver"), self._known.get(path)
+        driver = disk.find("driver")
         image_format = "raw" if driver is None else driver.get("type", "raw")
-        chain: tuple[BackingFile, ...]
-        if known is not None and known.format == image_format:
-            chain = known.backing
-        else:
+        chain = self._chains.get((path, image_format))
+        if chain is None:
             chain = backing_chain(path, image_format, self._identity)
         self._paths |= {layer.path for layer in chain}
         add_chain(disk, chain)
 
     def _hand_over(self, source: etree.Element, image_format: str, flags: int) -> None:
-        path, group = source.get("file", ""), f"disk{len(self._descriptors)}"
-        if len(self._descriptors) == MOST_FILES:
+        path, group = source.get("file", ""), f"disk{len(self._images)}"
+        if len(self._images) == MOST_FILES:
             raise _refused(f"the disks are more than {MOST_FILES} files, with all backing files", "use fewer.")
-        self._descriptors[group] = self._open(path, flags)
-        self._images.append(OpenImage(path, image_format, self._descriptors[group]))
+        self._images[group] = OpenImage(path, image_format, self._open(path, flags))
         source.set("fdgroup", group)
         for old in source.findall("seclabel[@model='dac']"):
             source.remove(old)
@@ -180,15 +179,6 @@ class DiskFiles:
                 return self._open(path, flags & ~os.O_DIRECT)
             problem = f"{path} cannot be opened any more ({error.strerror})"
             raise _refused(problem, "see that it stays as it is while the VM starts, and is no link.") from error
-
-
-def _let_go(descriptors: Iterable[int]) -> None:
-    """Close the files of the disks of a guest that is gone, with the locks that QEMU has left on them."""
-    for descriptor in descriptors:
-        with suppress(OSError):  # a file system without locks
-            # All of a file (struct flock in fcntl(2)); libvirtd closes its copy a little later.
-            fcntl(descriptor, F_OFD_SETLK, pack("hhqqi0q", F_UNLCK, os.SEEK_SET, 0, 0, 0))
-        os.close(descriptor)
 
 
 def _sources(disk: etree.Element) -> Iterator[tuple[etree.Element, str]]:

@@ -14,8 +14,8 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from fcntl import LOCK_EX
 from xml.etree import ElementTree as etree
 
@@ -31,7 +31,7 @@ ACCESS_FILE = "vm_access.json"
 CLAIM = "port-"
 """The prefix of the name of a port's claim."""
 LOCK_SECONDS = 2.0
-"""Seconds to wait for the lock, which a stranger may hold without root's directory: then go on without it."""
+"""Seconds to wait for the lock on choosing ports, which a stranger may hold in ``/tmp``: then go on without it."""
 
 
 def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) -> WayIn:
@@ -39,12 +39,16 @@ def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) 
     offered, address = ports_of(settings), address_of(settings)
     room = runtime_dir.runtime_dir()
     found: list[tuple[int, int]] = []
-    with _alone(os.path.dirname(room)):
+    base = os.open(os.path.dirname(room), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        wait.lock(base, LOCK_EX, LOCK_SECONDS)
         taken = runtime_dir.claimed(CLAIM)
         free = (port for port in offered if f"{CLAIM}{port}" not in taken and is_free(address, port))
         for guests, ours in zip(wanted, free, strict=False):
             os.close(os.open(f"{room}/{CLAIM}{ours}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             found.append((guests, ours))
+    finally:
+        os.close(base)
     if len(found) < len(wanted):
         lacking = ", ".join(map(str, wanted[len(found) :]))
         log(f"all ports of VM_SSH_PORTS at {address} are in use: none leads to the guest's {lacking}")
@@ -113,17 +117,6 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
-@contextmanager
-def _alone(base: str) -> Iterator[None]:
-    """Hold the lock for choosing ports, if it can be had in time."""
-    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        wait.lock(descriptor, LOCK_EX, LOCK_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def without_taken(xml: str, log: Logger) -> str:
     """Return the XML of a VM without the ports that were taken meanwhile; the same text if none was."""
     domain, given = etree.fromstring(xml), xml
@@ -181,7 +174,7 @@ class Relay:
 
     def lead_to(self, guest: str) -> None:
         """Lead to the guest's current address; called with each STATUS. Raises nothing."""
-        if self._guest == guest and (self._failed or self._all_run()):
+        if self._guest == guest and (self._failed or all(relay.poll() is None for relay in self._running)):
             return
         self.end()
         self._guest, self._failed = guest, False
@@ -205,32 +198,18 @@ class Relay:
             relay.wait()
         self._running.clear()
 
-    def _all_run(self) -> bool:
-        return all(relay.poll() is None for relay in self._running)
-
     @staticmethod
     def _why_not(guest: str) -> str:
         """Return the reason why the address must not be used; empty if it may. A guest may report another's address."""
-        family = socket.AF_INET6 if ":" in guest else socket.AF_INET
-        number = socket.inet_pton(family, guest)
+        number = socket.inet_pton(socket.AF_INET6 if ":" in guest else socket.AF_INET, guest)
         first = number[0]
         if first in (0, 127) or first >= 224 or number[:2] in (b"\xa9\xfe", b"\xfe\x80"):
             return "that is no address of a guest"
-        trial = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            trial.bind((guest, 0))
-        except OSError:
-            return ""
-        finally:
-            trial.close()
-        return "that is this machine itself"
+        return "that is this machine itself" if is_free(guest, 0) else ""
 
     def _run(self, guests: int, ours: int) -> subprocess.Popen[bytes]:
-        here, there = (f"[{each}]" if ":" in each else each for each in (self._address, self._guest))
-        listen = f"TCP{_version(here)}-LISTEN:{ours},bind={here},reuseaddr,fork,max-children={MOST_AT_ONCE},keepalive"
-        connect = f"TCP{_version(there)}:{there}:{guests},{_PATIENT}"
-        return run.begin([SOCAT, listen, connect], self._identity)
-
-
-def _version(address: str) -> int:
-    return 6 if address.startswith("[") else 4
+        (tcp, here), (tcp_there, there) = (
+            ("TCP6", f"[{each}]") if ":" in each else ("TCP4", each) for each in (self._address, self._guest)
+        )
+        listen = f"{tcp}-LISTEN:{ours},bind={here},reuseaddr,fork,max-children={MOST_AT_ONCE},keepalive"
+        return run.begin([SOCAT, listen, f"{tcp_there}:{there}:{guests},{_PATIENT}"], self._identity)

@@ -62,7 +62,7 @@ def described(view: PolicyView, log_line: Logger, spec: JobSpec, written: str, *
 
         flags = settings.string("VM_GAHP_DEBUG") or settings.string("DEFAULT_DEBUG")
         wordy = dry or log.wants_debug(f"{settings.string('ALL_DEBUG')} {flags}")
-        xml, changes = Policy(view, log_line, log_line if wordy else _say_nothing, dry=dry).apply(written)
+        xml, changes = Policy(view, log_line, log_line if wordy else lambda _: None, dry=dry).apply(written)
         if changes:
             authors.append(f"VM_POLICY = {policy}")
     from_job = {nic.mac for nic in spec.nics if type(nic.mac) is str}  # the hook's are of `policy.ChosenMac`
@@ -102,22 +102,18 @@ def with_macs(view: PolicyView, log_line: Logger, spec: JobSpec, saved: str = ""
             had = found[number] if number < len(found) else ""
             mac, address = choose_mac(view, spec.name, nic.mac, had, log_line, dry=dry, nic=number)
             nics.append(nic._replace(mac=mac, address=address))
-        _require_different(nics, settings, spec.name)
+        chosen = [nic.mac for nic in nics if nic.mac]
+        if len(set(chosen)) < len(chosen):
+            raise errors.MachineFault(
+                f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two NICs of {spec.name} one MAC address.",
+                "let it give each NIC, whose number is its first argument, an address of its own.",
+            )
     except errors.Fault:
         for number, nic in enumerate(nics):
             if nic.address and not dry:
                 take_back_mac(settings, spec.name, number, nic.mac, log_line)
         raise
     return spec._replace(nics=tuple(nics))
-
-
-def _require_different(nics: list[Nic], settings: Settings, name: str) -> None:
-    chosen = [nic.mac for nic in nics if nic.mac]
-    if len(set(chosen)) < len(chosen):
-        raise errors.MachineFault(
-            f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two NICs of {name} one MAC address.",
-            "let it give each NIC, whose number is its first argument, an address of its own.",
-        )
 
 
 def require(view: PolicyView) -> None:
@@ -166,10 +162,6 @@ def macs_of(xml: str) -> list[str]:
     return [mac.get("address", "").lower() for mac in found if mac.get("address")]
 
 
-def _say_nothing(_: str) -> None:
-    pass
-
-
 # Addresses of VM_MAC_HOOK
 
 
@@ -178,12 +170,19 @@ SECONDS = 20.0
 HOOK_SECONDS = 9.0
 """Seconds for the hook to take one back, however long it may take to give one."""
 HOOK = "VM_MAC_HOOK"
-NAT = "nat"
 
 
 def note_address(settings: Settings, uri: str, name: str, number: int, nic: Nic) -> str:
-    """Write a note of a hook's address, and return its path. Raises OSError and `errors.MachineFault`."""
-    path = f"{_notes()}/{runtime_dir.owner()}-{os.urandom(8).hex()}"
+    """Write a note of a hook's address, and return its path. Raises OSError and `errors.MachineFault`.
+
+    Without root its directory is this server's own, which is removed with it.
+    """
+    if os.geteuid() == 0:
+        runtime_dir.make_root_base()
+        os.makedirs(notes := runtime_dir.GIVEN, 0o700, exist_ok=True)
+    else:
+        notes = runtime_dir.runtime_dir()
+    path = f"{notes}/{runtime_dir.owner()}-{os.urandom(8).hex()}"
     network = settings.string("VM_NAT_NETWORK") if _is_reserved(nic) else ""
     deadline = settings.call_timeout()
     lines = (name, number, nic.mac, _ip(nic), network, uri, settings.string(HOOK), deadline)
@@ -246,7 +245,7 @@ def _is_in(network: str, ip: str) -> bool:
 
 
 def _is_reserved(nic: Nic) -> bool:
-    return nic.networking_type == NAT and ":" not in _ip(nic)
+    return nic.networking_type == "nat" and ":" not in _ip(nic)
 
 
 def _ip(nic: Nic) -> str:
@@ -259,33 +258,16 @@ def _update(network: libvirt.virNetwork, command: int, mac: str, ip: str) -> Non
     network.update(command, libvirt.VIR_NETWORK_SECTION_IP_DHCP_HOST, -1, host, live)
 
 
-def _notes() -> str:
-    """Return the directory of the notes; without root it is this server's own, which is removed with it."""
-    if os.geteuid() != 0:
-        return runtime_dir.runtime_dir()
-    runtime_dir.make_root_base()
-    try:
-        os.mkdir(runtime_dir.GIVEN, 0o700)
-    except FileExistsError:
-        pass
-    return runtime_dir.GIVEN
-
-
 def sweep_addresses(log: Logger) -> None:
     """Give back the addresses that servers have left that have died. Raises nothing."""
     try:
-        left = [f"{runtime_dir.GIVEN}/{name}" for name in _names() if not runtime_dir.is_alive(name)]
+        names = os.listdir(runtime_dir.GIVEN) if os.geteuid() == 0 else []
+        left = [f"{runtime_dir.GIVEN}/{name}" for name in names if not runtime_dir.is_alive(name)]
+        give_back(log, *left[:50])
+    except FileNotFoundError:
+        pass  # no hook has given an address yet
     except OSError as error:
         log(f"giving back addresses of {HOOK}: {error}")
-    else:
-        give_back(log, *left[:50])
-
-
-def _names() -> list[str]:
-    try:
-        return os.listdir(runtime_dir.GIVEN) if os.geteuid() == 0 else []
-    except FileNotFoundError:
-        return []
 
 
 def give_back(log: Logger, *paths: str) -> None:

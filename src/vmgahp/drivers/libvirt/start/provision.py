@@ -177,7 +177,13 @@ class Provision:
 
     def _require_same(self, ours: _Overlay, image: Image) -> None:
         """Check that an existing overlay is one of this image. Raises `JobFault` if not."""
-        recorded = {overlay.file: overlay for overlay in self._read_record()}.get(ours.file)
+        try:
+            overlays = files.find(self._identity, self._directory, RECORD, _parse_record) or []
+        except files.Unusable as unusable:
+            raise _bad(
+                unusable.reason.rstrip("."), "transfer it as it was returned, or leave it and the overlays out."
+            ) from unusable
+        recorded = {overlay.file: overlay for overlay in overlays}.get(ours.file)
         if recorded is None:
             raise _bad(
                 f"{ours.file} is there, and {RECORD} does not say which image is its backing file",
@@ -188,14 +194,6 @@ class Provision:
                 f"{ours.file} is an overlay of another image than the one that this machine has as {image.name}",
                 "let the job run where that image is, or leave the file out to start afresh.",
             )
-
-    def _read_record(self) -> list[_Overlay]:
-        try:
-            return files.find(self._identity, self._directory, RECORD, _parse_record) or []
-        except files.Unusable as unusable:
-            raise _bad(
-                unusable.reason.rstrip("."), "transfer it as it was returned, or leave it and the overlays out."
-            ) from unusable
 
     def _write_record(self, overlays: list[_Overlay]) -> None:
         data = manifest.encode(FORMAT, _Record(tuple(overlays)))

@@ -15,19 +15,18 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors
-from vmgahp.domain import verify
+from vmgahp.domain import build, verify
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, tpm
-from vmgahp.drivers.libvirt.start.describe import Describer, HostResources, Plan
+from vmgahp.drivers.libvirt.start.describe import Describer, Plan
 from vmgahp.drivers.libvirt.start.hooks import described
 from vmgahp.hooks import xml_script
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.job.devices import Devices
 from vmgahp.job.disks import Disk
-from vmgahp.job.spec import JobSpec
 
 SECONDS = 60.0
 """Seconds for a plain guest to start and end."""
@@ -93,7 +92,9 @@ def _plain_guest_starts(
     script, room = describer.settings.xml_script(), ""
     try:
         if script:
-            room, spec = _plain_job(spec)
+            room = runtime_dir()
+            _plain_disk(room)
+            spec = spec._replace(working_dir=room, memory_mib=xml_script.PLAIN_MEMORY)
             xml = describer.by_script(script, xml_script.plain(room, name, f'JobVMType = "{spec.vm_type}"'), spec, uuid)
             verify.before_libvirt(xml)
         else:
@@ -101,8 +102,7 @@ def _plain_guest_starts(
                 room = tempfile.mkdtemp(prefix="vmgahp-look-", dir=os.path.dirname(spec.working_dir))
                 os.chmod(room, 0o711)  # noqa: S103 - libvirt's user passes
                 spec = spec._replace(disks=(_plain_disk(room),))
-                plain = plain._replace(spec=spec)
-            xml = describer.build(plain, HostResources(uuid, console="", tpm="", exit_port="", password=""))
+            xml = build.build(spec, describer.host(plain, uuid))
         made = described(plan.view, log, spec, xml, dry=False)
         connection.call(start, seconds=SECONDS)
     except (libvirt.libvirtError, errors.Fault, verify.Mismatch, OSError) as error:
@@ -121,10 +121,3 @@ def _plain_disk(room: str) -> Disk:
     with open(path, "xb") as file:
         file.truncate(_PLAIN_DISK_BYTES)
     return Disk(path, "vda", "", False, "raw", True, "disk")
-
-
-def _plain_job(spec: JobSpec) -> tuple[str, JobSpec]:
-    """Make a directory with the disk of a plain, valid job, and return it and that job. Raises `errors.Fault`."""
-    room = runtime_dir()
-    _plain_disk(room)
-    return room, spec._replace(working_dir=room, memory_mib=xml_script.PLAIN_MEMORY)

@@ -54,7 +54,6 @@ def trouble(identity: Identity, seconds: float) -> str:
     directory, said = "", b""
     try:
         directory = runtime_dir()
-        make(identity, directory)
         process = _run(identity, directory, identity.uid, identity.gid, subprocess.PIPE)
         try:
             wrong = _ask(directory, seconds)
@@ -89,16 +88,6 @@ def socket_in(directory: str) -> str:
     return f"{directory}/tpm"
 
 
-def make(identity: Identity, directory: str) -> None:
-    """Make an empty TPM in a directory of its own, which `end` removes. Raises `errors.MachineFault`."""
-    try:
-        os.close(os.open(_state(directory), os.O_CREAT | os.O_EXCL, 0o600))
-        if os.geteuid() == 0:
-            os.chown(_state(directory), identity.uid, identity.gid)
-    except OSError as error:
-        raise _no_room(directory, error) from error
-
-
 def begin(identity: Identity, log: Logger, directory: str, uid: int, gid: int) -> None:
     """Run swtpm for a QEMU that is about to start, as this user and group. Raises `errors.MachineFault`."""
     companion.end(directory, _state(directory))
@@ -110,13 +99,18 @@ def begin(identity: Identity, log: Logger, directory: str, uid: int, gid: int) -
 
 
 def _run(identity: Identity, directory: str, uid: int, gid: int, stderr: int) -> subprocess.Popen[bytes]:
-    """Start swtpm with a socket that is this user's. Raises `errors.MachineFault`."""
+    """Start swtpm with a socket that is this user's; a new TPM is an empty file. Raises `errors.MachineFault`."""
     # Only swtpm keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             companion.listen(listener, socket_in(directory), (uid, gid))
+            os.close(os.open(_state(directory), os.O_CREAT, 0o600))
+            if os.geteuid() == 0:
+                os.chown(_state(directory), identity.uid, identity.gid)
         except OSError as error:
-            raise _no_room(directory, error) from error
+            raise errors.MachineFault(
+                f"No socket can be made for the TPM in {directory}: {error.strerror}.", "see that /run has room."
+            ) from error
         descriptor = listener.fileno()
         command = [PROGRAM, "socket", "--tpm2", "--terminate"]
         command += ["--ctrl", f"type=unixio,fd={descriptor}"]
@@ -145,9 +139,3 @@ def end(directory: str) -> None:
 
 def _state(directory: str) -> str:
     return f"{directory}/state"
-
-
-def _no_room(directory: str, error: OSError) -> errors.MachineFault:
-    return errors.MachineFault(
-        f"No socket can be made for the TPM in {directory}: {error.strerror}.", "see that /run has room."
-    )

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from time import monotonic
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
@@ -13,23 +14,11 @@ from vmgahp.checkpoint import substitute
 from vmgahp.config import Settings
 from vmgahp.config.table import SHARE_DIRS
 from vmgahp.domain import build
-from vmgahp.drivers.base import Survey, Surveyor, Value
+from vmgahp.drivers.base import Logger, Survey, Surveyor, Value
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection, connection_for
 from vmgahp.drivers.libvirt.start import capabilities, forwarding, tpm, virtiofs
-from vmgahp.drivers.libvirt.start.capabilities import (
-    TWO_GROUPS,
-    TWO_GROUPS_HINT,
-    Hypervisor,
-    arches,
-    cpu_mode,
-    domain_capabilities,
-    groups_for_qemu,
-    has_passt,
-    of_machines,
-    uefis,
-    version,
-)
+from vmgahp.drivers.libvirt.start.capabilities import TWO_GROUPS, TWO_GROUPS_HINT, Hypervisor, arches, uefis, version
 from vmgahp.drivers.libvirt.survey import trials
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Checks, Finding, Late
 from vmgahp.hooks import xml_script
@@ -47,8 +36,7 @@ class _Host(NamedTuple):
     """The self-description of libvirtd."""
 
     capabilities: str
-    version: int
-    """The versions of the hypervisor and of libvirt: 1,000,000 * major + 1,000 * minor + release."""
+    version: int  # of the hypervisor, and of libvirt: 1,000,000 * major + 1,000 * minor + release
     libvirt_version: int
     domain_types: tuple[str, ...]
     """The domain types ``kvm`` and ``qemu`` that this libvirtd has for the machine's own architecture."""
@@ -61,34 +49,24 @@ class _Emulator(NamedTuple):
     """
 
     path: str
-    machine: str
-    """The default machine type of a domain."""
+    machine: str  # the default machine type of a domain
     max_vcpus: int
     cpu_modes: frozenset[str] | None = None
     firmware: tuple[str, ...] | None = None
-    passt: bool = False
-    """True if libvirt was built with passt, as far as it has reported, and passt is installed."""
-    tpm: bool | None = None
-    """True if it accepts a TPM that it does not run itself."""
-    boots_arm: bool = True
-    """True if the firmware that guests of aarch64 need is installed."""
+    passt: bool = False  # True if libvirt was built with passt, as far as it has reported, and passt is installed
+    tpm: bool | None = None  # True if it accepts a TPM that it does not run itself
+    boots_arm: bool = True  # True if the firmware that guests of aarch64 need is installed
 
 
 class LibvirtSurveyor(Surveyor):
     """The surveyor of one machine for one VM type."""
 
     def __init__(
-        self,
-        vm_type: str,
-        settings: Settings,
-        identity: Identity,
-        log: Callable[[str], None],
-        connection: LibvirtConnection | None = None,
+        self, vm_type: str, settings: Settings, identity: Identity, log: Logger, link: LibvirtConnection | None = None
     ) -> None:
         super().__init__(vm_type, settings, identity, log)
-        self._connection = connection or connection_for(settings, log)
-        self._fixed = ""
-        """The domain type if the settings determine it; empty otherwise."""
+        self._connection = link or connection_for(settings, log)
+        self._fixed = ""  # the domain type if the settings determine it; empty otherwise
 
     def survey(self, end: float) -> Survey:
         """Run all checks, independent ones in parallel; see `vmgahp.drivers.base.Driver.survey`."""
@@ -96,41 +74,25 @@ class LibvirtSurveyor(Surveyor):
             self._fixed = capabilities.wanted_type(self.vm_type, self.settings)
         except errors.MachineFault as fault:
             return Survey([findings.judge("domain type", capabilities.SETTING, fault, "")])
-        script = self._judge_script()
-        if findings.first_bad(script):
-            return Survey(script)
+        found = self._judge_script()
+        if findings.first_bad(found):
+            return Survey(found)
+        wanted, settings = self.settings.networking_types(), self.settings
         if not domains.is_qemu(self._fixed):
-            made = survey_other(
-                self.settings,
-                self._connection,
-                self._fixed,
-                end,
-                lambda: capabilities.require_hypervisor(self._connection, self._fixed, self.settings),
-                self.settings.networking_types(),
-            )
-            return made._replace(findings=[*script, *made.findings])
-        wanted, checks = self.settings.networking_types(), findings.Checks(end)
-        let_answer_until(self._connection, end)
-        checks.begin("libvirt", lambda: self._ask_libvirt(end))
-        begin_networks(checks, self._connection, self.settings, wanted, end)
-        if self._fixed != "qemu":
-            checks.begin("kvm", lambda: kvm.check(end - monotonic()))
-        if "user" in wanted:
-            checks.begin("passt", lambda: trials.start_passt(self.identity, end))
-        if self.settings.string("VM_CATALOG") and not self.settings.xml_script():
-            checks.begin("images", self._survey_images)
-        if which(tpm.PROGRAM) and not self.settings.xml_script():
-            checks.begin("tpm", lambda: tpm.trouble(self.identity, end - monotonic()))
-        if self._shares():
-            begin_shares(checks, self.settings, self.identity, lambda: end - monotonic())
-
-        found = script
+            ask = partial(capabilities.require_hypervisor, self._connection, self._fixed, settings)
+            made = survey_other(settings, self._connection, self._fixed, end, ask, wanted)
+            return made._replace(findings=[*found, *made.findings])
+        scripted = bool(settings.xml_script())  # the script describes the CPU and the devices itself
+        checks = self._begin(wanted, end, scripted=scripted)
         host = checks.outcome("libvirt")
         looked_at = f"{libvirt_daemons.of_qemu()} at {self._connection.uri}"
-        found.append(findings.judge("libvirt", looked_at, host, lambda: _versions(host)))
-        accel = self._judge_kvm(checks.outcome("kvm"), found)
         if not isinstance(host, _Host):
+            found.append(findings.judge("libvirt", looked_at, host, ""))
+            self._judge_kvm(checks.outcome("kvm"), found)
             return Survey(found)
+        seen = f"libvirt {version(host.libvirt_version)} answers, with QEMU {version(host.version)}"
+        found.append(Finding("libvirt", OK, looked_at, seen))
+        accel = self._judge_kvm(checks.outcome("kvm"), found)
         if accel not in host.domain_types:
             found += [_no_such_domains(self._connection.uri, accel)] if accel else []
             return Survey(found)
@@ -142,31 +104,28 @@ class LibvirtSurveyor(Surveyor):
                 return Survey([*found, findings.judge("libvirt", looked_at, qemu, "")])
             found.append(Finding("libvirt", UNKNOWN, looked_at, "libvirt has not told them in time.", qemu.hint))
             qemu = self._by_capabilities(host)
-        slirp = "user" in wanted and not qemu.passt
-        tried = self._try_emulator(qemu, accel, slirp, end)
-        if not self.settings.xml_script():  # the script describes the CPU itself
-            found.append(tried)
-        if self.settings.boolean("VM_RUN_AS_JOB_USER") and not self.settings.xml_script():
-            outcome = None if self._may_be_the_jobs(accel) else errors.MachineFault(f"{TWO_GROUPS}.", TWO_GROUPS_HINT)
-            found.append(findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, "QEMU runs as the job's user"))
+        tried = self._try_emulator(qemu, accel, "user" in wanted and not qemu.passt, end)
         of_tpm = _judge_tpm(qemu.tpm, checks.outcome("tpm"))
-        if not self.settings.xml_script():  # the script describes the devices
+        own = self._may_be_the_jobs(accel)
+        if not scripted:
+            found.append(tried)
+            if settings.boolean("VM_RUN_AS_JOB_USER"):
+                outcome = None if own else errors.MachineFault(f"{TWO_GROUPS}.", TWO_GROUPS_HINT)
+                found.append(
+                    findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, "QEMU runs as the job's user")
+                )
             found.append(of_tpm)
         shared: dict[str, Value] = {"share": NO_SHARE}
         if self._shares():
-            own = self._may_be_the_jobs(accel)
-            shared, of_shares = judge_shares(self.settings, checks, qemu.path, self.identity, end, as_job_user=own)
+            shared, of_shares = judge_shares(settings, checks, qemu.path, self.identity, end, as_job_user=own)
             found += of_shares
         if self._connection.uri == SYSTEM_URI:
             found.append(_judge_limits(self._limits()))
-        networking: list[str] = []
         active = active_network(checks, wanted)
-        for kind in wanted:
-            finding = self._judge_network(kind, checks, active, qemu, tried)
-            found.append(finding)
-            if finding.verdict == OK:
-                networking.append(kind)
-        ways_in = forwarding.judge(self.settings, networking, passt=qemu.passt)
+        judged = {kind: self._judge_network(kind, checks, active, qemu, tried) for kind in wanted}
+        found += judged.values()
+        networking = [kind for kind, finding in judged.items() if finding.verdict == OK]
+        ways_in = forwarding.judge(settings, networking, passt=qemu.passt)
         found += [ways_in] if ways_in else []
         images: dict[str, Value] = {}
         if (catalog := checks.outcome("images")) is not None:
@@ -174,19 +133,41 @@ class LibvirtSurveyor(Surveyor):
 
             images, of_catalog = provision.judge(catalog)
             found += of_catalog
+        # Without a setting, checkpoints are restored here from these.
+        formats = ["raw", *[substitute.ZSTD] * substitute.has_program(substitute.ZSTD)]
+        if substitute.has_sparse(host.libvirt_version, host.version, host.capabilities):
+            formats.append("sparse")
         return Survey(
             found,
             attributes=self._attributes(host, qemu, accel, networking)
             | {"tpm": of_tpm.verdict == OK, **shared}
             | ({"ssh": ways_in.verdict == OK} if ways_in else {})
-            | {"memory_formats": _memory_formats(host)},
+            | {"memory_formats": ",".join(formats)},
             machine_attributes={**published(active), **images},
             networking=networking,
             hypervisors=[name for name in ("kvm", "qemu") if name in host.domain_types and name in (accel, "qemu")],
-            vm_types=self._vm_types(accel),
+            # kvm and libvirt mean what jobs of `vm_type` get.
+            vm_types=list(dict.fromkeys((self.vm_type, *([self._fixed] if self._fixed else vm_types.QEMU)))),
         )
 
     # The checks
+
+    def _begin(self, wanted: Sequence[str], end: float, *, scripted: bool) -> Checks:
+        settings, checks = self.settings, Checks(end)
+        let_answer_until(self._connection, end)
+        checks.begin("libvirt", lambda: self._ask_libvirt(end))
+        begin_networks(checks, self._connection, settings, wanted, end)
+        if self._fixed != "qemu":
+            checks.begin("kvm", lambda: kvm.check(end - monotonic()))
+        if "user" in wanted:
+            checks.begin("passt", lambda: trials.start_passt(self.identity, end))
+        if settings.string("VM_CATALOG") and not scripted:
+            checks.begin("images", self._survey_images)
+        if which(tpm.PROGRAM) and not scripted:
+            checks.begin("tpm", lambda: tpm.trouble(self.identity, end - monotonic()))
+        if self._shares():
+            begin_shares(checks, settings, self.identity, lambda: end - monotonic())
+        return checks
 
     def _judge_script(self) -> list[Finding]:
         if not (script := self.settings.xml_script()):
@@ -213,11 +194,11 @@ class LibvirtSurveyor(Surveyor):
         own, others = os.uname().machine, arches(host.capabilities, emulates=True)
 
         def ask(connection: libvirt.virConnect) -> _Emulator:
-            of_own = uefis(of_machines(connection, own, accel))
+            of_own = uefis(capabilities.of_machines(connection, own, accel))
             of_arm = of_own
             if own != ARM:
-                of_arm = uefis(of_machines(connection, ARM, "qemu")) if ARM in others else ()
-            made = _from_domain_capabilities(domain_capabilities(connection, accel))
+                of_arm = uefis(capabilities.of_machines(connection, ARM, "qemu")) if ARM in others else ()
+            made = _from_domain_capabilities(capabilities.domain_capabilities(connection, accel))
             return made._replace(firmware=(BIOS, *of_own), boots_arm=bool(of_arm))
 
         try:
@@ -246,7 +227,7 @@ class LibvirtSurveyor(Surveyor):
 
     def _try_emulator(self, qemu: _Emulator, accel: str, slirp: bool, end: float) -> Finding:
         """Start QEMU as jobs get it: with this accelerator, CPU mode and machine type."""
-        mode = cpu_mode(self.settings, accel)
+        mode = capabilities.cpu_mode(self.settings, accel)
         looked_at = f"{qemu.path} with {accel} and the CPU mode {mode}"
         if qemu.cpu_modes is not None and mode not in qemu.cpu_modes:
             seen = f"libvirt says that QEMU has no CPU mode {mode} here."
@@ -261,12 +242,12 @@ class LibvirtSurveyor(Surveyor):
 
     def _shares(self) -> bool:
         """Return True if jobs may share a directory with their guest."""
-        wanted = self.settings.string("VM_SHARE_SCRATCH").lower() != NO_SHARE or self.settings.strings("VM_SHARE_DIRS")
+        wanted = self.settings.string(SCRATCH).lower() != NO_SHARE or self.settings.strings(SHARE_DIRS)
         return bool(wanted) and not self.settings.xml_script()
 
     def _may_be_the_jobs(self, accel: str) -> bool:
         """Return True if QEMU can run as the job's user, or if libvirt runs it as its own user anyway."""
-        return self._connection.uri != SYSTEM_URI or len(groups_for_qemu(accel)) < 2
+        return self._connection.uri != SYSTEM_URI or len(capabilities.groups_for_qemu(accel)) < 2
 
     # Findings and attributes
 
@@ -283,28 +264,19 @@ class LibvirtSurveyor(Surveyor):
         found.append(findings.judge("kvm", looked_at, fault, "", OFF if emulate else BAD))
         return "qemu" if emulate else ""
 
-    def _judge_network(
-        self, kind: str, checks: findings.Checks, active: object, qemu: _Emulator, tried: Finding
-    ) -> Finding:
-        name = "network user"
+    def _judge_network(self, kind: str, checks: Checks, active: object, qemu: _Emulator, tried: Finding) -> Finding:
+        name, slirp = "network user", "QEMU's own user networking (slirp)"
         if kind != "user":
             return judge_network(kind, checks, active, self.settings)
         if qemu.passt:
             return findings.judge(name, "passt", checks.outcome("passt"), "it starts and listens", OFF)
-        looked_at = "QEMU's own user networking (slirp)"
         if tried.verdict != OK:
-            return Finding(name, OFF, looked_at, f"QEMU was not seen to start: {tried.seen}", tried.hint)
-        return Finding(name, OK, looked_at, "QEMU starts with it")
+            return Finding(name, OFF, slirp, f"QEMU was not seen to start: {tried.seen}", tried.hint)
+        return Finding(name, OK, slirp, "QEMU starts with it")
 
     def _limits(self) -> list[str]:
         """Return the control groups that limit VMs; none for a user's own libvirtd."""
         return proc.cgroup_controllers() if self._connection.uri == SYSTEM_URI else []
-
-    def _vm_types(self, accel: str) -> list[str]:
-        """Return the types that this driver would serve here; kvm and libvirt mean what jobs of `vm_type` get."""
-        if self._fixed:
-            return list(dict.fromkeys((self.vm_type, self._fixed)))
-        return list(dict.fromkeys((self.vm_type, *vm_types.QEMU)))
 
     def _attributes(self, host: _Host, qemu: _Emulator, accel: str, networking: list[str]) -> dict[str, Value]:
         path = f"guest/arch[@name='{os.uname().machine}']/machine[@canonical]"
@@ -332,14 +304,6 @@ class LibvirtSurveyor(Surveyor):
         return attributes
 
 
-def _memory_formats(host: _Host) -> str:
-    """Return the formats of checkpoints that are restored here without a setting."""
-    formats = ["raw", *[substitute.ZSTD] * substitute.has_program(substitute.ZSTD)]
-    if substitute.has_sparse(host.libvirt_version, host.version, host.capabilities):
-        formats.append("sparse")
-    return ",".join(formats)
-
-
 def _judge_tpm(offered: bool | None, outcome: object) -> Finding:
     """Return the finding about TPMs by the outcome of `tpm.trouble`."""
     looked_at = f"{', '.join(tpm.OF_LIBVIRT)}, and libvirt's word for them"
@@ -359,16 +323,15 @@ def _judge_limits(honored: list[str]) -> Finding:
     return Finding("limits", OK, looked_at, "VMs have the weight of their slots, and a limit of memory")
 
 
-def _from_domain_capabilities(capabilities: etree.Element) -> _Emulator:
-    most = capabilities.find("vcpu")
-    modes = capabilities.iterfind("cpu/mode[@supported='yes']")
+def _from_domain_capabilities(told: etree.Element) -> _Emulator:
+    most = told.find("vcpu")
     return _Emulator(
-        capabilities.findtext("path") or QEMU,
-        capabilities.findtext("machine") or "",
+        told.findtext("path") or QEMU,
+        told.findtext("machine") or "",
         1 if most is None else int(most.get("max", "1")),
-        frozenset(mode.get("name", "") for mode in modes),
-        passt=has_passt(capabilities),
-        tpm=tpm.is_offered(capabilities),
+        frozenset(mode.get("name", "") for mode in told.iterfind("cpu/mode[@supported='yes']")),
+        passt=capabilities.has_passt(told),
+        tpm=tpm.is_offered(told),
     )
 
 
@@ -384,11 +347,6 @@ def _no_such_domains(uri: str, accel: str) -> Finding:
     seen = f"libvirt knows no domains of type {accel} for {os.uname().machine}."
     hint = f"install QEMU for this machine's architecture (qemu-system-x86), and restart {libvirt_daemons.of_qemu()}."
     return Finding("domain type", BAD, f"the capabilities of {uri}", seen, hint)
-
-
-def _versions(host: object) -> str:
-    assert isinstance(host, _Host)
-    return f"libvirt {version(host.libvirt_version)} answers, with QEMU {version(host.version)}"
 
 
 # Networks, and other hypervisors
@@ -426,7 +384,7 @@ def survey_other(
     networks: Sequence[str],
 ) -> Survey:
     """Survey the machine for another hypervisor than QEMU, of which `ask` tells."""
-    checks = findings.Checks(end)
+    checks = Checks(end)
     let_answer_until(connection, end)
     checks.begin("type", ask)
     begin_networks(checks, connection, settings, networks, end)
@@ -461,13 +419,11 @@ def let_answer_until(connection: LibvirtConnection, end: float) -> None:
     connection.refused_deadline = CONNECTING
 
 
-def judge_network(kind: str, checks: findings.Checks, active: object, settings: Settings) -> Finding:
+def judge_network(kind: str, checks: Checks, active: object, settings: Settings) -> Finding:
     """Judge the bridge of the settings, or the network of VM_NAT_NETWORK by `active_network`."""
     if kind == "bridge":
-        outcome = checks.outcome("bridge")
-        return findings.judge(
-            f"network {kind}", "the bridge of VM_NETWORKING_BRIDGE_INTERFACE", outcome, str(outcome), OFF
-        )
+        outcome, looked_at = checks.outcome("bridge"), "the bridge of VM_NETWORKING_BRIDGE_INTERFACE"
+        return findings.judge("network bridge", looked_at, outcome, str(outcome), OFF)
     if kind == "user":
         hint = "leave user out of VM_NETWORKING_TYPE."
         return Finding("network user", OFF, "user networking", "It is QEMU's, and this hypervisor has none.", hint)
@@ -481,7 +437,7 @@ def judge_network(kind: str, checks: findings.Checks, active: object, settings: 
 
 
 def begin_networks(
-    checks: findings.Checks, connection: LibvirtConnection, settings: Settings, wanted: Sequence[str], end: float
+    checks: Checks, connection: LibvirtConnection, settings: Settings, wanted: Sequence[str], end: float
 ) -> None:
     """Begin the checks of the bridge and, in parallel, of the network VM_NAT_NETWORK, which another daemon may have."""
     if "bridge" in wanted:
@@ -489,7 +445,7 @@ def begin_networks(
     checks.begin("nat", lambda: is_active(connection, settings.string("VM_NAT_NETWORK"), seconds_left(end)))
 
 
-def active_network(checks: findings.Checks, wanted: Sequence[str]) -> object:
+def active_network(checks: Checks, wanted: Sequence[str]) -> object:
     """Return True if VM_NAT_NETWORK is active, False if not, or a fault; no wait if it is not offered."""
     return checks.outcome("nat", None if "nat" in wanted else monotonic() + TELLING)
 
@@ -536,12 +492,10 @@ def judge_shares(
     settings: Settings, checks: Checks, qemu: str, identity: Identity, end: float, *, as_job_user: bool
 ) -> tuple[dict[str, Value], list[Finding]]:
     """Return the attributes and findings of shares; with `as_job_user` QEMU can run as the job's user."""
-    known: dict[str, errors.Fault | None] = {}
 
+    @cache
     def why_not(kind: str) -> errors.Fault | None:
-        if kind not in known:
-            known[kind] = _trouble(kind, checks.outcome("virtiofs"), qemu, identity, end, as_job_user=as_job_user)
-        return known[kind]
+        return _trouble(kind, checks.outcome("virtiofs"), qemu, identity, end, as_job_user=as_job_user)
 
     found: list[Finding] = []
     scratch = _share_kind(settings)

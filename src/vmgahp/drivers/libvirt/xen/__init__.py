@@ -11,7 +11,6 @@ import libvirt
 from vmgahp import errors, findings, lifecycle
 from vmgahp.checkpoint import memory_image
 from vmgahp.checkpoint.substitute import Substitute
-from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xen
 from vmgahp.domain import verify
 from vmgahp.domain.build import XEN_DOMAIN_TYPE, XEN_NETWORKS
@@ -25,8 +24,7 @@ from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.life.save import XEN, Saver
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.start import capabilities
-from vmgahp.drivers.libvirt.start.capabilities import Hypervisor
-from vmgahp.drivers.libvirt.start.describe import ONE_TIME, Describer, HostResources, Plan, first_attribute
+from vmgahp.drivers.libvirt.start.describe import NO_UUID, ONE_TIME, Describer, Plan, first_attribute
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, look_at_bridge
 from vmgahp.drivers.libvirt.xen import dom0
 from vmgahp.drivers.libvirt.xen.dom0 import LibxlLog, PtyCapture
@@ -111,13 +109,11 @@ class XenMachine(LibvirtMachine):
         if not isinstance(console, PtyCapture):
             return
         try:
-            console.follow(_terminal(live or self.live_xml()))
+            live = live or self.live_xml()
+            terminal = first_attribute(live, "devices/console", "tty")
+            console.follow(terminal or first_attribute(live, "devices/serial/source", "path"))
         except (libvirt.libvirtError, errors.Fault, OSError) as error:
             self.log(f"{self.name}: its console cannot be read: {error}")
-
-
-def _terminal(live: str) -> str:
-    return first_attribute(live, "devices/console", "tty") or first_attribute(live, "devices/serial/source", "path")
 
 
 class XenSurveyor(LibvirtSurveyor):
@@ -141,7 +137,15 @@ class XenSurveyor(LibvirtSurveyor):
         if not made.hypervisors:
             return made._replace(findings=found)
         bootloader = self._bootloader()
-        found += [bootloader, *_hardware(asked[0], self.settings)]
+        found.append(bootloader)
+        if self.settings.boolean("VM_HARDWARE_VT"):
+            looked_at = "VM_HARDWARE_VT, for jobs with xen_kernel = vmx"
+            if "hvm" in asked[0].os_types:
+                found.append(Finding("hvm", OK, looked_at, "Xen has hardware virtualization"))
+            else:
+                hint = "switch it on in the machine's firmware, or set VM_HARDWARE_VT = False."
+                seen = "Xen has no hardware virtualization here: such jobs are held."
+                found.append(Finding("hvm", OFF, looked_at, seen, hint))
         own: dict[str, Value] = {
             "suspend": True,
             "checkpoint": not self.settings.xml_script(),
@@ -168,47 +172,30 @@ class XenSurveyor(LibvirtSurveyor):
         return Finding("bootloader", OK, looked_at, f"{path} is there")
 
 
-def _hardware(host: Hypervisor, settings: Settings) -> list[Finding]:
-    """Return the finding if VM_HARDWARE_VT is set: whether Xen has hardware virtualization."""
-    if not settings.boolean("VM_HARDWARE_VT"):
-        return []
-    looked_at = "VM_HARDWARE_VT, for jobs with xen_kernel = vmx"
-    if "hvm" in host.os_types:
-        return [Finding("hvm", OK, looked_at, "Xen has hardware virtualization")]
-    hint = "switch it on in the machine's firmware, or set VM_HARDWARE_VT = False."
-    return [Finding("hvm", OFF, looked_at, "Xen has no hardware virtualization here: such jobs are held.", hint)]
-
-
 class XenDescriber(Describer):
     """The writer of descriptions of Xen jobs."""
 
     def plan(self, view: PolicyView, spec: JobSpec, domain_type: str) -> Plan:
-        plan = Plan(view, spec, domain_type, "", passt=False)
-        if self.settings.xml_script():
-            return plan
-        capabilities.require(spec, domain_type, "", self._connection, self.settings, self.identity)
-        assert spec.xen is not None
-        domain_xen.require_xen(spec, spec.xen)
-        if any(nic.networking_type == "bridge" for nic in spec.nics):
-            look_at_bridge(self.settings)
+        plan = super().plan(view, spec, domain_type)
+        if not self.settings.xml_script():
+            assert spec.xen is not None
+            domain_xen.require_xen(spec, spec.xen)
+            if any(nic.networking_type == "bridge" for nic in spec.nics):
+                look_at_bridge(self.settings)
         return plan
 
-    def build(self, plan: Plan, given: HostResources) -> str:
-        spec, boot = plan.spec, plan.spec.xen
-        assert boot is not None
-        devices = given.devices or {disk.device: f"/dev/loop{ONE_TIME}" for disk in spec.disks}
-        host = domain_xen.XenHost(
-            uuid=given.uuid,
-            devices=devices,
-            kernel=given.kernel,
-            initrd=given.initrd,
-            nat_network=self.settings.string("VM_NAT_NETWORK"),
-            bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
-        )
-        return domain_xen.build_xen(spec, boot, host)
+    def _dry(self, plan: Plan) -> str:
+        devices = {disk.device: f"/dev/loop{ONE_TIME}" for disk in plan.spec.disks}
+        return self._build(plan, NO_UUID, devices, ONE_TIME, ONE_TIME)
 
-    def _prepare(self, plan: Plan, uuid: str, resources: Resources) -> HostResources:
-        """Make the resources, and keep files that the XML names open until the guest is gone."""
+    def _build(self, plan: Plan, uuid: str, devices: dict[str, str], kernel: str, initrd: str) -> str:
+        assert plan.spec.xen is not None
+        nat, bridge = self.settings.string("VM_NAT_NETWORK"), self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE")
+        host = domain_xen.XenHost(uuid, devices, kernel, initrd, nat, bridge)
+        return domain_xen.build_xen(plan.spec, plan.spec.xen, host)
+
+    def _made(self, plan: Plan, uuid: str, resources: Resources) -> str:
+        """Make the resources, keep files that the XML names open until the guest is gone, and return the XML."""
         spec, boot = plan.spec, plan.spec.xen
         assert boot is not None
 
@@ -228,29 +215,28 @@ class XenDescriber(Describer):
                     word, f"The {what} {file.path} cannot be opened: {error.strerror}.", "see that it stays."
                 ) from error
 
-        kernel = held("kernel", errors.XEN_KERNEL_NOT_FOUND)
-        initrd = held("initrd", errors.XEN_INITRD_NOT_FOUND)
+        kernel, initrd = held("kernel", errors.XEN_KERNEL_NOT_FOUND), held("initrd", errors.XEN_INITRD_NOT_FOUND)
         devices = {}
         for disk in spec.disks:
             devices[disk.device], descriptor = self._attach(disk, spec.working_dir)
             keep(descriptor)
-        limit = self.settings.size("VM_CONSOLE_LOG_MAX")
-        if limit:
+        if limit := self.settings.size("VM_CONSOLE_LOG_MAX"):
             resources.console = PtyCapture(
                 os.path.join(runtime_dir(), "console"),
                 lambda: self._open_console_file(spec.working_dir),
                 limit,
                 self.log,
             )
-        return HostResources(uuid, devices=devices, kernel=kernel, initrd=initrd)
+        return self._build(plan, uuid, devices, kernel, initrd)
 
     def _attach(self, disk: Disk, working_dir: str) -> tuple[str, int]:
         flags = os.O_RDWR if disk.writable else os.O_RDONLY
         try:
-            if disk.transferred:
-                image = self.identity.open_scratch(working_dir, os.path.basename(disk.path), flags)
-            else:
-                image = self.identity.open_named(disk.path, flags)
+            image = (
+                self.identity.open_scratch(working_dir, os.path.basename(disk.path), flags)
+                if disk.transferred
+                else self.identity.open_named(disk.path, flags)
+            )
             try:
                 return dom0.attach(image, writable=disk.writable, shared=disk.shared)
             finally:

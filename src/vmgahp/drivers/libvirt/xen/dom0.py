@@ -68,10 +68,7 @@ class PtyCapture(ConsoleCapture):
             os.eventfd_write(self._stop, 1)
             self._reader.join()
             self._reader = None
-            try:
-                os.eventfd_read(self._stop)
-            except BlockingIOError:
-                pass
+            os.eventfd_read(self._stop)
 
     def _read(self, descriptor: int, sink: socket.socket) -> None:
         poll = select.poll()
@@ -113,13 +110,10 @@ class LibxlLog:
 
     def __init__(self, path: str = PATH) -> None:
         self._path = path
-        self._begin = self._size()
-
-    def _size(self) -> int:
         try:
-            return os.stat(self._path).st_size
+            self._begin = os.stat(path).st_size
         except OSError:
-            return 0
+            self._begin = 0
 
     def _new(self) -> list[str]:
         try:
@@ -175,41 +169,31 @@ def attach(descriptor: int, *, writable: bool, shared: bool = False) -> tuple[st
     (flock(2)) as long as the device exists. Raises `InUse`, and `MachineFault` if no device can be made.
     """
     if not (shared and writable):
-        _lock(descriptor, LOCK_EX if writable else LOCK_SH)
+        try:
+            is_free = wait.lock(descriptor, LOCK_EX if writable else LOCK_SH, LOCK_WAIT)
+        except OSError:
+            is_free = True  # a file system without locks
+        if not is_free:
+            raise InUse(errno.EAGAIN, "it is in use by another VM of this machine")
+    tries = _TRIES
     try:
-        return _attach(descriptor, os.O_RDWR if writable else os.O_RDONLY)
+        with open(CONTROL, "r+b", buffering=0) as control:
+            while True:
+                tries -= 1
+                path = f"/dev/loop{ioctl(control, _CTL_GET_FREE)}"
+                # A device that is opened read-only is write-protected.
+                device = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+                config = _CONFIG.pack(descriptor, 0, *[0] * 8, _AUTOCLEAR, b"", b"", b"", 0, 0, b"")
+                try:
+                    ioctl(device, _CONFIGURE, config)
+                    return path, device
+                except OSError as error:
+                    os.close(device)
+                    # Another process was faster.
+                    if error.errno != errno.EBUSY or not tries:
+                        raise
     except OSError as error:
         raise MachineFault(
             f"No loop device can be made of a disk image: {error}.",
             "modprobe loop; see that there is a /dev/loop-control and the kernel is 5.8 or later.",
         ) from error
-
-
-def _lock(descriptor: int, kind: int) -> None:
-    try:
-        is_free = wait.lock(descriptor, kind, LOCK_WAIT)
-    except OSError:
-        return  # a file system without locks
-    if not is_free:
-        raise InUse(errno.EAGAIN, "it is in use by another VM of this machine")
-
-
-def _attach(descriptor: int, mode: int) -> tuple[str, int]:
-    """Attach the file to a free device; a device that is opened read-only is write-protected."""
-    control = os.open(CONTROL, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        for attempt in range(_TRIES):
-            path = f"/dev/loop{ioctl(control, _CTL_GET_FREE)}"
-            device = os.open(path, mode | os.O_CLOEXEC)
-            config = _CONFIG.pack(descriptor, 0, *[0] * 8, _AUTOCLEAR, b"", b"", b"", 0, 0, b"")
-            try:
-                ioctl(device, _CONFIGURE, config)
-                return path, device
-            except OSError as error:
-                os.close(device)
-                # Another process was faster.
-                if error.errno != errno.EBUSY or attempt == _TRIES - 1:
-                    raise
-    finally:
-        os.close(control)
-    raise AssertionError("the last attempt returns or raises")
