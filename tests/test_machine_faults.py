@@ -58,7 +58,7 @@ PLACES = {
     "daemon/transfer_plugin.py:_directories": (1, PROBE),
     "domain/job_xml.py:copy_boot_files": (1, LACKING),
     "drivers/any/__init__.py:AnyDriver._nothing_left": (1, NOT_INSTALLED),
-    "drivers/any/images.py:convert": (1, NOT_INSTALLED),
+    "drivers/any/__init__.py:convert": (1, NOT_INSTALLED),
     "drivers/base.py:Driver.describe": (1, PROBE),
     "drivers/base.py:_load": (1, NOT_INSTALLED),
     "drivers/base.py:find": (2, SETTING),

@@ -37,8 +37,6 @@ class _UsageError(Exception):
 
 
 class _Arguments:
-    """The parsed command line of the daemon."""
-
     __slots__ = ("local_name", "match", "mode", "to_stderr", "uuid", "version", "vm_type")
 
     def __init__(self, argv: "Sequence[str]") -> None:

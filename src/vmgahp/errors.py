@@ -78,10 +78,7 @@ class Fault(Exception):
         return f"{self.problem} Hint: {self.hint}" if self.hint else self.problem
 
     def render(self) -> str:
-        """Format the fault for people: the code, the problem, the hint, and in brackets who is to blame.
-
-        Every message about a fault is made here.
-        """
+        """Format the fault for people: the code, the problem, the hint, and in brackets who is to blame."""
         return f"{self.code}: {self.sentence} ({self.blames})"
 
 

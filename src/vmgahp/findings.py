@@ -184,10 +184,7 @@ class Checks:
         self._begun[name] = Begun(name, check)
 
     def outcome(self, name: str, end: float | None = None) -> object:
-        """Return what a check has returned, or the `errors.Fault` that it raised; None for one that was not started.
-
-        `end` can be earlier than that of the other checks.
-        """
+        """Return a check's outcome or the `Fault` that it raised, by `end` at the latest; None if not started."""
         if name not in self._begun:
             return None
         if name not in self._outcomes:

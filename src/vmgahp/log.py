@@ -30,11 +30,9 @@ if TYPE_CHECKING:
 
 
 LONGEST_LINE = 8192
-"""The maximum number of characters of a message that is written."""
 _PIPE_LINE = 4096
 """PIPE_BUF: the number of bytes that a pipe takes in one atomic write."""
 _KEPT_LINES = 500
-"""The number of lines that are kept until `Log.open` is called; the oldest are dropped first."""
 
 
 def wants_debug(flags: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import simulated_ad
 from tests.peer import DAEMON, Peer, environment
-from vmgahp.daemon import pipes
+from vmgahp.daemon import server
 from vmgahp.protocol import wire
 
 
@@ -18,13 +18,13 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """The client's ends of a server's pipes, of which the server within this process has the others."""
     theirs, to = os.pipe()
     came, ours = os.pipe()
-    monkeypatch.setattr(pipes, "STDIN", theirs)
-    monkeypatch.setattr(pipes, "STDOUT", ours)
+    monkeypatch.setattr(server, "STDIN", theirs)
+    monkeypatch.setattr(server, "STDOUT", ours)
     return to, came
 
 
 def test_what_the_client_does_not_read_waits_until_it_does(ends: tuple[int, int]) -> None:
-    made = pipes.ClientPipes()
+    made = server.ClientPipes()
     sent = b"".join(b"%d\n" % number for number in range(100_000))
     made.write(sent)
     got = b""
@@ -36,11 +36,11 @@ def test_what_the_client_does_not_read_waits_until_it_does(ends: tuple[int, int]
 
 def test_an_interval_of_years_is_waited_for(ends: tuple[int, int]) -> None:
     os.write(ends[0], b"VERSION\r\n")
-    assert pipes.ClientPipes().wait(1e12) == (b"VERSION\r\n", False)
+    assert server.ClientPipes().wait(1e12) == (b"VERSION\r\n", False)
 
 
 def test_a_process_that_ends_wakes_once(ends: tuple[int, int]) -> None:
-    made = pipes.ClientPipes()
+    made = server.ClientPipes()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         watched = os.pidfd_open(process.pid)
         made.watched.add(watched)

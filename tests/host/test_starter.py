@@ -16,8 +16,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_the_names_of_old_are_in_the_scratch_directory() -> None:
     given = places("/e/dir_7", {})
     assert given.chirp_config == "/e/dir_7/.chirp.config"
-    assert (given.machine_ad, given.job_ad) == ("/e/dir_7/.machine.ad", "/e/dir_7/.job.ad")
-    assert not given.says_chirp
+    assert given.machine_ad == "/e/dir_7/.machine.ad"
 
 
 def test_what_the_starter_says_is_taken() -> None:
@@ -25,12 +24,12 @@ def test_what_the_starter_says_is_taken() -> None:
         "_CONDOR_SCRATCH_DIR": "/e/dir_7/scratch/",
         "_CONDOR_CHIRP_CONFIG": "/e/dir_7/user/.chirp.config",
         "_CONDOR_MACHINE_AD": "/e/dir_7/.machine.ad",
-        "_CONDOR_JOB_AD": ".job.ad",
     }
     given = places("/e/dir_7/scratch", said)
-    assert (given.chirp_config, given.says_chirp) == ("/e/dir_7/user/.chirp.config", True)
+    assert given.chirp_config == "/e/dir_7/user/.chirp.config"
     assert given.machine_ad == "/e/dir_7/.machine.ad"
-    assert given.job_ad == "/e/dir_7/scratch/.job.ad", "a path that is not full is none"
+    short = said | {"_CONDOR_MACHINE_AD": ".machine.ad"}
+    assert places("/e/dir_7/scratch", short).machine_ad == "/e/dir_7/scratch/.machine.ad", "a path that is not full"
     assert places("/e/dir_8/scratch", said).chirp_config == "/e/dir_8/scratch/.chirp.config", "said of another job"
 
 

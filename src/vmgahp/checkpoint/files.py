@@ -61,10 +61,7 @@ class FileRef(NamedTuple):
 
 
 def describe(identity: Identity, directory: str, ref: FileRef) -> CheckpointFile:
-    """Describe the file, with a sample of its content, read as the job's user.
-
-    Raises OSError, with the path that was asked for, and `errors.MachineFault`.
-    """
+    """Describe the file, with a sample of it, read as the job's user. Raises OSError and `errors.MachineFault`."""
     inside = _inside(directory, ref.path)
     try:
         if inside is None:
@@ -95,10 +92,7 @@ def describe(identity: Identity, directory: str, ref: FileRef) -> CheckpointFile
 def differences(
     identity: Identity, directory: str, saved: Iterable[CheckpointFile], current: Iterable[FileRef]
 ) -> list[str]:
-    """List the differences from the saved files, as parts of a sentence. Raises `errors.Fault`.
-
-    Files are compared one by one; those of a disk with those of the same disk, whatever their paths are now.
-    """
+    """List the differences from the saved files, whatever their paths are now. Raises `errors.Fault`."""
     then, now = _by_device(saved), _by_device(current)
     if then.keys() != now.keys():
         return [f"the disks were {', '.join(then) or 'none'} and are {', '.join(now) or 'none'} now"]
@@ -154,10 +148,7 @@ def _words(file: CheckpointFile) -> str:
 
 
 def unreadable(identity: Identity, directory: str, path: str, error: OSError) -> errors.Fault:
-    """Make the fault for a file of the scratch directory that its file system cannot read.
-
-    The content of the file is unknown then, and the checkpoint is left in place.
-    """
+    """Make the fault for a file that its file system cannot read: its content is unknown, and the checkpoint stays."""
     hint = "see what is wrong with it; a checkpoint of the job stays as it is."
     problem = f"{path!a} cannot be read ({error.strerror})."
     return job_user.blame(error, directory, identity, problem, hint, errors.MISMATCHED_CHECKPOINT)
@@ -197,10 +188,7 @@ def _pieces(size: int) -> list[tuple[int, int]]:
 
 
 def find(identity: Identity, directory: str, name: str, parse: Callable[[bytes], Record]) -> Record | None:
-    """Read the record `name` of the scratch directory with `parse`; None if it does not exist.
-
-    Raises `Unusable` for an invalid one, and `errors.Fault` if it cannot be read.
-    """
+    """Read a record of the scratch directory; None if there is none. Raises `Unusable` and `errors.Fault`."""
     try:
         with open(identity.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
             data = file.read(LARGEST + 1)  # one byte more, so that a record that is too long stays too long

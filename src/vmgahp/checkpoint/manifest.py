@@ -68,7 +68,6 @@ class Manifest(NamedTuple):
 
     driver: str
     name: str
-    """The VM's name, which tells whose checkpoint it is."""
     vm_type: str
     memory_mib: int
     vcpus: int
@@ -79,7 +78,6 @@ class Manifest(NamedTuple):
     facts: Facts
     """The facts that only the driver knows, in the form of `CheckpointKind.facts`."""
     files: tuple[CheckpointFile, ...] = ()
-    """The files; a disk comes before its backing files, the nearest of which is first."""
 
 
 class CheckpointKind(NamedTuple):
@@ -93,7 +91,6 @@ class CheckpointKind(NamedTuple):
     """A function of the facts then and now: the reasons why the checkpoint cannot be restored, as parts of a
     sentence."""
     memory: str = ""
-    """The name of its memory image, if it has one."""
     inspect: Callable[[int], object] = lambda _descriptor: None
     """A function that checks the head of an open memory image before a hypervisor reads it. Raises as
     `memory_image.inspect` does."""
@@ -117,7 +114,6 @@ def encode(number: int, record: NamedTuple) -> bytes:
 
 
 def _objects(value: Any) -> Any:
-    """Convert records to JSON objects, at every depth."""
     if hasattr(value, "_asdict"):
         return {name: _objects(field) for name, field in value._asdict().items()}
     return [_objects(one) for one in value] if isinstance(value, tuple) else value

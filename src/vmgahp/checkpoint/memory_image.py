@@ -51,7 +51,6 @@ class Head(NamedTuple):
     format: str
     was_running: bool
     end: int
-    """The offset of QEMU's stream, in bytes."""
 
 
 Unpack = Callable[[int, Head, Write, int], None]
@@ -113,10 +112,7 @@ def substitute(fd: int, xml: str, formats: Collection[str], unpack: Unpack) -> S
 
 
 def _require_stream(fd: int, found: Head, unpack: Unpack) -> None:
-    """Make sure that QEMU's own stream comes out of `unpack`, because QEMU waits forever for the start of one.
-
-    Raises `Damaged`.
-    """
+    """Make sure that QEMU's stream comes out of `unpack`: QEMU would wait forever for it. Raises `Damaged`."""
     begun = bytearray()
 
     def look(data: bytes) -> None:
@@ -174,7 +170,6 @@ class XenHead(NamedTuple):
     xml: str
     """The domain as it was saved. It must not be trusted."""
     end: int
-    """The offset of Xen's stream, in bytes."""
 
 
 def inspect_xen(fd: int) -> XenHead:

@@ -59,10 +59,7 @@ class CheckpointStore(NamedTuple):
         return Manifest(*head, cpu_seconds, time.time(), facts)
 
     def write(self, now: Manifest, refs: Iterable[FileRef], hint: str = HINT) -> None:
-        """Describe the files of a checkpoint, which are all in place, and write its manifest atomically.
-
-        Raises `errors.MachineFault`, with the hint.
-        """
+        """Write the manifest of a checkpoint whose files are all in place, atomically. Raises `errors.MachineFault`."""
         try:
             whole = now._replace(files=tuple(files.describe(self.identity, self.directory, ref) for ref in refs))
             files.write(self.identity, self.directory, MANIFEST_FILE, manifest.dump(self.kind, whole), self._parse)
@@ -74,10 +71,7 @@ class CheckpointStore(NamedTuple):
     # Finding one
 
     def load(self) -> Manifest | None:
-        """Read the manifest in the scratch directory; None if there is no checkpoint.
-
-        Raises `Unusable`, and `errors.MachineFault` if it cannot be read.
-        """
+        """Read the manifest; None if there is no checkpoint. Raises `Unusable` and `errors.MachineFault`."""
         return files.find(self.identity, self.directory, MANIFEST_FILE, self._parse)
 
     def exists(self) -> bool:
@@ -116,10 +110,7 @@ class CheckpointStore(NamedTuple):
             raise Unusable("; ".join(reasons) + ".", self.kind.knows_disks and not changed)
 
     def open_memory(self, then: Manifest, memory_mib: int) -> int:
-        """Check the memory image and return the open descriptor, so that exactly this file is restored.
-
-        The caller closes it. Raises `Unusable`, and `errors.MachineFault`.
-        """
+        """Check the memory image and return its descriptor, to restore exactly this file. Raises as `load`."""
         name = self.kind.memory
         saved = next((file for file in then.files if file.role == MEMORY), None)
         if saved is None:
@@ -162,19 +153,13 @@ class CheckpointStore(NamedTuple):
         kept = self.set_aside(own)
         problem = f"The checkpoint of {name} cannot be used: {unusable.reason}"
         if not (unusable.disks_intact or fresh_disks):
-            raise errors.JobFault(
-                errors.MISMATCHED_CHECKPOINT,
-                problem,
-                "submit the job again with disks that are in order; the checkpoint's files end in .refused.",
-            )
+            hint = "submit the job again with disks that are in order; the checkpoint's files end in .refused."
+            raise errors.JobFault(errors.MISMATCHED_CHECKPOINT, problem, hint)
         self.log(f"{problem} It is kept as {', '.join(kept) or 'it was'}; the guest boots afresh.")
         return lambda: self._take_back(kept)
 
     def set_aside(self, own: Iterable[str] = ()) -> list[str]:
-        """Rename a checkpoint's files to ``<name>.refused-<n>``, for its owner to inspect; return the new names.
-
-        No file is overwritten. Errors are logged.
-        """
+        """Rename a checkpoint's files to free names ``<name>.refused-<n>``, and return these. Errors are logged."""
         made = []
         for name in (MANIFEST_FILE, RESTARTING, *self._own_files(), *own):  # the rest is never valid
             try:
@@ -208,20 +193,15 @@ class CheckpointStore(NamedTuple):
     # One that is used
 
     def begin_restart(self) -> None:
-        """Invalidate the checkpoint, because the guest is about to run and its disks will change.
-
-        Raises `errors.Fault` if that fails; the guest must not run then.
-        """
+        """Invalidate the checkpoint, because the guest will change its disks. On `errors.Fault` it must not run."""
         try:
             self.identity.rename_scratch(self.directory, MANIFEST_FILE, RESTARTING)
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise errors.JobFault(
-                errors.MISMATCHED_CHECKPOINT,
-                f"{MANIFEST_FILE} cannot be renamed to {RESTARTING} ({error.strerror}).",
-                "see that nothing else of the job's has this name.",
-            ) from error
+            problem = f"{MANIFEST_FILE} cannot be renamed to {RESTARTING} ({error.strerror})."
+            hint = "see that nothing else of the job's has this name."
+            raise errors.JobFault(errors.MISMATCHED_CHECKPOINT, problem, hint) from error
 
     def forget_interrupted(self) -> None:
         """Remove the rest of a checkpoint whose guest was running when its daemon was killed. Errors are logged.
@@ -253,10 +233,7 @@ class CheckpointStore(NamedTuple):
     # What helps
 
     def _is_as_it_was(self, name: str) -> bool:
-        """Return True if a manifest of that name exists, and no file of it was written to since it has that name.
-
-        Raises OSError, `Unusable` and `errors.Fault`.
-        """
+        """Return True if no file of a manifest was written to since. Raises OSError, `Unusable`, `Fault`."""
         found = files.find(self.identity, self.directory, name, self._parse)
         if found is None:
             return False

@@ -263,7 +263,6 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def _bytes_in(pipe: int) -> int:
-    """Return the number of bytes in a pipe."""
     answer = bytearray(4)
     fcntl.ioctl(pipe, termios.FIONREAD, answer)
     return int.from_bytes(answer, sys.byteorder)

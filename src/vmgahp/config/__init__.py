@@ -36,7 +36,6 @@ class Settings:
         self._values: dict[str, str] = {}
         self._where: dict[str, str] = {}
         self.warnings = list(warnings)
-        """The sentences for the log, such as the warnings of HTCondor's tool."""
         for name, value in (values or {}).items():
             setting = setting_of(name.upper())
             if value.strip():  # to HTCondor an empty value is not set
@@ -148,19 +147,16 @@ class Settings:
         return path
 
     def _bad(self, name: str, wanted: str) -> MachineFault:
-        return MachineFault(
-            f"{name} = {self.string(name)} ({self.where(name)}) is not {wanted}.",
-            f"set {name} to {wanted}, or remove it for the default, {setting_of(name).default or 'none'}.",
-        )
+        hint = f"set {name} to {wanted}, or remove it for the default, {setting_of(name).default or 'none'}."
+        return MachineFault(f"{name} = {self.string(name)} ({self.where(name)}) is not {wanted}.", hint)
 
     def _evaluate(self, name: str, text: str) -> object:
         try:
             import classad2
         except ImportError as error:
-            raise MachineFault(
-                f"{name} = {text} ({self.where(name)}) needs HTCondor's ClassAd module, which is missing.",
-                f"write the value itself in {name}, or install the Python package htcondor.",
-            ) from error
+            problem = f"{name} = {text} ({self.where(name)}) needs HTCondor's ClassAd module, which is missing."
+            hint = f"write the value itself in {name}, or install the Python package htcondor."
+            raise MachineFault(problem, hint) from error
         try:
             value: object = classad2.ExprTree(text).eval()
         except Exception:  # noqa: BLE001 - classad2's exceptions have no common base class
@@ -175,10 +171,7 @@ _UNITS = {"": 0, "b": 0, "byte": 0, "bytes": 0} | {
 
 
 def load(environ: Mapping[str, str]) -> Settings:
-    """Read the settings from the source that `vmgahp.config.sources.read` finds, in a pool from HTCondor.
-
-    Raises `MachineFault` for a source that exists and cannot be read.
-    """
+    """Read the settings from the source that `vmgahp.config.sources.read` finds. Raises `MachineFault`."""
     from vmgahp.config import sources
 
     values, where, warnings = sources.read(tuple(BY_NAME), environ)

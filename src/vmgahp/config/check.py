@@ -29,8 +29,7 @@ ELSEWHERE = (
     _startd("VM_RECHECK_INTERVAL", "integer", "600",
         "How long the startd waits to probe again after a failed probe.", unit="seconds"),
     _startd("VM_KILLING_TIMEOUT", "integer", "60",
-        "How long the startd waits for VM_GAHP_SERVER to kill a leftover VM.",
-        unit="seconds"),
+        "How long the startd waits for VM_GAHP_SERVER to kill a leftover VM.", unit="seconds"),
     _starter("VM_STATUS_INTERVAL", "integer", "60",
         "How often the starter asks for the STATUS of a VM; the minimum is 30.", unit="seconds", least=30),
     _starter("VM_STATUS_MAX_ERROR", "integer", "5",
@@ -86,10 +85,7 @@ _DAEMONS = {"STARTD": STARTD, "STARTER": STARTER, "VM_GAHP": SERVER, "MASTER": "
 
 
 def check(settings: Settings, vm_type: str, entries: Entries | None = None) -> list[Finding]:
-    """Return all findings, those that keep jobs from running first.
-
-    The settings of networks are checked by `networking`.
-    """
+    """Return all findings, those that keep jobs from running first; `networking` checks networks."""
     found = values(settings, vm_type)
     if entries is not None:
         found += [*names(entries), *elsewhere(entries)]
@@ -152,7 +148,6 @@ def is_read(name: str, settings: Settings, vm_type: str) -> bool:
 
 
 def _value(setting: Setting, settings: Settings) -> int | None:
-    """Return an integer's value, None for other kinds. Raises `errors.MachineFault` if it is not of its kind."""
     if setting.kind == "integer":
         return settings.integer(setting.name)
     if setting.kind == "bool":

@@ -44,7 +44,6 @@ DEADLINE = 10.0
 LONGEST_VALUE = 1 << 16
 """The most characters of a value in which each $(NAME) has been replaced."""
 LONGEST_CONFIGURATION = 1 << 20
-"""The most bytes of a configuration."""
 
 
 class Unanswered(MachineFault):
@@ -52,10 +51,7 @@ class Unanswered(MachineFault):
 
 
 class Entry:
-    """A name with a value; neither is expanded, and the name keeps its prefix: ``STARTER.VM_MEMORY``.
-
-    `is_default` is true if it is not set anywhere, and the value is HTCondor's default.
-    """
+    """A name with its prefix and a value, neither expanded; `is_default` is true for HTCondor's default."""
 
     __slots__ = ("is_default", "name", "value", "where")
 
@@ -102,19 +98,14 @@ def read(names: Sequence[str], environ: Mapping[str, str]) -> Answer:
 
 
 def entries(environ: Mapping[str, str]) -> Entries:
-    """List every name that is set, and where, from the source that `read` uses; not for the server.
-
-    Raises `MachineFault` for a source that exists and cannot be read.
-    """
+    """List every name that is set, and where, from the source that `read` uses. Raises `MachineFault`."""
     if not environ.get("VMGAHP_CONFIG"):
         tool = find_tool(environ)
         out, err = ask_tool([tool, "-subsystem", SUBSYSTEM, "-dump", "-verbose"], environ) if tool else ("", "")
         if tool and NO_CONFIGURATION not in err:
             if not out:
-                raise MachineFault(
-                    f"HTCondor's configuration cannot be listed: {tool} says: {' '.join(err.split())[:500]}.",
-                    f"run {tool} -dump and correct what it complains of.",
-                )
+                problem = f"HTCondor's configuration cannot be listed: {tool} says: {' '.join(err.split())[:500]}."
+                raise MachineFault(problem, f"run {tool} -dump and correct what it complains of.")
             return Entries(parse(out), of_htcondor=True)
     table, origin = _own_tables(environ)
     return Entries([Entry(name, value, origin[name]) for name, value in table.items()])
@@ -208,17 +199,14 @@ def ask_tool(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, s
     except OSError as error:
         raise MachineFault(f"{command[0]} cannot be run: {error.strerror}.", reinstall) from error
     if done.status is None:
-        raise Unanswered(
-            f"{command[0]} did not answer within {DEADLINE:.0f} seconds and was killed.",
-            f"run {' '.join(command[:4])} by hand and see what it waits for.",
-        )
+        problem = f"{command[0]} did not answer within {DEADLINE:.0f} seconds and was killed."
+        raise Unanswered(problem, f"run {' '.join(command[:4])} by hand and see what it waits for.")
     if len(done.out) > LONGEST_CONFIGURATION:
         raise MachineFault(f"{command[0]} wrote more than a configuration has and was killed.", reinstall)
     return done.out.decode("utf-8", "surrogateescape"), done.err.decode("utf-8", "surrogateescape")
 
 
 def _ask(command: list[str], names: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, str], str] | None:
-    """Ask for values; return them and the tool's standard error, or None if there is no configuration."""
     out, err = ask_tool([*command, *names], environ)
     found = _pair(names, out, err)
     if found is not None:
@@ -227,10 +215,8 @@ def _ask(command: list[str], names: Sequence[str], environ: Mapping[str, str]) -
         return None
     if not out and _NOT_DEFINED not in err:
         problem = " ".join(err.split())[:500].rstrip(".") or "it wrote nothing"
-        raise MachineFault(
-            f"HTCondor's configuration cannot be read: {command[0]} says: {problem}.",
-            f"run {command[0]} VM_TYPE and correct what it complains of.",
-        )
+        problem = f"HTCondor's configuration cannot be read: {command[0]} says: {problem}."
+        raise MachineFault(problem, f"run {command[0]} VM_TYPE and correct what it complains of.")
     if len(names) == 1:
         return {names[0]: out.removesuffix("\n")}, err
     # One of the values has more than one line: bisect the names until it is alone.
@@ -253,7 +239,6 @@ def _pair(names: Sequence[str], out: str, err: str) -> dict[str, str] | None:
 
 
 def _from_bindings(names: Sequence[str], environ: Mapping[str, str]) -> Answer | None:
-    """Ask HTCondor's Python module; return None if there is no configuration, or no module to read it."""
     path = environ.get("CONDOR_CONFIG", "")
     if not path and not os.path.exists("/etc/condor/condor_config"):
         return None
@@ -262,10 +247,9 @@ def _from_bindings(names: Sequence[str], environ: Mapping[str, str]) -> Answer |
     except ImportError as error:
         if not path:
             return None
-        raise MachineFault(
-            f"CONDOR_CONFIG = {path}, but there is neither {_TOOL} nor HTCondor's Python module to read it.",
-            f"put {_TOOL} on PATH, install the Python package htcondor, or unset CONDOR_CONFIG.",
-        ) from error
+        problem = f"CONDOR_CONFIG = {path}, but there is neither {_TOOL} nor HTCondor's Python module to read it."
+        hint = f"put {_TOOL} on PATH, install the Python package htcondor, or unset CONDOR_CONFIG."
+        raise MachineFault(problem, hint) from error
     found = {}
     for name in names:
         value = htcondor2.param.get(f"{SUBSYSTEM}.{name}", htcondor2.param.get(name))
@@ -285,10 +269,8 @@ def read_file(path: str) -> str:
     except OSError as error:
         raise MachineFault(f"{path} cannot be read: {error.strerror}.", "make it readable or remove it.") from error
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o002:
-        raise MachineFault(
-            f"{path} can be changed by others than its reader, and it names programs to run.",
-            f"chown it to root or to the user who runs the daemon, and chmod o-w {path}.",
-        )
+        problem = f"{path} can be changed by others than its reader, and it names programs to run."
+        raise MachineFault(problem, f"chown it to root or to the user who runs the daemon, and chmod o-w {path}.")
     return text
 
 
@@ -387,14 +369,11 @@ def expand(value: str, table: Mapping[str, str], what: str, depth: int = 0) -> s
 def _require_short(value: str, what: str) -> None:
     """Raise `MachineFault` for a value whose nested $(NAME) would fill the memory."""
     if len(value) > LONGEST_VALUE:
-        raise MachineFault(
-            f"{what} has more than {LONGEST_VALUE} characters with each $(NAME) replaced.",
-            "take out the $(NAME) that stands in it many times.",
-        )
+        problem = f"{what} has more than {LONGEST_VALUE} characters with each $(NAME) replaced."
+        raise MachineFault(problem, "take out the $(NAME) that stands in it many times.")
 
 
 def _closing(value: str, position: int) -> int:
-    """Find the parenthesis that closes the one opened before `position`; return -1 if there is none."""
     depth = 1
     for index in range(position, len(value)):
         depth += {"(": 1, ")": -1}.get(value[index], 0)

@@ -15,7 +15,6 @@ SHARE_DIRS, SHARE_DIR, CONDITION = "VM_SHARE_DIRS", "VM_SHARE_DIR_", "_IF"
 """The setting that names shared directories, the prefix of each directory's settings, the suffix of its condition."""
 
 SERVER, STARTD, STARTER, PLUGIN = "this daemon", "startd", "starter", "image plugin"
-"""The readers that a setting may have."""
 
 
 class Setting:
@@ -33,7 +32,6 @@ class Setting:
     words: tuple[str, ...] = ()
     """The valid values, in upper or lower case; each word of a list must be one of them."""
     least: int = 0
-    """The smallest valid number."""
     types: tuple[str, ...] = ()
     """The VM types whose drivers read it; empty: all."""
     needs: tuple[str, ...] = ()
@@ -65,39 +63,32 @@ SETTINGS = (
     _htcondor("VM_MEMORY", "integer", "0",
         "The memory of this machine for all VMs together; must be set.", unit="MiB", example="1024"),
     _htcondor("VM_NETWORKING", "bool", "false", "True to let VMs have a network.", readers=(STARTD, SERVER)),
-    _htcondor("VM_NETWORKING_TYPE", "list", "",
-        "The kinds of network on offer: nat, bridge, user.", words=_NETWORKS),
+    _htcondor("VM_NETWORKING_TYPE", "list", "", "The kinds of network on offer: nat, bridge, user.", words=_NETWORKS),
     _htcondor("VM_NETWORKING_DEFAULT_TYPE", "string", "",
         "The kind for a job that names none; empty: user where it is on offer, else nat.", words=_NETWORKS),
     _htcondor("VM_NETWORKING_BRIDGE_INTERFACE", "string", "", "The bridge for networks of type bridge."),
     _htcondor("VM_HARDWARE_VT", "bool", "false", "True to advertise hardware virtualization to jobs."),
     _htcondor("XEN_BOOTLOADER", "path", "",
         "The program that extracts the kernel from a Xen job's disk (xen_kernel = included), such as "
-        "/usr/lib/xen-4.17/bin/pygrub; it reads the job's disk as root. Empty: such jobs are held.",
-        types=XEN),
+        "/usr/lib/xen-4.17/bin/pygrub; it reads the job's disk as root. Empty: such jobs are held.", types=XEN),
     _htcondor("XEN_ALLOW_HARDWARE_VT_SUSPEND", "bool", "false",
         "True to suspend to disk and checkpoint Xen jobs with xen_kernel = vmx.", types=XEN),
     _htcondor("LIBVIRT_XML_SCRIPT", "path", "",
         "A program, run as root, that reads the job ad on standard input and writes the domain XML. Empty, "
         "or HTCondor's own libvirt_simple_script.awk: the daemon builds the XML itself.", types=LIBVIRT),
     _htcondor("LIBVIRT_XML_SCRIPT_ARGS", "arguments", "", "Arguments for LIBVIRT_XML_SCRIPT.", types=LIBVIRT),
-    _htcondor("VM_GAHP_LOG", "path", "",
-        "The log file, by its full path; empty or /dev/null: no log.", readers=_ALL),
+    _htcondor("VM_GAHP_LOG", "path", "", "The log file, by its full path; empty or /dev/null: no log.", readers=_ALL),
     _htcondor("VM_GAHP_DEBUG", "string", "", "The kinds of messages to log; D_FULLDEBUG adds details."),
-    _htcondor("DEFAULT_DEBUG", "string", "",
-        "The default of VM_GAHP_DEBUG.", readers=_ALL),
+    _htcondor("DEFAULT_DEBUG", "string", "", "The default of VM_GAHP_DEBUG.", readers=_ALL),
     _htcondor("ALL_DEBUG", "string", "", "Words that are added to VM_GAHP_DEBUG.", readers=_ALL),
-    _htcondor("MAX_VM_GAHP_LOG", "size", "10 Mb",
-        "The size at which the log is renamed to .old; 0: never."),
+    _htcondor("MAX_VM_GAHP_LOG", "size", "10 Mb", "The size at which the log is renamed to .old; 0: never."),
     _htcondor("VM_GAHP_REQ_TIMEOUT", "integer", "300",
         "How long condor_starter waits for a result.", unit="seconds", readers=(STARTER, SERVER), least=1),
-    _htcondor("VM_SOFT_SUSPEND", "bool", "false",
-        "True to suspend a VM by pausing it in RAM.", readers=(STARTER,)),
+    _htcondor("VM_SOFT_SUSPEND", "bool", "false", "True to suspend a VM by pausing it in RAM.", readers=(STARTER,)),
     _htcondor("VMWARE_NETWORKING_TYPE", "string", "",
         "VMware's name for the network of its VMs (ethernet0.connectionType), such as nat, bridged or "
         "hostonly; empty: nat or bridged, as the job asks.", types=VMRUN),
-    _htcondor("VMWARE_NAT_NETWORKING_TYPE", "string", "",
-        "The same for jobs with a network of type nat.", types=VMRUN),
+    _htcondor("VMWARE_NAT_NETWORKING_TYPE", "string", "", "The same for jobs with a network of type nat.", types=VMRUN),
     _htcondor("VMWARE_BRIDGE_NETWORKING_TYPE", "string", "",
         "The same for jobs with a network of type bridge.", types=VMRUN),
     _htcondor("VMWARE_LOCAL_SETTINGS_FILE", "path", "",
@@ -110,8 +101,7 @@ SETTINGS = (
     _htcondor("LOG", "path", "", "HTCondor's log directory.", readers=_ALL),
     _htcondor("LIBEXEC", "path", "", "HTCondor's directory of helper programs.", readers=_ALL),
     Setting("VM_ALLOW_EMULATION", "bool", "false",
-        "True to emulate (TCG, many times slower) jobs of type kvm where KVM does not work.",
-        types=QEMU),
+        "True to emulate (TCG, many times slower) jobs of type kvm where KVM does not work.", types=QEMU),
     Setting("VM_LIBVIRT_URI", "string", "",
         "The libvirt connection; empty: qemu:///system as root, qemu:///session otherwise.", types=LIBVIRT),
     Setting("VM_LIBVIRT_DOMAIN_TYPE", "string", "",
@@ -120,8 +110,7 @@ SETTINGS = (
     Setting("VM_ALLOW_LIBVIRT_XML", "bool", "true",
         "True to accept jobs with libvirt XML of their own, limited to the elements in "
         "docs/reference/job-xml.md."),
-    Setting("VM_STOP_TIMEOUT", "integer", "30",
-        "How long a guest may take to shut down.", unit="seconds"),
+    Setting("VM_STOP_TIMEOUT", "integer", "30", "How long a guest may take to shut down.", unit="seconds"),
     Setting("VM_END_EARLY", "bool", "true",
         "True to end a job soon after its guest has ended; false to wait until condor_starter asks for the status, "
         "every VM_STATUS_INTERVAL seconds."),
@@ -140,8 +129,7 @@ SETTINGS = (
     Setting("VM_NETWORK_BANDWIDTH", "size", "0",
         "The bytes a second that each NIC of a VM may receive, and the same to send; 0: no limit. It does not apply "
         "to user networking.", types=QEMU),
-    Setting("VM_NAT_NETWORK", "string", "default",
-        "The libvirt network for VMs with networking of type nat."),
+    Setting("VM_NAT_NETWORK", "string", "default", "The libvirt network for VMs with networking of type nat."),
     Setting("VM_ALLOW_HOST_LOOPBACK", "bool", "false",
         "True to offer networking of type user, by which a guest reaches all services of this machine, those on the "
         "loopback address included."),
@@ -154,17 +142,14 @@ SETTINGS = (
         "True to limit a VM to the CPU time of its slot's CPUs; otherwise it shares the machine by that weight and may "
         "use idle CPUs.", types=QEMU),
     Setting("VM_CPU_AFFINITY", "bool", "true",
-        "True to pin a VM to the cores that HTCondor assigns to its slot (ASSIGN_CPU_AFFINITY).",
-        types=QEMU),
+        "True to pin a VM to the cores that HTCondor assigns to its slot (ASSIGN_CPU_AFFINITY).", types=QEMU),
     Setting("VM_MEMORY_LIMIT", "bool", "true",
-        "True to end QEMU when it uses much more memory than its guest has plus the usual overhead.",
-        types=QEMU),
+        "True to end QEMU when it uses much more memory than its guest has plus the usual overhead.", types=QEMU),
     Setting("VM_TB_CACHE", "integer", "256",
         "The memory that QEMU may use for translated guest code when it emulates (TCG); 0: QEMU's own default, 1024 or "
         "an eighth of the machine's memory.", unit="MiB", types=QEMU),
     Setting("VM_HUGEPAGES", "bool", "false",
-        "True to put a guest's memory into huge pages if enough of them are free.",
-        types=QEMU),
+        "True to put a guest's memory into huge pages if enough of them are free.", types=QEMU),
     Setting("VM_CONSOLE_LOG_MAX", "size", "16 Mb",
         "The size of vm_console.log, the serial console that is transferred back with the job; 0: no such file."),
     Setting("VM_GUEST_AGENT", "bool", "true",
@@ -197,13 +182,11 @@ SETTINGS = (
         "libvirt, and an IP address for the guest.", types=LIBVIRT),
     Setting("VM_SHARE_SCRATCH", "string", "none",
         "The way to mount a directory of the job in the guest, for jobs that ask for it: none, 9p or virtiofs. QEMU "
-        "or virtiofsd opens it as the job's user.",
-        words=("none", "9p", "virtiofs"), types=QEMU),
+        "or virtiofsd opens it as the job's user.", words=("none", "9p", "virtiofs"), types=QEMU),
     Setting(SHARE_DIRS, "list", "",
         "The names of directories of this machine that jobs may ask to mount. "
         "VM_SHARE_DIR_<name> is the full path, with :rw for writing and :9p for 9p instead of virtiofs; "
-        "VM_SHARE_DIR_<name>_IF is a ClassAd expression over the job ad that limits it to some jobs.",
-        types=QEMU),
+        "VM_SHARE_DIR_<name>_IF is a ClassAd expression over the job ad that limits it to some jobs.", types=QEMU),
     Setting("VM_SSH_PORTS", "list", "",
         "The TCP ports of this machine to forward to guests of jobs with VMPARAM_vm_SSH, such as 22000-22999. "
         "Empty: none.", types=QEMU),
@@ -236,8 +219,7 @@ SETTINGS = (
     Setting("VMWARE_PRODUCT", "string", "",
         "The VMware product that vmrun drives: ws, player or fusion; empty: the first of them that "
         "answers.", words=("ws", "player", "fusion"), types=VMRUN, fatal=True),
-    _vsphere("VSPHERE_HOST", "string", "",
-        "The ESXi host or vCenter for VM type vsphere, with :port if not 443."),
+    _vsphere("VSPHERE_HOST", "string", "", "The ESXi host or vCenter for VM type vsphere, with :port if not 443."),
     _vsphere("VSPHERE_USER", "string", "", "The account there for this machine's jobs."),
     _vsphere("VSPHERE_PASSWORD_FILE", "path", "",
         "The file whose first line is the account's password. It belongs to HTCondor's user, with the mode "
@@ -249,13 +231,11 @@ SETTINGS = (
         "True to verify the server's certificate if VSPHERE_TLS_PIN is empty. Without verification an impostor "
         "gets the password."),
     _vsphere("VSPHERE_DATACENTER", "string", "", "The data center for VMs; empty: the only one."),
-    _vsphere("VSPHERE_DATASTORE", "string", "",
-        "The datastore for VMs and their disks; empty: the only one."),
+    _vsphere("VSPHERE_DATASTORE", "string", "", "The datastore for VMs and their disks; empty: the only one."),
     _vsphere("VSPHERE_RESOURCE_POOL", "string", "",
         "The host or cluster that runs VMs, or a pool of it, as in cluster/pool; empty: the only host or "
         "cluster."),
-    _vsphere("VSPHERE_FOLDER", "string", "",
-        "The folder for VMs; empty: the root folder of the data center's VMs."),
+    _vsphere("VSPHERE_FOLDER", "string", "", "The folder for VMs; empty: the root folder of the data center's VMs."),
     _vsphere("VSPHERE_NETWORK_MAP", "string", "nat = VM Network, bridge = VM Network",
         "The server's network for each kind of network in VM_NETWORKING_TYPE."),
     _vsphere("VSPHERE_CHECKPOINT_DAYS", "integer", "7",

@@ -71,14 +71,11 @@ class _Vm:
         self.file = file
         self.totals = Totals(file.last_sample() if file else None)
         self.due = 0.0
-        """The time of its next reading, by the monotonic clock."""
         self.readings = 0
-        """The number of readings."""
         self.last: Metrics | None = None
         """The figures of the last line, to detect new ones without their time, since a clock can be set back."""
         self.failing = ""
         self.report_due = 0.0
-        """The time of the next round for figures alone, by the monotonic clock."""
         self.failed_rounds = 0
         self.checkpoints = 0
 
@@ -130,10 +127,7 @@ class Collector:
                 self._changed.wait_for(lambda: vm.readings >= goal, BEFORE_WAIT)
 
     def done(self, call: Call, outcome: Outcome, began: float, machine: Machine | None) -> None:
-        """Record the outcome of an operation that began at `began`, by the monotonic clock.
-
-        Raises nothing: the client waits for its answer.
-        """
+        """Record the outcome of an operation since `began`, by the monotonic clock. Raises nothing."""
         try:
             if call.operation == lifecycle.START and machine is not None and not isinstance(outcome, errors.Fault):
                 self._add(call, machine)

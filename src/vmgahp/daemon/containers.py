@@ -27,7 +27,6 @@ STATUS = 37
 CLEANUP = 0.5
 """The seconds that each command which removes something may take beyond the deadline."""
 EMPTY = bytes(10240)
-"""A tar archive without files."""
 OF_THE_MACHINE = ("/bin", "/lib", "/lib64", "/usr")
 """The directories of the shell and its libraries."""
 
@@ -48,10 +47,7 @@ def look(identity: Identity, end: float) -> dict[str, object]:
 
 
 def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
-    """Return the machine's attributes and findings for the outcome of `look`.
-
-    An attribute is true or missing: a false HasDocker would override the startd's own result.
-    """
+    """Return attributes and findings for the outcome of `look`; a false HasDocker would overrule the startd's own."""
     if isinstance(outcome, errors.Fault):
         return {}, [findings.judge(CHECK, SETTING, outcome, "", OFF)]
     assert isinstance(outcome, dict)

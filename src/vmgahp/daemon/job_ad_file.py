@@ -25,8 +25,7 @@ NAME = ".job.ad"
 UPDATE = ".update.ad"
 TEMPORARY = ".update.ad.tmp"
 
-LARGEST = 4 << 20
-"""The most bytes of the file; a job ad has a few thousand."""
+LARGEST = 4 << 20  # a job ad has a few thousand bytes
 
 
 class JobAdFile:
@@ -53,10 +52,7 @@ class JobAdFile:
             os.close(descriptor)
 
     def restore(self) -> bool:
-        """Restore the file; return False if it has not changed, or is not the same file any more.
-
-        The startd's ``.update.ad`` is removed, and cannot be made again before `release`.
-        """
+        """Restore the file, and let no ``.update.ad`` be made until `release`; return False if it is another now."""
         self._bar_update()
         before = self._status
         if before is None:

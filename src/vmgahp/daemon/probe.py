@@ -43,7 +43,6 @@ _POLICY = ("VM_POLICY", "VM_MAC_HOOK", "VM_POLICY_REQUIREMENTS")
 CONTAINERS = "VM_PROBE_DOCKER"
 
 DISK_SPACE, HOST_NAME = "disk space", "host name"
-"""The names of findings."""
 
 SLOW_NAME = 1.0
 """The seconds for looking up this machine's name, after which its resolver counts as slow."""
@@ -160,7 +159,6 @@ def _attributes(vm_type: str, settings: config.Settings, memory: int, survey: Su
 
 
 def _judge_settings(vm_type: str, settings: config.Settings, entries: Entries | None) -> list[Finding]:
-    """Check the settings; `entries` is None if they could not be listed in time."""
     if entries is not None:
         settings.locate(entries.where())
     found = check.check(settings, vm_type, entries)
@@ -195,15 +193,11 @@ def _free_mib(directory: str) -> int:
     try:
         status = os.statvfs(directory)
     except OSError as error:
-        raise errors.MachineFault(
-            f"EXECUTE = {directory} cannot be looked at: {error.strerror}.",
-            "make the directory, or set EXECUTE to the one that has the jobs' scratch directories.",
-        ) from error
+        hint = "make the directory, or set EXECUTE to the one that has the jobs' scratch directories."
+        raise errors.MachineFault(f"EXECUTE = {directory} cannot be looked at: {error.strerror}.", hint) from error
     if status.f_flag & os.ST_RDONLY:
-        raise errors.MachineFault(
-            f"EXECUTE = {directory} is on a file system that is mounted read-only.",
-            "see why (dmesg), and mount it for writing.",
-        )
+        problem = f"EXECUTE = {directory} is on a file system that is mounted read-only."
+        raise errors.MachineFault(problem, "see why (dmesg), and mount it for writing.")
     return status.f_bavail * status.f_frsize // MIB
 
 
@@ -255,10 +249,7 @@ def render(attributes: Attributes) -> str:
 
 
 def _require_absolute_libraries() -> None:
-    """Make sure that LD_LIBRARY_PATH has no relative entry, because a starter runs in the same environment.
-
-    Raises `errors.MachineFault`.
-    """
+    """Refuse a relative entry in LD_LIBRARY_PATH, which a starter gets, too. Raises `errors.MachineFault`."""
     with open("/proc/self/environ", "rb") as file:
         started_with = file.read().split(b"\0")
     for entry in started_with:
@@ -322,10 +313,7 @@ def look(
     to_stderr: bool,
     awaited: Callable[[str], object] = str,
 ) -> Probe:
-    """Load the settings and the driver, and probe until `end`; every fault becomes a finding.
-
-    The callback `awaited` gets the name of each step before it is waited for.
-    """
+    """Load the settings and the driver, and probe until `end`; `awaited` gets each step's name before its wait."""
     if vm_type in (ANY, *LIBVIRT) and os.geteuid() == 0:
         libvirt_daemons.wake()  # an idle one needs seconds to start
     tool = sources.find_tool(environ)

@@ -8,12 +8,17 @@ its manual describes in ``docs/apis/file-transfer-plugins``. Images must be in t
 
 import os
 import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from vmgahp import __version__, config, errors
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
+from vmgahp.images import qemu_img
+from vmgahp.images.formats import UnclearFormat, backing_chain, image_format
+from vmgahp.job.ad import quote
 
 METHODS = "nfs", "vmimage"
 """The schemes of URLs: that of a widespread how-to, and one of our own."""
@@ -44,11 +49,8 @@ class Wanted(NamedTuple):
     """The parts of a URL."""
 
     base: str
-    """The full path of the base image."""
     name: str
-    """The name of the overlay."""
     format: str
-    """The format of the base, if the URL has it."""
 
 
 def parse_url(url: str) -> Wanted:
@@ -81,10 +83,6 @@ def fetch(url: str, destination: str, settings: Settings) -> int:
     An existing one is from a checkpoint, or from the spool, and is kept if its base is the one that the URL names.
     Raises `TransferError`, and `MachineFault` for invalid settings.
     """
-    from vmgahp import errors
-    from vmgahp.host.job_user import Identity
-    from vmgahp.images.formats import UnclearFormat, backing_chain, image_format
-
     wanted = parse_url(url)
     directories = _directories(settings)
     base = _allowed(wanted.base, directories, url)
@@ -101,7 +99,7 @@ def fetch(url: str, destination: str, settings: Settings) -> int:
         for layer in backing_chain(base, base_format, who):
             _allowed(layer.path, directories, url)
         if os.path.lexists(target):
-            chain = backing_chain(target, "qcow2", who) if _is_plain(target) else ()
+            chain = backing_chain(target, "qcow2", who) if stat.S_ISREG(os.lstat(target).st_mode) else ()
             if not chain or os.path.realpath(chain[0].path) != base or chain[0].format != base_format:
                 raise TransferError(f"{_shown(url)}: there is a file {wanted.name} already that is not its overlay.")
         else:
@@ -127,25 +125,18 @@ def _allowed(path: str, directories: Sequence[str], url: str) -> str:
 
 
 def _directories(settings: Settings) -> list[str]:
-    from vmgahp.errors import MachineFault
-
     found = []
     for directory in settings.strings(SETTING):
         real = os.path.realpath(directory)
         if not directory.startswith("/") or real == "/":
-            raise MachineFault(
-                f"{SETTING} has {directory} ({settings.where(SETTING)}), which is not the full path of a directory "
-                "below /.",
-                "name the directories that have images for jobs.",
-            )
+            problem = f"{SETTING} has {directory} ({settings.where(SETTING)}), which is no full path below /."
+            raise errors.MachineFault(problem, "name the directories that have images for jobs.")
         found.append(real)
     return found
 
 
 def _create(base: str, base_format: str, target: str, who: Identity) -> None:
     """Write an empty overlay under a temporary name and rename it, so that a partial one is never used."""
-    from vmgahp.images import qemu_img
-
     temporary = f"{target}.{os.getpid()}.new"
     try:
         qemu_img.create_overlay(base, base_format, temporary, who)
@@ -159,12 +150,6 @@ def _create(base: str, base_format: str, target: str, who: Identity) -> None:
             os.unlink(temporary)
         except OSError:
             pass
-
-
-def _is_plain(path: str) -> bool:
-    import stat
-
-    return stat.S_ISREG(os.lstat(path).st_mode)
 
 
 def _decode(url: str, text: str) -> str:
@@ -211,8 +196,6 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
 
 def capabilities() -> str:
     """Return the plugin's capabilities, in the syntax of old ClassAds."""
-    from vmgahp import __version__
-
     return (
         "MultipleFileSupport = true\n"
         'PluginType = "FileTransfer"\n'
@@ -246,9 +229,6 @@ def _many(infile: str, outfile: str, upload: bool, environ: Mapping[str, str]) -
 
 
 def _one(url: str, name: str, upload: bool, environ: Mapping[str, str]) -> dict[str, str | int]:
-    """Make one overlay, and return the attributes of the result."""
-    from vmgahp import config, errors
-
     try:
         if upload:
             raise TransferError(f"{_shown(url)}: this plugin sends no files anywhere.")
@@ -282,8 +262,6 @@ def _result(url: str, name: str, error: str, size: int = 0) -> dict[str, str | i
 
 def _old(value: str | int) -> str:
     """Format a value in the syntax of old ClassAds."""
-    from vmgahp.job.ad import quote
-
     return quote(value) if isinstance(value, str) else str(value).lower()
 
 

@@ -32,11 +32,7 @@ without a variable store libvirt 12 selects one that is only for guests of AMD's
 
 
 def build(spec: JobSpec, host: Host) -> str:
-    """Make the domain XML for `spec` on `host`.
-
-    Raises `errors.JobFault` if a value of the job has a character that XML does not allow, or requests a device for
-    which its machine has no place.
-    """
+    """Make the domain XML for `spec` on `host`. Raises `JobFault` for a character or a device that is impossible."""
     firmware = firmware_of(spec, host.arch)
     machine = VIRT if host.arch == ARM else PC if firmware == BIOS else Q35
     domain = begin(spec, host.domain_type, host.uuid)
@@ -177,18 +173,13 @@ def require_xen(spec: JobSpec, boot: XenBoot) -> None:
                 "leave model and cable out of VMPARAM_vm_NICs.",
             )
     if spec.vnc:
-        raise JobFault(
-            errors.MISMATCHED,
-            "JobVMVNCConsole = true, and a Xen guest's display would be a QEMU that runs as root.",
-            "set vm_vnc = false; what the guest prints on its console is returned as vm_console.log.",
-        )
+        problem = "JobVMVNCConsole = true, and a Xen guest's display would be a QEMU that runs as root."
+        hint = "set vm_vnc = false; what the guest prints on its console is returned as vm_console.log."
+        raise JobFault(errors.MISMATCHED, problem, hint)
 
 
 def build_xen(spec: JobSpec, boot: XenBoot, host: XenHost) -> str:
-    """Make the domain XML for `spec` on `host`, booting as `boot` says.
-
-    Raises `errors.JobFault` if a value of the job has a character that XML does not allow.
-    """
+    """Make the domain XML for `spec` on `host`, booting as `boot` says. Raises `JobFault`."""
     domain = begin(spec, XEN_DOMAIN_TYPE, host.uuid)
     if boot.bootloader:
         add_text(domain, "bootloader", boot.bootloader)

@@ -103,10 +103,7 @@ def is_kept(now: etree.Element, then: etree.Element, *, own: bool) -> bool:
 
 
 def memory(element: etree.Element | None) -> int:
-    """Return a size in bytes, from any of libvirt's units (``virScaleInteger``); 0 if there is no element.
-
-    Raises `ValueError` for an invalid size.
-    """
+    """Return a size in bytes, from any of libvirt's units; 0 if there is no element. Raises ValueError."""
     if element is None:
         return 0
     number, unit = (element.text or "").strip(), element.get("unit") or "KiB"

@@ -20,7 +20,6 @@ _BUS_OF_DEVICE = (("vd", "virtio"), ("sd", "sata"), ("hd", "ide"), ("xvd", "virt
 read; libvirt's own guess is an LSI SCSI controller for which current guests have no driver."""
 
 _LACKS = {PC: (), Q35: ("ide",), VIRT: ("ide", "fdc")}
-"""The buses that a machine type does not have."""
 
 NETWORKS = {"nat": "network", "bridge": "bridge", "user": "user"}
 
@@ -45,9 +44,7 @@ class Host(NamedTuple):
     arch: str = ""
     """The architecture of the guest, ``x86_64`` or ``aarch64``; empty for x86_64 on itself."""
     tpm_socket: str = ""
-    """The Unix socket on which swtpm listens for a guest that has a TPM."""
     exit_socket: str = ""
-    """The Unix socket that listens for the exit code of a guest that has a port for it."""
     run_sockets: tuple[tuple[str, str], ...] = ()
     """The ports of a guest that runs a program: the name of each, and the Unix socket that listens to it."""
     ssh_address: str = ""
@@ -56,7 +53,6 @@ class Host(NamedTuple):
     panic: str = ""
     """The model of the device through which a guest's kernel reports a panic; empty for none."""
     agent: bool = False
-    """True if there is a port for QEMU's guest agent."""
     share_sockets: tuple[str, ...] = ()
     """The Unix socket of virtiofsd for each shared directory, empty for one that QEMU shares itself."""
     tb_cache_mib: int = 0
@@ -106,11 +102,7 @@ def add_text(parent: etree.Element, tag: str, text: str, **attributes: str) -> N
 
 
 def _bus(disk: Disk, machine: str) -> str:
-    """Choose the bus of a disk.
-
-    QEMU's IDE and SATA disks cannot be read-only; the guest sees only the name sda of a SATA disk, which a SCSI disk
-    has too.
-    """
+    """Choose a disk's bus: read-only ones by SCSI, which IDE and SATA cannot be; the guest sees the same name sda."""
     bus = bus_of(disk.device)
     if bus in _LACKS[machine]:
         raise errors.JobFault(
@@ -143,11 +135,8 @@ def _bus(disk: Disk, machine: str) -> str:
 def _disk(devices: etree.Element, disk: Disk, order: int, machine: str) -> None:
     bus = _bus(disk, machine)
     if disk.partition:
-        raise errors.JobFault(
-            errors.INVALID_DISK_PARAM,
-            f"VMPARAM_vm_Disk names the partition {disk.device}{disk.partition}, and only Xen has such disks.",
-            f"name the whole disk, {disk.device}, in vm_disk.",
-        )
+        problem = f"VMPARAM_vm_Disk names the partition {disk.device}{disk.partition}, and only Xen has such disks."
+        raise errors.JobFault(errors.INVALID_DISK_PARAM, problem, f"name the whole disk, {disk.device}, in vm_disk.")
     # virtio has no CD-ROM drives; a guest can mount a read-only disk instead.
     cdrom = disk.kind == "cdrom" and bus in ("sata", "ide", "scsi")
     kind = "disk" if disk.kind == "cdrom" and not cdrom else disk.kind

@@ -33,10 +33,11 @@ from vmgahp.host import companion
 from vmgahp.host.job_user import Identity
 from vmgahp.job import disks
 from vmgahp.job.ad import JobAd, Plain
-from vmgahp.job.attributes import ARCH, FIRMWARE, NICS, TOPOLOGY, TPM, Options
 from vmgahp.job.attributes import LIBVIRT_XML as ATTRIBUTE
+from vmgahp.job.attributes import Options
 from vmgahp.job.disks import DISK
 from vmgahp.job.nics import Nic, nics
+from vmgahp.job.vm_spec import first_integer
 from vmgahp.text import shown
 
 ALLOWED = "VM_ALLOW_LIBVIRT_XML"
@@ -55,10 +56,7 @@ class JobXml(NamedTuple):
     """The parts of the file about the machine that it was made for, which are dropped."""
 
     def describe(self, ours: str, directory: str, make_room: Callable[[], str] | None, identity: Identity) -> str:
-        """Merge the job's XML into our domain XML; its kernel is copied from the scratch `directory`.
-
-        Without `make_room` the result is only for display, and nothing is copied. Raises `errors.Fault`.
-        """
+        """Merge the job's XML into ours, and copy its kernel unless it is only for display. Raises `errors.Fault`."""
 
         paths = {tag: f"(copy of {name})" for tag, name in self.boot_files.items()}
         if make_room is not None and self.boot_files:
@@ -72,10 +70,7 @@ class JobXml(NamedTuple):
 
 
 def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
-    """Load the XML of a job; None for a job without.
-
-    Raises `JobFault` for XML that has forbidden content, contradicts the ad, or is not allowed on this machine.
-    """
+    """Load the XML of a job; None for a job without. Raises `JobFault`."""
     if ad.value(ATTRIBUTE) is None:
         return None
     name = (ad.string(ATTRIBUTE) or "").strip()
@@ -83,11 +78,8 @@ def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
         raise refused(ad.expression(ATTRIBUTE) or "", "it names no file", f'write +{ATTRIBUTE} = "domain.xml".')
     for setting, forbidden in ((ALLOWED, not settings.boolean(ALLOWED)), ("LIBVIRT_XML_SCRIPT", settings.xml_script())):
         if forbidden:
-            raise refused(
-                name,
-                f"this machine takes no XML from jobs ({setting})",
-                f"leave {ATTRIBUTE} out, or submit to a pool whose machines take it.",
-            )
+            problem = f"this machine takes no XML from jobs ({setting})"
+            raise refused(name, problem, f"leave {ATTRIBUTE} out, or submit to a pool whose machines take it.")
     directory = ad.working_dir()
     domain, dropped = sanitized(read(name, directory, identity), name)
     whole = completed(ad, domain, settings, name)
@@ -99,10 +91,7 @@ _FIRMWARES = {"bios": "bios", "efi": "uefi"}
 
 
 def completed(ad: JobAd, domain: etree.Element, settings: Settings, name: str) -> JobAd:
-    """Return the ad with all requests of a sanitized domain as attributes, so that nothing else reads the XML for them.
-
-    Raises `JobFault`.
-    """
+    """Return the ad with all requests of a sanitized domain as attributes. Raises `JobFault`."""
     reader = _Reader(ad, name)
     reader.memory(domain)
     reader.vcpus(domain)
@@ -126,33 +115,25 @@ class _Reader:
         memory, current = (compare.memory(domain.find(tag)) for tag in ("memory", "currentMemory"))
         if current > memory:
             raise self._refused("/domain/currentMemory is more than /domain/memory", "let it be the same, or less.")
-        given = self.ad.integer("JobVMMemory")
-        if given is None:
-            given = self.ad.integer("RequestMemory")
+        _, given = first_integer(self.ad, "JobVMMemory", "RequestMemory")
         if not memory or given is None:
             return  # the ad alone decides the amount; a missing one is refused there
         if memory > given << 20:
-            raise self._refused(
-                f"/domain/memory is {-(-memory >> 20)} MiB, and the job has {given} MiB (JobVMMemory)",
-                "set vm_memory to as much, or lower it in the file.",
-            )
+            problem = f"/domain/memory is {-(-memory >> 20)} MiB, and the job has {given} MiB (JobVMMemory)"
+            raise self._refused(problem, "set vm_memory to as much, or lower it in the file.")
         self.found["JobVMMemory"] = -(-memory >> 20)
 
     def vcpus(self, domain: etree.Element) -> None:
         number = int(domain.findtext("vcpu") or 0)
-        ours = self.ad.integer("JobVM_VCPUS")
-        if ours is None:
-            ours = self.ad.integer("RequestCpus")
+        _, ours = first_integer(self.ad, "JobVM_VCPUS", "RequestCpus")
         granted = max(ours or 1, 1)
         if number > granted:
-            raise self._refused(
-                f"/domain/vcpu is {number}, and the job has {granted} (JobVM_VCPUS)",
-                "set vm_vcpus to as many, or lower it in the file.",
-            )
+            problem = f"/domain/vcpu is {number}, and the job has {granted} (JobVM_VCPUS)"
+            raise self._refused(problem, "set vm_vcpus to as many, or lower it in the file.")
         topology = domain.find("cpu/topology")
         if topology is not None:
-            if self.options.has(TOPOLOGY):
-                attribute = self.options.attribute(TOPOLOGY)
+            if self.options.has("Topology"):
+                attribute = self.options.attribute("Topology")
                 raise self._refused(f"it has a CPU topology, and the job has {attribute} too", "leave one of them out.")
             product, has = prod(map(int, topology.attrib.values())), number or granted
             if product != has:
@@ -171,10 +152,8 @@ class _Reader:
             if disk.get("type", "file") != "file" or not file or not device:
                 raise self._refused(f"{path} has no source file or no target dev", "give it both.")
             if "," in file or ":" in file or file != file.strip():
-                raise self._refused(
-                    f"{path}/source/@file = {shown(file)} has a comma, a colon or a blank at its end",
-                    "give the image another name.",
-                )
+                problem = f"{path}/source/@file = {shown(file)} has a comma, a colon or a blank at its end"
+                raise self._refused(problem, "give the image another name.")
             if device in found:
                 raise self._refused(f"{path}/target/@dev = {device} is used twice", "give every disk its own device.")
             form = compare.value(disk, "driver", "type", "raw").lower()
@@ -217,11 +196,11 @@ class _Reader:
         if self._has("JobVMNetworking") and not self.ad.boolean("JobVMNetworking"):
             raise self._declined("JobVMNetworking")
         text = ", ".join(map(str, found))
-        asked: dict[str, Plain | None] = {"JobVMNetworking": True, self.options.attribute(NICS): text}
-        if self.options.string(NICS):
+        asked: dict[str, Plain | None] = {"JobVMNetworking": True, self.options.attribute("NICs"): text}
+        if self.options.string("NICs"):
             changed = self.ad.changed(asked)
             if nics(self.ad, settings, self.options) != nics(changed, settings, Options(changed)):
-                raise self.options.refused(NICS, f"the job's own XML asks for {shown(text)}", "keep one of them.")
+                raise self.options.refused("NICs", f"the job's own XML asks for {shown(text)}", "keep one of them.")
         self.found |= asked
 
     def devices(self, domain: etree.Element) -> None:
@@ -230,8 +209,8 @@ class _Reader:
                 raise self._declined("JobVMVNCConsole")
             self.found["JobVMVNCConsole"] = True
         if domain.find("devices/tpm") is not None:
-            attribute = self.options.attribute(TPM)
-            if self.options.has(TPM) and not self.options.boolean(TPM):
+            attribute = self.options.attribute("TPM")
+            if self.options.has("TPM") and not self.options.boolean("TPM"):
                 raise self._declined(attribute)
             self.found[attribute] = True
 
@@ -246,9 +225,9 @@ class _Reader:
         firmware = _FIRMWARES.get(element.get("firmware", ""), "")
         if element.find("firmware") is not None and firmware != "uefi":
             raise self._refused("/domain/os/firmware is for <os firmware='efi'>", "set the attribute too.")
-        self._take(FIRMWARE, "uefi-secure" if firmware and secure else firmware)
+        self._take("Firmware", "uefi-secure" if firmware and secure else firmware)
         arch = compare.value(element, "type", "arch")
-        self._take(ARCH, "" if arch == os.uname().machine else arch)
+        self._take("Arch", "" if arch == os.uname().machine else arch)
         if element.find("kernel") is None and any(element.find(tag) is not None for tag in ("initrd", "cmdline")):
             raise self._refused("/domain/os has an initrd or a cmdline and no kernel", "add the kernel.")
 
@@ -278,10 +257,8 @@ class _Reader:
         for file, device, mode, form in asked:
             same = os.path.basename(file), mode, "raw" if form == "iso" else form
             if given.get(device) != same:
-                raise self._refused(
-                    f"its disk {device} is {':'.join(same)}, and {DISK} = {shown(text)}",
-                    "let vm_disk name every disk of the file with its device, permission and format.",
-                )
+                hint = "let vm_disk name every disk of the file with its device, permission and format."
+                raise self._refused(f"its disk {device} is {':'.join(same)}, and {DISK} = {shown(text)}", hint)
 
     def _has(self, attribute: str) -> bool:
         return self.ad.value(attribute) is not None
@@ -291,10 +268,8 @@ class _Reader:
 
     def _declined(self, attribute: str) -> JobFault:
         """Make the fault for a request of the XML that the ad contradicts; it may make the same request or none."""
-        return self._refused(
-            f"it asks for what {attribute} = {shown(self.ad.expression(attribute))} declines",
-            f"leave {attribute} out, or the device out of the file.",
-        )
+        problem = f"it asks for what {attribute} = {shown(self.ad.expression(attribute))} declines"
+        return self._refused(problem, f"leave {attribute} out, or the device out of the file.")
 
 
 ELEMENTS = ("kernel", "initrd")
@@ -306,10 +281,7 @@ _CHUNK = 1 << 20
 
 
 def boot_file_names(domain: etree.Element, name: str, directory: str, identity: Identity) -> dict[str, str]:
-    """Return the names in the scratch directory by element, each checked to be a file that the job's user can read.
-
-    Raises `JobFault`.
-    """
+    """Return the names by element, each of a file that the job's user can read. Raises `JobFault`."""
     found = {}
     total = 0
     for tag in ELEMENTS:
@@ -374,11 +346,8 @@ def _read(file: BinaryIO, most: int, base: str, name: str) -> bytes:
 
 
 def _unusable(base: str, name: str, error: OSError) -> JobFault:
-    return refused(
-        name,
-        f"/domain/os: {shown(base)} in the job's scratch directory cannot be opened or read: {error.strerror}",
-        "add the file to transfer_input_files; it is a regular file, no link.",
-    )
+    problem = f"/domain/os: {shown(base)} in the job's scratch directory cannot be opened or read: {error.strerror}"
+    return refused(name, problem, "add the file to transfer_input_files; it is a regular file, no link.")
 
 
 def remove_boot_files(room: str) -> None:
@@ -395,14 +364,10 @@ _ORDER = (
     *("vcpu", "iothreads", "os", "features", "cpu", "clock", "on_poweroff", "on_reboot", "on_crash"),
     *("pm", "devices", "seclabel"),
 )
-"""The usual order of the elements, for readers; libvirt accepts any."""
 
 
 def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
-    """Merge the job's XML into our domain XML.
-
-    `boot_files` are the paths of the job's kernel and initrd, by their elements' names, if it has them.
-    """
+    """Merge the job's XML into our domain XML; `boot_files` are the paths of its kernel and initrd, by element."""
     domain = etree.fromstring(ours)
     uefi = domain.find("os[@firmware='efi']") is not None
     for element in job:

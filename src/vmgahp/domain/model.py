@@ -153,7 +153,6 @@ _ANY = r"(?s).{0,4000}"
 
 
 AGENT = "org.qemu.guest_agent.0"
-"""The name of the port of QEMU's guest agent."""
 
 # Devices
 
@@ -224,7 +223,6 @@ _DISK = row(
 _FORWARD = end({"proto": host(), "address": host(), "dev": host()}, job=False)._replace(
     children={"range": row({name: host() for name in ("start", "end", "to", "exclude")}, job=False)}
 )
-"""The ports of the machine that are forwarded to those of a guest."""
 
 _INTERFACE = row(
     {"type": known(r"network|bridge|user")},

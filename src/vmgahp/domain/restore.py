@@ -38,11 +38,7 @@ class SavedMismatch(Exception):
 
 
 def reconcile(saved: str, ours: str) -> str:
-    """Combine our domain XML with the hardware of the saved one.
-
-    `saved` is not trusted, `ours` was made for this start by `vmgahp.domain.build` or the administrator's script.
-    Raises `SavedMismatch`.
-    """
+    """Combine our domain XML with the hardware of the `saved` one, which is not trusted. Raises `SavedMismatch`."""
     theirs, domain = _begin(saved, ours)
     _take_machine(theirs, domain)
     _take_cpu(theirs, domain)
@@ -113,7 +109,6 @@ def _text(element: etree.Element, path: str) -> str:
 
 
 def _mebibytes(domain: etree.Element) -> int:
-    """Return the memory in MiB, rounded up as libvirt does."""
     try:
         return -(-compare.memory(domain.find("memory")) // (1 << 20))
     except ValueError as error:
@@ -250,11 +245,7 @@ def _is_derived(device: etree.Element, has: set[str]) -> bool:
 
 
 def _depends_on_machine(our: etree.Element) -> bool:
-    """Return True for a device that VMs get on some machines only: a saved VM without it goes on without.
-
-    These are the port for a guest agent (VM_GUEST_AGENT), and the panic device, which an older libvirt has for fewer
-    architectures.
-    """
+    """Return True for what VMs get on some machines only: a port for the guest agent, a panic device."""
     return our.tag == "panic" or compare.known_by(our) == compare.known_by(devices.agent_port())
 
 

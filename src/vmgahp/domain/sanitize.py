@@ -234,10 +234,7 @@ _DEVICE = re.compile(r"^/domain/devices/[^/]+/")
 
 
 def why_dropped(path: str, element: etree.Element, parent: etree.Element | None) -> str:
-    """Return why an element, or its attribute with which the path ends, may be dropped; empty if it may not.
-
-    The path may have the numbers of elements in it.
-    """
+    """Return why the element, or the attribute that ends the path, may be dropped; empty if it may not."""
     place = _NUMBER.sub("", path)
     made = ROWS.get(place) or ROWS.get(_DEVICE.sub("/domain/devices/*/", place))
     if made is None or not made.given(element, element if parent is None else parent):
@@ -250,7 +247,6 @@ def why_dropped(path: str, element: etree.Element, parent: etree.Element | None)
 
 
 def _fits(element: etree.Element, shape: Element) -> bool:
-    """Return True if an element has no content outside the shape."""
     texts = [element.text, *(child.tail for child in element)]
     text = "".join(filter(None, texts)).strip()
     return (
@@ -266,48 +262,7 @@ LARGEST = 256 << 10
 _MOST_OF_DEVICES, _MOST = 1024, 8
 """The maximum number of times that one kind of part is dropped: libvirt never writes more, and checking takes time."""
 
-_REASONS = {
-    "devices of the host belong to no job": ("hostdev",),
-    "devices of the host or of its users belong to no job": ("redirdev", "smartcard"),
-    "directories of the host belong to no job": ("filesystem",),
-    "memory of the host belongs to no job": ("shmem",),
-    "which program runs the VM is the machine's to say": ("emulator",),
-    "options of the hypervisor's own command line are not for jobs": ("commandline", "override"),
-    "the machine decides as which user the VM runs": ("seclabel",),
-    "firmware is chosen by <os firmware='efi'>, without a path": ("loader", "nvram"),
-    "the backing file of an image is found in the image": ("backingStore",),
-    "secrets of this machine's libvirt are not for jobs": ("encryption", "auth"),
-    "the machine's networks are the administrator's": ("filterref", "virtualport"),
-    "scripts run on the host": ("script",),
-    "the machine's CPUs are the administrator's": ("cpuset", "cputune"),
-    "let it be the number of CPUs that the guest begins with": ("current",),
-    "a job's memory does not grow; /domain/memory is all of it": ("maxMemory",),
-    "the machine's partitions are the administrator's": ("resource",),
-    "what a VM may use of the machine is the administrator's to say": ("memtune", "blkiotune", "iotune", "bandwidth"),
-    "a job's display has a one-time password": ("passwd",),
-    "the machine's memory nodes are the administrator's": ("numatune",),
-    "how memory is backed is the administrator's to say": ("memoryBacking",),
-}
-NEVER = {name: reason for reason, names in _REASONS.items() for name in names}
-"""The reasons why some elements and attributes are not allowed; a general reason applies to all others."""
-
-_DEVICES = "/domain/devices"
-_PORT = "a job's serial port is a pty, which goes to vm_console.log"
-VALUES = {
-    "/domain/os/type/@arch": "jobs have x86_64 and aarch64",
-    "/domain/os/type/@machine": "jobs have the machines pc, q35 and virt",
-    f"{_DEVICES}/disk/@type": "a job's disks are files, which come with it or which its user can open",
-    f"{_DEVICES}/disk/@device": "a job's disks are files, none of them a unit of the host's",
-    f"{_DEVICES}/interface/@type": "jobs get the machine's networks: network, bridge or user",
-    f"{_DEVICES}/graphics/@type": "a job's display is VNC on loopback",
-    f"{_DEVICES}/serial/@type": _PORT,
-    f"{_DEVICES}/console/@type": _PORT,
-    f"{_DEVICES}/channel/@type": "a job's channels are sockets of libvirt's own, to the guest's agent",
-    f"{_DEVICES}/tpm/backend/@type": "a job's TPM is emulated; the host's belongs to no job",
-    f"{_DEVICES}/input/@type": "a job has no input devices of the host",
-}
-"""The reasons why some values are refused, by the path of their element or attribute."""
-
+_FIRMWARE = "firmware is chosen by <os firmware='efi'>, without a path"
 _DECLARATION = re.compile(r"""\s*<\?xml\s+version\s*=\s*["']1\.[01]["'][^?<>]*\?>""")
 
 
@@ -315,7 +270,6 @@ class Sanitized(NamedTuple):
     """The result of sanitizing a file."""
 
     domain: etree.Element
-    """The domain, with only the allowed content."""
     dropped: tuple[str, ...]
     """The dropped parts of the file in words, each kind once."""
 
@@ -330,19 +284,13 @@ def refused(name: str, problem: str, hint: str = "") -> JobFault:
 
 
 def read(name: str, directory: str, identity: Identity) -> str:
-    """Read the text of the file in the scratch directory.
-
-    Raises `JobFault` for a file that cannot be opened, that is too long, or that is not UTF-8.
-    """
+    """Read the text of the file in the scratch directory, UTF-8 of limited size. Raises `JobFault`."""
     base = os.path.basename(name)
     try:
         data = identity.read_scratch(directory, base, LARGEST + 1)
     except OSError as error:
-        raise refused(
-            name,
-            f"{shown(base)} in the job's scratch directory cannot be opened: {error.strerror}",
-            "add the file to transfer_input_files; it is a regular file, no link.",
-        ) from error
+        problem = f"{shown(base)} in the job's scratch directory cannot be opened: {error.strerror}"
+        raise refused(name, problem, "add the file to transfer_input_files; it is a regular file, no link.") from error
     if len(data) > LARGEST:
         raise refused(name, f"it has more than {LARGEST >> 10} KiB", "keep to what the VM needs.")
     try:
@@ -374,8 +322,6 @@ def sanitized(text: str, name: str) -> Sanitized:
 
 
 class _Reader:
-    """A reader of one file."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.dropped: Counter[str] = Counter()
@@ -390,10 +336,9 @@ class _Reader:
             form = row.form(attribute)
             at = f"{path}/@{_shown(attribute)} = {shown(value)}"
             if not form:
-                raise refused(self.name, f"{at} is not for jobs to say{_why(NEVER, attribute)}")
+                raise refused(self.name, f"{at} is not for jobs to say")
             if not re.fullmatch(form, value, re.ASCII):
-                reason = _why(VALUES, _NUMBER.sub("", place))
-                raise refused(self.name, f"{at} is not among the values that a job may give{reason}")
+                raise self._unlisted(at, form)
             made.set(attribute, value)
         made.text = self._text(element, row, path)
         counts: Counter[str] = Counter()
@@ -407,7 +352,8 @@ class _Reader:
                 continue
             taken[tag] += 1
             if below is None:
-                raise refused(self.name, f"{at} is not for jobs to say{_why(NEVER, tag.rpartition('}')[2])}")
+                why = f": {_FIRMWARE}" if tag in ("loader", "nvram") else ""
+                raise refused(self.name, f"{at} is not for jobs to say{why}")
             if taken[tag] > below.most:
                 raise refused(self.name, f"{at} comes more than {below.most} times")
             number = f"[{counts[tag]}]" if below.most > 1 else ""
@@ -422,8 +368,12 @@ class _Reader:
                 raise refused(self.name, f"{path} has the text {shown(text)}, and it has none in libvirt's format")
             return None
         if not re.fullmatch(row.text, text, re.ASCII):
-            raise refused(self.name, f"{path} = {shown(text)} is not among the values that a job may give")
+            raise self._unlisted(f"{path} = {shown(text)}", row.text)
         return text
+
+    def _unlisted(self, at: str, form: str) -> JobFault:
+        values = f" ({form.replace('|', ', ')})" if re.fullmatch(r"[A-Za-z0-9_|-]+", form) else ""
+        return refused(self.name, f"{at} is not among the values that a job may give{values}")
 
     def _drops(self, path: str, element: etree.Element, parent: etree.Element | None) -> bool:
         """Return True if the part is dropped because it only describes the former machine, and count it."""
@@ -434,10 +384,6 @@ class _Reader:
             return False
         self.dropped[what] += 1
         return True
-
-
-def _why(reasons: Mapping[str, str], of: str) -> str:
-    return f": {reasons[of]}" if of in reasons else ""
 
 
 def _shown(tag: str) -> str:

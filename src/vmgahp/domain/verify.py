@@ -39,15 +39,11 @@ class Mismatch(Exception):
 
 
 class _Disk(NamedTuple):
-    """The properties of a disk that must be as requested."""
-
     file: str
     format: str
     read_only: bool
     backing: tuple[tuple[str, str], ...]
-    """The path and the format of each backing file, the nearest first."""
     shared: bool
-    """True if others may write to it at the same time."""
 
 
 def against_job(live: str, asked: str, spec: JobSpec) -> None:
@@ -102,10 +98,7 @@ def against_xen(live: str, asked: str, spec: JobSpec) -> None:
 
 
 def before_libvirt(asked: str) -> None:
-    """Check the numbers of a description that this package did not write. Raises `Mismatch`.
-
-    A negative number of CPUs crashes libvirtd (9.0, 11.3), for every VM of the machine.
-    """
+    """Check the numbers of others' descriptions: a negative number of CPUs crashes libvirtd. Raises `Mismatch`."""
     domain = etree.fromstring(asked)
     found = []
     for path in ("vcpu", "memory", "currentMemory", "maxMemory"):
@@ -125,7 +118,6 @@ def _finish(found: Sequence[str]) -> None:
 
 
 def _memory(domain: etree.Element) -> int:
-    """Return the memory in KiB, rounded up."""
     try:
         return -(-memory(domain.find("memory")) // 1024)
     except ValueError as error:
@@ -353,7 +345,6 @@ def _is_alike(device: etree.Element, asked: etree.Element) -> bool:
 
 
 def _ends(device: etree.Element) -> list[str]:
-    """Return the elements of a device that describe its host resources: these must be as requested."""
     return [tag for tag, below in row_of(device).children.items() if below.side & Side.HOST]
 
 

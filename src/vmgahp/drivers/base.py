@@ -204,20 +204,12 @@ class Driver(Surveyor):
 
     @abstractmethod
     def start(self, job: JobAd) -> Machine:
-        """Start the job's VM; when it returns the guest runs.
-
-        A leftover VM of the same job's name is cleared first. On a fault everything that was made is removed.
-        """
+        """Start the job's VM, after clearing leftovers, and return when its guest runs; a fault leaves nothing."""
 
     def describe(self, job: JobAd) -> str:
-        """Return the description that the hypervisor would get, such as the domain XML, without changing anything.
-
-        Raises `errors.Fault` as `start` would, and `MachineFault` for a driver that cannot say.
-        """
-        raise errors.MachineFault(
-            f"The driver for VM type {self.vm_type} has no dry run.",
-            "submit the job, or start it by hand with vmgahp serve.",
-        )
+        """Return the description for the hypervisor, changing nothing. Raises as `start`, and `MachineFault`."""
+        problem = f"The driver for VM type {self.vm_type} has no dry run."
+        raise errors.MachineFault(problem, "submit the job, or start it by hand with vmgahp serve.")
 
     @abstractmethod
     def kill(self, match: str, uuid: str = "") -> bool:
@@ -248,10 +240,7 @@ class Driver(Surveyor):
     def record_end(
         self, resources: Resources, name: str, directory: str, cpu_seconds: Callable[[], float], sent: Sent
     ) -> None:
-        """Register the record of the end of a VM that now runs, and the handling of its outputs.
-
-        Raises `errors.Fault`.
-        """
+        """Register the record of the end of a VM that now runs, and its outputs. Raises `errors.Fault`."""
         resources.exit = ExitRecord(name, directory, cpu_seconds, resources.news, self.identity, self.log)
         nothing, left_behind = sent
         if left_behind is not None:
@@ -281,10 +270,7 @@ _PACKAGES = {"pyVmomi": ("pyvmomi", "8.0"), "libvirt": ("libvirt-python", "9.0")
 
 
 def find(vm_type: str) -> type[Driver]:
-    """Return the driver class for a VM type: built in, or an entry point of the group ``vmgahp.drivers``.
-
-    Raises `MachineFault` if there is no such driver, or if a package that it needs is not installed.
-    """
+    """Return the driver class for a VM type: built in, or of the group ``vmgahp.drivers``. Raises `MachineFault`."""
 
     # A list of types is a choice as "any" is; no driver's name has a comma. The table comes first, because to scan
     # the installed packages for entry points costs more than all else that a server imports.
@@ -326,10 +312,8 @@ def _load(vm_type: str, place: str) -> Any:
         return getattr(sys.modules[module_name], class_name)
     except ImportError as error:
         known = _PACKAGES.get(getattr(error, "name", "") or "")
-        raise errors.MachineFault(
-            f"The driver for VM_TYPE = {vm_type} cannot be loaded: {error}.",
-            f"{packages.of_python(*known)}." if known else "install the Python packages that the driver needs.",
-        ) from error
+        hint = f"{packages.of_python(*known)}." if known else "install the Python packages that the driver needs."
+        raise errors.MachineFault(f"The driver for VM_TYPE = {vm_type} cannot be loaded: {error}.", hint) from error
 
 
 __all__ = ["Driver", "Machine", "Metrics", "Status", "Survey", "Surveyor", "Value", "find", "find_surveyor"]

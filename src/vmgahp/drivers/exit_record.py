@@ -29,10 +29,7 @@ class ExitRecord:
         identity: Identity,
         log: Callable[[str], None],
     ) -> None:
-        """Record the end of the VM `name`, which runs from now on, in the scratch `directory`.
-
-        `cpu_seconds` returns the CPU time used so far as known; `news` has the updates of the VM for the pool.
-        """
+        """Record the end of the VM `name`, which runs from now on, with its CPU time so far and its `news`."""
         self.how = ""
         """The way in which the VM ended, once it is known: one of the words in `vmgahp.job.exit_code`."""
         self.ended_at = 0.0
@@ -44,7 +41,6 @@ class ExitRecord:
         self.tells = True
         """True if the starter is told the exit code. It cannot receive it while it waits for a STOP to complete."""
         self.status = 0
-        """The exit status of the server, set by `write`."""
         self.port: Callable[[], bytes] | None = None
         """A function that returns the bytes which the guest has written to its exit port, if it has one."""
         self.program: Callable[[Ending], Ending] | None = None
@@ -106,7 +102,6 @@ class ExitRecord:
 
 
 def _size(identity: Identity, directory: str, name: str) -> int:
-    """Return the size of a file in the scratch directory in bytes; 0 if there is none."""
     try:
         descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
     except (OSError, errors.Fault):

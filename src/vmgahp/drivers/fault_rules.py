@@ -11,7 +11,6 @@ class Rule(NamedTuple):
     """One row. The class of the fault says who must act; only rules of job faults have a code that holds the job."""
 
     name: str
-    """The subject of the errors."""
     fault: type[Fault]
     code: str
     """The code that answers the client: ``VMGAHP_ERR_…``."""

@@ -53,7 +53,6 @@ class ManagedMachine(Machine):
         self._turn = threading.Condition()
         self.usage = Usage()  # the CPU time of the guest, in seconds
         self.lost: errors.Fault | None = None
-        """The fault of `report_lost`, once it was called."""
 
     # What a driver fills in
 
@@ -71,16 +70,10 @@ class ManagedMachine(Machine):
 
     @abstractmethod
     def end_guest(self) -> None:
-        """End the guest at once, whatever operation is under way; return after it was seen to be gone.
-
-        A missing guest is success, so this may be called again and from two threads. Raises `errors.Fault`.
-        """
+        """End the guest at once, whatever is under way; may be called by two threads. Raises `errors.Fault`."""
 
     def look_at_saved(self) -> None:
-        """Check that the memory of a SUSPENDED VM is where it was saved.
-
-        Raises the fault of `report_lost` if it is not.
-        """
+        """Check that the memory of a SUSPENDED VM is in place. Raises the fault of `report_lost`."""
 
     def clear_up(self) -> None:
         """Remove what is left with the hypervisor of a guest that ended on its own. The caller logs a fault."""
@@ -109,20 +102,14 @@ class ManagedMachine(Machine):
         raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved by its driver.")
 
     def keep_saved(self) -> None:
-        """Move the memory of a SUSPENDED VM that is checkpointed to the place for a CHECKPOINT.
-
-        Raises `errors.Fault`.
-        """
+        """Move the memory of a SUSPENDED VM to the place for a CHECKPOINT. Raises `errors.Fault`."""
 
     def write_manifest(self) -> None:
         """Write the manifest of the checkpoint of a saved VM. Raises `errors.Fault`."""
         raise NotImplementedError
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
-        """Let a saved guest continue; `before_it_runs` is called once, right before it runs.
-
-        On a failure the VM is saved as before, with no guest. Raises `errors.Fault`.
-        """
+        """Run a saved guest, after `before_it_runs`; a failure leaves it as saved. Raises `errors.Fault`."""
         raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be resumed by its driver.")
 
     def set_aside(self) -> None:
@@ -163,10 +150,7 @@ class ManagedMachine(Machine):
             raise
 
     def report_lost(self, problem: str, hint: str) -> errors.Fault:
-        """Report that the guest is gone with its work and was not asked to end; return the fault to raise.
-
-        From now on STATUS raises this fault instead of reporting STOPPED, which would mean that the job is done.
-        """
+        """Return the fault for a guest that is gone with its work; STATUS raises it instead of reporting STOPPED."""
         self.lost = errors.HypervisorFault(problem, hint)
         return self.lost
 
@@ -276,10 +260,7 @@ class ManagedMachine(Machine):
 
     @contextmanager
     def _under_way(self, operation: str, points: str = "") -> Iterator[None]:
-        """Carry out an operation exclusively; on success enter the state that the table says.
-
-        Raises `errors.ClientFault`.
-        """
+        """Carry out an operation exclusively, and enter the state of the table. Raises `errors.ClientFault`."""
         with self._turn:
             outcome = lifecycle.TRANSITIONS.get((self.state, operation))
             if outcome is None or self._doing or self.overruled or self.lost:
@@ -333,12 +314,10 @@ class ManagedMachine(Machine):
         self.forget_saved()
 
     def _leave_luggage(self) -> None:
-        """Remove the checkpoint from the output directory, so that it is not sent."""
         if self.resources.luggage:
             self.resources.luggage.without_checkpoint()
 
     def _go_back_to(self, before: State) -> None:
-        """Return to the state before a checkpoint that failed, unless the VM is to end."""
         if before is SUSPENDED or self.overruled:
             return
         try:
@@ -352,10 +331,7 @@ class ManagedMachine(Machine):
             self.log(f"{self.name} stays saved after a checkpoint that failed: {fault.problem}")
 
     def _take_over(self) -> bool:
-        """Acquire the right to end the VM, after the current operation has stopped; return False if the VM has ended.
-
-        Raises `errors.MachineFault` if the operation does not stop.
-        """
+        """Acquire the right to end the VM, waiting for the current operation; False if it has ended. Raises `Fault`."""
         with self._turn:
             self.overruled = True
             self._turn.notify_all()
@@ -381,7 +357,6 @@ class ManagedMachine(Machine):
                 self._turn.wait_for(lambda: not self._doing or self.state is STOPPED, OVERRULE_INTERVAL)
 
     def _tidy(self) -> None:
-        """Release what belongs to a VM whose guest is gone or saved."""
         reached("end.gone")
         kept = self.state is CHECKPOINTED
         if self.state is SUSPENDED:

@@ -23,10 +23,8 @@ def machine_types(settings: Settings) -> tuple[str, ...]:
     if listed:
         for word in listed:
             if is_choice(word):
-                raise errors.MachineFault(
-                    f"{SETTING} has {word} ({settings.where(SETTING)}), which is not a hypervisor.",
-                    "name VM types such as kvm, xen, vmrun, vsphere, script.",
-                )
+                problem = f"{SETTING} has {word} ({settings.where(SETTING)}), which is not a hypervisor."
+                raise errors.MachineFault(problem, "name VM types such as kvm, xen, vmrun, vsphere, script.")
         return listed
     own = settings.string("VM_TYPE").lower()
     if own and not is_choice(own):
@@ -43,11 +41,7 @@ def machine_types(settings: Settings) -> tuple[str, ...]:
 
 
 def type_for(job: JobAd, asked: str, settings: Settings) -> str:
-    """Return the VM type whose driver runs a job, by VM_TYPE; `asked` is the type that the starter passes on from the
-    job.
-
-    Raises `errors.Fault`.
-    """
+    """Return the type whose driver runs a job, by VM_TYPE and the type `asked` for. Raises `errors.Fault`."""
     machine = settings.string("VM_TYPE").lower() or asked.strip()
     types = machine_types(settings) if is_choice(machine) else (machine,)
     return driver_type(job, asked, machine, types)

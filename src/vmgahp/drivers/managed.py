@@ -53,10 +53,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
 
     @abstractmethod
     def plan(self, job: JobAd) -> Plan:
-        """Return the plan of the start, by the job, its files and this machine; change nothing.
-
-        Raises `errors.Fault`.
-        """
+        """Plan the start by the job, its files and this machine; change nothing. Raises `errors.Fault`."""
 
     @abstractmethod
     def show(self, plan: Plan) -> str:

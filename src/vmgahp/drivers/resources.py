@@ -37,7 +37,6 @@ class Resources:
         """Hold the resources of one VM; `server_ends` returns True if a VM that is being started is to end instead."""
         self.server_ends = server_ends
         self.news = News()
-        """The updates of the VM for the pool."""
         self.guardian: Guardian | None = None
         self.exit: ExitRecord | None = None
         """The record of the end of a VM that runs; None while it is being started."""
@@ -48,9 +47,7 @@ class Resources:
         self.run_ports: dict[str, ConsoleCapture] = {}
         """The ports of a guest that runs a program (`vmgahp.drivers.libvirt.program`)."""
         self.luggage: OutputDirectory | None = None
-        """The output directory, for a job that has HTCondor send nothing else."""
         self.access: WayIn | None = None
-        """The forwarded ports of the guest, if there are any."""
         self.before_restore: list[Callable[[], None]] = []
         """The functions that make anew what ended with the process of a VM that was saved."""
         self.while_running: list[Callable[[], None]] = []
@@ -79,10 +76,7 @@ class Resources:
             self.exit.how, self.exit.ended_at, self.exit.reason = "", 0.0, ""
 
     def release(self, *, kept: bool = False) -> None:
-        """Clean up and dismiss the guardian; `kept` says that a checkpoint is left behind.
-
-        Errors are logged and do not stop the rest: the guest is gone, whatever is left of it.
-        """
+        """Clean up, without a checkpoint that is `kept`, and dismiss the guardian. Errors are logged."""
         for listener in (self.console, self.exit_port, *self.run_ports.values()):
             if listener is not None:
                 listener.close()

@@ -100,7 +100,6 @@ class SimulatedDriver(Driver):
     """A driver that starts any job, on a machine that has memory for VMs."""
 
     _machines: dict[str, SimulatedMachine] = {}
-    """The machines, by their scratch directories."""
 
     def start(self, job: JobAd) -> Machine:
         fault = self._fault()

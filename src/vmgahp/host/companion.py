@@ -79,14 +79,10 @@ def clear(room: str, files: Iterable[str]) -> None:
 
 
 def over(_identity: Identity, _log: Callable[[str], None], room: str, *files: str) -> None:
-    """Clean up after a VM: end the companion program that has the room in its command line, and clear the room.
-
-    Raises nothing.
-    """
+    """End the program that has the room in its command line, and clear the room. Raises nothing."""
     end(room, room)
     clear(room, (f"{room}/{name}" for name in files))
 
 
 def _note(room: str) -> str:
-    """Return the path of the file with its process id; only this daemon can write there."""
     return f"{room}/pid"

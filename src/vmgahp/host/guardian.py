@@ -108,7 +108,6 @@ class Guardian:
         self.pipe = pipe
         self._lock = Lock()
         self.session = session
-        """The id of the guardian's session, which is that of its process group too."""
 
     @classmethod
     def post(cls, argv: Sequence[str], environ: Mapping[str, str], *, pause: int = 2, tries: int = TRIES) -> Guardian:

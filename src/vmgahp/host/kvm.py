@@ -290,7 +290,6 @@ def _guest(device: str, budget: float) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    """Run the guest in this process, which an alarm ends if its parent has died."""
     import _signal as signal
 
     device, deadline, budget = arguments

@@ -53,7 +53,6 @@ def _is_of_debian() -> bool:
 
 
 def _family() -> list[str]:
-    """Return the ids of this system and of similar ones, from its os-release."""
     try:
         with open(OS_RELEASE, encoding="utf-8", errors="replace") as file:
             pairs = [line.strip().partition("=") for line in file]

@@ -7,10 +7,7 @@ from typing import NamedTuple
 
 
 def uid(pid: int) -> int | None:
-    """Return the real user id of a process, even if it runs with other rights; None if there is no such process.
-
-    The owner of /proc/<pid> is something else: root, for a set-uid program.
-    """
+    """Return the real user id of a process, which /proc/<pid>'s owner need not be; None if there is no process."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:  # its name is in it, which may be any bytes
             return next(int(line.split()[1]) for line in file if line.startswith(b"Uid:"))
@@ -28,10 +25,7 @@ def name(pid: int) -> str:
 
 
 def birth(pid: int) -> str:
-    """Return the start of a process in ticks since boot (field 22 of proc_pid_stat(5)); "" if it is not alive.
-
-    A zombie is not alive: its entry stays until its parent reaps it.
-    """
+    """Return a process's start in ticks since boot (field 22 of proc_pid_stat(5)); "" for a zombie or none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             # The second field is the program's name in brackets, and may hold anything.
@@ -58,16 +52,10 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_kib(pid: int) -> tuple[int, int] | None:
-    """Return a process's resident memory and its maximum so far, in KiB; None if there is no such process.
-
-    Huge pages are added, since the kernel counts them separately.
-    """
+    """Return the resident memory and its maximum so far in KiB, huge pages included; None without a process."""
     try:
-        said = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            text = os.read(said, 1 << 14)
-        finally:
-            os.close(said)
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            text = file.read(1 << 14)
         # Called for each STATUS; splitting the lines would cost ten times as much.
         most, now, huge = (
             int(text[text.index(name) + len(name) :].split(None, 1)[0])
@@ -87,9 +75,7 @@ class Mount(NamedTuple):
     id: str
     place: str
     kind: str
-    """The type of the file system, as mount(8) names it."""
     options: tuple[str, ...]
-    """The options of the mount and of the file system."""
 
 
 def mounts() -> Iterator[Mount]:
@@ -106,7 +92,6 @@ def mounts() -> Iterator[Mount]:
 
 
 CGROUP_LIMITS = ("cpu", "memory")
-"""The controllers that limits on a VM need."""
 
 
 def cgroup_version(controller: str, pid: int | str = "self") -> int:
@@ -131,7 +116,6 @@ def cgroup_controllers() -> list[str]:
 
 
 def _unified() -> list[str]:
-    """List the controllers of version 2."""
     try:
         place = next((mount.place for mount in mounts() if mount.kind == "cgroup2"), "")
         with open(os.path.join(place, "cgroup.controllers"), "rb") as file:

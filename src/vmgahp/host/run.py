@@ -188,10 +188,7 @@ def _as_user(user: Identity, groups: Sequence[int] | None) -> list[str]:
 
 
 class _Child(subprocess.Popen[bytes]):
-    """A running program, and our ends of its pipes."""
-
     def __init__(self, words: Sequence[str], **how: Any) -> None:
-        """Start the program. Raises OSError."""
         self.out, self.err = bytearray(), bytearray()
         self._ended = -1
         _starting.append(None)

@@ -20,6 +20,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from queue import SimpleQueue
 from stat import S_ISREG
 from time import monotonic
@@ -63,27 +64,19 @@ class ConsoleCapture:
         QEMU's user. Raises `MachineFault` if the socket cannot be made.
         """
         self._begin(path, limit, on_error)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._remove)
             if len(os.fsencode(path)) >= LONGEST_PATH:
-                raise MachineFault(
-                    f"The path of the console's socket is longer than {LONGEST_PATH - 1} bytes: {path}.",
-                    "set XDG_RUNTIME_DIR or TMPDIR to a shorter path.",
-                )
-            self._output = open_output()
+                problem = f"The path of the console's socket is longer than {LONGEST_PATH - 1} bytes: {path}."
+                raise MachineFault(problem, "set XDG_RUNTIME_DIR or TMPDIR to a shorter path.")
             try:
-                self._start(owner)
-            except BaseException:
-                os.close(self._output)
-                raise
-        except OSError as error:
-            self._remove()
-            raise MachineFault(
-                f"The console's socket {path} cannot be made: {error}.",
-                "look at the directory's permissions and the limits on processes and open files.",
-            ) from error
-        except BaseException:
-            self._remove()
-            raise
+                self._output = open_output()
+                undo.callback(os.close, self._output)
+                self._start(owner, undo)
+            except OSError as error:
+                hint = "look at the directory's permissions and the limits on processes and open files."
+                raise MachineFault(f"The console's socket {path} cannot be made: {error}.", hint) from error
+            undo.pop_all()
 
     def _begin(self, path: str, limit: int, on_error: Callable[[str], None]) -> None:
         self.path = path
@@ -96,27 +89,21 @@ class ConsoleCapture:
         self._tail = bytearray()
         self._thread: threading.Thread | None = None
 
-    def _start(self, owner: tuple[int, int] | None) -> None:
-        """Listen, and start the thread; an exception leaves no descriptor open."""
+    def _start(self, owner: tuple[int, int] | None, undo: ExitStack) -> None:
         before = os.fstat(self._output)
         self.written = before.st_size if S_ISREG(before.st_mode) else 0
-        """The number of bytes in the file, as counted by this capture."""
         self._cut = self.written > self.limit
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._listener.setblocking(False)
-            self._listener.bind(self.path)
-            # Connections are possible only after listen().
-            os.chmod(self.path, 0o600)
-            if owner is not None and owner != (os.geteuid(), os.getegid()):
-                os.chown(self.path, *owner)
-            self._listener.listen(4)
-            self._thread = wait.start_thread(f"console {self.path}", self._run)
-        except BaseException:
-            self._listener.close()
-            os.close(self._wake)
-            raise
+        undo.callback(os.close, self._wake)
+        self._listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        self._listener.setblocking(False)
+        self._listener.bind(self.path)
+        # Connections are possible only after listen().
+        os.chmod(self.path, 0o600)
+        if owner is not None and owner != (os.geteuid(), os.getegid()):
+            os.chown(self.path, *owner)
+        self._listener.listen(4)
+        self._thread = wait.start_thread(f"console {self.path}", self._run)
 
     @property
     def is_cut(self) -> bool:
@@ -133,10 +120,7 @@ class ConsoleCapture:
         return bytes(self._tail[-TAIL:])
 
     def close(self) -> None:
-        """Keep what is left in the socket, then close and remove everything but the file.
-
-        This takes two seconds at most, and may be called again.
-        """
+        """Keep what is left in the socket, for two seconds, and remove all but the file; may be repeated."""
         with self._lock:
             if self._closed:
                 return
@@ -210,8 +194,7 @@ class ConsoleCapture:
                 connection.close()
 
     def _accept(self) -> socket.socket:
-        descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
+        connection, _ = self._listener.accept()
         connection.setblocking(False)
         return connection
 
@@ -250,7 +233,6 @@ class ConsoleCapture:
             self._note("write", f"Console output is lost, it cannot be written: {error.strerror}.")
 
     def _note(self, what: str, text: str) -> None:
-        """Report an error, once for each kind."""
         if what not in self._noted:
             self._noted.add(what)
             self._on_error(text)
@@ -264,7 +246,6 @@ LONGEST_LINE = 512
 MOST_LINES = 1000
 """The most lines of a guest; repetitions of the last line do not count."""
 MOST_WAITING = 10_000
-"""The most lines in the queue; more are dropped."""
 
 
 class LinePort(ConsoleCapture):

@@ -20,15 +20,10 @@ _OF_A_JOB = "dir_"
 class Places(NamedTuple):
     """The full paths of a starter's files for the server of one job's VM."""
 
-    scratch: str
     machine_ad: str
     """The ad of the slot. It is in the scratch directory, where an input file may have replaced it."""
-    job_ad: str
-    """The ad of the job, in the same directory as the slot's."""
     chirp_config: str
     """The file that says how to reach the starter by chirp. It belongs to the job's user: open it as that user."""
-    says_chirp: bool
-    """True if the starter has announced that it can be reached by chirp."""
 
 
 def places(scratch: str, environ: Mapping[str, str] = os.environ) -> Places:
@@ -43,13 +38,7 @@ def places(scratch: str, environ: Mapping[str, str] = os.environ) -> Places:
         path = said.get(name, "")
         return path if path.startswith("/") else os.path.join(scratch, of_old)
 
-    return Places(
-        scratch,
-        place("_CONDOR_MACHINE_AD", ".machine.ad"),
-        place("_CONDOR_JOB_AD", ".job.ad"),
-        place("_CONDOR_CHIRP_CONFIG", ".chirp.config"),
-        bool(said.get("_CONDOR_CHIRP_CONFIG")),
-    )
+    return Places(place("_CONDOR_MACHINE_AD", ".machine.ad"), place("_CONDOR_CHIRP_CONFIG", ".chirp.config"))
 
 
 def directory_of(path: str) -> str:

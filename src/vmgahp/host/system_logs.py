@@ -73,7 +73,6 @@ def records(log: str) -> list[tuple[float, bytes]]:
 
 
 def _number(text: bytes) -> int:
-    """Parse the number at the beginning of a text; return 0 if there is none."""
     digits = text[: len(text) - len(text.lstrip(b"0123456789"))][:18]
     return int(digits) if digits else 0
 
@@ -81,9 +80,7 @@ def _number(text: bytes) -> int:
 AUDIT_LOG = "/var/log/audit/audit.log"
 """The log that auditd writes; without auditd the kernel's own log has the same lines."""
 TAIL = 1 << 18
-"""The bytes at its end that are read."""
 LONGEST_DENIAL = 400
-"""The characters of a denial that are shown."""
 _SETTLES = 0.3
 """Seconds that auditd may take to write a line."""
 
@@ -95,10 +92,7 @@ _WHEN = re.compile(r"audit\((\d+)\.\d+:\d+\)")
 
 
 def denial_since(moment: float, audit: str = AUDIT_LOG, kernel: str = KERNEL_LOG) -> str:
-    """Return the last denial since `moment`, in seconds since 1970; empty if none is known.
-
-    Only root may read the logs. Nothing is raised.
-    """
+    """Return the last denial since `moment`, in seconds since 1970; empty if none is known. Raises nothing."""
     boot = time.time() - time.clock_gettime(time.CLOCK_MONOTONIC)
 
     def attempt() -> str:

@@ -47,18 +47,12 @@ def require_trustworthy(path: str, setting: str, otherwise: str, *, executable: 
 
 
 def trouble_with_directory(path: str) -> str:
-    """Name the other users who can change a directory, or replace it; return "" if there are none.
-
-    By the rules of `require_trustworthy`. Raises OSError.
-    """
+    """Name other users who can change a directory (`require_trustworthy`); "" for none. Raises OSError."""
     return _trouble(_way(os.path.join(os.getcwd(), path)), {0, os.geteuid()})
 
 
 def changeable_by_others(path: str) -> str:
-    """Return the first directory, link or file on the way to a file that others than root could change.
-
-    By the rules of `require_trustworthy`; empty if there is none. Raises OSError.
-    """
+    """Return the first part of a path that others than root could change; "" for none. Raises OSError."""
     way = _way(path)
     for passed in way:
         if _trouble([passed], {0}):

@@ -52,10 +52,9 @@ def start_thread(name: str, run: Callable[..., object], *arguments: object) -> T
     try:
         thread.start()
     except RuntimeError as error:
-        raise MachineFault(
-            f"The machine is out of resources: there is no thread for {name} ({error}).",
-            "look at the limits on processes: of HTCondor's user, of its control group, of this machine.",
-        ) from error
+        problem = f"The machine is out of resources: there is no thread for {name} ({error})."
+        hint = "look at the limits on processes: of HTCondor's user, of its control group, of this machine."
+        raise MachineFault(problem, hint) from error
     return thread
 
 
@@ -111,10 +110,7 @@ class Worker:
 
 @contextmanager
 def overseen(name: str, seconds: float, give_up: Callable[[], None]) -> Iterator[None]:
-    """Limit the time of the block: after `seconds` call `give_up` in another thread, repeatedly until the block ends.
-
-    No call is running any more after the block. Raises `MachineFault` as `start_thread` does.
-    """
+    """Call `give_up` in a thread after `seconds`, repeatedly; no call outlives the block. Raises as `start_thread`."""
     over = Event()
 
     def watch() -> None:

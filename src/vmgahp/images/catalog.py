@@ -32,12 +32,9 @@ CheckBacking = Callable[["Image"], object]
 SETTING = "VM_CATALOG"
 
 LONGEST_LINE = 5000
-"""The most bytes of a line: room for the longest path."""
 LARGEST = 1 << 20
-"""The most bytes of the file."""
 MOST_IMAGES = 500
-LARGEST_MEMORY = 1 << 24
-"""The largest min_memory, in MiB."""
+LARGEST_MEMORY = 1 << 24  # MiB
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", re.ASCII)
 PROVENANCE = ("sha256", "sha512", "source", "added")
@@ -67,14 +64,10 @@ class CatalogEntry(NamedTuple):
     name: str
     path: str
     format: str
-    """The format's name in libvirt and QEMU."""
     kind: str
-    """The kind: ``disk``, or ``cdrom`` for the format iso."""
     description: str = ""
     min_memory: int = 0
-    """The memory that a VM with it needs, in MiB."""
     provenance: tuple[tuple[str, str], ...] = ()
-    """The keys of `PROVENANCE` that are set, with their values."""
 
     @property
     def image(self) -> Image:
@@ -106,10 +99,7 @@ def is_name(text: str) -> bool:
 
 
 def read(settings: Settings) -> Catalog | None:
-    """Read the catalog of the settings; return None if they name none. Its images are not checked yet.
-
-    Raises `MachineFault` for a file to which others may write, or that is not a catalog.
-    """
+    """Read the catalog, None without one; its images are not checked yet. Raises `MachineFault`."""
     path = settings.string(SETTING)
     if not path:
         return None
@@ -118,10 +108,8 @@ def read(settings: Settings) -> Catalog | None:
         with open(path, "rb") as file:
             return parse(path, file.read(LARGEST + 1))
     except (OSError, ValueError, RecursionError) as error:
-        raise MachineFault(
-            f"{SETTING} = {path} ({settings.where(SETTING)}) is not a catalog of images: {error}.",
-            'write a table for each image: [name], path = "…", format = "qcow2".',
-        ) from error
+        problem = f"{SETTING} = {path} ({settings.where(SETTING)}) is not a catalog of images: {error}."
+        raise MachineFault(problem, 'write a table for each image: [name], path = "…", format = "qcow2".') from error
 
 
 def parse(path: str, data: bytes) -> Catalog:
@@ -160,8 +148,6 @@ def tables(content: dict[str, object], above: str = "") -> Iterator[tuple[str, d
 
 
 def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
-    """Check one table and make its entry. Raises `MachineFault`."""
-
     def wrong(problem: str, hint: str) -> MachineFault:
         return _broken(catalog, name, problem, hint)
 
@@ -171,10 +157,8 @@ def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
         if key not in _KEYS:
             raise wrong(f"has the key {key[:40]!a}, which is unknown", f"write {', '.join(_KEYS)} only.")
         if not isinstance(value, _KEYS[key]) or isinstance(value, bool):
-            raise wrong(
-                f"has the {key} {value!a:.80}, which is not a {'number' if _KEYS[key] is int else 'string'}",
-                f"write a {'number' if _KEYS[key] is int else 'string in quotes'}.",
-            )
+            problem = f"has the {key} {value!a:.80}, which is not a {'number' if _KEYS[key] is int else 'string'}"
+            raise wrong(problem, f"write a {'number' if _KEYS[key] is int else 'string in quotes'}.")
     path, said = str(table.get("path", "")), str(table.get("format", "")).lower()
     if not path or "\0" in path:
         raise wrong("has no path", f'write path = "…" under [{name}], the full path or one beside the catalog.')
@@ -195,10 +179,7 @@ def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
 
 
 def check(entry: CatalogEntry) -> bytes:
-    """Make sure that only root can have written an image, and that it begins like its format.
-
-    Returns its first bytes. Raises `MachineFault`.
-    """
+    """Check that only root can have written an image, like its format; return its beginning. Raises `MachineFault`."""
     trust(entry.name, entry.path)
     try:
         with open(entry.path, "rb") as file:
@@ -227,10 +208,7 @@ def trust(name: str, path: str) -> None:
 
 
 def survey(settings: Settings, check_backing: CheckBacking) -> tuple[list[str], list[Finding]]:
-    """Return the names of the usable images; a finding for them all, and one for each image.
-
-    `check_backing` checks the backing files of an image and raises `errors.Fault`. Without a catalog both are empty.
-    """
+    """Return the usable images, and findings for all and for each; `check_backing` raises `errors.Fault`."""
     looked_at = f"the images of {SETTING}"
     try:
         catalog = read(settings)
@@ -261,10 +239,7 @@ def survey(settings: Settings, check_backing: CheckBacking) -> tuple[list[str], 
 
 
 def _require_readable(entry: CatalogEntry) -> None:
-    """Make sure that every user can read it. One that only some can read is not advertised, but works for them.
-
-    Raises `MachineFault`.
-    """
+    """Check that every user can read it; else it works for some, unadvertised. Raises `MachineFault`."""
     place = os.path.realpath(entry.path)
     closed = [place] if not os.stat(place).st_mode & 0o004 else []
     while place != "/":
@@ -272,12 +247,9 @@ def _require_readable(entry: CatalogEntry) -> None:
         if not os.stat(place).st_mode & 0o001:
             closed.append(place)
     if closed:
-        raise _broken(
-            entry.path,
-            entry.name,
-            f"cannot be read by the users of jobs, because of the mode of {closed[-1]}",
-            f"chmod {'o+r' if closed[-1] == os.path.realpath(entry.path) else 'o+x'} {closed[-1]}",
-        )
+        problem = f"cannot be read by the users of jobs, because of the mode of {closed[-1]}"
+        hint = f"chmod {'o+r' if closed[-1] == os.path.realpath(entry.path) else 'o+x'} {closed[-1]}"
+        raise _broken(entry.path, entry.name, problem, hint)
 
 
 def _may_have_layers(image_format: str, header: bytes) -> bool:

@@ -19,33 +19,17 @@ from typing import Any, BinaryIO, NamedTuple
 
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
+from vmgahp.images import qemu_img
 from vmgahp.text import has_control, not_for_xml, shown
 
-FORMATS = {
-    "raw": "raw",
+FORMATS = {name: name for name in ("raw", "iso", "qcow2", "qcow", "qed", "vmdk", "vdi", "vpc")} | {
     "iso": "raw",
-    "qcow2": "qcow2",
-    "qcow": "qcow",
-    "qed": "qed",
-    "vmdk": "vmdk",
-    "vdi": "vdi",
-    "vpc": "vpc",
     "vhd": "vpc",
 }
 """The image formats of vm_disk, each with its name for libvirt and QEMU (``storageFormat`` of libvirt's
 storagecommon.rng, which has no vhdx)."""
 
-BY_ENDING = {
-    ".qcow2": "qcow2",
-    ".qcow": "qcow",
-    ".qed": "qed",
-    ".vmdk": "vmdk",
-    ".vdi": "vdi",
-    ".vpc": "vpc",
-    ".vhd": "vpc",
-    ".raw": "raw",
-    ".iso": "raw",
-}
+BY_ENDING = {f".{name}": image_format for name, image_format in FORMATS.items()}
 """The format of each file name suffix, in lower case. ``.img`` is used for images of all formats."""
 
 _HEADERS = (
@@ -79,10 +63,7 @@ MOST_SNAPSHOTS = 256
 
 
 def names_files(image_format: str, header: bytes) -> bool:
-    """Return True if the image with these first `HEADER` bytes names further files that have its data.
-
-    QEMU opens them by those names. Backing files do not count: QEMU gets them explicitly (`vmgahp.images.formats`).
-    """
+    """Return True if the image's data is in further files, which its header names; backing files do not count."""
     if image_format == "qcow2":
         return header[4:8] != _QCOW2_WITHOUT_FEATURES and bool(int.from_bytes(header[72:80], "big") & _QCOW2_DATA_FILE)
     if image_format == "vmdk":  # block/vmdk.c: one without a capacity has its description inside, and that names files
@@ -91,7 +72,6 @@ def names_files(image_format: str, header: bytes) -> bool:
 
 
 WITH_UNFIT = ("qcow2", "qed", "vmdk")
-"""The formats that `unfit` can reject."""
 
 
 def unfit(image_format: str, header: bytes) -> str:
@@ -148,16 +128,11 @@ def looks_like(header: bytes) -> str:
 
 
 def _by_magic(header: bytes, table: tuple[tuple[int, bytes, str], ...]) -> str:
-    """Return the name of the first row whose mark is at its place; empty for none."""
     return next((name for place, mark, name in table if header[place : place + len(mark)] == mark), "")
 
 
 def image_format(name: str, said: str, file: BinaryIO) -> str:
-    """Return QEMU's format of the image in `file`: `said` if it is set, else that of the name's suffix, else raw.
-
-    Raises `UnclearFormat` for an unknown format, and if the name leaves the format open and the header looks like
-    another format than raw.
-    """
+    """Return QEMU's format: `said`, else that of the suffix, else raw if it looks so. Raises `UnclearFormat`."""
     if said:
         if said.lower() not in FORMATS:
             raise UnclearFormat(f"{said[:40]!a} is not one of the formats {', '.join(FORMATS)}")
@@ -175,10 +150,7 @@ def image_format(name: str, said: str, file: BinaryIO) -> str:
 
 
 def named_format(name: str) -> str:
-    """Return the format of a name's suffix, for an image that may have to be converted; empty if there is none.
-
-    This is QEMU's name of the format, or ``iso`` for a CD-ROM.
-    """
+    """Return the format of a name's suffix, as QEMU names it, or ``iso``, for a conversion; empty for none."""
     ending = os.path.splitext(name)[1].lower()
     return {".vhdx": "vhdx", ".iso": "iso"}.get(ending) or BY_ENDING.get(ending, "")
 
@@ -207,7 +179,6 @@ def proven_format(name: str, said: str, header: bytes) -> str:
 
 
 PLAIN_FORMATS = ("raw",)
-"""The formats without a header to look at."""
 
 MOST_LAYERS = 64
 """The most backing files of one image; QEMU has each of them open, and libvirt describes none deeper than 200."""
@@ -235,8 +206,6 @@ def backing_chain(
     """
     if image_format in PLAIN_FORMATS:
         return ()
-    from vmgahp.images import qemu_img  # most jobs do not need it
-
     found: list[BackingFile] = []
     end = min(end, monotonic() + qemu_img.LOOK)
     while image_format not in PLAIN_FORMATS:
@@ -258,34 +227,24 @@ def backing_chain(
 
 
 def _backing_file(path: str, image: dict[str, Any]) -> BackingFile | None:
-    """Return the backing file that an image names, or None."""
     name = image.get("full-backing-filename") or image.get("backing-filename")
     if not name:
         return None
     if not name.startswith("/") or has_control(name) or not_for_xml(name):
-        raise _bad(
-            errors.INVALID_DISK_PARAM,
-            f"the backing file of {path} is {shown(name)}, which is no file of this machine, or cannot be named",
-            "use images whose backing files are plain files, with names that can be printed.",
-        )
+        problem = f"the backing file of {path} is {shown(name)}, which is no file of this machine, or cannot be named"
+        hint = "use images whose backing files are plain files, with names that can be printed."
+        raise _bad(errors.INVALID_DISK_PARAM, problem, hint)
     image_format = image.get("backing-filename-format") or ""
     if image_format not in FORMATS.values():
         of = f"{shown(image_format)} as the format of" if image_format else "no format of"
-        raise _bad(
-            errors.INVALID_DISK_PARAM,
-            f"{path} names {of} its backing file {name}, and vm_disk's formats are {', '.join(FORMATS)}",
-            f"write it into the image: qemu-img rebase -u -b {name} -F FORMAT {path}",
-        )
+        problem = f"{path} names {of} its backing file {name}, and vm_disk's formats are {', '.join(FORMATS)}"
+        hint = f"write it into the image: qemu-img rebase -u -b {name} -F FORMAT {path}"
+        raise _bad(errors.INVALID_DISK_PARAM, problem, hint)
     return BackingFile(name, image_format)
 
 
 def require_whole(path: str, image_format: str, identity: Identity) -> None:
-    """Check an image whose backing files are known, without following those that its header names.
-
-    Raises `errors.JobFault` if it is not of its format, or keeps its data in another file.
-    """
-    from vmgahp.images import qemu_img
-
+    """Check an image whose backing files are known, without following its header's. Raises `errors.Fault`."""
     _look(path, image_format, identity, monotonic() + qemu_img.LOOK)
 
 
@@ -305,11 +264,9 @@ def _header(path: str, identity: Identity) -> bytes:
     try:
         return identity.read_named(path, HEADER)
     except OSError as error:
-        raise _bad(
-            errors.INVALID_DISK_PARAM,
-            f"{path} cannot be opened ({error.strerror}, for uid {identity.uid})",
-            "use images whose backing files the job's user can read on this machine.",
-        ) from error
+        problem = f"{path} cannot be opened ({error.strerror}, for uid {identity.uid})"
+        hint = "use images whose backing files the job's user can read on this machine."
+        raise _bad(errors.INVALID_DISK_PARAM, problem, hint) from error
 
 
 def _unfit(path: str, image_format: str, reason: str) -> errors.JobFault:
@@ -323,8 +280,6 @@ def _unusable(path: str, image_format: str, why: object, *, no_access: bool = Fa
 
 
 def _info(path: str, image_format: str, identity: Identity, seconds: float) -> dict[str, Any]:
-    from vmgahp.images import qemu_img
-
     try:
         if seconds <= 0:
             raise qemu_img.TooSlow(0)
@@ -404,7 +359,6 @@ class Extent(NamedTuple):
     """A file with data of a disk."""
 
     access: str
-    """The access: ``RW``, ``RDONLY`` or ``NOACCESS``."""
     sectors: int
     kind: str
     """The kind: ``SPARSE``, ``FLAT`` or ``VMFS``."""
@@ -422,7 +376,6 @@ class Vmdk(NamedTuple):
     room: int
     """The most bytes of a description inside a disk; 0 if the file has nothing else."""
     kind: str
-    """The ``createType``, in lower case."""
     parent: str
     """The parent's name as written; empty for a disk without a parent."""
     extents: tuple[Extent, ...]

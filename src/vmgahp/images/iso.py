@@ -12,10 +12,13 @@ the job's user need not be able to read this installation.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any, BinaryIO
 
 from vmgahp.errors import MachineFault
@@ -60,8 +63,6 @@ class Unfit(Exception):
 
 def can_write() -> bool:
     """Return True if pycdlib, which writes the images, is installed."""
-    from importlib.util import find_spec
-
     return find_spec("pycdlib") is not None
 
 
@@ -148,9 +149,6 @@ def _check_sizes(files: list[tuple[str, int, int]], most_bytes: int) -> None:
 
 
 def _write(output: int, label: str, files: list[tuple[str, int, int]], identity: Identity, *, secret: bool) -> None:
-    """Run the process that writes the image. Raises `Unfit`, OSError and `MachineFault`."""
-    import json
-
     total = sum(size for _, _, size in files)
     plan = {
         "output": output,
@@ -180,10 +178,8 @@ def _write(output: int, label: str, files: list[tuple[str, int, int]], identity:
     if done.status == _CHANGED:
         raise Unfit(words[-1])
     if words[-1].startswith("ModuleNotFoundError"):
-        raise MachineFault(
-            "Images for guests cannot be written: pycdlib is not installed here.",
-            f"{packages.of_python('pycdlib', '1.12')}.",
-        )
+        problem = "Images for guests cannot be written: pycdlib is not installed here."
+        raise MachineFault(problem, f"{packages.of_python('pycdlib', '1.12')}.")
     raise MachineFault(f"An image cannot be written: {words[-1][:200]}.", "see whether a file of it has changed.")
 
 
@@ -192,9 +188,6 @@ def _write(output: int, label: str, files: list[tuple[str, int, int]], identity:
 
 def _main() -> int:
     """Read the plan from standard input and carry it out; for an OSError print its errno to standard error."""
-    import json
-    import time
-
     plan = json.loads(sys.stdin.buffer.read())
     time.time = lambda: WHEN  # pycdlib's timestamps; this process does nothing else
     with open(os.memfd_create("rehearsal", os.MFD_CLOEXEC), "r+b") as nowhere, open(os.devnull, "rb") as nothing:

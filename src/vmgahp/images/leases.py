@@ -168,10 +168,7 @@ def can_be_leased(path: str, image_format: str) -> bool:
 
 
 def why_no_lease(directory: str, uid: int) -> str:
-    """Return the reason, as half a sentence, why that user's images in a directory cannot have a lease; empty for none.
-
-    Raises OSError.
-    """
+    """Return why that user's images in a directory can have no lease; empty if they can. Raises OSError."""
     place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         kind = file_system(place)

@@ -188,30 +188,19 @@ class JobAd:
         return bool(value) if isinstance(value, int | float) else None
 
     def lines(self, extra: Mapping[str, str] | None = None) -> list[str]:
-        """Return the ad as lines ``Name = value``, in the order of the names.
-
-        LIBVIRT_XML_SCRIPT reads these lines. The strings of `extra` are added, and replace the job's values of
-        these names.
-        """
+        """Return the ad for LIBVIRT_XML_SCRIPT as sorted lines ``Name = value``, with the strings of `extra`."""
         ad = self.changed(extra) if extra else self
         return [f"{name} = {'error' if isinstance(value, Odd) else as_expression(value)}" for name, value in ad._all()]
 
     def values(self) -> dict[str, Plain | None]:
-        """Return the value of every attribute, in the order of the names.
-
-        Undefined, error, lists, ads, and numbers such as NaN become None, so that all of it can be JSON.
-        """
+        """Return all values in the order of the names, for JSON: undefined, lists, NaN and so on become None."""
         return {
             name: None if isinstance(value, Odd) or (isinstance(value, float) and value - value != 0) else value
             for name, value in self._all()
         }
 
     def judge(self, expression: str) -> Plain | None:
-        """Evaluate an expression that is not the job's over the ad; return None for undefined and error.
-
-        The ad is both MY and TARGET. Raises ValueError if it is not an expression, `MachineFault` if there is no
-        engine.
-        """
+        """Evaluate another's expression, with the ad as MY and TARGET. Raises ValueError and `MachineFault`."""
         return engine.judge(expression, self.values, self._said.user)
 
     def vm_type(self) -> str:
@@ -241,11 +230,8 @@ class JobAd:
             )
         name = f"{user.replace('@', '_')}_{cluster}.{proc}"
         if "/" in name or has_control(name) or len(name.encode()) > LONGEST_NAME:
-            raise JobFault(
-                errors.MISMATCHED,
-                f"User = {shown(user)} makes no name for a VM.",
-                f"submit as a user whose name has no slash and fewer than {LONGEST_NAME} characters.",
-            )
+            hint = f"submit as a user whose name has no slash and fewer than {LONGEST_NAME} characters."
+            raise JobFault(errors.MISMATCHED, f"User = {shown(user)} makes no name for a VM.", hint)
         return name
 
     def lacks(self, problem: str, *names: str) -> errors.Fault:
@@ -374,11 +360,8 @@ def driver_type(ad: JobAd, asked: str, machine: str, types: Sequence[str]) -> st
     require_accepted(ad)
     vm_type = ad.vm_type()
     if not vm_type or vm_type != asked.strip().lower():
-        raise JobFault(
-            errors.MISMATCHED,
-            f"JobVMType = {shown(ad.expression('JobVMType'))}, and a VM of the type {shown(asked)} was asked for.",
-            "let vm_type be one plain word.",
-        )
+        problem = f"JobVMType = {shown(ad.expression('JobVMType'))}, and a VM of the type {shown(asked)} was asked for."
+        raise JobFault(errors.MISMATCHED, problem, "let vm_type be one plain word.")
     if is_choice(machine):
         fits = is_choice(vm_type) or any(takes((vm_type,), one) for one in types)
         found = ANY if is_choice(vm_type) else vm_type
@@ -386,11 +369,9 @@ def driver_type(ad: JobAd, asked: str, machine: str, types: Sequence[str]) -> st
         fits = vm_type != ANY and takes(_type_words("JobVMType", vm_type), machine)
         found = ANY if is_choice(vm_type) else machine
     if not fits:
-        raise JobFault(
-            errors.MISMATCHED,
-            f"JobVMType = {shown(vm_type)}, and this machine has {', '.join(types)} (VM_TYPE = {machine}).",
-            f"set vm_type = {types[0] if types else machine}, or require a machine whose VM_Type is the job's.",
-        )
+        problem = f"JobVMType = {shown(vm_type)}, and this machine has {', '.join(types)} (VM_TYPE = {machine})."
+        hint = f"set vm_type = {types[0] if types else machine}, or require a machine whose VM_Type is the job's."
+        raise JobFault(errors.MISMATCHED, problem, hint)
     return found
 
 

@@ -29,7 +29,6 @@ class JobAttribute(NamedTuple):
     kind: str
     """The kind: string, integer or bool."""
     default: str
-    """The default, in words."""
     meaning: str
     types: tuple[str, ...] = ()
     """The VM types that take it, empty for all."""
@@ -57,18 +56,14 @@ OPTIONS = (
         "The size of the first disk, such as 20G: its image is enlarged at the start."),
     _option("Exit_Port", "bool", "false",
         "True to add a virtio port org.vmgahp.exit, to which the guest can write its exit code."),
-    _option("Firmware", "string", "bios; uefi on aarch64",
-        "The firmware: bios, uefi or uefi-secure."),
-    _option("Ignore_Unknown", "bool", "false",
-        "True to ignore options that this daemon does not know."),
+    _option("Firmware", "string", "bios; uefi on aarch64", "The firmware: bios, uefi or uefi-secure."),
+    _option("Ignore_Unknown", "bool", "false", "True to ignore options that this daemon does not know."),
     _option("Meta_Data", "string", "made", "cloud-init's meta-data, a transferred file."),
     _option("Network_Config", "string", "none", "cloud-init's network-config, a transferred file."),
-    _option("NICs", "string", "the one NIC of vm_networking",
-        "All NICs, each as kind:option…, separated by commas."),
+    _option("NICs", "string", "the one NIC of vm_networking", "All NICs, each as kind:option…, separated by commas."),
     _option("Run", "string", "none",
         "A command line for the guest's shell; the guest then powers off, and the job ends with its exit code."),
-    _option("Run_As_Root", "bool", "false",
-        "True to run it as the guest's root instead of an ordinary user."),
+    _option("Run_As_Root", "bool", "false", "True to run it as the guest's root instead of an ordinary user."),
     _option("Run_Boot", "string", "cloud-init",
         "The starter of the program in the guest: cloud-init, or ready for an agent in the image."),
     _option("Run_Boot_Timeout", "integer", "VM_RUN_BOOT_TIMEOUT",
@@ -79,19 +74,16 @@ OPTIONS = (
     _option("Run_Outputs", "string", "what is new or has changed",
         "Names and patterns of the files in the program's working directory to transfer back, separated by commas. A "
         "name that begins with a dot must be named."),
-    _option("Run_Time_Limit", "integer", "none",
-        "The time limit of the program in seconds."),
+    _option("Run_Time_Limit", "integer", "none", "The time limit of the program in seconds."),
     _option("Share", "bool or string", "false",
         "A directory of the job for the guest to mount: true for the scratch directory, or a name in it."),
     _option("Share_Dirs", "string", "none",
         "Directories of the machine for the guest to mount, by their names in VM_SHARE_DIRS, separated by commas."),
     _option("SSH", "bool or string", "false",
         "The guest's ports to forward from the machine: true for 22, or a list such as \"22, 8080\"."),
-    _option("Topology", "string", "one socket a CPU",
-        "The CPU topology: sockets=1,cores=2,threads=1."),
+    _option("Topology", "string", "one socket a CPU", "The CPU topology: sockets=1,cores=2,threads=1."),
     _option("TPM", "bool", "false", "True to add a TPM 2.0."),
-    _option("User_Data", "string", "none",
-        "cloud-init's user-data, a transferred file."),
+    _option("User_Data", "string", "none", "cloud-init's user-data, a transferred file."),
     _option("User_Data_Format", "string", "cloud-init",
         "The reader of the user-data: cloud-init, whose first lines are checked, or any for another program."),
 )
@@ -100,8 +92,7 @@ OPTIONS = (
 
 # fmt: off
 ATTRIBUTES = (
-    JobAttribute("JobVMType", "vm_type", "string", "must be there",
-        "The VM type, which must be that of the machine."),
+    JobAttribute("JobVMType", "vm_type", "string", "must be there", "The VM type, which must be that of the machine."),
     JobAttribute("VMPARAM_vm_Types", "", "string", "any that the machine has",
         "For vm_type = any: the acceptable VM types, separated by commas."),
     JobAttribute("JobVMMemory", "vm_memory", "integer", "RequestMemory",
@@ -121,20 +112,17 @@ ATTRIBUTES = (
     JobAttribute("JobVM_MACADDR", "vm_macaddr", "string", "the hypervisor's choice",
         "The MAC address of the first NIC."),
     JobAttribute("JobVMVNCConsole", "vm_vnc", "bool", "false",
-        "True to add a display, by VNC on the machine's loopback address (see vm_vnc.json).",
-        types=QEMU),
+        "True to add a display, by VNC on the machine's loopback address (see vm_vnc.json).", types=QEMU),
     JobAttribute("JobVMCheckpoint", "vm_checkpoint", "bool", "false",
         "True to checkpoint the VM when the job is evicted, and to restart it from there."),
     JobAttribute("VMPARAM_No_Output_VM", "vm_no_output_vm", "bool", "false",
         "True to transfer no file of the scratch directory back."),
-    JobAttribute("JobVMHardwareVT", "", "bool", "false",
-        "True to require hardware virtualization (VM_HARDWARE_VT)."),
+    JobAttribute("JobVMHardwareVT", "", "bool", "false", "True to require hardware virtualization (VM_HARDWARE_VT)."),
     JobAttribute(LIBVIRT_XML, "", "string", "none",
         "A transferred file with libvirt XML of the job's own.", types=QEMU),
     JobAttribute("VMPARAM_Xen_Kernel", "xen_kernel", "string", "must be there",
         "The kernel to boot: included, vmx, or a kernel image.", types=XEN),
-    JobAttribute("VMPARAM_Xen_Initrd", "xen_initrd", "string", "none",
-        "The initrd of that kernel image.", types=XEN),
+    JobAttribute("VMPARAM_Xen_Initrd", "xen_initrd", "string", "none", "The initrd of that kernel image.", types=XEN),
     JobAttribute("VMPARAM_Xen_Root", "xen_root", "string", "must be there with a kernel image",
         "The root device.", types=XEN),
     JobAttribute("VMPARAM_Xen_Kernel_Params", "xen_kernel_params", "string", "none",
@@ -146,8 +134,7 @@ ATTRIBUTES = (
     JobAttribute("VMPARAM_VMware_Transfer", "vmware_should_transfer_files", "bool", "true",
         "True to transfer the disks; otherwise they are in VMPARAM_VMware_Dir.", types=VMWARE),
     JobAttribute("VMPARAM_VMware_Dir", "vmware_dir", "string", "none",
-        "The full path of the directory of disks that are not transferred, on a shared file system.",
-        types=VMWARE),
+        "The full path of the directory of disks that are not transferred, on a shared file system.", types=VMWARE),
     JobAttribute("VMPARAM_VMware_SnapshotDisk", "vmware_snapshot_disk", "bool", "true",
         "True to let the guest write to a snapshot's disks and leave the job's own unchanged.", types=VMWARE),
     *OPTIONS,
@@ -160,44 +147,24 @@ FIRMWARES = (BIOS, UEFI, UEFI_SECURE)
 
 X86, ARM = "x86_64", "aarch64"
 ARCHES = {X86: X86, "amd64": X86, ARM: ARM, "arm64": ARM}
-"""The architectures of guests, by all their names."""
 
 UTC, LOCAL_TIME = "utc", "localtime"
 CLOCKS = (UTC, LOCAL_TIME)
-"""The times that the hardware clock of a guest can have."""
 
 NO_SHARE, NINEP, VIRTIOFS = "none", "9p", "virtiofs"
 SHARES = (NO_SHARE, NINEP, VIRTIOFS)
-"""The values of VM_SHARE_SCRATCH."""
 
 
 GENERAL = "VM_ATTR_"
 
-ARCH = "Arch"
-CLOCK = "Clock"
 DATA_DISK = "Data_Disk"
 DATA_FILES = "Data_Files"
 DISK_SIZE = "Disk_Size"
-EXIT_PORT = "Exit_Port"
-FIRMWARE = "Firmware"
-IGNORE_UNKNOWN = "Ignore_Unknown"
 META_DATA = "Meta_Data"
 NETWORK_CONFIG = "Network_Config"
-NICS = "NICs"
 RUN = "Run"
-RUN_AS_ROOT = "Run_As_Root"
-RUN_BOOT = "Run_Boot"
-RUN_BOOT_TIMEOUT = "Run_Boot_Timeout"
 RUN_INPUTS = "Run_Inputs"
-RUN_OUTPUTS = "Run_Outputs"
-RUN_TIME_LIMIT = "Run_Time_Limit"
-SHARE = "Share"
-SHARE_DIRS = "Share_Dirs"
-SSH = "SSH"
-TOPOLOGY = "Topology"
-TPM = "TPM"
 USER_DATA = "User_Data"
-USER_DATA_FORMAT = "User_Data_Format"
 
 NAMES = tuple(row.name.removeprefix(OPTION_PREFIX) for row in OPTIONS)
 """The options that can be written in all three forms: the rows of the table in `attributes`."""
@@ -229,12 +196,12 @@ class Options:
                     self._take(option, attribute, overrides=prefix == own)
                 elif prefix != OPTION_PREFIX or option not in OTHERS:
                     unknown.append(attribute)
-        if unknown and not others_know and not self.boolean(IGNORE_UNKNOWN):
+        if unknown and not others_know and not self.boolean("Ignore_Unknown"):
             raise JobFault(
                 errors.MISMATCHED,
                 f"{unknown[0]} = {shown(ad.expression(unknown[0]))}: there is no such option.",
                 f"write one of {', '.join(OPTION_PREFIX + name for name in NAMES)}, or set "
-                f"{OPTION_PREFIX}{IGNORE_UNKNOWN} = true to run without it.",
+                "VMPARAM_vm_Ignore_Unknown = true to run without it.",
             )
         self.ignored = () if others_know else tuple(unknown)
 

@@ -136,10 +136,7 @@ def escaped(text: str) -> str:
 
 
 def tell(news: News, directory: str, identity: Identity, seconds: float) -> str:
-    """Send all news of the VM with that scratch directory. Raises `Unheard`.
-
-    Returns a message for the log, empty for none. Refused attributes are not sent again.
-    """
+    """Send the VM's news, without refused attributes; return a message for the log. Raises `Unheard`."""
     listener = Starter(directory, identity, seconds)
     try:
         return _tell(news, listener)
@@ -148,10 +145,7 @@ def tell(news: News, directory: str, identity: Identity, seconds: float) -> str:
 
 
 def tell_end(news: News, directory: str, identity: Identity, code: int | None) -> str:
-    """Send all news as `tell` does, for the last time, and first the exit code, as an attribute that is set at once.
-
-    Raises nothing: the job's outcome does not depend on it.
-    """
+    """Send all news for the last time, after the exit code, which is set at once. Raises nothing."""
     # A round that is running ends after its current attribute.
     is_our_turn = news.turn.acquire(True, END_SECONDS / 2)
     try:

@@ -29,7 +29,7 @@ from vmgahp.host.run import run
 from vmgahp.host.system_calls import restrict
 from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import META_DATA, NETWORK_CONFIG, RUN_BOOT, USER_DATA, USER_DATA_FORMAT, Options
+from vmgahp.job.attributes import Options
 from vmgahp.job.nics import Nic
 from vmgahp.job.run import guest_file
 from vmgahp.text import has_control
@@ -39,7 +39,7 @@ LABEL = "cidata"
 LARGEST = 1 << 20
 """The most bytes of each of the files; clouds allow some 16 or 64 KiB."""
 
-_FILES = (USER_DATA, META_DATA, NETWORK_CONFIG)
+_FILES = ("User_Data", "Meta_Data", "Network_Config")
 """The options that name the files, in the order of the fields of `Seed`."""
 
 _MIME = (b"content-type:", b"mime-version:", b"from ")
@@ -55,7 +55,6 @@ _GZIP = b"\x1f\x8b"
 _SCRIPT = 'text/x-shellscript\nContent-Disposition: attachment; filename="zz-vmgahp-run"'
 
 FOR_CLOUD_INIT, FOR_ANY = "cloud-init", "any"
-"""The values of the option about the reader of the user data."""
 
 DEADLINE = 30.0
 MEMORY = 1 << 30
@@ -85,38 +84,33 @@ class Seed(NamedTuple):
 def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
     """Read the job's options for cloud-init; return None if there are none. Raises `JobFault`."""
     names = {option: options.string(option) for option in _FILES}
-    if not names[USER_DATA] and not begins:
-        for option in (META_DATA, NETWORK_CONFIG):
+    if not names["User_Data"] and not begins:
+        for option in ("Meta_Data", "Network_Config"):
             if names[option]:
                 raise options.refused(
                     option,
-                    f"it is of no use without {options.attribute(USER_DATA)}",
-                    f"set {options.attribute(USER_DATA)} too; a file with the one line #cloud-config will do.",
+                    f"it is of no use without {options.attribute('User_Data')}",
+                    f"set {options.attribute('User_Data')} too; a file with the one line #cloud-config will do.",
                 )
         return None
     for option, path in names.items():
         # condor_submit does not change paths of the submit machine.
         name = names[option] = os.path.basename(path)
         if path and (not name or name == SEED_FILE or has_control(name)):
-            raise options.refused(
-                option,
-                "it is not a name of a file for it",
-                'write the name of a transferred file, such as "user-data".',
-            )
-    form = options.string(USER_DATA_FORMAT).lower() or FOR_CLOUD_INIT
+            problem = "it is not a name of a file for it"
+            raise options.refused(option, problem, 'write the name of a transferred file, such as "user-data".')
+    form = options.string("User_Data_Format").lower() or FOR_CLOUD_INIT
     if form not in (FOR_CLOUD_INIT, FOR_ANY):
-        raise options.refused(USER_DATA_FORMAT, "there is no such format", f"write {FOR_CLOUD_INIT} or {FOR_ANY}.")
+        raise options.refused("User_Data_Format", "there is no such format", f"write {FOR_CLOUD_INIT} or {FOR_ANY}.")
     if begins and form == FOR_ANY:
-        raise options.refused(
-            USER_DATA_FORMAT,
-            "the program of the job is started by cloud-init, which must understand its user data",
-            f"leave it out, or set {options.attribute(RUN_BOOT)} to ready for an image that has the agent.",
-        )
+        problem = "the program of the job is started by cloud-init, which must understand its user data"
+        hint = f"leave it out, or set {options.attribute('Run_Boot')} to ready for an image that has the agent."
+        raise options.refused("User_Data_Format", problem, hint)
     name = ad.vm_name()
     return Seed(
-        user_data=names[USER_DATA],
-        meta_data=names[META_DATA],
-        network_config=names[NETWORK_CONFIG],
+        user_data=names["User_Data"],
+        meta_data=names["Meta_Data"],
+        network_config=names["Network_Config"],
         instance=ad.string("GlobalJobId") or name,
         host_name=_host_name(name),
         said=tuple(options.shown(option) for option in _FILES),
@@ -131,20 +125,17 @@ def look(seed: Seed, working_dir: str, identity: Identity) -> None:
         if not name:
             continue
         data = _read(said, name, working_dir, identity)
-        if option == USER_DATA:
+        if option == "User_Data":
             if seed.is_checked or not data:
                 _check_user_data(said, data)
             if seed.begins:
                 multipart(said, data, b"")
-        elif option == META_DATA:
+        elif option == "Meta_Data":
             _check_meta_data(said, data, identity)
 
 
 def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b"") -> None:
-    """Write the drive, or replace it; the `network` configuration is used if the job has none.
-
-    Raises `JobFault` and `MachineFault`.
-    """
+    """Write or replace the drive, with `network` if the job configures none. Raises `JobFault`, `MachineFault`."""
     opened: list[int] = []
     try:
         contents: dict[str, bytes | int] = {"meta-data": _meta_data(seed)}
@@ -168,16 +159,13 @@ def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b""
     except OSError as error:
         raise JobFault(
             errors.MISMATCHED,
-            f"VMPARAM_vm_{USER_DATA} = {seed.user_data!a}: it or a companion cannot be opened any more: "
+            f"VMPARAM_vm_User_Data = {seed.user_data!a}: it or a companion cannot be opened any more: "
             f"{error.strerror}.",
             "see who has changed the job's scratch directory.",
         ) from error
     except iso.Unfit as unfit:
-        raise JobFault(
-            errors.MISMATCHED,
-            f"VMPARAM_vm_{USER_DATA} = {seed.user_data!a}: of it and its companions no drive can be made: {unfit}.",
-            f"send files of {LARGEST} bytes at most.",
-        ) from unfit
+        problem = f"VMPARAM_vm_User_Data = {seed.user_data!a}: of it and its companions no drive can be made: {unfit}."
+        raise JobFault(errors.MISMATCHED, problem, f"send files of {LARGEST} bytes at most.") from unfit
     finally:
         for descriptor in opened:
             os.close(descriptor)
@@ -246,11 +234,9 @@ def _read(said: str, name: str, working_dir: str, identity: Identity) -> bytes:
     try:
         data = identity.read_scratch(working_dir, name, LARGEST + 1)
     except OSError as error:
-        raise _refused(
-            said,
-            f"{name!a} in the job's scratch directory cannot be opened: {error.strerror}",
-            "add it to transfer_input_files: a regular file, no link, that its owner may read.",
-        ) from error
+        problem = f"{name!a} in the job's scratch directory cannot be opened: {error.strerror}"
+        hint = "add it to transfer_input_files: a regular file, no link, that its owner may read."
+        raise _refused(said, problem, hint) from error
     if len(data) > LARGEST:
         raise _refused(said, f"the file has more than {LARGEST} bytes", "send what is large on a disk of its own.")
     return data
@@ -271,15 +257,12 @@ def _check_user_data(said: str, data: bytes) -> None:
         said,
         problem,
         "let the file begin with #cloud-config, or with #! and an interpreter, or be a MIME message of such parts; or, "
-        f'where another program of the guest reads it, add +VMPARAM_vm_{USER_DATA_FORMAT} = "{FOR_ANY}".',
+        f'where another program of the guest reads it, add +VMPARAM_vm_User_Data_Format = "{FOR_ANY}".',
     )
 
 
 def _check_meta_data(said: str, data: bytes, identity: Identity) -> None:
-    """Make sure that meta-data is YAML with an instance-id. Raises `JobFault`, `MachineFault` without PyYAML.
-
-    A process with the rights of the job's user parses it.
-    """
+    """Check, as the job's user, that meta-data is YAML with an instance-id. Raises `JobFault`, `MachineFault`."""
     user = [identity.uid, identity.gid] if identity.switching else None
     done = run(
         [sys.executable, "-I", "-m", "vmgahp.job.cloud_init"],
@@ -291,10 +274,8 @@ def _check_meta_data(said: str, data: bytes, identity: Identity) -> None:
     if done.status == 0:
         return
     if words[-1].startswith("ModuleNotFoundError"):
-        raise MachineFault(
-            "cloud-init's meta-data cannot be read: PyYAML is not installed here.",
-            f"{packages.of_python('PyYAML', '6.0')}.",
-        )
+        problem = "cloud-init's meta-data cannot be read: PyYAML is not installed here."
+        raise MachineFault(problem, f"{packages.of_python('PyYAML', '6.0')}.")
     if done.status == _NO_INSTANCE:
         problem = "the file has no instance-id, without which cloud-init takes every boot for the same VM's"
         hint = "add a line such as instance-id: run-7, or leave the attribute out: then both are made."

@@ -15,28 +15,7 @@ from vmgahp.config import Settings
 from vmgahp.config.table import CONDITION, SHARE_DIR, SHARE_DIRS
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import (
-    ARCH,
-    ARCHES,
-    ARM,
-    BIOS,
-    CLOCK,
-    CLOCKS,
-    EXIT_PORT,
-    FIRMWARE,
-    FIRMWARES,
-    NINEP,
-    NO_SHARE,
-    SHARE,
-    SHARES,
-    SSH,
-    TOPOLOGY,
-    TPM,
-    VIRTIOFS,
-    X86,
-    Options,
-)
-from vmgahp.job.attributes import SHARE_DIRS as OPTION
+from vmgahp.job.attributes import ARCHES, ARM, BIOS, CLOCKS, FIRMWARES, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86, Options
 from vmgahp.job.cloud_init import Seed
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.run import Run
@@ -63,9 +42,7 @@ class Share(NamedTuple):
 
     tag: str
     directory: str
-    """The full path."""
     kind: str
-    """The kind: 9p or virtiofs."""
     writable: bool = True
     setting: str = ""
     """The setting that defines it; empty for the job's own."""
@@ -73,40 +50,32 @@ class Share(NamedTuple):
 
 def own_share(options: Options, settings: Settings, working_dir: str) -> tuple[Share, ...]:
     """Return the job's own share: true means the whole scratch directory, a name a directory in it."""
-    name = options.string(SHARE) if options.is_text(SHARE) else ""
-    if not name and not options.boolean(SHARE):
+    name = options.string("Share") if options.is_text("Share") else ""
+    if not name and not options.boolean("Share"):
         return ()
     if name and not _DIRECTORY.fullmatch(name):
-        raise options.refused(
-            SHARE,
-            "it is not a name of a directory in the scratch directory",
-            'write +VMPARAM_vm_Share = true, or the plain name of a directory, such as "share".',
-        )
+        hint = 'write +VMPARAM_vm_Share = true, or the plain name of a directory, such as "share".'
+        raise options.refused("Share", "it is not a name of a directory in the scratch directory", hint)
     how = settings.string("VM_SHARE_SCRATCH").lower()
     if how not in SHARES:
-        raise MachineFault(
-            f"VM_SHARE_SCRATCH = {how} ({settings.where('VM_SHARE_SCRATCH')}) is not {' or '.join(SHARES)}.",
-            f"set it to {NINEP} or {VIRTIOFS}, or to {NO_SHARE}.",
-        )
+        problem = f"VM_SHARE_SCRATCH = {how} ({settings.where('VM_SHARE_SCRATCH')}) is not {' or '.join(SHARES)}."
+        raise MachineFault(problem, f"set it to {NINEP} or {VIRTIOFS}, or to {NO_SHARE}.")
     if how == NO_SHARE:
-        raise options.refused(
-            SHARE,
-            "this machine shares no directory with VMs (VM_SHARE_SCRATCH)",
-            "require a machine that does (VM_kvm_ATTR_share), or hand the files over on a disk.",
-        )
+        hint = "require a machine that does (VM_kvm_ATTR_share), or hand the files over on a disk."
+        raise options.refused("Share", "this machine shares no directory with VMs (VM_SHARE_SCRATCH)", hint)
     return (Share(OWN_TAG, os.path.join(working_dir, name) if name else working_dir, how),)
 
 
 def machine_shares(options: Options, settings: Settings) -> tuple[Share, ...]:
     """Return the administrator's directories that the job asks for, each once."""
-    asked = options.string(OPTION).replace(",", " ").split()
+    asked = options.string("Share_Dirs").replace(",", " ").split()
     offered = {share.tag.lower(): share for share in offered_shares(settings)} if asked else {}
     found: dict[str, Share] = {}
     for name in asked:
         share = offered.get(name.lower())
         if share is None:
             raise options.refused(
-                OPTION,
+                "Share_Dirs",
                 f"this machine has no directory {name[:100]!a} for VMs (VM_SHARE_DIRS)",
                 f'require a machine that has it: stringListIMember("{name}", VM_kvm_ATTR_share_dirs).'
                 if _TAG.fullmatch(name)
@@ -141,19 +110,14 @@ def offered_shares(settings: Settings) -> list[Share]:
 
 
 def require_shares_allowed(view: PolicyView, shares: Iterable[Share]) -> None:
-    """Make sure that the job may have its directories. Raises `JobFault`, and `MachineFault` for an invalid expression.
-
-    As in VM_POLICY_REQUIREMENTS, names in an expression are the job's attributes, and the result must be true.
-    """
+    """Check each directory's condition as VM_POLICY_REQUIREMENTS. Raises `JobFault`, and `MachineFault` if invalid."""
     for share in shares:
         name = f"{share.setting}{CONDITION}"
         condition = view.settings.string(name) if share.setting else ""
         if condition and not view.meets(name):
-            raise JobFault(
-                MISMATCHED,
-                f"This machine gives its directory {share.tag} to VM jobs only where {condition} ({name}).",
-                "leave it out of VMPARAM_vm_Share_Dirs, or ask the administrator of this machine.",
-            )
+            problem = f"This machine gives its directory {share.tag} to VM jobs only where {condition} ({name})."
+            hint = "leave it out of VMPARAM_vm_Share_Dirs, or ask the administrator of this machine."
+            raise JobFault(MISMATCHED, problem, hint)
 
 
 def inspect_shares(settings: Settings) -> list[Share]:
@@ -177,9 +141,7 @@ class Topology(NamedTuple):
 
     sockets: int
     cores: int
-    """The cores of each socket."""
     threads: int
-    """The threads of each core."""
 
 
 class Devices(NamedTuple):
@@ -192,9 +154,7 @@ class Devices(NamedTuple):
     topology: Topology | None = None
     tpm: bool = False
     shares: tuple[Share, ...] = ()
-    """The directories that the guest can mount."""
     exit_port: bool = False
-    """True if the guest has a port to which it can write its exit code."""
     user_data: Seed | None = None
     """The files for cloud-init; the drive with them is one of the job's disks."""
     run: Run | None = None
@@ -212,43 +172,40 @@ def devices(options: Options, settings: Settings, vcpus: int, working_dir: str) 
         arch=arch,
         firmware=_firmware(options, arch),
         topology=_topology(options, vcpus),
-        tpm=options.boolean(TPM),
+        tpm=options.boolean("TPM"),
         shares=(*own_share(options, settings, working_dir), *machine_shares(options, settings)),
-        exit_port=options.boolean(EXIT_PORT),
+        exit_port=options.boolean("Exit_Port"),
         clock=_clock(options),
         ssh=_ssh(options, settings),
     )
 
 
 def _arch(options: Options) -> str:
-    wanted = options.string(ARCH).lower()
+    wanted = options.string("Arch").lower()
     if wanted and wanted not in ARCHES:
-        raise options.refused(ARCH, "it is not an architecture of guests here", f"write {X86} or {ARM}.")
+        raise options.refused("Arch", "it is not an architecture of guests here", f"write {X86} or {ARM}.")
     return ARCHES.get(wanted, "")
 
 
 def _firmware(options: Options, arch: str) -> str:
-    wanted = options.string(FIRMWARE).lower()
+    wanted = options.string("Firmware").lower()
     if wanted and wanted not in FIRMWARES:
-        raise options.refused(FIRMWARE, "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
+        raise options.refused("Firmware", "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
     if arch == ARM and wanted == BIOS:
-        raise options.refused(
-            FIRMWARE,
-            f"{options.shown(ARCH)} contradicts it, whose guests boot by UEFI",
-            f"remove {options.attribute(FIRMWARE)}.",
-        )
+        problem = f"{options.shown('Arch')} contradicts it, whose guests boot by UEFI"
+        raise options.refused("Firmware", problem, f"remove {options.attribute('Firmware')}.")
     return wanted
 
 
 def _clock(options: Options) -> str:
-    wanted = options.string(CLOCK).lower()
+    wanted = options.string("Clock").lower()
     if wanted and wanted not in CLOCKS:
-        raise options.refused(CLOCK, "there is no such clock", f"write one of {', '.join(CLOCKS)}.")
+        raise options.refused("Clock", "there is no such clock", f"write one of {', '.join(CLOCKS)}.")
     return wanted
 
 
 def _topology(options: Options, vcpus: int) -> Topology | None:
-    text = options.string(TOPOLOGY)
+    text = options.string("Topology")
     if not text:
         return None
     hint = f'write +VMPARAM_vm_Topology = "sockets=1,cores={vcpus},threads=1"; what is left out is 1.'
@@ -256,33 +213,30 @@ def _topology(options: Options, vcpus: int) -> Topology | None:
     for entry in text.lower().split(","):
         name, _, value = (part.strip() for part in entry.partition("="))
         if name not in _PARTS or name in numbers or not re.fullmatch(r"[1-9][0-9]{0,3}", value, re.ASCII):
-            raise options.refused(TOPOLOGY, f"{entry.strip()!a} says nothing about sockets, cores or threads", hint)
+            raise options.refused("Topology", f"{entry.strip()!a} says nothing about sockets, cores or threads", hint)
         numbers[name] = int(value)
     topology = Topology(*(numbers.get(name, 1) for name in _PARTS))
     product = topology.sockets * topology.cores * topology.threads
     if product != vcpus:
-        raise options.refused(TOPOLOGY, f"that are {product} CPUs, and the job has {vcpus} (vm_vcpus)", hint)
+        raise options.refused("Topology", f"that are {product} CPUs, and the job has {vcpus} (vm_vcpus)", hint)
     return topology
 
 
 def _ssh(options: Options, settings: Settings) -> tuple[int, ...]:
     """Return the guest's ports to forward; true means the port of ssh."""
-    if options.is_text(SSH):
-        words = options.string(SSH).replace(",", " ").split()
+    if options.is_text("SSH"):
+        words = options.string("SSH").replace(",", " ").split()
         ports = tuple(dict.fromkeys(int(word) for word in words if re.fullmatch(r"[0-9]{1,5}", word, re.ASCII)))
         if not words or len(ports) < len(words) or not all(0 < port < 1 << 16 for port in ports):
             hint = 'write +VMPARAM_vm_SSH = true, or the ports in quotes, such as "22, 8080".'
-            raise options.refused(SSH, "it is not a list of ports, each of them once", hint)
+            raise options.refused("SSH", "it is not a list of ports, each of them once", hint)
         if len(ports) > _MOST_PORTS:
-            raise options.refused(SSH, f"it names {len(ports)} ports", f"name {_MOST_PORTS} at most.")
-    elif options.boolean(SSH):
+            raise options.refused("SSH", f"it names {len(ports)} ports", f"name {_MOST_PORTS} at most.")
+    elif options.boolean("SSH"):
         ports = (_SSH_PORT,)
     else:
         return ()
     if not settings.string("VM_SSH_PORTS"):
-        raise options.refused(
-            SSH,
-            "this machine opens no way into VMs (VM_SSH_PORTS)",
-            "require a machine that does (VM_kvm_ATTR_ssh), or remove it.",
-        )
+        problem = "this machine opens no way into VMs (VM_SSH_PORTS)"
+        raise options.refused("SSH", problem, "require a machine that does (VM_kvm_ATTR_ssh), or remove it.")
     return ports

@@ -19,18 +19,7 @@ from vmgahp.images import CATALOG, iso
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import FORMATS, BackingFile
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import (
-    DATA_DISK,
-    DATA_FILES,
-    DISK_SIZE,
-    EXIT_PORT,
-    GENERAL,
-    META_DATA,
-    NETWORK_CONFIG,
-    RUN,
-    USER_DATA,
-    Options,
-)
+from vmgahp.job.attributes import GENERAL, Options
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.text import has_control, shown
 
@@ -49,7 +38,6 @@ class DiskEntry(NamedTuple):
     """One entry of vm_disk, parsed and not checked."""
 
     text: str
-    """The entry as the job writes it."""
     fields: tuple[str, ...]
     """The fields: file, device, permission and perhaps format, or ``catalog``, name, device and permission."""
 
@@ -84,7 +72,6 @@ class DiskRequest(NamedTuple):
     shared: bool = False
     """True if other VMs use the image at the same time, by an ``s`` in the permission."""
     image: str = ""
-    """The name of an image of this machine's catalog."""
     size: int = 0
     """The bytes of an empty disk that is made at the job's start."""
     files: tuple[str, ...] = ()
@@ -112,13 +99,10 @@ class Disk(NamedTuple):
     image: Image | None = None
     """The image of this machine's catalog that it is, or of which a writable one is an overlay."""
     size: int = 0
-    """The bytes of an empty disk; 0 for any other."""
     files: tuple[str, ...] = ()
     """All files from which it is made, those of directories too."""
     backing: tuple[BackingFile, ...] = ()
-    """The backing files, the nearest first."""
     grow: int = 0
-    """The bytes to which its image is enlarged, as in `DiskRequest`."""
     mark: str = ""
     """The format whose magic number a raw image has; empty if it has none."""
 
@@ -140,11 +124,7 @@ class Disk(NamedTuple):
 
 
 def requests(ad: JobAd, *, any_word: bool = False) -> tuple[DiskRequest, ...]:
-    """Return all disks of vm_disk, in the job's order. Raises `JobFault`.
-
-    With `any_word`, for LIBVIRT_XML_SCRIPT, any word is accepted as a device or a permission, and ``/dev/null`` stands
-    for no disk.
-    """
+    """Return all disks of vm_disk; `any_word` accepts any device, permission and /dev/null. Raises `JobFault`."""
     text = ad.string(DISK)
     if text is None:
         raise JobFault(
@@ -211,15 +191,11 @@ def made_drive(disks: Iterable[DiskRequest], file: str, attribute: str) -> DiskR
     device = free_device(disks)
     if device:
         return DiskRequest("", file, device, "", False, "raw", "cdrom", made=True)
-    raise JobFault(
-        errors.INVALID_DISK_PARAM,
-        f"VMPARAM_vm_Disk leaves no device for a drive, and {attribute} needs one.",
-        "use fewer disks.",
-    )
+    problem = f"VMPARAM_vm_Disk leaves no device for a drive, and {attribute} needs one."
+    raise JobFault(errors.INVALID_DISK_PARAM, problem, "use fewer disks.")
 
 
 def _request(entry: DiskEntry, any_word: bool) -> DiskRequest:
-    """Check one entry."""
     if has_control(entry.text):
         raise bad_disk(entry.text, "has a control character")
     if not entry.is_well_formed and entry.is_of_catalog:
@@ -285,21 +261,16 @@ def find_file(
         return os.path.join(directory, name), True
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.EISDIR, errno.EINVAL):
-            raise refused(
-                f"{shown(name)} in the job's scratch directory cannot be opened: {error.strerror}",
-                "transfer a regular file, no link, that its owner may read, and write if the permission is w.",
-            ) from error
+            problem = f"{shown(name)} in the job's scratch directory cannot be opened: {error.strerror}"
+            hint = "transfer a regular file, no link, that its owner may read, and write if the permission is w."
+            raise refused(problem, hint) from error
     if not file.startswith("/"):
-        raise refused(
-            f"{shown(file)} is not in the job's scratch directory and is not a full path",
-            "add the file to transfer_input_files, or give its full path on a shared file system.",
-        )
+        problem = f"{shown(file)} is not in the job's scratch directory and is not a full path"
+        raise refused(problem, "add the file to transfer_input_files, or give its full path on a shared file system.")
     reason = identity.check_access(file, writable)
     if reason is not None:
-        raise refused(
-            f"{shown(file)} cannot be opened on this machine ({reason})",
-            "transfer the file, or make it accessible to the job's user on this machine.",
-        )
+        problem = f"{shown(file)} cannot be opened on this machine ({reason})"
+        raise refused(problem, "transfer the file, or make it accessible to the job's user on this machine.")
     return file, False
 
 
@@ -316,65 +287,57 @@ def bad_disk(entry: str, problem: str, hint: str = DISK_HINT, code: str = errors
 
 
 LABEL = "JOBDATA"
-"""The volume label of the CD-ROM with the job's files."""
 FILES_IMAGE = "vm_data_files.iso"
 """The file of that CD-ROM in the scratch directory; it is made from the files there, and not transferred back."""
 
 LARGEST_FILES = 4 << 30
 """The most bytes of the job's files together: they are copied while HTCondor waits for the start."""
 
-_OURS = tuple(
-    option.lower()
-    for option in (DATA_DISK, DATA_FILES, DISK_SIZE, EXIT_PORT, META_DATA, NETWORK_CONFIG, RUN, USER_DATA)
-)
+_OURS = ["data_disk", "data_files", "disk_size", "exit_port", "meta_data", "network_config", "run", "user_data"]
 """The options that only the drivers with QEMU support, for which a disk or port is made."""
 
 _UNITS = {"m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"([1-9][0-9]{0,6})([mgt])(?:i?b)?", re.ASCII | re.IGNORECASE)
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}", re.ASCII)
 _FORMATS = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw"}
-"""The formats of data disks, by the suffix of the file name."""
 
 
 def data_requests(options: Options, others: Sequence[DiskRequest]) -> tuple[DiskRequest, ...]:
     """Return requests for the disks that must be made for the job, besides the `others`. Raises `JobFault`."""
     found = list(others)
-    for entry in options.string(DATA_DISK).split(","):
+    for entry in options.string("Data_Disk").split(","):
         if entry.strip():
             disk = _data_disk(options, entry.strip())
             if any(disk.device == other.device for other in found):
                 raise options.refused(
-                    DATA_DISK, f"{disk.device} is a disk of the job already", "give every disk its own device."
+                    "Data_Disk", f"{disk.device} is a disk of the job already", "give every disk its own device."
                 )
             found.append(disk)
-    if names := [name.strip().rstrip("/") for name in options.string(DATA_FILES).split(",") if name.strip()]:
+    if names := [name.strip().rstrip("/") for name in options.string("Data_Files").split(",") if name.strip()]:
         device = free_device(found)
         if not device:
-            raise options.refused(DATA_FILES, "there is no device left for a drive", "use fewer disks.")
-        entry = options.shown(DATA_FILES)
+            raise options.refused("Data_Files", "there is no device left for a drive", "use fewer disks.")
+        entry = options.shown("Data_Files")
         found.append(DiskRequest(entry, FILES_IMAGE, device, "", False, "raw", "cdrom", files=tuple(names), made=True))
     return tuple(found[len(others) :])
 
 
 def _data_disk(options: Options, entry: str) -> DiskRequest:
     """Parse one ``device:size[:file]``."""
-    hint = f'write +{PREFIX}{DATA_DISK} = "vdb:20G", a device and a size with M, G or T, and perhaps :name.qcow2.'
+    hint = 'write +VMPARAM_vm_Data_Disk = "vdb:20G", a device and a size with M, G or T, and perhaps :name.qcow2.'
     fields = [field.strip() for field in entry.split(":")]
     if not 2 <= len(fields) <= 3 or not all(fields):
-        raise options.refused(DATA_DISK, f"{shown(entry)} is not of the form device:size[:file]", hint)
+        raise options.refused("Data_Disk", f"{shown(entry)} is not of the form device:size[:file]", hint)
     device, size = device_of(fields[0]), _size(fields[1])
     if device is None or device[1] or device[0].startswith("fd"):
-        raise options.refused(DATA_DISK, f"{shown(fields[0])} is not a device for a disk", hint)
+        raise options.refused("Data_Disk", f"{shown(fields[0])} is not a device for a disk", hint)
     if not size:
-        raise options.refused(DATA_DISK, f"{shown(fields[1])} is not a size", hint)
+        raise options.refused("Data_Disk", f"{shown(fields[1])} is not a size", hint)
     name = fields[2] if len(fields) == 3 else f"{device[0]}-data.qcow2"
     image_format = _FORMATS.get(os.path.splitext(name)[1].lower(), "")
     if not _FILE.fullmatch(name) or not image_format:
-        raise options.refused(
-            DATA_DISK,
-            f"{shown(name)} is not a name for a disk that is made",
-            f"write a plain name that ends in {', '.join(_FORMATS)}.",
-        )
+        problem = f"{shown(name)} is not a name for a disk that is made"
+        raise options.refused("Data_Disk", problem, f"write a plain name that ends in {', '.join(_FORMATS)}.")
     return DiskRequest(entry, name, device[0], "", True, image_format, "disk", size=size, made=True)
 
 
@@ -386,15 +349,15 @@ def _size(text: str) -> int:
 
 def enlarged(options: Options, first: DiskRequest) -> DiskRequest:
     """Return the job's `first` disk with the requested size. Raises `JobFault`."""
-    size = _size(options.string(DISK_SIZE))
+    size = _size(options.string("Disk_Size"))
     if not size:
-        raise options.refused(DISK_SIZE, "it is not a size", f'write +{PREFIX}{DISK_SIZE} = "20G", with M, G or T.')
+        raise options.refused("Disk_Size", "it is not a size", 'write +VMPARAM_vm_Disk_Size = "20G", with M, G or T.')
     if not first.writable or first.shared or first.kind != "disk":
         problem = f"{first.device} is no disk that the guest has to itself and can write to"
-        raise options.refused(DISK_SIZE, problem, f"put the disk that is meant first in {DISK}.")
+        raise options.refused("Disk_Size", problem, f"put the disk that is meant first in {DISK}.")
     if not first.image and first.format not in _FORMATS.values():
         problem = f"an image of the format {first.format} is not enlarged here"
-        raise options.refused(DISK_SIZE, problem, "convert it to qcow2 or raw.")
+        raise options.refused("Disk_Size", problem, "convert it to qcow2 or raw.")
     return first._replace(grow=size)
 
 
@@ -424,11 +387,9 @@ def _files(request: DiskRequest, name: str, identity: Identity, directory: str) 
         else:
             return [name]
     except OSError as error:
-        raise _refused_files(
-            request,
-            f"{shown(name)} in the job's scratch directory cannot be opened ({error.strerror})",
-            "name files that transfer_input_files brings, without the directories that they come from.",
-        ) from error
+        problem = f"{shown(name)} in the job's scratch directory cannot be opened ({error.strerror})"
+        hint = "name files that transfer_input_files brings, without the directories that they come from."
+        raise _refused_files(request, problem, hint) from error
     if not found_files:
         problem = f"the directory {shown(name)} has no file in it"
         raise _refused_files(request, problem, "remove it, or transfer its files.")
@@ -454,10 +415,7 @@ def require_own_files(disks: Iterable[Disk]) -> None:
 
 
 def refuse_made(ad: JobAd) -> None:
-    """Refuse requests for generated disks, ports and images of the catalog, for VM types that do not support them.
-
-    Raises `JobFault`.
-    """
+    """Refuse generated disks and ports, and images of the catalog, for VM types without them. Raises `JobFault`."""
     vm_type = ad.vm_type()
     hint = "remove it, or require a machine with kvm or qemu in VM_HYPERVISORS."
     for prefix in (PREFIX, GENERAL, f"VM_{vm_type}_ATTR_"):
@@ -474,6 +432,3 @@ def refuse_made(ad: JobAd) -> None:
     for entry in entries(ad.string(DISK) or ""):
         if entry.is_of_catalog:
             raise bad_disk(entry.text, f"jobs of the type {vm_type} have no images of a catalog", hint)
-
-
-__all__ = ["LABEL", "LARGEST_FILES", "data_requests", "drive_files", "enlarged", "refuse_made", "require_own_files"]

@@ -28,8 +28,7 @@ RUN_MODULE = ("-I", "-m")
 
 SECONDS, CPU_SECONDS = 60.0, 10
 """The timeout and the limit of CPU time, in seconds, for all expressions of an ad together."""
-MOST_MEMORY = 1 << 30
-"""The most bytes of address space."""
+MOST_MEMORY = 1 << 30  # bytes of address space
 LONGEST_RESULT = 16 << 20
 
 NOBODY = 65534
@@ -51,28 +50,20 @@ def evaluate(pairs: Sequence[tuple[str, str]], wanted: Sequence[str], user: Iden
     try:
         found: dict[str, Found] = _ask({"ad": list(pairs), "wanted": list(wanted)}, user)
     except Failed as failed:
-        raise JobFault(
-            MISMATCHED,
-            f"The expressions of the job ad cannot be evaluated: {failed}.",
-            f"write plain values; such expressions are {', '.join(wanted[:3])}.",
-        ) from failed
+        hint = f"write plain values; such expressions are {', '.join(wanted[:3])}."
+        raise JobFault(MISMATCHED, f"The expressions of the job ad cannot be evaluated: {failed}.", hint) from failed
     return found
 
 
 def judge(expression: str, values: Callable[[], Mapping[str, Plain | None]], user: Identity | None) -> Plain | None:
-    """Evaluate an expression that is not the job's over an ad of plain values, which is both MY and TARGET.
-
-    Returns None if the result is not a plain value. Raises ValueError if it is not an expression, `MachineFault` if
-    there is no engine, and `JobFault` if the values make it fail, or cannot be evaluated.
-    """
+    """Evaluate another's expression, with the ad as MY and TARGET. Raises ValueError and `MachineFault`."""
     try:
         (found,) = _ask({"judge": expression, "values": values()}, user)
     except (Failed, JobFault) as failed:
         if isinstance(failed, NoEngine) or isinstance(failed.__cause__, NoEngine):
-            raise MachineFault(
-                f"{expression} cannot be evaluated: HTCondor's ClassAd module is not on this machine.",
-                "install the Python package htcondor for the Python that runs this daemon.",
-            ) from failed
+            problem = f"{expression} cannot be evaluated: HTCondor's ClassAd module is not on this machine."
+            hint = "install the Python package htcondor for the Python that runs this daemon."
+            raise MachineFault(problem, hint) from failed
         if isinstance(failed, JobFault):
             raise
         raise JobFault(
@@ -84,7 +75,6 @@ def judge(expression: str, values: Callable[[], Mapping[str, Plain | None]], use
 
 
 def _ask(question: dict[str, Any], user: Identity | None) -> Any:
-    """Ask the engine's process and return its answer. Raises `Failed`."""
     if user is None and os.geteuid() == 0:
         user = Identity(NOBODY, NOBODY)
     whose = [str(user.uid), str(user.gid)] if user is not None and user.switching else []

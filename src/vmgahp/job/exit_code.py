@@ -54,22 +54,16 @@ class Ending(NamedTuple):
 
 
 POWERED_OFF = "powered off"
-"""A guest that powered off by itself."""
 POWERED_OFF_WHEN_ASKED = "powered off when asked"
-"""A guest that powered off at HTCondor's request."""
 DESTROYED = "destroyed"
-"""A VM that was destroyed at HTCondor's request."""
 CRASHED = "crashed"
 """A guest that panicked, or whose hypervisor process ended unexpectedly."""
 DESTROYED_BY_OTHERS = "destroyed by somebody else"
 DISK_ERROR = "disk error"
 """A guest that a disk error has paused for too long (VM_IO_ERROR_TIMEOUT)."""
 DISK_LIMIT = "disk limit"
-"""A VM whose disks have exceeded the job's request."""
 OUT_OF_MEMORY = "out of memory"
-"""A VM whose hypervisor process has exceeded its memory limit."""
 NOT_READY = "guest not ready"
-"""A guest that has not started its program."""
 RUN_FAILED = "run failed"
 """A guest that could not run its program, or whose result could not be read."""
 GONE = "gone"
@@ -86,10 +80,7 @@ _DEADLY = (*range(1, 17), *range(24, 28), *range(29, 32))
 
 
 def status_of(ending: Ending) -> int:
-    """Return the exit status of a server after this end of its VM: HTCondor takes it for the job's exit code.
-
-    If it is negative, the server must end by that signal, which HTCondor takes for the job's, too.
-    """
+    """Return the server's exit status, for HTCondor the job's; negative for the signal to end by."""
     if ending.how not in (*BY_ITSELF, DESTROYED_BY_OTHERS):
         return 0
     if ending.how in (NOT_READY, RUN_FAILED):
@@ -139,10 +130,7 @@ def render(ending: Ending) -> bytes:
 
 
 def tail_of(identity: Identity, directory: str, name: str, start: int = 0) -> bytes:
-    """Read the end of a file of the scratch directory as the job's user, but nothing before the offset `start`.
-
-    Returns empty bytes if there is no such file or it cannot be read.
-    """
+    """Read the end of a scratch file, from `start` on, as the job's user; empty if it cannot be read."""
     try:
         descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
     except (OSError, Fault):

@@ -16,7 +16,6 @@ from vmgahp.host.job_user import Identity
 from vmgahp.images.catalog import SETTING, Catalog, Image, read, trust
 from vmgahp.images.formats import HEADER, BackingFile, backing_chain, looks_like
 from vmgahp.job import cloud_init, vm_spec, xen
-from vmgahp.job.attributes import DISK_SIZE
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, drive_files, find_file, require_own_files
 from vmgahp.job.spec import JobSpec, is_saved_by_qemu, require_saveable_disks
 
@@ -66,16 +65,13 @@ def is_there(directory: str, disk: Disk, identity: Identity) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise JobFault(
-            errors.INVALID_DISK_PARAM,
-            f"{DISK}: {name} in the job's scratch directory cannot be opened ({error.strerror}).",
-            "leave it out, or transfer a regular file, no link.",
-        ) from error
+        problem = f"{DISK}: {name} in the job's scratch directory cannot be opened ({error.strerror})."
+        hint = "leave it out, or transfer a regular file, no link."
+        raise JobFault(errors.INVALID_DISK_PARAM, problem, hint) from error
     return True
 
 
 def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk, ...]:
-    """Find the disks of the requests."""
     if not any(request.image or request.made for request in spec.requests):
         return tuple(_image(request, spec.working_dir, identity) for request in spec.requests)
 
@@ -95,14 +91,11 @@ def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk,
 
 
 def _image(request: DiskRequest, working_dir: str, identity: Identity) -> Disk:
-    """Find the disk with an image that the job names."""
     refused = partial(bad_disk, request.entry)
     path, transferred = find_file(request.file, working_dir, identity, request.writable, refused)
     if request.grow and not transferred:
-        raise refused(
-            f"{path} is not the job's own copy, and so VMPARAM_vm_{DISK_SIZE} cannot enlarge it",
-            "transfer the image, or leave out the size.",
-        )
+        problem = f"{path} is not the job's own copy, and so VMPARAM_vm_Disk_Size cannot enlarge it"
+        raise refused(problem, "transfer the image, or leave out the size.")
     return _disk(request, path, transferred)
 
 
@@ -179,11 +172,8 @@ def catalog_disk(
     if entry is None:
         raise _unknown(name, catalog.entries)
     if memory_mib < entry.min_memory:
-        raise JobFault(
-            errors.NO_MEMORY_PARAM,
-            f"The VM has {memory_mib} MiB of memory, and the image {name} of {DISK} needs {entry.min_memory}.",
-            f"set vm_memory = {entry.min_memory} or more.",
-        )
+        problem = f"The VM has {memory_mib} MiB of memory, and the image {name} of {DISK} needs {entry.min_memory}."
+        raise JobFault(errors.NO_MEMORY_PARAM, problem, f"set vm_memory = {entry.min_memory} or more.")
     reason = identity.check_access(entry.path, False)
     if reason is not None:
         raise _refused_image(name, "its user may not read that image on this machine", f"{entry.path}: {reason}.")

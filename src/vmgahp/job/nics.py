@@ -13,7 +13,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import NICS, Options
+from vmgahp.job.attributes import Options
 from vmgahp.text import MAC, shown
 
 MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
@@ -49,23 +49,22 @@ class Nic(NamedTuple):
 
 
 def nics(ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] | None = None) -> tuple[Nic, ...]:
-    """Return all NICs of the VM, none for a VM without a network. Raises `JobFault`.
-
-    `kinds` are the kinds of network on offer, if they are not those of the settings.
-    """
-    text = options.string(NICS)
+    """Return all NICs of the VM; `kinds` are offered instead of the settings' networks. Raises `JobFault`."""
+    text = options.string("NICs")
     if not text:
         return classic(ad, settings, kinds)
     offered = settings.networking_types() if kinds is None else kinds
     found = [_nic(entry.strip(), options, offered) for entry in text.split(",") if entry.strip()]
     if not found:
-        raise options.refused(NICS, "it names no NIC", _NICS_HINT)
+        raise options.refused("NICs", "it names no NIC", _NICS_HINT)
     if len(found) > MOST_NICS:
-        raise options.refused(NICS, f"it names {len(found)} NICs, and a VM can have {MOST_NICS}", "ask for fewer NICs.")
+        raise options.refused(
+            "NICs", f"it names {len(found)} NICs, and a VM can have {MOST_NICS}", "ask for fewer NICs."
+        )
     addresses = [nic.mac for nic in found if nic.mac]
     for address in addresses:
         if addresses.count(address) > 1:
-            raise options.refused(NICS, f"two NICs have the address {address}", "give every NIC its own MAC address.")
+            raise options.refused("NICs", f"two NICs have the address {address}", "give every NIC its own MAC address.")
     _agree_with_the_classic(ad, options, found[0])
     return tuple(found)
 
@@ -86,19 +85,14 @@ def networking_type(ad: JobAd, settings: Settings, kinds: Sequence[str] | None =
         return ""
     offered = settings.networking_types() if kinds is None else kinds
     if not offered:
-        raise JobFault(
-            errors.MISMATCHED,
-            "JobVMNetworking = true, and this machine offers no network to VMs (VM_NETWORKING).",
-            "add VM_Networking to the job's requirements, or set vm_networking = false.",
-        )
+        problem = "JobVMNetworking = true, and this machine offers no network to VMs (VM_NETWORKING)."
+        hint = "add VM_Networking to the job's requirements, or set vm_networking = false."
+        raise JobFault(errors.MISMATCHED, problem, hint)
     wanted = ad.string("JobVMNetworkingType")
     if wanted is not None and wanted.strip():
         if wanted.strip().lower() not in offered:
-            raise JobFault(
-                errors.MISMATCHED,
-                f"JobVMNetworkingType = {shown(wanted)}, and this machine offers: {', '.join(offered)}.",
-                "set vm_networking_type to one of these, or remove it.",
-            )
+            problem = f"JobVMNetworkingType = {shown(wanted)}, and this machine offers: {', '.join(offered)}."
+            raise JobFault(errors.MISMATCHED, problem, "set vm_networking_type to one of these, or remove it.")
         return wanted.strip().lower()
     for kind in (settings.string("VM_NETWORKING_DEFAULT_TYPE").lower(), "user", "nat"):
         if kind in offered:
@@ -113,11 +107,8 @@ def mac(ad: JobAd) -> str:
         return ""
     address, problem = _address(given)
     if problem:
-        raise JobFault(
-            errors.MISMATCHED,
-            f"JobVM_MACADDR = {shown(given)} {problem}.",
-            "set vm_macaddr to six hexadecimal numbers such as 52:54:00:12:34:56, or remove it.",
-        )
+        hint = "set vm_macaddr to six hexadecimal numbers such as 52:54:00:12:34:56, or remove it."
+        raise JobFault(errors.MISMATCHED, f"JobVM_MACADDR = {shown(given)} {problem}.", hint)
     return address
 
 
@@ -135,16 +126,13 @@ def _address(text: str) -> tuple[str, str]:
 
 
 def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
-    """Read and check one entry of the list."""
     refused = partial(_refused, entry, options)
     kind, *words = (word.strip().lower() for word in entry.split(":"))
     if kind not in ("nat", "bridge", "user"):
         raise refused(f"{shown(kind)} is not a kind of network")
     if kind not in offered:
-        raise refused(
-            f"this machine offers {', '.join(offered) or 'no network to VMs (VM_NETWORKING)'}",
-            "ask for a kind that VM_Networking_Types of the machine has, and require that of it.",
-        )
+        problem = f"this machine offers {', '.join(offered) or 'no network to VMs (VM_NETWORKING)'}"
+        raise refused(problem, "ask for a kind that VM_Networking_Types of the machine has, and require that of it.")
     said: dict[str, str] = {}
 
     def take(what: str, value: str) -> None:
@@ -169,22 +157,16 @@ def _nic(entry: str, options: Options, offered: Sequence[str]) -> Nic:
 
 
 def _refused(entry: str, options: Options, problem: str, hint: str = _NICS_HINT) -> JobFault:
-    return JobFault(errors.MISMATCHED, f"{options.attribute(NICS)}, entry {shown(entry)}: {problem}.", hint)
+    return JobFault(errors.MISMATCHED, f"{options.attribute('NICs')}, entry {shown(entry)}: {problem}.", hint)
 
 
 def _agree_with_the_classic(ad: JobAd, options: Options, first: Nic) -> None:
     """Make sure that the classic attributes, if the job has them, agree with the first NIC. Raises `JobFault`."""
     kind = (ad.string("JobVMNetworkingType") or "").strip().lower()
     if kind and kind != first.networking_type:
-        raise options.refused(
-            NICS,
-            f"its first NIC is of the kind {first.networking_type}, and JobVMNetworkingType = {shown(kind)}",
-            "remove vm_networking_type: the list says it of every NIC.",
-        )
+        problem = f"its first NIC is of the kind {first.networking_type}, and JobVMNetworkingType = {shown(kind)}"
+        raise options.refused("NICs", problem, "remove vm_networking_type: the list says it of every NIC.")
     address = mac(ad)
     if address and address != first.mac:
-        raise options.refused(
-            NICS,
-            f"its first NIC has {first.mac or 'no address of its own'}, and JobVM_MACADDR = {shown(address)}",
-            "remove vm_macaddr: the list says it of every NIC.",
-        )
+        problem = f"its first NIC has {first.mac or 'no address of its own'}, and JobVM_MACADDR = {shown(address)}"
+        raise options.refused("NICs", problem, "remove vm_macaddr: the list says it of every NIC.")

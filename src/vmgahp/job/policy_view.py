@@ -9,18 +9,7 @@ from functools import cached_property
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.ad import TYPES, JobAd, Plain
-from vmgahp.job.attributes import (
-    ARCH,
-    ARCHES,
-    ATTRIBUTES,
-    FIRMWARE,
-    GENERAL,
-    NICS,
-    OPTIONS,
-    SHARE_DIRS,
-    TOPOLOGY,
-    Options,
-)
+from vmgahp.job.attributes import ARCHES, ATTRIBUTES, GENERAL, OPTIONS, Options
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, entries
 from vmgahp.job.nics import Nic, nics
@@ -29,7 +18,7 @@ from vmgahp.job.vm_spec import LEAST_MEMORY_MIB
 _ANY_CASE = {
     "JobVMNetworkingType",
     "JobVM_MACADDR",
-    *(PREFIX + option for option in (ARCH, FIRMWARE, NICS, SHARE_DIRS, TOPOLOGY)),
+    *(PREFIX + option for option in ("Arch", "Firmware", "NICs", "Share_Dirs", "Topology")),
 }
 """The attributes whose values are case-insensitive."""
 
@@ -47,18 +36,13 @@ class PolicyView:
         return _view(self.job, self.settings)
 
     def meets(self, name: str) -> bool:
-        """Return True if the ClassAd expression of a setting is true, or a number but 0.
-
-        Any result, even an error, is the job's responsibility. Raises `MachineFault` for a syntax error.
-        """
+        """Return True if an expression is true, or a number but 0. Raises `MachineFault` for a syntax error only."""
         text = self.settings.string(name)
         try:
             value = self.ad.judge(text)
         except ValueError as error:
-            raise MachineFault(
-                f"{name} = {text} ({self.settings.where(name)}) is not a ClassAd expression.",
-                f"correct {name}; classad_eval tries an expression out.",
-            ) from error
+            problem = f"{name} = {text} ({self.settings.where(name)}) is not a ClassAd expression."
+            raise MachineFault(problem, f"correct {name}; classad_eval tries an expression out.") from error
         return isinstance(value, int | float) and bool(value)
 
 
@@ -75,13 +59,13 @@ def _view(ad: JobAd, settings: Settings) -> JobAd:
             found |= dict.fromkeys(names, value)
     found |= _numbers(ad) | _words(ad, vm_type)
     granted = _nics(ad, settings)
-    text = found.get(PREFIX + NICS)
+    text = found.get(PREFIX + "NICs")
     if granted or text:
         found["JobVMNetworking"] = True
     if granted:
         found["JobVMNetworkingType"] = granted[0].networking_type
         found["JobVM_MACADDR"] = granted[0].mac or None
-        found |= dict.fromkeys(_names(NICS, vm_type), ", ".join(map(str, granted)))
+        found |= dict.fromkeys(_names("NICs", vm_type), ", ".join(map(str, granted)))
     return ad.changed(found)
 
 
@@ -117,7 +101,7 @@ def _words(ad: JobAd, vm_type: str) -> dict[str, Plain | None]:
         found[TYPES] = vm_type
     if (disks := ad.string(DISK)) is not None:
         found[DISK] = ",".join(":".join(entry.fields) for entry in entries(disks))
-    names = _names(ARCH, vm_type)
+    names = _names("Arch", vm_type)
     for arch in filter(None, map(ad.string, names)):
         found |= dict.fromkeys(names, ARCHES.get(arch.strip().lower(), arch))
     kernel = (ad.string("VMPARAM_Xen_Kernel") or "").strip().lower()

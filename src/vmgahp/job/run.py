@@ -15,16 +15,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
-from vmgahp.job.attributes import (
-    RUN,
-    RUN_AS_ROOT,
-    RUN_BOOT,
-    RUN_BOOT_TIMEOUT,
-    RUN_INPUTS,
-    RUN_OUTPUTS,
-    RUN_TIME_LIMIT,
-    Options,
-)
+from vmgahp.job.attributes import Options
 from vmgahp.job.disks import DiskRequest, made_drive
 from vmgahp.job.scratch_files import ON_THEIR_OWN, is_reserved
 from vmgahp.text import has_control, shown
@@ -52,11 +43,8 @@ def read_environment(ad: JobAd) -> dict[str, str]:
         entries = [entry.lstrip() for entry in said.split((ad.string(OLD_DELIMITER) or ";")[0])]
     pairs = [entry.partition("=") for entry in entries or () if entry]
     if entries is None or not all(variable and equals for variable, equals, _ in pairs):
-        raise JobFault(
-            errors.MISMATCHED,
-            f"{name} = {shown(said)}: that is not of the form NAME=value NAME='value with blanks'.",
-            "correct environment in the submit file.",
-        )
+        problem = f"{name} = {shown(said)}: that is not of the form NAME=value NAME='value with blanks'."
+        raise JobFault(errors.MISMATCHED, problem, "correct environment in the submit file.")
     return {variable: value for variable, _, value in pairs}
 
 
@@ -102,7 +90,6 @@ class Run(NamedTuple):
     """The program for the guest, and how it is run."""
 
     command: str
-    """The command line for the guest's shell."""
     inputs: tuple[str, ...] | None
     """The names in the scratch directory; None for all that came with the job."""
     outputs: tuple[str, ...] | None
@@ -115,7 +102,6 @@ class Run(NamedTuple):
     boot: str
     """The part of the guest that starts it: cloud-init, or an agent of the image."""
     environment: tuple[tuple[str, str], ...]
-    """The name and value of each variable, without duplicates."""
     stdout: str
     """The file in the scratch directory for the program's output; it may be the same as `stderr`."""
     stderr: str
@@ -132,23 +118,23 @@ class Run(NamedTuple):
 
 def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
     """Read and check the job's options about the program. Raises `JobFault`."""
-    command = options.string(RUN)
+    command = options.string("Run")
     if not command:
-        raise options.refused(RUN, "it names no program", f'write +{PREFIX}{RUN} = "python3 fit.py".')
+        raise options.refused("Run", "it names no program", 'write +VMPARAM_vm_Run = "python3 fit.py".')
     if len(command.encode(errors="replace")) > LONGEST or "\0" in command:
         problem = f"it is longer than {LONGEST} bytes, or no text"
-        raise options.refused(RUN, problem, "put it into a script, and transfer that.")
-    boot = (options.string(RUN_BOOT) or CLOUD_INIT).lower()
+        raise options.refused("Run", problem, "put it into a script, and transfer that.")
+    boot = (options.string("Run_Boot") or CLOUD_INIT).lower()
     if boot not in BOOTS:
-        raise options.refused(RUN_BOOT, "there is no such way to begin", f"write one of {', '.join(BOOTS)}.")
+        raise options.refused("Run_Boot", "there is no such way to begin", f"write one of {', '.join(BOOTS)}.")
     limit = "VM_RUN_BOOT_TIMEOUT"
     return Run(
         command=command,
-        inputs=_names(options, RUN_INPUTS),
-        outputs=_names(options, RUN_OUTPUTS),
-        as_root=options.boolean(RUN_AS_ROOT),
-        time_limit=options.integer(RUN_TIME_LIMIT, LONGEST_TIME),
-        boot_timeout=options.integer(RUN_BOOT_TIMEOUT, LONGEST_TIME) or settings.integer(limit),
+        inputs=_names(options, "Run_Inputs"),
+        outputs=_names(options, "Run_Outputs"),
+        as_root=options.boolean("Run_As_Root"),
+        time_limit=options.integer("Run_Time_Limit", LONGEST_TIME),
+        boot_timeout=options.integer("Run_Boot_Timeout", LONGEST_TIME) or settings.integer(limit),
         boot=boot,
         environment=_environment(options, ad),
         stdout=_file(options, ad, "Out", STDOUT),
@@ -162,12 +148,9 @@ def drive(disks: Sequence[DiskRequest]) -> DiskRequest:
     """Return a request for the drive with the program, after the job's `disks`. Raises `JobFault`."""
     for disk in disks:
         if is_reserved(disk.file) and not disk.made:
-            raise JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"VMPARAM_vm_Disk: {disk.file[:100]!a} is a name of HTCondor's or of the server's.",
-                "give the image another name.",
-            )
-    return made_drive(disks, DRIVE_FILE, PREFIX + RUN)
+            problem = f"VMPARAM_vm_Disk: {disk.file[:100]!a} is a name of HTCondor's or of the server's."
+            raise JobFault(errors.INVALID_DISK_PARAM, problem, "give the image another name.")
+    return made_drive(disks, DRIVE_FILE, PREFIX + "Run")
 
 
 def guest_file(name: str) -> bytes:
@@ -184,9 +167,9 @@ def guest_file(name: str) -> bytes:
 
 def require_run(options: Options) -> None:
     """Refuse options about a program in a job without one. Raises `JobFault`."""
-    for option in (RUN_AS_ROOT, RUN_BOOT, RUN_BOOT_TIMEOUT, RUN_INPUTS, RUN_OUTPUTS, RUN_TIME_LIMIT):
+    for option in ("Run_As_Root", "Run_Boot", "Run_Boot_Timeout", "Run_Inputs", "Run_Outputs", "Run_Time_Limit"):
         if options.has(option):
-            name = options.attribute(RUN)
+            name = options.attribute("Run")
             raise options.refused(option, f"it is of no use without {name}", f"set {name}, or remove it.")
 
 
@@ -209,12 +192,12 @@ def _environment(options: Options, ad: JobAd) -> tuple[tuple[str, str], ...]:
     for name in found:
         if not _NAME.fullmatch(name):
             raise options.refused(
-                RUN,
+                "Run",
                 f"the guest's shell takes no environment variable of the name {name[:100]!a} (environment, getenv)",
                 "leave it out of environment; getenv can name the variables that are wanted.",
             )
     if sum(len(name) + len(value.encode(errors="replace")) for name, value in found.items()) > LONGEST:
-        raise options.refused(RUN, f"the environment has more than {LONGEST} bytes", "leave out what is not needed.")
+        raise options.refused("Run", f"the environment has more than {LONGEST} bytes", "leave out what is not needed.")
     return tuple(sorted(found.items()))
 
 
@@ -225,9 +208,6 @@ def _file(options: Options, ad: JobAd, attribute: str, default: str) -> str:
         return default
     ours = is_reserved(name) and name not in (STDOUT, STDERR, *ON_THEIR_OWN)
     if ours or "/" in name or name in (".", "..") or has_control(name):
-        raise options.refused(
-            RUN,
-            f"what the program prints cannot be written to {attribute} = {name[:100]!a}",
-            f'write +{attribute} = "fit.txt", +Stream{attribute} = false and +Transfer{attribute} = true.',
-        )
+        hint = f'write +{attribute} = "fit.txt", +Stream{attribute} = false and +Transfer{attribute} = true.'
+        raise options.refused("Run", f"what the program prints cannot be written to {attribute} = {name[:100]!a}", hint)
     return name

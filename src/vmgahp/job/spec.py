@@ -19,21 +19,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job import cloud_init, run
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import (
-    DATA_DISK,
-    DATA_FILES,
-    DISK_SIZE,
-    EXIT_PORT,
-    LIBVIRT_XML,
-    META_DATA,
-    NETWORK_CONFIG,
-    RUN,
-    SHARE,
-    SHARE_DIRS,
-    SSH,
-    USER_DATA,
-    Options,
-)
+from vmgahp.job.attributes import LIBVIRT_XML, Options
 from vmgahp.job.devices import Devices, Topology, devices
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, data_requests, enlarged, made_drive, requests
 from vmgahp.job.nics import Nic, nics
@@ -67,11 +53,9 @@ def is_saved_by_qemu(vm_type: str, settings: Settings) -> bool:
 def require_saveable(devices: Devices, requests: Iterable[DiskRequest], options: Options) -> None:
     """Make sure that nothing that the job asks for rules out its checkpoints. Raises `JobFault`."""
     if devices.shares:
-        raise options.refused(
-            SHARE_DIRS if options.has(SHARE_DIRS) else SHARE,
-            "JobVMCheckpoint = true contradicts it, for a VM that shares a directory cannot be saved",
-            "set vm_checkpoint = false, or hand the files over on a disk.",
-        )
+        problem = "JobVMCheckpoint = true contradicts it, for a VM that shares a directory cannot be saved"
+        hint = "set vm_checkpoint = false, or hand the files over on a disk."
+        raise options.refused("Share_Dirs" if options.has("Share_Dirs") else "Share", problem, hint)
     for request in requests:
         if request.format in UNSAVEABLE:
             raise bad_disk(request.entry, _contradiction(request.format), _cure(request.format, request.file))
@@ -88,10 +72,7 @@ def require_saveable_disks(disks: Iterable[Disk]) -> None:
 
 
 def require_snapshot(where: str, independent: Sequence[str]) -> None:
-    """Make sure that vSphere can take a snapshot with memory, which a checkpoint is there. Raises `JobFault`.
-
-    It takes none of a VM with `independent` disks, by their places (``MemorySnapshotOnIndependentDisk`` of its API).
-    """
+    """Refuse `independent` disks: vSphere takes no snapshot with memory of them. Raises `JobFault`."""
     if independent:
         problem = (
             f"{where}, {independent[0]}.mode: JobVMCheckpoint = true contradicts it, for vSphere takes no snapshot"
@@ -146,7 +127,6 @@ class JobSpec(VmSpec):
     xen: XenBoot | None = None
     """The way in which a Xen job boots; None for other jobs."""
     requests: tuple[DiskRequest, ...] = ()
-    """The job's requests for disks."""
 
     @property
     def macs(self) -> tuple[str, ...]:
@@ -176,7 +156,7 @@ class JobSpec(VmSpec):
             ignored=options.ignored,
         )
         if made.devices.ssh and not made.nics:
-            raise options.refused(SSH, "the VM has no network by which it is reached", "set vm_networking = true.")
+            raise options.refused("SSH", "the VM has no network by which it is reached", "set vm_networking = true.")
         made = _with_run(made, ad, settings, options)
         made = _with_seed(made, ad, options)
         if made.checkpoint:
@@ -187,38 +167,33 @@ class JobSpec(VmSpec):
 
 
 def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options) -> JobSpec:
-    """Add the program that the guest runs, if the job has options about one."""
-    if not options.about(RUN):
+    if not options.about("Run"):
         return made
 
-    if not options.has(RUN):
+    if not options.has("Run"):
         run.require_run(options)
     if ad.value(LIBVIRT_XML) is not None:
-        raise options.refused(
-            RUN,
-            "the job brings XML of its own, and only into our own description the program's ports are put",
-            f"leave {LIBVIRT_XML} out, or the program.",
-        )
+        problem = "the job brings XML of its own, and only into our own description the program's ports are put"
+        raise options.refused("Run", problem, f"leave {LIBVIRT_XML} out, or the program.")
     wanted = run.wanted(options, ad, settings)
     return made._replace(devices=made.devices._replace(run=wanted), requests=(*made.requests, run.drive(made.requests)))
 
 
 def _with_seed(made: JobSpec, ad: JobAd, options: Options) -> JobSpec:
-    """Add the files for cloud-init, if the job has options about them."""
     begins = made.devices.run is not None and made.devices.run.by_cloud_init
-    if not begins and not any(options.has(option) for option in (USER_DATA, META_DATA, NETWORK_CONFIG)):
+    if not begins and not any(options.has(option) for option in ("User_Data", "Meta_Data", "Network_Config")):
         return made
 
     seed = cloud_init.wanted(options, ad, begins)
     if seed is None:
         return made
-    requests = (*made.requests, made_drive(made.requests, cloud_init.SEED_FILE, f"VMPARAM_vm_{USER_DATA}"))
+    requests = (*made.requests, made_drive(made.requests, cloud_init.SEED_FILE, "VMPARAM_vm_User_Data"))
     return made._replace(devices=made.devices._replace(user_data=seed), requests=requests)
 
 
 def _require_our_description(settings: Settings, options: Options) -> None:
     """Refuse options about drives, sockets and ports of this daemon, which a script that describes VMs cannot use."""
-    for option in (USER_DATA, RUN, DISK_SIZE, EXIT_PORT, SHARE_DIRS, SSH):
+    for option in ("User_Data", "Run", "Disk_Size", "Exit_Port", "Share_Dirs", "SSH"):
         if settings.xml_script() and options.has(option):
             raise options.refused(
                 option,
@@ -229,10 +204,9 @@ def _require_our_description(settings: Settings, options: Options) -> None:
 
 
 def _requests(ad: JobAd, options: Options, *, diskless: bool, any_word: bool) -> tuple[DiskRequest, ...]:
-    """Return requests for the disks of vm_disk, and for those that are made for the job."""
     found = () if diskless and ad.string(DISK) is None else requests(ad, any_word=any_word)
-    if any(options.has(option) for option in (DATA_DISK, DATA_FILES, DISK_SIZE)):
-        if found and options.has(DISK_SIZE):
+    if any(options.has(option) for option in ("Data_Disk", "Data_Files", "Disk_Size")):
+        if found and options.has("Disk_Size"):
             found = (enlarged(options, found[0]), *found[1:])
         found += data_requests(options, found)
     return found
@@ -241,11 +215,8 @@ def _requests(ad: JobAd, options: Options, *, diskless: bool, any_word: bool) ->
 def _hardware_vt(ad: JobAd, settings: Settings) -> bool:
     wanted = bool(ad.boolean("JobVMHardwareVT"))
     if wanted and not settings.boolean("VM_HARDWARE_VT"):
-        raise JobFault(
-            errors.MISMATCHED,
-            "JobVMHardwareVT = true, and this machine offers no hardware virtualization (VM_HARDWARE_VT).",
-            "add VM_HardwareVT to the job's requirements.",
-        )
+        problem = "JobVMHardwareVT = true, and this machine offers no hardware virtualization (VM_HARDWARE_VT)."
+        raise JobFault(errors.MISMATCHED, problem, "add VM_HardwareVT to the job's requirements.")
     return wanted
 
 

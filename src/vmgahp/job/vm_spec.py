@@ -119,11 +119,9 @@ def _lacks(number: int | None, wanted: int) -> bool:
 def _require_fit(spec: VmSpec, slot: Slot) -> None:
     """Make sure that the VM fits into the slot. Raises `JobFault`."""
     if slot.cpus is not None and spec.vcpus > max(slot.cpus, 1):
-        raise JobFault(
-            errors.MISMATCHED,
-            f"The VM is to have {spec.vcpus} CPUs, and the job's slot has {slot.cpus} (RequestCpus).",
-            f"set request_cpus = {spec.vcpus} in the submit file, or lower vm_vcpus.",
-        )
+        problem = f"The VM is to have {spec.vcpus} CPUs, and the job's slot has {slot.cpus} (RequestCpus)."
+        hint = f"set request_cpus = {spec.vcpus} in the submit file, or lower vm_vcpus."
+        raise JobFault(errors.MISMATCHED, problem, hint)
     if slot.memory_mib is not None and spec.memory_mib > max(slot.memory_mib, LEAST_MEMORY_MIB):
         raise JobFault(
             errors.NO_MEMORY_PARAM,
@@ -148,10 +146,7 @@ def _number(text: str) -> int:
 
 
 def _can_be_replaced(ad: JobAd) -> bool:
-    """Return True if an input file of the job may have the machine ad's name.
-
-    The result of a directory with a trailing slash, of a URL, or of an expression is not known in advance.
-    """
+    """Return True if an input file of the job may have the machine ad's name, or its name is not known yet."""
     for name in ad.names():
         if name.lower() not in _SENT:
             continue
@@ -177,7 +172,6 @@ class VmSpec:
     """A virtual machine as the job requests it and this machine grants it."""
 
     name: str
-    """The VM's name in the hypervisor, from `JobAd.vm_name`."""
     vm_type: str
     working_dir: str
     memory_mib: int
@@ -214,13 +208,7 @@ class VmSpec:
 
 
 def parse(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> VmSpec:
-    """Parse the job ad for a VM type with one NIC and no generated disks, without access to files.
-
-    `kinds` are the kinds of network on offer, if they are not those of the settings.
-
-    Raises `JobFault` for a mistake of the job's owner, `ClientFault` for an attribute that the starter should have
-    sent, `MachineFault` for missing or invalid settings.
-    """
+    """Parse the job ad for a VM type with one NIC and no generated disks. Raises `errors.Fault`."""
     refuse_made(ad)
     return with_nics(ad, settings, classic(ad, settings, kinds))
 
@@ -242,6 +230,11 @@ def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...]) -> VmSpec:
     )
 
 
+def first_integer(ad: JobAd, *names: str) -> tuple[str, int | None]:
+    """Return the first of the attributes that is a number, and its value; None if none is."""
+    return next(((name, found) for name in names if (found := ad.integer(name)) is not None), (names[-1], None))
+
+
 def memory_mib(ad: JobAd, settings: Settings) -> int:
     """Return the memory in MiB: JobVMMemory, else RequestMemory.
 
@@ -250,15 +243,9 @@ def memory_mib(ad: JobAd, settings: Settings) -> int:
     """
     limit = settings.integer("VM_MEMORY")
     if limit <= 0:
-        raise MachineFault(
-            "VM_MEMORY is not set: it says how much memory VMs may have on this machine.",
-            "set VM_MEMORY to the memory in MiB that is for VMs.",
-        )
-    name = "JobVMMemory"
-    memory = ad.integer(name)
-    if memory is None:
-        name = "RequestMemory"
-        memory = ad.integer(name)
+        problem = "VM_MEMORY is not set: it says how much memory VMs may have on this machine."
+        raise MachineFault(problem, "set VM_MEMORY to the memory in MiB that is for VMs.")
+    name, memory = first_integer(ad, "JobVMMemory", "RequestMemory")
     if memory is None:
         raise JobFault(
             errors.NO_MEMORY_PARAM,
@@ -267,25 +254,16 @@ def memory_mib(ad: JobAd, settings: Settings) -> int:
             "set vm_memory, in MiB, in the submit file.",
         )
     if not 0 < memory <= limit:
-        raise JobFault(
-            errors.NO_MEMORY_PARAM,
-            f"{name} = {memory} MiB, and a VM on this machine may have from 1 to {limit} MiB (VM_MEMORY).",
-            "lower vm_memory in the submit file, or require VM_Memory of the machine.",
-        )
+        problem = f"{name} = {memory} MiB, and a VM on this machine may have from 1 to {limit} MiB (VM_MEMORY)."
+        hint = "lower vm_memory in the submit file, or require VM_Memory of the machine."
+        raise JobFault(errors.NO_MEMORY_PARAM, problem, hint)
     return max(memory, LEAST_MEMORY_MIB)
 
 
 def vcpus(ad: JobAd) -> int:
     """Return the CPUs: JobVM_VCPUS, else RequestCpus; at least 1, as the C++ daemon."""
-    name = "JobVM_VCPUS"
-    number = ad.integer(name)
-    if number is None:
-        name = "RequestCpus"
-        number = ad.integer(name)
+    name, number = first_integer(ad, "JobVM_VCPUS", "RequestCpus")
     if number is not None and number > MOST_VCPUS:
-        raise JobFault(
-            errors.MISMATCHED,
-            f"{name} = {number}, and a VM can have {MOST_VCPUS} CPUs at most.",
-            "lower vm_vcpus (or request_cpus) in the submit file.",
-        )
+        problem = f"{name} = {number}, and a VM can have {MOST_VCPUS} CPUs at most."
+        raise JobFault(errors.MISMATCHED, problem, "lower vm_vcpus (or request_cpus) in the submit file.")
     return max(number or 1, 1)

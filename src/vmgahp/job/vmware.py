@@ -29,7 +29,6 @@ VMX_FILE = "VMPARAM_VMware_VMX_File"
 VMDK_FILES = "VMPARAM_VMware_VMDK_Files"
 
 NETWORKING_TYPES = ("nat", "bridge")
-"""The kinds of network for jobs that VMware supports."""
 
 STATIC_MACS = "00:50:56:00:00:00", "00:50:56:3f:ff:ff"
 """The range of static addresses that VMware accepts; with another one it does not power on a VM."""
@@ -55,31 +54,23 @@ class VmwareSpec(VmSpec):
     snapshot_disk: bool
     """True if the guest writes to snapshot disks and leaves the job's disks unchanged."""
     vmx_file: str
-    """The name of the job's ``.vmx`` in the scratch directory."""
     vmdk_files: tuple[str, ...]
     """The names of the job's ``.vmdk`` files as the ad lists them, in the scratch directory or in `dir`. A
     split disk's extents are among them."""
 
     vmx: Vmx
-    """The content of the ``.vmx``; empty before `look` reads it."""
 
     @classmethod
     def parse(cls, ad: JobAd, settings: Settings) -> VmwareSpec:
-        """Read and check the job ad, without access to files.
-
-        Raises `JobFault` for a mistake of the job's owner, `ClientFault` for an attribute that the starter should
-        have sent, `MachineFault` for missing or invalid settings.
-        """
+        """Read and check the job ad, without access to files. Raises `errors.Fault`."""
         common = vm_spec.parse(ad, settings, settings.networking_types(NETWORKING_TYPES, own_bridge=True))
         _require_static(common.mac)
         transfer = _boolean(ad, TRANSFER)
         snapshot_disk = _boolean(ad, SNAPSHOT_DISK)
         if not transfer and not snapshot_disk:
-            raise JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"{TRANSFER} = false and {SNAPSHOT_DISK} = false: a shared disk needs a snapshot disk.",
-                "set vmware_snapshot_disk = True, or transfer the files (vmware_should_transfer_files = True).",
-            )
+            problem = f"{TRANSFER} = false and {SNAPSHOT_DISK} = false: a shared disk needs a snapshot disk."
+            hint = "set vmware_snapshot_disk = True, or transfer the files (vmware_should_transfer_files = True)."
+            raise JobFault(errors.INVALID_DISK_PARAM, problem, hint)
         return cls(
             **vars(common),
             dir=_dir(ad, transfer),
@@ -113,17 +104,12 @@ def read_vmx(identity: Identity, directory: str, name: str) -> Vmx:
     try:
         vmx = Vmx.decode(data)
     except VmxError as error:
-        raise JobFault(
-            errors.BAD_IMAGE,
-            f"{VMX_FILE} = {shown(name)}: VMware could not read this file: {error}.",
-            "open the virtual machine in VMware, and send the .vmx that it writes.",
-        ) from error
+        problem = f"{VMX_FILE} = {shown(name)}: VMware could not read this file: {error}."
+        hint = "open the virtual machine in VMware, and send the .vmx that it writes."
+        raise JobFault(errors.BAD_IMAGE, problem, hint) from error
     if vmx.is_encrypted:
-        raise JobFault(
-            errors.BAD_IMAGE,
-            f"{VMX_FILE} = {shown(name)}: the virtual machine is encrypted, and no job has its password.",
-            DECRYPT_HINT,
-        )
+        problem = f"{VMX_FILE} = {shown(name)}: the virtual machine is encrypted, and no job has its password."
+        raise JobFault(errors.BAD_IMAGE, problem, DECRYPT_HINT)
     return vmx
 
 
@@ -154,11 +140,9 @@ def _dir(ad: JobAd, transfer: bool) -> str:
 def _vmx_file(ad: JobAd) -> str:
     text = (ad.string(VMX_FILE) or "").strip()
     if not text:
-        raise JobFault(
-            errors.NO_DISK_PARAM,
-            f"{VMX_FILE} = {shown(ad.expression(VMX_FILE))}: the job names no virtual machine.",
-            "set vmware_dir to a directory with one .vmx file, or name the file in +VMPARAM_VMware_VMX_File.",
-        )
+        problem = f"{VMX_FILE} = {shown(ad.expression(VMX_FILE))}: the job names no virtual machine."
+        hint = "set vmware_dir to a directory with one .vmx file, or name the file in +VMPARAM_VMware_VMX_File."
+        raise JobFault(errors.NO_DISK_PARAM, problem, hint)
     name = _base_name(text)
     if name is None or not name.lower().endswith(".vmx"):
         raise _bad(VMX_FILE, text, "it is not the name of a .vmx file", "name the .vmx of the virtual machine.")
@@ -169,7 +153,6 @@ def _vmx_file(ad: JobAd) -> str:
 
 
 def _vmdk_files(ad: JobAd) -> tuple[str, ...]:
-    """Return the names of the list. Raises `JobFault`."""
     text = ad.string(VMDK_FILES)
     if text is None and ad.expression(VMDK_FILES) is not None:
         hint = "write the names of the .vmdk files with commas between them."
@@ -196,11 +179,8 @@ def _base_name(path: str) -> str | None:
 def _require_static(mac: str) -> None:
     first, last = STATIC_MACS
     if mac and not first <= mac <= last:
-        raise JobFault(
-            errors.MISMATCHED,
-            f"JobVM_MACADDR = {shown(mac)}: VMware takes a chosen address from {first} to {last} only.",
-            "set vm_macaddr to one of these, or remove it.",
-        )
+        problem = f"JobVM_MACADDR = {shown(mac)}: VMware takes a chosen address from {first} to {last} only."
+        raise JobFault(errors.MISMATCHED, problem, "set vm_macaddr to one of these, or remove it.")
 
 
 def _no_vmx(name: str, error: OSError) -> JobFault:
@@ -210,5 +190,4 @@ def _no_vmx(name: str, error: OSError) -> JobFault:
 
 
 def _bad(name: str, value: str | None, problem: str, hint: str) -> JobFault:
-    """Make the fault for an attribute with this value, or with it in its list."""
     return JobFault(errors.INVALID_DISK_PARAM, f"{name} = {shown(value)}: {problem}.", hint)

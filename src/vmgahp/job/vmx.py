@@ -26,8 +26,8 @@ ENCODING = ".encoding"
 """The name whose value is the encoding of a ``.vmx``; usually its first line."""
 
 _LINE_END = re.compile("\r\n|\r|\n")
-_LINE = re.compile(r'[ \t]*([^ \t=#]+)[ \t]*=[ \t]*(?:"([^"]*)"|([^ \t#"]*))[ \t]*(#.*)?', re.DOTALL)
-_COMMENT = re.compile(r"[ \t]*(#.*)?", re.DOTALL)
+_LINE = re.compile(r'[ \t]*([^ \t=#]+)[ \t]*=[ \t]*(?:"([^"]*)"|([^ \t#"]*))[ \t]*(?:#.*)?', re.DOTALL)
+_COMMENT = re.compile(r"[ \t]*(?:#.*)?", re.DOTALL)
 _NAME = re.compile(r"[^ \t=#]+")
 _ENCODING_LINE = re.compile(rb'(?:^|[\r\n])[ \t]*\.encoding[ \t]*=[ \t]*"?([A-Za-z0-9_.:-]{1,40})', re.IGNORECASE)
 _ENCODINGS = re.compile(
@@ -46,26 +46,18 @@ class VmxError(ValueError):
 class Vmx(MutableMapping[str, str]):
     """A ``.vmx`` in memory: a mapping of names to values.
 
-    Names are case-insensitive and keep their spelling and their order; new ones come last. Comments are kept.
+    Names are case-insensitive and keep their spelling and their order; new ones come last. Comments are dropped.
     Values are plain text: escapes exist in the file only.
     """
 
-    __slots__ = ("_lines", "_places")
-
     def __init__(self, pairs: dict[str, str] | None = None) -> None:
-        self._lines: list[tuple[str, str, str] | None] = []
-        """The name, value and comment of each line. The name is empty for a line with only a comment; a deleted line is
-        None."""
-        self._places: dict[str, int] = {}
-        for name, value in (pairs or {}).items():
-            self[name] = value
+        self._entries: dict[str, tuple[str, str]] = {}
+        """The name as it is written, and the value, by the name in lower case."""
+        self.update(pairs or {})
 
     @classmethod
     def decode(cls, data: bytes) -> Vmx:
-        """Read a file's content in the encoding that it names, by default UTF-8.
-
-        An existing ``.encoding`` becomes ``"UTF-8"``, since `encode` writes that. Raises `VmxError`.
-        """
+        """Read a file in the encoding that it names, or UTF-8, which `encode` writes. Raises `VmxError`."""
         if len(data) > LARGEST:
             raise VmxError(f"it has more than {LARGEST} bytes")
         data = data.removeprefix(b"\xef\xbb\xbf")
@@ -99,42 +91,28 @@ class Vmx(MutableMapping[str, str]):
         if not lines[-1]:
             del lines[-1]
         for number, line in enumerate(lines, 1):
-            if comment := _COMMENT.fullmatch(line):
-                vmx._lines.append(("", "", comment[1] or ""))
+            if _COMMENT.fullmatch(line):
                 continue
             found = _LINE.fullmatch(line)
             if found is None:
                 raise VmxError(f'line {number} is not of the form name = "value": {line[:80]!a}')
-            name, quoted, word, rest = found.groups()
-            if name.lower() in vmx._places:
+            name, quoted, word = found.groups()
+            if name in vmx:
                 raise VmxError(f"line {number} has {name[:80]!a}, which an earlier line has already")
             try:
-                vmx._add(name, _unescape(quoted if quoted is not None else word, encoding), rest or "")
+                vmx[name] = _unescape(quoted if quoted is not None else word, encoding)
             except VmxError as error:
                 raise VmxError(f"line {number}: {error}") from error
         return vmx
 
     def render(self) -> str:
         """Return the text of the file. Values are escaped, so that none can add a line."""
-        lines = []
-        for line in self._lines:
-            if line is None:
-                continue
-            name, value, comment = line
-            if name:
-                escaped = _TO_ESCAPE.sub(_escape, value)
-                lines.append(f'{name} = "{escaped}"{" " if comment else ""}{comment}\n')
-            else:
-                lines.append(f"{comment}\n")
-        return "".join(lines)
+        return "".join(f'{name} = "{_TO_ESCAPE.sub(_escape, value)}"\n' for name, value in self._entries.values())
 
     def encode(self) -> bytes:
         """Return the content of the file in UTF-8, with a line that names this encoding."""
         if ENCODING not in self:
-            self._lines.insert(0, None)
-            self._places = {name: place + 1 for name, place in self._places.items()}
-            self._lines[0] = (ENCODING, "UTF-8", "")
-            self._places[ENCODING] = 0
+            self._entries = {ENCODING: (ENCODING, "")} | self._entries
         self[ENCODING] = "UTF-8"
         return self.render().encode()
 
@@ -165,60 +143,43 @@ class Vmx(MutableMapping[str, str]):
     # The mapping
 
     def __getitem__(self, name: str) -> str:
-        line = self._lines[self._places[name.lower()]]
-        assert line is not None
-        return line[1]
+        return self._entries[name.lower()][1]
 
     def __setitem__(self, name: str, value: str) -> None:
-        place = self._places.get(name.lower())
-        if place is None:
-            self._add(name, value, "")
-            return
-        line = self._lines[place]
-        assert line is not None
-        _check_value(name, value)
-        self._lines[place] = (line[0], value, line[2])
+        key = name.lower()
+        if key not in self._entries:
+            if not _NAME.fullmatch(name) or not name.isprintable():
+                raise VmxError(f"{name[:80]!a} cannot be a name")
+            if len(self._entries) >= _MOST_WRITTEN:
+                raise VmxError(f"it has more than {_MOST_WRITTEN} lines")
+        if "\0" in value:
+            raise VmxError(f"the value of {name[:80]!a} has a NUL")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise VmxError(f"the value of {name[:80]!a} is not text: {error}") from error
+        self._entries[key] = self._entries.get(key, (name, ""))[0], value
 
     def __delitem__(self, name: str) -> None:
-        self._lines[self._places.pop(name.lower())] = None
+        del self._entries[name.lower()]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([line[0] for line in self._lines if line is not None and line[0]])
+        return iter([name for name, _ in self._entries.values()])
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._places
+        return isinstance(name, str) and name.lower() in self._entries
 
     def __eq__(self, other: object) -> bool:
-        """Compare the lines and their order, comments included."""
-        if not isinstance(other, Vmx):
-            return NotImplemented
-        return [line for line in self._lines if line] == [line for line in other._lines if line]
+        """Compare the entries and their order."""
+        return list(self._entries.values()) == list(other._entries.values()) if isinstance(other, Vmx) else False
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Vmx({dict(self.items())!r})"
-
-    def _add(self, name: str, value: str, comment: str) -> None:
-        if not _NAME.fullmatch(name) or not name.isprintable():
-            raise VmxError(f"{name[:80]!a} cannot be a name")
-        _check_value(name, value)
-        if len(self._lines) >= _MOST_WRITTEN:
-            raise VmxError(f"it has more than {_MOST_WRITTEN} lines")
-        self._places[name.lower()] = len(self._lines)
-        self._lines.append((name, value, comment))
-
-
-def _check_value(name: str, value: str) -> None:
-    if "\0" in value:
-        raise VmxError(f"the value of {name[:80]!a} has a NUL")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise VmxError(f"the value of {name[:80]!a} is not text: {error}") from error
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -262,7 +223,6 @@ class Drive(NamedTuple):
     controller: int
     unit: int
     file: str
-    """The file name as written."""
     no_image: str = ""
     """The reason why there is no usable image, in words; empty if `file` is one."""
     of_host: bool = False

@@ -32,7 +32,6 @@ NUL); it silently cuts off the rest."""
 
 _KERNEL = (KERNEL, errors.XEN_KERNEL_NOT_FOUND)
 _INITRD = (INITRD, errors.XEN_INITRD_NOT_FOUND)
-"""The attributes that name files, each with the error word for a missing one."""
 
 _KERNEL_HINT = "set xen_kernel to included, to vmx, or to a kernel image, in the submit file."
 
@@ -61,11 +60,8 @@ class XenBoot(NamedTuple):
         """Read and check the job's attributes, without access to files. Raises `JobFault`."""
         wanted = (ad.string(KERNEL) or "").strip()
         if not wanted:
-            raise JobFault(
-                errors.XEN_NO_KERNEL,
-                f"{KERNEL} = {shown(ad.expression(KERNEL))}: the job does not say which kernel its VM boots.",
-                _KERNEL_HINT,
-            )
+            problem = f"{KERNEL} = {shown(ad.expression(KERNEL))}: the job does not say which kernel its VM boots."
+            raise JobFault(errors.XEN_NO_KERNEL, problem, _KERNEL_HINT)
         if wanted.lower() == INCLUDED:
             return cls(bootloader=_bootloader(settings))
         if wanted.lower() == HARDWARE:
@@ -104,21 +100,17 @@ def open_file(file: BootFile, working_dir: str, identity: Identity) -> int:
 def _bootloader(settings: Settings) -> str:
     path = settings.string(BOOTLOADER).strip("\"'")
     if not path:
-        raise JobFault(
-            errors.XEN_KERNEL_NOT_FOUND,
-            f"{KERNEL} = {INCLUDED}, and this machine takes no kernels out of disks ({BOOTLOADER} is not set).",
-            "set xen_kernel to a kernel image, or require a machine whose VM_xen_ATTR_bootloader is true.",
-        )
+        problem = f"{KERNEL} = {INCLUDED}, and this machine takes no kernels out of disks ({BOOTLOADER} is not set)."
+        hint = "set xen_kernel to a kernel image, or require a machine whose VM_xen_ATTR_bootloader is true."
+        raise JobFault(errors.XEN_KERNEL_NOT_FOUND, problem, hint)
     return path
 
 
 def require_bootloader(path: str) -> None:
     """Make sure that the program of XEN_BOOTLOADER exists. Raises `MachineFault`."""
     if not path.startswith("/") or not os.access(path, os.X_OK):
-        raise MachineFault(
-            f"{BOOTLOADER} = {path} is not a program on this machine.",
-            f"set {BOOTLOADER} to the full path of pygrub, or of another bootloader of Xen's; or unset it.",
-        )
+        hint = f"set {BOOTLOADER} to the full path of pygrub, or of another bootloader of Xen's; or unset it."
+        raise MachineFault(f"{BOOTLOADER} = {path} is not a program on this machine.", hint)
 
 
 def _file(which: tuple[str, str], value: str) -> BootFile:
@@ -128,7 +120,6 @@ def _file(which: tuple[str, str], value: str) -> BootFile:
 
 
 def _find(which: tuple[str, str], value: str, working_dir: str, identity: Identity) -> BootFile:
-    """Find a kernel or an initrd: a file of the scratch directory with the base name, or the full path here."""
     return BootFile(*find_file(value, working_dir, identity, False, partial(_refused, which, value)))
 
 
@@ -140,19 +131,13 @@ def _refused(which: tuple[str, str], value: str, problem: str, hint: str) -> Job
 def _command_line(ad: JobAd) -> str:
     root = (ad.string(ROOT) or "").strip()
     if not root:
-        raise JobFault(
-            errors.XEN_NO_ROOT,
-            f"{ROOT} = {shown(ad.expression(ROOT))}: a kernel of the job's own must be told its root device.",
-            "set xen_root in the submit file, such as xen_root = /dev/xvda1.",
-        )
+        problem = f"{ROOT} = {shown(ad.expression(ROOT))}: a kernel of the job's own must be told its root device."
+        raise JobFault(errors.XEN_NO_ROOT, problem, "set xen_root in the submit file, such as xen_root = /dev/xvda1.")
     params = (ad.string(PARAMS) or "").strip()
     line = " ".join(word for word in (root if root.startswith("root=") else f"root={root}", params) if word)
     if has_control(line):
-        raise JobFault(
-            errors.XEN_NO_ROOT,
-            f"{ROOT} = {shown(root)} or {PARAMS} = {shown(params)} has a control character.",
-            "write both in one line each.",
-        )
+        problem = f"{ROOT} = {shown(root)} or {PARAMS} = {shown(params)} has a control character."
+        raise JobFault(errors.XEN_NO_ROOT, problem, "write both in one line each.")
     if len(line.encode()) > LONGEST_COMMAND_LINE:
         raise JobFault(
             errors.MISMATCHED,

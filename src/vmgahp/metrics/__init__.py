@@ -25,7 +25,6 @@ class Metrics(NamedTuple):
     state: State
     """A state of `vmgahp.lifecycle`: RUNNING or SOFT_SUSPENDED; a VM in another state uses nothing."""
     time: float
-    """The time of the reading, in seconds since 1970."""
     cpu_seconds: float = 0.0
     vcpus: int = 1
     vcpu_seconds: Mapping[str, float] = {}
@@ -68,7 +67,6 @@ class Usage:
     def __init__(self, before: float = 0) -> None:
         """Start with the usage of an earlier life, as its checkpoint states it in `before`."""
         self.seconds = self._before = before
-        """The total usage, as of the last reading."""
         self._last: float = 0
 
     def read(self, raw: float | None) -> float:

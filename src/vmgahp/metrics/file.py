@@ -79,7 +79,6 @@ class MetricsFile:
             self._fd = -1
 
     def _tell(self, what: str, text: str) -> None:
-        """Log a message, once for each kind."""
         if what not in self._told:
             self._told.add(what)
             self._log(text)

@@ -25,8 +25,7 @@ DEADLINE = 60.0
 MOST_LOG = 4 << 20
 """The most bytes of the server's standard error that are kept; the oldest go first."""
 
-_IDLE = 0.1
-"""The seconds between two calls of `idle`."""
+_IDLE = 0.1  # seconds
 
 
 class ProtocolError(Exception):
@@ -57,7 +56,6 @@ class Client:
         self.requests = Requests()
         """The requests sent by `ask`, `run` and `call`; `send` and `write` add nothing here."""
         self.ended = False
-        """True once the server has closed its output."""
         self._heard = heard or (lambda _mark, _line: None)
         self._idle = idle
         self._reader = wire.LineReader()
@@ -93,10 +91,7 @@ class Client:
         return [stream.fileno() for stream in streams if stream is not None and not stream.closed]
 
     def pump(self, timeout: float = 0.0, *, writing: bool = False) -> bool:
-        """Wait for output of the server, for `timeout` seconds at most, and read it.
-
-        With `writing`, room for more input ends the wait too. Return False on a timeout.
-        """
+        """Read the server's output, or wait for it, or for room to write; return False on a timeout."""
         poller = select.poll()
         for descriptor in self.descriptors():
             poller.register(descriptor, select.POLLIN)
@@ -278,7 +273,6 @@ class Client:
         self.process.wait()
 
     def _await_exit(self, end: float) -> None:
-        """Wait until the server has exited, and read all its output."""
         exited = os.pidfd_open(self.process.pid) if self.process.returncode is None else -1
         try:
             while self.process.poll() is None:

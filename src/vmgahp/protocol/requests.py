@@ -96,13 +96,11 @@ def fate(word: str) -> str:
 
 
 PREFIX = "CONDOR_VM_"
-"""The prefix of the commands that take a request id."""
 
 READY = "R"
 GREETING = "$VMGahpVersion "
 
-GREETING_DEADLINE = 30.0
-"""The seconds that a server has for its greeting."""
+GREETING_DEADLINE = 30.0  # seconds
 
 REPLY_DEADLINE = 60.0
 """The seconds that it has for a reply; the reply to QUIT comes when the VMs are gone."""
@@ -133,9 +131,7 @@ class Request:
         self.state = RequestState.NEW
         self.sent = 0.0
         self.reply: str | None = None
-        """The line that answers it, or None so far."""
         self.result: list[str] = []
-        """The words after the request id, once `state` is FINISHED."""
         words = [word.decode("utf-8", "replace") for word in wire.split(line.encode("utf-8", "surrogateescape"))]
         self.command = words[0].upper()
         self.operation = ""
@@ -175,7 +171,6 @@ class Received(NamedTuple):
     kind: Kind
     line: str
     request: Request | None = None
-    """The request that it answers; None if no request waits for the result."""
 
 
 class Requests:
@@ -188,10 +183,8 @@ class Requests:
         self.asynchronous = True
         """True if the server announces results with R."""
         self.last_id = 0
-        """The highest request id that was used."""
         self.unanswered: deque[Request] = deque()
         self.pending: dict[int, Request] = {}
-        """The accepted requests without a result so far, by request id."""
         self.results_left = 0
         """The number of result lines that still belong to the last RESULTS."""
         self._in_ad = False

@@ -28,7 +28,6 @@ COMMANDS = (
     *("CONDOR_VM_CHECKPOINT", "CONDOR_VM_STATUS", "CONDOR_VM_GETPID", "QUIT", "VERSION", "COMMANDS"),
     *("SUPPORT_VMS", "RESULTS", "CLASSAD", "CLASSAD_END"),
 )
-"""All commands, in the order of the reference's answer to COMMANDS."""
 
 PATIENCE = 2.0
 """The seconds that a STATUS waits for its turn behind another operation of its VM."""
@@ -71,14 +70,11 @@ class Call:
         self.vm = target
         self.operation = operation
         self.request_id = request_id
-        """The client's request id; 0 for a call that the session makes itself, which has no result."""
         self.asked = asked
         self.answered = False
         """True once the client has its answer. After a timeout the outcome still changes the VM's state."""
         self.state = lifecycle.STARTING
-        """The VM's state when the call was issued."""
         self.job: JobAd | None = None
-        """The job ad, for a START."""
 
 
 class Session:
@@ -153,10 +149,7 @@ class Session:
         self._advance(target)
 
     def look(self, vm_id: int, now: float) -> bool:
-        """Ask for the status of a VM without a request of the client; return False while the client is busy with it.
-
-        A guest that was suspended or paused cannot end by itself, and is not looked at.
-        """
+        """Ask for a running VM's status without a request; return False while the client is busy with it."""
         target = self.vms[vm_id]
         if target.state != lifecycle.RUNNING or target.running or not (target.is_attended and self._is_idle()):
             return False
@@ -276,7 +269,6 @@ class Session:
         self._accept()
 
     def _ad_line(self, line: bytes) -> None:
-        """Take a line of the ad, or its end."""
         assert self._ad is not None
         if line.upper() == END:
             self._in_ad = False
@@ -377,7 +369,6 @@ class Session:
 
     @staticmethod
     def _is_overruled(running: Call, following: Call) -> bool:
-        """Return True if the next call is a STOP and the running one, which may hang, has been answered already."""
         return following.operation == lifecycle.STOP and running.answered and running.operation != lifecycle.STOP
 
     def _operate(self, call: Call) -> None:
@@ -422,7 +413,6 @@ class Session:
             self._result(call, False, errors.VM_NOT_FOUND)
 
     def _succeeded(self, call: Call, now: float) -> None:
-        """Record the success of an operation that changes the VM's state."""
         target = call.vm
         target.state = lifecycle.TRANSITIONS[call.state, call.operation]
         if call.operation == lifecycle.START:
@@ -480,7 +470,6 @@ class Session:
         self._result(call, True, *words)
 
     def _result(self, call: Call, success: bool, *words: str) -> None:
-        """Answer a call, once."""
         if call.request_id and not call.answered:
             self._answer(call.request_id, success, *words)
         call.answered = True

@@ -29,7 +29,6 @@ USUAL_END = {CLIENT: b"\r\n", SERVER: b"\n", STDERR: b"\n"}
 HINT = "Hint: vmgahp record, and vmgahp console --record, write transcripts."
 
 LONGEST_SHOWN = 60
-"""The most characters of an invalid line that a message shows."""
 
 MAX_LINE = 1 << 20
 """The most bytes of one line that are buffered until its end arrives."""
@@ -58,7 +57,6 @@ class Line:
     mark: str
     data: bytes
     number: int = field(default=0, compare=False)
-    """The line number in the text, from 1."""
 
     @property
     def text(self) -> str:
@@ -171,10 +169,7 @@ class Splitter:
 
 
 def redacted(data: bytes) -> bytes:
-    """Return a line of either side with the values of secrets hidden, by the rules of the log.
-
-    The line of a secret attribute of the job ad remains one, with `HIDDEN` as its value.
-    """
+    """Return a line of either side without secrets, by the rules of the log; an attribute's value is `HIDDEN`."""
     text = data.decode("utf-8", "surrogateescape")
     name, equals, _ = text.partition("=")
     if equals and is_hidden(name.strip()):
@@ -185,11 +180,7 @@ def redacted(data: bytes) -> bytes:
 
 
 class Writer:
-    """A writer of a running conversation, without its secrets.
-
-    `write` takes one or more whole lines of text at a time; `clock` counts seconds from anywhere, and None
-    leaves the times out.
-    """
+    """A writer of whole lines of a conversation, without its secrets; a `clock` of None leaves the times out."""
 
     def __init__(self, write: Callable[[str], object], clock: Callable[[], float] | None = time.monotonic) -> None:
         self._write = write
@@ -233,10 +224,8 @@ def create_file(target: str) -> tuple[int, str]:
         directory = os.path.dirname(path) or "."
         trouble = trust.trouble_with_directory(directory) if os.geteuid() == 0 else ""
         if trouble:
-            raise errors.MachineFault(
-                f"No transcript is written to {path}: it is reached by {trouble}.",
-                "name a directory that belongs to root and that only root may write to.",
-            )
+            problem = f"No transcript is written to {path}: it is reached by {trouble}."
+            raise errors.MachineFault(problem, "name a directory that belongs to root and that only root may write to.")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
         return os.open(path, flags, 0o600), path
     except OSError as error:
@@ -246,16 +235,12 @@ def create_file(target: str) -> tuple[int, str]:
 
 
 class TranscriptFile:
-    """A writer to a descriptor, which it owns and closes.
-
-    `complain` is a callback, called with a sentence the first time that lines are lost.
-    """
+    """A writer to a descriptor, which it owns; `complain` is called with a sentence once if lines are lost."""
 
     def __init__(self, descriptor: int, complain: Callable[[str], object] = lambda _: None) -> None:
         self._descriptor = descriptor
         self._complain: Callable[[str], object] | None = complain
         self._lost = 0
-        """The number of lost lines that the file does not mention yet."""
 
     def write(self, text: str) -> None:
         """Write whole lines, each with its newline."""

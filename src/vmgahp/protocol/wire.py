@@ -74,7 +74,6 @@ def is_escaped(buffer: bytes | bytearray, position: int) -> bool:
 
 
 def _without_returns(line: bytes) -> bytes:
-    """Drop the returns that are not escaped."""
     if b"\\" not in line:
         return line.replace(b"\r", b"")
     kept = bytearray()
@@ -132,11 +131,7 @@ def words(line: str) -> list[str]:
 
 
 def reply(*words: str) -> bytes:
-    """Return a reply or result line of escaped words with its newline, never longer than `MAX_REPLY`.
-
-    Words that would make it longer are left out, and a single word that is too long is cut: the client
-    survives a short answer.
-    """
+    """Return an escaped line of at most `MAX_REPLY` bytes; words beyond are left out, a single one is cut."""
     line = bytearray()
     for word in words:
         encoded = escape(word).encode("utf-8", "replace").replace(b"\0", b"?")
@@ -169,7 +164,6 @@ class AdLines:
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.complete = True
-        """True unless a line or the whole ad was too long."""
         self._size = 0
         self._bad = self._beyond = 0
         """The numbers of lines skipped as malformed, and because the ad is too large."""

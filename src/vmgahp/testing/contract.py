@@ -66,7 +66,6 @@ class Subject(ABC):
 
     def __init__(self, directory: Path, settings: Settings, identity: Identity) -> None:
         self.directory = directory
-        """A directory of the test, which holds the jobs' scratch directories."""
         self.settings = settings
         self.identity = identity
         self.log: list[str] = []
@@ -106,10 +105,7 @@ class Subject(ABC):
         return made
 
     def job(self, number: int = 1, *, ends: bool = False) -> JobAd:
-        """Make the ad of a job with its files in a scratch directory.
-
-        Its guest runs on and on, or powers itself off soon after its start (or after `power_off`).
-        """
+        """Make the ad of a job whose guest runs on, or powers itself off at its start or after `power_off`."""
         scratch = self.directory / f"dir_{number}"
         scratch.mkdir(exist_ok=True)
         # The pid keeps the VM apart from those of other tests on this machine.

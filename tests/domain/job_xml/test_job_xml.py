@@ -634,7 +634,10 @@ def test_a_controller_that_would_have_libvirt_make_millions_below_it_is_refused(
 def test_a_refusal_names_the_place_and_the_reason(job: Job) -> None:
     problem = job.refused(a_domain(DISK + DISK.replace("vda", "vdb").replace("img'", "img' startupPolicy='optional'")))
     assert "/domain/devices/disk[2]/source/@startupPolicy = 'optional'" in problem
-    assert "devices of the host belong to no job" in job.refused(a_domain("<hostdev/>"))
+    assert "/domain/devices/hostdev is not for jobs to say" in job.refused(a_domain("<hostdev/>"))
+    assert "@type = 'direct' is not among the values that a job may give (network, bridge, user)" in job.refused(
+        a_domain("<interface type='direct'/>")
+    )
 
 
 # Whatever it brings
@@ -643,7 +646,7 @@ _TAGS = sorted(
     {
         *("domain", "devices", "disk", "source", "driver", "target", "interface", "os", "kernel", "serial"),
         *("rng", "backend", *model.DOMAIN.children, *model.DEVICES),
-        *sanitize.NEVER,
+        *("redirdev", "smartcard", "loader", "nvram", "backingStore", "script", "seclabel", "maxMemory"),
     }
 )
 _NAMES = ["type", "file", "dev", "path", "bus", "device", "name", "model", "mode", "network", "unit", "listen", "dir"]

@@ -498,7 +498,7 @@ def test_a_conversion_that_takes_too_long(
     slow.write_text(f'#!/bin/sh\n[ "$1" = convert ] && exec sleep 1000\nexec {real} "$@"\n')
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr("vmgahp.drivers.any.images.START_EXTRA", 0.0)
+    monkeypatch.setattr("vmgahp.drivers.any.START_EXTRA", 0.0)
     wanted = job(scratch, "disk.vhdx:vda:w:vhdx")
     refused(wanted, "kvm", match="had not ended after", VM_GAHP_REQ_TIMEOUT="1")
 

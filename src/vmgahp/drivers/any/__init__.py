@@ -4,6 +4,7 @@ The files of a choice travel with the job and are the job's to change, so they d
 that the job could have anyhow, and which of its own files is which disk.
 """
 
+import errno
 import os
 import re
 import threading
@@ -18,19 +19,17 @@ from vmgahp.checkpoint import files, manifest
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers import base
-from vmgahp.drivers.any import images
-from vmgahp.drivers.any.images import AnyDisk
-from vmgahp.drivers.base import Driver, Logger, Machine, Survey
+from vmgahp.drivers.base import Driver, Logger, Machine, Survey, progress
 from vmgahp.drivers.machine_types import SETTING, machine_types
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import BAD, OFF, Finding
-from vmgahp.host import job_user
+from vmgahp.host import job_user, scratch
 from vmgahp.host.job_user import Identity
-from vmgahp.images import formats
-from vmgahp.images.formats import CONVERTIBLE
+from vmgahp.images import formats, qemu_img
+from vmgahp.images.formats import CONVERTIBLE, HEADER, UnclearFormat, backing_chain, proven_format
 from vmgahp.job.ad import JobAd, Plain, accepted_types, takes
-from vmgahp.job.attributes import ATTRIBUTES, GENERAL, IGNORE_UNKNOWN, OPTION_PREFIX, Options
-from vmgahp.job.disks import DISK, bad_disk
+from vmgahp.job.attributes import ATTRIBUTES, GENERAL, LIBVIRT_XML, OPTION_PREFIX, Options
+from vmgahp.job.disks import DISK, PERMISSIONS, DiskEntry, bad_disk, entries, find_file, kind_of
 from vmgahp.job.spec import UNSAVEABLE
 from vmgahp.job.vmware import SNAPSHOT_DISK, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import Vmx
@@ -40,7 +39,6 @@ from vmgahp.vm_types import HTCONDORS, LIBVIRT, QEMU, VMWARE, XEN
 CHOICE_FILE = "vm_choice.json"
 CHOICE_FORMAT = 1
 CHOICE_VMX = "vm_choice.vmx"
-CHOICE_CONSOLE = "vm_console.log"
 
 _NAME = re.compile(r"[^/\x00-\x1f\x7f,:]{1,255}")
 
@@ -49,20 +47,133 @@ _SCSI = tuple(f"scsi0:{number}" for number in range(16) if number != 7)
 """The places of disks on the SCSI bus; 7 is the controller itself."""
 
 
+START_EXTRA = 60.0
+"""Seconds for conversions beyond VM_GAHP_REQ_TIMEOUT: condor_starter waits 120 s longer for a START, and the start
+itself keeps half of that."""
+
+SPARE = 64 << 20
+"""Bytes by which the new image may be larger than was measured, and that stay free: headers and tables."""
+
+
+class AnyDisk(NamedTuple):
+    """One entry of vm_disk."""
+
+    entry: str
+    path: str = ""
+    """The image's full path; empty if it is not an image that could be opened, such as one of the catalog."""
+    device: str = ""
+    permission: str = ""
+    format: str = ""
+    original: str = ""
+    """The name of the job's image, even if another image has replaced it."""
+    transferred: bool = False
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def writable(self) -> bool:
+        return "w" in self.permission and not self.is_cdrom
+
+    @property
+    def is_cdrom(self) -> bool:
+        return kind_of(self.device, self.name, self.format) == "cdrom"
+
+    @property
+    def shared(self) -> bool:
+        return self.permission.endswith("s")
+
+    def written(self) -> str:
+        if not self.path:
+            return self.entry
+        place = self.name if self.transferred else self.path
+        return ":".join((place, self.device, self.permission, self.format))
+
+
+def read_disks(ad: JobAd, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> tuple[AnyDisk, ...]:
+    """Read the job's disks; `earlier` is `Choice.images`. Raises `JobFault` only for an unclear format."""
+    found = entries(ad.string(DISK) or "")
+    return tuple(_disk(entry, ad.working_dir(), earlier, identity) for entry in found)
+
+
+def _disk(asked: DiskEntry, working_dir: str, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> AnyDisk:
+    entry = asked.text
+    if asked.is_of_catalog or not asked.is_well_formed or asked.fields[2].lower() not in PERMISSIONS:
+        return AnyDisk(entry)
+    file, device, permission, said = (*asked.fields, "")[:4]
+    original = os.path.basename(file)
+    name, said = earlier.get(original, (original, said))
+    try:
+        place = os.path.join(os.path.dirname(file), name)
+        path, transferred = find_file(place, working_dir, identity, False, partial(bad_disk, entry))
+        header = identity.read_scratch(working_dir, name, HEADER) if transferred else identity.read_named(path, HEADER)
+    except (OSError, errors.Fault):
+        return AnyDisk(entry)
+    try:
+        image_format = proven_format(name, said, header)
+    except UnclearFormat as error:
+        hint = "write the format at the end of the entry, such as disk.img:vda:w:raw."
+        raise bad_disk(entry, str(error), hint) from error
+    return AnyDisk(entry, path, device, permission.lower(), image_format, original, transferred)
+
+
+def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, log: Logger, end: float) -> AnyDisk:
+    """Make the disk's new image, NAME.FORMAT, by `end` (monotonic); a failure leaves nothing. Raises `errors.Fault`."""
+    # The guest writes to it, it is sent back, and the job's own image stays as it is.
+    name = f"{disk.name}.{to_format}"
+    temporary = f".{name}.new"
+    size = 0
+    try:
+        backing_chain(disk.path, disk.format, identity)  # rejects layers that are not files of this machine
+        size = qemu_img.measure(disk.path, disk.format, "qcow2", identity, seconds=120.0)  # reads its tables
+        free = job_user.free_bytes(directory, identity)
+        if free < size + SPARE:
+            raise _no_room(disk, size, f"{free >> 20} MiB are free", directory, identity)
+        log(f"converting {disk.name} ({disk.format}) to {name}: {-(-size // (1 << 20))} MiB")
+        target, left = os.path.join(directory, temporary), max(1.0, end - monotonic())
+        most = 0 if to_format == "raw" else size + size // 5 + SPARE  # raw has holes, and all its length
+        tell = progress(f"converting {disk.name} to {name}", log)
+        source = disk.path, disk.format
+        qemu_img.convert(*source, target, to_format, identity, seconds=left, largest=most, progress=tell)
+        identity.rename_scratch(directory, temporary, name, replace=False)
+    except qemu_img.NotInstalled as error:
+        problem = f"{error.program} is not installed, and {disk.name} has to be converted."
+        raise MachineFault(problem, "install qemu-utils and util-linux.") from error
+    except qemu_img.Trouble as error:
+        if isinstance(error, qemu_img.Refused) and error.no_space:
+            raise _no_room(disk, size, f"qemu-img says: {error}", directory, identity) from error
+        command = f"qemu-img convert -f {disk.format} -O qcow2 OLD NEW"
+        hint = f"see that vm_disk names its true format, or convert it before you submit: {command}."
+        problem = f"it cannot be converted from {disk.format} ({error})"
+        raise bad_disk(disk.entry, problem, hint, errors.BAD_IMAGE) from error
+    except FileExistsError as error:
+        problem = f"{name}, which it would be converted to, is there already"
+        raise bad_disk(disk.entry, problem, "rename one of the two.") from error
+    except OSError as error:
+        raise job_user.unwritable(name, error, directory, identity) from error
+    finally:
+        scratch.forget(identity, directory, log, temporary)
+    return disk._replace(path=os.path.join(directory, name), format=to_format, transferred=True)
+
+
+def _no_room(disk: AnyDisk, size: int, seen: str, directory: str, identity: Identity) -> errors.Fault:
+    room = (size + SPARE) >> 20
+    problem = f"{disk.name} has to be converted, which takes {room} MiB in the scratch directory, and {seen}."
+    hint = f"set request_disk to {room} MiB more than the job's files, or send an image that need not be converted."
+    return job_user.blame(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), directory, identity, problem, hint)
+
+
 class Choice(NamedTuple):
     """An earlier choice; empty if there is none."""
 
     vm_type: str = ""
-    """The chosen VM type; empty before the first choice."""
     images: dict[str, tuple[str, str]] = {}
     """The name and the format of the converted image, by the name of the job's image."""
 
 
 def load_choice(directory: str, identity: Identity) -> Choice:
-    """Read the choice of an earlier start; an empty one where there is no such file.
-
-    Raises `errors.JobFault` for one that cannot be read: without it it is unknown on which image the guest has been.
-    """
+    """Read the choice of an earlier start. Raises `JobFault` if it is unreadable: it tells the guest's image."""
     try:
         return files.find(identity, directory, CHOICE_FILE, _parse_choice) or Choice()
     except Unusable as unusable:
@@ -71,27 +182,19 @@ def load_choice(directory: str, identity: Identity) -> Choice:
 
 
 def _parse_choice(data: bytes) -> Choice:
-    """Parse the file. Raises `vmgahp.checkpoint.manifest.Invalid`."""
     top = manifest.read(data, CHOICE_FORMAT, Choice._fields)
-    made = top.value("images")
-    if not isinstance(made, dict) or not all(_is_image(name, image) for name, image in made.items()):
-        raise manifest.Invalid("its images are no images.")
-    vm_type = top.text("vm_type", 100, may_be_empty=True)
-    return Choice(vm_type, {name: tuple(image) for name, image in made.items()})
-
-
-def _is_image(name: str, image: object) -> bool:
-    """Return True for the name and the format of an image that was made of the job's `name`."""
-    if not (isinstance(image, list) and len(image) == 2 and all(isinstance(part, str) for part in image)):
-        return False
-    return bool(_NAME.fullmatch(name) and _NAME.fullmatch(image[0])) and image[1] in CONVERTIBLE
+    made, found = top.value("images"), {}
+    for name, image in made.items() if isinstance(made, dict) else [("", made)]:
+        match image:
+            case [str(new), str(kind)] if kind in CONVERTIBLE and _NAME.fullmatch(new) and _NAME.fullmatch(name):
+                found[name] = new, kind
+            case _:
+                raise manifest.Invalid("its images are no images.")
+    return Choice(top.text("vm_type", 100, may_be_empty=True), found)
 
 
 def vmx_for(disks: Sequence[AnyDisk]) -> Vmx:
-    """Return a ``.vmx`` for a job without one: its disks, all in the scratch directory, and its console.
-
-    The drivers for VMware add memory, CPUs and network, as to every job's. Raises `errors.JobFault`.
-    """
+    """Return a ``.vmx`` with the job's disks and its console; the drivers add the rest. Raises `JobFault`."""
     vmx = Vmx({"config.version": "8", "virtualHW.version": "10", "guestOS": "other-64"})
     vmx.update({"scsi0.present": "TRUE", "scsi0.virtualDev": "lsilogic"})
     free = list(_SCSI)
@@ -103,22 +206,17 @@ def vmx_for(disks: Sequence[AnyDisk]) -> Vmx:
         vmx.update({f"{place}.present": "TRUE", f"{place}.fileName": disk.name})
         if disk.is_cdrom:
             vmx[f"{place}.deviceType"] = "cdrom-image"
-    vmx.update({"serial0.present": "TRUE", "serial0.fileType": "file", "serial0.fileName": CHOICE_CONSOLE})
+    vmx.update({"serial0.present": "TRUE", "serial0.fileType": "file", "serial0.fileName": "vm_console.log"})
     return vmx
 
 
 XEN_KERNEL = "VMPARAM_Xen_Kernel"
-LIBVIRT_XML = "VMPARAM_Libvirt_XML"
 
-_BOOTS_ITSELF = ("included", "vmx")
-"""The values of xen_kernel for a disk that any hypervisor could boot."""
-
-_EACH_ITS_OWN = ("VMPARAM_Xen_", "VMPARAM_VMware_", DISK, OPTION_PREFIX + IGNORE_UNKNOWN)
+_EACH_ITS_OWN = ("VMPARAM_Xen_", "VMPARAM_VMware_", DISK, OPTION_PREFIX + "Ignore_Unknown")
 """The attributes that describe the VM to one hypervisor, and mean nothing to the others."""
 
 _STREAM = "streamoptimized"
 """The kind of VMDK of an OVA, to which no guest can write."""
-
 
 Conversions = tuple[tuple[AnyDisk, str], ...]
 """The disks that a type needs in another format, each with QEMU's name of that."""
@@ -152,7 +250,8 @@ def _not_granted(vm_type: str, ad: JobAd) -> Iterator[str]:
     if vm_type not in LIBVIRT + VMWARE:  # its driver reports it at the start of the job
         return
     kernel = ad.string(XEN_KERNEL)
-    if kernel is not None and kernel.strip().lower() not in _BOOTS_ITSELF and vm_type not in XEN:
+    # Any hypervisor could boot a disk with a kernel.
+    if kernel is not None and kernel.strip().lower() not in ("included", "vmx") and vm_type not in XEN:
         yield f"{XEN_KERNEL} = {shown(kernel)} is for Xen alone"
     for row in ATTRIBUTES:
         if not row.types or vm_type in row.types or row.name.startswith(_EACH_ITS_OWN):
@@ -216,16 +315,11 @@ def _vmdk_kind(disk: AnyDisk, identity: Identity) -> str:
 
 _Result = TypeVar("_Result")
 
-SURVEY = 20.0
-"""Seconds for the proof of one type at a start; on a quiet machine it takes about one."""
-
-RESERVE = 0.2
-"""Seconds before the end of the survey by which the types' surveys must be done."""
+SURVEY, RESERVE = 20.0, 0.2
+"""Seconds for the proof of one type at a start, and those before its end by which the types' surveys must be done."""
 
 
 class _Known(NamedTuple):
-    """The facts of a job before a type is tried."""
-
     job: JobAd
     disks: tuple[AnyDisk, ...]
     earlier: Choice
@@ -239,7 +333,6 @@ class _Known(NamedTuple):
         return self.job.working_dir()
 
     def needs_vmx(self, vm_type: str) -> bool:
-        """Tell if the job has no ``.vmx``, and the type needs one."""
         return vm_type in vm_types.VMWARE and self.job.expression(VMX_FILE) is None
 
 
@@ -253,7 +346,7 @@ class AnyDriver(Driver):
 
     def start(self, job: JobAd) -> Machine:
         known = self._look_at(job)
-        end = monotonic() + images.patience(self.settings)
+        end = monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA
         return self._first(known, lambda vm_type: self._start(known, vm_type, end))
 
     def describe(self, job: JobAd) -> str:
@@ -304,10 +397,7 @@ class AnyDriver(Driver):
     # The job
 
     def _look_at(self, job: JobAd) -> _Known:
-        """Find the types that can run the job.
-
-        Raises `JobFault` if no type accepts it, `MachineFault` for wrong settings.
-        """
+        """Find the types that can run the job. Raises `errors.Fault`."""
         types = machine_types(self.settings)
         accepted = accepted_types(job)
         Options(job, others_know=bool(self.settings.xml_script()))
@@ -317,7 +407,7 @@ class AnyDriver(Driver):
             raise JobFault(errors.MISMATCHED, problem, hint)
         job.vm_name()  # raises for a job whose VM cannot get a name
         earlier = load_choice(job.working_dir(), self.identity)
-        disks = images.read(job, earlier.images, self.identity)
+        disks = read_disks(job, earlier.images, self.identity)
         fits: dict[str, Conversions] = {}
         reasons: dict[str, str] = {}
         for vm_type in types:
@@ -379,8 +469,7 @@ class AnyDriver(Driver):
             return made[-1]
 
         try:
-            found = _surveys(types, fresh, monotonic() + SURVEY)
-            return {vm_type: _trouble(survey) for vm_type, survey in found.items()}
+            return {name: _trouble(survey) for name, survey in _surveys(types, fresh, monotonic() + SURVEY).items()}
         finally:
             for driver in made:
                 driver.close()
@@ -398,11 +487,9 @@ class AnyDriver(Driver):
         if first is not None and len(set(reasons.values())) == 1:
             return first
         in_order = {vm_type: reasons[vm_type] for vm_type in types if vm_type in reasons}
-        return JobFault(
-            first.code if first else errors.MISMATCHED,
-            f"No VM type of this machine can run the job: {_listed(in_order)}",
-            first.hint if first else "require a machine with the VM type that the job needs (VM_TYPES).",
-        )
+        problem = f"No VM type of this machine can run the job: {_listed(in_order)}"
+        hint = first.hint if first else "require a machine with the VM type that the job needs (VM_TYPES)."
+        return JobFault(first.code if first else errors.MISMATCHED, problem, hint)
 
     # One type
 
@@ -410,7 +497,7 @@ class AnyDriver(Driver):
         made: dict[str, AnyDisk] = {}
         try:
             for disk, target in known.fits[vm_type]:
-                made[disk.path] = images.convert(disk, target, known.directory, self.identity, self.log, end)
+                made[disk.path] = convert(disk, target, known.directory, self.identity, self.log, end)
             ad = self._changed(known, vm_type, made)
             new = {disk.original: made[disk.path] for disk in known.disks if disk.path in made}
             kept = known.earlier.images | {name: (image.name, image.format) for name, image in new.items()}
@@ -423,10 +510,7 @@ class AnyDriver(Driver):
         return machine
 
     def _changed(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> JobAd:
-        """Return the job for the type's driver; `made` are new images by the paths of the old ones.
-
-        Raises `errors.Fault`.
-        """
+        """Return the job for the type's driver; `made` are new images by the paths of the old ones."""
         changes: dict[str, Plain | None] = {"JobVMType": vm_type}
         disks = [made.get(disk.path, disk) for disk in known.disks]
         if disks:
@@ -441,7 +525,6 @@ class AnyDriver(Driver):
         self._write(known, CHOICE_FILE, manifest.encode(CHOICE_FORMAT, choice), 0o644)  # another user's kill reads it
 
     def _write(self, known: _Known, name: str, data: bytes, mode: int = 0o600) -> None:
-        """Write a file of the scratch directory, all or nothing. Raises `errors.Fault`."""
         try:
             self.identity.write_scratch(known.directory, name, data, mode)
         except OSError as error:
@@ -449,8 +532,7 @@ class AnyDriver(Driver):
 
     def _undo(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> None:
         """Leave the scratch directory as it was before a start that failed."""
-        names = [disk.name for disk in made.values()]
-        names += [CHOICE_VMX] if known.needs_vmx(vm_type) else []
+        names = [disk.name for disk in made.values()] + [CHOICE_VMX] * known.needs_vmx(vm_type)
         try:
             for name in names:
                 self.identity.unlink_scratch(known.directory, name)
@@ -483,23 +565,20 @@ def _surveys(types: tuple[str, ...], driver_for: Callable[[str], Driver], end: f
     def look(vm_type: str) -> Survey:
         return driver_for(vm_type).survey(end - RESERVE)
 
+    def judged(vm_type: str, outcome: object) -> Survey:
+        failed = findings.judge("driver", f"the driver of VM type {vm_type}", outcome, "")
+        return outcome if isinstance(outcome, Survey) else Survey([failed])
+
     outcomes = findings.side_by_side({vm_type: partial(look, vm_type) for vm_type in types}, end)
-    return {
-        vm_type: outcome
-        if isinstance(outcome, Survey)
-        else Survey([findings.judge("driver", f"the driver of VM type {vm_type}", outcome, "")])
-        for vm_type, outcome in outcomes.items()
-    }
+    return {vm_type: judged(vm_type, outcome) for vm_type, outcome in outcomes.items()}
 
 
 def _trouble(survey: Survey) -> str:
-    """Return the reason why jobs cannot run by a type, as a sentence; empty for a type that is proved."""
     trouble = findings.first_bad(survey.findings)
     return trouble.seen if trouble else ""
 
 
 def _together(found: Mapping[str, Survey]) -> Survey:
-    """Merge the surveys: if one type works, the failure of another does not keep jobs away."""
     proved = {vm_type: survey for vm_type, survey in found.items() if not _trouble(survey)}
     told: list[Finding] = []
     for vm_type, survey in found.items():

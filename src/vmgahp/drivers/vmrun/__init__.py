@@ -37,19 +37,16 @@ from vmgahp.job.vmware import NETWORKING_TYPES, SNAPSHOT_DISK, WORKING_COPY_SUFF
 from vmgahp.vm_types import VMRUN
 
 INSTALLED = "/etc/vmware"
-"""The directory with the settings of a VMware product on Linux."""
 
 DEVICES = "/dev"
 """The directory with the devices of the kernel modules: vmmon, which every VM needs, and a vmnet for each network."""
 
 NETWORKS = {"bridge": "vmnet0", "nat": "vmnet8"}
-"""The networks that VMware makes by default."""
 
 _VERSION = re.compile(r"vmrun version ([0-9.]+)")
 
 
 SNAPSHOT = "condor"
-"""The name of the snapshot whose disks the guest writes to."""
 
 
 class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
@@ -189,10 +186,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         return self.settings.call_timeout()
 
     def _leftovers(self, plan: VmrunPlan) -> list[str]:
-        """List the VMs of an earlier start: all in this directory, and this job's elsewhere whose server is gone.
-
-        A job of the same name in another directory may be another pool's.
-        """
+        """List leftover VMs: all in this directory, and this job's elsewhere that no server has claimed."""
         with explained("looking for leftover VMs"):
             found = plan.vmrun.running(self._seconds())
         found |= {process.vmx for process in running_processes(self.identity.uid)}
@@ -228,7 +222,6 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
                 )
 
     def _power_on(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
-        """Start the guest. Raises `errors.Fault`, and `Unusable` if the checkpoint does not work."""
         doing = f"{'resuming' if plan.restart else 'starting'} {plan.spec.name}"
         try:
             machine.power_on()
@@ -250,8 +243,6 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
 
 
 def _ask(vmrun: Tool, settings: Settings, end: float) -> tuple[str, str]:
-    """Return the product, which answers, and vmrun's version. Raises `errors.Fault`."""
-
     def left() -> float:
         return max(0.1, end - monotonic())
 

@@ -79,7 +79,6 @@ class VmrunPlan(NamedTuple):
     """The working copy for a new boot, if `copy` restarts from a checkpoint."""
     restart: Manifest | None = None
     unusable: Unusable | None = None
-    """The reason why an existing checkpoint is not restored."""
 
     def state_files(self) -> list[str]:
         """List the files that VMware keeps of the VM beside its ``.vmx`` and its disks, by name."""
@@ -124,7 +123,6 @@ class VmrunMachine(ManagedMachine):
         self._before = frozenset(os.listdir(plan.directory))
         """The files in the scratch directory before the start makes anything."""
         self._memory_file = plan.restart.facts["state"] if plan.restart else ""
-        """The name of the file with the memory of a guest that is, or was, saved."""
         self._tool = plan.vmrun
         self._uid = plan.vmrun.identity.uid
         self._process: Process | None = None
@@ -199,11 +197,9 @@ class VmrunMachine(ManagedMachine):
             self._run("pause", self.deadlines.usual)
         except VmrunError as error:
             if is_not_supported(error):
-                raise errors.ClientFault(
-                    errors.VM_NO_SUPPORT_SUSPEND,
-                    f"{self.name} cannot be paused: this VMware product has no pause (VMware Player has none).",
-                    "set VM_SOFT_SUSPEND = False, so that VMs are suspended to disk.",
-                ) from error
+                problem = f"{self.name} cannot be paused: this VMware product has no pause (VMware Player has none)."
+                hint = "set VM_SOFT_SUSPEND = False, so that VMs are suspended to disk."
+                raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, problem, hint) from error
             raise from_vmrun(error, f"pausing {self.name}", [self.vmx]) from error
 
     def unpause(self) -> None:
@@ -284,7 +280,6 @@ class VmrunMachine(ManagedMachine):
         return self._tool.run(command, self.vmx, *arguments, seconds=seconds)
 
     def _forget_memory(self) -> None:
-        """Remove the suspended memory, unless VMware has done so."""
         names = [self._memory_file] if self._memory_file else []
         if not self._find_process():
             names += self._state_files(".vmss", ".vmem")
@@ -306,10 +301,8 @@ class VmrunMachine(ManagedMachine):
         self._memory_file = wanted if wanted in found else found[0]
 
     def _memory_is_lost(self, reason: str) -> errors.Fault:
-        return self.report_lost(
-            f"{self.name} has ended, and its memory is lost: {reason}.",
-            "read vmware.log in the job's scratch directory; the job has to run again.",
-        )
+        problem = f"{self.name} has ended, and its memory is lost: {reason}."
+        return self.report_lost(problem, "read vmware.log in the job's scratch directory; the job has to run again.")
 
     def _require_free_space(self) -> None:
         directory = self._plan.directory

@@ -122,10 +122,8 @@ class Tool:
                 if error.hint:
                     raise
                 said.append(f"-T {product}: {error.message}")
-        raise errors.MachineFault(
-            f"{self.path} answers for no VMware product ({'; '.join(said)}).",
-            "install VMware Workstation or Player, and see that vmrun list works as a job's user.",
-        )
+        hint = "install VMware Workstation or Player, and see that vmrun list works as a job's user."
+        raise errors.MachineFault(f"{self.path} answers for no VMware product ({'; '.join(said)}).", hint)
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of vmrun, without the daemon's variables, in English, which is parsed here."""
@@ -146,10 +144,9 @@ def find_tool(settings: Settings) -> str:
     named = settings.string("VMWARE_VMRUN")
     path = shutil.which(named or "vmrun", path=f"{os.environ.get('PATH', '')}:{SAFE_PATH}")
     if path is None or not os.path.isabs(path):
-        raise errors.MachineFault(
-            f"There is no vmrun here ({f'VMWARE_VMRUN = {named}' if named else 'nor is VMWARE_VMRUN set'}).",
-            "install VMware Workstation or Player, or set VMWARE_VMRUN to the full path of vmrun.",
-        )
+        problem = f"There is no vmrun here ({f'VMWARE_VMRUN = {named}' if named else 'nor is VMWARE_VMRUN set'})."
+        hint = "install VMware Workstation or Player, or set VMWARE_VMRUN to the full path of vmrun."
+        raise errors.MachineFault(problem, hint)
     return path
 
 
@@ -209,10 +206,7 @@ def is_not_supported(error: VmrunError) -> bool:
 
 
 def from_vmrun(error: VmrunError, doing: str, job_values: Iterable[str] = ()) -> errors.Fault:
-    """Return the fault for an error of vmrun met while `doing` something ("starting alice_lab_7.0").
-
-    `job_values` are texts that the job chose, its paths above all; see `vmgahp.drivers.fault_rules.classify`.
-    """
+    """Return the fault for an error of vmrun while `doing` something; `job_values` are as in `fault_rules.classify`."""
     problem = f"vmrun failed while {doing}: {error.message.rstrip('.')}."
     if error.hint:
         return MachineFault(problem, error.hint)
@@ -267,10 +261,7 @@ def is_still(process: Process) -> bool:
 
 
 def wait_for_end(process: Process, seconds: float, *, kill: bool = False) -> bool:
-    """Wait for the exit of that process, after killing it if `kill` is set; return True if it is gone.
-
-    Raises OSError if it cannot be killed.
-    """
+    """Wait for the exit of that process, killed first if `kill` is set; True if it is gone. Raises OSError."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:

@@ -157,7 +157,6 @@ _PLAIN = re.compile(
     r"|(?:scsi|ide|sata|nvme)\d+\.(?:present|virtualdev|pcislotnumber)",
     re.IGNORECASE,
 )
-"""The names of the lines that are copied as they are."""
 
 _PORT = re.compile(r"((?:serial|parallel)[0-9]+)\.present", re.IGNORECASE)
 _MOST_DEVICES = 500
@@ -175,7 +174,6 @@ class WorkingCopy(NamedTuple):
     """The ``.vmx`` to be run."""
 
     name: str
-    """Its file name, in the scratch directory."""
     vmx: Vmx
     disks: dict[str, tuple[VmdkLayer, ...]]
     """The disks by their devices, such as ``scsi0:0``, each with its parents."""
@@ -280,11 +278,8 @@ class _Builder:
         name = base_name(drive.file) if self.spec.transfer else self._elsewhere(drive.file)
         chain = look_at_layers(self.identity, self.directory, name, where)
         if not chain:
-            raise JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"{where} = {shown(drive.file)} is not the name of a disk.",
-                "give the virtual machine disks that are .vmdk files.",
-            )
+            problem = f"{where} = {shown(drive.file)} is not the name of a disk."
+            raise JobFault(errors.INVALID_DISK_PARAM, problem, "give the virtual machine disks that are .vmdk files.")
         self.vmx[f"{device}.fileName"] = chain[0].path
         if kind := self.source.get(f"{device}.deviceType", ""):
             self.vmx[f"{device}.deviceType"] = kind
@@ -305,11 +300,9 @@ class _Builder:
             reason = self.identity.check_access(path, write=False) or ""
             name = os.path.realpath(path)
         if reason:
-            raise JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"{self._line(drive)} = {shown(drive.file)}: the image cannot be used: {reason}.",
-                "send the image with the job, or take the drive out of the virtual machine.",
-            )
+            problem = f"{self._line(drive)} = {shown(drive.file)}: the image cannot be used: {reason}."
+            hint = "send the image with the job, or take the drive out of the virtual machine."
+            raise JobFault(errors.INVALID_DISK_PARAM, problem, hint)
         kind, word = ("deviceType", "cdrom-image") if drive.kind == CDROM else ("fileType", "file")
         for line, value in ((kind, word), ("fileName", name), ("present", "TRUE")):
             self.vmx[f"{drive.place}.{line}"] = value
@@ -378,7 +371,6 @@ class _Builder:
 
 
 def _local_settings(settings: Settings) -> Vmx:
-    """Read the lines of the administrator's VMWARE_LOCAL_SETTINGS_FILE, which win. Raises `MachineFault`."""
     path = settings.string("VMWARE_LOCAL_SETTINGS_FILE")
     if not path:
         return Vmx()

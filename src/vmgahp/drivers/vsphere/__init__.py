@@ -183,7 +183,6 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         self._connection.close()
 
     def _checkpointed(self, plan: VspherePlan, there: Iterable[Tagged]) -> Tagged | None:
-        """Return the VM of the job's checkpoint, None without one. Raises `Unusable`."""
         manifest = plan.manifest
         if manifest is None:
             return None

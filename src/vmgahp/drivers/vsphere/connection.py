@@ -72,7 +72,6 @@ _KEYS_OF_THE_MACHINE = ("outofspace", "nospace", "memsched", "notenoughmem", "in
 """The parts of messages' keys by which a fault about a VM's configuration is an error of the server after all."""
 
 _DETAILS = ("privilegeId", "property", "invalidProperty", "file", "datastore", "name", "existingState")
-"""The members of faults that name their subject."""
 
 
 class ServerLost(HypervisorFault):
@@ -109,21 +108,16 @@ def describe(error: Exception) -> str:
 
 
 def unreachable(where: str, error: Exception) -> MachineFault:
-    """Return the fault for a server that does not answer."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return MachineFault(
-            f"The certificate of the vSphere server {where} is not accepted: {error.verify_message or error}.",
-            "save the server's own certificate as the file of VSPHERE_TLS_PIN, or install its authority's.",
-        )
-    return MachineFault(
-        f"The vSphere server {where} (VSPHERE_HOST) cannot be reached: {error or type(error).__name__}.",
-        "see that it runs and that this machine gets through to it.",
-    )
+        problem = f"The certificate of the vSphere server {where} is not accepted: {error.verify_message or error}."
+        hint = "save the server's own certificate as the file of VSPHERE_TLS_PIN, or install its authority's."
+        return MachineFault(problem, hint)
+    problem = f"The vSphere server {where} (VSPHERE_HOST) cannot be reached: {error or type(error).__name__}."
+    return MachineFault(problem, "see that it runs and that this machine gets through to it.")
 
 
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Turn an error of vSphere into its fault."""
     try:
         yield
     except vmodl.MethodFault as error:
@@ -222,10 +216,8 @@ def tls_context(settings: Settings) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=_full_path("VSPHERE_TLS_PIN", pin) if pin else None)
     except OSError as error:  # SSLError is one
-        raise MachineFault(
-            f"VSPHERE_TLS_PIN = {pin} cannot be used: {error.strerror}.",
-            "save the server's certificate there: openssl s_client -connect HOST:443 </dev/null | openssl x509.",
-        ) from error
+        hint = "save the server's certificate there: openssl s_client -connect HOST:443 </dev/null | openssl x509."
+        raise MachineFault(f"VSPHERE_TLS_PIN = {pin} cannot be used: {error.strerror}.", hint) from error
     if pin:
         # The pinned certificate is trusted by itself, regardless of its issuer and its name.
         context.check_hostname = False
@@ -278,14 +270,10 @@ class VsphereConnection:
         self._logged_in = False
         self._closed = False
         self.access: Access | None = None
-        """The server and the account after the login; None before."""
         self._tls: ssl.SSLContext | None = None
 
     def call(self, function: Call[Result], doing: str) -> Result:
-        """Call `function`, which may be called twice, and retry when the server or the session went away.
-
-        Raises `errors.Fault`: for an error that the server answers, and when it cannot be reached or refuses the login.
-        """
+        """Call `function`, again after the loss of the server or the session. Raises `errors.Fault`."""
         end = time.monotonic() + self.deadline
         renewed = said = False
         with explained(doing):
@@ -306,10 +294,7 @@ class VsphereConnection:
                     time.sleep(RETRY_INTERVAL)
 
     def once(self, function: Call[Result], doing: str) -> Result:
-        """Call `function` once, because it must not be called twice, such as to create a VM.
-
-        Raises the same as `call`, and `ServerLost` if the server went away during the call.
-        """
+        """Call `function` only once, such as to create a VM. Raises as `call`, and `ServerLost`."""
         content = self._wake()  # a pooled connection may be dead and the session expired
         try:
             with explained(doing):
@@ -319,11 +304,7 @@ class VsphereConnection:
             raise ServerLost(problem, "see why the server went away.") from error
 
     def task(self, begin: Call[vim.Task], doing: str, done: Callable[[], object] = lambda: None) -> Any:
-        """Begin a task, wait for its end, and return its result; retry once if the server went away meanwhile.
-
-        `done` returns the result of a task that was carried out all the same, None if it was not. Raises
-        `errors.Fault`; `ServerLost` if the outcome is unknown.
-        """
+        """Return a task's result, begun once more after a loss of the server unless `done` has it. Raises `Fault`."""
         for last in (False, True):
             try:
                 return self._wait(self.once(begin, doing), doing)
@@ -335,7 +316,6 @@ class VsphereConnection:
         raise AssertionError
 
     def _wait(self, task: vim.Task, doing: str) -> object:
-        """Return the result of a task. Raises the same as `task`."""
         state = vim.TaskInfo.State
 
         def ended() -> Properties | None:
@@ -378,10 +358,7 @@ class VsphereConnection:
         return self.call(lambda content: _retrieve(content, objects, paths), doing) if objects else []
 
     def https(self) -> tuple[HTTPSConnection, dict[str, str]]:
-        """Open a connection to the server's file service, with the header of the session, a secret.
-
-        The server is called first, which tests that it is there, and logs in. Raises the same as `call`.
-        """
+        """Open a connection to the file service, after a call that logs in; return the secret header, too."""
         self._wake()
         assert self.access is not None
         assert self._stub is not None

@@ -27,13 +27,10 @@ class Bus(NamedTuple):
     """A kind of controller."""
 
     most: int
-    """The number of controllers that a VM can have."""
     units: int
-    """The number of devices that each can have."""
     key: int
     """The key that a server gives to the first one."""
     kind: str
-    """The type of the server's API."""
 
 
 BUSES = {
@@ -62,7 +59,6 @@ SCSI_CONTROLLERS = {
     "lsisas1068": "VirtualLsiLogicSASController",
     "pvscsi": "ParaVirtualSCSIController",
 }
-"""The types of the server's API for the words of a ``.vmx``."""
 
 _SERIAL = re.compile(r"serial([0-9])\.present", re.IGNORECASE | re.ASCII)
 _LEFT_OUT = re.compile(r"(parallel|usb|sound|pciPassthru|ehci|hpet|vmci|sharedFolder|vtpm)[^.]*\.", re.IGNORECASE)
@@ -84,7 +80,6 @@ class Device(NamedTuple):
     controller: int
     unit: int
     file: str
-    """Its name in the ``.vmx``."""
     persistent: bool = True
     """False for a disk that is independent-nonpersistent: it discards the guest's writes."""
 
@@ -110,22 +105,16 @@ class Hardware(NamedTuple):
 
     devices: tuple[Device, ...]
     scsi: dict[int, str]
-    """The model of each controller by its number, a word of `SCSI_CONTROLLERS`."""
     nic: str
-    """The model of the NIC, a word of `NICS`."""
     guest: str
-    """The value of guestOS, empty if it is not set."""
     version: int
-    """The value of virtualHW.version, 0 if it is not set."""
     efi: bool
     secure_boot: bool
     boot: dict[str, str]
-    """The order of its boot devices, by the names of `BOOT_OPTIONS`."""
     left_out: tuple[str, ...]
     """The devices that were not taken over although they are present, for the log."""
 
     def of_kind(self, *kinds: str) -> list[Device]:
-        """Return the devices of these kinds."""
         return [device for device in self.devices if device.kind in kinds]
 
 
@@ -154,11 +143,9 @@ def read_hardware(vmx: Vmx, file: str) -> Hardware:
     if vmx.get("nvram"):
         left_out.append("nvram (the server makes a new one)")
     if not any(device.kind == DISK for device in devices):
-        raise errors.JobFault(
-            errors.NO_DISK_PARAM,
-            f"{VMX_FILE} = {shown(file)}: this virtual machine has no disk.",
-            "give it a disk (scsi0:0.present, scsi0:0.fileName) in VMware, and send its .vmx.",
-        )
+        problem = f"{VMX_FILE} = {shown(file)}: this virtual machine has no disk."
+        hint = "give it a disk (scsi0:0.present, scsi0:0.fileName) in VMware, and send its .vmx."
+        raise errors.JobFault(errors.NO_DISK_PARAM, problem, hint)
     names = [device.file for device in devices if device.kind != CDROM]
     if len(set(names)) != len(names):
         raise _bad(file, "two of its devices use the same file", "give every device a file of its own")
@@ -245,10 +232,7 @@ def devices_spec(
     network: vim.vm.device.VirtualDevice.BackingInfo | None,
     present: Iterable[vim.vm.device.VirtualDevice],
 ) -> vim.vm.ConfigSpec:
-    """Describe the devices that are added when their files are in `directory`, for ReconfigVM_Task.
-
-    `sizes` are the bytes of the disks by their names in the ``.vmx``, `present` the devices that the VM has already.
-    """
+    """Describe the devices to add, with the `sizes` of the disks by their names, beside those `present`."""
     keys = {
         (name, there.busNumber): there.key
         for there in present
@@ -303,7 +287,6 @@ def _added(new: list[vim.vm.device.VirtualDevice]) -> list[vim.vm.device.Virtual
 
 
 def _controllers(found: Hardware) -> list[vim.vm.device.VirtualDevice]:
-    """Describe the controllers of the devices, but for those of IDE, which are in every VM."""
     new = []
     for name, number in sorted({(device.bus, device.controller) for device in found.devices}):
         if name in BUSES and name != "ide":
@@ -320,7 +303,6 @@ def _plugged(by_guest: bool) -> vim.vm.device.VirtualDevice.ConnectInfo:
 
 
 def _with_file(device: Device, path: str, size: int) -> vim.vm.device.VirtualDevice:
-    """Describe a device whose file is at this path of the datastore; its place on a controller is set later."""
     if device.kind == DISK:
         mode = "persistent" if device.persistent else "independent_nonpersistent"
         backing = _device.VirtualDisk.FlatVer2BackingInfo(fileName=path, diskMode=mode, writeThrough=True)

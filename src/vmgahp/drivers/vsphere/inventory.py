@@ -37,7 +37,6 @@ DEEPEST = 10
 """The levels of folders that are searched for data centers and compute resources."""
 
 Found = list[tuple["vim.ManagedObject", str]]
-"""Objects, each with its name or its path."""
 
 _CHOOSE = "set {} to one that is there, which VSPHERE_USER may see."
 
@@ -67,12 +66,10 @@ class Inventory(NamedTuple):
         return Placement(datacenter, path, datastore, name, self.pool(path), self.folder(path))
 
     def datacenter(self) -> tuple[vim.Datacenter, str]:
-        """Find VSPHERE_DATACENTER, and its path."""
         root = self.connection.call(lambda content: content.rootFolder, "looking for data centers")
         return self._choose("VSPHERE_DATACENTER", "data center", self._beneath(root, vim.Datacenter))
 
     def datastore(self, datacenter: vim.Datacenter) -> tuple[vim.Datastore, str]:
-        """Find VSPHERE_DATASTORE, and its name."""
         return self._choose("VSPHERE_DATASTORE", "datastore", self._named(datacenter, "datastore"))
 
     def pool(self, datacenter_path: str) -> vim.ResourcePool:
@@ -118,13 +115,11 @@ class Inventory(NamedTuple):
     # The search
 
     def _named(self, ref: vim.ManagedObject, path: str) -> Found:
-        """Return the objects of a property of `ref`, with their names."""
         found = self.connection.of_each(dict.fromkeys(self.connection.get(ref, path) or ()), "name")
         # The server shows the characters %, / and \ of a name as %25, %2f and %5c.
         return [(child, unquote(str(properties.get("name", "")))) for child, properties in found]
 
     def _beneath(self, folder: vim.Folder, kind: type) -> Found:
-        """Return the objects of a kind below a folder, with their paths."""
         answer, level = [], [(folder, "")]
         for _ in range(DEEPEST):
             children = [(path, *one) for ref, path in level for one in self._named(ref, "childEntity")]
@@ -134,7 +129,6 @@ class Inventory(NamedTuple):
         return answer
 
     def _at(self, path: str, kind: type, setting: str, what: str) -> vim.ManagedObject:
-        """Return the object of a kind at a path of the inventory."""
         path = path.rstrip("/")
         found = self.connection.call(lambda all_: all_.searchIndex.FindByInventoryPath(path), f"looking for {path}")
         if not isinstance(found, kind):
@@ -174,17 +168,14 @@ RUNS, SAVED = "runs", "saved"
 """The values of `Tag.state`: a server of this daemon serves the VM; it is a checkpoint and waits for its job."""
 
 LONGEST_NAME = 80
-"""The most characters of a VM's name with vSphere."""
 
 _OURS = re.compile(r".+-[0-9a-f]{8}", re.DOTALL)
-"""The form of our VMs' names with vSphere (`entity_name`)."""
 
 
 class Tag(NamedTuple):
     """The tags of a VM of ours."""
 
     id: str
-    """The UUID of this one VM."""
     name: str
     """The VM's name with HTCondor, `JobAd.vm_name`."""
     job: str
@@ -201,11 +192,9 @@ class Tag(NamedTuple):
 
     @property
     def has_expired(self) -> bool:
-        """True if a checkpoint has waited for its job for too long."""
         return self.state == SAVED and self.expires.isdecimal() and 0 < int(self.expires[:20]) < time.time()
 
     def options(self) -> list[vim.option.OptionValue]:
-        """Return the tags as extraConfig."""
         return [vim.option.OptionValue(key=TAG_PREFIX + key, value=value) for key, value in self._asdict().items()]
 
     def annotation(self) -> str:
@@ -241,20 +230,14 @@ def this_host() -> str:
 
 
 ON, OFF, SUSPENDED = "poweredOn", "poweredOff", "suspended"
-"""The values of runtime.powerState."""
 
 _TASKS = {ON: "PowerOnVM_Task", OFF: "PowerOffVM_Task", SUSPENDED: "SuspendVM_Task"}
 
 SNAPSHOT = re.compile(r"vmgahp-[0-9a-f]{32}", re.ASCII)
-"""The pattern of our snapshots' names."""
 
 
 class VsphereVm(NamedTuple):
-    """A VM by its reference; every method raises `errors.Fault`, and `Gone` if it does not exist (any more).
-
-    A server that went away in the middle of a task may have carried it out, so the outcome is looked at before a task
-    is begun again (`VsphereConnection.task`).
-    """
+    """A VM by its reference; methods raise `errors.Fault`, and `Gone` if it does not exist (any more)."""
 
     connection: VsphereConnection
     ref: vim.VirtualMachine
@@ -286,12 +269,10 @@ class VsphereVm(NamedTuple):
         return True
 
     def retag(self, tag: Tag) -> None:
-        """Replace the tags."""
         spec = vim.vm.ConfigSpec(extraConfig=tag.options(), annotation=tag.annotation())
         self.connection.task(lambda _content: self.ref.ReconfigVM_Task(spec), f"tagging {tag.name}")
 
     def snapshots(self) -> dict[str, vim.vm.Snapshot]:
-        """Return all snapshots by their names."""
         info = self.connection.get(self.ref, "snapshot")
         answer = {}
         trees = list(info.rootSnapshotList) if info is not None else []
@@ -397,11 +378,7 @@ class Store:
         """A flag that cancels transfers; each ends at its next piece."""
 
     def upload(self, descriptor: int, name: str, target: str, end: float) -> int:
-        """Upload an open file, the job's `name`, to `target`, a path in the datastore; returns its size.
-
-        `end` is the monotonic time by which it must be there. Raises `errors.JobFault` for a file that is too large for
-        that or changes meanwhile, and `errors.MachineFault`.
-        """
+        """Upload the job's `name` by `end` (monotonic), and return its size. Raises `errors.Fault`."""
         size = os.fstat(descriptor).st_size
         tell = progress(f"uploading {name} ({size / MIB:.1f} MiB)", self._log)
 
@@ -431,11 +408,7 @@ class Store:
         self._put(lambda: [data], len(data), os.path.basename(target), target)
 
     def download(self, source: str, name: str, file: BinaryIO, missing_is_fine: bool = False) -> int | None:
-        """Fetch a file of the datastore into an open one, which is empty and the job's `name`; returns its size.
-
-        None where there is no such file and that is fine. The data are on the disk when this returns. Raises
-        `errors.MachineFault`.
-        """
+        """Fetch a file of the datastore into an empty open one, to the disk; return its size, None if it is missing."""
         doing = f"downloading {name}"
         done, size, tell = 0, -1, None
 

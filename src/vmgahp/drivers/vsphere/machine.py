@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from pyVmomi import vim
 
@@ -76,10 +76,7 @@ _NO_PARENT = "it is the snapshot of another disk", "send a disk without snapshot
 
 
 def flat_extent(name: str, spec: VmwareSpec, identity: Identity) -> str:
-    """Look at the disk `name`, and return the file with its plain content; empty where it has to be converted first.
-
-    Raises `errors.JobFault` where no VM could use it.
-    """
+    """Return the file with the disk's plain content; empty for one to convert. Raises `errors.JobFault`."""
     descriptor = open_disk(name, name, spec, identity)
     try:
         found = read_vmdk(descriptor)
@@ -104,10 +101,7 @@ def flat_extent(name: str, spec: VmwareSpec, identity: Identity) -> str:
 
 
 def open_disk(disk: str, name: str, spec: VmwareSpec, identity: Identity) -> int:
-    """Open a file of a disk or drive, in the scratch directory or a shared one, as the job's user. Raises `JobFault`.
-
-    `disk` is the name that the job's owner knows.
-    """
+    """Open a file of the job's `disk`, sent or shared, as the job's user. Raises `JobFault`, about `disk`."""
     try:
         if spec.transfer:
             return identity.open_scratch(spec.working_dir, name, os.O_RDONLY)
@@ -118,10 +112,7 @@ def open_disk(disk: str, name: str, spec: VmwareSpec, identity: Identity) -> int
 
 
 def unpack_disk(name: str, spec: VmwareSpec, raw: str, identity: Identity, seconds: float) -> None:
-    """Write the plain content of a disk that is not flat into the file `raw` of the scratch directory.
-
-    Raises `errors.Fault`: `errors.JobFault` for a disk that qemu-img cannot read, or not within `seconds`.
-    """
+    """Write a disk's plain content into the file `raw` of the scratch directory. Raises `errors.Fault`."""
     path = os.path.join(spec.working_dir if spec.transfer else spec.dir, name)
     try:
         chain = backing_chain(path, "vmdk", identity, parts=True)
@@ -133,10 +124,7 @@ def unpack_disk(name: str, spec: VmwareSpec, raw: str, identity: Identity, secon
 
 
 def disk_descriptor(extent: str, size: int, adapter: str, *, create_type: str = "vmfs") -> bytes:
-    """Return the descriptor of a disk whose plain content of `size` bytes is the file `extent`.
-
-    With ``vmfs`` as a datastore wants it, with ``monolithicFlat`` as the desktop products do.
-    """
+    """Return the descriptor of a disk whose content is `extent`: vmfs for a datastore, monolithicFlat for desktops."""
     heads = 16 if adapter == "ide" else 255
     cylinders = max(1, size // (heads * 63 * SECTOR))
     kind, offset = ("VMFS", "") if create_type == "vmfs" else ("FLAT", " 0")
@@ -158,7 +146,6 @@ def disk_descriptor(extent: str, size: int, adapter: str, *, create_type: str = 
 
 
 def bad_disk(name: str, problem: str, hint: str, word: str = errors.INVALID_DISK_PARAM) -> errors.JobFault:
-    """Return the fault about the job's disk `name`."""
     return errors.JobFault(word, f"{VMDK_FILES}, disk {shown(name)}: {problem}.", hint)
 
 
@@ -217,11 +204,8 @@ class VsphereContext(NamedTuple):
         return tag._replace(state=SAVED, directory="", host="", expires=str(expires))
 
     def retire(self, vm: VsphereVm, tag: Tag) -> None:
-        """End a VM at once. One with a checkpoint is kept as that, powered off; any other is removed.
-
-        The job may have continued without its disks, but its spool directory still has the manifest of its last
-        checkpoint. Raises `errors.Fault`.
-        """
+        """End a VM at once: one with a checkpoint is kept as that, powered off. Raises `errors.Fault`."""
+        # The job may go on without its disks, but its spool directory still has the manifest of its last checkpoint.
         if not tag.checkpoint:
             vm.destroy(self.place.datacenter)
             return
@@ -239,13 +223,10 @@ class VspherePlan(NamedTuple):
     extents: dict[str, str]
     """The file with the plain content of each disk, by its name in the ``.vmx``; empty for one to convert."""
     job: str
-    """The identity of the job (`inventory.job_id`)."""
     end: float
     """The time by which uploads must be done, by the monotonic clock."""
     manifest: Manifest | None = None
-    """The checkpoint that came with the job."""
     unusable: Unusable | None = None
-    """The reason why an existing checkpoint is not restored."""
 
 
 class Transport:
@@ -297,7 +278,6 @@ class Transport:
         return ref
 
     def _upload_disk(self, device: Device, folder: str) -> int:
-        """Upload one disk; return its size in bytes."""
         name, extent, spec = device.file, self._extents[device.file], self._spec
         raw = f".{name}.vmgahp-raw"
         try:
@@ -320,10 +300,7 @@ class Transport:
             return self._context.files.upload(opened, name, target, self._end)
 
     def fetch(self, vm: VsphereVm) -> None:
-        """Download the disks, floppies and serial ports' files of a VM that is off.
-
-        Raises `errors.Fault`; then every file of the job is as it was or whole.
-        """
+        """Download what a VM that is off has written; on `errors.Fault` each file is old or whole."""
         connection, name = self._context.connection, self._spec.name
         if connection.get(vm.ref, "snapshot") is not None:
             # The guest's writes since its checkpoint are in a separate disk until the snapshots are removed.
@@ -379,7 +356,6 @@ class VsphereMachine(ManagedMachine):
     """A VM that this daemon creates, or takes up from a checkpoint."""
 
     vm: VsphereVm
-    """The VM, once the start has made or found it."""
 
     def __init__(
         self, plan: VspherePlan, tag: Tag, context: VsphereContext, resources: Resources, deadlines: Deadlines
@@ -403,7 +379,6 @@ class VsphereMachine(ManagedMachine):
         self._looked: float | None = None
         self._last = Status(lifecycle.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib << 10)
         self._download: Begun[None] | None = None
-        """The download of the disks and the removal of the VM, under way or over."""
         self._mac = ""
 
     def pid(self) -> int:
@@ -437,10 +412,8 @@ class VsphereMachine(ManagedMachine):
         except Gone:
             there = False
         if not there:
-            raise self.report_lost(
-                f"The memory of {self.name} is not on the server any more.",
-                "see who has powered the VM off or removed it; the job has to run again.",
-            )
+            problem = f"The memory of {self.name} is not on the server any more."
+            raise self.report_lost(problem, "see who has powered the VM off or removed it; the job has to run again.")
 
     def ask_to_power_off(self) -> None:
         if self._download is not None or not self.vm.ask_to_shut_down():
@@ -481,15 +454,15 @@ class VsphereMachine(ManagedMachine):
 
     def unpause(self) -> None:
         """Resume a VM that was suspended by others."""
-        self._must_not_be_off("resumed")
+        self._require_guest("resumed")
         self.vm.power(ON, f"resuming {self.name}")
 
     def save(self, operation: str) -> None:
         if operation == lifecycle.CHECKPOINT:
-            self._must_not_be_off("checkpointed")
+            self._require_guest("checkpointed")
             self._take_snapshot()
         else:
-            self._must_run("suspended")
+            self._require_guest("suspended", may_be_off=True)
             self.vm.power(SUSPENDED, f"suspending {self.name}")
             self.log(f"{self.name} is suspended, its memory is on the datastore")
         self._looked = None
@@ -498,7 +471,7 @@ class VsphereMachine(ManagedMachine):
     def keep_saved(self) -> None:
         if self._snapshot:
             return
-        self._must_not_be_off("checkpointed")
+        self._require_guest("checkpointed")
         try:
             self._take_snapshot()
         except errors.Fault:
@@ -562,10 +535,7 @@ class VsphereMachine(ManagedMachine):
         self._checkpoint.discard()
 
     def _is_home(self, seconds: float | None = None) -> bool:
-        """Return True if the disks are here and the VM is removed; wait `seconds` for a download that was begun.
-
-        Raises its `errors.Fault`; then it has to be begun again.
-        """
+        """Return True if the disks are here, waiting `seconds` for a download that was begun; raises its fault."""
         if self._download is None:
             return False
         try:
@@ -602,18 +572,13 @@ class VsphereMachine(ManagedMachine):
         except errors.Fault as fault:
             self.log(f"{self.name} cannot be put away: {fault.problem}")
 
-    def _must_run(self, what: str) -> None:
-        if self._download is not None:
-            self._refuse(what, "its guest has powered off, and its disks are being downloaded")
-
-    def _must_not_be_off(self, what: str) -> None:
+    def _require_guest(self, what: str, *, may_be_off: bool = False) -> None:
         """Refuse a VM that is off: a power-on would boot it anew. Its next STATUS downloads its disks."""
-        self._must_run(what)
-        if self.vm.power_state() == OFF:
-            self._refuse(what, "it is switched off")
-
-    def _refuse(self, what: str, why: str) -> NoReturn:
-        raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: {why}.")
+        why = "its guest has powered off, and its disks are being downloaded" if self._download is not None else ""
+        if not why and not may_be_off and self.vm.power_state() == OFF:
+            why = "it is switched off"
+        if why:
+            raise errors.ClientFault(errors.VM_INVALID_OPERATION, f"{self.name} cannot be {what}: {why}.")
 
     def _retag(self, tag: Tag) -> None:
         self.vm.retag(tag)
