@@ -1,6 +1,8 @@
 """Memory images of libvirt's QEMU driver, whole and broken."""
 
 import struct
+import tempfile
+from typing import IO
 
 from vmgahp.checkpoint.memory_image import HEADER, MAGIC
 
@@ -24,3 +26,11 @@ def image(
         + pad
         + (xml + cookie + rest)
     )
+
+
+def stored(content: bytes) -> IO[bytes]:
+    """A file with that content."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - who asks for it closes it
+    file.write(content)
+    file.flush()
+    return file

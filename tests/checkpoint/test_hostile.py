@@ -43,49 +43,15 @@ def test_a_good_one_is_read(driver: str) -> None:
 
 @pytest.mark.parametrize("driver", KINDS)
 @pytest.mark.parametrize(
-    "data",
-    [
-        b"[" * 1_000_000,
-        b'{"format": 2, "x": ' * 100_000,
-        b'{"format": 1, "format": 2}',
-        b'{"format": ' + b"9" * 1_000_000 + b"}",
-        b'{"format": 1e400}',
-        b'{"format": NaN}',
-        b'{"format": 2, "name": "\xff\xfe"}',
-        b"\xff\xfe" + '{"format": 2}'.encode("utf-16"),
-        b"\xef\xbb\xbf{}",
-        b'{"format": true}',
-        b"{}" * (3 << 20),
-        b"",
-        b"\0" * 100,
-    ],
-    ids=lambda data: f"{data[:20]!a} of {len(data)}",
-)
-def test_documents_that_are_none(driver: str, data: bytes) -> None:
-    assert read(KINDS[driver], data) is None
-
-
-@pytest.mark.parametrize("driver", KINDS)
-@pytest.mark.parametrize(
     "change",
     [
-        {"path": "/etc/shadow"},
-        {"path": "\ud800"},
-        {"path": "a\0b"},
-        {"path": "a\nb"},
-        {"path": ""},
-        {"path": "a" * 5000},
-        {"role": "memory"},
+        *({"path": "/etc/shadow"}, {"path": "\ud800"}, {"path": "a\0b"}, {"path": "a\nb"}, {"path": ""}),
+        *({"path": "a" * 5000}, {"role": "memory"}),
         {"role": "memory", "path": "/etc/shadow", "transferred": False},
         {"role": "state", "path": "/etc/shadow", "transferred": False},
-        {"role": "root"},
-        {"size": -1},
-        {"size": 2**63},
-        {"size": 1.5},
-        {"size": True},
-        {"digest": "0" * 63 + "\u0660"},
-        {"device": "../vda"},
-        {"more": 1},
+        *({"role": "root"}, {"size": -1}, {"size": 2**63}, {"size": 1.5}, {"size": True}),
+        *({"digest": "0" * 63 + "\u0660"}, {"device": "../vda"}, {"format": "../qcow2"}, {"writable": 1}),
+        *({"transferred": None}, {"mtime_ns": 10**20}, {"more": 1}),
     ],
     ids=str,
 )

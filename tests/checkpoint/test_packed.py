@@ -6,11 +6,12 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.support import image
+from tests.checkpoint.support import image, stored
 from vmgahp.checkpoint.memory_image import FORMATS, Damaged, Head, inspect, substitute
 from vmgahp.checkpoint.substitute import NotPacked, Write, has_program, unpack_image
 from vmgahp.host.job_user import Identity
@@ -18,6 +19,20 @@ from vmgahp.host.job_user import Identity
 HERE = [form for form in FORMATS if form not in ("raw", "sparse") and has_program(form)]
 MEMORY = os.urandom(1 << 20) + b"some words, again and again. " * 10_000 + bytes(1 << 20)
 SECONDS = 600.0
+
+
+def unpacking(user: Identity) -> Callable[[int, Head, Write, int], None]:
+    def unpack(fd: int, head: Head, write: Write, reader: int) -> None:
+        unpack_image(fd, head.end, head.format, write, user, SECONDS, 1 << 30, reader)
+
+    return unpack
+
+
+def zstd(directory: str, script: str) -> None:
+    """A program of that name."""
+    path = Path(directory) / "zstd"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
 
 
 def compressed(form: str, data: bytes) -> bytes:
@@ -30,19 +45,12 @@ def test_what_was_packed_comes_out_with_our_head_and_not_packed(form: str, user:
     packed_memory = compressed(form, b"QEVM" + MEMORY)
     made = image(number=FORMATS.index(form), rest=bytes(64)) + packed_memory
 
-    def unpack(fd: int, head: Head, write: Write, reader: int) -> None:
-        unpack_image(fd, head.end, head.format, write, user, SECONDS, 1 << 30, reader)
-
-    with tempfile.TemporaryFile() as file:
-        file.write(made)
-        file.flush()
-        with substitute(file.fileno(), "<ours/>", FORMATS, unpack) as whole, open(whole.path, "rb") as read:
+    with stored(made) as file:
+        with substitute(file.fileno(), "<ours/>", FORMATS, unpacking(user)) as whole, open(whole.path, "rb") as read:
             seen = read.read()
         with pytest.raises(Damaged, match=f"has the format {form}"):
-            substitute(file.fileno(), "<ours/>", ("raw",), unpack)
-    with tempfile.TemporaryFile() as file:
-        file.write(seen)
-        file.flush()
+            substitute(file.fileno(), "<ours/>", ("raw",), unpacking(user))
+    with stored(seen) as file:
         head = inspect(file.fileno())
     assert (head.xml, head.format) == ("<ours/>", "raw")
     assert seen[head.end :] == b"QEVM" + MEMORY
@@ -51,22 +59,15 @@ def test_what_was_packed_comes_out_with_our_head_and_not_packed(form: str, user:
 @pytest.mark.parametrize("form", HERE)
 @pytest.mark.parametrize("damage", [b"", b"no such thing", bytes(1 << 16)])
 def test_what_cannot_be_unpacked_is_not_begun(form: str, damage: bytes, user: Identity) -> None:
-    def unpack(fd: int, head: Head, write: Write, reader: int) -> None:
-        unpack_image(fd, head.end, head.format, write, user, SECONDS, 1 << 30, reader)
-
-    with tempfile.TemporaryFile() as file:
-        file.write(image(number=FORMATS.index(form), rest=bytes(64)) + damage)
-        file.flush()
-        with pytest.raises(Damaged, match=r"cannot be unpacked|not QEMU's"):
-            substitute(file.fileno(), "<ours/>", FORMATS, unpack)
+    made = image(number=FORMATS.index(form), rest=bytes(64)) + damage
+    with stored(made) as file, pytest.raises(Damaged, match=r"cannot be unpacked|not QEMU's"):
+        substitute(file.fileno(), "<ours/>", FORMATS, unpacking(user))
 
 
 @pytest.mark.parametrize("form", HERE)
 def test_no_more_comes_out_than_may(form: str, user: Identity) -> None:
     """A few KiB that become 16 MiB."""
-    with tempfile.TemporaryFile() as small:
-        small.write(compressed(form, bytes(1 << 24)))
-        small.flush()
+    with stored(compressed(form, bytes(1 << 24))) as small:
         out = []
         with pytest.raises(NotPacked, match="more than 1000000 bytes"):
             unpack_image(small.fileno(), 0, form, lambda data: out.append(len(data)), user, SECONDS, 1_000_000)
@@ -77,19 +78,14 @@ def test_an_error_of_who_writes_ends_the_program(user: Identity) -> None:
     def full(_: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with tempfile.TemporaryFile() as file:
-        file.write(compressed(HERE[0], MEMORY))
-        file.flush()
-        with pytest.raises(OSError, match="No space left"):
-            unpack_image(file.fileno(), 0, HERE[0], full, user, SECONDS, 1 << 30)
+    with stored(compressed(HERE[0], MEMORY)) as file, pytest.raises(OSError, match="No space left"):
+        unpack_image(file.fileno(), 0, HERE[0], full, user, SECONDS, 1 << 30)
 
 
 def test_a_program_that_does_not_end_is_ended(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryDirectory() as directory, stored(b"") as file:
         os.chmod(directory, 0o755)
-        path = Path(directory) / "zstd"
-        path.write_text("#!/bin/sh\nexec sleep 1000\n")
-        path.chmod(0o755)
+        zstd(directory, "exec sleep 1000")
         monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
         with pytest.raises(NotPacked, match="it had not ended"):
             unpack_image(file.fileno(), 0, "zstd", pytest.fail, user, 0.2, 1 << 30)
@@ -98,19 +94,14 @@ def test_a_program_that_does_not_end_is_ended(user: Identity, monkeypatch: pytes
 def test_who_reads_no_more_waits_for_no_program(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is silent is not told by its pipe."""
 
-    def unpack(fd: int, head: Head, write: Write, reader: int) -> None:
-        unpack_image(fd, head.end, head.format, write, user, SECONDS, 1 << 30, reader)
-
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryDirectory() as directory, stored(b"") as file:
         os.chmod(directory, 0o755)
-        path = Path(directory) / "zstd"
-        path.write_text("#!/bin/sh\nprintf QEVM\nexec sleep 1000\n")
-        path.chmod(0o755)
+        zstd(directory, "printf QEVM\nexec sleep 1000")
         monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
         file.write(image(number=FORMATS.index("zstd")))
         file.flush()
         began = time.monotonic()
-        with substitute(file.fileno(), "<ours/>", FORMATS, unpack) as whole, open(whole.path, "rb") as read:
+        with substitute(file.fileno(), "<ours/>", FORMATS, unpacking(user)) as whole, open(whole.path, "rb") as read:
             seen = b""
             while not seen.endswith(b"QEVM"):
                 seen += read.read(1)
@@ -118,7 +109,7 @@ def test_who_reads_no_more_waits_for_no_program(user: Identity, monkeypatch: pyt
 
 
 def test_a_program_that_is_not_there_or_does_not_work(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryDirectory() as directory, stored(b"") as file:
         os.chmod(directory, 0o755)
         for name in ("prlimit", "setpriv"):
             os.symlink(shutil.which(name) or "", Path(directory) / name)
@@ -126,9 +117,7 @@ def test_a_program_that_is_not_there_or_does_not_work(user: Identity, monkeypatc
         assert not has_program("zstd")
         with pytest.raises(NotPacked, match="zstd is not installed"):
             unpack_image(file.fileno(), 0, "zstd", pytest.fail, user, SECONDS, 1 << 30)
-        path = Path(directory) / "zstd"
-        path.write_text("#!/bin/sh\necho no >&2\nexit 1\n")
-        path.chmod(0o755)
+        zstd(directory, "echo no >&2\nexit 1")
         assert has_program("zstd")
         with pytest.raises(NotPacked, match="zstd: no"):
             unpack_image(file.fileno(), 0, "zstd", pytest.fail, user, SECONDS, 1 << 30)

@@ -18,7 +18,7 @@ from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import MEMORY, CheckpointFile, Manifest
 from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE, RESTARTING, CheckpointStore
 from vmgahp.drivers.libvirt.life.save import LIBVIRT, disk_refs
-from vmgahp.errors import Fault, JobFault, MachineFault
+from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import BackingFile
@@ -70,9 +70,7 @@ class Job:
         return path
 
     def disk(self, path: Path, device: str, **changes: object) -> Disk:
-        plain = Disk(
-            *(str(path), device, ""), writable=True, format="raw", transferred=path.parent == self.scratch, kind="disk"
-        )
+        plain = Disk(str(path), device, "", True, "raw", path.parent == self.scratch, "disk")
         return plain._replace(**changes)  # type: ignore[arg-type]
 
     def root(self, path: Path) -> Disk:
@@ -106,7 +104,6 @@ class Job:
     def check(self, disks: list[Disk] | None = None, **changes: object) -> None:
         """Check what is in the scratch directory, as a restart does."""
         found = self.load()
-        assert found is not None
         now = changed(HERE, changes)
         refs = disk_refs(self.disks if disks is None else disks)
         self.store.check(found, now, refs)
@@ -137,6 +134,7 @@ def job(scratch: Path) -> Job:
 
 
 def test_what_was_written_is_found(job: Job) -> None:
+    assert job.load() is None  # a memory image alone is none
     job.save()
     assert job.load() == HERE._replace(files=tuple(job.files()))
     status = (job.scratch / MANIFEST_FILE).stat()
@@ -144,22 +142,14 @@ def test_what_was_written_is_found(job: Job) -> None:
     job.check()
 
 
-def test_no_checkpoint(job: Job) -> None:
-    assert job.load() is None  # a memory image alone is none
-
-
-def test_the_vnc_password_is_left_out(job: Job) -> None:
-    job.save(xml="<graphics type='vnc' passwd='geheim' port='1'/><graphics passwd=\"geheim\"/>")
-    found = job.load()
-    assert found is not None
-    assert found.facts["xml"] == "<graphics type='vnc' port='1'/><graphics/>"
-
-
-def test_files_of_the_scratch_directory_are_known_from_there_on(job: Job) -> None:
+def test_what_is_written_of_files_and_passwords(job: Job) -> None:
     _, root, template, data = job.files()
     assert (root.path, root.transferred) == ("root.qcow2", True)
     assert (template.role, template.path, template.transferred) == ("backing", str(job.template), False)
     assert (data.path, data.transferred) == (str(job.data), False)
+    job.save(xml="<graphics type='vnc' passwd='geheim' port='1'/><graphics passwd=\"geheim\"/>")
+    found = job.load()
+    assert found.facts["xml"] == "<graphics type='vnc' port='1'/><graphics/>"
 
 
 def test_another_machine_with_another_scratch_directory(job: Job) -> None:
@@ -271,10 +261,6 @@ def petabyte(path: Path) -> None:
     path.with_name(MANIFEST_FILE).write_text(json.dumps(content))
 
 
-def touched(path: Path) -> None:
-    os.utime(path)
-
-
 def fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
@@ -318,18 +304,15 @@ def test_memory_images(job: Job, harm: Callable[[Path], None], said: str) -> Non
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (grown, "bytes and has"),
-        (written, "content"),
-        (touched, "written to since"),
-        (Path.unlink, "cannot be opened"),
-        (fifo, "not a regular file"),
+        *((grown, "bytes and has"), (written, "content"), (os.utime, "written to since")),
+        *((Path.unlink, "cannot be opened"), (fifo, "not a regular file")),
         pytest.param(roots, "Permission denied", marks=as_root),
     ],
 )
 def test_disks_that_are_other_than_they_were(job: Job, which: str, harm: Callable[[Path], None], said: str) -> None:
     job.save()
     harm(getattr(job, which))
-    if (which, harm) == ("overlay", touched):
+    if (which, harm) == ("overlay", os.utime):
         job.check()
         return
     reason = job.refused(False)
@@ -377,18 +360,16 @@ def test_samples_are_beneath_the_size(size: int) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "JSON"),
-        (b"\xff", "JSON"),
-        (b"[" * 1_000_000, "JSON"),
-        (b'{"a":' * 100_000, "JSON"),
-        (b"null", "not an object"),
-        (b"{}", "missing"),
-        (b'{"format": 1}', "format 1"),
-        (b'{"format": 3}', "format 3"),
-        (b'{"format": true}', "missing"),
-        (b'{"format": 2, "format": 2}', "twice"),
+        *((b"", "JSON"), (b"\xff", "JSON"), (b"[" * 1_000_000, "JSON"), (b'{"a":' * 100_000, "JSON")),
+        *((b"null", "not an object"), (b"{}", "missing"), (b'{"format": 1}', "format 1")),
+        *((b'{"format": 3}', "format 3"), (b'{"format": true}', "missing"), (b'{"format": 2, "format": 2}', "twice")),
         (b'{"format": ' + b"9" * 5000 + b"}", "JSON"),
         (b'{"format": NaN}', "not a number"),
+        (b'{"format": 1e400}', ""),
+        (b'{"format": 2, "name": "\xff\xfe"}', ""),
+        (b"\xff\xfe" + '{"format": 2}'.encode("utf-16"), ""),
+        (b"\xef\xbb\xbf{}", ""),
+        (b"\0" * 100, ""),
         (b" " * (manifest.LARGEST + 1), "too long"),
     ],
 )
@@ -436,42 +417,6 @@ def test_every_field_is_checked(job: Job, field: str) -> None:
         assert put(plain | {field: value})
     assert "missing" in put({name: value for name, value in plain.items() if name != field})
     assert "more" in put(plain | {"more": 1})
-
-
-def test_every_field_of_a_disk_is_checked(job: Job) -> None:
-    job.save()
-    path = job.scratch / MANIFEST_FILE
-    good = path.read_text()
-    for old, new in (
-        ('"vda"', '"vd a"'),
-        ('"memory"', '"ram"'),
-        ('"backing"', '"memory"'),
-        ('"writable": true', '"writable": 1'),
-        ('"transferred": true', '"transferred": null'),
-        ('"root.qcow2"', '"root\\u0000"'),
-        ('"root.qcow2"', '""'),
-        ('"qcow2"', '"../qcow2"'),
-        ('"size": 200000', '"size": 200000.0'),
-        ('"mtime_ns": ', '"mtime_ns": 9999999999999999999'),
-        ('"digest": "', '"digest": "g'),
-        ('"files": [', '"files": [1, '),
-    ):
-        assert old in good
-        job.put(path, good.replace(old, new).encode())
-        assert job.unreadable()
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=100), st.integers(0, 3000), st.integers(0, 200))
-def test_damaged_manifests(job: Job, junk: bytes, at: int, cut: int) -> None:
-    for content in (junk, job.good[:at] + junk + job.good[at + cut :]):
-        job.put(job.scratch / MANIFEST_FILE, content)
-        try:
-            found = job.load()
-        except Unusable:
-            continue
-        assert found is not None
-        assert manifest.parse(LIBVIRT, manifest.dump(LIBVIRT, found)) == found
 
 
 json_values = st.recursive(
@@ -535,8 +480,8 @@ def fails(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
 @pytest.mark.parametrize("fault", [MachineFault, JobFault])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ESTALE, errno.EROFS], ids=errno.errorcode.get)
 @pytest.mark.parametrize("name", [MANIFEST_FILE, MEMORY_FILE, "root.qcow2"])
-def test_a_checkpoint_that_cannot_be_read_stays(
-    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, number: int, fault: type[Fault]
+def test_an_unreadable_one_stays(
+    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, number: int, fault: type
 ) -> None:
     """It is the machine's where EXECUTE fails as well."""
 

@@ -88,9 +88,7 @@ def test_without_a_starter_there_is_no_thread(life: Life, monkeypatch: pytest.Mo
     assert "no starter can be reached by chirp" in life.said[0]
 
 
-def test_where_nothing_is_new_there_is_no_thread(
-    starter: FakeStarter, life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_for_nothing_new_there_is_no_thread(starter: FakeStarter, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     life.did(START)
     life.status()
     starter.wait_for("set_job_attr_delayed", "ChirpVMVNC", "undefined")
@@ -128,9 +126,7 @@ def test_each_checkpoint_is_told(starter: FakeStarter, life: Life, monkeypatch: 
     assert float(ad["ChirpVMCheckpointSeconds"]) >= 2
 
 
-def test_a_starter_that_never_answers_is_given_up(
-    starter: FakeStarter, life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_starter_is_given_up(starter: FakeStarter, life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "ROUND_SECONDS", 0.05)
     starter.answer = b""
     life.did(START)
@@ -174,7 +170,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("operation", [STOP, STATUS])
-def test_a_vm_may_be_forgotten_twice_at_once(
+def test_a_vm_is_forgotten_twice(
     starter: FakeStarter, life: Life, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     class Overtaken(dict[int, object]):

@@ -1,4 +1,4 @@
-"""The report of the probe on what its checks found; drivers/test_survey.py has the checks themselves."""
+"""The report of the probe on what its checks found, and its check of containers; the others are in drivers/."""
 
 import contextlib
 import json
@@ -20,9 +20,9 @@ from tests.peer import DAEMON, daemon, environment
 from vmgahp import config, errors, findings
 from vmgahp.cli import PROBE
 from vmgahp.config import Settings
-from vmgahp.daemon import probe
+from vmgahp.daemon import containers, probe
 from vmgahp.drivers.base import Driver, Machine, Survey
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, Late
 from vmgahp.host import libvirt_daemons
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
@@ -77,19 +77,10 @@ def test_the_attributes_and_their_order(tmp_path: Path) -> None:
     assert 0 <= found.attributes["VM_Probe_Time"] < probe.DEADLINE
     lines = probe.render(found.attributes | {"VM_Probe_Time": 0.25}).splitlines()
     assert lines == [
-        'VM_GAHP_VERSION = "0.0.1"',
-        'VM_Type = "kvm"',
-        "VM_Memory = 64",
-        "VM_Networking = TRUE",
-        'VM_Networking_Types = "nat,user"',
-        "VM_HardwareVT = TRUE",
-        'VM_TYPES = "kvm"',
-        'VM_HYPERVISORS = "kvm,qemu"',
-        "HasVirshDefaultNetwork = TRUE",
-        'VM_kvm_ATTR_accel = "kvm"',
-        "VM_kvm_ATTR_suspend = TRUE",
-        "VM_kvm_ATTR_checkpoint = TRUE",
-        "VM_Probe_Time = 0.25",
+        *('VM_GAHP_VERSION = "0.0.1"', 'VM_Type = "kvm"', "VM_Memory = 64", "VM_Networking = TRUE"),
+        *('VM_Networking_Types = "nat,user"', "VM_HardwareVT = TRUE", 'VM_TYPES = "kvm"'),
+        *('VM_HYPERVISORS = "kvm,qemu"', "HasVirshDefaultNetwork = TRUE", 'VM_kvm_ATTR_accel = "kvm"'),
+        *("VM_kvm_ATTR_suspend = TRUE", "VM_kvm_ATTR_checkpoint = TRUE", "VM_Probe_Time = 0.25"),
     ]
 
 
@@ -102,14 +93,10 @@ def test_htcondors_own_engine_reads_the_attributes() -> None:
     assert {name: ad[name] for name in values} == values
 
 
-def test_without_memory_for_vms_nothing_runs() -> None:
+def test_the_memory_that_is_promised() -> None:
     found = look(works(), VM_MEMORY="")
-    assert found.trouble is not None
     assert found.trouble.check == "memory"
     assert "VM_MEMORY is not set" in found.trouble.seen
-
-
-def test_no_more_memory_is_promised_than_there_is() -> None:
     found = look(works(), VM_MEMORY=PHYSICAL * 2)
     assert found.attributes["VM_Memory"] == PHYSICAL
     assert finding(found, "memory").verdict == OFF
@@ -117,7 +104,7 @@ def test_no_more_memory_is_promised_than_there_is() -> None:
     assert look(works(), VM_MEMORY=PHYSICAL).attributes["VM_Memory"] == PHYSICAL
 
 
-def test_without_room_for_the_memory_of_vms_they_cannot_be_suspended(tmp_path: Path) -> None:
+def test_without_room_in_execute_or_without_it(tmp_path: Path) -> None:
     assert look(works(), EXECUTE=tmp_path).attributes["VM_kvm_ATTR_suspend"] is True
     found = look(works(), VM_MEMORY=2**40, EXECUTE=tmp_path)
     assert found.attributes["VM_kvm_ATTR_suspend"] is False
@@ -125,11 +112,7 @@ def test_without_room_for_the_memory_of_vms_they_cannot_be_suspended(tmp_path: P
     assert finding(found, "disk space").verdict == OFF
     assert f"EXECUTE = {tmp_path}" in finding(found, "disk space").seen
     assert found.trouble is None
-
-
-def test_a_scratch_file_system_that_is_not_there_stops_all(tmp_path: Path) -> None:
     found = look(works(), EXECUTE=tmp_path / "nowhere")
-    assert found.trouble is not None
     assert found.trouble.check == "disk space"
     assert look(works()).trouble is None
     assert finding(look(works()), "disk space").verdict == UNKNOWN
@@ -159,11 +142,7 @@ def test_a_machine_whose_loader_looks_into_working_directories_takes_no_jobs(val
     ended = daemon(environ, PROBE, "vmtype", "simulated")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert f"LD_LIBRARY_PATH={value}, in HTCondor's environment" in ended.stderr
-
-
-def test_libraries_in_directories_of_the_administrators_are_no_matter(scratch: Path) -> None:
-    environ = environment("simulated", scratch) | {"LD_LIBRARY_PATH": "/opt/x:/srv"}
-    assert daemon(environ, PROBE, "vmtype", "simulated").returncode == 0
+    assert daemon(environ | {"LD_LIBRARY_PATH": "/opt/x:/srv"}, PROBE, "vmtype", "simulated").returncode == 0
 
 
 def probe_that_hangs(scratch: Path, line: str) -> "subprocess.CompletedProcess[str]":
@@ -178,16 +157,13 @@ def probe_that_hangs(scratch: Path, line: str) -> "subprocess.CompletedProcess[s
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_probe_ends_in_time_although_a_check_hangs(scratch: Path) -> None:
+def test_the_probe_ends_in_time_from_the_start_of_its_process(scratch: Path) -> None:
     """Here the driver itself hangs while it is loaded, which no check could have a deadline for."""
     ended = probe_that_hangs(scratch, "p.DEADLINE, p.proc.age = 0.2, lambda pid: 0.0")
     assert (ended.returncode, ended.stdout) == (1, "")
     # A busy machine adds to the 0.2 s.
     assert re.search(r"had not ended after [\d.]+ s\. It waited for the driver of VM type simulated\.", ended.stderr)
-
-
-def test_the_time_of_the_probe_runs_from_the_start_of_its_process(scratch: Path) -> None:
-    """A Python that was slow to start has that much less, for the startd's patience began with it."""
+    # A Python that was slow to start has that much less, for the startd's patience began with it.
     ended = probe_that_hangs(scratch, "p.proc.age = lambda pid: p.DEADLINE - 0.5")
     assert re.search(r"had not ended after 0\.[0-9] s\. It waited for the driver of VM type simulated", ended.stderr)
 
@@ -225,9 +201,7 @@ def test_a_resolver_that_is_merely_slower_than_the_probe_is_not_blamed(monkeypat
         (None, 0.0, "this machine's name, took 0.0 s"),
     ],
 )
-def test_an_answer_that_htcondor_waits_for_is_none(
-    monkeypatch: pytest.MonkeyPatch, trouble: int | None, slow: float, seen: str
-) -> None:
+def test_what_a_resolver_says(monkeypatch: pytest.MonkeyPatch, trouble: int | None, slow: float, seen: str) -> None:
     """A resolver without a nameserver says at once that nobody knows, and HTCondor's tools then ask for a minute."""
 
     def answer(_resolver: probe.Resolver) -> None:
@@ -325,3 +299,83 @@ def test_no_program_outlives_the_probe(tmp_path: Path, scratch: Path) -> None:
         os.close(reading)
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+ME = Identity(os.getuid(), os.getgid())
+
+RUNS = """case $1 in -v) echo "Docker version 20.10.24, build x"; exit ;; esac
+echo "$@" >>{log}
+for word in "$@"; do
+    case $word in
+    import) exit 0 ;;
+    run) exit {status} ;;
+    rmi) exit 0 ;;
+    esac
+done
+exit 9
+"""
+
+
+def a_program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def stand_in(tmp_path: Path, status: int = 37) -> str:
+    return a_program(tmp_path / "docker", RUNS.format(status=status, log=tmp_path / "asked"))
+
+
+def seen(name: str, path: str, seconds: float = 60) -> str:
+    return containers.version(name, path, ME, monotonic() + seconds)
+
+
+def test_a_container_that_ran_and_what_the_startd_is_told(tmp_path: Path) -> None:
+    assert seen("docker", stand_in(tmp_path)) == "Docker version 20.10.24, build x"
+    assert "rmi --force localhost/vmgahp-probe:" in (tmp_path / "asked").read_text(), "the image is forgotten"
+    works = {"docker": "Docker version 20.10.24, build x", "podman": "podman version 5.4.2"}
+    attributes, found = containers.judge(works)
+    assert attributes == {"HasDocker": True, "DockerVersion": "Docker version 20.10.24, build x", "HasPodman": True}
+    assert {one.verdict for one in found} == {OK}
+    for fault, verdict in ((errors.MachineFault("no daemon", ""), OFF), (Late("not yet", ""), UNKNOWN)):
+        attributes, found = containers.judge(dict.fromkeys(works, fault))
+        assert attributes == {}, "false would take the place of what the startd has seen"
+        assert {one.verdict for one in found} == {verdict}
+    assert containers.judge({})[1][0].verdict == OFF
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("echo 'Cannot connect to the Docker daemon' >&2; exit 1", "Cannot connect to the Docker daemon"),
+        ('for word in "$@"; do [ "$word" = run ] && exit 0; done; exit 0', "it says nothing"),
+        ("kill -9 $$", "it says nothing"),
+    ],
+)
+def test_one_that_did_not(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(errors.MachineFault, match=f"docker runs no container: {reason}"):
+        seen("docker", a_program(tmp_path / "docker", text))
+
+
+def test_a_program_that_hangs_says_nothing_and_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = {"docker": a_program(tmp_path / "hanging", "exec sleep 600"), "podman": stand_in(tmp_path)}
+    monkeypatch.setattr(containers, "CLEANUP", 0.1)
+    monkeypatch.setattr(containers, "which", paths.get)
+    with pytest.raises(Late, match="docker had run no container"):
+        seen("docker", paths["docker"], 0.2)
+    attributes, found = containers.judge(containers.look(ME, monotonic() + 5))
+    assert attributes == {"HasPodman": True}
+    assert [one.verdict for one in found] == [UNKNOWN, OK]
+
+
+def test_it_is_asked_where_the_administrator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        def survey(self, end: float) -> Survey:
+            return Survey([Finding("hypervisor", OK, "it", "works")], vm_types=["kvm"])
+
+    monkeypatch.setattr(containers, "look", lambda _identity, _end: {"podman": "podman version 5"})
+    for value, expected in (("true", True), ("false", None)):
+        settings = Settings({"VM_MEMORY": "64", "VM_PROBE_DOCKER": value})
+        found = probe.probe("kvm", settings, Driver(), identity=ME)
+        assert found.attributes.get("HasPodman") is expected
+        assert "HasDocker" not in found.attributes

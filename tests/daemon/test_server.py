@@ -1,6 +1,7 @@
 """The whole daemon as a process, with the simulated hypervisor: pipes, signals, workers, the end."""
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import simulated_ad
-from tests.peer import DEADLINE, Peer, environment
+from tests.peer import DAEMON, DEADLINE, Peer, environment
 from tests.protocol.recordings import TRANSCRIPTS, play_exactly
 from vmgahp import errors
 from vmgahp.daemon import server
+from vmgahp.daemon.job_ad_file import JobAdFile
 from vmgahp.protocol import transcript, wire
 from vmgahp.testing.contract import until
 
@@ -24,6 +26,13 @@ def start(peer: Peer, scratch: Path, *more: str) -> list[str]:
     """Send a job ad and START the VM: the result."""
     peer.send_ad(*simulated_ad(scratch, *more))
     return peer.run("START", "simulated")
+
+
+@contextlib.contextmanager
+def served(scratch: Path, **settings: object) -> Iterator[Peer]:
+    with Peer(environment("simulated", scratch, **settings)) as peer:
+        peer.line()
+        yield peer
 
 
 def beside(scratch: Path) -> Path:
@@ -41,18 +50,6 @@ def test_the_recorded_conversation_through_pipes(scratch: Path) -> None:
         peer.finish()
         assert peer.next_line() is None
         assert peer.process.returncode == recorded.exit_status
-
-
-def test_the_life_of_a_vm(peer: Peer, scratch: Path) -> None:
-    assert start(peer, scratch) == ["0", "1"]
-    assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-    assert peer.run("GETPID", 1) == ["0", "0"]
-    assert peer.run("SUSPEND", 1) == ["0", "NULL"]
-    assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
-    assert peer.run("RESUME", 1) == ["0", "NULL"]
-    assert peer.run("STOP", 1) == ["0", "NULL"]
-    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-    peer.quit()
 
 
 @pytest.mark.parametrize("command", ["CHECKPOINT", "STOP"])
@@ -75,8 +72,7 @@ def test_what_htcondor_writes_for_the_job_does_not_go_to_the_spool(peer: Peer, s
 
 @pytest.mark.parametrize("reports", [True, False])
 def test_the_pid_is_told_where_the_settings_say_so(scratch: Path, reports: bool) -> None:
-    with Peer(environment("simulated", scratch, VM_REPORT_PID=reports)) as peer:
-        peer.line()
+    with served(scratch, VM_REPORT_PID=reports) as peer:
         start(peer, scratch)
         assert peer.run("GETPID", 1) == ["0", str(peer.process.pid if reports else 0)]
         peer.quit()
@@ -85,11 +81,8 @@ def test_the_pid_is_told_where_the_settings_say_so(scratch: Path, reports: bool)
 @pytest.mark.parametrize(
     ("settings", "words"), [({}, []), ({"VM_REPORT_ADDRESS": True}, ["MAC=52:54:00:00:00:01", "IP=192.0.2.7"])]
 )
-def test_the_addresses_are_told_where_the_settings_say_so(
-    scratch: Path, settings: dict[str, bool], words: list[str]
-) -> None:
-    with Peer(environment("simulated", scratch, **settings)) as peer:
-        peer.line()
+def test_the_addresses_are_told_if_so_set(scratch: Path, settings: dict[str, bool], words: list[str]) -> None:
+    with served(scratch, **settings) as peer:
         start(peer, scratch, 'Simulated_Mac = "52:54:00:00:00:01"', 'Simulated_Ip = "192.0.2.7"')
         assert peer.run("STATUS", 1)[1 : len(words) + 2] == [*words, "STATUS=Running"]
         peer.quit()
@@ -105,13 +98,6 @@ def test_after_quit_a_server_leaves_with_its_guests_exit_code(peer: Peer, scratc
     else:
         peer.finish()
         assert peer.process.returncode == 0
-
-
-def test_a_guest_that_powers_off_does_not_end_the_server(peer: Peer, scratch: Path) -> None:
-    start(peer, scratch, "Simulated_Lifetime = 1")
-    assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
-    assert peer.ask("VERSION") == "S " + wire.GREETING.decode()
-    peer.quit()
 
 
 # The end of a guest, for condor_starter
@@ -136,9 +122,7 @@ def attended(peer: Peer, scratch: Path, *more: str) -> None:
 
 @pytest.mark.parametrize("status", [0, 3, -signal.SIGTERM])
 @pytest.mark.usefixtures("as_starter")
-def test_a_server_of_a_starter_exits_as_its_guest_does_and_leaves_its_pipes_open(
-    peer: Peer, scratch: Path, status: int
-) -> None:
+def test_a_server_of_a_starter_exits_as_its_guest_and_leaves_its_pipes(peer: Peer, scratch: Path, status: int) -> None:
     attended(peer, scratch, "Simulated_Lifetime = 1", "Simulated_Pid = 0", f"Simulated_Exit_Status = {status}")
     assert peer.process.wait(DEADLINE) == status
     assert peer.ask("RESULTS") == "S 0"
@@ -156,8 +140,6 @@ def test_a_server_of_a_starter_exits_as_its_guest_does_and_leaves_its_pipes_open
 def test_what_answers_for_a_server_ends_with_its_client(peer: Peer, scratch: Path) -> None:
     attended(peer, scratch, "Simulated_Lifetime = 1", "Simulated_Pid = 0")
     peer.process.wait(DEADLINE)
-    assert peer.process.stdin is not None
-    assert peer.process.stdout is not None
     peer.process.stdin.close()
     assert select.select([peer.process.stdout], [], [], DEADLINE)[0]
     assert os.read(peer.process.stdout.fileno(), 1) == b"", "no process has it open any more"
@@ -199,8 +181,7 @@ def test_a_server_of_two_vms_exits_when_both_have_ended(peer: Peer, scratch: Pat
 
 @pytest.mark.usefixtures("as_starter")
 def test_a_server_of_a_starter_serves_on_where_the_settings_say_so(scratch: Path) -> None:
-    with Peer(environment("simulated", scratch, VM_END_EARLY=False)) as peer:
-        peer.line()
+    with served(scratch, VM_END_EARLY=False) as peer:
         attended(peer, scratch, "Simulated_Lifetime = 2", "Simulated_Pid = 0")
         assert peer.run("STATUS", 1)[1] == "STATUS=Running", "no look has shortened its life"
         peer.quit()
@@ -241,14 +222,14 @@ def test_everything_else_is_answered_while_a_start_and_a_save_go_on(peer: Peer, 
         ("exit", "VMGAHP_ERR_INTERNAL", "hypervisor's administrator"),
     ],
 )
-def test_a_failed_start_says_why_in_the_scratch_directory(
-    peer: Peer, scratch: Path, fault: str, word: str, who: str
-) -> None:
+def test_a_failed_start_says_why_in_a_file(peer: Peer, scratch: Path, fault: str, word: str, who: str) -> None:
     assert start(peer, scratch, f'Simulated_Fault = "{fault}"') == ["1", word]
     text = (scratch / server.ERROR_FILE).read_text()
     assert text.startswith(f"{word}: ")
     assert text.endswith(f" ({who})\n")
-    peer.quit()
+    log = peer.quit()
+    assert word in log
+    assert "NULL" not in log
 
 
 def test_vm_error_is_not_written_through_a_link(peer: Peer, scratch: Path) -> None:
@@ -340,7 +321,6 @@ def test_the_end_of_input_ends_the_server_well(peer: Peer) -> None:
 
 
 def test_a_client_that_is_gone_ends_the_server_well(peer: Peer) -> None:
-    assert peer.process.stdout is not None
     peer.process.stdout.close()
     peer.process.wait(DEADLINE)
     assert peer.process.returncode == 0
@@ -360,7 +340,6 @@ def test_quit_during_a_start_leaves_no_vm(peer: Peer, scratch: Path) -> None:
 
 def test_a_reader_that_stops_reading_is_not_read_from(peer: Peer) -> None:
     """Output stays bounded: requests are no longer taken when nobody takes the replies."""
-    assert peer.process.stdin is not None
     os.set_blocking(peer.process.stdin.fileno(), False)
     sent = 0
     while select.select([], [peer.process.stdin], [], 2.0)[1]:
@@ -376,7 +355,6 @@ def test_a_reader_that_stops_reading_is_not_read_from(peer: Peer) -> None:
 
 
 def test_the_end_of_input_is_seen_where_nobody_reads_the_replies(peer: Peer) -> None:
-    assert peer.process.stdin is not None
     sent = 0
     while select.select([], [peer.process.stdin], [], 1.0)[1]:
         try:
@@ -524,8 +502,7 @@ def test_a_job_whose_type_is_not_what_the_starter_made_of_it_is_held(scratch: Pa
 
 
 def test_the_requirements_of_the_policy_hold_for_every_driver(scratch: Path) -> None:
-    with Peer(environment("simulated", scratch, VM_POLICY_REQUIREMENTS="JobVMMemory > 100000")) as peer:
-        peer.line()
+    with served(scratch, VM_POLICY_REQUIREMENTS="JobVMMemory > 100000") as peer:
         peer.send_ad(*simulated_ad(scratch))
         assert peer.run("START", "simulated") == ["1", errors.MISMATCHED]
     assert "VM_POLICY_REQUIREMENTS" in (scratch / "vm_error.txt").read_text()
@@ -562,19 +539,8 @@ def test_a_refusal_before_the_settings_are_read_is_explained_too(scratch: Path) 
         assert "VMPARAM_vm_Types" in (scratch / "vm_error.txt").read_text()
 
 
-def test_garbage_is_answered_and_survived(peer: Peer) -> None:
-    peer.send(b"\0\xff\xfe garbage")
-    assert peer.line() == "E"
-    for _ in range(10):
-        peer.write(b"x" * (1 << 20))
-    peer.send("")
-    assert peer.line() == "E"
-    assert "Traceback" not in peer.quit()
-
-
 def test_no_secret_of_the_ad_reaches_the_log(scratch: Path) -> None:
-    with Peer(environment("simulated", scratch, VM_GAHP_DEBUG="D_FULLDEBUG")) as peer:
-        peer.line()
+    with served(scratch, VM_GAHP_DEBUG="D_FULLDEBUG") as peer:
         start(
             peer,
             scratch,
@@ -596,3 +562,150 @@ def test_nothing_is_imported_from_the_scratch_directory(scratch: Path) -> None:
         assert peer.line().startswith("$VMGahpVersion")
         peer.quit()
     assert not Path("/tmp/owned-by-the-job").exists()
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """The client's ends of a server's pipes, of which the server within this process has the others."""
+    theirs, to = os.pipe()
+    came, ours = os.pipe()
+    monkeypatch.setattr(server, "STDIN", theirs)
+    monkeypatch.setattr(server, "STDOUT", ours)
+    return to, came
+
+
+def test_what_the_client_does_not_read_waits_until_it_does(ends: tuple[int, int]) -> None:
+    made = server.ClientPipes()
+    sent = b"".join(b"%d\n" % number for number in range(100_000))
+    made.write(sent)
+    got = b""
+    while len(got) < len(sent):
+        got += os.read(ends[1], 1 << 16)
+        made.wait(0.0)
+    assert got == sent
+
+
+def test_an_interval_of_years_is_waited_for(ends: tuple[int, int]) -> None:
+    os.write(ends[0], b"VERSION\r\n")
+    assert server.ClientPipes().wait(1e12) == (b"VERSION\r\n", False)
+
+
+def test_a_process_that_ends_wakes_once(ends: tuple[int, int]) -> None:
+    made = server.ClientPipes()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        watched = os.pidfd_open(process.pid)
+        made.watched.add(watched)
+        assert made.wait(0.0) == (b"", False)
+        process.kill()
+        assert made.wait(None) == (b"", True)
+        assert made.watched == set()
+        assert made.wait(0.0) == (b"", False)
+    os.close(watched)
+
+
+def test_what_others_have_in_common_with_the_daemon_stays_as_it_is(scratch: Path) -> None:
+    """A client that writes to the same pipe, or a shell behind us, would be told to try again later."""
+    read, write = os.pipe()
+    environ = environment("simulated", scratch)
+    words = [*DAEMON, "-f", "-M", "3"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=write, stderr=write, env=environ, cwd=scratch) as daemon:
+        daemon.stdin.write(b"VERSION\r\n")
+        daemon.stdin.flush()
+        found = b""
+        while found.count(b"\n") < 2:
+            found += os.read(read, 4096)
+        assert found == wire.GREETING + b"\nS " + wire.GREETING + b"\n"
+        assert not fcntl.fcntl(write, fcntl.F_GETFL) & os.O_NONBLOCK
+        daemon.stdin.write(b"QUIT\r\n")
+    os.close(read)
+    os.close(write)
+
+
+def test_a_vm_has_one_worker_for_all_its_requests(scratch: Path) -> None:
+    with Peer(environment("simulated", scratch, VM_METRICS_INTERVAL=0)) as peer:
+        peer.line()
+        peer.send_ad(*simulated_ad(scratch))
+        assert peer.run("START", "simulated") == ["0", "1"]
+        tasks = Path(f"/proc/{peer.process.pid}/task")
+        threads = sorted(tasks.iterdir())
+        for command in ("STATUS", "SUSPEND", "RESUME", "STATUS", "GETPID"):
+            assert peer.run(command, 1)[0] == "0"
+        assert sorted(tasks.iterdir()) == threads
+        assert len(threads) == 2
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        peer.quit()
+
+
+def made(directory: Path) -> Path:
+    path = directory / ".job.ad"
+    path.write_text("ClusterId = 1\n")
+    return path
+
+
+def test_what_was_appended_goes_and_the_time_is_as_before(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    before = path.stat()
+    kept = JobAdFile(str(tmp_path))
+    with path.open("a") as file:
+        file.write("ToE = []\n")
+    assert kept.restore()
+    assert path.read_text() == "ClusterId = 1\n"
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert not kept.restore(), "it is as it was"
+
+
+def test_a_file_that_was_put_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    kept = JobAdFile(str(tmp_path))
+    other = tmp_path / "precious"
+    other.write_text("precious")
+    for replace in (path.symlink_to, path.hardlink_to):
+        path.unlink()
+        replace(other)
+        assert not kept.restore()
+    assert other.read_text() == "precious"
+
+
+def test_without_a_file_or_a_startd_nothing_is_made(tmp_path: Path) -> None:
+    assert not JobAdFile(str(tmp_path)).restore()
+    assert not JobAdFile(str(tmp_path / "nowhere")).restore()
+    JobAdFile(str(tmp_path)).restore()
+    assert not list(tmp_path.iterdir())
+
+
+def update(directory: Path) -> None:
+    """Write the file as the startd does at each of its updates while a job runs."""
+    temporary = directory / ".update.ad.tmp"
+    temporary.write_text("x")
+    temporary.rename(directory / ".update.ad")
+
+
+def files(directory: Path) -> list[str]:
+    """List the files that the starter sends; it leaves out directories."""
+    return [path.name for path in directory.iterdir() if path.is_file()]
+
+
+def test_what_the_startd_writes_for_jobs_does_not_travel(tmp_path: Path) -> None:
+    (tmp_path / "output.dat").write_text("x")
+    update(tmp_path)
+    kept = JobAdFile(str(tmp_path))
+    for _ in range(2):
+        kept.restore()
+        assert files(tmp_path) == ["output.dat"]
+        with pytest.raises(IsADirectoryError):  # while the starter sends the checkpoint
+            update(tmp_path)
+        assert files(tmp_path) == ["output.dat"]
+    kept.release()
+    kept.restore()  # the startd has not come in between
+    with pytest.raises(IsADirectoryError):
+        update(tmp_path)
+    kept.release()
+    update(tmp_path)
+    assert sorted(files(tmp_path)) == [".update.ad", "output.dat"]
+
+
+def test_a_temporary_file_that_is_there_already_does_not_travel_either(tmp_path: Path) -> None:
+    update(tmp_path)
+    (tmp_path / ".update.ad.tmp").write_text("x")
+    JobAdFile(str(tmp_path)).restore()
+    assert files(tmp_path) == []

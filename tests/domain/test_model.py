@@ -86,14 +86,11 @@ def _lines(row: model.Element, path: str) -> Iterator[str]:
             yield from _lines(below, f"{path}/{tag}")
 
 
-def test_what_a_job_may_say_is_all_in_the_list(request: pytest.FixtureRequest) -> None:
+def test_what_a_job_may_say_is_in_the_list_and_no_device_of_the_host(request: pytest.FixtureRequest) -> None:
     addresses = [device.children["address"] for device in model.DEVICES.values() if "address" in device.children]
     assert addresses == [addresses[0]] * len(addresses)
     lines = [*_lines(model.DOMAIN, "/domain"), *_lines(addresses[0], "/domain/devices/*/address")]
     assert_golden("\n".join(lines), GOLDEN / "allowed.txt", request)
-
-
-def test_no_device_of_the_host_is_a_jobs_to_ask_for() -> None:
     ours = {tag for tag, row in model.DEVICES.items() if not row.job}
     assert ours == {"hostdev", "filesystem", "shmem", "emulator", "nvram", "redirdev", "parallel"}
 

@@ -71,7 +71,7 @@ def test_a_difference_is_named(change: str) -> None:
     assert expected in compare(with_value(live(), place, value))
 
 
-def test_what_is_missing_is_named() -> None:
+def test_what_is_missing_or_too_much_is_named() -> None:
     domain = live()
     book, system = domain.findall("devices/disk")[1], domain.find("os")
     book.remove(book.find("shareable"))
@@ -79,9 +79,6 @@ def test_what_is_missing_is_named() -> None:
     said = compare(domain)
     assert "shared of its disk vdb is False" in said
     assert "boots by BIOS" in said
-
-
-def test_a_firmware_that_nobody_asked_for() -> None:
     asked = domain_xml.build(spec(), host())
     domain = with_value(with_value(etree.fromstring(asked), "memory", "65536"), "memory@unit", "KiB")
     etree.SubElement(domain.find("os"), "loader").text = "/scratch/evil.fd"
@@ -127,16 +124,6 @@ def test_a_restored_domain_gets_the_firmware_that_it_had(firmwares: Path) -> Non
         assert (loader.text, loader.get("readonly"), loader.get("secure")) == (code, "yes", None)
         assert nvram.get("template") == f"{code}.vars"
         assert nvram.text == f"/var/lib/libvirt/qemu/nvram/alice_lab_7.3_VARS.{kind}"
-
-
-@pytest.mark.parametrize("loader", ["/etc/shadow", "", "/fw/secure.fd", "/fw/m.fd"])
-def test_a_firmware_that_is_not_this_machines_is_not_taken(firmwares: Path, loader: str) -> None:
-    ours = domain_xml.build(spec(devices=Devices(firmware="uefi")), host())
-    with pytest.raises(LookupError, match="firmware"):
-        capabilities.firmware_of_a_restore(ours, saved(loader), SYSTEM)
-
-
-def test_secure_boot_stays_secure(firmwares: Path) -> None:
     ours = domain_xml.build(spec(devices=Devices(firmware="uefi-secure")), host())
     loader = etree.fromstring(capabilities.firmware_of_a_restore(ours, saved("/fw/secure.fd"), SYSTEM)).find(
         "os/loader"
@@ -144,20 +131,21 @@ def test_secure_boot_stays_secure(firmwares: Path) -> None:
     assert loader.get("secure") == "yes"
     with pytest.raises(LookupError):
         capabilities.firmware_of_a_restore(ours, saved("/fw/plain.fd"), SYSTEM)
-
-
-def test_secure_boot_of_aarch64_has_no_smm(firmwares: Path) -> None:
     ours = domain_xml.build(spec(devices=Devices("aarch64", "uefi-secure")), host(arch="aarch64", cpu_mode=""))
     assert "smm" not in ours
     loader = etree.fromstring(capabilities.firmware_of_a_restore(ours, saved("/fw/secure.fd"), SYSTEM)).find(
         "os/loader"
     )
     assert loader.get("secure") is None
-
-
-def test_a_bios_is_no_firmware_to_look_for(firmwares: Path) -> None:
     ours = domain_xml.build(spec(), host())
     assert capabilities.firmware_of_a_restore(ours, saved("/etc/shadow"), SYSTEM) == ours
+
+
+@pytest.mark.parametrize("loader", ["/etc/shadow", "", "/fw/secure.fd", "/fw/m.fd"])
+def test_a_firmware_that_is_not_this_machines_is_not_taken(firmwares: Path, loader: str) -> None:
+    ours = domain_xml.build(spec(devices=Devices(firmware="uefi")), host())
+    with pytest.raises(LookupError, match="firmware"):
+        capabilities.firmware_of_a_restore(ours, saved(loader), SYSTEM)
 
 
 def test_a_saved_domain_with_a_firmware_is_not_restored_without() -> None:
@@ -189,32 +177,23 @@ def test_another_architecture_is_emulated_or_the_job_is_held(on_x86: None) -> No
     with pytest.raises(errors.JobFault, match=r"aarch64.*VM_ALLOW_EMULATION"):
         capabilities.type_for(foreign, "kvm", settings())
     assert [capabilities.arch_of(each) for each in (foreign, own, spec())] == ["aarch64", "", ""]
+    names = ("aarch64", "armv7l", "i686", "x86_64", "aarch64")
+    text = "".join(f"<guest><arch name='{name}'/></guest>" for name in names)
+    assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=True) == ["x86_64", "aarch64"]
+    assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=False) == ["x86_64"]
 
 
 @pytest.mark.parametrize(
     ("arch", "domain_type", "version", "model"),
     [
-        ("", "kvm", 0, "isa"),
-        ("x86_64", "qemu", 0, "isa"),
-        ("aarch64", "qemu", 9_001_000, "pvpanic"),
-        ("aarch64", "qemu", 9_000_000, ""),
-        ("", "xen", 0, ""),
-        ("", "test", 0, ""),
+        *(("", "kvm", 0, "isa"), ("x86_64", "qemu", 0, "isa"), ("aarch64", "qemu", 9_001_000, "pvpanic")),
+        *(("aarch64", "qemu", 9_000_000, ""), ("", "xen", 0, ""), ("", "test", 0, "")),
     ],
 )
-def test_a_guest_has_the_panic_device_of_its_machine(
-    on_x86: None, arch: str, domain_type: str, version: int, model: str
-) -> None:
+def test_the_panic_device_of_a_machine(on_x86: None, arch: str, domain_type: str, version: int, model: str) -> None:
     libvirtd = SimpleNamespace(call=lambda ask: ask(SimpleNamespace(getLibVersion=lambda: version)))
     wanted = spec(devices=Devices(arch=arch))
     assert capabilities.panic_model(wanted, domain_type, libvirtd) == model  # type: ignore[arg-type]
-
-
-def test_the_architectures_of_guests(on_x86: None) -> None:
-    names = ("aarch64", "armv7l", "i686", "x86_64", "aarch64")
-    text = "".join(f"<guest><arch name='{name}'/></guest>" for name in names)
-    assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=True) == ["x86_64", "aarch64"]
-    assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=False) == ["x86_64"]
 
 
 class Capable:
@@ -237,20 +216,14 @@ def require(vm_type: str, connection: Capable | None = None, **devices: object) 
     capabilities.require(wanted, vm_type, "", connection, settings(), Identity(54321, 54321))  # type: ignore[arg-type]
 
 
-def test_hypervisors_that_are_not_qemu_get_no_such_devices() -> None:
+def test_a_tpm_takes_qemu_swtpm_and_a_libvirt_that_takes_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(errors.JobFault, match="lxc do not get here: firmware"):
         require("lxc", firmware="uefi")
     require("lxc")
-
-
-def test_a_tpm_takes_swtpm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(errors.JobFault, match="VMPARAM_vm_TPM"):
         require("qemu", Capable("emulator", "external"), tpm=True)
-
-
-def test_a_tpm_takes_a_libvirt_that_takes_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It may find less than this daemon, and more."""
+    # It may find less than this daemon, and more.
     monkeypatch.setenv("PATH", str(tmp_path))
     for program in tpm.OF_LIBVIRT:
         (tmp_path / program).touch(0o755)

@@ -62,6 +62,7 @@ def memory_image_head(data: bytes) -> None:
         for reconcile in (restore.reconcile, restore.reconcile_xen):
             with suppress(restore.SavedMismatch):
                 made = reconcile(text, OURS)
+                assert "<name>alice_lab_7.3</name>" in made
                 assert not any(word in made for word in ("<hostdev", "qemu:commandline", "<filesystem"))
 
 

@@ -23,7 +23,7 @@ from vmgahp.job.disks import refuse_made
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec
 from vmgahp.job.vmware import VmwareSpec
-from vmgahp.text import is_private
+from vmgahp.text import has_control, is_private
 
 SETTINGS = Settings(
     {
@@ -122,10 +122,11 @@ def job(data: bytes) -> None:
     ad = _ad(data)
     with suppress(*HELD):
         spec = JobSpec.parse(ad, SETTINGS)
-        assert 0 < spec.memory_mib <= 1024
+        assert 32 <= spec.memory_mib <= 1024
         assert 0 < spec.vcpus <= 255
         assert spec.working_dir.startswith("/")
-        look.find(spec, SETTINGS, _Scratch(b"#cloud-config\ninstance-id: a"))
+        found = look.find(spec, SETTINGS, _Scratch(b"#cloud-config\ninstance-id: a"))
+        assert all(disk.path.startswith("/") and not has_control(disk.path) for disk in found.disks)
     with suppress(*HELD):
         assert not any(is_private(name) for name in PolicyView(ad, SETTINGS).ad.names())
     with suppress(*HELD):

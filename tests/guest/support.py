@@ -1,7 +1,5 @@
 """Run jobs for the guest's scripts alone: a drive of the reference's layout, and a guest that is a namespace."""
 
-from __future__ import annotations
-
 import io
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The agent as it is put into images that are started without cloud-init."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

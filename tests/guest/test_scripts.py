@@ -1,7 +1,5 @@
 """The guest's scripts under every shell that a guest may have, from the agent to the poweroff."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -43,7 +41,7 @@ name'; touch -- -dash "it's"; ln -s same link; mkdir empty; cp -p same copy; ech
     assert machine.run(RunJob(command, inputs)).files == {**found, "empty": b"", "full": b"", "full/new": b"x\n"}
 
 
-def test_outputs_by_name_and_pattern(machine: Machine) -> None:
+def test_outputs_by_name_and_pattern_or_none(machine: Machine) -> None:
     ran = machine.run(
         RunJob(
             "mkdir r; echo 1 > r/1; touch 'a b.png' -- -c.png other; mkdir deep; touch deep/x.csv",
@@ -53,9 +51,6 @@ def test_outputs_by_name_and_pattern(machine: Machine) -> None:
     )
     assert sorted(ran.files) == ["-c.png", "a b.png", "deep/x.csv", "in", "r", "r/1"]
     assert ran.said[-1] == "off"
-
-
-def test_no_outputs(machine: Machine) -> None:
     ran = machine.run(RunJob("touch a", outputs=[]))
     assert ran.said[-2:] == ["outputs 0", "off"]
     assert ran.files == {}
@@ -65,27 +60,18 @@ def test_a_missing_output_is_told_when_the_others_are_home(machine: Machine) -> 
     ran = machine.run(RunJob("touch a", outputs=["results", "a"]))
     assert ran.files == {"a": b""}
     assert ran.said[-2:] == [f"outputs {ran.sizes[0]}", "failed outputs results is not there"]
-
-
-def test_a_program_that_failed_need_not_have_made_its_outputs(machine: Machine) -> None:
     assert machine.run(RunJob("exit 3", outputs=["results"])).said[-3:] == ["ended exit 3", "outputs 0", "off"]
 
 
-def test_a_signal(machine: Machine) -> None:
+def test_the_environment_signals_and_streams(machine: Machine) -> None:
+    values = {"A": "1", "B": "it's\n$(id) `id` \\", "work": "w", "become": "b", "UID": "7", "PATH": "/usr/bin:/bin:/m"}
+    ran = machine.run(RunJob('printf "%s|" "$A" "$B" "$work" "$become" "$PATH"', environment=values))
+    assert ran.out == f"1|{values['B']}|w|b|/usr/bin:/bin:/m|"
     assert "ended signal 11" in machine.run(RunJob("kill -SEGV $$")).said
     assert "ended signal 9" in machine.run(RunJob("/bin/sh -c 'kill -9 $$'; exit $?")).said
-
-
-def test_a_time_limit_ends_all_of_the_program(machine: Machine) -> None:
-    ran = machine.run(RunJob("setsid sleep 1000 & sleep 1000", settings={"RUN_TIME_LIMIT": "2"}))
-    assert "ended limit" in ran.said
-    assert ran.said[-1] == "off"
-    assert ran.left == []
-
-
-def test_a_time_limit_that_is_not_reached(machine: Machine) -> None:
-    ran = machine.run(RunJob("exit 4", settings={"RUN_TIME_LIMIT": "999"}))
-    assert ran.said[-3:] == ["ended exit 4", f"outputs {ran.sizes[0]}", "off"]
+    # And a stream that is closed and opened again has lost nothing.
+    ran = machine.run(RunJob("echo a > /dev/stdout; echo b > /dev/stderr; exec >&-; echo c >> /dev/stderr"))
+    assert (ran.out, ran.err) == ("a\n", "b\nc\n")
 
 
 def test_what_the_program_leaves_behind_is_ended(machine: Machine) -> None:
@@ -93,9 +79,15 @@ def test_what_the_program_leaves_behind_is_ended(machine: Machine) -> None:
     assert ran.out == "at once\n"
     assert ran.said[-1] == "off"
     assert ran.left == []
+    ran = machine.run(RunJob("setsid sleep 1000 & sleep 1000", settings={"RUN_TIME_LIMIT": "2"}))
+    assert "ended limit" in ran.said
+    assert ran.said[-1] == "off"
+    assert ran.left == []
+    ran = machine.run(RunJob("exit 4", settings={"RUN_TIME_LIMIT": "999"}))
+    assert ran.said[-3:] == ["ended exit 4", f"outputs {ran.sizes[0]}", "off"]
 
 
-def test_the_program_is_an_ordinary_user(machine: Machine) -> None:
+def test_the_program_is_an_ordinary_user_or_root(machine: Machine) -> None:
     ran = machine.run(RunJob("id -u; id -un; pwd; echo $HOME $USER; touch $HOME/x . && test ! -w /etc; cat"))
     uid, name, here, told = ran.out.splitlines()
     assert uid != "0"
@@ -103,63 +95,32 @@ def test_the_program_is_an_ordinary_user(machine: Machine) -> None:
     assert here.endswith("/vmgahp-run/inputs")
     assert told.split()[1] == "job"
     assert "ended exit 0" in ran.said, ran.err
-
-
-def test_the_program_as_root(machine: Machine) -> None:
     ran = machine.run(RunJob("id -u; echo $HOME; sleep 1000 &", settings={"RUN_AS_ROOT": "1"}))
     assert ran.out == "0\n/root\n"
     assert ran.left == []
 
 
-def test_the_environment(machine: Machine) -> None:
-    values = {
-        "A": "1",
-        "B": "it's\n$(id) `id` \\",
-        "work": "w",
-        "become": "b",
-        "UID": "7",
-        "PATH": "/usr/bin:/bin:/mine",
-    }
-    ran = machine.run(RunJob('printf "%s|" "$A" "$B" "$work" "$become" "$PATH"', environment=values))
-    assert ran.out == f"1|{values['B']}|w|b|/usr/bin:/bin:/mine|"
-
-
-def test_output_that_is_opened_by_name(machine: Machine) -> None:
-    """And a stream that is closed and opened again has lost nothing."""
-    ran = machine.run(RunJob("echo a > /dev/stdout; echo b > /dev/stderr; exec >&-; echo c >> /dev/stderr"))
-    assert (ran.out, ran.err) == ("a\n", "b\nc\n")
-
-
-def test_the_stream_is_sent_again_when_it_was_cut(machine: Machine) -> None:
+def test_a_stream_that_was_cut_and_a_script_that_cannot_go_on(machine: Machine) -> None:
     ran = machine.run(RunJob("echo x > a"), answers=["who knows\nagain", "taken"])
     assert len(ran.sizes) == 2
     assert ran.files == {"a": b"x\n"}
+    # A shell ends at such an error; the host must not wait for what never comes.
+    ran = machine.run(RunJob("true", settings={"x=1; readonly x; x": "2"}))
+    assert ran.said == ["hello 1", "failed script the script in the guest came to its end too early"]
 
 
-def test_inputs_that_do_not_fit(machine: Machine) -> None:
+def test_inputs_that_do_not_fit_or_are_not_whole(machine: Machine) -> None:
     """The drive's size is what counts, before anything is unpacked."""
     ran = machine.run(RunJob("true"), sectors=2**50)
     assert ran.said[0] == "hello 1"
     assert ran.said[1].startswith("failed room the inputs need 549755813888 MiB, /")
-
-
-def test_a_drive_that_lacks_a_part(machine: Machine) -> None:
     ran = machine.run(RunJob("true", without=("environment",)))
     assert ran.said == ["hello 1", "failed drive the run drive has no vmgahp-run/environment"]
-
-
-def test_a_drive_that_is_cut(machine: Machine) -> None:
     job = RunJob("true", {"big": b"1" * 3_000_000})
     whole = job.drive
     job.drive = lambda: whole()[:1_048_576]  # type: ignore[method-assign]
     ran = machine.run(job)
     assert ran.said[1].startswith("failed inputs ")
-
-
-def test_a_script_that_cannot_go_on_says_so(machine: Machine) -> None:
-    """A shell ends at such an error; the host must not wait for what never comes."""
-    ran = machine.run(RunJob("true", settings={"x=1; readonly x; x": "2"}))
-    assert ran.said == ["hello 1", "failed script the script in the guest came to its end too early"]
 
 
 def test_no_user_of_that_kind(machine: Machine) -> None:
@@ -174,15 +135,11 @@ def test_no_user_of_that_kind(machine: Machine) -> None:
     assert ran.said[-1] == "failed user the user job of the image is root"
 
 
-def test_an_agent_leaves_to_cloud_init_what_is_its(machine: Machine) -> None:
+def test_a_drive_of_another_job_or_for_cloud_init_is_left_alone(machine: Machine) -> None:
     job = RunJob("true")
     assert machine.run(job, arguments=["start"]).said == []
     job.settings["RUN_BOOT"] = "ready"
     assert machine.run(job, arguments=["start"]).said[-1] == "off"
-
-
-def test_another_job_is_left_alone(machine: Machine) -> None:
-    job = RunJob("true")
     job.drive = lambda: bytes(1_048_576)  # type: ignore[method-assign]
     ran = machine.run(job, hurried=True)
     assert (ran.said, ran.status) == ([], 0)

@@ -7,12 +7,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests import REPOSITORY
-from tests.conftest import examples
-from tests.jobs import engine_in_process, hurry_the_engine
+from tests.jobs import hurry_the_engine
 from vmgahp import hooks
 from vmgahp.config import Settings
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
@@ -117,12 +114,9 @@ def broken(*stages: str, **options: object) -> str:
 # The pipeline
 
 
-def test_without_a_policy_the_xml_is_left_alone() -> None:
+def test_stages_run_in_order_and_each_sees_what_the_one_before_it_made(write: Write) -> None:
     assert Applied().xml is XML
     assert policy.inspect(Settings()) == ""
-
-
-def test_stages_run_in_order_and_each_sees_what_the_one_before_it_made(write: Write) -> None:
     first = write(memory("600"), "first.xsl")
     second = write("exec sed s/600/601/", "second")
     third = write(memory('<xsl:value-of select=". - 100"/>'), "third.xslt")
@@ -144,13 +138,16 @@ def test_a_change_is_logged_as_a_diff_and_none_for_those_who_want_all(write: Wri
     assert done.debug == [f"VM_POLICY, stage 1 ({keep}) changes nothing"]
 
 
-def test_what_says_the_same_in_other_words_is_no_change(write: Write) -> None:
+def test_what_is_no_change_of_the_domain(write: Write) -> None:
     done = Applied(write("tr -s ' \\n' ' ' | sed 's/>1024</> 1024 </'", "joins"))
     assert done.xml is XML
     assert done.log == []
+    stage = write('echo \'<?xml version="1.0" encoding="UTF-8"?>\'; sed s/1024/512/')
+    assert Applied(stage).xml.startswith("<domain")
+    assert Applied(write(memory("7"), "s.xsl")).xml.startswith("<domain")
 
 
-def test_secrets_are_not_in_the_diff(write: Write) -> None:
+def test_a_diff_has_no_secrets_and_is_cut(write: Write) -> None:
     done = Applied(write("exec sed -e s/hunter22/hunter23/ -e s/127.0.0.1/127.0.0.2/"))
     assert "127.0.0.2" in done.said
     assert "hunter" not in done.said
@@ -159,30 +156,18 @@ def test_secrets_are_not_in_the_diff(write: Write) -> None:
     assert "hunter23" in done.xml
     assert "hidden here" in done.said
     assert "hunter" not in done.said
-
-
-def test_a_long_diff_is_cut(write: Write) -> None:
     many = '/<devices>/ {print; for (i = 0; i < 999; i++) print "<x n=\\"" i "\\"/>"; next} 1'
     done = Applied(write(f"exec awk '{many}'"))
     assert len(done.log) < policy.MOST_LINES + 5
     assert "more lines" in done.log[-1]
 
 
-def test_an_xml_declaration_is_dropped(write: Write) -> None:
-    stage = write('echo \'<?xml version="1.0" encoding="UTF-8"?>\'; sed s/1024/512/')
-    assert Applied(stage).xml.startswith("<domain")
-    assert Applied(write(memory("7"), "s.xsl")).xml.startswith("<domain")
-
-
-def test_a_rejection_has_the_stages_own_words_and_the_later_stages_do_not_run(write: Write, place: Path) -> None:
+def test_a_rejection_has_the_stages_own_words_on_one_line_of_some_length(write: Write, place: Path) -> None:
     no = write("echo 'no VMs on Sundays'; exit 1", "no")
     after = write(f"touch {place}/ran; cat", "after")
     with pytest.raises(JobFault, match=r"rejects the job: no VMs on Sundays\.$"):
         Applied(no, after)
     assert not (place / "ran").exists()
-
-
-def test_a_reason_is_one_printable_line_of_some_length(write: Write) -> None:
     problem = rejected(write("printf 'no\\033[31m\\n\\tway\\000'; head -c 3000 /dev/zero | tr '\\0' 'x'; exit 1"))
     assert "no\\x1b[31m way\\x00xxx" in problem
     assert problem.isprintable()
@@ -220,13 +205,10 @@ def test_output_that_cannot_be_used_is_the_machines_fault(write: Write, body: st
     assert named in broken(write(body))
 
 
-def test_a_stage_that_never_ends_is_the_machines_fault(write: Write) -> None:
+def test_a_stage_that_never_ends_or_is_another_persons_is_not_used(write: Write, place: Path) -> None:
     assert "did not end within 1 s" in broken(write("exec sleep 100"), timeout=1)
     body = '<xsl:for-each select="//node() | //@*">' * 9 + "</xsl:for-each>" * 9
     assert "did not end within 2 s" in broken(write(memory(body), "s.xsl"), timeout=2)
-
-
-def test_a_stage_that_others_could_have_written_is_not_used(write: Write, place: Path) -> None:
     for name in ("stage", "stage.xsl"):
         stage = write("", name)
         os.chmod(stage, 0o777)
@@ -273,27 +255,12 @@ def test_nothing_is_left_open(write: Write) -> None:
 # Stylesheets
 
 
-def test_a_stylesheet_gets_the_jobs_attributes_as_strings(write: Write) -> None:
+def test_a_stylesheet_gets_the_jobs_attributes_and_may_reject(write: Write) -> None:
     names = ("Owner", "jobvmmemory", "WantsHelp", "Nothing", "Unheard")
     body = "".join(f'<xsl:param name="{name}" select="\'default\'"/>' for name in names)
     shown = "|".join(f'<xsl:value-of select="${name}"/>' for name in names)
     sheet = write(f'{body}<xsl:template match="graphics"><title>{shown}</title></xsl:template>', "s.xsl")
     assert "<title>alice|1024|true|default|default</title>" in Applied(sheet).xml
-
-
-@pytest.mark.parametrize(
-    "value", ["' or 1", "\"' both", "<a>&amp;", "concat('a', 'b')", "\x01\x02", "\ud800", "é\U0001f600"]
-)
-def test_a_value_of_the_job_is_never_xpath_and_never_breaks_a_stylesheet(write: Write, value: str) -> None:
-    shown = at("graphics", '<title><xsl:value-of select="$Owner"/></title>')
-    sheet = write(f'<xsl:param name="Owner"/>{shown}', "s.xsl")
-    escaped = value.replace('"', '\\"')
-    made = Applied(sheet, job=ad(Owner=f'"{escaped}"')).xml
-    expected = "".join("?" if c < " " or "\ud800" <= c <= "\udfff" else c for c in value)
-    assert ElementTree.fromstring(made).findtext("devices/title") == expected
-
-
-def test_a_terminating_message_is_a_rejection(write: Write) -> None:
     looking, no = "<xsl:message>looking</xsl:message>", '<xsl:message terminate="yes">{}</xsl:message>'
     body = at("memory", looking + no)
     reason = 'only <xsl:value-of select="../name"/>. <b>May</b>,\n no more'
@@ -301,6 +268,16 @@ def test_a_terminating_message_is_a_rejection(write: Write) -> None:
     assert "gives no reason" in rejected(write(body.format(""), "s.xsl"))
     done = Applied(write(at("memory", looking + '<xsl:copy-of select="."/>'), "s.xsl"))
     assert "looking" in done.said
+
+
+@pytest.mark.parametrize("value", ["' or 1", "\"' b", "<a>&amp;", "concat('a', 'b')", "\x01", "\ud800", "é\U0001f600"])
+def test_a_value_of_the_job_is_never_xpath_and_never_breaks_a_stylesheet(write: Write, value: str) -> None:
+    shown = at("graphics", '<title><xsl:value-of select="$Owner"/></title>')
+    sheet = write(f'<xsl:param name="Owner"/>{shown}', "s.xsl")
+    escaped = value.replace('"', '\\"')
+    made = Applied(sheet, job=ad(Owner=f'"{escaped}"')).xml
+    expected = "".join("?" if c < " " or "\ud800" <= c <= "\udfff" else c for c in value)
+    assert ElementTree.fromstring(made).findtext("devices/title") == expected
 
 
 @pytest.mark.parametrize(
@@ -320,22 +297,17 @@ def test_a_terminating_message_is_a_rejection(write: Write) -> None:
         ("</xsl:nonsense>", "s.xsl, line"),
     ],
 )  # fmt: skip
-def test_a_stylesheet_that_errs_or_reaches_out_is_the_machines_fault(
-    write: Write, place: Path, body: str, named: str
-) -> None:
+def test_a_stylesheet_that_errs_or_reaches_out_is_refused(write: Write, place: Path, body: str, named: str) -> None:
     (place / "other.xsl").write_text(SHEET.format(""))
     assert named in broken(write(body.format(place=place), "s.xsl"))
     assert not (place / "made").exists()
 
 
-def test_a_stylesheet_without_entities(place: Path) -> None:
+def test_a_stylesheet_without_entities_and_with_little_memory(place: Path, write: Write) -> None:
     (place / "secret").write_text("verysecret")
     sheet = place / "s.xsl"
     sheet.write_text(f'<!DOCTYPE x [<!ENTITY e SYSTEM "file://{place}/secret">]>' + SHEET.format(COPY + memory("&e;")))
     assert "document type" in broken(str(sheet))
-
-
-def test_a_stylesheet_that_wants_all_the_memory(write: Write) -> None:
     again = """<xsl:call-template name="d"><xsl:with-param name="s" select="{}"/></xsl:call-template>"""
     double = f'<xsl:template name="d"><xsl:param name="s"/>{again.format("concat($s, $s)")}</xsl:template>'
     broken(write(double + memory(again.format("'xxxxxxxx'")), "s.xsl"))
@@ -371,37 +343,23 @@ def test_a_job_that_does_not(expression: str) -> None:
     assert "VM_POLICY_REQUIREMENTS" in caught.value.problem
 
 
-def test_what_the_job_has_is_said_and_secrets_are_neither_seen_nor_said() -> None:
+def test_what_the_job_has_is_said_and_it_cannot_break_the_requirements() -> None:
     with pytest.raises(JobFault, match="The job has JobVMMemory = '1024', Owner = 'alice'"):
         requires('JobVMMemory < 10 && owner != "bob"')
     with pytest.raises(JobFault) as caught:
         requires("ClaimId == Sneaky")
     assert "verysecret" not in caught.value.render()
-
-
-def test_a_job_cannot_break_the_requirements() -> None:
-    """The result of an expression is the job's doing, so that no job takes a machine out of service."""
+    # The result of an expression is the job's doing, so that no job takes a machine out of service.
     for value in ("error", '"x"', "{1, 2}", "[a = 1]", "JobVMMemory", "undefined"):
         with pytest.raises(JobFault):
             requires("JobVMMemory <= 10", JobVMMemory=value)
+    policy.require(PolicyView(ad(), Settings()))
 
 
 @pytest.mark.parametrize("expression", ["(((", "a b", "JobVMMemory <="])
 def test_requirements_that_are_no_expression_are_the_machines_fault(expression: str) -> None:
     with pytest.raises(MachineFault, match="VM_POLICY_REQUIREMENTS"):
         requires(expression)
-
-
-def test_no_requirements() -> None:
-    policy.require(PolicyView(ad(), Settings()))
-
-
-@settings(max_examples=examples(30))
-@given(st.dictionaries(st.sampled_from(["A", "B", "C"]), st.text(max_size=20)))
-def test_every_ad_has_values_that_are_json(attributes: dict[str, str]) -> None:
-    with engine_in_process():
-        values = JobAd(attributes.items()).values()
-    assert json.loads(json.dumps(values, allow_nan=False)) == values
 
 
 @pytest.mark.parametrize("expression", ['real("INF")', 'real("NaN")', "1e400"])
@@ -416,7 +374,7 @@ def asked(hook: str, given: str = "", saved: str = "", *, vm: str = "alice_lab_1
     return choose_mac(PolicyView(ad(), Settings({"VM_MAC_HOOK": hook})), vm, given, saved, [].append, dry=dry)[0]
 
 
-def test_a_hook_gives_an_address(write: Write, place: Path) -> None:
+def test_a_hook_gives_an_address_or_rejects(write: Write, place: Path) -> None:
     notes = f'printf "%s\\n" "$@" >{place}/argv; cat >{place}/stdin; echo "$VMGAHP_VM_NAME" >{place}/name'
     hook = write(f"{notes}\necho 52:54:00:AB:cd:01")
     assert asked(hook) == "52:54:00:ab:cd:01"
@@ -426,16 +384,22 @@ def test_a_hook_gives_an_address(write: Write, place: Path) -> None:
     assert (place / "name").read_text() == "alice_lab_1.0\n"
     asked(hook, saved="52:54:00:00:00:09")
     assert (place / "argv").read_text() == "0\n52:54:00:00:00:09\n"
+    with pytest.raises(JobFault, match="no address is left"):
+        asked(write("echo no address is left; exit 1"))
+    for body in ("exit 1", "echo no; exit 2"):
+        with pytest.raises(MachineFault, match="VM_MAC_HOOK"):
+            asked(write(body))
+    hook = write("echo 52:54:00:00:00:02")
+    os.chmod(hook, 0o777)
+    with pytest.raises(MachineFault, match=r"VM_MAC_HOOK = .* written to by others"):
+        asked(hook)
 
 
-def test_a_hook_is_not_asked_about_the_jobs_own_address(write: Write, place: Path) -> None:
+def test_a_hook_may_say_nothing_and_is_not_asked_for_the_jobs_own_address(write: Write, place: Path) -> None:
     hook = write(f"touch {place}/ran; echo 52:54:00:00:00:02")
     given = "52:54:00:00:00:01"
     assert asked(hook, given) == given
     assert not (place / "ran").exists()
-
-
-def test_a_hook_that_says_nothing_leaves_things_as_they_are(write: Write) -> None:
     assert asked(write("true")) == ""
 
 
@@ -444,13 +408,7 @@ def test_a_hook_that_says_nothing_leaves_things_as_they_are(write: Write) -> Non
     [
         *("52:54:00:00:00:01 10.0.0", "52:54:00:00:00:01 127.0.0.1", "52:54:00:00:00:01 10.0.0.7/33"),
         *("52:54:00:00:00:01 10.0.0.7 x", "52:54:00:00:00:01 10.0.0.7 10.0.0.1 10.0.0.2 10.0.0.3", "10.0.0.7"),
-        *(
-            "nonsense",
-            "01:00:5e:00:00:01",
-            "00:00:00:00:00:00",
-            "52:54:00:00:00",
-            "52:54:00:00:00:01 52:54:00:00:00:02",
-        ),
+        *(*("nonsense", "01:00:5e:00:00:01", "00:00:00:00:00:00"), "52:54:00:00:00:01 52:54:00:00:00:02"),
     ],
 )
 def test_an_answer_that_is_no_address_of_a_card(write: Write, answer: str) -> None:
@@ -467,18 +425,6 @@ def test_a_hook_may_give_the_guests_address_too_and_has_it_back(write: Write, pl
     assert (place / "argv").read_text() == "vm 1 \nvm 1 52:54:00:ab:cd:01 release\n"
 
 
-def test_a_hook_that_rejects_and_one_that_fails(write: Write) -> None:
-    with pytest.raises(JobFault, match="no address is left"):
-        asked(write("echo no address is left; exit 1"))
-    for body in ("exit 1", "echo no; exit 2"):
-        with pytest.raises(MachineFault, match="VM_MAC_HOOK"):
-            asked(write(body))
-    hook = write("echo 52:54:00:00:00:02")
-    os.chmod(hook, 0o777)
-    with pytest.raises(MachineFault, match=r"VM_MAC_HOOK = .* written to by others"):
-        asked(hook)
-
-
 # The examples
 
 
@@ -491,41 +437,32 @@ def example(place: Path, name: str, old: str = "", new: str = "") -> str:
     return str(path)
 
 
-def test_every_example_is_in_the_table_of_them() -> None:
+def test_every_example_is_in_their_table_and_a_program_where_it_is_to_be() -> None:
     names = {path.name for path in EXAMPLES.iterdir()} - {"README.md"}
     table = (EXAMPLES / "README.md").read_text()
     assert [name for name in names if f"`{name}`" not in table] == []
+    for path in EXAMPLES.iterdir():
+        is_program = path.suffix not in (".md", ".xsl")
+        assert os.access(path, os.X_OK) == is_program, path
 
 
-def test_example_cap_memory(place: Path) -> None:
+def test_the_example_stages(place: Path) -> None:
     stage = example(place, "cap-memory.xsl")
     assert '<memory unit="MiB">512</memory>' in Applied(stage).xml
     less = XML.replace("1024", "100")
     assert Applied(stage, xml=less).xml == less
     assert "not given in MiB" in rejected(stage, xml=XML.replace("MiB", "GiB"))
-
-
-def test_example_forbid_macs(place: Path) -> None:
     stage = example(place, "forbid-macs.xsl")
     assert Applied(stage).xml is XML
     problem = rejected(stage, xml=XML.replace("52:54:00:00:00:07", "52:54:00:00:00:02"))
     assert "vm_macaddr = 52:54:00:00:00:02 belongs to a machine of this site" in problem
-
-
-def test_example_force_bridge(place: Path) -> None:
     made = Applied(example(place, "force-bridge.xsl")).xml
     assert '<interface type="bridge"><source bridge="br-jobs"/><mac address="52:54:00:00:00:07"/>' in made
     assert 'network="default"' not in made
-
-
-def test_example_add_watchdog(place: Path) -> None:
     stage = example(place, "add-watchdog.xsl")
     made = Applied(stage).xml
     assert made.count("<watchdog ") == 1
     assert Applied(stage, xml=made).xml == made
-
-
-def test_example_owners_of_disks(place: Path) -> None:
     stage = example(place, "owners-of-disks")
     disk = "<devices><disk type='file'><source file='{}'/></disk>"
     for good in ("/scratch/a.img", "/srv/vm/alice/a.img"):
@@ -546,12 +483,6 @@ def test_example_mac_broker(place: Path) -> None:
     assert [line.split()[1] for line in lines] == ["a", "b"]
     addresses.write_text(f"{lines[0]}\n52:54:00:10:00:02 b 1000000000\n")
     assert asked(hook, vm="c") == "52:54:00:10:00:02", "b has not been here for long"
-
-
-def test_examples_are_programs_where_they_are_to_be() -> None:
-    for path in EXAMPLES.iterdir():
-        is_program = path.suffix not in (".md", ".xsl")
-        assert os.access(path, os.X_OK) == is_program, path
 
 
 # What the doctor asks
@@ -591,16 +522,14 @@ def test_a_job_that_brings_the_requirements_down_is_held(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "body",
     [
-        'grep -q "<evil" && exit 3; cat',
+        'x=$(cat); case $x in *evil*) exit 3; esac; echo "$x"',
         'tee /dev/stderr 2>"$0.xml" | sed "s/evil/</"',
         "grep -q evil $VMGAHP_JOB_AD && kill -SEGV $$; cat",
         "if grep -q evil $VMGAHP_JOB_AD; then sleep 60; fi; cat",
     ],
 )
 def test_a_stage_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(write: Write, body: str) -> None:
-    stage = write(
-        body.replace('grep -q "<evil" && exit 3; cat', 'x=$(cat); case $x in *evil*) exit 3; esac; echo "$x"')
-    )
+    stage = write(body)
     assert Applied(stage).xml == XML
     job = ad(Owner='"evil"')
     said = rejected(stage, job=job, xml=XML.replace('model type="virtio"', 'model type="evil"'), timeout=3)

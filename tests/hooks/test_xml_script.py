@@ -68,20 +68,13 @@ def test_what_is_on_stdin(script, place, lines, stdin):
     assert (place / "stdin").read_bytes() == stdin
 
 
-def test_a_long_ad_and_a_long_answer_do_not_wait_for_each_other(script):
+def test_long_ads_and_answers_and_children_are_not_waited_for(script):
     program = script("echo '<domain><!--'; cat; echo '--></domain>'")
     lines = [f"Attribute{number} = {'x' * 1000}" for number in range(2000)]
     xml, _ = call(program, lines=lines)
     assert ElementTree.fromstring(xml).tag == "domain"
     assert len(xml) > 2_000_000
-
-
-def test_it_sees_its_own_path_and_arguments_that_are_words_and_never_shell(script, place):
-    program = script(f'printf "%s\\n" "$0" "$@" >{place}/argv; echo "<domain/>"')
-    call(program, "one  two\t$(touch${IFS}pwned) `id` \\ * ;")
-    assert (place / "argv").read_text().split("\n")[:-1] == [
-        program, "one", "two", "$(touch${IFS}pwned)", "`id`", "\\", "*", ";",
-    ]  # fmt: skip
+    assert call(script("sleep 100 >/dev/null 2>&1 </dev/null & echo '<domain/>'; kill $!"))[0] == "<domain/>"
 
 
 def test_where_and_with_what_it_runs(script, place):
@@ -100,9 +93,14 @@ def test_where_and_with_what_it_runs(script, place):
     assert found["CONDOR_CONFIG"] == "/etc/condor/condor_config"
     assert found["_CONDOR_VM_TYPE"] == "kvm"
     assert not {"_CONDOR_ANCESTOR_1", "CONDOR_PRIVATE_INHERIT", "LD_PRELOAD"} & set(found)
+    program = script(f'printf "%s\\n" "$0" "$@" >{place}/argv; echo "<domain/>"')
+    call(program, "one  two\t$(touch${IFS}pwned) `id` \\ * ;")
+    assert (place / "argv").read_text().split("\n")[:-1] == [
+        program, "one", "two", "$(touch${IFS}pwned)", "`id`", "\\", "*", ";",
+    ]  # fmt: skip
 
 
-def test_what_it_says_on_stderr_is_for_the_log(script):
+def test_what_it_is_told_and_says_has_no_secrets(script):
     program = script("""
         echo 'which firmware?' >&2; echo >&2
         echo 'ClaimId = "<1.2.3.4:9618>#1#2#secret"' >&2; printf 'odd \\377 end' >&2
@@ -112,10 +110,13 @@ def test_what_it_says_on_stderr_is_for_the_log(script):
     assert len(said) == 3
     assert said[0] == "LIBVIRT_XML_SCRIPT: which firmware?"
     assert "secret" not in "".join(said)
-
-
-def test_a_child_left_in_the_background_without_our_pipes_is_let_be(script):
-    assert call(script("sleep 100 >/dev/null 2>&1 </dev/null & echo '<domain/>'; kill $!"))[0] == "<domain/>"
+    # The bootloader runs as root, and the bridge is the machine's network.
+    job = ['VMPARAM_Xen_Bootloader = "/scratch/x"', 'vmparam_bridge_interface = "br-private"', "A = 1"]
+    _, said = call(script("cat >&2; echo '<domain/>'"), lines=[*job, *extra_lines(job)])
+    told = "".join(said)
+    assert "/scratch/x" not in told
+    assert "br-private" not in told
+    assert 'VMPARAM_Bridge_Interface = ""' in told
 
 
 # What a job may not say by it.
@@ -128,11 +129,8 @@ BELIEVES = """sed -n 's/^Said = "\\(.*\\)"$/\\1/p' | sed 's/\\\\"/"/g' >{0}/said
     "said",
     [
         "x'/></disk><hostdev mode='subsystem'/><disk><source file='y",
-        "x'/></disk><HOSTDEV/><disk><source file='y",
-        "x'/><!-- ' -->",
-        "x' startupPolicy = 'optional",
-        "&#46;&#46;/&#46;&#46;/etc/shadow",
-        "&lt;x",
+        *("x'/></disk><HOSTDEV/><disk><source file='y", "x'/><!-- ' -->", "x' startupPolicy = 'optional"),
+        *("&#46;&#46;/&#46;&#46;/etc/shadow", "&lt;x"),
     ],
 )
 def test_nothing_that_a_job_says_becomes_a_part_of_the_description(script, place, said):
@@ -163,10 +161,7 @@ def fault(*arguments, **options):
     ("body", "named"),
     [
         ("echo '<domain/>'; echo 'no such bridge' >&2; exit 3", ["exit status 3", "no such bridge"]),
-        ("kill -9 $$", ["signal 9"]),
-        ("true", ["no XML"]),
-        ("echo", ["no XML"]),
-        ("printf '  \\n\\n'", ["no XML"]),
+        *(("kill -9 $$", ["signal 9"]), ("true", ["no XML"]), ("echo", ["no XML"]), ("printf '  \\n\\n'", ["no XML"])),
         pytest.param("yes '<domain/>'", ["more than 4 MiB"], id="stopped long before the deadline"),
         ("printf '<domain>\\377</domain>'", ["UTF-8"]),
         ("printf '<domain>\\000</domain>'", ["NUL"]),
@@ -183,18 +178,12 @@ def test_as_much_as_the_limit_is_allowed(script, monkeypatch):
     assert "more than" in fault(script("printf '<domain />'"))
 
 
-def test_a_script_that_hangs(script):
+def test_a_script_that_hangs_or_cannot_be_called(script, place):
     assert "did not end within 1 s" in fault(script("sleep 1000"), deadline=1.0)
-
-
-def test_a_program_that_is_none(place):
     path = place / "garbage"
     path.write_bytes(b"\x7fELF garbage")
     path.chmod(0o755)
     fault(str(path))
-
-
-def test_arguments_that_cannot_be_read_are_a_fault_and_not_left_out(script):
     assert "LIBVIRT_XML_SCRIPT_ARGS" in fault(script("echo '<domain/>'"), '"one')
 
 
@@ -209,8 +198,13 @@ def refused(path):
     return caught.value.problem
 
 
-def test_a_good_script_is_trusted(script):
+def test_a_directory_that_others_may_write_is_not_trusted(script, place):
     require_trustworthy(script("true"))
+    program = script("true")
+    place.chmod(0o777)
+    assert f"{place}, to which others may write" in refused(program)
+    place.chmod(0o1777)
+    require_trustworthy(program)
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
@@ -230,22 +224,9 @@ def test_a_script_of_somebody_else_is_not_run(script, place):
     assert f"{place}, which belongs to user id 12345" in refused(program)
 
 
-def test_a_directory_that_others_may_write_is_not_trusted(script, place):
-    program = script("true")
-    place.chmod(0o777)
-    assert f"{place}, to which others may write" in refused(program)
-    place.chmod(0o1777)
-    require_trustworthy(program)
-
-
 @pytest.mark.parametrize(
     ("first", "interpreter"),
-    [
-        ("#!/bin/sh", "/bin/sh"),
-        ("#! /bin/sh -eu", "/bin/sh"),
-        ("#!/usr/bin/env -S LANG=C sh -eu", "/sh"),
-        ("\x7fELF", None),
-    ],
+    [("#! /bin/sh -e", "/bin/sh"), ("#!/usr/bin/env -S LANG=C sh -eu", "/sh"), ("\x7fELF", None)],
 )
 def test_a_script_that_can_run_is_there(script, first, interpreter):
     program = script("exit 1", interpreter=first)
@@ -374,7 +355,7 @@ def test_every_list_of_words_can_be_quoted(words):
 # The lines that the server adds.
 
 
-def test_the_lines_that_are_added_have_an_order_and_values():
+def test_the_lines_that_are_added():
     assert extra_lines(AD) == ['VMPARAM_Xen_Bootloader = ""', 'VMPARAM_Xen_Initrd = ""', 'JobVMNetworkingType = ""']
     values = {"bootloader": "/usr/bin/pygrub", "initrd": "/boot/initrd", "bridge_interface": "br0"}
     assert extra_lines(AD, networking_type="nat", **values) == [
@@ -383,19 +364,10 @@ def test_the_lines_that_are_added_have_an_order_and_values():
         'VMPARAM_Bridge_Interface = "br0"',
         'JobVMNetworkingType = "nat"',
     ]
-
-
-def test_what_the_ad_has_is_not_added():
     ad = ['vmparam_xen_initrd = "mine"', 'JOBVMNETWORKINGTYPE="bridge"']
     assert extra_lines(ad, networking_type="nat") == ['VMPARAM_Xen_Bootloader = ""']
-
-
-def test_a_name_inside_a_value_is_not_the_attribute():
-    """The C++ server looks for the name anywhere in the text of the ad."""
+    # The C++ server looks for the name anywhere in the text of the ad.
     assert len(extra_lines(['Args = "JobVMNetworkingType VMPARAM_Xen_Initrd"'])) == 3
-
-
-def test_values_are_quoted():
     assert extra_lines([], bridge_interface='br"0\\\n')[2] == r'VMPARAM_Bridge_Interface = "br\"0\\\n"'
 
 
@@ -425,16 +397,6 @@ def test_joining_changes_nothing_but_ends_of_lines(text):
         return text.replace("\r\n", "").replace("\n", "")
 
     assert without(join_lines(text)).replace("\r", "") == without(text).replace("\r", "")
-
-
-def test_what_the_server_says_is_not_the_jobs_to_say(script):
-    """The bootloader runs as root, and the bridge is the machine's network."""
-    job = ['VMPARAM_Xen_Bootloader = "/scratch/x"', 'vmparam_bridge_interface = "br-private"', "A = 1"]
-    _, said = call(script("cat >&2; echo '<domain/>'"), lines=[*job, *extra_lines(job)])
-    told = "".join(said)
-    assert "/scratch/x" not in told
-    assert "br-private" not in told
-    assert 'VMPARAM_Bridge_Interface = ""' in told
 
 
 NAIVE = """

@@ -15,9 +15,12 @@ import pytest
 
 from vmgahp.errors import BAD_IMAGE, JobFault, MachineFault
 from vmgahp.host import child, job_user
+from vmgahp.host import scratch as things
 from vmgahp.host.job_user import Identity
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+Mount = Callable[..., Path]
 
 MIB = 1 << 20
 
@@ -35,7 +38,7 @@ def error(number: int) -> OSError:
 
 
 @pytest.fixture
-def mount() -> Iterator[Callable[..., Path]]:
+def mount() -> Iterator[Mount]:
     mounted = []
 
     def mount(place: Path, options: str, user: Identity) -> Path:
@@ -87,9 +90,7 @@ each_number = pytest.mark.parametrize("number", [*SYMPTOMS, *FULL, *CLOSED, *ODD
 
 
 @each_number
-def test_no_number_of_an_error_is_the_machines_while_execute_is_well(
-    scratch: Path, user: Identity, number: int
-) -> None:
+def test_no_error_is_the_machines_while_execute_is_well(scratch: Path, user: Identity, number: int) -> None:
     assert job_user.why(error(number), str(scratch), user) == ""
     fault = job_user.blame(error(number), str(scratch), user, "It fails.", code=BAD_IMAGE)
     assert isinstance(fault, JobFault)
@@ -103,8 +104,8 @@ def test_no_number_of_an_error_is_the_machines_while_execute_is_well(
 @as_root
 @pytest.mark.parametrize("options", ROOM.values(), ids=ROOM)
 @pytest.mark.parametrize("is_execute", [False, True], ids=["of its own", "of EXECUTE"])
-def test_a_full_file_system_is_the_machines_where_it_is_that_of_execute(
-    scratch: Path, user: Identity, mount: Callable[..., Path], options: str, is_execute: bool
+def test_a_full_execute_is_the_machines(
+    scratch: Path, user: Identity, mount: Mount, options: str, is_execute: bool
 ) -> None:
     place = mount(scratch, options, user)
     if is_execute:
@@ -121,8 +122,8 @@ def test_a_full_file_system_is_the_machines_where_it_is_that_of_execute(
 
 
 @as_root
-def test_of_a_scratch_directory_in_one_of_the_starters_execute_is_looked_at(
-    scratch: Path, user: Identity, mount: Callable[..., Path]
+def test_a_scratch_directory_in_one_of_the_starters_has_its_execute(
+    scratch: Path, user: Identity, mount: Mount
 ) -> None:
     """What the starter has made may be a file system of its own, which the job fills."""
     place = mount(scratch, "size=64k", Identity(0, 0)) / "scratch"
@@ -136,8 +137,8 @@ def test_of_a_scratch_directory_in_one_of_the_starters_execute_is_looked_at(
 
 @as_root
 @each_number
-def test_an_execute_that_is_read_only_is_the_machines_where_the_error_is_a_symptom(
-    scratch: Path, user: Identity, mount: Callable[..., Path], number: int
+def test_a_read_only_execute_is_the_machines_for_a_symptom(
+    scratch: Path, user: Identity, mount: Mount, number: int
 ) -> None:
     directory = job_in(mount(scratch, "size=3m", user), user)
     subprocess.run(["mount", "-o", "remount,ro", scratch], check=True)
@@ -152,9 +153,7 @@ def test_an_execute_that_is_read_only_is_the_machines_where_the_error_is_a_sympt
 
 @as_root
 @each_number
-def test_an_execute_that_no_user_can_reach_is_the_machines_where_an_error_says_so(
-    scratch: Path, user: Identity, number: int
-) -> None:
+def test_an_execute_that_no_user_can_reach_is_the_machines(scratch: Path, user: Identity, number: int) -> None:
     scratch.parent.chmod(0o700)
     fault = job_user.blame(error(number), str(scratch), user, "It fails.")
     assert isinstance(fault, MachineFault if number in CLOSED else JobFault)
@@ -171,7 +170,7 @@ def test_root_looks_where_the_user_may_not(scratch: Path, user: Identity) -> Non
 @as_root
 @pytest.mark.parametrize(("free", "is_ill"), [(MIB - 4096, True), (MIB, False)])
 def test_a_start_takes_a_mebibyte_of_execute(
-    scratch: Path, user: Identity, mount: Callable[..., Path], free: int, is_ill: bool
+    scratch: Path, user: Identity, mount: Mount, free: int, is_ill: bool
 ) -> None:
     directory = job_in(mount(scratch, "size=3m", user), user)
     leave(scratch, free)
@@ -180,9 +179,7 @@ def test_a_start_takes_a_mebibyte_of_execute(
 
 
 @as_root
-def test_a_file_system_that_counts_no_files_has_room_for_them(
-    scratch: Path, user: Identity, mount: Callable[..., Path]
-) -> None:
+def test_a_file_system_that_counts_no_files_has_room_for_them(scratch: Path, user: Identity, mount: Mount) -> None:
     directory = job_in(mount(scratch, "size=3m,nr_inodes=0", user), user)
     assert os.statvfs(scratch).f_files == 0
     assert job_user.why(error(errno.ENOSPC), directory, user) == ""
@@ -198,12 +195,13 @@ def few_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_kept_for_root_is_not_free(scratch: Path, user: Identity, few_for_users: None) -> None:
     assert job_user.free_bytes(str(scratch), user) == 999 * 1024
     assert "No space left" in job_user.why(error(errno.ENOSPC), str(scratch), user)
+    job_user.require_room(str(scratch), user, 999 * 1024)
 
 
 @as_root
 @pytest.mark.parametrize("options", ROOM.values(), ids=ROOM)
-def test_what_cannot_be_written_to_is_ill_whatever_the_error_was_about(
-    scratch: Path, user: Identity, mount: Callable[..., Path], options: str
+def test_what_cannot_be_written_to_is_ill_for_any_error(
+    scratch: Path, user: Identity, mount: Mount, options: str
 ) -> None:
     directory = job_in(mount(scratch, options, user), user)
     fill(scratch)
@@ -220,9 +218,7 @@ def test_what_loses_all_that_is_written_is_ill(scratch: Path, user: Identity, mo
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM], ids=errno.errorcode.get)
-def test_root_may_be_nobody_in_a_networks_file_system(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_network_may_squash_root(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     real = os.open
 
     def squashed(path: bytes, flags: int, *rest: int, **more: int) -> int:
@@ -234,27 +230,20 @@ def test_root_may_be_nobody_in_a_networks_file_system(
     assert job_user.why(error(errno.EIO), str(scratch), user) == ""
 
 
-def test_a_file_that_has_the_name_of_the_look_is_left_alone(scratch: Path, user: Identity) -> None:
+def test_a_look_leaves_other_files_alone(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     other = scratch.parent / f".vmgahp-{os.getpid()}-{get_ident()}"
     other.write_bytes(b"another's")
     assert job_user.why(error(errno.EIO), str(scratch), user) == ""
     assert other.read_bytes() == b"another's"
+    monkeypatch.chdir(scratch.parent)
+    assert job_user.why(error(errno.EIO), scratch.name, user) == ""
 
 
 @as_root
-def test_an_execute_that_hangs_keeps_nobody_waiting(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_execute_that_hangs_is_given_up(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "DEADLINE", 0.2)
     monkeypatch.setattr(job_user, "_try_execute", lambda *_: time.sleep(10))
     assert "has not answered uid 0" in job_user.why(error(errno.EIO), str(scratch), user)
-
-
-def test_the_scratch_directory_may_have_a_relative_name(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(scratch.parent)
-    assert job_user.why(error(errno.EIO), scratch.name, user) == ""
 
 
 MOUNTED = {
@@ -268,9 +257,7 @@ MOUNTED = {
 
 @as_root
 @pytest.mark.parametrize(("layers", "reason"), MOUNTED.values(), ids=MOUNTED)
-def test_no_user_mounts_a_scratch_directory_read_only(
-    scratch: Path, user: Identity, mount: Callable[..., Path], layers: list[str], reason: str
-) -> None:
+def test_no_user_mounts_read_only(scratch: Path, user: Identity, mount: Mount, layers: list[str], reason: str) -> None:
     for options in layers:
         mount(scratch, options, user)
     for directory in (f"{scratch}", f"{scratch}/"):
@@ -287,9 +274,7 @@ def test_what_any_user_can_mount_proves_nothing(scratch: Path, user: Identity, k
         options = f"fd={device},rootmode=40000,user_id={user.uid},group_id={user.gid}"
         read_only, detached = 1, 2  # MS_RDONLY, MNT_DETACH
         place = os.fsencode(scratch)
-        assert libc.mount(b"far", place, kind.encode(), read_only, options.encode()) == 0, os.strerror(
-            ctypes.get_errno()
-        )
+        assert libc.mount(b"far", place, kind.encode(), read_only, options.encode()) == 0, ctypes.get_errno()
         try:
             assert job_user.why(error(errno.EROFS), str(scratch), user) == ""
         finally:
@@ -317,15 +302,9 @@ def test_a_path_of_the_jobs_own_is_the_machines_where_nothing_can_be_opened(user
         job_user.require_means(error(number), "/a/path", user)
 
 
-def test_a_scratch_directory_has_room_for_what_is_needed(scratch: Path, user: Identity, few_for_users: None) -> None:
-    job_user.require_room(str(scratch), user, 999 * 1024)
-
-
 @as_root
 @pytest.mark.parametrize("needed", [(), (2 * MIB,)], ids=["a start", "more"])
-def test_without_room_in_the_scratch_directory_the_job_is_held(
-    scratch: Path, user: Identity, mount: Callable[..., Path], needed: tuple[int, ...]
-) -> None:
+def test_without_room_the_job_is_held(scratch: Path, user: Identity, mount: Mount, needed: tuple[int, ...]) -> None:
     mount(scratch, "size=4m", user)
     enough = needed[0] if needed else MIB
     leave(scratch, enough)
@@ -338,18 +317,22 @@ def test_without_room_in_the_scratch_directory_the_job_is_held(
 
 
 @as_root
-def test_without_room_in_execute_the_machine_is_ill(scratch: Path, user: Identity, mount: Callable[..., Path]) -> None:
+def test_without_room_in_execute_the_machine_is_ill(scratch: Path, user: Identity, mount: Mount) -> None:
     directory = job_in(mount(scratch, "size=3m", user), user)
     leave(scratch, MIB // 2)
     with pytest.raises(MachineFault, match=rf"512 KiB are free\. {ill('No space left on device')}"):
         job_user.require_room(directory, user)
 
 
-def test_the_room_of_a_directory_that_is_gone_is_asked_in_vain(scratch: Path, user: Identity) -> None:
+def test_a_directory_is_made_once_and_its_room_is_asked_while_it_is_there(scratch: Path, user: Identity) -> None:
+    for _ in range(2):
+        things.make_directory(str(scratch), "share", user)
+    assert (scratch / "share").stat().st_uid == user.uid
     inside = scratch / "dir_2"
     with pytest.raises(JobFault, match=f"{inside} cannot be examined .No such file"):
         job_user.free_bytes(str(inside), user)
     if user.switching:
+        (scratch / "share").rmdir()
         scratch.rmdir()
         with pytest.raises(MachineFault, match=rf"{scratch} cannot be examined .*{ill('No such file')}"):
             job_user.free_bytes(str(scratch), user)
@@ -383,9 +366,7 @@ def test_a_directory_that_its_user_could_rename_is_the_jobs_to_lose(scratch: Pat
 
 
 @as_root
-def test_a_file_system_that_the_user_has_mounted_says_nothing_of_its_owner(
-    scratch: Path, user: Identity, mount: Callable[..., Path]
-) -> None:
+def test_a_file_system_of_the_users_says_nothing_of_its_owner(scratch: Path, user: Identity, mount: Mount) -> None:
     mount(scratch, "size=64k", Identity(user.uid + 1, user.gid))
     job_user.require_entry(str(scratch), user)
 
@@ -393,8 +374,6 @@ def test_a_file_system_that_the_user_has_mounted_says_nothing_of_its_owner(
 @as_root
 @pytest.mark.parametrize("kind", ["link", "dangling", "file", "fifo", "closed"])
 def test_a_directory_that_is_something_else_is_the_jobs(scratch: Path, user: Identity, kind: str) -> None:
-    from vmgahp.host import scratch as things
-
     place = scratch / "share"
     match kind:
         case "link":
@@ -410,11 +389,3 @@ def test_a_directory_that_is_something_else_is_the_jobs(scratch: Path, user: Ide
             os.chown(place, user.uid, user.gid)
     with pytest.raises(JobFault, match="share"):
         things.make_directory(str(scratch), "share", user)
-
-
-def test_a_directory_is_made_once(scratch: Path, user: Identity) -> None:
-    from vmgahp.host import scratch as things
-
-    for _ in range(2):
-        things.make_directory(str(scratch), "share", user)
-    assert (scratch / "share").stat().st_uid == user.uid

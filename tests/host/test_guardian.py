@@ -189,33 +189,24 @@ def test_dismissed_it_ends_without_firing(post, tmp_path):
     dismiss(one)
     assert not (tmp_path / "fired").exists()
     assert not one.alive()
-
-
-def test_dismissed_at_once_it_does_not_fire_either(post, tmp_path):
-    """The dismissal may arrive before the shell has begun to listen."""
+    # The dismissal may arrive before the shell has begun to listen.
     for number in range(20):
         dismiss(post(str(number)))
         assert not (tmp_path / str(number)).exists()
 
 
-def test_to_dismiss_twice_is_harmless(post):
+def test_to_dismiss_one_that_is_gone_killed_or_stopped_is_harmless(post, tmp_path):
     one = post()
     one.dismiss()
     taken = os.open("/dev/null", os.O_RDONLY)  # the number that the pipe had, if the second closed it again
     one.dismiss()
     os.close(taken)
-
-
-def test_to_dismiss_one_that_was_killed_is_harmless(post, tmp_path):
     one = post()
     os.kill(the_watcher(one.session), signal.SIGKILL)
     ended(one.pipe)
     assert not one.alive()
     one.dismiss()
     assert not (tmp_path / "fired").exists()
-
-
-def test_to_dismiss_one_that_was_stopped_does_not_block(post):
     one = post()
     watcher = the_watcher(one.session)
     os.kill(watcher, signal.SIGSTOP)
@@ -235,15 +226,12 @@ def test_signals_to_its_group_do_not_kill_it(post, tmp_path):
     fires(tmp_path / "fired")
 
 
-def test_one_does_not_hold_the_pipe_of_another(post, tmp_path):
+def test_nobody_else_holds_the_pipe(post, tmp_path):
     first, second = post("first"), post("second")
     abandon(first)
     fires(tmp_path / "first")
     assert second.alive()
     assert not (tmp_path / "second").exists()
-
-
-def test_a_program_started_later_does_not_hold_the_pipe(post, tmp_path):
     one = post()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False) as other:
         abandon(one)
@@ -251,16 +239,24 @@ def test_a_program_started_later_does_not_hold_the_pipe(post, tmp_path):
         other.stdin.close()
 
 
-def test_it_is_an_orphan_with_a_session_of_its_own(post):
+def test_it_is_an_orphan_with_a_session_environment_and_directory_of_its_own(post, monkeypatch):
     one = post()
     watcher = the_watcher(one.session)
     assert os.getsid(watcher) == one.session != os.getsid(0)
     assert parent(watcher) not in (os.getpid(), one.session)
     with pytest.raises(ChildProcessError):
         os.waitpid(one.session, os.WNOHANG)
+    monkeypatch.setenv("_CONDOR_VM_MEMORY", "512")
+    monkeypatch.setenv("_CONDOR_ANCESTOR_123", "123:456:789")
+    monkeypatch.setenv("CONDOR_PRIVATE_INHERIT", "SessionKey:secret")
+    watcher = the_watcher(post().session)
+    names = {entry.partition("=")[0] for entry in Path(f"/proc/{watcher}/environ").read_text().split("\0")}
+    assert "_CONDOR_VM_MEMORY" in names
+    assert not names & {"_CONDOR_ANCESTOR_123", "CONDOR_PRIVATE_INHERIT"}
+    assert os.readlink(f"/proc/{watcher}/cwd") == "/"
 
 
-def test_it_holds_nothing_of_the_server_open(post):
+def test_it_holds_nothing_of_the_server_and_has_signals_of_its_own(post):
     """Neither stdio nor a descriptor that somebody made inheritable: the starter would never see the end."""
     reading, writing = os.pipe()
     high = os.open("/dev/zero", os.O_RDONLY)
@@ -275,31 +271,7 @@ def test_it_holds_nothing_of_the_server_open(post):
             os.close(number)
     assert held.pop("0") != f"pipe:[{ours}]"
     assert held == {"1": "/dev/null", "2": "/dev/null"}
-
-
-def test_the_starter_sees_the_end_of_the_servers_output_while_the_guardian_works(tmp_path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    with a_server(fifo) as server:  # to open the FIFO for writing waits for us
-        server.kill()
-        assert server.stdout.read() == ""
-        assert not gone(server.sessions[0])
-        assert fifo.read_text() == "fired\n"
-
-
-def test_its_environment_and_directory_are_clean(post, monkeypatch):
-    monkeypatch.setenv("_CONDOR_VM_MEMORY", "512")
-    monkeypatch.setenv("_CONDOR_ANCESTOR_123", "123:456:789")
-    monkeypatch.setenv("CONDOR_PRIVATE_INHERIT", "SessionKey:secret")
-    watcher = the_watcher(post().session)
-    names = {entry.partition("=")[0] for entry in Path(f"/proc/{watcher}/environ").read_text().split("\0")}
-    assert "_CONDOR_VM_MEMORY" in names
-    assert not names & {"_CONDOR_ANCESTOR_123", "CONDOR_PRIVATE_INHERIT"}
-    assert os.readlink(f"/proc/{watcher}/cwd") == "/"
-
-
-def test_its_signals_are_its_own(post):
-    """Only what it ignores on purpose is ignored, and nothing that this thread has blocked is blocked."""
+    # Only what it ignores on purpose is ignored, and nothing that this thread has blocked is blocked.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
     try:
         watcher = the_watcher(post().session)
@@ -313,9 +285,18 @@ def test_its_signals_are_its_own(post):
 
 
 def test_it_is_small(post):
-    rollup = Path(f"/proc/{the_watcher(post().session)}/smaps_rollup")
-    proportional = next(line for line in rollup.read_text().splitlines() if line.startswith("Pss:"))
-    assert int(proportional.split()[1]) < 1024
+    rollup = Path(f"/proc/{the_watcher(post().session)}/smaps_rollup").read_text()
+    assert next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) < 1024  # KiB
+
+
+def test_the_starter_sees_the_end_of_the_servers_output_while_the_guardian_works(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with a_server(fifo) as server:  # to open the FIFO for writing waits for us
+        server.kill()
+        assert server.stdout.read() == ""
+        assert not gone(server.sessions[0])
+        assert fifo.read_text() == "fired\n"
 
 
 def test_the_command_is_never_read_by_a_shell(tmp_path):
@@ -357,14 +338,10 @@ def test_its_pauses_grow_to_a_minute(tmp_path):
     assert content(tmp_path / "pauses").split() == ["2", "4", "8", "16", "32", "60", "60", "60"]
 
 
-def test_nothing_leaks(post):
+def test_nothing_leaks_and_a_shell_that_cannot_start_is_told(post, monkeypatch):
     before = os.listdir("/proc/self/fd")
     post().dismiss()
     assert os.listdir("/proc/self/fd") == before
-
-
-def test_a_shell_that_cannot_start_is_told(monkeypatch):
-    before = os.listdir("/proc/self/fd")
 
     def refuse(*_, **__):
         raise BlockingIOError(11, "no processes left")
@@ -396,9 +373,6 @@ def test_what_of_the_environment_is_kept():
         "ENV": "/scratch/rc",
     }
     assert guardian.environment(kept | dropped) == kept
-
-
-def test_without_a_path_there_is_one():
     assert "/usr/bin" in guardian.environment({})["PATH"]
 
 

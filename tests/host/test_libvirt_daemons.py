@@ -29,17 +29,13 @@ def machine(root: Path, *paths: str) -> str:
         (("libvirtd", "virtqemud", "libvirt-sock", "virtqemud-sock"), "virtqemud", "virtnetworkd"),
     ],
 )
-def test_the_daemons_that_libvirts_clients_reach_are_named(
-    tmp_path: Path, there: tuple[str, ...], of_qemu: str, of_networks: str
-) -> None:
+def test_the_daemons_that_clients_reach(tmp_path: Path, there: tuple[str, ...], of_qemu: str, of_networks: str) -> None:
     root = machine(tmp_path, *there)
     assert libvirt_daemons.of_qemu(root) == of_qemu
     assert libvirt_daemons.of_networks(root) == of_networks
 
 
-def test_who_listens_for_a_daemon_hears_of_a_client_and_nobody_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_is_woken_and_nobody_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By that systemd starts one; here nobody ever answers."""
     machine(tmp_path, "virtqemud")
     (tmp_path / "run/libvirt").mkdir(parents=True)

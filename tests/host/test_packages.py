@@ -17,9 +17,7 @@ OF_EL_9 = f"python3.{sys.version_info.minor}"
     ("release", "said"),
     [
         ("ID=debian\n", "apt-get install ovmf"),
-        ("NAME=x\nID=ubuntu\nID_LIKE=debian\n", "apt-get install ovmf"),
         ('ID="almalinux"\nID_LIKE="rhel centos fedora"\n', "dnf install edk2-ovmf"),
-        ("ID=fedora\n", "dnf install edk2-ovmf"),
         ("ID=arch\n", "install ovmf (so Debian calls it) by this system's own means"),
         (None, "install ovmf (so Debian calls it) by this system's own means"),
     ],
@@ -53,9 +51,7 @@ def test_a_python_package(module: str, prefix: str, pip: bool, said: str, monkey
     assert packages.of_python("pyvmomi", "8.0") == said
 
 
-def test_pipx_is_known_by_what_it_leaves_wherever_its_environments_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pipx_is_known_by_what_it_leaves_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its environments have no pip where it has used uv, as 1.18 does."""
     (tmp_path / "pipx_metadata.json").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))

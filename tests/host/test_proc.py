@@ -25,20 +25,15 @@ def odd(tmp_path: Path) -> Iterator[int]:
             process.kill()
 
 
-def test_a_name_that_is_no_text_hides_no_owner(odd: int) -> None:
+def test_a_name_that_is_no_text_hides_no_process(odd: int) -> None:
     assert proc.uid(odd) == os.getuid()
     assert proc.cpu_seconds(odd) >= 0
-
-
-def test_a_name_that_is_no_text_keeps_nobody_from_finding_others(odd: int) -> None:
     assert odd not in [found.pid for found in running_processes(os.getuid())]
 
 
-def test_a_process_has_an_age_of_its_own_whatever_it_has_become() -> None:
+def test_a_process_has_an_age_of_its_own_or_there_is_none() -> None:
     began = monotonic()
     with subprocess.Popen(["sh", "-c", "read line; echo; exec cat"], stdin=-1, stdout=-1) as process:
-        assert process.stdin
-        assert process.stdout
         process.stdin.write(b"\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"\n"
@@ -46,9 +41,6 @@ def test_a_process_has_an_age_of_its_own_whatever_it_has_become() -> None:
         assert 0 <= proc.age(process.pid) <= monotonic() - began + 2 * tick
         assert proc.age(os.getpid()) >= proc.age(process.pid)
         process.stdin.close()
-
-
-def test_there_is_no_such_process() -> None:
     assert proc.age(2**22 + 1) == 0.0
     assert proc.uid(2**22 + 1) is None
     assert proc.cpu_seconds(2**22 + 1) == 0.0

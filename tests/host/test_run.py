@@ -49,7 +49,7 @@ def test_signals_are_as_for_any_program() -> None:
     assert [int(mask, 16) & 0x7FFFFFFF for mask in lines[1::2]] == [0, 0]
 
 
-def test_only_the_descriptors_that_it_is_given(tmp_path: Path) -> None:
+def test_only_the_files_that_it_is_given(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("first")
     (tmp_path / "b").write_text("second")
     numbers = [70, 60]
@@ -65,6 +65,10 @@ def test_only_the_descriptors_that_it_is_given(tmp_path: Path) -> None:
     finally:
         for descriptor in (leaked, *numbers):
             os.close(descriptor)
+    with (tmp_path / "out").open("wb") as file:
+        done = sh("echo here; echo there >&2", stdout=file.fileno())
+    assert done == Finished(0, b"", b"there\n")
+    assert (tmp_path / "out").read_bytes() == b"here\n"
 
 
 def test_nothing_is_left_open() -> None:
@@ -76,7 +80,7 @@ def test_nothing_is_left_open() -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_the_deadline_kills_the_whole_group(tmp_path: Path) -> None:
+def test_the_deadline_and_the_end_of_its_parent_kill_the_whole_group(tmp_path: Path) -> None:
     """Of processes that nothing else would end, with our pipes open."""
     done = sh(f"sleep infinity & echo $! $$ >{tmp_path}/pids; wait", deadline=0.5)
     assert done.status is None
@@ -84,18 +88,24 @@ def test_the_deadline_kills_the_whole_group(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(itself, 0)
     until(lambda: is_gone(child), "its own child is gone")
+    # It ends while a thread of it waits.
+    fifo = tmp_path / "began"
+    os.mkfifo(fifo)
+    code = (
+        "import threading; from vmgahp.host.run import run\n"
+        f"words = ['sh', '-c', 'echo $$ > {fifo}; exec sleep 1000']\n"
+        "threading.Thread(target=run, args=(words,), kwargs={'deadline': 600}, daemon=True).start()\n"
+        f"print(open('{fifo}').read())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    until(lambda: is_gone(int(ended.stdout)), "the one that was killed is gone")
 
 
-def test_it_writes_to_a_file_of_the_callers(tmp_path: Path) -> None:
-    with (tmp_path / "out").open("wb") as file:
-        done = sh("echo here; echo there >&2", stdout=file.fileno())
-    assert done == Finished(0, b"", b"there\n")
-    assert (tmp_path / "out").read_bytes() == b"here\n"
-
-
-def test_what_prints_without_an_end_is_killed() -> None:
+def test_it_is_ended_when_it_has_said_enough_or_too_much() -> None:
     done = sh("yes", longest=1 << 20)
     assert (done.status, len(done.out) > 1 << 20) == (-signal.SIGKILL, True)
+    done = sh("echo ready >&2; exec sleep 1000", until=lambda _, err: b"ready" in err)
+    assert (done.status, done.err) == (0, b"ready\n")
 
 
 def test_a_child_that_holds_the_pipes() -> None:
@@ -103,11 +113,6 @@ def test_a_child_that_holds_the_pipes() -> None:
     done = sh("sleep 100 & echo $!", grace=0.1)
     assert (done.status, time.monotonic() - began < 50) == (0, True)
     os.kill(int(done.out), signal.SIGKILL)
-
-
-def test_until_it_has_said_enough() -> None:
-    done = sh("echo ready >&2; exec sleep 1000", until=lambda _, err: b"ready" in err)
-    assert (done.status, done.err) == (0, b"ready\n")
 
 
 def test_where_and_with_what_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -120,9 +125,6 @@ def test_where_and_with_what_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "LC_ALL=C\n" in told
     assert "OF_THE_JOB" not in told
     assert plain_environment()["PATH"] == os.environ["PATH"]
-
-
-def test_a_directory_is_nothing_that_the_shell_reads(tmp_path: Path) -> None:
     odd = tmp_path / "-a; touch owned; $(touch owned) 'b\" c"
     odd.mkdir()
     assert sh("pwd; umask", directory=str(odd), umask=0o27).out.decode() == f"{odd}\n0027\n"
@@ -138,11 +140,14 @@ def test_as_another_user() -> None:
     assert sh("id -G", user=user, groups=[7, 8]).out == b"12346 7 8\n"
 
 
-def test_a_program_of_any_name(tmp_path: Path) -> None:
+def test_a_program_of_any_name_that_may_be_executed(tmp_path: Path) -> None:
     program = tmp_path / "a=b c"
     program.write_text('#!/bin/sh\necho "$@"\n')
     program.chmod(0o755)
     assert run([str(program), "x=y", "z"], deadline=60).out == b"x=y z\n"
+    (tmp_path / "x").write_text("#!/bin/sh\n")
+    with pytest.raises(PermissionError):
+        run([str(tmp_path / "x")], deadline=1)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "/nowhere", "relative/path"])
@@ -150,26 +155,6 @@ def test_one_that_is_not_there(name: str) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         run([name], deadline=1)
     assert caught.value.filename == name
-
-
-def test_one_that_may_not_be_executed(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("#!/bin/sh\n")
-    with pytest.raises(PermissionError):
-        run([str(tmp_path / "x")], deadline=1)
-
-
-def test_none_is_left_behind_by_a_process_that_ends(tmp_path: Path) -> None:
-    """It ends while a thread of it waits."""
-    fifo = tmp_path / "began"
-    os.mkfifo(fifo)
-    code = (
-        "import threading; from vmgahp.host.run import run\n"
-        f"words = ['sh', '-c', 'echo $$ > {fifo}; exec sleep 1000']\n"
-        "threading.Thread(target=run, args=(words,), kwargs={'deadline': 600}, daemon=True).start()\n"
-        f"print(open('{fifo}').read())\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    until(lambda: is_gone(int(ended.stdout)), "the one that was killed is gone")
 
 
 def test_an_interrupt_right_after_its_start_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The guest's console reaches its file, whatever the guest prints, and nothing is left behind."""
+"""What a guest says on its console and its line port: all of it arrives, whatever it is, and nothing is left behind."""
 
 import contextlib
 import errno
@@ -9,14 +9,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import serial_capture, wait
+from vmgahp.host import serial_capture
 from vmgahp.host.runtime_dir import LONGEST_PATH, runtime_dir, sweep
-from vmgahp.host.serial_capture import CUT, TAIL, ConsoleCapture
+from vmgahp.host.serial_capture import CUT, LONGEST_LINE, MOST_LINES, MOST_WAITING, TAIL, ConsoleCapture, LinePort
 from vmgahp.testing.contract import until
 
 DEADLINE = 20.0
@@ -178,31 +179,17 @@ def test_close_does_not_wait_for_a_flood_to_end(console):
 
 @pytest.mark.parametrize(("size", "seconds"), [(1 << 60, 0.2), (1000, 1e9)])
 def test_close_is_bounded_by_time_and_by_bytes(console, monkeypatch, size, seconds):
-    """Even where the other end always has more: each bound alone ends it, the other is out of reach."""
-    taken = [0]
-
-    def receive(self, connection):
-        taken[0] += 1
-        return 1
-
+    """Each bound alone ends it, also where the other end always has more."""
+    taken = []
     monkeypatch.setattr(serial_capture, "CLOSE_BYTES", size)
     monkeypatch.setattr(serial_capture, "CLOSE_SECONDS", seconds)
-    monkeypatch.setattr(ConsoleCapture, "_receive", receive)
+    monkeypatch.setattr(ConsoleCapture, "_receive", lambda self, connection: taken.append(1) or 1)
     capture = console.start()
     with console.qemu(capture):
-        capture._thread.join = lambda _timeout: wait.Thread.join(capture._thread)
+        capture._thread.join = lambda _timeout: threading.Thread.join(capture._thread)
         capture.close()
         assert not capture._thread.is_alive()
-    assert 0 < taken[0] <= size
-
-
-def test_a_flood_over_the_limit_does_not_stop_the_guest(console):
-    capture = console.start(limit=1000)
-    with console.qemu(capture) as guest:
-        for _ in range(200):
-            guest.sendall(b"z" * 100_000)  # times out if nobody reads
-    capture.close()
-    assert console.log.stat().st_size == 1000 + len(CUT % 1000)
+    assert 0 < len(taken) <= size
 
 
 def test_a_full_disk_loses_output_and_not_the_guest(console, monkeypatch):
@@ -231,15 +218,6 @@ def test_a_full_disk_loses_output_and_not_the_guest(console, monkeypatch):
         until(lambda: console.text == b"kept kept again", "what comes after")
     assert len(console.told) == 1
     assert "No space left" in console.told[0]
-
-
-def test_a_truly_full_device(console):
-    capture = console.start(open_output=lambda: os.open("/dev/full", os.O_WRONLY))
-    with console.qemu(capture) as guest:
-        for _ in range(50):
-            guest.sendall(b"x" * 100_000)
-    capture.close()
-    assert len(console.told) == 1
 
 
 def test_out_of_descriptors_is_told_and_survived(console, monkeypatch):
@@ -293,8 +271,7 @@ def test_a_file_that_blocks_does_not_block_close(console):
 
 
 def test_two_captures_do_not_disturb_each_other(console, tmp_path):
-    first = console.start()
-    other = tmp_path / "other.log"
+    first, other = console.start(), tmp_path / "other.log"
     second = console.start(open_output=lambda: os.open(other, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     with console.qemu(first) as one, console.qemu(second) as two:
         one.sendall(b"one")
@@ -303,11 +280,6 @@ def test_two_captures_do_not_disturb_each_other(console, tmp_path):
         two.sendall(b"two")
         until(lambda: other.read_bytes() == b"twotwo", "the second")
     assert console.text == b"one"
-
-
-def test_the_thread_has_a_name(console):
-    capture = console.start()
-    assert capture.path in capture._thread.name
 
 
 def test_only_the_owner_may_connect(console):
@@ -352,16 +324,13 @@ def test_a_path_that_is_too_long_is_a_fault_with_a_cure(base, tmp_path):
     assert not directory.exists()
 
 
-def test_a_fault_of_the_opener_goes_through_and_leaves_nothing(console):
+def test_what_cannot_be_opened_is_a_fault_and_leaves_nothing(console, monkeypatch):
     def refuse():
         raise MachineFault("the scratch directory is gone")
 
     with pytest.raises(MachineFault, match="scratch directory is gone"):
         console.start(open_output=refuse)
     assert os.listdir(console.base) == []
-
-
-def test_a_socket_that_cannot_be_made_is_a_fault_and_leaves_nothing(console, monkeypatch):
     before = os.listdir("/proc/self/fd")
     opened = []
     monkeypatch.setattr(os, "chmod", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no chmod today")))
@@ -381,7 +350,7 @@ def test_a_socket_that_cannot_be_made_is_a_fault_and_leaves_nothing(console, mon
 # The directories.
 
 
-def test_each_vm_has_a_directory_of_its_own(base):
+def test_each_vm_has_a_directory_of_its_own_or_a_fault(base):
     one, two = runtime_dir(base), runtime_dir(base)
     assert one != two
     expected = 0o711 if os.geteuid() == 0 else 0o700
@@ -389,6 +358,11 @@ def test_each_vm_has_a_directory_of_its_own(base):
         assert stat.S_IMODE(os.stat(path).st_mode) == expected
         assert str(os.getpid()) in path
         assert len(f"{path}/console") < LONGEST_PATH
+    with pytest.raises(MachineFault, match="is too long") as caught:
+        runtime_dir(f"{base}/{'d' * 90}")
+    assert "XDG_RUNTIME_DIR" in caught.value.hint
+    with pytest.raises(MachineFault, match="No such file"):
+        runtime_dir(f"{base}/none")
 
 
 def test_without_root_it_is_where_the_user_may_write_and_the_path_is_not_too_long(base, monkeypatch):
@@ -401,14 +375,6 @@ def test_without_root_it_is_where_the_user_may_write_and_the_path_is_not_too_lon
         path = runtime_dir()
         assert os.path.dirname(path) == base
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
-
-
-def test_no_place_at_all_is_a_fault_with_a_cure(base):
-    with pytest.raises(MachineFault, match="is too long") as caught:
-        runtime_dir(f"{base}/{'d' * 90}")
-    assert "XDG_RUNTIME_DIR" in caught.value.hint
-    with pytest.raises(MachineFault, match="No such file"):
-        runtime_dir(f"{base}/none")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -517,3 +483,71 @@ def test_another_users_directory_is_not_swept(base):
     assert sweep(base) == []
     os.chown(path, 0, 0)
     assert sweep(base) == [path]
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def port(told: list[str]) -> Iterator[LinePort]:
+    with tempfile.TemporaryDirectory(prefix="vc", dir="/tmp") as base:
+        made = LinePort(f"{runtime_dir(base)}/run", told.append)
+        yield made
+        made.close()
+
+
+def connect(port: LinePort) -> socket.socket:
+    guest = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    guest.settimeout(DEADLINE)
+    guest.connect(port.path)
+    return guest
+
+
+def lines(port: LinePort) -> list[str | None]:
+    """What has come until now, when the port is closed."""
+    port.close()
+    return [port.lines.get() for _ in range(port.lines.qsize())]
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        pytest.param(b"hello 1\nstarted\n", ["hello 1", "started"], id="lines"),
+        pytest.param(b"hello 1\r\n", ["hello 1"], id="of a terminal"),
+        pytest.param(b"hello 1", [], id="no end"),
+        pytest.param(b"x" * (LONGEST_LINE + 1) + b"\nhello 1\n", ["hello 1"], id="too long"),
+        pytest.param(b"x" * 10 * LONGEST_LINE + b" hello\nended exit 0\n", ["ended exit 0"], id="much too long"),
+        pytest.param(b"a\0b\n\x1b[2J\n\xff\nhello 1\n", ["\ufffd", "hello 1"], id="no text"),
+        pytest.param(
+            b"".join(b"%d\n" % n for n in range(MOST_LINES + 5)), [str(n) for n in range(MOST_LINES)], id="many"
+        ),
+        pytest.param(b"\n \n\nhello 1\n", ["hello 1"], id="nothing"),
+        pytest.param(b"outputs 3\n" * (MOST_WAITING + 5), ["outputs 3"] * MOST_WAITING, id="nobody takes them"),
+        pytest.param(b"outputs 3\n" * (MOST_LINES + 5), ["outputs 3"] * (MOST_LINES + 5), id="one line repeated"),
+    ],
+)
+def test_what_is_heard(port: LinePort, told: list[str], said: bytes, heard: list[str]) -> None:
+    with connect(port) as guest:
+        guest.sendall(said)
+    assert lines(port) == heard
+    assert len(told) == (len(said.splitlines()) > MOST_LINES and heard[0] == "0")
+
+
+def test_a_line_is_whole_although_the_guest_was_saved_in_its_middle(port: LinePort) -> None:
+    with connect(port) as guest:
+        guest.sendall(b"ended ")
+    with connect(port) as guest:
+        guest.sendall(b"exit 3\n")
+        assert port.lines.get(timeout=DEADLINE) == "ended exit 3"
+
+
+def test_the_guest_hears_the_server(port: LinePort) -> None:
+    port.say("taken")  # nobody is there
+    with connect(port) as guest:
+        guest.sendall(b"outputs 3\n")
+        assert port.lines.get(timeout=DEADLINE) == "outputs 3"
+        port.say("taken")
+        assert guest.recv(100) == b"taken\n"
+    port.say("again")

@@ -13,13 +13,10 @@ from vmgahp.host.starter import is_one_job, places, scratch_in
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-def test_the_names_of_old_are_in_the_scratch_directory() -> None:
+def test_what_the_starter_says_is_taken() -> None:
     given = places("/e/dir_7", {})
     assert given.chirp_config == "/e/dir_7/.chirp.config"
     assert given.machine_ad == "/e/dir_7/.machine.ad"
-
-
-def test_what_the_starter_says_is_taken() -> None:
     said = {
         "_CONDOR_SCRATCH_DIR": "/e/dir_7/scratch/",
         "_CONDOR_CHIRP_CONFIG": "/e/dir_7/user/.chirp.config",
@@ -36,14 +33,9 @@ def test_what_the_starter_says_is_taken() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ("/e/dir_7", "/e/dir_7/", True),
-        ("/e/dir_7", "/e/dir_7/scratch", True),
-        ("/e/dir_7/scratch", "/e/dir_7/scratch/", True),
-        ("/e/dir_7", "/e/dir_77", False),
-        ("/e/dir_7", "/e/dir_8/scratch", False),
-        ("/e/dir_7", "/e/dir_7/user", False),
-        ("/e/other", "/e/other/scratch", False),
-        ("", "/", False),
+        *(("/e/dir_7", "/e/dir_7/", True), ("/e/dir_7", "/e/dir_7/scratch", True), ("/e/dir_7", "/e/dir_77", False)),
+        *(("/e/dir_7", "/e/dir_8/scratch", False), ("/e/dir_7", "/e/dir_7/user", False)),
+        *(("/e/other", "/e/other/scratch", False), ("", "/", False)),
     ],
 )
 def test_a_job_is_known_by_either_directory(one: str, other: str, same: bool) -> None:
@@ -70,7 +62,7 @@ def test_the_scratch_directory_is_in_the_one_that_is_not_the_jobs(tmp_path: Path
     assert scratch_in(str(outer)) == str(outer), "no link leads to another job's"
 
 
-def test_the_startds_word_for_a_job_leads_a_kill_to_its_scratch_directory(
+def test_the_startds_word_leads_a_kill_to_the_scratch_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []

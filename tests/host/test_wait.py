@@ -10,12 +10,9 @@ from tests.peer import DEADLINE
 from vmgahp.host import wait
 
 
-def test_an_attempt_is_repeated_until_it_succeeds() -> None:
+def test_an_attempt_is_repeated_until_it_succeeds_and_made_once_at_least() -> None:
     results = iter([0, 0, 17])
     assert wait.until(lambda: next(results), 60, 0.001) == 17
-
-
-def test_an_attempt_is_made_once_at_least_and_its_last_result_returned() -> None:
     results = iter(["", "never"])
     assert wait.until(lambda: next(results), 0, 60) == ""
 

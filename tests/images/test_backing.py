@@ -31,9 +31,13 @@ def refused(path: Path, user: Identity) -> errors.JobFault:
     return raised.value
 
 
-def test_an_image_without_backing_has_no_chain_and_a_raw_one_is_not_looked_into(scratch: Path, user: Identity) -> None:
+def test_the_nearest_layer_comes_first(scratch: Path, user: Identity) -> None:
     assert backing_chain("/nowhere", "raw", user) == ()
     assert backing_chain(str(create(scratch / "a")), "qcow2", user) == ()
+    base = create(scratch / "base", image_format="raw")
+    middle = create(scratch / "middle", "-b", str(base), "-F", "raw")
+    top = create(scratch / "top", "-b", "middle", "-F", "qcow2")
+    assert backing_chain(str(top), "qcow2", user) == (BackingFile(str(middle), "qcow2"), BackingFile(str(base), "raw"))
 
 
 def test_an_encrypted_image_is_the_jobs_fault(scratch: Path, user: Identity) -> None:
@@ -41,13 +45,6 @@ def test_an_encrypted_image_is_the_jobs_fault(scratch: Path, user: Identity) -> 
     options = "encrypt.format=luks,encrypt.key-secret=s,encrypt.iter-time=10"
     fault = refused(create(scratch / "a", "--object", "secret,id=s,data=x", "-o", options), user)
     assert (fault.code, "is encrypted" in fault.problem) == (errors.INVALID_DISK_PARAM, True)
-
-
-def test_the_nearest_layer_comes_first(scratch: Path, user: Identity) -> None:
-    base = create(scratch / "base", image_format="raw")
-    middle = create(scratch / "middle", "-b", str(base), "-F", "raw")
-    top = create(scratch / "top", "-b", "middle", "-F", "qcow2")
-    assert backing_chain(str(top), "qcow2", user) == (BackingFile(str(middle), "qcow2"), BackingFile(str(base), "raw"))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
@@ -89,30 +86,13 @@ def listener(scratch: Path) -> Iterator[Listener]:
 
 
 NO_FILES = [
-    "nbd://127.0.0.1:PORT/x",
-    "nbd:127.0.0.1:PORT:exportname=x",
-    "nbd+tcp://127.0.0.1:PORT/x",
-    "nbd+unix:///x?socket=SOCKET",
-    "nbd:unix:SOCKET",
-    'json:{"driver":"nbd","host":"127.0.0.1","port":"PORT"}',
+    *("nbd://127.0.0.1:PORT/x", "nbd:127.0.0.1:PORT:exportname=x", "nbd+tcp://127.0.0.1:PORT/x"),
+    *("nbd+unix:///x?socket=SOCKET", "nbd:unix:SOCKET", 'json:{"driver":"nbd","host":"127.0.0.1","port":"PORT"}'),
     'json:{"driver":"raw","file":{"driver":"nbd","server":{"type":"unix","path":"SOCKET"}}}',
-    'json:{"driver":"file","filename":"/etc/passwd"}',
-    'json:{"driver":"null-co"}',
-    "http://127.0.0.1:PORT/x",
-    "ssh://127.0.0.1:PORT/x",
-    "iscsi://127.0.0.1:PORT/x/1",
-    "blkdebug::nbd://127.0.0.1:PORT/x",
-    "null-co://",
-    "fat:/",
-    "fat:rw:/",
-    "file:/etc/passwd",
-    "host_device:/dev/zero",
-    "/dev/zero",
-    "/dev/fdset/0",
-    "/proc/self/fd/0",
-    "/proc/self/mem",
-    "SCRATCH",
-    "SOCKET",
+    *('json:{"driver":"file","filename":"/etc/passwd"}', 'json:{"driver":"null-co"}', "http://127.0.0.1:PORT/x"),
+    *("ssh://127.0.0.1:PORT/x", "iscsi://127.0.0.1:PORT/x/1", "blkdebug::nbd://127.0.0.1:PORT/x", "null-co://"),
+    *("fat:/", "fat:rw:/", "file:/etc/passwd", "host_device:/dev/zero", "/dev/zero", "/dev/fdset/0", "/proc/self/fd/0"),
+    *("/proc/self/mem", "SCRATCH", "SOCKET"),
 ]
 """Names of what is no plain file of this machine."""
 
@@ -187,7 +167,7 @@ def test_a_backing_file_of_a_format_that_cannot_be_used_is_refused(scratch: Path
 
 @pytest.mark.parametrize("layer", ["top", "base"])
 @pytest.mark.parametrize("data", ["SCRATCH/data", "nbd://127.0.0.1:PORT/x", "nbd+unix:///x?socket=SOCKET", "/dev/zero"])
-def test_data_in_another_file_is_refused_and_nobody_goes_there(
+def test_data_in_another_file_is_refused(
     scratch: Path, user: Identity, listener: Listener, layer: str, data: str
 ) -> None:
     image = create(scratch / layer, "-o", f"data_file={scratch}/data,data_file_raw=on")
@@ -211,7 +191,7 @@ EXTENT = '# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateTyp
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("layer", ["top", "base"])
 @pytest.mark.parametrize("data", ["data", "SCRATCH/data", "nbd://127.0.0.1:PORT/x", "nbd:unix:SOCKET", "/dev/zero"])
-def test_extents_of_a_vmdk_are_refused_and_nobody_goes_there(
+def test_extents_of_a_vmdk_are_refused(
     scratch: Path, user: Identity, listener: Listener, data: str, layer: str, inside: bool
 ) -> None:
     (scratch / "data").write_bytes(bytes(1 << 20))
@@ -240,7 +220,7 @@ def test_a_damaged_image_and_one_of_another_format_are_bad_images(scratch: Path,
         assert refused(bad, user).code == errors.BAD_IMAGE
 
 
-def test_an_image_of_which_there_is_too_much_to_say_is_the_jobs(
+def test_an_image_that_says_too_much_is_the_jobs(
     scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one with tens of thousands of snapshots, each with a name of a thousand bytes."""

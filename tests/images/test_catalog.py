@@ -36,19 +36,13 @@ def survey(made: Settings, below=lambda _image: None):  # type: ignore[no-untype
 
 def entries(made: Settings) -> dict[str, CatalogEntry]:
     found = catalog.read(made)
-    assert found is not None
     return found.entries
 
 
 # --- the file
 
 
-def test_without_the_setting_there_is_no_catalog() -> None:
-    assert catalog.read(Settings({})) is None
-    assert survey(Settings({})) == ([], {})
-
-
-def test_every_key_is_read(place: Path) -> None:
+def test_every_key_is_read_and_a_dot_needs_no_quotes(place: Path) -> None:
     write(place / "a.qcow2", QCOW2)
     made = offering(
         place,
@@ -59,9 +53,8 @@ def test_every_key_is_read(place: Path) -> None:
         "a": CatalogEntry("a", f"{place}/a.qcow2", "qcow2", "disk", "one", 512),
         "cd": CatalogEntry("cd", f"{place.parent}/cd.iso", "raw", "cdrom"),
     }
-
-
-def test_a_dot_in_a_name_needs_no_quotes(place: Path) -> None:
+    assert catalog.read(Settings({})) is None
+    assert survey(Settings({})) == ([], {})
     table = 'path = "a"\nformat = "raw"\n'
     heads = ("[ubuntu-24.04]", "[ubuntu-24.10]", '["x.y"]', "[z]")
     made = offering(place, "".join(f"{head}\n{table}" for head in heads))
@@ -146,7 +139,7 @@ def _make_directory(path: Path) -> None:
     ],
     ids=["writable-catalog", "writable", "somebody-elses", "missing", "directory", "unreadable", "closed-directory"],
 )
-def test_an_image_that_cannot_be_trusted_or_read_is_not_offered(
+def test_an_untrusted_image_is_not_offered(
     place: Path, check: str, change: Callable[[Path], None], problem: str
 ) -> None:
     made = one(place)
@@ -173,16 +166,11 @@ def test_a_directory_that_others_may_write_to_is_not_passed(place: Path) -> None
 @pytest.mark.parametrize(
     ("image_format", "content", "problem"),
     [
-        ("qcow2", b"no header", "is not"),
-        ("raw", QCOW2, "looks like qcow2"),
-        ("iso", QCOW2, "looks like qcow2"),
-        ("vmdk", QCOW2, "looks like qcow2"),
-        ("raw", b"", "is empty"),
+        *(("qcow2", b"no header", "is not"), ("raw", QCOW2, "looks like qcow2"), ("iso", QCOW2, "looks like qcow2")),
+        *(("vmdk", QCOW2, "looks like qcow2"), ("raw", b"", "is empty")),
     ],
 )
-def test_an_image_of_another_format_is_not_offered(
-    place: Path, image_format: str, content: bytes, problem: str
-) -> None:
+def test_an_image_of_another_format_is_none(place: Path, image_format: str, content: bytes, problem: str) -> None:
     assert problem in trouble(one(place, image_format, content))
 
 
@@ -233,26 +221,17 @@ def refusal(made: Settings, disks: str = "catalog:a:vda:w", **attributes: str) -
     return caught.value
 
 
-def test_a_writable_disk_is_a_layer_of_the_jobs_own(place: Path) -> None:
+def test_what_becomes_of_a_disk_of_the_catalog(place: Path) -> None:
     made = one(place, "qcow2", QCOW2)
     [disk] = resolved(made)
     layer = ("/scratch/vda-a.qcow2", "vda", "", True, "qcow2", True, "disk")
     assert disk == Disk(*layer, image=Image("a", f"{place}/a", "qcow2"))
     assert disk.is_made
-
-
-def test_a_disk_that_is_read_only_is_the_image(place: Path) -> None:
     [disk] = resolved(one(place), "Catalog:a:sdb:R")
     assert (disk.path, disk.format, disk.writable, disk.transferred) == (f"{place}/a", "raw", False, False)
     assert not disk.is_made
-
-
-def test_an_iso_image_is_a_cdrom_and_never_written(place: Path) -> None:
     [disk] = resolved(one(place, "iso"), "catalog:a:sdb:w")
     assert (disk.kind, disk.writable, disk.path) == ("cdrom", False, f"{place}/a")
-
-
-def test_two_disks_on_one_image_have_a_layer_each(place: Path) -> None:
     disks = resolved(one(place), "catalog:a:vda:w,catalog:a:vdb:w")
     assert [disk.path for disk in disks] == ["/scratch/vda-a.qcow2", "/scratch/vdb-a.qcow2"]
 
@@ -280,7 +259,7 @@ def test_what_makes_no_sense_is_refused(place: Path, disks: str, problem: str) -
     assert problem in fault.problem.replace('"', "'")
 
 
-def test_an_unknown_name_is_refused_with_those_that_there_are(place: Path) -> None:
+def test_an_image_that_this_machine_does_not_have_or_the_job_too_little_for(place: Path) -> None:
     table = 'path = "a"\nformat = "raw"\n'
     made = offering(place, f"[debian-12]\n{table}[rocky-9]\n{table}")
     fault = refusal(made, "catalog:debian12:vda:w")
@@ -288,15 +267,9 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(place: Path) -> No
     assert "it has debian-12, rocky-9" in fault.problem
     assert "Is it debian-12 that is meant?" in fault.problem
     assert "meant" not in refusal(made, "catalog:windows:vda:w").problem
-
-
-def test_a_machine_without_a_catalog_says_how_to_find_one_that_has() -> None:
     fault = refusal(PLAIN, "catalog:debian-12:vda:w")
     assert "VM_CATALOG" in fault.problem
     assert 'requirements = stringListMember("debian-12", VM_Images)' in fault.hint
-
-
-def test_too_little_memory_for_the_image(place: Path) -> None:
     made = offering(place, '[a]\npath = "a"\nformat = "raw"\nmin_memory = 600\n')
     write(place / "a", b"content")
     fault = refusal(made)
@@ -305,16 +278,17 @@ def test_too_little_memory_for_the_image(place: Path) -> None:
     assert resolved(made, JobVMMemory="600")
 
 
-def test_an_image_that_its_user_may_not_read_is_no_fault_of_the_machine(place: Path) -> None:
+def test_a_broken_image_or_catalog_takes_no_machine_offline(place: Path) -> None:
     with pytest.raises(JobFault, match="may not read that image"):
         resolved(one(place), files=Files(shared=()))
-
-
-def test_a_broken_image_is_no_fault_of_the_machine(place: Path) -> None:
     made = one(place)
     (place / "a").chmod(0o666)
     assert "written to by others" in refusal(made).problem
     assert "cannot be used on this machine" in refusal(offering(place, "[a]\n")).problem
+    # Whatever the administrator did to his catalog, the job hears of it and the machine stays.
+    for text in ("[a", "[a]\n", '[a]\npath = "a"\nformat = "qcow2"\n', '[b]\npath = "a"\nformat = "raw"\n'):
+        write(place / "a", b"content")
+        refusal(offering(place, text))
 
 
 # --- VM types that make nothing
@@ -323,11 +297,8 @@ def test_a_broken_image_is_no_fault_of_the_machine(place: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        'VMPARAM_vm_Disk = "catalog:a:vda:w"',
-        'VMPARAM_vm_Disk = "a.img:vda:w, CATALOG:a:vdb:r"',
-        'VMPARAM_vm_Data_Disk = "vdb:1G"',
-        'VM_ATTR_Data_Files = "a"',
-        'VM_xen_ATTR_data_disk = "a"',
+        *('VMPARAM_vm_Disk = "catalog:a:vda:w"', 'VMPARAM_vm_Disk = "a.img:vda:w, CATALOG:a:vdb:r"'),
+        *('VMPARAM_vm_Data_Disk = "vdb:1G"', 'VM_ATTR_Data_Files = "a"', 'VM_xen_ATTR_data_disk = "a"'),
     ],
 )
 def test_other_types_refuse_by_name(line: str) -> None:
@@ -342,7 +313,7 @@ def test_other_types_take_what_is_nothing_of_it(line: str) -> None:
     refuse_made(jobs.of_lines('JobVMType = "xen"', line))
 
 
-def test_vmware_and_scripts_and_other_hypervisors_refuse(scratch: Path) -> None:
+def test_other_drivers_and_containers_make_no_disks(scratch: Path, place: Path) -> None:
     from vmgahp.job import vm_spec
     from vmgahp.job.vmware import VmwareSpec
 
@@ -351,6 +322,12 @@ def test_vmware_and_scripts_and_other_hypervisors_refuse(scratch: Path) -> None:
         VmwareSpec.parse(ad, PLAIN)
     with pytest.raises(JobFault, match="no images of a catalog"):
         vm_spec.parse(ad, PLAIN)
+    # Its script would not know of it: what the job asks for is never left out in silence.
+    made = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/bin/true"})
+    ad = jobs.ad(VMPARAM_vm_Disk="undefined", VMPARAM_vm_Data_Disk='"vdb:1G"')
+    spec = JobSpec.parse(ad, made, diskless=True)
+    with pytest.raises(JobFault, match="VMPARAM_vm_Data_Disk"):
+        provision.require_possible(spec, "lxc", made)
 
 
 @pytest.mark.parametrize(("domain_type", "script"), [("lxc", ""), ("kvm", "/bin/true")])
@@ -374,22 +351,6 @@ def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(monkeypatch: pyt
     with pytest.raises(JobFault, match="pycdlib") as raised:
         provision.require_possible(spec, "kvm", PLAIN)
     assert "VM_kvm_ATTR_iso" in raised.value.hint
-
-
-def test_a_container_without_disks_gets_none_made(place: Path) -> None:
-    """Its script would not know of it: what the job asks for is never left out in silence."""
-    made = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/bin/true"})
-    ad = jobs.ad(VMPARAM_vm_Disk="undefined", VMPARAM_vm_Data_Disk='"vdb:1G"')
-    spec = JobSpec.parse(ad, made, diskless=True)
-    with pytest.raises(JobFault, match="VMPARAM_vm_Data_Disk"):
-        provision.require_possible(spec, "lxc", made)
-
-
-def test_no_fault_of_all_this_takes_a_machine_offline(place: Path) -> None:
-    """Whatever the administrator did to his catalog, the job hears of it and the machine stays."""
-    for text in ("[a", "[a]\n", '[a]\npath = "a"\nformat = "qcow2"\n', '[b]\npath = "a"\nformat = "raw"\n'):
-        write(place / "a", b"content")
-        refusal(offering(place, text))
 
 
 def test_a_line_that_would_fill_the_memory_is_refused() -> None:

@@ -194,9 +194,7 @@ def test_no_damage_is_more_than_the_jobs_fault(scratch: Path, user: Identity, im
 
 @pytest.mark.parametrize("image_format", FORMATS)
 @pytest.mark.parametrize("content", [b"", b"\0", bytes(1 << 20), b"QFI\xfb", b"KDMV", b"\xff" * 4096])
-def test_what_is_of_no_format_is_the_jobs_fault(
-    scratch: Path, user: Identity, image_format: str, content: bytes
-) -> None:
+def test_what_has_no_format_is_the_jobs_fault(scratch: Path, user: Identity, image_format: str, content: bytes) -> None:
     path = scratch / "disk"
     path.write_bytes(content)
     jobs.own(scratch, path)

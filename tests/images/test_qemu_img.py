@@ -58,13 +58,10 @@ def test_options_are_those_of_the_new_format(raw: Path, user: Identity) -> None:
     assert found["virtual-size"] == raw.stat().st_size
 
 
-def test_what_comes_out_too_large_is_given_up(raw: Path, user: Identity) -> None:
+def test_what_is_too_large_is_given_up_and_measured_before(raw: Path, user: Identity) -> None:
     with pytest.raises(qemu_img.TooLarge):
         convert(raw, "qcow2", user, largest=MIB)
     assert raw.with_name("other").stat().st_size <= MIB
-
-
-def test_what_it_will_take_is_measured_without_the_holes(raw: Path, user: Identity) -> None:
     assert 3 * MIB <= qemu_img.measure(str(raw), "raw", "qcow2", user) < 5 * MIB
 
 
@@ -139,13 +136,10 @@ def test_one_that_hangs_is_killed(stand_in, tmp_path: Path) -> None:
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
 
 
-def test_its_threads_have_one_arena(stand_in) -> None:
+def test_one_that_says_nonsense_and_has_one_arena(stand_in) -> None:
     """Each of its own takes from the limit's addresses, until one day no thread can be made."""
     stand_in('echo "{\\"arenas\\": $MALLOC_ARENA_MAX}"')
     assert qemu_img.info("/dev/null", "raw") == {"arenas": 1}
-
-
-def test_one_that_says_nonsense(stand_in) -> None:
     stand_in("echo '{'")
     with pytest.raises(qemu_img.Trouble, match="JSON"):
         qemu_img.info("/dev/null", "raw")

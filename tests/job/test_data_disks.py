@@ -1,5 +1,6 @@
 """Disks that are made for a job, by real qemu-img in a scratch directory; what is there already, what goes wrong."""
 
+import errno
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import jobs
 from tests.domain.support import disk, spec
 from tests.images.support import write
 from tests.jobs import own, owner
@@ -16,8 +18,10 @@ from vmgahp.checkpoint.manifest import CheckpointFile
 from vmgahp.drivers.libvirt.life.save import disk_refs
 from vmgahp.drivers.libvirt.start.provision import RECORD, Provision
 from vmgahp.errors import JobFault
+from vmgahp.host.job_user import Identity
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import BackingFile, backing_chain
+from vmgahp.job.disks import Disk
 from vmgahp.job.look import backing_files
 from vmgahp.job.spec import JobSpec
 
@@ -105,7 +109,9 @@ def test_backing_files_are_known_before_and_after(place: Place) -> None:
     assert place.backing(place.data(1 << 20)) == ()
 
 
-def test_what_was_made_is_undone_and_what_was_there_is_not(place: Place) -> None:
+def test_what_does_not_fit_or_is_undone_leaves_nothing(place: Place) -> None:
+    assert "are free for this job" in place.refused(place.data(1 << 62))
+    assert place.names() == set()
     place.make(place.spec()).undo()
     assert place.names() == set()
     place.make(place.spec())
@@ -118,15 +124,11 @@ def test_what_was_made_is_undone_and_what_was_there_is_not(place: Place) -> None
     assert place.names() == {LAYER, RECORD}
 
 
-def test_an_overlay_that_is_there_is_kept(place: Place) -> None:
+def test_an_overlay_is_kept_and_not_put_on_another_image(place: Place) -> None:
     place.make(place.spec())
     before = (place.scratch / LAYER).stat().st_ino
     place.make(place.spec())
     assert (place.scratch / LAYER).stat().st_ino == before
-
-
-def test_an_overlay_is_not_put_on_another_image(place: Place) -> None:
-    place.make(place.spec())
     place.change_the_image()
     assert "another image" in place.refused(place.spec())
     assert place.names() == {LAYER, RECORD}, "another machine may have the right one"
@@ -214,11 +216,6 @@ def test_an_empty_disk(place: Place, name: str, image_format: str) -> None:
     assert made.stat().st_ino == inode, "what came back is kept"
 
 
-def test_a_disk_that_does_not_fit(place: Place) -> None:
-    assert "are free for this job" in place.refused(place.data(1 << 62))
-    assert place.names() == set()
-
-
 def test_files_are_no_links_when_they_are_read(place: Place) -> None:
     """They were looked at when the job was read; now they are opened, and the job's user may have been busy."""
     place.own(write(place.scratch / "in.csv", b"a,b"))
@@ -237,3 +234,23 @@ def test_files_that_do_not_fit(place: Place) -> None:
     place.own(place.scratch / "huge")
     assert "VMPARAM_vm_Data_Files" in place.refused(place.files("huge"))
     assert place.names() == {"huge"}
+
+
+def failing(*_: object) -> int:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.qemu
+def test_an_image_on_a_disk_that_cannot_be_read_is_the_machines_where_execute_fails(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scratch / "guest.qcow2").write_bytes(b"nothing that qemu-img knows")
+    jobs.own(scratch)
+    disk = Disk(str(scratch / "guest.qcow2"), "vda", "", True, "qcow2", True, "disk")
+    with pytest.raises(errors.JobFault):
+        backing_files(disk, str(scratch), user)
+    # Nothing is mapped at the address 0: a read fails as that of a broken disk does.
+    monkeypatch.setattr(Identity, "open_scratch", lambda *_: os.open("/proc/self/mem", os.O_RDONLY))
+    monkeypatch.setattr("vmgahp.host.job_user._try_execute", failing)
+    with pytest.raises(errors.MachineFault, match="Input/output error"):
+        backing_files(disk, str(scratch), user)

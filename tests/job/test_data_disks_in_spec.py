@@ -80,13 +80,10 @@ def test_a_data_disk_beside_a_disk_of_the_same_device_or_file(name: str, made: s
         resolved(MACHINE, f"{name}:vda:w", Files((name,)), VMPARAM_vm_Data_Disk=f'"{made}"')
 
 
-def test_a_layer_and_a_disk_in_one_file(place: Path) -> None:
+def test_a_file_of_two_disks_and_a_drive_that_no_disk_has(place: Path) -> None:
     drive_files = Files(scratch=("vda-a.qcow2",), shared=[str(place / "a")])
     with pytest.raises(JobFault, match=r"both vda-a\.qcow2"):
         resolved(one(place), "catalog:a:vda:w,vda-a.qcow2:vdb:w:qcow2", drive_files)
-
-
-def test_the_jobs_files_get_a_drive_that_no_disk_has() -> None:
     attribute = {"VMPARAM_vm_Data_Files": '"in.csv, params.txt,in.csv"'}
     names = ("in.csv", "params.txt")
     _, disk = resolved(MACHINE, "x:sda:w", Files(("x", *names)), **attribute)

@@ -3,12 +3,13 @@
 import pytest
 
 from tests.job.support import found, refusal, spec
-from tests.jobs import Files
-from vmgahp import errors
+from tests.jobs import Files, ad
+from vmgahp import config, errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job.devices import Share
+from vmgahp.job.devices import Share, inspect_shares, offered_shares, require_shares_allowed
 from vmgahp.job.disks import DiskRequest
+from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import Devices, Disk, Nic, Topology
 
 MISMATCHED, BAD_DISK = errors.MISMATCHED, errors.INVALID_DISK_PARAM
@@ -32,8 +33,7 @@ def nics(text: str, **more: str) -> tuple[Nic, ...]:
         ("bridge:e1000", Nic("bridge", model="e1000")),
         ("nat:52:54:00:12:34:56", Nic("nat", "52:54:00:12:34:56")),
         ("nat:52-54-0-12-34-AB", Nic("nat", "52:54:00:12:34:ab")),
-        ("nat:down", Nic("nat", link_up=False)),
-        ("nat:up", Nic("nat")),
+        *(("nat:down", Nic("nat", link_up=False)), ("nat:up", Nic("nat"))),
         ("nat:52:54:00:12:34:56:down:rtl8139", Nic("nat", "52:54:00:12:34:56", "rtl8139", False)),
         ("nat:e1000e:52:54:00:12:34:56", Nic("nat", "52:54:00:12:34:56", "e1000e")),
     ],
@@ -42,22 +42,21 @@ def test_a_nic(text: str, expected: Nic) -> None:
     assert nics(text) == (expected,)
 
 
-def test_nics_keep_their_order() -> None:
+def test_nics_keep_their_order_and_the_classic_one_needs_no_list() -> None:
     assert nics("") == ()
     found = nics("nat:52:54:00:12:34:56, bridge,user,,nat:down")
     assert [nic.networking_type for nic in found] == ["nat", "bridge", "user", "nat"]
     assert [nic.link_up for nic in found] == [True, True, True, False]
+    found = spec(NETWORKS, JobVMNetworking="true", JobVM_MACADDR='"52:54:00:12:34:56"')
+    assert found.nics == (Nic("user", "52:54:00:12:34:56"),)
+    assert (found.networking, found.networking_type, found.macs) == (True, "user", ("52:54:00:12:34:56",))
 
 
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("wifi", "wifi"),
-        ("nat:vmxnet3", "vmxnet3"),
-        ("nat:52:54:00:12:34", "52:54:00:12:34"),
-        ("nat:01:00:5e:00:00:01", "multicast"),
-        ("nat:00:00:00:00:00:00", "zero"),
-        ("nat:up:down", "twice"),
+        *(("wifi", "wifi"), ("nat:vmxnet3", "vmxnet3"), ("nat:52:54:00:12:34", "52:54:00:12:34")),
+        *(("nat:01:00:5e:00:00:01", "multicast"), ("nat:00:00:00:00:00:00", "zero"), ("nat:up:down", "twice")),
         ("nat:e1000:virtio", "twice"),
         ("nat:52:54:00:12:34:56:52:54:00:12:34:57", "52:54:00:12:34:57"),
         ("nat:52:54:00:12:34:56,user:52-54-0-12-34-56", "two NICs"),
@@ -70,13 +69,10 @@ def test_a_list_of_nics_that_makes_no_sense(text: str, part: str) -> None:
     refusal(MISMATCHED, "VMPARAM_vm_NICs", part, settings=NETWORKS, VMPARAM_vm_NICs=f'"{text}"')
 
 
-def test_a_nic_needs_a_network_that_is_on_offer() -> None:
+def test_nics_are_of_networks_on_offer_and_agree_with_the_classic_one() -> None:
     refusal(MISMATCHED, "bridge", "nat, user", VMPARAM_vm_NICs='"nat, bridge"')
     none = Settings({"VM_MEMORY": "1024"})
     refusal(MISMATCHED, "VM_NETWORKING", settings=none, VMPARAM_vm_NICs='"nat"')
-
-
-def test_the_classic_attributes_are_the_first_nics_or_contradict_it() -> None:
     mac = "52:54:00:12:34:56"
     agreed = {"JobVMNetworking": "true", "JobVMNetworkingType": '"nat"', "JobVM_MACADDR": f'"{mac}"'}
     assert nics(f"nat:{mac},user", **agreed) == (Nic("nat", mac), Nic("user"))
@@ -84,12 +80,6 @@ def test_the_classic_attributes_are_the_first_nics_or_contradict_it() -> None:
     refusal(MISMATCHED, "JobVMNetworkingType", "nat", settings=NETWORKS, JobVMNetworkingType='"nat"', **option)
     other = '"52:54:00:00:00:01"'
     refusal(MISMATCHED, "JobVM_MACADDR", "52:54:00:00:00:01", settings=NETWORKS, JobVM_MACADDR=other, **option)
-
-
-def test_without_a_list_there_is_the_classic_nic() -> None:
-    found = spec(NETWORKS, JobVMNetworking="true", JobVM_MACADDR='"52:54:00:12:34:56"')
-    assert found.nics == (Nic("user", "52:54:00:12:34:56"),)
-    assert (found.networking, found.networking_type, found.macs) == (True, "user", ("52:54:00:12:34:56",))
 
 
 # --- disks that several VMs use
@@ -104,17 +94,9 @@ def test_a_shared_disk(permission: str, writable: bool, shared: bool) -> None:
     assert disk == Disk("/scratch/disk.img", "vda", "", writable, "raw", True, "disk", shared)
 
 
-def test_only_a_raw_image_can_have_several_writers() -> None:
+def test_several_writers_contradict_formats_and_checkpoints() -> None:
     refusal(BAD_DISK, "qcow2", "several writers", VMPARAM_vm_Disk='"disk.img:vda:ws:qcow2"')
     assert spec(VMPARAM_vm_Disk='"disk.img:vda:rs:qcow2"').requests[0].shared
-
-
-@pytest.mark.parametrize("permission", ["s", "sw", "wss", "x"])
-def test_no_permission(permission: str) -> None:
-    refusal(BAD_DISK, permission, VMPARAM_vm_Disk=f'"disk.img:vda:{permission}"')
-
-
-def test_a_checkpoint_and_other_writers_contradict_each_other() -> None:
     files = Files(shared=("/nfs/book.img",))
     disk = '"disk.img:vda:w,/nfs/book.img:vdb:ws"'
     assert found(files=files, VMPARAM_vm_Disk=disk).disks[1].shared
@@ -123,16 +105,18 @@ def test_a_checkpoint_and_other_writers_contradict_each_other() -> None:
     assert found(files=files, VMPARAM_vm_Disk=own, JobVMCheckpoint="true").checkpoint
 
 
+@pytest.mark.parametrize("permission", ["s", "sw", "wss", "x"])
+def test_no_permission(permission: str) -> None:
+    refusal(BAD_DISK, permission, VMPARAM_vm_Disk=f'"disk.img:vda:{permission}"')
+
+
 # --- firmware, architecture, topology, TPM, share
-
-
-def test_a_job_that_asks_for_nothing_gets_the_usual() -> None:
-    assert spec().devices == Devices(arch="", firmware="", topology=None, tpm=False, shares=())
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        ({}, Devices(arch="", firmware="", topology=None, tpm=False, shares=())),
         ({"VMPARAM_vm_Firmware": '"UEFI"'}, Devices(firmware="uefi")),
         ({"VMPARAM_vm_Firmware": '"uefi-secure"'}, Devices(firmware="uefi-secure")),
         ({"VMPARAM_vm_Arch": '"arm64"'}, Devices(arch="aarch64")),
@@ -140,12 +124,8 @@ def test_a_job_that_asks_for_nothing_gets_the_usual() -> None:
         ({"VMPARAM_vm_Arch": '"aarch64"', "VMPARAM_vm_Firmware": '"uefi"'}, Devices("aarch64", "uefi")),
         ({"VMPARAM_vm_Arch": '"aarch64"', "VMPARAM_vm_Firmware": '"uefi-secure"'}, Devices("aarch64", "uefi-secure")),
         ({"VMPARAM_vm_TPM": "true"}, Devices(tpm=True)),
-        ({"VMPARAM_vm_TPM": "false"}, Devices()),
         ({"VMPARAM_vm_TPM": "undefined"}, Devices()),
-        (
-            {"JobVM_VCPUS": "8", "VMPARAM_vm_Topology": '"sockets=2, cores=2,threads=2"'},
-            Devices(topology=Topology(2, 2, 2)),
-        ),
+        ({"JobVM_VCPUS": "4", "VMPARAM_vm_Topology": '"sockets=2, threads=2"'}, Devices(topology=Topology(2, 1, 2))),
         ({"RequestCpus": "6", "VMPARAM_vm_Topology": '"Cores = 6"'}, Devices(topology=Topology(1, 6, 1))),
     ],
 )
@@ -161,8 +141,7 @@ def test_a_wish(changes: dict[str, str], expected: Devices) -> None:
         ("VMPARAM_vm_Arch", '"vax"', "vax"),
         ("VMPARAM_vm_TPM", '"yes"', "neither true nor false"),
         ("VMPARAM_vm_Topology", '"cores=2"', "2 CPUs, and the job has 1"),
-        ("VMPARAM_vm_Topology", '"cores=0"', "cores=0"),
-        ("VMPARAM_vm_Topology", '"cores=-1,threads=-1"', "cores=-1"),
+        *(("VMPARAM_vm_Topology", f'"cores={none},threads={none}"', f"cores={none}") for none in (0, -1)),
         ("VMPARAM_vm_Topology", '"cores=1,cores=1"', "cores=1"),
         ("VMPARAM_vm_Topology", '"dies=1"', "dies=1"),
         ("VMPARAM_vm_Topology", '"1,1,1"', "sockets, cores or threads"),
@@ -186,14 +165,8 @@ def test_a_share_is_the_scratch_directory_or_one_in_it() -> None:
     named = own._replace(directory="/scratch/results")
     assert spec(SHARING, VMPARAM_vm_Share='"results"').devices.shares == (named,)
     assert spec(SHARING, VMPARAM_vm_Share="false").devices.shares == ()
-
-
-def test_a_share_contradicts_a_checkpoint() -> None:
     option = {"VMPARAM_vm_Share": "true", "JobVMCheckpoint": "true"}
     refusal(MISMATCHED, "VMPARAM_vm_Share", "JobVMCheckpoint", settings=SHARING, **option)
-
-
-def test_a_share_of_an_unknown_kind_is_the_administrators_fault() -> None:
     with pytest.raises(MachineFault, match="VM_SHARE_SCRATCH = nfs"):
         spec(Settings({"VM_MEMORY": "1024", "VM_SHARE_SCRATCH": "nfs"}), VMPARAM_vm_Share="true")
 
@@ -207,17 +180,12 @@ def test_a_wish_may_be_general_or_for_one_type() -> None:
     both = {"VMPARAM_vm_Firmware": '"bios"', "VM_KVM_ATTR_firmware": '"uefi"'}
     assert spec(**both).devices.firmware == "uefi", "that of the type counts"
     assert spec(VM_xen_ATTR_firmware='"uefi"').devices.firmware == "", "it is for another type"
-
-
-def test_two_wishes_contradict_each_other() -> None:
     option = {"VMPARAM_vm_Firmware": '"bios"', "VM_ATTR_firmware": '"uefi"'}
     refusal(MISMATCHED, "VMPARAM_vm_Firmware", "VM_ATTR_firmware", "contradict", **option)
     assert spec(VMPARAM_vm_Firmware='"uefi"', VM_ATTR_firmware='"uefi"').devices.firmware == "uefi"
 
 
-@pytest.mark.parametrize(
-    "name", ["VMPARAM_vm_Firmwear", "VM_ATTR_colour", "VM_kvm_ATTR_colour", "VM_ATTR_disk", "vmparam_VM_x"]
-)
+@pytest.mark.parametrize("name", ["VMPARAM_vm_Firmwear", "VM_kvm_ATTR_colour", "VM_ATTR_disk", "vmparam_VM_x"])
 def test_an_unknown_wish_is_refused_by_its_name(name: str) -> None:
     fault = refusal(MISMATCHED, name, "blue", **{name: '"blue"'})
     assert "VMPARAM_vm_Firmware" in fault.hint
@@ -225,14 +193,10 @@ def test_an_unknown_wish_is_refused_by_its_name(name: str) -> None:
     assert found.ignored == (name,)
 
 
-def test_what_is_for_others_is_no_unknown_wish() -> None:
+def test_what_is_for_others_or_for_a_script_is_no_unknown_wish() -> None:
     others = {"VMPARAM_VM_NAME": '"x"', "VMPARAM_No_Output_VM": "false", "VMPARAM_Xen_Kernel": '"included"'}
     assert spec(**others, VM_xen_ATTR_colour='"blue"').ignored == ()
-
-
-def test_an_administrators_script_may_know_other_wishes() -> None:
-    scripted = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/usr/local/libexec/describe"})
-    assert spec(scripted, VMPARAM_vm_Colour='"blue"').ignored == ()
+    assert spec(SCRIPTED, VMPARAM_vm_Colour='"blue"').ignored == ()
 
 
 SCRIPTED = Settings({"VM_MEMORY": "1024", "LIBVIRT_XML_SCRIPT": "/usr/local/libexec/describe"})
@@ -255,3 +219,102 @@ def test_not_every_text_is_a_word_for_a_script(text: str) -> None:
 def test_a_device_of_the_machines_is_no_disk_for_a_script_either() -> None:
     with pytest.raises(JobFault, match="/dev/zero"):
         found(SCRIPTED, VMPARAM_vm_Disk='"/dev/zero:null:null"')
+
+
+BASE = {"VM_MEMORY": "1024", "VM_SHARE_DIRS": "ref, Data"}
+DIRS = {"VM_SHARE_DIR_REF": "/srv/ref", "VM_SHARE_DIR_DATA": "/srv/data:rw"}
+SETTINGS = Settings(BASE | DIRS)
+REF = Share("ref", "/srv/ref", "virtiofs", writable=False, setting="VM_SHARE_DIR_REF")
+DATA = Share("Data", "/srv/data", "virtiofs", writable=True, setting="VM_SHARE_DIR_DATA")
+
+
+def test_a_job_has_the_directories_that_it_asks_for() -> None:
+    assert spec(SETTINGS).devices.shares == ()
+    assert spec(SETTINGS, VMPARAM_vm_Share_Dirs='"DATA"').devices.shares == (DATA,)
+    assert spec(SETTINGS, VMPARAM_vm_Share_Dirs='" ref,data, ref"').devices.shares == (REF, DATA)
+    both = SETTINGS.given()[0] | {"VM_SHARE_SCRATCH": "9p"}
+    found = spec(Settings(both), VMPARAM_vm_Share="true", VM_ATTR_share_dirs='"ref"').devices.shares
+    assert found == (Share("share", "/scratch", "9p"), REF)
+
+
+def test_a_directory_that_there_is_not_is_refused_by_name() -> None:
+    fault = refusal(errors.MISMATCHED, "vm_Share_Dirs", "'other'", settings=SETTINGS, VMPARAM_vm_Share_Dirs='"other"')
+    assert 'stringListIMember("other", VM_kvm_ATTR_share_dirs)' in fault.hint
+    odd = refusal(errors.MISMATCHED, "'\\x08'", settings=SETTINGS, VMPARAM_vm_Share_Dirs='"\x08"')
+    assert odd.hint.isprintable(), "a name that no directory can have is not to be copied"
+    refusal(errors.MISMATCHED, "VMPARAM_vm_Share_Dirs", VMPARAM_vm_Share_Dirs='"ref"')
+    refusal(errors.MISMATCHED, "not a string", settings=SETTINGS, VMPARAM_vm_Share_Dirs="true")
+    asks = {"VMPARAM_vm_Share_Dirs": '"ref"', "JobVMCheckpoint": "true"}
+    refusal(errors.MISMATCHED, "VMPARAM_vm_Share_Dirs", "JobVMCheckpoint", settings=SETTINGS, **asks)
+    scripted = Settings(SETTINGS.given()[0] | {"LIBVIRT_XML_SCRIPT": "/opt/script"})
+    refusal(errors.MISMATCHED, "LIBVIRT_XML_SCRIPT", settings=scripted, VMPARAM_vm_Share_Dirs='"ref"')
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "writable"),
+    [
+        *(("/srv/ref:ro", "virtiofs", False), ("/srv/ref:9p", "9p", False), ("/srv/ref:rw:9p", "9p", True)),
+        *(("/srv/ref:9p,rw", "9p", True), ("/srv/ref:rw,ro", "virtiofs", False)),
+    ],
+)
+def test_how_a_directory_is_shared(value: str, kind: str, writable: bool) -> None:
+    [found] = offered_shares(Settings({"VM_SHARE_DIRS": "ref", "VM_SHARE_DIR_REF": value}))
+    assert found == REF._replace(kind=kind, writable=writable)
+
+
+@pytest.mark.parametrize("value", ["", "srv/ref", "/srv/a:b", "/srv/ref:rx", "ref:rw"])
+def test_a_directory_that_is_not_rightly_set(value: str) -> None:
+    settings = Settings(BASE | {"VM_SHARE_DIR_REF": value})
+    with pytest.raises(MachineFault, match="VM_SHARE_DIR_REF"):
+        offered_shares(settings)
+
+
+@pytest.mark.parametrize("name", ["share", "Share", "a/b", "ref_if", "x" * 32, "é"])
+def test_a_name_that_no_directory_can_have(name: str) -> None:
+    with pytest.raises(MachineFault, match="VM_SHARE_DIRS"):
+        offered_shares(Settings({"VM_SHARE_DIRS": name}))
+
+
+@pytest.mark.parametrize(
+    ("condition", "allowed"),
+    [
+        ("", True),
+        ('Owner == "alice"', True),
+        ('TARGET.Owner == "alice" && MY.JobVMMemory < 100000', True),
+        ('stringListMember("ref", VMPARAM_vm_Share_Dirs)', True),
+        ('Owner == "bob"', False),
+        ("NoSuchAttribute", False),
+        ('"a string"', False),
+    ],
+)
+def test_for_whom_a_directory_is(condition: str, allowed: bool) -> None:
+    settings = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": condition})
+    view = PolicyView(ad(Owner='"alice"', VMPARAM_vm_Share_Dirs='"ref"'), settings)
+    require_shares_allowed(view, (DATA,))
+    if allowed:
+        require_shares_allowed(view, (DATA, REF))
+        return
+    with pytest.raises(JobFault, match="VM_SHARE_DIR_REF_IF"):
+        require_shares_allowed(view, (DATA, REF))
+
+
+def test_a_condition_that_is_no_expression_is_the_machines_fault() -> None:
+    settings = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": "Owner =="})
+    with pytest.raises(MachineFault, match="VM_SHARE_DIR_REF_IF"):
+        require_shares_allowed(PolicyView(ad(), settings), (REF,))
+    with pytest.raises(MachineFault, match="VM_SHARE_DIR_REF_IF"):
+        inspect_shares(settings)
+    behind = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": "false", "VM_SHARE_DIR_DATA_IF": "Owner =="})
+    with pytest.raises(MachineFault, match="VM_SHARE_DIR_DATA_IF"):
+        inspect_shares(behind)
+    assert inspect_shares(SETTINGS) == [REF, DATA]
+
+
+def test_settings_of_directories_are_read_from_the_same_source(tmp_path: "object") -> None:
+    environ = {f"_CONDOR_{name}": value for name, value in (BASE | DIRS).items()}
+    environ["_CONDOR_VM_SHARE_DIR_OTHER"] = "/etc"
+    settings = config.load(environ | {"HOME": str(tmp_path)})
+    assert settings.string("VM_SHARE_DIR_DATA") == "/srv/data:rw"
+    assert settings.where("VM_SHARE_DIR_REF") == "the environment"
+    assert settings.where("VM_SHARE_DIR_REF_IF") == "default"
+    assert "VM_SHARE_DIR_OTHER" not in settings.given()[0], "nobody has named it"

@@ -143,14 +143,7 @@ def test_a_time_that_no_archive_can_have(place: Scratch) -> None:
 
 def test_only_what_is_the_jobs_is_an_input(place: Scratch) -> None:
     for name in (
-        ".job.ad",
-        "_condor_stdout",
-        "vm_console.log",
-        "vm_exit.json",
-        "disk.qcow2",
-        ".netrc",
-        "in",
-        "vm_list",
+        *(".job.ad", "_condor_stdout", "vm_console.log", "vm_exit.json", "disk.qcow2", ".netrc", "in", "vm_list"),
     ):
         place.put(name)
     place.put("vm_outputs/a")
@@ -276,17 +269,6 @@ def test_132_000_long_deep_names_are_the_jobs_fault(place: Scratch) -> None:
             os.link(first, f"{number:0250}", src_dir_fd=above, dst_dir_fd=above)
     os.close(above)
     assert "request_disk" in place.refused("more than the 64 MiB", most=64 << 20).hint
-
-
-def test_twenty_thousand_files(place: Scratch) -> None:
-    (place.path / "many").mkdir()
-    above = os.open(place.path / "many", os.O_RDONLY)
-    for number in range(20_000):
-        os.close(os.open(f"{number}", os.O_WRONLY | os.O_CREAT, 0o644, dir_fd=above))
-    os.close(above)
-    own(place.path, place.path / "many")
-    assert place.pack() == ("many",)
-    assert len(place.names()) == 20_001
 
 
 def test_more_names_than_can_be(place: Scratch, monkeypatch: pytest.MonkeyPatch) -> None:

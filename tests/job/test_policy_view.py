@@ -26,18 +26,12 @@ ROUND = {
     "a network by a number": ("JobVMNetworking =!= true", {"JobVMNetworking": "1"}),
     "a network by a list of NICs": ("JobVMNetworking =!= true", {"VMPARAM_vm_NICs": '"nat"'}),
     "its kind by a list of NICs": ('JobVMNetworkingType =!= "bridge"', {"VM_ATTR_NICs": '" BRIDGE"'}),
-    "its kind by default": (
-        'VMPARAM_vm_NICs =!= "bridge" && JobVMNetworkingType =!= "bridge"',
-        {"JobVMNetworking": "true"},
-    ),
+    "a default": ('VMPARAM_vm_NICs =!= "bridge" && JobVMNetworkingType =!= "bridge"', {"JobVMNetworking": "true"}),
     "an address in other words": (
         'JobVM_MACADDR =!= "52:54:00:0a:00:01"',
         {"JobVMNetworking": "true", "JobVM_MACADDR": '"52-54-0-A-0-1 "'},
     ),
-    "an address by a list of NICs": (
-        'JobVM_MACADDR =!= "52:54:00:0a:00:01"',
-        {"VMPARAM_vm_NICs": '"nat:52:54:0:A:0:1"'},
-    ),
+    "an address by NICs": ('JobVM_MACADDR =!= "52:54:00:0a:00:01"', {"VMPARAM_vm_NICs": '"nat:52:54:0:A:0:1"'}),
     "a firmware in capitals": ('VMPARAM_vm_Firmware =!= "uefi"', {"VM_ATTR_Firmware": '" UEFI "'}),
     "an architecture by its other name": ('VMPARAM_vm_Arch =!= "aarch64"', {"VM_ATTR_Arch": '"ARM64"'}),
     "a disk with blanks": (
@@ -74,7 +68,7 @@ def test_an_option_has_one_value_under_all_its_names(option):
         assert {seen.expression(name) for name in forms} == {value}
 
 
-def test_what_the_policy_sees_is_what_the_vm_gets():
+def test_the_policy_sees_what_the_vm_gets_and_what_htcondor_has_reserved():
     for asked in (
         {"JobVMMemory": None, "RequestMemory": "MY.Half * 2", "Half": "48"},
         {"JobVMMemory": "5"},
@@ -84,9 +78,6 @@ def test_what_the_policy_sees_is_what_the_vm_gets():
         job = ad(**asked)
         spec, seen = parse(job, MACHINE), PolicyView(job, MACHINE).ad
         assert (seen.integer("JobVMMemory"), seen.integer("JobVM_VCPUS")) == (spec.memory_mib, spec.vcpus)
-
-
-def test_what_htcondor_has_reserved_stays_as_it_is():
     seen = PolicyView(ad(JobVMMemory="96", RequestMemory="64", RequestCpus="2", JobVM_VCPUS="4"), MACHINE).ad
     assert (seen.integer("RequestMemory"), seen.integer("RequestCpus")) == (64, 2)
 

@@ -1,19 +1,23 @@
-"""What goes home with a job's outputs, or with its checkpoint, where HTCondor is to send the outputs alone."""
+"""The files of a scratch directory: what goes home with outputs or a checkpoint, and which names are not the job's."""
 
+import importlib.util
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import vmgahp
 from tests.job.support import spec
 from tests.jobs import ad
 from vmgahp.errors import Fault
 from vmgahp.host.job_user import Identity
 from vmgahp.job import scratch_files
-from vmgahp.job.scratch_files import DIRECTORY, OutputDirectory
+from vmgahp.job.scratch_files import DIRECTORY, FILES, OutputDirectory, is_reserved
 
 PROTECTED = Path("/proc/sys/fs/protected_hardlinks")
+Pack = Callable[..., OutputDirectory]
 OUTPUTS = {"TransferOutput": '"vm_outputs/"'}
 
 
@@ -25,7 +29,7 @@ def owned(path: Path, user: Identity, text: str = "") -> Path:
 
 
 @pytest.fixture
-def pack(scratch: Path, user: Identity) -> Callable[..., OutputDirectory]:
+def pack(scratch: Path, user: Identity) -> Pack:
     """What makes the luggage of the job's scratch directory, and logs to a list of its own."""
 
     def made(*left: str) -> OutputDirectory:
@@ -45,7 +49,6 @@ def test_a_job_says_by_its_outputs_what_is_left_behind(outputs: str) -> None:
     brought = '"disk.raw, /home/alice/data, fit.py, http://there/base.iso"'
     disks = '"disk.raw:vda:w:raw, catalog:debian-12:vdb:w"'
     left = scratch_files.left_behind(ad(TransferOutput=outputs, TransferInput=brought, VMPARAM_vm_Disk=disks))
-    assert left is not None
     assert set(left) == {"_condor_stdout", "_condor_stderr", "data", "fit.py", "base.iso", *scratch_files.MADE_ANEW}
 
 
@@ -60,25 +63,19 @@ def test_other_jobs_are_sent_as_ever(outputs: str | None) -> None:
     assert spec(TransferOutput=outputs).sent == (False, None)
 
 
-def test_the_directory_is_there_from_the_start(
-    scratch: Path, user: Identity, pack: Callable[..., OutputDirectory]
-) -> None:
+def test_the_directory_is_there_from_the_start_and_no_link(scratch: Path, user: Identity, pack: Pack) -> None:
     """HTCondor holds a job that names what is not there."""
     pack()
     assert (scratch / DIRECTORY).stat().st_uid == user.uid
     assert names(scratch) == []
     pack()  # a restart may find it
-
-
-def test_a_link_in_its_place_is_refused(scratch: Path, pack: Callable[..., OutputDirectory]) -> None:
+    (scratch / DIRECTORY).rmdir()
     (scratch / DIRECTORY).symlink_to("/tmp")
     with pytest.raises(Fault):
         pack()
 
 
-def test_what_the_server_has_written_goes_home_with_the_outputs(
-    scratch: Path, user: Identity, pack: Callable[..., OutputDirectory]
-) -> None:
+def test_what_the_server_has_written_goes_home_with_the_outputs(scratch: Path, user: Identity, pack: Pack) -> None:
     luggage = pack("fit.py")
     for name in ("vm_exit.json", "vm_console.log", "fit.py", "disk.raw", "vm_checkpoint.mem"):
         owned(scratch / name, user)
@@ -89,9 +86,7 @@ def test_what_the_server_has_written_goes_home_with_the_outputs(
     assert pack.logged == []  # type: ignore[attr-defined]
 
 
-def test_a_checkpoint_travels_whole_and_without_what_comes_anew(
-    scratch: Path, user: Identity, pack: Callable[..., OutputDirectory]
-) -> None:
+def test_a_checkpoint_travels_whole_and_without_what_comes_anew(scratch: Path, user: Identity, pack: Pack) -> None:
     luggage = pack("_condor_stdout", "fit.py")
     for name in ("vm_checkpoint.json", "vm_checkpoint.mem", "disk.raw", "fit.py", "_condor_stdout", ".job.ad"):
         owned(scratch / name, user)
@@ -104,9 +99,7 @@ def test_a_checkpoint_travels_whole_and_without_what_comes_anew(
     assert (scratch / DIRECTORY / "vm_checkpoint.json").read_text() == "vm_checkpoint.json"
 
 
-def test_a_vm_that_goes_on_takes_its_checkpoint_out_again(
-    scratch: Path, user: Identity, pack: Callable[..., OutputDirectory]
-) -> None:
+def test_a_vm_that_goes_on_takes_its_checkpoint_out_again(scratch: Path, user: Identity, pack: Pack) -> None:
     luggage = pack()
     memory = owned(scratch / "vm_checkpoint.mem", user)
     luggage.with_checkpoint()
@@ -118,9 +111,7 @@ def test_a_vm_that_goes_on_takes_its_checkpoint_out_again(
     assert pack.logged == []  # type: ignore[attr-defined]
 
 
-def test_a_checkpoint_that_cannot_travel_is_none(
-    scratch: Path, user: Identity, pack: Callable[..., OutputDirectory]
-) -> None:
+def test_a_checkpoint_that_cannot_travel_is_none(scratch: Path, user: Identity, pack: Pack) -> None:
     luggage = pack()
     owned(scratch / "vm_checkpoint.mem", user)
     (scratch / DIRECTORY).rmdir()
@@ -133,7 +124,7 @@ def test_a_checkpoint_that_cannot_travel_is_none(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_file_of_somebody_elses_is_not_linked(scratch: Path, pack: Callable[..., OutputDirectory]) -> None:
+def test_a_file_of_somebody_elses_is_not_linked(scratch: Path, pack: Pack) -> None:
     if PROTECTED.read_text() == "0\n":
         pytest.skip("needs fs.protected_hardlinks")
     luggage = pack()
@@ -142,3 +133,32 @@ def test_a_file_of_somebody_elses_is_not_linked(scratch: Path, pack: Callable[..
     with pytest.raises(Fault):
         luggage.with_checkpoint()
     assert names(scratch) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".job.ad", ".machine.ad", "vm_checkpoint.json.refused-1", ".vm_run.tar.7.tmp", ".update.ad"),
+        *(".chirp.config", ".condor_creds/x", "_condor_stdout", "condor_exec.exe"),
+        *("_condor_stderr", "docker_stderror", "vm_exit.json", "vm_run.tar", "lost+found", "vm_outputs/a"),
+    ],
+)
+def test_what_is_htcondors_or_ours(name: str) -> None:
+    assert is_reserved(name)
+
+
+@pytest.mark.parametrize("name", ["fit.py", "vm_list.txt", ".netrc", "data/vm_exit.json", "data/.job.ad", "condor.sub"])
+def test_what_is_the_jobs(name: str) -> None:
+    assert not is_reserved(name)
+
+
+def test_every_file_that_the_code_names_is_known() -> None:
+    text = "".join(path.read_text() for path in Path(vmgahp.__file__).parent.rglob("*.py"))
+    named = set(re.findall(r'"((?:[a-z]+_checkpoint|vm_[a-z_]+)\.[a-z]{3,5})"', text))
+    assert {"vm_exit.json", "vm_suspend.mem", "vm_screenshot.png"} <= named
+    assert {name for name in named if not is_reserved(name)} == set()
+
+
+def test_every_file_has_a_module_that_writes_it() -> None:
+    writers = {file.writer.replace("/", ".") for file in FILES}
+    assert [writer for writer in writers if not importlib.util.find_spec(f"vmgahp.{writer}")] == []

@@ -1,6 +1,5 @@
 """The job ad with HTCondor's rules, and what a job may ask for: every refusal holds the job and explains."""
 
-import contextlib
 import errno
 import json
 import os
@@ -16,18 +15,16 @@ from hypothesis import strategies as st
 
 from tests.job.support import found as found_spec
 from tests.job.support import refusal, spec
-from tests.jobs import GOOD, MACHINE, Files, ad, engine_in_process, hurry_the_engine
+from tests.jobs import Files, ad, hurry_the_engine
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
+from vmgahp.errors import ClientFault, JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job import ad as job_ad
 from vmgahp.job import engine
 from vmgahp.job.ad import JobAd, literal, quote
 from vmgahp.job.disks import Disk, DiskRequest, entries
-from vmgahp.job.look import find
 from vmgahp.job.spec import JobSpec
-from vmgahp.text import has_control
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.]{0,20}", fullmatch=True)
 plain_text = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]))
@@ -51,15 +48,9 @@ def test_parse_line(line, pair):
     assert JobAd.parse_line(line) == pair
 
 
-@given(st.text())
-def test_parse_line_never_raises(line):
-    JobAd.parse_line(line)
-
-
 @given(names, plain_text)
 def test_a_string_survives_being_written_and_read(name, text):
     pair = JobAd.parse_line(f"{name} = {quote(text)}")
-    assert pair is not None
     assert JobAd([pair]).string(name.upper()) == text
 
 
@@ -74,7 +65,7 @@ def test_numbers_survive(name, whole, real, truth):
 # --- values
 
 
-def test_lookups_convert_as_htcondors():
+def test_lookups_convert_as_htcondors_and_strings_are_old_classads():
     found = JobAd(
         {"T": "true", "F": "FALSE", "I": "-3", "R": "2.9", "S": '"text"', "U": "undefined", "E": "error"}.items()
     )
@@ -85,22 +76,16 @@ def test_lookups_convert_as_htcondors():
     assert type(found.integer("T")) is int
     assert found.string("none") is None
     assert found.expression("none") is None
-
-
-def test_a_name_that_comes_twice_has_its_last_value_in_any_case():
-    assert JobAd([("Foo", "1"), ("FOO", "2")]).integer("fOO") == 2
-
-
-def test_the_job_cannot_replace_the_working_directory_that_the_starter_sent():
-    assert JobAd([("VM_WORKING_DIR", '"/real"'), ("vm_working_dir", '"/etc"')]).working_dir() == "/real"
-
-
-def test_old_classad_strings():
     assert literal(r'"C:\new\"quoted\" end\"') == 'C:\\new"quoted" end\\'
     assert literal(r'"\\"') == r"\\"
     assert literal('""') == ""
     for text in ('"', '"a', '"a"b"', '"a" + "b"', r'"a\""b"'):
         assert literal(text) is job_ad._NOT_LITERAL
+
+
+def test_the_last_value_counts_but_for_the_working_directory():
+    assert JobAd([("Foo", "1"), ("FOO", "2")]).integer("fOO") == 2
+    assert JobAd([("VM_WORKING_DIR", '"/real"'), ("vm_working_dir", '"/etc"')]).working_dir() == "/real"
 
 
 EXPRESSIONS = [
@@ -141,7 +126,12 @@ def test_what_is_read_here_is_what_htcondors_engine_reads(text):
         assert classad2.parseOne(f"X = {expression}\n").eval("X") == value
 
 
-def test_a_bad_attribute_does_not_hide_those_after_it():
+def test_every_attribute_has_one_value_and_a_bad_one_hides_no_other():
+    chance = ad(A="random(1000000000)", B="random(1000000000)", C="time()")
+    first = [chance.integer(name) for name in "ABC"]
+    assert [chance.integer(name) for name in "ABC"] == first
+    assert [chance.values()[name] for name in "ABC"] == first
+    assert chance.lines()[0] == f"A = {first[0]}"
     found = JobAd([("A", "5"), ("Bad", "((("), ("B", "A + 1"), ("C", '"x" + )'), ("D", "B + 1")])
     assert found.integer("D") == 7
     assert found.integer("Bad") is None
@@ -175,7 +165,7 @@ def test_an_expression_that_never_ends_has_no_value(monkeypatch):
     assert wanted.integer("JobVMMemory") == 512
 
 
-def test_literals_and_references_do_not_need_the_engine(monkeypatch):
+def test_without_the_engine_all_but_expressions_can_be_read(monkeypatch):
     def refuse(*_arguments):
         raise engine.NoEngine("HTCondor's ClassAd module is not on this machine")
 
@@ -185,15 +175,7 @@ def test_literals_and_references_do_not_need_the_engine(monkeypatch):
     assert found.vm_name() == "alice_example.org_17.0"
     with pytest.raises(JobFault, match="ClassAd module"):
         ad(X="1 + 1").integer("X")
-
-
-def test_without_the_engine_the_rest_of_the_ad_can_be_read(monkeypatch):
-    """Most jobs have a few expressions that nothing here needs."""
-
-    def refuse(*_arguments):
-        raise engine.NoEngine("HTCondor's ClassAd module is not on this machine")
-
-    monkeypatch.setattr(engine, "_ask", refuse)
+    # Most jobs have a few expressions that nothing here needs.
     found = JobAd([("A", "1"), ("Requirements", "TARGET.Memory > 1")])
     assert found.lines() == ["A = 1", "Requirements = undefined"]
     assert found.values() == {"A": 1, "Requirements": None}
@@ -247,24 +229,7 @@ def test_the_engine_has_given_up_its_rights_before_it_reads():
         assert json.loads(answer) == {"A": 2}
 
 
-def test_every_attribute_has_one_value():
-    chance = ad(A="random(1000000000)", B="random(1000000000)", C="time()")
-    first = [chance.integer(name) for name in "ABC"]
-    assert [chance.integer(name) for name in "ABC"] == first
-    assert [chance.values()[name] for name in "ABC"] == first
-    assert chance.lines()[0] == f"A = {first[0]}"
-
-
-PRIVATE = (
-    "ClaimId",
-    "claimids",
-    "ClaimIdList",
-    "CAPABILITY",
-    "TransferKey",
-    "ChildClaimIds",
-    "PairedClaimId",
-    "_condor_privX",
-)
+PRIVATE = ("ClaimId", "ClaimIdList", "CAPABILITY", "TransferKey", "ChildClaimIds", "PairedClaimId", "_condor_privX")
 WAYS = {
     "plainly": "{}",
     "by MY": "MY.{}",
@@ -301,29 +266,13 @@ def test_no_attribute_stands_for_an_ad():
 # --- the ad as a whole
 
 
-def test_lines_are_sorted_without_secrets_and_with_what_is_added():
+def test_lines_are_sorted_without_secrets_and_the_name_is_htcondors():
     mine = ("VMPARAM_VM_NAME", '"mine"')
     found = JobAd([("b", "1 + 1"), ("ClaimId", '"secret"'), ("A", '"x\\"y"'), ("_condor_privX", "1"), mine])
     assert found.lines({"VMPARAM_VM_NAME": 'it"s', "Z": "a\nB = 1"}) == [
-        'A = "x\\"y"',
-        "b = 2",
-        'VMPARAM_VM_NAME = "it\\"s"',
-        'Z = "a?B = 1"',
+        *('A = "x\\"y"', "b = 2", 'VMPARAM_VM_NAME = "it\\"s"', 'Z = "a?B = 1"')
     ]
     assert found.string("VMPARAM_VM_NAME") == "mine"
-
-
-@given(st.lists(st.tuples(names, st.text())), st.dictionaries(names, st.text()))
-def test_every_line_is_one_line_that_can_be_read_back(pairs, extra):
-    good = [pair for name, text in pairs if (pair := JobAd.parse_line(f"{name} = {text}"))]
-    with engine_in_process():
-        lines = JobAd(good).lines(extra)
-    for line in lines:
-        assert "\n" not in line
-        assert JobAd.parse_line(line) is not None
-
-
-def test_the_name_is_that_of_create_name_for_vm():
     assert ad(User='"a@b@c"', ClusterId="5", ProcId="3").vm_name() == "a_b_c_5.3"
 
 
@@ -348,7 +297,7 @@ def test_the_working_directory_must_be_a_full_path(path):
 # --- what a job gets
 
 
-def test_the_least_that_a_job_can_say():
+def test_the_least_that_a_job_can_say_and_its_switches():
     assert spec() == JobSpec(
         name="alice_example.org_17.0",
         vm_type="kvm",
@@ -364,6 +313,8 @@ def test_the_least_that_a_job_can_say():
         hardware_vt=False,
     )
     assert spec().networking is False
+    found = spec(JobVMVNCConsole="true", JobVMCheckpoint="TRUE", VMPARAM_No_Output_VM="1")
+    assert (found.vnc, found.checkpoint, found.no_output_vm) == (True, True, True)
 
 
 def test_reading_an_ad_opens_nothing(monkeypatch):
@@ -386,67 +337,44 @@ def test_reading_an_ad_opens_nothing(monkeypatch):
 
 
 def test_what_is_asked_and_what_is_found_is_plain_data():
-    """So that another process can do the looking."""
+    """Another process does the looking."""
 
     def is_plain(value):
-        if isinstance(value, tuple):
-            return all(map(is_plain, value))
-        return value is None or type(value) in (str, int, bool)
+        return all(map(is_plain, value)) if isinstance(value, tuple) else type(value) in (str, int, bool, type(None))
 
-    wanted = {
-        "VMPARAM_vm_Disk": '"disk.img:vda:w, /shared/x.img:vdc:r"',
-        "VMPARAM_vm_Data_Disk": '"vdd:1G"',
-        "VMPARAM_vm_Data_Files": '"in.csv"',
-        "VMPARAM_vm_Topology": '"cores=1"',
-        "JobVMNetworking": "true",
-    }
-    whole = found_spec(files=Files(("disk.img", "in.csv"), ("/shared/x.img",)), **wanted)
+    names = ("Disk", "Data_Disk", "Data_Files", "Topology")
+    texts = '"disk.img:vda:w, /shared/x.img:vdc:r"', '"vdd:1G"', '"in.csv"', '"cores=1"'
+    wanted = {f"VMPARAM_vm_{name}": text for name, text in zip(names, texts, strict=True)}
+    whole = found_spec(files=Files(("disk.img", "in.csv"), ("/shared/x.img",)), JobVMNetworking="true", **wanted)
     assert len(whole.disks) == 4
     assert all(map(is_plain, vars(whole).values()))
-
-
-def test_switches():
-    found = spec(JobVMVNCConsole="true", JobVMCheckpoint="TRUE", VMPARAM_No_Output_VM="1")
-    assert (found.vnc, found.checkpoint, found.no_output_vm) == (True, True, True)
 
 
 @pytest.mark.parametrize(
     ("changes", "field", "value"),
     [
         ({}, "memory_mib", 512),
-        ({"RequestMemory": "7"}, "memory_mib", 512),
+        ({"JobVMMemory": "1024"}, "memory_mib", 1024),
         ({"JobVMMemory": None, "RequestMemory": "700"}, "memory_mib", 700),
         ({"JobVMMemory": '"512"', "RequestMemory": "700"}, "memory_mib", 700),
         ({"JobVMMemory": "undefined", "RequestMemory": "700.9"}, "memory_mib", 700),
-        ({"JobVMMemory": "1024"}, "memory_mib", 1024),
         ({"JobVMMemory": "1"}, "memory_mib", 32),
         ({"JobVM_VCPUS": "2", "RequestCpus": "3"}, "vcpus", 2),
-        ({"RequestCpus": "3"}, "vcpus", 3),
         ({"JobVM_VCPUS": "0"}, "vcpus", 1),
-        ({"JobVM_VCPUS": "-1"}, "vcpus", 1),
     ],
 )
 def test_memory_and_vcpus(changes, field, value):
     assert getattr(spec(**changes), field) == value
 
 
-def test_memory_that_is_missing_or_wrong_holds_the_job():
+def test_memory_cpus_and_hardware_that_a_job_does_not_get():
     refusal(errors.NO_MEMORY_PARAM, "JobVMMemory", "RequestMemory", JobVMMemory=None)
     refusal(errors.NO_MEMORY_PARAM, "JobVMMemory = 1025", "1024", JobVMMemory="1025")
     refusal(errors.NO_MEMORY_PARAM, "RequestMemory = 0", JobVMMemory=None, RequestMemory="0")
     refusal(errors.NO_MEMORY_PARAM, "JobVMMemory = -5", JobVMMemory="-5")
-
-
-def test_a_machine_without_vm_memory_is_the_administrators_fault():
     with pytest.raises(MachineFault, match="VM_MEMORY"):
         spec(Settings())
-
-
-def test_too_many_vcpus_hold_the_job():
     refusal(errors.MISMATCHED, "JobVM_VCPUS = 5000", JobVM_VCPUS="5000")
-
-
-def test_hardware_vt():
     refusal(errors.MISMATCHED, "JobVMHardwareVT", "VM_HARDWARE_VT", JobVMHardwareVT="true")
     settings = Settings({"VM_MEMORY": "1024", "VM_HARDWARE_VT": "true"})
     assert spec(settings, JobVMHardwareVT="true").hardware_vt is True
@@ -465,9 +393,7 @@ def network(types="nat, user", default="", **values):
     [
         (network(), '"nat"', "nat"),
         (network(), '" NAT "', "nat"),
-        (network(), None, "user"),
-        (network(), '""', "user"),
-        (network("nat"), None, "nat"),
+        *((network(), text, "user") for text in (None, '""')),
         (network(default='"Nat"'), None, "nat"),
         (network("nat", default="bridge"), None, "nat"),
         (network("bridge", VM_NETWORKING_BRIDGE_INTERFACE="br0"), None, "bridge"),
@@ -524,7 +450,7 @@ def disks(text, files=None):
     return found_spec(files=files, VMPARAM_vm_Disk=quote(text)).disks
 
 
-def test_disks_of_all_kinds():
+def test_disks_of_all_kinds_and_fifty_of_them():
     files = Files(["a.img", "boot.iso", "f.img", "disc"], ["/shared/isolated/b.qcow2"])
     text = "a.img:VDA:w, /submit/dir/boot.iso : hdc : w,/shared/isolated/b.qcow2:sda2:R:QCOW2,"
     text += "f.img:fda:rw:,disc:sdb:r:iso,"
@@ -538,6 +464,9 @@ def test_disks_of_all_kinds():
     assert ("/scratch", "a.img", os.O_RDWR) in files.asked
     assert ("/scratch", "boot.iso", os.O_RDONLY) in files.asked
     assert ("/shared/isolated/b.qcow2", False) in files.asked
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    text = ",".join(f"disk.img:vd{one}{two}:r" for one in ("", "a") for two in letters)
+    assert len(disks(text)) == 52
 
 
 @pytest.mark.parametrize(
@@ -550,7 +479,6 @@ def test_disks_of_all_kinds():
         ("a.img::w", ("a.img", "", "w"), False, False),
         ("catalog:debian:vda:w", ("catalog", "debian", "vda", "w"), True, True),
         ("catalog:debian:vda:", ("catalog", "debian", "vda", ""), True, False),
-        ("catalog:debian:vda:w:qcow2", ("catalog", "debian", "vda", "w", "qcow2"), True, False),
         ("catalog:vda:w:qcow2", ("catalog", "vda", "w", "qcow2"), False, True),
         ("catalog:vda:w", ("catalog", "vda", "w"), False, True),
     ],
@@ -561,20 +489,9 @@ def test_every_reader_takes_an_entry_apart_in_the_same_way(text, fields, of_cata
     assert (entry.is_of_catalog, entry.is_well_formed) == (of_catalog, well_formed)
 
 
-def test_fifty_disks():
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    text = ",".join(f"disk.img:vd{one}{two}:r" for one in ("", "a") for two in letters)
-    assert len(disks(text)) == 52
-
-
-@pytest.mark.parametrize("text", ["", " ", ",", " , "])
-def test_no_disk_holds_the_job(text):
-    refusal(errors.NO_DISK_PARAM, "VMPARAM_vm_Disk", VMPARAM_vm_Disk=quote(text))
-
-
-def test_a_missing_disk_attribute_holds_the_job():
-    refusal(errors.NO_DISK_PARAM, "VMPARAM_vm_Disk = undefined", VMPARAM_vm_Disk=None)
-    refusal(errors.NO_DISK_PARAM, "VMPARAM_vm_Disk = '5'", VMPARAM_vm_Disk="5")
+@pytest.mark.parametrize("value", ['""', '" "', '","', '" , "', None, "5"])
+def test_no_disk_holds_the_job(value):
+    refusal(errors.NO_DISK_PARAM, "VMPARAM_vm_Disk", VMPARAM_vm_Disk=value)
 
 
 @pytest.mark.parametrize(
@@ -582,13 +499,8 @@ def test_a_missing_disk_attribute_holds_the_job():
     [
         *((text, "form") for text in ("disk.img", "disk.img:vda", "disk.img:vda:w:raw:x", "disk.img::w", ":vda:w")),
         *((f"disk.img:{device}:w", device) for device in ("sdaaa", "vda123", "fdc", "hde", "hdaa")),
-        ("disk.img:vd'/>:w", "vd"),
-        ("disk.img:vda:x", "'x'"),
-        ("disk.img:vda:ro", "'ro'"),
-        ("disk.img:vda:w:vhdx", "vhdx"),
-        ("disk.img:vda:w:raw'/>", "raw"),
-        ("none.img:vda:w", "transfer"),
-        ("/shared/none.img:vda:w", "No such file"),
+        *(("disk.img:vd'/>:w", "vd"), ("disk.img:vda:x", "'x'"), ("disk.img:vda:w:vhdx", "vhdx")),
+        *(("disk.img:vda:w:raw'/>", "raw"), ("none.img:vda:w", "transfer"), ("/shared/none.img:vda:w", "No such file")),
         *((text, "twice") for text in ("disk.img:vda:w,disk.img:VDA:r", "disk.img:sda1:w,disk.img:sda2:w")),
         ("a\x1bb:vda:w", "control"),
         *((text, "scratch") for text in ("sub/none.img:vda:w", "../x:vda:w", "..:vda:w")),
@@ -607,12 +519,9 @@ def test_a_disk_in_the_scratch_directory_that_does_not_open_is_not_looked_for_el
     refusal(errors.INVALID_DISK_PARAM, os.strerror(number), files=files, VMPARAM_vm_Disk=disk)
 
 
-def test_a_directory_of_the_same_name_is_not_the_image():
+def test_a_directory_of_that_name_or_a_hung_file_system_is_no_image():
     files = Files(bad={"disk.img": errno.EISDIR}, shared=["/shared/disk.img"])
     assert disks("/shared/disk.img:vda:r", files)[0].transferred is False
-
-
-def test_a_hung_scratch_directory_is_the_machines_fault():
     files = Files()
 
     def hang(*_):
@@ -621,30 +530,6 @@ def test_a_hung_scratch_directory_is_the_machines_fault():
     files.open_scratch = hang
     with pytest.raises(MachineFault):
         disks("disk.img:vda:w", files)
-
-
-OPTIONS = [
-    *GOOD,
-    *("RequestMemory", "JobVM_VCPUS", "RequestCpus", "JobVMNetworking", "JobVMNetworkingType", "JobVM_MACADDR"),
-    *("JobVMVNCConsole", "JobVMCheckpoint", "VMPARAM_No_Output_VM", "JobVMHardwareVT"),
-]
-disk_like = st.text(st.sampled_from("disk.img:vdahsw,rawqcow2/. '\"\\\x1b"))
-
-
-@given(
-    st.dictionaries(st.sampled_from(OPTIONS), st.one_of(st.text(), disk_like.map(quote), st.sampled_from(EXPRESSIONS)))
-)
-def test_no_ad_raises_anything_but_a_fault(changes):
-    pairs = [pair for name, text in {**GOOD, **changes}.items() if (pair := JobAd.parse_line(f"{name} = {text}"))]
-    found = None
-    with engine_in_process(), contextlib.suppress(Fault):
-        found = find(JobSpec.parse(JobAd(pairs), MACHINE), MACHINE, Files())
-    if found is not None:
-        assert 32 <= found.memory_mib <= 1024
-        assert found.disks
-        for disk in found.disks:
-            assert disk.path.startswith("/")
-            assert disk.path.isprintable() or not has_control(disk.path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

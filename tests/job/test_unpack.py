@@ -294,8 +294,3 @@ def test_an_entry_of_less_than_no_bytes_gives_no_room(outputs: Outputs) -> None:
     header[124:136] = b"\xff" * 12
     header[148:156] = b"%06o\0 " % (sum(header) - sum(header[148:156]) + 8 * 32)
     assert outputs.unpack(bytes(header) + bytes(1024)).problem
-
-
-def test_two_thousand_files(outputs: Outputs) -> None:
-    done = outputs.unpack(tar(*(entry(f"d{number % 10}/f{number}", b"1") for number in range(2_000))))
-    assert (done.entries, done.problem) == (2_000, "")

@@ -41,7 +41,7 @@ def refusal(word, part, **changes):
     assert part in caught.value.problem
 
 
-def test_a_job_with_all_its_attributes():
+def test_what_a_job_says_and_may_leave_out():
     assert spec(JobVMCheckpoint="true", JobVM_VCPUS="2") == VmwareSpec(
         name="alice_example.org_17.0",
         vm_type="vmware",
@@ -58,19 +58,10 @@ def test_a_job_with_all_its_attributes():
         vmdk_files=("dos.vmdk", "dos-s001.vmdk"),
         vmx=Vmx(),
     )
-
-
-def test_what_a_submit_file_may_leave_out():
     found = spec(**{f"VMPARAM_VMware_{name}": None for name in ("Dir", "Transfer", "SnapshotDisk", "VMDK_Files")})
     assert (found.dir, found.transfer, found.snapshot_disk, found.vmdk_files) == ("", True, True, ())
-
-
-def test_names_are_the_last_part_of_a_path_of_either_system():
     found = spec(VMPARAM_VMware_VMX_File=r'"C:\vms\dos.vmx"', VMPARAM_VMware_VMDK_Files='"/vms/dos.vmdk, dos.vmdk,"')
     assert (found.vmx_file, found.vmdk_files) == ("dos.vmx", ("dos.vmdk",))
-
-
-def test_shared_disks_need_not_be_in_the_scratch_directory():
     found = look(spec(VMPARAM_VMware_Transfer="false", VMPARAM_VMware_Dir='"/net/vms"'), MACHINE, Files(("dos.vmx",)))
     assert (found.dir, found.transfer, found.snapshot_disk) == ("/net/vms", False, True)
     assert found.vmdk_files == ("dos.vmdk", "dos-s001.vmdk")
@@ -85,9 +76,11 @@ def test_vmware_has_nat_and_a_bridge_of_its_own(wanted, kind):
     assert (found.networking_type, found.networking) == (kind, True)
 
 
-def test_user_networking_is_not_vmwares():
+def test_user_networking_is_not_vmwares_and_settings_are_the_machines():
     with pytest.raises(JobFault, match="this machine offers: bridge, nat"):
         spec(JobVMNetworking="true", JobVMNetworkingType='"user"')
+    with pytest.raises(MachineFault, match="VM_MEMORY"):
+        spec(settings=Settings())
 
 
 @pytest.mark.parametrize("mac", ["00:50:56:00:00:00", "00-50-56-3F-FF-FF", "0:50:56:1:2:3"])
@@ -96,9 +89,7 @@ def test_static_addresses(mac):
     assert (found[:9], len(found)) == ("00:50:56:", 17)
 
 
-@pytest.mark.parametrize(
-    "mac", ["00:50:55:ff:ff:ff", "00:50:56:40:00:00", "00:0c:29:00:00:01", "52:54:00:12:34:56", 'x"\n']
-)
+@pytest.mark.parametrize("mac", ["00:50:55:ff:ff:ff", "00:50:56:40:00:00", "00:0c:29:00:00:01", 'x"\n'])
 def test_other_addresses_hold_the_job(mac):
     text = '"' + mac.replace('"', '\\"') + '"'
     refusal(errors.MISMATCHED, "JobVM_MACADDR = ", JobVMNetworking="true", JobVM_MACADDR=text)
@@ -109,8 +100,7 @@ def test_other_addresses_hold_the_job(mac):
     [
         ({"VMPARAM_VMware_VMX_File": None}, errors.NO_DISK_PARAM, "VMPARAM_VMware_VMX_File = undefined"),
         ({"VMPARAM_VMware_VMX_File": '""'}, errors.NO_DISK_PARAM, "VMPARAM_VMware_VMX_File"),
-        ({"VMPARAM_VMware_VMX_File": '"dos.txt"'}, errors.INVALID_DISK_PARAM, "'dos.txt'"),
-        ({"VMPARAM_VMware_VMX_File": '"/"'}, errors.INVALID_DISK_PARAM, "'/'"),
+        *(({"VMPARAM_VMware_VMX_File": f'"{x}"'}, errors.INVALID_DISK_PARAM, f"'{x}'") for x in ("dos.txt", "/")),
         ({"VMPARAM_VMware_VMX_File": '"dos_condor.vmx"'}, errors.INVALID_DISK_PARAM, "dos_condor.vmx"),
         ({"VMPARAM_VMware_VMX_File": '"other.vmx"'}, errors.INVALID_DISK_PARAM, "'other.vmx'"),
         ({"VMPARAM_VMware_VMDK_Files": "17"}, errors.INVALID_DISK_PARAM, "VMPARAM_VMware_VMDK_Files = '17'"),
@@ -122,11 +112,7 @@ def test_other_addresses_hold_the_job(mac):
             errors.INVALID_DISK_PARAM,
             "VMPARAM_VMware_SnapshotDisk = false",
         ),
-        (
-            {"VMPARAM_VMware_Transfer": "false", "VMPARAM_VMware_Dir": None},
-            errors.NO_DISK_PARAM,
-            "VMPARAM_VMware_Dir = undefined",
-        ),
+        ({"VMPARAM_VMware_Transfer": "false", "VMPARAM_VMware_Dir": None}, errors.NO_DISK_PARAM, "_Dir = undefined"),
         ({"VMPARAM_VMware_Transfer": "false"}, errors.INVALID_DISK_PARAM, "VMPARAM_VMware_Dir = "),
         ({"JobVMMemory": "2048"}, errors.NO_MEMORY_PARAM, "JobVMMemory = 2048"),
     ],
@@ -141,11 +127,6 @@ def test_a_link_or_a_file_of_somebody_else_holds_the_job(name, error):
     with pytest.raises(JobFault, match=name) as caught:
         look(spec(), MACHINE, Files(FILES, bad={name: error}))
     assert os.strerror(error) in caught.value.problem
-
-
-def test_missing_settings_are_the_machines():
-    with pytest.raises(MachineFault, match="VM_MEMORY"):
-        spec(settings=Settings())
 
 
 class TestReading:

@@ -48,16 +48,13 @@ def refused(word: str, *parts: str, **changes: object) -> None:
 # --- how a job boots
 
 
-def test_a_kernel_of_its_own() -> None:
+def test_a_kernel_of_the_jobs_or_of_the_machines() -> None:
     """By its base name, which condor_submit's path of the submit machine ends with."""
     assert looked() == XenBoot(
         kernel=BootFile("/scratch/vmlinuz", True),
         initrd=BootFile("/scratch/initrd.img", True),
         command_line="root=/dev/xvda1 ro console=hvc0",
     )
-
-
-def test_a_kernel_of_the_machine_and_no_initrd() -> None:
     found = looked(
         files=Files((), ("/boot/vmlinuz",)),
         VMPARAM_Xen_Kernel='" /boot/vmlinuz "',
@@ -68,15 +65,12 @@ def test_a_kernel_of_the_machine_and_no_initrd() -> None:
     assert found == XenBoot(kernel=BootFile("/boot/vmlinuz", False), command_line="root=/dev/sda1")
 
 
-def test_the_kernel_in_the_disk_is_the_bootloaders() -> None:
+def test_a_bootloader_and_hardware_virtualization_are_the_machines() -> None:
     only = {"VMPARAM_Xen_Kernel": '"Included"', "VMPARAM_Xen_Root": None}
     assert boot({"XEN_BOOTLOADER": '"/bin/sh"'}, **only) == XenBoot(bootloader="/bin/sh")
     refused("XEN_KERNEL_NOT_FOUND", "XEN_BOOTLOADER", **only)
     with pytest.raises(MachineFault, match="not a program"):
         look(boot({"XEN_BOOTLOADER": "/etc/passwd"}, **only), "/scratch", Files())  # type: ignore[arg-type]
-
-
-def test_hardware_virtualization_is_the_machines_to_offer() -> None:
     only = {"VMPARAM_Xen_Kernel": '"vmx"', "VMPARAM_Xen_Root": None}
     assert boot({"VM_HARDWARE_VT": "true"}, **only) == XenBoot(hardware=True)
     refused("MISMATCHED_HARDWARE_VT", "VM_HARDWARE_VT", **only)
@@ -134,7 +128,7 @@ def test_what_xml_cannot_say_is_refused(character: str) -> None:
         domain_xen.build_xen(job, kernel._replace(command_line=f"root={character}"), HOST)
 
 
-def test_a_partition_is_a_disk_by_itself() -> None:
+def test_partitions_are_disks_and_user_networking_is_not_on_offer() -> None:
     def disks(text: str) -> tuple[DiskRequest, ...]:
         job = ad(**OWN, VMPARAM_vm_Disk=f'"{text}"')
         return JobSpec.parse(job, Settings({"VM_MEMORY": "1024"})).requests
@@ -143,9 +137,6 @@ def test_a_partition_is_a_disk_by_itself() -> None:
     assert [(each.device, each.partition) for each in found] == [("xvda", "1"), ("xvda", "2")]
     with pytest.raises(JobFault, match="twice"):
         disks("disk.img:xvda1:w,vmlinuz:xvda1:r")
-
-
-def test_user_networking_is_not_on_offer() -> None:
     settings = Settings(NETWORKS | {"VM_MEMORY": "1024", "VM_NETWORKING_TYPE": "user, nat"})
     networks = settings.networking_types(domain_xen.XEN_NETWORKS)
 

@@ -23,15 +23,16 @@ def written(lines: list[Line]) -> str:
     return "".join(transcript.written(line.mark, line.data) for line in lines)
 
 
-def test_parsing_and_writing_are_inverse_and_spaces_that_were_sent_are_kept() -> None:
+def test_what_was_sent_and_received_is_kept_as_it_is() -> None:
     read = transcript.parse(TEXT)
     assert written(read.lines) + "exit 0\n" == TEXT
     assert (read.sent(), read.exit_status) == (["A", "  B", ""], 0)
-
-
-def test_comments_and_empty_lines_are_left_out_and_tabs_and_backslashes_are_as_they_are() -> None:
     read = transcript.parse("# a comment\n> CONDOR\tVM\\ \n\n# < no\n< S\n \r\nexit 3")
     assert (read.sent(), read.received(), read.exit_status) == (["CONDOR\tVM\\ "], ["S"], 3)
+    assert transcript.written(CLIENT, b"VERSION\n") == ">b'VERSION\\n'\n"
+    assert transcript.written(SERVER, b"\x1b[31m\xff\n") == "<b'\\x1b[31m\\xff\\n'\n"
+    assert transcript.written(SERVER, b"S") == "<b'S'\n"
+    assert transcript.written(SERVER, b'"S"\n') == '< "S"\n'
 
 
 @given(st.lists(st.builds(Line, st.sampled_from([CLIENT, SERVER, STDERR]), LINES)))
@@ -39,13 +40,6 @@ def test_any_bytes_come_back(lines: list[Line]) -> None:
     text = written(lines)
     assert transcript.parse(text).lines == lines
     assert all(letter.isprintable() or letter in "\n\t" for letter in text)
-
-
-def test_the_end_and_other_bytes_are_seen_in_a_literal() -> None:
-    assert transcript.written(CLIENT, b"VERSION\n") == ">b'VERSION\\n'\n"
-    assert transcript.written(SERVER, b"\x1b[31m\xff\n") == "<b'\\x1b[31m\\xff\\n'\n"
-    assert transcript.written(SERVER, b"S") == "<b'S'\n"
-    assert transcript.written(SERVER, b'"S"\n') == '< "S"\n'
 
 
 @pytest.mark.parametrize(
@@ -72,13 +66,10 @@ def test_lines_are_the_same_however_bytes_are_cut_up(lines: list[bytes], data: s
     assert b"".join(line for line in [*found, splitter.rest()] if isinstance(line, bytes)) == whole
 
 
-def test_an_escaped_end_ends_no_line() -> None:
+def test_an_escaped_end_ends_no_line_and_a_line_has_its_limit() -> None:
     splitter = transcript.Splitter()
     assert list(splitter.receive(b"a\\\nb\\\\\nc")) == [b"a\\\nb\\\\\n"]
     assert splitter.rest() == b"c"
-
-
-def test_a_line_without_an_end_does_not_take_all_the_memory() -> None:
     splitter = transcript.Splitter()
     for _ in range(40):
         assert list(splitter.receive(b"x" * (1 << 17))) == []
@@ -87,14 +78,9 @@ def test_a_line_without_an_end_does_not_take_all_the_memory() -> None:
 
 
 SECRETS = [
-    b'ClaimId = "<127.0.0.1:9618?a=b>#17#4#hush"\r\n',
-    b"claimid=hush\r\n",
-    b'Capability = "hush\\\n hush"\r\n',
-    b'TransferKey = "a\\"hush"\r\n',
-    b'_condor_privKey = "hush"\r\n',
-    b'Environment = "TOKEN=hush OTHER=hush"\r\n',
-    b"Env = hush\r\n",
-    b'PublicClaims = "<127.0.0.1:9618>#17#4#hush"\r\n',
+    *(b'ClaimId = "<127.0.0.1:9618?a=b>#17#4#hush"\r\n', b"claimid=hush\r\n", b'Capability = "hush\\\n hush"\r\n'),
+    *(b'TransferKey = "a\\"hush"\r\n', b'_condor_privKey = "hush"\r\n', b'Environment = "TOKEN=hush OTHER=hush"\r\n'),
+    *(b"Env = hush\r\n", b'PublicClaims = "<127.0.0.1:9618>#17#4#hush"\r\n'),
 ]
 
 
@@ -140,16 +126,10 @@ def test_the_file_is_new_and_nobody_elses(tmp_path: Path) -> None:
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     with pytest.raises(errors.MachineFault, match="exists"):
         create_file(path)
-
-
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(errors.MachineFault):
         create_file(str(tmp_path / "link"))
     assert not (tmp_path / "target").exists()
-
-
-def test_in_a_directory_each_gets_a_name_of_its_own(tmp_path: Path) -> None:
     descriptor, path = create_file(str(tmp_path))
     os.close(descriptor)
     assert path.endswith(f"-{os.getpid()}.txt")
@@ -170,16 +150,13 @@ def test_root_writes_where_nobody_else_can(tmp_path: Path, how: str) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_text_is_written_in_order(tmp_path: Path) -> None:
+def test_text_is_written_in_order_or_lost_and_told(tmp_path: Path) -> None:
     descriptor, path = create_file(str(tmp_path))
     file = TranscriptFile(descriptor)
     for number in range(2000):
         file.write(f"> {number}\n")
     file.close()
     assert transcript.load(path).sent() == [str(number) for number in range(2000)]
-
-
-def test_a_full_disk_loses_lines_and_says_so() -> None:
     complaints: list[str] = []
     file = TranscriptFile(os.open("/dev/full", os.O_WRONLY), complaints.append)
     file.write("> A\n")

@@ -157,7 +157,7 @@ def there(domain: etree.Element, place: str) -> bool:
     return any(not name or name in element.attrib for element in found)
 
 
-def test_the_page_has_what_is_dropped_and_why(request: pytest.FixtureRequest) -> None:
+def test_the_page_has_what_is_dropped_and_every_row_a_sample(request: pytest.FixtureRequest) -> None:
     places: dict[str, list[str]] = {}
     for place, row in sanitize.ROWS.items():
         places.setdefault(row.why, []).append(f"`{place.removeprefix('/domain/')}`")
@@ -169,9 +169,6 @@ def test_the_page_has_what_is_dropped_and_why(request: pytest.FixtureRequest) ->
         PAGE.write_text(head + BEGIN + table + END + tail)
         shown = table
     assert shown == table
-
-
-def test_every_row_has_a_sample() -> None:
     assert DROPPED.keys() == sanitize.ROWS.keys()
 
 
@@ -192,8 +189,15 @@ def test_a_wish_that_looks_like_it_is_refused(text: str) -> None:
         sanitize.sanitized(whole(text), FILE)
 
 
-def test_a_socket_of_a_users_own_libvirt_is_dropped() -> None:
-    """In the directory that it has where nobody is logged in."""
+def test_what_is_dropped_is_counted_and_has_its_limit() -> None:
+    aliases = "<rng model='virtio'><alias name='a'/></rng>" * 2
+    assert sanitize.sanitized(whole(f"<devices>{aliases}</devices>"), FILE).dropped == ("devices/rng/alias (2 times)",)
+    for text in ("<channel/>", "<graphics/>", "<disk/>"):
+        assert sanitize.sanitized(whole(f"<devices>{text}</devices>"), FILE).dropped == ()
+    for text in (WITH_EFI.format("<loader/>" * 20_000), f"<devices>{'<sound/>' * 20_000}</devices>"):
+        with pytest.raises(JobFault):
+            sanitize.sanitized(whole(text), FILE)
+    # In the directory that it has where nobody is logged in.
     path = "/home/alice/.cache/libvirt/qemu/run/channel/1-a/org.qemu.guest_agent.0"
     channel = f"<channel type='unix'><source mode='bind' path='{path}'/></channel>"
     assert sanitize.sanitized(whole(f"<devices>{channel}</devices>"), "job.xml").dropped == ("devices/channel/source",)
@@ -213,25 +217,6 @@ def test_a_running_vm_with_files_of_uefi_boots_by_uefi() -> None:
     domain, dropped = sanitize.sanitized(whole(f"<os><type>hvm</type>{UEFI}{VARIABLES}</os>"), FILE)
     assert domain.find("os").attrib == {"firmware": "efi"}
     assert dropped == ("os/loader", "os/nvram")
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        *(UEFI, VARIABLES, UEFI + "<nvram type='block'><source dev='/dev/sda'/></nvram>"),
-        *(
-            UEFI.replace(old, new) + VARIABLES
-            for old, new in [("pflash", "rom"), ("'yes'", "'no'"), ("type", "secure")]
-        ),
-        UEFI.replace("type", "secure='yes' type") + VARIABLES,
-    ],
-)
-def test_other_files_of_firmware_are_refused(files: str) -> None:
-    with pytest.raises(JobFault, match="firmware is chosen by"):
-        sanitize.sanitized(whole(f"<os>{files}</os>"), FILE)
-
-
-def test_firmware_for_signed_systems_is_asked_for_in_words() -> None:
     secure = "<firmware><feature enabled='yes' name='secure-boot'/></firmware>"
     text = WITH_EFI.format(f"{secure}<loader readonly='yes' secure='yes' type='pflash'>{SECRET}</loader>")
     domain, dropped = sanitize.sanitized(whole(text), FILE)
@@ -239,11 +224,14 @@ def test_firmware_for_signed_systems_is_asked_for_in_words() -> None:
     assert dropped == ("os/loader",)
 
 
-def test_what_is_dropped_is_counted_and_has_its_limit() -> None:
-    aliases = "<rng model='virtio'><alias name='a'/></rng>" * 2
-    assert sanitize.sanitized(whole(f"<devices>{aliases}</devices>"), FILE).dropped == ("devices/rng/alias (2 times)",)
-    for text in ("<channel/>", "<graphics/>", "<disk/>"):
-        assert sanitize.sanitized(whole(f"<devices>{text}</devices>"), FILE).dropped == ()
-    for text in (WITH_EFI.format("<loader/>" * 20_000), f"<devices>{'<sound/>' * 20_000}</devices>"):
-        with pytest.raises(JobFault):
-            sanitize.sanitized(whole(text), FILE)
+@pytest.mark.parametrize(
+    "files",
+    [
+        *(UEFI, VARIABLES, UEFI + "<nvram type='block'><source dev='/dev/sda'/></nvram>"),
+        *(UEFI.replace(a, b) + VARIABLES for a, b in [("pflash", "rom"), ("'yes'", "'no'"), ("type", "secure")]),
+        UEFI.replace("type", "secure='yes' type") + VARIABLES,
+    ],
+)
+def test_other_files_of_firmware_are_refused(files: str) -> None:
+    with pytest.raises(JobFault, match="firmware is chosen by"):
+        sanitize.sanitized(whole(f"<os>{files}</os>"), FILE)

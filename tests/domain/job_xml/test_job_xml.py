@@ -86,7 +86,6 @@ class Job:
         settings = Settings(machine or MACHINE)
         ad = self.ad(text, **attributes)
         xml = job_xml.load(ad, settings, WHO)
-        assert xml is not None
         spec = look(JobSpec.parse(xml.ad, settings), settings, WHO)
         host = domain_xml.Host(
             *("00000000-0000-0000-0000-000000000001", "qemu", "maximum", "+1:+1", "/run/c"),
@@ -157,11 +156,25 @@ def test_a_panic_device_of_its_own_stands_for_ours(job: Job, own: str, models: l
     assert [panic.get("model") for panic in made.iterfind("devices/panic")] == models
 
 
-def test_the_port_of_an_agent_of_its_own_stands_for_ours(job: Job) -> None:
+def test_ports_and_controllers_of_its_own_stand_for_ours(job: Job) -> None:
     own = "<channel type='unix'><target type='virtio' name='{}'/></channel>"
     for name, names in (("org.qemu.guest_agent.0", []), ("org.example.port", ["org.qemu.guest_agent.0"])):
         made = job.domain(a_domain(DISK + own.format(name)))
         assert [port.get("name") for port in made.iterfind("devices/channel/target")] == [*names, name]
+    scsi = DISK.replace("vda", "sda").replace("virtio", "scsi").replace("<target", "<readonly/><target")
+    own = "<controller type='scsi' index='0' model='lsilogic'/>"
+    made = job.domain(a_domain(DISK.replace("vda", "vdb") + scsi.replace("guest.img", "seed.iso") + own))
+    assert [each.get("model") for each in made.iterfind("devices/controller[@type='scsi']")] == ["lsilogic"]
+    made = job.domain(a_domain(DISK + USB2))
+    controllers = made.findall("devices/controller[@type='usb']")
+    assert [each.get("model") for each in controllers] == ["ich9-ehci1", "ich9-uhci1", "ich9-uhci2", "ich9-uhci3"]
+    assert [each.find("address").get("function") for each in controllers] == ["7", "0", "1", "2"]
+    assert [each.find("master").get("startport") for each in controllers[1:]] == ["0", "2", "4"]
+    # libvirt counts them; virt-install writes the ports of a q35 so.
+    ports = "<controller type='pci' model='pcie-root'/>" + "<controller type='pci' model='pcie-root-port'/>" * 3
+    made = job.domain(a_domain(DISK + ports))
+    models = [each.get("model") for each in made.iterfind("devices/controller[@type='pci']")]
+    assert models == ["pcie-root", *["pcie-root-port"] * 3]
 
 
 USB2 = """<controller type='usb' index='0' model='ich9-ehci1'><address type='pci' domain='0' bus='0' slot='7'
@@ -171,29 +184,6 @@ USB2 = """<controller type='usb' index='0' model='ich9-ehci1'><address type='pci
     for number in (1, 2, 3)
 )
 """USB 2 as virt-manager wrote it for years: one controller with three companions, which share its index."""
-
-
-def test_companions_share_the_index_of_their_controller(job: Job) -> None:
-    made = job.domain(a_domain(DISK + USB2))
-    controllers = made.findall("devices/controller[@type='usb']")
-    assert [each.get("model") for each in controllers] == ["ich9-ehci1", "ich9-uhci1", "ich9-uhci2", "ich9-uhci3"]
-    assert [each.find("address").get("function") for each in controllers] == ["7", "0", "1", "2"]
-    assert [each.find("master").get("startport") for each in controllers[1:]] == ["0", "2", "4"]
-
-
-def test_controllers_without_an_index_are_each_one(job: Job) -> None:
-    """libvirt counts them; virt-install writes the ports of a q35 so."""
-    ports = "<controller type='pci' model='pcie-root'/>" + "<controller type='pci' model='pcie-root-port'/>" * 3
-    made = job.domain(a_domain(DISK + ports))
-    models = [each.get("model") for each in made.iterfind("devices/controller[@type='pci']")]
-    assert models == ["pcie-root", *["pcie-root-port"] * 3]
-
-
-def test_a_controller_of_its_own_stands_for_ours(job: Job) -> None:
-    scsi = DISK.replace("vda", "sda").replace("virtio", "scsi").replace("<target", "<readonly/><target")
-    own = "<controller type='scsi' index='0' model='lsilogic'/>"
-    made = job.domain(a_domain(DISK.replace("vda", "vdb") + scsi.replace("guest.img", "seed.iso") + own))
-    assert [each.get("model") for each in made.iterfind("devices/controller[@type='scsi']")] == ["lsilogic"]
 
 
 _ARM = "<os firmware='efi'><type arch='aarch64' machine='virt'>hvm</type></os>"
@@ -216,9 +206,12 @@ def test_a_display_of_its_own_stands_for_ours(job: Job, own: str, videos: list[s
     assert len(made.findall("devices/controller[@type='usb']")) == 1
 
 
-def test_a_job_without_xml_is_left_alone(job: Job) -> None:
+def test_a_job_without_xml_or_rights_to_it(job: Job) -> None:
     ad = job.ad("", VMPARAM_Libvirt_XML="undefined")
     assert job_xml.load(ad, Settings(MACHINE), WHO) is None
+    for setting in ({"VM_ALLOW_LIBVIRT_XML": "false"}, {"LIBVIRT_XML_SCRIPT": "/usr/local/bin/make-xml"}):
+        with pytest.raises(errors.JobFault, match=next(iter(setting))):
+            job.domain(a_domain(), machine=MACHINE | setting)
 
 
 ALONE = {"JobVMMemory": 64, "VMPARAM_vm_Disk": "guest.img:vda:w:raw"}
@@ -253,7 +246,6 @@ def test_what_the_xml_asks_for_is_in_the_ad(job: Job, text: str, asked: dict[str
     """So the administrator's policy sees it as that of any job."""
     ad = job.ad(text, JobVMMemory="96")
     xml = job_xml.load(ad, Settings(MACHINE), WHO)
-    assert xml is not None
     changed = {name: xml.ad.value(name) for name in xml.ad.names() if xml.ad.value(name) != ad.value(name)}
     assert changed | {name: xml.ad.value(name) for name in asked} == asked
     assert xml.ad.string("VMPARAM_Libvirt_XML") == FILE
@@ -266,9 +258,6 @@ def test_disks_come_from_the_xml_or_agree_with_vm_disk(job: Job) -> None:
     assert len(job.domain(a_domain(), VMPARAM_vm_Disk=both).findall("devices/disk")) == 2
     for other in ["seed.iso:vda:w:raw", "guest.img:vdb:w:raw", "guest.img:vda:r:raw", "guest.img:vda:w:qcow2"]:
         assert "VMPARAM_vm_Disk" in job.refused(a_domain(), VMPARAM_vm_Disk=f'"{other}"')
-
-
-def test_a_shared_disk(job: Job) -> None:
     shared = a_domain(DISK.replace("<target", "<shareable/><target"))
     assert job.domain(shared).find("devices/disk/shareable") is not None
     job.refused(shared, VMPARAM_vm_Disk='"guest.img:vda:w:raw"')
@@ -296,9 +285,6 @@ def test_memory_and_cpus_are_the_ads_or_less(job: Job) -> None:
     topology = "<cpu><topology sockets='1' cores='4' threads='1'/></cpu>"
     assert "has 4 CPUs" in job.refused(a_domain(rest=topology))
     job.refused(a_domain(rest="<currentMemory unit='GiB'>2</currentMemory>"))
-
-
-def test_a_topology_of_the_ad_stays_beside_a_cpu_of_the_xml(job: Job) -> None:
     cpu, wanted = "<cpu mode='maximum'/>", '"cores=2"'
     assert job.domain(a_domain(rest=cpu), VMPARAM_vm_Topology=wanted).find("cpu/topology").get("cores") == "2"
     both = "<cpu><topology sockets='2' cores='1' threads='1'/></cpu>"
@@ -322,22 +308,16 @@ def test_networks_are_those_on_offer(job: Job) -> None:
     assert job.domain(a_domain(DISK + nic)).find("devices/interface/source").get("network") == "default"
     with pytest.raises(errors.JobFault, match="offers no network"):
         job.domain(a_domain(DISK + nic), machine={"VM_MEMORY": "1024"})
-
-
-def test_nics_of_the_ad_are_those_of_the_xml_or_none(job: Job) -> None:
     two = a_domain(DISK + "<interface type='network'><model type='e1000'/></interface><interface type='user'/>")
     assert len(job.domain(two, VMPARAM_vm_NICs='"nat:E1000, user:virtio:up"').findall("devices/interface")) == 2
     for other in ('"nat, user"', '"user, nat:e1000"', '"nat:e1000"', '"nat:e1000, user, user"'):
         assert "nat:e1000, user" in job.refused(two, VMPARAM_vm_NICs=other)
-
-
-def test_several_cards(job: Job) -> None:
     two = "<interface type='network'><mac address='52:54:00:00:00:01'/></interface><interface type='user'/>"
     made = job.domain(a_domain(DISK + two))
     assert [nic.get("type") for nic in made.iterfind("devices/interface")] == ["network", "user"]
 
 
-def test_a_kernel_comes_from_the_scratch_directory(job: Job) -> None:
+def test_a_kernel_comes_from_the_scratch_directory_by_a_copy(job: Job, tmp_path: Path) -> None:
     boot = "<os><type>hvm</type><kernel>/boot/vmlinuz</kernel><initrd>initrd.img</initrd><cmdline>a, b</cmdline></os>"
     made = job.domain(a_domain(rest=boot))
     assert made.findtext("os/kernel") == "(copy of vmlinuz)"
@@ -349,9 +329,6 @@ def test_a_kernel_comes_from_the_scratch_directory(job: Job) -> None:
     with (job.scratch / "vmlinuz").open("r+b") as file:
         file.truncate(job_xml.LARGEST_BOOT_FILES + 1)
     assert "MiB can be booted" in job.refused(a_domain(rest="<os><kernel>vmlinuz</kernel></os>"))
-
-
-def test_the_kernel_is_a_copy_that_goes_away(job: Job, tmp_path: Path) -> None:
     room = tmp_path / "room"
     room.mkdir()
     (job.scratch / "vmlinuz").write_bytes(b"kernel")
@@ -368,9 +345,7 @@ def test_the_kernel_is_a_copy_that_goes_away(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("then", ["nothing", "a link", "a FIFO", "a directory"])
-def test_a_kernel_that_is_another_thing_by_the_time_of_the_copy_holds_the_job(
-    job: Job, tmp_path: Path, then: str
-) -> None:
+def test_a_kernel_that_was_exchanged_before_the_copy_holds_the_job(job: Job, tmp_path: Path, then: str) -> None:
     room = tmp_path / "room"
     room.mkdir()
     kernel = job.scratch / "vmlinuz"
@@ -426,12 +401,6 @@ def test_libvirts_schema_knows_what_comes_out(job: Job) -> None:
     assert_of_libvirts_schema(etree.tostring(job.domain(WHOLE), encoding="unicode"))
 
 
-def test_where_the_administrator_does_not_want_it(job: Job) -> None:
-    for setting in ({"VM_ALLOW_LIBVIRT_XML": "false"}, {"LIBVIRT_XML_SCRIPT": "/usr/local/bin/make-xml"}):
-        with pytest.raises(errors.JobFault, match=next(iter(setting))):
-            job.domain(a_domain(), machine=MACHINE | setting)
-
-
 # The file
 
 
@@ -467,7 +436,13 @@ def test_files_that_are_no_description(job: Job, text: str) -> None:
     job.refused(text)
 
 
-def test_a_document_type_and_instructions_are_refused_by_name(job: Job) -> None:
+def test_a_refusal_names_the_place_and_the_reason(job: Job) -> None:
+    problem = job.refused(a_domain(DISK + DISK.replace("vda", "vdb").replace("img'", "img' startupPolicy='optional'")))
+    assert "/domain/devices/disk[2]/source/@startupPolicy = 'optional'" in problem
+    assert "/domain/devices/hostdev is not for jobs to say" in job.refused(a_domain("<hostdev/>"))
+    assert "@type = 'direct' is not among the values that a job may give (network, bridge, user)" in job.refused(
+        a_domain("<interface type='direct'/>")
+    )
     entity = '<!DOCTYPE domain [<!ENTITY image "guest.img">]>' + a_domain(DISK.replace("guest.img", "&image;"))
     assert "<!DOCTYPE" in job.refused(entity)
     assert "<?" in job.refused("<?xml-stylesheet href='x'?>" + a_domain())
@@ -550,10 +525,7 @@ def test_devices_of_the_host(job: Job, what: str) -> None:
         ("<disk type='file'>", "<disk type='file' sgio='unfiltered'>"),
         ("file='guest.img'/>", "file='guest.img' startupPolicy='optional'/>"),
         ("file='guest.img'/>", "file='guest.img' dev='/dev/sda'/>"),
-        (
-            "file='guest.img'/>",
-            "file='guest.img'><slices><slice type='storage' offset='0' size='1'/></slices></source>",
-        ),
+        ("file='guest.img'/>", "file='guest.img'><slices><slice type='storage' size='1'/></slices></source>"),
         ("file='guest.img'/>", "file='guest.img'><encryption format='luks'/></source>"),
         ("file='guest.img'/>", "file='guest.img'><seclabel model='dac' relabel='yes'/></source>"),
         ("file='guest.img'/>", "file='guest.img'><auth username='x'/></source>"),
@@ -593,30 +565,20 @@ def test_disks_of_the_host(job: Job, old: str, new: str) -> None:
         "<os><smbios mode='host'/></os>",
         "<os><type machine='x,accel=kvm'>hvm</type></os>",
         "<sysinfo type='fwcfg'><entry name='opt/x' file='/etc/passwd'/></sysinfo>",
-        "<launchSecurity type='sev'/>",
-        "<memoryBacking><source type='file'/></memoryBacking>",
-        "<memoryBacking><hugepages/></memoryBacking>",
-        "<memtune><hard_limit>1</hard_limit></memtune>",
-        "<maxMemory slots='16' unit='TiB'>1</maxMemory>",
-        "<resource><partition>/system</partition></resource>",
+        *("<launchSecurity type='sev'/>", "<memoryBacking><source type='file'/></memoryBacking>"),
+        *("<memoryBacking><hugepages/></memoryBacking>", "<memtune><hard_limit>1</hard_limit></memtune>"),
+        *("<maxMemory slots='16' unit='TiB'>1</maxMemory>", "<resource><partition>/system</partition></resource>"),
         "<resource><fibrechannel appid='x'/></resource>",
         "<numatune><memory mode='strict' nodeset='0'/></numatune>",
         "<cputune><vcpupin vcpu='0' cpuset='0'/></cputune>",
         *("<blkiotune/>", "<keywrap/>", "<idmap/>", "<perf/>"),
-        "<bootloader>/bin/sh</bootloader>",
-        "<vcpu cpuset='0-3'>1</vcpu>",
-        "<vcpu current='9'>1</vcpu>",
-        "<iothreads>17</iothreads>",
-        "<cpu mode='custom'><model>a,b</model></cpu>",
+        *("<bootloader>/bin/sh</bootloader>", "<vcpu cpuset='0-3'>1</vcpu>", "<vcpu current='9'>1</vcpu>"),
+        *("<iothreads>17</iothreads>", "<cpu mode='custom'><model>a,b</model></cpu>"),
         "<cpu><numa><cell id='0' memory='1'/></numa></cpu>",
         "<features><hyperv><vendor_id state='on' value='a,b'/></hyperv></features>",
-        "<on_poweroff>preserve</on_poweroff>",
-        "<on_poweroff>restart</on_poweroff>",
-        "<on_crash>coredump-restart</on_crash>",
-        "<on_lockfailure>ignore</on_lockfailure>",
-        "<clock offset='absolute' start='0'/>",
-        "<name lang='x'>y</name>",
-        "<devices/>",
+        *("<on_poweroff>preserve</on_poweroff>", "<on_poweroff>restart</on_poweroff>"),
+        *("<on_crash>coredump-restart</on_crash>", "<on_lockfailure>ignore</on_lockfailure>"),
+        *("<clock offset='absolute' start='0'/>", "<name lang='x'>y</name>", "<devices/>"),
     ],
 )
 def test_what_else_is_of_the_host(job: Job, text: str) -> None:
@@ -629,15 +591,6 @@ def test_a_controller_that_would_have_libvirt_make_millions_below_it_is_refused(
     controller = "<controller type='pci' index='{}' model='pci-bridge'/>"
     assert f"controller[1]/@index = '{index}'" in job.refused(a_domain(DISK + controller.format(index)))
     job.domain(a_domain(DISK + controller.format(255)))
-
-
-def test_a_refusal_names_the_place_and_the_reason(job: Job) -> None:
-    problem = job.refused(a_domain(DISK + DISK.replace("vda", "vdb").replace("img'", "img' startupPolicy='optional'")))
-    assert "/domain/devices/disk[2]/source/@startupPolicy = 'optional'" in problem
-    assert "/domain/devices/hostdev is not for jobs to say" in job.refused(a_domain("<hostdev/>"))
-    assert "@type = 'direct' is not among the values that a job may give (network, bridge, user)" in job.refused(
-        a_domain("<interface type='direct'/>")
-    )
 
 
 # Whatever it brings

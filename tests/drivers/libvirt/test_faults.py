@@ -319,18 +319,6 @@ def test_a_start_that_fails_answers_the_word_of_its_fault(fault: errors.Fault) -
     assert any(fault.problem in line for line in client.logged)
 
 
-@pytest.mark.parametrize(("kind", "word"), [("job", INVALID_DISK), ("machine", CRITICAL), ("bug", errors.INTERNAL)])
-def test_a_server_explains_every_failure(peer: Peer, scratch: Path, kind: str, word: str) -> None:
-    from tests.conftest import simulated_ad
-
-    peer.send_ad(*simulated_ad(scratch, f'Simulated_Fault = "{kind}"'))
-    assert peer.run("START", "simulated") == ["1", word]
-    assert word in (scratch / "vm_error.txt").read_text()
-    log = peer.quit()
-    assert word in log
-    assert "NULL" not in log
-
-
 # The real thing
 
 
