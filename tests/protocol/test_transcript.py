@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from vmgahp import errors
 from vmgahp.protocol import transcript
-from vmgahp.protocol.transcript import CLIENT, SERVER, STDERR, Line, TranscriptError, TranscriptFile, create_file
+from vmgahp.protocol.transcript import CLIENT, SERVER, STDERR, Line, TranscriptError, Writer, create_file
 
 TEXT = "< hello\n> A\n< S\n< R\n>   B\n> \n< E\nexit 0\n"
 LINES = st.binary(min_size=1).map(lambda data: data.replace(b"\n", b"") + b"\n") | st.sampled_from(
@@ -23,16 +24,15 @@ def written(lines: list[Line]) -> str:
     return "".join(transcript.written(line.mark, line.data) for line in lines)
 
 
-def test_what_was_sent_and_received_is_kept_as_it_is() -> None:
+def test_parsing_and_writing_are_inverse_and_spaces_that_were_sent_are_kept() -> None:
     read = transcript.parse(TEXT)
     assert written(read.lines) + "exit 0\n" == TEXT
     assert (read.sent(), read.exit_status) == (["A", "  B", ""], 0)
+
+
+def test_comments_and_empty_lines_are_left_out_and_tabs_and_backslashes_are_as_they_are() -> None:
     read = transcript.parse("# a comment\n> CONDOR\tVM\\ \n\n# < no\n< S\n \r\nexit 3")
     assert (read.sent(), read.received(), read.exit_status) == (["CONDOR\tVM\\ "], ["S"], 3)
-    assert transcript.written(CLIENT, b"VERSION\n") == ">b'VERSION\\n'\n"
-    assert transcript.written(SERVER, b"\x1b[31m\xff\n") == "<b'\\x1b[31m\\xff\\n'\n"
-    assert transcript.written(SERVER, b"S") == "<b'S'\n"
-    assert transcript.written(SERVER, b'"S"\n') == '< "S"\n'
 
 
 @given(st.lists(st.builds(Line, st.sampled_from([CLIENT, SERVER, STDERR]), LINES)))
@@ -40,6 +40,13 @@ def test_any_bytes_come_back(lines: list[Line]) -> None:
     text = written(lines)
     assert transcript.parse(text).lines == lines
     assert all(letter.isprintable() or letter in "\n\t" for letter in text)
+
+
+def test_the_end_and_other_bytes_are_seen_in_a_literal() -> None:
+    assert transcript.written(CLIENT, b"VERSION\n") == ">b'VERSION\\n'\n"
+    assert transcript.written(SERVER, b"\x1b[31m\xff\n") == "<b'\\x1b[31m\\xff\\n'\n"
+    assert transcript.written(SERVER, b"S") == "<b'S'\n"
+    assert transcript.written(SERVER, b'"S"\n') == '< "S"\n'
 
 
 @pytest.mark.parametrize(
@@ -66,10 +73,13 @@ def test_lines_are_the_same_however_bytes_are_cut_up(lines: list[bytes], data: s
     assert b"".join(line for line in [*found, splitter.rest()] if isinstance(line, bytes)) == whole
 
 
-def test_an_escaped_end_ends_no_line_and_a_line_has_its_limit() -> None:
+def test_an_escaped_end_ends_no_line() -> None:
     splitter = transcript.Splitter()
     assert list(splitter.receive(b"a\\\nb\\\\\nc")) == [b"a\\\nb\\\\\n"]
     assert splitter.rest() == b"c"
+
+
+def test_a_line_without_an_end_does_not_take_all_the_memory() -> None:
     splitter = transcript.Splitter()
     for _ in range(40):
         assert list(splitter.receive(b"x" * (1 << 17))) == []
@@ -78,20 +88,25 @@ def test_an_escaped_end_ends_no_line_and_a_line_has_its_limit() -> None:
 
 
 SECRETS = [
-    *(b'ClaimId = "<127.0.0.1:9618?a=b>#17#4#hush"\r\n', b"claimid=hush\r\n", b'Capability = "hush\\\n hush"\r\n'),
-    *(b'TransferKey = "a\\"hush"\r\n', b'_condor_privKey = "hush"\r\n', b'Environment = "TOKEN=hush OTHER=hush"\r\n'),
-    *(b"Env = hush\r\n", b'PublicClaims = "<127.0.0.1:9618>#17#4#hush"\r\n'),
+    b'ClaimId = "<127.0.0.1:9618?a=b>#17#4#hush"\r\n',
+    b"claimid=hush\r\n",
+    b'Capability = "hush\\\n hush"\r\n',
+    b'TransferKey = "a\\"hush"\r\n',
+    b'_condor_privKey = "hush"\r\n',
+    b'Environment = "TOKEN=hush OTHER=hush"\r\n',
+    b"Env = hush\r\n",
+    b'PublicClaims = "<127.0.0.1:9618>#17#4#hush"\r\n',
 ]
 
 
 @pytest.mark.parametrize("data", SECRETS)
-def test_no_secret_is_written(data: bytes) -> None:
-    rows: list[str] = []
-    writer = transcript.Writer(rows.append, clock=None)
+def test_no_secret_is_written(tmp_path: Path, data: bytes) -> None:
+    descriptor, path = create_file(str(tmp_path))
+    writer = Writer(descriptor)
     for mark in (CLIENT, SERVER, STDERR):
         writer.line(mark, data)
     writer.comment(data.decode())
-    text = "".join(rows)
+    text = Path(path).read_text()
     assert "hush" not in text
     name = data.partition(b"=")[0].decode().strip()
     assert all(line.startswith(name) for line in transcript.parse(text).sent()), "the attribute is still there"
@@ -102,17 +117,17 @@ def test_an_attribute_with_a_hidden_value_is_one_that_classads_know() -> None:
     assert transcript.redacted(b'Cmd = "/bin/true"\r\n') == b'Cmd = "/bin/true"\r\n'
 
 
-def test_the_writer_says_when() -> None:
-    rows: list[str] = []
+def test_the_writer_says_when(tmp_path: Path) -> None:
     times = iter([100.0, 100.0, 100.0004, 101.25])
-    writer = transcript.Writer(rows.append, clock=lambda: next(times))
+    descriptor, path = create_file(str(tmp_path))
+    writer = Writer(descriptor, clock=lambda: next(times))
     writer.text(CLIENT, "VERSION")
     writer.line(SERVER, b"S\n")
     writer.line(SERVER, 4 << 20)
     writer.line(SERVER, b"")
     writer.line(SERVER, b"R\n")
     writer.exit(0)
-    text = "".join(rows)
+    text = Path(path).read_text()
     assert text == "@ 0.000\n> VERSION\n< S\n# < a line of 4194304 bytes is left out\n@ 1.250\n< R\nexit 0\n"
     assert transcript.parse(text).sent() == ["VERSION"]
 
@@ -126,10 +141,16 @@ def test_the_file_is_new_and_nobody_elses(tmp_path: Path) -> None:
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     with pytest.raises(errors.MachineFault, match="exists"):
         create_file(path)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(errors.MachineFault):
         create_file(str(tmp_path / "link"))
     assert not (tmp_path / "target").exists()
+
+
+def test_in_a_directory_each_gets_a_name_of_its_own(tmp_path: Path) -> None:
     descriptor, path = create_file(str(tmp_path))
     os.close(descriptor)
     assert path.endswith(f"-{os.getpid()}.txt")
@@ -150,30 +171,39 @@ def test_root_writes_where_nobody_else_can(tmp_path: Path, how: str) -> None:
     assert list(place.iterdir()) == []
 
 
-def test_text_is_written_in_order_or_lost_and_told(tmp_path: Path) -> None:
+def test_lines_of_several_threads_are_written_whole(tmp_path: Path) -> None:
     descriptor, path = create_file(str(tmp_path))
-    file = TranscriptFile(descriptor)
-    for number in range(2000):
-        file.write(f"> {number}\n")
-    file.close()
-    assert transcript.load(path).sent() == [str(number) for number in range(2000)]
+    writer = Writer(descriptor)
+
+    def write(mark: str) -> None:
+        for number in range(500):
+            writer.text(mark, str(number))
+
+    threads = [threading.Thread(target=write, args=(mark,)) for mark in (CLIENT, SERVER)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    read = transcript.load(path)
+    assert read.sent() == read.received() == [str(number) for number in range(500)]
+
+
+def test_a_full_disk_loses_lines_and_says_so_once() -> None:
     complaints: list[str] = []
-    file = TranscriptFile(os.open("/dev/full", os.O_WRONLY), complaints.append)
-    file.write("> A\n")
-    file.write("> B\n")
-    file.close()
+    writer = Writer(os.open("/dev/full", os.O_WRONLY), complaints.append)
+    writer.text(CLIENT, "A")
+    writer.text(CLIENT, "B")
     assert complaints == [f"The transcript has gaps: {os.strerror(errno.ENOSPC)}."]
 
 
 def test_a_gap_is_told_where_it_is(tmp_path: Path) -> None:
     descriptor, path = create_file(str(tmp_path))
-    file = TranscriptFile(descriptor)
-    file.write("> A\n")
+    writer = Writer(descriptor, clock=lambda: 0.0)
+    writer.text(CLIENT, "A")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-        file.write("> B\n")
-        file.write("> C\n< S\n")
-    file.write("> D\n")
-    file.close()
-    assert Path(path).read_text() == "> A\n\n# 3 lines were lost here\n> D\n"
+        writer.text(CLIENT, "B")
+        writer.text(SERVER, "S")
+    writer.text(CLIENT, "D")
+    assert Path(path).read_text() == "@ 0.000\n> A\n\n# 2 lines were lost here\n> D\n"
     assert transcript.load(path).sent() == ["A", "D"]

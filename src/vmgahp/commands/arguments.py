@@ -38,6 +38,10 @@ class UsageError(Exception):
     """A wrong command line; the text is a sentence that names the mistake and how to correct it."""
 
 
+class NotDone(Exception):
+    """A request that was not carried out, with exit status 1; the text is a sentence that says why, and what to do."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that suggests corrections, and keeps the texts of the manual page that are not about options."""
 

@@ -148,14 +148,9 @@ def run(options: argparse.Namespace) -> int:
     so that it has only settings.
     """
     environ, wanted, vm_type = os.environ, options.names, options.type.lower()
-    try:
-        settings = config.load(environ)
-        entries = sources.entries(environ)
-        settings.locate(entries.where())
-        found = rows(settings, environ, entries.where())
-    except errors.Fault as fault:
-        sys.stderr.write(f"vmgahp config: {escape(fault.render())}\n")
-        return WRONG
+    settings, entries = config.load(environ), sources.entries(environ)
+    settings.locate(entries.where())
+    found = rows(settings, environ, entries.where())
     of_type = vm_type or settings.string("VM_TYPE").lower() or "kvm"
     network = check.networking(settings, of_type)
     wrong = [*check.check(settings, of_type, entries), *([network] if network else ())]

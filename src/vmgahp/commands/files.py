@@ -35,25 +35,43 @@ def open_regular(path: str, *, follow: bool = True, directory: int | None = None
     raise NotRegular(0, "it is not a regular file")
 
 
-def write_anew(path: str, data: bytes) -> None:
+def write_anew(path: str, data: bytes, mode: int | None = None, owner: tuple[int, int] | None = None) -> None:
     """Create a file or replace a regular one, but never write through a link, which an attacker may have made.
 
-    Raises OSError.
+    The umask decides the mode unless it is given. A power failure leaves the old file or the new one. Raises OSError.
     """
     with suppress(FileNotFoundError):
         if not S_ISREG(os.lstat(path).st_mode):
             raise NotRegular(0, "it is there, and is not a regular file")
-    mask = os.umask(0o077)
-    os.umask(mask)
-    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".vmgahp-")
+    if mode is None:
+        mask = os.umask(0o077)
+        os.umask(mask)
+        mode = 0o666 & ~mask
+    directory = os.path.dirname(path) or "."
+    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".vmgahp-")
     try:
         with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o666 & ~mask)
+            if owner is not None:
+                os.fchown(descriptor, *owner)
+            os.fchmod(descriptor, mode)
             file.write(data)
+            file.flush()
+            os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+    with suppress(OSError):  # the file is there, also where a directory may not be read, or cannot be synced
+        sync_directory(directory)
+
+
+def sync_directory(path: str) -> None:
+    """Sync a directory, so that new and renamed entries survive a power failure. Raises OSError."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 class LogLine(NamedTuple):

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vmgahp.commands.arguments import tell
 from vmgahp.commands.files import ask_condor_q, job_id, pairs_of
-from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault, Fault
+from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
 from vmgahp.host.run import run, which
 from vmgahp.job.ad import JobAd
 from vmgahp.text import escape
@@ -231,7 +231,7 @@ def add_ssh(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--by-node", action="store_true", help="go by condor_ssh_to_job, also where the port can be reached from here"
     )
-    command.set_defaults(run=lambda options: _run("ssh", lambda: _ssh(options)))
+    command.set_defaults(run=_ssh)
 
 
 def add_view(command: argparse.ArgumentParser) -> None:
@@ -242,7 +242,7 @@ def add_view(command: argparse.ArgumentParser) -> None:
     )
     _add_job(command)
     tell(command, examples=[("vmgahp view 12.0", "the display of that job")], statuses=_OF_OTHERS)
-    command.set_defaults(run=lambda options: _run("view", lambda: show_display(options.job)))
+    command.set_defaults(run=lambda options: show_display(options.job))
 
 
 def add_attach(command: argparse.ArgumentParser) -> None:
@@ -254,7 +254,7 @@ def add_attach(command: argparse.ArgumentParser) -> None:
     _add_job(command)
     tell(command, examples=[("vmgahp attach 12.0", "its console, until Control-C")], statuses=_OF_OTHERS)
     tail = ("tail", "-n", "+1", "-F", "vm_console.log")
-    command.set_defaults(run=lambda options: _run("attach", lambda: become(on_node(options.job, *tail))))
+    command.set_defaults(run=lambda options: become(on_node(options.job, *tail)))
 
 
 def _add_job(command: argparse.ArgumentParser) -> None:
@@ -279,11 +279,3 @@ def port(text: str) -> int:
 def _ssh(options: argparse.Namespace) -> int:
     way = way_of_job(options.job, options.port)
     return become(ssh(way, options.job, options.login, options.words, by_node=options.by_node))
-
-
-def _run(command: str, do: Callable[[], int]) -> int:
-    try:
-        return do()
-    except Fault as fault:
-        sys.stderr.write(f"vmgahp {command}: {escape(fault.problem)}\nHint: {escape(fault.hint)}\n")
-        return 1

@@ -11,15 +11,13 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from threading import Lock, Thread
+from threading import Thread
 from typing import IO
 
 from vmgahp import errors
 from vmgahp.commands.arguments import tell
 from vmgahp.protocol import transcript
-from vmgahp.protocol.transcript import TranscriptFile, create_file
 from vmgahp.text import escape
 
 READ_SIZE = 1 << 16
@@ -32,8 +30,6 @@ PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signa
 
 CANNOT_EXECUTE, NOT_FOUND = 126, 127
 """The exit statuses for a command that cannot be started, as of a shell."""
-
-Note = Callable[[str, bytes | int], None]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -64,29 +60,24 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(command: list[str], output: str, *, stderr: bool = False) -> int:
     """Run `command` and record it; return its exit status, or end by the signal that ended it."""
-    while os.open(os.devnull, os.O_RDWR) <= 2:
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a closed standard descriptor must not be reused for the transcript
-    file: TranscriptFile | None = None
     try:
-        descriptor, _ = create_file(output)
-        file = TranscriptFile(descriptor, _say)
+        descriptor, _ = transcript.create_file(output)
     except errors.MachineFault as fault:
         _say(fault.sentence)
-    writer = transcript.Writer(file.write if file else lambda _: None)
+    writer = transcript.Writer(descriptor, _say)
     writer.comment(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()) + f" pid {os.getpid()}: {' '.join(command)}")
     for name, value in sorted(os.environ.items()):
         if name.startswith("VMGAHP_"):
             writer.comment(f"{name}={value}")
     try:
         status = _relay(command, writer, stderr=stderr)
-        writer.exit(status)
     except OSError as error:
         _say(f"{command[0]} cannot be started: {error.strerror}")
         writer.comment(f"it cannot be started: {error.strerror}")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
-    finally:
-        if file:
-            file.close()
+    writer.exit(status)
     if status < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command may have dumped core, and this process does not
         if -status != signal.SIGKILL:
@@ -113,16 +104,10 @@ def _relay(command: list[str], writer: transcript.Writer, *, stderr: bool) -> in
     for number in handled:
         signal.signal(number, lambda number, _: process.send_signal(number))
     exited = os.pidfd_open(process.pid)
-    lock = Lock()
-
-    def note(mark: str, line: bytes | int) -> None:
-        with lock:
-            writer.line(mark, line)
-
-    ways = [(transcript.CLIENT, 0, _own(process.stdin)), (transcript.SERVER, _own(process.stdout), 1)]
+    ways = [(transcript.CLIENT, _moved(0), process.stdin), (transcript.SERVER, process.stdout, _moved(1))]
     if stderr:
-        ways.append((transcript.STDERR, _own(process.stderr), 2))
-    threads = [Thread(target=_pass, args=(*way, exited, note), daemon=True) for way in ways]
+        ways.append((transcript.STDERR, process.stderr, open(2, "wb", 0, closefd=False)))  # noqa: SIM115
+    threads = [Thread(target=_pass, args=(*way, exited, writer), daemon=True) for way in ways]
     for thread in threads:
         thread.start()
     status = process.wait()
@@ -134,43 +119,32 @@ def _relay(command: list[str], writer: transcript.Writer, *, stderr: bool) -> in
     return status
 
 
-def _pass(mark: str, source: int, target: int, exited: int, note: Note) -> None:
+def _moved(descriptor: int) -> IO[bytes]:
+    """Move a standard descriptor to another number, so that closing it is noticed; /dev/null takes its place."""
+    with open(os.devnull, "r+b", buffering=0) as nothing:
+        stream = open(os.dup(descriptor), "rb" if descriptor == 0 else "wb", 0)  # noqa: SIM115 - `_pass` closes it
+        os.dup2(nothing.fileno(), descriptor)
+    return stream
+
+
+def _pass(mark: str, source: IO[bytes], target: IO[bytes], exited: int, writer: transcript.Writer) -> None:
     """Pass bytes on and record their lines, until the source ends, the target is closed, or the server exits."""
     lines = transcript.Splitter(escapes=mark != transcript.STDERR)
     poller = select.poll()
     for descriptor, wanted in ((source, select.POLLIN), (target, 0), (exited, select.POLLIN)):
         poller.register(descriptor, wanted)
     left = MOST_LEFT
-    with suppress(OSError):  # the reader is gone, or a terminal was closed
+    with source, target, suppress(OSError):  # the reader is gone, or a terminal was closed
         while left:
             events = dict(poller.poll())
-            if target in events or source not in events or (exited in events and mark == transcript.CLIENT):
+            gone = exited in events
+            if target.fileno() in events or source.fileno() not in events or (gone and mark == transcript.CLIENT):
                 break
-            left -= exited in events
-            data = os.read(source, READ_SIZE)
-            if not data:
+            left -= gone
+            if not (data := os.read(source.fileno(), READ_SIZE)):
                 break
             for line in lines.receive(data):
-                note(mark, line)
+                writer.line(mark, line)
             while data:
-                data = data[os.write(target, data) :]
-    note(mark, lines.rest())
-    for descriptor in (source, target):
-        _close(descriptor)
-
-
-def _close(descriptor: int) -> None:
-    """Close a descriptor so that its other end notices; one of the first three stays occupied."""
-    if descriptor > 2:
-        os.close(descriptor)
-    else:
-        with open(os.devnull, "r+b", buffering=0) as nothing:
-            os.dup2(nothing.fileno(), descriptor)
-
-
-def _own(stream: IO[bytes] | None) -> int:
-    """Return a duplicate of the descriptor of a pipe of `subprocess`."""
-    assert stream is not None
-    descriptor = os.dup(stream.fileno())
-    stream.close()
-    return descriptor
+                data = data[os.write(target.fileno(), data) :]
+    writer.line(mark, lines.rest())

@@ -59,16 +59,15 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def _main(options: argparse.Namespace) -> int:
     try:
         recorded = transcript.load(options.file)
-        attributes = {}
-        for setting in options.set:
-            name, equals, value = setting.partition("=")
+        settings = [setting.partition("=") for setting in options.set]
+        for name, equals, value in settings:
             if not equals or not name.strip():
-                raise UsageError(f"--set {setting}: it takes NAME=VALUE")
-            attributes[name.strip()] = value.strip()
+                raise UsageError(f"--set {name}{value}: it takes NAME=VALUE")
         if not options.words:
             raise UsageError("it takes a COMMAND, after --")
         if recorded.exit_status is None:
             _complain(f"{options.file} does not say how the server ended: that is not compared, and it may be cut off.")
+        attributes = {name.strip(): value.strip() for name, _, value in settings}
         return run(adapted(recorded, attributes, options.type), options.words, options.timeout)
     except OSError as error:
         _complain(f"{error.filename}: {error.strerror}")
@@ -96,11 +95,9 @@ def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int
         except ProtocolError:
             differences.append(Difference(0, "(the server's end)", "(it did not exit in time)"))
         else:
-            status = client.process.returncode
-            if recorded.exit_status not in (None, status):
+            if recorded.exit_status not in (None, status := client.process.returncode):
                 differences.append(Difference(0, f"exit {recorded.exit_status}", f"exit {status}"))
-    for difference in differences:
-        sys.stdout.write(difference.show() + "\n")
+    sys.stdout.writelines(f"{difference.show()}\n" for difference in differences)
     if replay.unplayed:
         sys.stdout.write(f"The server said no more: {replay.unplayed} lines of the recording were not played.\n")
     return DIFFERENT if differences else SAME
@@ -112,11 +109,8 @@ def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int
 def alike(line: str, operation: str | None = None) -> str:
     """Return a line of the server without the parts that may differ; `operation` is that of a result line.
 
-    ======== ===========================================================================================
-    anywhere the text of the version
-    STATUS   the values of `FIGURES`; the words of `COMES_AND_GOES`
-    GETPID   the pid; 0 remains, because it means that there is none
-    ======== ===========================================================================================
+    These are the text of the version, the values of `FIGURES` and the words of `COMES_AND_GOES` in a STATUS, and a pid,
+    but for 0, which means that there is none.
     """
     if operation is None:
         before, version, _ = line.partition("$VMGahpVersion ")
@@ -125,10 +119,9 @@ def alike(line: str, operation: str | None = None) -> str:
     if operation == "GETPID" and words[1:2] == ["0"] and words[2:] != ["0"] and words[-1].isdigit():
         words[2:] = ["(a pid)"]
     elif operation == "STATUS":
-        named = [(word.partition("=")[0], word) for word in words]
-        words = [
-            f"{name}=(a figure)" if name in FIGURES else word for name, word in named if name not in COMES_AND_GOES
-        ]
+        names = [word.partition("=")[0] for word in words]
+        known = [pair for pair in zip(names, words, strict=True) if pair[0] not in COMES_AND_GOES]
+        words = [f"{name}=" if name in FIGURES else word for name, word in known]
     return " ".join(words)
 
 
@@ -143,24 +136,22 @@ def adapted(recorded: Transcript, attributes: Mapping[str, str], vm_type: str = 
     missing: dict[str, str] | None = None  # the attributes that the ad has not had so far; None outside of an ad
     lines: list[Line] = []
     for line in recorded.lines:
-        texts = [line.text]
-        request = Request(line.text) if line.mark == CLIENT else None
-        if request is None:
+        texts, request = [line.text], Request(line.text)
+        if line.mark != CLIENT:
             pass
-        elif missing is None:
-            if request.command == "CLASSAD":
-                missing = dict(wanted)
-            elif request.operation == "START" and vm_type:
-                texts = [f"CONDOR_VM_START {request.number} {vm_type}"]
         elif request.command == "CLASSAD_END":
-            texts, missing = [*missing.values(), line.text], None
-        else:
+            texts, missing = [*(missing or {}).values(), line.text], None
+        elif missing is not None:
             name = line.text.partition("=")[0].strip().lower()
             texts = [wanted.get(name, line.text)]
             missing.pop(name, None)
-        for text in texts:
-            data = text.encode("utf-8", "surrogateescape") + transcript.USUAL_END[line.mark]
-            lines.append(line if text == line.text else replace(line, data=data))
+        elif request.command == "CLASSAD":
+            missing = dict(wanted)
+        elif request.operation == "START" and vm_type:
+            texts = [f"CONDOR_VM_START {request.number} {vm_type}"]
+        end = transcript.USUAL_END[line.mark]
+        new = (replace(line, data=text.encode("utf-8", "surrogateescape") + end) for text in texts)
+        lines += [line] if texts == [line.text] else new
     return Transcript(lines, recorded.exit_status)
 
 
@@ -180,12 +171,9 @@ class Difference(NamedTuple):
     def show(self) -> str:
         """Format it for people: the place, then the lines of both sides."""
         where = f"line {self.number}" if self.number else "at the end"
-        shown = [f"{where}, {escape(self.request)}:" if self.request else f"{where}:"]
-        if self.recorded is not None:
-            shown.append(f"- {escape(self.recorded)}")
-        if self.said is not None:
-            shown.append(f"+ {escape(self.said)}")
-        return "\n".join(shown)
+        sides = (("- ", self.recorded), ("+ ", self.said))
+        shown = [mark + escape(text) for mark, text in sides if text is not None]
+        return "\n".join([f"{where}, {escape(self.request)}:" if self.request else f"{where}:", *shown])
 
 
 class Replay:

@@ -14,10 +14,11 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from difflib import unified_diff
+from functools import partial
 from shutil import which
 
 from vmgahp import config, errors
-from vmgahp.commands.arguments import UsageError, did_you_mean, for_root, tell, vm_type
+from vmgahp.commands.arguments import NotDone, UsageError, did_you_mean, for_root, tell, vm_type
 from vmgahp.commands.doctor import condor, examine
 from vmgahp.commands.doctor.context import ask as run_program
 from vmgahp.commands.doctor.context import complaint
@@ -27,13 +28,13 @@ from vmgahp.config import check, sources
 from vmgahp.config.check import ELSEWHERE, ELSEWHERE_BY_NAME
 from vmgahp.config.table import setting_of
 from vmgahp.drivers import base
-from vmgahp.findings import BAD, OFF, OK, Finding
+from vmgahp.findings import BAD, OFF, OK
 from vmgahp.text import escape
 from vmgahp.vm_types import ANY
 
 FILE_NAME = "60-vmgahp.config"
-MODE_MASK = 0o022
-"""The umask of the file: everyone may read it, like all of HTCondor's configuration, because it has no secrets."""
+MODE = 0o644
+"""The mode of the file: everyone may read it, like all of HTCondor's configuration, because it has no secrets."""
 LONGEST = 1 << 16
 
 _MARK = "# Written by vmgahp setup, which writes it anew where nobody else has changed it. SHA-256: "
@@ -82,10 +83,6 @@ OF_SETTINGS = ("settings", "VM_TYPE", "VM_GAHP_SERVER", "VM_NETWORKING", "memory
 Values = Mapping[str, str]
 
 
-class NotWritten(Exception):
-    """A file that could not be written; the text is a sentence with the remedy."""
-
-
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vmgahp setup``."""
     command.description = (
@@ -128,21 +125,17 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("standard input is no terminal, so nothing can be asked; add --yes, or --dry-run to look.")
     try:
         return _set_up(options, dict(os.environ))
-    except errors.Fault as fault:
-        return _failed(fault.sentence)
-    except NotWritten as refused:
-        return _failed(str(refused))
     except EOFError:
         _say("")
-        return _failed("No answer. Nothing was written.")
+        raise NotDone("No answer. Nothing was written.") from None
 
 
 def _set_up(options: argparse.Namespace, environ: Values) -> int:
     path = os.path.abspath(options.output) if options.output else _place(environ)
     if not os.path.isdir(os.path.dirname(path)):
-        raise NotWritten(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
+        raise NotDone(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
     if options.remove and not os.path.lexists(path):
-        raise NotWritten(f"{path} is not there. Nothing was removed.")
+        raise NotDone(f"{path} is not there. Nothing was removed.")
     before = _read(path)
     values: dict[str, str] = {}
     if not options.remove:
@@ -169,26 +162,22 @@ def _set_up(options: argparse.Namespace, environ: Values) -> int:
 
 
 def _place(environ: Values) -> str:
-    """Find the path in the last directory of LOCAL_CONFIG_DIR, or that of the existing file. Raises `NotWritten`."""
-    elsewhere = "or name a file by --output FILE."
+    """Find the path in the last directory of LOCAL_CONFIG_DIR, or that of the existing file. Raises `NotDone`."""
+    where, elsewhere = "HTCondor's LOCAL_CONFIG_DIR", "or name a file by --output FILE."
     if not sources.find_tool(environ):
-        raise NotWritten(
+        raise NotDone(
             "There is no HTCondor here whose configuration this could be: no condor_config_val is found. "
             f"Hint: install HTCondor, put the directory of condor_config_val on PATH, {elsewhere}"
         )
     values, _, _ = sources.read(("LOCAL_CONFIG_DIR",), environ)
     named = values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()
     if not named:
-        raise NotWritten(
-            "HTCondor's LOCAL_CONFIG_DIR is not set: it reads no directory of files. "
-            f"Hint: set LOCAL_CONFIG_DIR = /etc/condor/config.d in its configuration and make that, {elsewhere}"
-        )
+        hint = "set LOCAL_CONFIG_DIR = /etc/condor/config.d in its configuration and make that"
+        raise NotDone(f"{where} is not set: it reads no directory of files. Hint: {hint}, {elsewhere}")
     paths = [os.path.join(directory, FILE_NAME) for directory in reversed(named) if os.path.isdir(directory)]
     if not paths:
-        raise NotWritten(
-            f"None of the directories of HTCondor's LOCAL_CONFIG_DIR is there: {', '.join(named)}. "
-            f"Hint: mkdir -p {named[-1]}, {elsewhere}"
-        )
+        missing = f"None of the directories of {where} is there: {', '.join(named)}."
+        raise NotDone(f"{missing} Hint: mkdir -p {named[-1]}, {elsewhere}")
     return next((path for path in paths if os.path.lexists(path)), paths[0])
 
 
@@ -200,19 +189,19 @@ def file_text(values: Values, command: str) -> str:
 
 
 def _read(path: str) -> str | None:
-    """Read the file; None if it is missing. Raises `NotWritten` unless it is as this command has written it."""
+    """Read the file; None if it is missing. Raises `NotDone` unless it is as this command has written it."""
     try:
         with open_regular(path, follow=False) as file:
             text = file.read(LONGEST).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise NotWritten(f"{path} cannot be read: {error.strerror or error}. Nothing is done to it.") from error
+        raise NotDone(f"{path} cannot be read: {error.strerror or error}. Nothing is done to it.") from error
     mark = _MARKED.match(text)
     if mark is None:
-        raise NotWritten(f"{path} was not written by vmgahp setup, and stays as it is. Move it away, or keep it.")
+        raise NotDone(f"{path} was not written by vmgahp setup, and stays as it is. Move it away, or keep it.")
     if hashlib.sha256(text[mark.end() :].encode("utf-8", "surrogateescape")).hexdigest() != mark[1]:
-        raise NotWritten(
+        raise NotDone(
             f"{path} was changed since vmgahp setup wrote it, and stays as it is. Put the changes into a file of "
             f"your own that HTCondor reads later, such as 61-local.config beside it, then rm {path}."
         )
@@ -232,18 +221,15 @@ def _write(path: str, before: str | None, text: str, options: argparse.Namespace
     """
     if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
         more = [*(["--output", path] if options.output else []), *(["--restart"] if options.restart else [])]
-        raise NotWritten(f"You may not write {path}. As root, run: {for_root('setup', *again, *more, '--yes')}")
+        raise NotDone(f"You may not write {path}. As root, run: {for_root('setup', *again, *more, '--yes')}")
     if not options.yes and _ask(f"{'Write' if text else 'Remove'} {path}? y or n", "n").lower() not in ("y", "yes"):
         return False
     if _read(path) != before:
-        raise NotWritten(f"{path} was written anew meanwhile. Nothing was done to it.")
-    umask = os.umask(MODE_MASK)
+        raise NotDone(f"{path} was written anew meanwhile. Nothing was done to it.")
     try:
-        write_anew(path, text.encode()) if text else os.unlink(path)
+        write_anew(path, text.encode(), MODE) if text else os.unlink(path)
     except OSError as error:
-        raise NotWritten(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        os.umask(umask)
+        raise NotDone(f"{path} cannot be written: {error.strerror or error}.") from error
     _say(f"{path} is {'written' if text else 'removed'}.")
     return True
 
@@ -285,7 +271,7 @@ def _values(options: argparse.Namespace, environ: Values, before: Values, *, ask
     question = "Networks that jobs may have (nat, bridge, user, none)"
     choose(options.network, question, was, lambda text: _kinds(text, found, extra))
     if asking and "bridge" in found.get(KINDS, "") and BRIDGE not in extra:
-        choose("", "The bridge of this machine for them", before.get(BRIDGE, "br0"), _bridge)
+        choose("", "The bridge of this machine for them", before.get(BRIDGE, "br0"), partial(_require_plain, BRIDGE))
     emulates = before.get(EMULATION, "") if options.emulation is None else str(options.emulation)
     if emulates:
         found[EMULATION] = emulates.capitalize()
@@ -315,17 +301,18 @@ def _is_known(name: str) -> bool:
         return False
 
 
-def _require_plain(name: str, value: str) -> None:
-    """Raise `UsageError` for an unknown setting, or a value that HTCondor would not take literally."""
+def _require_plain(name: str, value: str) -> dict[str, str]:
+    """Return the setting. Raises `UsageError` for an unknown one, or a value that HTCondor would not take literally."""
     if not _is_known(name):
         raise UsageError(f"{name} is not a setting{did_you_mean(name, KNOWN) or '; vmgahp config lists them.'}")
-    if value == MACROS.get(name):
-        return
-    if not value.strip() or not value.isprintable() or "$" in value or value.rstrip().endswith("\\"):
+    if value != MACROS.get(name) and (
+        not value.strip() or not value.isprintable() or "$" in value or value.rstrip().endswith("\\")
+    ):
         raise UsageError(
             f"{name} = {value!a} is not a plain value: one line, without $, which HTCondor would replace, and without "
             "a \\ at the end, which would continue it. Leave the setting out for its default."
         )
+    return {name: value}
 
 
 def _require_valid(values: Values) -> None:
@@ -351,11 +338,6 @@ def _pair(word: str) -> tuple[str, str]:
     name, value = name.strip().upper(), value.strip(" \t")
     _require_plain(name, value or "-")
     return name, value
-
-
-def _bridge(name: str) -> dict[str, str]:
-    _require_plain(BRIDGE, name)
-    return {BRIDGE: name}
 
 
 def _types(text: str) -> dict[str, str]:
@@ -405,11 +387,9 @@ def _with(environ: Values, values: Values) -> dict[str, str]:
 def _let_the_doctor_look(environ: Values, values: Values) -> None:
     """Show the doctor's bad or improvable findings with these values."""
 
-    def is_wrong(one: Finding) -> bool:
-        return one.verdict == BAD or (one.verdict == OFF and one.check.partition(" ")[0] in OF_SETTINGS)
-
-    found = examine(_with(environ, values), values[TYPE]).findings
-    wrong = [one for one in found if one.check not in LATER and is_wrong(one)]
+    found = [one for one in examine(_with(environ, values), values[TYPE]).findings if one.check not in LATER]
+    ours = [one for one in found if one.verdict == OFF and one.check.partition(" ")[0] in OF_SETTINGS]
+    wrong = [one for one in found if one.verdict == BAD or one in ours]
     if not wrong:
         _say("vmgahp doctor finds nothing wrong with it.\n")
         return
@@ -443,7 +423,7 @@ def _restart(environ: Values, *, wanted: bool) -> int:
         _say(RESTART.rstrip())
         return DONE
     beside = os.path.dirname(sources.find_tool(environ))
-    places = [beside, os.path.join(os.path.dirname(beside), "sbin"), environ.get("PATH", ""), "/usr/sbin"]
+    places = (beside, f"{os.path.dirname(beside)}/sbin", environ.get("PATH", ""), "/usr/sbin")
     tool = which("condor_restart", path=":".join(places)) or "condor_restart"
     said = run_program([tool, "-startd"], RESTART_DEADLINE, environ)
     if said.status != 0:

@@ -9,9 +9,11 @@ from importlib import import_module
 from io import StringIO, TextIOWrapper
 from typing import NamedTuple
 
-from vmgahp.commands.arguments import Parser, UsageError, did_you_mean, tell
+from vmgahp import errors
+from vmgahp.commands.arguments import NotDone, Parser, UsageError, did_you_mean, tell
 from vmgahp.commands.by_hand import version_line
 from vmgahp.host import packages
+from vmgahp.text import escape
 
 NOBODY_READS = 141
 """The exit status, as of a shell, when the reader of the output has gone (SIGPIPE)."""
@@ -155,6 +157,11 @@ def run(argv: Sequence[str]) -> int:
             status: int = options.run(options)
         except UsageError as error:
             options.parser.error(str(error))
+        except (NotDone, errors.Fault) as refused:
+            sys.stdout.flush()
+            why = refused.sentence if isinstance(refused, errors.Fault) else str(refused)
+            sys.stderr.write(f"vmgahp {options.command}: {escape(why)}\n")
+            return 1
         sys.stdout.flush()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
-from vmgahp.images import qemu_img
 from vmgahp.text import has_control, not_for_xml, shown
 
 FORMATS = {name: name for name in ("raw", "iso", "qcow2", "qcow", "qed", "vmdk", "vdi", "vpc")} | {
@@ -204,6 +203,8 @@ def backing_chain(
     Raises `errors.JobFault` for an image that is not of its format, that is damaged, or whose backing files
     have no stated format or are not readable for the job's user.
     """
+    from vmgahp.images import qemu_img  # most jobs do not need it
+
     if image_format in PLAIN_FORMATS:
         return ()
     found: list[BackingFile] = []
@@ -245,6 +246,8 @@ def _backing_file(path: str, image: dict[str, Any]) -> BackingFile | None:
 
 def require_whole(path: str, image_format: str, identity: Identity) -> None:
     """Check an image whose backing files are known, without following its header's. Raises `errors.Fault`."""
+    from vmgahp.images import qemu_img  # most jobs do not need it
+
     _look(path, image_format, identity, monotonic() + qemu_img.LOOK)
 
 
@@ -280,6 +283,8 @@ def _unusable(path: str, image_format: str, why: object, *, no_access: bool = Fa
 
 
 def _info(path: str, image_format: str, identity: Identity, seconds: float) -> dict[str, Any]:
+    from vmgahp.images import qemu_img  # most jobs do not need it
+
     try:
         if seconds <= 0:
             raise qemu_img.TooSlow(0)

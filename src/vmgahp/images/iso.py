@@ -12,13 +12,10 @@ the job's user need not be able to read this installation.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import sys
-import time
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
 from typing import Any, BinaryIO
 
 from vmgahp.errors import MachineFault
@@ -63,6 +60,8 @@ class Unfit(Exception):
 
 def can_write() -> bool:
     """Return True if pycdlib, which writes the images, is installed."""
+    from importlib.util import find_spec
+
     return find_spec("pycdlib") is not None
 
 
@@ -149,6 +148,8 @@ def _check_sizes(files: list[tuple[str, int, int]], most_bytes: int) -> None:
 
 
 def _write(output: int, label: str, files: list[tuple[str, int, int]], identity: Identity, *, secret: bool) -> None:
+    import json
+
     total = sum(size for _, _, size in files)
     plan = {
         "output": output,
@@ -188,6 +189,9 @@ def _write(output: int, label: str, files: list[tuple[str, int, int]], identity:
 
 def _main() -> int:
     """Read the plan from standard input and carry it out; for an OSError print its errno to standard error."""
+    import json
+    import time
+
     plan = json.loads(sys.stdin.buffer.read())
     time.time = lambda: WHEN  # pycdlib's timestamps; this process does nothing else
     with open(os.memfd_create("rehearsal", os.MFD_CLOEXEC), "r+b") as nowhere, open(os.devnull, "rb") as nothing:

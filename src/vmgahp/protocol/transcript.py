@@ -12,6 +12,7 @@ Lines that a full disk does not take are lost, and the transcript has their numb
 import ast
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ USUAL_END = {CLIENT: b"\r\n", SERVER: b"\n", STDERR: b"\n"}
 HINT = "Hint: vmgahp record, and vmgahp console --record, write transcripts."
 
 LONGEST_SHOWN = 60
+"""The most characters of an invalid line that a message shows."""
 
 MAX_LINE = 1 << 20
 """The most bytes of one line that are buffered until its end arrives."""
@@ -57,12 +59,12 @@ class Line:
     mark: str
     data: bytes
     number: int = field(default=0, compare=False)
+    """The line number in the text, from 1."""
 
     @property
     def text(self) -> str:
-        """Return the line without its end; bytes that are not UTF-8 become surrogates."""
-        data = self.data.removesuffix(b"\n")
-        return data.removesuffix(b"\r").decode("utf-8", "surrogateescape")
+        """The line without its end; bytes that are not UTF-8 become surrogates."""
+        return self.data.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "surrogateescape")
 
 
 @dataclass
@@ -94,9 +96,9 @@ def parse(text: str) -> Transcript:
         except (ValueError, SyntaxError):
             shown = row if len(row) <= LONGEST_SHOWN else f"{row[:LONGEST_SHOWN]}..."
             raise TranscriptError(f"line {number}: {shown!r} is not a line of a transcript") from None
-        if mark and transcript.exit_status is not None:
-            raise TranscriptError(f"line {number} comes after the server's exit: a transcript has one conversation")
         if mark:
+            if transcript.exit_status is not None:
+                raise TranscriptError(f"line {number} comes after the server's exit: a transcript has one conversation")
             transcript.lines.append(Line(mark, data if literal else data + USUAL_END[mark], number))
         elif status:
             transcript.exit_status = int(status)
@@ -139,8 +141,7 @@ class Splitter:
     def __init__(self, *, escapes: bool = True) -> None:
         self._escapes = escapes
         self._buffer = bytearray()
-        self._searched = 0
-        self._dropped = 0
+        self._searched = self._dropped = 0
 
     def receive(self, data: bytes) -> Iterator[bytes | int]:
         """Yield the lines that are whole now; for one that is too long the number of its bytes."""
@@ -169,24 +170,37 @@ class Splitter:
 
 
 def redacted(data: bytes) -> bytes:
-    """Return a line of either side without secrets, by the rules of the log; an attribute's value is `HIDDEN`."""
+    """Return a line of either side with the values of secrets hidden, by the rules of the log.
+
+    The line of a secret attribute of the job ad remains one, with `HIDDEN` as its value.
+    """
     text = data.decode("utf-8", "surrogateescape")
-    name, equals, _ = text.partition("=")
+    name, equals, value = text.partition("=")
     if equals and is_hidden(name.strip()):
-        end = b"\r\n" if data.endswith(b"\r\n") else b"\n" if data.endswith(b"\n") else b""
-        return f"{name}= {HIDDEN}".encode("utf-8", "surrogateescape") + end
-    hidden = redact(text)
-    return data if hidden == text else hidden.encode("utf-8", "surrogateescape")
+        hidden = f"{name}= {HIDDEN}" + ("\r\n" if value.endswith("\r\n") else "\n" if value.endswith("\n") else "")
+    else:
+        hidden = redact(text)
+    return hidden.encode("utf-8", "surrogateescape")
 
 
 class Writer:
-    """A writer of whole lines of a conversation, without its secrets; a `clock` of None leaves the times out."""
+    """A writer of a running conversation, without its secrets, for several threads.
 
-    def __init__(self, write: Callable[[str], object], clock: Callable[[], float] | None = time.monotonic) -> None:
-        self._write = write
-        self._clock = clock
-        self._began = clock() if clock else 0.0
-        self._last = ""
+    Lines that cannot be written to `descriptor` are lost: the transcript has their number where it goes on, and the
+    callback `complain` gets a sentence the first time. `clock` counts seconds from anywhere.
+    """
+
+    def __init__(
+        self,
+        descriptor: int,
+        complain: Callable[[str], object] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._descriptor, self._complain, self._clock = descriptor, complain, clock
+        self._began, self._last = clock(), ""
+        self._lost = self._complaints = 0
+        """The numbers of lost lines that the file does not mention yet, and of complaints."""
+        self._lock = threading.Lock()
 
     def comment(self, text: str) -> None:
         """Write one comment line, which is not part of the conversation."""
@@ -197,9 +211,10 @@ class Writer:
         if isinstance(data, int):
             self.comment(f"{mark} a line of {data} bytes is left out")
         elif data:
-            when = f"@ {self._clock() - self._began:.3f}\n" if self._clock else ""
-            self._write((when if when != self._last else "") + written(mark, redacted(data)))
-            self._last = when
+            with self._lock:
+                when = f"@ {self._clock() - self._began:.3f}\n"
+                self._write((when if when != self._last else "") + written(mark, redacted(data)))
+                self._last = when
 
     def text(self, mark: str, line: str) -> None:
         """Write a line that comes without its end, as `vmgahp.protocol.client.Client` reports lines."""
@@ -208,6 +223,19 @@ class Writer:
     def exit(self, status: int) -> None:
         """Write the server's exit status, which is the last line."""
         self._write(f"exit {status}\n")
+
+    def _write(self, text: str) -> None:
+        gap = f"\n# {self._lost} lines were lost here\n" if self._lost else ""  # the line before may be torn
+        data = (gap + text).encode("utf-8", "backslashreplace")
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            self._lost = 0
+        except OSError as error:
+            self._lost += text.count("\n")
+            self._complaints += 1
+            if self._complaints == 1:
+                self._complain(f"The transcript has gaps: {error.strerror}.")
 
 
 def create_file(target: str) -> tuple[int, str]:
@@ -221,44 +249,14 @@ def create_file(target: str) -> tuple[int, str]:
     if os.path.isdir(target):
         path = os.path.join(target, time.strftime("vmgahp-%Y%m%dT%H%M%SZ", time.gmtime()) + f"-{os.getpid()}.txt")
     try:
-        directory = os.path.dirname(path) or "."
-        trouble = trust.trouble_with_directory(directory) if os.geteuid() == 0 else ""
-        if trouble:
-            problem = f"No transcript is written to {path}: it is reached by {trouble}."
-            raise errors.MachineFault(problem, "name a directory that belongs to root and that only root may write to.")
+        if os.geteuid() == 0 and (trouble := trust.trouble_with_directory(os.path.dirname(path) or ".")):
+            raise errors.MachineFault(
+                f"No transcript is written to {path}: it is reached by {trouble}.",
+                "name a directory that belongs to root and that only root may write to.",
+            )
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
         return os.open(path, flags, 0o600), path
     except OSError as error:
         raise errors.MachineFault(
             f"No transcript is written to {path}: {error.strerror}.", "name a new file, or a directory."
         ) from None
-
-
-class TranscriptFile:
-    """A writer to a descriptor, which it owns; `complain` is called with a sentence once if lines are lost."""
-
-    def __init__(self, descriptor: int, complain: Callable[[str], object] = lambda _: None) -> None:
-        self._descriptor = descriptor
-        self._complain: Callable[[str], object] | None = complain
-        self._lost = 0
-
-    def write(self, text: str) -> None:
-        """Write whole lines, each with its newline."""
-        gap = f"\n# {self._lost} lines were lost here\n" if self._lost else ""  # the line before may be torn
-        data = memoryview((gap + text).encode("utf-8", "backslashreplace"))
-        try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
-            self._lost = 0
-        except OSError as error:
-            self._lost += text.count("\n")
-            if self._complain is not None:
-                self._complain(f"The transcript has gaps: {error.strerror}.")
-                self._complain = None
-
-    def close(self) -> None:
-        """Close the file; what another thread still writes afterwards is lost."""
-        if self._lost:
-            self.write("")
-        descriptor, self._descriptor = self._descriptor, -1
-        os.close(descriptor)

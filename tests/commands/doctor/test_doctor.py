@@ -138,7 +138,7 @@ def test_settings_that_cannot_be_read(pool: Condor) -> None:
 def test_a_check_that_hangs_is_not_known_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(context, "LOOK_DEADLINE", 0.1)
-    (found,) = context.look("VM_GAHP_LOG", "a file system that hangs", lambda _context: never.wait(), None)
+    (found,) = context.look("VM_GAHP_LOG", lambda _context: never.wait(), None)
     never.set()
     judged(found, UNKNOWN, "The check of VM_GAHP_LOG had not ended")
 
@@ -177,7 +177,7 @@ def test_a_resolver_for_which_htcondors_tool_waits_is_the_cause(
     assert named(pool.examine().findings, "host name").verdict == OFF, "jobs run where HTCondor can be asked"
     environ = pool.environ()
     pool.script("condor_config_val", HANGS)
-    assert doctor.run(environ) == doctor.UNFIT
+    assert doctor.show(doctor.examine(environ)) == doctor.UNFIT
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("XX") + said.count("✗") == 1
     assert "cannot run here: host name." in said
@@ -213,17 +213,17 @@ def test_what_is_well_is_one_sentence_and_more_if_asked(pool: Condor, capsys: py
     environ = pool.environ()
     if os.getuid() != 0:
         pytest.skip("needs root")
-    assert doctor.run(environ) == doctor.FIT
+    assert doctor.show(doctor.examine(environ)) == doctor.FIT
     said = capsys.readouterr().out
     assert "\n\n" not in said
     assert absent(" ".join(said.split()), "could run here. Looked at: HTCondor, host name, settings", "--verbose") == []
-    assert doctor.run(environ, verbose=True) == doctor.FIT
+    assert doctor.show(doctor.examine(environ), verbose=True) == doctor.FIT
     assert "looked at condor_config_val" in capsys.readouterr().out
 
 
 def test_one_cause_is_told_once(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
     environ = pool.environ(VM_TYPE="vbox")
-    assert doctor.run(environ) == doctor.UNFIT
+    assert doctor.show(doctor.examine(environ)) == doctor.UNFIT
     said = " ".join(capsys.readouterr().out.split())
     assert "Not checked because it depends on this: hypervisor" in said
     assert "cannot run here: VM_TYPE" in said
@@ -570,20 +570,20 @@ def test_such_a_machine_comes_back_by_recover_once_all_else_is_well(
     offline = AD.replace("HasVM = true", "HasVM = false") + 'VMOfflineReason = "VMGAHP_ERR_CRITICAL"\n'
     pool.ad.write_text(offline)
     pool.script("condor_update_machine_ad", "import sys; sys.exit('DENIED')")
-    assert doctor.run(pool.environ(), recover=True) == doctor.UNFIT
+    assert doctor.show(doctor.examine(pool.environ(), recover=True)) == doctor.UNFIT
     assert "The startd does not take HasVM = True: DENIED." in capsys.readouterr().err
     pool.script("condor_update_machine_ad", UPDATE.format(file=str(pool.ad)))
-    assert doctor.run(pool.environ(VM_MEMORY=0), recover=True) == doctor.UNFIT
+    assert doctor.show(doctor.examine(pool.environ(VM_MEMORY=0), recover=True)) == doctor.UNFIT
     assert pool.ad.read_text() == offline, "the machine cannot run VMs"
-    assert doctor.run(pool.environ(), recover=True) == doctor.FIT
-    assert doctor.run(pool.environ(), recover=True) == doctor.FIT, "there is nothing to do"
+    assert doctor.show(doctor.examine(pool.environ(), recover=True)) == doctor.FIT
+    assert doctor.show(doctor.examine(pool.environ(), recover=True)) == doctor.FIT, "there is nothing to do"
 
 
 def test_an_htcondor_that_nobody_has_configured_is_told_to_set_up(
     pool: Condor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environ = pool.environ(VM_TYPE=None, VM_MEMORY=None, VM_GAHP_LOG=None)
-    assert doctor.run(environ) == doctor.UNFIT
+    assert doctor.show(doctor.examine(environ)) == doctor.UNFIT
     said = " ".join(capsys.readouterr().out.split())
     assert "HTCondor is not configured for VMs on this machine" in said
     assert "vmgahp setup as root" in said

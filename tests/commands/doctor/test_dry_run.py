@@ -102,7 +102,7 @@ def test_a_driver_without_a_dry_run(pool: Condor, ad: Ad) -> None:
 
 def test_a_held_job_makes_the_exit_status(pool: Condor, ad: Ad, capsys: pytest.CaptureFixture[str]) -> None:
     path = ad.write("JobVMMemory = 4096", vm_type="simulated")
-    assert doctor.run(pool.environ(), job=path) == doctor.UNFIT
+    assert doctor.show(doctor.examine(pool.environ(), job=path)) == doctor.UNFIT
     said = " ".join(capsys.readouterr().out.split())
     held = "It would be held, with VMGAHP_ERR_JOBCLASSAD_NO_VM_MEMORY_PARAM"
     assert absent(said, held, "This job cannot run here: job ad") == []

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.commands.image.support import RAW, Place, Server, place, server, sha256
-from vmgahp.commands.image import NotDone, store
+from vmgahp.commands.arguments import NotDone
+from vmgahp.commands.image import store
 from vmgahp.images import catalog
 
 __all__ = ["place", "server"]

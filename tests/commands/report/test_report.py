@@ -214,19 +214,9 @@ def test_there_is_no_chart_without_anything_in_it(
         assert [head.text for head in picture.xpath(".//*[@class='head']")] == charts
 
 
-@pytest.mark.parametrize(
-    ("length", "labels"),
-    [
-        (0.052, ["0", "20 ms", "40 ms"]),
-        (1.8, ["0", "0.5 s", "1.0 s", "1.5 s"]),
-        (92.0, ["0", "30.0 s", "1 min", "1 min 30 s"]),
-        (4 * 3600, ["0", "1 h", "2 h", "3 h", "4 h"]),
-    ],
-)
-def test_the_axis_counts_from_the_beginning(tmp_path: Path, length: float, labels: list[str]) -> None:
-    assert [label for _, label in page.axis(length)] == labels
-    told = story_of(tmp_path, [event(0, "start", "Running"), event(length, "stop", "Stopped")])
-    assert set(labels) <= set(page.picture(told, []).itertext())
+def test_the_axis_counts_from_the_beginning(tmp_path: Path) -> None:
+    told = story_of(tmp_path, [event(0, "start", "Running"), event(4 * 3600, "stop", "Stopped")])
+    assert {"0", "1 h", "2 h", "3 h", "4 h"} <= set(page.picture(told, []).itertext())
 
 
 MEASURED = """<body><script>

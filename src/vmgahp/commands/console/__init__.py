@@ -8,16 +8,13 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from vmgahp import errors
-from vmgahp.commands.arguments import UsageError, add_type, tell
+from vmgahp.commands.arguments import NotDone, UsageError, add_type, tell
 from vmgahp.commands.console.conversation import Conversation
-from vmgahp.protocol import transcript
 from vmgahp.protocol.client import ProtocolError
-from vmgahp.protocol.transcript import TranscriptFile, create_file
-from vmgahp.text import escape
+from vmgahp.protocol.transcript import Writer, create_file
 
 LOST = 1
 """The exit status if the server could not be started or ended unexpectedly."""
@@ -66,18 +63,20 @@ def run(options: argparse.Namespace) -> int:
     with ExitStack() as opened:
         try:
             working_dir = opened.enter_context(_working_directory(options.dir))
-            write = _recorder(options.record, opened)
+            descriptor, path = create_file(options.record) if options.record else (os.open(os.devnull, os.O_WRONLY), "")
         except OSError as error:
-            return _refuse(f"There is no working directory: {error}")
-        except errors.MachineFault as fault:
-            return _refuse(fault.sentence)
-        writer = transcript.Writer(write)
+            why = f"{error.filename} cannot be used as the scratch directory: {error.strerror}"
+            hint = f"mkdir {error.filename}, or leave --dir out for a temporary one."
+            raise NotDone(f"{why}. Hint: {hint}") from error
+        if path:
+            opened.callback(lambda: sys.stdout.write(f"The conversation is in {path}.\n"))
+        writer = Writer(descriptor)
         writer.comment(f"vmgahp console: {' '.join(command)}")
         environ = _environment(options.type, working_dir, settings)
         try:
             talk = Conversation(command, environ, person=terminal.is_person, show=terminal.show, writer=writer)
         except OSError as error:
-            return _refuse(f"{command[0]} cannot be started: {error.strerror or error}")
+            raise NotDone(f"{command[0]} cannot be started: {error.strerror or error}") from error
         opened.enter_context(talk.client)
         lost = ""
         try:
@@ -87,22 +86,6 @@ def run(options: argparse.Namespace) -> int:
         finally:
             is_good = talk.finish(lost)
     return talk.status if is_good else LOST
-
-
-def _refuse(why: str) -> int:
-    sys.stderr.write(f"vmgahp console: {escape(why)}\n")
-    return LOST
-
-
-def _recorder(record: str, opened: ExitStack) -> Callable[[str], object]:
-    """Make the file of ``--record``, and return the function that writes to it."""
-    if not record:
-        return lambda _: None
-    descriptor, path = create_file(record)
-    file = TranscriptFile(descriptor)
-    opened.callback(lambda: sys.stdout.write(f"The conversation is in {path}.\n"))
-    opened.callback(file.close)
-    return file.write
 
 
 # The server's environment

@@ -82,11 +82,11 @@ def overview() -> list[str]:
 
 def about_command(topic: str) -> list[str]:
     """Explain a command or an error word; empty for an unknown one."""
-    for word, row in COMMANDS.items():
-        sends = [PREFIX + row.operation] if row.operation else []
-        if topic.lower() == word.lower() or topic.upper() in sends:
-            text = row.text.removesuffix(".") + "."
-            return [f"{word} {row.arguments}".rstrip(), f"  {text}", *(f"  It sends {each}." for each in sends)]
+    word = topic.upper().removeprefix(PREFIX)
+    word = next((each for each, row in COMMANDS.items() if row.operation == word), topic.lower())
+    if row := COMMANDS.get(word):
+        sends = [f"  It sends {PREFIX}{row.operation}."] if row.operation else []
+        return [f"{word} {row.arguments}".rstrip(), f"  {row.text.removesuffix('.')}.", *sends]
     if meaning := requests.meaning(topic):
         return [requests.short(topic), f"  {meaning}", f"  {requests.fate(topic)}"]
     return [f"{topic} is a command of the protocol, and goes to the server as it is."] if topic in PROTOCOL else []
@@ -128,21 +128,15 @@ def prepare_ad(text: str, working_dir: str, *, vm_type: str, serves: str, number
     pairs = parse_ad(text)
     found = JobAd(pairs)
     wanted = (vm_type or found.vm_type() or serves).lower()
-    sent = {
-        "VM_WORKING_DIR": quote(working_dir),
-        "JobVMType": quote(wanted),
-        "ClusterId": str(CLUSTER_BASE + os.getpid()),
-        "ProcId": str(number),
-    }
+    sent = {"VM_WORKING_DIR": quote(working_dir), "JobVMType": quote(wanted)}
+    sent |= {"ClusterId": str(CLUSTER_BASE + os.getpid()), "ProcId": str(number)}
     if found.string("User") is None:
         sent["User"] = quote(f"{os.getuid()}@console")
-    replaced = {name.lower() for name in sent}
-    kept = [(name, value) for name, value in pairs if name.lower() not in replaced and not is_private(name)]
-    notes = []
-    if secrets := [name for name, _ in pairs if is_private(name)]:
-        notes.append(f"Secrets were left out: {', '.join(secrets)}.")
+    replaced, secrets = {name.lower() for name in sent}, [name for name, _ in pairs if is_private(name)]
+    notes = [f"Secrets were left out: {', '.join(secrets)}."] if secrets else []
     if wanted != serves:
         notes.append(f"Its type is {escape(wanted)}, and this server serves {serves}: that will be refused.")
+    kept = [(name, value) for name, value in pairs if name.lower() not in replaced and name not in secrets]
     made = [*sent.items(), *kept]
     return Ad([f"{name} = {value}" for name, value in made], wanted, JobAd(made).vm_name(), notes)
 
@@ -357,9 +351,9 @@ class Conversation:
             case [word, *_] if word not in COMMANDS:
                 self._unknown(f"There is no command {clean_text(word)}", word)
             case ["start" | "ad" as verb, "job", job, *vm_type] if len(vm_type) < 2:
-                self._ad(verb, lambda: ask_condor_q(job), *vm_type)
+                self._ad(verb, ask_condor_q, job, *vm_type)
             case ["start" | "ad" as verb, file, *vm_type] if len(vm_type) < 2:
-                self._ad(verb, lambda: read_ad_file(file), *vm_type)
+                self._ad(verb, read_ad_file, file, *vm_type)
             case [word, *vm] if COMMANDS[word].arguments == "[VM]" and len(vm) < 2:
                 if (target := self._target(vm)) is not None:
                     self._request(COMMANDS[word].operation, target)
@@ -413,11 +407,11 @@ class Conversation:
         if self.ask(request) and not self._person:
             self.wait([request.number or 0])
 
-    def _ad(self, verb: str, read: Callable[[], str], vm_type: str = "") -> None:
+    def _ad(self, verb: str, read: Callable[[str], str], source: str, vm_type: str = "") -> None:
         """Prepare a job ad and start a VM from it, or show it."""
-        number = next(self._starts)
+        how = {"vm_type": vm_type, "serves": self._serves}
         try:
-            ad = prepare_ad(read(), self._working_dir, vm_type=vm_type, serves=self._serves, number=number)
+            ad = prepare_ad(read(source), self._working_dir, number=next(self._starts), **how)
         except Fault as fault:
             self.fail(fault.sentence)
             return
@@ -444,10 +438,10 @@ class Conversation:
 
     def _help(self, topic: str = "") -> None:
         lines = about_command(topic) if topic else overview()
-        for line in lines:
-            self.show(PLAIN, line)
         if not lines:
             self._unknown(f"There is no help about {clean_text(topic)}", topic)
+        for line in lines:
+            self.show(PLAIN, line)
 
     def _unknown(self, problem: str, word: str) -> None:
         near = did_you_mean(word[:60], (*COMMANDS, *PROTOCOL, *requests.WORDS)) or "; help lists all commands."

@@ -28,28 +28,28 @@ FIT, UNFIT, UNSURE = 0, 1, 3
 COLORS = {FIT: "bold green", UNFIT: "bold red", UNSURE: "bold cyan"}
 """The styles of the verdict."""
 
-LOOKS: tuple[tuple[str, str, Body], ...] = (
-    ("HTCondor", "condor_config_val", condor.installed),
-    ("host name", "the resolver", host.host_name),
-    ("settings", settings_check.LOOKED_AT, condor.settings),
-    ("VM_TYPE", "VM_TYPE", condor.vm_type),
-    ("VM_GAHP_SERVER", "VM_GAHP_SERVER", condor.server),
-    ("hypervisor", "the probe", host.probed),
-    ("slots", "VM_MEMORY, NUM_CPUS and VM_MAX_NUMBER", condor.slots),
-    ("VM_NETWORKING", "VM_NETWORKING", condor.networking),
-    ("VM_GAHP_LOG", "VM_GAHP_LOG", condor.log_file),
-    ("root", "the user", host.root),
-    ("kvm device", "/dev/kvm", host.kvm_device),
-    ("QEMU's user", "EXECUTE", host.scratch),
-    ("SELinux", "/sys/fs/selinux", host.confinement),
-    ("firmware", "libvirt", host.firmware),
-    ("clock", "the probe", host.clock),
-    ("startd", "the startd's own ad", condor.startd),
-    ("log", "VM_GAHP_LOG", condor.failures),
-)
-"""The doctor's checks, in the order in which they are made: name, place, function. Those of the probe are one."""
+LOOKS: dict[str, Body] = {
+    "HTCondor": condor.installed,
+    "host name": host.host_name,
+    "settings": condor.settings,
+    "VM_TYPE": condor.vm_type,
+    "VM_GAHP_SERVER": condor.server,
+    "hypervisor": host.probed,
+    "slots": condor.slots,
+    "VM_NETWORKING": condor.networking,
+    "VM_GAHP_LOG": condor.log_file,
+    "root": host.root,
+    "kvm device": host.kvm_device,
+    "QEMU's user": host.scratch,
+    "SELinux": host.confinement,
+    "firmware": host.firmware,
+    "clock": host.clock,
+    "startd": condor.startd,
+    "log": condor.failures,
+}
+"""The functions that make the checks of `findings.CHECKS`, in their order; the probe makes the rest."""
 
-WITHOUT_SETTINGS = LOOKS[:3]
+WITHOUT_SETTINGS = ("HTCondor", "host name", "settings")
 """The checks of a machine whose settings cannot be read, or that nobody has configured for VMs."""
 
 
@@ -81,18 +81,17 @@ class Examination:
 
     def verdict(self) -> str:
         """Return the conclusion, in one sentence or two."""
+        found = [one for one in self.findings if not one.because]
         of_job = self.trial.findings if self.trial else []
-        bad = [one.check for one in (*self.findings, *of_job) if one.verdict == BAD and not one.because]
+        bad = [one.check for one in (*found, *of_job) if one.verdict == BAD and not one.because]
         what = "This job" if self.trial else f"A VM job of type {self.vm_type}"
         if bad:
             also = f" (begin with {bad[0]})" if len(bad) > 1 else ""
             return f"{what} cannot run here: {_names(bad)}{also}."
         if self.status == UNSURE:
-            unknown = [one.check for one in self.findings if one.verdict == UNKNOWN and not one.because]
+            missing = _names([one.check for one in found if one.verdict == UNKNOWN])
             what = what[0].lower() + what[1:]
-            return (
-                f"Nothing was found that keeps {what} from running, but not all could be looked at: {_names(unknown)}."
-            )
+            return f"Nothing was found that keeps {what} from running, but not all could be looked at: {missing}."
         less = _names([one.check for one in self.findings if one.verdict == OFF])
         return f"{what} could run here." + (f" What is marked ! is missing or worth fixing: {less}." if less else "")
 
@@ -104,13 +103,9 @@ class Examination:
             "verdict": self.verdict(),
             "findings": [{"section": title, **one._asdict()} for title, found in self.sections for one in found],
         }
-        if self.trial:
-            document["job"] = {
-                "ad": self.trial.path,
-                "findings": [finding._asdict() for finding in self.trial.findings],
-                "policy": self.trial.policy,
-                "description": self.trial.description,
-            }
+        if trial := self.trial:
+            job = {"ad": trial.path, "findings": [finding._asdict() for finding in trial.findings]}
+            document["job"] = job | {"policy": trial.policy, "description": trial.description}
         return document
 
 
@@ -118,25 +113,23 @@ def _names(checks: list[str]) -> str:
     return ", ".join(dict.fromkeys(checks))
 
 
-def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: str = "") -> Examination:
+def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", *, recover: bool = False) -> Examination:
     """Run all checks, also on the job ad at the path `job`, if given.
 
-    `root` is put before the paths of the system, for tests.
+    With `recover` the startd offers VMs again if nothing else is wrong, and all is examined once more.
     """
-    context = in_time("settings", lambda: Context(environ, vm_type, root))
-    if not isinstance(context, Context):
-        assert isinstance(context, errors.Fault)
+    context = in_time("settings", lambda: Context(environ, vm_type))
+    if isinstance(context, errors.Fault):
         hint = "see which file system of PATH, HOME or VMGAHP_CONFIG hangs, or who tells accounts (getent passwd root)."
-        return Examination(
-            vm_type or "kvm", [Finding("settings", BAD, settings_check.LOOKED_AT, context.problem, hint)]
-        )
-    is_new = condor.is_not_configured(context) and not vm_type
-    if is_new:
-        context.found.append(condor.not_configured())
-    is_short = is_new or context.fault is not None
-    for name, looked_at, body in WITHOUT_SETTINGS if is_short else LOOKS:
+        late = Finding("settings", BAD, settings_check.LOOKED_AT, context.problem, hint)
+        return Examination(vm_type or "kvm", [late])
+    assert isinstance(context, Context)
+    new = None if vm_type else condor.not_configured(context)
+    context.found += [new] if new else []
+    is_short = new is not None or context.fault is not None
+    for name in WITHOUT_SETTINGS if is_short else LOOKS:
         if name not in context.bad_names:  # else it is among the findings about the settings
-            context.found += look(name, looked_at, body, context)
+            context.found += look(name, LOOKS[name], context)
     done = Examination(context.vm_type, findings.explained(context.found))
     if job and not is_short:
         trial = in_time(f"the job in {job}", lambda: try_out(context, job, context.probe))
@@ -144,6 +137,10 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", root: 
             trial = Trial(job, [Finding("dry run", UNKNOWN, f"the job ad in {job}", trial.problem, trial.hint)])
         assert isinstance(trial, Trial)
         done.trial = trial
+    if recover and condor.may_recover(done.findings):
+        if trouble := condor.recover(environ):
+            sys.stderr.write(f"vmgahp doctor: {trouble}\n")
+        return examine(environ, vm_type, job)
     return done
 
 
@@ -166,18 +163,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     text = "where all is well again, have the startd offer VMs that it has ceased to offer after a failure; jobs go on"
     command.add_argument("--recover", action="store_true", help=text)
-    command.set_defaults(
-        run=lambda given: apart(
-            lambda: run(
-                os.environ,
-                given.type.lower(),
-                job=given.job,
-                as_json=given.json,
-                verbose=given.verbose,
-                recover=given.recover,
-            )
-        )
-    )
+    command.set_defaults(run=lambda given: apart(lambda: _run(given)))
     tell(
         command,
         examples=[
@@ -206,24 +192,16 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(
-    environ: Mapping[str, str],
-    vm_type: str = "",
-    *,
-    job: str = "",
-    as_json: bool = False,
-    verbose: bool = False,
-    recover: bool = False,
-) -> int:
-    """Run all checks and print the findings; the exit status is `FIT` only if a job could run."""
-    done = examine(environ, vm_type, job)
-    if recover and condor.may_recover(done.findings):
-        if trouble := condor.recover(environ):
-            sys.stderr.write(f"vmgahp doctor: {trouble}\n")
-        done = examine(environ, vm_type, job)
-    if as_json:
-        print_json(done.document())
-        return done.status
+def _run(given: argparse.Namespace) -> int:
+    done = examine(os.environ, given.type.lower(), given.job, recover=given.recover)
+    if not given.json:
+        return show(done, verbose=given.verbose)
+    print_json(done.document())
+    return done.status
+
+
+def show(done: Examination, *, verbose: bool = False) -> int:
+    """Print the findings; return the exit status, which is `FIT` only if a job could run."""
     from vmgahp.commands.page import Page  # late: completions and man pages are made without rich
 
     page = Page()
@@ -242,6 +220,3 @@ def run(
         verdict += f" Looked at: {_names([one.check for one in done.findings])} (--verbose says more)."
     page.say(text + page.paragraph(verdict, COLORS[done.status]))
     return done.status
-
-
-__all__ = ["FIT", "UNFIT", "UNSURE", "Examination", "examine", "run"]

@@ -24,7 +24,7 @@ from vmgahp.commands.files import log_lines, open_regular, pairs_of
 from vmgahp.config import check as settings_check
 from vmgahp.config import sources
 from vmgahp.drivers import base
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.findings import BAD, UNKNOWN, Finding
 from vmgahp.host.run import run
 from vmgahp.host.trust import changeable_by_others
 from vmgahp.job.ad import JobAd
@@ -65,17 +65,14 @@ def installed(context: Context) -> Finding:
     )
 
 
-def is_not_configured(context: Context) -> bool:
-    """Return True for an HTCondor of which nobody has asked for VMs."""
+def not_configured(context: Context) -> Finding | None:
+    """Return the finding for an HTCondor of which nobody has asked for VMs; None for any other."""
     if not context.tool or context.own_settings or context.fault or context.bad_names:
-        return False
-    return all(context.settings.where(name) == "default" for name in ("VM_TYPE", "VM_MEMORY"))
-
-
-def not_configured() -> Finding:
-    """Return the finding for such an HTCondor."""
+        return None
+    if any(context.settings.where(name) != "default" for name in ("VM_TYPE", "VM_MEMORY")):
+        return None
     seen = "HTCondor is not configured for VMs on this machine: neither VM_TYPE nor VM_MEMORY is set."
-    return Finding("VM_TYPE", BAD, "VM_TYPE and VM_MEMORY", seen, f"run {for_root('setup')} as root.")
+    return Check("VM_TYPE", "VM_TYPE and VM_MEMORY").bad(seen, f"run {for_root('setup')} as root.")
 
 
 def settings(context: Context) -> list[Finding]:
@@ -377,34 +374,30 @@ _FAILURE, _SUCCESS = "VMGAHP_ERR_", "started "
 def failures(context: Context) -> list[Finding]:
     """List the failures since a VM last started, the latest first, each once, with its time and number."""
     path = context.settings.string("VM_GAHP_LOG")
-    looked_at = f"the last failures in {path} and the files beside it" if path else "VM_GAHP_LOG"
+    check = Check("log", f"the last failures in {path} and the files beside it" if path else "VM_GAHP_LOG")
     if not path.startswith("/") or path == os.devnull:
-        return [Finding("log", UNKNOWN, looked_at, "There is no log: VM_GAHP_LOG is not the path of a file.")]
+        return [check.unknown("There is no log: VM_GAHP_LOG is not the path of a file.")]
     seen: dict[str, tuple[float, int]] = {}
-    unread, read, success = [], 0, 0.0
+    unread, read, success = [], False, 0.0
     for name in _files(path):
         try:
             lines = list(log_lines(name, LONGEST_TAIL, follow=False))
         except FileNotFoundError:
             continue
         except OSError as error:
-            unread.append(f"{name} cannot be read: {error.strerror}")
+            unread.append(check.unknown(f"{name} cannot be read: {error.strerror}."))
             continue
-        read += 1
+        read = True
         for line in lines:
             if _FAILURE in line.text:
                 latest, times = seen.get(line.text, (0.0, 0))
                 seen[line.text] = (max(latest, line.time), times + 1)
             elif line.text.startswith(_SUCCESS):
                 success = max(success, line.time)
-    found = [Finding("log", UNKNOWN, looked_at, sentence + ".") for sentence in unread[:SHOWN]]
-    current = [(sentence, when) for sentence, when in seen.items() if when[0] >= success]
-    current.sort(key=lambda item: -item[1][0])
-    found += [_finding(looked_at, sentence, *when) for sentence, when in current[:SHOWN]]
-    if not found:
-        nothing = "no failure is in it since a VM last started" if success else "no failure is in it"
-        found.append(Finding("log", OK, looked_at, nothing if read else "there is none yet"))
-    return found
+    current = sorted(((when, sentence) for sentence, when in seen.items() if when[0] >= success), reverse=True)
+    found = unread[:SHOWN] + [_finding(check, sentence, *when) for when, sentence in current[:SHOWN]]
+    nothing = "no failure is in it since a VM last started" if success else "no failure is in it"
+    return found or [check.ok(nothing if read else "there is none yet")]
 
 
 def _files(path: str) -> list[str]:
@@ -426,11 +419,10 @@ def parted(sentence: str) -> tuple[str, str, str]:
     return problem[:LONGEST_SENTENCE], who[1] if who else "", hint[:LONGEST_SENTENCE]
 
 
-def _finding(looked_at: str, sentence: str, when: float, times: int) -> Finding:
+def _finding(check: Check, sentence: str, when: float, times: int) -> Finding:
     problem, who, hint = parted(sentence)
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
     often = f", {times} times" if times > 1 else ""
+    seen = f"{stamp}{often}: {problem}{f' ({who})' if who else ''}"
     # A job's own mistake has held that job and is not a problem of the machine.
-    owners = who in ("job's owner", "client")
-    acting = f" ({who})" if who else ""
-    return Finding("log", OK if owners else OFF, looked_at, f"{stamp}{often}: {problem}{acting}", hint)
+    return check.ok(seen, hint) if who in ("job's owner", "client") else check.off(seen, hint)

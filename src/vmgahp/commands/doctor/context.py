@@ -3,6 +3,7 @@
 import os
 import pwd
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from vmgahp import config, errors
 from vmgahp.commands.arguments import for_root
 from vmgahp.config import sources
 from vmgahp.daemon.probe import Probe, Resolver
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, side_by_side
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, row_of, side_by_side
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import Finished, run
 from vmgahp.text import escape, redact
@@ -63,21 +64,18 @@ class Check(NamedTuple):
 
     def for_root(self, seen: str) -> Finding:
         """Make the finding of a check that only root can make."""
-        return Finding(self.name, UNKNOWN, self.looked_at, seen, AS_ROOT, because="root")
+        return self.unknown(seen, AS_ROOT)._replace(because="root")
 
 
 Body = Callable[["Context"], Finding | list[Finding] | None]
 
 
-def look(name: str, looked_at: str, body: Body, context: "Context") -> list[Finding]:
+def look(name: str, body: Body, context: "Context") -> list[Finding]:
     """Run a check and return its findings, an unknown one on timeout."""
     outcome = in_time(name, lambda: body(context))
     if isinstance(outcome, errors.Fault):
-        return [Finding(name, UNKNOWN, looked_at, outcome.problem, outcome.hint)]
-    if outcome is None or isinstance(outcome, Finding):
-        return [outcome] if outcome else []
-    assert isinstance(outcome, list)
-    return outcome
+        return [Check(name, row_of(name).section).unknown(outcome.problem, outcome.hint)]
+    return outcome if isinstance(outcome, list) else [outcome] if isinstance(outcome, Finding) else []
 
 
 def in_time(name: str, work: Callable[[], object], seconds: float | None = None) -> object:
@@ -188,17 +186,16 @@ class Context:
         """Read the settings. Raises `errors.Fault`."""
         self.loaded = loaded = config.load(self.environ)
         kinds = {"integer": loaded.integer, "bool": loaded.boolean, "size": loaded.size}
-        good, where = {}, {}
-        for setting in config.SETTINGS:
+        good = {}
+        for name, kind in ((setting.name, setting.kind) for setting in config.SETTINGS):
             try:
-                kinds.get(setting.kind, loaded.string)(setting.name)
+                kinds.get(kind, loaded.string)(name)
             except errors.Fault:
-                self.bad_names.add(setting.name)
+                self.bad_names.add(name)
                 continue
-            if loaded.where(setting.name) != "default":
-                good[setting.name] = loaded.string(setting.name)
-                where[setting.name] = loaded.where(setting.name)
-        self.settings = config.Settings(good, where, loaded.warnings)
+            if loaded.where(name) != "default":
+                good[name] = loaded.string(name)
+        self.settings = config.Settings(good, {name: loaded.where(name) for name in good}, loaded.warnings)
         values, _, _ = sources.read(MORE_SETTINGS, self.environ)
         self._more = {name: value.strip().strip("\"'") for name, value in values.items() if value.strip()}
 
@@ -243,27 +240,19 @@ def first_closed(who: User, paths: Sequence[str], flag: str = "-x") -> str | Non
     if os.geteuid() not in (0, who.uid):
         return None
     said = ask(["/bin/sh", "-c", _CLOSED.format(flags=flag), "sh", *paths], 10.0, who=who)
-    if said.status == 1:
-        return said.out.decode("utf-8", "replace")
-    return "" if said.status == 0 else None
+    return {0: "", 1: said.out.decode("utf-8", "replace")}.get(-1 if said.status is None else said.status)
 
 
 def may_look(path: str) -> bool:
     """Return True if this user can tell that a path exists or not."""
     try:
         os.stat(path)
-    except PermissionError:
-        return False
-    except OSError:
-        pass
+    except OSError as error:
+        return not isinstance(error, PermissionError)
     return True
 
 
 def down_to(path: str) -> list[str]:
     """Return a directory and all above it, from the top, with symbolic links resolved."""
-    path = os.path.realpath(path)
-    found = [path]
-    while path != "/":
-        path = os.path.dirname(path)
-        found.append(path)
-    return found[::-1]
+    found = Path(os.path.realpath(path))
+    return [*map(str, reversed(found.parents)), str(found)]

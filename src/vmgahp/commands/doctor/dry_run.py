@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from vmgahp import errors
 from vmgahp.commands.doctor.context import NOBODY, Check, Context
-from vmgahp.commands.files import parse_ad, read_ad_file
+from vmgahp.commands.files import no_ad, parse_ad, read_ad_file
 from vmgahp.config import Settings
 from vmgahp.daemon.probe import Probe
 from vmgahp.domain import job_xml
 from vmgahp.drivers import base
-from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
+from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.hooks import policy
 from vmgahp.host.job_user import Identity
 from vmgahp.job import look
@@ -41,18 +41,16 @@ def read(path: str) -> JobAd:
 
     The scratch directory is that of the file, if the ad names none. Raises `errors.ClientFault`.
     """
-    pairs = parse_ad(read_ad_file(path))
-    # The first VM_WORKING_DIR counts, so one from the ad must not come after this.
-    if not any(name.lower() == "vm_working_dir" for name, _ in pairs):
-        pairs.insert(0, ("VM_WORKING_DIR", quote(os.path.dirname(os.path.realpath(path)))))
-    return JobAd(pairs)
+    # The first VM_WORKING_DIR counts.
+    beside = ("VM_WORKING_DIR", quote(os.path.dirname(os.path.realpath(path))))
+    return JobAd([*parse_ad(read_ad_file(path)), beside])
 
 
 def try_out(context: Context, path: str, probe: Probe) -> Trial:
     """Check a job ad as a START would, against the results of the probe; nothing is started."""
     trial = Trial(path)
     settings = context.settings
-    check = Check("job ad", f"the job ad in {path}")
+    check, dry = Check("job ad", f"the job ad in {path}"), Check("dry run", f"the {context.vm_type} driver")
     try:
         ad = read(path)
         identity, user = _user(context, ad)
@@ -79,15 +77,13 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
             trial.description = driver.describe(ad)
         finally:
             driver.close()
-        seen = "It can be described to the hypervisor, as shown below"
-        trial.findings.append(Finding("dry run", OK, f"the {context.vm_type} driver", seen))
+        trial.findings.append(dry.ok("It can be described to the hypervisor, as shown below"))
     except errors.MachineFault as fault:
-        verdict = UNKNOWN if "dry run" in fault.problem else BAD
-        trial.findings.append(Finding("dry run", verdict, check.looked_at, escape(fault.problem), fault.hint))
+        judge = dry.unknown if "dry run" in fault.problem else dry.bad
+        trial.findings.append(judge(escape(fault.problem), fault.hint))
     except errors.Fault as fault:
         fate = "It would be held" if isinstance(fault, errors.JobFault) else "It cannot be read as a job"
-        seen = f"{fate}, with {fault.code}: {escape(fault.problem)}"
-        trial.findings.append(check.bad(seen, fault.hint))
+        trial.findings.append(check.bad(f"{fate}, with {fault.code}: {escape(fault.problem)}", fault.hint))
     return trial
 
 
@@ -113,17 +109,11 @@ def _user(context: Context, ad: JobAd) -> tuple[Identity, str]:
 
 def _type(context: Context, ad: JobAd, check: Check) -> list[Finding]:
     """Check that the job has the type that the startd offers."""
-    wanted = ad.vm_type()
-    if ad.integer("JobUniverse") not in (None, 13):
-        raise errors.ClientFault(
-            errors.NO_JOBCLASSAD_INFO,
-            f"JobUniverse = {ad.integer('JobUniverse')}, and the VM universe is 13.",
-            "write universe = vm in the submit file.",
-        )
+    wanted, universe = ad.vm_type(), ad.integer("JobUniverse")
+    if universe not in (None, 13):
+        raise no_ad(f"JobUniverse = {universe}, and the VM universe is 13", "write universe = vm in the submit file.")
     if not wanted:
-        raise errors.ClientFault(
-            errors.NO_JOBCLASSAD_INFO, "The ad has no JobVMType.", "set vm_type in the submit file."
-        )
+        raise no_ad("The ad has no JobVMType", "set vm_type in the submit file.")
     if wanted == context.vm_type:
         return []
     seen = f"JobVMType is {escape(wanted)}, and this machine offers VM_Type {context.vm_type}: they do not match."
@@ -171,9 +161,9 @@ def _not_transferred(spec: JobSpec) -> list[Finding]:
 def _not_saved(spec: JobSpec, settings: Settings) -> list[Finding]:
     """Find a disk with which no machine suspends the VM to disk; with vm_checkpoint such a job is held."""
     disks = spec.disks if is_saved_by_qemu(spec.vm_type, settings) else ()
-    for disk in disks:
-        if disk.format in UNSAVEABLE:
-            seen = f"{escape(disk.path)} is a {disk.format} image, and QEMU cannot save a VM with one to suspend it."
-            hint = f"convert it, where machines suspend jobs: qemu-img convert -f {disk.format} -O qcow2 OLD NEW."
-            return [Finding("job suspend", OFF, _LOOKED_AT, seen, hint)]
-    return []
+    disk = next((disk for disk in disks if disk.format in UNSAVEABLE), None)
+    if disk is None:
+        return []
+    seen = f"{escape(disk.path)} is a {disk.format} image, and QEMU cannot save a VM with one to suspend it."
+    hint = f"convert it, where machines suspend jobs: qemu-img convert -f {disk.format} -O qcow2 OLD NEW."
+    return [Finding("job suspend", OFF, _LOOKED_AT, seen, hint)]

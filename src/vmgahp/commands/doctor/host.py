@@ -80,9 +80,7 @@ def host_name(context: Context) -> Finding:
 class _Surveyed(base.Surveyor):
     """A replacement for a survey that cannot be made here, so that the other checks of the probe are made."""
 
-    def __init__(self, context: Context, outcome: base.Survey | errors.Fault) -> None:
-        super().__init__(context.vm_type, context.settings, Identity(NOBODY, NOBODY), context.notes.append)
-        self.outcome = outcome
+    outcome: base.Survey | errors.Fault
 
     def survey(self, end: float) -> base.Survey:
         if isinstance(self.outcome, errors.Fault):
@@ -96,21 +94,16 @@ def probed(context: Context) -> list[Finding]:
         _ask_libvirt(context)
     surveyor, identity = _surveyor(context)
     context.probe = probe.probe(context.vm_type, context.settings, surveyor, identity=identity)
-    return [
-        _explain(context, finding)
-        for finding in context.probe.findings
-        if not (finding.check == "memory" and "VM_MEMORY" in context.bad_names)  # it is among the settings already
-    ]
-
-
-def _explain(context: Context, finding: Finding) -> Finding:
-    """Add the cause to a finding that libvirt does not answer, or that KVM does not work."""
-    if finding.check == "libvirt" and finding.verdict == BAD and context.vm_type in QEMU:
-        seen, hint = libvirt_cause(context)
-        return finding._replace(seen=f"{seen} ({finding.seen.rstrip('.')}).", hint=hint) if seen else finding
-    if finding.check == "kvm" and finding.verdict in (BAD, OFF):
-        return explain_kvm(context, finding)
-    return finding
+    found = []
+    for one in context.probe.findings:
+        if one.check == "libvirt" and one.verdict == BAD and context.vm_type in QEMU:
+            seen, hint = libvirt_cause(context)
+            one = one._replace(seen=f"{seen} ({one.seen.rstrip('.')}).", hint=hint) if seen else one
+        elif one.check == "kvm" and one.verdict in (BAD, OFF):
+            one = explain_kvm(context, one)
+        if not (one.check == "memory" and "VM_MEMORY" in context.bad_names):  # it is among the settings already
+            found.append(one)
+    return found
 
 
 # libvirt
@@ -275,15 +268,16 @@ EXECUTE_DEADLINE = 3.0
 
 def _surveyor(context: Context) -> tuple[base.Surveyor, Identity | None]:
     """Return the surveyor that the startd's probe has, or a replacement for it, and the job's user if known."""
-    identity = None
+    identity, of_this = None, (context.vm_type, context.settings)
+    made = _Surveyed(*of_this, Identity(NOBODY, NOBODY), context.notes.append)
     try:
         identity = Identity.from_environ(context.environ)
-        if context.blind and context.vm_type in QEMU:
-            return _Surveyed(context, base.Survey(unseen(context))), identity
-        surveyor = base.find_surveyor(context.vm_type)
-        return surveyor(context.vm_type, context.settings, identity, context.notes.append), identity
+        if not (context.blind and context.vm_type in QEMU):
+            return base.find_surveyor(context.vm_type)(*of_this, identity, context.notes.append), identity
+        made.outcome = base.Survey(unseen(context))
     except errors.Fault as fault:
-        return _Surveyed(context, fault), identity
+        made.outcome = fault
+    return made, identity
 
 
 def _ask_libvirt(context: Context) -> None:

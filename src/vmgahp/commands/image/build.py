@@ -9,16 +9,18 @@ import argparse
 import io
 import os
 import re
+import shlex
 import shutil
 import signal
 import tarfile
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from vmgahp.commands.image import NotDone
+from vmgahp.commands.arguments import NotDone
+from vmgahp.commands.image import say
 from vmgahp.host import trust
 from vmgahp.host.run import INTERRUPTING, SAFE_PATH, plain_environment, run, which
 from vmgahp.images import qemu_img
@@ -104,32 +106,22 @@ class Recipe(NamedTuple):
 
 def recipe(options: argparse.Namespace) -> Recipe:
     """Make the recipe that the command line describes. Raises `NotDone`."""
-    suite = options.suite or SUITES.get(options.name, "")
+    suite, output = options.suite or SUITES.get(options.name, ""), options.output or f"{options.name}.qcow2"
+    packages = tuple(name for name in re.split(r"[,\s]+", options.packages) if name)
     if not suite:
         raise NotDone(f"{options.name} is none of {', '.join(SUITES)}: say which release it is by --suite.")
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,63}", suite, re.ASCII):
         raise NotDone(f"--suite {suite} is no name of a release; bookworm is one.")
     if options.mirror and not re.fullmatch(r"(https?|file|copy)://?[^\s]+", options.mirror):
         raise NotDone(f"--mirror {options.mirror} is no URL; http://mirror.example.org/debian is one.")
-    packages = tuple(name for name in re.split(r"[,\s]+", options.packages) if name)
-    for name in packages:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]*", name, re.ASCII):
-            raise NotDone(f"--packages: {name} is no name of a Debian package.")
-    output = options.output or f"{options.name}.qcow2"
+    if wrong := [name for name in packages if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]*", name, re.ASCII)]:
+        raise NotDone(f"--packages: {wrong[0]} is no name of a Debian package.")
     if not options.output and "/" in options.name:
         raise NotDone(f"{options.name} is no name of an image; say which file by -o.")
     if os.path.lexists(output) and not options.force:
         raise NotDone(f"{output} is there already; give --force, or another file by -o.")
-    return Recipe(
-        suite,
-        os.path.abspath(output),
-        _size(options.size),
-        options.mirror,
-        packages,
-        tuple(map(_copy, options.copy)),
-        tuple(options.commands),
-        options.force,
-    )
+    size, copies, output = _size(options.size), tuple(map(_copy, options.copy)), os.path.abspath(output)
+    return Recipe(suite, output, size, options.mirror, packages, copies, tuple(options.commands), options.force)
 
 
 def _size(text: str) -> int:
@@ -149,8 +141,9 @@ def _copy(text: str) -> tuple[str, str]:
     return source, os.path.normpath(path).lstrip("/")
 
 
-def build(image: Recipe, say: Callable[[str], None]) -> None:
+def build(options: argparse.Namespace) -> bool:
     """Build the image, and put it in place atomically. Raises `NotDone`."""
+    image = recipe(options)
     above = os.path.dirname(image.output)
     try:
         if os.geteuid() == 0 and (trouble := trust.trouble_with_directory(above)):
@@ -165,7 +158,7 @@ def build(image: Recipe, say: Callable[[str], None]) -> None:
         # For mmdebstrap, which without root enters it as another user than the caller.
         rooms.append(tempfile.mkdtemp(prefix="vmgahp-image-"))
         os.chmod(rooms[1], 0o711)  # noqa: S103 - it may pass through, but not list it
-        _Build(image, directory, rooms[1], say).make()
+        _Build(image, directory, rooms[1]).make()
         finished = os.path.join(directory, "image.qcow2")
         os.chmod(finished, 0o644)
         with open(finished, "rb") as file:
@@ -185,6 +178,7 @@ def build(image: Recipe, say: Callable[[str], None]) -> None:
             _discard(room)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     say(f"{image.output} is made")
+    return True
 
 
 def _require_programs() -> None:
@@ -211,18 +205,15 @@ def _discard(directory: str) -> None:
 class _Build:
     """One image in the making, with a directory of its own, and one for mmdebstrap."""
 
-    def __init__(self, image: Recipe, directory: str, room: str, say: Callable[[str], None]) -> None:
-        self.image = image
-        self.directory = directory
-        self.room = room
-        self.say = say
+    def __init__(self, image: Recipe, directory: str, room: str) -> None:
+        self.image, self.directory, self.room = image, directory, room
         self.root = str(uuid.uuid4())
         """The UUID of the guest's file system."""
 
     def make(self) -> None:
-        self.say(f"installing Debian's packages ({self.image.suite}), which takes minutes")
+        say(f"installing Debian's packages ({self.image.suite}), which takes minutes")
         self._install()
-        self.say("making the disk")
+        say("making the disk")
         self._partitions()
         self._file_system()
         self._bios()
@@ -251,15 +242,13 @@ class _Build:
         self._write_ours()
         words = ["mmdebstrap", "--mode=auto", "--variant=minbase", "--format=tar", "--architectures=amd64", "--quiet"]
         words += ['--aptopt=Apt::Install-Recommends "false"']
-        for left_out in ("man", "locale", "doc", "info"):
-            words.append(f"--dpkgopt=path-exclude=/usr/share/{left_out}/*")
+        words += [f"--dpkgopt=path-exclude=/usr/share/{left_out}/*" for left_out in ("man", "locale", "doc", "info")]
         words += ["--dpkgopt=path-include=/usr/share/doc/*/copyright"]
         words += [f"--include={','.join((*PACKAGES, *self.image.packages))}", "--customize-hook=tar-in ours.tar /"]
         for command in (_ENABLE, f"{_DISABLE} || true", *self.image.commands):
             # mmdebstrap passes the text of a hook to a shell, with the path of the tree as the argument.
-            words.append(
-                f'--customize-hook=exec chroot "$1" /usr/bin/env PATH={SAFE_PATH} /bin/sh -c {_quoted(command)}'
-            )
+            run_it = f'exec chroot "$1" /usr/bin/env PATH={SAFE_PATH} /bin/sh -c {shlex.quote(command)}'
+            words.append(f"--customize-hook={run_it}")
         words += [self.image.suite, "root.tar", *([self.image.mirror] if self.image.mirror else [])]
         if os.geteuid() == 0:
             # Its mounts vanish with its processes, however they end.
@@ -336,10 +325,6 @@ class _Build:
         self._run(["mformat", "-i", place, "-T", str(_ROOT - _ESP), "-h", "16", "-s", "32", "-v", "ESP", "::"], SHORT)
         self._run(["mmd", "-i", place, "::/EFI", "::/EFI/BOOT"], SHORT)
         self._run(["mcopy", "-i", place, "bootx64.efi", "::/EFI/BOOT/BOOTX64.EFI"], SHORT)
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def _proxies(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

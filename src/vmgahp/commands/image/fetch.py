@@ -13,11 +13,11 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
+from vmgahp.commands.arguments import NotDone
 from vmgahp.commands.files import open_regular
-from vmgahp.commands.image import NotDone
 from vmgahp.commands.page import size as in_words
 from vmgahp.host import packages
 from vmgahp.host.run import run
@@ -51,15 +51,6 @@ class Voucher(NamedTuple):
     """A file with the keys that may have made the signature."""
 
 
-class Sums(NamedTuple):
-    """A list of checksums, with its signature, if it has one."""
-
-    url: str
-    algorithm: str
-    signature: str = ""
-    key: str = ""
-
-
 def is_url(source: str) -> bool:
     """Return True if the source must be downloaded; anything else is a file's name."""
     return source.startswith(("http://", "https://"))
@@ -85,23 +76,6 @@ def digest(algorithm: str, text: str) -> str:
     return found
 
 
-def listed(sums: Sums, image: str) -> str:
-    """Find the digest of the image with that URL in a list of checksums. Raises `NotDone`."""
-    data = small(sums.url)
-    if sums.signature:
-        require_signature(data, small(sums.signature), sums.key)
-    elif sums.url.startswith("http:"):
-        raise NotDone(f"{sums.url} has no signature, and could be anybody's: it has to come by https.")
-    name = re.escape(os.path.basename(urlsplit(image).path))
-    digits = f"([0-9a-fA-F]{{{_LENGTHS[sums.algorithm]}}})"
-    # As written by sha256sum, without and with --tag.
-    lines = rf"^(?:{digits} [ *](?:\./)?{name}|{sums.algorithm.upper()} ?\({name}\) ?= {digits})\s*$"
-    found = {first or second for first, second in re.findall(lines, data.decode("utf-8", "replace"), re.MULTILINE)}
-    if len(found) != 1:
-        raise NotDone(f"{sums.url} has {len(found) or 'no'} {sums.algorithm} of {os.path.basename(image)}.")
-    return str(found.pop()).lower()
-
-
 def small(source: str) -> bytes:
     """Read a small file, or a URL. Raises `NotDone`."""
     content = bytearray()
@@ -110,7 +84,7 @@ def small(source: str) -> bytes:
     return bytes(content)
 
 
-def bring(source: str, to: BinaryIO, proof: Voucher, say: Callable[[str], None]) -> dict[str, str]:
+def bring(source: str, to: IO[bytes], proof: Voucher, say: Callable[[str], None]) -> dict[str, str]:
     """Copy the source into an empty file, verify it, and return its digests. Raises `NotDone`.
 
     The digests cover everything; blocks of zeros become holes in the file.
@@ -230,20 +204,39 @@ def _plain(key: bytes) -> bytes:
 RELEASES = "cloud-images.toml"
 """The name of the table beside this module, and of the administrator's beside the catalog."""
 
-_WORDS = ("image", "sums", "algorithm", "signature", "key", "format", "description")
-_NEEDED = ("image", "sums", "algorithm", "format")
-
 
 class Release(NamedTuple):
     """A cloud image that is known by its name."""
 
     image: str
     """The URL of the image."""
-    sums: Sums
+    sums: str
+    """The URL of a list of checksums."""
+    algorithm: str
     format: str
-    description: str
-    min_memory: int
+    signature: str = ""
+    """The URL of a signature of that list."""
+    key: str = ""
+    """The file with the keys that may have made the signature."""
+    description: str = ""
+    min_memory: int = 0
     """The least memory of a guest, in MiB."""
+
+    def voucher(self) -> Voucher:
+        """Find the digest of the image in the list of checksums. Raises `NotDone`."""
+        data = small(self.sums)
+        if self.signature:
+            require_signature(data, small(self.signature), self.key)
+        elif self.sums.startswith("http:"):
+            raise NotDone(f"{self.sums} has no signature, and could be anybody's: it has to come by https.")
+        base_name = os.path.basename(urlsplit(self.image).path)
+        name, digits = re.escape(base_name), f"([0-9a-fA-F]{{{_LENGTHS[self.algorithm]}}})"
+        # As written by sha256sum, without and with --tag.
+        lines = rf"^(?:{digits} [ *](?:\./)?{name}|{self.algorithm.upper()} ?\({name}\) ?= {digits})\s*$"
+        found = {first or second for first, second in re.findall(lines, data.decode("utf-8", "replace"), re.MULTILINE)}
+        if len(found) != 1:
+            raise NotDone(f"{self.sums} has {len(found) or 'no'} {self.algorithm} of {base_name}.")
+        return Voucher(self.algorithm, str(found.pop()).lower())
 
 
 def known_releases(directory: str) -> dict[str, Release]:
@@ -264,14 +257,10 @@ def known_releases(directory: str) -> dict[str, Release]:
 
 
 def _release(place: str, name: str, table: dict[str, object]) -> Release:
-    memory = table.get("min_memory", 0)
-    words = {key: table.get(key, "") for key in _WORDS}
-    wrong = [key for key in table if key not in (*_WORDS, "min_memory")]
-    wrong += [key for key, value in words.items() if not isinstance(value, str) or (key in _NEEDED and not value)]
-    if not isinstance(memory, int) or words["algorithm"] not in ("sha256", "sha512"):
-        wrong.append("min_memory" if not isinstance(memory, int) else "algorithm")
-    if wrong:
-        raise NotDone(f"{place}: [{name}] has no {wrong[0]} that it can have, or should have none.")
-    text = {key: str(value) for key, value in words.items()}
-    sums = Sums(text["sums"], text["algorithm"], text["signature"], text["key"])
-    return Release(text["image"], sums, text["format"], text["description"], int(str(memory)))
+    kinds = {key: int if key == "min_memory" else str for key in Release._fields}
+    needed, empty = Release._fields[:4], [key for key in Release._fields[:4] if not table.get(key)]
+    wrong = [key for key, value in table.items() if type(value) is not kinds.get(key)] + empty
+    if wrong or table["algorithm"] not in _LENGTHS:
+        takes = f"It takes {', '.join(kinds)}, and needs {', '.join(needed)}; the algorithm is sha256 or sha512."
+        raise NotDone(f"{place}: [{name}]: {(wrong or ['algorithm'])[0]} is wrong. {takes}")
+    return Release(**table)  # type: ignore[arg-type]

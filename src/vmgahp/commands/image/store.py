@@ -14,15 +14,15 @@ import stat
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from vmgahp import config, errors
-from vmgahp.commands.arguments import print_json
-from vmgahp.commands.files import open_regular
-from vmgahp.commands.image import NotDone, fetch
+from vmgahp.commands.arguments import NotDone, print_json
+from vmgahp.commands.files import open_regular, sync_directory, write_anew
+from vmgahp.commands.image import fetch, say
 from vmgahp.commands.image.fetch import Release, Voucher, known_releases
 from vmgahp.commands.page import Page, print_table
 from vmgahp.commands.page import size as in_words
@@ -121,37 +121,14 @@ def _require(path: str, new: str, wanted: Mapping[str, object]) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    """Replace the file atomically and durably, with the mode and the owner that it had."""
-    directory, temporary = os.path.dirname(path), ""
+    """Replace the file with the mode and the owner that it had."""
+    path = os.path.realpath(path)
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".catalog-")
-        with open(descriptor, "wb") as file:
-            try:
-                old = os.stat(path)
-                os.fchown(descriptor, old.st_uid, old.st_gid)
-                os.fchmod(descriptor, old.st_mode & 0o7777)
-            except FileNotFoundError:
-                os.fchmod(descriptor, 0o644)
-            file.write(text.encode())
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, os.path.realpath(path))
-        temporary = ""
-        sync_directory(directory)
+        old = os.stat(path) if os.path.exists(path) else None
+        kept = (stat.S_IMODE(old.st_mode), (old.st_uid, old.st_gid)) if old else (0o644,)
+        write_anew(path, text.encode(), *kept)
     except OSError as error:
         raise NotDone(f"{path} cannot be written ({error.strerror}).") from error
-    finally:
-        if temporary:
-            os.unlink(temporary)
-
-
-def sync_directory(path: str) -> None:
-    """Sync a directory, so that new and renamed entries survive a power failure. Raises OSError."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _string(text: str) -> str:
@@ -208,8 +185,6 @@ def _images(found: Catalog, entry: CatalogEntry) -> Iterator[str]:
                     yield f"the image {other.name} is laid on it"
 
 
-Say = Callable[[str], None]
-
 CHECK = 1800.0
 """The deadline in seconds for ``qemu-img check``, which reads all tables of an image."""
 
@@ -228,9 +203,9 @@ class _New(NamedTuple):
     min_memory: int
 
 
-def settings_and_catalog(environ: dict[str, str]) -> tuple[config.Settings, Catalog]:
+def settings_and_catalog() -> tuple[config.Settings, Catalog]:
     """Return the settings and the catalog, which need not exist yet. Raises `NotDone`, `errors.Fault`."""
-    settings = config.load(environ)
+    settings = config.load(dict(os.environ))
     path = settings.string(catalog.SETTING)
     if not path:
         raise NotDone(f"{catalog.SETTING} is not set: name a file there, such as /srv/vm-images/catalog.toml.")
@@ -255,12 +230,12 @@ def _require_directory(path: str) -> None:
         raise NotDone(f"{catalog.SETTING} = {path} is reached by {trouble}; only root may put an image there.")
 
 
-def add(options: argparse.Namespace, environ: dict[str, str], say: Say) -> None:
+def add(options: argparse.Namespace) -> bool:
     """Execute ``vmgahp image add``. Raises `NotDone`, `errors.Fault`."""
-    _, found = settings_and_catalog(environ)
+    _, found = settings_and_catalog()
     _require_new(found, options.name)
-    new = _described(options, found)
-    _bring_in(found.path, new, say)
+    _bring_in(found.path, _described(options, found))
+    return True
 
 
 def _described(options: argparse.Namespace, found: Catalog) -> _New:
@@ -274,9 +249,8 @@ def _described(options: argparse.Namespace, found: Catalog) -> _New:
                 "who made it; give a digest, a signature or a format of yours with the URL of the image."
             )
         new = _of_release(options.name, release)
-        return new._replace(
-            description=options.description or new.description, min_memory=options.min_memory or new.min_memory
-        )
+        more = {key: value for key in ("description", "min_memory") if (value := getattr(options, key))}
+        return new._replace(**more)
     proof = _proof(options)
     if fetch.is_url(source) and not (proof.algorithm or proof.signature):
         raise NotDone(
@@ -290,8 +264,7 @@ def _described(options: argparse.Namespace, found: Catalog) -> _New:
 
 
 def _of_release(name: str, release: Release) -> _New:
-    proof = Voucher(release.sums.algorithm, fetch.listed(release.sums, release.image))
-    return _New(name, release.image, proof, release.format, release.description, release.min_memory)
+    return _New(name, release.image, release.voucher(), release.format, release.description, release.min_memory)
 
 
 def _proof(options: argparse.Namespace) -> Voucher:
@@ -305,12 +278,12 @@ def _proof(options: argparse.Namespace) -> Voucher:
     return Voucher(signature=options.signature, key=options.key)
 
 
-def update(options: argparse.Namespace, environ: dict[str, str], say: Say) -> None:
+def update(options: argparse.Namespace) -> bool:
     """Execute ``vmgahp image update``: add the newest version beside this one. Raises `NotDone`, `errors.Fault`."""
-    _, found = settings_and_catalog(environ)
+    _, found = settings_and_catalog()
     entry = found.find(options.name)
     if entry is None:
-        raise NotDone(f"{found.path} has no image {options.name}; it has {', '.join(found.entries) or 'none'}.")
+        raise _unknown(found, options.name)
     family = _VERSION.sub("", options.name)
     versions = [each for name, each in found.entries.items() if _VERSION.sub("", name) == family]
     known = known_releases(os.path.dirname(found.path))
@@ -327,10 +300,15 @@ def update(options: argparse.Namespace, environ: dict[str, str], say: Say) -> No
     for each in versions:
         if dict(each.provenance).get(new.proof.algorithm) == new.proof.digest:
             say(f"{each.name} is the newest version; there is none beyond it")
-            return
+            return True
     _require_new(found, new.name)
-    _bring_in(found.path, new._replace(description=entry.description, min_memory=entry.min_memory), say)
+    _bring_in(found.path, new._replace(description=entry.description, min_memory=entry.min_memory))
     say(f"jobs have the new version by catalog:{new.name}; {options.name} stays as it is, for those that have overlays")
+    return True
+
+
+def _unknown(found: Catalog, name: str) -> NotDone:
+    return NotDone(f"{found.path} has no image {name}; it has {', '.join(found.entries) or 'none'}.")
 
 
 def _require_new(found: Catalog, name: str) -> None:
@@ -343,11 +321,15 @@ def _require_new(found: Catalog, name: str) -> None:
         )
 
 
-def _bring_in(path: str, new: _New, say: Say) -> None:
+def _bring_in(path: str, new: _New) -> None:
     """Fetch an image, check it, put it beside the catalog and then into it; after a failure remove everything."""
     _require_directory(path)
     directory = os.path.dirname(path)
-    with _unfinished(directory) as file:
+    try:
+        unfinished = tempfile.NamedTemporaryFile(dir=directory, prefix=".unfinished-")  # noqa: SIM115 - entered below
+    except OSError as error:
+        raise NotDone(f"{directory} cannot be written to ({error.strerror}).") from error
+    with unfinished as file:  # a good image has another link at the end
         digests = fetch.bring(new.source, file, new.proof, say)
         said = _format(new, file.name)
         os.fchmod(file.fileno(), 0o644)
@@ -356,7 +338,13 @@ def _bring_in(path: str, new: _New, say: Say) -> None:
         with locked_catalog(path):
             if has_table(path, new.name):
                 raise NotDone(f"{path} has come to have an image {new.name} meanwhile, and it stays as it is.")
-            _put(file.name, target)
+            try:
+                os.link(file.name, target)
+            except FileExistsError as error:
+                why = "is there already, and is left as it is; use another name, or move it away."
+                raise NotDone(f"{target} {why}") from error
+            except OSError as error:
+                raise NotDone(f"{target} cannot be made ({error.strerror}).") from error
             try:
                 sync_directory(directory)
                 add_table(path, new.name, _table(new, said, target, digests))
@@ -367,38 +355,11 @@ def _bring_in(path: str, new: _New, say: Say) -> None:
     say(f"catalog:{new.name} is {target}, sha256 {digests['sha256']}")
 
 
-@contextmanager
-def _unfinished(directory: str) -> Iterator[BinaryIO]:
-    """Make a temporary file beside the catalog, and remove it afterwards: a good image has another link by then."""
-    try:
-        descriptor, name = tempfile.mkstemp(dir=directory, prefix=".unfinished-")
-    except OSError as error:
-        raise NotDone(f"{directory} cannot be written to ({error.strerror}).") from error
-    try:
-        os.close(descriptor)
-        with open(name, "r+b") as file:
-            yield file
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
-
-
-def _put(name: str, target: str) -> None:
-    try:
-        os.link(name, target)
-    except FileExistsError as error:
-        raise NotDone(f"{target} is there already, and is left as it is; use another name, or move it away.") from error
-    except OSError as error:
-        raise NotDone(f"{target} cannot be made ({error.strerror}).") from error
-
-
 def _table(new: _New, said: str, target: str, digests: dict[str, str]) -> dict[str, str | int]:
     table: dict[str, str | int] = {"path": os.path.basename(target), "format": said}
-    if new.description:
-        table["description"] = new.description
-    if new.min_memory:
-        table["min_memory"] = new.min_memory
-    return table | digests | {"source": redact(new.source), "added": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    table |= {"description": new.description, "min_memory": new.min_memory, **digests}
+    table |= {"source": redact(new.source), "added": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    return {key: value for key, value in table.items() if value}
 
 
 def _format(new: _New, path: str) -> str:
@@ -434,24 +395,24 @@ def _format(new: _New, path: str) -> str:
     return said
 
 
-def remove(options: argparse.Namespace, environ: dict[str, str], say: Say) -> None:
+def remove(options: argparse.Namespace) -> bool:
     """Execute ``vmgahp image remove``: remove it from the catalog, then its file. Raises `NotDone`, `errors.Fault`."""
-    settings, found = settings_and_catalog(environ)
+    settings, found = settings_and_catalog()
     name = options.name
     entry = found.entries.get(name)
     if entry is None and name not in found.broken:
-        raise NotDone(f"{found.path} has no image {name}; it has {', '.join(found.entries) or 'none'}.")
+        raise _unknown(found, name)
     with locked_catalog(found.path):
         if entry is not None and (used := users_of(settings, found, entry)):
             raise NotDone(f"{name} is used: {'; '.join(used[:5])}.")
         remove_table(found.path, name)
     say(f"{name} is no longer in {found.path}")
     if entry is None:
-        return
+        return True
     beside = os.path.dirname(entry.path) == os.path.dirname(found.path)
     if not beside or any(each.path == entry.path for key, each in found.entries.items() if key != name):
         say(f"{entry.path} stays: it {'is the file of another image, too' if beside else 'is not beside the catalog'}")
-        return
+        return True
     # A job that had found it in the catalog may have started meanwhile.
     if used := users_of(settings, found, entry):
         raise NotDone(f"{entry.path} stays, for it is used now: {used[0]}. Remove it when that is over.")
@@ -461,29 +422,28 @@ def remove(options: argparse.Namespace, environ: dict[str, str], say: Say) -> No
     except OSError as error:
         raise NotDone(f"{entry.path} cannot be removed ({error.strerror}).") from error
     say(f"{entry.path} is removed")
+    return True
 
 
-def show(options: argparse.Namespace, environ: dict[str, str]) -> None:
+def show(options: argparse.Namespace) -> bool:
     """Execute ``vmgahp image list``. Raises `NotDone`, `errors.Fault`."""
-    _, found = settings_and_catalog(environ)
+    _, found = settings_and_catalog()
     if options.json:
         print_json({"catalog": found.path, "images": _documents(found)})
-        return
+        return True
     rows = []
     for each in _documents(found):
-        bytes_ = each.get("bytes")
-        held = in_words(bytes_) if isinstance(bytes_, int) else "-"
-        about = each.get("wrong") or each.get("description") or each.get("path")
-        rows.append(
-            (str(each["name"]), str(each.get("format", "-")), held, str(each.get("added", "-"))[:10], str(about))
-        )
+        held = in_words(each["bytes"]) if "bytes" in each else "-"
+        about = each.get("wrong") or each.get("description") or each["path"]
+        rows.append((each["name"], each.get("format", "-"), held, each.get("added", "-")[:10], about))
     print_table(("NAME", "FORMAT", "SIZE", "ADDED", "DESCRIPTION"), rows)
+    return True
 
 
-def _documents(found: Catalog) -> list[dict[str, object]]:
-    images: list[dict[str, object]] = []
+def _documents(found: Catalog) -> list[dict[str, Any]]:
+    images: list[dict[str, Any]] = []
     for entry in found.entries.values():
-        about: dict[str, object] = {"name": entry.name, "path": entry.path}
+        about: dict[str, Any] = {"name": entry.name, "path": entry.path}
         about["format"] = "iso" if entry.kind == "cdrom" else entry.format
         about |= {"description": entry.description, "min_memory": entry.min_memory, **dict(entry.provenance)}
         try:
@@ -495,20 +455,18 @@ def _documents(found: Catalog) -> list[dict[str, object]]:
     return images + [{"name": name, "wrong": fault.problem} for name, fault in found.broken.items()]
 
 
-def check(options: argparse.Namespace, environ: dict[str, str]) -> bool:
+def check(options: argparse.Namespace) -> bool:
     """Execute ``vmgahp image check``; return True if all chosen images are good. Raises `NotDone`, `errors.Fault`."""
-    _, found = settings_and_catalog(environ)
+    _, found = settings_and_catalog()
     unknown = [name for name in options.names if name not in found.entries and name not in found.broken]
     if unknown:
-        raise NotDone(f"{found.path} has no image {unknown[0]}; it has {', '.join(found.entries) or 'none'}.")
-    findings = []
-    for name in options.names or [*found.entries, *found.broken]:
-        findings.append(_judged(found, name))
+        raise _unknown(found, unknown[0])
+    findings = [_judged(found, name) for name in options.names or [*found.entries, *found.broken]]
     if options.json:
         print_json({"catalog": found.path, "findings": [finding._asdict() for finding in findings]})
-        return all(finding.verdict == OK for finding in findings)
-    page = Page()
-    page.say(page.findings([(f"Images of {found.path}", findings)]))
+    else:
+        page = Page()
+        page.say(page.findings([(f"Images of {found.path}", findings)]))
     return all(finding.verdict == OK for finding in findings)
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
 from vmgahp.commands import files
-from vmgahp.commands.arguments import tell
+from vmgahp.commands.arguments import NotDone, tell
 from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.commands.metrics_lines import MOST_DEVICES, Event, Sample, Traffic, read_line
 from vmgahp.job.exit_code import EXIT_FILE
@@ -36,10 +36,6 @@ GAP = 3.0
 ENDS = ("stop", "end")
 BREAKS = (*ENDS, "suspend", "checkpoint", "start", "resume")
 """The events over which no line is drawn."""
-
-
-class Unreadable(Exception):
-    """A file of which no report can be made; the text says why, and what to do."""
 
 
 class Rate(NamedTuple):
@@ -106,17 +102,12 @@ class Story:
             seconds = now.time - then.time
             if not 0 < seconds <= longest or bisect_right(breaks, then.time) < bisect_right(breaks, now.time):
                 continue
-            read, written = _grown(then.disks, now.disks)
-            received, sent = _grown(then.nics, now.nics)
-            for name, value in (
-                ("cpu", 100 * max(0.0, now.cpu_seconds - then.cpu_seconds) / seconds / now.vcpus),
-                ("memory", then.memory_kib * 1024),
-                ("rss", then.rss_kib * 1024),
-                ("read", read / seconds),
-                ("written", written / seconds),
-                ("received", received / seconds),
-                ("sent", sent / seconds),
-            ):
+            used = max(0.0, now.cpu_seconds - then.cpu_seconds)
+            moved = (*_grown(then.disks, now.disks), *_grown(then.nics, now.nics))
+            values = {"cpu": 100 * used / seconds / now.vcpus}
+            values |= {"memory": then.memory_kib * 1024, "rss": then.rss_kib * 1024}
+            values |= zip(("read", "written", "received", "sent"), (each / seconds for each in moved), strict=True)
+            for name, value in values.items():
                 found.setdefault(name, []).append(Rate(then.time, now.time, value))
         return found
 
@@ -148,19 +139,19 @@ class Story:
 
 
 def read_story(place: str) -> Story:
-    """Read a file, or the one in a directory. Raises `Unreadable`."""
+    """Read a file, or the one in a directory. Raises `NotDone`."""
     path = os.path.join(place, NAME) if os.path.isdir(place) else place
     try:
         with open_regular(path) as file:
             story = read_from(file)
     except FileNotFoundError:
-        raise Unreadable(
+        raise NotDone(
             f"There is no {path}. A job brings its {NAME} home from machines with VM_METRICS_INTERVAL above 0."
         ) from None
     except OSError as error:
-        raise Unreadable(f"{path} cannot be read: {error.strerror}.") from error
+        raise NotDone(f"{path} cannot be read: {error.strerror}.") from error
     if not (story.samples or story.events):
-        raise Unreadable(f"{path} has no line of a VM's metrics in it. Name the directory or the {NAME} of a job.")
+        raise NotDone(f"{path} has no line of a VM's metrics in it. Name the directory or the {NAME} of a job.")
     _read_ending(os.path.join(os.path.dirname(path), EXIT_FILE), story)
     return story
 
@@ -188,7 +179,7 @@ def read_from(file: BinaryIO) -> Story:
 
 
 def log_lines(path: str, story: Story) -> list[tuple[float, str]]:
-    """Return time and text of the lines of a daemon's log that are about the VM. Raises `Unreadable`.
+    """Return time and text of the lines of a daemon's log that are about the VM. Raises `NotDone`.
 
     All servers of a machine share a log; the process id of ours is in the metrics' start.
     """
@@ -201,7 +192,7 @@ def log_lines(path: str, story: Story) -> list[tuple[float, str]]:
             if begin <= line.time <= end and (line.pid in pids or (story.vm_name and story.vm_name in line.text))
         ]
     except OSError as error:
-        raise Unreadable(f"{path} cannot be read: {error.strerror}. Only administrators may read the log.") from error
+        raise NotDone(f"{path} cannot be read: {error.strerror}. Only administrators may read the log.") from error
     return found[:MOST_LOG_LINES]
 
 
@@ -256,20 +247,14 @@ def run(place: str, logs: list[str], output: str) -> int:
     """Make the report and return the exit status."""
     from vmgahp.commands.report import page  # late: completions and man pages are made without lxml
 
+    story = read_story(place)
+    made = page.render(story, [line for log in logs for line in log_lines(log, story)])
+    if output == "-":
+        sys.stdout.buffer.write(made)
+        return 0
     try:
-        story = read_story(place)
-        made = page.render(story, [line for log in logs for line in log_lines(log, story)])
-        if output == "-":
-            sys.stdout.buffer.write(made)
-            return 0
         write_anew(output, made)
-    except Unreadable as error:
-        sys.stderr.write(f"vmgahp report: {escape(str(error))}\n")
-        return 1
     except OSError as error:
-        if output == "-":
-            raise
-        sys.stderr.write(f"vmgahp report: {escape(output)} cannot be written: {error.strerror}\n")
-        return 1
+        raise NotDone(f"{output} cannot be written: {error.strerror}.") from error
     sys.stdout.write(output + "\n")
     return 0

@@ -84,8 +84,8 @@ def render(story: Story, log: Sequence[tuple[float, str]]) -> bytes:
     name = story.vm_name or "A VM"
     when = f"{clock(story.begin)} to {clock(story.end)} ({zone(story.end)}), {duration(story.end - story.begin)}"
     policy = {"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"}
-    starts = [event for event in story.events if event.name == "start"]
-    failed = bool(starts) and not story.samples and all(event.error for event in starts)
+    starts = [event.error for event in story.events if event.name == "start"]
+    failed = bool(starts) and not story.samples and all(starts)
     charts = _charts(story)
     page = E.html(
         {"lang": "en"},
@@ -99,7 +99,7 @@ def render(story: Story, log: Sequence[tuple[float, str]]) -> bytes:
         E.body(
             E.h1(name),
             E.p(when),
-            *([E.p({"class": "failed"}, f"The VM never started: {starts[-1].error}")] if failed else []),
+            *([E.p({"class": "failed"}, f"The VM never started: {starts[-1]}")] if failed else []),
             E.dl(*_summary(story)),
             *([picture(story, charts)] if len(story.spans) > 1 or charts else []),
             *_devices(story),
@@ -111,19 +111,6 @@ def render(story: Story, log: Sequence[tuple[float, str]]) -> bytes:
 
 
 # The picture
-
-_STEPS = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30),
-    *(minutes * 60 for minutes in (1, 2, 5, 10, 15, 30)),
-    *(hours * 3600 for hours in (1, 2, 3, 6, 12)),
-    *(days * 86400 for days in (1, 2, 7, 14, 28, 91, 182, 365, 1825, 7300)),
-)
-
-
-def axis(length: float) -> list[tuple[float, str]]:
-    """Return the marks of an axis of so many seconds: at most six round durations, the first of them 0."""
-    step = next((step for step in _STEPS if length / step <= 5), length / 5)
-    return [(n * step, duration(n * step) if n else "0") for n in range(int(length / step) + 1)]
 
 
 def picture(story: Story, charts: Sequence[_Chart]) -> Any:
@@ -137,9 +124,9 @@ def picture(story: Story, charts: Sequence[_Chart]) -> Any:
     titles = ", ".join(chart.title for chart in charts)
     about = f"The VM's states from {clock(begin)} to {clock(story.end)}, as a band. Below: {titles or 'no figures'}."
     root = _svg("svg", {"role": "img", "aria-label": about, "width": "100%", "height": lower + FOOT})
-    for after, label in axis(length):
-        root.append(_vertical(after / length, TOP, lower, "time"))
-        root.append(_text(after / length, lower + 16, label))
+    for part in (0.0, 0.25, 0.5, 0.75, 1.0):
+        root.append(_vertical(part, TOP, lower, "time"))
+        root.append(_text(part, lower + 16, duration(part * length) if part else "0"))
     root.append(_text(0.5, lower + 34, f"since {clock(begin)} ({zone(begin)})"))
     root.extend(_band(story.spans, at))
     for number, chart in enumerate(charts):
@@ -178,9 +165,12 @@ def _band(spans: Sequence[Span], at: Callable[[float], float]) -> Iterator[Any]:
 
 def _chart(chart: _Chart, y: int, at: Callable[[float], float]) -> Iterator[Any]:
     """Draw one chart with its upper edge at `y`: step lines with gaps."""
-    yield _legend(y - 8, chart.title, [(name, color) for name, color, _ in chart.lines])
-    area = {"y": y, "width": "100%", "height": CHART, "viewBox": f"0 0 1000 {CHART}", "preserveAspectRatio": "none"}
-    drawing = _svg("svg", area)
+    keys = [_svg("tspan", {"class": "head", "font-weight": 600}, chart.title)]
+    for name, color, _ in chart.lines:
+        keys += [_svg("tspan", {"fill": color, "dx": 10}, "■"), _svg("tspan", {"dx": 4}, name)]
+    yield _svg("text", {"y": y - 8}, *keys)
+    box = {"viewBox": f"0 0 1000 {CHART}", "preserveAspectRatio": "none"}
+    drawing = _svg("svg", {"y": y, "width": "100%", "height": CHART, **box})
     for _, color, rates in chart.lines:
         path, last = "", -1.0
         for rate in rates:
@@ -209,14 +199,6 @@ def _text(x: float, y: float, text: str, values: dict[str, object] | None = None
 
 def _vertical(x: float, upper: int, lower: int, style: str) -> Any:
     return _svg("line", {"class": style, "x1": _percent(x), "x2": _percent(x), "y1": upper, "y2": lower})
-
-
-def _legend(y: int, title: str, keys: Sequence[tuple[str, str]]) -> Any:
-    legend = _svg("text", {"y": y}, _svg("tspan", {"class": "head", "font-weight": 600}, title))
-    for name, color in keys:
-        legend.append(_svg("tspan", {"fill": color, "dx": 10}, "■"))
-        legend.append(_svg("tspan", {"dx": 4}, name))
-    return legend
 
 
 # The tables
@@ -252,21 +234,16 @@ def _devices(story: Story) -> Iterator[Any]:
 
 
 def _events(story: Story, log: Sequence[tuple[float, str]]) -> Iterator[Any]:
-    found: list[tuple[float, str, str, str]] = [(when, "log: ", text, "log") for when, text in log]
+    found = [(when, "log: ", text, "log") for when, text in log]
     for event in story.events:
-        more = "; ".join(text for text in (event.error, event.reason) if text)
+        more = "; ".join(filter(None, (event.error, event.reason)))
         more = more or STATES.get(event.state, (event.state.lower(),))[0]
         found.append((event.time, told(event), f": {more}" if more else "", "failed" if event.error else ""))
-    found.sort(key=lambda row: row[0])
-    rows = [
-        E.tr(
-            {"class": style},
-            E.td(E.span(clock(when)[:10]), " ", E.span(clock(when)[11:])),
-            E.td(duration(max(0.0, when - story.begin))),
-            E.td(E.b(what), more),
-        )
-        for when, what, more, style in found[:MOST_ROWS]
-    ]
+    rows = []
+    for when, what, more, style in sorted(found, key=lambda row: row[0])[:MOST_ROWS]:
+        day, time = clock(when).split(" ")
+        times = E.td(E.span(day), " ", E.span(time)), E.td(duration(max(0.0, when - story.begin)))
+        rows.append(E.tr({"class": style}, *times, E.td(E.b(what), more)))
     yield E.h2("What happened when")
     yield _table(("Time", "After", "What"), rows)
     if len(found) > MOST_ROWS:
@@ -275,12 +252,8 @@ def _events(story: Story, log: Sequence[tuple[float, str]]) -> Iterator[Any]:
 
 def told(event: Event) -> str:
     """Describe an event in a few words: ``checkpoint, 820 KiB in 2.1 s``."""
-    words = event.name + (" failed" if event.error else "")
-    if event.size:
-        words += f", {size(event.size)}"
-    if event.seconds:
-        words += f"{' in' if event.size else ', took'} {duration(event.seconds)}"
-    return words
+    words = event.name + (" failed" if event.error else "") + (f", {size(event.size)}" if event.size else "")
+    return words + (f"{' in' if event.size else ', took'} {duration(event.seconds)}" if event.seconds else "")
 
 
 def _footer(story: Story) -> Iterator[str]:

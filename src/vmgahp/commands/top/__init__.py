@@ -4,6 +4,25 @@ import argparse
 
 from vmgahp.commands.arguments import add_json, seconds, tell
 
+VM = {
+    "name": "the VM's name in the hypervisor",
+    "source": "who told: libvirt, or metrics for a vm_metrics.jsonl",
+    "scratch": "the job's scratch directory",
+    "owner": "the job's user",
+    "state": "the VM's state",
+    "vcpus": "how many CPUs it has",
+    "memory_kib": "KiB of memory that it has now",
+    "max_memory_kib": "KiB of memory that it may have",
+    "rss_kib": "KiB of this machine's memory that it occupies",
+    "cpu_percent": "of all its CPUs, between two looks; null where nobody knows, as in all below",
+    "read": "bytes per second from its disks",
+    "written": "bytes per second to its disks",
+    "received": "bytes per second from its networks",
+    "sent": "bytes per second to its networks",
+    "age": "seconds since its start on this machine",
+}
+"""The meaning of each key of a VM, as ``--json`` prints it."""
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vmgahp top``."""
@@ -17,7 +36,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_json(command, "print one look as one JSON object")
     add("--interval", type=seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)")
     add("--execute", default="", metavar="DIR", help="where the scratch directories are (default: EXECUTE)")
-    command.set_defaults(run=run)
+    command.set_defaults(run=_run)
     tell(
         command,
         examples=[("vmgahp top --once", "one table"), ("vmgahp top --json", "one look, for a program")],
@@ -28,28 +47,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         },
         keys={
             "time": "when it was looked, in seconds since 1970",
-            "vms[].name": "the VM's name in the hypervisor",
-            "vms[].source": "who told: libvirt, or metrics for a vm_metrics.jsonl",
-            "vms[].scratch": "the job's scratch directory",
-            "vms[].owner": "the job's user",
-            "vms[].state": "the VM's state",
-            "vms[].vcpus": "how many CPUs it has",
-            "vms[].memory_kib": "KiB of memory that it has now",
-            "vms[].max_memory_kib": "KiB of memory that it may have",
-            "vms[].rss_kib": "KiB of this machine's memory that it occupies",
-            "vms[].cpu_percent": "of all its CPUs, between two looks; null where nobody knows, as in all below",
-            "vms[].read": "bytes per second from its disks",
-            "vms[].written": "bytes per second to its disks",
-            "vms[].received": "bytes per second from its networks",
-            "vms[].sent": "bytes per second to its networks",
-            "vms[].age": "seconds since its start on this machine",
+            **{f"vms[].{key}": text for key, text in VM.items()},
             "notes": "what could not be looked at",
         },
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Show the VMs; the exit status is 1 if no VMs could be queried."""
+def _run(options: argparse.Namespace) -> int:
     from vmgahp.commands.top import screen  # late: completions and man pages are made without rich
 
     return screen.run(options)

@@ -13,8 +13,10 @@ import threading
 import time
 import tty
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import libvirt
 from rich.console import Console, Group
@@ -26,7 +28,8 @@ from vmgahp import config, errors, lifecycle
 from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import NotRegular, open_regular
 from vmgahp.commands.metrics_lines import Event, Sample, of_line, read_line
-from vmgahp.commands.page import duration, size
+from vmgahp.commands.page import UNLIMITED, duration, size
+from vmgahp.commands.top import VM
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.life.usage import Meter
 from vmgahp.drivers.libvirt.link import faults
@@ -42,25 +45,8 @@ DEADLINE, ANSWER = 5.0, 5.0
 """The deadlines in seconds for the connection to libvirt, and for its answer."""
 
 
-@dataclass
-class VmRow:
-    """A VM as it is displayed and printed as JSON; a figure is None if unknown."""
-
-    name: str
-    source: str
-    scratch: str
-    owner: str = ""
-    state: str = ""
-    vcpus: int = 1
-    memory_kib: int = 0
-    max_memory_kib: int = 0
-    rss_kib: int = 0
-    cpu_percent: float | None = None
-    read: float | None = None
-    written: float | None = None
-    received: float | None = None
-    sent: float | None = None
-    age: float | None = None
+VmRow = dict[str, Any]
+"""A VM as it is displayed and printed as JSON, by the keys of `VM`; a figure is None if unknown."""
 
 
 @dataclass
@@ -122,16 +108,18 @@ class _Vm:
         if self.state in ("", lifecycle.STOPPED):
             return None
         name = escape(self.name or os.path.basename(self.scratch))
-        row = VmRow(name, self.source, escape(self.scratch), _owner(self.scratch), self.state)
-        row.age = max(0.0, now - self.start.time) if self.start else None
+        row: VmRow = dict.fromkeys(VM) | {"name": name, "source": self.source, "scratch": escape(self.scratch)}
+        row |= {"owner": _owner(self.scratch), "state": self.state, "vcpus": 1}
+        row |= {"age": max(0.0, now - self.start.time) if self.start else None}
+        row |= dict.fromkeys(("memory_kib", "max_memory_kib", "rss_kib"), 0)
         if self.size is not None:
-            row.vcpus, row.max_memory_kib = int(self.size.vcpus), int(self.size.max_memory_kib)
+            row |= {"vcpus": int(self.size.vcpus), "max_memory_kib": int(self.size.max_memory_kib)}
             if self.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
-                row.memory_kib, row.rss_kib = int(self.size.memory_kib), int(self.size.rss_kib)
+                row |= {"memory_kib": int(self.size.memory_kib), "rss_kib": int(self.size.rss_kib)}
         if len(self.samples) == 2 and (seconds := self.samples[1].time - self.samples[0].time) > 0:
-            then, now_used = ((each.cpu_seconds, *each.traffic) for each in self.samples)
-            rates = [max(0.0, after - before) / seconds for before, after in zip(then, now_used, strict=True)]
-            row.cpu_percent, (row.read, row.written, row.received, row.sent) = 100 * rates[0] / row.vcpus, rates[1:]
+            before, after = ((100 * each.cpu_seconds / row["vcpus"], *each.traffic) for each in self.samples)
+            rates = [max(0.0, new - old) / seconds for old, new in zip(before, after, strict=True)]
+            row |= zip(("cpu_percent", "read", "written", "received", "sent"), rates, strict=True)
         return row
 
 
@@ -163,7 +151,7 @@ class Node:
             file = files.pop(os.path.normpath(vm.scratch), None)
             vm.start = file.start if file else None
         look.rows = [row for vm in (*domains, *files.values()) if (row := vm.row(look.time))]
-        look.rows.sort(key=lambda row: (-(row.cpu_percent or 0.0), row.name))
+        look.rows.sort(key=lambda row: (-(row["cpu_percent"] or 0.0), row["name"]))
         look.notes = [escape(note) for note in look.notes]
         return look
 
@@ -177,10 +165,9 @@ class Node:
             if not is_vm_name(name):
                 continue
             if uuid not in self._domains:
-                try:
+                scratch = ""
+                with suppress(libvirt.libvirtError):  # it has none
                     scratch = domain.metadata(libvirt.VIR_DOMAIN_METADATA_DESCRIPTION, None)
-                except libvirt.libvirtError:
-                    scratch = ""  # it has none
                 self._domains[uuid] = _Vm("libvirt", scratch, name), Meter(self._connection, name, uuid)
             vm, meter = known[uuid] = self._domains[uuid]
             metrics = meter.read() if vm.scratch.startswith("/") else None
@@ -225,54 +212,60 @@ def is_vm_name(name: str) -> bool:
 
 def _owner(scratch: str) -> str:
     """Return the owner of a scratch directory; empty if it cannot be seen."""
-    try:
+    uid: int | str = ""
+    with suppress(OSError, ValueError, KeyError):
         uid = os.stat(scratch, follow_symlinks=False).st_uid
-    except (OSError, ValueError):
-        return ""
-    try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return str(uid)
 
 
 # The table
 
 BETWEEN = 1.0
 """The seconds between the two looks of a single table, for which the rates are computed."""
-WIDEST = 10_000
-"""The width of an output that is not a terminal."""
-COLUMNS = {"NAME": 0, "OWNER": 160, "STATE": 0, "CPU": 0, "VCPUS": 130, "MEMORY": 80}
-COLUMNS |= {"READ/s": 80, "WRITE/s": 80, "RECV/s": 130, "SEND/s": 130, "AGE": 130, "SCRATCH": 200}
-"""The columns, each with the width of the terminal from which there is room for it."""
-TEXTS = ("NAME", "OWNER", "STATE", "SCRATCH")
 COLORS = {"Running": "green", "SoftSuspended": "yellow", "Suspended": "blue", "Checkpointed": "magenta"}
 UNKNOWN = "-"
 
 
+def _known(show: Callable[[float], str], key: str) -> Callable[[VmRow], str]:
+    return lambda row: UNKNOWN if row[key] is None else show(row[key])
+
+
+COLUMNS: dict[str, tuple[int, Literal["left", "right"], Callable[[VmRow], str]]] = {
+    "NAME": (0, "left", lambda row: row["name"]),
+    "OWNER": (160, "left", lambda row: row["owner"] or UNKNOWN),
+    "STATE": (0, "left", lambda row: row["state"]),
+    "CPU": (0, "right", _known("{:.1f}%".format, "cpu_percent")),
+    "VCPUS": (130, "right", lambda row: str(row["vcpus"])),
+    "MEMORY": (80, "right", lambda row: size(row["memory_kib"] * 1024) if row["memory_kib"] else UNKNOWN),
+    "READ/s": (80, "right", _known(size, "read")),
+    "WRITE/s": (80, "right", _known(size, "written")),
+    "RECV/s": (130, "right", _known(size, "received")),
+    "SEND/s": (130, "right", _known(size, "sent")),
+    "AGE": (130, "right", _known(duration, "age")),
+    "SCRATCH": (200, "left", lambda row: row["scratch"]),
+}
+"""The columns, each with the width of the terminal from which there is room for it, its side, and its text."""
+
+
 def run(options: argparse.Namespace) -> int:
     """Show the VMs; the exit status is 1 if no VMs could be queried."""
-    try:
-        node = Node(config.load(os.environ), options.execute)
-    except errors.Fault as fault:
-        sys.stderr.write(f"vmgahp top: {escape(fault.render())}\n")
-        return 1
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDEST)
+    node = Node(config.load(os.environ), options.execute)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else UNLIMITED)
     if options.once or options.json or not console.is_terminal or console.is_dumb_terminal:
         return _once(node, console, as_json=options.json)
-    try:
+    with suppress(KeyboardInterrupt):
         _live(node, console, options.interval)
-    except KeyboardInterrupt:
-        pass
     return 0
 
 
 def _once(node: Node, console: Console, *, as_json: bool) -> int:
     look = node.look()
-    if any(row.source == "libvirt" for row in look.rows):
+    if any(row["source"] == "libvirt" for row in look.rows):
         time.sleep(BETWEEN)
         look = node.look()
     if as_json:
-        print_json({"time": round(look.time, 3), "vms": [asdict(row) for row in look.rows], "notes": look.notes})
+        print_json({"time": round(look.time, 3), "vms": look.rows, "notes": look.notes})
     else:
         console.print(table(look, console.width))
     return 1 if look.notes and not look.rows else 0
@@ -306,8 +299,8 @@ def _live(node: Node, console: Console, interval: float) -> None:
 
 def screen(look: Look, width: int) -> Group:
     """Lay out a screen: a line about all VMs, and the table, of which rich shows as much as fits."""
-    running = sum(row.state == "Running" for row in look.rows)
-    memory = size(sum(row.memory_kib for row in look.rows) * 1024)
+    running = sum(row["state"] == "Running" for row in look.rows)
+    memory = size(sum(row["memory_kib"] for row in look.rows) * 1024)
     head = Text(time.strftime("%H:%M:%S", time.localtime(look.time)), "bold", no_wrap=True, overflow="ellipsis")
     head.append(f"  VMs: {len(look.rows)}, running: {running}, memory: {memory}  (q ends)  ", "not bold")
     head.append(os.uname().nodename)
@@ -321,25 +314,10 @@ def table(look: Look, width: int) -> Group:
         none = "No VMs of jobs were found." if notes else "There are no VMs of jobs on this machine."
         return Group(*notes, none)
     made = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    fitting = [name for name, least in COLUMNS.items() if width >= least]
+    fitting = {name: text for name, (least, _, text) in COLUMNS.items() if width >= least}
     for name in fitting:
-        made.add_column(name, justify="left" if name in TEXTS else "right", no_wrap=name != "NAME", overflow="fold")
-    for cells in map(_cells, look.rows):
-        made.add_row(*(cells[name] for name in fitting))
+        made.add_column(name, justify=COLUMNS[name][1], no_wrap=name != "NAME", overflow="fold")
+    for row in look.rows:  # as `Text`, since a job's words are no markup
+        style = COLORS.get(row["state"], "")
+        made.add_row(*(Text(text(row), style if name == "STATE" else "") for name, text in fitting.items()))
     return Group(*notes, made)
-
-
-def _cells(row: VmRow) -> dict[str, Text]:
-    """Format a VM by columns; a `Text`, since a job's words are no markup."""
-    rates = {"READ/s": row.read, "WRITE/s": row.written, "RECV/s": row.received, "SEND/s": row.sent}
-    return {
-        "NAME": Text(row.name),
-        "OWNER": Text(row.owner or UNKNOWN),
-        "STATE": Text(row.state, COLORS.get(row.state, "")),
-        "CPU": Text(UNKNOWN if row.cpu_percent is None else f"{row.cpu_percent:.1f}%"),
-        "VCPUS": Text(str(row.vcpus)),
-        "MEMORY": Text(size(row.memory_kib * 1024) if row.memory_kib else UNKNOWN),
-        **{name: Text(UNKNOWN if rate is None else size(rate)) for name, rate in rates.items()},
-        "AGE": Text(UNKNOWN if row.age is None else duration(row.age)),
-        "SCRATCH": Text(row.scratch),
-    }
