@@ -475,6 +475,10 @@ def test_example_mac_broker(place: Path) -> None:
     addresses = place / "macs"
     addresses.write_text("52:54:00:10:00:01\n52:54:00:10:00:02\n")
     hook = example(place, "mac-broker", "/etc/vmgahp/macs", str(addresses))
+    addresses.chmod(0o640)
+    with pytest.raises(MachineFault, match="chmod 600"):
+        asked(hook, vm="a")
+    addresses.chmod(0o600)
     assert asked(hook, vm="a", dry=True) == asked(hook, vm="a") == asked(hook, vm="a") == "52:54:00:10:00:01"
     assert asked(hook, vm="b") == "52:54:00:10:00:02"
     with pytest.raises(JobFault, match="are taken"):
@@ -483,6 +487,16 @@ def test_example_mac_broker(place: Path) -> None:
     assert [line.split()[1] for line in lines] == ["a", "b"]
     addresses.write_text(f"{lines[0]}\n52:54:00:10:00:02 b 1000000000\n")
     assert asked(hook, vm="c") == "52:54:00:10:00:02", "b has not been here for long"
+
+
+def test_no_name_of_a_vm_breaks_the_file_of_example_mac_broker(place: Path) -> None:
+    addresses = place / "macs"
+    addresses.write_text("52:54:00:10:00:01\n52:54:00:10:00:02\n52:54:00:10:00:03\n")
+    addresses.chmod(0o600)
+    hook = example(place, "mac-broker", "/etc/vmgahp/macs", str(addresses))
+    for name, address in (("a b", 1), ("a\n52:54:00:10:00:02 c", 2), ("b\udcff", 3), ("a b", 1)):
+        assert asked(hook, vm=name) == f"52:54:00:10:00:0{address}"
+    assert len(addresses.read_text().splitlines()) == 3
 
 
 # What the doctor asks
