@@ -138,8 +138,8 @@ def test_one_that_hangs_is_killed(stand_in, tmp_path: Path) -> None:
 
 def test_one_that_says_nonsense_and_has_one_arena(stand_in) -> None:
     """Each of its own takes from the limit's addresses, until one day no thread can be made."""
-    stand_in('echo "{\\"arenas\\": $MALLOC_ARENA_MAX}"')
-    assert qemu_img.info("/dev/null", "raw") == {"arenas": 1}
+    stand_in('echo "{\\"virtual-size\\": $MALLOC_ARENA_MAX}"')
+    assert qemu_img.info("/dev/null", "raw") == {"virtual-size": 1}
     stand_in("echo '{'")
     with pytest.raises(qemu_img.Trouble, match="JSON"):
         qemu_img.info("/dev/null", "raw")
@@ -161,7 +161,7 @@ def test_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_nothing_of_the_environment_reaches_it(stand_in, tmp_path: Path, monkeypatch) -> None:
-    stand_in(f"env > {tmp_path}/env; echo '[]'")
+    stand_in(f"env > {tmp_path}/env; echo '{{\"virtual-size\": 1}}'")
     monkeypatch.setenv("LD_PRELOAD_OF_THE_JOB", "x")
     qemu_img.info("/dev/null", "raw")
     assert "OF_THE_JOB" not in (tmp_path / "env").read_text()

@@ -36,6 +36,9 @@ exceeds the limit."""
 _CORRUPT, _LEAKS, _NOT_CHECKABLE = 2, 3, 63
 """The exit statuses of ``qemu-img check``."""
 
+_NAMES = ("backing-filename", "full-backing-filename", "backing-filename-format")
+"""The members of a description of an image that are used as text."""
+
 MOST_OUTPUT = 16 << 20
 """The most bytes of its output that are kept; the description of a long backing chain is a few KiB."""
 
@@ -98,7 +101,10 @@ def info(path: str, image_format: str, identity: Identity | None = None, *, seco
     """
     # -U: a template may be open for writing by another VM.
     found = _document(["info", "-U", "--output=json", "-f", image_format, _place(path)], identity, seconds)
-    return dict(found)
+    if not all(isinstance(found.get(name, ""), str) for name in _NAMES):
+        raise Trouble("the answer of qemu-img does not describe an image")
+    _number(found, "virtual-size")
+    return found
 
 
 def check(path: str, image_format: str, *, seconds: float) -> str:
@@ -123,8 +129,7 @@ def measure(
 ) -> int:
     """Return the bytes that the image would take converted to ``raw`` or ``qcow2``, without holes. Raises `Trouble`."""
     options = ["measure", "-U", "--output=json", "-f", image_format, "-O", target_format]
-    found = _document([*options, _place(path)], identity, seconds)
-    return int(found["required"])
+    return _number(_document([*options, _place(path)], identity, seconds), "required")
 
 
 def create_overlay(
@@ -178,13 +183,25 @@ def _place(path: str) -> str:
     return os.path.abspath(path)
 
 
-def _document(command: Sequence[str], identity: Identity | None, seconds: float) -> Any:
+def _document(command: Sequence[str], identity: Identity | None, seconds: float) -> dict[str, Any]:
+    """Return the JSON object that qemu-img prints; processes of the `identity` can forge it. Raises `Trouble`."""
     import json
 
     try:
-        return json.loads(_run(command, identity, seconds=seconds, cpu=LOOK_CPU))
-    except ValueError as error:
-        raise Trouble(f"qemu-img said what is not JSON: {error}") from error
+        found = json.loads(_run(command, identity, seconds=seconds, cpu=LOOK_CPU))
+    except (ValueError, RecursionError) as error:
+        raise Trouble(f"the answer of qemu-img is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Trouble("the answer of qemu-img is not a JSON object")
+    return found
+
+
+def _number(found: dict[str, Any], name: str) -> int:
+    """Return a size in bytes of a document. Raises `Trouble`."""
+    number = found.get(name)
+    if type(number) is not int or not 0 <= number < 1 << 63:
+        raise Trouble(f"qemu-img gave {str(number)[:50]!a} as {name}")
+    return number
 
 
 def _run(
@@ -234,7 +251,9 @@ def _tell(progress: Progress, out: bytearray, _err: bytearray) -> bool:
     if slash:
         out[:] = rest
         try:
-            progress(float(before.rpartition(b"(")[2]))
+            per_cent = float(before.rpartition(b"(")[2])
         except ValueError:
-            pass
+            return False
+        if 0 <= per_cent <= 100:  # it can be forged: inf
+            progress(per_cent)
     return False
