@@ -130,7 +130,8 @@ def test_rotation_keeps_one_old_file(tmp_path):
     for number in range(100):
         log.always(f"line {number:03}")
     assert path.stat().st_size < 1100
-    assert sorted(os.listdir(tmp_path)) == ["log", "log.old"]
+    assert sorted(os.listdir(tmp_path)) == ["log", "log.lock", "log.old"]
+    assert (tmp_path / "log.lock").stat().st_mode & 0o777 == 0o600
     numbers = [int(text[-3:]) for text in texts(tmp_path / "log.old") + texts(path)]
     assert numbers == list(range(numbers[0], 100))
 
@@ -147,11 +148,13 @@ def test_only_one_server_rotates(tmp_path):
     assert texts(path) == ["new"]
     assert texts(tmp_path / "log.old")[0].startswith("old")
     one.always("old " + "x" * 1000)
-    with open(path) as busy:
+    with open(tmp_path / "log.lock") as busy:
         fcntl.flock(busy, fcntl.LOCK_EX)
         one.always("while another server rotates")
     assert texts(path)[-1] == "while another server rotates"
-    one.always("new again")
+    with open(path) as reader:
+        fcntl.flock(reader, fcntl.LOCK_EX)
+        one.always("new again")
     assert texts(path) == ["new again"]
 
 

@@ -170,9 +170,9 @@ class Log:
     def _follow_file(self) -> None:
         """Open the file unless it is open, rotate it when it is full, and reopen it when another server rotated it.
 
-        All servers of a machine write the same file, each line with one append. The server that finds it full locks it
-        and, if the name still is that of the locked file, renames it to ``.old``; the others notice that the name now
-        belongs to another file. Raises OSError.
+        All servers of a machine write the same file, each line with one append. The server that finds it full locks
+        ``.lock`` and, if the name still is that of its file, renames it to ``.old``; the others notice that the name
+        now belongs to another file. Raises OSError.
         """
         for _ in range(3):
             if self._fd < 0:
@@ -220,10 +220,15 @@ class Log:
         import fcntl
 
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = os.stat(self._path, follow_symlinks=False)
-            if (found.st_dev, found.st_ino) == self._inode:
-                os.rename(self._path, self._path + ".old")
+            # A file of its own: whoever can read the log could hold a lock on it for ever.
+            lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found = os.stat(self._path, follow_symlinks=False)
+                if (found.st_dev, found.st_ino) == self._inode:
+                    os.rename(self._path, self._path + ".old")
+            finally:
+                os.close(lock)
         except OSError:
             return False
         self._forget_file()

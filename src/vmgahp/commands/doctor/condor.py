@@ -405,6 +405,7 @@ def _files(path: str) -> list[str]:
     directory, base_name = os.path.split(path)
     try:
         names = [name for name in os.listdir(directory) if name == base_name or name.startswith(base_name + ".")]
+        names = [name for name in names if not name.endswith(".lock")]
     except FileNotFoundError:
         return []
     except OSError:
