@@ -277,6 +277,9 @@ ELEMENTS = ("kernel", "initrd")
 LARGEST_BOOT_FILES = 256 << 20
 """The maximum number of bytes of both together; they lie in memory, in addition to the guest's own copy."""
 
+KEPT_FREE = 128 << 20
+"""The number of bytes that they leave free, or a quarter of a smaller file system."""
+
 _CHUNK = 1 << 20
 
 
@@ -320,6 +323,10 @@ def copy_boot_files(
                     left -= len(chunk)
                     if left < 0:
                         raise refused(name, f"its kernel and initrd have more than {LARGEST_BOOT_FILES >> 20} MiB")
+                    # This machine needs /run, and other jobs fill it at the same time.
+                    status = os.statvfs(room)
+                    if status.f_bavail * status.f_frsize < min(status.f_blocks * status.f_frsize // 4, KEPT_FREE):
+                        raise OSError(errno.ENOSPC, f"{os.path.dirname(room)} is nearly full")
                     written.write(chunk)
     except BaseException as error:
         remove_boot_files(room)

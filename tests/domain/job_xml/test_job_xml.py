@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 from xml.etree import ElementTree as etree
@@ -342,6 +343,19 @@ def test_a_kernel_comes_from_the_scratch_directory_by_a_copy(job: Job, tmp_path:
     assert not room.exists()
     with pytest.raises(errors.MachineFault):
         job_xml.copy_boot_files(files, str(job.scratch), WHO, lambda: str(room), FILE)
+
+
+def test_kernels_leave_room_in_their_file_system_to_others(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job.scratch / "vmlinuz").write_bytes(bytes(5000))
+    for blocks, free, fits in ((400, 99, False), (400, 100, True), (400_000, 32767, False), (400_000, 32768, True)):
+        status = os.statvfs_result((4096, 4096, blocks, blocks, free, 9, 9, 9, 0, 255))
+        monkeypatch.setattr(job_xml.os, "statvfs", lambda _, status=status: status)
+        (room := tmp_path / str(free)).mkdir()
+        with nullcontext() if fits else pytest.raises(errors.JobFault, match="nearly full"):
+            job_xml.copy_boot_files({"kernel": "vmlinuz"}, str(job.scratch), WHO, lambda room=room: str(room), FILE)
+        assert room.exists() is fits
 
 
 @pytest.mark.parametrize("then", ["nothing", "a link", "a FIFO", "a directory"])
