@@ -363,6 +363,16 @@ def test_unlink_scratch_does_not_mind_what_is_gone(user, scratch):
 # --- paths that the job names
 
 
+@as_root
+def test_may_execute(user, place):
+    program = place / "program"
+    program.write_text("#!/bin/sh\n")
+    for mode, expected in ((0o755, True), (0o750, False), (0o644, False)):
+        program.chmod(mode)
+        assert user.may_execute(str(program)) is expected
+    assert not user.may_execute(str(place / "none"))
+
+
 def test_check_access(user, place, scratch):
     image = put(scratch / "image")
     (place / "link").symlink_to(image)

@@ -187,6 +187,14 @@ class Identity:
             return f"{error.strerror}, for uid {self.uid} and {'writing' if write else 'reading'}"
         return None
 
+    def may_execute(self, path: str) -> bool:
+        """Return True if the user may execute the file. Raises `MachineFault` if this machine lacks resources."""
+        try:
+            self.run(system_calls.require_executable, _encode(path))
+        except OSError:
+            return False
+        return True
+
     def open_named(self, path: str, flags: int) -> int:
         """Open the regular file of a full path as the user, as `check_access` does; return a descriptor.
 

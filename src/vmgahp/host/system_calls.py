@@ -28,6 +28,13 @@ def open_named(path: bytes, flags: int) -> int:
     return fd
 
 
+def require_executable(path: bytes) -> int:
+    """Raise OSError if the user may not execute the file."""
+    if not os.access(path, os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return -1
+
+
 def read_named(path: bytes, most: int) -> int:
     """Return an unnamed file with the first bytes of another."""
     fd = open_named(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

@@ -25,6 +25,7 @@ from vmgahp.config import Settings
 from vmgahp.daemon import containers
 from vmgahp.drivers.base import Driver
 from vmgahp.drivers.script import key_of
+from vmgahp.drivers.script.machine import Garbled
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject
@@ -133,12 +134,12 @@ class TestVirtualBox(DriverContract):
         finally:
             made.kill_all()
 
-    def test_a_disk_that_fails_at_the_start_is_the_jobs_fault_and_virtualbox_itself_is_not(
+    def test_a_disk_that_fails_at_the_start_rejects_the_job_and_virtualbox_itself_does_not(
         self, subject: VirtualBox, driver: Driver, job: JobAd
     ) -> None:
         for text, fault in (
             ("Could_not_open_the_medium_(VERR-VD-VMDK)", errors.JobFault),
-            ("The_kernel_driver_is_not_accessible", errors.MachineFault),
+            ("The_kernel_driver_is_not_accessible", Garbled if subject.identity.switching else errors.MachineFault),
         ):
             (subject.state / "modes").write_text(f"fail:startvm={text}")
             with pytest.raises(fault, match=text.replace("_", " ").partition(" (")[0]):

@@ -15,7 +15,7 @@ from vmgahp import errors, findings, lifecycle
 from vmgahp.checkpoint.store import MANIFEST_FILE
 from vmgahp.config import Settings
 from vmgahp.drivers.script import ScriptDriver, key_of
-from vmgahp.drivers.script.machine import ScriptMachine, user_for
+from vmgahp.drivers.script.machine import Garbled, ScriptMachine, user_for
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject, until
@@ -63,6 +63,8 @@ class Toy(Subject):
         self.state = directory / "state"
         self.state.mkdir()
         self.state.chmod(0o1777)
+        (self.state / "calls").touch()
+        (self.state / "calls").chmod(0o666)
         self.script = directory / "toy"
         self.script.write_text(TOY.replace("$STATE", str(self.state)))
         self.script.chmod(0o755)
@@ -116,9 +118,15 @@ class TestContract(DriverContract):
         return toy
 
 
-def refused(toy: Toy, driver: ScriptDriver, what: str) -> errors.MachineFault:
-    """The machine's fault for which the toy's job does not start, and of which nothing is left."""
-    with pytest.raises(errors.MachineFault, match=what) as caught:
+GARBLED = Garbled if WHO.switching else errors.MachineFault
+"""The fault for a script that fails: that of the job, if processes of the job's user can have caused it."""
+
+
+def refused(
+    toy: Toy, driver: ScriptDriver, what: str, expected: type[errors.Fault] = errors.MachineFault
+) -> errors.Fault:
+    """The fault for which the toy's job does not start, and of which nothing is left."""
+    with pytest.raises(expected, match=what) as caught:
         driver.start(toy.job())
     assert not toy.exists(toy.job())
     return caught.value
@@ -156,19 +164,68 @@ def test_a_rejection_is_the_jobs_fault_with_the_scripts_reason(toy: Toy, driver:
         ("exit 69", "answers start with not implemented"),
     ],
 )
-def test_whatever_cannot_be_understood_is_the_machines_fault_and_leaves_nothing(
+def test_whatever_cannot_be_understood_is_a_fault_and_leaves_nothing(
     toy: Toy, driver: ScriptDriver, shell: str, what: str
 ) -> None:
     toy.odd("start", f"echo running >$vm; {shell}")
-    fault = refused(toy, driver, what)
-    assert fault.code not in errors.HOLD_CODES
+    fault = refused(toy, driver, what, GARBLED)
+    assert (fault.code in errors.HOLD_CODES) is WHO.switching
     assert fault.hint
 
 
-def test_a_script_that_hangs_is_the_machines_fault(toy: Toy) -> None:
+@as_root
+@pytest.mark.parametrize("shell", ["kill -9 $$", "echo '{\"outcome\": 1}'", "exit 69"])
+def test_only_a_script_that_the_jobs_user_cannot_reach_blames_the_machine(toy: Toy, shell: str) -> None:
+    toy.odd("start", shell)
+    with pytest.raises(errors.JobFault, match="VM_SCRIPT"):
+        toy.with_settings().start(toy.job())
+    with pytest.raises(errors.MachineFault, match="VM_SCRIPT"):
+        toy.with_settings(VM_SCRIPT_USER="root").start(toy.job())
+
+
+@as_root
+def test_a_script_that_fails_for_htcondors_user_as_well_blames_the_machine(
+    toy: Toy, driver: ScriptDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONDOR_IDS", f"{JOB_UID + 1}.{JOB_UID + 1}")
+    toy.odd("start", "exit 1")
+    with pytest.raises(errors.JobFault, match="exit status 1"):
+        driver.start(toy.job())
+    for shell in ("exit 1", "kill -9 $$", "exit 127"):
+        toy.odd("probe", f"[ $(id -u) = {JOB_UID} ] || {{ {shell}; }}")
+        with pytest.raises(errors.MachineFault, match="exit status 1"):
+            driver.start(toy.job())
+    toy.odd("probe", f"[ $(id -u) != {JOB_UID} ] || exit 1")  # such as a process of the job's that kills it
+    with pytest.raises(errors.JobFault, match="exit status 1"):
+        driver.start(toy.job())
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("shell", "may_execute", "fault"),
+    [
+        ("#!/nonexistent/shell\n", True, errors.MachineFault),
+        ("#!/bin/sh\nexit 127\n", True, errors.MachineFault),
+        (f'#!/bin/sh\n[ $(id -u) != {JOB_UID} ] || exit 126\necho \'{{"version": "1"}}\'', False, errors.MachineFault),
+        (f'#!/bin/sh\n[ $(id -u) != {JOB_UID} ] || exit 126\necho \'{{"version": "1"}}\'', True, errors.JobFault),
+    ],
+    ids=["no interpreter", "for no user", "not for the job's user", "a forged exit status"],
+)
+def test_a_script_that_cannot_be_executed_blames_the_machine(
+    toy: Toy, monkeypatch: pytest.MonkeyPatch, shell: str, may_execute: bool, fault: type[errors.Fault]
+) -> None:
+    monkeypatch.setenv("CONDOR_IDS", f"{JOB_UID + 1}.{JOB_UID + 1}")
+    monkeypatch.setattr(Identity, "may_execute", lambda *_: may_execute)
+    toy.script.write_text(shell)
+    with pytest.raises(fault, match="cannot be executed"):
+        toy.with_settings().start(toy.job())
+    toy.script.write_text("#!/bin/sh\n")
+
+
+def test_a_script_that_hangs_is_ended(toy: Toy) -> None:
     machine = toy.with_settings(VM_GAHP_REQ_TIMEOUT="10").start(toy.job())
     toy.odd("status", "sleep 1000")
-    with pytest.raises(errors.MachineFault, match="did not end within 1 s"):
+    with pytest.raises(GARBLED, match="did not end within 1 s"):
         machine.status()
     (toy.state / "odd.status").unlink()
 
@@ -193,7 +250,7 @@ def test_not_implemented_is_the_clients_to_know(toy: Toy, driver: ScriptDriver) 
 def test_a_guest_that_has_just_ended_is_nobodys_fault(toy: Toy, driver: ScriptDriver) -> None:
     machine = driver.start(toy.job())
     toy.odd("suspend", "exit 1")
-    with pytest.raises(errors.MachineFault, match="exit status 1"):
+    with pytest.raises(GARBLED, match="exit status 1"):
         machine.suspend()
     toy.odd("suspend", "[ -e $vm ] || exit 1")
     toy.power_off(toy.job())
@@ -235,13 +292,13 @@ def test_a_script_makes_no_vm_larger_and_nobody_elses(
 ) -> None:
     answer = json.dumps({"outcome": "modified", "attributes": attributes})
     toy.odd("start", f"echo running >$vm; echo '{answer}'; exit")
-    refused(toy, driver, what)
+    refused(toy, driver, what, GARBLED)
 
 
 def test_a_vm_that_is_said_to_be_destroyed_and_runs_is_not_believed_gone(toy: Toy, driver: ScriptDriver) -> None:
     machine = driver.start(toy.job())
     toy.odd("destroy", "exit 0")
-    with pytest.raises(errors.MachineFault, match="says that it has destroyed"):
+    with pytest.raises(GARBLED, match="says that it has destroyed"):
         machine.destroy()
     (toy.state / "odd.destroy").unlink()
     machine.destroy()
@@ -324,7 +381,7 @@ def test_a_script_that_others_can_write_is_not_run(toy: Toy, driver: ScriptDrive
     toy.script.chmod(0o775)
     refused(toy, driver, "VM_SCRIPT = ")
     trouble(driver)
-    assert not (toy.state / "calls").exists()
+    assert not toy.calls()
     toy._jobs.clear()
 
 
@@ -343,7 +400,7 @@ def test_settings_that_are_none_are_the_machines_fault(toy: Toy, settings: dict[
     driver, name = toy.with_settings(**settings), next(iter(settings))
     refused(toy, driver, name)
     assert name in trouble(driver).seen
-    assert not (toy.state / "calls").exists()
+    assert not toy.calls()
 
 
 def test_limits_hold(toy: Toy) -> None:
@@ -358,7 +415,7 @@ def test_a_dry_run_says_what_the_script_would_be_told(toy: Toy, driver: ScriptDr
     assert described["memory_mib"] == 64
     assert described["key"] == key_of(os.path.realpath(job.working_dir()))
     assert "secret" not in json.dumps(described)
-    assert not (toy.state / "calls").exists()
+    assert not toy.calls()
 
 
 # The probe
@@ -409,7 +466,10 @@ def test_a_checkpoint_that_does_not_fit_holds_the_job(
     assert len(toy.calls()) == calls, "the script is not even asked"
 
 
-def test_a_start_that_fails_keeps_the_checkpoint(toy: Toy, driver: ScriptDriver, saved: JobAd) -> None:
+def test_a_start_that_fails_keeps_the_checkpoint(
+    toy: Toy, driver: ScriptDriver, saved: JobAd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONDOR_IDS", f"{JOB_UID + 1}.{JOB_UID + 1}")
     toy.odd("start", "exit 1")
     toy.odd("probe", "exit 1")
     with pytest.raises(errors.MachineFault):

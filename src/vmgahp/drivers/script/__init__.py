@@ -16,8 +16,13 @@ from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.machine import (
+    CONDOR,
+    FAILED,
+    JOB,
     KIND,
     SETTING,
+    USER,
+    Garbled,
     Program,
     ScriptMachine,
     ScriptPlan,
@@ -82,7 +87,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             machine.set_aside()
         try:
             self._power_on(machine, plan)
-        except errors.MachineFault as fault:
+        except FAILED as fault:
             if plan.restart is None or self._is_unfit():
                 raise
             raise Unusable(fault.problem, KIND.knows_disks) from fault
@@ -93,12 +98,28 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         afresh = plan._replace(restart=None, request=plan.request._replace(restart=False, note=""))
         return afresh, plan.checkpoint.refuse(plan.spec.name, unusable)
 
+    def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
+        """Blame the machine for a script that fails without the job as well."""
+        if isinstance(fault, Garbled) and self._is_unfit():
+            return errors.MachineFault(fault.problem, fault.hint)
+        return fault
+
     def _is_unfit(self) -> bool:
         """Return True if the script reports that VMs cannot run here.
 
-        Its answer to a restore does not prove that, since the job may have forged the cause.
+        Its answer to a start does not prove that, since the job may have forged the cause; nor does any answer to a
+        user whose processes may be the job's, so that HTCondor's user asks, as at the probe of this machine.
         """
-        return findings.first_bad(self.survey(monotonic() + self._seconds()).findings) is not None
+        prober = self
+        if self.identity.switching and self.settings.string(USER) == JOB:
+            try:
+                condor = named_user(self.settings, self.identity, CONDOR)
+            except errors.MachineFault:
+                return False
+            if condor.uid in (0, self.identity.uid):
+                return False
+            prober = ScriptDriver(self.vm_type, self.settings, condor, self.log)
+        return findings.first_bad(prober.survey(monotonic() + self._seconds()).findings) is not None
 
     def keep(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         spec = plan.spec
@@ -237,8 +258,8 @@ def key_of(directory: str) -> str:
     return f"vmgahp-{sha256(os.fsencode(directory)).hexdigest()[:16]}"
 
 
-def _odd(script: Program, problem: str) -> errors.MachineFault:
-    return errors.MachineFault(
+def _odd(script: Program, problem: str) -> errors.Fault:
+    return script.fault(
         f"{SETTING} ({script.path}) has modified the job as it may not: {problem.rstrip('.')}.",
         "let the script make VMs smaller only, and reject what it cannot run.",
     )

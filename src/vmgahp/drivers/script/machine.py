@@ -44,6 +44,13 @@ _NOT_EXECUTABLE = (126, 127)
 _BY_HAND = "run it by hand with this action (docs/how-to/script-drivers.md says how), and see the server's log."
 
 
+class Garbled(errors.JobFault):
+    """A failure of the script as the job's user: any process of that user can kill it, stop it or answer for it."""
+
+
+FAILED = (errors.MachineFault, Garbled)
+
+
 class Program:
     """The script of the settings, for one user. Raises `errors.MachineFault` if it may not be run at all."""
 
@@ -51,6 +58,7 @@ class Program:
         self.hypervisor = hypervisor(settings)
         self.path = settings.string(SETTING)
         self.user = user
+        self._is_the_jobs = user.switching and settings.string(USER) == JOB
         self._limits = limits(settings)
         self._log = log_line
         if not self.path:
@@ -61,33 +69,44 @@ class Program:
     def call(self, request: ScriptRequest, ad: JobAd | None, seconds: float) -> Answer:
         """Run the script once and parse its answer.
 
-        Raises `errors.MachineFault` if it cannot be run, does not end within `seconds`, or gives an invalid answer.
+        Raises `errors.MachineFault` if it cannot be started, and the `fault` of its user if it does not end within
+        `seconds`, or gives an invalid answer.
         """
         label = f"{SETTING} ({self.path}), {request.action}"
-        output, status, last = converse(
-            label,
-            [self.path, request.action],
-            deadline=seconds,
-            log_line=self._log,
-            hint=_BY_HAND,
-            stdin=protocol.ad_text(ad),
-            environ=self._environment() | request.environment(),
-            given=(REQUEST_VARIABLE, request.document(ad)),
-            longest=protocol.LONGEST_ANSWER,
-            user=self.user,
-            limits=self._limits,
-        )
-        if status in _NOT_EXECUTABLE:
-            raise errors.MachineFault(
-                f"{label} cannot be executed as uid {self.user.uid} (exit status {status}).{last}",
-                f"see that this user may execute it, and its interpreter; {USER} says who runs it.",
+        try:
+            output, status, last = converse(
+                label,
+                [self.path, request.action],
+                deadline=seconds,
+                log_line=self._log,
+                hint=_BY_HAND,
+                stdin=protocol.ad_text(ad),
+                environ=self._environment() | request.environment(),
+                given=(REQUEST_VARIABLE, request.document(ad)),
+                longest=protocol.LONGEST_ANSWER,
+                user=self.user,
+                limits=self._limits,
             )
+        except errors.MachineFault as fault:
+            if isinstance(fault.__cause__, OSError):  # it has not begun
+                raise
+            raise self.fault(fault.problem, fault.hint) from fault
+        if status in _NOT_EXECUTABLE:
+            problem = f"{label} cannot be executed as uid {self.user.uid} (exit status {status}).{last}"
+            hint = f"see that this user may execute it, and its interpreter; {USER} says who runs it."
+            raise self.fault(problem, hint)
         try:
             answer = protocol.decode(request.action, output, status)
         except Malformed as error:
             problem = f"{label} gave no answer: {clean(str(error))[:LONGEST_TEXT]}.{last}"
-            raise errors.MachineFault(problem, _BY_HAND) from error
+            raise self.fault(problem, _BY_HAND) from error
         return answer._replace(reason=clean(answer.reason)[:LONGEST_TEXT])
+
+    def fault(self, problem: str, hint: str) -> errors.Fault:
+        """Return the fault for a failure of the running script: the job's if the job's user can cause it."""
+        if self._is_the_jobs and self.user.may_execute(self.path):
+            return Garbled(errors.MISMATCHED, problem, f"ask the administrator of this machine: {hint}")
+        return errors.MachineFault(problem, hint)
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of the script; for another user than this server's, without the server's settings."""
@@ -142,12 +161,12 @@ def user_for(settings: Settings, job: Identity) -> Identity:
     return found
 
 
-def named_user(settings: Settings, job: Identity) -> Identity:
-    """Return the user that VM_SCRIPT_USER names, even if this server cannot become that user.
+def named_user(settings: Settings, job: Identity, word: str = "") -> Identity:
+    """Return the user that `word`, by default VM_SCRIPT_USER, names, even if this server cannot become that user.
 
     Raises `errors.MachineFault` if there is no such user.
     """
-    word = settings.string(USER)
+    word = word or settings.string(USER)
     if word == JOB:
         return job
     if word == ROOT:
@@ -304,7 +323,7 @@ class ScriptMachine(ManagedMachine):
         left = answer.get("state")
         if answer.outcome == protocol.DONE and left != protocol.STOPPED:
             problem = f"{SETTING} ({self._script.path}) says that it has destroyed {self.name}, and that it is {left}."
-            raise errors.MachineFault(problem, "end the VM by hand, and see why the script did not.")
+            raise self._script.fault(problem, "end the VM by hand, and see why the script did not.")
 
     def clear_up(self) -> None:
         self.end_guest()
@@ -327,7 +346,7 @@ class ScriptMachine(ManagedMachine):
             action, word = protocol.CHECKPOINT, errors.VM_NO_SUPPORT_CHECKPOINT
         try:
             self._saved = self._do(action, word)
-        except errors.MachineFault as fault:
+        except FAILED as fault:
             if self._seen() != protocol.SUSPENDED:
                 raise
             self.log(f"{self.name} is saved, although {fault.problem}")
@@ -383,7 +402,7 @@ class ScriptMachine(ManagedMachine):
         gone = errors.ClientFault(errors.VM_NOT_FOUND, f"{self.name} is gone.")  # it may have powered itself off
         try:
             answer = self._call(action)
-        except errors.MachineFault as fault:
+        except FAILED as fault:
             if self._seen() == protocol.STOPPED:
                 raise gone from fault
             raise
@@ -420,10 +439,10 @@ class ScriptMachine(ManagedMachine):
         return self._pid > 1 and uid is not None and self._script.user.uid in (0, uid)
 
 
-def refused(answer: Answer, script: Program, action: str) -> errors.MachineFault:
-    """Return the machine's fault for an outcome that is not caused by the job."""
+def refused(answer: Answer, script: Program, action: str) -> errors.Fault:
+    """Return the fault for an outcome that no job causes by what it asks for."""
     reason = f": {answer.reason.rstrip('.')}" if answer.reason else ""
-    return errors.MachineFault(
+    return script.fault(
         f"{SETTING} ({script.path}) answers {action} with {answer.outcome}{reason}.",
         f"let the script implement {', '.join(protocol.NEEDED)}, and reject jobs at their start only.",
     )
