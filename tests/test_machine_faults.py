@@ -112,7 +112,7 @@ PLACES = {
     "drivers/lifecycle.py:ManagedMachine._take_over": (1, LATER),
     "drivers/lifecycle.py:ManagedMachine.report_lost": (1, LATER),
     "drivers/machine_types.py:machine_types": (1, SETTING),
-    "drivers/managed.py:ManagedDriver._carry_out": (1, LACKING),
+    "drivers/managed.py:ManagedDriver._fault_for": (1, LACKING),
     "drivers/script/machine.py:ScriptMachine.write_manifest": (1, LATER),
     "drivers/script/machine.py:Program.fault": (1, PROGRAM),
     "drivers/script/machine.py:Program.__init__": (1, SETTING),

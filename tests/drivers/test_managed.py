@@ -1,6 +1,9 @@
 """A start from a checkpoint that fails: tried once more, or without it."""
 
+import errno
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +11,9 @@ from tests.drivers.small_driver import SmallDriver
 from tests.drivers.support import WHO
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.config import Settings
-from vmgahp.errors import ClientFault
+from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
+from vmgahp.host import proc
+from vmgahp.host.proc import Mount
 from vmgahp.job.ad import JobAd
 
 
@@ -66,3 +71,36 @@ def test_a_server_that_ends_tries_nothing_again() -> None:
     with pytest.raises(ClientFault):
         driver.start(JobAd(""))
     assert driver.tried == ["from the checkpoint"]
+
+
+class Fails(Restarts):
+    """Fails with an error of the system."""
+
+    error = OSError()
+
+    def _carry_out(self, plan: str) -> str:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("number", "place", "is_mounted", "fault"),
+    [
+        (errno.EIO, None, False, JobFault),  # such as of a FUSE file as its standard output
+        (errno.ENOTCONN, "{}/out", True, JobFault),
+        (errno.ENOMEM, None, True, JobFault),
+        (errno.EACCES, None, True, JobFault),
+        (errno.EACCES, None, False, MachineFault),  # such as of a socket in /run that SELinux denies
+        (errno.EMFILE, None, False, MachineFault),
+        (errno.EIO, "{}x/out", True, MachineFault),
+        (errno.ENOSPC, "/run/vmgahp/x", True, MachineFault),
+    ],
+)
+def test_an_error_that_a_file_system_of_the_jobs_can_cause_holds_the_job(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, number: int, place: str | None, is_mounted: bool, fault: type[Fault]
+) -> None:
+    mounts = [Mount("0:9", str(scratch / "out"), "fuse.x", ())] if is_mounted else []
+    monkeypatch.setattr(proc, "mounts", lambda: mounts)
+    driver = Fails()
+    driver.error = OSError(number, os.strerror(number), place and place.format(scratch))
+    with pytest.raises(fault):
+        driver.start(JobAd([("VM_WORKING_DIR", f'"{scratch}"')]))

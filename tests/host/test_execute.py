@@ -389,3 +389,28 @@ def test_a_directory_that_is_something_else_is_the_jobs(scratch: Path, user: Ide
             os.chown(place, user.uid, user.gid)
     with pytest.raises(JobFault, match="share"):
         things.make_directory(str(scratch), "share", user)
+
+
+@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.EIO, errno.EACCES, errno.ETIMEDOUT], ids=errno.errorcode.get)
+def test_a_scratch_directory_that_cannot_be_examined_is_no_sick_execute(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A FUSE file system of the job's on it answers as it likes; the child that looks inherits this one."""
+
+    def fails(_: int) -> None:
+        raise error(number)
+
+    with monkeypatch.context() as patch:  # pytest calls it as well
+        patch.setattr(job_user.os, "fstat", fails)
+        job_user.require_entry(str(scratch), user)
+
+
+@as_root
+def test_a_scratch_directory_that_never_answers_holds_the_job(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "DEADLINE", 0.3)
+    monkeypatch.setattr(job_user, "as_root", lambda *_: -1)  # EXECUTE is well, however slow this machine is
+    monkeypatch.setattr(job_user.system_calls, "room_in", lambda _: time.sleep(1000))
+    with pytest.raises(JobFault, match="cannot be examined"):
+        job_user.free_bytes(str(scratch), user)

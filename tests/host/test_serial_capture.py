@@ -551,3 +551,14 @@ def test_the_guest_hears_the_server(port: LinePort) -> None:
         port.say("taken")
         assert guest.recv(100) == b"taken\n"
     port.say("again")
+
+
+def test_a_file_of_a_file_system_that_fails_is_no_fault_of_the_machine(console, monkeypatch):
+    """The job can have mounted one there."""
+
+    def fails(_descriptor):
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    with monkeypatch.context() as patch:  # pytest calls it as well
+        patch.setattr(serial_capture.os, "fstat", fails)
+        assert console.start().written == 0

@@ -12,14 +12,22 @@ transfers it too (25 does not), and the starter can write it only if it comes fi
 removed then, and until the VM resumes a directory takes the name of the temporary file by which the startd would
 make another (``Resource::refresh_sandbox_ad``, which then only writes a line to its log). The starter transfers no
 directories.
+
+The files belong to HTCondor, so root reads and writes them, and in a directory where the job may have mounted a file
+system that never answers. So a child with a deadline does it.
 """
 
 from __future__ import annotations
 
+import errno
+import marshal
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from stat import S_ISREG
+
+from vmgahp.errors import Fault
+from vmgahp.host.job_user import Identity, as_root
 
 NAME = ".job.ad"
 UPDATE = ".update.ad"
@@ -31,77 +39,101 @@ LARGEST = 4 << 20  # a job ad has a few thousand bytes
 class JobAdFile:
     """The file in one scratch directory, as it was when this object was made."""
 
-    __slots__ = ("_content", "_directory", "_is_updated", "_status")
+    __slots__ = ("_before", "_directory", "_identity", "_is_updated")
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
-        self._content = b""
+    def __init__(self, directory: str, identity: Identity) -> None:
+        self._directory, self._identity = directory, identity
         self._is_updated = False
-        self._status: os.stat_result | None = None
-        descriptor = self._open(os.O_RDONLY)
-        if descriptor is None:
-            return
-        try:
-            status = os.fstat(descriptor)
-            if _is_condors(status) and status.st_size <= LARGEST:
-                self._content = os.read(descriptor, LARGEST)
-                self._status = status
-        except OSError:
-            pass
-        finally:
-            os.close(descriptor)
+        self._before: tuple[bytes, tuple[int, ...]] | None = None
+        with suppress(OSError), open(as_root(identity, _read, directory), "rb") as file:
+            self._before = marshal.load(file)  # noqa: S302 - our own child has written it
 
     def restore(self) -> bool:
         """Restore the file, and let no ``.update.ad`` be made until `release`; return False if it is another now."""
-        self._bar_update()
-        before = self._status
-        if before is None:
-            return False
-        descriptor = self._open(os.O_WRONLY)
-        if descriptor is None:
-            return False
-        try:
-            now = os.fstat(descriptor)
-            # Never write to another file that has replaced it.
-            if not _is_condors(now) or (now.st_dev, now.st_ino) != (before.st_dev, before.st_ino):
-                return False
-            if (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns):
-                return False
-            os.pwrite(descriptor, self._content, 0)
-            os.ftruncate(descriptor, len(self._content))
-            os.utime(descriptor, ns=(before.st_atime_ns, before.st_mtime_ns))
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
-        return True
+        if self._does(_bar_update, self._is_updated):
+            self._is_updated = True
+        return self._before is not None and self._does(_restore, *self._before)
 
     def release(self) -> None:
         """Let the startd write its ``.update.ad`` again, after the checkpoint was transferred."""
-        with suppress(OSError), self._opened_directory() as directory:
-            os.rmdir(TEMPORARY, dir_fd=directory)
+        if self._is_updated:
+            self._does(_release)
 
-    def _bar_update(self) -> None:
-        with suppress(OSError), self._opened_directory() as directory:
-            if not self._is_updated:
-                os.lstat(UPDATE, dir_fd=directory)  # raises if no startd has written one here
-                self._is_updated = True
-            for call, name in ((os.unlink, TEMPORARY), (os.mkdir, TEMPORARY), (os.unlink, UPDATE)):
-                with suppress(OSError):  # only the next START could be affected
-                    call(name, dir_fd=directory)
-
-    def _open(self, flags: int) -> int | None:
-        with suppress(OSError), self._opened_directory() as directory:
-            return os.open(NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-        return None
-
-    @contextmanager
-    def _opened_directory(self) -> Iterator[int]:
-        directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    def _does(self, operation: Callable[..., int], *arguments: object) -> bool:
         try:
-            yield directory
-        finally:
-            os.close(directory)
+            as_root(self._identity, operation, self._directory, *arguments)
+        except (OSError, Fault):
+            return False
+        return True
+
+
+# Operations of the child: system calls only
+
+
+def _read(directory: str) -> int:
+    """Return an unnamed file with the content of the file, and its device, inode, size and times."""
+    with _opened(directory, os.O_RDONLY) as file:
+        status = os.fstat(file)
+        if not _is_condors(status) or status.st_size > LARGEST:
+            raise OSError(errno.EPERM, "it is not HTCondor's")
+        content = os.read(file, LARGEST)
+    kept = marshal.dumps((content, _marks(status)))
+    copy = os.memfd_create(NAME, os.MFD_CLOEXEC)
+    os.pwrite(copy, kept, 0)
+    return copy
+
+
+def _restore(directory: str, content: bytes, before: tuple[int, ...]) -> int:
+    with _opened(directory, os.O_WRONLY) as file:
+        status = os.fstat(file)
+        # Never write to another file that has replaced it.
+        if not _is_condors(status) or _marks(status)[:2] != before[:2]:
+            raise OSError(errno.ESTALE, "it is another file")
+        if _marks(status)[:4] == before[:4]:
+            raise OSError(errno.EALREADY, "it has not changed")
+        os.pwrite(file, content, 0)
+        os.ftruncate(file, len(content))
+        os.utime(file, ns=(before[4], before[3]))
+    return -1
+
+
+def _bar_update(directory: str, is_updated: bool) -> int:
+    with _opened_directory(directory) as place:
+        if not is_updated:
+            os.lstat(UPDATE, dir_fd=place)  # raises if no startd has written one here
+        for call, name in ((os.unlink, TEMPORARY), (os.mkdir, TEMPORARY), (os.unlink, UPDATE)):
+            with suppress(OSError):  # only the next START could be affected
+                call(name, dir_fd=place)
+    return -1
+
+
+def _release(directory: str) -> int:
+    with _opened_directory(directory) as place:
+        os.rmdir(TEMPORARY, dir_fd=place)
+    return -1
+
+
+@contextmanager
+def _opened(directory: str, flags: int) -> Iterator[int]:
+    with _opened_directory(directory) as place:
+        file = os.open(NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _opened_directory(directory: str) -> Iterator[int]:
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield place
+    finally:
+        os.close(place)
+
+
+def _marks(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_atime_ns
 
 
 def _is_condors(status: os.stat_result) -> bool:

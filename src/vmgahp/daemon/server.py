@@ -438,16 +438,16 @@ class Server:
         if self._identity is not None:
             call.job.evaluate_as(self._identity)
         self._claim_directory(call)
-        from vmgahp.daemon.job_ad_file import JobAdFile  # before the first reply it would cost too much
-
-        self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir())
         driver = self._get_driver(call.job)
         assert self._settings is not None
         assert self._identity is not None
-        from vmgahp.host import proc, scratch  # before the first reply they would cost too much
+        # Before the first reply they would cost too much.
+        from vmgahp.daemon.job_ad_file import JobAdFile
+        from vmgahp.host import proc, scratch
 
         # No job can give its parent that name.
         self._ends_early = self._settings.boolean("VM_END_EARLY") and proc.name(os.getppid()) == "condor_starter"
+        self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir(), self._identity)
         with self._identity.at_hand():
             scratch.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
             if self._settings.string("VM_POLICY_REQUIREMENTS") and not driver.evaluates_policy:

@@ -1,5 +1,7 @@
 """The start of a VM, the same for every driver: five steps, and the clean-up after a failure."""
 
+import errno
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -10,10 +12,15 @@ from vmgahp.drivers import lifecycle
 from vmgahp.drivers.base import Driver, Machine
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
+from vmgahp.host import job_user
 from vmgahp.job.ad import JobAd
 
 Plan = TypeVar("Plan")
 AnyMachine = TypeVar("AnyMachine", bound=ManagedMachine)
+
+
+OF_FILES = (errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT)
+"""The errors of file systems that fail, which no program and no lack of anything causes."""
 
 
 class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
@@ -27,6 +34,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         return self._starting
 
     def start(self, job: JobAd) -> AnyMachine:
+        self._job = job
         try:
             plan = self.plan(job)
             lifecycle.reached("plan.looked")
@@ -43,10 +51,11 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
                 except BaseException:
                     take_back()  # the start without it failed too: keep it for another machine or a later try
                     raise
-        except errors.Fault as fault:
-            if (explained := self.explain(job, fault)) is fault:
+        except (errors.Fault, OSError) as error:
+            fault = self._fault_for(error, job) if isinstance(error, OSError) else error
+            if (explained := self.explain(job, fault)) is error:
                 raise
-            raise explained from fault
+            raise explained from error
 
     def describe(self, job: JobAd) -> str:
         return self.show(self.plan(job))
@@ -83,6 +92,18 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         """Return the fault of a start, worded for the job's owner."""
         return fault
 
+    def _fault_for(self, error: OSError, job: JobAd) -> errors.Fault:
+        """Return the fault for an error of a start: the job's if it can come from a file system of the job's.
+
+        A job can mount one on its scratch directory, or on a directory there, that fails in every way.
+        """
+        name, directory = error.filename, os.path.join(job.working_dir(), "")
+        is_there = isinstance(name, str) and os.path.join(name, "").startswith(directory)
+        if is_there or (name is None and (error.errno in OF_FILES or job_user.is_mounted_on(directory))):
+            problem = f"The start has failed at the job's scratch directory: {error}."
+            return job_user.blame(error, directory, self.identity, problem)
+        return errors.MachineFault(f"The machine is out of resources: {error}.", "see what is scarce.")
+
     def _restart(self, plan: Plan) -> AnyMachine:
         """Carry out the plan, and retry once if the checkpoint failed by accident only. Raises the same as
         `_carry_out`.
@@ -111,13 +132,15 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
             self.keep(machine, plan)
             machine.started()
         except BaseException as error:
+            fault = (
+                self._fault_for(error, self._job) if isinstance(error, OSError) else None
+            )  # before the job unmounts anything
             if machine is None:
                 resources.release()
             else:
                 machine.undo()
-            if isinstance(error, OSError):
-                problem = f"The machine is out of resources: {error}."
-                raise errors.MachineFault(problem, "see what is scarce.") from error
+            if fault is not None:
+                raise fault from error
             raise
         lifecycle.reached("keep.done")
         return machine

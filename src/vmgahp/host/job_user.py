@@ -325,12 +325,17 @@ def why(error: OSError, directory: str, identity: Identity) -> str:
     if error.errno == errno.EROFS and _is_mounted_read_only(directory):
         return "It was mounted so."
     try:
+        if error.errno in _OF_THE_WAY:
+            try:
+                identity.run(_enter, os.fsencode(directory), place)
+            except OSError as found:
+                if not is_perhaps_the_machines(found):
+                    raise
+                error = found  # perhaps of a file system that the job has mounted
         if is_perhaps_the_machines(error):
-            _as_root(
+            as_root(
                 identity, _try_execute, place, b".vmgahp-%d-%d" % (os.getpid(), get_ident()), error.errno in _OF_ROOM
             )
-        elif error.errno in _OF_THE_WAY:
-            identity.run(_enter, os.fsencode(directory), place)
     except OSError as found:
         return f"EXECUTE ({os.fsdecode(place)}) is ill: {found.strerror}."
     return ""
@@ -345,7 +350,7 @@ def require_means(error: OSError, path: str, identity: Identity) -> None:
     if not is_perhaps_the_machines(error):
         return
     try:
-        _as_root(identity, _open, b"/")
+        as_root(identity, open_directory, b"/")
     except OSError as found:
         raise MachineFault(f"{path} cannot be opened: {found.strerror}.", _LOOK_AT_EXECUTE) from error
 
@@ -379,11 +384,21 @@ def require_entry(directory: str, identity: Identity) -> None:
 
 def free_bytes(directory: str, identity: Identity) -> int:
     """Return the bytes that the job's user can still write in the scratch directory. Raises `Fault`."""
+    return free_room(directory, identity)[0]
+
+
+def free_room(directory: str, identity: Identity) -> tuple[int, int, int]:
+    """Return the free bytes and inodes of the scratch directory for the job's user, and the number of its inodes.
+
+    Raises `Fault`. The job may have mounted a file system there that never answers.
+    """
     try:
-        status = os.statvfs(directory)
+        with open(identity.run(system_calls.room_in, os.fsencode(directory)), "rb") as file:
+            found = file.read().split()
     except OSError as error:
         raise blame(error, directory, identity, f"{directory} cannot be examined ({error.strerror}).") from error
-    return status.f_bavail * status.f_frsize
+    free, free_inodes, inodes = map(int, found)
+    return free, free_inodes, inodes
 
 
 def require_room(directory: str, identity: Identity, needed: int = LEAST_FREE) -> None:
@@ -413,18 +428,30 @@ def _is_mounted_read_only(directory: str) -> bool:
     return found
 
 
-def _as_root(identity: Identity, operation: child.Operation, *arguments: object) -> None:
-    """Run an operation as root if this process is root, in a child, because EXECUTE may hang as well."""
-    if identity.switching:
-        child.run_as(0, 0, [0], operation, arguments)
-    else:
-        operation(*arguments)
+def is_mounted_on(directory: str) -> bool:
+    """Return True if a FUSE file system, which any user can mount, is on the scratch directory or below it."""
+    from vmgahp.host.proc import mounts  # as in `_execute`
+
+    directory = os.path.normpath(directory)
+    below = f"{directory}/"
+    return any(
+        mount.kind.startswith("fuse") and (mount.place == directory or mount.place.startswith(below))
+        for mount in mounts()
+    )
+
+
+def as_root(identity: Identity, operation: child.Operation, *arguments: object) -> int:
+    """Run an operation as root if this process is root, in a child, because EXECUTE may hang as well.
+
+    Returns a descriptor or -1. Raises OSError and `MachineFault` as `Identity.run` does.
+    """
+    return child.run_as(0, 0, [0], operation, arguments) if identity.switching else operation(*arguments)
 
 
 # Operations of the children: system calls only
 
 
-def _open(path: bytes) -> int:
+def open_directory(path: bytes) -> int:
     os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     return -1
 
@@ -463,7 +490,11 @@ def _enter(directory: bytes, execute: bytes) -> int:
             return -1
         raise
     try:
-        here, outside = os.fstat(there), os.stat(execute)
+        outside = os.stat(execute)
+        try:
+            here = os.fstat(there)
+        except OSError:  # only a file system that the job has mounted refuses it
+            return -1
         # On a file system that the job has mounted, the job chooses the owner of everything.
         if here.st_uid != os.geteuid() and here.st_dev == outside.st_dev:
             raise OSError(errno.EPERM, "the scratch directory belongs to another user")

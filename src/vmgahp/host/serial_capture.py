@@ -20,7 +20,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from stat import S_ISREG
 from time import monotonic
@@ -90,8 +90,11 @@ class ConsoleCapture:
         self._thread: threading.Thread | None = None
 
     def _start(self, owner: tuple[int, int] | None, undo: ExitStack) -> None:
-        before = os.fstat(self._output)
-        self.written = before.st_size if S_ISREG(before.st_mode) else 0
+        self.written = 0
+        """The number of bytes in the file, as counted by this capture."""
+        with suppress(OSError):  # of a file system of the job's, where the writes fail and are reported
+            before = os.fstat(self._output)
+            self.written = before.st_size if S_ISREG(before.st_mode) else 0
         self._cut = self.written > self.limit
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         undo.callback(os.close, self._wake)

@@ -366,10 +366,10 @@ class ProgramMonitor:
     def _allowed(self) -> Allowed:
         """Return the room for outputs beside their archive in EXECUTE's file system. Raises `Fault` and OSError."""
         most = self._outputs.limit - self._identity.occupied_scratch(self._directory, OUTPUTS_FILE)
-        left = job_user.free_bytes(self._directory, self._identity) - self._kept
-        room = os.statvfs(self._directory)
-        inodes = room.f_favail - (room.f_files // INODES_KEPT if self._kept else 0)
-        if not room.f_files:  # a file system without a fixed number of them
+        free, free_inodes, all_inodes = job_user.free_room(self._directory, self._identity)
+        left = free - self._kept
+        inodes = free_inodes - (all_inodes // INODES_KEPT if self._kept else 0)
+        if not all_inodes:  # a file system without a fixed number of them
             inodes = left // ENTRY
         names = ("*",) if self._program.outputs is None else self._program.outputs
         return Allowed(names, max(min(most, left), 0), max(inodes, 0))
