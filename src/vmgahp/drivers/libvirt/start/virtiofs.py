@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from vmgahp import errors
-from vmgahp.host import companion, packages
+from vmgahp.host import companion, job_user, packages
 from vmgahp.host.file_server import OF_QEMU
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment
@@ -114,11 +114,14 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
         if status >= 0:
             os.close(status)
     if words != "ok":
-        raise _refused(share, words)
+        raise _refused(share, words, identity)
 
 
-def _refused(share: Share, words: str) -> errors.Fault:
-    """Return the fault for a directory that cannot be served: the job's or the machine's."""
+def _refused(share: Share, words: str, identity: Identity) -> errors.Fault:
+    """Return the fault for a directory that cannot be served: the job's or the machine's.
+
+    Processes of the job's user can limit and trace the program, so root looks at the administrator's directory itself.
+    """
     what, _, reason = words.partition("\n")
     problem = f"{share.directory} cannot be served by virtiofsd: {what}: {reason or 'it does not begin'}."
     if what == share.directory and share.setting and reason == "Permission denied":
@@ -127,11 +130,15 @@ def _refused(share: Share, words: str) -> errors.Fault:
             f"This machine's directory {share.tag} ({share.setting}) cannot be read by the job's user.",
             "leave it out of VMPARAM_vm_Share_Dirs, or ask the administrator of this machine to open it to that user.",
         )
-    if what == share.directory and not share.setting:
+    if what == share.directory:
+        try:
+            if share.setting:
+                job_user.as_root(identity, job_user.open_directory, os.fsencode(share.directory))
+        except OSError as error:
+            problem = f"{share.directory} cannot be opened: {error.strerror}."
+            return errors.MachineFault(problem, f"make the directory, or correct {share.setting}.")
         hint = "see what the job's files, or its user's processes, make of that directory."
         return errors.JobFault(errors.MISMATCHED, problem, hint)
-    if what == share.directory:
-        return errors.MachineFault(problem, f"make the directory, or correct {share.setting}.")
     # It has worked as this user (`proved`): the cause now may be that user's other processes.
     hint = f"see what the processes of the job's user do, or require another machine; of this one, {USER_NAMESPACES}"
     return errors.JobFault(errors.MISMATCHED, problem, hint)
