@@ -11,6 +11,7 @@ import pytest
 
 from tests import jobs
 from vmgahp import errors, lifecycle
+from vmgahp.drivers.libvirt import program
 from vmgahp.drivers.libvirt.program import monitor
 from vmgahp.drivers.libvirt.program.monitor import QUIET_SECONDS, STATE_FILE, ProgramMonitor, RunProgress, read
 from vmgahp.drivers.libvirt.start.describe import CONTROL, OUTPUTS
@@ -372,3 +373,20 @@ def test_outputs_that_were_taken_before_a_checkpoint_are_there_after_it(scene: S
 @pytest.mark.parametrize("text", [b"", b"\xff\0", b"taken - 0", b"started exit 3", b"ended exit 256", b"ended off 0"])
 def test_a_state_of_nobodys_is_that_of_a_program_that_runs(text: bytes) -> None:
     assert read(text) == RunProgress("started")
+
+
+@pytest.mark.parametrize(("asked", "printed"), [(50 << 20, 50 << 20), (5 << 30, program.MOST_PRINTED)])
+def test_what_the_program_prints_is_within_what_the_job_asks_for(
+    monkeypatch: pytest.MonkeyPatch, asked: int, printed: int
+) -> None:
+    limits = {}
+    monkeypatch.setattr(program, "most_outputs", lambda *_: asked)
+    monkeypatch.setattr(program, "runtime_dir", lambda: "/")
+    monkeypatch.setattr(program, "LinePort", lambda *_, **__: None)
+    monkeypatch.setattr(
+        program, "ConsoleCapture", lambda path, _file, limit, _log, **__: limits.update({os.path.basename(path): limit})
+    )
+    run = SimpleNamespace(stdout="out", stderr="err")
+    spec = SimpleNamespace(devices=SimpleNamespace(run=run), working_dir="/")
+    program.listen(spec, None, (0, 0), None, None, SimpleNamespace(run_ports={}))  # type: ignore[arg-type]
+    assert limits == {program.OUT: printed, program.ERR: printed, program.OUTPUTS: asked}

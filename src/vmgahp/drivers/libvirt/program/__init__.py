@@ -16,11 +16,11 @@ from vmgahp.job.spec import JobSpec
 OUTPUTS_FILE = "vm_outputs.tar"
 """The file with the outputs received so far: it travels with a checkpoint."""
 MOST_PRINTED = 1 << 30
-"""The most bytes of the program's output, and of its errors."""
+"""The most bytes of the program's output, and of its errors, if the job may have so much on disk."""
 
 
 def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
-    """Return the most bytes that packed outputs may have: the job's limit or the free space. Raises `errors.Fault`."""
+    """Return the most bytes that a port's file may have: the job's limit or the free space. Raises `errors.Fault`."""
     left = max(job_user.free_bytes(spec.working_dir, identity) - kept_free(settings, spec.working_dir), 0)
     left += identity.occupied_scratch(spec.working_dir, OUTPUTS_FILE)  # of a checkpoint, or soon emptied
     return min(limit_of(spec, settings) or left, left)
@@ -43,8 +43,8 @@ def listen(
     ports, room = resources.run_ports, runtime_dir()
     ports[CONTROL] = LinePort(os.path.join(room, CONTROL), log, owner=owner)
     for name, file, limit in (
-        (OUT, run.stdout, MOST_PRINTED),
-        (ERR, run.stderr, MOST_PRINTED),
+        (OUT, run.stdout, min(MOST_PRINTED, most)),
+        (ERR, run.stderr, min(MOST_PRINTED, most)),
         (OUTPUTS, OUTPUTS_FILE, most),
     ):
         ports[name] = ConsoleCapture(os.path.join(room, name), lambda file=file: opened(file), limit, log, owner=owner)  # type: ignore[misc]
