@@ -172,6 +172,7 @@ PLACES = {
     "hooks/xml_script.py:_bad_arguments": (1, SETTING),
     "hooks/xml_script.py:inspect": (3, PROGRAM),
     "hooks/xml_script.py:_run": (4, PROGRAM),
+    "host/budget.py:Budget.left": (1, "this machine is too slow for a START: the job's programs took less than half"),
     "host/child.py:_fork": (1, LACKING),
     "host/child.py:_result": (1, LACKING),
     "host/system_logs.py:with_denial": (1, "a security module denies files of plain guests too (second_look)"),

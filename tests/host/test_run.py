@@ -181,3 +181,21 @@ def test_an_interrupt_right_after_its_start_leaves_none_behind(monkeypatch: pyte
             if not is_gone(pid):
                 os.kill(pid, signal.SIGKILL)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_program_that_its_user_has_stopped_does_not_outlive_this_process(user: Identity, scratch: Path) -> None:
+    """A server that is killed cannot kill it."""
+    note = scratch / "pid"
+    note.touch()
+    os.chown(note, user.uid, user.gid)
+    server = os.fork()
+    if server == 0:
+        try:
+            sh(f"echo $$ > {note}; kill -STOP $$", user=user)
+        finally:
+            os._exit(1)
+    until(lambda: note.read_text().endswith("\n"), "the program begins")
+    os.kill(server, signal.SIGKILL)
+    os.waitpid(server, 0)
+    until(lambda: is_gone(int(note.read_text())), "it is ended")

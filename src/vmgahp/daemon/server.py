@@ -150,6 +150,9 @@ DESTROY_DEADLINE = 20.0
 FLUSH_DEADLINE = 2.0
 """The seconds that the server's shutdown waits for the client to read the last replies."""
 
+START_SHARE = 0.9
+"""The part of the session's timeout that a START has for its programs, so that it ends with a reason."""
+
 ERROR_FILE = "vm_error.txt"
 """The file in the scratch directory with the reason of a failed START."""
 
@@ -444,11 +447,12 @@ class Server:
         # Before the first reply they would cost too much.
         from vmgahp.daemon.job_ad_file import JobAdFile
         from vmgahp.host import proc, scratch
+        from vmgahp.host.budget import Budget
 
         # No job can give its parent that name.
         self._ends_early = self._settings.boolean("VM_END_EARLY") and proc.name(os.getppid()) == "condor_starter"
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir(), self._identity)
-        with self._identity.at_hand():
+        with Budget(START_SHARE * self.session.start_timeout), self._identity.at_hand():
             scratch.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
             if self._settings.string("VM_POLICY_REQUIREMENTS") and not driver.evaluates_policy:
                 from vmgahp.hooks import policy

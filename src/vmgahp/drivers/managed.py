@@ -13,6 +13,7 @@ from vmgahp.drivers.base import Driver, Machine
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.host import job_user
+from vmgahp.host.budget import Budget
 from vmgahp.job.ad import JobAd
 
 Plan = TypeVar("Plan")
@@ -52,8 +53,10 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
                     take_back()  # the start without it failed too: keep it for another machine or a later try
                     raise
         except (errors.Fault, OSError) as error:
-            fault = self._fault_for(error, job) if isinstance(error, OSError) else error
-            if (explained := self.explain(job, fault)) is error:
+            with Budget():  # a second look at this machine is not the job's to use up
+                fault = self._fault_for(error, job) if isinstance(error, OSError) else error
+                explained = self.explain(job, fault)
+            if explained is error:
                 raise
             raise explained from error
 
@@ -132,13 +135,13 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
             self.keep(machine, plan)
             machine.started()
         except BaseException as error:
-            fault = (
-                self._fault_for(error, self._job) if isinstance(error, OSError) else None
-            )  # before the job unmounts anything
-            if machine is None:
-                resources.release()
-            else:
-                machine.undo()
+            with Budget():  # no time may be left for the start
+                # Before the job unmounts anything.
+                fault = self._fault_for(error, self._job) if isinstance(error, OSError) else None
+                if machine is None:
+                    resources.release()
+                else:
+                    machine.undo()
             if fault is not None:
                 raise fault from error
             raise

@@ -24,9 +24,10 @@ import marshal
 import os
 from _thread import allocate_lock
 from sys import byteorder
+from time import monotonic
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import system_calls
+from vmgahp.host import budget, system_calls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,12 +56,13 @@ _unreaped: list[int] = []
 def run_as(uid: int, gid: int, groups: list[int], operation: "Operation", arguments: "tuple[Any, ...]") -> int:
     """Run an operation in a child that is the user, and return its descriptor or -1.
 
-    Raises the operation's OSError, ETIMEDOUT if no answer comes within `DEADLINE`, and `MachineFault` if the child
-    cannot be started.
+    Raises the operation's OSError, ETIMEDOUT if no answer comes within `DEADLINE`, `MachineFault` if the child
+    cannot be started, and `Fault` if a START has no time left for it (`vmgahp.host.budget`).
     """
+    seconds = budget.current().left(DEADLINE)
     pid, channel = _fork(uid, gid, groups, lambda theirs, rights: _answer(theirs, rights, operation, arguments))
     try:
-        answer = _receive(channel, pid, uid)
+        answer = _receive(channel, pid, uid, seconds)
     finally:
         channel.close()
     _gone(pid, 0)
@@ -83,9 +85,10 @@ class StayingChild:
         """Run an operation as `run_as` does; use a separate child if this one is busy or gone, or cannot take it."""
         if getattr(system_calls, operation.__name__, None) is operation and self._lock.acquire(False):
             try:
+                seconds = budget.current().left(DEADLINE)
                 message = marshal.dumps((operation.__name__, arguments))
                 if self._pid and len(message) <= _LONGEST and _sent(self._channel, message):
-                    return self._answered()
+                    return self._answered(seconds)
             finally:
                 self._lock.release()
         return run_as(*self._user, operation, arguments)
@@ -98,10 +101,10 @@ class StayingChild:
                 _gone(self._pid, 0)
             self._pid = 0
 
-    def _answered(self) -> int:
+    def _answered(self, seconds: float) -> int:
         uid = self._user[0]
         pid, self._pid = self._pid, 0
-        answer = _receive(self._channel, pid, uid)
+        answer = _receive(self._channel, pid, uid, seconds)
         if answer[0]:
             self._pid = pid
         else:
@@ -203,21 +206,26 @@ def _sent(channel: "socket.socket", message: bytes) -> bool:
     return True
 
 
-def _receive(channel: "socket.socket", pid: int, uid: int) -> "Answer":
+def _receive(channel: "socket.socket", pid: int, uid: int, seconds: float) -> "Answer":
     """Receive the next answer of a child, and kill the child on a timeout. Raises OSError."""
     import signal
     import socket
 
+    began = monotonic()
+    channel.settimeout(seconds)
     try:
         # Not socket.recv_fds: that of Python 3.11 loses its flags.
         message, passed, flags, _ = channel.recvmsg(1024, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     except TimeoutError:
         os.kill(pid, signal.SIGKILL)
         _reap(pid)
-        late = f"its file system has not answered uid {uid} within {DEADLINE:.0f} seconds"
+        late = f"its file system has not answered uid {uid} within {seconds:.0f} seconds"
         raise OSError(errno.ETIMEDOUT, late) from None
     except ConnectionResetError:  # it was killed before it read the question
         return b"", -1, False
+    finally:
+        if uid:
+            budget.current().spend(began)
     descriptor = -1
     for _, _, data in passed:
         descriptor = int.from_bytes(data[:4], byteorder)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
-from vmgahp.host import wait
+from vmgahp.host import budget, wait
 from vmgahp.host.job_user import Identity
 
 LONGEST_STDERR = 64 << 10
@@ -100,15 +100,18 @@ def run(
     `environ` is `plain_environment` by default. As root it runs as `user`, with all groups of that user or with
     `groups`. `limits` are options of prlimit. An empty `directory` is this process's own. It has the descriptors
     `pass_fds` by the same numbers; `stdin` may be a descriptor, too, and so may `stdout`, which is not read then.
-    Raises OSError if it cannot be started, with the program's name as the file name.
+    Raises OSError if it cannot be started, with the program's name as the file name, and `Fault` if a START has no time
+    left for it (`vmgahp.host.budget`).
     """
-    end = monotonic() + deadline
+    began, start = monotonic(), budget.current()
+    end = began + start.left(deadline)
     environ = plain_environment() if environ is None else environ
     words = [*_ENV]
     if limits:
         words += [_find("prlimit", environ), *limits]
     if user is not None and user.switching:
-        words += [_find("setpriv", environ), *_as_user(user, groups)]
+        # It does not outlive this server, even if a process of the user has stopped it.
+        words += [_find("setpriv", environ), "--pdeathsig=KILL", *_as_user(user, groups)]
     program = _find(argv[0], environ)
     if "=" in program:  # env would take it for a variable
         words += ["/bin/sh", "-c", 'exec "$0" "$@"']
@@ -136,6 +139,8 @@ def run(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if child is not None:
             child.close()
+        if user is not None and user.switching:
+            start.spend(began)
     return Finished(status, bytes(child.out), bytes(child.err))
 
 

@@ -1,4 +1,4 @@
-"""A directory that virtiofsd cannot serve, as its program says, which processes of the job's user can limit and trace."""
+"""A directory that virtiofsd cannot serve: its program runs as the job's user, whose processes can trace it."""
 
 from pathlib import Path
 

@@ -1,0 +1,50 @@
+"""The deadline of a START over all its programs and file operations."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host import system_calls
+from vmgahp.host.budget import Budget
+from vmgahp.host.job_user import Identity
+from vmgahp.host.run import run
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def test_the_programs_of_a_start_have_one_deadline_over_all() -> None:
+    with Budget(0.2):
+        assert run(["sleep", "1000"], deadline=60).status is None
+        with pytest.raises(MachineFault, match="more than 0 s"):
+            run(["true"], deadline=60)
+        with Budget():
+            assert run(["true"], deadline=60).status == 0, "the clean-up has its own time"
+    assert run(["true"], deadline=60).status == 0
+
+
+@as_root
+def test_a_start_that_programs_of_the_jobs_user_hold_up_is_the_jobs_fault(user: Identity) -> None:
+    with Budget(1.0):
+        assert run(["sh", "-c", "kill -STOP $$"], deadline=60, user=user).status is None
+        with pytest.raises(JobFault, match="1 of them"):
+            run(["true"], deadline=60)
+
+
+@as_root
+@pytest.mark.parametrize("staying", [False, True])
+def test_a_start_that_file_systems_of_the_job_hold_up_is_the_jobs_fault(
+    user: Identity, scratch: Path, monkeypatch: pytest.MonkeyPatch, staying: bool
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: time.sleep(1000))
+    with Budget(0.5):
+        if staying:
+            with user.at_hand(), pytest.raises(TimeoutError):
+                user.run(system_calls.room_in, b"/")
+        else:
+            with pytest.raises(TimeoutError):
+                user.run(system_calls.room_in, b"/")
+        with pytest.raises(JobFault, match="of the job's user"):
+            user.open_scratch(str(scratch), "x", os.O_RDONLY)
