@@ -1,7 +1,9 @@
 """``vmgahp ssh``, ``view`` and ``attach``: access to the guest of a job from the submit machine."""
 
 import argparse
+import codecs
 import contextlib
+import ipaddress
 import json
 import os
 import re
@@ -10,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from vmgahp.commands.arguments import tell
@@ -27,27 +30,33 @@ it."""
 
 LARGEST_FILE = 1 << 16
 
-_ANY = ("0.0.0.0", "::")  # noqa: S104 - the addresses on which a machine listens
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", re.ASCII)
+_SINFUL = re.compile(r"[<=+](\[[0-9a-fA-F:.-]+\]|[0-9.]+)[:-][0-9]+")
+"""An address of an HTCondor daemon: ``<192.0.2.1:9618?addrs=192.0.2.1-9618+[2001-db8--1]-9618&…>``."""
 _WAY = re.compile(r"([0-9]{1,5})=\[?([0-9a-fA-F.:]{2,45})\]?:([0-9]{1,5})", re.ASCII)
+
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Way(NamedTuple):
     """A port of a machine that is forwarded to one of a guest."""
 
-    address: str
+    address: Address
     port: int
     host: str
     """The machine's name, if the ad has it."""
+    machine: Collection[Address]
+    """The addresses of the machine's startd. The job can name any other one, which is then the machine's to reach."""
     identity: str
     """The name of the guest in ssh's known hosts."""
 
     @property
     def reached(self) -> str:
-        """The host to connect to from elsewhere; empty if only processes on the machine can connect."""
-        if self.address in _ANY:
+        """The host to connect to from elsewhere; empty if that is for a process on the machine."""
+        if self.address.is_unspecified:
             return self.host
-        return "" if self.address.startswith("127.") or self.address == "::1" else self.address
+        return str(self.address) if self.address in self.machine and not self.address.is_loopback else ""
 
 
 def way_of_job(job: str, port: int) -> Way:
@@ -61,7 +70,11 @@ def way_of_job(job: str, port: int) -> Way:
         hint = "give it +VMPARAM_vm_SSH = true, or a list of ports, and a machine that opens some (VM_kvm_ATTR_ssh)."
         raise _none(f"no port of its machine leads to port {port} of the guest of job {job}", hint)
     identity = re.sub(r"[^A-Za-z0-9._-]", "-", ad.string("GlobalJobId") or job)[:200]
-    return Way(*ways[port], host if _HOST.fullmatch(host) else "", f"vm-{identity}")
+    machine = []
+    for each in _SINFUL.findall(ad.string("StartdIpAddr") or ""):
+        with contextlib.suppress(ValueError):
+            machine.append(_address(each.strip("[]")))
+    return Way(*ways[port], host if _HOST.fullmatch(host) else "", machine, f"vm-{identity}")
 
 
 def ssh(way: Way, job: str, login: str, words: Sequence[str], *, by_node: bool) -> list[str]:
@@ -69,7 +82,7 @@ def ssh(way: Way, job: str, login: str, words: Sequence[str], *, by_node: bool) 
     command = ["ssh", "-o", f"HostKeyAlias={way.identity}", "-o", "CheckHostIP=no"]
     host = way.reached
     if by_node or not host:
-        host = "127.0.0.1" if way.address in _ANY else way.address
+        host = "127.0.0.1" if way.address.is_unspecified else str(way.address)
         inside = f"[{host}]" if ":" in host else host
         command += ["-o", f"ProxyCommand={TO_NODE} -ssh 'ssh -W {inside}:{way.port}' {job_id(job)}"]
     if login.startswith("-"):
@@ -108,31 +121,58 @@ def become(command: list[str]) -> int:
         raise _none(f"{command[0]} cannot be run: {error.strerror}", hint) from error
 
 
-def _of_text(text: str) -> dict[int, tuple[str, int]]:
-    found: dict[int, tuple[str, int]] = {}
+def follow(command: list[str]) -> int:
+    """Show the output of a program without control characters, by which a guest could use the terminal.
+
+    Returns the exit status. Raises `ClientFault` if the program is missing.
+    """
+    text = codecs.getincrementaldecoder("utf-8")("replace")
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    except OSError as error:
+        raise _none(f"{command[0]} cannot be run: {error.strerror}", "run this where HTCondor is.") from error
+    with child:
+        assert child.stdout is not None
+        while data := os.read(child.stdout.fileno(), 1 << 16):
+            sys.stdout.write("".join(filter(_is_shown, text.decode(data))))
+            sys.stdout.flush()
+    return child.returncode
+
+
+def _is_shown(character: str) -> bool:
+    return character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf")
+
+
+def _of_text(text: str) -> dict[int, tuple[Address, int]]:
+    found: dict[int, tuple[Address, int]] = {}
     for each in filter(None, map(_WAY.fullmatch, text[:1000].split())):
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(ValueError):
             found |= [_checked(*each.groups())]
     return found
 
 
-def _of_file(job: str) -> dict[int, tuple[str, int]]:
+def _of_file(job: str) -> dict[int, tuple[Address, int]]:
     said = read_file(job, "vm_access.json")
     ways = said.get("ssh") if isinstance(said, dict) else None
     try:
         rows = [(each["guest_port"], each["address"], each["port"]) for each in ways]  # type: ignore[union-attr]
         return dict(_checked(*map(str, row)) for row in rows)
-    except (TypeError, KeyError, ValueError, OSError) as error:
+    except (TypeError, KeyError, ValueError) as error:
         raise _none(f"vm_access.json of job {job} does not say where the way in is", "see what is in it.") from error
 
 
-def _checked(guests: str, address: str, ours: str) -> tuple[int, tuple[str, int]]:
-    """Parse one forwarded port. Raises ValueError or OSError for an invalid port or address."""
-    socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+def _checked(guests: str, address: str, ours: str) -> tuple[int, tuple[Address, int]]:
+    """Parse one forwarded port. Raises ValueError for an invalid port or address."""
     port = int(ours)
     if not 0 < port < 1 << 16:
         raise ValueError(ours)
-    return int(guests), (address, port)
+    return int(guests), (_address(address), port)
+
+
+def _address(text: str) -> Address:
+    """Parse an address; an IPv4 address in one of IPv6 (``::ffff:127.0.0.1``) is the former. Raises ValueError."""
+    address = ipaddress.ip_address(text if "." in text else text.replace("-", ":"))
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _none(problem: str, hint: str) -> ClientFault:
@@ -198,10 +238,21 @@ def _tunnel(job: str, port: int) -> Iterator[int]:
 def _wait(tunnel: "subprocess.Popen[bytes]", here: int) -> None:
     end = time.monotonic() + NODE_DEADLINE
     while tunnel.poll() is None and time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", here), timeout=1):
+        if _is_ours(here):
             return
         time.sleep(0.1)
     raise _none(f"{TO_NODE} has made no way to the display", "see what it has said above.")
+
+
+def _is_ours(port: int) -> bool:
+    """Return True if a process of this user listens at the loopback port. Another user can take it before the tunnel
+    does, and would get the display's password.
+    """
+    address = int.from_bytes(socket.inet_aton("127.0.0.1"), sys.byteorder)
+    with open("/proc/net/tcp", encoding="ascii") as table:
+        rows = [line.split() for line in table]
+    listening = [f"{address:08X}:{port:04X}", "0A", str(os.geteuid())]
+    return any([row[1], row[3], row[7]] == listening for row in rows)
 
 
 _OF_OTHERS = {0: "The program that was run says so.", 1: "There is no way to the guest; or that program's own."}
@@ -249,12 +300,12 @@ def add_attach(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vmgahp attach``."""
     command.description = (
         "Show what the guest of a job has written to its serial console, and what it goes on writing, by "
-        "condor_ssh_to_job. Nothing that is typed gets to the guest."
+        "condor_ssh_to_job, without control characters. Nothing that is typed gets to the guest."
     )
     _add_job(command)
     tell(command, examples=[("vmgahp attach 12.0", "its console, until Control-C")], statuses=_OF_OTHERS)
     tail = ("tail", "-n", "+1", "-F", "vm_console.log")
-    command.set_defaults(run=lambda options: become(on_node(options.job, *tail)))
+    command.set_defaults(run=lambda options: follow(on_node(options.job, *tail)))
 
 
 def _add_job(command: argparse.ArgumentParser) -> None:

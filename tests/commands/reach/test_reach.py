@@ -14,6 +14,7 @@ from vmgahp.errors import ClientFault
 AD = """JobStatus = 2
 RemoteHost = "slot1_2@node7.example"
 GlobalJobId = "submit.example#12.0#1700000000"
+StartdIpAddr = "<198.51.100.7:9618?addrs=198.51.100.7-9618+[2001-db8--7]-9618&alias=node7.example&noUDP&sock=startd>"
 """
 SAYS = """#!{python}
 import json, sys
@@ -58,7 +59,10 @@ def site(tmp_path: Path) -> Site:
     made = Site(tmp_path)
     made.program("ssh")
     made.node()
-    made.queue('ChirpVMSSH = "22=127.0.0.1:22017 8080=0.0.0.0:22018 9=198.51.100.7:22019 7=[::1]:22020"')
+    made.queue(
+        'ChirpVMSSH = "22=127.0.0.1:22017 8080=0.0.0.0:22018 9=198.51.100.7:22019 7=[::1]:22020 '
+        '6=203.0.113.9:22 5=[::ffff:127.0.0.1]:22 4=[2001:db8::7]:22021 3=[::ffff:0.0.0.0]:22022"'
+    )
     return made
 
 
@@ -81,8 +85,23 @@ def proxy(place: str) -> list[str]:
         (["-p", "9", "12.0"], [*ALIAS, "-p", "22019", "--", "198.51.100.7"]),
         (["-p", "9", "--by-node", "12.0"], [*ALIAS, *proxy("198.51.100.7:22019"), "-p", "22019", "--", "198.51.100.7"]),
         (["-p", "7", "12.0"], [*ALIAS, *proxy("[::1]:22020"), "-p", "22020", "--", "::1"]),
+        (["-p", "6", "12.0"], [*ALIAS, *proxy("203.0.113.9:22"), "-p", "22", "--", "203.0.113.9"]),
+        (["-p", "5", "12.0"], [*ALIAS, *proxy("127.0.0.1:22"), "-p", "22", "--", "127.0.0.1"]),
+        (["-p", "4", "12.0"], [*ALIAS, "-p", "22021", "--", "2001:db8::7"]),
+        (["-p", "3", "12.0"], [*ALIAS, "-p", "22022", "--", "node7.example"]),
     ],
-    ids=["loopback", "command", "all-addresses", "an-address", "by-node", "ipv6"],
+    ids=[
+        "loopback",
+        "command",
+        "all-addresses",
+        "an-address",
+        "by-node",
+        "ipv6",
+        "of-another-machine",
+        "mapped-loopback",
+        "ipv6-of-the-machine",
+        "mapped-all-addresses",
+    ],
 )
 def test_ssh_gets_in_by_the_job_ad(site: Site, words: list[str], expected: list[str]) -> None:
     ended = site.run("ssh", *words)
@@ -130,6 +149,14 @@ def test_only_a_job_id_is_one(job: str) -> None:
         on_node(job, "cat", "x")
 
 
+def test_a_guest_cannot_use_the_terminal(site: Site) -> None:
+    text = "a\\x1b]0;title\\x07\\x1b[31mred\\x9b2J\\u202ex\\x08\\r\\n\\tü"
+    site.program("condor_ssh_to_job", f'sys.stdout.buffer.write("{text}".encode() + bytes([0xFF])); sys.exit(3)')
+    ended = site.run("attach", "12.0")
+    assert ended.stdout == "a]0;title[31mred2Jx\n\tü\N{REPLACEMENT CHARACTER}"
+    assert ended.returncode == 3
+
+
 def test_the_console_is_followed(site: Site) -> None:
     assert site.run("attach", "12.0").returncode == 0
     assert site.called("condor_ssh_to_job") == ["12.0", "tail", "-n", "+1", "-F", "vm_console.log"]
@@ -161,6 +188,21 @@ def test_a_viewer_shows_the_display_and_no_command_line_has_the_password(site: S
     assert tunnel[0] == "-ssh"
     assert tunnel[1].endswith(":127.0.0.1:5901")
     assert tunnel[2] == "12.0"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_port_that_another_user_has_taken_gets_no_viewer(site: Site) -> None:
+    site.program(
+        "condor_ssh_to_job",
+        TUNNEL.replace("    server =", "    os.setuid(54321)\n    server =")
+        .replace("import socket", "import os, socket")
+        .replace("sleep(60)", "sleep(3)"),
+    )
+    site.program("remote-viewer")
+    ended = site.run("view", "12.0")
+    assert ended.returncode == 1
+    assert "no way to the display" in ended.stderr
+    assert not (site.place / "remote-viewer.argv").exists()
 
 
 def test_a_job_without_a_display_is_a_sentence(site: Site) -> None:
