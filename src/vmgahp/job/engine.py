@@ -7,8 +7,10 @@ only values. It gets no secret attributes.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +34,9 @@ MOST_MEMORY = 1 << 30  # bytes of address space
 LONGEST_RESULT = 16 << 20
 
 NOBODY = 65534
+
+_NEW_UTS = 0x04000000
+"""CLONE_NEWUTS of sched.h: a host name of its own."""
 
 _NO_ENGINE, _TOO_MUCH = 3, 4
 """The exit statuses if HTCondor's Python package is missing, and if Python itself fails."""
@@ -101,6 +106,7 @@ def _ask(question: dict[str, Any], user: Identity | None) -> Any:
 
 def main(user: Sequence[str]) -> int:
     """Answer the question on standard input as `user`: uid and gid, or nothing for the present user."""
+    take_address_as_name()
     try:
         import classad2
     except ImportError:
@@ -115,6 +121,16 @@ def main(user: Sequence[str]) -> int:
     with open(answers, "wb") as output:
         output.write(json.dumps(answer).encode())
     return 0
+
+
+def take_address_as_name() -> None:
+    """Give this process, if it is root, an address as its host name, which needs no resolver.
+
+    HTCondor's module looks the name up while it is imported, and 20 times in a minute if no nameserver answers
+    (``init_local_hostname_impl`` in its ``src/condor_utils/ipv6_hostname.cpp``). No setting turns that off.
+    """
+    if os.geteuid() == 0 and ctypes.CDLL(None).unshare(_NEW_UTS) == 0:
+        socket.sethostname("127.0.0.1")
 
 
 _REHEARSAL = (
