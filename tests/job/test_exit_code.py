@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,14 @@ class Vm:
 @pytest.fixture
 def vm(scratch: Path, user: Identity) -> Vm:
     return Vm(scratch, user)
+
+
+def test_an_end_is_not_before_its_start_when_the_clock_is_set_back(scratch: Path, user: Identity, vm: Vm) -> None:
+    began = time.time()
+    vm.resources.ended(exit_code.POWERED_OFF, began - 3600, "")
+    vm.resources.release()
+    found = json.loads((scratch / "vm_exit.json").read_text())
+    assert found["ended"] >= found["started"]
 
 
 def exit_code_in(scratch: Path) -> object:

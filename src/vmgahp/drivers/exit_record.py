@@ -90,7 +90,7 @@ class ExitRecord:
             exit_code=code,
             source=source,
             began=self._began,
-            ended=self.ended_at or time.time(),
+            ended=max(self.ended_at or time.time(), self._began),  # the clock may have been set back
             reason=self.reason,
             cpu_seconds=self._cpu_seconds() or None,
             doubt=self.doubt,
