@@ -1,5 +1,7 @@
 """How libvirt is told to write the memory of a VM, and what is kept of it."""
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 from tests.checkpoint.support import image
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.life import save
+from vmgahp.errors import MachineFault
+from vmgahp.host import child
 from vmgahp.host.job_user import Identity
 
 
@@ -36,6 +40,17 @@ def test_the_format_is_that_of_the_setting(
     saver = save.Saver(str(tmp_path), Identity(54321, 54321), Settings(values), pytest.fail)
     saver.write(domain, "/path", checkpoint=checkpoint)
     assert domain.saved == [wanted, 0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_file_system_of_the_job_that_never_answers_refuses_the_save(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "DEADLINE", 0.3)
+    monkeypatch.setattr(os, "statvfs", lambda _: time.sleep(20))
+    saver = save.Saver(str(scratch), user, Settings({}), pytest.fail)
+    with pytest.raises(MachineFault, match=r"cannot be saved: .* cannot be examined"):
+        saver._require_free_space(1)
 
 
 class Daemon:

@@ -31,6 +31,7 @@ from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, disks
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.vm_types import HTCONDORS
@@ -238,10 +239,10 @@ class Saver:
 
     def _require_free_space(self, needed: int) -> None:
         try:
-            status = os.statvfs(self.directory)
-        except OSError as error:
-            raise self.fault(f"{self.directory} cannot be examined: {error.strerror}") from error
-        free = max(0, status.f_bavail * status.f_frsize - disks.kept_free(self._settings, self.directory))
+            free = job_user.free_bytes(self.directory, self.identity)
+        except errors.Fault as error:
+            raise self.fault(error.problem.rstrip(".")) from error
+        free = max(0, free - disks.kept_free(self._settings, self.directory))
         if free < needed:
             raise self.fault(
                 f"the guest's memory needs up to {needed >> 20} MiB in {self.directory}, and {free >> 20} MiB are free"
@@ -251,7 +252,7 @@ class Saver:
     def fault(problem: str) -> errors.MachineFault:
         return errors.MachineFault(
             f"The VM cannot be saved: {problem}.",
-            "free space on the file system of EXECUTE; the VM still runs.",
+            "see that the file system of EXECUTE is well and has free space; the VM still runs.",
             CANNOT_SAVE,
         )
 
