@@ -1,5 +1,6 @@
 """Images come into the catalog whole and as they should be, or not at all; and go when nobody uses them."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -586,6 +587,19 @@ def test_what_is_no_catalog_is_not_written_to(path: Path) -> None:
         with pytest.raises(NotDone):
             store.add_table(str(path), "new", {"path": "n", "format": "raw"})
         assert path.read_text() == text
+
+
+def test_no_reader_of_the_directory_keeps_the_catalog_locked(path: Path) -> None:
+    reader = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(reader, fcntl.LOCK_EX)
+        adding = threading.Thread(target=lambda: store.locked_catalog(str(path)).__enter__(), daemon=True)
+        adding.start()
+        adding.join(5)
+        assert not adding.is_alive()
+    finally:
+        os.close(reader)
+    assert Path(f"{path}.lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_one_writes_at_a_time(path: Path) -> None:

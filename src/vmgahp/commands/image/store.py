@@ -45,14 +45,15 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 def locked_catalog(path: str) -> Iterator[None]:
     """Hold an exclusive lock on the catalog, so that no other process rewrites it. Raises `NotDone`."""
     try:
-        directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # A file that no other user can open: whoever can read the directory could hold a lock on it for ever.
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise NotDone(f"{os.path.dirname(path)}: {error.strerror}.") from error
+        raise NotDone(f"{path}.lock: {error.strerror}.") from error
     try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(directory)
+        os.close(lock)
 
 
 def has_table(path: str, name: str) -> bool:
