@@ -37,16 +37,9 @@ FOUND_BY_TEXT = ("pool", "xen", "node", "faults")
 """The marks by which scripts/test finds the modules of a part."""
 
 DEADLINES = {
-    "attacks": 600,
-    "faults": 600,
-    "libvirt": 180,
-    "qemu": 180,
-    "podman": 180,
-    "vsphere": 300,
-    "pool": 900,
-    "xen": 900,
+    "attacks": 600, "faults": 600, "libvirt": 180, "qemu": 180, "podman": 180, "vsphere": 300, "pool": 900, "xen": 900,
     "node": 1800,
-}
+}  # fmt: skip
 """Seconds for a test with a marker, its fixtures included; the longest counts. The first of vSphere's builds
 the simulator, in two minutes on a busy machine."""
 UNIT_DEADLINE = 60

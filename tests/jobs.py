@@ -15,13 +15,9 @@ from vmgahp.job import engine
 from vmgahp.job.ad import JobAd
 
 BASE = {
-    "VM_WORKING_DIR": '"/scratch"',
-    "JobVMType": '"kvm"',
-    "JobVMMemory": "64",
-    "User": '"alice@lab"',
-    "ClusterId": "7",
+    "VM_WORKING_DIR": '"/scratch"', "JobVMType": '"kvm"', "JobVMMemory": "64", "User": '"alice@lab"', "ClusterId": "7",
     "ProcId": "0",
-}
+}  # fmt: skip
 """What every job has, as expressions."""
 DISK = {"VMPARAM_vm_Disk": '"disk.img:vda:w"'}
 GOOD = BASE | DISK | {"JobVMMemory": "512", "User": '"alice@example.org"', "ClusterId": "17"}
@@ -109,8 +105,7 @@ def engine_in_process() -> Iterator[None]:
     import classad2
 
     def ask(question: object, user: object) -> object:
-        answer = engine._answer(classad2, json.loads(json.dumps(question)))
-        return json.loads(json.dumps(answer))
+        return json.loads(json.dumps(engine._answer(classad2, json.loads(json.dumps(question)))))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "_ask", ask)

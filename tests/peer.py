@@ -24,13 +24,10 @@ def environment(vm_type: str, scratch: Path, **settings: object) -> dict[str, st
     empty = scratch.parent / f"{scratch.name}.conf"
     empty.touch()
     environ |= {
-        "VMGAHP_CONFIG": str(empty),
-        "VMGAHP_VMTYPE": vm_type,
-        "VMGAHP_WORKING_DIR": str(scratch),
-        "VMGAHP_USER_UID": str(scratch.stat().st_uid or 54321),
-        "VMGAHP_USER_GID": str(scratch.stat().st_gid or 54321),
+        "VMGAHP_CONFIG": str(empty), "VMGAHP_VMTYPE": vm_type, "VMGAHP_WORKING_DIR": str(scratch),
+        "VMGAHP_USER_UID": str(scratch.stat().st_uid or 54321), "VMGAHP_USER_GID": str(scratch.stat().st_gid or 54321),
         "_CONDOR_VM_MEMORY": "1024",
-    }
+    }  # fmt: skip
     return environ | {f"_CONDOR_{name}": str(value) for name, value in settings.items()}
 
 

@@ -123,9 +123,7 @@ def test_what_a_server_imports_late_is_loaded_when_it_has_a_driver() -> None:
     [(".:/usr/bin", "/usr/bin"), ("/opt::/usr/bin:", "/opt:/usr/bin"), ("bin", None), ("", None), (None, None)],
 )
 @pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH"])
-def test_nothing_is_looked_for_in_the_working_directory(
-    name: str, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_import_is_local(name: str, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     for program in (cli.daemon, cli.main):
         monkeypatch.delenv(name, raising=False)
         if before is not None:

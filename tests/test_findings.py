@@ -95,13 +95,10 @@ def test_what_was_begun_is_waited_for() -> None:
 
 def test_findings_are_sorted_and_a_failure_names_its_cause() -> None:
     found = [
-        Finding("network nat", OFF, "", ""),
-        Finding("cpu", findings.UNKNOWN, "", ""),
-        Finding("a driver's own", OK, "", ""),
-        Finding("kvm", BAD, "", ""),
-        Finding("libvirt", OFF, "", ""),
+        Finding("network nat", OFF, "", ""), Finding("cpu", findings.UNKNOWN, "", ""),
+        Finding("a driver's own", OK, "", ""), Finding("kvm", BAD, "", ""), Finding("libvirt", OFF, "", ""),
         Finding("firmware", BAD, "", "", because="cpu"),
-    ]
+    ]  # fmt: skip
     causes = {one.check: one.because for one in findings.explained(found)}
     assert list(causes) == ["a driver's own", "libvirt", "kvm", "cpu", "network nat", "firmware"]
     assert causes["cpu"] == causes["firmware"] == "kvm", "the first cause of all"

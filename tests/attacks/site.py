@@ -151,13 +151,9 @@ class Site:
     def ad(self, *more: str, private: bool = True, **changes: object) -> list[str]:
         """The job ad as a starter sends it; `changes` are expressions, None leaves an attribute out."""
         usual = {
-            "JobVMType": f'"{self.vm_type}"',
-            "JobVMMemory": MEMORY_MIB,
-            "JobVM_VCPUS": 1,
-            "VMPARAM_vm_Disk": DISK,
-            "JobVMCheckpoint": "true",
-            "ProcId": self.process,
-        }
+            "JobVMType": f'"{self.vm_type}"', "JobVMMemory": MEMORY_MIB, "JobVM_VCPUS": 1, "VMPARAM_vm_Disk": DISK,
+            "JobVMCheckpoint": "true", "ProcId": self.process,
+        }  # fmt: skip
         made = jobs.lines(self.directory, **(usual | changes))
         dropped = tuple(f"{name} = " for name, text in changes.items() if text is None)
         made = [line for line in made if not line.startswith(dropped)] if dropped else made

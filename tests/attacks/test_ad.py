@@ -53,35 +53,22 @@ OF_THE_MACHINE = {'" kvm"': Must.RUN, '"kvm "': Must.RUN, 'ifThenElse(random(2) 
 
 POLICY = "JobVMMemory <= 64"
 EVASIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("ifThenElse(isUndefined(ClaimId), 64, 96)", ()),
-    ("ifThenElse(isUndefined(TransferKey), 64, 96)", ()),
-    ("ifThenElse(isUndefined(MY.ClaimId), 64, 96)", ()),
-    ("ifThenElse(isUndefined(TARGET.ClusterId), 96, 64)", ()),
-    ("ifThenElse(isUndefined(TARGET.ClusterId), 64, 96)", ()),
-    ("ifThenElse(time() % 2 == 0, 64, 96)", ()),
-    ("64 + random(2) * 32", ()),
-    ("random(128)", ()),
-    ("96", ("MY = [JobVMMemory = 1]",)),
-    ("96", ("TARGET = [JobVMMemory = 1]",)),
-    ("96", ("jobvmmemory = 1", "JOBVMMEMORY = 96")),
-    ("undefined", ("RequestMemory = 96",)),
-    ('"96"', ()),
-    ("96.9", ()),
-    ("-1", ()),
-)
+    ("ifThenElse(isUndefined(ClaimId), 64, 96)", ()), ("ifThenElse(isUndefined(TransferKey), 64, 96)", ()),
+    ("ifThenElse(isUndefined(MY.ClaimId), 64, 96)", ()), ("ifThenElse(isUndefined(TARGET.ClusterId), 96, 64)", ()),
+    ("ifThenElse(isUndefined(TARGET.ClusterId), 64, 96)", ()), ("ifThenElse(time() % 2 == 0, 64, 96)", ()),
+    ("64 + random(2) * 32", ()), ("random(128)", ()), ("96", ("MY = [JobVMMemory = 1]",)),
+    ("96", ("TARGET = [JobVMMemory = 1]",)), ("96", ("jobvmmemory = 1", "JOBVMMEMORY = 96")),
+    ("undefined", ("RequestMemory = 96",)), ('"96"', ()), ("96.9", ()), ("-1", ()),
+)  # fmt: skip
 """Values of JobVMMemory under `POLICY`, and what else is in the ad."""
 
 SYNONYMS = ("VM_ATTR_Share = true", "VM_kvm_ATTR_Share = true", "vmparam_VM_share = true", "vm_attr_SHARE = 1")
 
 CPUS = {
-    "255 cores=85,threads=3": Must.SURVIVE,
-    "255 sockets=255": Must.SURVIVE,
-    "240 sockets=4,cores=60": Must.RUN,
-    "256 cores=256": Must.HOLD,
-    "2147483647": Must.HOLD,
-    "4 sockets=4,cores=4,threads=4": Must.HOLD,
+    "255 cores=85,threads=3": Must.SURVIVE, "255 sockets=255": Must.SURVIVE, "240 sockets=4,cores=60": Must.RUN,
+    "256 cores=256": Must.HOLD, "2147483647": Must.HOLD, "4 sockets=4,cores=4,threads=4": Must.HOLD,
     "4 cores=0": Must.HOLD,
-}
+}  # fmt: skip
 """Numbers of CPUs and their topology; what the first two come to is QEMU's to say."""
 
 

@@ -112,26 +112,16 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], object]] = {
 """What a manifest may say."""
 
 RAW: dict[str, bytes] = {
-    "nothing": b"",
-    "no JSON": b"\xff\xfe\x00",
-    "a list": b"[]",
-    "a number": b"1e999999",
-    "a string": b'"x"',
-    "100,000 lists": b"[" * 100_000,
-    "100,000 objects": b'{"a":' * 100_000,
-    "a number of a million digits": b'{"format": ' + b"9" * 1_000_000 + b"}",
-    "8 MiB": b" " * (8 << 20),
-    "a field twice": b'{"format": 2, "format": 2}',
-    "NULs": bytes(4096),
-}
+    "nothing": b"", "no JSON": b"\xff\xfe\x00", "a list": b"[]", "a number": b"1e999999", "a string": b'"x"',
+    "100,000 lists": b"[" * 100_000, "100,000 objects": b'{"a":' * 100_000,
+    "a number of a million digits": b'{"format": ' + b"9" * 1_000_000 + b"}", "8 MiB": b" " * (8 << 20),
+    "a field twice": b'{"format": 2, "format": 2}', "NULs": bytes(4096),
+}  # fmt: skip
 
 MEMORIES: dict[str, bytes] = {
-    "nothing": b"",
-    "its magic alone": b"LibvirtQemudSave",
-    "half a save": b"LibvirtQemudPart".ljust(200, b"\0"),
-    "a gzip bomb": b"\x1f\x8b" + bytes(1000),
-    "noise": bytes(range(256)) * 64,
-}
+    "nothing": b"", "its magic alone": b"LibvirtQemudSave", "half a save": b"LibvirtQemudPart".ljust(200, b"\0"),
+    "a gzip bomb": b"\x1f\x8b" + bytes(1000), "noise": bytes(range(256)) * 64,
+}  # fmt: skip
 
 
 def checkpoint(site: Site) -> tuple[bytes, dict[str, Any]]:

@@ -27,8 +27,7 @@ def _printing(text: bytes) -> bytes:
     body = bytearray.fromhex("BE0000 AC 84C0 7400 88C4 BAFD03 EC A820 74FB 88E0 BAF803 EE EB00")
     body[7] = -8 & 0xFF  # the zero at the end: from the start
     body[-1] = 3 - len(body) & 0xFF  # the next byte
-    text_at = start + len(body)
-    body[1:3] = struct.pack("<H", text_at)
+    body[1:3] = struct.pack("<H", start + len(body))
     made = bytes(code + body) + text + b"\0"
     assert len(made) <= 510
     return made.ljust(510, b"\0") + b"\x55\xaa"

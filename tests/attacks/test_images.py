@@ -78,8 +78,7 @@ def overlay(site: Site, name: str, backing: str, image_format: str = "raw") -> P
         length = struct.unpack(">I", head[100:104])[0]
         extension = struct.pack(">II", 0xE2792ACA, len(image_format)) + image_format.encode().ljust(8, b"\0")
         extension = extension if image_format else b""
-        offset = length + len(extension) + 8
-        head[8:16], head[16:20] = struct.pack(">Q", offset), struct.pack(">I", len(raw))
+        head[8:16], head[16:20] = struct.pack(">Q", length + len(extension) + 8), struct.pack(">I", len(raw))
         file.seek(0)
         file.write(head)
         file.seek(length)
@@ -143,8 +142,7 @@ def with_data_file(site: Site, name: str, target: str) -> Path:
     own = site.guest("own.raw")
     qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={own}", path, "1M")
     with open(site.own(path, 0o644), "r+b") as file:
-        at = file.read().index(str(own).encode())
-        file.seek(at - 4)
+        file.seek(file.read().index(str(own).encode()) - 4)
         file.write(struct.pack(">I", len(target)) + target.encode().ljust(len(str(own)), b"\0"))
     return path
 
@@ -266,8 +264,7 @@ def rewritten(site: Site, how: str) -> None:
 @attack(Who.USER, Must.SURVIVE, *BOTH)
 def held_open(site: Site) -> None:
     """Have the image, its backing file and the CD-ROM open for writing, and never close them."""
-    base = site.guest("base.img")
-    overlay(site, "guest.qcow2", str(base))
+    overlay(site, "guest.qcow2", str(site.guest("base.img")))
     site.plant("seed.iso", bytes(1 << 16))
 
     def hold() -> None:

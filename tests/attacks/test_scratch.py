@@ -64,24 +64,15 @@ SAVE, CHECKPOINT = ("SUSPEND", "RESUME"), ("CHECKPOINT", "RESUME")
 FILES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     name: (name, more, operations)
     for name, more, operations in (
-        ("vm_console.log", (), ()),
-        ("vm_error.txt", (), ()),
-        ("vm_exit.json", (), ()),
-        ("vm_metrics.jsonl", (), ()),
-        ("vm_vnc.json", ("JobVMVNCConsole = true",), ()),
-        ("vm_cidata.iso", (USER_DATA,), ()),
-        ("vm_data_files.iso", (DATA_FILES,), ()),
-        ("hdb-data.qcow2", ('VMPARAM_vm_Data_Disk = "hdb:1M"',), ()),
-        ("vm_suspend.mem", (), SAVE),
-        ("vm_suspend.mem.part", (), SAVE),
-        ("vm_checkpoint.mem", (), CHECKPOINT),
-        ("vm_checkpoint.mem.part", (), CHECKPOINT),
-        ("vm_checkpoint.json", (), CHECKPOINT),
-        ("vm_checkpoint.json.restarting", (), CHECKPOINT),
-        (".job.ad", (), CHECKPOINT),
+        ("vm_console.log", (), ()), ("vm_error.txt", (), ()), ("vm_exit.json", (), ()), ("vm_metrics.jsonl", (), ()),
+        ("vm_vnc.json", ("JobVMVNCConsole = true",), ()), ("vm_cidata.iso", (USER_DATA,), ()),
+        ("vm_data_files.iso", (DATA_FILES,), ()), ("hdb-data.qcow2", ('VMPARAM_vm_Data_Disk = "hdb:1M"',), ()),
+        ("vm_suspend.mem", (), SAVE), ("vm_suspend.mem.part", (), SAVE), ("vm_checkpoint.mem", (), CHECKPOINT),
+        ("vm_checkpoint.mem.part", (), CHECKPOINT), ("vm_checkpoint.json", (), CHECKPOINT),
+        ("vm_checkpoint.json.restarting", (), CHECKPOINT), (".job.ad", (), CHECKPOINT),
         (".chirp.config", (), ("STATUS",)),
     )
-}
+}  # fmt: skip
 """Name, what of the ad asks for it, and the operations that use it."""
 IN_BOTH = ("vm_console.log", "vm_cidata.iso", "vm_checkpoint.mem")
 IN_ONE = tuple(name for name in FILES if name not in IN_BOTH)
@@ -247,15 +238,9 @@ def disk_of_another(site: Site) -> None:
     site.link("link", CANARIES / "root")
     site.link("out", CANARIES)
     names = [
-        *(f"{CANARIES}/{name}" for name in ("root", "libvirt", "group", "other")),
-        "../../../canary/root",
-        "link",
-        "out/root",
-        "/proc/1/root/run/canary/root",
-        "/proc/self/mem",
-        "/dev/zero",
-        "/dev/loop-control",
-    ]
+        *(f"{CANARIES}/{name}" for name in ("root", "libvirt", "group", "other")), "../../../canary/root", "link",
+        "out/root", "/proc/1/root/run/canary/root", "/proc/self/mem", "/dev/zero", "/dev/loop-control",
+    ]  # fmt: skip
     assert len(names) == site.attack.times
     for name in names:
         site.start(VMPARAM_vm_Disk=f'"{name}:hda:w:raw"')

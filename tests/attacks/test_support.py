@@ -71,9 +71,7 @@ def test_a_second_try_counts_in_place_of_the_first(tmp_path: Path) -> None:
     ],
     ids=["worker", "pipe", "deadline", "libvirtd"],
 )
-def test_a_lost_machine_fails_the_other_tests_at_once(
-    tmp_path: Path, answer: Outcome | BaseException, reason: str
-) -> None:
+def test_a_lost_machine_fails_the_others_at_once(tmp_path: Path, answer: Outcome | BaseException, reason: str) -> None:
     ground = _Ground(tmp_path, answer)
     first, second = _Test(), _Test()
     with pytest.raises((AssertionError, LabError, OSError, KeyboardInterrupt)):

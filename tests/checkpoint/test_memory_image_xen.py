@@ -41,18 +41,13 @@ def test_an_image_and_where_xens_stream_begins(image: int) -> None:
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        (b"", "0 bytes"),
-        (head(magic=b"LibvirtQemudSave") + MEMORY, "not a memory image"),
-        (head(version=1) + MEMORY, "not a memory image"),
-        (head(length=0) + MEMORY, "length"),
-        (head(length=1 << 31) + MEMORY, "length"),
-        (head(XML) + MEMORY, "does not end"),
-        (head(XML + b"\0more\0") + MEMORY, "does not end"),
-        (head(b"\xff\xfe\0") + MEMORY, "UTF-8"),
-        (head() + b"LibxlFmX", "not Xen's"),
-        (head(), "not Xen's"),
+        (b"", "0 bytes"), (head(magic=b"LibvirtQemudSave") + MEMORY, "not a memory image"),
+        (head(version=1) + MEMORY, "not a memory image"), (head(length=0) + MEMORY, "length"),
+        (head(length=1 << 31) + MEMORY, "length"), (head(XML) + MEMORY, "does not end"),
+        (head(XML + b"\0more\0") + MEMORY, "does not end"), (head(b"\xff\xfe\0") + MEMORY, "UTF-8"),
+        (head() + b"LibxlFmX", "not Xen's"), (head(), "not Xen's"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_image(content: bytes, part: str) -> None:
     with pytest.raises(Damaged, match=part):
         looked_at(content)

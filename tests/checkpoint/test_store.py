@@ -28,15 +28,10 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 UUID = "18b0b959-737e-4ba1-983e-ef517357615e"
 FACTS = {
-    "domain_type": "kvm",
-    "uuid": UUID,
-    "libvirt_version": 9_000_000,
-    "qemu_version": 7_002_022,
-    "host_cpu": "GenuineIntel 6/85/7",
-    "machine_type": "pc-i440fx-7.2",
-    "architecture": "x86_64",
+    "domain_type": "kvm", "uuid": UUID, "libvirt_version": 9_000_000, "qemu_version": 7_002_022,
+    "host_cpu": "GenuineIntel 6/85/7", "machine_type": "pc-i440fx-7.2", "architecture": "x86_64",
     "xml": "<domain>\n\t<name>a</name></domain>",
-}
+}  # fmt: skip
 HERE = Manifest("libvirt", "alice_lab_7.3", "kvm", 64, 1, 12.5, 1_700_000_000.25, FACTS)
 """What a checkpoint says of its job and machine, and a restart there finds again."""
 
@@ -148,8 +143,7 @@ def test_what_is_written_of_files_and_passwords(job: Job) -> None:
     assert (template.role, template.path, template.transferred) == ("backing", str(job.template), False)
     assert (data.path, data.transferred) == (str(job.data), False)
     job.save(xml="<graphics type='vnc' passwd='geheim' port='1'/><graphics passwd=\"geheim\"/>")
-    found = job.load()
-    assert found.facts["xml"] == "<graphics type='vnc' port='1'/><graphics/>"
+    assert job.load().facts["xml"] == "<graphics type='vnc' port='1'/><graphics/>"
 
 
 def test_another_machine_with_another_scratch_directory(job: Job) -> None:
@@ -178,8 +172,7 @@ def test_discard(job: Job) -> None:
 def test_set_aside_overwrites_nothing(job: Job) -> None:
     job.save()
     mine = job.put(job.scratch / f"{MEMORY_FILE}.refused-1", b"the job's own")
-    first = job.store.set_aside()
-    assert first == [f"{MANIFEST_FILE}.refused-1", f"{MEMORY_FILE}.refused-2"]
+    assert job.store.set_aside() == [f"{MANIFEST_FILE}.refused-1", f"{MEMORY_FILE}.refused-2"]
     assert job.store.set_aside() == []
     assert mine.read_bytes() == b"the job's own"
     assert job.load() is None
@@ -232,8 +225,7 @@ def test_differences_that_do_not_matter(job: Job, then: dict[str, object], here:
 def test_all_reasons_are_given(job: Job) -> None:
     job.save()
     job.data.unlink()
-    reason = job.refused(False, vm_type="qemu", domain_type="qemu")
-    assert reason.count(";") == 2
+    assert job.refused(False, vm_type="qemu", domain_type="qemu").count(";") == 2
 
 
 def grown(path: Path) -> None:
@@ -340,8 +332,7 @@ def test_other_disks(job: Job) -> None:
 def test_a_sample_costs_the_same_for_any_size(job: Job) -> None:
     path = job.put(job.scratch / "huge.img", b"")
     os.truncate(path, 1 << 43)
-    state = files.describe(job.user, str(job.scratch), FileRef("disk", str(path)))
-    assert state.size == 1 << 43
+    assert files.describe(job.user, str(job.scratch), FileRef("disk", str(path))).size == 1 << 43
 
 
 @given(st.integers(0, 1 << 50))
@@ -379,25 +370,13 @@ def test_manifests_that_are_none(job: Job, content: bytes, said: str) -> None:
 
 
 BAD = {
-    "format": [0, "1", 1.0],
-    "driver": ["", "vmrun", "xen", None],
-    "name": ["", "a\nb", "\ud800", 7, "x" * 301],
-    "vm_type": ["", "k\nvm", "k" * 101, None],
-    "memory_mib": [0, "64", 64.0, True, 10**10],
-    "vcpus": [0, None, 10**7],
-    "facts": [[], {}, None, "kvm"],
-    "domain_type": ["kvm'/>", "x" * 65],
-    "uuid": [UUID.upper(), UUID + "0", ""],
-    "libvirt_version": [-1, True, 1.5, 10**11],
-    "qemu_version": ["7", None],
-    "host_cpu": ["x" * 501, 1],
-    "machine_type": ["pc,accel=x"],
-    "architecture": [""],
-    "xml": ["x" * (manifest.LARGEST_XML + 1), "\0", []],
-    "cpu_seconds": [-1, 1e300, "1", True],
-    "time": [None, -0.1],
-    "files": [{}, [1], [None] * 5001, [{}]],
-}
+    "format": [0, "1", 1.0], "driver": ["", "vmrun", "xen", None], "name": ["", "a\nb", "\ud800", 7, "x" * 301],
+    "vm_type": ["", "k\nvm", "k" * 101, None], "memory_mib": [0, "64", 64.0, True, 10**10], "vcpus": [0, None, 10**7],
+    "facts": [[], {}, None, "kvm"], "domain_type": ["kvm'/>", "x" * 65], "uuid": [UUID.upper(), UUID + "0", ""],
+    "libvirt_version": [-1, True, 1.5, 10**11], "qemu_version": ["7", None], "host_cpu": ["x" * 501, 1],
+    "machine_type": ["pc,accel=x"], "architecture": [""], "xml": ["x" * (manifest.LARGEST_XML + 1), "\0", []],
+    "cpu_seconds": [-1, 1e300, "1", True], "time": [None, -0.1], "files": [{}, [1], [None] * 5001, [{}]],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", BAD)
@@ -480,9 +459,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
 @pytest.mark.parametrize("fault", [MachineFault, JobFault])
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ESTALE, errno.EROFS], ids=errno.errorcode.get)
 @pytest.mark.parametrize("name", [MANIFEST_FILE, MEMORY_FILE, "root.qcow2"])
-def test_an_unreadable_one_stays(
-    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, number: int, fault: type
-) -> None:
+def test_an_unreadable_stays(job: Job, monkeypatch: pytest.MonkeyPatch, name: str, number: int, fault: type) -> None:
     """It is the machine's where EXECUTE fails as well."""
 
     def fail(*_: object) -> int:

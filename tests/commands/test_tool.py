@@ -126,16 +126,11 @@ def test_the_version(typed: Typed, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
-        ("docter", "doctor"),
-        ("ps", "top"),
-        ("image ad", "add"),
-        ("doctor --jsno", "--json"),
-        ("probe --type kmv", "kvm"),
-        ("image add --sha25=12", "--sha256"),
-        ("submit disk d.raw --network Nat", "nat"),
+        ("docter", "doctor"), ("ps", "top"), ("image ad", "add"), ("doctor --jsno", "--json"),
+        ("probe --type kmv", "kvm"), ("image add --sha25=12", "--sha256"), ("submit disk d.raw --network Nat", "nat"),
         ("--verson", "--version"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_word_may_have_been_another(typed: Typed, line: str, meant: str) -> None:
     status, out, err = typed(*line.split())
     assert (status, out) == (WRONG_WORDS, "")
@@ -201,18 +196,9 @@ def test_dashes_that_are_missing_are_named(typed: Typed, line: str) -> None:
 
 
 NAMES = {
-    "--type": "VM_TYPE",
-    "--json": None,
-    "--verbose": None,
-    "--dry-run": None,
-    "--force": None,
-    "--dir": "DIR",
-    "--set": "NAME=VALUE",
-    "--name": "NAME",
-    "--memory": "MIB",
-    "--cpus": "N",
-    "--append": "'COMMAND = VALUE'",
-}
+    "--type": "VM_TYPE", "--json": None, "--verbose": None, "--dry-run": None, "--force": None, "--dir": "DIR",
+    "--set": "NAME=VALUE", "--name": "NAME", "--memory": "MIB", "--cpus": "N", "--append": "'COMMAND = VALUE'",
+}  # fmt: skip
 """Options that mean the same wherever they are, and their values."""
 
 

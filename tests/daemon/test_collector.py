@@ -170,9 +170,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("operation", [STOP, STATUS])
-def test_a_vm_is_forgotten_twice(
-    starter: FakeStarter, life: Life, monkeypatch: pytest.MonkeyPatch, operation: str
-) -> None:
+def test_a_vm_is_forgotten(starter: FakeStarter, life: Life, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     class Overtaken(dict[int, object]):
         """Another thread forgets a VM as soon as it was found."""
 

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from tests.conftest import simulated_ad
 from tests.peer import DAEMON, DEADLINE, Peer, environment
 from tests.protocol.recordings import TRANSCRIPTS, play_exactly
 from vmgahp import errors
-from vmgahp.daemon import server
+from vmgahp.daemon import job_ad_file, server
 from vmgahp.daemon.job_ad_file import JobAdFile
+from vmgahp.host import child
+from vmgahp.host.job_user import Identity
 from vmgahp.protocol import transcript, wire
 from vmgahp.testing.contract import until
 
@@ -636,6 +639,9 @@ def test_a_vm_has_one_worker_for_all_its_requests(scratch: Path) -> None:
         peer.quit()
 
 
+WHO = Identity(65534, 65534)
+
+
 def made(directory: Path) -> Path:
     path = directory / ".job.ad"
     path.write_text("ClusterId = 1\n")
@@ -645,7 +651,7 @@ def made(directory: Path) -> Path:
 def test_what_was_appended_goes_and_the_time_is_as_before(tmp_path: Path) -> None:
     path = made(tmp_path)
     before = path.stat()
-    kept = JobAdFile(str(tmp_path))
+    kept = JobAdFile(str(tmp_path), WHO)
     with path.open("a") as file:
         file.write("ToE = []\n")
     assert kept.restore()
@@ -656,7 +662,7 @@ def test_what_was_appended_goes_and_the_time_is_as_before(tmp_path: Path) -> Non
 
 def test_a_file_that_was_put_in_its_place_is_left_alone(tmp_path: Path) -> None:
     path = made(tmp_path)
-    kept = JobAdFile(str(tmp_path))
+    kept = JobAdFile(str(tmp_path), WHO)
     other = tmp_path / "precious"
     other.write_text("precious")
     for replace in (path.symlink_to, path.hardlink_to):
@@ -667,9 +673,9 @@ def test_a_file_that_was_put_in_its_place_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_without_a_file_or_a_startd_nothing_is_made(tmp_path: Path) -> None:
-    assert not JobAdFile(str(tmp_path)).restore()
-    assert not JobAdFile(str(tmp_path / "nowhere")).restore()
-    JobAdFile(str(tmp_path)).restore()
+    assert not JobAdFile(str(tmp_path), WHO).restore()
+    assert not JobAdFile(str(tmp_path / "nowhere"), WHO).restore()
+    JobAdFile(str(tmp_path), WHO).restore()
     assert not list(tmp_path.iterdir())
 
 
@@ -688,7 +694,7 @@ def files(directory: Path) -> list[str]:
 def test_what_the_startd_writes_for_jobs_does_not_travel(tmp_path: Path) -> None:
     (tmp_path / "output.dat").write_text("x")
     update(tmp_path)
-    kept = JobAdFile(str(tmp_path))
+    kept = JobAdFile(str(tmp_path), WHO)
     for _ in range(2):
         kept.restore()
         assert files(tmp_path) == ["output.dat"]
@@ -707,5 +713,18 @@ def test_what_the_startd_writes_for_jobs_does_not_travel(tmp_path: Path) -> None
 def test_a_temporary_file_that_is_there_already_does_not_travel_either(tmp_path: Path) -> None:
     update(tmp_path)
     (tmp_path / ".update.ad.tmp").write_text("x")
-    JobAdFile(str(tmp_path)).restore()
+    JobAdFile(str(tmp_path), WHO).restore()
     assert files(tmp_path) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_file_system_of_the_job_that_never_answers_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path)
+    monkeypatch.setattr(child, "DEADLINE", 0.1)
+    for operation in ("_read", "_bar_update", "_restore"):
+        monkeypatch.setattr(job_ad_file, operation, lambda *_: time.sleep(1000))
+    kept = JobAdFile(str(tmp_path), WHO)
+    assert not kept.restore()
+    kept.release()

@@ -17,17 +17,12 @@ from tests import REPOSITORY
 PROGRAM = REPOSITORY / "docs/_ext/completions.py"
 
 ASKED = [
-    ("vmgahp do", "doctor"),
-    ("vmgahp doctor --js", "--json"),
-    ("vmgahp doctor --type xe", "xen"),
-    ("vmgahp image rem", "remove"),
-    ("vmgahp submit ovf appl", "appliance.ova"),
-    ("vmgahp submit disk x --network brid", "bridge"),
-    ("vmgahp config VM_MEMORY_IMA", "VM_MEMORY_IMAGE_FORMAT"),
-    ("vmgahp ssh 123", "123456.7"),
-    ("vmgahp image remove debian-12-bo", "debian-12-bookworm"),
+    ("vmgahp do", "doctor"), ("vmgahp doctor --js", "--json"), ("vmgahp doctor --type xe", "xen"),
+    ("vmgahp image rem", "remove"), ("vmgahp submit ovf appl", "appliance.ova"),
+    ("vmgahp submit disk x --network brid", "bridge"), ("vmgahp config VM_MEMORY_IMA", "VM_MEMORY_IMAGE_FORMAT"),
+    ("vmgahp ssh 123", "123456.7"), ("vmgahp image remove debian-12-bo", "debian-12-bookworm"),
     ("vmgahp help doc", "doctor"),
-]
+]  # fmt: skip
 """What is typed, and the word that comes of its last."""
 
 

@@ -39,8 +39,7 @@ def extensions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fences(page: str, language: str) -> Iterator[str]:
     """The code blocks of a page in one language."""
-    text = (DOCS / page).read_text()
-    yield from re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    yield from re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
 
 
 def matches(shown: str, real: str) -> bool:

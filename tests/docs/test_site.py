@@ -141,8 +141,7 @@ def test_commands_of_htcondor_have_a_place_in_its_manual(manual: ModuleType) -> 
 
 
 def test_a_first_mention_leads_to_htcondors_manual(site: Path) -> None:
-    text = (site / "how-to/htcondor.html").read_text()
-    assert text.count('man-pages/htcondor-jdl.html#on_exit_hold"') == 1
+    assert (site / "how-to/htcondor.html").read_text().count('man-pages/htcondor-jdl.html#on_exit_hold"') == 1
     assert "admin-manual/configuration/starter.html#" in (site / "how-to/transfer-plugin.html").read_text()
 
 
@@ -201,6 +200,4 @@ def test_pages_can_be_heard_and_found(site: Path) -> None:
 
 def test_the_demo_can_be_read_on_a_phone() -> None:
     """It keeps its size where there is room, and on 328 pixels its letters are eleven high."""
-    picture = (DOCS / "images/demo.svg").read_text()
-    width = int(re.findall(r'<svg width="(\d+)"', picture)[0])
-    assert 328 / width * 13 > 10.5
+    assert 328 / int(re.findall(r'<svg width="(\d+)"', (DOCS / "images/demo.svg").read_text())[0]) * 13 > 10.5

@@ -29,7 +29,6 @@ def spec(**changes: object) -> JobSpec:
         vnc=False,
         checkpoint=False,
         no_output_vm=False,
-        hardware_vt=False,
     )
     return plain._replace(**changes)  # type: ignore[arg-type]
 

@@ -121,8 +121,7 @@ def said_of_the_host(name: str) -> Iterator[tuple[int, str, str, str]]:
         row = model.DEVICES.get(device.tag, model.OTHER)
         ends = [tag for tag, below in row.children.items() if model.Side.HOST in below.side]
         for attribute, value in device.items() if ends else ():
-            known = row.attributes.get(attribute, model.Attribute())
-            if known.side & (model.Side.HOST | model.Side.IDENTITY):
+            if row.attributes.get(attribute, model.Attribute()).side & (model.Side.HOST | model.Side.IDENTITY):
                 yield number, ".", attribute, value
         for part in device:
             if part.tag in ends:

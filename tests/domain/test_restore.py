@@ -186,8 +186,7 @@ def test_a_vm_has_a_port_for_an_agent_if_it_was_saved_with_one(saved: str, ours:
 
 @pytest.mark.parametrize("name", ["org.qemu.guest_agent.1", "org_qemu_guest_agent_0", "com.redhat.spice.0"])
 def test_no_other_port_of_a_saved_vm_is_taken_over(name: str) -> None:
-    text = refused(with_device(PORTS + SAVED_AGENT.replace("org.qemu.guest_agent.0", name)))
-    assert name in text
+    assert name in refused(with_device(PORTS + SAVED_AGENT.replace("org.qemu.guest_agent.0", name)))
 
 
 def test_a_saved_vm_has_one_port_for_an_agent() -> None:
@@ -252,8 +251,7 @@ def test_q35_brings_root_ports_and_a_watchdog() -> None:
     assert port.find("alias") is None
     assert devices.find("watchdog").get("action") == "reset"
     # It prints the watchdog of a VM, also for a job to give, and does not save it.
-    watchdog = "<watchdog model='itco' action='reset'/></devices>"
-    ours = OURS.replace("</devices>", watchdog)
+    ours = OURS.replace("</devices>", "<watchdog model='itco' action='reset'/></devices>")
     assert result(SAVED, ours).find("devices/watchdog") is not None
     assert "watchdog" in refused(SAVED, ours.replace("itco", "ib700"))
 

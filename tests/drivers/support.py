@@ -18,14 +18,9 @@ from vmgahp.testing.contract import Subject
 
 TEST_URI = "test:///default"
 ANY = {
-    "VM_MEMORY": "1024",
-    "VM_STOP_TIMEOUT": "1",
-    "VM_LIBVIRT_URI": TEST_URI,
-    "VM_LIBVIRT_DOMAIN_TYPE": "test",
-    "VM_NETWORKING": "true",
-    "VM_NETWORKING_TYPE": "nat, user",
-    "VM_ALLOW_HOST_LOOPBACK": "true",
-}
+    "VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_LIBVIRT_URI": TEST_URI, "VM_LIBVIRT_DOMAIN_TYPE": "test",
+    "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, user", "VM_ALLOW_HOST_LOOPBACK": "true",
+}  # fmt: skip
 WHO = Identity(JOB_UID, JOB_UID) if os.getuid() == 0 else Identity(os.getuid(), os.getgid())
 
 

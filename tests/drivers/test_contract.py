@@ -60,8 +60,7 @@ class TestQemu(DriverContract):
     def subject(self, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Subject]:
         # A machine without libvirt is known at once; patience with a restart has its own tests.
         monkeypatch.setattr("vmgahp.drivers.libvirt.link.connection.RECONNECT_DEADLINE", 2.0)
-        settings = Settings({"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1"})
-        with Emulated(scratch.parent, settings, WHO) as subject:
+        with Emulated(scratch.parent, Settings({"VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1"}), WHO) as subject:
             yield subject
 
 

@@ -22,11 +22,8 @@ ANSWER = 90.0
 """Seconds for an answer, on a machine that is busy: a request without one is unanswered."""
 
 SETTINGS = {
-    "VM_STOP_TIMEOUT": 1,
-    "VM_GAHP_REQ_TIMEOUT": REQUEST_TIMEOUT,
-    "VM_METRICS_INTERVAL": 2,
-    "VM_ALLOW_EMULATION": True,
-}
+    "VM_STOP_TIMEOUT": 1, "VM_GAHP_REQ_TIMEOUT": REQUEST_TIMEOUT, "VM_METRICS_INTERVAL": 2, "VM_ALLOW_EMULATION": True,
+}  # fmt: skip
 
 
 class Daemon(Client):

@@ -46,9 +46,7 @@ def counted(request: pytest.FixtureRequest, what: str, name: str, verdict: Verdi
 @patient
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", SEEDS)
-def test_any_sequence_of_operations_and_faults_is_survived(
-    machine: Machine, seed: int, request: pytest.FixtureRequest
-) -> None:
+def test_any_sequence_of_faults_is_survived(machine: Machine, seed: int, request: pytest.FixtureRequest) -> None:
     counted(request, "random sequences", f"seed {seed}", machine.try_random(seed, RANDOM_SECONDS))
 
 

@@ -90,8 +90,7 @@ def image_head(data: bytes) -> None:
 @target
 def metrics_file(data: bytes) -> None:
     """A file of metrics makes a report or none, and what an earlier life has used is a number."""
-    found = last_sample(data)
-    line = Totals(found).sample(Metrics(RUNNING, 1.0, 2.0, block={"vda": {"read_bytes": 3}}))
+    line = Totals(last_sample(data)).sample(Metrics(RUNNING, 1.0, 2.0, block={"vda": {"read_bytes": 3}}))
     assert 0 <= line["cpu_seconds"] <= 2 * LARGEST  # type: ignore[operator]
     json.dumps(line, allow_nan=False)
     told = read_from(io.BytesIO(data))

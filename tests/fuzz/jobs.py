@@ -27,15 +27,11 @@ from vmgahp.text import has_control, is_private
 
 SETTINGS = Settings(
     {
-        "VM_MEMORY": "1024",
-        "VM_NETWORKING": "true",
-        "VM_NETWORKING_TYPE": "nat, bridge, user",
-        "VM_NETWORKING_BRIDGE_INTERFACE": "br0",
-        "VM_HARDWARE_VT": "true",
-        "VM_SHARE_SCRATCH": "9p",
+        "VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, bridge, user",
+        "VM_NETWORKING_BRIDGE_INTERFACE": "br0", "VM_HARDWARE_VT": "true", "VM_SHARE_SCRATCH": "9p",
         "XEN_BOOTLOADER": "/usr/bin/pygrub",
     }
-)
+)  # fmt: skip
 
 HELD = (errors.JobFault, errors.ClientFault)
 """What a job may come to."""
@@ -97,12 +93,7 @@ def job_ad(data: bytes) -> None:
     ad = _ad(data)
     for name in ad.names():
         assert not is_private(name)
-        for value, kind in (
-            (ad.string(name), str),
-            (ad.integer(name), int),
-            (ad.real(name), float),
-            (ad.boolean(name), bool),
-        ):
+        for value, kind in ((ad.string(name), str), (ad.integer(name), int), (ad.boolean(name), bool)):
             assert value is None or type(value) is kind, (name, value)
     json.dumps(ad.values(), allow_nan=False)
     for line in ad.lines({"Extra": 'a "b\n'}):
@@ -170,7 +161,6 @@ def vmx_file(data: bytes) -> None:
         again = vmx.Vmx.decode(written)
         assert again == read
         assert again.encode() == written
-        assert dict(read.under("scsi")).keys() <= set(read)
 
 
 @target

@@ -102,8 +102,7 @@ def submit_disk(data: bytes) -> None:
 def console_job_ad(data: bytes) -> None:
     """A text that somebody takes for a job ad."""
     with suppress(ClientFault, JobFault):
-        pairs = parse_ad(data.decode("utf-8", "replace"))
-        assert all("\n" not in text for _, text in pairs)
+        assert all("\n" not in text for _, text in parse_ad(data.decode("utf-8", "replace")))
 
 
 @target

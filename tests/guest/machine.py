@@ -116,13 +116,9 @@ def run(plan: dict[str, object]) -> dict[str, object]:
     listener.join()
     os.close(slave)
     return {
-        "said": said,
-        "sizes": sizes,
-        "left": left,
-        "console": console,
-        "status": guest.returncode,
+        "said": said, "sizes": sizes, "left": left, "console": console, "status": guest.returncode,
         "slept": sum(map(int, slept.read_text().split())),
-    }
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

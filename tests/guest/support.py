@@ -30,12 +30,9 @@ class RunJob:
     def drive(self) -> bytes:
         """The tar, padded to full MiB."""
         settings = {
-            "RUN_AS_ROOT": "",
-            "RUN_TIME_LIMIT": "",
-            "RUN_OUTPUTS_SET": "" if self.outputs is None else "1",
-            "RUN_BOOT": "cloud-init",
-            **self.settings,
-        }
+            "RUN_AS_ROOT": "", "RUN_TIME_LIMIT": "", "RUN_OUTPUTS_SET": "" if self.outputs is None else "1",
+            "RUN_BOOT": "cloud-init", **self.settings,
+        }  # fmt: skip
         head = {
             "version": "1\n",
             "run": (SCRIPTS / "run").read_text(),

@@ -22,16 +22,10 @@ from vmgahp.job.policy_view import PolicyView
 EXAMPLES = REPOSITORY / "config" / "policy"
 
 AD = {
-    "JobVMMemory": "1024",
-    "Owner": '"alice"',
-    "VM_WORKING_DIR": '"/scratch"',
-    "JobVM_MACADDR": '"52:54:00:00:00:07"',
-    "WantsHelp": "true",
-    "Twice": "2 * JobVMMemory",
-    "ClaimId": '"<1.2.3.4:9618>#1#2#verysecret"',
-    "Sneaky": 'strcat("x", ClaimId)',
-    "Nothing": "undefined",
-}
+    "JobVMMemory": "1024", "Owner": '"alice"', "VM_WORKING_DIR": '"/scratch"', "JobVM_MACADDR": '"52:54:00:00:00:07"',
+    "WantsHelp": "true", "Twice": "2 * JobVMMemory", "ClaimId": '"<1.2.3.4:9618>#1#2#verysecret"',
+    "Sneaky": 'strcat("x", ClaimId)', "Nothing": "undefined",
+}  # fmt: skip
 XML = """<domain type="qemu">
   <name>alice_lab_1.0</name>
   <uuid>c7a5fdbd-cdaf-9455-926a-d65c16db1809</uuid>
@@ -266,8 +260,7 @@ def test_a_stylesheet_gets_the_jobs_attributes_and_may_reject(write: Write) -> N
     reason = 'only <xsl:value-of select="../name"/>. <b>May</b>,\n no more'
     assert "rejects the job: only alice_lab_1.0. May, no more." in rejected(write(body.format(reason), "s.xsl"))
     assert "gives no reason" in rejected(write(body.format(""), "s.xsl"))
-    done = Applied(write(at("memory", looking + '<xsl:copy-of select="."/>'), "s.xsl"))
-    assert "looking" in done.said
+    assert "looking" in Applied(write(at("memory", looking + '<xsl:copy-of select="."/>'), "s.xsl")).said
 
 
 @pytest.mark.parametrize("value", ["' or 1", "\"' b", "<a>&amp;", "concat('a', 'b')", "\x01", "\ud800", "é\U0001f600"])
@@ -551,8 +544,7 @@ def test_a_stage_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(w
 
 
 def test_a_mac_hook_that_fails_for_one_job_and_not_for_a_plain_one_holds_that_job(write: Write) -> None:
-    hook = write('if grep -q evil; then exit 7; fi; echo "$2"')
-    settings = Settings({"VM_MAC_HOOK": hook})
+    settings = Settings({"VM_MAC_HOOK": write('if grep -q evil; then exit 7; fi; echo "$2"')})
     assert choose_mac(PolicyView(ad(), settings), "vm", "", "", [].append) == ("", "")
     with pytest.raises(JobFault, match="works for a plain job"):
         choose_mac(PolicyView(ad(Owner='"evil"'), settings), "vm", "", "", [].append)

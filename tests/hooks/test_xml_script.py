@@ -80,13 +80,9 @@ def test_long_ads_and_answers_and_children_are_not_waited_for(script):
 def test_where_and_with_what_it_runs(script, place):
     program = script(f"pwd >{place}/cwd; env >{place}/env; echo '<domain/>'")
     environ = {
-        "PATH": os.environ["PATH"],
-        "CONDOR_CONFIG": "/etc/condor/condor_config",
-        "_CONDOR_VM_TYPE": "kvm",
-        "_CONDOR_ANCESTOR_1": "1:2:3",
-        "CONDOR_PRIVATE_INHERIT": "SessionKey:secret",
-        "LD_PRELOAD": "/scratch/evil.so",
-    }
+        "PATH": os.environ["PATH"], "CONDOR_CONFIG": "/etc/condor/condor_config", "_CONDOR_VM_TYPE": "kvm",
+        "_CONDOR_ANCESTOR_1": "1:2:3", "CONDOR_PRIVATE_INHERIT": "SessionKey:secret", "LD_PRELOAD": "/scratch/evil.so",
+    }  # fmt: skip
     call(program, environ=environ)
     assert (place / "cwd").read_text() == "/\n"
     found = dict(line.split("=", 1) for line in (place / "env").read_text().splitlines())
@@ -209,8 +205,7 @@ def test_a_directory_that_others_may_write_is_not_trusted(script, place):
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
 def test_a_script_that_others_may_write_is_not_run(script, place, mode):
-    program = script(f"touch {place}/ran; echo '<domain/>'", mode=mode)
-    assert "written to by others" in fault(program)
+    assert "written to by others" in fault(script(f"touch {place}/ran; echo '<domain/>'", mode=mode))
     assert not (place / "ran").exists()
 
 
@@ -250,13 +245,10 @@ def test_an_interpreter_that_others_can_change_is_told(script, place):
 @pytest.mark.parametrize(
     ("first", "said"),
     [
-        ("#!/nonexistent/python4", "'#!/nonexistent/python4'"),
-        ("#!/bin/sh\r", "'#!/bin/sh\\r'"),
-        ("#!/usr/bin/env nonexistent-python", "nonexistent-python"),
-        ("#!", "'#!'"),
-        ("echo '<domain/>'", "echo"),
+        ("#!/nonexistent/python4", "'#!/nonexistent/python4'"), ("#!/bin/sh\r", "'#!/bin/sh\\r'"),
+        ("#!/usr/bin/env nonexistent-python", "nonexistent-python"), ("#!", "'#!'"), ("echo '<domain/>'", "echo"),
     ],
-)
+)  # fmt: skip
 def test_a_script_that_nothing_runs_is_told_before_a_job_finds_out(script, first, said):
     with pytest.raises(MachineFault, match=r"cannot be run.*no such interpreter") as caught:
         inspect(script("exit", interpreter=first), "")

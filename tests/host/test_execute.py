@@ -122,9 +122,7 @@ def test_a_full_execute_is_the_machines(
 
 
 @as_root
-def test_a_scratch_directory_in_one_of_the_starters_has_its_execute(
-    scratch: Path, user: Identity, mount: Mount
-) -> None:
+def test_a_directory_in_one_of_the_starters_has_its_execute(scratch: Path, user: Identity, mount: Mount) -> None:
     """What the starter has made may be a file system of its own, which the job fills."""
     place = mount(scratch, "size=64k", Identity(0, 0)) / "scratch"
     place.mkdir()
@@ -169,9 +167,7 @@ def test_root_looks_where_the_user_may_not(scratch: Path, user: Identity) -> Non
 
 @as_root
 @pytest.mark.parametrize(("free", "is_ill"), [(MIB - 4096, True), (MIB, False)])
-def test_a_start_takes_a_mebibyte_of_execute(
-    scratch: Path, user: Identity, mount: Mount, free: int, is_ill: bool
-) -> None:
+def test_a_start_takes_a_mebibyte_of_it(scratch: Path, user: Identity, mount: Mount, free: int, is_ill: bool) -> None:
     directory = job_in(mount(scratch, "size=3m", user), user)
     leave(scratch, free)
     assert ("No space left" in job_user.why(error(errno.ENOSPC), directory, user)) is is_ill
@@ -200,9 +196,7 @@ def test_what_is_kept_for_root_is_not_free(scratch: Path, user: Identity, few_fo
 
 @as_root
 @pytest.mark.parametrize("options", ROOM.values(), ids=ROOM)
-def test_what_cannot_be_written_to_is_ill_for_any_error(
-    scratch: Path, user: Identity, mount: Mount, options: str
-) -> None:
+def test_a_read_only_one_is_ill_for_any_error(scratch: Path, user: Identity, mount: Mount, options: str) -> None:
     directory = job_in(mount(scratch, options, user), user)
     fill(scratch)
     assert "No space left" in job_user.why(error(errno.EIO), directory, user)

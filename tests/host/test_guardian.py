@@ -354,24 +354,15 @@ def test_nothing_leaks_and_a_shell_that_cannot_start_is_told(post, monkeypatch):
 
 def test_what_of_the_environment_is_kept():
     kept = {
-        "PATH": "/condor/bin",
-        "CONDOR_CONFIG": "/etc/condor/condor_config",
-        "_CONDOR_VM_TYPE": "kvm",
-        "_condor_LOG": "/log",
-        "VMGAHP_USER_UID": "1000",
-        "VMGAHP_USER_GID": "1000",
-        "VMGAHP_CONFIG": "/etc/vmgahp",
+        "PATH": "/condor/bin", "CONDOR_CONFIG": "/etc/condor/condor_config", "_CONDOR_VM_TYPE": "kvm",
+        "_condor_LOG": "/log", "VMGAHP_USER_UID": "1000", "VMGAHP_USER_GID": "1000", "VMGAHP_CONFIG": "/etc/vmgahp",
         "XDG_RUNTIME_DIR": "/run/user/1000",
-    }
+    }  # fmt: skip
     dropped = {
-        "_CONDOR_ANCESTOR_1": "1:2:3",
-        "_condor_ancestor_2": "1:2:3",
-        "CONDOR_INHERIT": "1 <127.0.0.1:9618> …",
-        "CONDOR_PRIVATE_INHERIT": "SessionKey:…",
-        "VMGAHP_WORKING_DIR": "/scratch",
-        "PYTHONPATH": "/scratch",
+        "_CONDOR_ANCESTOR_1": "1:2:3", "_condor_ancestor_2": "1:2:3", "CONDOR_INHERIT": "1 <127.0.0.1:9618> …",
+        "CONDOR_PRIVATE_INHERIT": "SessionKey:…", "VMGAHP_WORKING_DIR": "/scratch", "PYTHONPATH": "/scratch",
         "ENV": "/scratch/rc",
-    }
+    }  # fmt: skip
     assert guardian.environment(kept | dropped) == kept
     assert "/usr/bin" in guardian.environment({})["PATH"]
 

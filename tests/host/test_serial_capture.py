@@ -466,8 +466,7 @@ def test_sweeping_touches_nothing_else(base, tmp_path):
     os.symlink(precious, f"{base}/vmgahp-4999999-1-0")
     for name in ("vmgahp-notes", "vmgahp-4999999-2", "vmgahp-4999999-x-0", "other", "vmgahp-²-1-0"):
         os.mkdir(f"{base}/{name}")
-    full = Path(base, "vmgahp-4999999-1-1")
-    (full / "directory").mkdir(parents=True)
+    (Path(base, "vmgahp-4999999-1-1") / "directory").mkdir(parents=True)
     before = sorted(os.listdir(base))
     assert sweep(base) == []
     assert sorted(os.listdir(base)) == before

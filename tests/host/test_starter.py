@@ -62,9 +62,7 @@ def test_the_scratch_directory_is_in_the_one_that_is_not_the_jobs(tmp_path: Path
     assert scratch_in(str(outer)) == str(outer), "no link leads to another job's"
 
 
-def test_the_startds_word_leads_a_kill_to_the_scratch_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_startds_word_leads_a_kill_to_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     user = {"VMGAHP_USER_UID": "54321", "VMGAHP_USER_GID": "54321"}
 

@@ -143,8 +143,7 @@ def test_a_file_with_a_strange_name_is_a_file(scratch: Path, user: Identity, nam
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x01b", "a\x7fb", "a\ufffeb", "a\u2028b"])
 def test_a_file_whose_name_libvirt_could_not_be_told_is_refused(scratch: Path, user: Identity, name: str) -> None:
-    top = create(scratch / "top", "-b", str(create(scratch / name)), "-F", "qcow2")
-    fault = refused(top, user)
+    fault = refused(create(scratch / "top", "-b", str(create(scratch / name)), "-F", "qcow2"), user)
     assert fault.code == errors.INVALID_DISK_PARAM
     assert fault.problem.isprintable()
 
@@ -167,9 +166,7 @@ def test_a_backing_file_of_a_format_that_cannot_be_used_is_refused(scratch: Path
 
 @pytest.mark.parametrize("layer", ["top", "base"])
 @pytest.mark.parametrize("data", ["SCRATCH/data", "nbd://127.0.0.1:PORT/x", "nbd+unix:///x?socket=SOCKET", "/dev/zero"])
-def test_data_in_another_file_is_refused(
-    scratch: Path, user: Identity, listener: Listener, layer: str, data: str
-) -> None:
+def test_data_elsewhere_are_refused(scratch: Path, user: Identity, listener: Listener, layer: str, data: str) -> None:
     image = create(scratch / layer, "-o", f"data_file={scratch}/data,data_file_raw=on")
     jobs.own(scratch, scratch / "data")
     name = naming(data, listener).encode()
@@ -220,9 +217,7 @@ def test_a_damaged_image_and_one_of_another_format_are_bad_images(scratch: Path,
         assert refused(bad, user).code == errors.BAD_IMAGE
 
 
-def test_an_image_that_says_too_much_is_the_jobs(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_says_too_much_is_the_jobs(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one with tens of thousands of snapshots, each with a name of a thousand bytes."""
     monkeypatch.setattr("vmgahp.images.qemu_img.MOST_OUTPUT", 100)
     assert refused(create(scratch / "a"), user).code == errors.BAD_IMAGE

@@ -35,8 +35,7 @@ def survey(made: Settings, below=lambda _image: None):  # type: ignore[no-untype
 
 
 def entries(made: Settings) -> dict[str, CatalogEntry]:
-    found = catalog.read(made)
-    return found.entries
+    return catalog.read(made).entries
 
 
 # --- the file
@@ -151,8 +150,7 @@ def test_an_untrusted_image_is_not_offered(
 def test_a_link_in_somebody_elses_directory_is_not_followed(place: Path, scratch: Path) -> None:
     write(place / "base", b"content")
     (scratch / "link").symlink_to(place / "base")
-    made = offering(place, f'[a]\npath = "{scratch}/link"\nformat = "raw"\n')
-    assert "belongs to user id" in trouble(made)
+    assert "belongs to user id" in trouble(offering(place, f'[a]\npath = "{scratch}/link"\nformat = "raw"\n'))
 
 
 def test_a_directory_that_others_may_write_to_is_not_passed(place: Path) -> None:
@@ -222,8 +220,7 @@ def refusal(made: Settings, disks: str = "catalog:a:vda:w", **attributes: str) -
 
 
 def test_what_becomes_of_a_disk_of_the_catalog(place: Path) -> None:
-    made = one(place, "qcow2", QCOW2)
-    [disk] = resolved(made)
+    [disk] = resolved(one(place, "qcow2", QCOW2))
     layer = ("/scratch/vda-a.qcow2", "vda", "", True, "qcow2", True, "disk")
     assert disk == Disk(*layer, image=Image("a", f"{place}/a", "qcow2"))
     assert disk.is_made
@@ -333,8 +330,7 @@ def test_other_drivers_and_containers_make_no_disks(scratch: Path, place: Path) 
 @pytest.mark.parametrize(("domain_type", "script"), [("lxc", ""), ("kvm", "/bin/true")])
 def test_domains_that_this_package_does_not_describe_to_qemu(place: Path, domain_type: str, script: str) -> None:
     made = one(place)
-    ad = jobs.ad(VMPARAM_vm_Disk='"catalog:a:vda:w"')
-    spec = JobSpec.parse(ad, made)
+    spec = JobSpec.parse(jobs.ad(VMPARAM_vm_Disk='"catalog:a:vda:w"'), made)
     provision.require_possible(spec, "kvm", made)
     values = {"VM_CATALOG": str(place / "catalog.toml")} | ({"LIBVIRT_XML_SCRIPT": script} if script else {})
     with pytest.raises(JobFault, match="cannot give it:"):

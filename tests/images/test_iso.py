@@ -131,9 +131,7 @@ def test_it_is_written_where_the_user_may_write(scratch: Path, user: Identity) -
 
 
 @as_root
-def test_files_are_read_as_the_user(
-    scratch: Path, user: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_read_as_user(scratch: Path, user: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen from within: the code is loaded by making an image of nothing as root; the job's is made without root."""
     notes, code = tmp_path / "notes", tmp_path / "code.py"
     code.write_text(
@@ -166,9 +164,7 @@ def test_what_fails_while_it_is_written(scratch: Path, user: Identity) -> None:
             write(str(scratch), "a.iso", "X", {"huge": file.fileno()}, user, most_bytes=1 << 40)
 
 
-def test_without_pycdlib_it_is_named(
-    scratch: Path, user: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pycdlib_is_named(scratch: Path, user: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # one that finds this package and nothing else that was installed
     bare = executable(
         tmp_path / "bare-python",

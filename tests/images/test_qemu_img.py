@@ -52,8 +52,7 @@ def test_progress_is_told_from_little_to_all(raw: Path, user: Identity) -> None:
 
 
 def test_options_are_those_of_the_new_format(raw: Path, user: Identity) -> None:
-    target = convert(raw, "vmdk", user, options=["subformat=streamOptimized"])
-    found = qemu_img.info(str(target), "vmdk", user)
+    found = qemu_img.info(str(convert(raw, "vmdk", user, options=["subformat=streamOptimized"])), "vmdk", user)
     assert found["format-specific"]["data"]["create-type"] == "streamOptimized"
     assert found["virtual-size"] == raw.stat().st_size
 
@@ -77,8 +76,7 @@ def test_an_overlay_names_its_base(raw: Path, user: Identity) -> None:
 
 
 def test_a_format_is_believed_and_never_found_out(raw: Path, user: Identity) -> None:
-    found = qemu_img.info(str(convert(raw, "qcow2", user)), "raw", user)
-    assert found["format"] == "raw"
+    assert qemu_img.info(str(convert(raw, "qcow2", user)), "raw", user)["format"] == "raw"
     with pytest.raises(qemu_img.Refused, match="not in qcow2 format"):
         qemu_img.info(str(raw), "qcow2", user)
 
@@ -103,8 +101,7 @@ def test_it_can_read_and_write_no_more_than_the_user(raw: Path, user: Identity, 
 def test_a_name_is_a_file_and_nothing_else(scratch: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(scratch)
     Path(name).write_bytes(bytes(MIB))
-    found = qemu_img.info(name, "raw")
-    assert found["virtual-size"] == MIB
+    assert qemu_img.info(name, "raw")["virtual-size"] == MIB
 
 
 def test_errors_are_in_english_whatever_the_language(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,18 +24,11 @@ from vmgahp.job.xen import XenBoot
 
 HEALTHY = Settings(
     {
-        "VM_TYPE": "kvm",
-        "VM_MEMORY": "1024",
-        "VM_NETWORKING": "true",
-        "VM_NETWORKING_TYPE": "nat, bridge, user",
-        "VM_NETWORKING_BRIDGE_INTERFACE": "br0",
-        "VM_ALLOW_HOST_LOOPBACK": "true",
-        "VM_SHARE_SCRATCH": "9p",
-        "VM_HARDWARE_VT": "true",
-        "VM_ALLOW_LIBVIRT_XML": "true",
-        "XEN_BOOTLOADER": "/bin/true",
+        "VM_TYPE": "kvm", "VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, bridge, user",
+        "VM_NETWORKING_BRIDGE_INTERFACE": "br0", "VM_ALLOW_HOST_LOOPBACK": "true", "VM_SHARE_SCRATCH": "9p",
+        "VM_HARDWARE_VT": "true", "VM_ALLOW_LIBVIRT_XML": "true", "XEN_BOOTLOADER": "/bin/true",
     }
-)
+)  # fmt: skip
 """A machine on which everything is on offer."""
 
 JOB = ad(

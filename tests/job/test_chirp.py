@@ -65,9 +65,7 @@ def test_it_is_the_jobs_user_who_connects(scratch: Path, user: Identity, monkeyp
     assert set(owners) == {user.uid}
 
 
-def test_the_environment_names_the_starters_file(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_names_its_file(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     config = elsewhere(scratch) / ".chirp.config"
     monkeypatch.setenv("_CONDOR_SCRATCH_DIR", str(scratch))
     monkeypatch.setenv("_CONDOR_CHIRP_CONFIG", str(config))

@@ -48,8 +48,7 @@ class Directory:
 
     def write(self, **options: str) -> dict[str, bytes]:
         """What is on the drive."""
-        seed = self.spec(**options).devices.user_data
-        cloud_init.write(seed, str(self.path), self.user)
+        cloud_init.write(self.spec(**options).devices.user_data, str(self.path), self.user)
         return read(self.path / cloud_init.SEED_FILE)
 
 
@@ -156,8 +155,7 @@ def test_user_data_of_another_reader_pass_if_the_job_says_so(directory: Director
     with pytest.raises(JobFault, match="cloud-init does not recognize its first line") as caught:
         directory.spec(User_Data='"user-data"')
     assert "User_Data_Format" in caught.value.hint
-    made = directory.write(User_Data='"user-data"', User_Data_Format='"any"')
-    assert made["user-data"] == content
+    assert directory.write(User_Data='"user-data"', User_Data_Format='"any"')["user-data"] == content
     directory.put("user-data", b"")
     directory.refused("the file is empty", User_Data='"user-data"', User_Data_Format='"any"')
 
@@ -233,8 +231,7 @@ def test_vm_types_that_do_nothing_with_it_refuse_it(form: str, option: str) -> N
 
 
 def test_a_port_that_is_not_wanted_is_wanted_nowhere() -> None:
-    job = ad(JobVMType='"script"', VMPARAM_vm_Exit_Port="false")
-    assert vm_spec.parse(job, MACHINE).name
+    assert vm_spec.parse(ad(JobVMType='"script"', VMPARAM_vm_Exit_Port="false"), MACHINE).name
 
 
 def parts(data: bytes) -> list[tuple[str, str | None, bytes]]:

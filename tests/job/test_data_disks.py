@@ -115,8 +115,7 @@ def test_what_does_not_fit_or_is_undone_leaves_nothing(place: Place) -> None:
     place.make(place.spec()).undo()
     assert place.names() == set()
     place.make(place.spec())
-    both = place.spec()._replace(disks=place.spec().disks + place.data(1 << 20).disks)
-    made = place.make(both)
+    made = place.make(place.spec()._replace(disks=place.spec().disks + place.data(1 << 20).disks))
     assert "data.qcow2" in place.names()
     made.undo()
     assert place.names() == {LAYER, RECORD}
@@ -177,8 +176,7 @@ def test_an_overlay_that_keeps_its_data_elsewhere(place: Place) -> None:
 
 def test_a_header_is_not_followed(place: Place) -> None:
     place.make(place.spec())
-    layer = place.scratch / LAYER
-    qemu_img("rebase", "-u", "-f", "qcow2", "-b", "/etc/shadow", "-F", "raw", layer)
+    qemu_img("rebase", "-u", "-f", "qcow2", "-b", "/etc/shadow", "-F", "raw", place.scratch / LAYER)
     place.make(place.spec())
     assert place.backing(place.spec()) == (BackingFile(str(place.base), "raw", "catalog:a"),)
 

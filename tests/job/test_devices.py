@@ -71,8 +71,7 @@ def test_a_list_of_nics_that_makes_no_sense(text: str, part: str) -> None:
 
 def test_nics_are_of_networks_on_offer_and_agree_with_the_classic_one() -> None:
     refusal(MISMATCHED, "bridge", "nat, user", VMPARAM_vm_NICs='"nat, bridge"')
-    none = Settings({"VM_MEMORY": "1024"})
-    refusal(MISMATCHED, "VM_NETWORKING", settings=none, VMPARAM_vm_NICs='"nat"')
+    refusal(MISMATCHED, "VM_NETWORKING", settings=Settings({"VM_MEMORY": "1024"}), VMPARAM_vm_NICs='"nat"')
     mac = "52:54:00:12:34:56"
     agreed = {"JobVMNetworking": "true", "JobVMNetworkingType": '"nat"', "JobVM_MACADDR": f'"{mac}"'}
     assert nics(f"nat:{mac},user", **agreed) == (Nic("nat", mac), Nic("user"))
@@ -187,10 +186,8 @@ def test_a_wish_may_be_general_or_for_one_type() -> None:
 
 @pytest.mark.parametrize("name", ["VMPARAM_vm_Firmwear", "VM_kvm_ATTR_colour", "VM_ATTR_disk", "vmparam_VM_x"])
 def test_an_unknown_wish_is_refused_by_its_name(name: str) -> None:
-    fault = refusal(MISMATCHED, name, "blue", **{name: '"blue"'})
-    assert "VMPARAM_vm_Firmware" in fault.hint
-    found = spec(**{name: '"blue"', "VMPARAM_vm_Ignore_Unknown": "true"})
-    assert found.ignored == (name,)
+    assert "VMPARAM_vm_Firmware" in refusal(MISMATCHED, name, "blue", **{name: '"blue"'}).hint
+    assert spec(**{name: '"blue"', "VMPARAM_vm_Ignore_Unknown": "true"}).ignored == (name,)
 
 
 def test_what_is_for_others_or_for_a_script_is_no_unknown_wish() -> None:
@@ -278,15 +275,11 @@ def test_a_name_that_no_directory_can_have(name: str) -> None:
 @pytest.mark.parametrize(
     ("condition", "allowed"),
     [
-        ("", True),
-        ('Owner == "alice"', True),
-        ('TARGET.Owner == "alice" && MY.JobVMMemory < 100000', True),
-        ('stringListMember("ref", VMPARAM_vm_Share_Dirs)', True),
-        ('Owner == "bob"', False),
-        ("NoSuchAttribute", False),
+        ("", True), ('Owner == "alice"', True), ('TARGET.Owner == "alice" && MY.JobVMMemory < 100000', True),
+        ('stringListMember("ref", VMPARAM_vm_Share_Dirs)', True), ('Owner == "bob"', False), ("NoSuchAttribute", False),
         ('"a string"', False),
     ],
-)
+)  # fmt: skip
 def test_for_whom_a_directory_is(condition: str, allowed: bool) -> None:
     settings = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": condition})
     view = PolicyView(ad(Owner='"alice"', VMPARAM_vm_Share_Dirs='"ref"'), settings)

@@ -160,21 +160,13 @@ def test_nothing_is_written_through_a_link(outputs: Outputs, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (ALL, ["a", "r/.b", "r/c/d", "r/x.csv"]),
-        ((".bashrc",), [".bashrc"]),
-        (("r", "nothing"), ["r/.b", "r/c/d", "r/x.csv"]),
-        (("r/*.csv", "a"), ["a", "r/x.csv"]),
-        (("*.csv",), []),
-        (("r/[[:alpha:]]",), ["r/c/d"]),
-        ((r"\a",), ["a"]),
-        ((".ssh/*",), [".ssh/authorized_keys"]),
-        (("a/*", "?"), ["a", "r/.b", "r/c/d", "r/x.csv"]),
-        ((), []),
+        (ALL, ["a", "r/.b", "r/c/d", "r/x.csv"]), ((".bashrc",), [".bashrc"]),
+        (("r", "nothing"), ["r/.b", "r/c/d", "r/x.csv"]), (("r/*.csv", "a"), ["a", "r/x.csv"]), (("*.csv",), []),
+        (("r/[[:alpha:]]",), ["r/c/d"]), ((r"\a",), ["a"]), ((".ssh/*",), [".ssh/authorized_keys"]),
+        (("a/*", "?"), ["a", "r/.b", "r/c/d", "r/x.csv"]), ((), []),
     ],
-)
-def test_what_the_job_has_not_asked_for_is_left_out(
-    outputs: Outputs, names: Sequence[str], expected: list[str]
-) -> None:
+)  # fmt: skip
+def test_what_the_job_did_not_ask_for_is_left_out(outputs: Outputs, names: Sequence[str], expected: list[str]) -> None:
     """Whatever the guest sends: its image may be a stranger's, and the outputs replace files of the job's owner."""
     sent = ("a", ".bashrc", ".ssh/authorized_keys", "r/x.csv", "r/c/d", "r/.b")
     done = outputs.unpack(tar(*(entry(name, b"1") for name in sent)), names=names)
@@ -197,15 +189,12 @@ def test_a_name_of_htcondors_or_of_the_servers_is_left_out(outputs: Outputs, nam
     assert done.left_out
 
 
-def test_a_name_that_is_a_directory_and_a_file(outputs: Outputs) -> None:
+def test_several_entries_of_one_name(outputs: Outputs) -> None:
     done = outputs.unpack(tar(entry("d", **DIRECTORY), entry("d", b"1"), entry("f", b"2"), entry("f/x", b"3")))
     assert outputs.files() == {"f": b"2"}
     assert len(done.left_out) == 2
-
-
-def test_the_last_of_several_files_of_a_name_counts(outputs: Outputs) -> None:
     outputs.unpack(tar(entry("f", b"long before"), entry("f", b"new")))
-    assert outputs.files() == {"f": b"new"}
+    assert outputs.files() == {"f": b"new"}, "the last of a name counts"
 
 
 def test_only_some_of_what_was_left_out_is_named(outputs: Outputs) -> None:
@@ -238,8 +227,7 @@ def test_more_than_there_is_room_for_is_not_written(outputs: Outputs) -> None:
     ids=["no tar", "noise", "cut in a file", "cut in a header", "a wrong sum"],
 )
 def test_what_is_no_whole_archive_is_a_sentence(outputs: Outputs, archive: bytes) -> None:
-    done = outputs.unpack(archive)
-    assert done.problem
+    assert outputs.unpack(archive).problem
     assert outputs.files() == {}, "half a file is none"
 
 

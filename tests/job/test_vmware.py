@@ -16,16 +16,10 @@ from vmgahp.job.vmx import Vmx
 LOOPBACK = {"VM_ALLOW_HOST_LOOPBACK": "true"}
 MACHINE = Settings({"VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user, bridge, nat"} | LOOPBACK)
 GOOD = BASE | {
-    "JobVMType": '"VMware"',
-    "JobVMMemory": "512",
-    "User": '"alice@example.org"',
-    "ClusterId": "17",
-    "VMPARAM_VMware_Dir": r'"C:\vms\dos"',
-    "VMPARAM_VMware_Transfer": "true",
-    "VMPARAM_VMware_SnapshotDisk": "true",
-    "VMPARAM_VMware_VMX_File": '"dos.vmx"',
-    "VMPARAM_VMware_VMDK_Files": '"dos.vmdk,dos-s001.vmdk"',
-}
+    "JobVMType": '"VMware"', "JobVMMemory": "512", "User": '"alice@example.org"', "ClusterId": "17",
+    "VMPARAM_VMware_Dir": r'"C:\vms\dos"', "VMPARAM_VMware_Transfer": "true", "VMPARAM_VMware_SnapshotDisk": "true",
+    "VMPARAM_VMware_VMX_File": '"dos.vmx"', "VMPARAM_VMware_VMDK_Files": '"dos.vmdk,dos-s001.vmdk"',
+}  # fmt: skip
 FILES = ("dos.vmx", "dos.vmdk", "dos-s001.vmdk")
 
 

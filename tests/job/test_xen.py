@@ -19,12 +19,9 @@ from vmgahp.job.xen import LONGEST_COMMAND_LINE, BootFile, XenBoot, look
 GOLDEN = REPOSITORY / "tests" / "domain" / "golden" / "xen"
 
 OWN = {
-    "JobVMType": '"xen"',
-    "VMPARAM_Xen_Kernel": '"/submit/vmlinuz"',
-    "VMPARAM_Xen_Initrd": '"initrd.img"',
-    "VMPARAM_Xen_Root": '"/dev/xvda1 ro"',
-    "VMPARAM_Xen_Kernel_Params": '"console=hvc0"',
-}
+    "JobVMType": '"xen"', "VMPARAM_Xen_Kernel": '"/submit/vmlinuz"', "VMPARAM_Xen_Initrd": '"initrd.img"',
+    "VMPARAM_Xen_Root": '"/dev/xvda1 ro"', "VMPARAM_Xen_Kernel_Params": '"console=hvc0"',
+}  # fmt: skip
 FILES = ("disk.img", "vmlinuz", "initrd.img")
 
 
@@ -130,8 +127,7 @@ def test_what_xml_cannot_say_is_refused(character: str) -> None:
 
 def test_partitions_are_disks_and_user_networking_is_not_on_offer() -> None:
     def disks(text: str) -> tuple[DiskRequest, ...]:
-        job = ad(**OWN, VMPARAM_vm_Disk=f'"{text}"')
-        return JobSpec.parse(job, Settings({"VM_MEMORY": "1024"})).requests
+        return JobSpec.parse(ad(**OWN, VMPARAM_vm_Disk=f'"{text}"'), Settings({"VM_MEMORY": "1024"})).requests
 
     found = disks("disk.img:xvda1:w,vmlinuz:xvda2:r")
     assert [(each.device, each.partition) for each in found] == [("xvda", "1"), ("xvda", "2")]

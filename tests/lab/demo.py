@@ -113,8 +113,7 @@ def converse(client: Client, scratch: Path, console: Console, screen: Screen, se
     while not seen or seen[-1] != "Stopped":
         if time.monotonic() > deadline:
             raise DemoError(f"the guest should have powered itself off; STATUS said {', '.join(seen)}")
-        status = client.call("STATUS", vm)
-        seen.append(status.split("STATUS=", 1)[-1].split()[0])
+        seen.append(client.call("STATUS", vm).split("STATUS=", 1)[-1].split()[0])
         # As long as the guest runs, its console is more interesting than the next status.
         until = time.monotonic() + (1.5 if seen[-1] == "Running" else 0)
         while time.monotonic() < until:

@@ -331,8 +331,7 @@ def read_count(path: str | Path) -> int:
             start = sectors.read_bytes()
         finally:
             sectors.unlink(missing_ok=True)
-    record = start[SECTOR:].split(b"\r\n", 1)[0].strip(b"\0")
-    return int(record or b"0")
+    return int(start[SECTOR:].split(b"\r\n", 1)[0].strip(b"\0") or b"0")
 
 
 def counts(console: str | bytes) -> list[int]:

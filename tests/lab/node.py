@@ -300,8 +300,7 @@ class NodeJob:
         """The log of the starter that runs it now; empty while none does."""
         script = 'ad=$(grep -slx "ClusterId = $1" "$2"/dir_*/.job.ad "$2"/dir_*/scratch/.job.ad)'
         script += '; [ -z "$ad" ] || grep -h -A 1000000 -F "${ad%/.job.ad}\\"" "$3"/StarterLog.slot*'
-        done = self.node.run("sh", "-c", script, "sh", str(self.cluster), EXECUTE, LOG, check=False)
-        return done.stdout
+        return self.node.run("sh", "-c", script, "sh", str(self.cluster), EXECUTE, LOG, check=False).stdout
 
     @property
     def domain(self) -> str:

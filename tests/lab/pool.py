@@ -95,17 +95,9 @@ log = job.log
 """
 
 EVENTS = {
-    0: "submitted",
-    1: "executing",
-    4: "evicted",
-    5: "terminated",
-    7: "shadow exception",
-    9: "removed",
-    10: "suspended",
-    11: "unsuspended",
-    12: "held",
-    13: "released",
-}
+    0: "submitted", 1: "executing", 4: "evicted", 5: "terminated", 7: "shadow exception", 9: "removed", 10: "suspended",
+    11: "unsuspended", 12: "held", 13: "released",
+}  # fmt: skip
 """The numbers of the job event log that tests speak of."""
 
 

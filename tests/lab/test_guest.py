@@ -53,8 +53,7 @@ def test_it_runs_from_qcow2(tmp_path: Path) -> None:
 @is_missing
 def test_it_says_when_its_disk_cannot_be_written(tmp_path: Path) -> None:
     disk = guest.make_guest(tmp_path / "guest.img", seconds=1)
-    console = boot(disk, drive=VIRTIO, extra=",readonly=on")
-    assert guest.WRITE_FAILED in console
+    assert guest.WRITE_FAILED in boot(disk, drive=VIRTIO, extra=",readonly=on")
     assert guest.read_count(disk) == 0
 
 

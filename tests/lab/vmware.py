@@ -95,22 +95,14 @@ class VmwareJob:
         self.vmx.write_text(
             "\n".join(
                 (
-                    '.encoding = "UTF-8"',
-                    'config.version = "8"',
-                    'virtualHW.version = "10"',
-                    'guestOS = "dos"',
-                    'displayName = "what the job calls it"',
-                    'memsize = "4096"',
-                    'ide0:0.present = "TRUE"',
-                    f'ide0:0.fileName = "{disk}"',
-                    'serial0.present = "TRUE"',
-                    'serial0.fileType = "file"',
-                    'serial0.fileName = "serial.txt"',
-                    *more,
+                    '.encoding = "UTF-8"', 'config.version = "8"', 'virtualHW.version = "10"', 'guestOS = "dos"',
+                    'displayName = "what the job calls it"', 'memsize = "4096"', 'ide0:0.present = "TRUE"',
+                    f'ide0:0.fileName = "{disk}"', 'serial0.present = "TRUE"', 'serial0.fileType = "file"',
+                    'serial0.fileName = "serial.txt"', *more,
                 )
             )
             + "\n"
-        )
+        )  # fmt: skip
         self.own(self.vmx)
 
     def own(self, *paths: Path) -> None:

@@ -29,8 +29,7 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
 
 def _enter(network: int) -> None:
     """Have this thread make its sockets in another network, and close the descriptor of that."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(network, _NEWNET) != 0:
+    if ctypes.CDLL(None, use_errno=True).setns(network, _NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "a worker cannot enter a network (setns)")
     os.close(network)
 

@@ -60,8 +60,7 @@ def test_what_begins_anew_is_added_to_what_there_was() -> None:
     totals.sample(reading(10.0, 100))
     line = totals.sample(reading(10.5, 30))
     assert (line["cpu_seconds"], written(line)) == (10.5, 130)
-    earlier = Totals().sample(reading(10.0, 100, run="7"))
-    line = Totals(earlier).sample(reading(1.0, 5, run="1"))
+    line = Totals(Totals().sample(reading(10.0, 100, run="7"))).sample(reading(1.0, 5, run="1"))
     assert (line["cpu_seconds"], written(line)) == (11.0, 105)
 
 
@@ -303,9 +302,7 @@ def test_a_clock_that_is_set_back_stops_no_figures(scratch: Path, user: Identity
     assert [line["cpu_seconds"] for line in lines(scratch) if "cpu_seconds" in line] == [0.5, 1.0]
 
 
-def test_without_a_thread_figures_wait_for_an_operation(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_thread_figures_can_wait(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -129,9 +129,7 @@ def test_an_sdist_has_the_manual_pages_so_that_a_wheel_of_it_needs_no_tools(tmp_
     assert HOOKS["Made"](str(tmp_path / "an sdist"), {}, None, None, "", "wheel").dependencies() == []
 
 
-def test_their_tools_are_all_that_making_them_needs(
-    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_their_tools_are_all_that_they_need(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pip builds in an environment without what the package needs at run time, and takes out what an editable
     installation has put into sys.path. Made twice, they are the same.
     """
@@ -207,9 +205,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return environ
 
 
-def test_the_wheel_installs_and_its_programs_run_with_that_python(
-    wheel: Path, installed: Path, environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_the_wheel_runs_with_that_python(wheel: Path, installed: Path, environ: dict[str, str], tmp_path: Path) -> None:
     def out(program: str, *words: str) -> str:
         return run(str(installed / program), *words, env=environ, cwd=tmp_path)
 
@@ -225,9 +221,7 @@ def test_the_wheel_installs_and_its_programs_run_with_that_python(
     assert (installed / INTERPRETER).read_text().startswith(f"#!{installed}/python")
 
 
-def test_an_option_behind_that_python_is_none_of_its_name(
-    installed: Path, environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_option_behind_that_python_is_its_own(installed: Path, environ: dict[str, str], tmp_path: Path) -> None:
     """pipx 1.18 writes ``python -E``, a program that nobody has."""
     for name in PROGRAMS:
         (tmp_path / name).write_bytes((installed / name).read_bytes())

@@ -43,8 +43,7 @@ def test_every_variable_of_the_role_has_a_default() -> None:
     used = set()
     for part in ("tasks", "handlers"):
         used |= set(re.findall(r"\bvmgahp_\w+", (ROLE / part / "main.yml").read_text()))
-    registered = {task["register"] for task in role("tasks") if "register" in task}
-    assert used - registered == set(role("defaults"))
+    assert used - {task["register"] for task in role("tasks") if "register" in task} == set(role("defaults"))
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,7 @@ def test_a_shallow_clone_and_an_archive_cannot_be_counted_and_say_so(clone: Path
     shallow = tmp_path / "shallow"
     git(tmp_path, "clone", "-q", "--depth=1", f"file://{clone}", str(shallow))
     node = git(clone, "rev-parse", "HEAD")[:8]
-    made = rf"{re.escape(NEXT)}\.dev0\+20\d{{12}}\.g{node}"
-    assert re.fullmatch(made, version(shallow))
+    assert re.fullmatch(rf"{re.escape(NEXT)}\.dev0\+20\d{{12}}\.g{node}", version(shallow))
     archive, unpacked = tmp_path / "archive.tar", tmp_path / "unpacked"
     git(clone, "archive", "-o", str(archive), "HEAD")
     unpacked.mkdir()

@@ -68,8 +68,7 @@ def test_lines_are_the_same_however_bytes_are_cut_up(lines: list[bytes], data: s
     splitter = transcript.Splitter()
     pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
     found = [line for piece in pieces for line in splitter.receive(piece)]
-    at_once = list(transcript.Splitter().receive(whole))
-    assert found == at_once
+    assert found == list(transcript.Splitter().receive(whole))
     assert b"".join(line for line in [*found, splitter.rest()] if isinstance(line, bytes)) == whole
 
 
@@ -88,15 +87,10 @@ def test_a_line_without_an_end_does_not_take_all_the_memory() -> None:
 
 
 SECRETS = [
-    b'ClaimId = "<127.0.0.1:9618?a=b>#17#4#hush"\r\n',
-    b"claimid=hush\r\n",
-    b'Capability = "hush\\\n hush"\r\n',
-    b'TransferKey = "a\\"hush"\r\n',
-    b'_condor_privKey = "hush"\r\n',
-    b'Environment = "TOKEN=hush OTHER=hush"\r\n',
-    b"Env = hush\r\n",
-    b'PublicClaims = "<127.0.0.1:9618>#17#4#hush"\r\n',
-]
+    b'ClaimId = "<127.0.0.1:9618?a=b>#17#4#hush"\r\n', b"claimid=hush\r\n", b'Capability = "hush\\\n hush"\r\n',
+    b'TransferKey = "a\\"hush"\r\n', b'_condor_privKey = "hush"\r\n', b'Environment = "TOKEN=hush OTHER=hush"\r\n',
+    b"Env = hush\r\n", b'PublicClaims = "<127.0.0.1:9618>#17#4#hush"\r\n',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("data", SECRETS)

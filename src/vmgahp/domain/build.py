@@ -22,10 +22,7 @@ from vmgahp.text import not_for_xml
 LEAST_TB_CACHE_MIB = 4
 """The minimum size of TCG's cache for each CPU, in MiB; TCG divides the cache into parts of 2 MiB."""
 
-_FIRMWARE_FEATURES = {
-    UEFI: (("enrolled-keys", "no"), ("secure-boot", "no")),
-    UEFI_SECURE: (("enrolled-keys", "yes"), ("secure-boot", "yes")),
-}
+_FIRMWARE_FEATURES = ("enrolled-keys", "secure-boot")
 """The features by which libvirt selects a firmware (``/usr/share/qemu/firmware``). By itself it may select one that
 boots signed systems only, such as Debian's first for aarch64, with which a guest shows only "Security Violation"; and
 without a variable store libvirt 12 selects one that is only for guests of AMD's SEV."""
@@ -36,7 +33,10 @@ def build(spec: JobSpec, host: Host) -> str:
     firmware = firmware_of(spec, host.arch)
     machine = VIRT if host.arch == ARM else PC if firmware == BIOS else Q35
     domain = begin(spec, host.domain_type, host.uuid)
-    _memory_backing(domain, spec)
+    if any(share.kind == VIRTIOFS for share in spec.devices.shares):  # it reads and writes the guest's memory
+        backing = etree.SubElement(domain, "memoryBacking")
+        etree.SubElement(backing, "source", type="memfd")
+        etree.SubElement(backing, "access", mode="shared")
     _os(domain, host.arch, machine, firmware)
     features = etree.SubElement(domain, "features")
     for feature in ("acpi",) if machine == VIRT else ("acpi", "apic", "pae"):
@@ -94,14 +94,6 @@ def firmware_of(spec: JobSpec, arch: str) -> str:
     return spec.devices.firmware or (UEFI if arch == ARM else BIOS)
 
 
-def _memory_backing(domain: etree.Element, spec: JobSpec) -> None:
-    """Share the guest's memory with virtiofsd, which reads and writes it, if there are shared directories."""
-    if any(share.kind == VIRTIOFS for share in spec.devices.shares):
-        backing = etree.SubElement(domain, "memoryBacking")
-        etree.SubElement(backing, "source", type="memfd")
-        etree.SubElement(backing, "access", mode="shared")
-
-
 def _os(domain: etree.Element, arch: str, machine: str, firmware: str) -> None:
     element = etree.SubElement(domain, "os")
     kind = etree.SubElement(element, "type")
@@ -113,8 +105,8 @@ def _os(domain: etree.Element, arch: str, machine: str, firmware: str) -> None:
     if firmware != BIOS:
         element.set("firmware", "efi")
         features = etree.SubElement(element, "firmware")
-        for name, enabled in _FIRMWARE_FEATURES[firmware]:
-            etree.SubElement(features, "feature", enabled=enabled, name=name)
+        for name in _FIRMWARE_FEATURES:
+            etree.SubElement(features, "feature", enabled="yes" if firmware == UEFI_SECURE else "no", name=name)
         etree.SubElement(element, "nvram")
 
 
@@ -163,15 +155,20 @@ class XenHost(NamedTuple):
 def require_xen(spec: JobSpec, boot: XenBoot) -> None:
     """Make sure that Xen has the devices that the job requests. Raises `JobFault`."""
     for disk in spec.disks:
-        _require_xen_disk(disk)
+        problem = hint = ""
+        if disk.kind == "floppy" or _xen_bus(disk) is None:
+            problem = f"attaches {disk.path} as {disk.device}, and Xen's guests have no such disks"
+            hint = "give it a device name such as xvda or sda."
+        elif disk.format != "raw":
+            problem = f"gives {disk.path} the format {disk.format}, and Xen jobs have raw images only here"
+            hint = "convert it with qemu-img convert -O raw, and leave the format out of vm_disk."
+        if problem:
+            raise JobFault(errors.INVALID_DISK_PARAM, f"VMPARAM_vm_Disk {problem}.", hint)
     for nic in spec.nics:
         if nic.model != "virtio" or not nic.link_up:
-            raise JobFault(
-                errors.MISMATCHED,
-                f"The job asks for a NIC of the model {nic.model}"
-                f"{'' if nic.link_up else ' without its cable'}, and Xen's guests have Xen's own NICs only.",
-                "leave model and cable out of VMPARAM_vm_NICs.",
-            )
+            asked = f"the model {nic.model}{'' if nic.link_up else ' without its cable'}"
+            problem = f"The job asks for a NIC of {asked}, and Xen's guests have Xen's own NICs only."
+            raise JobFault(errors.MISMATCHED, problem, "leave model and cable out of VMPARAM_vm_NICs.")
     if spec.vnc:
         problem = "JobVMVNCConsole = true, and a Xen guest's display would be a QEMU that runs as root."
         hint = "set vm_vnc = false; what the guest prints on its console is returned as vm_console.log."
@@ -208,18 +205,6 @@ def build_xen(spec: JobSpec, boot: XenBoot, host: XenHost) -> str:
     else:
         etree.SubElement(etree.SubElement(devices, "console", type="pty"), "target", type="xen", port="0")
     return finished(domain, errors.MISMATCHED, "use printable characters in xen_root and xen_kernel_params.")
-
-
-def _require_xen_disk(disk: Disk) -> None:
-    problem = hint = ""
-    if disk.kind == "floppy" or _xen_bus(disk) is None:
-        problem = f"attaches {disk.path} as {disk.device}, and Xen's guests have no such disks"
-        hint = "give it a device name such as xvda or sda."
-    elif disk.format != "raw":
-        problem = f"gives {disk.path} the format {disk.format}, and Xen jobs have raw images only here"
-        hint = "convert it with qemu-img convert -O raw, and leave the format out of vm_disk."
-    if problem:
-        raise JobFault(errors.INVALID_DISK_PARAM, f"VMPARAM_vm_Disk {problem}.", hint)
 
 
 def _xen_bus(disk: Disk) -> str | None:

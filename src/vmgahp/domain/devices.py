@@ -78,7 +78,10 @@ def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) 
     if spec.vnc:
         _vnc(devices, host, machine)
     if spec.devices.tpm:
-        _tpm(devices, host, machine)
+        # Its swtpm runs as the job's user beside QEMU; only libvirt's user could connect to libvirt's own.
+        tpm = etree.SubElement(devices, "tpm", model="tpm-tis" if machine == VIRT else "tpm-crb")
+        backend = etree.SubElement(tpm, "backend", type="external")
+        etree.SubElement(backend, "source", type="unix", mode="connect", path=host.tpm_socket)
     if host.panic:
         etree.SubElement(devices, "panic", model=host.panic)
     for number, share in enumerate(spec.devices.shares):
@@ -103,32 +106,22 @@ def add_text(parent: etree.Element, tag: str, text: str, **attributes: str) -> N
 
 def _bus(disk: Disk, machine: str) -> str:
     """Choose a disk's bus: read-only ones by SCSI, which IDE and SATA cannot be; the guest sees the same name sda."""
-    bus = bus_of(disk.device)
+    bus, read_only = bus_of(disk.device), disk.kind == "disk" and not disk.writable
+    problem, hint = "", "give the disk a device name such as vdb or sdb."
     if bus in _LACKS[machine]:
-        raise errors.JobFault(
-            errors.INVALID_DISK_PARAM,
-            f"VMPARAM_vm_Disk attaches {disk.path} as {disk.device}, and the machine {machine}, which the firmware "
-            "or the architecture of this job takes, has no such drive.",
-            "give it a device name such as vda or sda.",
-        )
-    if bus == "sata" and (machine == VIRT or disk.shared):
+        whose = f"the machine {machine}, which the firmware or the architecture of this job takes,"
+        problem = f"attaches {disk.path} as {disk.device}, and {whose} has no such drive"
+        hint = "give it a device name such as vda or sda."
+    elif bus == "sata" and (machine == VIRT or disk.shared or read_only):
         return "scsi"  # QEMU's SATA disks cannot be shared, and aarch64's firmware has none
-    if disk.kind == "disk" and not disk.writable:
-        if bus == "sata":
-            return "scsi"
-        if bus == "ide":
-            raise errors.JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"VMPARAM_vm_Disk attaches {disk.path} read-only as {disk.device}, and an IDE disk can be written.",
-                "give the disk a device name such as vdb or sdb, or the permission w.",
-            )
-    if disk.shared and disk.writable and bus not in ("virtio", "scsi"):
-        raise errors.JobFault(
-            errors.INVALID_DISK_PARAM,
-            f"VMPARAM_vm_Disk shares {disk.path} as {disk.device} with other writers, which QEMU does with virtio "
-            "and SCSI disks only.",
-            "give the disk a device name such as vdb or sdb.",
-        )
+    elif bus == "ide" and read_only:
+        problem = f"attaches {disk.path} read-only as {disk.device}, and an IDE disk can be written"
+        hint = "give the disk a device name such as vdb or sdb, or the permission w."
+    elif disk.shared and disk.writable and bus not in ("virtio", "scsi"):
+        others = "with other writers, which QEMU does with virtio and SCSI disks only"
+        problem = f"shares {disk.path} as {disk.device} {others}"
+    if problem:
+        raise errors.JobFault(errors.INVALID_DISK_PARAM, f"VMPARAM_vm_Disk {problem}.", hint)
     return bus
 
 
@@ -226,13 +219,6 @@ def _vnc(devices: etree.Element, host: Host, machine: str) -> None:
         etree.SubElement(devices, "controller", type="usb", index="0", model="qemu-xhci")
         etree.SubElement(devices, "input", type="keyboard", bus="usb")
         etree.SubElement(devices, "input", type="tablet", bus="usb")
-
-
-def _tpm(devices: etree.Element, host: Host, machine: str) -> None:
-    """Add a TPM whose swtpm runs as the job's user beside QEMU; only libvirt's user could connect to libvirt's own."""
-    tpm = etree.SubElement(devices, "tpm", model="tpm-tis" if machine == VIRT else "tpm-crb")
-    backend = etree.SubElement(tpm, "backend", type="external")
-    etree.SubElement(backend, "source", type="unix", mode="connect", path=host.tpm_socket)
 
 
 def _share(devices: etree.Element, share: Share, socket: str) -> None:

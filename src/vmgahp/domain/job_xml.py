@@ -137,9 +137,8 @@ class _Reader:
                 raise self._refused(f"it has a CPU topology, and the job has {attribute} too", "leave one of them out.")
             product, has = prod(map(int, topology.attrib.values())), number or granted
             if product != has:
-                raise self._refused(
-                    f"/domain/cpu/topology has {product} CPUs, and the VM has {has}", "let them be the same."
-                )
+                problem = f"/domain/cpu/topology has {product} CPUs, and the VM has {has}"
+                raise self._refused(problem, "let them be the same.")
         if number:
             self.found["JobVM_VCPUS"] = number
 
@@ -183,11 +182,9 @@ class _Reader:
             for attribute, said in () if source is None else source.items():
                 wanted, mine, setting = ours.get(kind, ("", "", ""))
                 if attribute != wanted or said != mine:
-                    raise self._refused(
-                        f"{path}/source/@{attribute} = {shown(said)} is not a network that jobs get here"
-                        + (f" ({setting} = {mine})" if setting else ""),
-                        "leave the source out: jobs get this machine's own.",
-                    )
+                    problem = f"{path}/source/@{attribute} = {shown(said)} is not a network that jobs get here"
+                    problem += f" ({setting} = {mine})" if setting else ""
+                    raise self._refused(problem, "leave the source out: jobs get this machine's own.")
             address = compare.value(interface, "mac", "address").replace("-", ":")
             link_up = compare.value(interface, "link", "state") != "down"
             found.append(Nic(_KINDS[kind], address, compare.value(interface, "model", "type", "virtio"), link_up))
@@ -235,9 +232,8 @@ class _Reader:
         """Take a value for an option, which must be the ad's if the ad has one."""
         attribute, given = self.options.attribute(option), self.options.string(option)
         if value and given and given.lower() != value:
-            raise self._refused(
-                f"it asks for {shown(value)}, and {attribute} = {shown(given)}", f"leave {attribute} out."
-            )
+            problem = f"it asks for {shown(value)}, and {attribute} = {shown(given)}"
+            raise self._refused(problem, f"leave {attribute} out.")
         if value:
             self.found[attribute] = value
 
@@ -299,10 +295,8 @@ def boot_file_names(domain: etree.Element, name: str, directory: str, identity: 
             os.close(descriptor)
         found[tag] = base
     if total > LARGEST_BOOT_FILES:
-        raise refused(
-            name,
-            f"its kernel and initrd have {total >> 20} MiB, and {LARGEST_BOOT_FILES >> 20} MiB can be booted from so",
-        )
+        most = f"{LARGEST_BOOT_FILES >> 20} MiB can be booted from so"
+        raise refused(name, f"its kernel and initrd have {total >> 20} MiB, and {most}")
     return found
 
 

@@ -58,7 +58,7 @@ def reconcile_xen(saved: str, ours: str) -> str:
             if tag == "interface":
                 _merge(device, our)
             else:
-                _same_device(our, "read-only", *(each.find("readonly") is not None for each in (device, our)))
+                _same("read-only", *(each.find("readonly") is not None for each in (device, our)), of=our)
     return etree.tostring(domain, encoding="unicode")
 
 
@@ -82,7 +82,13 @@ def _begin(saved: str, ours: str) -> tuple[etree.Element, etree.Element]:
     _same("name", _text(theirs, "name"), _text(domain, "name"))
     _same("memory (MiB)", _mebibytes(theirs), _mebibytes(domain))
     _same("number of CPUs", _text(theirs, "vcpu") or "1", _text(domain, "vcpu") or "1")
-    _take_uuid(theirs, domain)
+    # libvirt requires the saved UUID; if the caller has one already, both must be the same.
+    uuid = _checked("UUID", _text(theirs, "uuid"), _UUID).lower()
+    _same("UUID", uuid, _text(domain, "uuid") or uuid)
+    element = domain.find("uuid")
+    if element is None:
+        element = etree.SubElement(domain, "uuid")
+    element.text = uuid
     return theirs, domain
 
 
@@ -99,9 +105,10 @@ def _parse(text: str) -> etree.Element:
     return domain
 
 
-def _same(what: str, saved: object, ours: object) -> None:
+def _same(what: str, saved: object, ours: object, *, of: etree.Element | None = None) -> None:
     if saved != ours:
-        raise SavedMismatch(f"the saved VM's {what} is {_shown(saved)}, and the job's is {_shown(ours)} now.")
+        whose = "the saved VM's" if of is None else f"of the saved VM's {_name(of)},"
+        raise SavedMismatch(f"{whose} {what} is {_shown(saved)}, and the job's is {_shown(ours)} now.")
 
 
 def _text(element: etree.Element, path: str) -> str:
@@ -113,16 +120,6 @@ def _mebibytes(domain: etree.Element) -> int:
         return -(-compare.memory(domain.find("memory")) // (1 << 20))
     except ValueError as error:
         raise SavedMismatch(f"the saved VM's memory cannot be read: {error}.") from error
-
-
-def _take_uuid(theirs: etree.Element, domain: etree.Element) -> None:
-    """Take over the saved UUID, which libvirt requires; if the caller has a UUID already, both must be the same."""
-    uuid = _checked("UUID", _text(theirs, "uuid"), _UUID).lower()
-    _same("UUID", uuid, _text(domain, "uuid") or uuid)
-    element = domain.find("uuid")
-    if element is None:
-        element = etree.SubElement(domain, "uuid")
-    element.text = uuid
 
 
 def _take_machine(theirs: etree.Element, domain: etree.Element) -> None:
@@ -201,7 +198,8 @@ _UNSAID: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("input", "keyboard", "ps2", ""): ("",),
     ("watchdog", "itco"): ("itco",),
 }
-"""The models of devices that libvirt leaves out when it saves (``VIR_DOMAIN_XML_MIGRATABLE``), by their identity."""
+"""The models of devices that all releases of libvirt make, and that it leaves out when it saves
+(``VIR_DOMAIN_XML_MIGRATABLE``), by their identity."""
 
 
 def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
@@ -227,11 +225,13 @@ def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
                 raise SavedMismatch(f"the saved VM has a second {_name(device)}.")
             added.add(known)
             made.append(_merge(device, _added(device, has)))
-    kept = [our for _, our in left if not _depends_on_machine(our)]
-    for our in kept:
-        if our.tag not in ("emulator", "console") and not _is_unsaid(our):
+    # VMs get a port for the guest agent and a panic device on some machines only.
+    agent = compare.known_by(devices.agent_port())
+    kept = [(known, our) for known, our in left if our.tag != "panic" and known != agent]
+    for known, our in kept:
+        if our.tag not in ("emulator", "console") and our.get("model", "") not in _UNSAID.get(known, ()):
             raise SavedMismatch(f"the saved VM has no {_name(our)}, and the job gives it one now.")
-    ours[:] = [*kept, *made]
+    ours[:] = [*(our for _, our in kept), *made]
 
 
 def _is_derived(device: etree.Element, has: set[str]) -> bool:
@@ -242,16 +242,6 @@ def _is_derived(device: etree.Element, has: set[str]) -> bool:
         return value(device, "target", "type", "serial") == "serial" and "serial" in has
     # and the reverse: from a console without a serial port libvirt makes one
     return device.tag == "serial" and "serial" not in has and "console" in has
-
-
-def _depends_on_machine(our: etree.Element) -> bool:
-    """Return True for what VMs get on some machines only: a port for the guest agent, a panic device."""
-    return our.tag == "panic" or compare.known_by(our) == compare.known_by(devices.agent_port())
-
-
-def _is_unsaid(our: etree.Element) -> bool:
-    """Return True if libvirt leaves a device out of a saved VM, because all its releases make it."""
-    return our.get("model", "") in _UNSAID.get(compare.known_by(our), ())
 
 
 def _added(device: etree.Element, has: set[str]) -> etree.Element:
@@ -269,10 +259,10 @@ def _added(device: etree.Element, has: set[str]) -> etree.Element:
 def _merge(saved: etree.Element, our: etree.Element) -> etree.Element:
     """Return `our` device with the address of the saved one and the facts that ours leaves open."""
     if our.tag == "disk":
-        _same_device(our, "read-only", *(element.find("readonly") is not None for element in (saved, our)))
+        _same("read-only", *(element.find("readonly") is not None for element in (saved, our)), of=our)
         formats = [value(element, "driver", "type") for element in (saved, our)]
         if formats[1]:
-            _same_device(our, "format", *formats)
+            _same("format", *formats, of=our)
     for path, row in compare.elements(compare.row_of(our)):
         source = saved.find(path) if path else saved
         if source is None:
@@ -281,7 +271,7 @@ def _merge(saved: etree.Element, our: etree.Element) -> etree.Element:
         said = {} if element is None else element.attrib
         for name in row.filled():
             if name in said and name in source.attrib:  # a MAC address, whose case does not matter
-                _same_device(our, name, source.get(name, "").lower(), said[name].lower())
+                _same(name, source.get(name, "").lower(), said[name].lower(), of=our)
         facts = _facts(source, row, _name(our), said)
         if facts:
             _at(our, path).attrib.update(facts)
@@ -319,13 +309,6 @@ def _address(saved: etree.Element, device: etree.Element) -> etree.Element:
 
 
 # Words for people
-
-
-def _same_device(device: etree.Element, what: str, saved: object, ours: object) -> None:
-    if saved != ours:
-        raise SavedMismatch(
-            f"of the saved VM's {_name(device)}, {what} is {_shown(saved)}, and the job's is {_shown(ours)} now."
-        )
 
 
 def _checked(what: str, value: str, form: str) -> str:

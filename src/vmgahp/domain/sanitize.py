@@ -233,17 +233,14 @@ _NUMBER = re.compile(r"\[[0-9]+\]")
 _DEVICE = re.compile(r"^/domain/devices/[^/]+/")
 
 
-def why_dropped(path: str, element: etree.Element, parent: etree.Element | None) -> str:
-    """Return why the element, or the attribute that ends the path, may be dropped; empty if it may not."""
-    place = _NUMBER.sub("", path)
+def _is_dropped(place: str, element: etree.Element, parent: etree.Element) -> bool:
+    """Return True if the element, or the attribute that ends its place, may be dropped."""
     made = ROWS.get(place) or ROWS.get(_DEVICE.sub("/domain/devices/*/", place))
-    if made is None or not made.given(element, element if parent is None else parent):
-        return ""
+    if made is None or not made.given(element, parent):
+        return False
     if isinstance(made.looks, str):
-        fits = bool(re.fullmatch(made.looks, element.get(place.rpartition("@")[2], ""), re.ASCII))
-    else:
-        fits = made.looks is None or _fits(element, made.looks)
-    return made.why if fits else ""
+        return re.fullmatch(made.looks, element.get(place.rpartition("@")[2], ""), re.ASCII) is not None
+    return made.looks is None or _fits(element, made.looks)
 
 
 def _fits(element: etree.Element, shape: Element) -> bool:
@@ -276,11 +273,8 @@ class Sanitized(NamedTuple):
 
 def refused(name: str, problem: str, hint: str = "") -> JobFault:
     """Make the fault for a file `name`; `problem` is a sentence without its end that begins with the place in it."""
-    return JobFault(
-        errors.MISMATCHED,
-        f"{ATTRIBUTE} = {shown(name)}: {problem}.",
-        hint or "take it out of the file; docs/reference/job-xml.md has the list of what a job's XML may say.",
-    )
+    hint = hint or "take it out of the file; docs/reference/job-xml.md has the list of what a job's XML may say."
+    return JobFault(errors.MISMATCHED, f"{ATTRIBUTE} = {shown(name)}: {problem}.", hint)
 
 
 def read(name: str, directory: str, identity: Identity) -> str:
@@ -331,7 +325,7 @@ class _Reader:
         made = etree.Element(element.tag)
         for attribute, value in element.items():
             place = f"{path}/@{attribute}"
-            if self._drops(place, element, None):
+            if self._drops(place, element, element):
                 continue
             form = row.form(attribute)
             at = f"{path}/@{_shown(attribute)} = {shown(value)}"
@@ -375,12 +369,12 @@ class _Reader:
         values = f" ({form.replace('|', ', ')})" if re.fullmatch(r"[A-Za-z0-9_|-]+", form) else ""
         return refused(self.name, f"{at} is not among the values that a job may give{values}")
 
-    def _drops(self, path: str, element: etree.Element, parent: etree.Element | None) -> bool:
+    def _drops(self, path: str, element: etree.Element, parent: etree.Element) -> bool:
         """Return True if the part is dropped because it only describes the former machine, and count it."""
-        what = _NUMBER.sub("", path).removeprefix("/domain/")
-        if self.dropped[what] >= (_MOST_OF_DEVICES if what.startswith("devices/") else _MOST):
-            return False
-        if not why_dropped(path, element, parent):
+        place = _NUMBER.sub("", path)
+        what = place.removeprefix("/domain/")
+        most = _MOST_OF_DEVICES if what.startswith("devices/") else _MOST
+        if self.dropped[what] >= most or not _is_dropped(place, element, parent):
             return False
         self.dropped[what] += 1
         return True

@@ -177,11 +177,6 @@ class JobAd:
             return int(value)
         return None
 
-    def real(self, name: str) -> float | None:
-        """Return a number; true is 1.0 and false 0.0 (``LookupFloat``)."""
-        value = self.value(name)
-        return float(value) if isinstance(value, int | float) else None
-
     def boolean(self, name: str) -> bool | None:
         """Return true or false; a number is true unless it is 0 (``LookupBool``)."""
         value = self.value(name)
@@ -222,12 +217,8 @@ class JobAd:
         """
         user, cluster, proc = self.string("User"), self.integer("ClusterId"), self.integer("ProcId")
         if user is None or cluster is None or proc is None:
-            raise self.lacks(
-                "The job ad has no name for the VM: User, ClusterId or ProcId is missing.",
-                "User",
-                "ClusterId",
-                "ProcId",
-            )
+            problem = "The job ad has no name for the VM: User, ClusterId or ProcId is missing."
+            raise self.lacks(problem, "User", "ClusterId", "ProcId")
         name = f"{user.replace('@', '_')}_{cluster}.{proc}"
         if "/" in name or has_control(name) or len(name.encode()) > LONGEST_NAME:
             hint = f"submit as a user whose name has no slash and fewer than {LONGEST_NAME} characters."
@@ -340,11 +331,8 @@ def accepted_types(ad: JobAd) -> tuple[str, ...]:
     if ad.expression(TYPES) is None or (ad.expression(TYPES) or "").lower() == "undefined":
         return _type_words("JobVMType", vm_type) if listed else ()
     if listed:
-        raise JobFault(
-            errors.MISMATCHED,
-            f"JobVMType = {shown(vm_type)} and {TYPES} = {shown(ad.expression(TYPES))}: both are lists of VM types.",
-            f"keep one of them; {_TYPES_HINT}",
-        )
+        both = f"JobVMType = {shown(vm_type)} and {TYPES} = {shown(ad.expression(TYPES))}"
+        raise JobFault(errors.MISMATCHED, f"{both}: both are lists of VM types.", f"keep one of them; {_TYPES_HINT}")
     text = ad.string(TYPES)
     if text is None:
         raise JobFault(errors.MISMATCHED, f"{TYPES} = {shown(ad.expression(TYPES))}: it is not a string.", _TYPES_HINT)
@@ -384,11 +372,9 @@ def require_accepted(ad: JobAd) -> None:
     """Make sure that a job's single type is among those that it accepts. Raises `JobFault`."""
     vm_type = ad.vm_type()
     if ad.expression(TYPES) is not None and not is_choice(vm_type) and not takes(accepted_types(ad), vm_type):
-        raise JobFault(
-            errors.MISMATCHED,
-            f"{TYPES} = {shown(ad.string(TYPES))} contradicts JobVMType = {shown(vm_type)}, which is not one of them.",
-            f"write vm_type = any, or remove {TYPES}.",
-        )
+        both = f"{TYPES} = {shown(ad.string(TYPES))} contradicts JobVMType = {shown(vm_type)}"
+        hint = f"write vm_type = any, or remove {TYPES}."
+        raise JobFault(errors.MISMATCHED, f"{both}, which is not one of them.", hint)
 
 
 def _type_words(attribute: str, text: str) -> tuple[str, ...]:

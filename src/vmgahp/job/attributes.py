@@ -197,12 +197,10 @@ class Options:
                 elif prefix != OPTION_PREFIX or option not in OTHERS:
                     unknown.append(attribute)
         if unknown and not others_know and not self.boolean("Ignore_Unknown"):
-            raise JobFault(
-                errors.MISMATCHED,
-                f"{unknown[0]} = {shown(ad.expression(unknown[0]))}: there is no such option.",
-                f"write one of {', '.join(OPTION_PREFIX + name for name in NAMES)}, or set "
-                "VMPARAM_vm_Ignore_Unknown = true to run without it.",
-            )
+            problem = f"{unknown[0]} = {shown(ad.expression(unknown[0]))}: there is no such option."
+            listed = ", ".join(OPTION_PREFIX + name for name in NAMES)
+            hint = f"write one of {listed}, or set VMPARAM_vm_Ignore_Unknown = true to run without it."
+            raise JobFault(errors.MISMATCHED, problem, hint)
         self.ignored = () if others_know else tuple(unknown)
 
     def attribute(self, option: str) -> str:
@@ -238,9 +236,8 @@ class Options:
             return False
         value = self._ad.boolean(self.attribute(option))
         if value is None:
-            raise self.refused(
-                option, "it is neither true nor false", f"write +{OPTION_PREFIX}{option} = true, or false."
-            )
+            hint = f"write +{OPTION_PREFIX}{option} = true, or false."
+            raise self.refused(option, "it is neither true nor false", hint)
         return value
 
     def integer(self, option: str, most: int) -> int:
@@ -267,10 +264,7 @@ class Options:
             return
         other = self._attributes.get(option)
         if other is not None and not overrides and self._ad.expression(other) != expression:
-            raise JobFault(
-                errors.MISMATCHED,
-                f"{other} = {shown(self._ad.expression(other))} and {attribute} = {shown(expression)} contradict "
-                "each other.",
-                f"keep one of {other} and {attribute}.",
-            )
+            both = f"{other} = {shown(self._ad.expression(other))} and {attribute} = {shown(expression)}"
+            hint = f"keep one of {other} and {attribute}."
+            raise JobFault(errors.MISMATCHED, f"{both} contradict each other.", hint)
         self._attributes[option] = attribute

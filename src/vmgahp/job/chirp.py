@@ -10,6 +10,7 @@ The starter blocks until it has read a whole line: a line is sent whole or not a
 
 import os
 import socket
+from contextlib import closing
 from time import monotonic
 
 from vmgahp.errors import Fault
@@ -137,11 +138,8 @@ def escaped(text: str) -> str:
 
 def tell(news: News, directory: str, identity: Identity, seconds: float) -> str:
     """Send the VM's news, without refused attributes; return a message for the log. Raises `Unheard`."""
-    listener = Starter(directory, identity, seconds)
-    try:
+    with closing(Starter(directory, identity, seconds)) as listener:
         return _tell(news, listener)
-    finally:
-        listener.close()
 
 
 def tell_end(news: News, directory: str, identity: Identity, code: int | None) -> str:
@@ -149,12 +147,9 @@ def tell_end(news: News, directory: str, identity: Identity, code: int | None) -
     # A round that is running ends after its current attribute.
     is_our_turn = news.turn.acquire(True, END_SECONDS / 2)
     try:
-        listener = Starter(directory, identity, END_SECONDS)
-        try:
+        with closing(Starter(directory, identity, END_SECONDS)) as listener:
             listener.ask("set_job_attr", AT_ONCE, expression(code))
             problem = _tell(news, listener, last=True)
-        finally:
-            listener.close()
     except Unheard as error:
         problem = str(error)
     finally:

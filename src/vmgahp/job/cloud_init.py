@@ -87,11 +87,9 @@ def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
     if not names["User_Data"] and not begins:
         for option in ("Meta_Data", "Network_Config"):
             if names[option]:
-                raise options.refused(
-                    option,
-                    f"it is of no use without {options.attribute('User_Data')}",
-                    f"set {options.attribute('User_Data')} too; a file with the one line #cloud-config will do.",
-                )
+                needed = options.attribute("User_Data")
+                hint = f"set {needed} too; a file with the one line #cloud-config will do."
+                raise options.refused(option, f"it is of no use without {needed}", hint)
         return None
     for option, path in names.items():
         # condor_submit does not change paths of the submit machine.
@@ -112,7 +110,7 @@ def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
         meta_data=names["Meta_Data"],
         network_config=names["Network_Config"],
         instance=ad.string("GlobalJobId") or name,
-        host_name=_host_name(name),
+        host_name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "vm",  # RFC 1123
         said=tuple(options.shown(option) for option in _FILES),
         is_checked=form == FOR_CLOUD_INIT,
         begins=begins,
@@ -138,14 +136,12 @@ def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b""
     """Write or replace the drive, with `network` if the job configures none. Raises `JobFault`, `MachineFault`."""
     opened: list[int] = []
     try:
-        contents: dict[str, bytes | int] = {"meta-data": _meta_data(seed)}
+        # JSON strings are valid YAML.
+        made = f"instance-id: {json.dumps(seed.instance)}\nlocal-hostname: {json.dumps(seed.host_name)}\n"
+        contents: dict[str, bytes | int] = {"meta-data": made.encode()}
         if network:
             contents["network-config"] = network
-        for name, file in (
-            ("user-data", seed.user_data),
-            ("meta-data", seed.meta_data),
-            ("network-config", seed.network_config),
-        ):
+        for name, file in zip(("user-data", "meta-data", "network-config"), seed[:3], strict=True):
             if file:
                 opened.append(identity.open_scratch(working_dir, file, os.O_RDONLY))
                 contents[name] = opened[-1]
@@ -157,15 +153,15 @@ def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b""
             contents["user-data"] = program
         iso.write(working_dir, SEED_FILE, LABEL, contents, identity, most_bytes=5 * LARGEST, secret=True)
     except OSError as error:
-        raise JobFault(
-            errors.MISMATCHED,
-            f"VMPARAM_vm_User_Data = {seed.user_data!a}: it or a companion cannot be opened any more: "
-            f"{error.strerror}.",
-            "see who has changed the job's scratch directory.",
-        ) from error
+        problem = f"it or a companion cannot be opened any more: {error.strerror}"
+        hint = "see who has changed the job's scratch directory."
+        raise _refused(f"VMPARAM_vm_User_Data = {seed.user_data!a}", problem, hint) from error
     except iso.Unfit as unfit:
-        problem = f"VMPARAM_vm_User_Data = {seed.user_data!a}: of it and its companions no drive can be made: {unfit}."
-        raise JobFault(errors.MISMATCHED, problem, f"send files of {LARGEST} bytes at most.") from unfit
+        problem, hint = (
+            f"of it and its companions no drive can be made: {unfit}",
+            f"send files of {LARGEST} bytes at most.",
+        )
+        raise _refused(f"VMPARAM_vm_User_Data = {seed.user_data!a}", problem, hint) from unfit
     finally:
         for descriptor in opened:
             os.close(descriptor)
@@ -198,7 +194,12 @@ def multipart(said: str, data: bytes, program: bytes) -> bytes:
     programs in the order of their names, including its own program for `runcmd`.
     """
     if data.startswith(_GZIP):
-        data = _unpacked(said, data)
+        try:
+            data = zlib.decompressobj(wbits=31).decompress(data, LARGEST + 1)
+        except zlib.error as error:
+            raise _refused(said, f"it cannot be unpacked ({error})", "compress it by gzip, or not at all.") from error
+        if len(data) > LARGEST:
+            raise _refused(said, f"it has more than {LARGEST} bytes", "send what is large on a disk of its own.")
     start = data[:64].lstrip().lower()
     if start.startswith(_CLOUDBASE):
         problem = "it is for Windows, and a program is run by a shell of Linux or of a BSD"
@@ -208,26 +209,12 @@ def multipart(said: str, data: bytes, program: bytes) -> bytes:
     first = data if start.startswith(_MIME) else _part("text/plain", data)
     boundary = b"vmgahp-" + hashlib.sha256(data).hexdigest().encode()
     parts = b"".join(b"--%b\n%b\n" % (boundary, part) for part in (first, _part(_SCRIPT, program)))
-    return b'Content-Type: multipart/mixed; boundary="%b"\nMIME-Version: 1.0\n\n%b--%b--\n' % (
-        boundary,
-        parts,
-        boundary,
-    )
+    head = b'Content-Type: multipart/mixed; boundary="%b"\nMIME-Version: 1.0\n\n' % boundary
+    return head + parts + b"--%b--\n" % boundary
 
 
 def _part(kind: str, data: bytes) -> bytes:
     return f"Content-Type: {kind}\nContent-Transfer-Encoding: base64\n\n".encode() + base64.encodebytes(data)
-
-
-def _unpacked(said: str, data: bytes) -> bytes:
-    """Decompress user data, and stop at the size limit. Raises `JobFault`."""
-    try:
-        found = zlib.decompressobj(wbits=31).decompress(data, LARGEST + 1)
-    except zlib.error as error:
-        raise _refused(said, f"it cannot be unpacked ({error})", "compress it by gzip, or not at all.") from error
-    if len(found) > LARGEST:
-        raise _refused(said, f"it has more than {LARGEST} bytes", "send what is large on a disk of its own.")
-    return found
 
 
 def _read(said: str, name: str, working_dir: str, identity: Identity) -> bytes:
@@ -253,12 +240,9 @@ def _check_user_data(said: str, data: bytes) -> None:
         problem = "the file begins with a byte order mark, which hides its first line from cloud-init"
     else:
         problem = "cloud-init does not recognize its first line, and would drop the file"
-    raise _refused(
-        said,
-        problem,
-        "let the file begin with #cloud-config, or with #! and an interpreter, or be a MIME message of such parts; or, "
-        f'where another program of the guest reads it, add +VMPARAM_vm_User_Data_Format = "{FOR_ANY}".',
-    )
+    starts = "with #cloud-config, or with #! and an interpreter, or be a MIME message of such parts"
+    other = f'where another program of the guest reads it, add +VMPARAM_vm_User_Data_Format = "{FOR_ANY}"'
+    raise _refused(said, problem, f"let the file begin {starts}; or, {other}.")
 
 
 def _check_meta_data(said: str, data: bytes, identity: Identity) -> None:
@@ -289,16 +273,6 @@ def _check_meta_data(said: str, data: bytes, identity: Identity) -> None:
 
 def _refused(said: str, problem: str, hint: str) -> JobFault:
     return JobFault(errors.MISMATCHED, f"{said}: {problem}.", hint)
-
-
-def _meta_data(seed: Seed) -> bytes:
-    """Return the meta-data as YAML, in which JSON strings are valid."""
-    return (f"instance-id: {json.dumps(seed.instance)}\nlocal-hostname: {json.dumps(seed.host_name)}\n").encode()
-
-
-def _host_name(name: str) -> str:
-    """Turn the VM's name into a valid host name (RFC 1123)."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "vm"
 
 
 # The process that reads meta-data

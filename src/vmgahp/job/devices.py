@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from vmgahp.config import Settings
@@ -74,13 +75,11 @@ def machine_shares(options: Options, settings: Settings) -> tuple[Share, ...]:
     for name in asked:
         share = offered.get(name.lower())
         if share is None:
-            raise options.refused(
-                "Share_Dirs",
-                f"this machine has no directory {name[:100]!a} for VMs (VM_SHARE_DIRS)",
-                f'require a machine that has it: stringListIMember("{name}", VM_kvm_ATTR_share_dirs).'
-                if _TAG.fullmatch(name)
-                else f"such names are of at most {LONGEST_NAME} letters, digits and _.",
-            )
+            hint = f"such names are of at most {LONGEST_NAME} letters, digits and _."
+            if _TAG.fullmatch(name):
+                hint = f'require a machine that has it: stringListIMember("{name}", VM_kvm_ATTR_share_dirs).'
+            problem = f"this machine has no directory {name[:100]!a} for VMs (VM_SHARE_DIRS)"
+            raise options.refused("Share_Dirs", problem, hint)
         found[share.tag] = share
     return tuple(found.values())
 
@@ -92,18 +91,16 @@ def offered_shares(settings: Settings) -> list[Share]:
         setting = f"{SHARE_DIR}{name.upper()}"
         upper = name.upper()
         if not _TAG.fullmatch(name) or upper.endswith(CONDITION) or name.lower() == OWN_TAG:
-            raise MachineFault(
-                f"{SHARE_DIRS} ({settings.where(SHARE_DIRS)}) names {name[:100]!a}, which cannot be the name of one.",
-                f"use at most {LONGEST_NAME} letters, digits and _, not {OWN_TAG}, and no {CONDITION} at the end.",
-            )
+            names = f"{SHARE_DIRS} ({settings.where(SHARE_DIRS)}) names {name[:100]!a}"
+            hint = f"use at most {LONGEST_NAME} letters, digits and _, not {OWN_TAG}, and no {CONDITION} at the end."
+            raise MachineFault(f"{names}, which cannot be the name of one.", hint)
         path, _, said = settings.string(setting).partition(":")
         words = [word.strip().lower() for word in said.replace(",", ":").split(":")] if said else []
         if not path.startswith("/") or any(word not in _WORDS for word in words):
-            raise MachineFault(
-                f"{setting} = {settings.string(setting)} ({settings.where(setting)}) is not the full path of a "
-                f"directory, which {SHARE_DIRS} names, with {', '.join(_WORDS)} after a colon.",
-                f"write {setting} = /path, or /path:{_WRITABLE}, or take {name} out of {SHARE_DIRS}.",
-            )
+            what = f"the full path of a directory, which {SHARE_DIRS} names, with {', '.join(_WORDS)} after a colon"
+            problem = f"{setting} = {settings.string(setting)} ({settings.where(setting)}) is not {what}."
+            hint = f"write {setting} = /path, or /path:{_WRITABLE}, or take {name} out of {SHARE_DIRS}."
+            raise MachineFault(problem, hint)
         kind = NINEP if NINEP in words and VIRTIOFS not in words else VIRTIOFS
         found[upper] = Share(name, path, kind, _WRITABLE in words and _READ_ONLY not in words, setting)
     return list(found.values())
@@ -124,10 +121,8 @@ def inspect_shares(settings: Settings) -> list[Share]:
     """Return all directories that are defined, after parsing each condition once. Raises `MachineFault`."""
     found = offered_shares(settings)
     for share in found:
-        try:
+        with suppress(JobFault):  # an empty ad need not meet the condition
             require_shares_allowed(PolicyView(JobAd(()), settings), (share,))
-        except JobFault:
-            pass  # an empty ad need not meet the condition
     return found
 
 
@@ -167,41 +162,28 @@ class Devices(NamedTuple):
 
 def devices(options: Options, settings: Settings, vcpus: int, working_dir: str) -> Devices:
     """Read and check the devices. Raises `JobFault`, and `MachineFault` for an invalid setting."""
-    arch = _arch(options)
+    wanted, firmware = options.string("Arch").lower(), options.string("Firmware").lower()
+    clock = options.string("Clock").lower()
+    if wanted and wanted not in ARCHES:
+        raise options.refused("Arch", "it is not an architecture of guests here", f"write {X86} or {ARM}.")
+    arch = ARCHES.get(wanted, "")
+    if firmware and firmware not in FIRMWARES:
+        raise options.refused("Firmware", "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
+    if arch == ARM and firmware == BIOS:
+        problem = f"{options.shown('Arch')} contradicts it, whose guests boot by UEFI"
+        raise options.refused("Firmware", problem, f"remove {options.attribute('Firmware')}.")
+    if clock and clock not in CLOCKS:
+        raise options.refused("Clock", "there is no such clock", f"write one of {', '.join(CLOCKS)}.")
     return Devices(
         arch=arch,
-        firmware=_firmware(options, arch),
+        firmware=firmware,
         topology=_topology(options, vcpus),
         tpm=options.boolean("TPM"),
         shares=(*own_share(options, settings, working_dir), *machine_shares(options, settings)),
         exit_port=options.boolean("Exit_Port"),
-        clock=_clock(options),
+        clock=clock,
         ssh=_ssh(options, settings),
     )
-
-
-def _arch(options: Options) -> str:
-    wanted = options.string("Arch").lower()
-    if wanted and wanted not in ARCHES:
-        raise options.refused("Arch", "it is not an architecture of guests here", f"write {X86} or {ARM}.")
-    return ARCHES.get(wanted, "")
-
-
-def _firmware(options: Options, arch: str) -> str:
-    wanted = options.string("Firmware").lower()
-    if wanted and wanted not in FIRMWARES:
-        raise options.refused("Firmware", "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
-    if arch == ARM and wanted == BIOS:
-        problem = f"{options.shown('Arch')} contradicts it, whose guests boot by UEFI"
-        raise options.refused("Firmware", problem, f"remove {options.attribute('Firmware')}.")
-    return wanted
-
-
-def _clock(options: Options) -> str:
-    wanted = options.string("Clock").lower()
-    if wanted and wanted not in CLOCKS:
-        raise options.refused("Clock", "there is no such clock", f"write one of {', '.join(CLOCKS)}.")
-    return wanted
 
 
 def _topology(options: Options, vcpus: int) -> Topology | None:

@@ -127,9 +127,8 @@ def requests(ad: JobAd, *, any_word: bool = False) -> tuple[DiskRequest, ...]:
     """Return all disks of vm_disk; `any_word` accepts any device, permission and /dev/null. Raises `JobFault`."""
     text = ad.string(DISK)
     if text is None:
-        raise JobFault(
-            errors.NO_DISK_PARAM, f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk.", DISK_HINT
-        )
+        problem = f"{DISK} = {shown(ad.expression(DISK))}: the job gives its VM no disk."
+        raise JobFault(errors.NO_DISK_PARAM, problem, DISK_HINT)
     found: dict[str, DiskRequest] = {}
     listed = entries(text)
     for entry in listed:
@@ -309,9 +308,8 @@ def data_requests(options: Options, others: Sequence[DiskRequest]) -> tuple[Disk
         if entry.strip():
             disk = _data_disk(options, entry.strip())
             if any(disk.device == other.device for other in found):
-                raise options.refused(
-                    "Data_Disk", f"{disk.device} is a disk of the job already", "give every disk its own device."
-                )
+                problem = f"{disk.device} is a disk of the job already"
+                raise options.refused("Data_Disk", problem, "give every disk its own device.")
             found.append(disk)
     if names := [name.strip().rstrip("/") for name in options.string("Data_Files").split(",") if name.strip()]:
         device = free_device(found)
@@ -406,12 +404,10 @@ def require_own_files(disks: Iterable[Disk]) -> None:
     for disk in disks:
         other = taken.setdefault(disk.path, disk)
         if other is not disk and (disk.is_made or other.is_made):
-            raise JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"{disk.device} and {other.device} are both {os.path.basename(disk.path)}, and one of them is made "
-                "for the job under that name.",
-                f"take that file out of {DISK}, or give the data disk another name.",
-            )
+            problem = f"{disk.device} and {other.device} are both {os.path.basename(disk.path)}"
+            hint = f"take that file out of {DISK}, or give the data disk another name."
+            problem += ", and one of them is made for the job under that name."
+            raise JobFault(errors.INVALID_DISK_PARAM, problem, hint)
 
 
 def refuse_made(ad: JobAd) -> None:
@@ -423,12 +419,8 @@ def refuse_made(ad: JobAd) -> None:
             value = ad.expression(attribute) or ""
             option = attribute[len(prefix) :].lower()
             if option in _OURS and value.lower() not in ("undefined", "false"):
-                raise JobFault(
-                    errors.MISMATCHED,
-                    f"{attribute} = {shown(value)}, and neither disks nor ports are made for jobs of the type "
-                    f"{vm_type}.",
-                    hint,
-                )
+                problem = f"{attribute} = {shown(value)}, and neither disks nor ports are made for jobs of the type"
+                raise JobFault(errors.MISMATCHED, f"{problem} {shown(vm_type)}.", hint)
     for entry in entries(ad.string(DISK) or ""):
         if entry.is_of_catalog:
-            raise bad_disk(entry.text, f"jobs of the type {vm_type} have no images of a catalog", hint)
+            raise bad_disk(entry.text, f"jobs of the type {shown(vm_type)} have no images of a catalog", hint)

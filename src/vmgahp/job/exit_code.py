@@ -132,14 +132,8 @@ def render(ending: Ending) -> bytes:
 def tail_of(identity: Identity, directory: str, name: str, start: int = 0) -> bytes:
     """Read the end of a scratch file, from `start` on, as the job's user; empty if it cannot be read."""
     try:
-        descriptor = identity.open_scratch(directory, name, os.O_RDONLY)
+        with os.fdopen(identity.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
+            file.seek(max(start, os.fstat(file.fileno()).st_size - CONSOLE_BYTES))
+            return file.read(CONSOLE_BYTES)
     except (OSError, Fault):
         return b""
-    try:
-        size = os.fstat(descriptor).st_size
-        start = max(start, size - CONSOLE_BYTES)
-        return os.pread(descriptor, max(0, size - start), start)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)

@@ -5,6 +5,7 @@ Otherwise a disk that the hypervisor cannot open would be blamed on the machine.
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from time import monotonic
@@ -48,12 +49,10 @@ def find(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
         cloud_init.look(spec.devices.user_data, spec.working_dir, identity)
     for disk in disks:
         if spec.checkpoint and disk.shared and disk.writable and not disk.transferred:
-            raise JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"{DISK} shares {disk.path} with other writers, and JobVMCheckpoint = true contradicts it: they keep "
-                "writing after the checkpoint.",
-                "set vm_checkpoint = false, or give the disk the permission r, rs or w.",
-            )
+            why = "JobVMCheckpoint = true contradicts it: they keep writing after the checkpoint."
+            hint = "set vm_checkpoint = false, or give the disk the permission r, rs or w."
+            problem = f"{DISK} shares {disk.path} with other writers, and {why}"
+            raise JobFault(errors.INVALID_DISK_PARAM, problem, hint)
     return spec._replace(disks=disks)
 
 
@@ -75,8 +74,13 @@ def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk,
     if not any(request.image or request.made for request in spec.requests):
         return tuple(_image(request, spec.working_dir, identity) for request in spec.requests)
 
-    catalog = load_catalog(settings, spec.requests)
+    catalog: Catalog | None = None
     found = []
+    if name := next((request.image for request in spec.requests if request.image), ""):
+        try:
+            catalog = read(settings)
+        except MachineFault as fault:
+            raise _refused_image(name, "this machine's catalog of images cannot be used", fault.problem) from fault
     for request in spec.requests:
         if request.image:
             disk = catalog_disk(request, catalog, identity, spec.working_dir, spec.memory_mib)
@@ -100,18 +104,8 @@ def _image(request: DiskRequest, working_dir: str, identity: Identity) -> Disk:
 
 
 def _disk(request: DiskRequest, path: str, transferred: bool) -> Disk:
-    return Disk(
-        path,
-        request.device,
-        request.partition,
-        request.writable,
-        request.format,
-        transferred,
-        request.kind,
-        request.shared,
-        size=request.size,
-        grow=request.grow,
-    )
+    asked = request.device, request.partition, request.writable, request.format
+    return Disk(path, *asked, transferred, request.kind, request.shared, size=request.size, grow=request.grow)
 
 
 def backing_files(disk: Disk, working_dir: str, identity: Identity, end: float = inf) -> tuple[BackingFile, ...]:
@@ -126,7 +120,8 @@ def backing_files(disk: Disk, working_dir: str, identity: Identity, end: float =
         return backing_chain(disk.path, disk.format, identity, end=end)
     except JobFault:
         if disk.transferred:
-            _require_readable(working_dir, os.path.basename(disk.path), identity)
+            with suppress(OSError):  # raises MachineFault if the machine, and not the image, is at fault
+                identity.read_scratch(working_dir, os.path.basename(disk.path), HEADER)
         raise
 
 
@@ -140,14 +135,6 @@ def _mark(disk: Disk, working_dir: str, identity: Identity) -> str:
         return looks_like(identity.read_named(disk.path, HEADER))
     except OSError:
         return ""  # the error is reported when it is opened for use
-
-
-def _require_readable(working_dir: str, name: str, identity: Identity) -> None:
-    """Rule out the machine's failure after qemu-img has refused an image. Raises `errors.MachineFault`."""
-    try:
-        identity.read_scratch(working_dir, name, HEADER)
-    except OSError:
-        pass  # the error of the file is reported already
 
 
 MOST_NAMED = 20
@@ -181,21 +168,8 @@ def catalog_disk(
     overlay = request.writable and kind != "cdrom"
     path = os.path.join(working_dir, f"{request.device}-{name}.qcow2") if overlay else entry.path
     image_format = "qcow2" if overlay else entry.format
-    partition = request.partition
-    return Disk(
-        path, request.device, partition, overlay, image_format, overlay, kind, image=entry.image, grow=request.grow
-    )
-
-
-def load_catalog(settings: Settings, requests: Iterable[DiskRequest]) -> Catalog | None:
-    """Read the catalog of the machine; return None if no request needs it. Raises `JobFault`."""
-    name = next((request.image for request in requests if request.image), "")
-    if not name:
-        return None
-    try:
-        return read(settings)
-    except MachineFault as fault:
-        raise _refused_image(name, "this machine's catalog of images cannot be used", fault.problem) from fault
+    found = _disk(request, path, overlay)
+    return found._replace(writable=overlay, format=image_format, kind=kind, image=entry.image)
 
 
 def backing_of(image: Image, identity: Identity) -> tuple[BackingFile, ...]:
@@ -225,9 +199,7 @@ def _unknown(name: str, names: Iterable[str]) -> JobFault:
 
 
 def _refused_image(name: str, problem: str, more: str = "") -> JobFault:
-    return JobFault(
-        errors.INVALID_DISK_PARAM,
-        f"{DISK} names the image {name[:64]!a} (catalog:), and {problem}.{' ' if more else ''}{more}",
-        f'write requirements = stringListMember("{name[:64]}", VM_Images) in the submit file, so that the job goes '
-        "where that image is.",
-    )
+    problem = f"{DISK} names the image {name[:64]!a} (catalog:), and {problem}.{' ' if more else ''}{more}"
+    wanted = f'requirements = stringListMember("{name[:64]}", VM_Images)'
+    hint = f"write {wanted} in the submit file, so that the job goes where that image is."
+    return JobFault(errors.INVALID_DISK_PARAM, problem, hint)

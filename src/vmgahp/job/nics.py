@@ -58,9 +58,8 @@ def nics(ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] |
     if not found:
         raise options.refused("NICs", "it names no NIC", _NICS_HINT)
     if len(found) > MOST_NICS:
-        raise options.refused(
-            "NICs", f"it names {len(found)} NICs, and a VM can have {MOST_NICS}", "ask for fewer NICs."
-        )
+        problem = f"it names {len(found)} NICs, and a VM can have {MOST_NICS}"
+        raise options.refused("NICs", problem, "ask for fewer NICs.")
     addresses = [nic.mac for nic in found if nic.mac]
     for address in addresses:
         if addresses.count(address) > 1:

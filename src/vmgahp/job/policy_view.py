@@ -12,8 +12,8 @@ from vmgahp.job.ad import TYPES, JobAd, Plain
 from vmgahp.job.attributes import ARCHES, ATTRIBUTES, GENERAL, OPTIONS, Options
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, entries
-from vmgahp.job.nics import Nic, nics
-from vmgahp.job.vm_spec import LEAST_MEMORY_MIB
+from vmgahp.job.nics import nics
+from vmgahp.job.vm_spec import LEAST_MEMORY_MIB, first_integer
 
 _ANY_CASE = {
     "JobVMNetworkingType",
@@ -57,8 +57,16 @@ def _view(ad: JobAd, settings: Settings) -> JobAd:
             if isinstance(value, str) and row.name in _ANY_CASE:
                 value = value.lower()
             found |= dict.fromkeys(names, value)
-    found |= _numbers(ad) | _words(ad, vm_type)
-    granted = _nics(ad, settings)
+    # Memory and CPUs with their fallbacks; RequestMemory and RequestCpus are not changed.
+    _, memory = first_integer(ad, "JobVMMemory", "RequestMemory")
+    _, cpus = first_integer(ad, "JobVM_VCPUS", "RequestCpus")
+    found["JobVMMemory"] = memory if memory is None or memory <= 0 else max(memory, LEAST_MEMORY_MIB)
+    found["JobVM_VCPUS"] = max(cpus or 1, 1)
+    found |= _words(ad, vm_type)
+    try:
+        granted = nics(ad, settings, Options(ad, others_know=True))
+    except JobFault:
+        granted = ()  # the job is refused later
     text = found.get(PREFIX + "NICs")
     if granted or text:
         found["JobVMNetworking"] = True
@@ -84,16 +92,6 @@ def _value(ad: JobAd, name: str, kind: str) -> Plain | None:
     return ad.boolean(name) if "bool" in kind else None
 
 
-def _numbers(ad: JobAd) -> dict[str, Plain | None]:
-    """Return memory and CPUs, with their fallbacks; RequestMemory and RequestCpus are not changed."""
-    memory = ad.integer("RequestMemory") if ad.integer("JobVMMemory") is None else ad.integer("JobVMMemory")
-    cpus = ad.integer("RequestCpus") if ad.integer("JobVM_VCPUS") is None else ad.integer("JobVM_VCPUS")
-    return {
-        "JobVMMemory": memory if memory is None or memory <= 0 else max(memory, LEAST_MEMORY_MIB),
-        "JobVM_VCPUS": max(cpus or 1, 1),
-    }
-
-
 def _words(ad: JobAd, vm_type: str) -> dict[str, Plain | None]:
     """Return the normalized form of values that can be written in several ways."""
     found: dict[str, Plain | None] = {"JobVMType": vm_type} if vm_type else {}
@@ -110,11 +108,3 @@ def _words(ad: JobAd, vm_type: str) -> dict[str, Plain | None]:
     if kernel == "vmx":
         found["JobVMHardwareVT"] = True
     return found
-
-
-def _nics(ad: JobAd, settings: Settings) -> tuple[Nic, ...]:
-    """Return the NICs that the job gets; none if they are invalid, for then the job is refused later."""
-    try:
-        return nics(ad, settings, Options(ad, others_know=True))
-    except JobFault:
-        return ()

@@ -110,11 +110,6 @@ class Run(NamedTuple):
     when: int
     """The timestamp of everything on the drive, in seconds since 1970: the same at every start of the job."""
 
-    @property
-    def by_cloud_init(self) -> bool:
-        """Return True if the guest's cloud-init starts it."""
-        return self.boot == CLOUD_INIT
-
 
 def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
     """Read and check the job's options about the program. Raises `JobFault`."""
@@ -124,6 +119,16 @@ def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
     if len(command.encode(errors="replace")) > LONGEST or "\0" in command:
         problem = f"it is longer than {LONGEST} bytes, or no text"
         raise options.refused("Run", problem, "put it into a script, and transfer that.")
+    environment = read_environment(ad)
+    for name in environment:
+        if not _NAME.fullmatch(name):
+            problem = (
+                f"the guest's shell takes no environment variable of the name {name[:100]!a} (environment, getenv)"
+            )
+            hint = "leave it out of environment; getenv can name the variables that are wanted."
+            raise options.refused("Run", problem, hint)
+    if sum(len(name) + len(value.encode(errors="replace")) for name, value in environment.items()) > LONGEST:
+        raise options.refused("Run", f"the environment has more than {LONGEST} bytes", "leave out what is not needed.")
     boot = (options.string("Run_Boot") or CLOUD_INIT).lower()
     if boot not in BOOTS:
         raise options.refused("Run_Boot", "there is no such way to begin", f"write one of {', '.join(BOOTS)}.")
@@ -136,7 +141,7 @@ def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
         time_limit=options.integer("Run_Time_Limit", LONGEST_TIME),
         boot_timeout=options.integer("Run_Boot_Timeout", LONGEST_TIME) or settings.integer(limit),
         boot=boot,
-        environment=_environment(options, ad),
+        environment=tuple(sorted(environment.items())),
         stdout=_file(options, ad, "Out", STDOUT),
         stderr=_file(options, ad, "Err", STDERR),
         job=ad.string("GlobalJobId") or ad.vm_name(),
@@ -185,20 +190,6 @@ def _names(options: Options, option: str) -> tuple[str, ...] | None:
     if len(names) > MOST_NAMES:
         raise options.refused(option, f"these are {len(names)} names", f"name {MOST_NAMES} at most, or a directory.")
     return names
-
-
-def _environment(options: Options, ad: JobAd) -> tuple[tuple[str, str], ...]:
-    found = read_environment(ad)
-    for name in found:
-        if not _NAME.fullmatch(name):
-            raise options.refused(
-                "Run",
-                f"the guest's shell takes no environment variable of the name {name[:100]!a} (environment, getenv)",
-                "leave it out of environment; getenv can name the variables that are wanted.",
-            )
-    if sum(len(name) + len(value.encode(errors="replace")) for name, value in found.items()) > LONGEST:
-        raise options.refused("Run", f"the environment has more than {LONGEST} bytes", "leave out what is not needed.")
-    return tuple(sorted(found.items()))
 
 
 def _file(options: Options, ad: JobAd, attribute: str, default: str) -> str:

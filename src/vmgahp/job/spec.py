@@ -74,11 +74,10 @@ def require_saveable_disks(disks: Iterable[Disk]) -> None:
 def require_snapshot(where: str, independent: Sequence[str]) -> None:
     """Refuse `independent` disks: vSphere takes no snapshot with memory of them. Raises `JobFault`."""
     if independent:
-        problem = (
-            f"{where}, {independent[0]}.mode: JobVMCheckpoint = true contradicts it, for vSphere takes no snapshot"
-        )
+        why = "vSphere takes no snapshot with memory of a VM with an independent disk."
         hint = f"remove {independent[0]}.mode from the .vmx, or set vm_checkpoint = false."
-        raise JobFault(errors.MISMATCHED, f"{problem} with memory of a VM with an independent disk.", hint)
+        problem = f"{where}, {independent[0]}.mode: JobVMCheckpoint = true contradicts it, for {why}"
+        raise JobFault(errors.MISMATCHED, problem, hint)
 
 
 def _contradiction(image_format: str) -> str:
@@ -120,7 +119,6 @@ class JobSpec(VmSpec):
     disks: tuple[Disk, ...]
     """The disks found for the requests; empty before `vmgahp.job.look` finds them."""
     vnc: bool
-    hardware_vt: bool
     devices: Devices = field(default_factory=Devices)
     ignored: tuple[str, ...] = ()
     """The unknown attributes about devices, of a job that ignores them."""
@@ -146,15 +144,21 @@ class JobSpec(VmSpec):
         """
         options = Options(ad, others_know=bool(settings.xml_script()))
         common = with_nics(ad, settings, nics(ad, settings, options, networks))
+        found = () if diskless and ad.string(DISK) is None else requests(ad, any_word=bool(settings.xml_script()))
+        if found and options.has("Disk_Size"):
+            found = (enlarged(options, found[0]), *found[1:])
+        found += data_requests(options, found)
         made = cls(
             **vars(common),
             disks=(),
-            requests=_requests(ad, options, diskless=diskless, any_word=bool(settings.xml_script())),
+            requests=found,
             vnc=bool(ad.boolean("JobVMVNCConsole")),
-            hardware_vt=_hardware_vt(ad, settings),
             devices=devices(options, settings, common.vcpus, common.working_dir),
             ignored=options.ignored,
         )
+        if ad.boolean("JobVMHardwareVT") and not settings.boolean("VM_HARDWARE_VT"):
+            problem = "JobVMHardwareVT = true, and this machine offers no hardware virtualization (VM_HARDWARE_VT)."
+            raise JobFault(errors.MISMATCHED, problem, "add VM_HardwareVT to the job's requirements.")
         if made.devices.ssh and not made.nics:
             raise options.refused("SSH", "the VM has no network by which it is reached", "set vm_networking = true.")
         made = _with_run(made, ad, settings, options)
@@ -169,7 +173,6 @@ class JobSpec(VmSpec):
 def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options) -> JobSpec:
     if not options.about("Run"):
         return made
-
     if not options.has("Run"):
         run.require_run(options)
     if ad.value(LIBVIRT_XML) is not None:
@@ -180,10 +183,9 @@ def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options) ->
 
 
 def _with_seed(made: JobSpec, ad: JobAd, options: Options) -> JobSpec:
-    begins = made.devices.run is not None and made.devices.run.by_cloud_init
+    begins = made.devices.run is not None and made.devices.run.boot == run.CLOUD_INIT
     if not begins and not any(options.has(option) for option in ("User_Data", "Meta_Data", "Network_Config")):
         return made
-
     seed = cloud_init.wanted(options, ad, begins)
     if seed is None:
         return made
@@ -195,29 +197,9 @@ def _require_our_description(settings: Settings, options: Options) -> None:
     """Refuse options about drives, sockets and ports of this daemon, which a script that describes VMs cannot use."""
     for option in ("User_Data", "Run", "Disk_Size", "Exit_Port", "Share_Dirs", "SSH"):
         if settings.xml_script() and options.has(option):
-            raise options.refused(
-                option,
-                "VMs of this machine are described by a script of its administrator's (LIBVIRT_XML_SCRIPT), in whose "
-                "description there is none",
-                "remove it, or run the job on another machine.",
-            )
-
-
-def _requests(ad: JobAd, options: Options, *, diskless: bool, any_word: bool) -> tuple[DiskRequest, ...]:
-    found = () if diskless and ad.string(DISK) is None else requests(ad, any_word=any_word)
-    if any(options.has(option) for option in ("Data_Disk", "Data_Files", "Disk_Size")):
-        if found and options.has("Disk_Size"):
-            found = (enlarged(options, found[0]), *found[1:])
-        found += data_requests(options, found)
-    return found
-
-
-def _hardware_vt(ad: JobAd, settings: Settings) -> bool:
-    wanted = bool(ad.boolean("JobVMHardwareVT"))
-    if wanted and not settings.boolean("VM_HARDWARE_VT"):
-        problem = "JobVMHardwareVT = true, and this machine offers no hardware virtualization (VM_HARDWARE_VT)."
-        raise JobFault(errors.MISMATCHED, problem, "add VM_HardwareVT to the job's requirements.")
-    return wanted
+            described = "VMs of this machine are described by a script of its administrator's (LIBVIRT_XML_SCRIPT)"
+            hint = "remove it, or run the job on another machine."
+            raise options.refused(option, f"{described}, in whose description there is none", hint)
 
 
 __all__ = ["Devices", "Disk", "JobSpec", "Nic", "Topology"]

@@ -57,7 +57,8 @@ class Slot(NamedTuple):
 
 def asked_slot(ad: JobAd, environ: Mapping[str, str] = os.environ) -> Slot:
     """Return the job's request for a slot, and the starter's values from its environment, without reading files."""
-    threads = _number(environ.get(THREADS, "")) if OF_A_STARTER in environ else 0
+    text = environ.get(THREADS, "") if OF_A_STARTER in environ else ""
+    threads = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
     cpus = [number for number in (_integer(ad, "RequestCpus"), threads or None) if number is not None]
     disk = _integer(ad, "RequestDisk")  # a number in either case, as the starter sends it
     return Slot(
@@ -81,10 +82,19 @@ def assigned_cores(environ: Mapping[str, str]) -> tuple[int, ...]:
 def settle_slot(spec: AnySpec, settings: Settings, identity: Identity) -> AnySpec:
     """Complete the slot from the machine ad if that is needed. Raises `JobFault` if the VM is larger than the slot."""
     slot = spec.slot
-    if _lacks(slot.cpus, spec.vcpus) or _lacks(slot.memory_mib, spec.memory_mib):
+    if (slot.cpus or 0) < spec.vcpus or (slot.memory_mib or 0) < spec.memory_mib:
         slot = larger_slot(slot, spec.working_dir, identity)
-    if not settings.boolean("VM_OVERCOMMIT"):
-        _require_fit(spec, slot)
+    if settings.boolean("VM_OVERCOMMIT"):
+        return spec._replace(slot=slot)
+    if slot.cpus is not None and spec.vcpus > max(slot.cpus, 1):
+        problem = f"The VM is to have {spec.vcpus} CPUs, and the job's slot has {slot.cpus} (RequestCpus)."
+        hint = f"set request_cpus = {spec.vcpus} in the submit file, or lower vm_vcpus."
+        raise JobFault(errors.MISMATCHED, problem, hint)
+    if slot.memory_mib is not None and spec.memory_mib > max(slot.memory_mib, LEAST_MEMORY_MIB):
+        has = f"the job's slot has {slot.memory_mib} MiB (RequestMemory)"
+        hint = f"set request_memory = {spec.memory_mib} in the submit file, or leave it out, or lower vm_memory."
+        problem = f"The VM is to have {spec.memory_mib} MiB of memory, and {has}."
+        raise JobFault(errors.NO_MEMORY_PARAM, problem, hint)
     return spec._replace(slot=slot)
 
 
@@ -112,25 +122,6 @@ def larger_slot(slot: Slot, directory: str, identity: Identity) -> Slot:
     return slot._replace(cpus=more(slot.cpus, "Cpus"), memory_mib=more(slot.memory_mib, "Memory"))
 
 
-def _lacks(number: int | None, wanted: int) -> bool:
-    return number is None or number < wanted
-
-
-def _require_fit(spec: VmSpec, slot: Slot) -> None:
-    """Make sure that the VM fits into the slot. Raises `JobFault`."""
-    if slot.cpus is not None and spec.vcpus > max(slot.cpus, 1):
-        problem = f"The VM is to have {spec.vcpus} CPUs, and the job's slot has {slot.cpus} (RequestCpus)."
-        hint = f"set request_cpus = {spec.vcpus} in the submit file, or lower vm_vcpus."
-        raise JobFault(errors.MISMATCHED, problem, hint)
-    if slot.memory_mib is not None and spec.memory_mib > max(slot.memory_mib, LEAST_MEMORY_MIB):
-        raise JobFault(
-            errors.NO_MEMORY_PARAM,
-            f"The VM is to have {spec.memory_mib} MiB of memory, and the job's slot has {slot.memory_mib} MiB "
-            "(RequestMemory).",
-            f"set request_memory = {spec.memory_mib} in the submit file, or leave it out, or lower vm_memory.",
-        )
-
-
 def _integer(ad: JobAd, name: str) -> int | None:
     """Return a number of the ad; None also for an expression on a machine without the ClassAd engine."""
     try:
@@ -139,10 +130,6 @@ def _integer(ad: JobAd, name: str) -> int | None:
         if isinstance(fault.__cause__, NoEngine):
             return None
         raise
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def _can_be_replaced(ad: JobAd) -> bool:
@@ -247,12 +234,10 @@ def memory_mib(ad: JobAd, settings: Settings) -> int:
         raise MachineFault(problem, "set VM_MEMORY to the memory in MiB that is for VMs.")
     name, memory = first_integer(ad, "JobVMMemory", "RequestMemory")
     if memory is None:
-        raise JobFault(
-            errors.NO_MEMORY_PARAM,
-            f"JobVMMemory = {shown(ad.expression('JobVMMemory'))} and RequestMemory = "
-            f"{shown(ad.expression('RequestMemory'))}: neither says how much memory the VM gets.",
-            "set vm_memory, in MiB, in the submit file.",
-        )
+        names = "JobVMMemory", "RequestMemory"
+        both = " and ".join(f"{name} = {shown(ad.expression(name))}" for name in names)
+        problem = f"{both}: neither says how much memory the VM gets."
+        raise JobFault(errors.NO_MEMORY_PARAM, problem, "set vm_memory, in MiB, in the submit file.")
     if not 0 < memory <= limit:
         problem = f"{name} = {memory} MiB, and a VM on this machine may have from 1 to {limit} MiB (VM_MEMORY)."
         hint = "lower vm_memory in the submit file, or require VM_Memory of the machine."

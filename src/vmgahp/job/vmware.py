@@ -64,7 +64,10 @@ class VmwareSpec(VmSpec):
     def parse(cls, ad: JobAd, settings: Settings) -> VmwareSpec:
         """Read and check the job ad, without access to files. Raises `errors.Fault`."""
         common = vm_spec.parse(ad, settings, settings.networking_types(NETWORKING_TYPES, own_bridge=True))
-        _require_static(common.mac)
+        first, last = STATIC_MACS
+        if common.mac and not first <= common.mac <= last:
+            problem = f"JobVM_MACADDR = {shown(common.mac)}: VMware takes a chosen address from {first} to {last} only."
+            raise JobFault(errors.MISMATCHED, problem, "set vm_macaddr to one of these, or remove it.")
         transfer = _boolean(ad, TRANSFER)
         snapshot_disk = _boolean(ad, SNAPSHOT_DISK)
         if not transfer and not snapshot_disk:
@@ -100,7 +103,9 @@ def read_vmx(identity: Identity, directory: str, name: str) -> Vmx:
     try:
         data = identity.read_scratch(directory, name, LARGEST + 1)
     except OSError as error:
-        raise _no_vmx(name, error) from error
+        missing = error.errno in (errno.ENOENT, errno.EINVAL)
+        reason = "it is not in the job's scratch directory" if missing else f"it cannot be opened: {error.strerror}"
+        raise _bad(VMX_FILE, name, reason, _TRANSFER_HINT) from error
     try:
         vmx = Vmx.decode(data)
     except VmxError as error:
@@ -126,11 +131,9 @@ def _dir(ad: JobAd, transfer: bool) -> str:
     if transfer:
         return directory
     if not directory:
-        raise JobFault(
-            errors.NO_DISK_PARAM,
-            f"{TRANSFER} = false and {DIR} = {shown(ad.expression(DIR))}: the directory with the disks is unknown.",
-            "set vmware_dir to the directory that has them on a shared file system.",
-        )
+        both = f"{TRANSFER} = false and {DIR} = {shown(ad.expression(DIR))}"
+        hint = "set vmware_dir to the directory that has them on a shared file system."
+        raise JobFault(errors.NO_DISK_PARAM, f"{both}: the directory with the disks is unknown.", hint)
     if not directory.startswith("/") or has_control(directory):
         hint = "set vmware_dir to the full path on a shared file system, or transfer the files."
         raise _bad(DIR, directory, "it is not the full path of a directory", hint)
@@ -174,19 +177,6 @@ def _base_name(path: str) -> str | None:
     """Return the last part of a path of the submit machine, Unix or Windows; None if there is none."""
     name = path.replace("\\", "/").rpartition("/")[2]
     return None if name in ("", ".", "..") or has_control(name) or len(name) > 200 else name
-
-
-def _require_static(mac: str) -> None:
-    first, last = STATIC_MACS
-    if mac and not first <= mac <= last:
-        problem = f"JobVM_MACADDR = {shown(mac)}: VMware takes a chosen address from {first} to {last} only."
-        raise JobFault(errors.MISMATCHED, problem, "set vm_macaddr to one of these, or remove it.")
-
-
-def _no_vmx(name: str, error: OSError) -> JobFault:
-    missing = error.errno in (errno.ENOENT, errno.EINVAL)
-    reason = "it is not in the job's scratch directory" if missing else f"it cannot be opened: {error.strerror}"
-    return _bad(VMX_FILE, name, reason, _TRANSFER_HINT)
 
 
 def _bad(name: str, value: str | None, problem: str, hint: str) -> JobFault:

@@ -107,7 +107,11 @@ class Vmx(MutableMapping[str, str]):
 
     def render(self) -> str:
         """Return the text of the file. Values are escaped, so that none can add a line."""
-        return "".join(f'{name} = "{_TO_ESCAPE.sub(_escape, value)}"\n' for name, value in self._entries.values())
+
+        def escape(found: re.Match[str]) -> str:
+            return "".join(f"|{byte:02X}" for byte in found[0].encode())
+
+        return "".join(f'{name} = "{_TO_ESCAPE.sub(escape, value)}"\n' for name, value in self._entries.values())
 
     def encode(self) -> bytes:
         """Return the content of the file in UTF-8, with a line that names this encoding."""
@@ -134,11 +138,6 @@ class Vmx(MutableMapping[str, str]):
     def is_encrypted(self) -> bool:
         """Return True if the ``.vmx`` or the whole VM is encrypted: the plain rest is not reliable."""
         return "encryption.keySafe" in self or "encryption.data" in self
-
-    def under(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """Return the names that begin with `prefix` (case-insensitive), and their values."""
-        start = prefix.lower()
-        return ((name, value) for name, value in list(self.items()) if name.lower().startswith(start))
 
     # The mapping
 
@@ -171,19 +170,6 @@ class Vmx(MutableMapping[str, str]):
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name.lower() in self._entries
-
-    def __eq__(self, other: object) -> bool:
-        """Compare the entries and their order."""
-        return list(self._entries.values()) == list(other._entries.values()) if isinstance(other, Vmx) else False
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Vmx({dict(self.items())!r})"
-
-
-def _escape(found: re.Match[str]) -> str:
-    return "".join(f"|{byte:02X}" for byte in found[0].encode())
 
 
 def _unescape(text: str, encoding: str) -> str:

@@ -63,14 +63,18 @@ class XenBoot(NamedTuple):
             problem = f"{KERNEL} = {shown(ad.expression(KERNEL))}: the job does not say which kernel its VM boots."
             raise JobFault(errors.XEN_NO_KERNEL, problem, _KERNEL_HINT)
         if wanted.lower() == INCLUDED:
-            return cls(bootloader=_bootloader(settings))
+            if path := settings.string(BOOTLOADER).strip("\"'"):
+                return cls(bootloader=path)
+            problem = (
+                f"{KERNEL} = {INCLUDED}, and this machine takes no kernels out of disks ({BOOTLOADER} is not set)."
+            )
+            hint = "set xen_kernel to a kernel image, or require a machine whose VM_xen_ATTR_bootloader is true."
+            raise JobFault(errors.XEN_KERNEL_NOT_FOUND, problem, hint)
         if wanted.lower() == HARDWARE:
             if not settings.boolean("VM_HARDWARE_VT"):
-                raise JobFault(
-                    errors.MISMATCHED,
-                    f"{KERNEL} = {shown(wanted)}, and this machine offers no hardware virtualization (VM_HARDWARE_VT).",
-                    "add VM_HardwareVT to the job's requirements, or boot another kernel.",
-                )
+                why = "this machine offers no hardware virtualization (VM_HARDWARE_VT)."
+                hint = "add VM_HardwareVT to the job's requirements, or boot another kernel."
+                raise JobFault(errors.MISMATCHED, f"{KERNEL} = {shown(wanted)}, and {why}", hint)
             return cls(hardware=True)
         initrd = (ad.string(INITRD) or "").strip()
         return cls(
@@ -95,15 +99,6 @@ def open_file(file: BootFile, working_dir: str, identity: Identity) -> int:
     if file.transferred:
         return identity.open_scratch(working_dir, os.path.basename(file.path), os.O_RDONLY)
     return identity.open_named(file.path, os.O_RDONLY)
-
-
-def _bootloader(settings: Settings) -> str:
-    path = settings.string(BOOTLOADER).strip("\"'")
-    if not path:
-        problem = f"{KERNEL} = {INCLUDED}, and this machine takes no kernels out of disks ({BOOTLOADER} is not set)."
-        hint = "set xen_kernel to a kernel image, or require a machine whose VM_xen_ATTR_bootloader is true."
-        raise JobFault(errors.XEN_KERNEL_NOT_FOUND, problem, hint)
-    return path
 
 
 def require_bootloader(path: str) -> None:
@@ -139,10 +134,7 @@ def _command_line(ad: JobAd) -> str:
         problem = f"{ROOT} = {shown(root)} or {PARAMS} = {shown(params)} has a control character."
         raise JobFault(errors.XEN_NO_ROOT, problem, "write both in one line each.")
     if len(line.encode()) > LONGEST_COMMAND_LINE:
-        raise JobFault(
-            errors.MISMATCHED,
-            f"{ROOT} and {PARAMS} have {len(line.encode())} bytes together, and Xen hands {LONGEST_COMMAND_LINE} "
-            "to a guest.",
-            "shorten xen_kernel_params.",
-        )
+        problem = f"{ROOT} and {PARAMS} have {len(line.encode())} bytes together"
+        problem += f", and Xen hands {LONGEST_COMMAND_LINE} to a guest."
+        raise JobFault(errors.MISMATCHED, problem, "shorten xen_kernel_params.")
     return line

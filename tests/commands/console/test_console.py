@@ -66,8 +66,7 @@ def piped(
 
 
 def test_a_pipe_waits_for_each_result(environ: dict[str, str], ad: Path, scratch: Path) -> None:
-    typed = f"start {ad}\nstatus\nsuspend\nstatus\nresume\nstop\nvms\n"
-    ended = piped(environ, typed, "--dir", str(scratch))
+    ended = piped(environ, f"start {ad}\nstatus\nsuspend\nstatus\nresume\nstop\nvms\n", "--dir", str(scratch))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     said = re.sub(r"CPUUTILIZATION=[\d.]+", "CPUUTILIZATION=n", ended.stdout).splitlines()
     assert [line.partition("   (")[0] for line in said if line.startswith("#")] == [

@@ -79,14 +79,10 @@ class Condor:
         self.server = directory / "sbin/condor_vm-gahp"
         self.program(SERVER.format(version=__version__))
         self.values = {
-            "VM_TYPE": "simulated",
-            "VM_MEMORY": "64",
-            "VM_GAHP_SERVER": str(self.server),
-            "VM_GAHP_LOG": f"{directory}/log/VMGahpLog",
-            "VM_RECHECK_INTERVAL": "600",
-            "EXECUTE": f"{directory}/execute",
-            "STARTD_ADDRESS_FILE": str(self.address),
-        }
+            "VM_TYPE": "simulated", "VM_MEMORY": "64", "VM_GAHP_SERVER": str(self.server),
+            "VM_GAHP_LOG": f"{directory}/log/VMGahpLog", "VM_RECHECK_INTERVAL": "600",
+            "EXECUTE": f"{directory}/execute", "STARTD_ADDRESS_FILE": str(self.address),
+        }  # fmt: skip
 
     def script(self, name: str, text: str) -> None:
         path = self.directory / "bin" / name

@@ -41,15 +41,8 @@ def test_a_healthy_machine(pool: Condor) -> None:
 
 def test_the_order_is_that_of_what_depends_on_what(pool: Condor) -> None:
     wanted = [
-        "HTCondor",
-        "host name",
-        "settings",
-        "VM_TYPE",
-        "VM_GAHP_SERVER",
-        "memory",
-        "VM_NETWORKING",
-        "VM_GAHP_LOG",
-    ]
+        "HTCondor", "host name", "settings", "VM_TYPE", "VM_GAHP_SERVER", "memory", "VM_NETWORKING", "VM_GAHP_LOG",
+    ]  # fmt: skip
     wanted += ["root", "simulated", "disk space", "clock", "startd", "log"]
     assert [finding.check for finding in pool.examine().findings] == wanted
 
@@ -181,8 +174,7 @@ def test_a_resolver_for_which_htcondors_tool_waits_is_the_cause(
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("XX") + said.count("✗") == 1
     assert "cannot run here: host name." in said
-    found = doctor.examine(environ).findings
-    assert named(found, "settings").because == "host name"
+    assert named(doctor.examine(environ).findings, "settings").because == "host name"
 
 
 def test_settings_whose_reading_hangs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +214,7 @@ def test_what_is_well_is_one_sentence_and_more_if_asked(pool: Condor, capsys: py
 
 
 def test_one_cause_is_told_once(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
-    environ = pool.environ(VM_TYPE="vbox")
-    assert doctor.show(doctor.examine(environ)) == doctor.UNFIT
+    assert doctor.show(doctor.examine(pool.environ(VM_TYPE="vbox"))) == doctor.UNFIT
     said = " ".join(capsys.readouterr().out.split())
     assert "Not checked because it depends on this: hypervisor" in said
     assert "cannot run here: VM_TYPE" in said

@@ -64,8 +64,8 @@ class Place:
         )
 
     def names(self) -> list[str]:
-        """All files of the directory."""
-        return sorted(path.name for path in self.directory.iterdir())
+        """All files of the directory, but for the catalog's lock."""
+        return sorted(path.name for path in self.directory.iterdir() if path.suffix != ".lock")
 
 
 @pytest.fixture

@@ -120,8 +120,7 @@ def test_a_digest_that_is_given_counts(place: Place, tmp_path: Path, option: str
 
 def test_no_digest_is_left_out_unseen(place: Place, tmp_path: Path) -> None:
     source = str(write(tmp_path / "a.raw", RAW))
-    sha512 = hashlib.sha512(RAW).hexdigest()
-    ended = place.image("add", "a", source, "--sha512", sha512, "--sha256", "0" * 64)
+    ended = place.image("add", "a", source, "--sha512", hashlib.sha512(RAW).hexdigest(), "--sha256", "0" * 64)
     assert (ended.status, place.names()) == (1, []), ended.err
     assert "--sha256" in ended.err
 
@@ -334,13 +333,9 @@ def test_a_key_that_comes_by_the_way_of_the_image_vouches_for_nothing(
 
 def releases(place: Place, server: Server, signer: Path, **more: str) -> None:
     about = {
-        "image": server.url("dist/a.qcow2"),
-        "sums": server.url("dist/SUMS"),
-        "algorithm": "sha256",
-        "format": "qcow2",
-        "signature": server.url("dist/SUMS.sig"),
-        "key": str(signer / "key.gpg"),
-    }
+        "image": server.url("dist/a.qcow2"), "sums": server.url("dist/SUMS"), "algorithm": "sha256", "format": "qcow2",
+        "signature": server.url("dist/SUMS.sig"), "key": str(signer / "key.gpg"),
+    }  # fmt: skip
     text = "".join(f'{key} = "{value}"\n' for key, value in (about | more).items() if value)
     write(place.directory / "cloud-images.toml", f"[ours-1]\nmin_memory = 64\n{text}".encode())
 

@@ -152,8 +152,7 @@ def test_the_page_says_what_happened_and_needs_nothing_else(
     for bad in ("<script", "http://", "https://", "url(", "@import", "src="):
         assert bad not in content.replace(page.SVG, ""), bad
     page_of = etree.parse(str(tmp_path / "report.html"), etree.HTMLParser())
-    rows = page_of.xpath("//table[last()]/tbody/tr")
-    assert len([row for row in rows if "".join(row.itertext())]) >= 5
+    assert len([row for row in page_of.xpath("//table[last()]/tbody/tr") if "".join(row.itertext())]) >= 5
     assert page_of.xpath("string(//*[local-name()='svg']/@role)") == "img"
     described = page_of.xpath("string(//*[local-name()='svg']/@aria-label)")
     assert absent(described, "states", "CPU", "Memory", "Disks", "Network") == ["Network"], "there is no NIC"
@@ -301,16 +300,11 @@ def test_times_are_local_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("shown", "figure", "text"),
     [
-        (units.size, 1023, "1023 B"),
-        (units.size, 1024, "1.0 KiB"),
-        (units.size, 2**63, "8.0 EiB"),
-        (units.duration, 0.04, "40 ms"),
-        (units.duration, 59.96, "1 min"),
-        (units.duration, 185, "3 min 5 s"),
-        (units.duration, 7800, "2 h 10 min"),
-        (units.duration, 90000, "1 d 1 h"),
+        (units.size, 1023, "1023 B"), (units.size, 1024, "1.0 KiB"), (units.size, 2**63, "8.0 EiB"),
+        (units.duration, 0.04, "40 ms"), (units.duration, 59.96, "1 min"), (units.duration, 185, "3 min 5 s"),
+        (units.duration, 7800, "2 h 10 min"), (units.duration, 90000, "1 d 1 h"),
     ],
-)
+)  # fmt: skip
 def test_sizes_and_durations(shown: Callable[[float], str], figure: float, text: str) -> None:
     assert shown(figure) == text
 
@@ -388,10 +382,8 @@ def test_a_file_of_many_lines_is_not_read_to_its_end(
 def test_any_file_makes_a_page(lines: "list[dict[str, object]]") -> None:
     from io import BytesIO
 
-    data = "".join(json.dumps(line) + "\n" for line in [LIFE[0], *lines]).encode()
-    told = read_from(BytesIO(data))
-    made = page.render(told, [(BEGIN, "a line")])
-    assert b"nan" not in made.lower().replace(b"finance", b"")
+    told = read_from(BytesIO("".join(json.dumps(line) + "\n" for line in [LIFE[0], *lines]).encode()))
+    assert b"nan" not in page.render(told, [(BEGIN, "a line")]).lower().replace(b"finance", b"")
 
 
 @pytest.mark.parametrize("kind", ["nothing", "fifo", "empty", "of another kind", "directory"])

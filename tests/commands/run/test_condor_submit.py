@@ -27,9 +27,7 @@ def ads(namespace: Namespace, monkeypatch: pytest.MonkeyPatch, *words: str) -> l
     return [JobAd(filter(None, map(JobAd.parse_line, part.splitlines()))) for part in parts]
 
 
-def test_words_and_variables_are_the_schedds_byte_for_byte(
-    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_and_variables_are_the_schedds_to_the_byte(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
     variables = {f"V{number}": text for number, text in enumerate(AWKWARD)}
     given = [word for name, text in variables.items() for word in ("--env", f"{name}={text}")]
     [ad] = ads(namespace, monkeypatch, *given, "--", "sh", "-c", 'printf "%s\\0" "$@"; exec env -0', "sh", *AWKWARD)

@@ -85,8 +85,7 @@ def test_words_arrive_byte_for_byte() -> None:
     """Through the submit file, as HTCondor reads it, the ad, as the server reads it, and the shell."""
     line = shell_line(["printf", "%s\\0", *AWKWARD])
     read = htcondor2.Submit(attribute_line("VMPARAM_vm_Run", line) + "\nqueue\n")
-    said = literal(read.expand("MY.VMPARAM_vm_Run"))
-    assert said == line
+    assert literal(read.expand("MY.VMPARAM_vm_Run")) == line
     assert bytes_of(line) == [os.fsencode(word) for word in AWKWARD]
 
 

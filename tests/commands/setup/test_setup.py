@@ -404,8 +404,7 @@ def test_root_is_not_sent_to_root(machine: Machine) -> None:
 def test_what_was_changed_before_the_yes_stays(machine: Machine, words: tuple[str, ...]) -> None:
     if words is not GIVEN:
         machine.set_up()
-    typist = Typist("y\n", before=lambda: machine.file.write_text("VM_MEMORY = 99\n"))
-    done = machine.run(*words, stdin=typist)
+    done = machine.run(*words, stdin=Typist("y\n", before=lambda: machine.file.write_text("VM_MEMORY = 99\n")))
     assert done.status == 1
     assert "was not written by vmgahp setup" in done.err
     assert " ".join(done.out.split()).endswith("y or n [n]:")

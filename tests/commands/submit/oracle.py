@@ -30,36 +30,21 @@ if TYPE_CHECKING:
     from vmgahp.drivers.libvirt.driver import LibvirtDriver
 
 MACHINE = {
-    "VM_MEMORY": 1 << 20,
-    "VM_ALLOW_EMULATION": True,
-    "VM_NETWORKING": True,
-    "VM_NETWORKING_TYPE": "nat, bridge, user",
-    "VM_NETWORKING_BRIDGE_INTERFACE": "br0",
-    "VM_ALLOW_HOST_LOOPBACK": True,
-    "VM_ALLOW_LIBVIRT_XML": True,
-}
+    "VM_MEMORY": 1 << 20, "VM_ALLOW_EMULATION": True, "VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat, bridge, user",
+    "VM_NETWORKING_BRIDGE_INTERFACE": "br0", "VM_ALLOW_HOST_LOOPBACK": True, "VM_ALLOW_LIBVIRT_XML": True,
+}  # fmt: skip
 """Settings of an execute machine that has all that a job can ask for."""
 
 _TEXTS = {
-    "vm_type": "JobVMType",
-    "vm_networking_type": "JobVMNetworkingType",
-    "vm_macaddr": "JobVM_MACADDR",
-    "vm_disk": "VMPARAM_vm_Disk",
-    "xen_kernel": "VMPARAM_Xen_Kernel",
-    "xen_initrd": "VMPARAM_Xen_Initrd",
-    "xen_root": "VMPARAM_Xen_Root",
-    "xen_kernel_params": "VMPARAM_Xen_Kernel_Params",
-}
+    "vm_type": "JobVMType", "vm_networking_type": "JobVMNetworkingType", "vm_macaddr": "JobVM_MACADDR",
+    "vm_disk": "VMPARAM_vm_Disk", "xen_kernel": "VMPARAM_Xen_Kernel", "xen_initrd": "VMPARAM_Xen_Initrd",
+    "xen_root": "VMPARAM_Xen_Root", "xen_kernel_params": "VMPARAM_Xen_Kernel_Params",
+}  # fmt: skip
 _VALUES = {
-    "vm_memory": "JobVMMemory",
-    "vm_vcpus": "JobVM_VCPUS",
-    "request_cpus": "RequestCpus",
-    "request_memory": "RequestMemory",
-    "vm_networking": "JobVMNetworking",
-    "vm_vnc": "JobVMVNCConsole",
-    "vm_checkpoint": "JobVMCheckpoint",
-    "vm_no_output_vm": "VMPARAM_No_Output_VM",
-}
+    "vm_memory": "JobVMMemory", "vm_vcpus": "JobVM_VCPUS", "request_cpus": "RequestCpus",
+    "request_memory": "RequestMemory", "vm_networking": "JobVMNetworking", "vm_vnc": "JobVMVNCConsole",
+    "vm_checkpoint": "JobVMCheckpoint", "vm_no_output_vm": "VMPARAM_No_Output_VM",
+}  # fmt: skip
 """What condor_submit makes of its commands: strings of some, expressions of others (``SetVMParams`` in HTCondor's
 ``src/condor_utils/submit_utils.cpp``; test_condor_submit.py asks it)."""
 _OTHERS = {"universe", "executable", "transfer_input_files", "requirements", "log", "on_exit_remove"}

@@ -61,8 +61,6 @@ def test_these_are_the_attributes_of_what_is_written(words: tuple[str, ...], hom
 @pytest.mark.parametrize(
     ("vm_type", "more"), [("KVM", ""), ("xen", "xen_kernel = a\nxen_root = b\nxen_kernel_params = c d"), ("qemu", "")]
 )
-def test_these_are_the_attributes_of_what_somebody_wrote(
-    vm_type: str, more: str, networking: str, namespace: Namespace
-) -> None:
+def test_these_are_the_attributes_of_the_file(vm_type: str, more: str, networking: str, namespace: Namespace) -> None:
     """A disk is that of a kvm or xen job alone."""
     compared(namespace, BY_HAND.format(vm_type=vm_type, more=more, networking=networking))

@@ -38,21 +38,14 @@ def make(path: Path, form: str, *options: str) -> None:
 @pytest.mark.parametrize(
     ("form", "options", "taken"),
     [
-        ("qcow2", ["compat=1.1"], "qcow2"),
-        ("qcow2", ["compat=0.10"], "qcow2"),
-        ("qcow", [], "qcow"),
-        ("qed", [], "qed"),
-        ("vdi", [], "vdi"),
-        ("vpc", ["subformat=dynamic"], "vpc"),
-        ("vpc", ["subformat=fixed"], "vpc"),
-        ("vmdk", ["subformat=monolithicSparse"], "vmdk"),
-        ("vmdk", ["subformat=streamOptimized"], ""),
-        ("vmdk", ["subformat=monolithicFlat"], ""),
-        ("vmdk", ["subformat=twoGbMaxExtentSparse"], ""),
-        ("vhdx", [], ""),
+        ("qcow2", ["compat=1.1"], "qcow2"), ("qcow2", ["compat=0.10"], "qcow2"), ("qcow", [], "qcow"),
+        ("qed", [], "qed"), ("vdi", [], "vdi"), ("vpc", ["subformat=dynamic"], "vpc"),
+        ("vpc", ["subformat=fixed"], "vpc"), ("vmdk", ["subformat=monolithicSparse"], "vmdk"),
+        ("vmdk", ["subformat=streamOptimized"], ""), ("vmdk", ["subformat=monolithicFlat"], ""),
+        ("vmdk", ["subformat=twoGbMaxExtentSparse"], ""), ("vhdx", [], ""),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else value,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["image.img", "image", "image.vmdk"])
 def test_a_format_is_seen_in_the_content(home, disk, form, options, taken, name):
     """Whatever the name says; what the daemon does not take is converted, and told of."""

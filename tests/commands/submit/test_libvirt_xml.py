@@ -241,9 +241,7 @@ SECOND = "<interface type='user'><model type='e1000'/></interface>"
         ("q35", " firmware='efi'", ("0x02", "0x00"), SECOND, ("enp2s0", "otherwise")),
     ],
 )
-def test_another_place_of_a_nic_is_told_with_the_names_before_and_after(
-    convert, machine, firmware, address, more, names
-):
+def test_another_place_of_a_nic_is_told_with_both_names(convert, machine, firmware, address, more, names):
     """A fixed network configuration of the guest names them."""
     at = "<address type='pci' domain='0x0000' bus='{}' slot='{}' function='0x0'/>".format(*address) if address else ""
     text = CARD.format(machine=machine, firmware=firmware, address=at, more=more)
@@ -277,15 +275,11 @@ def test_a_vm_that_boots_from_the_network_first_is_another_one(outcome, boot, ex
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("arch='x86_64'", "arch='ppc64le'", "ppc64le"),
-        ("arch='x86_64'", "arch='s390x'", "s390x"),
-        ("arch='x86_64'", "arch='riscv64'", "riscv64"),
-        ("type='kvm'", "type='vbox'", "submit ovf or vmx"),
-        ("type='kvm'", "type='lxc'", "'lxc'"),
-        (">hvm<", ">linux<", "linux"),
-        (">hvm<", ">exe<", "exe"),
+        ("arch='x86_64'", "arch='ppc64le'", "ppc64le"), ("arch='x86_64'", "arch='s390x'", "s390x"),
+        ("arch='x86_64'", "arch='riscv64'", "riscv64"), ("type='kvm'", "type='vbox'", "submit ovf or vmx"),
+        ("type='kvm'", "type='lxc'", "'lxc'"), (">hvm<", ">linux<", "linux"), (">hvm<", ">exe<", "exe"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("more", [[], ["--as-is"]])
 def test_what_no_machine_of_a_pool_can_be_is_refused(convert, old, new, words, more):
     read, said = convert(samples.DOMAIN.replace(old, new, 1), *more, status=1)

@@ -364,8 +364,7 @@ def test_a_file_that_two_disks_name_is_taken_out_for_neither(home, disk, refused
         {"box-disk001.vmdk": disk},
         edited(samples.VBOX, ("</VirtualHardwareSection>", f"{item}</VirtualHardwareSection>")),
     )
-    said = refused("ovf", "box.ova")
-    assert "is the image of two disks" in said
+    assert "is the image of two disks" in refused("ovf", "box.ova")
     assert [path.name for path in home.iterdir()] == ["box.ova"]
 
 
@@ -401,17 +400,12 @@ def entry(name="box-disk001.vmdk", kind=tarfile.REGTYPE, link="", size=0):
 @pytest.mark.parametrize(
     "info",
     [
-        entry(kind=tarfile.SYMTYPE, link="/etc/passwd"),
-        entry(kind=tarfile.LNKTYPE, link="/etc/passwd"),
-        entry(kind=tarfile.FIFOTYPE),
-        entry(kind=tarfile.CHRTYPE),
-        entry(name="../box-disk001.vmdk"),
-        entry(name="/tmp/box-disk001.vmdk"),
-        entry(name="a\nb.vmdk"),
-        entry(kind=tarfile.GNUTYPE_SPARSE),
+        entry(kind=tarfile.SYMTYPE, link="/etc/passwd"), entry(kind=tarfile.LNKTYPE, link="/etc/passwd"),
+        entry(kind=tarfile.FIFOTYPE), entry(kind=tarfile.CHRTYPE), entry(name="../box-disk001.vmdk"),
+        entry(name="/tmp/box-disk001.vmdk"), entry(name="a\nb.vmdk"), entry(kind=tarfile.GNUTYPE_SPARSE),
     ],
     ids=lambda info: f"{info.name!a}-{info.type}",
-)
+)  # fmt: skip
 def test_members_that_are_no_plain_files_are_refused(home, refused, info):
     members(home, info)
     said = refused("ovf", "box.ova", "--convert")

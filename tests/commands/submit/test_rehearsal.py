@@ -106,14 +106,11 @@ def test_lines_with_which_the_job_would_be_held_are_refused(home, capsys, line, 
 @pytest.mark.parametrize(
     "line",
     [
-        '+VMPARAM_vm_User_Data = "cloud.yaml"',
-        "xen_kernel = included",
-        "requirements = TARGET.Memory > $(DOLLAR)(x:1)",
-        "request_disk = 10GB",
-        '+VMPARAM_vm_Data_Disk = "vdb:2G"',
+        '+VMPARAM_vm_User_Data = "cloud.yaml"', "xen_kernel = included",
+        "requirements = TARGET.Memory > $(DOLLAR)(x:1)", "request_disk = 10GB", '+VMPARAM_vm_Data_Disk = "vdb:2G"',
         "vm_checkpoint = True",
     ],
-)
+)  # fmt: skip
 def test_lines_with_which_the_job_would_run_are_added(home, line):
     (home / "seeds").mkdir()
     (home / "seeds" / "cloud.yaml").write_text("#cloud-config\n")
@@ -141,8 +138,7 @@ def test_requirements_of_ones_own_are_added_to_those_of_the_vm(home, submit):
 
 def test_without_htcondor_an_expression_is_told_and_not_tried(home, monkeypatch, capsys):
     monkeypatch.setattr("vmgahp.job.engine._ask", _no_engine)
-    line = "+VMPARAM_vm_TPM = MY.Wanted =?= 1"
-    assert main(["vmgahp", "submit", *DISK, "--append", line]) == 0
+    assert main(["vmgahp", "submit", *DISK, "--append", "+VMPARAM_vm_TPM = MY.Wanted =?= 1"]) == 0
     assert "whether it would run was not tried" in capsys.readouterr().err
 
 
@@ -199,8 +195,7 @@ def test_a_disk_is_on_a_bus_that_its_machine_has(home, options, disk, device, wh
     assert [one.device for one in made.disks] == [device]
     assert why in "".join(made.disks[0].changed)
     assert bool(why) == bool(made.disks[0].changed)
-    found = rehearse(write(made, "kvm", summary), summary)
-    assert f'dev="{device}"' in found.description
+    assert f'dev="{device}"' in rehearse(write(made, "kvm", summary), summary).description
 
 
 def test_a_floppy_of_a_machine_without_one_is_left_out(home):
@@ -309,8 +304,7 @@ TARGET = "<target dev='vda' bus='virtio'/>"
     ("words", "kinds"), [([], "user network"), (["--network", "bridge"], "bridge bridge"), (["--network", "none"], "")]
 )
 def test_networks_of_the_xml_are_told_of_and_are_as_one_asks(own, capsys, words, kinds):
-    text = SMALL.format("", "", TARGET).replace("</devices>", f"{NICS}</devices>")
-    domain, _ = own(text, *words)
+    domain, _ = own(SMALL.format("", "", TARGET).replace("</devices>", f"{NICS}</devices>"), *words)
     assert " ".join(nic.get("type") for nic in domain.findall("devices/interface")) == kinds
     said = capsys.readouterr().err
     told = samples.part(said, Outcome.CARRIED) + samples.changed(said)

@@ -13,29 +13,15 @@ pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]
 
 HEAD = {".encoding": "UTF-8", "memsize": "64", "displayName": "m"}
 ESXI = HEAD | {
-    "nvram": "machine.nvram",
-    "floppy0.startConnected": "FALSE",
-    "floppy0.clientDevice": "TRUE",
-    "floppy0.fileName": "vmware-null-remote-floppy",
-    "scsi0.virtualDev": "pvscsi",
-    "scsi0.present": "TRUE",
-    "scsi0:0.deviceType": "scsi-hardDisk",
-    "scsi0:0.fileName": "machine.vmdk",
-    "scsi0:0.present": "TRUE",
-    "ide1:0.deviceType": "cdrom-image",
-    "ide1:0.fileName": "/vmfs/volumes/624d796f-52b87554/iso/install.iso",
-    "ide1:0.startConnected": "FALSE",
-    "ide1:0.present": "TRUE",
-    "ethernet0.virtualDev": "vmxnet3",
-    "ethernet0.networkName": "VM Network",
-    "ethernet0.addressType": "vpx",
-    "ethernet0.generatedAddress": "00:50:56:8a:01:02",
-    "ethernet0.present": "TRUE",
-    "usb_xhci.present": "TRUE",
-    "serial0.present": "TRUE",
-    "serial0.fileType": "thinprint",
-    "guestOS": "rhel8-64",
-}
+    "nvram": "machine.nvram", "floppy0.startConnected": "FALSE", "floppy0.clientDevice": "TRUE",
+    "floppy0.fileName": "vmware-null-remote-floppy", "scsi0.virtualDev": "pvscsi", "scsi0.present": "TRUE",
+    "scsi0:0.deviceType": "scsi-hardDisk", "scsi0:0.fileName": "machine.vmdk", "scsi0:0.present": "TRUE",
+    "ide1:0.deviceType": "cdrom-image", "ide1:0.fileName": "/vmfs/volumes/624d796f-52b87554/iso/install.iso",
+    "ide1:0.startConnected": "FALSE", "ide1:0.present": "TRUE", "ethernet0.virtualDev": "vmxnet3",
+    "ethernet0.networkName": "VM Network", "ethernet0.addressType": "vpx",
+    "ethernet0.generatedAddress": "00:50:56:8a:01:02", "ethernet0.present": "TRUE", "usb_xhci.present": "TRUE",
+    "serial0.present": "TRUE", "serial0.fileType": "thinprint", "guestOS": "rhel8-64",
+}  # fmt: skip
 """A VM of ESXi's, of which nothing is lost on anybody."""
 
 
@@ -259,7 +245,6 @@ def test_what_a_vm_of_vmwares_has_of_it_is_told(of):
 @pytest.mark.parametrize("vm_type", ["vmrun", "vsphere"])
 def test_what_no_machine_with_vmware_would_run_is_not_written(home, of, vm_type):
     words = ("--as-is", "--type", vm_type)
-    raw = drive("scsi0:0", "machine.vmdk", deviceType="rawDisk")
-    _, said = of(HEAD | raw, *words, status=1, lax=True)
+    _, said = of(HEAD | drive("scsi0:0", "machine.vmdk", deviceType="rawDisk"), *words, status=1, lax=True)
     assert "The execute machine would hold the job" in said
     assert of(ESXI, *words)[0]["vm_type"] == vm_type

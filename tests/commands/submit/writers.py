@@ -137,8 +137,7 @@ def machines(draw: st.DrawFn, dialect: Dialect) -> Machine:
         kinds = sorted({unit.drive.kind for unit in units})
         classes = tuple(draw(st.permutations(kinds)))[: draw(st.integers(1, len(kinds)))]
     elif how == "explicit":
-        order = draw(st.permutations(range(len(units))))
-        chosen = order[: draw(st.integers(1, len(units)))]
+        chosen = draw(st.permutations(range(len(units))))[: draw(st.integers(1, len(units)))]
         units = [
             unit._replace(boot=chosen.index(place) + 1 if place in chosen else 0) for place, unit in enumerate(units)
         ]
@@ -381,11 +380,8 @@ def _drive_item(stem: str, number: int, kind: str, resource: str, parent: int, a
 
 
 WRITERS = {
-    "libvirt": (LIBVIRT, libvirt),
-    "as-is": (LIBVIRT, as_is),
-    "vmx": (VMX, vmx),
-    "vmware": (OVF_VMWARE, ovf_vmware),
-}
+    "libvirt": (LIBVIRT, libvirt), "as-is": (LIBVIRT, as_is), "vmx": (VMX, vmx), "vmware": (OVF_VMWARE, ovf_vmware),
+}  # fmt: skip
 
 
 def named(places: dict[str, str], what: str, place: str) -> bool:

@@ -138,8 +138,7 @@ def test_what_jobs_write_is_shown_and_never_acted_upon(node: Node, tmp_path: Pat
 def test_of_a_flood_the_end_is_read(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bytes] = []
     monkeypatch.setattr("vmgahp.commands.top.screen.read_line", lambda text: taken.append(text) or read_line(text))
-    directory = file_of(tmp_path, 7)
-    (directory / NAME).write_bytes(b"x\n" * 4 * MOST_LINES)
+    (file_of(tmp_path, 7) / NAME).write_bytes(b"x\n" * 4 * MOST_LINES)
     file_of(tmp_path, 7, start(7), sample(10, 0.0), sample(20, 10.0))
     assert by_name(node.look())["alice_lab_7.0"]["cpu_percent"] == 50.0
     assert len(taken) <= MOST_LINES

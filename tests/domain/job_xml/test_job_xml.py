@@ -85,8 +85,7 @@ class Job:
     ) -> etree.Element:
         """Return what libvirt would be given."""
         settings = Settings(machine or MACHINE)
-        ad = self.ad(text, **attributes)
-        xml = job_xml.load(ad, settings, WHO)
+        xml = job_xml.load(self.ad(text, **attributes), settings, WHO)
         spec = look(JobSpec.parse(xml.ad, settings), settings, WHO)
         host = domain_xml.Host(
             *("00000000-0000-0000-0000-000000000001", "qemu", "maximum", "+1:+1", "/run/c"),
@@ -94,8 +93,7 @@ class Job:
             agent=True,
             arch=arch,
         )
-        ours = domain_xml.build(spec, host)
-        return etree.fromstring(xml.describe(ours, str(self.scratch), None, WHO))
+        return etree.fromstring(xml.describe(domain_xml.build(spec, host), str(self.scratch), None, WHO))
 
     def refused(self, text: str | bytes, **attributes: str) -> str:
         with pytest.raises(errors.JobFault) as caught:
@@ -116,14 +114,9 @@ def test_what_it_says_is_there_and_the_frame_is_ours(job: Job) -> None:
     made = job.domain(WHOLE)
     assert made.get("type") == "qemu"
     texts = {
-        "name": "alice_lab_7.0",
-        "uuid": "00000000-0000-0000-0000-000000000001",
-        "description": str(job.scratch),
-        "seclabel/label": "+1:+1",
-        "vcpu": "2",
-        "cpu/model": "qemu64",
-        "on_reboot": "destroy",
-    }
+        "name": "alice_lab_7.0", "uuid": "00000000-0000-0000-0000-000000000001", "description": str(job.scratch),
+        "seclabel/label": "+1:+1", "vcpu": "2", "cpu/model": "qemu64", "on_reboot": "destroy",
+    }  # fmt: skip
     assert {place: made.findtext(place) for place in texts} == texts
     assert made.find("os/type").attrib == {"arch": "x86_64", "machine": "q35"}
     assert [element.tag for element in made.find("features")] == ["acpi", "apic", "hyperv"]
@@ -208,8 +201,7 @@ def test_a_display_of_its_own_stands_for_ours(job: Job, own: str, videos: list[s
 
 
 def test_a_job_without_xml_or_rights_to_it(job: Job) -> None:
-    ad = job.ad("", VMPARAM_Libvirt_XML="undefined")
-    assert job_xml.load(ad, Settings(MACHINE), WHO) is None
+    assert job_xml.load(job.ad("", VMPARAM_Libvirt_XML="undefined"), Settings(MACHINE), WHO) is None
     for setting in ({"VM_ALLOW_LIBVIRT_XML": "false"}, {"LIBVIRT_XML_SCRIPT": "/usr/local/bin/make-xml"}):
         with pytest.raises(errors.JobFault, match=next(iter(setting))):
             job.domain(a_domain(), machine=MACHINE | setting)
@@ -225,12 +217,9 @@ ALONE = {"JobVMMemory": 64, "VMPARAM_vm_Disk": "guest.img:vda:w:raw"}
         (
             WHOLE,
             {
-                "JobVMMemory": 64,
-                "JobVM_VCPUS": 2,
-                "VMPARAM_vm_Disk": "/home/alice/guest.img:vda:w:raw,seed.iso:sda:r:iso",
-                "JobVMNetworking": True,
-                "VMPARAM_vm_NICs": "nat:52:54:00:12:34:56:e1000:down",
-                "JobVMVNCConsole": True,
+                "JobVMMemory": 64, "JobVM_VCPUS": 2,
+                "VMPARAM_vm_Disk": "/home/alice/guest.img:vda:w:raw,seed.iso:sda:r:iso", "JobVMNetworking": True,
+                "VMPARAM_vm_NICs": "nat:52:54:00:12:34:56:e1000:down", "JobVMVNCConsole": True,
             },
         ),
         (
@@ -242,7 +231,7 @@ ALONE = {"JobVMMemory": 64, "VMPARAM_vm_Disk": "guest.img:vda:w:raw"}
             ALONE | {"JobVM_VCPUS": 1, "VMPARAM_vm_Firmware": "uefi", "VMPARAM_vm_Arch": "aarch64"},
         ),
     ],
-)
+)  # fmt: skip
 def test_what_the_xml_asks_for_is_in_the_ad(job: Job, text: str, asked: dict[str, object]) -> None:
     """So the administrator's policy sees it as that of any job."""
     ad = job.ad(text, JobVMMemory="96")

@@ -218,9 +218,7 @@ def test_the_jobs_list_holds_and_a_wish_goes_to_a_type_that_grants_it(
     assert stand_ins.started[0][0] == expected
 
 
-def test_where_no_type_will_do_it_is_the_jobs_fault_and_says_why_of_each(
-    scratch: Path, stand_ins: type[StandIn]
-) -> None:
+def test_where_no_type_will_do_the_job_is_told_why_of_each(scratch: Path, stand_ins: type[StandIn]) -> None:
     stand_ins.broken.add("kvm")
     image(scratch / "disk.vmdk", "vmdk")
     wanted = job(scratch, "disk.vmdk:vda:w:vmdk", VMPARAM_vm_TPM="true", VMPARAM_vm_Types='"kvm, xen, vmrun"')
@@ -338,18 +336,12 @@ def test_a_cdrom_stays_one(scratch: Path, stand_ins: type[StandIn]) -> None:
 @pytest.mark.parametrize(
     ("vm_type", "made_as", "options", "expected"),
     [
-        ("kvm", "raw", "", ""),
-        ("kvm", "vmdk", "", ""),
-        ("kvm", "vmdk", "subformat=streamOptimized", "qcow2"),
-        ("kvm", "vhdx", "", "qcow2"),
-        ("xen", "raw", "", ""),
-        ("xen", "qcow2", "", "raw"),
-        ("vmrun", "vmdk", "", ""),
-        ("vmrun", "vmdk", "subformat=streamOptimized", "vmdk"),
-        ("vmrun", "raw", "", "vmdk"),
+        ("kvm", "raw", "", ""), ("kvm", "vmdk", "", ""), ("kvm", "vmdk", "subformat=streamOptimized", "qcow2"),
+        ("kvm", "vhdx", "", "qcow2"), ("xen", "raw", "", ""), ("xen", "qcow2", "", "raw"), ("vmrun", "vmdk", "", ""),
+        ("vmrun", "vmdk", "subformat=streamOptimized", "vmdk"), ("vmrun", "raw", "", "vmdk"),
         ("script", "vhdx", "", ""),
     ],
-)
+)  # fmt: skip
 def test_an_image_becomes_what_the_type_can_use(
     scratch: Path, stand_ins: type[StandIn], vm_type: str, made_as: str, options: str, expected: str
 ) -> None:
@@ -489,9 +481,7 @@ def fill(directory: Path) -> None:
 
 
 @pytest.mark.qemu
-def test_a_conversion_that_takes_too_long(
-    scratch: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_without_end(scratch: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     image(scratch / "disk.vhdx", "vhdx")
     real = shutil.which("qemu-img")
     slow = scratch.parent / "qemu-img"  # where the job's user finds it too
@@ -499,8 +489,7 @@ def test_a_conversion_that_takes_too_long(
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     monkeypatch.setattr("vmgahp.drivers.any.START_EXTRA", 0.0)
-    wanted = job(scratch, "disk.vhdx:vda:w:vhdx")
-    refused(wanted, "kvm", match="had not ended after", VM_GAHP_REQ_TIMEOUT="1")
+    refused(job(scratch, "disk.vhdx:vda:w:vhdx"), "kvm", match="had not ended after", VM_GAHP_REQ_TIMEOUT="1")
 
 
 # --- a job that comes back
@@ -584,9 +573,7 @@ def test_a_forged_choice_gets_no_type_that_the_job_could_not_have(scratch: Path,
 
 @pytest.mark.qemu
 @pytest.mark.parametrize("vm_type", ["kvm", "xen"])
-def test_a_disk_that_moves_on_after_a_periodic_checkpoint(
-    scratch: Path, stand_ins: type[StandIn], vm_type: str
-) -> None:
+def test_a_disk_that_moves_after_a_periodic_checkpoint(scratch: Path, stand_ins: type[StandIn], vm_type: str) -> None:
     """The starter takes none of vm_type kvm and xen, and of vm_type any it does."""
     shared = scratch.parent / "shared"
     shared.mkdir(mode=0o755)
@@ -609,9 +596,7 @@ def test_kill_finds_the_vm_of_any_type(scratch: Path, stand_ins: type[StandIn]) 
     assert driver().kill(str(scratch)) is False
 
 
-def test_a_type_that_cannot_say_is_only_a_fault_where_nobody_has_the_vm(
-    scratch: Path, stand_ins: type[StandIn]
-) -> None:
+def test_a_type_that_cannot_say_is_a_fault_where_nobody_has_the_vm(scratch: Path, stand_ins: type[StandIn]) -> None:
     written = scratch / CHOICE_FILE
     driver("script").start(job(scratch))
     assert driver("nobodys, script").kill(str(scratch)) is True

@@ -109,11 +109,8 @@ def serving(job: Job, vm_type: str = "kvm", **settings: object) -> Peer:
     # The guest never listens to a shutdown request: nobody waits for it where that is not what is tested. Tests find
     # QEMU by GETPID, and look at addresses.
     settings = {
-        "VM_ALLOW_EMULATION": True,
-        "VM_STOP_TIMEOUT": 0,
-        "VM_REPORT_PID": True,
-        "VM_REPORT_ADDRESS": True,
-    } | settings
+        "VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 0, "VM_REPORT_PID": True, "VM_REPORT_ADDRESS": True,
+    } | settings  # fmt: skip
     return Peer(environment(vm_type, job.scratch, **settings))
 
 

@@ -87,9 +87,7 @@ def test_libvirts_own_user_reads_the_image_and_does_not_get_it(job: Job, images:
     assert images.base.stat().st_uid == 0
 
 
-def test_two_jobs_run_on_one_image_at_once(
-    job: Job, elsewhere: Path, connection: "libvirt.virConnect", images: Images
-) -> None:
+def test_two_jobs_run_on_one_image(job: Job, elsewhere: Path, connection: "libvirt.virConnect", images: Images) -> None:
     make_guest(images.base, seconds=None)
     other = Job(elsewhere, connection)
     other.disk.unlink()
@@ -194,8 +192,7 @@ def test_a_read_only_disk_is_the_image_itself(job: Job, images: Images, elsewher
     boot.write_bytes(copying_sector(0x81, 0, 0x80).ljust(1 << 20, b"\0"))
     job.own(boot)
     images.say('[text]\npath = "text.raw"\nformat = "raw"\n')
-    disks = 'VMPARAM_vm_Disk = "boot.raw:vda:w:raw,catalog:text:vdb:r"'
-    with running(job, disks, **images.settings) as peer:
+    with running(job, 'VMPARAM_vm_Disk = "boot.raw:vda:w:raw,catalog:text:vdb:r"', **images.settings) as peer:
         run_to_its_end(peer, job)
     assert "from the catalog" in job.console()
     assert not {name for name in names(job.scratch) if "catalog" in name or "text" in name}
@@ -222,8 +219,7 @@ def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(
         path.write_bytes(content)
         for made in (path, *(parent for parent in path.parents if job.scratch in parent.parents)):
             job.own(made)
-    image = image_of(files, elsewhere)
-    place = image.index(files["in.csv"])
+    place = image_of(files, elsewhere).index(files["in.csv"])
     assert place % 2048 == 0
     images.base.write_bytes(copying_sector(drive, place // sector, 0x81).ljust(1 << 20, b"\0"))
     more = ('VMPARAM_vm_Data_Disk = "vdb:64M:results.raw"', 'VMPARAM_vm_Data_Files = "in.csv, params"')
@@ -240,9 +236,7 @@ def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(
 
 
 @as_root
-def test_the_doctor_shows_images_and_describes_a_job_without_making_its_disks(
-    pool: Condor, images: Images, scratch: Path
-) -> None:
+def test_the_doctor_shows_images_and_describes_a_job_without_disks(pool: Condor, images: Images, scratch: Path) -> None:
     ad = Ad(scratch)
     (ad.directory / "in.csv").write_text("a,b")
     path = ad.write(

@@ -139,9 +139,7 @@ def test_a_call_with_a_deadline_is_left_to_itself(way: LibvirtConnection) -> Non
     leave.set()
 
 
-def test_a_libvirtd_that_was_seen_to_hang_is_not_waited_for_again(
-    way: LibvirtConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_libvirtd_that_hangs_is_not_waited_for_again(way: LibvirtConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whoever has another way, such as to kill the VM's QEMU."""
     way.deadline, answer = 0.01, threading.Event()
     monkeypatch.setattr(libvirt, "open", lambda _uri: answer.wait(10 * DEADLINE))

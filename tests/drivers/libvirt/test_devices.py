@@ -26,7 +26,6 @@ from tests.drivers.libvirt.support import (
 from tests.peer import Peer
 from vmgahp import errors, findings
 from vmgahp.commands.submit.machine import Guest, GuestNic, card_name
-from vmgahp.drivers.libvirt import survey
 from vmgahp.drivers.libvirt.start import capabilities, describe
 
 pytestmark = pytest.mark.libvirt
@@ -273,7 +272,7 @@ def test_no_other_directory_is_shared(job: Job, settings: dict[str, str], option
 
 
 def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (describe, survey):
+    for module in (describe, capabilities):
         monkeypatch.setattr(module, "groups_for_qemu", lambda _domain_type: {991, 992})
 
 

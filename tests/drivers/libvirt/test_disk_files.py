@@ -162,16 +162,11 @@ def listening(path: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        fifo,
-        Path.mkdir,
-        listening,
-        lambda path: os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5)),
-        lambda path: path.symlink_to("/dev/zero"),
-        lambda path: path.symlink_to("/proc/self/mem"),
-        lambda path: None,
+        fifo, Path.mkdir, listening, lambda path: os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5)),
+        lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("/proc/self/mem"), lambda path: None,
     ],
     ids=["a FIFO", "a directory", "a socket", "a device", "a link to a device", "a link to memory", "nothing"],
-)
+)  # fmt: skip
 def test_what_is_no_file_when_it_is_opened(job: Job, make: Callable[[Path], None], as_job_user: bool) -> None:
     def replace() -> None:
         job.disk.unlink()

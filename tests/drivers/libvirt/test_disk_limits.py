@@ -116,9 +116,7 @@ def test_a_guest_that_has_powered_off_before_it_is_paused_is_no_failure(
 
 
 @pytest.mark.parametrize("what", ["pausing", DISK_LIMIT])
-def test_what_fails_is_tried_again_and_no_pause_is_waited_for(
-    machine: Machine, limits: Callable[..., DiskLimits], what: str
-) -> None:
+def test_what_fails_is_retried_without_waiting(machine: Machine, limits: Callable[..., DiskLimits], what: str) -> None:
     watch = limits(MIB)
     write(machine.disk, 4)
     machine.fails = {what}
@@ -206,9 +204,7 @@ def watch(machine: Started, spec: SimpleNamespace) -> None:
         (200, "", ""),
     ],
 )
-def test_what_a_vm_may_come_to_is_said_when_it_starts(
-    tmp_path: Path, user: Identity, asked: int, cannot: str, said: str
-) -> None:
+def test_what_a_vm_may_take_is_said_at_once(tmp_path: Path, user: Identity, asked: int, cannot: str, said: str) -> None:
     disk = tmp_path / "disk.raw"
     with open(disk, "w+b") as file:
         file.truncate(32 * MIB)
@@ -218,9 +214,7 @@ def test_what_a_vm_may_come_to_is_said_when_it_starts(
     assert [said in line for line in machine.said] == [True] * bool(said)
 
 
-def test_outputs_that_have_come_with_a_checkpoint_are_within_their_limit(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_that_came_with_a_checkpoint_have_their_limit(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = jobs.owner(scratch)
     monkeypatch.setattr(program.job_user, "free_bytes", lambda *_: 3 * MIB)
     monkeypatch.setattr(program, "kept_free", lambda *_: MIB)
@@ -294,8 +288,7 @@ def test_a_disk_elsewhere_is_not_the_slots(job: Job) -> None:
     growing(job, 12)
     other = job.scratch.parent / "elsewhere.img"
     job.disk.rename(other)
-    disk = f'VMPARAM_vm_Disk = "{other}:hda:w:raw"'
-    with running(job, disk, "RequestDisk = 4096") as peer:
+    with running(job, f'VMPARAM_vm_Disk = "{other}:hda:w:raw"', "RequestDisk = 4096") as peer:
         until(lambda: guest.DONE in job.console(), "it has written all")
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         done(peer, "STOP")

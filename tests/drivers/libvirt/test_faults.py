@@ -240,8 +240,7 @@ def test_every_check_of_a_job_blames_whom_the_table_says(check: fault_cases.Chec
 
     def describe() -> None:
         spec = look(JobSpec.parse(job, settings), settings, identity)
-        host = domain_xml.Host("00000000-0000-4000-8000-000000000000", "qemu", "")
-        domain_xml.build(spec, host)
+        domain_xml.build(spec, domain_xml.Host("00000000-0000-4000-8000-000000000000", "qemu", ""))
 
     with pytest.raises(errors.Fault) as caught:
         describe()
@@ -414,9 +413,7 @@ def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "lib
 
 @pytest.mark.libvirt
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_a_scratch_directory_that_is_closed_to_its_user_is_the_machines_and_one_that_he_has_closed_the_jobs(
-    job: Job,
-) -> None:
+def test_a_directory_that_is_closed_to_its_user_is_the_machines_and_one_that_he_has_closed_the_jobs(job: Job) -> None:
     owner = job.scratch.stat()
     with greeted(job) as peer:
         os.chown(job.scratch, 0, 0)

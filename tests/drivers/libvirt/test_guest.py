@@ -336,8 +336,7 @@ def test_a_guest_that_does_not_listen_leaves_a_picture(job: Job) -> None:
         log = peer.quit()
     [picture] = job.scratch.glob("vm_screenshot.*")
     assert picture.stat().st_uid == job.scratch.stat().st_uid
-    data = picture.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n" if picture.suffix == ".png" else b"P6\n")
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n" if picture.suffix == ".png" else b"P6\n")
     assert picture.name in log
     assert job.domain() is None
 
@@ -389,8 +388,7 @@ def test_a_picture_that_is_too_large_is_not_kept(
     said: list[str] = []
     way = LibvirtConnection("test:///default", said.append)
     try:
-        uuid = way.call(lambda opened: opened.listAllDomains()[0].UUIDString())
-        taken(way, uuid, scratch, user, said)
+        taken(way, way.call(lambda opened: opened.listAllDomains()[0].UUIDString()), scratch, user, said)
     finally:
         way.close()
     assert "more than 100 bytes" in said[0]

@@ -137,9 +137,7 @@ def test_requirements_hold_the_job_of_any_driver(job: Job) -> None:
         ("exec sed 's/<devices>/<devices><disk type=\"nonsense\"\\/>/'", "nonsense"),
     ],
 )
-def test_a_policy_that_gives_more_or_makes_no_sense_is_the_machines_fault(
-    job: Job, policies: Path, body: str, named: str
-) -> None:
+def test_a_policy_that_gives_more_is_the_machines_fault(job: Job, policies: Path, body: str, named: str) -> None:
     path = stage(policies, body)
     with greeted(job, VM_POLICY=path) as peer:
         text = refused_cleanly(peer, job, CRITICAL)
@@ -204,9 +202,7 @@ def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(job: Job, elsew
     assert job.console().count("vmgahp guest up") == 1, "it was not booted again"
 
 
-def test_a_checkpoint_does_not_get_round_a_policy_that_has_come_since(
-    job: Job, elsewhere: Path, policies: Path
-) -> None:
+def test_a_checkpoint_does_not_evade_a_policy_that_has_come_since(job: Job, elsewhere: Path, policies: Path) -> None:
     make_guest(job.disk, seconds=5)
     vacate(job)
     moved(job, elsewhere)
@@ -234,8 +230,7 @@ def test_a_hooks_address_that_is_taken_is_the_machines_fault(
 
 
 def test_one_address_for_two_cards(job: Job, policies: Path) -> None:
-    hook = stage(policies, f"echo {MAC}")
-    with greeted(job, VM_MAC_HOOK=hook, **USER_NETWORK) as peer:
+    with greeted(job, VM_MAC_HOOK=stage(policies, f"echo {MAC}"), **USER_NETWORK) as peer:
         assert "two NICs" in refused_cleanly(peer, job, CRITICAL, *NETWORK, 'VMPARAM_vm_NICs = "user, user"')
 
 

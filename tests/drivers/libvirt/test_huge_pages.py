@@ -35,14 +35,10 @@ def is_huge(xml):
 @pytest.mark.parametrize(
     ("memory", "free", "promised", "huge"),
     [
-        (64, 32, 0, True),
-        (64, 31, 0, False),
-        (64, 40, 9, False),
-        (63, 40, 0, False),
-        (64, 0, 0, False),
+        (64, 32, 0, True), (64, 31, 0, False), (64, 40, 9, False), (63, 40, 0, False), (64, 0, 0, False),
         (0, 9, 0, False),
     ],
-)
+)  # fmt: skip
 def test_a_guest_has_them_where_as_many_are_free_as_its_memory_takes(pages, memory, free, promised, huge):
     pages(free, promised)
     assert is_huge(usage.with_huge_pages(domain(memory))) == huge

@@ -135,11 +135,8 @@ def test_a_checkpoint_of_other_xml_is_kept_aside(subject: WithXml) -> None:
 
 def test_network_cards(scratch: Path, connection: "libvirt.virConnect") -> None:
     offers = {
-        "VM_MEMORY": "1024",
-        "VM_NETWORKING": "true",
-        "VM_NETWORKING_TYPE": "user",
-        "VM_ALLOW_HOST_LOOPBACK": "true",
-    }
+        "VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user", "VM_ALLOW_HOST_LOOPBACK": "true",
+    }  # fmt: skip
     nics = (
         f"<interface type='user'><mac address='{MAC}'/><model type='rtl8139'/></interface>"
         "<interface type='user'><model type='e1000'/><link state='down'/></interface>"
@@ -353,18 +350,13 @@ def test_a_domain_as_libvirt_prints_it_runs_and_restarts(
     text = text.format(name=f"vmgahp-printed-{os.getpid()}", image=image)
     own = etree.fromstring(text if what == "written" else printed(connection, text, runs=what == "running"))
     offers = {
-        "VM_MEMORY": "1024",
-        "VM_STOP_TIMEOUT": "1",
-        "VM_ALLOW_EMULATION": "true",
-        "VM_NETWORKING": "true",
-        "VM_NETWORKING_TYPE": "user",
-        "VM_ALLOW_HOST_LOOPBACK": "true",
-    }
+        "VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_ALLOW_EMULATION": "true", "VM_NETWORKING": "true",
+        "VM_NETWORKING_TYPE": "user", "VM_ALLOW_HOST_LOOPBACK": "true",
+    }  # fmt: skip
     with WithXml(scratch.parent, Settings(offers), WHO) as subject:
         assert isinstance(subject, WithXml)
         job = subject.with_xml(JobVMCheckpoint="true")
-        path = Path(job.working_dir(), "domain.xml")
-        path.write_text(etree.tostring(own, encoding="unicode"))
+        Path(job.working_dir(), "domain.xml").write_text(etree.tostring(own, encoding="unicode"))
         machine = subject.driver().start(job)
         assert machine.status().state == lifecycle.RUNNING
         live = subject.live(job, connection)

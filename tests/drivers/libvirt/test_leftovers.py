@@ -117,9 +117,7 @@ def test_any_start_clears_what_is_left_of_a_job_that_never_comes_back(left: Job,
 
 
 @pytest.mark.parametrize("firmware", ["bios", "uefi"])
-def test_a_libvirtd_that_goes_away_before_it_is_transient(
-    left: Job, monkeypatch: pytest.MonkeyPatch, firmware: str
-) -> None:
+def test_a_libvirtd_that_goes_away_is_transient(left: Job, monkeypatch: pytest.MonkeyPatch, firmware: str) -> None:
     """The start fails, and its end finds the domain defined and running."""
     nvram = Path(firmwares.firmware_directory(URI)) / f"{left.name}_VARS.fd"
 

@@ -39,17 +39,11 @@ def _another_users(path: Path) -> None:
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
-    "directory": os.mkdir,
-    "full directory": _full_directory,
-    "FIFO": os.mkfifo,
-    "socket": _socket,
+    "directory": os.mkdir, "full directory": _full_directory, "FIFO": os.mkfifo, "socket": _socket,
     "link to root's": lambda path: path.symlink_to("/etc/shadow"),
-    "dangling link": lambda path: path.symlink_to("nothing"),
-    "loop": lambda path: path.symlink_to(path.name),
-    "mode 0400": _mode(0o400),
-    "mode 0": _mode(0),
-    "another's": _another_users,
-}
+    "dangling link": lambda path: path.symlink_to("nothing"), "loop": lambda path: path.symlink_to(path.name),
+    "mode 0400": _mode(0o400), "mode 0": _mode(0), "another's": _another_users,
+}  # fmt: skip
 
 USER_DATA = ('VMPARAM_vm_User_Data = "user-data"',)
 RUN = ('VMPARAM_vm_Run = "true"', 'VMPARAM_vm_Run_Boot = "ready"')

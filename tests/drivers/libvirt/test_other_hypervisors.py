@@ -78,8 +78,7 @@ def test_a_choice_that_does_not_work(subject: AnyHypervisor, settings: dict[str,
 
 def test_it_is_for_the_vm_type_libvirt_alone(subject: AnyHypervisor) -> None:
     for vm_type in ("kvm", "qemu"):
-        emulated = Settings(ANY | {"VM_ALLOW_EMULATION": "true"})
-        driver = LibvirtDriver(vm_type, emulated, WHO, subject.log.append)
+        driver = LibvirtDriver(vm_type, Settings(ANY | {"VM_ALLOW_EMULATION": "true"}), WHO, subject.log.append)
         assert driver._domain_type() in ("kvm", "qemu")
         driver.close()
 
@@ -101,8 +100,7 @@ def test_a_script_needs_no_disk_and_the_built_in_description_does(subject: AnyHy
 
 def test_its_events_are_heard(subject: AnyHypervisor) -> None:
     """A driver within this process has no keep-alive, and events all the same."""
-    machine = subject.driver().start(subject.job())
-    machine.stop()
+    subject.driver().start(subject.job()).stop()
     assert not [line for line in subject.log if "has not powered off" in line]
     assert not subject.exists(subject.job())
 

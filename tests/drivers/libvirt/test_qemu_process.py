@@ -46,15 +46,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         yield one
 
 
-def test_the_vms_own_is_killed(start: Start) -> None:
+@pytest.mark.parametrize("state", [signal.SIGCONT, signal.SIGSTOP])
+def test_the_vms_own_is_killed_whether_it_runs_or_was_stopped(start: Start, state: signal.Signals) -> None:
     process = start(*WORDS)
-    assert domains.kill(NAME, UUID)
-    assert process.wait(DEADLINE) == -signal.SIGKILL
-
-
-def test_one_that_was_stopped_is_killed_too(start: Start) -> None:
-    process = start(*WORDS)
-    process.send_signal(signal.SIGSTOP)
+    process.send_signal(state)
     assert domains.kill(NAME, UUID)
     assert process.wait(DEADLINE) == -signal.SIGKILL
 
@@ -77,8 +72,7 @@ def test_a_process_that_has_got_its_number_is_spared(start: Start, words: tuple[
 
 
 def test_one_that_has_ended_is_not_found(start: Start) -> None:
-    process = start(*WORDS)
-    process.communicate()
+    start(*WORDS).communicate()
     assert not domains.kill(NAME, UUID)
 
 

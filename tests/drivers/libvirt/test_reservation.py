@@ -70,9 +70,7 @@ def notes(hook: Hook) -> list[str]:
     return found
 
 
-def test_an_address_is_reserved_for_as_long_as_the_vm_lives(
-    job: Job, network: "libvirt.virNetwork", place: Path
-) -> None:
+def test_an_address_is_reserved_as_long_as_the_vm_lives(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
     hook = Hook(place, f"{MAC} {FREE}")
     with running(job, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **NAT) as peer:
         assert reserved(network) == [(MAC, FREE)]
@@ -118,11 +116,8 @@ def test_all_addresses_of_a_vm_are_given_back_at_one_go(job: Job, network: "libv
 
 
 OUTSIDE = {
-    "the host's": ADDRESSES + 1,
-    "the last": ADDRESSES + 7,
-    "another network's": ADDRESSES + 9,
-    "far": "10.1.2.3",
-}
+    "the host's": ADDRESSES + 1, "the last": ADDRESSES + 7, "another network's": ADDRESSES + 9, "far": "10.1.2.3",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("whose", OUTSIDE)
@@ -139,8 +134,7 @@ def test_an_address_that_the_network_does_not_have_is_the_hooks_fault(
 
 def test_an_address_that_is_another_vms_stays_that_ones(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
     network.update(3, 4, -1, f"<host mac='52:54:00:00:00:01' ip='{FREE}'/>", 1)
-    hook = Hook(place, f"{MAC} {FREE}")
-    with greeted(job, VM_MAC_HOOK=hook.path, **NAT) as peer:
+    with greeted(job, VM_MAC_HOOK=Hook(place, f"{MAC} {FREE}").path, **NAT) as peer:
         assert "VM_MAC_HOOK" in refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
     assert reserved(network) == [("52:54:00:00:00:01", FREE)]
 

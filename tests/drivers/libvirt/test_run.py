@@ -40,14 +40,9 @@ def disk(job: Job, image: Path) -> Job:
 def asks(command: str, *more: str) -> tuple[str, ...]:
     """What the ad of such a job has."""
     return (
-        "JobVMMemory = 192",
-        'VMPARAM_vm_Disk = "run.img:vda:w:raw"',
-        'TransferInput = "run.img,in.txt"',
-        'TransferOutput = "vm_outputs/"',
-        f'VMPARAM_vm_Run = "{command}"',
-        'VMPARAM_vm_Run_Boot = "ready"',
-        *more,
-    )
+        "JobVMMemory = 192", 'VMPARAM_vm_Disk = "run.img:vda:w:raw"', 'TransferInput = "run.img,in.txt"',
+        'TransferOutput = "vm_outputs/"', f'VMPARAM_vm_Run = "{command}"', 'VMPARAM_vm_Run_Boot = "ready"', *more,
+    )  # fmt: skip
 
 
 def to_its_end(job: Job, status: int, *more: str, **settings: object) -> dict[str, object]:
@@ -60,8 +55,7 @@ def to_its_end(job: Job, status: int, *more: str, **settings: object) -> dict[st
 
 
 def test_a_program_runs_and_its_outputs_come_home(disk: Job) -> None:
-    command = "cat in.txt; echo oops >&2; mkdir results; echo 1 >results/a; exit 7"
-    found = to_its_end(disk, 7, *asks(command))
+    found = to_its_end(disk, 7, *asks("cat in.txt; echo oops >&2; mkdir results; echo 1 >results/a; exit 7"))
     assert (found["exit_code"], found["source"], found["ended_by"]) == (7, "program", "powered off")
     assert (disk.scratch / "vm_stdout").read_text() == "of the job\n"
     assert (disk.scratch / "vm_stderr").read_text() == "oops\n"
@@ -87,8 +81,7 @@ COUNTED = "".join(f"{number}\n" for number in range(1, 9))
 
 
 def test_a_program_goes_on_after_a_suspend_and_a_checkpoint_elsewhere(disk: Job, elsewhere: Path) -> None:
-    wanted = asks(COUNTS, WANTS)
-    with running(disk, *wanted) as peer:
+    with running(disk, *asks(COUNTS, WANTS)) as peer:
         until(lambda: "2\n" in printed(disk), "the program counts to two")
         done(peer, "SUSPEND", "RESUME")
         until(lambda: "4\n" in printed(disk), "the program counts to four")

@@ -93,15 +93,11 @@ def test_a_format_that_could_not_be_restored_is_not_written_even_where_a_setting
 @pytest.mark.parametrize(
     ("versions", "checkpoint", "may_travel", "can_be_held", "wanted"),
     [
-        (NEW, False, False, True, "sparse"),
-        ((11_001_000, 9_000_000), False, False, True, None),
-        ((11_002_000, 8_002_000), False, False, True, None),
-        (NEW, True, False, True, None),
-        (NEW, False, True, True, None),
-        (NEW, False, False, False, None),
-        (CONFINING, False, False, True, None),
+        (NEW, False, False, True, "sparse"), ((11_001_000, 9_000_000), False, False, True, None),
+        ((11_002_000, 8_002_000), False, False, True, None), (NEW, True, False, True, None),
+        (NEW, False, True, True, None), (NEW, False, False, False, None), (CONFINING, False, False, True, None),
     ],
-)
+)  # fmt: skip
 def test_a_suspended_vm_is_sparse_where_that_can_be_restored_and_stays(
     versions: tuple[int, int],
     checkpoint: bool,
@@ -130,9 +126,7 @@ def test_a_suspended_vm_is_sparse_where_that_can_be_restored_and_stays(
 MEMORY = b"QEVM" + b"what a guest remembers " * 100_000
 
 
-def test_a_format_that_libvirt_cannot_be_told_is_a_line_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_format_that_libvirt_cannot_have_is_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", raising=False)
     monkeypatch.setattr(save, "QEMU_CONF", str(tmp_path / "qemu.conf"))
     Path(save.QEMU_CONF).write_text('save_image_format = "lzop"\n')

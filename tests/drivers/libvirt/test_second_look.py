@@ -75,9 +75,7 @@ def test_it_is_the_machines_where_libvirt_can_define_no_domain(job: Job, monkeyp
     driver.close()
 
 
-def test_more_cores_and_threads_than_qemu_has_numbers_for_hold_the_job(
-    job: Job, connection: "libvirt.virConnect"
-) -> None:
+def test_more_threads_than_qemu_has_numbers_for_hold_the_job(job: Job, connection: "libvirt.virConnect") -> None:
     cpus = ("JobVM_VCPUS = 255", 'VMPARAM_vm_Topology = "cores=85,threads=3"')
     if connection.getVersion() >= 9_000_000:  # which has numbers for so many
         with running(job, *cpus):
@@ -93,8 +91,7 @@ def test_more_disks_than_there_are_places_hold_the_job(job: Job) -> None:
         make_guest(disk)
         job.own(disk)
     disks = ",".join(f"d{number}.img:{device}:w:raw" for number, device in enumerate(devices))
-    text = refused(job, errors.INVALID_DISK_PARAM, f'VMPARAM_vm_Disk = "{disks}"')
-    assert "fewer" in text
+    assert "fewer" in refused(job, errors.INVALID_DISK_PARAM, f'VMPARAM_vm_Disk = "{disks}"')
 
 
 def test_a_share_that_its_user_has_closed_meanwhile_holds_the_job(job: Job) -> None:

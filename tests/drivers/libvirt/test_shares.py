@@ -152,8 +152,7 @@ echo yes > /mnt/Data/told""",
 def test_a_vm_that_shares_can_be_paused_and_not_saved(linux: Job) -> None:
     guest(linux, "echo ready; cat", "share")
     asks = (*LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Share = true")
-    said = refused(linux, MISMATCHED, *asks, "JobVMCheckpoint = true", **BY_VIRTIOFS)
-    assert "JobVMCheckpoint" in said
+    assert "JobVMCheckpoint" in refused(linux, MISMATCHED, *asks, "JobVMCheckpoint = true", **BY_VIRTIOFS)
     with running(linux, *asks, **BY_VIRTIOFS) as peer:
         until(lambda: "ready" in linux.console(), "the guest has mounted it")
         assert peer.run("SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]

@@ -11,36 +11,19 @@ from tests.peer import environment
 SCRIPT = Path(__file__).with_name("start_counts.py")
 
 QUESTIONS = {
-    "virConnectOpen": 1,
-    "virConnectDomainEventRegisterAny": 2,
-    "virConnectListAllDomains": 3,
-    "virConnectGetCapabilities": 1,
-    "virDomainDefineXML": 1,
-    "virDomainFDAssociate": 1,
-    "virDomainCreateWithFlags": 1,
-    "virDomainUndefineFlags": 1,
-    "virDomainGetXMLDesc": 1,
-    "virDomainGetInfo": 1,
-    "virDomainSetMemoryParameters": 1,
-    "virDomainSetSchedulerParametersFlags": 1,
-    "virDomainResume": 1,
-    "virDomainIsPersistent": 1,
+    "virConnectOpen": 1, "virConnectDomainEventRegisterAny": 2, "virConnectListAllDomains": 3,
+    "virConnectGetCapabilities": 1, "virDomainDefineXML": 1, "virDomainFDAssociate": 1, "virDomainCreateWithFlags": 1,
+    "virDomainUndefineFlags": 1, "virDomainGetXMLDesc": 1, "virDomainGetInfo": 1, "virDomainSetMemoryParameters": 1,
+    "virDomainSetSchedulerParametersFlags": 1, "virDomainResume": 1, "virDomainIsPersistent": 1,
     "virDomainGetMetadata": 1,
-}
+}  # fmt: skip
 """What libvirtd is asked, and how often at most; the last two are of a domain that is none of ours."""
 
 LOCAL = {
-    "virConnectIsAlive",
-    "virConnectSetKeepAlive",
-    "virDomainFree",
-    "virDomainGetID",
-    "virDomainGetName",
-    "virDomainGetUUIDString",
-    "virEventRegisterDefaultImpl",
-    "virEventRunDefaultImpl",
-    "virGetLastError",
+    "virConnectIsAlive", "virConnectSetKeepAlive", "virDomainFree", "virDomainGetID", "virDomainGetName",
+    "virDomainGetUUIDString", "virEventRegisterDefaultImpl", "virEventRunDefaultImpl", "virGetLastError",
     "virRegisterErrorHandler",
-}
+}  # fmt: skip
 """What the library does by itself."""
 
 NEEDED_BY_FEW = {"classad2", "htcondor2", "lxml", "pycdlib"}

@@ -112,8 +112,7 @@ def test_top_shows_it(job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
     def top() -> dict[str, object]:
         assert cli.main(["vmgahp", "top", "--json", "--execute", str(job.scratch.parent)]) == 0
-        rows = json.loads(capsys.readouterr().out)["vms"]
-        (row,) = [row for row in rows if row["name"] == job.name]
+        (row,) = [row for row in json.loads(capsys.readouterr().out)["vms"] if row["name"] == job.name]
         return dict(row)
 
     with running(job) as peer:
@@ -173,8 +172,7 @@ def test_half_an_answer_is_none() -> None:
 def test_a_driver_of_libvirts_without_that_answer_is_asked_piece_by_piece() -> None:
     """libvirt's test driver, which is in the library and has made-up figures, that grow."""
     way = LibvirtConnection("test:///default", pytest.fail)
-    uuid = way.call(lambda connection: connection.listAllDomains()[0].UUIDString())
-    meter = Meter(way, "test", uuid)
+    meter = Meter(way, "test", way.call(lambda connection: connection.listAllDomains()[0].UUIDString()))
     first, second = meter.read(), meter.read()
     way.close()
     assert (first.state, first.vcpus, first.max_memory_kib) == (lifecycle.RUNNING, 2, 8 << 20)
@@ -191,19 +189,10 @@ def test_libvirts_answer_in_our_words() -> None:
         "<hostdev><target dev='vnet8'/><mac address='52:54:00:AA:00:03'/></hostdev></devices></domain>"
     )
     stats: dict[str, object] = {
-        "state.state": libvirt.VIR_DOMAIN_RUNNING,
-        "cpu.time": 2_500_000_000,
-        "vcpu.current": 2,
-        "vcpu.maximum": 2,
-        "vcpu.0.time": 1_000_000_000,
-        "vcpu.1.time": 500_000_000,
-        "net.count": 2,
-        "net.1.name": "vnet7",
-        "net.1.rx.bytes": 90,
-        "block.count": 1,
-        "block.0.name": "vda",
-        "block.0.wr.bytes": 4096,
-    }
+        "state.state": libvirt.VIR_DOMAIN_RUNNING, "cpu.time": 2_500_000_000, "vcpu.current": 2, "vcpu.maximum": 2,
+        "vcpu.0.time": 1_000_000_000, "vcpu.1.time": 500_000_000, "net.count": 2, "net.1.name": "vnet7",
+        "net.1.rx.bytes": 90, "block.count": 1, "block.0.name": "vda", "block.0.wr.bytes": 4096,
+    }  # fmt: skip
     found = from_stats(stats, "3", nics)
     assert (found.cpu_seconds, found.vcpus, found.vcpu_seconds) == (2.5, 2, {"0": 1.0, "1": 0.5})
     assert found.network == {"52:54:00:aa:00:01": {"rx_bytes": 90}}

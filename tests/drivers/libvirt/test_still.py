@@ -186,9 +186,7 @@ def test_a_vm_with_an_overlay_and_its_checkpoint_runs_as_ever(job: Job, named: P
         assert machine.status().state == "Running"
 
 
-def test_where_images_cannot_be_held_qemu_is_the_jobs_user(
-    job: Job, named: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_leases_qemu_is_the_jobs_user(job: Job, named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trap(job, named, "qcow2")
     monkeypatch.setattr(leases, "LOCAL", frozenset())
     with started(job, disks(made.disk)) as machine:

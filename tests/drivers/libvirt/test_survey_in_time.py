@@ -172,9 +172,7 @@ def test_a_qemu_that_is_slow_is_not_called_broken(libvirtd: Libvirtd, monkeypatc
     assert finding(found, "cpu", UNKNOWN)
 
 
-def test_what_hangs_of_the_rest_keeps_nobody_from_asking_libvirt(
-    libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_hangs_of_the_rest_keeps_nobody_from_libvirt(libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a TPM whose program is on a file system that is gone."""
     monkeypatch.setattr(survey, "which", lambda _program: "/gone/swtpm")
     monkeypatch.setattr(survey.tpm, "trouble", lambda _identity, _seconds: libvirtd.over.wait(DEADLINE))

@@ -25,7 +25,7 @@ from vmgahp.config import Settings
 from vmgahp.daemon import containers
 from vmgahp.drivers.base import Driver
 from vmgahp.drivers.script import key_of
-from vmgahp.drivers.script.machine import Garbled
+from vmgahp.drivers.script.machine import ScriptFailed
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject
@@ -134,12 +134,13 @@ class TestVirtualBox(DriverContract):
         finally:
             made.kill_all()
 
-    def test_a_disk_that_fails_at_the_start_rejects_the_job_and_virtualbox_itself_does_not(
-        self, subject: VirtualBox, driver: Driver, job: JobAd
-    ) -> None:
+    def test_a_disk_that_fails_is_the_jobs_fault(self, subject: VirtualBox, driver: Driver, job: JobAd) -> None:
         for text, fault in (
             ("Could_not_open_the_medium_(VERR-VD-VMDK)", errors.JobFault),
-            ("The_kernel_driver_is_not_accessible", Garbled if subject.identity.switching else errors.MachineFault),
+            (
+                "The_kernel_driver_is_not_accessible",
+                ScriptFailed if subject.identity.switching else errors.MachineFault,
+            ),
         ):
             (subject.state / "modes").write_text(f"fail:startvm={text}")
             with pytest.raises(fault, match=text.replace("_", " ").partition(" (")[0]):
@@ -149,9 +150,7 @@ class TestVirtualBox(DriverContract):
             assert sorted(os.listdir(job.working_dir())) == ["disk.vmdk"]
 
     @pytest.mark.parametrize("version", ["6.1.50r161033", "7.0.26r168464", "7.1.0r164728", "7.2.4r170995"])
-    def test_each_version_of_virtualbox_is_asked_in_its_own_words(
-        self, subject: VirtualBox, driver: Driver, job: JobAd, version: str
-    ) -> None:
+    def test_each_version_has_its_words(self, subject: VirtualBox, driver: Driver, job: JobAd, version: str) -> None:
         (subject.state / "version").write_text(version)
         driver.start(job).destroy()
         assert not subject.exists(job)
@@ -163,9 +162,7 @@ class TestVirtualBox(DriverContract):
         assert {"cpus": "2", "ioapic": "on"}.items() <= record["settings"].items()  # type: ignore[attr-defined]
         machine.destroy()
 
-    def test_two_jobs_with_the_same_image_run_beside_each_other(
-        self, subject: VirtualBox, driver: Driver, job: JobAd
-    ) -> None:
+    def test_two_jobs_with_the_same_image_run_at_once(self, subject: VirtualBox, driver: Driver, job: JobAd) -> None:
         """VirtualBox knows a disk by a UUID that is the same in each copy."""
         other = subject.job(2)
         image, copy = Path(job.working_dir(), "disk.vmdk"), Path(other.working_dir(), "disk.vmdk")
@@ -176,9 +173,7 @@ class TestVirtualBox(DriverContract):
         for machine in (first, second):
             machine.destroy()
 
-    def test_a_guru_meditation_is_an_end_and_nothing_is_left(
-        self, subject: VirtualBox, driver: Driver, job: JobAd
-    ) -> None:
+    def test_a_guru_meditation_is_an_end_without_rests(self, subject: VirtualBox, driver: Driver, job: JobAd) -> None:
         machine = driver.start(job)
         (subject.state / "modes").write_text("guru")
         assert machine.status().state == lifecycle.STOPPED
@@ -302,17 +297,12 @@ class Podman(Scripted):
 @pytest.mark.parametrize(
     ("version", "installed", "network"),
     [
-        ("4.3.1", ("slirp4netns", "pasta"), "slirp4netns"),
-        ("4.3.1", ("pasta",), ""),
-        ("5.4.2", ("slirp4netns", "pasta"), "pasta"),
-        ("5.4.2", ("slirp4netns",), "slirp4netns"),
-        ("6.0.0", ("slirp4netns",), ""),
-        ("6.0.0", ("pasta",), "pasta"),
+        ("4.3.1", ("slirp4netns", "pasta"), "slirp4netns"), ("4.3.1", ("pasta",), ""),
+        ("5.4.2", ("slirp4netns", "pasta"), "pasta"), ("5.4.2", ("slirp4netns",), "slirp4netns"),
+        ("6.0.0", ("slirp4netns",), ""), ("6.0.0", ("pasta",), "pasta"),
     ],
-)
-def test_podman_makes_networks_with_what_its_version_has(
-    scratch: Path, version: str, installed: tuple[str, ...], network: str
-) -> None:
+)  # fmt: skip
+def test_podmans_network_is_its_versions(scratch: Path, version: str, installed: tuple[str, ...], network: str) -> None:
     """A podman that says what it was asked."""
     tools, base = scratch / "tools", scratch / "base"
     for directory in (tools, base):

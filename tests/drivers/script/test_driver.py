@@ -15,7 +15,7 @@ from vmgahp import errors, findings, lifecycle
 from vmgahp.checkpoint.store import MANIFEST_FILE
 from vmgahp.config import Settings
 from vmgahp.drivers.script import ScriptDriver, key_of
-from vmgahp.drivers.script.machine import Garbled, ScriptMachine, user_for
+from vmgahp.drivers.script.machine import ScriptFailed, ScriptMachine, user_for
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject, until
@@ -118,7 +118,7 @@ class TestContract(DriverContract):
         return toy
 
 
-GARBLED = Garbled if WHO.switching else errors.MachineFault
+GARBLED = ScriptFailed if WHO.switching else errors.MachineFault
 """The fault for a script that fails: that of the job, if processes of the job's user can have caused it."""
 
 
@@ -349,9 +349,7 @@ def test_it_runs_as_the_user_that_the_settings_say(toy: Toy) -> None:
 
 
 @as_root
-def test_the_jobs_user_gets_neither_roots_groups_nor_its_rights(
-    toy: Toy, driver: ScriptDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_jobs_user_gets_no_rights_of_roots(toy: Toy, driver: ScriptDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     look = "id -G; grep Cap /proc/self/status; ulimit -c; env"
     toy.odd("start", f"{{ {look}; }} >{toy.state}/seen; echo running >$vm; exit")
     monkeypatch.setenv("_CONDOR_TOY_SECRET", "hush")
@@ -388,14 +386,10 @@ def test_a_script_that_others_can_write_is_not_run(toy: Toy, driver: ScriptDrive
 @pytest.mark.parametrize(
     "settings",
     [
-        {"VM_HYPERVISOR": ""},
-        {"VM_HYPERVISOR": "a b"},
-        {"VM_HYPERVISOR": "9toy"},
-        {"VM_SCRIPT_LIMITS": "memory=5"},
-        {"VM_SCRIPT_LIMITS": "as=lots"},
-        {"VM_SCRIPT_USER": "nobody-of-this-name"},
+        {"VM_HYPERVISOR": ""}, {"VM_HYPERVISOR": "a b"}, {"VM_HYPERVISOR": "9toy"}, {"VM_SCRIPT_LIMITS": "memory=5"},
+        {"VM_SCRIPT_LIMITS": "as=lots"}, {"VM_SCRIPT_USER": "nobody-of-this-name"},
     ],
-)
+)  # fmt: skip
 def test_settings_that_are_none_are_the_machines_fault(toy: Toy, settings: dict[str, str]) -> None:
     driver, name = toy.with_settings(**settings), next(iter(settings))
     refused(toy, driver, name)
@@ -452,9 +446,7 @@ def saved(toy: Toy, driver: ScriptDriver) -> JobAd:
 
 
 @pytest.mark.parametrize("change", ["its content", "another job"])
-def test_a_checkpoint_that_does_not_fit_holds_the_job(
-    toy: Toy, driver: ScriptDriver, saved: JobAd, change: str
-) -> None:
+def test_a_checkpoint_that_cannot_fit_holds_the_job(toy: Toy, driver: ScriptDriver, saved: JobAd, change: str) -> None:
     if change == "its content":
         Path(saved.working_dir(), "toy.saved").write_text("MEMORY\n")
     else:
@@ -479,9 +471,7 @@ def test_a_start_that_fails_keeps_the_checkpoint(
     driver.start(saved).destroy()
 
 
-def test_a_restore_that_fails_on_a_machine_that_is_well_holds_the_job(
-    toy: Toy, driver: ScriptDriver, saved: JobAd
-) -> None:
+def test_a_restore_that_fails_on_a_good_machine_holds_the_job(toy: Toy, driver: ScriptDriver, saved: JobAd) -> None:
     """The job can have written any memory into its files, and a manifest that fits."""
     toy.odd("start", "exit 1")
     with pytest.raises(errors.JobFault, match="cannot be used") as caught:
@@ -501,9 +491,7 @@ def test_a_checkpoint_that_cannot_be_written_down_lets_the_vm_run_on(toy: Toy, d
         machine.checkpoint()
 
 
-def test_the_script_goes_on_from_a_checkpoint_that_is_none_meanwhile(
-    toy: Toy, driver: ScriptDriver, saved: JobAd
-) -> None:
+def test_the_script_goes_on_from_one_that_is_none_meanwhile(toy: Toy, driver: ScriptDriver, saved: JobAd) -> None:
     """A server that dies meanwhile leaves disks that have moved on, and no checkpoint that says otherwise."""
     seen = toy.state / "seen"
     toy.odd("start", f'ls -A "$VMGAHP_DIRECTORY" >{seen}')

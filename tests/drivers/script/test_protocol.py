@@ -46,16 +46,12 @@ def test_the_request_is_in_the_environment_too() -> None:
 @pytest.mark.parametrize(
     ("output", "status", "outcome"),
     [
-        (b"", 0, "done"),
-        (b"{}", 0, "done"),
-        (b'{"outcome": "Done"}', 0, "done"),
+        (b"", 0, "done"), (b"{}", 0, "done"), (b'{"outcome": "Done"}', 0, "done"),
         (b'Outcome = "rejected"\nReason = "no"', 0, "rejected"),
-        (b'{"outcome": "not_implemented"}', 0, "not implemented"),
-        (b"", 65, "rejected"),
-        (b"", 69, "not implemented"),
+        (b'{"outcome": "not_implemented"}', 0, "not implemented"), (b"", 65, "rejected"), (b"", 69, "not implemented"),
         (b'{"outcome": "rejected"}', 65, "rejected"),
     ],
-)
+)  # fmt: skip
 def test_the_outcome_is_told_by_word_or_by_exit_status(output: bytes, status: int, outcome: str) -> None:
     assert decode("start", output, status).outcome == outcome
 

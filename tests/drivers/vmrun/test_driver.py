@@ -37,11 +37,8 @@ def job(scratch: Path) -> VmwareJob:
 
 def serving(job: VmwareJob, host: VMware, **settings: object) -> Peer:
     settings = {
-        "VMWARE_VMRUN": host.vmrun,
-        "VM_STOP_TIMEOUT": 1,
-        "VM_REPORT_PID": True,
-        "VM_REPORT_ADDRESS": True,
-    } | settings
+        "VMWARE_VMRUN": host.vmrun, "VM_STOP_TIMEOUT": 1, "VM_REPORT_PID": True, "VM_REPORT_ADDRESS": True,
+    } | settings  # fmt: skip
     return Peer(environment("vmware", job.scratch, **settings))
 
 
@@ -236,8 +233,7 @@ def vacate(job: VmwareJob, host: VMware, *more: str) -> int:
         wait_for_counts(job, beyond=1)
         does(peer, "CHECKPOINT")
         assert not host.pids()
-        written = json.loads((job.scratch / "vm_checkpoint.json").read_text())
-        assert written["cpu_seconds"] > 0
+        assert json.loads((job.scratch / "vm_checkpoint.json").read_text())["cpu_seconds"] > 0
         does(peer, "STOP")
     return counts(job.console())[-1]
 
@@ -452,9 +448,7 @@ class TestFailures:
         assert not host.pids()
 
     @pytest.mark.parametrize(("mode", "said"), [("hang:stop", "does not answer within 2 s"), ("unclean", "killing")])
-    def test_a_stop_that_does_nothing_is_followed_by_a_kill(
-        self, job: VmwareJob, host: VMware, mode: str, said: str
-    ) -> None:
+    def test_a_stop_in_vain_is_followed_by_a_kill(self, job: VmwareJob, host: VMware, mode: str, said: str) -> None:
         with running(job, host, VM_GAHP_REQ_TIMEOUT=20) as peer:
             host.misbehave(mode)
             does(peer, "STOP")

@@ -170,8 +170,7 @@ class TestProcesses:
 
     def test_only_that_very_process_is_killed(self, impostor):
         process, vmx = impostor
-        another = Process(process.pid, os.getuid(), vmx + "other.vmx")
-        assert wait_for_end(another, 20, kill=True)
+        assert wait_for_end(Process(process.pid, os.getuid(), vmx + "other.vmx"), 20, kill=True)
         assert process.poll() is None
         found = find_process(vmx)
         assert not wait_for_end(found, 0.01)

@@ -181,16 +181,9 @@ class TestDisks:
 
 
 BASE = {
-    ".encoding": "UTF-8",
-    "config.version": "8",
-    "virtualHW.version": "10",
-    "guestOS": "dos",
-    "displayName": "mine",
-    "memsize": "99999",
-    "numvcpus": "64",
-    "ide0:0.present": "TRUE",
-    "ide0:0.fileName": "dos.vmdk",
-}
+    ".encoding": "UTF-8", "config.version": "8", "virtualHW.version": "10", "guestOS": "dos", "displayName": "mine",
+    "memsize": "99999", "numvcpus": "64", "ide0:0.present": "TRUE", "ide0:0.fileName": "dos.vmdk",
+}  # fmt: skip
 
 CDROM = {"ide1:0.present": "TRUE", "ide1:0.deviceType": "cdrom-image"}
 
@@ -203,13 +196,8 @@ def build(scratch, user, disk):
         job = {"name": "alice_lab_7.0", "vm_type": "vmware", "working_dir": str(scratch), "memory_mib": 515, "vcpus": 2}
         job |= {"nics": (), "checkpoint": False, "no_output_vm": False}
         job |= {
-            "dir": "",
-            "transfer": True,
-            "snapshot_disk": True,
-            "vmx_file": "dos.vmx",
-            "vmdk_files": (),
-            "vmx": Vmx(),
-        }
+            "dir": "", "transfer": True, "snapshot_disk": True, "vmx_file": "dos.vmx", "vmdk_files": (), "vmx": Vmx(),
+        }  # fmt: skip
         vmx, spec = Vmx(BASE | (source or {})), VmwareSpec(**job | changes)
         return working_copy.build(vmx, spec, str(scratch), "1-2-3", Settings(machine or {}), user)
 

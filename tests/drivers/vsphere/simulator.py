@@ -179,16 +179,10 @@ def settings(sim: Vcsim, password: Path, **more: object) -> dict[str, object]:
     """Return the daemon's settings for a simulator."""
     pool = {"VSPHERE_RESOURCE_POOL": "DC0_C0"} if sim.model == "vpx" else {}
     return {
-        "VSPHERE_HOST": sim.host,
-        "VSPHERE_USER": USER,
-        "VSPHERE_PASSWORD_FILE": password,
-        "VSPHERE_TLS_PIN": sim.certificate,
-        "VSPHERE_DATASTORE": "LocalDS_0",
-        "VSPHERE_NETWORK_MAP": NETWORKS,
-        "VM_STOP_TIMEOUT": 1,
-        **pool,
-        **more,
-    }
+        "VSPHERE_HOST": sim.host, "VSPHERE_USER": USER, "VSPHERE_PASSWORD_FILE": password,
+        "VSPHERE_TLS_PIN": sim.certificate, "VSPHERE_DATASTORE": "LocalDS_0", "VSPHERE_NETWORK_MAP": NETWORKS,
+        "VM_STOP_TIMEOUT": 1, **pool, **more,
+    }  # fmt: skip
 
 
 def start(peer: Peer, job: Job, *more: str, scratch: Path | None = None) -> None:

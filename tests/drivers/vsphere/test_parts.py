@@ -184,13 +184,10 @@ def test_secure_boot_and_the_order_of_booting_are_asked_for(job: Job) -> None:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("ubuntu-64", "ubuntu64Guest"),
-        ("other-64", "otherGuest64"),
-        ("other", "otherGuest"),
-        ("", "otherGuest64"),
+        ("ubuntu-64", "ubuntu64Guest"), ("other-64", "otherGuest64"), ("other", "otherGuest"), ("", "otherGuest64"),
         ("plan9", "otherGuest64"),
     ],
-)
+)  # fmt: skip
 def test_the_guests_system(name: str, wanted: str) -> None:
     assert guest_id(name) == wanted
 
@@ -297,8 +294,7 @@ def test_a_name_for_vsphere_is_plain_short_and_unique(name: str) -> None:
 
 def test_a_tag_is_read_as_it_was_written() -> None:
     tag = Tag("id", "name", "job#1", "/dir", "host", RUNS, "vmgahp-0", "1700000000")
-    older = tag._replace(state=SAVED).options()
-    assert Tag.read([*older, *tag.options()]) == tag, "the last of a key counts"
+    assert Tag.read([*tag._replace(state=SAVED).options(), *tag.options()]) == tag, "the last of a key counts"
     assert Tag.read(None) is None
     for key in ("vmgahp.id", "guestinfo.vmgahp.id"):
         assert Tag.read([vim.option.OptionValue(key=key, value="x")]) is None

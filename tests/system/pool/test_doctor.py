@@ -39,8 +39,7 @@ def examined(namespace: Namespace, *words: str, user: str | None = None) -> tupl
     """The exit status and the findings, by their names."""
     done = namespace.run(DOCTOR, "doctor", "--json", *words, user=user, check=False)
     assert done.stdout, done.stderr
-    document = json.loads(done.stdout)
-    return done.returncode, {finding["check"]: finding for finding in document["findings"]}
+    return done.returncode, {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +153,7 @@ def test_the_settings_as_htcondor_has_them(namespace: Namespace) -> None:
     with namespace.path(where).open("a") as file:
         file.write("VM_RACK = 7\nVM_GAHP.VM_MEMORY = 128\nVMWARE_PERL = perl\nuse FEATURE : PartitionableSlot\n")
         file.write("STARTER.VM_NAT_NETWORK = x\nVM_STATUS_INTERVAL = 45\nVM_STOP_TIMEOUT @=end\n5\n@end\n")
-    done = namespace.run(DOCTOR, "config", "--json")
-    document = json.loads(done.stdout)
+    document = json.loads(namespace.run(DOCTOR, "config", "--json").stdout)
     rows = {row["name"]: (row["value"], row["from"]) for row in document["settings"]}
     assert rows["VM_TYPE"] == ("kvm", f"{where}, line 1")
     assert rows["VM_MEMORY"] == ("128", f"{where}, line 9")
@@ -236,8 +234,7 @@ def test_the_machine_is_left_as_it_was(namespace: Namespace) -> None:
     before = state(namespace)
     done = namespace.run(DOCTOR, "doctor", "--job", f"{LAB}/scratch/ad.txt", check=False)
     assert "<name>alice_lab_7.0</name>" in done.stdout
-    after = state(namespace)
-    assert sorted(set(after.splitlines()) ^ set(before.splitlines())) == []
+    assert sorted(set(state(namespace).splitlines()) ^ set(before.splitlines())) == []
 
 
 def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:

@@ -40,8 +40,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 
 def test_a_port_of_the_node_leads_in_and_the_submit_side_knows(pool: Pool) -> None:
-    machine = pool.offering()
-    assert machine["VM_kvm_ATTR_ssh"] is True
+    assert pool.offering()["VM_kvm_ATTR_ssh"] is True
     lines = "vm_networking = true\n+VMPARAM_vm_SSH = true\nrequirements = VM_kvm_ATTR_ssh"
     job = pool.submit("inside", lambda home: make_guest(home / "guest.img", None), lines)
     pool.wait_until("the job ad to say where", lambda: "ChirpVMSSH" in job.ad(), START + END)

@@ -184,8 +184,7 @@ def test_a_probe_ends_in_time_though_libvirtd_hangs_or_is_gone(namespace: Namesp
     ended = probe(namespace, PATIENCE)
     assert (ended.returncode, ended.stdout.startswith("VM_GAHP_VERSION")) == (0, True), ended.stderr
     assert 'VM_qemu_ATTR_memory_formats = "raw,sparse"' in ended.stdout, "for there is no zstd"
-    hanging = libvirtd(namespace)
-    namespace.kill(hanging, "STOP")
+    namespace.kill(libvirtd(namespace), "STOP")
     ended = probe(namespace)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "libvirt at qemu:///system does not answer" in ended.stderr

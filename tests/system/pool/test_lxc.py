@@ -115,12 +115,9 @@ class Containers(Subject):
 def containers(namespace: Namespace, **changes: str) -> Settings:
     socket = namespace.path("/run/libvirt/libvirt-sock")
     ours = {
-        "VM_MEMORY": "1024",
-        "VM_STOP_TIMEOUT": "1",
-        "VM_LIBVIRT_URI": f"lxc+unix:///system?socket={socket}",
-        "VM_LIBVIRT_DOMAIN_TYPE": "lxc",
-        "LIBVIRT_XML_SCRIPT": str(namespace.exchange / "make-xml"),
-    }
+        "VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_LIBVIRT_URI": f"lxc+unix:///system?socket={socket}",
+        "VM_LIBVIRT_DOMAIN_TYPE": "lxc", "LIBVIRT_XML_SCRIPT": str(namespace.exchange / "make-xml"),
+    }  # fmt: skip
     return Settings({name: value for name, value in (ours | changes).items() if value})
 
 

@@ -243,8 +243,7 @@ def test_a_shell_on_the_node_leads_to_the_guests_display(pool: Pool, jobs: Mappi
     def ssh(*words: str) -> str:
         return str(pool.run("condor_ssh_to_job", *words, user=USER, timeout=90).stdout)
 
-    said = ssh(str(job.cluster), "id -un; pwd; cat vm_vnc.json")
-    user, directory, display = said.split("\n")[:3]
+    user, directory, display = ssh(str(job.cluster), "id -un; pwd; cat vm_vnc.json").split("\n")[:3]
     assert (user, directory) == (USER, pool.scratch(job))
     through = f"ssh -W 127.0.0.1:{json.loads(display)['port']}"
     command = f"sleep 10 | condor_ssh_to_job -ssh '{through}' {job.cluster} | head -c 3"

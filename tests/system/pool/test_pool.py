@@ -79,9 +79,7 @@ def test_a_removed_job_leaves_no_machine(pool: Pool, running: Mapping[str, Job])
     pool.wait_until("QEMU to go", lambda: pool.qemu_of(job) is None, 10)
 
 
-def test_a_disk_that_cannot_be_read_holds_the_job_and_leaves_the_machine(
-    pool: Pool, running: Mapping[str, Job]
-) -> None:
+def test_an_unreadable_disk_holds_the_job_and_leaves_the_machine(pool: Pool, running: Mapping[str, Job]) -> None:
     """HTCondor's own server answers NULL here, and the machine runs no VM for anybody any more."""
     commands = "vm_disk = /etc/shadow:hda:r:raw\ntransfer_input_files =\n"
     job = pool.submit("unreadable", lambda home: None, commands)

@@ -62,8 +62,7 @@ def test_rpmlint_finds_nothing(packages: dict[str, Path]) -> None:
     for release in ("el9", "el10"):
         [source] = packages["vmgahp." + release].parent.glob(f"*.{release}.src.rpm")
         found = [packages[name] for name in packages if name.endswith("." + release)]
-        settings = REPOSITORY / "packaging/rpm/rpmlint.toml"
-        command = ["rpmlint", "-c", str(settings), *map(str, [source, *found])]
+        command = ["rpmlint", "-c", str(REPOSITORY / "packaging/rpm/rpmlint.toml"), *map(str, [source, *found])]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, re.findall(r": [EW]: .*", done.stdout)) == (0, []), done.stdout
         assert " 3 packages" in done.stdout
@@ -132,8 +131,7 @@ def test_el_9s_is_installed_runs_is_upgraded_and_goes(
             """And nothing of it is changed or missing, and nothing is left of another."""
             [version] = query(package, "--qf", "%{VERSION}\n")
             for command in (["vmgahp", "version"], [SERVER, "-version"]):
-                said = namespace.run(*command).stdout.split()
-                assert said[1].replace(".dev", "~dev") == version
+                assert namespace.run(*command).stdout.split()[1].replace(".dev", "~dev") == version
             rpm("-V", "vmgahp")
             modules = namespace.run("find", f"{SITE9}/vmgahp", "-name", "later.*").stdout.split()
             return len(modules) == (2 if package == new else 0)
@@ -168,8 +166,7 @@ def test_el_9s_is_installed_runs_is_upgraded_and_goes(
         assert 'VM_Type = "kvm"' in said
         assert "VM_Memory = 256" in said, "HTCondor's engine has worked it out"
 
-        compiled = "find /usr/lib64/vmgahp -name '*.pyc' | wc -l"
-        assert int(namespace.run("sh", "-c", compiled).stdout) > 100
+        assert int(namespace.run("sh", "-c", "find /usr/lib64/vmgahp -name '*.pyc' | wc -l").stdout) > 100
         stale = f"{SITE9}/gone/__pycache__"
         namespace.run("mkdir", "-p", stale)
         # What an administrator has had written, and has edited: the package itself has no configuration.
@@ -229,6 +226,5 @@ def test_el_10s_serves_a_pool(packages: dict[str, Path], tmp_path: Path) -> None
         pool.wait_until("the startd to offer VMs", lambda: pool.machine().get("HasVM"), 90)
         assert pool.machine()["VM_Type"] == "kvm"
         assert "VM_TYPES" in pool.machine(), "HTCondor's own server has no such attribute"
-        said = pool.run("vmgahp", "doctor", "--json", check=False).stdout
-        assert f"{SERVER} is this daemon" in said
+        assert f"{SERVER} is this daemon" in pool.run("vmgahp", "doctor", "--json", check=False).stdout
         assert pool.run("sha256sum", REFERENCE_SERVER).stdout == reference

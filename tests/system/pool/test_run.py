@@ -282,8 +282,7 @@ def test_a_running_programs_output_is_seen(pool: Pool, jobs: Mapping[str, Job]) 
     """While it is suspended it says no more."""
     job = jobs["suspended"]
     pool.wait_until("two STATUS=Suspended", lambda: pool.told(job).count("STATUS=Suspended") >= 2, END)
-    seen = str(pool.run("condor_tail", str(job.cluster), user=USER).stdout)
-    numbers = [int(line) for line in seen.split()]
+    numbers = [int(line) for line in str(pool.run("condor_tail", str(job.cluster), user=USER).stdout).split()]
     assert numbers == list(range(1, len(numbers) + 1))
     assert 0 < len(numbers) < SECONDS
 
@@ -298,8 +297,7 @@ def test_a_suspended_program_goes_on_where_it_was(pool: Pool, jobs: Mapping[str,
 
 def test_a_vacated_program_goes_on_from_its_checkpoint(jobs: Mapping[str, Job]) -> None:
     job = jobs["vacated"]
-    ad = ended(job)
-    assert (ad["ExitCode"], job.events().count("executing")) == (0, 2)
+    assert (ended(job)["ExitCode"], job.events().count("executing")) == (0, 2)
     assert counted(job) == list(range(1, SECONDS + 1))
     assert (job.directory / "results/sum").read_text() == f"counted to {SECONDS}\n"
     console = (job.directory / "vm_console.log").read_text()
@@ -309,8 +307,7 @@ def test_a_vacated_program_goes_on_from_its_checkpoint(jobs: Mapping[str, Job]) 
 
 def test_an_evicted_program_begins_anew(jobs: Mapping[str, Job]) -> None:
     job = jobs["evicted"]
-    ad = ended(job)
-    assert (ad["ExitCode"], job.events().count("executing")) == (0, 2)
+    assert (ended(job)["ExitCode"], job.events().count("executing")) == (0, 2)
     assert counted(job) == list(range(1, SECONDS + 1))
 
 
@@ -320,8 +317,7 @@ def test_ten_jobs_run_on_one_image(pool: Pool, ten: Path) -> None:
     status = re.findall(r"return value (\d+)\)", log.read_text())
     assert sorted(status) == [str(process) for process in range(TEN)], log.read_text()
     came = {path.name: path.read_text(errors="replace") for path in ten.glob("*.*")}
-    results = {f"result.{process}": f"{process}\n" for process in range(TEN)}
-    assert results.items() <= came.items(), came
+    assert {f"result.{process}": f"{process}\n" for process in range(TEN)}.items() <= came.items(), came
 
 
 def test_a_job_of_vmgahp_run_is_one_of_them(by_command: Job) -> None:

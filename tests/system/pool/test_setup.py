@@ -32,17 +32,14 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 def test_jobs_run_after_setup_and_a_restart(pool: Pool) -> None:
     assert not pool.machine().get("HasVM")
     given = ("--type", "kvm", "--memory", "512", "--network", "none", "--emulation", "--set", "VM_STOP_TIMEOUT=5")
-    looked = pool.run(TOOL, "setup", *given, "--dry-run").stdout
-    assert f"+VM_GAHP_SERVER = {OUR_SERVER}\n" in looked
+    assert f"+VM_GAHP_SERVER = {OUR_SERVER}\n" in pool.run(TOOL, "setup", *given, "--dry-run").stdout
     assert not pool.namespace.path(FILE).exists()
 
-    said = pool.run(TOOL, "setup", *given, "--yes", "--restart", timeout=120)
-    assert said.stderr == ""
+    assert pool.run(TOOL, "setup", *given, "--yes", "--restart", timeout=120).stderr == ""
     assert pool.run("condor_config_val", "VM_GAHP_LOG").stdout.endswith("/log/VMGahpLog\n"), "its macro is worked out"
     assert f"VM_MEMORY = 512\n # from: {FILE}, line " in pool.run(TOOL, "config", "--changed").stdout
     assert pool.offering()["VM_Memory"] == 512
-    job = pool.submit("after-setup", lambda home: make_guest(home / "guest.img", 3))
-    job.wait_for_event("terminated", END)
+    pool.submit("after-setup", lambda home: make_guest(home / "guest.img", 3)).wait_for_event("terminated", END)
 
     assert "is as it would be written" in pool.run(TOOL, "setup", "--yes").stdout
     pool.run(TOOL, "setup", "--remove", "--yes", "--restart")

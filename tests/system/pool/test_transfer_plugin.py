@@ -72,8 +72,7 @@ def test_a_job_runs_on_an_overlay_and_the_overlay_comes_home(pool: Pool) -> None
 def test_a_vacated_job_goes_on_with_its_overlay_as_it_was(pool: Pool) -> None:
     """HTCondor runs the plugin at the second start too, when the overlay has come back from the spool."""
     make_guest(pool.directory / "images/longer.raw", LONGER)
-    url = f"nfs://{IMAGES}/longer.raw:disk.qcow2"
-    job = submit(pool, "vacated", url, CHECKPOINT)
+    job = submit(pool, "vacated", f"nfs://{IMAGES}/longer.raw:disk.qcow2", CHECKPOINT)
     go_on_from_checkpoint(pool, job)
     assert_counted(job, LONGER)
 

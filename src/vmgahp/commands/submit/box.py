@@ -91,18 +91,15 @@ def _of(package: Package, options: argparse.Namespace, summary: Summary) -> Gues
     else:
         problem = f"The box is one of the provider {str(provider)[:40]!a}."
         raise SubmitError(problem, "take one of libvirt, vmware_desktop or virtualbox.")
-    made.name = simple_name(options.name or _name(options.file), "vm")
+    # Vagrant keeps a box in a directory of its name.
+    parts = os.path.abspath(options.file).split(os.sep)
+    kept = next((part for part in reversed(parts) if _SLASH in part), "").replace(_SLASH, "-")
+    stem = kept or os.path.basename(options.file.rstrip("/")).removesuffix(".box")
+    made.name = simple_name(options.name or stem, "vm")
     made.set_architecture(str(about.get("architecture") or "").lower(), f"{METADATA}: architecture", summary)
     if made.options.get("Arch"):
         made.options.setdefault("Firmware", "uefi")
     return made
-
-
-def _name(path: str) -> str:
-    """Return the box's name, from its file or from Vagrant's directory for it."""
-    parts = os.path.abspath(path).split(os.sep)
-    kept = next((part for part in reversed(parts) if _SLASH in part), "")
-    return kept.replace(_SLASH, "-") or os.path.basename(path.rstrip("/")).removesuffix(".box")
 
 
 def _list_unused(package: Package, about: dict[str, Any], summary: Summary) -> None:

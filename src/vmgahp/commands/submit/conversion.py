@@ -44,7 +44,7 @@ from vmgahp.images import CATALOG
 from vmgahp.job import vm_spec, vmware
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.job.attributes import ARM, ATTRIBUTES
-from vmgahp.job.disks import Disk, DiskRequest
+from vmgahp.job.disks import Disk
 from vmgahp.job.engine import NoEngine
 from vmgahp.job.look import find
 from vmgahp.job.spec import JobSpec
@@ -183,17 +183,13 @@ def write(
         command_line("on_exit_hold_reason", "ChirpVMHoldReason"),
         command_line("log", f"{machine.name}.log"),
     ]
-    own = {_name(line) for line in machine.lines}
-    lines += [*(line for line in usual if _name(line) not in own), *machine.lines]
+    own = commands_of("\n".join(machine.lines))
+    lines += [*(line for line in usual if line.partition(" =")[0] not in own), *machine.lines]
     for line in appended:
         if not is_command(line):
             raise SubmitError(f"--append {line!a} is not of the form command = value.")
         lines.append(line)
     return "\n".join([*lines, "queue" if machine.number == 1 else f"queue {machine.number}", ""])
-
-
-def _name(line: str) -> str:
-    return line.partition("=")[0].strip().lower()
 
 
 def _tell_disk(disk: GuestDisk, transfer: bool, summary: Summary) -> None:
@@ -408,8 +404,15 @@ def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
     settings, identity = Settings(MACHINE), Identity(os.geteuid(), os.getegid())
     vm_type = ad.vm_type()
     if vm_type in VMWARE:
-        spec_there = vmware.look(vmware.VmwareSpec.parse(ad, settings), settings, identity)
-        return Rehearsed(ad, _of_vmware(spec_there, settings), "")
+        there = vmware.look(vmware.VmwareSpec.parse(ad, settings), settings, identity)
+        if vm_type in VMRUN:
+            working_copy.build(there.vmx, there, there.working_dir, "", settings, identity)
+            return Rehearsed(ad, there, "")
+        with suppress(ImportError):  # only machines that run VMware need pyVmomi
+            from vmgahp.drivers.vsphere import hardware
+
+            hardware.read_hardware(there.vmx, there.vmx_file)
+        return Rehearsed(ad, there, "")
     if vm_type not in (*QEMU, *XEN):
         return Rehearsed(ad, vm_spec.settle_slot(vm_spec.parse(ad, settings), settings, identity), "")
     xml = job_xml.load(ad, settings, identity) if vm_type in QEMU else None
@@ -423,7 +426,9 @@ def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
     ]
     here = spec._replace(requests=tuple(one for one in spec.requests if one not in elsewhere))
     found = {disk.device: disk for disk in find(here, settings, identity).disks}
-    found |= {one.device: _elsewhere(one) for one in elsewhere}
+    for one in elsewhere:
+        path, form, kind = one.file or f"/catalog/{one.image}", one.format or "qcow2", one.kind or "disk"
+        found[one.device] = Disk(path, one.device, one.partition, one.writable, form, False, kind, one.shared)
     spec = spec._replace(disks=tuple(found[one.device] for one in spec.requests))
     if spec.xen is not None:
         require_xen(spec, spec.xen)
@@ -432,25 +437,6 @@ def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
     host = Host("00000000-0000-4000-8000-000000000000", "kvm", "", bridge="br0", arch=arch)
     ours = build(spec, host)
     return Rehearsed(ad, spec, xml.describe(ours, spec.working_dir, None, identity) if xml else ours)
-
-
-def _of_vmware(spec: vmware.VmwareSpec, settings: Settings) -> vmware.VmwareSpec:
-    """Return the spec, if VMware could make a machine from it. Raises `Fault`."""
-    if spec.vm_type in VMRUN:
-        identity = Identity(os.geteuid(), os.getegid())
-        working_copy.build(spec.vmx, spec, spec.working_dir, "", settings, identity)
-        return spec
-    with suppress(ImportError):  # only machines that run VMware need pyVmomi
-        from vmgahp.drivers.vsphere import hardware
-
-        hardware.read_hardware(spec.vmx, spec.vmx_file)
-    return spec
-
-
-def _elsewhere(one: DiskRequest) -> Disk:
-    """Make the disk of an image that only the execute machine has."""
-    path, form, kind = one.file or f"/catalog/{one.image}", one.format or "qcow2", one.kind or "disk"
-    return Disk(path, one.device, one.partition, one.writable, form, False, kind, one.shared)
 
 
 SUBMIT_DEADLINE = 600.0

@@ -123,9 +123,14 @@ class DomainReader:
     def read(self) -> Guest:
         """Read everything, and report it. Raises `SubmitError`."""
         made, account, summary = self._made, self._account, self._summary
-        self._require_ours()
+        domain, guest = get(self._root, "type"), text(self._kind) or "hvm"
+        if domain not in (*_QEMUS, "xen"):
+            hint = "export it for vmgahp submit ovf or vmx, or give its disks to vmgahp submit disk."
+            raise SubmitError(f"It is a domain of the type {domain[:40]!a}, and jobs are QEMU's or Xen's.", hint)
+        if guest not in (("hvm", "linux", "xen") if domain == "xen" else ("hvm",)):
+            raise SubmitError(f"Its operating system is of the type {guest[:40]!a}, which jobs cannot have.")
         account.take(self._root, "type")
-        if get(self._root, "type") == "xen":
+        if domain == "xen":
             self._xen_boot()
         for element in (self._system, self._devices, self._cpu, child(self._root, "features")):
             account.take(element)  # each element in them is reported separately
@@ -289,15 +294,6 @@ class DomainReader:
             elif path == "/domain/devices" and tag not in _IN_THE_AD:
                 self._summary.keep(account.place(part), tag, "in the job's own XML")
         return made
-
-    def _require_ours(self) -> None:
-        """Refuse a VM that is neither QEMU's nor Xen's."""
-        domain, guest = get(self._root, "type"), text(self._kind) or "hvm"
-        if domain not in (*_QEMUS, "xen"):
-            hint = "export it for vmgahp submit ovf or vmx, or give its disks to vmgahp submit disk."
-            raise SubmitError(f"It is a domain of the type {domain[:40]!a}, and jobs are QEMU's or Xen's.", hint)
-        if guest not in (("hvm", "linux", "xen") if domain == "xen" else ("hvm",)):
-            raise SubmitError(f"Its operating system is of the type {guest[:40]!a}, which jobs cannot have.")
 
     def _sizes(self) -> None:
         """Read memory, CPUs and their topology."""
@@ -478,10 +474,9 @@ def _usual_bus(name: str) -> str:
 
 def _correct(element: etree._Element, disk: GuestDisk, *, transferred: bool) -> None:
     """Correct a disk of the file to match vm_disk."""
-    parts = [element.find(tag) for tag in ("driver", "source", "target")]
     driver, source, target = (
-        etree.SubElement(element, tag) if part is None else part
-        for tag, part in zip(("driver", "source", "target"), parts, strict=True)
+        etree.SubElement(element, tag) if (part := element.find(tag)) is None else part
+        for tag in ("driver", "source", "target")
     )
     source.set("file", disk.name or (os.path.basename(disk.path) if transferred else disk.path))
     driver.set("type", "raw" if disk.format == "iso" else disk.format)

@@ -15,7 +15,6 @@ import re
 import tarfile
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from lxml import etree
 
@@ -257,16 +256,6 @@ class Item:
         return found
 
 
-class PackageDrive(NamedTuple):
-    """One disk of the package, or the medium of a drive."""
-
-    file: str
-    """The name of the file; empty for an empty disk."""
-    capacity: int
-    """The capacity in bytes, 0 if unknown."""
-    element: etree._Element
-
-
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     """Read a descriptor or an archive. Raises `SubmitError`."""
     return PackageReader(Package(options.file, summary), options, summary).read()
@@ -293,7 +282,12 @@ class PackageReader:
         self._made = Guest(name=simple_name(options.name or name, stem), vcpus=0)
         self._named = self._drives()
         self._items = self._chosen_items()
-        self._controllers = {item.instance: item for item in self._items if item.type in _CONTROLLERS}
+        self._controllers = {
+            item.instance: _CONTROLLERS[item.type] if item.type == IDE else item.subtype or _CONTROLLERS[item.type]
+            for item in self._items
+            if item.type in _CONTROLLERS
+        }
+        """The word for each controller."""
         self._order: list[tuple[str, int, GuestDisk]] = []
         """The controller and the place on it for each disk."""
         self._empty: list[tuple[GuestDisk, int]] = []
@@ -361,19 +355,22 @@ class PackageReader:
                 found.append(Item(element, self._account))
         return found
 
-    def _drives(self) -> dict[str, PackageDrive]:
-        """Read the package's disks and files by the names that items use."""
-        account, files, found = self._account, dict[str, str](), dict[str, PackageDrive]()
+    def _drives(self) -> dict[str, tuple[str, int, etree._Element]]:
+        """Read the disks and files by the names that items use: file, capacity in bytes, and element.
+
+        The file is empty for an empty disk, and the capacity 0 if it is unknown.
+        """
+        account, files, found = self._account, dict[str, str](), dict[str, tuple[str, int, etree._Element]]()
         for element in children(account.child(self._root, "References"), "File"):
             account.take(element, "size", "description")
             name, href = account.get(element, "id"), account.get(element, "href")
             files[name] = href
-            found[f"file/{name}"] = PackageDrive(href, 0, element)
+            found[f"file/{name}"] = href, 0, element
         for element in children(account.child(self._root, "DiskSection"), "Disk"):
             account.take_all(element)
             unit = amount(get(element, "capacityAllocationUnits") or "byte")
             file, capacity = files.get(get(element, "fileRef"), ""), number(get(element, "capacity")) * unit
-            found[f"disk/{get(element, 'diskId')}"] = PackageDrive(file, capacity, element)
+            found[f"disk/{get(element, 'diskId')}"] = file, capacity, element
         return found
 
     def _cpus(self, item: Item) -> None:
@@ -405,11 +402,10 @@ class PackageReader:
     def _disk(self, item: Item) -> None:
         """Read a disk, or a drive with its medium."""
         resource = item.first("HostResource").removeprefix("ovf:").lstrip("/")
-        drive = self._named.get(resource)
-        capacity = drive.capacity if drive else 0
+        file, capacity, described = self._named.get(resource, ("", 0, item.element))
         capacity = capacity or item.number("VirtualQuantity") * amount(item.first("AllocationUnits") or "byte")
-        if drive is not None and drive.file:
-            disk = self._with_file(item, drive)
+        if file:
+            disk = self._with_file(item, file, is_overlay=bool(get(described, "parentRef")))
         elif capacity and item.type not in _DRIVES:
             disk = GuestDisk("", "qcow2", place=item.place, what=item.summary)
             self._empty.append((disk, capacity))
@@ -422,31 +418,23 @@ class PackageReader:
             return
         item.use("Address", "AutomaticAllocation", "VirtualQuantityUnits")
         parent = item.first("Parent")
-        disk.put_on(self._controller(parent))
+        disk.put_on(self._controllers.get(parent, ""))
         if item.type in (CD, DVD):
             disk.bus, disk.writable = disk.bus or "sata", False
         elif item.type == FLOPPY:
             disk.bus = "floppy"
         self._order.append((parent, item.number("AddressOnParent"), disk))
 
-    def _controller(self, instance: str) -> str:
-        """Return the word for a controller, empty for none."""
-        item = self._controllers.get(instance)
-        if item is None:
-            return ""
-        return item.subtype if item.subtype and item.type != IDE else _CONTROLLERS[item.type]
-
-    def _with_file(self, item: Item, drive: PackageDrive) -> GuestDisk:
-        if get(drive.element, "parentRef"):
+    def _with_file(self, item: Item, file: str, *, is_overlay: bool) -> GuestDisk:
+        if is_overlay:
             raise SubmitError(f"{item.place}: the disk is an overlay of another.", "export it without snapshots.")
-        if drive.file in self._paths and item.type not in _DRIVES:
-            problem = f"{item.place}: {drive.file!a} is the image of two disks."
+        if file in self._paths and item.type not in _DRIVES:
+            problem = f"{item.place}: {file!a} is the image of two disks."
             raise SubmitError(problem, "give each a file of its own in the package.")
-        if drive.file not in self._paths:
-            path = self._package.file(drive.file, self._options.dir, force=self._options.force)
-            self._paths[drive.file] = path
-        disk = GuestDisk(self._paths[drive.file], _DRIVES.get(item.type, ""), place=item.place, hostile=True)
-        disk.what = f"{item.summary}, {drive.file}"
+        if file not in self._paths:
+            self._paths[file] = self._package.file(file, self._options.dir, force=self._options.force)
+        disk = GuestDisk(self._paths[file], _DRIVES.get(item.type, ""), place=item.place, hostile=True)
+        disk.what = f"{item.summary}, {file}"
         if not disk.format:
             find_format(disk)  # exporters disagree about the addresses of formats
         return disk
@@ -466,10 +454,10 @@ class PackageReader:
             for disk, size in sizes:
                 summary.keep(disk.place, disk.what, f"{disk.device}, an empty disk of {size} MiB")
             summary.advise("The empty disks are made where the job runs: say --append 'request_disk = …'.")
-        for drive in self._named.values():
-            if drive.file and drive.file not in self._paths:
-                self._paths[drive.file] = ""
-                summary.skip(self._account.place(drive.element), f"file {drive.file}")
+        for file, _, element in self._named.values():
+            if file and file not in self._paths:
+                self._paths[file] = ""
+                summary.skip(self._account.place(element), f"file {file}")
 
     def _vmware(self) -> None:
         """Read UEFI, with Secure Boot or without, and the architecture."""

@@ -22,8 +22,8 @@ from vmgahp.drivers.script.machine import (
     KIND,
     SETTING,
     USER,
-    Garbled,
     Program,
+    ScriptFailed,
     ScriptMachine,
     ScriptPlan,
     named_user,
@@ -100,7 +100,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
         """Blame the machine for a script that fails without the job as well."""
-        if isinstance(fault, Garbled) and self._is_unfit():
+        if isinstance(fault, ScriptFailed) and self._is_unfit():
             return errors.MachineFault(fault.problem, fault.hint)
         return fault
 

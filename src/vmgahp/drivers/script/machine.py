@@ -44,11 +44,11 @@ _NOT_EXECUTABLE = (126, 127)
 _BY_HAND = "run it by hand with this action (docs/how-to/script-drivers.md says how), and see the server's log."
 
 
-class Garbled(errors.JobFault):
+class ScriptFailed(errors.JobFault):
     """A failure of the script as the job's user: any process of that user can kill it, stop it or answer for it."""
 
 
-FAILED = (errors.MachineFault, Garbled)
+FAILED = (errors.MachineFault, ScriptFailed)
 
 
 class Program:
@@ -105,7 +105,7 @@ class Program:
     def fault(self, problem: str, hint: str) -> errors.Fault:
         """Return the fault for a failure of the running script: the job's if the job's user can cause it."""
         if self._is_the_jobs and self.user.may_execute(self.path):
-            return Garbled(errors.MISMATCHED, problem, f"ask the administrator of this machine: {hint}")
+            return ScriptFailed(errors.MISMATCHED, problem, f"ask the administrator of this machine: {hint}")
         return errors.MachineFault(problem, hint)
 
     def _environment(self) -> dict[str, str]:

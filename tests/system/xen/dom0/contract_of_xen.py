@@ -39,13 +39,10 @@ class ParavirtualGuests(Subject):
             os.chown(path, UID, UID)
         words = "console=hvc0 quiet loglevel=0" + (" seconds=1" if ends else "")
         return {
-            "JobVMMemory": "128",
-            "VMPARAM_vm_Disk": quote(f"{DISK}:xvda:w"),
-            "VMPARAM_Xen_Kernel": quote("/lab/guest/vmlinux"),
-            "VMPARAM_Xen_Initrd": quote("/lab/guest/initrd"),
-            "VMPARAM_Xen_Root": quote("/dev/xvda"),
-            "VMPARAM_Xen_Kernel_Params": quote(words),
-        }
+            "JobVMMemory": "128", "VMPARAM_vm_Disk": quote(f"{DISK}:xvda:w"),
+            "VMPARAM_Xen_Kernel": quote("/lab/guest/vmlinux"), "VMPARAM_Xen_Initrd": quote("/lab/guest/initrd"),
+            "VMPARAM_Xen_Root": quote("/dev/xvda"), "VMPARAM_Xen_Kernel_Params": quote(words),
+        }  # fmt: skip
 
     def exists(self, job: JobAd) -> bool:
         with contextlib.closing(libvirt.open("xen:///system")) as connection:

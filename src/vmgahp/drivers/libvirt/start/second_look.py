@@ -73,7 +73,7 @@ def _plain_guest_starts(
     spec = plan.spec._replace(
         name=name, disks=(), requests=(), nics=(), vcpus=1, vnc=False, devices=Devices(arch=plan.spec.devices.arch)
     )
-    plain = plan._replace(spec=spec, xml=None, label="", passt=False, panic="")
+    plain = plan._replace(spec=spec, label="", passt=False, panic="")
 
     def start(opened: libvirt.virConnect) -> None:
         marked = etree.fromstring(made.xml)

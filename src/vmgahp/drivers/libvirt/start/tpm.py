@@ -104,7 +104,7 @@ def _run(identity: Identity, directory: str, uid: int, gid: int, stderr: int) ->
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             companion.listen(listener, socket_in(directory), (uid, gid))
-            os.close(os.open(_state(directory), os.O_CREAT, 0o600))
+            os.close(os.open(_state(directory), os.O_CREAT | os.O_NOFOLLOW, 0o600))
             if os.geteuid() == 0:
                 os.chown(_state(directory), identity.uid, identity.gid)
         except OSError as error:
