@@ -29,7 +29,7 @@ class Finding(NamedTuple):
     check: str
     """A short name, such as ``kvm`` or ``network nat``."""
     verdict: str
-    looked_at: str
+    subject: str
     seen: str
     hint: str = ""
     """An instruction in the imperative, with the command to type; empty if the check passed."""
@@ -122,11 +122,11 @@ class Late(errors.MachineFault):
     """A check that has not ended by its deadline."""
 
 
-def judge(check: str, looked_at: str, outcome: object, good: str | Callable[[], str], trouble: str = BAD) -> Finding:
+def judge(check: str, subject: str, outcome: object, good: str | Callable[[], str], trouble: str = BAD) -> Finding:
     """Make the finding for the outcome of a check: `trouble` for a fault, `good` (or its return value) otherwise."""
     if isinstance(outcome, errors.Fault):
-        return Finding(check, trouble, looked_at, outcome.problem, outcome.hint)
-    return Finding(check, OK, looked_at, good if isinstance(good, str) else good())
+        return Finding(check, trouble, subject, outcome.problem, outcome.hint)
+    return Finding(check, OK, subject, good if isinstance(good, str) else good())
 
 
 def first_bad(findings: Iterable[Finding]) -> Finding | None:

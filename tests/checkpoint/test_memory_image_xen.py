@@ -25,7 +25,7 @@ def image(tmp_path: Path) -> Iterator[int]:
     os.close(descriptor)
 
 
-def looked_at(content: bytes) -> None:
+def subject(content: bytes) -> None:
     descriptor = os.memfd_create("image")
     try:
         os.write(descriptor, content)
@@ -50,7 +50,7 @@ def test_an_image_and_where_xens_stream_begins(image: int) -> None:
 )  # fmt: skip
 def test_what_is_no_image(content: bytes, part: str) -> None:
     with pytest.raises(Damaged, match=part):
-        looked_at(content)
+        subject(content)
 
 
 def test_another_xml_goes_before_the_same_memory(image: int) -> None:

@@ -101,10 +101,10 @@ def golden(name: str, done: doctor.Examination, pool: Condor, request: pytest.Fi
                 seen = "it runs nothing"
             if finding.check == "host name":
                 seen = "lab is looked up at once"
-                finding = finding._replace(looked_at="the address of lab, this machine's name, from its resolver")
+                finding = finding._replace(subject="the address of lab, this machine's name, from its resolver")
             if finding.check == "clock":
                 seen = "0.1 s of the 5 s that the startd waits"
-            made.append(finding._replace(seen=seen, looked_at=usual(finding.looked_at), hint=usual(finding.hint)))
+            made.append(finding._replace(seen=seen, subject=usual(finding.subject), hint=usual(finding.hint)))
         sections.append((title, made))
     page = Page(io.StringIO(), 80)
     text = f"{page.findings(sections)}\n{page.paragraph(done.verdict())}"

@@ -92,12 +92,12 @@ def test_for_nothing_new_there_is_no_thread(starter: FakeStarter, life: Life, mo
     life.did(START)
     life.status()
     starter.wait_for("set_job_attr_delayed", "ChirpVMVNC", "undefined")
-    until(lambda: not life.machine.news.unsaid())
+    until(lambda: not life.machine.updates.unsaid())
     monkeypatch.setattr(collector.wait, "start_thread", pytest.fail)
     life.status()
-    life.machine.news.publish(published.MEMORY, 7)
+    life.machine.updates.publish(published.MEMORY, 7)
     life.status()
-    assert life.machine.news.unsaid() == [(published.MEMORY, 7)], "figures alone wait"
+    assert life.machine.updates.unsaid() == [(published.MEMORY, 7)], "figures alone wait"
 
 
 def test_what_is_done_to_it_is_told_with_the_next_status(starter: FakeStarter, life: Life) -> None:
@@ -131,7 +131,7 @@ def test_a_silent_starter_is_given_up(starter: FakeStarter, life: Life, monkeypa
     starter.answer = b""
     life.did(START)
     for number in range(collector.MOST_FAILURES + 3):
-        life.machine.news.publish(published.ADDRESSES, f"10.0.0.{number}")
+        life.machine.updates.publish(published.ADDRESSES, f"10.0.0.{number}")
         life.status()
         round_is_over(life)
     until(lambda: starter.visits == collector.MOST_FAILURES)
@@ -152,14 +152,14 @@ def test_a_vm_that_is_over_is_forgotten(starter: FakeStarter, life: Life) -> Non
     for last in (lambda: life.did(STOP), lambda: life.status(STOPPED)):
         life.did(START)
         last()
-        life.machine.news.publish(published.ADDRESSES, "10.0.0.7")
+        life.machine.updates.publish(published.ADDRESSES, "10.0.0.7")
         life.status()
     assert starter.visits == 0
 
 
 def round_is_over(life: Life) -> None:
-    assert life.machine.news.turn.acquire(True, 30)
-    life.machine.news.turn.release()
+    assert life.machine.updates.turn.acquire(True, 30)
+    life.machine.updates.turn.release()
 
 
 def until(is_so: Callable[[], bool]) -> None:

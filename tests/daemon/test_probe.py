@@ -252,7 +252,7 @@ def test_for_people_everything_has_its_reason() -> None:
     found = look(Survey([Finding("network nat", OFF, "the network", "it is down", "start it")]))
     document = json.loads(json.dumps(found.document()))
     assert (document["vm_type"], document["capable"]) == ("kvm", True)
-    told = {"verdict": "off", "looked_at": "the network", "seen": "it is down", "hint": "start it", "because": ""}
+    told = {"verdict": "off", "subject": "the network", "seen": "it is down", "hint": "start it", "because": ""}
     assert {"check": "network nat", **told} in document["findings"]
     assert {entry["verdict"] for entry in document["findings"]} <= set(findings.VERDICTS)
 

@@ -14,7 +14,7 @@ class Points:
         """The points in the order in which they were reached."""
         self.came = threading.Event()
         """The life has come to the point that is held."""
-        self._news = threading.Condition()
+        self._updates = threading.Condition()
         self._point = ""
         self._held: socket.socket | None = None
         path.unlink(missing_ok=True)
@@ -25,13 +25,13 @@ class Points:
 
     def hold(self, point: str) -> None:
         """Stop the life at this point, the next time that it comes there."""
-        with self._news:
+        with self._updates:
             self._point = point
             self.came.clear()
 
     def release(self) -> None:
         """Let the life go on, and stop it nowhere else."""
-        with self._news:
+        with self._updates:
             self._point = ""
             held, self._held = self._held, None
         if held is not None:
@@ -39,12 +39,12 @@ class Points:
 
     def wait_for(self, point: str, seconds: float) -> bool:
         """Wait until a point was reached, held or not."""
-        with self._news:
-            return self._news.wait_for(lambda: point in self.trace, seconds)
+        with self._updates:
+            return self._updates.wait_for(lambda: point in self.trace, seconds)
 
     def is_left(self) -> bool:
         """Look whether the process that was held is gone; True where none is held."""
-        with self._news:
+        with self._updates:
             try:
                 return self._held is None or not self._held.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -62,12 +62,12 @@ class Points:
                 point = asking.makefile().readline().strip()
             except (OSError, ValueError):
                 return
-            with self._news:
+            with self._updates:
                 self.trace.append(point)
                 held = point == self._point
                 if held:
                     self._point, self._held = "", asking
-                self._news.notify_all()
+                self._updates.notify_all()
             if held:
                 self.came.set()
             else:

@@ -16,7 +16,7 @@ from tests.lab.starter import ANY, FakeStarter, elsewhere, unescaped
 from vmgahp.host.job_user import Identity
 from vmgahp.job import chirp, published
 from vmgahp.job.ad import JobAd
-from vmgahp.job.published import NAMES, News, expression
+from vmgahp.job.published import NAMES, JobUpdates, expression
 
 SECONDS = 30.0
 
@@ -27,26 +27,26 @@ def starter(scratch: Path) -> Iterator[FakeStarter]:
         yield made
 
 
-def news_of(**values: published.Value) -> News:
-    news = News()
+def updates_of(**values: published.Value) -> JobUpdates:
+    updates = JobUpdates()
     for name in NAMES:
         if name.attribute in values:
-            news.publish(name, values[name.attribute])
-    return news
+            updates.publish(name, values[name.attribute])
+    return updates
 
 
-def tell(news: News, scratch: Path, user: Identity, seconds: float = SECONDS) -> str:
-    return chirp.tell(news, str(scratch), user, seconds)
+def tell(updates: JobUpdates, scratch: Path, user: Identity, seconds: float = SECONDS) -> str:
+    return chirp.tell(updates, str(scratch), user, seconds)
 
 
 def test_what_is_new_is_told_once(scratch: Path, user: Identity, starter: FakeStarter) -> None:
-    news = news_of(ChirpVMState="Running", ChirpVMMemory=1234, ChirpVMCPU=1.5)
-    assert tell(news, scratch, user) == ""
+    updates = updates_of(ChirpVMState="Running", ChirpVMMemory=1234, ChirpVMCPU=1.5)
+    assert tell(updates, scratch, user) == ""
     assert starter.ad() == {"ChirpVMState": '"Running"', "ChirpVMMemory": "1234", "ChirpVMCPU": "1.5"}
-    news.publish(published.STATE, "Running")
-    news.publish(published.MEMORY, 1235)
-    assert news.unsaid() == [(published.MEMORY, 1235)]
-    tell(news, scratch, user)
+    updates.publish(published.STATE, "Running")
+    updates.publish(published.MEMORY, 1235)
+    assert updates.unsaid() == [(published.MEMORY, 1235)]
+    tell(updates, scratch, user)
     assert starter.told[3:] == [["set_job_attr_delayed", "ChirpVMMemory", "1235"]]
 
 
@@ -61,7 +61,7 @@ def test_it_is_the_jobs_user_who_connects(scratch: Path, user: Identity, monkeyp
 
     monkeypatch.setattr(chirp.Starter, "ask", asked)
     with FakeStarter(scratch):
-        tell(news_of(ChirpVMState="Running"), scratch, user)
+        tell(updates_of(ChirpVMState="Running"), scratch, user)
     assert set(owners) == {user.uid}
 
 
@@ -70,33 +70,33 @@ def test_the_environment_names_its_file(scratch: Path, user: Identity, monkeypat
     monkeypatch.setenv("_CONDOR_SCRATCH_DIR", str(scratch))
     monkeypatch.setenv("_CONDOR_CHIRP_CONFIG", str(config))
     with FakeStarter(scratch, config=config) as starter:
-        assert tell(news_of(ChirpVMState="Running"), scratch, user) == ""
+        assert tell(updates_of(ChirpVMState="Running"), scratch, user) == ""
     assert starter.ad() == {"ChirpVMState": '"Running"'}
 
 
 def test_what_is_refused_is_said_once_and_not_again(scratch: Path, user: Identity, starter: FakeStarter) -> None:
     starter.allowed = ()
-    news = news_of(ChirpVMState="Running", ChirpVMMemory=1)
-    assert tell(news, scratch, user) == "the starter does not take ChirpVMState into the job ad"
-    assert not news.unsaid()
+    updates = updates_of(ChirpVMState="Running", ChirpVMMemory=1)
+    assert tell(updates, scratch, user) == "the starter does not take ChirpVMState into the job ad"
+    assert not updates.unsaid()
 
 
 def test_a_line_goes_to_the_jobs_log_where_the_job_may(scratch: Path, user: Identity, starter: FakeStarter) -> None:
-    news = news_of(ChirpVMVNC="127.0.0.1:5900")
-    assert tell(news, scratch, user) == chirp.NO_LINES
+    updates = updates_of(ChirpVMVNC="127.0.0.1:5900")
+    assert tell(updates, scratch, user) == chirp.NO_LINES
     starter.allowed = ANY
-    news.say("a line of\nits own")
-    assert tell(news, scratch, user) == ""
+    updates.say("a line of\nits own")
+    assert tell(updates, scratch, user) == ""
     assert starter.log()[-1] == "a line of?its own"
     assert starter.log()[0] == "The VM's display is at 127.0.0.1:5900 of its machine"
 
 
 def test_a_vm_fills_no_log(scratch: Path, user: Identity) -> None:
-    news = News()
+    updates = JobUpdates()
     for number in range(1000):
-        news.publish(published.ADDRESSES, f"10.0.0.{number}")
+        updates.publish(published.ADDRESSES, f"10.0.0.{number}")
     with FakeStarter(scratch, ANY) as starter:
-        tell(news, scratch, user)
+        tell(updates, scratch, user)
     assert len(starter.log()) == published.MOST_LINES
     assert starter.ad() == {"ChirpVMAddresses": '"10.0.0.999"'}
 
@@ -122,7 +122,7 @@ def configured(scratch: Path, text: bytes) -> None:
 def test_nobody_but_the_starter_of_this_machine_is_spoken_to(scratch: Path, user: Identity, text: bytes) -> None:
     configured(scratch, text)
     with pytest.raises(chirp.Unheard, match="is not as a starter writes it"):
-        tell(news_of(ChirpVMState="Running"), scratch, user)
+        tell(updates_of(ChirpVMState="Running"), scratch, user)
 
 
 def test_a_loopback_address_is_the_starters() -> None:
@@ -132,7 +132,7 @@ def test_a_loopback_address_is_the_starters() -> None:
 
 def test_without_a_starter_that_is_said(scratch: Path, user: Identity) -> None:
     with pytest.raises(chirp.Unheard) as error:
-        tell(News(), scratch, user)
+        tell(JobUpdates(), scratch, user)
     assert str(error.value) == chirp.missing(str(scratch)) == f"{chirp.NO_STARTER}: there is no {scratch}/.chirp.config"
     with FakeStarter(scratch):
         assert chirp.missing(str(scratch)) == ""
@@ -150,7 +150,7 @@ def test_no_link_is_followed_to_the_file(scratch: Path, user: Identity, kind: st
         os.mkfifo(path)
     own(scratch)
     with pytest.raises(chirp.Unheard):
-        tell(News(), scratch, user)
+        tell(JobUpdates(), scratch, user)
 
 
 # A starter that is none
@@ -159,16 +159,16 @@ def test_no_link_is_followed_to_the_file(scratch: Path, user: Identity, kind: st
 @pytest.mark.parametrize("answer", [b"0" * 5000, b"no\n", b"\n", b"0\n0\n", b"-\n", "٣\n".encode(), b"\xff\n"])
 def test_an_answer_is_a_short_number(scratch: Path, user: Identity, starter: FakeStarter, answer: bytes) -> None:
     starter.answer = answer
-    news = news_of(ChirpVMState="Running")
+    updates = updates_of(ChirpVMState="Running")
     with pytest.raises(chirp.Unheard, match="does not answer by a number"):
-        tell(news, scratch, user)
-    assert news.unsaid()
+        tell(updates, scratch, user)
+    assert updates.unsaid()
 
 
 def test_one_that_never_answers_is_not_waited_for(scratch: Path, user: Identity, starter: FakeStarter) -> None:
     starter.answer = b""
     with pytest.raises(chirp.Unheard, match="has not answered in time"):
-        tell(news_of(ChirpVMState="Running"), scratch, user, 0.2)
+        tell(updates_of(ChirpVMState="Running"), scratch, user, 0.2)
 
 
 def test_one_that_takes_nobody_up_or_is_gone_is_not_waited_for(scratch: Path, user: Identity) -> None:
@@ -177,53 +177,53 @@ def test_one_that_takes_nobody_up_or_is_gone_is_not_waited_for(scratch: Path, us
         with socket.create_connection(address):  # no more are kept waiting
             configured(scratch, f"127.0.0.1 {address[1]} abc\n".encode())
             with pytest.raises(chirp.Unheard, match="has not answered in time"):
-                tell(news_of(ChirpVMState="Running"), scratch, user, 0.2)
+                tell(updates_of(ChirpVMState="Running"), scratch, user, 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     configured(scratch, f"127.0.0.1 {port} abc\n".encode())
     with pytest.raises(chirp.Unheard, match="refused"):
-        tell(news_of(ChirpVMState="Running"), scratch, user)
+        tell(updates_of(ChirpVMState="Running"), scratch, user)
 
 
 def test_nothing_is_told_one_that_knows_another_password(scratch: Path, user: Identity, starter: FakeStarter) -> None:
     path = scratch / ".chirp.config"
     path.write_text(path.read_text().replace("abcdefghij", "guessed"))
     with pytest.raises(chirp.Unheard, match="does not take the password"):
-        tell(news_of(ChirpVMState="Running"), scratch, user)
+        tell(updates_of(ChirpVMState="Running"), scratch, user)
     assert starter.told == []
 
 
 def test_a_round_that_the_end_overtakes_says_nothing_more(
     scratch: Path, user: Identity, starter: FakeStarter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    news = news_of(ChirpVMState="Running", ChirpVMMemory=1)
+    updates = updates_of(ChirpVMState="Running", ChirpVMMemory=1)
     ask = chirp.Starter.ask
     ends: list[threading.Thread] = []
 
     def end() -> None:
-        news.is_over()
-        news.publish(published.STATE, "Stopped")
-        chirp.tell_end(news, str(scratch), user, 3)
+        updates.is_over()
+        updates.publish(published.STATE, "Stopped")
+        chirp.tell_end(updates, str(scratch), user, 3)
 
     def asked(self: chirp.Starter, *words: str) -> int:
         if words[-1] == '"Running"':
             ends.append(threading.Thread(target=end))
             ends[0].start()
-            while not news.over:
+            while not updates.over:
                 time.sleep(0.001)
         return ask(self, *words)
 
     monkeypatch.setattr(chirp.Starter, "ask", asked)
-    with news.turn:
-        assert tell(news, scratch, user) == ""
+    with updates.turn:
+        assert tell(updates, scratch, user) == ""
     ends[0].join(SECONDS)
     assert [words[-1] for words in starter.told] == ['"Running"', "3", '"Stopped"', "1"]
 
 
 def test_the_end_raises_nothing_and_says_each_problem_once(scratch: Path, user: Identity) -> None:
-    news = News()
-    assert "no starter can be reached" in chirp.tell_end(news, str(scratch), user, 3)
-    assert chirp.tell_end(news, str(scratch), user, 3) == ""
+    updates = JobUpdates()
+    assert "no starter can be reached" in chirp.tell_end(updates, str(scratch), user, 3)
+    assert chirp.tell_end(updates, str(scratch), user, 3) == ""
 
 
 # Words
@@ -259,9 +259,9 @@ def test_whatever_is_said_is_one_string_that_a_starter_takes(text: str) -> None:
 
 def test_what_an_earlier_run_has_left_and_what_is_over_is_undefined() -> None:
     ad = JobAd([("chirpvmvnc", '"127.0.0.1:5900"'), ("ChirpVMOfAnother", "1"), ("ClusterId", "1")])
-    news = news_of(ChirpVMState="Running")
-    news.forget(ad.names("ChirpVM"))
-    assert news.unsaid() == [(published.STATE, "Running"), (published.VNC, None)]
-    news = news_of(ChirpVMState="Running", ChirpVMSSH="127.0.0.1:2200", ChirpVMMemoryPeak=7)
-    news.is_over()
-    assert dict(news.unsaid()) == {published.STATE: "Running", published.SSH: None, published.MEMORY_PEAK: 7}
+    updates = updates_of(ChirpVMState="Running")
+    updates.forget(ad.names("ChirpVM"))
+    assert updates.unsaid() == [(published.STATE, "Running"), (published.VNC, None)]
+    updates = updates_of(ChirpVMState="Running", ChirpVMSSH="127.0.0.1:2200", ChirpVMMemoryPeak=7)
+    updates.is_over()
+    assert dict(updates.unsaid()) == {published.STATE: "Running", published.SSH: None, published.MEMORY_PEAK: 7}

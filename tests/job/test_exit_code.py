@@ -54,8 +54,8 @@ class Vm:
     def __init__(self, scratch: Path, user: Identity) -> None:
         self.said: list[str] = []
         self.resources = Resources(self.said.append)
-        news = self.resources.news
-        self.resources.exit = ExitRecord("vm", str(scratch), lambda: 1.25, news, user, self.said.append)
+        updates = self.resources.updates
+        self.resources.exit = ExitRecord("vm", str(scratch), lambda: 1.25, updates, user, self.said.append)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ STATUSES = {
 FINDINGS = {
     "findings[].check": "what was looked for, such as kvm",
     "findings[].verdict": "ok; off: jobs do not get it here; bad: no job can run; unknown: it could not be looked at",
-    "findings[].looked_at": "where it was looked",
+    "findings[].subject": "where it was looked",
     "findings[].seen": "what was seen",
     "findings[].hint": "what to do; empty where all is well",
     "findings[].because": "the check that this one stands on, where that is what is wrong; empty else",

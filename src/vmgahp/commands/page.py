@@ -91,7 +91,7 @@ class Page(Console):
         text.stylize(STYLES[finding.verdict], 2, 2 + len(mark))
         text.stylize("bold", indent, indent + len(finding.check) + (not is_named))
         if not brief:
-            text.append_text(self.paragraph(finding.looked_at, "dim", "looked at ", indent))
+            text.append_text(self.paragraph(finding.subject, "dim", "looked at ", indent))
         if finding.hint:
             text.append_text(self.paragraph(finding.hint, "", "→ " if self.is_utf8 else "-> ", indent))
         return text

@@ -194,8 +194,8 @@ def networking(settings: Settings, vm_type: str) -> Finding | None:
         hint = f"set it to one of {', '.join(offered)}, or leave it out."
     else:
         return None
-    looked_at = "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE"
-    return Finding("VM_NETWORKING", OFF, looked_at, seen, hint)
+    subject = "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE"
+    return Finding("VM_NETWORKING", OFF, subject, seen, hint)
 
 
 def _is(settings: Settings, name: str) -> bool | None:

@@ -157,8 +157,8 @@ class Collector:
         if self._interval:
             file = MetricsFile(self._identity, directory, LARGEST_FILE, self._log.always)
         vm = _Vm(machine, directory, file)
-        machine.news.forget(call.job.names("ChirpVM"))
-        machine.news.publish(published.STATE, lifecycle.RUNNING)
+        machine.updates.forget(call.job.names("ChirpVM"))
+        machine.updates.publish(published.STATE, lifecycle.RUNNING)
         if problem := chirp.missing(directory):
             vm.failed_rounds = MOST_FAILURES
             self._complain(vm, problem)
@@ -170,24 +170,24 @@ class Collector:
         line: dict[str, object] = {"event": EVENTS[call.operation], "seconds": round(seconds, 3)}
         if call.operation == lifecycle.START:
             line |= {"name": vm.machine.name, "pid": os.getpid()}
-        news, size = vm.machine.news, 0
+        updates, size = vm.machine.updates, 0
         if isinstance(outcome, errors.Fault):
             line["error"] = outcome.render()[:LONGEST_TEXT]
             if call.operation != lifecycle.STOP:
-                news.publish(published.ERROR, outcome.sentence)
+                updates.publish(published.ERROR, outcome.sentence)
         else:
             line["state"] = state = lifecycle.TRANSITIONS[call.state, call.operation]
             if call.operation == lifecycle.STOP:
                 return self._end(vm, line)
             if call.operation in SAVES and (size := vm.machine.saved_bytes()):
                 line["bytes"] = size
-            news.publish(published.STATE, state)
+            updates.publish(published.STATE, state)
             if call.operation == lifecycle.CHECKPOINT:
                 vm.checkpoints += 1
-                news.publish(published.CHECKPOINTS, vm.checkpoints)
-                news.publish(published.CHECKPOINT_TIME, int(time.time()))
-                news.publish(published.CHECKPOINT_SECONDS, round(seconds, 1))
-                news.publish(published.CHECKPOINT_BYTES, size or None)
+                updates.publish(published.CHECKPOINTS, vm.checkpoints)
+                updates.publish(published.CHECKPOINT_TIME, int(time.time()))
+                updates.publish(published.CHECKPOINT_SECONDS, round(seconds, 1))
+                updates.publish(published.CHECKPOINT_BYTES, size or None)
         vm.write(line)
         with self._changed:
             self._want([vm], time.monotonic())
@@ -263,33 +263,33 @@ class Collector:
 
     def _publish_status(self, vm: _Vm, status: Status) -> None:
         """Publish what a STATUS has found, and begin a round if there is something to tell."""
-        news = vm.machine.news
+        updates = vm.machine.updates
         if status.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
-            news.publish(published.STATE, status.state)
+            updates.publish(published.STATE, status.state)
             if status.mac:
-                news.publish(published.MAC, status.mac)
+                updates.publish(published.MAC, status.mac)
             if addresses := vm.machine.addresses() or (status.ip and (status.ip,)):
-                news.publish(published.ADDRESSES, ", ".join(addresses))
+                updates.publish(published.ADDRESSES, ", ".join(addresses))
         now = time.monotonic()
-        if vm.failed_rounds >= MOST_FAILURES or not (news.is_urgent() or now >= vm.report_due):
+        if vm.failed_rounds >= MOST_FAILURES or not (updates.is_urgent() or now >= vm.report_due):
             return
         process = vm.machine.process()
         if process and (figures := proc.memory_kib(process)):
-            news.publish(published.MEMORY, figures[0])
-            news.publish(published.MEMORY_PEAK, figures[1])
-            news.publish(published.CPU, round(proc.cpu_seconds(process), 1))
-        if not news.unsaid() or not news.turn.acquire(False):
+            updates.publish(published.MEMORY, figures[0])
+            updates.publish(published.MEMORY_PEAK, figures[1])
+            updates.publish(published.CPU, round(proc.cpu_seconds(process), 1))
+        if not updates.unsaid() or not updates.turn.acquire(False):
             return  # nothing is new, or the last round still runs
         vm.report_due = now + FIGURES_SECONDS
         try:
             wait.start_thread("the starter", self._speak, vm)
         except errors.MachineFault as fault:
-            news.turn.release()
+            updates.turn.release()
             self._complain(vm, fault.problem)
 
     def _speak(self, vm: _Vm) -> None:
         try:
-            problem = chirp.tell(vm.machine.news, vm.directory, self._identity, ROUND_SECONDS)
+            problem = chirp.tell(vm.machine.updates, vm.directory, self._identity, ROUND_SECONDS)
             vm.failed_rounds = 0
         except chirp.Unheard as error:
             vm.failed_rounds += 1
@@ -298,9 +298,9 @@ class Collector:
             vm.failed_rounds = MOST_FAILURES
             problem = f"an unexpected {type(error).__name__}: {error}"
         finally:
-            vm.machine.news.turn.release()
+            vm.machine.updates.turn.release()
         self._complain(vm, problem)
 
     def _complain(self, vm: _Vm, problem: str) -> None:
-        if vm.machine.news.is_new(problem):
+        if vm.machine.updates.is_new(problem):
             self._log.always(f"{vm.machine.name}: {problem}")

@@ -174,15 +174,15 @@ def _inspect_policy(settings: config.Settings) -> str:
 
 def _judge_policy(names: list[str], vm_type: str, settings: config.Settings, outcome: object) -> Finding:
     """Judge whether the administrator's policy is usable; without it no job runs here."""
-    looked_at = f"{', '.join(names)}: files, their owners and modes"
+    subject = f"{', '.join(names)}: files, their owners and modes"
     for name in names:
         if not check.is_read(name, settings, vm_type):
             seen = f"{name} is about VMs that libvirt runs: of VM type {vm_type} it neither sees nor changes any"
             hint = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
-            return Finding("policy", OFF, looked_at, seen, hint)
+            return Finding("policy", OFF, subject, seen, hint)
     # The startd probes some types as its own user, who may not be allowed to check it.
     verdict = BAD if os.geteuid() == 0 else UNKNOWN
-    return findings.judge("policy", looked_at, outcome, str(outcome), verdict)
+    return findings.judge("policy", subject, outcome, str(outcome), verdict)
 
 
 def _physical_memory_mib() -> int:
@@ -202,35 +202,35 @@ def _free_mib(directory: str) -> int:
 
 
 def _judge_memory(memory: int, physical: object) -> Finding:
-    looked_at = "VM_MEMORY, and the memory of this machine"
+    subject = "VM_MEMORY, and the memory of this machine"
     if memory <= 0:
         seen = f"VM_MEMORY is {memory or 'not set'}: no memory is set aside for VMs."
         hint = "set VM_MEMORY to the MiB that all VMs of this machine may use together."
-        return Finding("memory", BAD, looked_at, seen, hint)
+        return Finding("memory", BAD, subject, seen, hint)
     if isinstance(physical, int) and physical < memory:
         seen = (
             f"VM_MEMORY = {memory} MiB, and this machine has {physical} MiB: only these are advertised, and "
             "nothing is left for the system."
         )
-        return Finding("memory", OFF, looked_at, seen, f"set VM_MEMORY to less than {physical}.")
+        return Finding("memory", OFF, subject, seen, f"set VM_MEMORY to less than {physical}.")
     seen = f"VM_MEMORY = {memory} MiB of the {physical} MiB of this machine"
-    return findings.judge("memory", looked_at, physical, seen, OFF)
+    return findings.judge("memory", subject, physical, seen, OFF)
 
 
 def _judge_disk_space(execute: str, memory: int, free: object) -> Finding:
-    looked_at = "the free disk space in EXECUTE, where a suspended VM's memory is saved"
+    subject = "the free disk space in EXECUTE, where a suspended VM's memory is saved"
     if not execute:
-        return Finding(DISK_SPACE, UNKNOWN, looked_at, "EXECUTE is not set: there is no HTCondor here.")
+        return Finding(DISK_SPACE, UNKNOWN, subject, "EXECUTE is not set: there is no HTCondor here.")
     if isinstance(free, int) and free < memory:
         seen = f"EXECUTE = {execute} has {free} MiB free, and VMs may have {memory} MiB of memory (VM_MEMORY)."
         hint = f"free disk space in {execute}, lower VM_MEMORY, or set VM_SOFT_SUSPEND = True to suspend VMs in memory."
-        return Finding(DISK_SPACE, OFF, looked_at, seen, hint)
+        return Finding(DISK_SPACE, OFF, subject, seen, hint)
     if isinstance(free, findings.Late):
         seen = f"EXECUTE = {execute} does not answer: {free.problem}"
         hint = "see in /proc/mounts which file system that is, and whether its server is there."
-        return Finding(DISK_SPACE, BAD, looked_at, seen, hint)
+        return Finding(DISK_SPACE, BAD, subject, seen, hint)
     return findings.judge(
-        DISK_SPACE, looked_at, free, f"EXECUTE = {execute} has {free} MiB free, VM_MEMORY is {memory} MiB"
+        DISK_SPACE, subject, free, f"EXECUTE = {execute} has {free} MiB free, VM_MEMORY is {memory} MiB"
     )
 
 
@@ -288,20 +288,20 @@ class Resolver:
 
     def judge(self) -> Finding:
         """Judge the time that the look-up has taken so far."""
-        looked_at = f"the address of {self.name}, this machine's name, from its resolver"
+        subject = f"the address of {self.name}, this machine's name, from its resolver"
         seen = f"The address of {self.name}, this machine's name,"
         seconds = monotonic() - self._began if self._took is None else self._took
         if self._is_tried_again:
             seen = f"{seen} is not known, for no nameserver answers, and HTCondor's programs ask again for a minute."
         elif seconds < SLOW_NAME and self._took is not None:
-            return Finding(HOST_NAME, OK, looked_at, f"{self.name} is looked up at once")
+            return Finding(HOST_NAME, OK, subject, f"{self.name} is looked up at once")
         elif seconds < SLOW_NAME:
-            return Finding(HOST_NAME, UNKNOWN, looked_at, f"{seen} is not known after {seconds:.1f} s.")
+            return Finding(HOST_NAME, UNKNOWN, subject, f"{seen} is not known after {seconds:.1f} s.")
         else:
             known = "is not known after" if self._took is None else "took"
             seen = f"{seen} {known} {seconds:.1f} s, and HTCondor's programs wait for it."
         hint = f"write {self.name} into /etc/hosts, or see which nameserver of /etc/resolv.conf does not answer."
-        return Finding(HOST_NAME, OFF, looked_at, seen, hint)
+        return Finding(HOST_NAME, OFF, subject, seen, hint)
 
 
 def look(

@@ -539,7 +539,7 @@ class Server:
             pass
         directory = self._directories.get(call.vm.id)
         if self._identity is None or directory is None or self._ending:
-            return fault  # a START that the shutdown interrupts is no news to the owner
+            return fault  # a START that the shutdown interrupts tells the owner nothing
         try:
             self._identity.write_scratch(directory, ERROR_FILE, (fault.render() + "\n").encode())
         except errors.MachineFault as failure:

@@ -25,7 +25,7 @@ from vmgahp.host import packages, runtime_dir, scratch
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
-from vmgahp.job.published import News
+from vmgahp.job.published import JobUpdates
 from vmgahp.job.scratch_files import OutputDirectory
 from vmgahp.metrics import Metrics, Status
 from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH, SURVEYORS
@@ -91,14 +91,14 @@ class Machine(ABC):
     found: tuple[float, Status] | None = None
     """The time of the last STATUS, in seconds since 1970, and its result; the server keeps it for `metrics`."""
 
-    _news: News | None = None
+    _updates: JobUpdates | None = None
 
     @property
-    def news(self) -> News:
+    def updates(self) -> JobUpdates:
         """Return the updates of the VM for the pool (`vmgahp.job.published`), which last as long as the machine."""
-        if self._news is None:
-            self._news = News()
-        return self._news
+        if self._updates is None:
+            self._updates = JobUpdates()
+        return self._updates
 
     @abstractmethod
     def status(self) -> Status:
@@ -241,7 +241,7 @@ class Driver(Surveyor):
         self, resources: Resources, name: str, directory: str, cpu_seconds: Callable[[], float], sent: Sent
     ) -> None:
         """Register the record of the end of a VM that now runs, and its outputs. Raises `errors.Fault`."""
-        resources.exit = ExitRecord(name, directory, cpu_seconds, resources.news, self.identity, self.log)
+        resources.exit = ExitRecord(name, directory, cpu_seconds, resources.updates, self.identity, self.log)
         nothing, left_behind = sent
         if left_behind is not None:
             resources.luggage = OutputDirectory(directory, left_behind, self.identity, self.log)

@@ -12,7 +12,7 @@ from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.job import chirp, exit_code, published
 from vmgahp.job.exit_code import BY_ITSELF, EXIT_FILE, GONE, PORT_BYTES, TO_BE_HELD, Ending
-from vmgahp.job.published import News
+from vmgahp.job.published import JobUpdates
 
 CONSOLE_FILE = "vm_console.log"
 
@@ -25,11 +25,11 @@ class ExitRecord:
         name: str,
         directory: str,
         cpu_seconds: Callable[[], float],
-        news: News,
+        updates: JobUpdates,
         identity: Identity,
         log: Callable[[str], None],
     ) -> None:
-        """Record the end of the VM `name`, which runs from now on, with its CPU time so far and its `news`."""
+        """Record the end of the VM `name`, which runs from now on, with its CPU time so far and its `updates`."""
         self.how = ""
         """The way in which the VM ended, once it is known: one of the words in `vmgahp.job.exit_code`."""
         self.ended_at = 0.0
@@ -50,7 +50,7 @@ class ExitRecord:
         self._name = name
         self._cpu_seconds = cpu_seconds
         self._directory = directory
-        self._news = news
+        self._updates = updates
         self._identity = identity
         self._log = log
         self._began = time.time()
@@ -66,16 +66,16 @@ class ExitRecord:
             self._log(f"{self._name}: {EXIT_FILE} cannot be written: {error}")
         if not self.tells or ending.how not in BY_ITSELF:
             return
-        news = self._news
-        news.is_over()
-        news.publish(published.STATE, lifecycle.STOPPED)
-        news.publish(published.ENDED_BY, ending.how)
-        news.publish(published.EXIT_CODE, ending.exit_code)
+        updates = self._updates
+        updates.is_over()
+        updates.publish(published.STATE, lifecycle.STOPPED)
+        updates.publish(published.ENDED_BY, ending.how)
+        updates.publish(published.EXIT_CODE, ending.exit_code)
         if self.program is not None:
-            news.publish(published.EXIT_SIGNAL, -self.status if self.status < 0 else None)
-        news.publish(published.EXIT_REASON, ending.reason or None)
-        news.publish(published.HOLD_REASON, ending.reason if ending.how in TO_BE_HELD else None)
-        if problem := chirp.tell_end(news, self._directory, self._identity, ending.exit_code):
+            updates.publish(published.EXIT_SIGNAL, -self.status if self.status < 0 else None)
+        updates.publish(published.EXIT_REASON, ending.reason or None)
+        updates.publish(published.HOLD_REASON, ending.reason if ending.how in TO_BE_HELD else None)
+        if problem := chirp.tell_end(updates, self._directory, self._identity, ending.exit_code):
             self._log(f"{self._name}: {problem}")
 
     def _ending(self) -> Ending:

@@ -43,7 +43,7 @@ class ManagedMachine(Machine):
     def __init__(self, name: str, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
         self.name = name
         self.resources = resources
-        self._news = resources.news
+        self._updates = resources.updates
         self.deadlines = deadlines
         self.log = log
         self.state: State = STARTING

@@ -6,13 +6,13 @@ from typing import NamedTuple
 from vmgahp.drivers.exit_record import ExitPort, ExitRecord
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.serial_capture import ConsoleCapture
-from vmgahp.job.published import News
+from vmgahp.job.published import JobUpdates
 from vmgahp.job.scratch_files import OutputDirectory  # only some jobs need it
 
 PASST, RELAY = "passt", "relay"
 
 
-class WayIn(NamedTuple):
+class PortForwards(NamedTuple):
     """The ports of this machine that lead to a guest's."""
 
     means: str
@@ -20,7 +20,7 @@ class WayIn(NamedTuple):
     address: str
     ports: tuple[tuple[int, int], ...]
     """The port of the guest and the port of this machine, for each."""
-    room: str = ""
+    directory: str = ""
     """The directory in which the ports are claimed."""
 
     @property
@@ -36,7 +36,7 @@ class Resources:
     def __init__(self, log: Callable[[str], None], server_ends: Callable[[], bool] = lambda: False) -> None:
         """Hold the resources of one VM; `server_ends` returns True if a VM that is being started is to end instead."""
         self.server_ends = server_ends
-        self.news = News()
+        self.updates = JobUpdates()
         self.guardian: Guardian | None = None
         self.exit: ExitRecord | None = None
         """The record of the end of a VM that runs; None while it is being started."""
@@ -47,7 +47,7 @@ class Resources:
         self.run_ports: dict[str, ConsoleCapture] = {}
         """The ports of a guest that runs a program (`vmgahp.drivers.libvirt.program`)."""
         self.luggage: OutputDirectory | None = None
-        self.access: WayIn | None = None
+        self.access: PortForwards | None = None
         self.before_restore: list[Callable[[], None]] = []
         """The functions that make anew what ended with the process of a VM that was saved."""
         self.while_running: list[Callable[[], None]] = []

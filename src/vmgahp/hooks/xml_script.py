@@ -294,18 +294,16 @@ def judge(script: str, arguments: str, *, blind: bool) -> Finding:
 
     A `blind` caller is another user than the one that will run the script.
     """
-    looked_at = f"{SETTING}: the file, its interpreter, and who can write to them"
+    subject = f"{SETTING}: the file, its interpreter, and who can write to them"
     try:
         interpreter = inspect(script, arguments)
         weak = trust.changeable_by_others(interpreter) if interpreter and os.geteuid() == 0 else ""
     except MachineFault as fault:
-        return findings.judge("script", looked_at, fault, "", findings.UNKNOWN if blind else findings.BAD)
+        return findings.judge("script", subject, fault, "", findings.UNKNOWN if blind else findings.BAD)
     if weak:
         seen = f"{script} is run by {interpreter}, and others than root can change {weak}: they become root by it."
-        return findings.Finding(
-            "script", findings.OFF, looked_at, seen, "let the script name an interpreter of root's."
-        )
-    return findings.Finding("script", findings.OK, looked_at, f"{script} is there, and what runs it")
+        return findings.Finding("script", findings.OFF, subject, seen, "let the script name an interpreter of root's.")
+    return findings.Finding("script", findings.OK, subject, f"{script} is there, and what runs it")
 
 
 def _interpreter(line: str) -> str | None:

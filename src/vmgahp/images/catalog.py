@@ -209,17 +209,17 @@ def trust(name: str, path: str) -> None:
 
 def survey(settings: Settings, check_backing: CheckBacking) -> tuple[list[str], list[Finding]]:
     """Return the usable images, and findings for all and for each; `check_backing` raises `errors.Fault`."""
-    looked_at = f"the images of {SETTING}"
+    subject = f"the images of {SETTING}"
     try:
         catalog = read(settings)
     except MachineFault as fault:
-        return [], [findings.judge("images", looked_at, fault, "", OFF)]
+        return [], [findings.judge("images", subject, fault, "", OFF)]
     if catalog is None:
         return [], []
     found: list[Finding] = []
     names = []
     for name, wrong in catalog.broken.items():
-        found.append(findings.judge(f"image {name[:64]}", looked_at, wrong, "", OFF))
+        found.append(findings.judge(f"image {name[:64]}", subject, wrong, "", OFF))
     for entry in catalog.entries.values():
         at = f"{entry.path}, {entry.format}"
         try:
@@ -235,7 +235,7 @@ def survey(settings: Settings, check_backing: CheckBacking) -> tuple[list[str], 
         about = f"{entry.description or 'jobs can have it'}{needs}"
         found.append(Finding(f"image {entry.name}", OK, at, about))
     shown = ", ".join(names) or "it has none that jobs could use"
-    return names, [Finding("images", OK if names else OFF, f"{looked_at} = {catalog.path}", shown), *found]
+    return names, [Finding("images", OK if names else OFF, f"{subject} = {catalog.path}", shown), *found]
 
 
 def _require_readable(entry: CatalogEntry) -> None:

@@ -16,7 +16,7 @@ from time import monotonic
 from vmgahp.errors import Fault
 from vmgahp.host import starter, system_calls
 from vmgahp.host.job_user import Identity
-from vmgahp.job.published import AT_ONCE, LONGEST_LINE, News, expression, printable
+from vmgahp.job.published import AT_ONCE, LONGEST_LINE, JobUpdates, expression, printable
 
 LONGEST_FILE = 200
 LONGEST_PASSWORD = 100
@@ -136,38 +136,38 @@ def escaped(text: str) -> str:
     return text
 
 
-def tell(news: News, directory: str, identity: Identity, seconds: float) -> str:
-    """Send the VM's news, without refused attributes; return a message for the log. Raises `Unheard`."""
+def tell(updates: JobUpdates, directory: str, identity: Identity, seconds: float) -> str:
+    """Send the VM's updates, without refused attributes; return a message for the log. Raises `Unheard`."""
     with closing(Starter(directory, identity, seconds)) as listener:
-        return _tell(news, listener)
+        return _tell(updates, listener)
 
 
-def tell_end(news: News, directory: str, identity: Identity, code: int | None) -> str:
-    """Send all news for the last time, after the exit code, which is set at once. Raises nothing."""
+def tell_end(updates: JobUpdates, directory: str, identity: Identity, code: int | None) -> str:
+    """Send all updates for the last time, after the exit code, which is set at once. Raises nothing."""
     # A round that is running ends after its current attribute.
-    is_our_turn = news.turn.acquire(True, END_SECONDS / 2)
+    is_our_turn = updates.turn.acquire(True, END_SECONDS / 2)
     try:
         with closing(Starter(directory, identity, END_SECONDS)) as listener:
             listener.ask("set_job_attr", AT_ONCE, expression(code))
-            problem = _tell(news, listener, last=True)
+            problem = _tell(updates, listener, last=True)
     except Unheard as error:
         problem = str(error)
     finally:
         if is_our_turn:
-            news.turn.release()
-    return problem if news.is_new(problem) else ""
+            updates.turn.release()
+    return problem if updates.is_new(problem) else ""
 
 
-def _tell(news: News, listener: Starter, *, last: bool = False) -> str:
+def _tell(updates: JobUpdates, listener: Starter, *, last: bool = False) -> str:
     refused = ""
-    for name, _ in news.unsaid():
-        if news.over and not last:
+    for name, _ in updates.unsaid():
+        if updates.over and not last:
             return ""  # `tell_end` sends the final values
-        value = news.value(name)
+        value = updates.value(name)
         if listener.ask("set_job_attr_delayed", name.attribute, escaped(expression(value))) != 0:
             refused = refused or f"the starter does not take {name.attribute} into the job ad"
-        news.said(name, value)
-    for line in news.take_lines():
+        updates.said(name, value)
+    for line in updates.take_lines():
         text = printable(line).encode()[:LONGEST_LINE].decode(errors="ignore")
         if listener.ask("ulog", escaped(text)) < 0:
             return refused or NO_LINES

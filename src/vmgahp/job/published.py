@@ -1,10 +1,10 @@
 """The facts about a VM that the pool gets: attributes of the job ad, and lines of the job's log.
 
-Any code publishes a fact by ``machine.news.publish(published.ADDRESSES, "10.0.0.7, fd00::7")``, from any thread and
-at any time; ``resources.news`` is the same object. This is cheap and raises nothing. `vmgahp.daemon.collector` passes
-on changes when the starter listens (`vmgahp.job.chirp`): after the next STATUS, and at the VM's end before the STATUS
-is answered. A starter that waits for a START, a suspend, a checkpoint or a STOP does not listen, and neither does one
-whose START fails.
+Any code publishes a fact by ``machine.updates.publish(published.ADDRESSES, "10.0.0.7, fd00::7")``, from any thread
+and at any time; ``resources.updates`` is the same object. This is cheap and raises nothing. `vmgahp.daemon.collector`
+passes on changes when the starter listens (`vmgahp.job.chirp`): after the next STATUS, and at the VM's end before the
+STATUS is answered. A starter that waits for a START, a suspend, a checkpoint or a STOP does not listen, and neither
+does one whose START fails.
 
 All names begin with Chirp, because a starter accepts only such attributes for every job, and each is one row of
 `NAMES`, from which the table in the documents is made. Every user of the pool can read an ad: no password is
@@ -102,8 +102,8 @@ NAMES = tuple(row for row in list(globals().values()) if isinstance(row, Name))
 """All names, in the order of the table in the documents."""
 
 
-class News:
-    """The news of one VM: the last value of each name, and lines for the job's log."""
+class JobUpdates:
+    """The updates of one VM: the last value of each name, and lines for the job's log."""
 
     __slots__ = ("_is_fresh", "_lines", "_lock", "_problems", "_said", "_spoken", "_values", "over", "turn")
 

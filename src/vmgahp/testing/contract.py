@@ -579,7 +579,7 @@ class DriverContract(EndingContract):
         for finding in survey.findings:
             assert finding.check
             assert finding.verdict in findings.VERDICTS
-            assert finding.looked_at
+            assert finding.subject
             assert finding.seen
             assert finding.hint or finding.verdict in (findings.OK, findings.UNKNOWN), finding
         assert subject.vm_type in survey.vm_types

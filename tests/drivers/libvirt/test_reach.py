@@ -32,7 +32,7 @@ from vmgahp.config import Settings
 from vmgahp.domain import build
 from vmgahp.drivers.libvirt.start import capabilities, forwarding
 from vmgahp.drivers.libvirt.start.forwarding import Relay
-from vmgahp.drivers.resources import PASST, RELAY, WayIn
+from vmgahp.drivers.resources import PASST, RELAY, PortForwards
 from vmgahp.errors import MISMATCHED, MachineFault
 from vmgahp.findings import OFF, OK
 from vmgahp.host.runtime_dir import remove
@@ -222,19 +222,19 @@ def test_no_port_is_given_twice_and_each_is_free_again_at_the_end() -> None:
     try:
         assert first.ports == ((22, port),)
         second = forwarding.claim(settings, (22, 80), RELAY, log.append)
-        remove(second.room)
+        remove(second.directory)
         assert second.ports == ()
         assert "22, 80" in log[0]
     finally:
-        remove(first.room)
+        remove(first.directory)
     third = forwarding.claim(settings, (22,), RELAY, log.append)
-    remove(third.room)
+    remove(third.directory)
     assert third.ports == first.ports
 
 
 def test_the_words_for_others() -> None:
-    assert WayIn(RELAY, "127.0.0.1", ((22, 2201), (80, 2202))).words == "22=127.0.0.1:2201 80=127.0.0.1:2202"
-    assert WayIn(RELAY, "::", ((22, 2201),)).words == "22=[::]:2201"
+    assert PortForwards(RELAY, "127.0.0.1", ((22, 2201), (80, 2202))).words == "22=127.0.0.1:2201 80=127.0.0.1:2202"
+    assert PortForwards(RELAY, "::", ((22, 2201),)).words == "22=[::]:2201"
 
 
 # How
@@ -262,7 +262,7 @@ def test_a_guest_that_is_restored_is_not_kept_by_who_has_taken_its_port() -> Non
         )
         xml = f"<domain><name>vm</name><devices><interface type='user'>{forwards}</interface></devices></domain>"
         left = etree.fromstring(forwarding.without_taken(xml, log.append))
-        ways = WayIn(PASST, "127.0.0.1", ((22, taken), (80, free)), "")
+        ways = PortForwards(PASST, "127.0.0.1", ((22, taken), (80, free)), "")
         assert forwarding.as_free(ways).ports == ((80, free),), "and nobody is told of the other"
     assert [each.get("start") for each in left.iter("range")] == [str(free)]
     assert str(taken) in log[0]

@@ -33,7 +33,7 @@ class Machine:
         self.said: list[str] = []
         self.log = self.said.append
         self.resources = Resources(self.log)
-        self.news = self.resources.news
+        self.updates = self.resources.updates
         self.state = lifecycle.RUNNING
         self.deadlines = SimpleNamespace(stop=30)
         self.guest = SimpleNamespace(watch=SimpleNamespace(gone=threading.Event()))

@@ -111,7 +111,7 @@ def test_a_libvirt_without_such_domains() -> None:
 def test_a_cpu_mode_that_this_machine_does_not_have() -> None:
     found = look("qemu", VM_CPU_MODE="host-passthrough")
     assert verdicts(found)["cpu"] == BAD
-    assert "host-passthrough" in finding(found, "cpu").looked_at
+    assert "host-passthrough" in finding(found, "cpu").subject
     assert "VM_CPU_MODE" in finding(found, "cpu").hint
 
 
@@ -181,7 +181,7 @@ def test_a_directory_of_the_machine_is_offered_where_it_is_there(tmp_path: Path)
     settings = {"VM_SHARE_DIRS": "here, gone", "VM_SHARE_DIR_HERE": tmp_path, "VM_SHARE_DIR_GONE": "/nonexistent"}
     found = look("qemu", VM_SHARE_SCRATCH="virtiofs", **settings)
     assert (found.attributes["share"], found.attributes["share_dirs"]) == ("virtiofs", "here")
-    assert [(one.verdict, one.looked_at) for one in found.findings if one.check == "share dirs"] == [
+    assert [(one.verdict, one.subject) for one in found.findings if one.check == "share dirs"] == [
         (OK, "VM_SHARE_DIR_HERE"),
         (OFF, "VM_SHARE_DIR_GONE"),
     ]
@@ -229,7 +229,7 @@ def test_user_networking_without_passt_is_qemus_own(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(capabilities, "has_passt", lambda _capabilities: False)
     found = look("qemu", **USER_NETWORK)
     assert found.networking == ["user"]
-    assert "slirp" in finding(found, "network user").looked_at
+    assert "slirp" in finding(found, "network user").subject
 
 
 def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:

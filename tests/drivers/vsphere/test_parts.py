@@ -27,7 +27,7 @@ def job(scratch: Path) -> Job:
     return Job(scratch)
 
 
-def looked_at(job: Job, *more: str) -> str:
+def subject(job: Job, *more: str) -> str:
     """Return the dry run of the job, without any server. Raises `errors.Fault`."""
     driver = VsphereDriver("vsphere", Settings({"VM_MEMORY": "1024"}), owner(job.scratch), print)
     return driver.describe(of_lines(*job.ad(*more)))
@@ -35,14 +35,14 @@ def looked_at(job: Job, *more: str) -> str:
 
 def refusal(job: Job, *more: str) -> errors.JobFault:
     with pytest.raises(errors.JobFault) as caught:
-        looked_at(job, *more)
+        subject(job, *more)
     assert "VMPARAM_VMware" in caught.value.problem
     assert caught.value.hint
     return caught.value
 
 
 def test_a_dry_run_says_what_the_server_would_be_told(job: Job) -> None:
-    assert looked_at(job).splitlines() == [
+    assert subject(job).splitlines() == [
         f"name      alice_lab_{job.cluster}.0-xxxxxxxx",
         "memory    64 MiB",
         "CPUs      2",
@@ -106,7 +106,7 @@ def test_the_files_of_the_job_are_regular_files(job: Job, name: str, kind: str) 
 
 def test_a_disk_split_into_pieces_is_converted(job: Job) -> None:
     rewrite(job, 'createType="monolithicFlat"', 'createType="twoGbMaxExtentFlat"')
-    assert "disk.vmdk as disk-scsi0-0.vmdk, to be converted" in looked_at(job)
+    assert "disk.vmdk as disk-scsi0-0.vmdk, to be converted" in subject(job)
 
 
 # The .vmx
@@ -136,13 +136,13 @@ def test_a_vmx_that_no_server_could_run(job: Job, text: str, said: str) -> None:
 
 def test_a_path_in_the_vmx_is_a_name_in_the_scratch_directory(job: Job) -> None:
     (job.scratch / "machine.vmx").write_text(VMX.replace('"disk.vmdk"', '"C:\\VMs\\mine\\disk.vmdk"'))
-    assert "disk disk.vmdk" in looked_at(job)
+    assert "disk disk.vmdk" in subject(job)
 
 
 def test_a_paravirtual_controller_has_more_places(job: Job) -> None:
     text = VMX.replace('"lsilogic"', '"pvscsi"').replace("scsi0:0", "scsi0:16")
     (job.scratch / "machine.vmx").write_text(text.replace('version = "13"', 'version = "14"'))
-    assert "scsi0:16  disk disk.vmdk" in looked_at(job)
+    assert "scsi0:16  disk disk.vmdk" in subject(job)
     (job.scratch / "machine.vmx").write_text(text)
     assert "scsi0:16 is not a place for a device" in refusal(job).problem
 
@@ -152,7 +152,7 @@ def test_drives_without_an_image_are_left_out_and_said(job: Job) -> None:
     more += 'sata0:0.present = "TRUE"\nsata0:0.deviceType = "cdrom-image"\nsata0:0.fileName = "gone.iso"\n'
     more += 'sata0:0.startConnected = "FALSE"\nnvram = "machine.nvram"\n'
     (job.scratch / "machine.vmx").write_text(VMX + more)
-    assert [line for line in looked_at(job).splitlines() if line.startswith("left out")] == [
+    assert [line for line in subject(job).splitlines() if line.startswith("left out")] == [
         "left out  floppy0 (a drive of the machine with the console)",
         "left out  sata0:0 (not connected when the VM starts)",
         "left out  nvram (the server makes a new one)",
@@ -161,7 +161,7 @@ def test_drives_without_an_image_are_left_out_and_said(job: Job) -> None:
 
 def test_no_checkpoint_is_asked_of_a_vm_with_an_independent_disk(job: Job) -> None:
     (job.scratch / "machine.vmx").write_text(VMX + 'scsi0:0.mode = "independent-nonpersistent"\n')
-    assert looked_at(job)
+    assert subject(job)
     fault = refusal(job, "JobVMCheckpoint = true")
     assert "scsi0:0.mode" in fault.problem
     assert "vm_checkpoint = false" in fault.hint
@@ -170,7 +170,7 @@ def test_no_checkpoint_is_asked_of_a_vm_with_an_independent_disk(job: Job) -> No
 def test_secure_boot_and_the_order_of_booting_are_asked_for(job: Job) -> None:
     more = 'firmware = "efi"\nuefi.secureBoot.enabled = "TRUE"\nbios.bootOrder = "cdrom,hdd"\nbios.hddOrder = "x;y"\n'
     (job.scratch / "machine.vmx").write_text(VMX + more)
-    assert "firmware  efi, secure boot" in looked_at(job)
+    assert "firmware  efi, secure boot" in subject(job)
     found = hardware.read_hardware(Vmx.parse(VMX + more), "machine.vmx")
     tag = Tag("id", "name", "job#1", "/dir", "host", RUNS)
     spec = SimpleNamespace(memory_mib=64, vcpus=4, vmx=Vmx({"cpuid.coresPerSocket": "2"}))

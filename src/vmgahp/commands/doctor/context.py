@@ -48,19 +48,19 @@ class Check(NamedTuple):
     """A check in progress; each of its methods makes the finding that ends it."""
 
     name: str
-    looked_at: str
+    subject: str
 
     def ok(self, seen: str, hint: str = "") -> Finding:
-        return Finding(self.name, OK, self.looked_at, seen, hint)
+        return Finding(self.name, OK, self.subject, seen, hint)
 
     def off(self, seen: str, hint: str = "") -> Finding:
-        return Finding(self.name, OFF, self.looked_at, seen, hint)
+        return Finding(self.name, OFF, self.subject, seen, hint)
 
     def bad(self, seen: str, hint: str = "") -> Finding:
-        return Finding(self.name, BAD, self.looked_at, seen, hint)
+        return Finding(self.name, BAD, self.subject, seen, hint)
 
     def unknown(self, seen: str, hint: str = "") -> Finding:
-        return Finding(self.name, UNKNOWN, self.looked_at, seen, hint)
+        return Finding(self.name, UNKNOWN, self.subject, seen, hint)
 
     def for_root(self, seen: str) -> Finding:
         """Make the finding of a check that only root can make."""

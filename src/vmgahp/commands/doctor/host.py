@@ -225,7 +225,7 @@ def clock(context: Context) -> Finding:
     if not (is_ours and context.is_root) or context.probe.trouble:
         return _judge_clock(check, context.probe.seconds, context.probe)
     command = [server, "-f", "-t", "-M", "0", "vmtype", context.vm_type]
-    check = check._replace(looked_at=f"the startd's own probe, {' '.join(command)}")
+    check = check._replace(subject=f"the startd's own probe, {' '.join(command)}")
     who = condor.as_whom(context)
     comm = Path("/proc/self/comm")
     name, began = comm.read_text().rstrip("\n"), monotonic()

@@ -153,12 +153,12 @@ def build(options: argparse.Namespace) -> bool:
         directory = tempfile.mkdtemp(dir=above, prefix=".vmgahp-image-")
     except OSError as error:
         raise NotDone(f"{above} cannot be written to ({error.strerror}).") from error
-    rooms = [directory]
+    directories = [directory]
     try:
         # For mmdebstrap, which without root enters it as another user than the caller.
-        rooms.append(tempfile.mkdtemp(prefix="vmgahp-image-"))
-        os.chmod(rooms[1], 0o711)  # noqa: S103 - it may pass through, but not list it
-        _Build(image, directory, rooms[1]).make()
+        directories.append(tempfile.mkdtemp(prefix="vmgahp-image-"))
+        os.chmod(directories[1], 0o711)  # noqa: S103 - it may pass through, but not list it
+        _Build(image, directory, directories[1]).make()
         finished = os.path.join(directory, "image.qcow2")
         os.chmod(finished, 0o644)
         with open(finished, "rb") as file:
@@ -174,8 +174,8 @@ def build(options: argparse.Namespace) -> bool:
     finally:
         # These are gigabytes: an interrupt must wait until the clean-up after a failure has finished.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
-        for room in rooms:
-            _discard(room)
+        for made in directories:
+            _discard(made)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     say(f"{image.output} is made")
     return True
@@ -205,8 +205,8 @@ def _discard(directory: str) -> None:
 class _Build:
     """One image in the making, with a directory of its own, and one for mmdebstrap."""
 
-    def __init__(self, image: Recipe, directory: str, room: str) -> None:
-        self.image, self.directory, self.room = image, directory, room
+    def __init__(self, image: Recipe, directory: str, temporary: str) -> None:
+        self.image, self.directory, self.temporary = image, directory, temporary
         self.root = str(uuid.uuid4())
         """The UUID of the guest's file system."""
 
@@ -227,7 +227,7 @@ class _Build:
         return os.path.join(self.directory, name)
 
     def _run(self, words: Sequence[str], seconds: float, stdin: bytes = b"") -> None:
-        environ = plain_environment() | _proxies() | {"TMPDIR": self.room}
+        environ = plain_environment() | _proxies() | {"TMPDIR": self.temporary}
         try:
             done = run(words, deadline=seconds, stdin=stdin, environ=environ, umask=0o022, directory=self.directory)
         except OSError as error:
@@ -291,8 +291,8 @@ class _Build:
 
     def _file_system(self) -> None:
         # The last MiB has the backup of the partition table.
-        room = (self.image.size - _ROOT * _SECTOR - (1 << 20)) >> 10
-        words = ["/bin/sh", "-c", _UNPACK, "mke2fs", self.root, str(_ROOT * _SECTOR), f"{room}k"]
+        kib = (self.image.size - _ROOT * _SECTOR - (1 << 20)) >> 10
+        words = ["/bin/sh", "-c", _UNPACK, "mke2fs", self.root, str(_ROOT * _SECTOR), f"{kib}k"]
         self._run(_as_some_root(words), PACK)
 
     def _grub(self, kind: str, to: str, modules: Sequence[str]) -> None:

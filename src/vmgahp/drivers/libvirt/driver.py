@@ -172,13 +172,13 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 machine.has_address = relay.lead_to
                 resources.at_end.append(relay.end)
             forwarding.tell(way, spec.name, spec.working_dir, self.identity, self.log)
-            resources.news.publish(published.SSH, way.words or None)
+            resources.updates.publish(published.SSH, way.words or None)
         if changes := machine.described.changes:
             hooks.tell_owner(machine, changes, spec.working_dir, self.identity, self.log)
         if plan.afresh:
-            resources.news.say(f"The VM starts afresh: its checkpoint cannot be used ({plan.afresh})")
+            resources.updates.say(f"The VM starts afresh: its checkpoint cannot be used ({plan.afresh})")
         elif machine.restart:
-            resources.news.say("The VM goes on from its checkpoint")
+            resources.updates.say("The VM goes on from its checkpoint")
         self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
 
     def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:
@@ -241,7 +241,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             port = int(first_attribute(live, "devices/graphics", "port") or 0)
             password = first_attribute(xml, "devices/graphics", "passwd")
             text = json.dumps({"host": "127.0.0.1", "port": port, "password": password}) + "\n"
-            machine.news.publish(published.VNC, f"127.0.0.1:{port}")
+            machine.updates.publish(published.VNC, f"127.0.0.1:{port}")
             self.identity.write_scratch(spec.working_dir, VNC_FILE, text.encode())
         except (libvirt.libvirtError, errors.Fault, OSError) as error:
             self.log(f"{machine.name}: could not write {VNC_FILE}: {error}")

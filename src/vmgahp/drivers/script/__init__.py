@@ -145,7 +145,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         return self._destroy(script, request, None)
 
     def survey(self, end: float) -> Survey:
-        looked_at = f"{SETTING} = {self.settings.string(SETTING) or '(not set)'}, asked to probe"
+        subject = f"{SETTING} = {self.settings.string(SETTING) or '(not set)'}, asked to probe"
         try:
             user = named_user(self.settings, self.identity)
             if os.geteuid() != 0:
@@ -161,12 +161,12 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             if answer.outcome != protocol.DONE:
                 raise refused(answer, script, protocol.PROBE)
         except errors.Fault as fault:
-            return Survey([findings.judge("script", looked_at, fault, "")])
+            return Survey([findings.judge("script", subject, fault, "")])
         found: list[Finding] = []
         actions = _actions(answer, found)
         version = answer.get("version")
         seen = f"{script.hypervisor} {version or 'of no version'} answers; it has {', '.join(actions)}"
-        found.insert(0, Finding("script", OK, looked_at, seen))
+        found.insert(0, Finding("script", OK, subject, seen))
         networking = _networking(answer, self.settings, found)
         attributes: dict[str, Value] = {"hypervisor": script.hypervisor, "version": version}
         attributes |= {name: all(action in actions for action in needed) for name, needed in ABILITIES.items()}

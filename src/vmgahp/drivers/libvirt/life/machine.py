@@ -52,7 +52,7 @@ class LibvirtMachine(ManagedMachine):
         self.io_errors.at_first = lambda: self.screenshot()
         self.has_address: Callable[[str], None] = lambda _address: None
         """A callback for the guest's address, called with each STATUS."""
-        self.io_errors.paused = lambda why: self.news.publish(published.PAUSED, why)
+        self.io_errors.paused = lambda why: self.updates.publish(published.PAUSED, why)
         guest.watch.ending = self._last_look
         self.agent: GuestAgent | None = None  # the guest's agent, if it has a port for one
         self._address = GuestAddress()

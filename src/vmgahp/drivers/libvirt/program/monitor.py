@@ -247,7 +247,7 @@ class ProgramMonitor:
                 self._elapsed = 0.0
             case ["started"] if stage in (BOOTING, READY):
                 self._to(RunProgress(STARTED))
-                self._machine.news.say("The program runs in the VM")
+                self._machine.updates.say("The program runs in the VM")
             case ["ended", how, *number] if stage in (BOOTING, READY, STARTED):
                 self._hear_end(how, number)
             case ["outputs", size] if size.isdigit() and len(size) <= 15:
@@ -274,7 +274,7 @@ class ProgramMonitor:
                 return
         self._to(ended)
         said = f"with exit code {ended.number}" if how == EXIT else f"by signal {ended.number}"
-        self._machine.news.say(f"The program has ended {'at its time limit' if how == LIMIT else said}")
+        self._machine.updates.say(f"The program has ended {'at its time limit' if how == LIMIT else said}")
 
     def look(self) -> None:
         """Check the outputs and the time limits."""
@@ -341,7 +341,7 @@ class ProgramMonitor:
 
     def _unpack(self) -> None:
         if self.is_alone:
-            self._machine.news.say(
+            self._machine.updates.say(
                 f"The outputs are in {OUTPUTS_FILE}: with transfer_output_files = {DIRECTORY}/ they are files"
             )
             return

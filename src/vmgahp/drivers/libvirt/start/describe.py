@@ -25,7 +25,7 @@ from vmgahp.drivers.libvirt.start.capabilities import (
     has_passt,
 )
 from vmgahp.drivers.libvirt.start.hooks import Described, described
-from vmgahp.drivers.resources import PASST, RELAY, Resources, WayIn
+from vmgahp.drivers.resources import PASST, RELAY, PortForwards, Resources
 from vmgahp.hooks import xml_script
 from vmgahp.host import companion, job_user, runtime_dir, scratch
 from vmgahp.host.job_user import Identity
@@ -198,7 +198,7 @@ class Describer:
         ours, make_room = build.build(spec, host), partial(self._room, resources)
         return plan.xml.describe(ours, spec.working_dir, make_room, self.identity) if plan.xml else ours
 
-    def _open_ports(self, plan: Plan, resources: Resources) -> WayIn:
+    def _open_ports(self, plan: Plan, resources: Resources) -> PortForwards:
         means = PASST if plan.spec.networking_type == "user" else RELAY
         wanted = plan.spec.devices.ssh
         if means == PASST and not plan.passt:
@@ -207,7 +207,7 @@ class Describer:
             )
             wanted = ()
         resources.access = made = forwarding.claim(self.settings, wanted, means, self.log)
-        resources.at_end.append(partial(runtime_dir.remove, made.room))
+        resources.at_end.append(partial(runtime_dir.remove, made.directory))
         return made
 
     def _serve(self, share: Share, plan: Plan, resources: Resources) -> str:

@@ -22,7 +22,7 @@ from xml.etree import ElementTree as etree
 from vmgahp import errors, findings
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.resources import WayIn
+from vmgahp.drivers.resources import PortForwards
 from vmgahp.host import packages, run, runtime_dir, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
@@ -34,25 +34,25 @@ LOCK_SECONDS = 2.0
 """Seconds to wait for the lock on choosing ports, which a stranger may hold in ``/tmp``: then go on without it."""
 
 
-def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) -> WayIn:
+def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) -> PortForwards:
     """Choose a port of this machine for each of the guest's, as far as ports are left. Raises `errors.MachineFault`."""
     offered, address = ports_of(settings), address_of(settings)
-    room = runtime_dir.runtime_dir()
+    directory = runtime_dir.runtime_dir()
     found: list[tuple[int, int]] = []
-    base = os.open(os.path.dirname(room), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    base = os.open(os.path.dirname(directory), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         wait.lock(base, LOCK_EX, LOCK_SECONDS)
         taken = runtime_dir.claimed(CLAIM)
         free = (port for port in offered if f"{CLAIM}{port}" not in taken and is_free(address, port))
         for guests, ours in zip(wanted, free, strict=False):
-            os.close(os.open(f"{room}/{CLAIM}{ours}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(os.open(f"{directory}/{CLAIM}{ours}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             found.append((guests, ours))
     finally:
         os.close(base)
     if len(found) < len(wanted):
         lacking = ", ".join(map(str, wanted[len(found) :]))
         log(f"all ports of VM_SSH_PORTS at {address} are in use: none leads to the guest's {lacking}")
-    return WayIn(means, address, tuple(found), room)
+    return PortForwards(means, address, tuple(found), directory)
 
 
 def ports_of(settings: Settings) -> list[int]:
@@ -87,7 +87,7 @@ def judge(settings: Settings, networks: Sequence[str], *, passt: bool) -> findin
     """Return the finding about port forwarding; None if it is not set up. `passt` provides user networking."""
     if not settings.string("VM_SSH_PORTS"):
         return None
-    looked_at = "VM_SSH_PORTS, VM_SSH_ADDRESS"
+    subject = "VM_SSH_PORTS, VM_SSH_ADDRESS"
     try:
         ports, address = ports_of(settings), address_of(settings)
         if not is_free(address, 0):
@@ -102,8 +102,8 @@ def judge(settings: Settings, networks: Sequence[str], *, passt: bool) -> findin
         if networks != ["user"] and which(SOCAT) is None:
             raise errors.MachineFault(f"{SOCAT} is not installed.", f"{packages.of_system(SOCAT)}.")
     except errors.MachineFault as fault:
-        return findings.judge("ssh", looked_at, fault, "", findings.OFF)
-    return findings.Finding("ssh", findings.OK, looked_at, f"{len(ports)} ports at {address} lead to those of guests")
+        return findings.judge("ssh", subject, fault, "", findings.OFF)
+    return findings.Finding("ssh", findings.OK, subject, f"{len(ports)} ports at {address} lead to those of guests")
 
 
 def is_free(address: str, port: int) -> bool:
@@ -132,12 +132,12 @@ def without_taken(xml: str, log: Logger) -> str:
     return given or etree.tostring(domain, encoding="unicode")
 
 
-def as_free(access: WayIn) -> WayIn:
+def as_free(access: PortForwards) -> PortForwards:
     """Return the port forwarding without the ports that are in use by others."""
     return access._replace(ports=tuple(pair for pair in access.ports if is_free(access.address, pair[1])))
 
 
-def tell(access: WayIn, name: str, working_dir: str, identity: Identity, log: Logger) -> None:
+def tell(access: PortForwards, name: str, working_dir: str, identity: Identity, log: Logger) -> None:
     """Write the forwarded ports to a file for the job's owner only. Raises nothing."""
     ways = [{"guest_port": guests, "address": access.address, "port": ours} for guests, ours in access.ports]
     try:

@@ -83,7 +83,7 @@ def tell_owner(machine: Machine, changes: tuple[str, ...], directory: str, ident
         identity.write_scratch(directory, POLICY_FILE, text.encode(errors="replace")[:LONGEST_POLICY_FILE])
     except (OSError, errors.Fault) as error:
         log(f"{machine.name}: {POLICY_FILE} cannot be written: {error}")
-    machine.news.publish(
+    machine.updates.publish(
         published.POLICY, f"The machine's administrator has changed the VM ({changed} lines, {POLICY_FILE})"
     )
 

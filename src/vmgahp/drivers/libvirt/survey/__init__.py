@@ -85,13 +85,13 @@ class LibvirtSurveyor(Surveyor):
         scripted = bool(settings.xml_script())  # the script describes the CPU and the devices itself
         checks = self._begin(wanted, end, scripted=scripted)
         host = checks.outcome("libvirt")
-        looked_at = f"{libvirt_daemons.of_qemu()} at {self._connection.uri}"
+        subject = f"{libvirt_daemons.of_qemu()} at {self._connection.uri}"
         if not isinstance(host, _Host):
-            found.append(findings.judge("libvirt", looked_at, host, ""))
+            found.append(findings.judge("libvirt", subject, host, ""))
             self._judge_kvm(checks.outcome("kvm"), found)
             return Survey(found)
         seen = f"libvirt {version(host.libvirt_version)} answers, with QEMU {version(host.version)}"
-        found.append(Finding("libvirt", OK, looked_at, seen))
+        found.append(Finding("libvirt", OK, subject, seen))
         accel = self._judge_kvm(checks.outcome("kvm"), found)
         if accel not in host.domain_types:
             found += [_no_such_domains(self._connection.uri, accel)] if accel else []
@@ -99,10 +99,10 @@ class LibvirtSurveyor(Surveyor):
         checks.begin("emulator", lambda: self._ask_of_emulator(host, accel))
         qemu = checks.outcome("emulator")
         if not isinstance(qemu, _Emulator):
-            looked_at = f"the domain capabilities for {accel}"
+            subject = f"the domain capabilities for {accel}"
             if not isinstance(qemu, Late):
-                return Survey([*found, findings.judge("libvirt", looked_at, qemu, "")])
-            found.append(Finding("libvirt", UNKNOWN, looked_at, "libvirt has not told them in time.", qemu.hint))
+                return Survey([*found, findings.judge("libvirt", subject, qemu, "")])
+            found.append(Finding("libvirt", UNKNOWN, subject, "libvirt has not told them in time.", qemu.hint))
             qemu = self._by_capabilities(host)
         tried = self._try_emulator(qemu, accel, "user" in wanted and not qemu.passt, end)
         of_tpm = _judge_tpm(qemu.tpm, checks.outcome("tpm"))
@@ -228,17 +228,17 @@ class LibvirtSurveyor(Surveyor):
     def _try_emulator(self, qemu: _Emulator, accel: str, slirp: bool, end: float) -> Finding:
         """Start QEMU as jobs get it: with this accelerator, CPU mode and machine type."""
         mode = capabilities.cpu_mode(self.settings, accel)
-        looked_at = f"{qemu.path} with {accel} and the CPU mode {mode}"
+        subject = f"{qemu.path} with {accel} and the CPU mode {mode}"
         if qemu.cpu_modes is not None and mode not in qemu.cpu_modes:
             seen = f"libvirt says that QEMU has no CPU mode {mode} here."
             hint = "set VM_CPU_MODE to one that virsh domcapabilities shows as supported."
-            return Finding("cpu", BAD, looked_at, seen, hint)
+            return Finding("cpu", BAD, subject, seen, hint)
         try:
             trials.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
         except errors.Fault as fault:
             verdict = UNKNOWN if isinstance(fault, Late) else BAD
-            return Finding("cpu", verdict, looked_at, fault.problem, fault.hint)
-        return Finding("cpu", OK, looked_at, "QEMU starts and answers")
+            return Finding("cpu", verdict, subject, fault.problem, fault.hint)
+        return Finding("cpu", OK, subject, "QEMU starts and answers")
 
     def _shares(self) -> bool:
         """Return True if jobs may share a directory with their guest."""
@@ -255,13 +255,13 @@ class LibvirtSurveyor(Surveyor):
         """Return the domain type of jobs, empty if they can have none; `reason` is the outcome of `kvm.check`."""
         if self._fixed == "qemu":
             return "qemu"
-        looked_at = f"{kvm.DEVICE}, with a guest in 64-bit mode"
+        subject = f"{kvm.DEVICE}, with a guest in 64-bit mode"
         if not reason:
-            found.append(Finding("kvm", OK, looked_at, "a guest runs at the speed of the hardware"))
+            found.append(Finding("kvm", OK, subject, "a guest runs at the speed of the hardware"))
             return "kvm"
         emulate = not self._fixed and self.settings.boolean("VM_ALLOW_EMULATION")
         fault = kvm_fault(reason) if isinstance(reason, str) else reason
-        found.append(findings.judge("kvm", looked_at, fault, "", OFF if emulate else BAD))
+        found.append(findings.judge("kvm", subject, fault, "", OFF if emulate else BAD))
         return "qemu" if emulate else ""
 
     def _judge_network(self, kind: str, checks: Checks, active: object, qemu: _Emulator, tried: Finding) -> Finding:
@@ -306,21 +306,21 @@ class LibvirtSurveyor(Surveyor):
 
 def _judge_tpm(offered: bool | None, outcome: object) -> Finding:
     """Return the finding about TPMs by the outcome of `tpm.trouble`."""
-    looked_at = f"{', '.join(tpm.OF_LIBVIRT)}, and libvirt's word for them"
+    subject = f"{', '.join(tpm.OF_LIBVIRT)}, and libvirt's word for them"
     if reason := tpm.why_none(offered):
-        return Finding("tpm", OFF, looked_at, f"{reason}.", f"for jobs with a TPM: {packages.of_system(tpm.PACKAGES)}.")
+        return Finding("tpm", OFF, subject, f"{reason}.", f"for jobs with a TPM: {packages.of_system(tpm.PACKAGES)}.")
     if isinstance(outcome, str) and outcome:
-        return Finding("tpm", OFF, looked_at, f"{outcome}.", tpm.NO_ANSWER_HINT)
-    return findings.judge("tpm", looked_at, outcome, "swtpm makes a TPM", OFF)
+        return Finding("tpm", OFF, subject, f"{outcome}.", tpm.NO_ANSWER_HINT)
+    return findings.judge("tpm", subject, outcome, "swtpm makes a TPM", OFF)
 
 
 def _judge_limits(honored: list[str]) -> Finding:
-    looked_at = "the control groups that libvirt limits VMs by"
+    subject = "the control groups that libvirt limits VMs by"
     if missing := [name for name in proc.CGROUP_LIMITS if name not in honored]:
         seen = f"The slot's limits do not reach VMs: no control groups are mounted that have {' and '.join(missing)}."
         hint = f"mount them (version 2 at /sys/fs/cgroup); restart {libvirt_daemons.of_qemu()}."
-        return Finding("limits", OFF, looked_at, seen, hint)
-    return Finding("limits", OK, looked_at, "VMs have the weight of their slots, and a limit of memory")
+        return Finding("limits", OFF, subject, seen, hint)
+    return Finding("limits", OK, subject, "VMs have the weight of their slots, and a limit of memory")
 
 
 def _from_domain_capabilities(told: etree.Element) -> _Emulator:
@@ -389,9 +389,9 @@ def survey_other(
     checks.begin("type", ask)
     begin_networks(checks, connection, settings, networks, end)
     host = checks.outcome("type")
-    looked_at = f"domains of type {domain_type} at {connection.uri}"
+    subject = f"domains of type {domain_type} at {connection.uri}"
     if not isinstance(host, Hypervisor):
-        return Survey([findings.judge("libvirt", looked_at, host, "", BAD)])
+        return Survey([findings.judge("libvirt", subject, host, "", BAD)])
     versions = {"version": version(host.version), "libvirt_version": version(host.libvirt_version)}
     seen = f"libvirt {versions['libvirt_version']} has them, with {host.name} {versions['version']}"
     active = active_network(checks, networks)
@@ -399,7 +399,7 @@ def survey_other(
     networking = [kind for kind, finding in judged.items() if finding.verdict == OK]
     names = ("suspend", "checkpoint", "snapshot", "gpu")
     return Survey(
-        [Finding("libvirt", OK, looked_at, seen), *judged.values()],
+        [Finding("libvirt", OK, subject, seen), *judged.values()],
         attributes={**versions, **dict.fromkeys(names, False), "networking": ",".join(networking)},
         machine_attributes=published(active),
         networking=networking,
@@ -422,8 +422,8 @@ def let_answer_until(connection: LibvirtConnection, end: float) -> None:
 def judge_network(kind: str, checks: Checks, active: object, settings: Settings) -> Finding:
     """Judge the bridge of the settings, or the network of VM_NAT_NETWORK by `active_network`."""
     if kind == "bridge":
-        outcome, looked_at = checks.outcome("bridge"), "the bridge of VM_NETWORKING_BRIDGE_INTERFACE"
-        return findings.judge("network bridge", looked_at, outcome, str(outcome), OFF)
+        outcome, subject = checks.outcome("bridge"), "the bridge of VM_NETWORKING_BRIDGE_INTERFACE"
+        return findings.judge("network bridge", subject, outcome, str(outcome), OFF)
     if kind == "user":
         hint = "leave user out of VM_NETWORKING_TYPE."
         return Finding("network user", OFF, "user networking", "It is QEMU's, and this hypervisor has none.", hint)
@@ -432,8 +432,8 @@ def judge_network(kind: str, checks: Checks, active: object, settings: Settings)
         active = errors.MachineFault(
             f"{network} is not active, or not defined.", f"virsh net-start {network}; virsh net-autostart {network}"
         )
-    looked_at = f"the libvirt network {network} (VM_NAT_NETWORK)"
-    return findings.judge("network nat", looked_at, active, f"{network} is active", OFF)
+    subject = f"the libvirt network {network} (VM_NAT_NETWORK)"
+    return findings.judge("network nat", subject, active, f"{network} is active", OFF)
 
 
 def begin_networks(

@@ -139,13 +139,13 @@ class XenSurveyor(LibvirtSurveyor):
         bootloader = self._bootloader()
         found.append(bootloader)
         if self.settings.boolean("VM_HARDWARE_VT"):
-            looked_at = "VM_HARDWARE_VT, for jobs with xen_kernel = vmx"
+            subject = "VM_HARDWARE_VT, for jobs with xen_kernel = vmx"
             if "hvm" in asked[0].os_types:
-                found.append(Finding("hvm", OK, looked_at, "Xen has hardware virtualization"))
+                found.append(Finding("hvm", OK, subject, "Xen has hardware virtualization"))
             else:
                 hint = "switch it on in the machine's firmware, or set VM_HARDWARE_VT = False."
                 seen = "Xen has no hardware virtualization here: such jobs are held."
-                found.append(Finding("hvm", OFF, looked_at, seen, hint))
+                found.append(Finding("hvm", OFF, subject, seen, hint))
         own: dict[str, Value] = {
             "suspend": True,
             "checkpoint": not self.settings.xml_script(),
@@ -156,20 +156,20 @@ class XenSurveyor(LibvirtSurveyor):
 
     def _bootloader(self) -> Finding:
         path = self.settings.string(BOOTLOADER).strip("\"'")
-        looked_at = f"{BOOTLOADER}, for jobs with xen_kernel = included"
+        subject = f"{BOOTLOADER}, for jobs with xen_kernel = included"
         if not path:
             return Finding(
                 "bootloader",
                 OFF,
-                looked_at,
+                subject,
                 f"{BOOTLOADER} is not set: such jobs are held.",
                 f"set {BOOTLOADER} to the path of pygrub; docs/how-to/xen.md says what that risks.",
             )
         try:
             require_bootloader(path)
         except errors.Fault as fault:
-            return findings.judge("bootloader", looked_at, fault, "", OFF)
-        return Finding("bootloader", OK, looked_at, f"{path} is there")
+            return findings.judge("bootloader", subject, fault, "", OFF)
+        return Finding("bootloader", OK, subject, f"{path} is there")
 
 
 class XenDescriber(Describer):
