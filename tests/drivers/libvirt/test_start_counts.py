@@ -44,9 +44,10 @@ def test_a_start_of_a_plain_job_is_made_of_little(job: Job) -> None:
     assert not NEEDED_BY_FEW & {*found["modules"], *found["later"]}
 
 
-def test_a_server_with_a_vm_has_at_most_22_mib_of_its_own(job: Job) -> None:
+def test_a_server_with_a_vm_has_at_most_24_mib_of_its_own(job: Job) -> None:
+    """It has 18 as a package, whose code is compiled; a clone's first servers compile it, which takes 3 more."""
     with running(job) as peer:
         peer.run("STATUS", 1)
         memory = Path(f"/proc/{peer.process.pid}/smaps_rollup").read_text()
         [own] = [int(line.split()[1]) for line in memory.splitlines() if line.startswith("Anonymous:")]
-        assert own <= 22 << 10, f"{own} KiB of pages that no other process shares"
+        assert own <= 24 << 10, f"{own} KiB of pages that no other process shares"
