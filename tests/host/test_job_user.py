@@ -641,18 +641,21 @@ def test_a_helper_whose_file_system_hangs_is_given_up(scratch, forks, monkeypatc
 @as_root
 def test_a_helper_ends_with_its_parent(scratch):
     reading, writing = os.pipe()
+    waiting, going = os.pipe()
     parent = os.fork()
     if not parent:
         try:
             user = Identity(JOB_UID, JOB_UID)
             user.at_hand().__enter__()
             os.write(writing, b"%d" % user._child._pid)
+            os.read(waiting, 1)  # the helper is gone soon after its parent
         finally:
             os._exit(0)
     helper = os.pidfd_open(int(os.read(reading, 10)))
+    os.write(going, b"x")
     os.waitpid(parent, 0)
     assert select.select([helper], [], [], 60)[0]
-    for descriptor in (helper, reading, writing):
+    for descriptor in (helper, reading, writing, waiting, going):
         os.close(descriptor)
 
 
