@@ -11,6 +11,8 @@ from tests.drivers.small_driver import SmallDriver
 from tests.drivers.support import WHO
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.config import Settings
+from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.drivers.resources import Resources
 from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
 from vmgahp.host import proc
 from vmgahp.host.proc import Mount
@@ -35,7 +37,7 @@ class Restarts(SmallDriver):  # type: ignore[misc]
     def without_checkpoint(self, plan: str, unusable: Unusable) -> tuple[str, Callable[[], None]]:
         return f"afresh: {unusable.reason}", lambda: None
 
-    def _carry_out(self, plan: str) -> str:
+    def _carry_out(self, plan: str, job: JobAd) -> str:
         self.tried.append(plan)
         if self.failures:
             raise self.failures.pop(0)
@@ -78,7 +80,7 @@ class Fails(Restarts):
 
     error = OSError()
 
-    def _carry_out(self, plan: str) -> str:
+    def _carry_out(self, plan: str, job: JobAd) -> str:
         raise self.error
 
 
@@ -104,3 +106,32 @@ def test_an_error_that_a_file_system_of_the_jobs_can_cause_holds_the_job(
     driver.error = OSError(number, os.strerror(number), place and place.format(scratch))
     with pytest.raises(fault):
         driver.start(JobAd([("VM_WORKING_DIR", f'"{scratch}"')]))
+
+
+class Nested(SmallDriver):  # type: ignore[misc]
+    """Starts another job of the server while it prepares one, as another thread does, and fails."""
+
+    def __init__(self, *others: JobAd) -> None:
+        self.others = list(others)
+        super().__init__("small", Settings({"VM_MEMORY": "1"}), WHO, lambda _line: None)
+
+    def plan(self, job: JobAd) -> str:
+        return job.working_dir()
+
+    def clear(self, plan: str) -> None:
+        pass
+
+    def prepare(self, plan: str, resources: Resources) -> ManagedMachine:
+        if self.others:
+            with pytest.raises(JobFault):
+                self.start(self.others.pop())
+        raise OSError(errno.EIO, os.strerror(errno.EIO), f"{plan}/out")
+
+
+def test_the_error_of_one_job_is_looked_at_in_its_own_directory(scratch: Path) -> None:
+    jobs = []
+    for name in ("one", "other"):
+        (scratch / name).mkdir()
+        jobs.append(JobAd([("VM_WORKING_DIR", f'"{scratch / name}"')]))
+    with pytest.raises(JobFault, match="/one/out"):
+        Nested(jobs[1]).start(jobs[0])

@@ -35,20 +35,19 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         return self._starting
 
     def start(self, job: JobAd) -> AnyMachine:
-        self._job = job
         try:
             plan = self.plan(job)
             lifecycle.reached("plan.looked")
             self.clear(plan)
             lifecycle.reached("clear.done")
             try:
-                return self._restart(plan)
+                return self._restart(plan, job)
             except Unusable as unusable:
                 if self._server_ends:
                     raise errors.ClientFault(errors.VM_NOT_FOUND, unusable.reason) from unusable
                 afresh, take_back = self.without_checkpoint(plan, unusable)
                 try:
-                    return self._carry_out(afresh)
+                    return self._carry_out(afresh, job)
                 except BaseException:
                     take_back()  # the start without it failed too: keep it for another machine or a later try
                     raise
@@ -107,7 +106,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
             return job_user.blame(error, directory, self.identity, problem)
         return errors.MachineFault(f"The machine is out of resources: {error}.", "see what is scarce.")
 
-    def _restart(self, plan: Plan) -> AnyMachine:
+    def _restart(self, plan: Plan, job: JobAd) -> AnyMachine:
         """Carry out the plan, and retry once if the checkpoint failed by accident only. Raises the same as
         `_carry_out`.
 
@@ -115,14 +114,14 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         lost its work. If the client gives up meanwhile, the server ends and the checkpoint stays as it is.
         """
         try:
-            return self._carry_out(plan)
+            return self._carry_out(plan, job)
         except Unusable as unusable:
             if not unusable.by_accident or self._server_ends:
                 raise
             self.log(f"{unusable.reason} The restart is tried once more.")
-        return self._carry_out(plan)
+        return self._carry_out(plan, job)
 
-    def _carry_out(self, plan: Plan) -> AnyMachine:
+    def _carry_out(self, plan: Plan, job: JobAd) -> AnyMachine:
         """Prepare, launch and keep the VM; on any exception remove everything of it."""
         resources = Resources(self.log, lambda: self._server_ends)
         machine: AnyMachine | None = None
@@ -137,7 +136,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         except BaseException as error:
             with Budget():  # no time may be left for the start
                 # Before the job unmounts anything.
-                fault = self._fault_for(error, self._job) if isinstance(error, OSError) else None
+                fault = self._fault_for(error, job) if isinstance(error, OSError) else None
                 if machine is None:
                     resources.release()
                 else:
