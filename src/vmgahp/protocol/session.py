@@ -203,13 +203,17 @@ class Session:
 
     def _limits(self) -> tuple[tuple[dict[int, Call], float], ...]:
         """Return the calls in order of arrival, and how long each of them may wait for its answer."""
-        usual = self.request_timeout - min(20.0, self.request_timeout / 4)
+        usual = self._usual_timeout
         return (self._patient, min(usual, PATIENCE)), (self._asked, usual), (self._starts, self.start_timeout)
+
+    @property
+    def _usual_timeout(self) -> float:
+        return self.request_timeout - min(20.0, self.request_timeout / 4)
 
     @property
     def start_timeout(self) -> float:
         """Return the seconds within which a START is answered."""
-        return self.request_timeout - min(20.0, self.request_timeout / 4) + START_EXTRA
+        return self._usual_timeout + START_EXTRA
 
     def goodbye(self) -> None:
         """Answer the QUIT, once the VMs are gone."""
