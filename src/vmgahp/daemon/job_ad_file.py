@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from stat import S_ISREG
 
 from vmgahp.errors import Fault
+from vmgahp.host import system_calls
 from vmgahp.host.job_user import Identity, as_root
 
 NAME = ".job.ad"
@@ -77,10 +78,7 @@ def _read(directory: str) -> int:
         if not _is_condors(status) or status.st_size > LARGEST:
             raise OSError(errno.EPERM, "it is not HTCondor's")
         content = os.read(file, LARGEST)
-    kept = marshal.dumps((content, _marks(status)))
-    copy = os.memfd_create(NAME, os.MFD_CLOEXEC)
-    os.pwrite(copy, kept, 0)
-    return copy
+    return system_calls.unnamed(marshal.dumps((content, _marks(status))))
 
 
 def _restore(directory: str, content: bytes, before: tuple[int, ...]) -> int:

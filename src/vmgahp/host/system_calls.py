@@ -42,17 +42,20 @@ def read_named(path: bytes, most: int) -> int:
         data = os.pread(fd, most, 0)
     finally:
         os.close(fd)
-    copy = os.memfd_create("read", os.MFD_CLOEXEC)
-    os.pwrite(copy, data, 0)
-    return copy
+    return unnamed(data)
 
 
 def room_in(directory: bytes) -> int:
     """Return an unnamed file with three numbers: the free bytes and inodes, and the inodes, of a file system."""
     room = os.statvfs(directory)
-    copy = os.memfd_create("room", os.MFD_CLOEXEC)
-    os.pwrite(copy, b"%d %d %d" % (room.f_bavail * room.f_frsize, room.f_favail, room.f_files), 0)
-    return copy
+    return unnamed(b"%d %d %d" % (room.f_bavail * room.f_frsize, room.f_favail, room.f_files))
+
+
+def unnamed(data: bytes) -> int:
+    """Return an unnamed file with the data, by which a child answers more than a number."""
+    file = os.memfd_create("answer", os.MFD_CLOEXEC)
+    os.pwrite(file, data, 0)
+    return file
 
 
 def _open_regular(path: bytes, flags: int, mode: int = 0o600, dir_fd: int | None = None) -> int:
