@@ -35,7 +35,10 @@ format = "raw"
 path = "small.raw"
 format = "raw"
 """
-SETTINGS = {"VM_CATALOG": f"{IMAGES}/catalog.toml", "VM_SHARE_SCRATCH": "virtiofs", "VM_SSH_PORTS": "22000-22009"}
+SETTINGS = {
+    "VM_CATALOG": f"{IMAGES}/catalog.toml", "VM_SHARE_SCRATCH": "virtiofs", "VM_SSH_PORTS": "22000-22009",
+    "VM_ALLOW_HOST_LOOPBACK": "True",
+}  # fmt: skip
 
 JOBS: Mapping[str, tuple[str, bool]] = {
     "nat": ("vm_networking = true\nvm_networking_type = nat\n", True),
