@@ -40,6 +40,10 @@ SETTINGS = {
     "VM_ALLOW_HOST_LOOPBACK": "True",
 }  # fmt: skip
 
+OFFER = {
+    "HasVM": True, "VM_Networking_Types": "nat,user", "VM_Images": "counter,small", "VM_kvm_ATTR_share": "virtiofs",
+    "VM_kvm_ATTR_tpm": True, "VM_kvm_ATTR_ssh": True,
+}  # fmt: skip
 JOBS: Mapping[str, tuple[str, bool]] = {
     "nat": ("vm_networking = true\nvm_networking_type = nat\n", True),
     "user": ("vm_networking = true\nvm_networking_type = user\n+VMPARAM_vm_SSH = true\n", True),
@@ -78,12 +82,16 @@ def machine(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Node:
         node.put(file, f"{IMAGES}/{file.name}")
     node.run("virsh", "-c", "qemu:///system", "net-start", "default", check=False)  # it may be up
     node.set_up("--network", "nat,user", settings=SETTINGS)
+    for _ in range(3):
+        if OFFER.items() <= node.wait_for_offer().items():
+            break
+        node.run("systemctl", "restart", "condor", timeout=TIME)  # a probe leaves out what it has no time to find
     return node
 
 
 @pytest.fixture(scope="module")
 def jobs(machine: Node) -> Mapping[str, NodeJob]:
-    """One job for each, which run at the same time."""
+    """One job for each, which run at the same time, their guests confined."""
 
     def nothing(_home: Path) -> None:
         pass
@@ -92,22 +100,19 @@ def jobs(machine: Node) -> Mapping[str, NodeJob]:
     for name, (lines, has_disk) in JOBS.items():
         files: Callable[[Path], object] = guest_of(SECONDS) if has_disk else nothing
         made[name] = machine.submit(name, files, lines)
+    for job in made.values():
+        assert_confined(machine, job)
     return made
 
 
 def test_all_of_it_is_offered(machine: Node) -> None:
     ad = machine.wait_for_offer()
-    assert ad["VM_Networking_Types"] == "nat,user"
-    assert ad["VM_Images"] == "counter,small"
-    assert ad["VM_kvm_ATTR_share"] == "virtiofs"
-    assert (ad["VM_kvm_ATTR_tpm"], ad["VM_kvm_ATTR_ssh"]) == (True, True)
+    assert {name: ad.get(name) for name in OFFER} == OFFER
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_has_what_it_asks_for(machine: Node, jobs: Mapping[str, NodeJob], name: str) -> None:
-    job = jobs[name]
-    assert_confined(machine, job)
-    assert_counted(job, SECONDS)
+def test_a_job_has_what_it_asks_for(jobs: Mapping[str, NodeJob], name: str) -> None:
+    assert_counted(jobs[name], SECONDS)
 
 
 def test_a_job_with_a_tpm_and_a_network_goes_on_after_a_suspension_and_from_its_checkpoint(machine: Node) -> None:
