@@ -358,7 +358,7 @@ _start_libvirt() {
 # Where no udev runs, nobody has given /dev/kvm the mode that udev's rules give it. libvirt, which opens it as
 # root, then sees a KVM that its own user cannot open, and examines QEMU anew, for seconds, at every call.
 setup_kvm() {
-    if [ -c /dev/kvm ] && [ ! -S /run/udev/control ] && [ "$(stat -c %a /dev/kvm)" != 666 ]; then
+    if [ -z "${VMGAHP_KEEP_KVM:-}" ] && [ -c /dev/kvm ] && [ ! -S /run/udev/control ] && [ "$(stat -c %a /dev/kvm)" != 666 ]; then
         step "letting everybody open /dev/kvm, as udev does" as_root chmod 0666 /dev/kvm
     fi
 }

@@ -17,7 +17,7 @@ from time import monotonic
 import pytest
 
 from tests.peer import DAEMON, daemon, environment
-from vmgahp import config, errors, findings
+from vmgahp import __version__, config, errors, findings
 from vmgahp.cli import PROBE
 from vmgahp.config import Settings
 from vmgahp.daemon import containers, probe
@@ -80,7 +80,12 @@ def test_the_attributes_and_their_order(tmp_path: Path) -> None:
         *('VM_GAHP_VERSION = "0.0.1"', 'VM_Type = "kvm"', "VM_Memory = 64", "VM_Networking = TRUE"),
         *('VM_Networking_Types = "nat,user"', "VM_HardwareVT = TRUE", 'VM_TYPES = "kvm"'),
         *('VM_HYPERVISORS = "kvm,qemu"', "HasVirshDefaultNetwork = TRUE", 'VM_kvm_ATTR_accel = "kvm"'),
-        *("VM_kvm_ATTR_suspend = TRUE", "VM_kvm_ATTR_checkpoint = TRUE", "VM_Probe_Time = 0.25"),
+        *(
+            "VM_kvm_ATTR_suspend = TRUE",
+            "VM_kvm_ATTR_checkpoint = TRUE",
+            "VM_Probe_Time = 0.25",
+            f'VM_VMGAHP_VERSION = "{__version__}"',
+        ),
     ]
 
 

@@ -258,7 +258,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 def unknown_names(text: str) -> set[str]:
     """What a text calls like a setting or an attribute, and is none."""
     settings = {row.name for row in (*settings_table.SETTINGS, *ELSEWHERE)}
-    others = {"VM_TYPES", "VM_HYPERVISORS", "VM_GAHP_VERSION", "VM_WORKING_DIR", "VM_GAHP"}
+    others = {"VM_TYPES", "VM_HYPERVISORS", "VM_GAHP_VERSION", "VM_VMGAHP_VERSION", "VM_WORKING_DIR", "VM_GAHP"}
     named = set(re.findall(r"(?<!\w)(?:VM|VMWARE|VSPHERE|XEN|LIBVIRT)_[A-Z_]*[A-Z](?![\w*<…])", text))
     words = {word.removeprefix("JOBCLASSAD_") for word in requests.WORDS}
     attributes = {row.name for row in job_attributes.ATTRIBUTES}

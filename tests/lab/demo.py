@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import pwd
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +24,8 @@ from tests.lab.namespace import REPOSITORY
 from vmgahp.protocol.client import Client, ProtocolError
 
 SERVER = Path(sys.prefix) / "bin/condor_vm-gahp"
+LEGEND = "seconds, then: > what HTCondor would say, < what the daemon answers, | the guest's console, # what happens"
+PROGRAM = ["run", "--image", "catalog:debian-12", "--memory", "1G", "--dry-run", "--", "python3", "-c", "print(6 * 7)"]
 COLORS = {">": "36", "<": "32", "|": "33", "#": "2", "!": "31"}
 
 
@@ -149,6 +153,7 @@ def demonstrate(directory: Path, seconds: int, screen: Screen) -> str:
     console = Console(scratch / "vm_console.log", screen)
     with open(directory / "daemon.log", "w") as log:
         command = [str(SERVER), "-f", "-t", "-M", "3"]
+        screen.show("#", LEGEND)
         screen.show("#", "starting " + " ".join([str(SERVER.relative_to(REPOSITORY)), *command[1:]]))
         client = Client(command, environment(scratch, user), scratch, log, screen.show, console.follow)
         try:
@@ -184,7 +189,8 @@ def main() -> int:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     screen.show("#", closing)
-    return 0
+    screen.show("#", f"A program in a guest as a job, by vmgahp {shlex.join(PROGRAM)}")
+    return subprocess.run([SERVER.with_name("vmgahp"), *PROGRAM], check=False, timeout=60).returncode
 
 
 if __name__ == "__main__":

@@ -128,8 +128,10 @@ def ask_condor_q(job: str) -> str:
     if done.status is None:
         raise no_ad(f"condor_q had not ended after {CONDOR_Q_DEADLINE:g} s", _TRY_IT)
     out, err = (said.decode("utf-8", "surrogateescape") for said in (done.out, done.err))
-    if done.status or not out.strip():
-        said = escape(err.strip()[-300:]) or "it knows no such job"
+    if not done.status and not out.strip():
+        raise no_ad(f"the queue has no job {job}", f"condor_history {job} shows it if it has ended")
+    if done.status:
+        said = escape(err.strip()[-300:]) or "it says nothing"
         raise no_ad(f"condor_q -l {job}: {said}", _TRY_IT)
     return out[:LARGEST_AD]
 

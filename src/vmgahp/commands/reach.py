@@ -13,12 +13,13 @@ import sys
 import tempfile
 import time
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vmgahp.commands.arguments import tell
 from vmgahp.commands.files import ask_condor_q, job_id, pairs_of
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
+from vmgahp.host import packages
 from vmgahp.host.run import run, which
 from vmgahp.job.ad import JobAd
 from vmgahp.text import escape
@@ -35,6 +36,18 @@ _SINFUL = re.compile(r"[<=+](\[[0-9a-fA-F:.-]+\]|[0-9.]+)[:-][0-9]+")
 """An address of an HTCondor daemon: ``<192.0.2.1:9618?addrs=192.0.2.1-9618+[2001-db8--1]-9618&…>``."""
 _WAY = re.compile(r"([0-9]{1,5})=\[?([0-9a-fA-F.:]{2,45})\]?:([0-9]{1,5})", re.ASCII)
 
+
+VM_UNIVERSE, HELD = 13, 5
+SSH_PORT = 22
+CONSOLE = "vm_console.log"
+_NODE_HINT = "the job's machine needs sshd, ssh-keygen (apt-get install openssh-server there) and ENABLE_SSH_TO_JOB."
+
+_USERS = {name: name for name in ("debian", "ubuntu", "fedora", "rocky", "almalinux", "alpine", "opensuse", "arch")}
+_USERS |= {"centos": "cloud-user", "rhel": "cloud-user"}
+"""The users that publishers' cloud images make, by a word in the image's name."""
+
+_KEY = re.compile(r"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5[A-Za-z0-9+/]{48}={0,2}", re.ASCII)
+"""A host key, as cloud-init prints it on the console."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -59,15 +72,31 @@ class Way(NamedTuple):
         return str(self.address) if self.address in self.machine and not self.address.is_loopback else ""
 
 
-def way_of_job(job: str, port: int) -> Way:
+def running(job: str) -> dict[str, str]:
+    """Read the attributes of a VM job that runs, by names in lower case. Raises `ClientFault` for any other job."""
+    pairs = pairs_of(ask_condor_q(job))
+    ad = JobAd(pairs)
+    if ad.integer("JobUniverse") not in (None, VM_UNIVERSE):
+        raise _none(f"job {job} is not a VM job", f"name one: condor_q -constraint 'JobUniverse == {VM_UNIVERSE}'")
+    if ad.integer("JobStatus") == HELD:
+        reason = escape(ad.string("HoldReason") or "")[:300].rstrip(".")
+        raise _none(f"job {job} is held: {reason}", f"correct what is said there, then condor_release {job}")
+    if not ad.string("RemoteHost"):
+        raise _none(f"job {job} does not run", f"wait until it does; condor_q -better-analyze {job} says why it waits.")
+    return {name.lower(): value for name, value in pairs}
+
+
+def way_of_job(job: str, attributes: Mapping[str, str], port: int) -> Way:
     """Find the forwarded port of a job's guest in its ad, or else in its file on the machine. Raises `ClientFault`."""
-    ad = JobAd(pairs_of(ask_condor_q(job)))
+    ad = JobAd([*attributes.items()])
     host = (ad.string("RemoteHost") or "").rpartition("@")[2]
-    if not host:
-        raise _none(f"job {job} runs nowhere", "wait until it does: condor_q says so.")
-    ways = _of_text(ad.string("ChirpVMSSH") or "") or _of_file(job)
+    ways = _of_text(ad.string("ChirpVMSSH") or "")
+    if not ways and not [name for name in attributes if name.endswith("_ssh") and attributes[name].lower() != "false"]:
+        hint = "submit it with vm_networking = true, +VMPARAM_vm_SSH = true and requirements = VM_kvm_ATTR_ssh."
+        raise _none(f"job {job} does not ask for ssh", hint)
+    ways = ways or _of_file(job)
     if port not in ways:
-        hint = "give it +VMPARAM_vm_SSH = true, or a list of ports, and a machine that opens some (VM_kvm_ATTR_ssh)."
+        hint = f'submit it with +VMPARAM_vm_SSH = "{port}"; its machine opens ports where VM_SSH_PORTS has some free.'
         raise _none(f"no port of its machine leads to port {port} of the guest of job {job}", hint)
     identity = re.sub(r"[^A-Za-z0-9._-]", "-", ad.string("GlobalJobId") or job)[:200]
     machine = []
@@ -77,9 +106,27 @@ def way_of_job(job: str, port: int) -> Way:
     return Way(*ways[port], host if _HOST.fullmatch(host) else "", machine, f"vm-{identity}")
 
 
-def ssh(way: Way, job: str, login: str, words: Sequence[str], *, by_node: bool) -> list[str]:
-    """Make the command line of ssh for the guest. Raises `ClientFault`."""
+def user_of_image(attributes: Mapping[str, str]) -> str:
+    """Return the user of a publisher's cloud image, by the name of the job's disk; empty for another image."""
+    disks = " ".join(value for name, value in attributes.items() if name.endswith("_disk")).lower()
+    return next((user for name, user in _USERS.items() if re.search(rf"\b{name}\b", disks)), "")
+
+
+def host_key(job: str) -> str:
+    """Read the guest's host key in its console's log, as cloud-init has printed it; empty if it is not there."""
+    command = on_node(job, "grep", "-a", "-A9", "BEGIN.SSH.HOST.KEY.KEYS", CONSOLE)
+    with contextlib.suppress(OSError):
+        done = run(command, deadline=30.0, environ=os.environ, directory="", longest=LARGEST_FILE)
+        return str(["", *_KEY.findall(done.out.decode("utf-8", "replace"))][-1])
+    return ""
+
+
+def ssh(way: Way, job: str, login: str, words: Sequence[str], *, by_node: bool, key: str = "") -> list[str]:
+    """Make the command line of ssh for the guest; `key` is its host key, if known. Raises `ClientFault`."""
     command = ["ssh", "-o", f"HostKeyAlias={way.identity}", "-o", "CheckHostIP=no"]
+    if key:  # that of this start of the guest: an earlier one had another
+        command += ["-o", f"KnownHostsCommand=/bin/echo {way.identity} {key}", "-o", "StrictHostKeyChecking=yes"]
+        command += ["-o", "UserKnownHostsFile=/dev/null", "-o", "HostKeyAlgorithms=ssh-ed25519"]
     host = way.reached
     if by_node or not host:
         host = "127.0.0.1" if way.address.is_unspecified else str(way.address)
@@ -108,8 +155,9 @@ def read_file(job: str, name: str) -> object:
     try:
         return json.loads(lines[-1])
     except (ValueError, IndexError, RecursionError) as error:
-        said = f": {escape(done.complaints[-1][:300])}" if done.complaints else ""
-        raise _none(f"{name} of job {job} cannot be read{said}", f"try {TO_NODE} {job} cat {name}") from error
+        said = f": {escape(done.complaints[-1][:300]).rstrip('.')}" if done.complaints else ""
+        hint = _NODE_HINT if "ssh" in said else f"try {TO_NODE} {job} cat {name}"
+        raise _none(f"{name} of job {job} cannot be read{said}", hint) from error
 
 
 def become(command: list[str]) -> int:
@@ -117,7 +165,7 @@ def become(command: list[str]) -> int:
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell
     except OSError as error:
-        hint = f"install it, or see that {command[0]} is in PATH."
+        hint = f"{packages.of_system('openssh-client', 'openssh-clients')}"
         raise _none(f"{command[0]} cannot be run: {error.strerror}", hint) from error
 
 
@@ -136,6 +184,8 @@ def follow(command: list[str]) -> int:
         while data := os.read(child.stdout.fileno(), 1 << 16):
             sys.stdout.write("".join(filter(_is_shown, text.decode(data))))
             sys.stdout.flush()
+    if child.returncode > 0:
+        sys.stderr.write(f"{TO_NODE} ended with status {child.returncode}. Hint: {_NODE_HINT}\n")
     return child.returncode
 
 
@@ -184,6 +234,8 @@ END_SECONDS = 5.0
 
 def show_display(job: str) -> int:
     """Show the display until the viewer is closed; return the exit status. Raises `ClientFault`."""
+    if running(job).get("jobvmvncconsole", "false").lower() == "false":
+        raise _none(f"job {job} has no display", "submit it with vm_vnc = true; vmgahp attach shows its console.")
     port, password = _where(job)
     viewer = next((name for name in ("remote-viewer", "vncviewer") if which(name)), "")
     with _tunnel(job, port) as here, tempfile.TemporaryDirectory(prefix="vmgahp-") as directory:
@@ -277,8 +329,9 @@ def add_ssh(command: argparse.ArgumentParser) -> None:
         "words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run there; none: a shell"
     )
     words.required = False  # otherwise argparse reports it as missing if JOB is
-    command.add_argument("-l", "--login", default="", metavar="USER", help="the user of the guest (default: ssh's)")
-    command.add_argument("-p", "--port", type=port, default=22, metavar="PORT", help="the guest's port (default: 22)")
+    add = command.add_argument
+    add("-l", "--login", default="", metavar="USER", help="the guest's user (default: a cloud image's own, else ssh's)")
+    add("-p", "--port", type=port, default=SSH_PORT, metavar="PORT", help="the guest's port (default: 22)")
     command.add_argument(
         "--by-node", action="store_true", help="go by condor_ssh_to_job, also where the port can be reached from here"
     )
@@ -304,8 +357,7 @@ def add_attach(command: argparse.ArgumentParser) -> None:
     )
     _add_job(command)
     tell(command, examples=[("vmgahp attach 12.0", "its console, until Control-C")], statuses=_OF_OTHERS)
-    tail = ("tail", "-n", "+1", "-F", "vm_console.log")
-    command.set_defaults(run=lambda options: follow(on_node(options.job, *tail)))
+    command.set_defaults(run=_attach)
 
 
 def _add_job(command: argparse.ArgumentParser) -> None:
@@ -327,6 +379,14 @@ def port(text: str) -> int:
     return int(text)
 
 
+def _attach(options: argparse.Namespace) -> int:
+    running(options.job)
+    return follow(on_node(options.job, "tail", "-n", "+1", "-F", CONSOLE))
+
+
 def _ssh(options: argparse.Namespace) -> int:
-    way = way_of_job(options.job, options.port)
-    return become(ssh(way, options.job, options.login, options.words, by_node=options.by_node))
+    attributes = running(options.job)
+    way = way_of_job(options.job, attributes, options.port)
+    login = options.login or user_of_image(attributes)
+    key = host_key(options.job) if options.port == SSH_PORT else ""
+    return become(ssh(way, options.job, login, options.words, by_node=options.by_node, key=key))

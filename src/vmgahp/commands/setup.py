@@ -11,8 +11,10 @@ import hashlib
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import unified_diff
 from functools import partial
 from shutil import which
@@ -20,8 +22,8 @@ from shutil import which
 from vmgahp import config, errors
 from vmgahp.commands.arguments import NotDone, UsageError, did_you_mean, for_root, tell, vm_type
 from vmgahp.commands.doctor import condor, examine
+from vmgahp.commands.doctor.context import User, complaint, down_to, first_closed
 from vmgahp.commands.doctor.context import ask as run_program
-from vmgahp.commands.doctor.context import complaint
 from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.commands.submit import memory
 from vmgahp.config import check, sources
@@ -30,7 +32,7 @@ from vmgahp.config.table import setting_of
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK
 from vmgahp.text import escape
-from vmgahp.vm_types import ANY
+from vmgahp.vm_types import ANY, QEMU
 
 FILE_NAME = "60-vmgahp.config"
 MODE = 0o644
@@ -53,6 +55,7 @@ NONE = "none"
 ANY_TYPES, TYPE, MEMORY, SERVER = "VM_ANY_TYPES", "VM_TYPE", "VM_MEMORY", "VM_GAHP_SERVER"
 NETWORKING, KINDS, BRIDGE = "VM_NETWORKING", "VM_NETWORKING_TYPE", "VM_NETWORKING_BRIDGE_INTERFACE"
 EMULATION = "VM_ALLOW_EMULATION"
+KEYWORD, HOOK = "STARTER_DEFAULT_JOB_HOOK_KEYWORD", "VMGAHP_HOOK_PREPARE_JOB"
 
 BY_OPTIONS = (ANY_TYPES, TYPE, MEMORY, NETWORKING, KINDS, EMULATION)
 """The settings with options of their own."""
@@ -69,8 +72,8 @@ RESTART_DEADLINE = 60.0
 RESTART = """\
 The startd asks the server what it can do when it starts; condor_reconfig does not make it ask again.
 As root, or as the user whose HTCondor it is:
-    condor_restart -startd
-It ends the jobs that run here; condor_restart -peaceful -startd waits for their ends. Then: vmgahp doctor
+    condor_restart -peaceful -startd
+It waits for the jobs that run here; without -peaceful it ends them. Then: vmgahp doctor
 """
 # Only the startd's main_init calls VMUniverseMgr::init (HTCondor's src/condor_startd.V6/vmuniverse_mgr.cpp).
 
@@ -81,6 +84,21 @@ OF_SETTINGS = ("settings", "VM_TYPE", "VM_GAHP_SERVER", "VM_NETWORKING", "memory
 """The checks whose findings are shown even if they do not keep jobs from running."""
 
 Values = Mapping[str, str]
+
+KEY = "VMGAHP"
+HOOK_NAME = "vmgahp-prepare-job"
+HOOK_TEXT = f"""\
+#!/bin/sh
+# Written by vmgahp setup. It holds a VM job that its START would hold, with the reason in a sentence.
+# Whatever else fails here, also where vmgahp was removed, no job is held for it.
+ad=$(cat)
+case $ad in
+*"JobUniverse = 13"*) printf '%s\\n' "$ad" | timeout 60 {shlex.quote(sys.executable)} -I -m vmgahp.daemon.prepare_job ;;
+esac
+exit 0
+"""
+# HTCondor runs no job at all where a hook is missing (StarterHookMgr::reconfig in its src/condor_starter.V6.1), so
+# this is a file of its own, which outlives the package.
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -103,7 +121,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--remove", action="store_true", help="take away the file that this command has written")
     add("--dry-run", action="store_true", help="show what would be written, and write nothing")
     add("--yes", action="store_true", help="do not ask")
-    text = "condor_restart -startd when it is written, which ends jobs that run here"
+    text = "condor_restart -peaceful -startd when it is written, which waits for jobs that run here"
     add("--restart", action="store_true", help=text)
     command.set_defaults(run=run)
     tell(
@@ -140,7 +158,8 @@ def _set_up(options: argparse.Namespace, environ: Values) -> int:
     values: dict[str, str] = {}
     if not options.remove:
         known = {name: value for _, name, value in sources.logical_lines(before or "", path)}
-        values = _values(options, environ, known, asking=not (options.yes or options.dry_run))
+        ours = "" if options.output else path
+        values = _values(options, environ, known, ours, asking=not (options.yes or options.dry_run))
         _require_valid(values)
     again = _words(values) if values else ["--remove"]
     text = file_text(values, shlex.join(["vmgahp", "setup", *again])) if values else ""
@@ -226,8 +245,15 @@ def _write(path: str, before: str | None, text: str, options: argparse.Namespace
         return False
     if _read(path) != before:
         raise NotDone(f"{path} was written anew meanwhile. Nothing was done to it.")
+    hook, line = hook_path(path), f"\n{HOOK} = {hook_path(path)}\n"
     try:
+        # A hook must be there as long as the settings name it.
+        if line in text:
+            write_anew(hook, HOOK_TEXT.encode(), 0o755)
         write_anew(path, text.encode(), MODE) if text else os.unlink(path)
+        if not text and line in (before or ""):
+            with suppress(FileNotFoundError):
+                os.unlink(hook)
     except OSError as error:
         raise NotDone(f"{path} cannot be written: {error.strerror or error}.") from error
     _say(f"{path} is {'written' if text else 'removed'}.")
@@ -237,8 +263,10 @@ def _write(path: str, before: str | None, text: str, options: argparse.Namespace
 # The settings
 
 
-def _values(options: argparse.Namespace, environ: Values, before: Values, *, asking: bool) -> dict[str, str]:
+def _values(options: argparse.Namespace, environ: Values, before: Values, path: str, *, asking: bool) -> dict[str, str]:
     """Find the settings by name, in the order of the file; `before` has those of the present file.
+
+    `path` is that file if HTCondor reads it, else empty.
 
     After a wrong answer the question is repeated. Raises `UsageError` for a wrong option, and EOFError at the end of
     the input.
@@ -272,6 +300,8 @@ def _values(options: argparse.Namespace, environ: Values, before: Values, *, ask
     choose(options.network, question, was, lambda text: _kinds(text, found, extra))
     if asking and "bridge" in found.get(KINDS, "") and BRIDGE not in extra:
         choose("", "The bridge of this machine for them", before.get(BRIDGE, "br0"), partial(_require_plain, BRIDGE))
+    if path and found[TYPE] in QEMU:
+        found.update({name: before.get(name, value) for name, value in _hook(path, environ).items()})
     emulates = before.get(EMULATION, "") if options.emulation is None else str(options.emulation)
     if emulates:
         found[EMULATION] = emulates.capitalize()
@@ -280,15 +310,34 @@ def _values(options: argparse.Namespace, environ: Values, before: Values, *, ask
     return {name: value for name, value in {**found, **kept, **extra}.items() if value}
 
 
+def hook_path(path: str) -> str:
+    """Return the place of the hook: beside the directory of the file of settings, which HTCondor reads whole."""
+    return os.path.join(os.path.dirname(os.path.dirname(path)), HOOK_NAME)
+
+
+def _hook(path: str, environ: Values) -> dict[str, str]:
+    """Make the settings of the hook; none where it cannot be, or HTCondor would refuse it, or jobs could not run it.
+
+    Another default for the hooks of this machine stays; jobs have ours by +HookKeyword then.
+    """
+    directory = os.path.dirname(hook_path(path))
+    refused = os.stat(directory).st_mode & stat.S_IWOTH or not os.access(directory, os.W_OK)
+    if refused or first_closed(User("nobody", 65534, 65534, ()), down_to(directory)):
+        return {}
+    said, _, _ = sources.read(("STARTER_JOB_HOOK_KEYWORD", KEYWORD), environ)
+    is_free = not {value.strip() for value in said.values()} - {"", KEY}
+    return {HOOK: hook_path(path), **({KEYWORD: KEY} if is_free else {})}
+
+
 def _words(found: Values) -> list[str]:
     """List the options that set these values; the server is by default that of the vmgahp called."""
     said = ["--type", found.get(ANY_TYPES, found[TYPE]).replace(" ", ""), "--memory", found[MEMORY]]
     said += ["--network", found.get(KINDS, NONE).replace(" ", "")]
     if EMULATION in found:
         said.append("--emulation" if found[EMULATION] == "True" else "--no-emulation")
-    usual = {**USUAL, SERVER: condor.our_launcher()}
+    usual = {**USUAL, SERVER: condor.our_launcher(), KEYWORD: KEY}
     for name, value in found.items():
-        if name not in BY_OPTIONS and value != usual.get(name):
+        if name not in BY_OPTIONS and value != usual.get(name) and not (name == HOOK and value.endswith(HOOK_NAME)):
             said += ["--set", f"{name}={value}"]
     return said
 
@@ -425,11 +474,11 @@ def _restart(environ: Values, *, wanted: bool) -> int:
     beside = os.path.dirname(sources.find_tool(environ))
     places = (beside, f"{os.path.dirname(beside)}/sbin", environ.get("PATH", ""), "/usr/sbin")
     tool = which("condor_restart", path=":".join(places)) or "condor_restart"
-    said = run_program([tool, "-startd"], RESTART_DEADLINE, environ)
+    said = run_program([tool, "-peaceful", "-startd"], RESTART_DEADLINE, environ)
     if said.status != 0:
         why = complaint(said) or "it said nothing"
-        return _failed(f"condor_restart -startd failed: {why}. Does HTCondor run here (systemctl start condor)?")
-    _say("The startd restarts. See: vmgahp doctor, and condor_status -vm")
+        return _failed(f"{condor.RESTART} failed: {why}. Does HTCondor run here (systemctl start condor)?")
+    _say("The startd restarts once no job runs here. See: vmgahp doctor, and condor_status -vm")
     return DONE
 
 

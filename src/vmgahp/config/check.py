@@ -37,6 +37,10 @@ ELSEWHERE = (
     _starter("VM_GAHP_SEND_ALL_CLASSAD", "bool", "true",
         "True to pass on the whole job ad. Otherwise VM_POLICY_REQUIREMENTS and LIBVIRT_XML_SCRIPT see a few "
         "attributes only."),
+    _starter("STARTER_DEFAULT_JOB_HOOK_KEYWORD", "string", "",
+        "The prefix of the names of the hooks of jobs without +HookKeyword: VMGAHP."),
+    _starter("VMGAHP_HOOK_PREPARE_JOB", "path", "",
+        "The program that holds a VM job that its START would hold, with the reason in HoldReason."),
     _starter("MEMORY_USAGE_METRIC_VM", "expression", "((ImageSize+1023)/1024)",
         "The expression for MemoryUsage of a VM job."),
 )

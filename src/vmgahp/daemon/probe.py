@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
 
-from vmgahp import config, errors, findings
+from vmgahp import __version__, config, errors, findings
 from vmgahp.config import check, sources
 from vmgahp.config.sources import Entries
 from vmgahp.drivers import base
@@ -155,6 +155,7 @@ def _attributes(vm_type: str, settings: config.Settings, memory: int, survey: Su
     attributes |= survey.machine_attributes
     attributes |= {f"VM_{vm_type}_ATTR_{name}": value for name, value in survey.attributes.items()}
     attributes["VM_Probe_Time"] = round(seconds, 3)
+    attributes["VM_VMGAHP_VERSION"] = __version__
     return attributes
 
 

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.doctor.support import Condor, as_root, pool
 from tests.commands.image.support import RAW, Place, Server, place, server, sha256
+from vmgahp import cli
 from vmgahp.commands.arguments import NotDone
 from vmgahp.commands.image import store
 from vmgahp.images import catalog
 
-__all__ = ["place", "server"]
+__all__ = ["place", "pool", "server"]
 
 WRITTEN = """\
 # Ours since 2024.
@@ -608,3 +610,33 @@ def test_one_writes_at_a_time(path: Path) -> None:
     for thread in threads:
         thread.join(60)
     assert len(catalog.parse(str(path), path.read_bytes()).entries) == 10
+
+
+UPDATE = """\
+import sys
+open({file!r}, "a").write(sys.stdin.read())
+"""
+
+
+@as_root
+def test_the_startd_advertises_each_change_at_once(
+    pool: Condor, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = pool.directory / "images"
+    images.mkdir()
+    environ = pool.environ(VM_TYPE="kvm", VM_CATALOG=images / "catalog.toml")
+    monkeypatch.delenv("VMGAHP_CONFIG", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    source = str(write(tmp_path / "a.raw", RAW))
+    pool.script("condor_update_machine_ad", UPDATE.format(file=str(pool.ad)))
+    for words in (["add", "a", source], ["add", "b", source], ["remove", "a"], ["remove", "b"]):
+        assert cli.main(["vmgahp", "image", *words]) == 0
+    told = [line for line in pool.ad.read_text().splitlines() if "VM_Images" in line]
+    assert told == ['VM_Images = "a"', 'VM_Images = "a,b"', 'VM_Images = "b"', 'VM_Images = ""']
+    pool.script("condor_update_machine_ad", "import sys; sys.exit('no startd')")
+    capsys.readouterr()
+    assert cli.main(["vmgahp", "image", "add", "a", source]) == 0, "the image is there all the same"
+    said = capsys.readouterr().err
+    assert "no startd" in said
+    assert "condor_restart -peaceful -startd" in said

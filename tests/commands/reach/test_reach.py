@@ -14,6 +14,8 @@ from vmgahp.errors import ClientFault
 AD = """JobStatus = 2
 RemoteHost = "slot1_2@node7.example"
 GlobalJobId = "submit.example#12.0#1700000000"
+VMPARAM_vm_SSH = true
+JobVMVNCConsole = true
 StartdIpAddr = "<198.51.100.7:9618?addrs=198.51.100.7-9618+[2001-db8--7]-9618&alias=node7.example&noUDP&sock=startd>"
 """
 SAYS = """#!{python}
@@ -115,7 +117,14 @@ def test_where_the_ad_does_not_say_the_machine_is_asked(site: Site) -> None:
     site.node(vm_access={"ssh": [{"guest_port": 22, "address": "127.0.0.1", "port": 22017}]})
     ended = site.run("ssh", "12.0")
     assert ended.returncode == 0, ended.stderr
-    assert site.called("condor_ssh_to_job") == ["12.0", "cat", "vm_access.json"]
+    assert site.called("condor_ssh_to_job") == [
+        "12.0",
+        "grep",
+        "-a",
+        "-A9",
+        "BEGIN.SSH.HOST.KEY.KEYS",
+        "vm_console.log",
+    ]
     assert site.called("ssh")[-3:] == ["22017", "--", "127.0.0.1"]
 
 
@@ -205,7 +214,55 @@ def test_a_port_that_another_user_has_taken_gets_no_viewer(site: Site) -> None:
     assert not (site.place / "remote-viewer.argv").exists()
 
 
-def test_a_job_without_a_display_is_a_sentence(site: Site) -> None:
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA" + "b" * 44
+
+
+def test_the_image_and_the_console_say_who_and_which_key(site: Site) -> None:
+    """The key of an earlier boot is not the guest's any more."""
+    site.queue('ChirpVMSSH = "22=198.51.100.7:22019"', 'VMPARAM_vm_Disk = "catalog:debian-12:vda:w"')
+    site.program("condor_ssh_to_job", f"print('{KEY.replace('b', 'c')} root@old\\n<14>{KEY} root@vm')")
+    assert site.run("ssh", "12.0", "uptime").returncode == 0
+    words = site.called("ssh")
+    assert f"KnownHostsCommand=/bin/echo vm-submit.example-12.0-1700000000 {KEY}" in words
+    assert "StrictHostKeyChecking=yes" in words
+    assert words[-6:] == ["22019", "-l", "debian", "--", "198.51.100.7", "uptime"]
+    site.run("ssh", "-l", "me", "12.0")
+    assert "debian" not in site.called("ssh")
+
+
+@pytest.mark.parametrize("command", ["ssh", "view", "attach"])
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("JobStatus = 2", 'JobStatus = 5\nHoldReason = "no disk"', "job 12.0 is held: no disk."),
+        ('RemoteHost = "slot1_2@node7.example"\n', "", "job 12.0 does not run. Hint: wait"),
+        ("JobStatus = 2", "JobUniverse = 5", "job 12.0 is not a VM job."),
+        ("JobStatus = 2\n", None, "the queue has no job 12.0. Hint: condor_history"),
+    ],
+    ids=["held", "idle", "vanilla", "gone"],
+)
+def test_a_job_that_cannot_be_reached_is_told_by_its_ad(
+    site: Site, command: str, old: str, new: str | None, said: str
+) -> None:
+    site.program("condor_q", f"print({AD.replace(old, new) if new is not None else ''!r})")
+    ended = site.run(command, "12.0")
+    assert (ended.returncode, said in ended.stderr) == (1, True), ended.stderr
+    assert not (site.place / "condor_ssh_to_job.argv").exists()
+
+
+def test_a_job_that_asks_for_neither_is_told_what_to_ask_for(site: Site) -> None:
+    site.program("condor_q", f"print({AD.replace('= true', '= false')!r})")
+    assert "Hint: submit it with vm_networking = true" in site.run("ssh", "12.0").stderr
+    assert "Hint: submit it with vm_vnc = true" in site.run("view", "12.0").stderr
+
+
+def test_a_machine_without_sshd_is_named(site: Site) -> None:
+    site.program("condor_ssh_to_job", "sys.exit('Failed to create ssh key x with command /usr/bin/ssh-keygen')")
+    for command in ("view", "attach"):
+        assert "apt-get install openssh-server there" in site.run(command, "12.0").stderr
+
+
+def test_a_display_that_is_not_there_yet_is_a_sentence(site: Site) -> None:
     ended = site.run("view", "12.0")
     assert (ended.returncode, ended.stderr.partition(":")[0]) == (1, "vmgahp view")
     assert "Hint: " in ended.stderr

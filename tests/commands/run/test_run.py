@@ -1,6 +1,7 @@
 """`vmgahp run`: the submit file of a program, which HTCondor's own reader has back, and what is refused before."""
 
 import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -15,15 +16,28 @@ import pytest
 from tests.commands.run.support import AWKWARD
 from tests.commands.support import absent
 from vmgahp.cli import main
+from vmgahp.commands.run import EXAMPLE
 from vmgahp.commands.run.job import shell_line
 from vmgahp.commands.submit.conversion import attribute_line
 from vmgahp.job.ad import JobAd, literal, quote
 from vmgahp.job.run import read_environment
 
 
+class FakeCollector:
+    """What the bindings have of one, and its machines; None for one that does not answer."""
+
+    machines: list[dict[str, object]] | None = None
+
+    def query(self, _type: object, _constraint: str, _names: list[str]) -> list[dict[str, object]]:
+        if self.machines is None:
+            raise RuntimeError("Failed to\nconnect")
+        return self.machines
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with a script and data."""
+    """The current directory, with a script and data; the pool does not answer."""
+    monkeypatch.setattr(htcondor2, "Collector", FakeCollector)
     monkeypatch.chdir(tmp_path)
     for name in ("VM_CATALOG", "_CONDOR_VM_CATALOG"):
         monkeypatch.delenv(name, raising=False)
@@ -134,6 +148,7 @@ def test_the_whole_job(dry) -> None:
         "executable": "fit",
         "vm_type": "kvm",
         "vm_memory": "1024",
+        "request_memory": "1024MB",
         "request_cpus": "2",
         "vm_disk": "catalog:debian-12:vda:w",
         "vm_networking": "false",
@@ -165,6 +180,7 @@ def test_the_whole_job(dry) -> None:
         (("--as-root",), "Run_As_Root", "true"),
         (("--boot", "ready"), "Run_Boot", '"ready"'),
         (("--disk", "20G"), "Disk_Size", '"20G"'),
+        (("--disk", "1.5 GB"), "Disk_Size", '"1536M"'),
         (("--firmware", "uefi"), "Firmware", '"uefi"'),
         (("--output", ""), "Run_Outputs", '""'),
         (("--output", "./a/", "--output", "*.png"), "Run_Outputs", '"a, *.png"'),
@@ -172,6 +188,11 @@ def test_the_whole_job(dry) -> None:
 )
 def test_an_option_is_the_jobs(dry, given: tuple[str, ...], name: str, value: str) -> None:
     assert dry(*given).expand(f"MY.VMPARAM_vm_{name}") == value
+
+
+@pytest.mark.parametrize(("text", "mib"), [("2 GB", 2048), ("1.5G", 1536), ("1500000k", 1465), ("64.1", 65)])
+def test_memory_is_read_as_htcondor_reads_it(dry, text: str, mib: int) -> None:
+    assert dry("--memory", text)["vm_memory"] == str(mib)
 
 
 def test_a_guest_has_a_gibibyte_where_nobody_says_more(home, capsys) -> None:
@@ -252,14 +273,16 @@ def test_the_name_of_a_job(dry, given: tuple[str, ...], program: tuple[str, ...]
 def test_a_dry_run_shows_what_cloud_init_is_told(home, capsys) -> None:
     """Behind the submit file, as comments, so that the whole is a submit file."""
     (home / "more.yaml").write_text("#cloud-config\npackages: [r-base]\x1b\n")
-    assert main(told("--dry-run", "--user-data", "more.yaml")) == 0
+    assert main(told("--dry-run", "--verbose", "--user-data", "more.yaml")) == 0
     text, _, data = capsys.readouterr().out.partition("\nqueue\n")
     assert "universe = vm" in text
     assert all(line.startswith("#") for line in data.splitlines() if line)
     own, ours = data.index("\n# packages: [r-base]?\n"), data.index("\n# #!/bin/sh\n")
     assert own < ours
-    assert main(told("--dry-run", "--boot", "ready")) == 0
+    assert main(told("--dry-run", "--verbose", "--boot", "ready")) == 0
     assert capsys.readouterr().out.endswith("\nqueue\n"), "cloud-init is told nothing"
+    assert main(told("--dry-run")) == 0
+    assert capsys.readouterr().out.endswith("\nqueue\n"), "only what matters, unless more is asked for"
 
 
 # --- what is written, and submitted
@@ -306,11 +329,77 @@ def test_a_job_is_submitted_by_the_bindings(home, capsys, monkeypatch) -> None:
     assert main(told("--submit", "--input", "fit.py")) == 0
     out, err = capsys.readouterr()
     assert out == "12.0\n"
-    assert absent(err, "condor_tail -f 12.0", "condor_wait fit.log", "condor_history 12.0") == []
+    assert absent(err, "condor_tail -f 12.0", "condor_wait fit.log", "condor_history 12.0", "condor_q -hold 12.0") == []
     [submitted] = FakeSchedd.taken
     assert submitted["executable"] == "fit"
     assert main(told("--submit", "--queue", "2", "--force", "--input", "fit.py")) == 0
     assert capsys.readouterr().out == "12\n"
+
+
+MACHINES = [
+    {"VM_Type": "kvm", "VM_Images": "debian-12,tools", "TotalMemory": 8192, "VM_Memory": 512},
+    {"VM_Type": "KVM", "TotalMemory": 4096, "VM_Memory": 2048},
+    {"VM_Type": "xen", "VM_Images": "other", "TotalMemory": 65536, "VM_Memory": 65536},
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--image", "catalog:other", "--memory", "1G"), "the image other; they have: debian-12, tools."),
+        (("--image", "catalog:debian-12", "--memory", "16G"), "16384 MiB of memory; the largest has 8192 MiB."),
+    ],
+    ids=["image", "memory"],
+)
+def test_what_no_machine_has_is_told_before_it_is_submitted(home, capsys, monkeypatch, given, said) -> None:
+    monkeypatch.setattr(FakeCollector, "machines", MACHINES)
+    monkeypatch.setattr(htcondor2, "Schedd", FakeSchedd)
+    assert main(told("--submit", *given)) == 1
+    assert absent(capsys.readouterr().err, said, "--force") == []
+    assert not (home / "python3.sub").exists()
+    assert main(told("--submit", "--force", *given)) == 0
+
+
+@pytest.mark.parametrize(
+    ("machines", "said"),
+    [
+        (MACHINES, "No machine has 4096 MiB for VMs free now, but 2048 MiB"),
+        (MACHINES[2:], "No machine of the pool offers VMs of type kvm now"),
+        (None, "The collector does not say which machines there are: Failed to connect"),
+    ],
+    ids=["busy", "none", "no collector"],
+)
+def test_what_may_change_is_a_note(home, capsys, monkeypatch, machines, said) -> None:
+    monkeypatch.setattr(FakeCollector, "machines", machines)
+    monkeypatch.setattr(htcondor2, "Schedd", FakeSchedd)
+    assert main(told("--submit", "--image", "catalog:debian-12", "--memory", "4G")) == 0
+    assert said in capsys.readouterr().err
+
+
+def test_a_program_reads_what_came_of_it(home, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(htcondor2, "Schedd", FakeSchedd)
+
+    def run(*given: str) -> dict[str, object]:
+        main(told("--json", *given))
+        found: dict[str, object] = json.loads(capsys.readouterr().out)
+        return found
+
+    assert "universe = vm" in str(run("--dry-run")["text"])
+    came = run("--submit")
+    assert (came["submit_file"], came["log"], came["job"], came["problem"]) == (
+        "python3.sub",
+        "python3.log",
+        "12.0",
+        "",
+    )
+    assert "is there already" in str(run()["problem"])
+
+
+@pytest.mark.parametrize("words", [(), ("--image", "catalog:debian-12"), ("--", "date")])
+def test_a_bare_command_shows_an_example(home, capsys, words) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["vmgahp", "run", *words])
+    assert f"such as: {EXAMPLE}" in capsys.readouterr().err
 
 
 def test_a_schedd_that_refuses_is_quoted(home, capsys, monkeypatch) -> None:
@@ -462,7 +551,8 @@ def test_a_path_of_this_machine_is_warned_of(home, capsys, given) -> None:
         ((), ("python3", "--config=data/x.csv"), "data/x.csv is a file here"),
         (("--input", "fit.py"), ("fit.py",), "write ./fit.py"),
         (("--input", "fit.py", "--input", "data"), ("python3", "./fit.py", "data/x.csv", "/bin/sh", "."), ""),
-        ((), ("fit.py",), ""),
+        ((), ("fit.py",), "say --input fit.py, and write ./fit.py for it"),
+        ((), ("other.py",), ""),
     ],
 )
 def test_a_word_that_names_a_file_of_here_is_warned_of(home, capsys, given, program, said) -> None:

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -149,8 +150,49 @@ def test_it_writes_what_the_options_say(machine: Machine) -> None:
     assert machine.file.stat().st_mode & 0o7777 == 0o644
     assert os.listdir(machine.config) == [machine.file.name]
     assert "+VM_MEMORY = 64" in said
-    assert "condor_restart -startd" in said
+    assert "condor_restart -peaceful -startd" in said
     assert not machine.restarted.exists()
+
+
+@pytest.fixture
+def open_machine(capsys: pytest.CaptureFixture[str]) -> Iterator[Machine]:
+    """A machine whose directories all users may pass."""
+    with tempfile.TemporaryDirectory(prefix="vmgahp-setup-") as directory:
+        os.chmod(directory, 0o755)
+        yield Machine(Path(directory), capsys)
+
+
+KVM = ("--type", "kvm", "--memory", "64", "--network", "none", "--yes")
+
+
+def test_a_hook_for_hold_reasons_comes_and_goes_with_the_file(open_machine: Machine) -> None:
+    hook = open_machine.config.parent / "vmgahp-prepare-job"
+    assert open_machine.run(*KVM).status == 0
+    found = settings(open_machine.file)
+    assert found["VMGAHP_HOOK_PREPARE_JOB"] == str(hook)
+    assert found["STARTER_DEFAULT_JOB_HOOK_KEYWORD"] == "VMGAHP"
+    assert hook.stat().st_mode & 0o7777 == 0o755
+    assert "--set" not in open_machine.file.read_text()
+    assert open_machine.run("--remove", "--yes").status == 0
+    assert not hook.exists()
+
+
+def test_the_hooks_of_a_site_stay(open_machine: Machine) -> None:
+    with open_machine.root.open("a") as file:
+        file.write("STARTER_DEFAULT_JOB_HOOK_KEYWORD = SITE\n")
+    assert open_machine.run(*KVM).status == 0
+    found = settings(open_machine.file)
+    assert "STARTER_DEFAULT_JOB_HOOK_KEYWORD" not in found
+    assert "VMGAHP_HOOK_PREPARE_JOB" in found, "jobs have it by +HookKeyword"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+@pytest.mark.parametrize("mode", [0o700, 0o777], ids=["closed to jobs", "open to all"])
+def test_no_hook_is_written_where_it_would_keep_jobs_from_running(open_machine: Machine, mode: int) -> None:
+    open_machine.config.parent.chmod(mode)
+    assert open_machine.run(*KVM).status == 0
+    assert not [name for name in settings(open_machine.file) if "HOOK" in name]
+    assert not (open_machine.config.parent / "vmgahp-prepare-job").exists()
 
 
 def test_a_dry_run_writes_nothing(machine: Machine) -> None:
@@ -260,7 +302,7 @@ def test_it_takes_its_own_file_back(machine: Machine) -> None:
     machine.set_up()
     done = machine.run("--remove", "--yes")
     assert done.status == 0
-    assert "condor_restart -startd" in done.out
+    assert "condor_restart -peaceful -startd" in done.out
     assert os.listdir(machine.config) == []
     assert machine.run("--remove", "--yes").status == 1
 
@@ -345,7 +387,7 @@ def test_a_value_that_another_file_takes_over_is_told(machine: Machine) -> None:
 
 def test_it_restarts_when_told_to(machine: Machine) -> None:
     machine.set_up("--restart")
-    assert machine.restarted.read_text() == "-startd\n"
+    assert machine.restarted.read_text() == "-peaceful -startd\n"
 
 
 def test_nothing_is_asked_where_nobody_answers(machine: Machine) -> None:

@@ -8,14 +8,16 @@ from pathlib import Path
 import classad2
 import pytest
 from tests.lab.guest import SECTOR, copying_sector
-from tests.lab.namespace import LAB
+from tests.lab.namespace import LAB, OUR_SERVER
 from tests.lab.pool import SUBMIT, USER, Pool
-from tests.system.pool.outcomes import END, pool_of_its_own
+from tests.system.pool.outcomes import END, START, pool_of_its_own
 
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
 
 pytestmark = pytest.mark.pool
+
+TOOL = OUR_SERVER.replace("condor_vm-gahp", "vmgahp")
 
 CATALOG = """\
 [copier-1.0]
@@ -84,6 +86,18 @@ def test_a_job_runs_on_an_image_of_the_machine_with_its_own_input_and_output(poo
     assert "vda-copier-1.0.qcow2" not in home(chosen.directory)
     with (chosen.directory / "results.raw").open("rb") as file:
         assert file.read(2 * SECTOR)[SECTOR:].startswith(INPUT)
+
+
+def test_a_change_is_advertised_without_a_restart(pool: Pool) -> None:
+    began = pool.offering()["DaemonStartTime"]
+    pool.run("truncate", "--size=1M", "/var/tmp/more.raw")
+    for words, images in (
+        (["add", "more", "/var/tmp/more.raw"], "copier-1.0,more"),
+        (["remove", "more"], "copier-1.0"),
+    ):
+        assert "this machine offers now: " in pool.run(TOOL, "image", *words).stderr
+        pool.wait_until(images, lambda images=images: pool.machine().get("VM_Images") == images, START)
+    assert pool.machine()["DaemonStartTime"] == began
 
 
 def test_condor_submit_leaves_the_name_of_an_image_alone(pool: Pool) -> None:

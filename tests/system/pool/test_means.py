@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import pytest
 from tests.lab.guest import BANNER, make_guest, read_count
-from tests.lab.namespace import LAB, REPOSITORY
+from tests.lab.namespace import LAB
 from tests.lab.pool import JOBS, SUBMIT, USER, Job, Pool
 from tests.system.pool.outcomes import END, START, pool_of_its_own
+
+from vmgahp.commands.setup import HOOK_TEXT
 
 pytestmark = pytest.mark.pool
 
@@ -60,7 +63,7 @@ cat > /dev/null
 echo "$1 $(id -un)" > ended
 """
 
-OURS = (REPOSITORY / "config/hooks/prepare-job").read_text()
+OURS = HOOK_TEXT.replace(sys.executable, "/opt/vmgahp/bin/python3")
 
 FILES = {"wrapper": WRAPPER, "prepare": PREPARE, "job-exit": JOB_EXIT, "ours": OURS}
 

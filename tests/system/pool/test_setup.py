@@ -14,6 +14,13 @@ pytestmark = pytest.mark.pool
 
 TOOL = OUR_SERVER.replace("condor_vm-gahp", "vmgahp")
 FILE = "/etc/condor/config.d/60-vmgahp.config"
+HOOK = "/etc/condor/vmgahp-prepare-job"
+VANILLA = """\
+universe = vanilla
+executable = /bin/true
+transfer_executable = false
+log = job.log
+"""
 SETTINGS = ("VM_TYPE", "VM_MEMORY", "VM_GAHP_SERVER", "VM_GAHP_LOG", "VM_ALLOW_EMULATION")
 
 
@@ -41,10 +48,23 @@ def test_jobs_run_after_setup_and_a_restart(pool: Pool) -> None:
     assert pool.offering()["VM_Memory"] == 512
     pool.submit("after-setup", lambda home: make_guest(home / "guest.img", 3)).wait_for_event("terminated", END)
 
+    qcow2 = "vm_disk = guest.img:hda:w:qcow2"
+    wrong = pool.submit("wrong", lambda home: make_guest(home / "guest.img", 3), qcow2)
+    other = pool.submit("other", lambda _home: None, template=VANILLA)
+    wrong.wait_for_event("held", END)
+    ad = wrong.ad()
+    assert "guest.img" in ad["HoldReason"], "a sentence, and not HTCondor's word alone"
+    assert "Hint: " in ad["HoldReason"]
+    assert (ad["HoldReasonCode"], ad["HoldReasonSubCode"]) == (19, 1)
+    other.wait_for_event("terminated", END)
+    wrong.command("condor_rm")
+
     assert "is as it would be written" in pool.run(TOOL, "setup", "--yes").stdout
     pool.run(TOOL, "setup", "--remove", "--yes", "--restart")
     pool.wait_until("the machine to offer none", lambda: pool.machine().get("HasVM") is False, END)
     assert not pool.namespace.path(FILE).exists()
+    assert not pool.namespace.path(HOOK).exists()
+    pool.submit("after-removal", lambda _home: None, template=VANILLA).wait_for_event("terminated", END)
 
 
 def test_who_may_not_write_is_told_what_root_types(pool: Pool) -> None:

@@ -138,7 +138,7 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", *, rec
         assert isinstance(trial, Trial)
         done.trial = trial
     if recover and condor.may_recover(done.findings):
-        if trouble := condor.recover(environ):
+        if trouble := condor.update_ad(environ, "HasVM = True"):
             sys.stderr.write(f"vmgahp doctor: {trouble}\n")
         return examine(environ, vm_type, job)
     return done

@@ -42,6 +42,9 @@ PACKAGED = "/usr/libexec/condor/condor_vm-gahp"
 
 RECOVER = for_root("doctor", "--recover")
 
+RESTART = "condor_restart -peaceful -startd"
+"""The restart that ends no job: the startd waits for those that run."""
+
 _ATTRIBUTES = (
     *("Name", "HasVM", "VM_Type", "VM_Memory", "VM_AvailNum", "VM_Networking_Types", "PartitionableSlot"),
     *("VMOfflineReason", "VMOfflineTime"),
@@ -100,7 +103,7 @@ def vm_type(context: Context) -> Finding:
         judge = check.off if context.own_settings else check.bad
         return judge(
             "VM_TYPE is not set: HTCondor has no VM universe on this machine.",
-            "set VM_TYPE = kvm in HTCondor's configuration; then condor_restart -startd.",
+            f"set VM_TYPE = kvm in HTCondor's configuration; then {RESTART}",
         )
     try:
         base.find(name.lower())
@@ -146,7 +149,7 @@ def server(context: Context) -> Finding | None:
         return check.off(f"{named} is {first}, and this doctor is of version {__version__}.", f"run {beside}")
     if "CondorVersion" in first:
         seen = f"{named} is HTCondor's own server; what is said here is about vmgahp."
-        return check.off(seen, f"{_use_ours()}; then condor_restart -startd.")
+        return check.off(seen, f"{_use_ours()}; then {RESTART}")
     why = complaint(said) or f"it ended with status {said.status} and said nothing"
     hint = f"run {path} -version and fix what it complains about, or {_use_ours()}"
     return check.bad(f"{named} does not start: {why}.", hint)
@@ -302,7 +305,7 @@ def _judge_ad(context: Context, ad: JobAd, check: Check) -> Finding:
     configured = context.settings.string("VM_TYPE").lower()
     if configured and offered != configured:
         seen = f"The startd offers VM_Type {_clean(offered)}, and VM_TYPE = {configured} now."
-        return check.bad(seen, "condor_restart -startd")
+        return check.bad(seen, RESTART)
     memory, number = ad.integer("VM_Memory"), ad.integer("VM_AvailNum")
     if memory is not None and memory <= 0:
         seen = "VM_Memory is 0 now: the VMs that run have all of VM_MEMORY, and further jobs wait."
@@ -317,13 +320,13 @@ def _not_offered(context: Context, check: Check) -> Finding:
     """Explain a startd that offers no VMs by the findings so far."""
     interval = context.more("VM_RECHECK_INTERVAL") or "600"
     if bad := findings.first_bad(context.found):
-        hint = f"fix what is said above; then condor_restart -startd, or wait up to {interval} s."
+        hint = f"fix what is said above; then wait up to {interval} s, or {RESTART}"
         return check.bad("HasVM is not true: the startd's own probe failed.", hint)._replace(because=bad.check)
     if any(one.verdict == UNKNOWN and findings.row_of(one.check).is_decisive for one in context.found):
         seen = "HasVM is not true: the startd's own probe failed, or looked before this machine was as it is."
         return check.bad(seen, AS_ROOT)
     seen = "HasVM is not true, although nothing was found wrong here: the startd looked earlier."
-    return check.bad(seen, f"condor_restart -startd, or wait until it looks again (VM_RECHECK_INTERVAL, {interval} s).")
+    return check.bad(seen, f"wait until it looks again (VM_RECHECK_INTERVAL, {interval} s), or {RESTART}")
 
 
 def may_recover(found: Sequence[Finding]) -> bool:
@@ -332,17 +335,17 @@ def may_recover(found: Sequence[Finding]) -> bool:
     return [one.check for one in bad] == ["startd"] and RECOVER in bad[0].hint
 
 
-def recover(environ: Mapping[str, str]) -> str:
-    """Have the startd offer VMs again, beside the jobs that run; return why it does not, empty if it does."""
+def update_ad(environ: Mapping[str, str], line: str) -> str:
+    """Have the startd advertise an attribute, beside the jobs that run; return why it does not, empty if it does."""
     tool = os.path.join(os.path.dirname(sources.find_tool(environ)), "condor_update_machine_ad")
     try:
-        said = run([tool], deadline=TOOL_DEADLINE, environ=environ, stdin=b"HasVM = True\n")
+        said = run([tool], deadline=TOOL_DEADLINE, environ=environ, stdin=f"{line}\n".encode())
     except OSError as error:
         return f"{tool} cannot be run: {error.strerror}."
     if said.status == 0:
         return ""
     why = "not in time" if said.status is None else _clean((said.complaints or ["it says nothing"])[-1])
-    return f"The startd does not take HasVM = True: {why}. {for_root('doctor', '--recover')} is for root."
+    return f"The startd does not take {line}: {why}. Only root may change its ad."
 
 
 def _ago(when: int | None) -> str:

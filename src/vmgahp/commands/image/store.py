@@ -21,12 +21,15 @@ from typing import Any, NamedTuple
 
 from vmgahp import config, errors
 from vmgahp.commands.arguments import NotDone, print_json
+from vmgahp.commands.doctor import condor
 from vmgahp.commands.files import open_regular, sync_directory, write_anew
 from vmgahp.commands.image import fetch, say
 from vmgahp.commands.image.fetch import Release, Voucher, known_releases
 from vmgahp.commands.page import Page, print_table
 from vmgahp.commands.page import size as in_words
 from vmgahp.config import Settings
+from vmgahp.config.sources import find_tool
+from vmgahp.drivers.libvirt.start import provision
 from vmgahp.drivers.libvirt.start.provision import RECORD
 from vmgahp.findings import BAD, OK, Finding
 from vmgahp.host import proc
@@ -233,10 +236,24 @@ def _require_directory(path: str) -> None:
 
 def add(options: argparse.Namespace) -> bool:
     """Execute ``vmgahp image add``. Raises `NotDone`, `errors.Fault`."""
-    _, found = settings_and_catalog()
+    settings, found = settings_and_catalog()
     _require_new(found, options.name)
     _bring_in(found.path, _described(options, found))
+    _advertise(settings)
     return True
+
+
+def _advertise(settings: Settings) -> None:
+    """Have this machine's startd advertise the images of the catalog as they are now, without a restart."""
+    environ = dict(os.environ)
+    if not settings.string("VM_TYPE") or environ.get("VMGAHP_CONFIG") or not find_tool(environ):
+        return
+    images, _ = provision.judge(provision.survey(settings, Identity(os.geteuid(), os.getegid())))
+    names = images.get(provision.ATTRIBUTE, "")
+    if trouble := condor.update_ad(environ, f'{provision.ATTRIBUTE} = "{names}"'):
+        say(f"{trouble} It advertises the change after: {condor.RESTART}")
+    else:
+        say(f"this machine offers now: {names or 'no image'}")
 
 
 def _described(options: argparse.Namespace, found: Catalog) -> _New:
@@ -281,7 +298,7 @@ def _proof(options: argparse.Namespace) -> Voucher:
 
 def update(options: argparse.Namespace) -> bool:
     """Execute ``vmgahp image update``: add the newest version beside this one. Raises `NotDone`, `errors.Fault`."""
-    _, found = settings_and_catalog()
+    settings, found = settings_and_catalog()
     entry = found.find(options.name)
     if entry is None:
         raise _unknown(found, options.name)
@@ -304,6 +321,7 @@ def update(options: argparse.Namespace) -> bool:
             return True
     _require_new(found, new.name)
     _bring_in(found.path, new._replace(description=entry.description, min_memory=entry.min_memory))
+    _advertise(settings)
     say(f"jobs have the new version by catalog:{new.name}; {options.name} stays as it is, for those that have overlays")
     return True
 
@@ -408,6 +426,7 @@ def remove(options: argparse.Namespace) -> bool:
             raise NotDone(f"{name} is used: {'; '.join(used[:5])}.")
         remove_table(found.path, name)
     say(f"{name} is no longer in {found.path}")
+    _advertise(settings)
     if entry is None:
         return True
     beside = os.path.dirname(entry.path) == os.path.dirname(found.path)

@@ -6,8 +6,10 @@ It writes a submit file that a person could write as well; the rest is done wher
 import argparse
 import re
 
-from vmgahp.commands.arguments import add_type, tell
+from vmgahp.commands.arguments import UsageError, add_json, add_type, tell
 from vmgahp.commands.submit import cpus, memory
+
+EXAMPLE = "vmgahp run --image catalog:debian-12 --input fit.py -- python3 fit.py 17"
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -19,12 +21,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "started there, its outputs come home as files, its standard output and error grow while it runs, and its "
         "exit code is the job's. The image needs cloud-init, or the agent."
     )
-    command.add_argument("words", nargs="+", metavar="WORD", help="behind --: the program and its arguments")
+    command.add_argument("words", nargs="*", metavar="WORD", help="behind --: the program and its arguments")
     add = command.add_argument
-    add(
-        "--image", required=True, metavar="IMAGE", help="catalog:NAME of the machines, a file, or a URL that they fetch"
-    )
-    add("--memory", type=memory, default=0, metavar="MIB", help="memory in MiB, or as 4G (default: 1G)")
+    add("--image", default="", metavar="IMAGE", help="catalog:NAME of the machines, a file, or a URL that they fetch")
+    add("--memory", type=memory, default=0, metavar="MIB", help="memory in MiB, or as 1.5G (default: 1G)")
     add("--cpus", type=cpus, default=1, metavar="N", help="the number of CPUs (default: 1)")
     add("--input", action="append", default=[], metavar="PATH", help="a file, a directory or a URL; repeatable")
     add(
@@ -57,16 +57,27 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     add("--submit-file", default="", metavar="FILE", help="the file that is written (default: NAME.sub, here)")
     add("--dir", default="", metavar="DIR", help="where an image is written that has to be unpacked (default: here)")
-    add("--force", action="store_true", help="replace files that are there already")
-    add("--dry-run", action="store_true", help="print the submit file and cloud-init's user data, and write nothing")
-    add("--submit", action="store_true", help="submit it")
+    add("--force", action="store_true", help="replace files, and submit also what no machine of the pool can run now")
+    add("--dry-run", action="store_true", help="print the submit file, and write nothing")
+    add("--verbose", action="store_true", help="with --dry-run: print cloud-init's user data, too")
+    add("--submit", action="store_true", help="submit it, if a machine of the pool has its image and its memory")
+    add_json(command, "print what came of it as one JSON object")
     command.set_defaults(run=run, module="run.job", convert=False, shared=False)
     tell(
         command,
         examples=[
-            ("vmgahp run --image catalog:debian-12 --input fit.py -- python3 fit.py 17", "write fit.sub"),
+            (EXAMPLE, "write fit.sub"),
             ("vmgahp run --image debian.qcow2 --output results/ --submit -- make all", "run it; results come home"),
         ],
+        keys={
+            "submit_file": "the file that was written; empty where none was",
+            "log": "HTCondor's log of the job",
+            "job": "the id of the job that was submitted, or of the cluster of several",
+            "text": "with --dry-run: the submit file",
+            "notes": "what is good to know",
+            "problem": "why it was not done, a sentence",
+            "hint": "what to do about it",
+        },
     )
 
 
@@ -86,14 +97,17 @@ def number(text: str) -> int:
 
 
 def disk_size(text: str) -> str:
-    """Parse the size of a disk."""
-    if not re.fullmatch(r"[1-9][0-9]{0,8}[MGT]", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!a} is no size: write such as 20G, with M, G or T")
-    return text
+    """Parse the size of a disk, with a unit."""
+    if not re.fullmatch(r"(?=[0-9.]*[1-9])[0-9]{1,9}(\.[0-9]{1,9})? ?[MGT]i?B?", text, re.ASCII | re.IGNORECASE):
+        raise argparse.ArgumentTypeError(f"{text!a} is not a valid disk size. Give one with a unit (20G)")
+    return text if re.fullmatch(r"[1-9][0-9]*[MGT]", text) else f"{memory(text)}M"
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the submit file, or print it, and submit; return the exit status."""
+    if not options.words or not options.image:
+        missing = "a program behind -- (WORD)" if options.image else "--image and a program behind --"
+        raise UsageError(f"name {missing}, such as: {EXAMPLE}")
     from vmgahp.commands.run import job
 
     return job.run(options)

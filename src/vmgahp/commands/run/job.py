@@ -13,8 +13,9 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit import conversion, images
 from vmgahp.commands.submit.conversion import PREFIX, attribute_line, command_line
@@ -23,6 +24,7 @@ from vmgahp.images import CATALOG
 from vmgahp.images.formats import HEADER, looks_like, not_a_disk
 from vmgahp.job.run import CLOUD_INIT, guest_file
 from vmgahp.job.scratch_files import is_reserved
+from vmgahp.job.vm_spec import LEAST_MEMORY_MIB
 
 MACRO = re.compile(r"(\$\([A-Za-z][A-Za-z0-9_.]*\))")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]+", re.ASCII)
@@ -223,7 +225,10 @@ def warn_of_words(options: argparse.Namespace, summary: Summary) -> None:
             continue
         first = os.path.normpath(said).split("/")[0] if said else "."
         if number == 0 and "/" not in said:
-            if said in names:
+            if said not in names and os.path.isfile(said):
+                how = f"say --input {said}, and write ./{said} for it"
+                summary.advise(f"{said} is a file here, and the guest looks for it in its PATH: {how}.")
+            elif said in names:
                 summary.advise(f"{said} is looked for in the guest's PATH: write ./{said} for the input of that name.")
         elif path := _input_of(said, options):
             scripts[path] = scripts.get(path, False) or number == 0
@@ -273,12 +278,14 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     [root] = made.disks
     if root.format == "iso":
         raise SubmitError(f"--image {options.image}: it is a CD-ROM.", "name the image of a disk.")
+    made.lines = [command_line("request_memory", f"{max(options.memory, LEAST_MEMORY_MIB)}MB")]
     made.name = simple_name(options.name or _called(options), "run")
     names = {root.name or os.path.basename(root.path)} - {""}
     made.inputs = list(listed_inputs(options, names, summary))
     warn_of_words(options, summary)
-    line = _line(options, executable=is_executable(options, summary))
-    made.lines = [attribute_line(f"{PREFIX}Run", line, macros=options.macros)]
+    others = [pair for pair in _variables(options) if not is_for_environment(pair[1])]
+    line = shell_line(options.words, others, macros=options.macros, executable=is_executable(options, summary))
+    made.lines.append(attribute_line(f"{PREFIX}Run", line, macros=options.macros))
     if options.output is not None:
         made.lines.append(attribute_line(f"{PREFIX}Run_Outputs", _outputs(options), macros=options.macros))
     if options.as_root:
@@ -352,11 +359,6 @@ def _room(options: argparse.Namespace) -> int:
     return disk_mib + (2 * sum(os.path.getsize(file) for file in files if os.path.isfile(file)) >> 20) + SLACK_MIB
 
 
-def _line(options: argparse.Namespace, *, executable: bool) -> str:
-    others = [pair for pair in _variables(options) if not is_for_environment(pair[1])]
-    return shell_line(options.words, others, macros=options.macros, executable=executable)
-
-
 def _called(options: argparse.Namespace) -> str:
     """Choose the job's name: a word that is an input, such as a script, or else the program."""
     names = {os.path.basename(path.rstrip("/")) for path in options.input}
@@ -411,38 +413,58 @@ COST = "The job takes some 15 s beside its guest, and 50 s at least: condor_star
 def run(options: argparse.Namespace) -> int:
     """Write the submit file, or print it, and submit; return the exit status."""
     summary = Summary()
+    came = dict.fromkeys(("submit_file", "log", "job", "text", "problem", "hint"), "")
     try:
-        made, text = _made(options, summary)
-        output = "" if options.dry_run else _written(options, made, text, summary)
-        for note in summary.notes:
-            sys.stderr.write(f"Note: {printable(note)}\n")
+        options.dir = os.path.abspath(options.dir or ".")
+        made = conversion.read(options, summary)
+        if not options.dry_run:
+            conversion.bring_images(options, made, summary)
+        text, _ = conversion.written(options, made, summary)
         if options.dry_run:
-            sys.stdout.write(text + "".join(f"{line}\n" for line in _user_data(options)))
-            return 0
-        sys.stderr.write(f"Written: {printable(output)}\n{COST}")
-        if not options.submit:
-            sys.stderr.write(f"Submit it by: condor_submit {printable(output)}\n")
-            return 0
-        return _submit(made, text, output)
+            came["text"] = text
+        else:
+            if options.submit and not options.force:
+                _require_machine(options, made, summary)
+            came |= {"submit_file": _written(options, made, text, summary), "log": f"{made.name}.log"}
+            if options.submit:
+                came["job"] = _submit(made, text, came["submit_file"])
     except BaseException as error:
-        for path in summary.made:
-            if os.path.exists(path):
-                os.unlink(path)
+        for path in filter(os.path.exists, summary.made):
+            os.unlink(path)
         if not isinstance(error, SubmitError):
             raise
-        sys.stderr.write(f"vmgahp run: {printable(error.problem)}\n")
-        if error.hint:
-            sys.stderr.write(f"Hint: {printable(error.hint)}\n")
-        return 1
+        came |= {"problem": error.problem, "hint": error.hint}
+    if options.json:
+        print_json({**came, "notes": summary.notes})
+    else:
+        _tell(options, came, summary)
+    return 1 if came["problem"] else 0
 
 
-def _made(options: argparse.Namespace, summary: Summary) -> tuple[Guest, str]:
-    options.dir = os.path.abspath(options.dir or ".")
-    made = conversion.read(options, summary)
-    if not options.dry_run:
-        conversion.bring_images(options, made, summary)
-    text, _ = conversion.written(options, made, summary)
-    return made, text
+def _tell(options: argparse.Namespace, came: Mapping[str, str], summary: Summary) -> None:
+    """Print what came of it, for a person."""
+    say = sys.stderr.write
+    for note in summary.notes:
+        say(f"Note: {printable(note)}\n")
+    if output := printable(came["submit_file"]):
+        say(f"Written: {output}\n{COST}")
+    if came["problem"]:
+        say(f"vmgahp run: {printable(came['problem'])}\n")
+        say(f"Hint: {printable(came['hint'])}\n" if came["hint"] else "")
+    elif options.dry_run:
+        sys.stdout.write(came["text"] + "".join(f"{line}\n" for line in _user_data(options) if options.verbose))
+    elif not options.submit:
+        say(f"Submit it by: condor_submit {output}\n")
+    else:
+        job = came["job"]
+        first = job if "." in job else f"{job}.0"
+        sys.stdout.write(f"{job}\n")
+        say(
+            f"condor_tail -f {first}    what the program prints\n"
+            f"condor_wait {came['log']}    until it has ended\n"
+            f"condor_history {job} -af ExitCode    its exit code then\n"
+            f"condor_q -hold {job}    why it is held, if it is\n"
+        )
 
 
 def _user_data(options: argparse.Namespace) -> Iterator[str]:
@@ -474,8 +496,37 @@ def _written(options: argparse.Namespace, made: Guest, text: str, summary: Summa
     return output
 
 
-def _submit(made: Guest, text: str, output: str) -> int:
-    """Submit through HTCondor's own bindings. Raises `SubmitError`."""
+def _require_machine(options: argparse.Namespace, made: Guest, summary: Summary) -> None:
+    """Ask the collector if a machine of the pool has the image and the memory. Raises `SubmitError` if none has."""
+    vm_type = (options.type or "kvm").lower()
+    try:
+        import htcondor2
+
+        asked = ["VM_Type", "VM_Images", "TotalMemory", "VM_Memory"]
+        found = htcondor2.Collector().query(htcondor2.AdType.Startd, "HasVM =?= true", asked)
+    except Exception as error:  # noqa: BLE001 - theirs, of any kind; the schedd may still take the job
+        summary.advise(f"The collector does not say which machines there are: {' '.join(str(error).split())}")
+        return
+    machines = [ad for ad in found if str(ad.get("VM_Type")).lower() == vm_type]
+    if not machines:
+        summary.advise(f"No machine of the pool offers VMs of type {vm_type} now (condor_status -vm): the job waits.")
+        return
+    hint = "or submit it all the same by --force."
+    names = {name for ad in machines for name in str(ad.get("VM_Images", "")).split(",")} - {""}
+    for image in (disk.image for disk in made.disks if disk.image not in ("", *names)):
+        problem = f"No machine of the pool has the image {image}; they have: {', '.join(sorted(names)) or 'none'}."
+        raise SubmitError(problem, f"name one of these, {hint}")
+    # VM_Memory is what is free now.
+    whole, free = ([ad[name] for ad in machines if isinstance(ad.get(name), int)] for name in asked[2:])
+    if whole and options.memory > max(whole):
+        problem = f"No machine of the pool has {options.memory} MiB of memory; the largest has {max(whole)} MiB."
+        raise SubmitError(problem, f"say a smaller --memory, {hint}")
+    if free and options.memory > max(free):
+        summary.advise(f"No machine has {options.memory} MiB for VMs free now, but {max(free)} MiB: the job may wait.")
+
+
+def _submit(made: Guest, text: str, output: str) -> str:
+    """Submit through HTCondor's own bindings; return the job's id. Raises `SubmitError`."""
     hint = f"see condor_q; or, where HTCondor is: condor_submit {output}"
     try:
         import htcondor2
@@ -485,12 +536,4 @@ def _submit(made: Guest, text: str, output: str) -> int:
         cluster = htcondor2.Schedd().submit(htcondor2.Submit(text)).cluster()
     except Exception as error:  # theirs, of any kind
         raise SubmitError(f"HTCondor does not take the job: {' '.join(str(error).split())}", hint) from error
-    job = str(cluster) if made.number > 1 else f"{cluster}.0"
-    sys.stdout.write(f"{job}\n")
-    first = f"{cluster}.0"
-    sys.stderr.write(
-        f"condor_tail -f {first}    what the program prints\n"
-        f"condor_wait {made.name}.log    until it has ended\n"
-        f"condor_history {job} -af ExitCode    its exit code then\n"
-    )
-    return 0
+    return str(cluster) if made.number > 1 else f"{cluster}.0"

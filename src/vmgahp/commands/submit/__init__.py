@@ -6,6 +6,8 @@ the caller, who is not root; but the files are untrusted.
 """
 
 import argparse
+import math
+import re
 
 from vmgahp.commands.arguments import add_json, add_type, tell
 
@@ -99,13 +101,12 @@ def _common(kind: argparse.ArgumentParser) -> None:
 
 
 def memory(text: str) -> int:
-    """Parse an amount of memory in MiB."""
-    units = {"": 1, "m": 1, "g": 1024, "t": 1024**2}
-    digits = text.rstrip("mMgGtTiIbB")
-    unit = text[len(digits) :].lower().removesuffix("b").removesuffix("i")
-    if not digits.isascii() or not digits.isdigit() or len(digits) > 9 or unit not in units or int(digits) == 0:
+    """Parse an amount of memory in MiB; like HTCondor, with a fraction, a blank before the unit, and rounded up."""
+    units = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?:([kmgt])i?b?)?", text, re.ASCII | re.IGNORECASE)
+    if not found or not float(found[1]):
         raise argparse.ArgumentTypeError(f"{text!a} is not a valid memory size. Give MiB (2048) or a unit (4G)")
-    return int(digits) * units[unit]
+    return math.ceil(float(found[1]) * units[(found[2] or "").lower()])
 
 
 def cpus(text: str) -> int:
