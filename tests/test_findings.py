@@ -81,18 +81,6 @@ def test_the_first_bad_finding_is_the_one() -> None:
     assert findings.first_bad(found[:2]) is None
 
 
-def test_what_was_begun_is_waited_for() -> None:
-    allowed = threading.Event()
-    begun = findings.Begun("it", lambda: allowed.wait(60))
-    with pytest.raises(findings.Late):
-        begun.result(0.01)
-    allowed.set()
-    assert begun.result() is True
-    failing = findings.Begun("it", lambda: [][0])
-    with pytest.raises(IndexError):
-        failing.result()
-
-
 def test_findings_are_sorted_and_a_failure_names_its_cause() -> None:
     found = [
         Finding("network nat", OFF, "", ""), Finding("cpu", findings.UNKNOWN, "", ""),

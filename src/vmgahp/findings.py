@@ -3,14 +3,12 @@
 The probe publishes them beside its attributes and the doctor shows them; neither knows about hypervisors.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from vmgahp import errors
-
-Result = TypeVar("Result")
+from vmgahp.host.wait import Task
 
 OK = "ok"
 OFF = "off"
@@ -134,39 +132,6 @@ def first_bad(findings: Iterable[Finding]) -> Finding | None:
     return next((finding for finding in findings if finding.verdict == BAD), None)
 
 
-class Begun(Generic[Result]):
-    """A piece of work in a thread of its own, which keeps no process from exiting."""
-
-    def __init__(self, name: str, work: Callable[[], Result]) -> None:
-        self._name = name
-        self._work = work
-        self._began = monotonic()
-        self._ended = threading.Event()
-        self._error: BaseException | None = None
-        try:
-            threading.Thread(target=self._run, name=f"check {name}", daemon=True).start()
-        except RuntimeError as error:
-            hint = "look at the limits on processes."
-            self._error = errors.MachineFault(f"The check of {name} was not made: {error}.", hint)
-            self._ended.set()
-
-    def _run(self) -> None:
-        try:
-            self._result = self._work()
-        except BaseException as error:  # noqa: BLE001 - raised again where the result is waited for
-            self._error = error
-        self._ended.set()
-
-    def result(self, seconds: float | None = None) -> Result:
-        """Return the result of the work, or raise its exception; raise `Late` if it has not ended within `seconds`."""
-        if not self._ended.wait(seconds):
-            took = monotonic() - self._began
-            raise Late(f"The check of {self._name} had not ended after {took:.1f} s.", "see what it waits for.")
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
 class Checks:
     """Checks that run in parallel, each of which is waited for when its outcome is needed.
 
@@ -176,26 +141,30 @@ class Checks:
 
     def __init__(self, end: float) -> None:
         self._end = end
-        self._begun: dict[str, Begun[object]] = {}
+        self._begun: dict[str, Task[object]] = {}
         self._outcomes: dict[str, object] = {}
 
     def begin(self, name: str, check: Callable[[], object]) -> None:
         """Run a check in a thread of its own."""
-        self._begun[name] = Begun(name, check)
+        try:
+            self._begun[name] = Task(f"check {name}", check)
+        except errors.MachineFault as fault:
+            self._outcomes[name] = fault
 
     def outcome(self, name: str, end: float | None = None) -> object:
         """Return a check's outcome or the `Fault` that it raised, by `end` at the latest; None if not started."""
-        if name not in self._begun:
-            return None
-        if name not in self._outcomes:
-            try:
-                outcome = self._begun[name].result(max(0.0, (self._end if end is None else end) - monotonic()))
-            except errors.Fault as fault:
-                outcome = fault
-            except Exception as error:  # noqa: BLE001 - a bug in one check must not hide what the others found
-                outcome = errors.HypervisorFault(f"The check failed: {error!r}.", "report it as a bug.")
-            self._outcomes[name] = outcome
-        return self._outcomes[name]
+        if name in self._outcomes or name not in self._begun:
+            return self._outcomes.get(name)
+        task = self._begun[name]
+        if not task.wait((self._end if end is None else end) - monotonic()):
+            took = monotonic() - task.began
+            outcome: object = Late(f"The check of {name} had not ended after {took:.1f} s.", "see what it waits for.")
+        elif task.error is None or isinstance(task.error, errors.Fault):
+            outcome = task.error or task.result()
+        else:  # a bug in one check must not hide what the others found
+            outcome = errors.HypervisorFault(f"The check failed: {task.error!r}.", "report it as a bug.")
+        self._outcomes[name] = outcome
+        return outcome
 
 
 def side_by_side(checks: Mapping[str, Callable[[], object]], end: float) -> dict[str, object]:

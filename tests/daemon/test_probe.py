@@ -216,7 +216,7 @@ def test_what_a_resolver_says(monkeypatch: pytest.MonkeyPatch, trouble: int | No
     monkeypatch.setattr(probe.Resolver, "_ask", answer)
     monkeypatch.setattr(probe, "SLOW_NAME", slow)
     resolver = probe.Resolver()
-    resolver.wait()
+    resolver.wait(60)
     found = resolver.judge()
     assert (found.verdict, seen in found.seen) == (OFF if seen else OK, True), found
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as etree
 import pytest
 
 from tests.domain.support import assert_golden, spec
-from vmgahp.domain import compare, model, verify
+from vmgahp.domain import model, verify
 from vmgahp.domain.restore import reconcile
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -40,8 +40,8 @@ def xml(name: str, what: str) -> str:
     ],
 )
 def test_memory_in_libvirts_units(text: str, size: int) -> None:
-    assert compare.memory(etree.fromstring(text)) == size
-    assert compare.memory(None) == 0
+    assert model.memory(etree.fromstring(text)) == size
+    assert model.memory(None) == 0
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_memory_in_libvirts_units(text: str, size: int) -> None:
 )
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(ValueError, match="no amount of memory"):
-        compare.memory(etree.fromstring(text))
+        model.memory(etree.fromstring(text))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_what_is_no_amount_of_memory(text: str) -> None:
     ],
 )
 def test_by_what_a_device_is_known(device: str, known: tuple[str, ...]) -> None:
-    assert compare.known_by(etree.fromstring(device)) == known
+    assert model.known_by(etree.fromstring(device)) == known
 
 
 # What a job may say
@@ -100,7 +100,7 @@ def test_what_a_job_may_say_is_in_the_list_and_no_device_of_the_host(request: py
 
 def against(name: str, live: etree.Element) -> str:
     """Return the differences."""
-    mebibytes, vcpus = compare.memory(live.find("memory")) >> 20, int(live.findtext("vcpu") or 0)
+    mebibytes, vcpus = model.memory(live.find("memory")) >> 20, int(live.findtext("vcpu") or 0)
     try:
         verify.against_script(
             etree.tostring(live, encoding="unicode"), xml(name, "asked"), spec(memory_mib=mebibytes, vcpus=vcpus)
@@ -138,7 +138,7 @@ def test_whatever_is_of_the_hosts_side_is_compared(name: str) -> None:
             part
             for device in live.iterfind(f"devices/{tag}")
             for part in ([device] if path == "." else device.findall(path))
-            if compare.equal(part.get(attribute, ""), value)
+            if model.equal(part.get(attribute, ""), value)
         ]
         for part in parts:
             part.set(attribute, "another")
@@ -175,7 +175,7 @@ def test_nothing_of_the_saved_hosts_side_is_restored(name: str) -> None:
         row = model.DEVICES[device.tag]
         for part in [part for part in device if part.tag not in row.children and part.tag != "address"]:
             device.remove(part)
-        for path, below in compare.elements(row):
+        for path, below in model.elements(row):
             part = device.find(path) if path else device
             for attribute, known in below.attributes.items() if part is not None else ():
                 if known.side is model.Side.HOST and path != "driver":  # an image's format is compared

@@ -8,9 +8,8 @@ import pytest
 from vmgahp import errors
 from vmgahp.drivers import lifecycle as lives
 from vmgahp.drivers.base import Deadlines
-from vmgahp.drivers.exit_record import ExitRecord
 from vmgahp.drivers.lifecycle import ManagedMachine
-from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.resources import ExitRecord, Resources
 from vmgahp.job.exit_code import DISK_LIMIT, POWERED_OFF
 from vmgahp.lifecycle import CHECKPOINTED, POINTS, RUNNING, SOFT_SUSPENDED, STOPPED, SUSPENDED
 from vmgahp.metrics import Status

@@ -15,7 +15,7 @@ import pytest
 
 from vmgahp.errors import BAD_IMAGE, JobFault, MachineFault
 from vmgahp.host import child, job_user
-from vmgahp.host import scratch as things
+from vmgahp.host import job_user as things
 from vmgahp.host.job_user import Identity
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

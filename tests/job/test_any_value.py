@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.jobs import BASE, DISK, JobAd, ad
 from vmgahp.config import Settings
 from vmgahp.drivers.any import NoFit, find_fit, read_disks
-from vmgahp.drivers.machine_types import type_for
+from vmgahp.drivers.base import type_for
 from vmgahp.errors import JobFault
 from vmgahp.hooks import policy
 from vmgahp.host.job_user import Identity

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.starter import ANY, FakeStarter
-from vmgahp.drivers.exit_record import ExitRecord
-from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.resources import ExitRecord, Resources
 from vmgahp.host.job_user import Identity
 from vmgahp.job import chirp, exit_code, published
 from vmgahp.job.exit_code import CONSOLE_BYTES, PORT_BYTES, from_console, from_port

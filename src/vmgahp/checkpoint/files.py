@@ -11,6 +11,7 @@ from vmgahp import errors
 from vmgahp.checkpoint.manifest import LARGEST, CheckpointFile, Invalid
 from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
+from vmgahp.host.system_calls import Opened
 
 Record = TypeVar("Record")
 AnyFile = TypeVar("AnyFile", CheckpointFile, "FileRef")
@@ -68,12 +69,10 @@ def describe(identity: Identity, directory: str, ref: FileRef) -> CheckpointFile
             descriptor = identity.open_named(ref.path, os.O_RDONLY)
         else:
             descriptor = identity.open_scratch(directory, inside, os.O_RDONLY)
-        try:
+        with Opened(descriptor):
             status = os.fstat(descriptor)
             size = status.st_size
             digest = sample(descriptor, size)
-        finally:
-            os.close(descriptor)
     except OSError as error:
         raise OSError(error.errno, error.strerror, ref.path) from error
     return CheckpointFile(

@@ -147,9 +147,7 @@ def read(data: bytes, number: int, names: tuple[str, ...]) -> Fields:
     if len(data) > LARGEST:
         raise Invalid("it is too long.")
     try:
-        import json
-
-        content = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        content = strict_json(data.decode())
     except (ValueError, RecursionError) as error:
         raise Invalid(f"it is not JSON: {error}.") from error
     if isinstance(content, dict) and _is_integer(content.get("format")) and content["format"] != number:
@@ -269,6 +267,11 @@ def xml(fields: Fields, name: str) -> str:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def strict_json(text: str) -> object:
+    """Parse JSON without a name that comes twice, NaN or an infinity. Raises ValueError and RecursionError."""
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -21,8 +21,9 @@ from vmgahp.checkpoint import files, manifest
 from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import BACKING, DISK, MEMORY, STATE, CheckpointKind, Invalid, Manifest
 from vmgahp.checkpoint.memory_image import Damaged
-from vmgahp.host import scratch
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
+from vmgahp.host.system_calls import Opened
 from vmgahp.job.vm_spec import VmSpec
 
 MANIFEST_FILE = "vm_checkpoint.json"
@@ -245,11 +246,8 @@ class CheckpointStore(NamedTuple):
         return True
 
     def _status(self, name: str) -> os.stat_result:
-        descriptor = self.identity.open_scratch(self.directory, name, os.O_RDONLY)
-        try:
+        with Opened(self.identity.open_scratch(self.directory, name, os.O_RDONLY)) as descriptor:
             return os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
 
     def _parse(self, data: bytes) -> Manifest:
         return manifest.parse(self.kind, data)
@@ -258,4 +256,4 @@ class CheckpointStore(NamedTuple):
         return (self.kind.memory,) if self.kind.memory else ()
 
     def _forget(self, *names: str) -> None:
-        scratch.forget(self.identity, self.directory, self.log, *names)
+        job_user.forget(self.identity, self.directory, self.log, *names)

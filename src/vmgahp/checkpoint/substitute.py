@@ -18,11 +18,13 @@ import sys
 import termios
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from vmgahp import errors
 from vmgahp.host import runtime_dir, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment, run
+from vmgahp.host.system_calls import Opened
 
 Write = Callable[[bytes], object]
 
@@ -79,16 +81,14 @@ def unpack_image(
             out.clear()
         return False
 
-    source = os.open(f"/proc/self/fd/{image}", os.O_RDONLY)  # a file descriptor with an offset of its own
-    try:
+    with Opened(os.open(f"/proc/self/fd/{image}", os.O_RDONLY)) as source:  # with an offset of its own
         os.lseek(source, start, os.SEEK_SET)
         limits = (f"--as={_UNPACK_MEMORY}", "--fsize=0", "--core=0")
         words = [form, "-dc"]
-        done = run(words, deadline=seconds, stdin=source, user=identity, limits=limits, until=take, reader=reader)
-    except FileNotFoundError as error:
-        raise NotPacked(f"{error.filename} is not installed") from error
-    finally:
-        os.close(source)
+        try:
+            done = run(words, deadline=seconds, stdin=source, user=identity, limits=limits, until=take, reader=reader)
+        except FileNotFoundError as error:
+            raise NotPacked(f"{error.filename} is not installed") from error
     if done.status != 0:
         why = "it had not ended" if done.status is None else " ".join(done.complaints)[-300:]
         raise NotPacked(f"{form}: {why or f'it ended with {done.status}'}")
@@ -128,12 +128,10 @@ class Substitute:
         opened = []
 
         def feed() -> None:
-            try:
-                with os.fdopen(writing, "wb", buffering=0) as out:
-                    self._feed(out.fileno(), head * heads)
-                    rest(lambda data: self._feed(out.fileno(), data), out.fileno())
-            except (OSError, errors.MachineFault, NotPacked):
-                pass  # the reader is gone, or notices the missing data: whoever restores reports it
+            # On an error the reader is gone, or notices the missing data: whoever restores reports it.
+            with suppress(OSError, errors.MachineFault, NotPacked), Opened(writing):
+                self._feed(writing, head * heads)
+                rest(lambda data: self._feed(writing, data), writing)
             # A process that opens it now waits for a writer, libvirtd forever. It reads the rest, and then the end.
             while not self._over.wait(_LET_IN):
                 runtime_dir.let_in(self.path)
@@ -145,10 +143,8 @@ class Substitute:
             for flags in (os.O_RDONLY | os.O_NONBLOCK, os.O_WRONLY):
                 opened.append(os.open(self.path, flags))
             self._reading, writing = opened
-            try:
+            with suppress(OSError):  # a user has a limited size for all pipes: it is only slower
                 fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
-            except OSError:
-                pass  # a user has a limited size for all pipes: it is only slower
             self._thread = wait.start_thread("the memory image", feed)
         except BaseException:
             for descriptor in opened:
@@ -236,11 +232,8 @@ class Held:
 
     def _begin_with(self, data: bytes) -> None:
         if data:
-            writing = os.open(self.path, os.O_WRONLY)
-            try:
-                write_all(writing, data)
-            finally:
-                os.close(writing)
+            with open(self.path, "r+b") as file:
+                file.write(data)
 
 
 def can_be_held(fd: int) -> bool:
@@ -253,13 +246,6 @@ def can_be_held(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write all data to a file, which may accept less at a time. Raises OSError."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _bytes_in(pipe: int) -> int:

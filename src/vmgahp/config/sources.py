@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from vmgahp.errors import MachineFault
 from vmgahp.host.run import run
@@ -160,12 +161,10 @@ def find_tool(environ: Mapping[str, str]) -> str:
     ignored: the current directory is the job's.
     """
     directories = []
-    try:
+    with suppress(OSError):
         parent, daemon = os.path.split(os.readlink(f"/proc/{os.getppid()}/exe"))
         if daemon.startswith("condor_"):
             directories += [os.path.join(os.path.dirname(parent), "bin"), parent]
-    except OSError:
-        pass
     directories += environ.get("PATH", "").split(":")
     root = os.path.dirname(os.path.dirname(environ.get("CONDOR_CONFIG", "")))
     directories += [os.path.join(root, "bin"), "/usr/bin", "/usr/sbin", "/usr/local/bin"]

@@ -10,7 +10,7 @@ anything but a STATUS, nor in the half minute after a START. So the first STATUS
 begins one round at most, in a thread of its own with a short timeout; values that the starter has not taken by then
 are sent in the next round. Without changes no thread is started. Figures alone begin a round only as often as a
 starter passes them on. Attributes about the end of a VM are sent before the answer to the STATUS that detects it
-(`vmgahp.drivers.exit_record`).
+(`vmgahp.drivers.resources`).
 """
 
 import os

@@ -22,13 +22,14 @@ from __future__ import annotations
 import errno
 import marshal
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from stat import S_ISREG
 
 from vmgahp.errors import Fault
 from vmgahp.host import system_calls
 from vmgahp.host.job_user import Identity, as_root
+from vmgahp.host.system_calls import Opened
 
 NAME = ".job.ad"
 UPDATE = ".update.ad"
@@ -111,23 +112,13 @@ def _release(directory: str) -> int:
     return -1
 
 
-@contextmanager
-def _opened(directory: str, flags: int) -> Iterator[int]:
+def _opened(directory: str, flags: int) -> Opened:
     with _opened_directory(directory) as place:
-        file = os.open(NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
-    try:
-        yield file
-    finally:
-        os.close(file)
+        return Opened(os.open(NAME, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place))
 
 
-@contextmanager
-def _opened_directory(directory: str) -> Iterator[int]:
-    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield place
-    finally:
-        os.close(place)
+def _opened_directory(directory: str) -> Opened:
+    return Opened(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
 
 
 def _marks(status: os.stat_result) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from vmgahp.drivers.base import Survey, Surveyor, Value
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host import libvirt_daemons, proc
 from vmgahp.host.job_user import Identity
+from vmgahp.host.wait import Task
 from vmgahp.log import Log
 from vmgahp.vm_types import ANY, LIBVIRT
 
@@ -272,8 +273,10 @@ class Resolver:
         self._took: float | None = None
         """The seconds until the answer, None so far."""
         self._is_tried_again = False
-        self.wait = findings.Begun("the machine's name", self._look_up).result
-        """A function that waits for its end; see `vmgahp.findings.Begun.result`."""
+        self.wait: Callable[[float], bool] = lambda _seconds: False
+        """A function that waits for its end; see `vmgahp.host.wait.Task.wait`."""
+        with suppress(errors.MachineFault):  # without a thread it is not known
+            self.wait = Task("the machine's name", self._look_up).wait
 
     def _look_up(self) -> None:
         try:
@@ -319,11 +322,11 @@ def look(
         libvirt_daemons.wake()  # an idle one needs seconds to start
     tool = sources.find_tool(environ)
     awaited(f"the settings, which {tool} reads" if tool else "the settings")
-    loaded = findings.Begun("the settings", lambda: config.load(environ))
-    listed = findings.Begun("the configuration", lambda: sources.entries(environ))
-    with suppress(errors.Fault):  # reported below
-        base.find_surveyor(vm_type)  # takes as long as HTCondor's tool, and runs meanwhile
     try:
+        loaded = Task("the settings", lambda: config.load(environ))
+        listed = Task("the configuration", lambda: sources.entries(environ))
+        with suppress(errors.Fault):  # reported below
+            base.find_surveyor(vm_type)  # takes as long as HTCondor's tool, and runs meanwhile
         settings = loaded.result()
         awaited("the log, VM_GAHP_LOG")
         log.open(settings, to_stderr=to_stderr)

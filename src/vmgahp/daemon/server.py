@@ -446,14 +446,14 @@ class Server:
         assert self._identity is not None
         # Before the first reply they would cost too much.
         from vmgahp.daemon.job_ad_file import JobAdFile
-        from vmgahp.host import proc, scratch
+        from vmgahp.host import job_user, proc
         from vmgahp.host.budget import Budget
 
         # No job can give its parent that name.
         self._ends_early = self._settings.boolean("VM_END_EARLY") and proc.name(os.getppid()) == "condor_starter"
         self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir(), self._identity)
         with Budget(START_SHARE * self.session.start_timeout), self._identity.at_hand():
-            scratch.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
+            job_user.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
             if self._settings.string("VM_POLICY_REQUIREMENTS") and not driver.evaluates_policy:
                 from vmgahp.hooks import policy
                 from vmgahp.job.policy_view import PolicyView
@@ -483,7 +483,7 @@ class Server:
             raise errors.ClientFault(errors.VM_NOT_FOUND, "The server is ending: no VM is started any more.")
         assert self._settings is not None
         assert self._identity is not None
-        from vmgahp.drivers.machine_types import type_for
+        from vmgahp.drivers.base import type_for
 
         vm_type = type_for(job, self.session.vm_type, self._settings)
         with self._driver_lock:
@@ -499,7 +499,7 @@ class Server:
         import resource  # noqa: F401
 
         from vmgahp.daemon import collector, job_ad_file  # noqa: F401
-        from vmgahp.drivers import base, machine_types  # noqa: F401
+        from vmgahp.drivers import base
 
         if self._driver is None:
             self._driver = base.find(vm_type)(vm_type, settings, identity, self.log.always)

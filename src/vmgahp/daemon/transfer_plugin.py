@@ -11,6 +11,7 @@ import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from vmgahp import __version__, config, errors
@@ -146,10 +147,8 @@ def _create(base: str, base_format: str, target: str, who: Identity) -> None:
     except OSError as error:
         raise TransferError(f"{target} cannot be written ({error.strerror}).") from error
     finally:
-        try:
+        with suppress(OSError):
             os.unlink(temporary)
-        except OSError:
-            pass
 
 
 def _decode(url: str, text: str) -> str:

@@ -24,20 +24,19 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.domain import compare
-from vmgahp.domain.compare import value
-from vmgahp.domain.model import AGENT, DEVICES, DOMAIN, Author, Element, Side
+from vmgahp.domain import model
+from vmgahp.domain.model import AGENT, DEVICES, DOMAIN, Author, Element, Side, value
 from vmgahp.domain.sanitize import read, refused, sanitized
 from vmgahp.errors import JobFault
-from vmgahp.host import companion
+from vmgahp.host import runtime_dir
 from vmgahp.host.job_user import Identity
+from vmgahp.host.system_calls import Opened
 from vmgahp.job import disks
 from vmgahp.job.ad import JobAd, Plain
 from vmgahp.job.attributes import LIBVIRT_XML as ATTRIBUTE
 from vmgahp.job.attributes import Options
 from vmgahp.job.disks import DISK
-from vmgahp.job.nics import Nic, nics
-from vmgahp.job.vm_spec import first_integer
+from vmgahp.job.vm_spec import Nic, first_integer, nics
 from vmgahp.text import shown
 
 ALLOWED = "VM_ALLOW_LIBVIRT_XML"
@@ -112,7 +111,7 @@ class _Reader:
         self.found: dict[str, Plain | None] = {}
 
     def memory(self, domain: etree.Element) -> None:
-        memory, current = (compare.memory(domain.find(tag)) for tag in ("memory", "currentMemory"))
+        memory, current = (model.memory(domain.find(tag)) for tag in ("memory", "currentMemory"))
         if current > memory:
             raise self._refused("/domain/currentMemory is more than /domain/memory", "let it be the same, or less.")
         _, given = first_integer(self.ad, "JobVMMemory", "RequestMemory")
@@ -147,7 +146,7 @@ class _Reader:
         found: dict[str, tuple[str, ...]] = {}
         for number, disk in enumerate(domain.iterfind("devices/disk"), start=1):
             path = f"/domain/devices/disk[{number}]"
-            file, device = compare.value(disk, "source", "file"), compare.value(disk, "target", "dev").lower()
+            file, device = model.value(disk, "source", "file"), model.value(disk, "target", "dev").lower()
             if disk.get("type", "file") != "file" or not file or not device:
                 raise self._refused(f"{path} has no source file or no target dev", "give it both.")
             if "," in file or ":" in file or file != file.strip():
@@ -155,7 +154,7 @@ class _Reader:
                 raise self._refused(problem, "give the image another name.")
             if device in found:
                 raise self._refused(f"{path}/target/@dev = {device} is used twice", "give every disk its own device.")
-            form = compare.value(disk, "driver", "type", "raw").lower()
+            form = model.value(disk, "driver", "type", "raw").lower()
             if disk.get("device") == "cdrom" and form == "raw":
                 form = "iso"
             written = disk.find("readonly") is None and disk.get("device") != "cdrom"
@@ -185,9 +184,9 @@ class _Reader:
                     problem = f"{path}/source/@{attribute} = {shown(said)} is not a network that jobs get here"
                     problem += f" ({setting} = {mine})" if setting else ""
                     raise self._refused(problem, "leave the source out: jobs get this machine's own.")
-            address = compare.value(interface, "mac", "address").replace("-", ":")
-            link_up = compare.value(interface, "link", "state") != "down"
-            found.append(Nic(_KINDS[kind], address, compare.value(interface, "model", "type", "virtio"), link_up))
+            address = model.value(interface, "mac", "address").replace("-", ":")
+            link_up = model.value(interface, "link", "state") != "down"
+            found.append(Nic(_KINDS[kind], address, model.value(interface, "model", "type", "virtio"), link_up))
         if not found:
             return
         if self._has("JobVMNetworking") and not self.ad.boolean("JobVMNetworking"):
@@ -223,7 +222,7 @@ class _Reader:
         if element.find("firmware") is not None and firmware != "uefi":
             raise self._refused("/domain/os/firmware is for <os firmware='efi'>", "set the attribute too.")
         self._take("Firmware", "uefi-secure" if firmware and secure else firmware)
-        arch = compare.value(element, "type", "arch")
+        arch = model.value(element, "type", "arch")
         self._take("Arch", "" if arch == os.uname().machine else arch)
         if element.find("kernel") is None and any(element.find(tag) is not None for tag in ("initrd", "cmdline")):
             raise self._refused("/domain/os has an initrd or a cmdline and no kernel", "add the kernel.")
@@ -288,11 +287,8 @@ def boot_file_names(domain: etree.Element, name: str, directory: str, identity: 
         if text is None:
             continue
         base = os.path.basename(text)
-        descriptor = _open(base, directory, identity, name)
-        try:
+        with Opened(_open(base, directory, identity, name)) as descriptor:
             total += os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
         found[tag] = base
     if total > LARGEST_BOOT_FILES:
         most = f"{LARGEST_BOOT_FILES >> 20} MiB can be booted from so"
@@ -323,7 +319,7 @@ def copy_boot_files(
                         raise OSError(errno.ENOSPC, f"{os.path.dirname(room)} is nearly full")
                     written.write(chunk)
     except BaseException as error:
-        remove_boot_files(room)
+        runtime_dir.remove(room)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM):
             raise refused(name, f"there is no room for its kernel and initrd: {error.strerror}") from error
         if isinstance(error, OSError):
@@ -349,11 +345,6 @@ def _read(file: BinaryIO, most: int, base: str, name: str) -> bytes:
 def _unusable(base: str, name: str, error: OSError) -> JobFault:
     problem = f"/domain/os: {shown(base)} in the job's scratch directory cannot be opened or read: {error.strerror}"
     return refused(name, problem, "add the file to transfer_input_files; it is a regular file, no link.")
-
-
-def remove_boot_files(room: str) -> None:
-    """Remove the directory of the copies. Raises nothing."""
-    companion.clear(room, (os.path.join(room, tag) for tag in ELEMENTS))
 
 
 _KEPT_PARTS = ("topology", "smm", "tcg")

@@ -18,9 +18,8 @@ from collections.abc import Container, Mapping
 from copy import deepcopy
 from xml.etree import ElementTree as etree
 
-from vmgahp.domain import compare, devices, model
-from vmgahp.domain.compare import value
-from vmgahp.domain.model import Element, Side
+from vmgahp.domain import build, model
+from vmgahp.domain.model import Element, Side, value
 from vmgahp.text import MAC
 
 LARGEST = 1 << 20
@@ -53,7 +52,7 @@ def reconcile_xen(saved: str, ours: str) -> str:
     _same("machine type", *(value(each, "os/type", "machine") for each in (theirs, domain)))
     for tag in ("disk", "interface"):
         saved_ones, current = theirs.findall(f"devices/{tag}"), domain.findall(f"devices/{tag}")
-        _same(f"{tag}s", *([compare.known_by(device) for device in each] for each in (saved_ones, current)))
+        _same(f"{tag}s", *([model.known_by(device) for device in each] for each in (saved_ones, current)))
         for device, our in zip(saved_ones, current, strict=True):
             if tag == "interface":
                 _merge(device, our)
@@ -117,7 +116,7 @@ def _text(element: etree.Element, path: str) -> str:
 
 def _mebibytes(domain: etree.Element) -> int:
     try:
-        return -(-compare.memory(domain.find("memory")) // (1 << 20))
+        return -(-model.memory(domain.find("memory")) // (1 << 20))
     except ValueError as error:
         raise SavedMismatch(f"the saved VM's memory cannot be read: {error}.") from error
 
@@ -173,7 +172,7 @@ def _take_cpu(theirs: etree.Element, domain: etree.Element) -> None:
     for part in our:
         if part.tag not in model.CPU.children:
             made.append(deepcopy(part))
-        elif not any(compare.says(taken, _settled(part), operator.eq) for taken in made):
+        elif not any(model.says(taken, _settled(part), operator.eq) for taken in made):
             named = f"{part.tag} {part.get('name', _text(part, '.'))}".strip()
             raise SavedMismatch(f"the saved VM's CPU lacks the {named} that the job's has now.")
     domain[list(domain).index(our)] = made
@@ -209,13 +208,13 @@ def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
     saved = [device for device in theirs.iterfind("devices/*") if device.tag != "emulator"]
     if len(saved) > MOST_DEVICES:
         raise SavedMismatch(f"the saved VM has {len(saved)} devices.")
-    left = [(compare.known_by(our), our) for our in ours]
+    left = [(model.known_by(our), our) for our in ours]
     has = {our.tag for our in ours}
     made, added = [], set()
     for device in saved:
-        known = compare.known_by(device)
+        known = model.known_by(device)
         # The companions of a USB 2 controller share its index, and libvirt orders them in its own way.
-        pairs = (each for each in left if compare.is_same(known, each[0]))
+        pairs = (each for each in left if model.is_same(known, each[0]))
         pair = min(pairs, key=lambda each: each[1].get("model") != device.get("model"), default=None)
         if pair is not None:
             left.remove(pair)
@@ -226,7 +225,7 @@ def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
             added.add(known)
             made.append(_merge(device, _added(device, has)))
     # VMs get a port for the guest agent and a panic device on some machines only.
-    agent = compare.known_by(devices.agent_port())
+    agent = model.known_by(build.agent_port())
     kept = [(known, our) for known, our in left if our.tag != "panic" and known != agent]
     for known, our in kept:
         if our.tag not in ("emulator", "console") and our.get("model", "") not in _UNSAID.get(known, ()):
@@ -246,9 +245,9 @@ def _is_derived(device: etree.Element, has: set[str]) -> bool:
 
 def _added(device: etree.Element, has: set[str]) -> etree.Element:
     """Make a device that libvirt adds to any VM, with only the attributes that identify it."""
-    if compare.known_by(device) == compare.known_by(agent := devices.agent_port()):
+    if model.known_by(device) == model.known_by(agent := build.agent_port()):
         return agent  # from a machine where guests get an agent
-    row = compare.row_of(device)
+    row = model.row_of(device)
     forms = {name: each.filled for name, each in row.attributes.items() if each.filled and Side.IDENTITY in each.side}
     fits = all(re.fullmatch(form, device.get(name, ""), re.ASCII) for name, form in forms.items())
     if not row.restored or not fits or (device.tag == "video" and "graphics" not in has):
@@ -263,7 +262,7 @@ def _merge(saved: etree.Element, our: etree.Element) -> etree.Element:
         formats = [value(element, "driver", "type") for element in (saved, our)]
         if formats[1]:
             _same("format", *formats, of=our)
-    for path, row in compare.elements(compare.row_of(our)):
+    for path, row in model.elements(model.row_of(our)):
         source = saved.find(path) if path else saved
         if source is None:
             continue
@@ -319,7 +318,7 @@ def _checked(what: str, value: str, form: str) -> str:
 
 def _name(device: etree.Element) -> str:
     """Describe a device for people: ``disk vda``, ``interface user``, ``controller usb 0``."""
-    return " ".join(_shown(word)[1:-1] for word in compare.known_by(device) if word)
+    return " ".join(_shown(word)[1:-1] for word in model.known_by(device) if word)
 
 
 def _shown(value: object) -> str:

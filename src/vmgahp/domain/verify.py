@@ -15,9 +15,8 @@ from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-from vmgahp.domain.compare import equal, is_added, is_kept, is_libvirts_own, memory, row_of, says, value
-from vmgahp.domain.devices import NETWORKS
-from vmgahp.domain.model import OTHER, Side
+from vmgahp.domain.build import NETWORKS
+from vmgahp.domain.model import OTHER, Side, equal, is_added, is_kept, is_libvirts_own, memory, row_of, says, value
 from vmgahp.job.spec import JobSpec
 
 MEMORY_GRAIN_KIB = {"ppc64": 256 << 10, "ppc64le": 256 << 10}

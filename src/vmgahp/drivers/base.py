@@ -1,4 +1,4 @@
-"""The contract between the server and a hypervisor, and how a driver is found.
+"""The contract between the server and a hypervisor, and how the driver for a job is found.
 
 Drivers are plain synchronous objects. The server calls a `Machine` from one worker thread of its own, so
 the calls of one VM come one after another and those of different VMs side by side; a driver that shares
@@ -10,6 +10,7 @@ the driver and is answered as ``VMGAHP_ERR_INTERNAL``.
 """
 
 import os
+import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,15 +19,14 @@ from typing import Any, NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
-from vmgahp.drivers.exit_record import ExitRecord
-from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.resources import ExitRecord, Resources
 from vmgahp.findings import Finding
-from vmgahp.host import packages, runtime_dir, scratch
+from vmgahp.host import packages, runtime_dir
 from vmgahp.host.guardian import Guardian
 from vmgahp.host.job_user import Identity
-from vmgahp.job.ad import JobAd
+from vmgahp.job.ad import JobAd, driver_type, is_choice
 from vmgahp.job.published import JobUpdates
-from vmgahp.job.scratch_files import OutputDirectory
+from vmgahp.job.scratch_files import OutputDirectory, empty_directory
 from vmgahp.metrics import Metrics, Status
 from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH, SURVEYORS
 
@@ -247,7 +247,7 @@ class Driver(Surveyor):
             resources.luggage = OutputDirectory(directory, left_behind, self.identity, self.log)
             resources.when_over.append(resources.luggage.at_end)
         if nothing:
-            resources.when_over.append(partial(scratch.empty, directory, self.identity, self.log))
+            resources.when_over.append(partial(empty_directory, directory, self.identity, self.log))
 
     def deadlines(self, usual: float) -> Deadlines:
         """Return the deadlines of a VM's calls; `usual` is the number of seconds for ordinary calls."""
@@ -314,6 +314,49 @@ def _load(vm_type: str, place: str) -> Any:
         known = _PACKAGES.get(getattr(error, "name", "") or "")
         hint = f"{packages.of_python(*known)}." if known else "install the Python packages that the driver needs."
         raise errors.MachineFault(f"The driver for VM_TYPE = {vm_type} cannot be loaded: {error}.", hint) from error
+
+
+# The VM types that this machine has, and the choice of the one for a job
+
+
+ANY_TYPES = "VM_ANY_TYPES"
+
+XEN = "/proc/xen/privcmd"
+"""The file that exists on a machine that runs under Xen, as dom0."""
+
+
+def machine_types(settings: Settings) -> tuple[str, ...]:
+    """Return the VM types of this machine in the administrator's order.
+
+    These are those in VM_ANY_TYPES; else the one that the machine offers; else all whose requirements are met, as far
+    as the settings and a quick look can tell. Raises `MachineFault` for an invalid list.
+    """
+    listed = tuple(dict.fromkeys(word.lower() for word in settings.strings(ANY_TYPES)))
+    if listed:
+        for word in listed:
+            if is_choice(word):
+                problem = f"{ANY_TYPES} has {word} ({settings.where(ANY_TYPES)}), which is not a hypervisor."
+                raise errors.MachineFault(problem, "name VM types such as kvm, xen, vmrun, vsphere, script.")
+        return listed
+    own = settings.string("VM_TYPE").lower()
+    if own and not is_choice(own):
+        return (own,)
+
+    needs = {
+        "kvm": True,
+        "xen": os.path.exists(XEN),
+        "vmrun": bool(settings.string("VMWARE_VMRUN") or shutil.which("vmrun")),
+        "vsphere": bool(settings.string("VSPHERE_HOST")),
+        "script": bool(settings.string("VM_SCRIPT")),
+    }
+    return tuple(vm_type for vm_type, here in needs.items() if here)
+
+
+def type_for(job: JobAd, asked: str, settings: Settings) -> str:
+    """Return the type whose driver runs a job, by VM_TYPE and the type `asked` for. Raises `errors.Fault`."""
+    machine = settings.string("VM_TYPE").lower() or asked.strip()
+    types = machine_types(settings) if is_choice(machine) else (machine,)
+    return driver_type(job, asked, machine, types)
 
 
 __all__ = ["Driver", "Machine", "Metrics", "Status", "Survey", "Surveyor", "Value", "find", "find_surveyor"]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from vmgahp import errors, lifecycle
+from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.drivers.base import Deadlines, Logger, Machine
 from vmgahp.drivers.resources import Resources
 from vmgahp.job.exit_code import DESTROYED, POWERED_OFF_WHEN_ASKED
@@ -39,6 +40,8 @@ class ManagedMachine(Machine):
 
     no_checkpoint = "the job does not ask for it with vm_checkpoint"
     """The reason why the VM cannot be checkpointed, in the form of "because …"; empty if it can."""
+    store: CheckpointStore | None = None
+    """The job's checkpoint, if its files are all in the scratch directory."""
 
     def __init__(self, name: str, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
         self.name = name
@@ -114,12 +117,18 @@ class ManagedMachine(Machine):
 
     def set_aside(self) -> None:
         """Invalidate the checkpoint, since its guest is about to run and to change its disks."""
+        if self.store:
+            self.store.begin_restart()
 
     def put_back(self) -> None:
         """Make the checkpoint valid again after `set_aside`, since its guest has not run."""
+        if self.store:
+            self.store.put_back()
 
     def forget_saved(self) -> None:
         """Remove the saved memory of a VM that no longer needs it; errors are logged."""
+        if self.store:
+            self.store.discard()
 
     # What a driver may ask
 

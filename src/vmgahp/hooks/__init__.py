@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import condor_environment, run
+from vmgahp.host.system_calls import unnamed
 from vmgahp.text import escape, redact
 
 LONGEST_OUTPUT = 4 << 20
@@ -53,10 +54,7 @@ def converse(
     try:
         if given:
             variable, content = given
-            beside = os.memfd_create("given", os.MFD_CLOEXEC)
-            with open(beside, "wb", closefd=False) as file:
-                file.write(content)
-            os.lseek(beside, 0, os.SEEK_SET)
+            beside = unnamed(content)
             environ = {**environ, variable: f"/proc/self/fd/{beside}"}
         done = run(
             argv,

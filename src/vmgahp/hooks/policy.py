@@ -22,6 +22,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from difflib import unified_diff
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
@@ -45,7 +46,7 @@ class ChosenMac(str):
 def choose_mac(
     view: PolicyView, name: str, given: str, saved: str, log: Callable[[str], None], *, dry: bool = False, nic: int = 0
 ) -> tuple[str, str]:
-    """Choose the MAC address for a NIC of the VM `name`, and the settings that go with it: see `vmgahp.job.nics.Nic`.
+    """Choose the MAC address for a NIC of the VM `name`, and its addresses: see `vmgahp.job.vm_spec.Nic`.
 
     `given` is the job's own address, for which the hook is not asked. `saved` is that of the checkpoint that the VM is
     restarted from, which requires the same address. Raises `JobFault` if the hook rejects the job, `MachineFault` if it
@@ -149,10 +150,8 @@ def inspect(settings: Settings) -> str:
     """Check the policy settings without a job and describe them; empty if none is set. Raises `MachineFault`."""
     said = []
     if settings.string(REQUIREMENTS):
-        try:
+        with suppress(JobFault):  # an empty ad need not meet them
             require(PolicyView(JobAd(()), settings))
-        except JobFault:
-            pass  # an empty ad need not meet them
         said.append(f"{REQUIREMENTS} is an expression")
     stages = _stages(settings)
     for stage in stages:

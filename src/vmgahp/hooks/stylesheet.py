@@ -17,20 +17,21 @@ from collections.abc import Iterable
 
 from lxml import etree
 
-from vmgahp.hooks import AD_VARIABLE, REJECTED
+from vmgahp.hooks import AD_VARIABLE, LONGEST_OUTPUT, REJECTED
+from vmgahp.host.system_calls import restrict
 from vmgahp.text import NO_XML
 
 BROKEN = 2
 
-MOST_MEMORY = 1 << 30
-"""The limit of the address space, in bytes."""
+MOST_MEMORY, MOST_SECONDS = 1 << 30, 3600
+"""The limits of the address space, in bytes, and of the CPU time; its caller has a deadline as well."""
 
 _XSL = "{http://www.w3.org/1999/XSL/Transform}"
 
 
 def main(path: str) -> int:
     """Transform standard input and return the exit status."""
-    _limit()
+    restrict(None, memory=MOST_MEMORY, cpu_seconds=MOST_SECONDS, file_bytes=LONGEST_OUTPUT)
     from lxml import etree
 
     # The mark distinguishes a rejection from an error, because libxslt reports both in the same way.
@@ -91,15 +92,6 @@ def _parser() -> etree.XMLParser:
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     parser.resolvers.add(Refuse())
     return parser
-
-
-def _limit() -> None:
-    import resource
-
-    for limit, most in ((resource.RLIMIT_AS, MOST_MEMORY), (resource.RLIMIT_CORE, 0)):
-        hard = resource.getrlimit(limit)[1]
-        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(limit, (least, least))
 
 
 def _job() -> dict[str, object]:

@@ -41,6 +41,15 @@ _MARKUP = (
 )
 """The forms of markup: text without any of them cannot become more than text."""
 _SPACE = " \t\n\r"
+_BLANK = _SPACE + "\v\f"
+_WORD = f"(?:'(?:[^']|'')*+'|[^{_SPACE}'])+"
+"""A word of quoted arguments, whose groups are in single quotes."""
+_PART = re.compile(
+    r"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)"  # comments and sections
+    r"|(?P<tag><(?:\"[^\"]*+\"?|'[^']*+'?|[^>\"']++)*+)"
+    r"|[^<]++",
+    re.DOTALL,
+)
 
 PLAIN_MEMORY = 64
 """The memory of the plain job, in MiB."""
@@ -198,54 +207,18 @@ def parse_arguments(text: str) -> list[str]:
     single quotes group (two of them stand for one inside) (``ArgList::AppendArgsV1RawOrV2Quoted`` in
     ``src/condor_utils/condor_arglist.cpp``). Raises `MachineFault` if a quote is not closed.
     """
-    if not text.lstrip(_SPACE + "\v\f").startswith('"'):
-        return _split(text, quotes=False)
-    raw = ""
-    rest = text.lstrip(_SPACE + "\v\f")[1:]
-    while True:
-        before, quote, rest = rest.partition('"')
-        raw += before
-        if not quote:
-            raise _bad_arguments(text, "its double quote is not closed")
-        if not rest.startswith('"'):
-            break
-        raw += '"'
-        rest = rest[1:]
-    if rest.strip(_SPACE + "\v\f"):
-        raise _bad_arguments(text, f"{rest.strip()!r} follows the closing double quote")
-    return _split(raw, quotes=True)
-
-
-def _split(text: str, *, quotes: bool) -> list[str]:
-    """Split at white space; with `quotes`, single quotes group."""
-    words: list[str] = []
-    word: str | None = None
-    at = 0
-    while at < len(text):
-        character = text[at]
-        at += 1
-        if character in _SPACE:
-            if word is not None:
-                words.append(word)
-            word = None
-            continue
-        word = word or ""
-        if character != "'" or not quotes:
-            word += character
-            continue
-        while True:
-            end = text.find("'", at)
-            if end < 0:
-                raise _bad_arguments(text, f"the single quote before {text[at:]!r} is not closed")
-            word += text[at:end]
-            at = end + 1
-            if text[at : at + 1] != "'":
-                break
-            word += "'"
-            at += 1
-    if word is not None:
-        words.append(word)
-    return words
+    if not text.lstrip(_BLANK).startswith('"'):
+        return re.findall(f"[^{_SPACE}]+", text)
+    quoted = re.match(f'[{_BLANK}]*"((?:[^"]|"")*+)"', text)
+    if quoted is None:
+        raise _bad_arguments(text, "its double quote is not closed")
+    if rest := text[quoted.end() :].strip(_BLANK):
+        raise _bad_arguments(text, f"{rest!r} follows the closing double quote")
+    raw = quoted[1].replace('""', '"')
+    lone = re.sub(_WORD, lambda word: " " * len(word[0]), raw).find("'")
+    if lone >= 0:
+        raise _bad_arguments(text, f"the single quote before {raw[lone + 1 :]!r} is not closed")
+    return [re.sub("'((?:[^']|'')*)'", lambda of: of[1].replace("''", "'"), word) for word in re.findall(_WORD, raw)]
 
 
 def _bad_arguments(text: str, why: str) -> MachineFault:
@@ -324,26 +297,11 @@ def join_lines(text: str) -> str:
     give the same name here; but an element whose attributes are on lines of their own without indentation is broken
     there. So line endings are dropped in text, in comments and inside quotes, and kept between the attributes of a tag.
     """
-    joined: list[str] = []
-    until = ""  # the end of the current part: "" in text, ">" in a tag, or a quote, "-->", "]]>"
-    after = ""  # the part that follows the current one
-    at = 0
-    while at < len(text):
-        if text[at] in "\r\n" and (text[at] == "\n" or text[at : at + 2] == "\r\n"):
-            if until == ">":
-                joined.append("\n")
-            at += 1 if text[at] == "\n" else 2
-            continue
-        opened = ""
-        if not until:
-            for opening, closing in (("<!--", "-->"), ("<![CDATA[", "]]>"), ("<", ">")):
-                if text.startswith(opening, at):
-                    opened, until, after = opening, closing, ""
-                    break
-        elif text.startswith(until, at):
-            opened, until, after = until, after, ""
-        elif until == ">" and text[at] in "\"'":
-            opened, until, after = text[at], text[at], ">"
-        joined.append(opened or text[at])
-        at += len(opened) or 1
-    return "".join(joined)
+
+    def join(part: re.Match[str]) -> str:
+        if part["tag"] is None:
+            return re.sub("\r?\n", "", part[0])
+        ends = r"\"[^\"]*+\"?|'[^']*+'?|\r?\n"
+        return re.sub(ends, lambda end: re.sub("\r?\n", "", end[0]) or "\n", part[0])
+
+    return _PART.sub(join, text)

@@ -10,10 +10,10 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterable
+from contextlib import suppress
 
-from vmgahp.host import wait
-from vmgahp.host.job_user import Identity
+from vmgahp.host import runtime_dir, wait
+from vmgahp.host.system_calls import Opened
 
 END_WAIT = 5.0
 """The seconds between SIGTERM and SIGKILL for a program."""
@@ -21,10 +21,8 @@ END_WAIT = 5.0
 
 def listen(listener: socket.socket, path: str, owner: tuple[int, int]) -> None:
     """Listen at a path to which only one user and group can connect. Raises OSError."""
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass
     listener.bind(path)
     # Connections are possible only after listen().
     os.chmod(path, 0o600)
@@ -48,40 +46,21 @@ def end(room: str, mark: str) -> None:
         process = os.pidfd_open(pid)
     except (OSError, ValueError):
         return
-    try:
+    with suppress(OSError), Opened(process):  # it may exit meanwhile
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             is_ours = mark.encode() in file.read()
         for number in (signal.SIGTERM, signal.SIGKILL) if is_ours else ():
             signal.pidfd_send_signal(process, number)
             if wait.ready(process, END_WAIT):
                 break
-    except OSError:
-        pass  # it has exited meanwhile
-    finally:
-        os.close(process)
-    try:
+    with suppress(ChildProcessError):  # it need not be a child of this process
         os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass  # it is not a child of this process
 
 
-def clear(room: str, files: Iterable[str]) -> None:
-    """Remove a room with its files. Raises nothing."""
-    for path in (*files, _note(room)):
-        try:
-            os.unlink(path)
-        except OSError:
-            pass
-    try:
-        os.rmdir(room)
-    except OSError:
-        pass
-
-
-def over(_identity: Identity, _log: Callable[[str], None], room: str, *files: str) -> None:
-    """End the program that has the room in its command line, and clear the room. Raises nothing."""
+def over(room: str) -> None:
+    """End the program that has the room in its command line, and remove the room. Raises nothing."""
     end(room, room)
-    clear(room, (f"{room}/{name}" for name in files))
+    runtime_dir.remove(room)
 
 
 def _note(room: str) -> str:

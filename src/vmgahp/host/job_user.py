@@ -20,13 +20,16 @@ from _thread import get_ident
 
 from vmgahp.errors import MISMATCHED, Fault, JobFault, MachineFault, is_perhaps_the_machines
 from vmgahp.host import child, system_calls
+from vmgahp.host.system_calls import Opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, TypeVar
 
     from vmgahp.host.child import Operation
+
+    Result = TypeVar("Result")
 
 _LARGEST_ID = 2**32 - 2
 """The largest valid id; one more is (uid_t)-1, "leave it unchanged" to the system: the child would stay root."""
@@ -123,6 +126,22 @@ class Identity:
         temporary = b".%s.%d.%d.tmp" % (_components(name)[-1][:200], os.getpid(), get_ident())
         self._in_scratch(directory, name, system_calls.write_beneath, temporary, data, mode)
 
+    def make_scratch(self, directory: str, name: str, write: Callable[[int], Result]) -> Result:
+        """Replace the file `name` below `directory` by what `write` writes to an open one, all or nothing.
+
+        Raises as `open_scratch`, and as `write`.
+        """
+        temporary = f".{name}.{os.getpid()}.tmp"
+        self.unlink_scratch(directory, temporary)  # from a server that was killed and had this process id
+        with Opened(self.open_scratch(directory, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)) as output:
+            try:
+                result = write(output)
+                self.rename_scratch(directory, temporary, name)
+            except BaseException:
+                self.unlink_scratch(directory, temporary)
+                raise
+        return result
+
     def make_directory(self, directory: str, name: str) -> None:
         """Make the directory `name` below `directory` as the user; an existing readable one counts as success.
 
@@ -150,16 +169,18 @@ class Identity:
         """Remove the links that `link_scratch` has made, as the user. Raises as `open_scratch`."""
         self._in_scratch(directory, below, system_calls.unlink_links_beneath)
 
+    def stat_scratch(self, directory: str, name: str) -> os.stat_result | None:
+        """Return the status of the file `name` below `directory`; None on any error."""
+        try:
+            with open(self.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
+                return os.fstat(file.fileno())
+        except (OSError, Fault):
+            return None
+
     def occupied_scratch(self, directory: str, name: str) -> int:
         """Return the bytes that the file `name` below `directory` occupies; 0 on any error."""
-        try:
-            descriptor = self.open_scratch(directory, name, os.O_RDONLY)
-        except (OSError, Fault):
-            return 0
-        try:
-            return os.fstat(descriptor).st_blocks * 512
-        finally:
-            os.close(descriptor)
+        status = self.stat_scratch(directory, name)
+        return status.st_blocks * 512 if status else 0
 
     def unlink_scratch(self, directory: str, name: str) -> None:
         """Remove the file `name` below `directory` as the user; a missing file counts as success.
@@ -410,6 +431,24 @@ def require_room(directory: str, identity: Identity, needed: int = LEAST_FREE) -
         raise blame(full, directory, identity, problem)
 
 
+def forget(identity: Identity, directory: str, log: Callable[[str], None], *names: str) -> None:
+    """Remove files of a scratch directory that are no longer needed, if they exist. A failure is logged."""
+    for name in names:
+        try:
+            identity.unlink_scratch(directory, name)
+        except (OSError, Fault) as error:
+            log(f"could not remove {name} from {directory}: {error}")
+
+
+def make_directory(directory: str, name: str, identity: Identity) -> None:
+    """Make sure that the scratch `directory` has a directory `name` that its user can read. Raises `Fault`."""
+    try:
+        identity.make_directory(directory, name)
+    except OSError as error:
+        problem = f"The directory {name} of the job's scratch directory cannot be made or read ({error.strerror})."
+        raise blame(error, directory, identity, problem) from error
+
+
 def _execute(directory: str) -> bytes:
     """Return the directory in which starters make the jobs' directories, derived from the scratch directory's name."""
     from vmgahp.host import starter  # with typing, for which the first reply does not wait
@@ -458,8 +497,7 @@ def open_directory(path: bytes) -> int:
 
 def _try_execute(execute: bytes, name: bytes, is_about_room: bool) -> int:
     """Check that a file can be created, written and removed in EXECUTE. Raises OSError."""
-    above = os.open(execute, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Opened(os.open(execute, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as above:
         room = os.statvfs(above)
         if is_about_room and room.f_bavail * room.f_frsize < LEAST_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -476,8 +514,6 @@ def _try_execute(execute: bytes, name: bytes, is_about_room: bool) -> int:
         finally:
             os.close(file)
             os.unlink(name, dir_fd=above)
-    finally:
-        os.close(above)
     return -1
 
 
@@ -489,7 +525,7 @@ def _enter(directory: bytes, execute: bytes) -> int:
         if os.access(execute, os.W_OK, effective_ids=True):  # the user may have renamed it
             return -1
         raise
-    try:
+    with Opened(there):
         outside = os.stat(execute)
         try:
             here = os.fstat(there)
@@ -498,6 +534,4 @@ def _enter(directory: bytes, execute: bytes) -> int:
         # On a file system that the job has mounted, the job chooses the owner of everything.
         if here.st_uid != os.geteuid() and here.st_dev == outside.st_dev:
             raise OSError(errno.EPERM, "the scratch directory belongs to another user")
-    finally:
-        os.close(there)
     return -1

@@ -9,7 +9,7 @@ without QEMU. It runs in a process of its own, because a vCPU that hangs can onl
 On x86_64 the guest is run and timed. On other architectures the check ends with the steps common to all:
 the device opens, has the expected version of the interface, and makes a VM and a vCPU.
 
-This file is also the program of that process, run by its path with ``-I -S``: it imports no other module of ours.
+This file is also the program of that process, run by its path with ``-I -S``, where no other module of ours is found.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def check(deadline: float = DEADLINE, *, device: str = DEVICE, runner: Runner | 
     """Return the reason why KVM does not work here, as a sentence without its full stop; empty if it works.
 
     `deadline` is in seconds; the whole check ends with it, or, if a vCPU resists SIGKILL, a second later.
-    A good machine takes some 20 ms, one whose guests crawl a little more than `BUDGET`. Nothing is raised.
+    A good machine takes some 20 ms, one whose guests crawl a little more than `BUDGET`. Raises nothing, but the fault
+    of a START that has no time left.
 
     `runner` is a stand-in for the process with the guest: it takes the device and the deadline, and returns the lines
     that the process printed and whether it had to be killed.
@@ -101,72 +102,20 @@ def _verdict(device: str, lines: list[str], killed: bool, deadline: float) -> st
 
 def _run_guest(device: str, deadline: float) -> tuple[list[str], bool]:
     """Run this file as a process; return the whole lines that it printed, and whether the deadline killed it."""
-    import select
     import signal
     import sys
-    from time import monotonic
+
+    from vmgahp.host.run import run  # which the process with the guest does without
 
     if not sys.executable:
         return [f"{FAILED} there is no Python interpreter to try a guest with"], False
-    end = monotonic() + deadline
-    reading, writing = os.pipe2(os.O_CLOEXEC)
+    command = [sys.executable, "-I", "-S", "-B", __file__, device, str(deadline), str(BUDGET)]
     try:
-        pid = os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-I", "-S", "-B", __file__, device, str(deadline), str(BUDGET)],
-            {},
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, writing, 1),
-                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-            ],
-            setsigmask=[],
-            setsigdef=[signal.SIGALRM, signal.SIGPIPE, signal.SIGPROF, signal.SIGTERM],
-        )
+        done = run(command, deadline=deadline, environ={})
     except OSError as error:
-        os.close(reading)
         return [f"{FAILED} a process to try a guest with cannot be started: {error.strerror}"], False
-    finally:
-        os.close(writing)
-    output = b""
-    status = 0
-    killed = False
-    poll = select.poll()
-    poll.register(reading, select.POLLIN)
-    try:
-        while True:
-            left = end - monotonic()
-            if left <= 0 or not poll.poll(left * 1000):
-                killed = True
-                os.kill(pid, signal.SIGKILL)
-                break
-            chunk = os.read(reading, 4096)
-            if not chunk:
-                break
-            output += chunk
-    finally:
-        os.close(reading)
-        status = _reap(pid)
-    lines = [line for line in output.decode(errors="replace").split("\n")[:-1] if line]
-    return [*lines, SPENT] if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF else lines, killed
-
-
-def _reap(pid: int) -> int:
-    """Wait a second at most for the exit of the process, and return its status: a broken vCPU may delay SIGKILL."""
-    import select
-
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return 0
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return os.waitpid(pid, 0)[1] if poll.poll(1000) else 0
-    except ChildProcessError:
-        return 0  # other code has reaped it
-    finally:
-        os.close(pidfd)
+    lines = [line for line in done.out.decode(errors="replace").split("\n")[:-1] if line]
+    return [*lines, SPENT] if done.status == -signal.SIGPROF else lines, done.status is None
 
 
 # The rest runs in the process of the guest. Numbers and layouts are those of linux/kvm.h and, for

@@ -267,15 +267,6 @@ class _Child(subprocess.Popen[bytes]):
             os.close(self._ended)
 
 
-def open_descriptors() -> list[int]:
-    """List all descriptors of this process, including those that were left open across our own exec.
-
-    The one that listed them is included, and closed by now; posix_spawn accepts the closing of a number that is not
-    open.
-    """
-    return [int(name) for name in os.listdir("/proc/self/fd")]
-
-
 def _write(descriptor: int, data: bytes) -> bytes:
     """Write as much as there is room for, and return the rest; return nothing if the program no longer reads."""
     try:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from stat import S_ISDIR, S_ISFIFO
 
 from vmgahp.errors import MachineFault
@@ -84,10 +85,8 @@ def remove(path: str) -> None:
 
 def let_in(fifo: str) -> None:
     """Release a reader that is blocked in opening a FIFO, because there is no writer. Raises nothing."""
-    try:
+    with suppress(OSError):  # it has no reader, or is gone
         os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW))
-    except OSError:
-        pass  # it has no reader, or is gone
 
 
 def is_claimed(uuid: str) -> bool:
@@ -100,10 +99,8 @@ def claimed(prefix: str) -> set[str]:
     found: set[str] = set()
     for path, pid, birth in _made_in(_bases()):
         if _is_mine(path) and proc.birth(pid) == birth:
-            try:
+            with suppress(OSError):  # its VM has just ended
                 found.update(name for name in os.listdir(path) if name.startswith(prefix))
-            except OSError:
-                pass  # its VM has just ended
     return found
 
 

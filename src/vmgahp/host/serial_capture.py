@@ -21,6 +21,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from queue import SimpleQueue
 from stat import S_ISREG
 from time import monotonic
@@ -255,7 +256,7 @@ class LinePort(ConsoleCapture):
     """A listener like a capture, which puts the lines into the queue `lines` and not into a file."""
 
     def __init__(self, path: str, on_error: Callable[[str], None], *, owner: tuple[int, int] | None = None) -> None:
-        super().__init__(path, _nowhere, 0, on_error, owner=owner)
+        super().__init__(path, partial(os.open, os.devnull, os.O_WRONLY | os.O_CLOEXEC), 0, on_error, owner=owner)
 
     def _begin(self, path: str, limit: int, on_error: Callable[[str], None]) -> None:
         super()._begin(path, limit, on_error)
@@ -299,7 +300,3 @@ class LinePort(ConsoleCapture):
             self._note("limit", f"The guest has said more than {MOST_LINES} lines; no more of them is heard.")
         elif said and said.isprintable() and self.lines.qsize() < MOST_WAITING:
             self.lines.put(said)
-
-
-def _nowhere() -> int:
-    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

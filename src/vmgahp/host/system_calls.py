@@ -9,15 +9,26 @@ from stat import S_ISDIR, S_ISREG
 _NO_IMAGES = (b"/proc/", b"/sys/", b"/dev/")
 
 
-def _descend(directory: bytes, parts: list[bytes]) -> int:
+class Opened:
+    """An open file descriptor for a ``with``, which closes it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+def _above(directory: bytes, parts: list[bytes]) -> Opened:
+    """Open the directory of the last one of some parts of a path."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in parts[:-1]:
-        try:
-            below = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-        finally:
-            os.close(fd)
-        fd = below
-    return fd
+        with Opened(fd):
+            fd = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    return Opened(fd)
 
 
 def open_named(path: bytes, flags: int) -> int:
@@ -37,12 +48,8 @@ def require_executable(path: bytes) -> int:
 
 def read_named(path: bytes, most: int) -> int:
     """Return an unnamed file with the first bytes of another."""
-    fd = open_named(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        data = os.pread(fd, most, 0)
-    finally:
-        os.close(fd)
-    return unnamed(data)
+    with Opened(open_named(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)) as fd:
+        return unnamed(os.pread(fd, most, 0))
 
 
 def room_in(directory: bytes) -> int:
@@ -52,8 +59,8 @@ def room_in(directory: bytes) -> int:
 
 
 def unnamed(data: bytes) -> int:
-    """Return an unnamed file with the data, by which a child answers more than a number."""
-    file = os.memfd_create("answer", os.MFD_CLOEXEC)
+    """Return an unnamed file with the data, to be read from its beginning."""
+    file = os.memfd_create("data", os.MFD_CLOEXEC)
     os.pwrite(file, data, 0)
     return file
 
@@ -78,20 +85,16 @@ def _open_regular(path: bytes, flags: int, mode: int = 0o600, dir_fd: int | None
 
 
 def open_beneath(directory: bytes, parts: list[bytes], flags: int, mode: int) -> int:
-    above = _descend(directory, parts)
-    try:
+    with _above(directory, parts) as above:
         # O_NONBLOCK: a FIFO or a device must not hold up its own refusal.
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         fd = _open_regular(parts[-1], flags, mode, above)
         os.set_blocking(fd, True)
         return fd
-    finally:
-        os.close(above)
 
 
 def write_beneath(directory: bytes, parts: list[bytes], temporary: bytes, data: bytes, mode: int) -> int:
-    above = _descend(directory, parts)
-    try:
+    with _above(directory, parts) as above:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(temporary, flags, mode, dir_fd=above)
@@ -99,71 +102,51 @@ def write_beneath(directory: bytes, parts: list[bytes], temporary: bytes, data: 
             os.unlink(temporary, dir_fd=above)
             fd = os.open(temporary, flags, mode, dir_fd=above)
         try:
-            try:
+            with Opened(fd):
                 position = 0
                 while position < len(data):
                     position += os.write(fd, data[position : position + (1 << 20)])
-            finally:
-                os.close(fd)
             os.rename(temporary, parts[-1], src_dir_fd=above, dst_dir_fd=above)
         except OSError:
             os.unlink(temporary, dir_fd=above)
             raise
-        return -1
-    finally:
-        os.close(above)
+    return -1
 
 
 def make_directory_beneath(directory: bytes, parts: list[bytes]) -> int:
-    above = _descend(directory, parts)
-    try:
+    with _above(directory, parts) as above:
         try:
             os.mkdir(parts[-1], 0o755, dir_fd=above)
         except FileExistsError:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             os.close(os.open(parts[-1], flags, dir_fd=above))
-        return -1
-    finally:
-        os.close(above)
+    return -1
 
 
 def rename_beneath(directory: bytes, old: list[bytes], new: list[bytes], replace: bool) -> int:
-    source = _descend(directory, old)
-    try:
-        target = _descend(directory, new)
-        try:
-            if not replace:
-                try:
-                    os.stat(new[-1], dir_fd=target, follow_symlinks=False)
-                except FileNotFoundError:
-                    pass
-                else:
-                    raise FileExistsError(errno.EEXIST, "a file has that name already")
-            os.rename(old[-1], new[-1], src_dir_fd=source, dst_dir_fd=target)
-            return -1
-        finally:
-            os.close(target)
-    finally:
-        os.close(source)
+    with _above(directory, old) as source, _above(directory, new) as target:
+        if not replace:
+            try:
+                os.stat(new[-1], dir_fd=target, follow_symlinks=False)
+            except FileNotFoundError:
+                pass
+            else:
+                raise FileExistsError(errno.EEXIST, "a file has that name already")
+        os.rename(old[-1], new[-1], src_dir_fd=source, dst_dir_fd=target)
+    return -1
 
 
 def find_beneath(directory: bytes, parts: list[bytes]) -> int:
     """Raise OSError if there is no such file, or if a link leads to it."""
-    above = _descend(directory, parts)
-    try:
+    with _above(directory, parts) as above:
         os.stat(parts[-1], dir_fd=above, follow_symlinks=False)
-    finally:
-        os.close(above)
     return -1
 
 
 def unlink_beneath(directory: bytes, parts: list[bytes]) -> int:
-    above = _descend(directory, parts)
-    try:
+    with _above(directory, parts) as above:
         os.unlink(parts[-1], dir_fd=above)
-        return -1
-    finally:
-        os.close(above)
+    return -1
 
 
 def link_beneath(directory: bytes, parts: list[bytes], names: list[bytes], others: bool) -> int:
@@ -172,23 +155,16 @@ def link_beneath(directory: bytes, parts: list[bytes], names: list[bytes], other
     The files are `names`, except those that exist there already; or, with `others`, all other files that do not begin
     with a dot, which replace existing ones.
     """
-    above = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        below = _descend(directory, [*parts, b""])
-        try:
-            for name in _others(above, names) if others else names:
-                _link(name, above, below, others)
-        finally:
-            os.close(below)
-    finally:
-        os.close(above)
+    opened = Opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    with opened as above, _above(directory, [*parts, b""]) as below:
+        for name in _others(above, names) if others else names:
+            _link(name, above, below, others)
     return -1
 
 
 def unlink_links_beneath(directory: bytes, parts: list[bytes]) -> int:
     """Remove the links that `link_beneath` has made."""
-    below = _descend(directory, [*parts, b""])
-    try:
+    with _above(directory, [*parts, b""]) as below:
         for name in os.listdir(directory):
             try:
                 here = os.stat(os.path.join(directory, name), follow_symlinks=False)
@@ -197,8 +173,6 @@ def unlink_links_beneath(directory: bytes, parts: list[bytes]) -> int:
                 continue
             if S_ISREG(here.st_mode) and (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
                 os.unlink(name, dir_fd=below)
-    finally:
-        os.close(below)
     return -1
 
 

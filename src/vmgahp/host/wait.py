@@ -64,6 +64,7 @@ class Task(Generic[T]):
     def __init__(self, name: str, work: Callable[[], T]) -> None:
         """Start the thread. Raises `MachineFault` as `start_thread` does."""
         self.error: BaseException | None = None
+        self.began = monotonic()
         self._ended = Event()
         start_thread(name, self._run, work)
 
@@ -79,7 +80,8 @@ class Task(Generic[T]):
         return self._ended.wait(max(0.0, seconds))
 
     def result(self) -> T:
-        """Return the result of work that has ended, or raise its exception."""
+        """Wait for the work, and return its result or raise its exception."""
+        self._ended.wait()
         if self.error is not None:
             raise self.error
         return self._result

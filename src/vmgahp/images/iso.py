@@ -22,7 +22,7 @@ from vmgahp.errors import MachineFault
 from vmgahp.host import job_user, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
-from vmgahp.host.system_calls import restrict
+from vmgahp.host.system_calls import restrict, unnamed
 
 Contents = Mapping[str, bytes | int]
 """The files by name in the image, with slashes for directories: bytes, or an open descriptor of a regular file."""
@@ -89,28 +89,17 @@ def write(
     if len(contents) > MOST_FILES:
         raise Unfit(f"these are {len(contents)} files, and an image takes {MOST_FILES}")
     opened: list[int] = []
-    temporary = f".{name}.{os.getpid()}.tmp"
     try:
         files = []
         for path, content in sorted(contents.items()):
             if isinstance(content, int):
                 descriptor = content
             else:
-                descriptor = os.memfd_create("content", os.MFD_CLOEXEC)
+                descriptor = unnamed(content)
                 opened.append(descriptor)
-                with open(descriptor, "wb", closefd=False) as file:
-                    file.write(content)
             files.append((path, descriptor, os.fstat(descriptor).st_size))
         _check_sizes(files, most_bytes)
-        identity.unlink_scratch(directory, temporary)  # from a server that was killed and had this process id
-        output = identity.open_scratch(directory, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        opened.append(output)
-        try:
-            _write(output, label, files, identity, secret=secret)
-            identity.rename_scratch(directory, temporary, name)
-        except BaseException:
-            identity.unlink_scratch(directory, temporary)
-            raise
+        identity.make_scratch(directory, name, lambda to: _write(to, label, files, identity, secret=secret))
     except OSError as error:
         raise job_user.unwritable(name, error, directory, identity) from error
     finally:

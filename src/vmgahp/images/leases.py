@@ -20,6 +20,7 @@ from typing import NamedTuple
 from vmgahp.errors import INVALID_DISK_PARAM, JobFault
 from vmgahp.host import wait
 from vmgahp.host.proc import mounts
+from vmgahp.host.system_calls import Opened
 from vmgahp.images.formats import HEADER, WITH_UNFIT, unfit
 
 PATIENCE = 5.0
@@ -169,21 +170,16 @@ def can_be_leased(path: str, image_format: str) -> bool:
 
 def why_no_lease(directory: str, uid: int) -> str:
     """Return why that user's images in a directory can have no lease; empty if they can. Raises OSError."""
-    place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with Opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY)) as place:
         kind = file_system(place)
-    finally:
-        os.close(place)
     if kind not in LOCAL:
         return "" if kind in WITH_SERVERS_WORD else f"it is {_NO_LEASES.format(kind or 'unknown')}"
-    unnamed = os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)
-    try:
-        os.fchown(unnamed, uid, -1)
-        fcntl(unnamed, F_SETLEASE, F_WRLCK)
-    except OSError as error:
-        return f"the kernel gives no lease ({error.strerror})"
-    finally:
-        os.close(unnamed)
+    with Opened(os.open(directory, os.O_TMPFILE | os.O_RDWR, 0o600)) as unnamed:
+        try:
+            os.fchown(unnamed, uid, -1)
+            fcntl(unnamed, F_SETLEASE, F_WRLCK)
+        except OSError as error:
+            return f"the kernel gives no lease ({error.strerror})"
     return ""
 
 

@@ -36,7 +36,7 @@ from vmgahp.errors import MachineFault
 from vmgahp.host import system_calls
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import Finished, run, which
-from vmgahp.host.system_calls import restrict
+from vmgahp.host.system_calls import Opened, restrict, unnamed
 from vmgahp.job.scratch_files import is_reserved
 
 PREFIX = "inputs"
@@ -96,11 +96,7 @@ def pack(directory: str, output: int, wanted: Packing, most: int, identity: Iden
     command += ["--owner=0", "--group=0", "--numeric-owner", "--hard-dereference", "--one-file-system"]
     command += [f"--directory={directory}", f"--transform=s,^,{PREFIX}/,SH"]
     command += ["--warning=no-file-ignored", "--warning=no-xdev", "--null", "--files-from=-"]
-    head = os.memfd_create("head", os.MFD_CLOEXEC)
-    try:
-        with open(head, "wb", closefd=False) as file:
-            file.writelines(_head(wanted.head, when))
-            file.seek(0)
+    with Opened(unnamed(b"".join(_head(wanted.head, when)))) as head:
         done = _run(
             ["sh", "-c", _SCRIPT, str(head), *command],
             identity,
@@ -109,8 +105,6 @@ def pack(directory: str, output: int, wanted: Packing, most: int, identity: Iden
             pass_fds=[head],
             most=most,
         )
-    finally:
-        os.close(head)
     if done.status == 128 + signal.SIGXFSZ:
         raise Unpackable(
             f"the inputs take more than the {most >> 20} MiB that are left for the drive that is made of them",

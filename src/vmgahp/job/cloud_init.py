@@ -30,8 +30,8 @@ from vmgahp.host.system_calls import restrict
 from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import Options
-from vmgahp.job.nics import Nic
 from vmgahp.job.run import guest_file
+from vmgahp.job.vm_spec import Nic
 from vmgahp.text import has_control
 
 SEED_FILE = "vm_cidata.iso"

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.errors import JobFault
-from vmgahp.host import scratch
 from vmgahp.host.job_user import Identity
 from vmgahp.images import CATALOG, iso
 from vmgahp.images.catalog import Image
@@ -21,6 +20,7 @@ from vmgahp.images.formats import FORMATS, BackingFile
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import GENERAL, Options
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
+from vmgahp.job.scratch_files import files_below
 from vmgahp.text import has_control, shown
 
 DISK = "VMPARAM_vm_Disk"
@@ -381,7 +381,7 @@ def _files(request: DiskRequest, name: str, identity: Identity, directory: str) 
         try:
             os.close(identity.open_scratch(directory, name, os.O_RDONLY))
         except IsADirectoryError:
-            found_files = scratch.files_below(directory, name, identity, iso.MOST_FILES + 1)
+            found_files = files_below(directory, name, identity, iso.MOST_FILES + 1)
         else:
             return [name]
     except OSError as error:

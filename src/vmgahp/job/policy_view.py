@@ -12,8 +12,7 @@ from vmgahp.job.ad import TYPES, JobAd, Plain
 from vmgahp.job.attributes import ARCHES, ATTRIBUTES, GENERAL, OPTIONS, Options
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.disks import DISK, entries
-from vmgahp.job.nics import nics
-from vmgahp.job.vm_spec import LEAST_MEMORY_MIB, first_integer
+from vmgahp.job.vm_spec import LEAST_MEMORY_MIB, first_integer, nics
 
 _ANY_CASE = {
     "JobVMNetworkingType",

@@ -10,14 +10,16 @@ the VM, and for a checkpoint all that a restart needs. The latter are links, for
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.host import job_user, scratch
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
+from vmgahp.host.run import run
 from vmgahp.job.ad import JobAd
 
 _BEGINNINGS = (
@@ -53,14 +55,14 @@ FILES = tuple(
     ScratchFile(name, content, writer, travel)
     for travel, rows in {
         Travel.HOME: (
-            ("vm_exit.json", f"[how the VM ended]({_HOW_IT_ENDED})", "drivers/exit_record"),
+            ("vm_exit.json", f"[how the VM ended]({_HOW_IT_ENDED})", "drivers/resources"),
             ("vm_console.log", "the guest's serial console, at most `VM_CONSOLE_LOG_MAX`", "host/serial_capture"),
             ("vm_metrics.jsonl", "[what the VM used](metrics.md)", "metrics/file"),
             ("vm_error.txt", "why a START failed and what to do; removed by the next START. A held job transfers "
              "nothing, so that it stays on the node", "daemon/server"),
             ("vm_policy.txt", "the changes of `VM_POLICY`, a diff without passwords", "drivers/libvirt/start/hooks"),
-            ("vm_stdout", f"the output of {_RUN}, if the job names no file for it", "drivers/libvirt/program"),
-            ("vm_stderr", "its error output, likewise", "drivers/libvirt/program"),
+            ("vm_stdout", f"the output of {_RUN}, if the job names no file for it", "drivers/libvirt/program/monitor"),
+            ("vm_stderr", "its error output, likewise", "drivers/libvirt/program/monitor"),
             ("vm_screenshot.png", f"the [screen of a failed guest]({_HOW_IT_ENDED}#a-picture-of-a-failure)",
              "drivers/libvirt/life/guest"),
             ("vm_screenshot.ppm", "the same, where libvirt makes no PNG", "drivers/libvirt/life/guest"),
@@ -79,7 +81,7 @@ FILES = tuple(
             ("vm_run_state.txt", "the progress of the program; removed at its end", "drivers/libvirt/program/monitor"),
             ("vm_outputs.tar", "its outputs as the guest sends them, unpacked into `vm_outputs` (first `.vm_outputs`); "
              "kept if they cannot be unpacked, or if `transfer_output_files` does not name `vm_outputs/`",
-             "drivers/libvirt/program"),
+             "drivers/libvirt/program/monitor"),
         ),
         Travel.NOWHERE: (
             ("vm_cidata.iso", "the drive with cloud-init's data", "job/cloud_init"),
@@ -138,7 +140,7 @@ class OutputDirectory:
         self._left = left
         self._identity = identity
         self._log = log
-        scratch.make_directory(directory, DIRECTORY, identity)
+        job_user.make_directory(directory, DIRECTORY, identity)
 
     def at_end(self) -> None:
         """Link the server's files about a VM that has ended. Errors are logged."""
@@ -161,3 +163,39 @@ class OutputDirectory:
             self._identity.unlink_links_scratch(self._scratch, DIRECTORY)
         except (OSError, errors.Fault) as error:
             self._log(f"{DIRECTORY} still has links to a checkpoint: {error}")
+
+
+# Operations on the whole directory
+
+
+EMPTYING, LOOKING = 60.0, 10.0
+"""The timeouts for emptying it, and for finding its files, in seconds."""
+
+
+def empty_directory(directory: str, identity: Identity, log: Callable[[str], None]) -> None:
+    """Empty the directory for vm_no_output_vm, so that no file is transferred back. A failure is logged."""
+    try:
+        _done(["find", directory, "-xdev", "-mindepth", "1", "-delete"], identity, EMPTYING)
+    except OSError as error:
+        log(f"vm_no_output_vm: could not empty {directory}: {error.strerror}")
+
+
+def files_below(directory: str, name: str, identity: Identity, most: int) -> list[str]:
+    """List the regular files in and below the directory `name` of the scratch directory, by paths relative to it.
+
+    They are sorted, at most `most`, and found as the job's user on one file system, without following links. Raises
+    OSError if the search fails or takes too long.
+    """
+    find = 'find -P "$1" -xdev -type f -printf "%P\\0" | head -z -n "$2"'
+    found = _done(["sh", "-c", find, "sh", os.path.join(directory, name), str(most)], identity, LOOKING)
+    return sorted(os.fsdecode(path) for path in found.split(b"\0") if path)
+
+
+def _done(command: list[str], identity: Identity, seconds: float) -> bytes:
+    """Run a command as the job's user and return its output. Raises OSError if it fails, or writes to stderr."""
+    done = run(command, deadline=seconds, user=identity, groups=[])
+    if done.status is None:
+        raise OSError(errno.ETIMEDOUT, f"it was not done within {seconds:g} s")
+    if done.status != 0 or done.err:
+        raise OSError(errno.EIO, " ".join(done.complaints)[-200:] or f"it ended with {done.status}")
+    return done.out

@@ -2,7 +2,7 @@
 
 A refusal is a `JobFault`, which holds the job and leaves the machine in service. It names the attribute,
 its value and a hint, since its reader sees nothing else. Disks, NICs and the rarer devices are parsed in
-`disks`, `nics` and `devices`; here they become one `JobSpec`, whose files `look` finds.
+`disks`, `vm_spec` and `devices`; here they become one `JobSpec`, whose files `look` finds.
 
 A job that asks for checkpoints, and for a feature with which its hypervisor saves no VM, is held at START, before it
 loses any work; QEMU calls such features migration blockers. The front ends and the VM type any ask here too.
@@ -22,8 +22,7 @@ from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import LIBVIRT_XML, Options
 from vmgahp.job.devices import Devices, Topology, devices
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, data_requests, enlarged, made_drive, requests
-from vmgahp.job.nics import Nic, nics
-from vmgahp.job.vm_spec import VmSpec, with_nics
+from vmgahp.job.vm_spec import Nic, VmSpec, nics, with_nics
 from vmgahp.job.xen import XenBoot
 from vmgahp.text import shown
 from vmgahp.vm_types import QEMU

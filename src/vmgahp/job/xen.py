@@ -16,7 +16,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
-from vmgahp.job.disks import find_file
+from vmgahp.job.disks import Disk, find_file
 from vmgahp.text import has_control, shown
 
 KERNEL, INITRD = "VMPARAM_Xen_Kernel", "VMPARAM_Xen_Initrd"
@@ -94,11 +94,11 @@ def look(boot: XenBoot, working_dir: str, identity: Identity) -> XenBoot:
     )
 
 
-def open_file(file: BootFile, working_dir: str, identity: Identity) -> int:
-    """Open a file for reading as the job's user, and return the descriptor. Raises OSError and `MachineFault`."""
+def open_file(file: BootFile | Disk, working_dir: str, identity: Identity, flags: int = os.O_RDONLY) -> int:
+    """Open a file as the job's user, and return the descriptor. Raises OSError and `MachineFault`."""
     if file.transferred:
-        return identity.open_scratch(working_dir, os.path.basename(file.path), os.O_RDONLY)
-    return identity.open_named(file.path, os.O_RDONLY)
+        return identity.open_scratch(working_dir, os.path.basename(file.path), flags)
+    return identity.open_named(file.path, flags)
 
 
 def require_bootloader(path: str) -> None:

@@ -225,17 +225,16 @@ class Session:
         words = wire.split(line)
         command = words[0].upper()
         if command not in self._words:
-            self._log(f"refused an unknown command of {len(line)} bytes")
-            self._refuse()
+            self._refuse(f"an unknown command of {len(line)} bytes")
         elif command.startswith(_VM_PREFIX):
             self._vm_request(command[len(_VM_PREFIX) :].decode(), words, now)
         elif len(words) != 1:
-            self._log(f"refused {command.decode()}: it takes no arguments")
-            self._refuse()
+            self._refuse(f"{command.decode()}: it takes no arguments")
         elif (handler := self._words[command]) is not None:
             handler()
 
-    def _refuse(self) -> None:
+    def _refuse(self, what: str) -> None:
+        self._log(f"refused {what}")
         self._output += b"E\n"
 
     def _accept(self) -> None:
@@ -292,20 +291,17 @@ class Session:
         request_id = _number(words[1]) if len(words) == 3 else None
         is_taken = request_id in self._asked or request_id in self._starts
         if request_id is None or not 0 < request_id <= _INT_MAX or is_taken:
-            self._log(f"refused {operation}: it takes a fresh request id and one argument")
-            self._refuse()
+            self._refuse(f"{operation}: it takes a fresh request id and one argument")
             return
         if len(self._asked) + len(self._starts) + len(self._results) >= MAX_OUTSTANDING:
-            self._log(f"refused {operation}: {MAX_OUTSTANDING} results wait to be fetched")
-            self._refuse()
+            self._refuse(f"{operation}: {MAX_OUTSTANDING} results wait to be fetched")
             return
         if operation == lifecycle.START:
             self._start(request_id, words[2], now)
             return
         vm_id = _number(words[2])
         if vm_id is None:
-            self._log(f"refused {operation}: the VM id is not a number")
-            self._refuse()
+            self._refuse(f"{operation}: the VM id is not a number")
             return
         self._accept()
         target = self.vms.get(vm_id)
@@ -320,8 +316,7 @@ class Session:
     def _start(self, request_id: int, word: bytes, now: float) -> None:
         wanted = word.decode("utf-8", "replace").lower()
         if wanted not in self._types:
-            self._log("refused START: unknown VM type")
-            self._refuse()
+            self._refuse("START: unknown VM type")
             return
         self._accept()
         if self._ad is None or not self._ad.lines:

@@ -42,6 +42,8 @@ from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, quote
 from vmgahp.vm_types import HTCONDORS
 
+__all__ = ["DEADLINE", "POLL", "DriverContract", "Subject", "goes_on", "until"]
+
 T = TypeVar("T")
 
 DEADLINE = 240.0
@@ -188,8 +190,60 @@ MEMORY = (".mem", ".vmss", ".vmem")
 """The suffixes of files that must never be left, and those that only a checkpoint may leave."""
 
 
-class EndingContract:
-    """The part of `vmgahp.testing.contract.DriverContract` about how VMs end."""
+def with_checkpoints(subject: Subject, job: JobAd) -> JobAd:
+    """Return the job with checkpoints allowed, if its driver can make them."""
+    return subject.changed(job, JobVMCheckpoint="true") if subject.checkpoint else job
+
+
+def beside(*calls: Callable[[], None]) -> list[errors.Fault | None]:
+    """Make all calls in parallel and return the fault that each has raised."""
+    together = threading.Barrier(len(calls))
+    outcomes: list[errors.Fault | None] = [None] * len(calls)
+
+    def run(number: int) -> None:
+        together.wait(DEADLINE)
+        try:
+            calls[number]()
+        except errors.Fault as fault:
+            outcomes[number] = fault
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+        assert not thread.is_alive(), "a call has not ended"
+    return outcomes
+
+
+def ended_at(
+    point: str, machine: ManagedMachine, perform: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> errors.Fault | None:
+    """Perform an operation and end the VM when it reaches this point, or after it; return the fault of the end."""
+    come = threading.Event()
+
+    def reached(now: str) -> None:
+        if now == point and not come.is_set():
+            come.set()
+            until(lambda: machine.overruled, "the end is asked for")
+
+    def operate() -> None:
+        try:
+            perform()
+        finally:
+            come.set()
+
+    def end() -> None:
+        assert come.wait(DEADLINE)
+        machine.destroy()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(REACHED, reached)
+        return beside(operate, end)[1]
+
+
+class DriverContract:
+    """The tests of the contract. Subclass it with a name that begins with Test, and a fixture `subject`."""
 
     @pytest.fixture
     def subject(self) -> Subject:
@@ -303,65 +357,6 @@ class EndingContract:
         assert first.status().state == lifecycle.RUNNING
         if subject.has_guest:
             goes_on(subject, job)
-
-
-def with_checkpoints(subject: Subject, job: JobAd) -> JobAd:
-    """Return the job with checkpoints allowed, if its driver can make them."""
-    return subject.changed(job, JobVMCheckpoint="true") if subject.checkpoint else job
-
-
-def beside(*calls: Callable[[], None]) -> list[errors.Fault | None]:
-    """Make all calls in parallel and return the fault that each has raised."""
-    together = threading.Barrier(len(calls))
-    outcomes: list[errors.Fault | None] = [None] * len(calls)
-
-    def run(number: int) -> None:
-        together.wait(DEADLINE)
-        try:
-            calls[number]()
-        except errors.Fault as fault:
-            outcomes[number] = fault
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-        assert not thread.is_alive(), "a call has not ended"
-    return outcomes
-
-
-def ended_at(
-    point: str, machine: ManagedMachine, perform: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> errors.Fault | None:
-    """Perform an operation and end the VM when it reaches this point, or after it; return the fault of the end."""
-    come = threading.Event()
-
-    def reached(now: str) -> None:
-        if now == point and not come.is_set():
-            come.set()
-            until(lambda: machine.overruled, "the end is asked for")
-
-    def operate() -> None:
-        try:
-            perform()
-        finally:
-            come.set()
-
-    def end() -> None:
-        assert come.wait(DEADLINE)
-        machine.destroy()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(REACHED, reached)
-        return beside(operate, end)[1]
-
-
-__all__ = ["DEADLINE", "POLL", "DriverContract", "Subject", "goes_on", "until"]
-
-
-class DriverContract(EndingContract):
-    """The tests of the contract. Subclass it with a name that begins with Test, and a fixture `subject`."""
 
     # The life of a VM
 

@@ -18,6 +18,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain import job_xml, model, sanitize
+from vmgahp.host import runtime_dir
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.job.look import look
@@ -328,7 +329,7 @@ def test_a_kernel_comes_from_the_scratch_directory_by_a_copy(job: Job, tmp_path:
     assert paths == {"kernel": str(room / "kernel")}
     assert (room / "kernel").read_bytes() == b"kernel"
     assert (room / "kernel").stat().st_mode & 0o777 == 0o400
-    job_xml.remove_boot_files(str(room))
+    runtime_dir.remove(str(room))
     assert not room.exists()
     with pytest.raises(errors.MachineFault):
         job_xml.copy_boot_files(files, str(job.scratch), WHO, lambda: str(room), FILE)

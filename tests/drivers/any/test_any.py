@@ -19,7 +19,7 @@ from tests.lab.vmware import count_on, vmware
 from vmgahp import errors, findings, lifecycle, vm_types
 from vmgahp.config import Settings
 from vmgahp.daemon import probe
-from vmgahp.drivers import base, machine_types
+from vmgahp.drivers import base
 from vmgahp.drivers.any import CHOICE_FILE, AnyDriver
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.simulated import SimulatedDriver
@@ -250,14 +250,14 @@ def test_settings_that_make_no_sense(scratch: Path, stand_ins: type[StandIn]) ->
 
 def test_the_machines_types_without_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(machine_types, "XEN", str(tmp_path / "privcmd"))
-    assert machine_types.machine_types(Settings({"VM_TYPE": "any"})) == ("kvm",)
+    monkeypatch.setattr(base, "XEN", str(tmp_path / "privcmd"))
+    assert base.machine_types(Settings({"VM_TYPE": "any"})) == ("kvm",)
     (tmp_path / "privcmd").touch()
     (tmp_path / "vmrun").touch(mode=0o755)
     more = {"VSPHERE_HOST": "esx", "VM_SCRIPT": "/x"}
-    assert machine_types.machine_types(Settings(more)) == ("kvm", "xen", "vmrun", "vsphere", "script")
-    assert machine_types.machine_types(Settings(more | {"VM_TYPE": "Qemu"})) == ("qemu",)
-    assert machine_types.machine_types(Settings({"VM_TYPE": "qemu", "VM_ANY_TYPES": "xen kvm"})) == ("xen", "kvm")
+    assert base.machine_types(Settings(more)) == ("kvm", "xen", "vmrun", "vsphere", "script")
+    assert base.machine_types(Settings(more | {"VM_TYPE": "Qemu"})) == ("qemu",)
+    assert base.machine_types(Settings({"VM_TYPE": "qemu", "VM_ANY_TYPES": "xen kvm"})) == ("xen", "kvm")
 
 
 # --- the survey

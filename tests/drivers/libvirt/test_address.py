@@ -9,8 +9,8 @@ import pytest
 
 from tests.drivers.libvirt.support import until
 from tests.peer import DEADLINE
-from vmgahp.drivers.libvirt.life import agent
-from vmgahp.drivers.libvirt.life.agent import GuestAddress
+from vmgahp.drivers.libvirt.life import guest as agent
+from vmgahp.drivers.libvirt.life.guest import GuestAddress
 
 LEASE = {"vnet0": {"hwaddr": "52:54:00:00:00:01", "addrs": [{"addr": "192.0.2.7", "prefix": 24, "type": 0}]}}
 

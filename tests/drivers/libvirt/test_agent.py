@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.drivers.libvirt.support import LINUX, ON_VIRTIO, USER_DATA, Job, done, driver_for, running, until
 from tests.lab import linux_guest
 from vmgahp import lifecycle
-from vmgahp.drivers.libvirt.life import agent
-from vmgahp.drivers.libvirt.life.agent import ASK_INTERVAL, MOST_ADDRESSES, MOST_SAID, RAREST, GuestAgent, believed
+from vmgahp.drivers.libvirt.life import guest as agent
+from vmgahp.drivers.libvirt.life.guest import ASK_INTERVAL, MOST_ADDRESSES, MOST_SAID, RAREST, GuestAgent, believed
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection, Watch
 
 MINE = "52:54:00:12:34:56"

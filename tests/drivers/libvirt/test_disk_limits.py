@@ -14,10 +14,10 @@ from tests.drivers.libvirt.support import Job, done, mounted, refused, running, 
 from tests.lab import guest
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt import program
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.life.pauses import AGAIN, LONGEST, SHORTEST, DiskLimits, IoErrors
 from vmgahp.drivers.libvirt.link.connection import Watch
+from vmgahp.drivers.libvirt.program import monitor as program
 from vmgahp.drivers.libvirt.start import disks
 from vmgahp.drivers.libvirt.start.disks import occupied
 from vmgahp.drivers.resources import Resources

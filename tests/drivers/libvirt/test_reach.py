@@ -36,7 +36,7 @@ from vmgahp.drivers.resources import PASST, RELAY, PortForwards
 from vmgahp.errors import MISMATCHED, MachineFault
 from vmgahp.findings import OFF, OK
 from vmgahp.host.runtime_dir import remove
-from vmgahp.job.nics import Nic
+from vmgahp.job.vm_spec import Nic
 
 LISTENS = """#!/bin/sh
 cat >/tmp.sh <<'END'

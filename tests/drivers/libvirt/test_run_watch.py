@@ -11,8 +11,8 @@ import pytest
 
 from tests import jobs
 from vmgahp import errors, lifecycle
-from vmgahp.drivers.libvirt import program
 from vmgahp.drivers.libvirt.program import monitor
+from vmgahp.drivers.libvirt.program import monitor as program
 from vmgahp.drivers.libvirt.program.monitor import QUIET_SECONDS, STATE_FILE, ProgramMonitor, RunProgress, read
 from vmgahp.drivers.libvirt.start.describe import CONTROL, OUTPUTS
 from vmgahp.drivers.resources import Resources

@@ -200,7 +200,7 @@ def test_one_that_nobody_connects_to_goes_with_its_room(user: Identity, tmp_path
     room = runtime_dir()
     virtiofs.begin(user, room, Share("x", "/usr", "virtiofs", writable=False), (os.getuid(), os.getgid()))
     pid = int(Path(room, "pid").read_text())
-    companion.over(user, lambda _line: None, room, virtiofs.SOCKET)
+    companion.over(room)
     assert not Path(room).exists()
     assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
 
@@ -211,7 +211,7 @@ def test_whom_it_blames_for_a_directory(user: Identity, tmp_path: Path) -> None:
         try:
             virtiofs.begin(user, room, Share("x", str(directory), "virtiofs", setting="VM_SHARE_DIR_X"), (0, 0))
         finally:
-            companion.over(user, lambda _line: None, room, virtiofs.SOCKET)
+            companion.over(room)
 
     with pytest.raises(errors.MachineFault, match="No such file"):
         begin("/nonexistent")
@@ -236,7 +236,7 @@ def test_one_that_is_killed_before_it_serves_takes_no_machine_out_of_service(
         with pytest.raises(errors.JobFault, match="it does not begin"):
             virtiofs.begin(user, room, Share("x", "/usr", "virtiofs", setting=setting), (0, 0))
     finally:
-        companion.over(user, lambda _line: None, room, virtiofs.SOCKET)
+        companion.over(room)
 
 
 @as_root
@@ -247,7 +247,7 @@ def test_a_directory_that_the_jobs_user_may_not_read_is_refused(user: Identity, 
         with pytest.raises(errors.JobFault, match="cannot be read by the job's user"):
             virtiofs.begin(user, room, closed, (0, 0))
     finally:
-        companion.over(user, lambda _line: None, room, virtiofs.SOCKET)
+        companion.over(room)
 
 
 def test_another_that_has_the_process_id_is_not_ended(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from tests.drivers.libvirt.support import BRIDGE, NETWORK_NAME, URI, USER_NETWOR
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import survey
+from vmgahp.drivers.libvirt import survey as trials
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, tpm, virtiofs
-from vmgahp.drivers.libvirt.survey import trials
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host import kvm, proc
 from vmgahp.host.job_user import Identity

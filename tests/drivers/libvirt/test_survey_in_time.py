@@ -14,8 +14,8 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import survey
+from vmgahp.drivers.libvirt import survey as trials
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.survey import trials
 from vmgahp.findings import BAD, OFF, UNKNOWN, Finding, Late
 from vmgahp.host import libvirt_daemons
 from vmgahp.host.job_user import Identity

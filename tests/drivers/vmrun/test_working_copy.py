@@ -13,7 +13,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.vmrun import working_copy
 from vmgahp.drivers.vmrun.working_copy import correct_parents, look_at_layers
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job.nics import Nic
+from vmgahp.job.vm_spec import Nic
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.job.vmx import Vmx
 

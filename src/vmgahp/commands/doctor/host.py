@@ -1,7 +1,6 @@
 """Checks of the machine: the user, libvirt, KVM, firmware, timing, the reach of QEMU's user."""
 
 import os
-from contextlib import suppress
 from glob import glob
 from pathlib import Path
 from time import monotonic
@@ -67,8 +66,7 @@ def root(context: Context) -> Finding:
 
 def host_name(context: Context) -> Finding:
     """Check that this machine's name is looked up in time, which explains a timeout of HTCondor's tool."""
-    with suppress(Late):
-        context.resolver.wait(RESOLVER_PATIENCE)
+    context.resolver.wait(RESOLVER_PATIENCE)
     found = context.resolver.judge()
     has_waited = isinstance(context.fault, sources.Unanswered)
     return found._replace(verdict=BAD) if found.verdict == OFF and has_waited else found

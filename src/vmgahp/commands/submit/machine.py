@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TextIO
 
-from vmgahp.domain.devices import PC, Q35
+from vmgahp.domain.build import PC, Q35
 from vmgahp.job.attributes import ARM, LOCAL_TIME
 
 MOST_LINES = 200
@@ -258,7 +258,7 @@ class GuestDisk:
 
 @dataclass
 class GuestNic:
-    """One NIC; see `vmgahp.job.nics.Nic`."""
+    """One NIC; see `vmgahp.job.vm_spec.Nic`."""
 
     kind: str
     """The type of the network: ``nat``, ``bridge``, ``user``; empty for the default of the execute machine."""
@@ -382,7 +382,7 @@ def card_name(chipset: str, bus: int, slot: int) -> str:
 
 
 def fit_buses(made: Guest, summary: Summary) -> None:
-    """Put every disk on a bus that the machine of its firmware and architecture has (`vmgahp.domain.devices`)."""
+    """Put every disk on a bus that the machine of its firmware and architecture has (`vmgahp.domain.build`)."""
     arm, is_uefi = made.options.get("Arch") == ARM, made.options.get("Firmware") in ("uefi", "uefi-secure")
     is_ours = made.finish is None and made.vm_type != "xen"  # --as-is and Xen have buses of their own
     for disk in [*made.disks]:

@@ -19,11 +19,10 @@ from vmgahp.checkpoint import files, manifest
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers import base
-from vmgahp.drivers.base import Driver, Logger, Machine, Survey, progress
-from vmgahp.drivers.machine_types import SETTING, machine_types
+from vmgahp.drivers.base import ANY_TYPES, Driver, Logger, Machine, Survey, machine_types, progress
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import BAD, OFF, Finding
-from vmgahp.host import job_user, scratch
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.images import formats, qemu_img
 from vmgahp.images.formats import CONVERTIBLE, HEADER, UnclearFormat, backing_chain, proven_format
@@ -153,7 +152,7 @@ def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, l
     except OSError as error:
         raise job_user.unwritable(name, error, directory, identity) from error
     finally:
-        scratch.forget(identity, directory, log, temporary)
+        job_user.forget(identity, directory, log, temporary)
     return disk._replace(path=os.path.join(directory, name), format=to_format, transferred=True)
 
 
@@ -387,7 +386,7 @@ class AnyDriver(Driver):
         try:
             types = machine_types(self.settings)
         except MachineFault as fault:
-            return Survey([findings.judge("types", SETTING, fault, "")])
+            return Survey([findings.judge("types", ANY_TYPES, fault, "")])
         return _together(_surveys(types, self._driver_for, end))
 
     def close(self) -> None:
@@ -586,8 +585,8 @@ def _together(found: Mapping[str, Survey]) -> Survey:
             verdict = OFF if finding.verdict == BAD and proved else finding.verdict
             told.append(finding._replace(check=f"{vm_type}: {finding.check}", verdict=verdict))
     if not told:
-        hint = f"set {SETTING} to the VM types that this machine has, such as kvm."
-        told.append(Finding("types", BAD, SETTING, "This machine has no VM types.", hint))
+        hint = f"set {ANY_TYPES} to the VM types that this machine has, such as kvm."
+        told.append(Finding("types", BAD, ANY_TYPES, "This machine has no VM types.", hint))
     machine_attributes: dict[str, base.Value] = {}
     for vm_type, survey in proved.items():
         of_type = {f"VM_{vm_type}_ATTR_{name}": value for name, value in survey.attributes.items()}

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Container
+from contextlib import suppress
 from functools import partial
 
 import libvirt
@@ -16,7 +17,6 @@ from vmgahp.domain import job_xml, verify
 from vmgahp.domain.model import AGENT
 from vmgahp.domain.restore import reconcile
 from vmgahp.drivers.base import Logger, Survey
-from vmgahp.drivers.libvirt import program
 from vmgahp.drivers.libvirt.life import pauses, usage
 from vmgahp.drivers.libvirt.life.guest import LibvirtGuest
 from vmgahp.drivers.libvirt.life.machine import CALL_SECONDS, LibvirtMachine
@@ -29,9 +29,9 @@ from vmgahp.drivers.libvirt.start.describe import VNC_FILE, Describer, Plan, fir
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import PASST, RELAY, Resources
-from vmgahp.findings import Begun
-from vmgahp.host import job_user, kvm, scratch, system_logs
+from vmgahp.host import job_user, kvm, system_logs
 from vmgahp.host.runtime_dir import sweep
+from vmgahp.host.wait import Task
 from vmgahp.job import published
 from vmgahp.job.ad import JobAd
 from vmgahp.job.devices import require_shares_allowed
@@ -62,13 +62,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self.connection = connection_for(settings, log, self.usual_uri)
         self.checkpoints_of = LibvirtCheckpoints(self.checkpoints, identity, self.connection, log)
         self._describer = self.describer(settings, identity, self.connection, log)
-        self._kvm: Begun[str] | None = None  # the check of KVM for the next start, if it has begun
+        self._kvm: Task[str] | None = None  # the check of KVM for the next start, if it has begun
 
     # The contract
 
     def get_ready(self) -> None:
         if self.vm_type in ("kvm", "libvirt"):
-            self._kvm = Begun("KVM", kvm.check)
+            with suppress(errors.MachineFault):  # without a thread it is made when it is needed
+                self._kvm = Task("KVM", kvm.check)
 
     def start(self, job: JobAd) -> LibvirtMachine:
         self.connection.hears_agents = self.settings.boolean("VM_GUEST_AGENT")
@@ -115,7 +116,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if self.settings.string("VM_MAC_HOOK"):
             hooks.sweep_addresses(self.log)
         self._forget_firmware(plan.spec.name)
-        scratch.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS, hooks.POLICY_FILE)
+        job_user.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS, hooks.POLICY_FILE)
         self._require_free_macs(plan.spec)
 
     def prepare(self, plan: Plan, resources: Resources) -> LibvirtMachine:
@@ -287,10 +288,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if fixed and fixed != "kvm":
             return fixed
         begun, self._kvm = self._kvm, None
-        try:
-            reason = begun.result() if begun else kvm.check()
-        except errors.MachineFault:  # no thread was left for it
-            reason = kvm.check()
+        reason = begun.result() if begun else kvm.check()
         if not reason:
             return "kvm"
         if not fixed and self.settings.boolean("VM_ALLOW_EMULATION"):
@@ -312,10 +310,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             self.log(f"{spec.name}: {doubt}")
         if spec.devices.run:
             owner = self._describer.owner(plan.label)
-            program.listen(spec, self.settings, owner, self.identity, self.log, resources)
+            monitor.listen(spec, self.settings, owner, self.identity, self.log, resources)
         described = self._describer.describe(plan, uuid, resources)
         if resources.run_ports and not restart:
-            program.begin_afresh(resources)
+            monitor.begin_afresh(resources)
         if restart:
             described = described._replace(xml=restart.description(described.xml, self.connection.uri, self.reconcile))
         guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self.connection, self.log)

@@ -249,7 +249,7 @@ class ScriptMachine(ManagedMachine):
         if self.spec.checkpoint:
             self.no_checkpoint = ""
         self._script = plan.script
-        self._checkpoint = plan.checkpoint
+        self.store: CheckpointStore = plan.checkpoint
         self._job = plan.job
         self.usage = Usage(plan.restart.cpu_seconds if plan.restart else 0)
         self._pid = 0
@@ -362,8 +362,8 @@ class ScriptMachine(ManagedMachine):
             problem = f"The checkpoint of {self.name} cannot be completed: the script names no files of it."
             raise errors.MachineFault(problem, _NAMED_FILES, CANNOT_SAVE)
         facts = {"hypervisor": self.request.hypervisor, "note": note}
-        now = self._checkpoint.now(self.spec, facts, self.usage.seconds)
-        self._checkpoint.write(now, [FileRef(STATE, name) for name in dict.fromkeys(files)], _NAMED_FILES)
+        now = self.store.now(self.spec, facts, self.usage.seconds)
+        self.store.write(now, [FileRef(STATE, name) for name in dict.fromkeys(files)], _NAMED_FILES)
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
         before_it_runs()
@@ -376,15 +376,6 @@ class ScriptMachine(ManagedMachine):
             if seen != protocol.RUNNING:
                 raise
             self.log(f"{self.name} runs again, although {fault.problem}")
-
-    def set_aside(self) -> None:
-        self._checkpoint.begin_restart()
-
-    def put_back(self) -> None:
-        self._checkpoint.put_back()
-
-    def forget_saved(self) -> None:
-        self._checkpoint.discard()
 
     def _call(self, action: str) -> Answer:
         long = action in (protocol.SUSPEND, protocol.RESUME, protocol.CHECKPOINT)

@@ -12,8 +12,9 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from vmgahp.checkpoint.manifest import strict_json
 from vmgahp.job.ad import JobAd, as_expression, literal
 from vmgahp.text import has_control, is_private
 
@@ -193,17 +194,8 @@ def difference(ad: JobAd, attributes: Mapping[str, Value]) -> list[str]:
 
 
 def _json(text: str) -> dict[str, object]:
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a name comes twice")
-        return found
-
-    def constant(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not a number")
-
     try:
-        said = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        said = strict_json(text)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"it printed what is not JSON: {error}") from error
     if not isinstance(said, dict):

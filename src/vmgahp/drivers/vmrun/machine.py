@@ -36,7 +36,7 @@ from vmgahp.drivers.vmrun.tool import (
     wait_for_end,
 )
 from vmgahp.drivers.vmrun.working_copy import UUID_KEY, WorkingCopy
-from vmgahp.host import job_user, proc, scratch
+from vmgahp.host import job_user, proc
 from vmgahp.job.vmware import VmwareSpec, read_vmx
 from vmgahp.job.vmx import Vmx
 from vmgahp.metrics import Status, Usage
@@ -105,7 +105,7 @@ class VmrunPlan(NamedTuple):
 
     def forget(self, *names: str) -> None:
         """Remove files of the scratch directory that are no longer needed; errors are logged."""
-        scratch.forget(self.checkpoint.identity, self.directory, self.checkpoint.log, *names)
+        job_user.forget(self.checkpoint.identity, self.directory, self.checkpoint.log, *names)
 
 
 class VmrunMachine(ManagedMachine):
@@ -120,6 +120,7 @@ class VmrunMachine(ManagedMachine):
         self.vmx = os.path.join(plan.directory, plan.copy.name)
         """The full path of the working ``.vmx``, without links."""
         self._plan = plan
+        self.store = plan.checkpoint
         self._before = frozenset(os.listdir(plan.directory))
         """The files in the scratch directory before the start makes anything."""
         self._memory_file = plan.restart.facts["state"] if plan.restart else ""
@@ -258,14 +259,8 @@ class VmrunMachine(ManagedMachine):
             self.log(f"{self.name} runs again as process {process.pid} although {error}")
         self.log(f"{self.name} is resumed")
 
-    def set_aside(self) -> None:
-        self._plan.checkpoint.begin_restart()
-
-    def put_back(self) -> None:
-        self._plan.checkpoint.put_back()
-
     def forget_saved(self) -> None:
-        self._plan.checkpoint.discard()
+        super().forget_saved()
         self._forget_memory()
 
     def power_on(self) -> None:

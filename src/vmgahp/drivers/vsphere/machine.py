@@ -53,9 +53,9 @@ from vmgahp.drivers.vsphere.inventory import (
     find_tagged,
     this_host,
 )
-from vmgahp.findings import Begun, Late
-from vmgahp.host import job_user, scratch, wait
+from vmgahp.host import job_user, wait
 from vmgahp.host.job_user import Identity
+from vmgahp.host.system_calls import Opened
 from vmgahp.images import qemu_img
 from vmgahp.images.formats import SECTOR, VmdkError, backing_chain, read_vmdk
 from vmgahp.job.vmware import VMDK_FILES, VmwareSpec
@@ -77,13 +77,11 @@ _NO_PARENT = "it is the snapshot of another disk", "send a disk without snapshot
 
 def flat_extent(name: str, spec: VmwareSpec, identity: Identity) -> str:
     """Return the file with the disk's plain content; empty for one to convert. Raises `errors.JobFault`."""
-    descriptor = open_disk(name, name, spec, identity)
-    try:
-        found = read_vmdk(descriptor)
-    except VmdkError as error:
-        raise bad_disk(name, str(error), _HINT, errors.BAD_IMAGE) from error
-    finally:
-        os.close(descriptor)
+    with Opened(open_disk(name, name, spec, identity)) as descriptor:
+        try:
+            found = read_vmdk(descriptor)
+        except VmdkError as error:
+            raise bad_disk(name, str(error), _HINT, errors.BAD_IMAGE) from error
     if found.parent:
         raise bad_disk(name, *_NO_PARENT)
     if found.kind not in _FLAT_TYPES or len(found.extents) != 1:
@@ -349,7 +347,7 @@ class Transport:
             self._forget(part, packed)
 
     def _forget(self, *names: str) -> None:
-        scratch.forget(self._identity, self._spec.working_dir, self._context.log, *names)
+        job_user.forget(self._identity, self._spec.working_dir, self._context.log, *names)
 
 
 class VsphereMachine(ManagedMachine):
@@ -378,7 +376,7 @@ class VsphereMachine(ManagedMachine):
         """
         self._looked: float | None = None
         self._last = Status(lifecycle.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib << 10)
-        self._download: Begun[None] | None = None
+        self._download: wait.Task[None] | None = None
         self._mac = ""
 
     def pid(self) -> int:
@@ -524,7 +522,7 @@ class VsphereMachine(ManagedMachine):
 
     def _begin_download(self) -> Status:
         if not self.overruled:
-            self._download = Begun("download", self._bring_home)
+            self._download = wait.Task("download", self._bring_home)
         return self._last
 
     def _bring_home(self) -> None:
@@ -538,10 +536,10 @@ class VsphereMachine(ManagedMachine):
         """Return True if the disks are here, waiting `seconds` for a download that was begun; raises its fault."""
         if self._download is None:
             return False
-        try:
-            self._download.result(seconds)
-        except Late:
+        if seconds is not None and not self._download.wait(seconds):
             return False
+        try:
+            self._download.result()
         except Exception as error:
             self._download = None
             if isinstance(error, errors.Fault):

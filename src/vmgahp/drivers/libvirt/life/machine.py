@@ -1,6 +1,5 @@
 """One domain of libvirt from its start to its end, and all operations on it."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,8 +11,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.store import MEMORY_FILE, CheckpointStore
 from vmgahp.drivers.base import Deadlines, Logger
 from vmgahp.drivers.libvirt.life import usage
-from vmgahp.drivers.libvirt.life.agent import GuestAddress, GuestAgent
-from vmgahp.drivers.libvirt.life.guest import EVENT_WAIT, Check, LibvirtGuest, Make, let_run
+from vmgahp.drivers.libvirt.life.guest import EVENT_WAIT, Check, GuestAddress, GuestAgent, LibvirtGuest, Make, let_run
 from vmgahp.drivers.libvirt.life.pauses import IoErrors
 from vmgahp.drivers.libvirt.life.save import RESTORE_SHARE, SUSPEND_FILE, LibvirtRestart, MemoryFile, Saver
 from vmgahp.drivers.libvirt.link import domains, faults
@@ -22,6 +20,7 @@ from vmgahp.drivers.libvirt.start.hooks import Described
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.host import proc, system_logs, wait
+from vmgahp.host.system_calls import Opened
 from vmgahp.job import exit_code, published
 from vmgahp.metrics import Metrics, Status
 
@@ -307,21 +306,12 @@ class LibvirtMachine(ManagedMachine):
         self.write_checkpoint(self.uuid, self.description, self.usage.seconds)
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
-        descriptor = self.saver.open(self.image)
-        try:
+        with Opened(self.saver.open(self.image)) as descriptor:
             self._restore_from(descriptor, before_it_runs)
-        finally:
-            os.close(descriptor)
         self.io_errors.let_go()
         self.resumed()
         if self.agent is not None:
             self.agent.resumed()
-
-    def set_aside(self) -> None:
-        self.store.begin_restart()
-
-    def put_back(self) -> None:
-        self.store.put_back()
 
     def forget_saved(self) -> None:
         if self.image == MEMORY_FILE:
@@ -466,7 +456,7 @@ class LibvirtMachine(ManagedMachine):
                     f"{self.name} was not restored from its saved memory within {seconds:g} s.",
                     "see what QEMU has waited for, and raise VM_GAHP_REQ_TIMEOUT where that was the disk.",
                 ) from error
-            return faults.find(connection, self.name, self.uuid)
+            return domains.find(connection, self.name, self.uuid)
 
         self.begin(restore, check)
         self.log(f"{self.name} continues from its saved memory")

@@ -291,7 +291,7 @@ def _differences(then: Facts, now: Facts) -> Iterator[str]:
     # libvirt itself reports what it cannot read.
     if then["qemu_version"] // 1000 > now["qemu_version"] // 1000:
         hypervisor = "Xen" if now["domain_type"] == "xen" else "QEMU"
-        made, here = _version(then["qemu_version"]), _version(now["qemu_version"])
+        made, here = (capabilities.version(each["qemu_version"]) for each in (then, now))
         yield f"it was made by {hypervisor} {made}, and here is {here}"
 
 
@@ -449,7 +449,3 @@ class LibvirtCheckpoints:
         parts = [capabilities.findtext(f"host/cpu/{name}") or "" for name in ("arch", "vendor", "model")]
         features = sorted(element.get("name", "") for element in capabilities.iterfind("host/cpu/feature"))
         return " ".join([*parts, hashlib.sha256(" ".join(features).encode()).hexdigest()[:16]])
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000000}.{number // 1000 % 1000}.{number % 1000}"

@@ -23,7 +23,7 @@ import libvirt
 
 from vmgahp import lifecycle
 from vmgahp.config import Settings
-from vmgahp.domain import build, compare
+from vmgahp.domain import build, model
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, LibvirtConnection
@@ -76,7 +76,7 @@ class Meter:
             raise faults.from_libvirt(error, f"asking what {self._name} uses") from error
 
     def _read(self, connection: libvirt.virConnect) -> Metrics | None:
-        domain = faults.find(connection, self._name, self._uuid)
+        domain = domains.find(connection, self._name, self._uuid)
         if domain.ID() != self._run:
             self._disks, self._cards = devices(domain.XMLDesc())
             self._known = set()
@@ -328,5 +328,5 @@ def _has_free_pages(domain: etree.Element) -> bool:
         rows = dict(line.split(b":", 1) for line in file.read(_LONGEST).splitlines() if b":" in line)
     names = b"HugePages_Free", b"HugePages_Rsvd", b"Hugepagesize"
     free, promised, kib = (int(rows.get(name, b"0").split()[0]) for name in names)
-    memory = compare.memory(domain.find("memory")) >> 10
+    memory = model.memory(domain.find("memory")) >> 10
     return kib > 0 and memory % kib == 0 and 0 < memory <= (free - promised) * kib

@@ -213,12 +213,12 @@ class LibvirtConnection:
     def _close(unused: list[_Connection], seconds: float) -> bool:
         """Close unused connections, to which libvirtd has to reply; return True if it has within `seconds`."""
 
-        def close_all() -> None:
+        def close() -> None:
             for own in unused:
                 own.close()
 
         with suppress(errors.MachineFault):  # without a thread they are closed with the process
-            return Task("libvirt-close", close_all).wait(seconds)
+            return Task("libvirt-close", close).wait(seconds)
         return True
 
     def _repeat(self, function: Callable[[libvirt.virConnect], Result], end: float) -> Result:

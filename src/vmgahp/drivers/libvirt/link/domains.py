@@ -45,6 +45,18 @@ def new_uuid() -> str:
         return file.read().strip()
 
 
+def find(connection: libvirt.virConnect, name: str, uuid: str) -> libvirt.virDomain:
+    """Return the domain that has both the name and the UUID.
+
+    A checkpoint contains its UUID, and a forged one could have that of another's VM: a domain must never be selected
+    by its UUID alone. Raises `libvirt.libvirtError`, in particular `faults.NoDomain`.
+    """
+    domain = connection.lookupByUUIDString(uuid)
+    if domain.name() != name:
+        raise faults.NoDomain(f"no domain has the name {name} and the UUID {uuid}")
+    return domain
+
+
 def free_name(connection: LibvirtConnection, name: str, working_dir: str, log: Logger) -> str:
     """Return `name`, or one derived from it if a VM of another job has that and runs. Raises `errors.Fault`."""
     taken = [each for each in _called(connection, name) if each.name == name and not each.is_left_over(working_dir)]
@@ -67,7 +79,7 @@ def clear(connection: LibvirtConnection, name: str, working_dir: str, log: Logge
             )
         log(f"{left.name} still runs from an earlier start: destroying it")
         try:
-            connection.call(lambda opened: end(faults.find(opened, left.name, left.uuid)))  # noqa: B023 - called here
+            connection.call(lambda opened: end(find(opened, left.name, left.uuid)))  # noqa: B023 - called here
         except libvirt.libvirtError as error:
             if not faults.is_no_domain(error):
                 raise faults.from_libvirt(error, f"clearing a leftover {left.name}") from error
@@ -137,7 +149,7 @@ def matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.v
     it (``VMUniverseMgr::killVM`` in HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``). Raises
     `libvirt.libvirtError`.
     """
-    found = [faults.find(connection, match, uuid)] if uuid else connection.listAllDomains()
+    found = [find(connection, match, uuid)] if uuid else connection.listAllDomains()
     if match.startswith("/") and not uuid:
         found = [each for each in found if is_one_job(_directory(each), match)]
     elif not uuid:
@@ -247,7 +259,7 @@ def noted(name: str) -> Iterator[int]:
 
 
 def is_qemu_of(pid: int, name: str, uuid: str) -> bool:
-    """Return True if the process is the QEMU of both the name and the UUID, for the reason in `faults.find`."""
+    """Return True if the process is the QEMU of both the name and the UUID, for the reason in `find`."""
     try:
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
         with open(f"/proc/{pid}/cmdline", "rb") as file:

@@ -253,18 +253,6 @@ class ConnectionLost(libvirt.libvirtError):  # type: ignore[misc]
         return int(libvirt.VIR_ERR_NO_CONNECT)
 
 
-def find(connection: libvirt.virConnect, name: str, uuid: str) -> libvirt.virDomain:
-    """Return the domain that has both the name and the UUID.
-
-    A checkpoint contains its UUID, and a forged one could have that of another's VM: a domain must never be selected
-    by its UUID alone. Raises `libvirt.libvirtError`, in particular `NoDomain`.
-    """
-    domain = connection.lookupByUUIDString(uuid)
-    if domain.name() != name:
-        raise NoDomain(f"no domain has the name {name} and the UUID {uuid}")
-    return domain
-
-
 def is_connection_loss(error: libvirt.libvirtError) -> bool:
     """Return True if the error concerns the connection to libvirtd and not the request."""
     if is_of_another_daemon(error):

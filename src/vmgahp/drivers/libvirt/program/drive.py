@@ -47,19 +47,11 @@ def make(spec: JobSpec, run: Run, kept: int, identity: Identity) -> list[str]:
     recorded = _recorded(run, directory, identity) if run.inputs is None else None
     names = recorded.names if recorded else run.inputs
     wanted = archive.Packing(_head(run), names, [*used, run.stdout, run.stderr], run.when)
-    temporary = f".{DRIVE_FILE}.{os.getpid()}.tmp"
     try:
-        identity.unlink_scratch(directory, temporary)  # of a server that was killed, of this process id
-        output = identity.open_scratch(directory, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            most = max(job_user.free_bytes(directory, identity) - kept, 0)
-            packed = archive.pack(directory, output, wanted, most, identity)
-            identity.rename_scratch(directory, temporary, DRIVE_FILE)
-        except BaseException:
-            identity.unlink_scratch(directory, temporary)
-            raise
-        finally:
-            os.close(output)
+        most = max(job_user.free_bytes(directory, identity) - kept, 0)
+        packed = identity.make_scratch(
+            directory, DRIVE_FILE, lambda output: archive.pack(directory, output, wanted, most, identity)
+        )
     except archive.Unpackable as unpackable:
         said = _refused(run, unpackable.problem, unpackable.hint)
         # Tar does not tell an error of the job's files from one of the machine's.

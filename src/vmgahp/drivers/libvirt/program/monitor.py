@@ -1,4 +1,4 @@
-"""The monitor of a guest that runs a program: reads its port until the outputs are complete.
+"""The ports of a guest that runs a program, and the monitor that follows it until its outputs are complete.
 
 The guest's messages are untrusted. The guest is believed about the end of its own program; messages out of turn are
 ignored. Each time limit counts while the guest runs, and not while it is paused.
@@ -15,12 +15,17 @@ from time import monotonic, time
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
+from vmgahp.config import Settings
+from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.program import OUTPUTS_FILE
-from vmgahp.drivers.libvirt.start.describe import CONTROL, OUTPUTS
-from vmgahp.host import job_user, scratch, wait
+from vmgahp.drivers.libvirt.start.describe import CONTROL, ERR, OUT, OUTPUTS
+from vmgahp.drivers.libvirt.start.disks import kept_free, limit_of
+from vmgahp.drivers.resources import Resources
+from vmgahp.host import job_user, wait
 from vmgahp.host.job_user import Identity
-from vmgahp.host.serial_capture import LinePort
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.serial_capture import ConsoleCapture, LinePort
+from vmgahp.host.system_calls import Opened
 from vmgahp.job import exit_code
 from vmgahp.job.archive import ENTRY, Allowed, Unpacked, unpack
 from vmgahp.job.exit_code import NOT_READY, RUN_FAILED, Ending
@@ -31,6 +36,10 @@ from vmgahp.job.spec import JobSpec
 BOOTING, READY, STARTED, ENDED, TAKEN = "booting", "ready", "started", "ended", "taken"
 EXIT, SIGNAL, LIMIT = "exit", "signal", "limit"
 """The ways in which a program ends."""
+OUTPUTS_FILE = "vm_outputs.tar"
+"""The file with the outputs received so far: it travels with a checkpoint."""
+MOST_PRINTED = 1 << 30
+"""The most bytes of the program's output, and of its errors, if the job may have so much on disk."""
 STATE_FILE = "vm_run_state.txt"
 """The file with the guest's progress, for a server that continues it from a checkpoint."""
 UNPACKED = ".vm_outputs"
@@ -58,6 +67,44 @@ _BEGINS = {
     "user": "the guest cannot run the program as it is to",
     "outputs": "the outputs are not complete",
 }
+
+
+def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
+    """Return the most bytes that a port's file may have: the job's limit or the free space. Raises `errors.Fault`."""
+    left = max(job_user.free_bytes(spec.working_dir, identity) - kept_free(settings, spec.working_dir), 0)
+    left += identity.occupied_scratch(spec.working_dir, OUTPUTS_FILE)  # of a checkpoint, or soon emptied
+    return min(limit_of(spec, settings) or left, left)
+
+
+def listen(
+    spec: JobSpec, settings: Settings, owner: tuple[int, int], identity: Identity, log: Logger, resources: Resources
+) -> None:
+    """Listen on all ports of a job with a program, for the QEMU of `owner`. Raises `errors.Fault`."""
+    run, directory = spec.devices.run, spec.working_dir
+    assert run is not None
+    most = most_outputs(spec, settings, identity)
+
+    def opened(name: str) -> int:
+        try:
+            return identity.open_scratch(directory, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise job_user.unwritable(name, error, directory, identity) from error
+
+    ports, room = resources.run_ports, runtime_dir()
+    ports[CONTROL] = LinePort(os.path.join(room, CONTROL), log, owner=owner)
+    for name, file, limit in (
+        (OUT, run.stdout, min(MOST_PRINTED, most)),
+        (ERR, run.stderr, min(MOST_PRINTED, most)),
+        (OUTPUTS, OUTPUTS_FILE, most),
+    ):
+        ports[name] = ConsoleCapture(os.path.join(room, name), lambda file=file: opened(file), limit, log, owner=owner)  # type: ignore[misc]
+
+
+def begin_afresh(resources: Resources) -> None:
+    """Empty the files of an earlier run of the job, since this one does not continue it. Raises OSError."""
+    for name in (OUT, ERR, OUTPUTS):
+        if name in resources.run_ports:
+            resources.run_ports[name].empty()
 
 
 class RunProgress(NamedTuple):
@@ -149,7 +196,7 @@ class ProgramMonitor:
 
     def forget(self) -> None:
         """Remove the state of a job that is over, and put its outputs into their place."""
-        remove = partial(scratch.forget, self._identity, self._directory, self._machine.log)
+        remove = partial(job_user.forget, self._identity, self._directory, self._machine.log)
         remove(STATE_FILE, f"{DIRECTORY}/{STATE_FILE}")  # with a checkpoint's copy, which is out of date
         if (done := self._unpacked) is not None:
             moves = {UNPACKED: DIRECTORY}
@@ -347,11 +394,8 @@ class ProgramMonitor:
             return
         try:
             allowed = self._allowed()
-            stream = self._identity.open_scratch(self._directory, OUTPUTS_FILE, os.O_RDONLY)
-            try:
+            with Opened(self._identity.open_scratch(self._directory, OUTPUTS_FILE, os.O_RDONLY)) as stream:
                 done = unpack(stream, self._directory, UNPACKED, allowed, self._identity)
-            finally:
-                os.close(stream)
         except (OSError, errors.Fault) as error:
             done = Unpacked(0, 0, (), error.problem if isinstance(error, errors.Fault) else str(error))
         self._unpacked = done

@@ -9,10 +9,9 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.domain import build, job_xml
+from vmgahp.domain import build
 from vmgahp.domain.job_xml import JobXml
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.exit_record import ExitPort
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, forwarding, tpm, virtiofs
@@ -25,9 +24,9 @@ from vmgahp.drivers.libvirt.start.capabilities import (
     has_passt,
 )
 from vmgahp.drivers.libvirt.start.hooks import Described, described
-from vmgahp.drivers.resources import PASST, RELAY, PortForwards, Resources
+from vmgahp.drivers.resources import PASST, RELAY, ExitPort, PortForwards, Resources
 from vmgahp.hooks import xml_script
-from vmgahp.host import companion, job_user, runtime_dir, scratch
+from vmgahp.host import companion, job_user, runtime_dir
 from vmgahp.host.job_user import Identity
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.images import leases
@@ -165,7 +164,7 @@ class Describer:
         spec, host = plan.spec, self.host(plan, uuid)
         for share in spec.devices.shares:
             if not share.setting and share.directory != spec.working_dir:
-                scratch.make_directory(spec.working_dir, os.path.basename(share.directory), self.identity)
+                job_user.make_directory(spec.working_dir, os.path.basename(share.directory), self.identity)
         if limit := self._console_limit(plan):
             resources.console = ConsoleCapture(
                 os.path.join(runtime_dir.runtime_dir(), "console"),
@@ -215,14 +214,14 @@ class Describer:
         if share.kind != VIRTIOFS:
             return ""
         room = runtime_dir.runtime_dir()
-        resources.at_end.append(partial(companion.over, self.identity, self.log, room, virtiofs.SOCKET))
+        resources.at_end.append(partial(companion.over, room))
         virtiofs.begin(self.identity, room, share, self.owner(plan.label))
         return virtiofs.socket_in(room)
 
     def _room(self, resources: Resources) -> str:
         """Make a directory for copies of the job's own kernel, which is removed with the VM."""
         room = runtime_dir.runtime_dir()
-        resources.at_end.append(partial(job_xml.remove_boot_files, room))
+        resources.at_end.append(partial(runtime_dir.remove, room))
         if self.identity.switching:
             os.chmod(room, 0o711)  # noqa: S103 - to enter, for the copies; others can neither list nor write
         return room

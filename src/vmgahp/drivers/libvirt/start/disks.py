@@ -21,7 +21,7 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.domain.devices import add_chain
+from vmgahp.domain.build import add_chain
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.errors import INVALID_DISK_PARAM, MISMATCHED, JobFault
 from vmgahp.host.job_user import Identity

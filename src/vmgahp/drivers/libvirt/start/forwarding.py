@@ -26,6 +26,7 @@ from vmgahp.drivers.resources import PortForwards
 from vmgahp.host import packages, run, runtime_dir, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
+from vmgahp.host.system_calls import Opened
 
 ACCESS_FILE = "vm_access.json"
 CLAIM = "port-"
@@ -39,16 +40,13 @@ def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) 
     offered, address = ports_of(settings), address_of(settings)
     directory = runtime_dir.runtime_dir()
     found: list[tuple[int, int]] = []
-    base = os.open(os.path.dirname(directory), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Opened(os.open(os.path.dirname(directory), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as base:
         wait.lock(base, LOCK_EX, LOCK_SECONDS)
         taken = runtime_dir.claimed(CLAIM)
         free = (port for port in offered if f"{CLAIM}{port}" not in taken and is_free(address, port))
         for guests, ours in zip(wanted, free, strict=False):
             os.close(os.open(f"{directory}/{CLAIM}{ours}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             found.append((guests, ours))
-    finally:
-        os.close(base)
     if len(found) < len(wanted):
         lacking = ", ".join(map(str, wanted[len(found) :]))
         log(f"all ports of VM_SSH_PORTS at {address} are in use: none leads to the guest's {lacking}")

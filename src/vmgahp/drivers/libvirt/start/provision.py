@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from vmgahp import errors, findings
@@ -153,10 +154,9 @@ class Provision:
     def undo(self) -> None:
         """Remove what was made, since the VM did not start."""
         for name in self.made:
-            try:
+            # The directory may be gone or full; the start reports its own fault.
+            with suppress(OSError, errors.Fault):
                 self._identity.unlink_scratch(self._directory, name)
-            except (OSError, errors.Fault):
-                pass  # the directory is gone or full; the start reports its own fault
         self.made = []
 
     # Overlays of images of the catalog

@@ -19,7 +19,7 @@ from vmgahp.drivers.base import Logger
 from vmgahp.host import companion
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
-from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.runtime_dir import remove, runtime_dir
 
 PROGRAM = "swtpm"
 OF_LIBVIRT = (PROGRAM, "swtpm_setup", "swtpm_ioctl")
@@ -134,7 +134,7 @@ def _run(identity: Identity, directory: str, uid: int, gid: int, stderr: int) ->
 def end(directory: str) -> None:
     """End swtpm and remove its state. Raises nothing."""
     companion.end(directory, _state(directory))
-    companion.clear(directory, [socket_in(directory), _state(directory)])
+    remove(directory)
 
 
 def _state(directory: str) -> str:

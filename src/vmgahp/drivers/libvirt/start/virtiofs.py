@@ -5,13 +5,12 @@ libvirt's own would run as root. QEMU connects to this one as its VM starts, and
 """
 
 import os
-import select
 import socket
 import subprocess
 import sys
 
 from vmgahp import errors
-from vmgahp.host import companion, job_user, packages
+from vmgahp.host import companion, job_user, packages, wait
 from vmgahp.host.file_server import OF_QEMU
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment
@@ -29,8 +28,6 @@ def hint() -> str:
 
 USER_NAMESPACES = "let unprivileged users make user namespaces (sysctl kernel.unprivileged_userns_clone=1, AppArmor)."
 
-SOCKET = "fs"
-"""The name of the socket in its directory."""
 TRIAL_WAIT = 5.0
 """Seconds for it to answer; it takes 0.1 s."""
 _GET_FEATURES = b"".join(number.to_bytes(4, sys.byteorder) for number in (1, 1, 0))
@@ -69,11 +66,11 @@ def trouble(identity: Identity, seconds: float) -> str:
         return f"virtiofsd does not answer: {error.strerror or error}"
     finally:
         if room:
-            companion.over(identity, lambda _line: None, room, SOCKET)
+            companion.over(room)
 
 
 def socket_in(room: str) -> str:
-    return f"{room}/{SOCKET}"
+    return f"{room}/fs"
 
 
 def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], seconds: float = TRIAL_WAIT) -> None:
@@ -102,9 +99,7 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
         os.close(status)
         status = -1
         companion.remember(process, room)
-        poll = select.poll()
-        poll.register(said, select.POLLIN)
-        words = os.read(said, 4096).decode("utf-8", "replace") if poll.poll(max(seconds, 0.05) * 1000) else ""
+        words = os.read(said, 4096).decode("utf-8", "replace") if wait.ready(said, max(seconds, 0.05)) else ""
     except OSError as error:
         raise errors.MachineFault(
             f"virtiofsd cannot be run for {share.directory}: {error.strerror}.", "see that /run has room."

@@ -1,6 +1,10 @@
 """The survey of a machine for libvirt's jobs: every check of the probe, seen to work."""
 
+import contextlib
 import os
+import shutil
+import socket
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from time import monotonic
@@ -19,12 +23,11 @@ from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection, connection_for
 from vmgahp.drivers.libvirt.start import capabilities, forwarding, tpm, virtiofs
 from vmgahp.drivers.libvirt.start.capabilities import TWO_GROUPS, TWO_GROUPS_HINT, Hypervisor, arches, uefis, version
-from vmgahp.drivers.libvirt.survey import trials
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Checks, Finding, Late
 from vmgahp.hooks import xml_script
 from vmgahp.host import kvm, libvirt_daemons, packages, proc
 from vmgahp.host.job_user import Identity
-from vmgahp.host.run import which
+from vmgahp.host.run import Finished, run, which
 from vmgahp.images import iso
 from vmgahp.job.attributes import ARM, BIOS, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86
 from vmgahp.job.devices import Share, inspect_shares
@@ -160,7 +163,7 @@ class LibvirtSurveyor(Surveyor):
         if self._fixed != "qemu":
             checks.begin("kvm", lambda: kvm.check(end - monotonic()))
         if "user" in wanted:
-            checks.begin("passt", lambda: trials.start_passt(self.identity, end))
+            checks.begin("passt", lambda: start_passt(self.identity, end))
         if settings.string("VM_CATALOG") and not scripted:
             checks.begin("images", self._survey_images)
         if which(tpm.PROGRAM) and not scripted:
@@ -234,7 +237,7 @@ class LibvirtSurveyor(Surveyor):
             hint = "set VM_CPU_MODE to one that virsh domcapabilities shows as supported."
             return Finding("cpu", BAD, subject, seen, hint)
         try:
-            trials.start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
+            start_qemu(qemu.path, accel, mode, qemu.machine, slirp, self.identity, end)
         except errors.Fault as fault:
             verdict = UNKNOWN if isinstance(fault, Late) else BAD
             return Finding("cpu", verdict, subject, fault.problem, fault.hint)
@@ -547,7 +550,103 @@ def _trouble(
         if virtiofsd:
             return errors.MachineFault(f"{virtiofsd}.", virtiofs.hint())
     try:
-        trials.require_share(kind, qemu, identity, end)
+        require_share(kind, qemu, identity, end)
     except errors.Fault as fault:
         return fault
     return None
+
+
+# Trials of QEMU and passt, started without libvirt to see that they work.
+#
+# libvirt's capabilities show how QEMU was built. Whether a CPU model makes QEMU abort on this machine, or passt may
+# make namespaces here, shows only when they are run.
+
+
+_CPU_OF_MODE = {"host-passthrough": "host", "maximum": "max"}
+"""QEMU's names for libvirt's CPU modes; libvirt works out host-model, for which the default CPU is tried."""
+_QMP = b'{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
+"""The input that ends QEMU once it is up (QEMU's ``docs/interop/qmp-spec.rst``)."""
+
+
+def start_qemu(path: str, accel: str, mode: str, machine: str, slirp: bool, identity: Identity, end: float) -> None:
+    """Start QEMU with stopped CPUs and no devices, read its greeting, and let it quit.
+
+    `accel` is a domain type, kvm or qemu. Raises `errors.MachineFault` if it does not start, and `Late` if it has not
+    when the monotonic clock shows `end`.
+    """
+    command = [path, "-S", "-nodefaults", "-no-user-config", "-display", "none", "-m", "64"]
+    command += ["-machine", f"{machine or 'none'},accel={'kvm' if accel == 'kvm' else 'tcg'}"]
+    if cpu := _CPU_OF_MODE.get(mode):
+        command += ["-cpu", cpu]
+    if slirp:
+        command += ["-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,romfile="]
+    command += ["-qmp", "stdio"]
+    done = _run(command, _QMP, identity, end, [kvm.DEVICE] if accel == "kvm" else [])
+    if done.status is None:
+        raise Late(f"{path} was not up after {_patience(end)}.", "see what it waits for.")
+    if done.status != 0 or b'"QMP"' not in done.out:
+        said = _last_line(done) or f"it ended with status {done.status}"
+        raise errors.MachineFault(
+            f"{path} does not start with {accel} and the CPU mode {mode}: {said}.",
+            "set VM_CPU_MODE to a mode that works here, or see why QEMU cannot have this one.",
+        )
+
+
+def require_share(kind: str, path: str, identity: Identity, end: float) -> None:
+    """Check that QEMU can share a directory by `kind`; Enterprise Linux's has no 9p. Raises `errors.MachineFault`."""
+    device = "virtio-9p-pci" if kind == NINEP else "vhost-user-fs-pci"
+    done = _run([path, "-device", f"{device},help"], b"", identity, end, [])
+    if done.status != 0:
+        raise errors.MachineFault(
+            f"{path} shares no directories by {kind}: {_last_line(done) or 'it did not answer'}.",
+            f"set VM_SHARE_SCRATCH to another, or have a QEMU that is built with {device}.",
+        )
+
+
+def start_passt(identity: Identity, end: float) -> None:
+    """Start passt as the job's user, as libvirt does, and end it by a connection (``--one-off``).
+
+    The command exits when its background process has taken over. It reports that it listens before it makes its
+    namespaces, which may fail. Raises `errors.MachineFault` if it is missing or has not started when the monotonic
+    clock shows `end`.
+    """
+    path = which("passt")
+    if path is None:
+        raise errors.MachineFault("passt is not installed.", "install passt.")
+    directory = tempfile.mkdtemp(prefix="vmgahp-")
+    try:
+        if identity.switching:
+            os.chown(directory, identity.uid, identity.gid)
+        listener = os.path.join(directory, "socket")
+        done = _run([path, "--one-off", "--socket", listener], b"", identity, end, [])
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(max(0.05, end - monotonic()))
+            client.connect(listener)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if done.status is None:
+        raise errors.MachineFault(f"passt did not listen within {_patience(end)}.", "see what it waits for.")
+    if done.status != 0:
+        raise errors.MachineFault(
+            f"passt does not start: {_last_line(done) or f'it ended with status {done.status}'}.",
+            "see whether this machine allows user namespaces (sysctl user.max_user_namespaces).",
+        )
+
+
+def _run(command: list[str], stdin: bytes, identity: Identity, end: float, devices: list[str]) -> Finished:
+    """Run a command as the job's user with the groups of `devices`."""
+    groups = [os.stat(device).st_gid for device in devices if os.path.exists(device)]
+    try:
+        return run(command, deadline=max(0.05, end - monotonic()), stdin=stdin, user=identity, groups=groups)
+    except OSError as error:
+        raise errors.MachineFault(
+            f"{command[0]} cannot be run: {error.strerror}.", "see that it is installed and whole."
+        ) from error
+
+
+def _patience(end: float) -> str:
+    return f"the {max(0.0, end - monotonic()):.1f} s that were left" if end > monotonic() else "its deadline"
+
+
+def _last_line(done: Finished) -> str:
+    return done.complaints[-1].strip()[:300].rstrip(".") if done.complaints else ""

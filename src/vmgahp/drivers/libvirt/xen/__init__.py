@@ -32,6 +32,7 @@ from vmgahp.drivers.resources import Resources
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.system_calls import Opened
 from vmgahp.job.ad import JobAd
 from vmgahp.job.disks import refuse_made
 from vmgahp.job.policy_view import PolicyView
@@ -232,15 +233,8 @@ class XenDescriber(Describer):
     def _attach(self, disk: Disk, working_dir: str) -> tuple[str, int]:
         flags = os.O_RDWR if disk.writable else os.O_RDONLY
         try:
-            image = (
-                self.identity.open_scratch(working_dir, os.path.basename(disk.path), flags)
-                if disk.transferred
-                else self.identity.open_named(disk.path, flags)
-            )
-            try:
+            with Opened(open_file(disk, working_dir, self.identity, flags)) as image:
                 return dom0.attach(image, writable=disk.writable, shared=disk.shared)
-            finally:
-                os.close(image)
         except OSError as error:
             raise JobFault(
                 errors.INVALID_DISK_PARAM,
