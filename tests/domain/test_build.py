@@ -16,7 +16,7 @@ from vmgahp import errors
 from vmgahp.domain import build as domain_xml
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import BackingFile
-from vmgahp.job.devices import Share
+from vmgahp.job.attributes import Share
 from vmgahp.job.spec import Devices, Disk, JobSpec, Nic, Topology
 
 GOLDEN = Path(__file__).parent / "golden"

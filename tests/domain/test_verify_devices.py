@@ -14,9 +14,9 @@ from vmgahp.config import Settings
 from vmgahp.domain import build as domain_xml
 from vmgahp.domain import verify
 from vmgahp.domain.restore import SavedMismatch, reconcile
-from vmgahp.drivers.libvirt.start import capabilities, tpm
+from vmgahp.drivers.libvirt.start import capabilities, describe, tpm
 from vmgahp.host.job_user import Identity
-from vmgahp.job.devices import Share
+from vmgahp.job.attributes import Share
 from vmgahp.job.spec import Devices, JobSpec, Nic, Topology
 
 SPEC = spec(
@@ -171,12 +171,12 @@ def on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_architecture_is_emulated_or_the_job_is_held(on_x86: None) -> None:
     foreign, own = spec(devices=Devices(arch="aarch64")), spec(devices=Devices(arch="x86_64"))
-    assert capabilities.type_for(own, "kvm", settings()) == "kvm"
-    assert capabilities.type_for(foreign, "qemu", settings()) == "qemu"
-    assert capabilities.type_for(foreign, "kvm", settings(VM_ALLOW_EMULATION="true")) == "qemu"
+    assert describe.type_for(own, "kvm", settings()) == "kvm"
+    assert describe.type_for(foreign, "qemu", settings()) == "qemu"
+    assert describe.type_for(foreign, "kvm", settings(VM_ALLOW_EMULATION="true")) == "qemu"
     with pytest.raises(errors.JobFault, match=r"aarch64.*VM_ALLOW_EMULATION"):
-        capabilities.type_for(foreign, "kvm", settings())
-    assert [capabilities.arch_of(each) for each in (foreign, own, spec())] == ["aarch64", "", ""]
+        describe.type_for(foreign, "kvm", settings())
+    assert [describe.arch_of(each) for each in (foreign, own, spec())] == ["aarch64", "", ""]
     names = ("aarch64", "armv7l", "i686", "x86_64", "aarch64")
     text = "".join(f"<guest><arch name='{name}'/></guest>" for name in names)
     assert capabilities.arches(f"<capabilities>{text}</capabilities>", emulates=True) == ["x86_64", "aarch64"]
@@ -193,7 +193,7 @@ def test_another_architecture_is_emulated_or_the_job_is_held(on_x86: None) -> No
 def test_the_panic_device_of_a_machine(on_x86: None, arch: str, domain_type: str, version: int, model: str) -> None:
     libvirtd = SimpleNamespace(call=lambda ask: ask(SimpleNamespace(getLibVersion=lambda: version)))
     wanted = spec(devices=Devices(arch=arch))
-    assert capabilities.panic_model(wanted, domain_type, libvirtd) == model  # type: ignore[arg-type]
+    assert describe.panic_model(wanted, domain_type, libvirtd) == model  # type: ignore[arg-type]
 
 
 class Capable:
@@ -213,7 +213,7 @@ class Capable:
 
 def require(vm_type: str, connection: Capable | None = None, **devices: object) -> None:
     wanted = spec(devices=Devices(**devices))  # type: ignore[arg-type]
-    capabilities.require(wanted, vm_type, "", connection, settings(), Identity(54321, 54321))  # type: ignore[arg-type]
+    describe.require(wanted, vm_type, "", connection, settings(), Identity(54321, 54321))  # type: ignore[arg-type]
 
 
 def test_a_tpm_takes_qemu_swtpm_and_a_libvirt_that_takes_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from tests.jobs import Files, ad
 from vmgahp import config, errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job.devices import Share, inspect_shares, offered_shares, require_shares_allowed
+from vmgahp.job.attributes import Share
+from vmgahp.job.devices import inspect_shares, offered_shares, require_shares_allowed
 from vmgahp.job.disks import DiskRequest
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import Devices, Disk, Nic, Topology

@@ -7,12 +7,13 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from io import BufferedReader
 from stat import S_ISREG
 from typing import NamedTuple
 
+from vmgahp.config import sources
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
 from vmgahp.host.run import run
 from vmgahp.job.ad import JobAd
@@ -168,3 +169,24 @@ def pairs_of(text: str) -> list[tuple[str, str]]:
 def no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
     """Make the fault for an ad that is missing or unusable."""
     return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)
+
+
+# The ad of this machine
+
+RESTART = "condor_restart -peaceful -startd"
+"""The restart that ends no job: the startd waits for those that run."""
+
+UPDATE_DEADLINE = 10.0
+
+
+def update_ad(environ: Mapping[str, str], line: str) -> str:
+    """Have the startd advertise an attribute, beside the jobs that run; return why it does not, empty if it does."""
+    tool = os.path.join(os.path.dirname(sources.find_tool(environ)), "condor_update_machine_ad")
+    try:
+        said = run([tool], deadline=UPDATE_DEADLINE, environ=environ, stdin=f"{line}\n".encode())
+    except OSError as error:
+        return f"{tool} cannot be run: {error.strerror}."
+    if said.status == 0:
+        return ""
+    why = "not in time" if said.status is None else escape((said.complaints or ["it says nothing"])[-1][:300])
+    return f"The startd does not take {line}: {why}. Only root may change its ad."

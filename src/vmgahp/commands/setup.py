@@ -20,6 +20,7 @@ from functools import partial
 from shutil import which
 
 from vmgahp import config, errors
+from vmgahp.commands import files
 from vmgahp.commands.arguments import NotDone, UsageError, did_you_mean, for_root, tell, vm_type
 from vmgahp.commands.doctor import condor, examine
 from vmgahp.commands.doctor.context import User, complaint, down_to, first_closed
@@ -477,7 +478,7 @@ def _restart(environ: Values, *, wanted: bool) -> int:
     said = run_program([tool, "-peaceful", "-startd"], RESTART_DEADLINE, environ)
     if said.status != 0:
         why = complaint(said) or "it said nothing"
-        return _failed(f"{condor.RESTART} failed: {why}. Does HTCondor run here (systemctl start condor)?")
+        return _failed(f"{files.RESTART} failed: {why}. Does HTCondor run here (systemctl start condor)?")
     _say("The startd restarts once no job runs here. See: vmgahp doctor, and condor_status -vm")
     return DONE
 

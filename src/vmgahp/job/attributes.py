@@ -155,6 +155,17 @@ NO_SHARE, NINEP, VIRTIOFS = "none", "9p", "virtiofs"
 SHARES = (NO_SHARE, NINEP, VIRTIOFS)
 
 
+class Share(NamedTuple):
+    """A directory that the guest can mount."""
+
+    tag: str
+    directory: str
+    kind: str
+    writable: bool = True
+    setting: str = ""
+    """The setting that defines it; empty for the job's own."""
+
+
 GENERAL = "VM_ATTR_"
 
 DATA_DISK = "Data_Disk"

@@ -16,7 +16,20 @@ from vmgahp.config import Settings
 from vmgahp.config.table import CONDITION, SHARE_DIR, SHARE_DIRS
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import ARCHES, ARM, BIOS, CLOCKS, FIRMWARES, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86, Options
+from vmgahp.job.attributes import (
+    ARCHES,
+    ARM,
+    BIOS,
+    CLOCKS,
+    FIRMWARES,
+    NINEP,
+    NO_SHARE,
+    SHARES,
+    VIRTIOFS,
+    X86,
+    Options,
+    Share,
+)
 from vmgahp.job.cloud_init import Seed
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.run import Run
@@ -36,17 +49,6 @@ _DIRECTORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _TAG = re.compile(rf"[A-Za-z0-9_]{{1,{LONGEST_NAME}}}", re.ASCII)
 _READ_ONLY, _WRITABLE = "ro", "rw"
 _WORDS = (_READ_ONLY, _WRITABLE, NINEP, VIRTIOFS)
-
-
-class Share(NamedTuple):
-    """A directory that the guest can mount."""
-
-    tag: str
-    directory: str
-    kind: str
-    writable: bool = True
-    setting: str = ""
-    """The setting that defines it; empty for the job's own."""
 
 
 def own_share(options: Options, settings: Settings, working_dir: str) -> tuple[Share, ...]:

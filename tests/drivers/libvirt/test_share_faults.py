@@ -7,7 +7,7 @@ import pytest
 from vmgahp.drivers.libvirt.start.virtiofs import _refused
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
-from vmgahp.job.devices import Share
+from vmgahp.job.attributes import Share
 
 
 @pytest.mark.parametrize("setting", ["", "VM_SHARE_DIRS"])

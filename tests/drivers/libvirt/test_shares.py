@@ -24,7 +24,7 @@ from vmgahp.drivers.libvirt.start import virtiofs
 from vmgahp.host import companion
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir
-from vmgahp.job.devices import Share
+from vmgahp.job.attributes import Share
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(not virtiofs.program(), reason="needs virtiofsd")]
 

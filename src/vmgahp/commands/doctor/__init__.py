@@ -18,6 +18,7 @@ from vmgahp.commands.by_hand import apart
 from vmgahp.commands.doctor import condor, host
 from vmgahp.commands.doctor.context import Body, Context, in_time, look
 from vmgahp.commands.doctor.dry_run import Trial, try_out
+from vmgahp.commands.files import update_ad
 from vmgahp.config import check as settings_check
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.text import escape
@@ -138,7 +139,7 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", *, rec
         assert isinstance(trial, Trial)
         done.trial = trial
     if recover and condor.may_recover(done.findings):
-        if trouble := condor.update_ad(environ, "HasVM = True"):
+        if trouble := update_ad(environ, "HasVM = True"):
             sys.stderr.write(f"vmgahp doctor: {trouble}\n")
         return examine(environ, vm_type, job)
     return done

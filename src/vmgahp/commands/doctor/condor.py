@@ -5,7 +5,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from vmgahp import __version__, errors, findings
 from vmgahp.commands.arguments import for_root
@@ -20,12 +20,11 @@ from vmgahp.commands.doctor.context import (
     first_closed,
     may_look,
 )
-from vmgahp.commands.files import log_lines, open_regular, pairs_of
+from vmgahp.commands.files import RESTART, log_lines, open_regular, pairs_of
 from vmgahp.config import check as settings_check
 from vmgahp.config import sources
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, UNKNOWN, Finding
-from vmgahp.host.run import run
 from vmgahp.host.trust import changeable_by_others
 from vmgahp.job.ad import JobAd
 from vmgahp.text import escape, redact
@@ -41,9 +40,6 @@ PACKAGED = "/usr/libexec/condor/condor_vm-gahp"
 """The server in Debian's package, whose vmgahp is in /usr/bin."""
 
 RECOVER = for_root("doctor", "--recover")
-
-RESTART = "condor_restart -peaceful -startd"
-"""The restart that ends no job: the startd waits for those that run."""
 
 _ATTRIBUTES = (
     *("Name", "HasVM", "VM_Type", "VM_Memory", "VM_AvailNum", "VM_Networking_Types", "PartitionableSlot"),
@@ -333,19 +329,6 @@ def may_recover(found: Sequence[Finding]) -> bool:
     """Return True if a starter took the machine out of the VM universe, and nothing else is wrong with it now."""
     bad = [one for one in found if one.verdict == BAD and not one.because]
     return [one.check for one in bad] == ["startd"] and RECOVER in bad[0].hint
-
-
-def update_ad(environ: Mapping[str, str], line: str) -> str:
-    """Have the startd advertise an attribute, beside the jobs that run; return why it does not, empty if it does."""
-    tool = os.path.join(os.path.dirname(sources.find_tool(environ)), "condor_update_machine_ad")
-    try:
-        said = run([tool], deadline=TOOL_DEADLINE, environ=environ, stdin=f"{line}\n".encode())
-    except OSError as error:
-        return f"{tool} cannot be run: {error.strerror}."
-    if said.status == 0:
-        return ""
-    why = "not in time" if said.status is None else _clean((said.complaints or ["it says nothing"])[-1])
-    return f"The startd does not take {line}: {why}. Only root may change its ad."
 
 
 def _ago(when: int | None) -> str:

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 from vmgahp import config, errors
 from vmgahp.commands.arguments import NotDone, print_json
-from vmgahp.commands.doctor import condor
-from vmgahp.commands.files import open_regular, sync_directory, write_anew
+from vmgahp.commands.files import RESTART, open_regular, sync_directory, update_ad, write_anew
 from vmgahp.commands.image import fetch, say
 from vmgahp.commands.image.fetch import Release, Voucher, known_releases
 from vmgahp.commands.page import Page, print_table
@@ -250,8 +249,8 @@ def _advertise(settings: Settings) -> None:
         return
     images, _ = provision.judge(provision.survey(settings, Identity(os.geteuid(), os.getegid())))
     names = images.get(provision.ATTRIBUTE, "")
-    if trouble := condor.update_ad(environ, f'{provision.ATTRIBUTE} = "{names}"'):
-        say(f"{trouble} It advertises the change after: {condor.RESTART}")
+    if trouble := update_ad(environ, f'{provision.ATTRIBUTE} = "{names}"'):
+        say(f"{trouble} It advertises the change after: {RESTART}")
     else:
         say(f"this machine offers now: {names or 'no image'}")
 

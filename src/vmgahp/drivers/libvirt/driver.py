@@ -25,7 +25,7 @@ from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, connection_for
 from vmgahp.drivers.libvirt.program import drive, monitor
 from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, provision, second_look
-from vmgahp.drivers.libvirt.start.describe import VNC_FILE, Describer, Plan, first_attribute, has_display
+from vmgahp.drivers.libvirt.start.describe import VNC_FILE, Describer, Plan, first_attribute, has_display, type_for
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import PASST, RELAY, Resources
@@ -89,7 +89,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         hooks.require(view)
         try:
             spec = look(self._read(job), self.settings, self.identity)
-            domain_type = capabilities.type_for(spec, self._domain_type(), self.settings)
+            domain_type = type_for(spec, self._domain_type(), self.settings)
             provision.require_possible(spec, domain_type, self.settings)
             require_shares_allowed(view, spec.devices.shares)
         except errors.JobFault:

@@ -1,6 +1,6 @@
-"""The capabilities of this machine and its libvirt, and the check that a job asks for no more.
+"""The capabilities of this machine and its libvirt, for the probe and for a start.
 
-libvirt would refuse most of it too, with an error that does not say who must act. With VM_LIBVIRT_URI and
+With VM_LIBVIRT_URI and
 VM_LIBVIRT_DOMAIN_TYPE the VM type libvirt is served by any hypervisor for which libvirt has a driver: it starts and
 ends domains and reports their state. The features that depend on QEMU (the user's uid, the console's socket, memory
 images) are not used with other hypervisors.
@@ -19,106 +19,12 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.domain.build import firmware_of
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.start import tpm, virtiofs
-from vmgahp.host import kvm, packages
-from vmgahp.host.job_user import Identity
+from vmgahp.host import kvm
 from vmgahp.host.run import which
-from vmgahp.job.attributes import ARM, BIOS, NINEP, UEFI, UEFI_SECURE, VIRTIOFS, X86
-from vmgahp.job.devices import Devices
-from vmgahp.job.spec import JobSpec
-
-PANIC_MODELS = {X86: ("isa", 0), ARM: ("pvpanic", 9_001_000)}
-"""The panic device of an architecture's machines, and the first libvirt with it; s390x and pseries have their own."""
-
-
-def type_for(spec: JobSpec, domain_type: str, settings: Settings) -> str:
-    """Return the domain type for the job's architecture: a foreign one is emulated. Raises `errors.JobFault`."""
-    if not is_foreign(spec) or domain_type == "qemu":
-        return domain_type
-    if domain_type == "kvm" and settings.boolean("VM_ALLOW_EMULATION"):
-        return "qemu"
-    raise _refused(
-        f"The job wants a guest of the architecture {spec.devices.arch}, and this machine is of {os.uname().machine} "
-        "and does not emulate others (VM_ALLOW_EMULATION)",
-        "require a machine that runs such guests (VM_kvm_ATTR_arches).",
-    )
-
-
-def is_foreign(spec: JobSpec) -> bool:
-    """Return True if the guest's architecture is another than the machine's."""
-    return spec.devices.arch not in ("", os.uname().machine)
-
-
-def arch_of(spec: JobSpec) -> str:
-    """Return the guest's architecture for `vmgahp.domain.build.Host`: empty for x86_64 on itself."""
-    arch = spec.devices.arch or os.uname().machine
-    return "" if arch == X86 and not is_foreign(spec) else arch
-
-
-def require(
-    spec: JobSpec, domain_type: str, label: str, connection: LibvirtConnection, settings: Settings, identity: Identity
-) -> None:
-    """Check that this machine has what the job asks for; `label` is QEMU's user. Raises `errors.JobFault`."""
-    wanted = spec.devices
-    firmware = firmware_of(spec, arch_of(spec))
-    if not domains.is_qemu(domain_type):
-        if wanted != Devices():
-            named = ", ".join(name for name, value in wanted._asdict().items() if value)
-            raise _refused(
-                f"The job asks for devices that domains of type {domain_type} do not get here: {named}",
-                "leave them out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
-            )
-        return
-    kinds = {share.kind for share in wanted.shares}
-    if NINEP in kinds and not label and identity.switching:
-        raise _refused(
-            "A directory is to be shared by 9p, and on this machine QEMU cannot run as the job's user, who alone is to "
-            "work on it",
-            "require another machine (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs), or hand the files over on a disk.",
-        )
-    if VIRTIOFS in kinds and (reason := virtiofs.trouble(identity, virtiofs.TRIAL_WAIT)):
-        raise _refused(
-            f"A directory is to be shared by virtiofs, and this machine cannot do that: {reason}",
-            f"require a machine that can (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs). {virtiofs.hint()}",
-        )
-    arch = wanted.arch or os.uname().machine
-    if firmware == BIOS and not wanted.arch and not wanted.tpm:
-        return  # the usual job needs no query
-    capabilities = connection.call(lambda libvirtd: of_machines(libvirtd, arch, domain_type))
-    if capabilities is None:
-        raise _refused(
-            f"The job wants a guest of the architecture {arch}, for which this machine has no QEMU",
-            "leave VMPARAM_vm_Arch out, or require a machine that has one (VM_kvm_ATTR_arches).",
-        )
-    # The same check of TPMs as the probe's: a job that asks for one does not match a machine that offers none.
-    if wanted.tpm and (reason := tpm.why_none(tpm.is_offered(capabilities)) or tpm.trouble(identity, tpm.TRIAL_WAIT)):
-        raise _refused(
-            f"VMPARAM_vm_TPM = true, and this machine has no software TPM: {reason}",
-            f"require a machine that has one (VM_kvm_ATTR_tpm); here: {packages.of_system(tpm.PACKAGES)}.",
-        )
-    if firmware not in (BIOS, *uefis(capabilities)):
-        raise _refused(
-            f"The job boots by the firmware {firmware}, and this machine has none for {arch}",
-            "require a machine that has it (VM_kvm_ATTR_firmware).",
-        )
-
-
-def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) -> str:
-    """Return the panic device that the guest gets; empty if there is none for its machine."""
-    arch = spec.devices.arch or os.uname().machine
-    if not domains.is_qemu(domain_type) or arch not in PANIC_MODELS:
-        return ""
-    model, since = PANIC_MODELS[arch]
-    return model if not since or connection.call(lambda libvirtd: libvirtd.getLibVersion()) >= since else ""
-
-
-def _refused(problem: str, hint: str) -> errors.JobFault:
-    return errors.JobFault(errors.MISMATCHED, f"{problem}.", hint)
-
+from vmgahp.job.attributes import ARM, UEFI, UEFI_SECURE, X86
 
 # QEMU's capabilities
 

@@ -26,13 +26,13 @@ from vmgahp.drivers.libvirt.start.capabilities import (
 from vmgahp.drivers.libvirt.start.hooks import Described, described
 from vmgahp.drivers.resources import PASST, RELAY, ExitPort, PortForwards, Resources
 from vmgahp.hooks import xml_script
-from vmgahp.host import companion, job_user, runtime_dir
+from vmgahp.host import companion, job_user, packages, runtime_dir
 from vmgahp.host.job_user import Identity
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.images import leases
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import NINEP, VIRTIOFS
-from vmgahp.job.devices import Share
+from vmgahp.job.attributes import ARM, BIOS, NINEP, VIRTIOFS, X86, Share
+from vmgahp.job.devices import Devices
 from vmgahp.job.disks import Disk
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec
@@ -51,6 +51,10 @@ CONTROL, OUT, ERR, OUTPUTS = "run", "out", "err", "outputs"
 """The ports by which a guest that runs a program talks to us."""
 PREFIX = "org.vmgahp."
 """The prefix of the ports' names in the guest."""
+
+
+PANIC_MODELS = {X86: ("isa", 0), ARM: ("pvpanic", 9_001_000)}
+"""The panic device of an architecture's machines, and the first libvirt with it; s390x and pseries have their own."""
 
 
 class Plan(NamedTuple):
@@ -99,13 +103,13 @@ class Describer:
         if self.settings.xml_script():
             return Plan(view, spec, domain_type, "", passt=False)
         label = self._dac_label(spec, domain_type)
-        capabilities.require(spec, domain_type, label, self._connection, self.settings, self.identity)
+        require(spec, domain_type, label, self._connection, self.settings, self.identity)
         passt = (
             domains.is_qemu(domain_type)
             and any(nic.networking_type == "user" for nic in spec.nics)
             and has_passt(self._connection.call(lambda connection: domain_capabilities(connection, domain_type)))
         )
-        panic = capabilities.panic_model(spec, domain_type, self._connection)
+        panic = panic_model(spec, domain_type, self._connection)
         return Plan(view, spec, domain_type, label, passt, panic)
 
     def show(self, plan: Plan) -> str:
@@ -130,12 +134,12 @@ class Describer:
         return build.Host(
             uuid=uuid,
             domain_type=plan.domain_type,
-            cpu_mode="maximum" if capabilities.is_foreign(plan.spec) else cpu_mode(self.settings, plan.domain_type),
+            cpu_mode="maximum" if is_foreign(plan.spec) else cpu_mode(self.settings, plan.domain_type),
             dac_label=plan.label,
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
             passt=plan.passt,
-            arch=capabilities.arch_of(plan.spec),
+            arch=arch_of(plan.spec),
             panic=plan.panic,
             tb_cache_mib=self.settings.integer("VM_TB_CACHE"),
             agent=self.settings.boolean("VM_GUEST_AGENT") and domains.is_qemu(plan.domain_type),
@@ -307,3 +311,92 @@ def _can_be_held(disk: Disk) -> bool:
     own = [(disk.path, disk.format)] if disk.writable or not disk.image else []
     own += [] if disk.image else [(layer.path, layer.format) for layer in disk.backing]
     return all(leases.can_be_leased(path, image_format) for path, image_format in own)
+
+
+# The check that a job asks for no more than this machine has. libvirt would refuse most of it too, with an error that
+# does not say who must act.
+
+
+def type_for(spec: JobSpec, domain_type: str, settings: Settings) -> str:
+    """Return the domain type for the job's architecture: a foreign one is emulated. Raises `errors.JobFault`."""
+    if not is_foreign(spec) or domain_type == "qemu":
+        return domain_type
+    if domain_type == "kvm" and settings.boolean("VM_ALLOW_EMULATION"):
+        return "qemu"
+    raise _refused(
+        f"The job wants a guest of the architecture {spec.devices.arch}, and this machine is of {os.uname().machine} "
+        "and does not emulate others (VM_ALLOW_EMULATION)",
+        "require a machine that runs such guests (VM_kvm_ATTR_arches).",
+    )
+
+
+def is_foreign(spec: JobSpec) -> bool:
+    """Return True if the guest's architecture is another than the machine's."""
+    return spec.devices.arch not in ("", os.uname().machine)
+
+
+def arch_of(spec: JobSpec) -> str:
+    """Return the guest's architecture for `vmgahp.domain.build.Host`: empty for x86_64 on itself."""
+    arch = spec.devices.arch or os.uname().machine
+    return "" if arch == X86 and not is_foreign(spec) else arch
+
+
+def require(
+    spec: JobSpec, domain_type: str, label: str, connection: LibvirtConnection, settings: Settings, identity: Identity
+) -> None:
+    """Check that this machine has what the job asks for; `label` is QEMU's user. Raises `errors.JobFault`."""
+    wanted = spec.devices
+    firmware = build.firmware_of(spec, arch_of(spec))
+    if not domains.is_qemu(domain_type):
+        if wanted != Devices():
+            named = ", ".join(name for name, value in wanted._asdict().items() if value)
+            raise _refused(
+                f"The job asks for devices that domains of type {domain_type} do not get here: {named}",
+                "leave them out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
+            )
+        return
+    kinds = {share.kind for share in wanted.shares}
+    if NINEP in kinds and not label and identity.switching:
+        raise _refused(
+            "A directory is to be shared by 9p, and on this machine QEMU cannot run as the job's user, who alone is to "
+            "work on it",
+            "require another machine (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs), or hand the files over on a disk.",
+        )
+    if VIRTIOFS in kinds and (reason := virtiofs.trouble(identity, virtiofs.TRIAL_WAIT)):
+        raise _refused(
+            f"A directory is to be shared by virtiofs, and this machine cannot do that: {reason}",
+            f"require a machine that can (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs). {virtiofs.hint()}",
+        )
+    arch = wanted.arch or os.uname().machine
+    if firmware == BIOS and not wanted.arch and not wanted.tpm:
+        return  # the usual job needs no query
+    machine = connection.call(lambda libvirtd: capabilities.of_machines(libvirtd, arch, domain_type))
+    if machine is None:
+        raise _refused(
+            f"The job wants a guest of the architecture {arch}, for which this machine has no QEMU",
+            "leave VMPARAM_vm_Arch out, or require a machine that has one (VM_kvm_ATTR_arches).",
+        )
+    # The same check of TPMs as the probe's: a job that asks for one does not match a machine that offers none.
+    if wanted.tpm and (reason := tpm.why_none(tpm.is_offered(machine)) or tpm.trouble(identity, tpm.TRIAL_WAIT)):
+        raise _refused(
+            f"VMPARAM_vm_TPM = true, and this machine has no software TPM: {reason}",
+            f"require a machine that has one (VM_kvm_ATTR_tpm); here: {packages.of_system(tpm.PACKAGES)}.",
+        )
+    if firmware not in (BIOS, *capabilities.uefis(machine)):
+        raise _refused(
+            f"The job boots by the firmware {firmware}, and this machine has none for {arch}",
+            "require a machine that has it (VM_kvm_ATTR_firmware).",
+        )
+
+
+def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) -> str:
+    """Return the panic device that the guest gets; empty if there is none for its machine."""
+    arch = spec.devices.arch or os.uname().machine
+    if not domains.is_qemu(domain_type) or arch not in PANIC_MODELS:
+        return ""
+    model, since = PANIC_MODELS[arch]
+    return model if not since or connection.call(lambda libvirtd: libvirtd.getLibVersion()) >= since else ""
+
+
+def _refused(problem: str, hint: str) -> errors.JobFault:
+    return errors.JobFault(errors.MISMATCHED, f"{problem}.", hint)

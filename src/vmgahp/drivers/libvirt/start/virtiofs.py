@@ -15,7 +15,7 @@ from vmgahp.host.file_server import OF_QEMU
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment
 from vmgahp.host.runtime_dir import runtime_dir
-from vmgahp.job.devices import Share
+from vmgahp.job.attributes import Share
 
 PLACES = ("/usr/libexec/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd", OF_QEMU)
 """The paths of virtiofsd in distributions, on no PATH."""

@@ -17,7 +17,7 @@ from vmgahp import errors, findings, vm_types
 from vmgahp.checkpoint import substitute
 from vmgahp.config import Settings
 from vmgahp.config.table import SHARE_DIRS
-from vmgahp.domain import build
+from vmgahp.domain import need
 from vmgahp.drivers.base import Logger, Survey, Surveyor, Value
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection, connection_for
@@ -29,8 +29,7 @@ from vmgahp.host import kvm, libvirt_daemons, packages, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import Finished, run, which
 from vmgahp.images import iso
-from vmgahp.job.attributes import ARM, BIOS, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86
-from vmgahp.job.devices import Share, inspect_shares
+from vmgahp.job.attributes import ARM, BIOS, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86, Share
 
 QEMU = "qemu-system-x86_64"
 
@@ -300,7 +299,7 @@ class LibvirtSurveyor(Surveyor):
             "arches": ",".join(arch for arch in known if arch in (os.uname().machine, X86) or qemu.boots_arm),
             "iso": iso.can_write(),
             "limits": ",".join([*self._limits(), "cores"]),
-            "overhead": build.usual_need_mib(accel, self.settings.integer("VM_TB_CACHE")),
+            "overhead": need.usual_need_mib(accel, self.settings.integer("VM_TB_CACHE")),
         }
         if qemu.firmware is not None:
             attributes["firmware"] = ",".join(qemu.firmware)
@@ -528,6 +527,7 @@ def _share_kind(settings: Settings) -> str:
 
 def _there(settings: Settings) -> tuple[tuple[Share, errors.Fault | None], ...]:
     """Return every directory, with its fault if it has one. Raises `errors.MachineFault` for invalid settings."""
+    from vmgahp.job.devices import inspect_shares  # with all that judges a job, for which most probes have no time
 
     def missing(share: Share) -> errors.Fault | None:
         problem = f"{share.setting} = {share.directory}: there is no such directory."
