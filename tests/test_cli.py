@@ -23,13 +23,10 @@ def test_serving(mode: str) -> None:
     assert (parsed.mode, parsed.to_stderr) == (int(mode), True)
 
 
-def test_the_startds_probe_and_kill() -> None:
+def test_the_startds_probe_and_kill_whose_words_may_be_abbreviated() -> None:
     assert arguments("-f -M 0 vmtype KVM").vm_type == "kvm"
     parsed = arguments("-f -t -M 4 vmtype kvm match alice_lab_7.3")
     assert (parsed.vm_type, parsed.match, parsed.uuid) == ("kvm", "alice_lab_7.3", "")
-
-
-def test_option_words_may_be_abbreviated() -> None:
     parsed = arguments("-foreground -term -M 4 vm kvm ma alice_lab_7.3 u 12-34")
     assert (parsed.to_stderr, parsed.vm_type, parsed.match, parsed.uuid) == (True, "kvm", "alice_lab_7.3", "12-34")
 
@@ -80,13 +77,10 @@ def loaded(code: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
 
 
-def test_the_greeting_needs_no_heavy_module(scratch: Path) -> None:
+def test_the_greeting_and_the_first_reply_need_no_heavy_module(scratch: Path) -> None:
     """What is imported up to the greeting: a handful of our own modules and what the interpreter has loaded."""
     code = "before = set(sys.modules); import vmgahp.cli; print(*sorted(set(sys.modules) - before))"
     assert loaded(code) == ["vmgahp", "vmgahp.cli"]
-
-
-def test_the_first_reply_needs_no_heavy_module() -> None:
     heavy = {"dataclasses", "json", "libvirt", "lxml", "re", "subprocess", "threading", "typing"}
     code = "before = set(sys.modules); import vmgahp.daemon.server; print(*sorted(set(sys.modules) - before))"
     assert not heavy & set(loaded(code))

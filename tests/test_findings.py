@@ -99,7 +99,5 @@ def test_checks_that_depend_on_each_other_in_a_circle_are_explained() -> None:
     """As for an ordinary user, to whom the check of root itself says that it needs root."""
     of_root = Finding("root", UNKNOWN, "it", "Only root can see it.", "", because="root")
     other = Finding("libvirt", UNKNOWN, "it", "Only root can see it.", "", because="root")
-    assert [(one.check, one.because) for one in findings.explained([other, of_root])] == [
-        ("root", ""),
-        ("libvirt", "root"),
-    ]
+    explained = findings.explained([other, of_root])
+    assert [(one.check, one.because) for one in explained] == [("root", ""), ("libvirt", "root")]

@@ -11,11 +11,8 @@ def test_the_diagram_in_the_documentation_is_the_table() -> None:
     assert rest.partition("```")[0] == lifecycle.diagram()
 
 
-def test_every_state_can_be_stopped_once_the_vm_has_started() -> None:
+def test_every_state_can_be_stopped_and_a_saved_vm_is_not_so_for_the_client() -> None:
     for state in lifecycle.STATES:
         if state != lifecycle.STARTING:
             assert lifecycle.TRANSITIONS[state, lifecycle.STOP] == lifecycle.STOPPED
-
-
-def test_a_saved_vm_is_never_stopped_for_the_client() -> None:
     assert lifecycle.STATUS_WORDS[lifecycle.SUSPENDED] == lifecycle.STATUS_WORDS[lifecycle.CHECKPOINTED] == "Suspended"

@@ -96,11 +96,8 @@ def test_what_a_submission_changes_forces_its_group(clone: Path, monkeypatch: py
 def test_the_tests_of_a_change_are_those_beside_it() -> None:
     found = turns.streets(["src/vmgahp/protocol/wire.py", "src/vmgahp/host/kvm.py", "src/vmgahp/drivers/any/pick.py"])
     assert found == [
-        "tests/protocol/test_wire.py",
-        "tests/host/test_kvm.py",
-        "tests/drivers/any",
-        "tests/test_house_rules.py",
-    ]
+        "tests/protocol/test_wire.py", "tests/host/test_kvm.py", "tests/drivers/any", "tests/test_house_rules.py",
+    ]  # fmt: skip
     assert turns.streets(["docs/index.md", "docs/how-to/x.md"]) == ["tests/docs", "tests/test_house_rules.py"]
     assert turns.streets(["LICENSE"]) == []
 

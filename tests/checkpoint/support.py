@@ -21,11 +21,8 @@ def image(
 ) -> bytes:
     length = len(xml) + len(cookie) + 64 if length is None else length
     offset = len(xml) * bool(cookie) if offset is None else offset
-    return (
-        struct.pack("=16s5I", magic, version, length, running, number, offset).ljust(HEADER - len(pad), b"\0")
-        + pad
-        + (xml + cookie + rest)
-    )
+    head = struct.pack("=16s5I", magic, version, length, running, number, offset)
+    return head.ljust(HEADER - len(pad), b"\0") + pad + xml + cookie + rest
 
 
 def stored(content: bytes) -> IO[bytes]:

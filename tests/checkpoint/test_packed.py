@@ -42,9 +42,7 @@ def compressed(form: str, data: bytes) -> bytes:
 @pytest.mark.parametrize("form", HERE)
 def test_what_was_packed_comes_out_with_our_head_and_not_packed(form: str, user: Identity) -> None:
     """Of libvirtd's programs none is run."""
-    packed_memory = compressed(form, b"QEVM" + MEMORY)
-    made = image(number=FORMATS.index(form), rest=bytes(64)) + packed_memory
-
+    made = image(number=FORMATS.index(form), rest=bytes(64)) + compressed(form, b"QEVM" + MEMORY)
     with stored(made) as file:
         with substitute(file.fileno(), "<ours/>", FORMATS, unpacking(user)) as whole, open(whole.path, "rb") as read:
             seen = read.read()
@@ -93,7 +91,6 @@ def test_a_program_that_does_not_end_is_ended(user: Identity, monkeypatch: pytes
 
 def test_who_reads_no_more_waits_for_no_program(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is silent is not told by its pipe."""
-
     with tempfile.TemporaryDirectory() as directory, stored(b"") as file:
         os.chmod(directory, 0o755)
         zstd(directory, "printf QEVM\nexec sleep 1000")

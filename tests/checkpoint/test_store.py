@@ -211,12 +211,10 @@ def test_a_checkpoint_of_another_job_or_machine(job: Job, here: dict[str, object
 @pytest.mark.parametrize(
     ("then", "here"),
     [
-        ({}, {"host_cpu": ""}),
-        ({}, {"qemu_version": 10_000_000}),
-        ({}, {"qemu_version": 7_002_001}),
+        ({}, {"host_cpu": ""}), ({}, {"qemu_version": 10_000_000}), ({}, {"qemu_version": 7_002_001}),
         ({"memory_mib": 4}, {"memory_mib": 4}),
     ],
-)
+)  # fmt: skip
 def test_differences_that_do_not_matter(job: Job, then: dict[str, object], here: dict[str, object]) -> None:
     job.save(**then)
     job.check(**here)  # type: ignore[arg-type]
@@ -427,12 +425,10 @@ def test_odd_values_anywhere_in_a_manifest(job: Job, data: st.DataObject) -> Non
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (link, "cannot be opened"),
-        (dangling_link, "cannot be opened"),
-        (fifo, "cannot be opened"),
+        (link, "cannot be opened"), (dangling_link, "cannot be opened"), (fifo, "cannot be opened"),
         pytest.param(roots, "Permission denied", marks=as_root),
     ],
-)
+)  # fmt: skip
 def test_what_is_in_the_place_of_the_manifest(job: Job, harm: Callable[[Path], None], said: str) -> None:
     job.save()
     harm(job.scratch / MANIFEST_FILE)

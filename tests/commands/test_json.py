@@ -53,11 +53,8 @@ def without(paths: set[str], *beginnings: str) -> set[str]:
     return {path for path in paths if not path.startswith(beginnings)}
 
 
-def test_version(printed: Printed) -> None:
+def test_version_and_config(printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(keys(printed("version"))) == told("version")
-
-
-def test_config(printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "settings").write_text("VM_MEMORY = lots\n")
     monkeypatch.setenv("VMGAHP_CONFIG", str(tmp_path / "settings"))
     assert set(keys(printed("config"))) == told("config")

@@ -186,11 +186,8 @@ def test_a_vm_is_forgotten(starter: FakeStarter, life: Life, monkeypatch: pytest
 def test_a_server_tells_the_starter_of_its_environment(scratch: Path) -> None:
     config = elsewhere(scratch) / ".chirp.config"
     with FakeStarter(scratch, ANY, config=config) as starter:
-        environ = environment("simulated", scratch) | {
-            "_CONDOR_SCRATCH_DIR": str(scratch),
-            "_CONDOR_CHIRP_CONFIG": str(config),
-        }
-        with Peer(environ) as peer:
+        said = {"_CONDOR_SCRATCH_DIR": str(scratch), "_CONDOR_CHIRP_CONFIG": str(config)}
+        with Peer(environment("simulated", scratch) | said) as peer:
             peer.line()
             peer.send_ad(*simulated_ad(scratch))
             assert peer.run("START", "simulated") == ["0", "1"]

@@ -544,15 +544,9 @@ def test_a_refusal_before_the_settings_are_read_is_explained_too(scratch: Path) 
 
 def test_no_secret_of_the_ad_reaches_the_log(scratch: Path) -> None:
     with served(scratch, VM_GAHP_DEBUG="D_FULLDEBUG") as peer:
-        start(
-            peer,
-            scratch,
-            'ClaimId = "<127.0.0.1:9618>#1#1#hush-1"',
-            'TransferKey = "hush-2"',
-            'Broken "hush-3"',
-            '_condor_privKey = "hush-4"',
-            'Simulated_Fault = "bug"',
-        )
+        secrets = ['ClaimId = "<127.0.0.1:9618>#1#1#hush-1"', 'TransferKey = "hush-2"']
+        secrets += ['Broken "hush-3"', '_condor_privKey = "hush-4"']
+        start(peer, scratch, *secrets, 'Simulated_Fault = "bug"')
         log = peer.quit()
     assert "START" in log
     assert "hush" not in log
@@ -718,9 +712,7 @@ def test_a_temporary_file_that_is_there_already_does_not_travel_either(tmp_path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_file_system_of_the_job_that_never_answers_holds_up_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_of_the_jobs_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path)
     monkeypatch.setattr(child, "DEADLINE", 0.1)
     for operation in ("_read", "_bar_update", "_restore"):

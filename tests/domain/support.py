@@ -19,17 +19,9 @@ def disk(path: str = "/scratch/disk.img", device: str = "vda", **changes: object
 
 def spec(**changes: object) -> JobSpec:
     plain = JobSpec(
-        name="alice_lab_7.3",
-        vm_type="kvm",
-        working_dir="/scratch",
-        memory_mib=64,
-        vcpus=1,
-        disks=(disk(),),
-        nics=(),
-        vnc=False,
-        checkpoint=False,
-        no_output_vm=False,
-    )
+        name="alice_lab_7.3", vm_type="kvm", working_dir="/scratch", memory_mib=64, vcpus=1, disks=(disk(),), nics=(),
+        vnc=False, checkpoint=False, no_output_vm=False,
+    )  # fmt: skip
     return plain._replace(**changes)  # type: ignore[arg-type]
 
 

@@ -129,13 +129,9 @@ def test_the_hardware_is_the_saved_one_and_all_of_the_host_ours() -> None:
         if device.find("address") is not None and device.find("address").get("type") == "pci"
     }
     assert slots == {
-        ("disk", "file"): "0x05",
-        ("controller", "scsi"): "0x04",
-        ("controller", "usb"): "0x01",
-        ("interface", "user"): "0x03",
-        ("video", None): "0x02",
-        ("memballoon", None): "0x06",
-    }
+        ("disk", "file"): "0x05", ("controller", "scsi"): "0x04", ("controller", "usb"): "0x01",
+        ("interface", "user"): "0x03", ("video", None): "0x02", ("memballoon", None): "0x06",
+    }  # fmt: skip
     assert domain.find("devices/disk[2]/address").get("unit") == "1"
     assert domain.find("devices/video/model").get("vram") == "16384"
     text = reconcile(SAVED, OURS)

@@ -34,10 +34,7 @@ class Simulated(Subject):
 
     def bad_jobs(self) -> dict[str, JobAd]:
         job = self.job(2)
-        return {
-            "its disk": self.changed(job, Simulated_Fault='"job"'),
-            "no memory": self.changed(job, JobVMMemory=None),
-        }
+        return {"disk": self.changed(job, Simulated_Fault='"job"'), "no memory": self.changed(job, JobVMMemory=None)}
 
     def unfit(self) -> Settings:
         return Settings({"VM_MEMORY": "0"})

@@ -48,20 +48,14 @@ def killed() -> Unusable:
     return Unusable("QEMU was killed.", True, by_accident=True)
 
 
-def test_a_restart_that_fails_by_accident_is_tried_once_more() -> None:
+def test_a_restart_is_tried_once_more_after_an_accident_alone_and_then_without_the_checkpoint() -> None:
     driver = Restarts(killed())
     assert driver.start(JobAd("")) == "from the checkpoint"
     assert driver.tried == ["from the checkpoint"] * 2
     assert driver.said == ["QEMU was killed. The restart is tried once more."]
-
-
-def test_a_restart_that_fails_again_is_made_without_the_checkpoint() -> None:
     driver = Restarts(killed(), killed())
     assert driver.start(JobAd("")) == "afresh: QEMU was killed."
     assert driver.tried[:2] == ["from the checkpoint"] * 2
-
-
-def test_a_checkpoint_that_is_to_blame_is_tried_once() -> None:
     driver = Restarts(Unusable("It is damaged.", True))
     assert driver.start(JobAd("")) == "afresh: It is damaged."
     assert driver.tried[:-1] == ["from the checkpoint"]

@@ -351,11 +351,9 @@ def test_the_lines_that_are_added():
     assert extra_lines(AD) == ['VMPARAM_Xen_Bootloader = ""', 'VMPARAM_Xen_Initrd = ""', 'JobVMNetworkingType = ""']
     values = {"bootloader": "/usr/bin/pygrub", "initrd": "/boot/initrd", "bridge_interface": "br0"}
     assert extra_lines(AD, networking_type="nat", **values) == [
-        'VMPARAM_Xen_Bootloader = "/usr/bin/pygrub"',
-        'VMPARAM_Xen_Initrd = "/boot/initrd"',
-        'VMPARAM_Bridge_Interface = "br0"',
-        'JobVMNetworkingType = "nat"',
-    ]
+        'VMPARAM_Xen_Bootloader = "/usr/bin/pygrub"', 'VMPARAM_Xen_Initrd = "/boot/initrd"',
+        'VMPARAM_Bridge_Interface = "br0"', 'JobVMNetworkingType = "nat"',
+    ]  # fmt: skip
     ad = ['vmparam_xen_initrd = "mine"', 'JOBVMNETWORKINGTYPE="bridge"']
     assert extra_lines(ad, networking_type="nat") == ['VMPARAM_Xen_Bootloader = ""']
     # The C++ server looks for the name anywhere in the text of the ad.

@@ -2,7 +2,6 @@
 
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -35,9 +34,7 @@ def test_a_start_that_programs_of_the_jobs_user_hold_up_is_the_jobs_fault(user: 
 
 @as_root
 @pytest.mark.parametrize("staying", [False, True])
-def test_a_start_that_file_systems_of_the_job_hold_up_is_the_jobs_fault(
-    user: Identity, scratch: Path, monkeypatch: pytest.MonkeyPatch, staying: bool
-) -> None:
+def test_a_start_that_file_systems_of_the_job_hold_up_is_the_jobs_fault(user, scratch, monkeypatch, staying):
     monkeypatch.setattr(os, "statvfs", lambda _: time.sleep(1000))
     with Budget(0.5):
         if staying:

@@ -103,17 +103,15 @@ def test_no_error_is_the_machines_while_execute_is_well(scratch: Path, user: Ide
 
 @as_root
 @pytest.mark.parametrize("options", ROOM.values(), ids=ROOM)
-@pytest.mark.parametrize("is_execute", [False, True], ids=["of its own", "of EXECUTE"])
-def test_a_full_execute_is_the_machines(
-    scratch: Path, user: Identity, mount: Mount, options: str, is_execute: bool
-) -> None:
+@pytest.mark.parametrize("whole", [False, True], ids=["of its own", "of EXECUTE"])
+def test_a_full_execute_is_the_machines(scratch: Path, user: Identity, mount: Mount, options: str, whole: bool) -> None:
     place = mount(scratch, options, user)
-    if is_execute:
+    if whole:
         place = scratch / "dir_1"
         place.mkdir()
         os.chown(place, user.uid, user.gid)
     fill(scratch)
-    with pytest.raises(MachineFault if is_execute else OSError, match="No space left") as caught:
+    with pytest.raises(MachineFault if whole else OSError, match="No space left") as caught:
         user.write_scratch(str(place), "new", bytes(8192))
     if isinstance(caught.value, OSError):
         assert "request_disk" in job_user.unwritable("new", caught.value, str(place), user).hint
@@ -135,9 +133,7 @@ def test_a_directory_in_one_of_the_starters_has_its_execute(scratch: Path, user:
 
 @as_root
 @each_number
-def test_a_read_only_execute_is_the_machines_for_a_symptom(
-    scratch: Path, user: Identity, mount: Mount, number: int
-) -> None:
+def test_a_read_only_execute_is_the_machines_for_a_symptom(scratch, user, mount, number):
     directory = job_in(mount(scratch, "size=3m", user), user)
     subprocess.run(["mount", "-o", "remount,ro", scratch], check=True)
     fault = job_user.blame(error(number), directory, user, "It fails.")

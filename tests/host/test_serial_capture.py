@@ -51,10 +51,7 @@ class Console:
         return capture
 
     def qemu(self, capture):
-        guest = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        guest.settimeout(DEADLINE)
-        guest.connect(capture.path)
-        return guest
+        return connect(capture)
 
     @property
     def text(self):
@@ -497,7 +494,7 @@ def port(told: list[str]) -> Iterator[LinePort]:
         made.close()
 
 
-def connect(port: LinePort) -> socket.socket:
+def connect(port: LinePort | ConsoleCapture) -> socket.socket:
     guest = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     guest.settimeout(DEADLINE)
     guest.connect(port.path)

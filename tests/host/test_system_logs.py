@@ -47,11 +47,8 @@ def test_whose_limit_a_killed_process_came_to(monkeypatch, tmp_path):
     assert log.read(monkeypatch, tmp_path, 4711) == Killed(GROUP, 307200)
     assert log.read(monkeypatch, tmp_path, 471) is None
     log = Log(USAGE, kill(1), "memory: usage 5kB, limit 10240kB, failcnt 3", kill(2), kill(3))
-    assert [log.read(monkeypatch, tmp_path, pid) for pid in (1, 2, 3)] == [
-        Killed(GROUP, 307200),
-        Killed(GROUP, 10240),
-        Killed(GROUP, 0),
-    ]
+    limits = [Killed(GROUP, size) for size in (307200, 10240, 0)]
+    assert [log.read(monkeypatch, tmp_path, pid) for pid in (1, 2, 3)] == limits
     said = f"oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),global_oom,task_memcg={GROUP},task=q,pid=7,uid=0"
     assert Log(USAGE, said).read(monkeypatch, tmp_path, 7) == Killed("", 0)
     assert Log(kill(7), ago=system_logs.KILL_LASTS + 60).read(monkeypatch, tmp_path, 7) is None
@@ -125,8 +122,5 @@ def test_a_denial_makes_a_fault_the_machines_or_is_in_its_hint() -> None:
     assert isinstance(told, errors.MachineFault)
     assert "avc: denied { open }" in told.hint
     assert system_logs.with_denial(job, "") is job
-    fault = errors.MachineFault("libvirt is gone.", "look.")
-    assert (
-        system_logs.with_denial(fault, "avc: denied { use }").hint
-        == "look. And a security module has denied it: avc: denied { use }"
-    )
+    said = system_logs.with_denial(errors.MachineFault("libvirt is gone.", "look."), "avc: denied { use }").hint
+    assert said == "look. And a security module has denied it: avc: denied { use }"

@@ -188,9 +188,7 @@ EXTENT = '# Disk DescriptorFile\nversion=1\nCID=1\nparentCID=ffffffff\ncreateTyp
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("layer", ["top", "base"])
 @pytest.mark.parametrize("data", ["data", "SCRATCH/data", "nbd://127.0.0.1:PORT/x", "nbd:unix:SOCKET", "/dev/zero"])
-def test_extents_of_a_vmdk_are_refused(
-    scratch: Path, user: Identity, listener: Listener, data: str, layer: str, inside: bool
-) -> None:
+def test_extents_of_a_vmdk_are_refused(scratch, user, listener, data, layer, inside):
     (scratch / "data").write_bytes(bytes(1 << 20))
     text = (EXTENT % ("monolithicFlat", naming(data, listener))).encode()
     if inside:  # in the image itself, which has no capacity of its own

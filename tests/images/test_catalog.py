@@ -138,9 +138,7 @@ def _make_directory(path: Path) -> None:
     ],
     ids=["writable-catalog", "writable", "somebody-elses", "missing", "directory", "unreadable", "closed-directory"],
 )
-def test_an_untrusted_image_is_not_offered(
-    place: Path, check: str, change: Callable[[Path], None], problem: str
-) -> None:
+def test_no_untrusted_image_is_offered(place: Path, check: str, change: Callable[[Path], None], problem: str) -> None:
     made = one(place)
     change(place / "a")
     assert problem.format(image=place / "a") in trouble(made, check)

@@ -199,9 +199,7 @@ def test_formats_that_name_no_files_may_be_open_elsewhere(image: Path, opened: O
 
 
 @pytest.mark.parametrize("kind", ["nfs", "fuse.sshfs", "cifs", "9p", ""])
-def test_no_file_system_of_others_holds_it(
-    image: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_no_far_file_system_holds_it(image: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(leases, "file_system", lambda _: kind)
     assert "VM_RUN_AS_JOB_USER" in refused("file system", opened()).hint
     with leased([opened()], needed=False) as require:

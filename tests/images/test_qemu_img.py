@@ -67,12 +67,8 @@ def test_what_is_too_large_is_given_up_and_measured_before(raw: Path, user: Iden
 def test_an_overlay_names_its_base(raw: Path, user: Identity) -> None:
     overlay = str(raw.with_name("overlay.qcow2"))
     qemu_img.create_overlay(str(raw), "raw", overlay, user)
-    found = qemu_img.info(overlay, "qcow2", user)
-    assert (found["filename"], found["backing-filename"], found["backing-filename-format"]) == (
-        overlay,
-        str(raw),
-        "raw",
-    )
+    found, wanted = qemu_img.info(overlay, "qcow2", user), (overlay, str(raw), "raw")
+    assert (found["filename"], found["backing-filename"], found["backing-filename-format"]) == wanted
 
 
 def test_a_format_is_believed_and_never_found_out(raw: Path, user: Identity) -> None:

@@ -35,12 +35,10 @@ JOB = ad(
     BASE
     | DISK
     | {
-        "VMPARAM_Xen_Kernel": '"/boot/vmlinuz"',
-        "VMPARAM_Xen_Root": '"/dev/xvda"',
-        "VMPARAM_VMware_VMX_File": '"vm.vmx"',
-        "GlobalJobId": '"lab#7.0#1"',
+        "VMPARAM_Xen_Kernel": '"/boot/vmlinuz"', "VMPARAM_Xen_Root": '"/dev/xvda"',
+        "VMPARAM_VMware_VMX_File": '"vm.vmx"', "GlobalJobId": '"lab#7.0#1"',
     }
-)
+)  # fmt: skip
 
 names = st.sampled_from(
     [

@@ -193,9 +193,7 @@ def test_nothing_is_told_one_that_knows_another_password(scratch: Path, user: Id
     assert starter.told == []
 
 
-def test_a_round_that_the_end_overtakes_says_nothing_more(
-    scratch: Path, user: Identity, starter: FakeStarter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_that_the_end_overtakes_says_nothing_more(scratch, user, starter, monkeypatch):
     updates = updates_of(ChirpVMState="Running", ChirpVMMemory=1)
     ask = chirp.Starter.ask
     ends: list[threading.Thread] = []

@@ -273,11 +273,8 @@ Content-Type: text/x-shellscript; name="a"
 def test_a_message_is_a_part_as_it_stands(directory: Directory, before: bytes) -> None:
     directory.put("seed", before + MESSAGE)
     found = parts(directory.write(Run='"true"', User_Data='"seed"')["user-data"])
-    assert [(kind, name) for kind, name, _ in found] == [
-        ("text/cloud-config", None),
-        ("text/x-shellscript", "a"),
-        ("text/x-shellscript", "zz-vmgahp-run"),
-    ]
+    kinds = [("text/cloud-config", None), ("text/x-shellscript", "a"), ("text/x-shellscript", "zz-vmgahp-run")]
+    assert [(kind, name) for kind, name, _ in found] == kinds
     assert found[0][2] == b"#cloud-config"
 
 

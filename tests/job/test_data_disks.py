@@ -239,9 +239,7 @@ def failing(*_: object) -> int:
 
 
 @pytest.mark.qemu
-def test_an_image_on_a_disk_that_cannot_be_read_is_the_machines_where_execute_fails(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_on_a_disk_that_cannot_be_read_is_the_machines_where_execute_fails(scratch, user, monkeypatch):
     (scratch / "guest.qcow2").write_bytes(b"nothing that qemu-img knows")
     jobs.own(scratch)
     disk = Disk(str(scratch / "guest.qcow2"), "vda", "", True, "qcow2", True, "disk")

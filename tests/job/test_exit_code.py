@@ -173,12 +173,9 @@ def test_the_starter_is_told_the_exit_code_and_how_it_ended(scratch: Path, vm: V
     assert vm.said == []
     assert starter.told[0] == ["set_job_attr", "VMExitCode", "3"]
     assert starter.ad() == {
-        "VMExitCode": "3",
-        "ChirpVMState": '"Stopped"',
-        "ChirpVMEndedBy": '"powered off"',
-        "ChirpVMExitCode": "3",
+        "VMExitCode": "3", "ChirpVMState": '"Stopped"', "ChirpVMEndedBy": '"powered off"', "ChirpVMExitCode": "3",
         **dict.fromkeys(("ChirpVMExitReason", "ChirpVMHoldReason"), "undefined"),
-    }
+    }  # fmt: skip
 
 
 def test_what_the_ad_has_without_a_code_and_with_a_reason_to_hold(scratch: Path, user: Identity) -> None:

@@ -142,10 +142,8 @@ def test_a_time_that_no_archive_can_have(place: Scratch) -> None:
 
 
 def test_only_what_is_the_jobs_is_an_input(place: Scratch) -> None:
-    for name in (
-        *(".job.ad", "_condor_stdout", "vm_console.log", "vm_exit.json", "disk.qcow2", ".netrc", "in", "vm_list"),
-    ):
-        place.put(name)
+    for one in (".job.ad", "_condor_stdout", "vm_console.log", "vm_exit.json", "disk.qcow2", ".netrc", "in", "vm_list"):
+        place.put(one)
     place.put("vm_outputs/a")
     place.put("data/vm_exit.json")
     assert place.pack(but=("disk.qcow2",)) == (".netrc", "data", "in", "vm_list")

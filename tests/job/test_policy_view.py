@@ -44,11 +44,9 @@ ROUND = {
 }
 
 NETWORKS = {
-    "VM_NETWORKING": "true",
-    "VM_NETWORKING_TYPE": "nat, bridge",
-    "VM_NETWORKING_DEFAULT_TYPE": "bridge",
+    "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "nat, bridge", "VM_NETWORKING_DEFAULT_TYPE": "bridge",
     "VM_NETWORKING_BRIDGE_INTERFACE": "br0",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("condition", "asked"), ROUND.values(), ids=ROUND.keys())

@@ -65,9 +65,8 @@ def test_numbers_survive(name, whole, real, truth):
 
 
 def test_lookups_convert_as_htcondors_and_strings_are_old_classads():
-    found = JobAd(
-        {"T": "true", "F": "FALSE", "I": "-3", "R": "2.9", "S": '"text"', "U": "undefined", "E": "error"}.items()
-    )
+    values = {"T": "true", "F": "FALSE", "I": "-3", "R": "2.9", "S": '"text"', "U": "undefined", "E": "error"}
+    found = JobAd(values.items())
     assert [found.integer(name) for name in "TFIRSUE"] == [1, 0, -3, 2, None, None, None]
     assert [found.boolean(name) for name in "TFIRSUE"] == [True, False, True, True, None, None, None]
     assert [found.string(name) for name in "TFIRSUE"] == [None, None, None, None, "text", None, None]
@@ -290,18 +289,10 @@ def test_the_working_directory_must_be_a_full_path(path):
 
 def test_the_least_that_a_job_can_say_and_its_switches():
     assert spec() == JobSpec(
-        name="alice_example.org_17.0",
-        vm_type="kvm",
-        working_dir="/scratch",
-        memory_mib=512,
-        vcpus=1,
-        disks=(),
-        requests=(DiskRequest("disk.img:vda:w", "disk.img", "vda", "", True, "raw", "disk"),),
-        nics=(),
-        vnc=False,
-        checkpoint=False,
-        no_output_vm=False,
-    )
+        name="alice_example.org_17.0", vm_type="kvm", working_dir="/scratch", memory_mib=512, vcpus=1, disks=(),
+        requests=(DiskRequest("disk.img:vda:w", "disk.img", "vda", "", True, "raw", "disk"),), nics=(), vnc=False,
+        checkpoint=False, no_output_vm=False,
+    )  # fmt: skip
     assert spec().networking is False
     found = spec(JobVMVNCConsole="true", JobVMCheckpoint="TRUE", VMPARAM_No_Output_VM="1")
     assert (found.vnc, found.checkpoint, found.no_output_vm) == (True, True, True)
@@ -407,12 +398,10 @@ def test_a_network_that_is_not_on_offer_holds_the_job():
 @pytest.mark.parametrize(
     ("given_mac", "mac"),
     [
-        ("52:54:00:12:34:56", "52:54:00:12:34:56"),
-        ("52-54-00-AB-cd-EF", "52:54:00:ab:cd:ef"),
-        (" 2:0:0:0:0:1 ", "02:00:00:00:00:01"),
-        ("", ""),
+        ("52:54:00:12:34:56", "52:54:00:12:34:56"), ("52-54-00-AB-cd-EF", "52:54:00:ab:cd:ef"),
+        (" 2:0:0:0:0:1 ", "02:00:00:00:00:01"), ("", ""),
     ],
-)
+)  # fmt: skip
 def test_mac(given_mac, mac):
     assert spec(JobVMNetworking="true", JobVM_MACADDR=f'"{given_mac}"').nics[0].mac == mac
 

@@ -109,9 +109,8 @@ def test_a_link_to_a_link_is_a_file_in_whatever_order_they_come(outputs: Outputs
 
 
 def test_the_owner_can_read_all_and_nobody_gains_rights(outputs: Outputs) -> None:
-    archive = tar(
-        entry("d", **DIRECTORY | {"mode": 0o1}), entry("d/f", b"1", mode=0o6000), entry("s", b"1", mode=0o7777)
-    )
+    closed = entry("d", **DIRECTORY | {"mode": 0o1})
+    archive = tar(closed, entry("d/f", b"1", mode=0o6000), entry("s", b"1", mode=0o7777))
     assert outputs.unpack(archive).problem == ""
     modes = {name: stat.S_IMODE((outputs.below / name).stat().st_mode) for name in ("d", "d/f", "s")}
     assert modes == {"d": 0o701, "d/f": 0o600, "s": 0o777}

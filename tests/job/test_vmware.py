@@ -21,6 +21,7 @@ GOOD = BASE | {
     "VMPARAM_VMware_VMX_File": '"dos.vmx"', "VMPARAM_VMware_VMDK_Files": '"dos.vmdk,dos-s001.vmdk"',
 }  # fmt: skip
 FILES = ("dos.vmx", "dos.vmdk", "dos-s001.vmdk")
+SHARED = {"VMPARAM_VMware_Transfer": "false"}
 
 
 def spec(settings=MACHINE, **changes):
@@ -37,21 +38,10 @@ def refusal(word, part, **changes):
 
 def test_what_a_job_says_and_may_leave_out():
     assert spec(JobVMCheckpoint="true", JobVM_VCPUS="2") == VmwareSpec(
-        name="alice_example.org_17.0",
-        vm_type="vmware",
-        working_dir="/scratch",
-        memory_mib=512,
-        vcpus=2,
-        nics=(),
-        checkpoint=True,
-        no_output_vm=False,
-        dir=r"C:\vms\dos",
-        transfer=True,
-        snapshot_disk=True,
-        vmx_file="dos.vmx",
-        vmdk_files=("dos.vmdk", "dos-s001.vmdk"),
-        vmx=Vmx(),
-    )
+        name="alice_example.org_17.0", vm_type="vmware", working_dir="/scratch", memory_mib=512, vcpus=2, nics=(),
+        checkpoint=True, no_output_vm=False, dir=r"C:\vms\dos", transfer=True, snapshot_disk=True, vmx_file="dos.vmx",
+        vmdk_files=("dos.vmdk", "dos-s001.vmdk"), vmx=Vmx(),
+    )  # fmt: skip
     found = spec(**{f"VMPARAM_VMware_{name}": None for name in ("Dir", "Transfer", "SnapshotDisk", "VMDK_Files")})
     assert (found.dir, found.transfer, found.snapshot_disk, found.vmdk_files) == ("", True, True, ())
     found = spec(VMPARAM_VMware_VMX_File=r'"C:\vms\dos.vmx"', VMPARAM_VMware_VMDK_Files='"/vms/dos.vmdk, dos.vmdk,"')
@@ -101,13 +91,9 @@ def test_other_addresses_hold_the_job(mac):
         ({"VMPARAM_VMware_VMDK_Files": '"dos.img"'}, errors.INVALID_DISK_PARAM, "'dos.img'"),
         ({"VMPARAM_VMware_VMDK_Files": '"gone.vmdk"'}, errors.INVALID_DISK_PARAM, "'gone.vmdk'"),
         ({"VMPARAM_VMware_Transfer": '"yes"'}, errors.INVALID_DISK_PARAM, "VMPARAM_VMware_Transfer"),
-        (
-            {"VMPARAM_VMware_Transfer": "false", "VMPARAM_VMware_SnapshotDisk": "false"},
-            errors.INVALID_DISK_PARAM,
-            "VMPARAM_VMware_SnapshotDisk = false",
-        ),
-        ({"VMPARAM_VMware_Transfer": "false", "VMPARAM_VMware_Dir": None}, errors.NO_DISK_PARAM, "_Dir = undefined"),
-        ({"VMPARAM_VMware_Transfer": "false"}, errors.INVALID_DISK_PARAM, "VMPARAM_VMware_Dir = "),
+        (SHARED | {"VMPARAM_VMware_SnapshotDisk": "false"}, errors.INVALID_DISK_PARAM, "VMware_SnapshotDisk = false"),
+        (SHARED | {"VMPARAM_VMware_Dir": None}, errors.NO_DISK_PARAM, "_Dir = undefined"),
+        (SHARED, errors.INVALID_DISK_PARAM, "VMPARAM_VMware_Dir = "),
         ({"JobVMMemory": "2048"}, errors.NO_MEMORY_PARAM, "JobVMMemory = 2048"),
     ],
 )

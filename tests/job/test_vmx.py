@@ -151,11 +151,8 @@ def test_a_name_or_value_that_no_file_can_have_is_refused(name, value):
     assert dict(vmx) == {"a": "1"}
 
 
-PHANTOM = {
-    "floppy0.startConnected": "FALSE",
-    "floppy0.clientDevice": "TRUE",
-    "floppy0.fileName": "vmware-null-remote-floppy",
-}
+PHANTOM = {"floppy0.startConnected": "FALSE", "floppy0.clientDevice": "TRUE"}
+PHANTOM |= {"floppy0.fileName": "vmware-null-remote-floppy"}
 """What ESXi writes into a VM of which nobody has ever wanted a floppy drive."""
 
 CDROM = {"ide1:0.present": "TRUE", "ide1:0.deviceType": "cdrom-image", "ide1:0.fileName": "install.iso"}

@@ -47,18 +47,11 @@ def refused(word: str, *parts: str, **changes: object) -> None:
 
 def test_a_kernel_of_the_jobs_or_of_the_machines() -> None:
     """By its base name, which condor_submit's path of the submit machine ends with."""
-    assert looked() == XenBoot(
-        kernel=BootFile("/scratch/vmlinuz", True),
-        initrd=BootFile("/scratch/initrd.img", True),
-        command_line="root=/dev/xvda1 ro console=hvc0",
-    )
-    found = looked(
-        files=Files((), ("/boot/vmlinuz",)),
-        VMPARAM_Xen_Kernel='" /boot/vmlinuz "',
-        VMPARAM_Xen_Initrd=None,
-        VMPARAM_Xen_Root='"root=/dev/sda1"',
-        VMPARAM_Xen_Kernel_Params=None,
-    )
+    kernel, initrd = BootFile("/scratch/vmlinuz", True), BootFile("/scratch/initrd.img", True)
+    assert looked() == XenBoot(kernel=kernel, initrd=initrd, command_line="root=/dev/xvda1 ro console=hvc0")
+    of_the_machine = {"VMPARAM_Xen_Kernel": '" /boot/vmlinuz "', "VMPARAM_Xen_Root": '"root=/dev/sda1"'}
+    none = {"VMPARAM_Xen_Initrd": None, "VMPARAM_Xen_Kernel_Params": None}
+    found = looked(files=Files((), ("/boot/vmlinuz",)), **of_the_machine, **none)
     assert found == XenBoot(kernel=BootFile("/boot/vmlinuz", False), command_line="root=/dev/sda1")
 
 

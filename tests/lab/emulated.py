@@ -129,14 +129,8 @@ class EmulatedMachine(Opened):
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the machine to its end; `LabError` with its output when it fails."""
-        done = subprocess.run(
-            self.command(argv, user, cwd, env),
-            input=input or "",
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-        )
+        streams = {"input": input or "", "capture_output": True, "text": True, "errors": "replace"}
+        done = subprocess.run(self.command(argv, user, cwd, env), timeout=timeout, **streams)
         if check and done.returncode:
             output = (done.stdout + done.stderr).rstrip()
             said = f"{' '.join(argv)} in {self.called}: exit {done.returncode}"
@@ -211,13 +205,8 @@ class EmulatedMachine(Opened):
         command += ["-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"]
         with open(self.directory / "qemu.log", "wb") as log:
             # In TMPDIR QEMU keeps what is written to the disk: a file without a name.
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"TMPDIR": str(self.directory)},
-            )
+            environ = os.environ | {"TMPDIR": str(self.directory)}
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)
 
     def _connect(self) -> bool:
         """Open the connection that all commands share. It ends with the machine."""

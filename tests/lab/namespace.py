@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import pytest
@@ -95,9 +94,7 @@ class Opened:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -168,15 +165,9 @@ class Namespace(Opened):
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the namespace to its end; `LabError` with its output when it fails or does not end."""
         try:
-            done = subprocess.run(
-                self.command(argv, user, cwd),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=PATIENCE * timeout,
-                env=self.environment(),
-            )
+            streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
+            how = {"timeout": PATIENCE * timeout, "env": self.environment()}
+            done = subprocess.run(self.command(argv, user, cwd), **how, **streams)
         except subprocess.TimeoutExpired:
             raise LabError(f"{' '.join(argv)} in the namespace: no end within {PATIENCE * timeout:.0f} s") from None
         if check and done.returncode:

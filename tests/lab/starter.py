@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.jobs import own
@@ -38,9 +37,7 @@ class FakeStarter:
         threading.Thread(target=self._serve, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for way in self._open:

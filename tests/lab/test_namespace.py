@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.lab import namespace
@@ -12,9 +10,7 @@ from tests.lab.namespace import Namespace, why_not
 pytestmark = pytest.mark.libvirt
 
 
-def test_a_clone_below_tmp_is_seen_where_this_systems_own_root_is_the_machines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clone_below_tmp_is_seen_where_this_systems_own_root_is_the_machines(tmp_path, monkeypatch):
     if reason := why_not(pool=False):
         pytest.skip(reason)
     clone = tmp_path / "clone"

@@ -76,13 +76,9 @@ def run(directory: Path, *options: str, **modules: str) -> tuple[str, dict[str, 
     plugins = [word for name in names for word in ("-p", name)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-ra", *plugins, "-p", "no:cacheprovider", *options, str(directory)],
-        cwd=directory,
-        env=environ | {"VMGAHP_RECORD": str(directory / "record.json")},
-        capture_output=True,
-        text=True,
-    )
+    environ |= {"VMGAHP_RECORD": str(directory / "record.json")}
+    argv = [sys.executable, "-m", "pytest", "-ra", *plugins, "-p", "no:cacheprovider", *options, str(directory)]
+    done = subprocess.run(argv, cwd=directory, env=environ, capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout, json.loads((directory / "record.json").read_text())
 

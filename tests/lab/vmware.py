@@ -111,17 +111,10 @@ class VmwareJob:
     def ad(self, *more: str) -> list[str]:
         vmdks = ",".join(sorted(path.name for path in self.scratch.glob("*.vmdk")))
         return jobs.lines(
-            self.scratch,
-            *more,
-            JobVMType='"vmware"',
-            JobVMMemory=32,
-            VMPARAM_VMware_Dir='"/home/alice/vm"',
-            VMPARAM_VMware_Transfer=True,
-            VMPARAM_VMware_SnapshotDisk=True,
-            VMPARAM_VMware_VMX_File='"dos.vmx"',
-            VMPARAM_VMware_VMDK_Files=f'"{vmdks}"',
-            ClusterId=self.cluster,
-        )
+            self.scratch, *more, JobVMType='"vmware"', JobVMMemory=32, VMPARAM_VMware_Dir='"/home/alice/vm"',
+            VMPARAM_VMware_Transfer=True, VMPARAM_VMware_SnapshotDisk=True, VMPARAM_VMware_VMX_File='"dos.vmx"',
+            VMPARAM_VMware_VMDK_Files=f'"{vmdks}"', ClusterId=self.cluster,
+        )  # fmt: skip
 
     def console(self) -> str:
         with contextlib.suppress(FileNotFoundError):

@@ -22,11 +22,8 @@ def ask(*words: str | Path, path: Path | None = None) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_lock_fits() -> None:
+def test_the_lock_fits_and_names_no_place() -> None:
     assert ask("fits") == (0, "")
-
-
-def test_it_names_no_place() -> None:
     assert "://" not in LOCK.read_text()
 
 

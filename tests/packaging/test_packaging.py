@@ -95,14 +95,11 @@ def sources(directory: str) -> set[str]:
     return {str(path.relative_to(REPOSITORY)) for path in found if not {"__pycache__", "_build"} & set(path.parts)}
 
 
-def test_the_sdist_has_what_is_needed_to_build_and_to_test(in_sdist: set[str]) -> None:
+def test_the_sdist_has_what_is_needed_to_build_and_to_test_and_nothing_that_was_made(in_sdist: set[str]) -> None:
     for directory in ("src", "tests", "bench", "launchers", "config", "scripts", "docs", "packaging", ".github"):
         assert sources(directory) <= in_sdist, f"files of {directory} are missing"
     hidden = {".editorconfig", ".pre-commit-config.yaml"}
     assert {"LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml"} | hidden <= in_sdist
-
-
-def test_the_sdist_has_nothing_that_was_made(in_sdist: set[str]) -> None:
     made = ("__pycache__", ".pyc", ".venv", "_cache/", "_build/html", "_build/doctrees", ".git/", ".hypothesis")
     assert [name for name in in_sdist if any(part in name for part in made)] == []
 
@@ -235,9 +232,7 @@ def test_an_option_behind_that_python_is_its_own(installed: Path, environ: dict[
     ("kind", "variable"),
     [*(("wheel", variable) for variable in ENVIRONMENTS), *(("editable", variable) for variable in EDITABLE)],
 )
-def test_nothing_is_imported_from_the_working_directory(
-    kind: str, variable: str, installed: Path, environ: dict[str, str], tmp_path: Path
-) -> None:
+def test_nothing_is_imported_from_the_working_directory(kind, variable, installed, environ, tmp_path):
     """Which is a job's scratch directory, while the environment is HTCondor's and may be careless."""
     programs = installed if kind == "wheel" else Path(sys.executable).parent
     scratch, imported = tmp_path / "scratch", tmp_path / "imported"

@@ -116,16 +116,11 @@ def test_a_shallow_clone_and_an_archive_cannot_be_counted_and_say_so(clone: Path
 
 
 def test_a_copy_without_git_knows_no_commit_and_an_sdist_its_own(clone: Path, tmp_path: Path) -> None:
+    assert version(clone, PATH="/nowhere") == f"{NEXT}.dev0+unknown", "git need not be installed"
     subprocess.run(["rm", "-rf", str(clone / ".git")], check=True)
     assert version(clone) == f"{NEXT}.dev0+unknown"
-    (clone / "PKG-INFO").write_text(
-        "Metadata-Version: 2.4\nName: vmgahp\nVersion: 0.2.0.dev7+g12345678\n\nVersion: 1\n"
-    )
+    (clone / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: vmgahp\nVersion: 0.2.0.dev7+g12345678\n\nVersion: 1")
     assert version(clone) == "0.2.0.dev7+g12345678"
-
-
-def test_git_need_not_be_installed(clone: Path) -> None:
-    assert version(clone, PATH="/nowhere") == f"{NEXT}.dev0+unknown"
 
 
 def test_variables_of_another_repository_mean_nothing(clone: Path, tmp_path: Path) -> None:

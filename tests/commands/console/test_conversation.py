@@ -309,9 +309,7 @@ def test_a_sentence_of_an_earlier_failure_is_not_taken_for_that_of_a_later_one(r
     assert "The disk is full." in rig.type("log")
 
 
-def test_a_result_that_never_comes_is_waited_for_as_long_as_the_starter_waits(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_result_is_waited_for_as_long_as_the_starter_waits(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "REQUEST_TIMEOUT", 0.0)
     monkeypatch.setattr(requests, "START_EXTRA", 0.0)
     rig.server.works = False
@@ -480,12 +478,10 @@ def candidates(line: str, rig: Rig) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("sta", "start status"),
-        ("CONDOR_VM_ST", "CONDOR_VM_START CONDOR_VM_STATUS CONDOR_VM_STOP"),
-        ("help BAD", "BAD_IMAGE"),
-        ("version x", ""),
+        ("sta", "start status"), ("CONDOR_VM_ST", "CONDOR_VM_START CONDOR_VM_STATUS CONDOR_VM_STOP"),
+        ("help BAD", "BAD_IMAGE"), ("version x", ""),
     ],
-)
+)  # fmt: skip
 def test_completion_of_words(line: str, found: str, rig: Rig) -> None:
     assert sorted(candidates(line, rig)) == found.split()
 

@@ -61,9 +61,7 @@ def test_every_check_is_made_whatever_is_broken(pool: Condor) -> None:
     assert "begin with settings" in done.verdict()
 
 
-def test_the_commands_of_people(
-    pool: Condor, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peoples_commands(pool: Condor, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in pool.environ(VM_MEMORY=0).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("VMGAHP_CONFIG", raising=False)
@@ -157,9 +155,7 @@ def test_a_tool_that_hangs_is_one_cause(pool: Condor, monkeypatch: pytest.Monkey
     assert "condor_config_val did not answer within" in named(done.findings, "settings").seen
 
 
-def test_a_resolver_for_which_htcondors_tool_waits_is_the_cause(
-    pool: Condor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resolver_for_which_htcondors_tool_waits_is_the_cause(pool, monkeypatch, capsys):
     """HTCondor's tools look this machine's name up, and where nobody can say, again and again."""
     monkeypatch.setattr(sources, "DEADLINE", 0.5)
 
@@ -241,15 +237,12 @@ def server(pool: Condor, **settings: object) -> Finding:
     return found
 
 
-def test_the_server_is_missing(pool: Condor) -> None:
+def test_the_server_is_missing_or_cannot_be_executed(pool: Condor) -> None:
     missing = "/usr/sbin/no-such-server"
     judged(server(pool, VM_GAHP_SERVER=missing), BAD, missing, hint="set VM_GAHP_SERVER")
     assert server(pool, VM_GAHP_SERVER=None).verdict == BAD
     assert "full path" in server(pool, VM_GAHP_SERVER="sbin/it").seen
     assert "not a file" in server(pool, VM_GAHP_SERVER="/").seen
-
-
-def test_the_server_cannot_be_executed(pool: Condor) -> None:
     pool.server.chmod(0o644)
     assert judged(server(pool), BAD, "may not execute").hint == f"chmod 755 {pool.server}"
 
@@ -286,9 +279,7 @@ def test_a_server_that_others_can_change_is_not_run(pool: Condor) -> None:
         ("exec sleep 60", BAD, "did not say its version"),
     ],
 )
-def test_what_the_server_is(
-    pool: Condor, script: str, verdict: str, seen: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_server_it_is(pool: Condor, script: str, verdict: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(condor, "SERVER_DEADLINE", 1.0)
     pool.program(f"#!/bin/sh\n{script}\n")
     judged(server(pool), verdict, seen)
@@ -325,9 +316,7 @@ SOCKET = {"run__libvirt__libvirt-sock": ""}
         (LIBVIRTD | RUNS, "its socket /run/libvirt/libvirt-sock is missing", "systemctl restart libvirtd.socket"),
     ],
 )
-def test_why_libvirt_cannot_be_reached(
-    pool: Condor, tmp_path: Path, files: dict[str, str], seen: str, hint: str
-) -> None:
+def test_why_libvirt_is_not_reached(pool: Condor, tmp_path: Path, files: dict[str, str], seen: str, hint: str) -> None:
     said = host.libvirt_cause(pool.context(tree(tmp_path, **files)))
     assert seen in said[0]
     assert hint in said[1]
@@ -381,6 +370,7 @@ def test_a_libvirt_that_answers_nobody(pool: Condor) -> None:
 # KVM
 
 FLAGS = "processor : 0\nflags\t\t: fpu {}\n"
+LOADED = {"sys__module__kvm_intel__refcnt": "0"}
 
 
 @pytest.mark.parametrize(
@@ -388,11 +378,7 @@ FLAGS = "processor : 0\nflags\t\t: fpu {}\n"
     [
         ({"proc__cpuinfo": FLAGS.format("vmx")}, "module kvm_intel is not loaded", "modprobe kvm_intel"),
         ({"proc__cpuinfo": FLAGS.format("svm")}, "module kvm_amd is not loaded", "modprobe kvm_amd"),
-        (
-            {"proc__cpuinfo": FLAGS.format("vmx"), "sys__module__kvm_intel__refcnt": "0"},
-            "is loaded and there is no /dev/kvm",
-            "udevadm trigger",
-        ),
+        ({"proc__cpuinfo": FLAGS.format("vmx"), **LOADED}, "is loaded and there is no /dev/kvm", "udevadm trigger"),
         ({"proc__cpuinfo": FLAGS.format("sse")}, "neither vmx nor svm", "firmware (BIOS"),
         ({"proc__cpuinfo": FLAGS.format("hypervisor")}, "its host does not let it", "nested=1"),
         ({"proc__cpuinfo": FLAGS.format("hypervisor vmx"), "dev__kvm": ""}, "nested", "host-passthrough"),
@@ -555,9 +541,7 @@ with open({file!r}, "a") as ad:
 
 
 @as_root
-def test_such_a_machine_comes_back_by_recover_once_all_else_is_well(
-    pool: Condor, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_comes_back_by_recover_once_all_else_is_well(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
     offline = AD.replace("HasVM = true", "HasVM = false") + 'VMOfflineReason = "VMGAHP_ERR_CRITICAL"\n'
     pool.ad.write_text(offline)
     pool.script("condor_update_machine_ad", "import sys; sys.exit('DENIED')")
@@ -570,9 +554,7 @@ def test_such_a_machine_comes_back_by_recover_once_all_else_is_well(
     assert doctor.show(doctor.examine(pool.environ(), recover=True)) == doctor.FIT, "there is nothing to do"
 
 
-def test_an_htcondor_that_nobody_has_configured_is_told_to_set_up(
-    pool: Condor, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_htcondor_without_settings_is_told_to_set_up(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
     environ = pool.environ(VM_TYPE=None, VM_MEMORY=None, VM_GAHP_LOG=None)
     assert doctor.show(doctor.examine(environ)) == doctor.UNFIT
     said = " ".join(capsys.readouterr().out.split())

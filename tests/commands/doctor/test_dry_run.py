@@ -15,12 +15,9 @@ from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 __all__ = ["ad", "pool"]
 
 
-def test_the_directory_of_the_file_is_the_scratch_directory(ad: Ad) -> None:
+def test_the_directory_of_the_file_is_the_scratch_directory_and_its_first_ad_counts(ad: Ad) -> None:
     assert dry_run.read(ad.write()).working_dir() == str(ad.directory)
     assert dry_run.read(ad.write('VM_WORKING_DIR = "/elsewhere"')).working_dir() == "/elsewhere"
-
-
-def test_only_the_first_ad_of_a_file_counts(ad: Ad) -> None:
     ad.path.write_text("\n-- Schedd: lab\nClusterId = 1\n\nClusterId = 2\n")
     assert dry_run.read(str(ad.path)).integer("ClusterId") == 1
 
@@ -86,9 +83,7 @@ def test_a_job_of_another_type(pool: Condor, ad: Ad) -> None:
         (["JobVMCheckpoint = true"], {"VM_qemu_ATTR_checkpoint": False}, "job checkpoint", OFF),
     ],
 )
-def test_what_the_machine_does_not_offer_now(
-    pool: Condor, ad: Ad, lines: list[str], attributes: dict[str, object], check: str, verdict: str
-) -> None:
+def test_what_the_machine_does_not_offer_now(pool, ad, lines, attributes, check, verdict):
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat"}
     trial = tried(pool, ad.write(*lines), offers(**attributes), **settings)
     assert judged(named(trial.findings, check), verdict).hint
@@ -177,17 +172,13 @@ class TestLibvirt:
         assert named(done.trial.findings, "job network").verdict == BAD
 
 
-def test_what_the_jobs_own_xml_has_of_another_machine_is_told(ad: Ad, pool: Condor) -> None:
+def test_the_jobs_own_xml_is_read_as_by_a_start_and_what_is_of_another_machine_is_told(ad: Ad, pool: Condor) -> None:
     disk = "<disk type='file'><driver type='raw'/><source file='guest.img'/><target dev='vda'/><alias name='a'/></disk>"
     xml = f"<domain><devices><emulator>/usr/bin/kvm</emulator>{disk}</devices></domain>"
     (ad.directory / "domain.xml").write_text(xml)
     found = tried(pool, ad.write('VMPARAM_Libvirt_XML = "domain.xml"'))
     judged(named(found.findings, "job XML"), OK, "devices/emulator, devices/disk/alias")
-
-
-def test_the_jobs_own_xml_is_read_as_a_start_reads_it(ad: Ad, pool: Condor) -> None:
-    disk = "<disk type='file'><source file='guest.img'/><target dev='vda'/></disk>"
-    (ad.directory / "domain.xml").write_text(f"<domain><devices>{disk}<hostdev/></devices></domain>")
+    (ad.directory / "domain.xml").write_text(xml.replace("</devices>", "<hostdev/></devices>"))
     found = tried(pool, ad.write('VMPARAM_Libvirt_XML = "domain.xml"'))
     (bad,) = [finding for finding in found.findings if finding.verdict == BAD]
     assert "/domain/devices/hostdev" in bad.seen

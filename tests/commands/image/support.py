@@ -53,15 +53,18 @@ class Place:
         out, err = self._capsys.readouterr()
         return Ended(status, out, err)
 
+    def refused(self, *words: str, status: int = 1) -> str:
+        """The same, which has to fail: what it says."""
+        ended = self.image(*words)
+        assert ended.status == status, ended.out
+        return ended.err
+
     def begin(self, *words: str) -> "subprocess.Popen[str]":
         """The same as a process of its own."""
         code = "import sys; from vmgahp.cli import main; sys.exit(main(['vmgahp', 'image', *sys.argv[1:]]))"
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", code, *words],
-            env={**os.environ, **self.environ, "PYTHONPATH": str(REPOSITORY / "src")},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        argv = [sys.executable, "-P", "-c", code, *words]
+        environ = {**os.environ, **self.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+        return subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True)
 
     def names(self) -> list[str]:
         """All files of the directory, but for the catalog's lock."""

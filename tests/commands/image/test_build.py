@@ -10,6 +10,7 @@ import pytest
 
 from tests import REPOSITORY
 from tests.commands.image.support import Place, place
+from tests.commands.support import absent
 from vmgahp.commands.image import build
 
 __all__ = ["place"]
@@ -48,21 +49,17 @@ def test_root_makes_none_where_others_could_lead_it_elsewhere(place: Place, tmp_
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     os.chown(theirs, 65534, 65534)
-    ended = place.image("build", "debian-12", "-o", str(theirs / "a.qcow2"))
-    assert ended.status == 1
-    assert f"{theirs}, which belongs to user id 65534" in ended.err
+    said = place.refused("build", "debian-12", "-o", str(theirs / "a.qcow2"))
+    assert f"{theirs}, which belongs to user id 65534" in said
     assert list(theirs.iterdir()) == []
 
 
-def test_what_is_not_installed_is_named_with_its_packages(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_named_with_packages(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(build, "FILES", {"/nonexistent": "grub-pc-bin"})
-    ended = place.image("build", "debian-12", "-o", str(tmp_path / "a.qcow2"))
-    assert "apt-get install" in ended.err
-    for package in ("mmdebstrap", "mtools", "e2fsprogs", "qemu-utils", "grub-pc-bin"):
-        assert package in ended.err
+    said = place.image("build", "debian-12", "-o", str(tmp_path / "a.qcow2")).err
+    packages = ("mmdebstrap", "mtools", "e2fsprogs", "qemu-utils", "grub-pc-bin")
+    assert absent(said, "apt-get install", *packages) == []
 
 
 # What is called in place of the true one; each is a shell script.
@@ -73,20 +70,23 @@ _STAYS = 'touch "$TMPDIR/packages"; echo > "$READY"; exec sleep 600'
 def begin(directory: Path, mmdebstrap: str, before: str = "") -> "subprocess.Popen[str]":
     """A build with that program in place of mmdebstrap, and Python statements that come `before` it."""
     programs = directory / "bin"
-    programs.mkdir()
+    for made in (programs, directory / "out", directory / "rooms"):
+        made.mkdir()
     for name in (*build.PROGRAMS, "newuidmap"):
         if name not in ("unshare", "tar"):
             (programs / name).write_text(f"#!/bin/sh\n{mmdebstrap if name == 'mmdebstrap' else 'exit 1'}\n")
             (programs / name).chmod(0o755)
-    rooms = directory / "rooms"
-    rooms.mkdir()
     code = (
         "import sys; from vmgahp.commands.image import build; build.FILES = {}; "
         f"{before}from vmgahp.cli import main; sys.exit(main(['vmgahp', 'image', *sys.argv[1:]]))"
     )
     return subprocess.Popen(
         [sys.executable, "-P", "-c", code, "build", "debian-12", "-o", str(directory / "out" / "a.qcow2")],
-        env={"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY / "src"), "TMPDIR": str(rooms)},
+        env={
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY / "src"),
+            "TMPDIR": f"{directory}/rooms",
+        },
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -96,35 +96,26 @@ def left(directory: Path) -> list[str]:
     return [str(path) for name in ("out", "rooms") for path in (directory / name).rglob("*")]
 
 
-def test_what_failed_is_told_and_nothing_is_left(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    running = begin(tmp_path, _FAILS)
+_INTERRUPTED = (
+    "import os; discard = build._discard; build._discard = lambda room: (os.kill(os.getpid(), 2), discard(room)); "
+)
+
+
+@pytest.mark.parametrize(("before", "status"), [("", 1), (_INTERRUPTED, 130)], ids=["failed", "clean-up interrupted"])
+def test_what_failed_is_told_and_nothing_is_left(tmp_path: Path, before: str, status: int) -> None:
+    running = begin(tmp_path, _FAILS, before)
     _, err = running.communicate(timeout=60)
-    assert running.returncode == 1
-    assert "mmdebstrap ended with 25: E: no such suite" in err
-    assert left(tmp_path) == []
+    assert (running.returncode, left(tmp_path)) == (status, []), err
+    assert before or "mmdebstrap ended with 25: E: no such suite" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_of_one_that_is_interrupted(tmp_path: Path, number: signal.Signals) -> None:
-    (tmp_path / "out").mkdir()
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     running = begin(tmp_path, _STAYS.replace("$READY", str(ready)))
     ready.read_text()  # to its end, or a SIGPIPE could end the program
     assert any(path.endswith("/packages") for path in left(tmp_path))
     running.send_signal(number)
-    _, err = running.communicate(timeout=60)
-    assert (running.returncode, left(tmp_path)) == (130, []), err
-
-
-_INTERRUPTED = (
-    "import os; discard = build._discard; build._discard = lambda room: (os.kill(os.getpid(), 2), discard(room)); "
-)
-
-
-def test_nothing_is_left_of_one_that_failed_and_whose_clean_up_is_interrupted(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    running = begin(tmp_path, _FAILS, _INTERRUPTED)
     _, err = running.communicate(timeout=60)
     assert (running.returncode, left(tmp_path)) == (130, []), err

@@ -75,29 +75,20 @@ def text_of(made: Path) -> str:
 def test_states_one_after_another(tmp_path: Path) -> None:
     found = story_of(tmp_path, LIFE).spans
     assert [(span.state, span.begin - BEGIN, span.end - BEGIN) for span in found] == [
-        ("Busy", -2, 0),
-        ("Running", 0, 21),
-        ("Busy", 21, 25),
-        ("Suspended", 25, 64),
-        ("Busy", 64, 65),
-        ("Running", 65, 77),
-        ("Busy", 77, 80),
-        ("Checkpointed", 80, 90),
-    ]
+        ("Busy", -2, 0), ("Running", 0, 21), ("Busy", 21, 25), ("Suspended", 25, 64), ("Busy", 64, 65),
+        ("Running", 65, 77), ("Busy", 77, 80), ("Checkpointed", 80, 90),
+    ]  # fmt: skip
 
 
 def test_a_vm_that_vanished_without_a_word_ran_until_it_was_last_seen(tmp_path: Path) -> None:
     later = [event(1000, "start", "Running", seconds=1.0), sample(1010, 1.0)]
     found = story_of(tmp_path, LIFE[:4] + later).spans
     assert [(span.state, span.begin - BEGIN, span.end - BEGIN) for span in found] == [
-        ("Busy", -2, 0),
-        ("Running", 0, 20),
-        ("Busy", 999, 1000),
-        ("Running", 1000, 1010),
-    ]
+        ("Busy", -2, 0), ("Running", 0, 20), ("Busy", 999, 1000), ("Running", 1000, 1010),
+    ]  # fmt: skip
 
 
-def test_rates_with_a_gap_where_nobody_looked_or_nothing_ran(tmp_path: Path) -> None:
+def test_rates_with_a_gap_where_nobody_looked_or_nothing_ran_however_short(tmp_path: Path) -> None:
     told = story_of(tmp_path, LIFE)
     rates = told.rates()
     cpu = [(rate.begin - BEGIN, rate.end - BEGIN, round(rate.value, 3)) for rate in rates["cpu"]]
@@ -106,21 +97,15 @@ def test_rates_with_a_gap_where_nobody_looked_or_nothing_ran(tmp_path: Path) -> 
     assert told.totals() == ({"vda": (0, 30 << 20)}, {})
     rates = story_of(tmp_path, [*LIFE[:4], sample(500, 40.0), sample(510, 41.0)]).rates()
     assert [rate.begin - BEGIN for rate in rates["cpu"]] == [0, 10, 500]
-
-
-def test_no_line_is_drawn_over_a_suspend_however_short(tmp_path: Path) -> None:
     short = [event(21, "suspend", "Suspended"), event(23, "resume", "Running"), sample(24, 31.0), sample(34, 36.0)]
     rates = story_of(tmp_path, LIFE[:4] + short).rates()
     assert [(rate.begin - BEGIN, rate.end - BEGIN) for rate in rates["cpu"]] == [(0, 10), (10, 20), (24, 34)]
 
 
-def test_counters_that_go_down_never_make_a_negative_rate(tmp_path: Path) -> None:
+def test_counters_that_go_down_make_no_negative_rate_and_a_disk_that_was_left_out_makes_no_peak(tmp_path: Path) -> None:
     rates = story_of(tmp_path, [sample(0, 50.0, 100), sample(10, 60.0, 200), sample(20, 5.0, 30)]).rates()
     assert [rate.value for rate in rates["written"]] == [10, 0]
     assert [rate.value for rate in rates["cpu"]] == [50, 0]
-
-
-def test_a_disk_that_was_left_out_for_once_makes_no_peak(tmp_path: Path) -> None:
     lines = [sample(0, 1.0, 5 << 30), sample(10, 2.0, block={"vda": {}}), sample(20, 3.0, 5 << 30)]
     told = story_of(tmp_path, lines)
     assert [rate.value for rate in told.rates()["written"]] == [0, 0]
@@ -138,9 +123,7 @@ def test_a_long_life_is_thinned_out_and_its_totals_are_not(tmp_path: Path) -> No
 # What comes of it
 
 
-def test_the_page_says_what_happened_and_needs_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_says_what_happened_and_needs_nothing_else(tmp_path, monkeypatch, capsys):
     write(tmp_path, LIFE)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["vmgahp", "report"]) == 0
@@ -203,9 +186,7 @@ def test_a_vm_that_never_started_says_why_and_has_no_picture(tmp_path: Path) -> 
         ),
     ],
 )
-def test_there_is_no_chart_without_anything_in_it(
-    tmp_path: Path, lines: list[dict[str, object]], charts: list[str] | None
-) -> None:
+def test_there_is_no_empty_chart(tmp_path: Path, lines: list[dict[str, object]], charts: list[str] | None) -> None:
     made = etree.parse(str(report(write(tmp_path, lines))), etree.HTMLParser())
     pictures = made.xpath("//*[local-name()='svg' and @role]")
     assert len(pictures) == (charts is not None)
@@ -249,17 +230,10 @@ def test_nothing_is_wider_than_a_phone(tmp_path: Path) -> None:
     for name, lines in pages.items():
         report(write(tmp_path, lines)).rename(tmp_path / f"{name}.html")
     (tmp_path / "measure.html").write_text(MEASURED.replace("PAGES", json.dumps([f"{name}.html" for name in pages])))
-    done = subprocess.run(
-        [
-            *("chromium-headless-shell", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"),
-            *("--allow-file-access-from-files", "--disable-web-security", "--virtual-time-budget=10000", "--dump-dom"),
-            f"file://{tmp_path}/measure.html",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
+    browser = ["chromium-headless-shell", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+    browser += ["--allow-file-access-from-files", "--disable-web-security", "--virtual-time-budget=10000", "--dump-dom"]
+    browser += [f"file://{tmp_path}/measure.html"]
+    done = subprocess.run(browser, capture_output=True, text=True, timeout=100, check=True)
     found = re.search("<title>(.*)</title>", done.stdout)
     assert found, done.stderr
     widths = json.loads(found[1])
@@ -352,9 +326,7 @@ def test_more_than_is_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("line", [b"x\n", b"\n", b'{"time":1700000001,"cpu_seconds":1}\n'])
-def test_a_file_of_many_lines_is_not_read_to_its_end(
-    tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_many_lines_is_not_read_whole(tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """32 million lines that make no sense took a minute and a half."""
     monkeypatch.setattr("vmgahp.commands.report.MOST_LINES", 1000)
     told = read_story(str(write(tmp_path, LIFE, line * 2000)))
@@ -387,9 +359,7 @@ def test_any_file_makes_a_page(lines: "list[dict[str, object]]") -> None:
 
 
 @pytest.mark.parametrize("kind", ["nothing", "fifo", "empty", "of another kind", "directory"])
-def test_nothing_to_report_is_an_error_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+def test_nothing_to_report_is_an_error_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     path = tmp_path / NAME
     if kind == "fifo":
         os.mkfifo(path)
@@ -406,9 +376,7 @@ def test_nothing_to_report_is_an_error_in_a_sentence(
 
 
 @pytest.mark.parametrize("words", [[], ["-o", "mine.html"]])
-def test_a_link_in_a_jobs_directory_is_not_written_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_a_link_in_a_jobs_directory_is_not_written_through(tmp_path, monkeypatch, capsys, words):
     """Root makes a report where the job can have put one."""
     victim = tmp_path / "victim"
     victim.write_text("root's")

@@ -260,12 +260,10 @@ def test_user_data_go_with_the_job(home, dry) -> None:
 @pytest.mark.parametrize(
     ("given", "program", "name"),
     [
-        (("--input", "fit.py"), ("python3", "fit.py"), "fit"),
-        ((), ("/usr/bin/Rscript", "x.R"), "Rscript"),
-        (("--name", "n"), ("a",), "n"),
-        ((), ("./a b!",), "a_b"),
+        (("--input", "fit.py"), ("python3", "fit.py"), "fit"), ((), ("/usr/bin/Rscript", "x.R"), "Rscript"),
+        (("--name", "n"), ("a",), "n"), ((), ("./a b!",), "a_b"),
     ],
-)
+)  # fmt: skip
 def test_the_name_of_a_job(dry, given: tuple[str, ...], program: tuple[str, ...], name: str) -> None:
     assert dry(*given, program=program)["executable"] == name
 

@@ -139,14 +139,10 @@ def settings(path: Path) -> dict[str, str]:
 def test_it_writes_what_the_options_say(machine: Machine) -> None:
     said = machine.set_up("--set", "VM_GAHP_SERVER=/opt/x/condor_vm-gahp", "--set", "vm_soft_suspend=True")
     assert settings(machine.file) == {
-        "VM_GAHP_SERVER": "/opt/x/condor_vm-gahp",
-        "VM_TYPE": "simulated",
-        "VM_MEMORY": "64",
-        "VM_GAHP_LOG": "$(LOG)/VMGahpLog",
-        "VM_RECHECK_INTERVAL": "60",
-        "VM_NETWORKING": "False",
+        "VM_GAHP_SERVER": "/opt/x/condor_vm-gahp", "VM_TYPE": "simulated", "VM_MEMORY": "64",
+        "VM_GAHP_LOG": "$(LOG)/VMGahpLog", "VM_RECHECK_INTERVAL": "60", "VM_NETWORKING": "False",
         "VM_SOFT_SUSPEND": "True",
-    }
+    }  # fmt: skip
     assert machine.file.stat().st_mode & 0o7777 == 0o644
     assert os.listdir(machine.config) == [machine.file.name]
     assert "+VM_MEMORY = 64" in said

@@ -29,7 +29,7 @@ def submit(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tupl
     """
 
     def run(*words: str, status: int = 0, lax: bool = True) -> tuple[object, str]:
-        got = main(["vmgahp", "submit", *words, "-o", "-", *["--lax"] * lax])
+        got = main(["vmgahp", "submit", words[0], "-o", "-", *["--lax"] * lax, *words[1:]])
         out, err = capsys.readouterr()
         assert got == status, err
         return (htcondor2.Submit(out) if out else None), err

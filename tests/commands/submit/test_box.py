@@ -39,8 +39,13 @@ def place(home: Path) -> Path:
     return home / "images"
 
 
-def pack(path: Path, members: dict[str, bytes], *, links: dict[str, str] | None = None) -> None:
-    """A .box as Vagrant makes it: tar, gzip, names with a dot before them."""
+def pack(path: Path, members: dict[str, bytes], *, links: dict[str, str] | None = None, packed: bool = True) -> None:
+    """A .box as Vagrant makes it: tar, gzip, names with a dot before them; or unpacked, a directory."""
+    if not packed:
+        path.mkdir()
+        for name, data in members.items():
+            (path / name).write_bytes(data)
+        return
     with tarfile.open(path, "w:gz" if path.suffix == ".box" else "w", format=tarfile.GNU_FORMAT) as archive:
         for name, data in members.items():
             member = tarfile.TarInfo(f"./{name}")
@@ -132,12 +137,7 @@ def test_a_box_of_vmwares(home, submit, place, provider, packed):
     members = {"metadata.json": about(provider=provider), "box.vmx": VMX.encode()}
     members |= {name: (home / name).read_bytes() for name in names}
     members["Vagrantfile"] = b'  v.vmx["memsize"] = "768"\n'
-    if packed:
-        pack(home / "vmware.box", members)
-    else:
-        (home / "vmware.box").mkdir()
-        for name, data in members.items():
-            (home / "vmware.box" / name).write_bytes(data)
+    pack(home / "vmware.box", members, packed=packed)
     read, said = submit("box", "vmware.box", "--dir", str(place), lax=False)
     assert (read["vm_memory"], read["vm_disk"]) == ("512", "disk.qcow2:sda:w:qcow2")
     assert read["transfer_input_files"] == f"{place}/disk.qcow2"
@@ -152,12 +152,7 @@ def test_a_box_of_virtualboxs(home, submit, place, packed, is_old):
     members = {} if is_old else {"metadata.json": about(provider="virtualbox")}
     members["box.ovf"] = samples.VBOX.encode()
     members["box-disk001.vmdk"] = (home / "box-disk001.vmdk").read_bytes()
-    if packed:
-        pack(home / "vb.box", members)
-    else:
-        (home / "vb.box").mkdir()
-        for name, data in members.items():
-            (home / "vb.box" / name).write_bytes(data)
+    pack(home / "vb.box", members, packed=packed)
     read, said = submit("box", "vb.box", "--dir", str(place), "--convert", lax=False)
     assert (read["executable"], read["vm_memory"], read["vm_vcpus"]) == ("vb", "768", "2")
     assert read["vm_disk"].endswith(":qcow2")

@@ -91,9 +91,8 @@ def test_a_compressed_download_is_unpacked(home, disk, refused, monkeypatch, end
     if shutil.which(program) is None:
         pytest.skip(f"needs {program}")
     data = (home / "disk.qcow2").read_bytes() if name != "image.raw" else os.urandom(1 << 20)
-    parts = [
-        subprocess.run([program, "-c"], input=one, capture_output=True).stdout for one in (data[:5000], data[5000:])
-    ]
+    halves = (data[:5000], data[5000:])
+    parts = [subprocess.run([program, "-c"], input=half, capture_output=True).stdout for half in halves]
     (home / f"{name}{ending}").write_bytes(b"".join(parts))  # as parallel programs write it
     entry, said = disk(f"{name}{ending}")
     assert entry == f"{name}:vda:w:{'raw' if name == 'image.raw' else 'qcow2'}"
@@ -180,9 +179,7 @@ def test_an_image_of_the_catalog(home, submit, refused):
 def test_what_the_catalog_of_this_machine_says(home, submit, refused, monkeypatch):
     """It may be one of those where the job runs."""
     catalog = home / "catalog.toml"
-    catalog.write_text(
-        '[debian]\npath = "d.qcow2"\nformat = "qcow2"\nmin_memory = 512\n[tools]\npath = "t"\nformat = "iso"\n'
-    )
+    catalog.write_text('[debian]\npath="d.qcow2"\nformat="qcow2"\nmin_memory = 512\n[tools]\npath="t"\nformat="iso"\n')
     monkeypatch.setenv("VMGAHP_CONFIG", str(home / "vmgahp.conf"))
     (home / "vmgahp.conf").write_text(f"VM_CATALOG = {catalog}\n")
     monkeypatch.setattr("vmgahp.images.catalog.require_trustworthy", lambda *_, **__: None)

@@ -334,12 +334,9 @@ def test_a_kernel_of_a_xen_guest_goes_with_the_job(home, of_xen):
     assert (read["vm_networking_type"], read.get("vm_vnc"), "Left out" in said) == ("bridge", None, False)
 
 
-def test_a_kernel_in_the_image_of_a_xen_guest_is_found_by_the_bootloader(of_xen):
+def test_a_xen_guest_boots_a_kernel_in_its_image_by_the_bootloader_or_as_a_whole_machine(of_xen):
     read, _ = of_xen("")
     assert (read["xen_kernel"], read["requirements"]) == ("included", "TARGET.VM_xen_ATTR_bootloader")
-
-
-def test_a_whole_machine_of_xens_has_its_hardware(of_xen):
     read, said = of_xen("<loader>/usr/lib/xen/boot/hvmloader</loader>", "'xenpv'>linux", "'xenfv'>hvm")
     assert (read["xen_kernel"], read["requirements"]) == ("vmx", "TARGET.VM_xen_ATTR_hvm")
     assert "Left out" not in said

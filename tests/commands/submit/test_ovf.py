@@ -41,17 +41,12 @@ EFI = (
     '<vmw:Config xmlns:vmw="http://www.vmware.com/schema/ovf" ovf:required="false" vmw:key="firmware" vmw:value="efi"/>'
 )
 VMWARE = edited(
-    samples.VBOX,
-    ("MegaBytes", "byte * 2^20"),
+    samples.VBOX, ("MegaBytes", "byte * 2^20"),
     ("<Item><rasd:Address>0", f"{memory('small', 2)}{memory('large', 8)}<Item><rasd:Address>0"),
-    ("<rasd:ResourceType>5<", "<rasd:ResourceType>6<"),
-    ("PIIX4", "lsilogic"),
-    ("E1000", "VmxNet3"),
-    ("<rasd:Connection>NAT", "<rasd:Connection>VM Network"),
-    ("/disk/vmdisk1<", "ovf:/disk/vmdisk1<"),
-    ("<VirtualSystem ", OPTIONS + "<VirtualSystem "),
-    ("</VirtualHardwareSection>", EFI + "</VirtualHardwareSection>"),
-)
+    ("<rasd:ResourceType>5<", "<rasd:ResourceType>6<"), ("PIIX4", "lsilogic"), ("E1000", "VmxNet3"),
+    ("<rasd:Connection>NAT", "<rasd:Connection>VM Network"), ("/disk/vmdisk1<", "ovf:/disk/vmdisk1<"),
+    ("<VirtualSystem ", OPTIONS + "<VirtualSystem "), ("</VirtualHardwareSection>", EFI + "</VirtualHardwareSection>"),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -223,12 +218,10 @@ def test_a_tpm_of_vmwares(home, submit):
 @pytest.mark.parametrize(
     ("unit", "quantity", "mib", "why"),
     [
-        ("", 768, 768, "is taken for MiB"),
-        ("byte * 1024 * 1024", 768, 768, ""),
-        ("byte*2^20", 768, 768, ""),
+        ("", 768, 768, "is taken for MiB"), ("byte * 1024 * 1024", 768, 768, ""), ("byte*2^20", 768, 768, ""),
         ("GigaBytes", 2, 2048, ""),
     ],
-)
+)  # fmt: skip
 def test_units_of_memory(home, convert, unit, quantity, mib, why):
     element = f"<rasd:AllocationUnits>{unit}</rasd:AllocationUnits>" if unit else ""
     text = edited(

@@ -165,9 +165,7 @@ def complaints(
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
 @hypothesis.given(data=st.data())
-def test_a_machine_comes_back_as_it_was_or_the_report_says_what_did_not(
-    dialect: str, data: st.DataObject, run: Run, images: dict[str, Path], connection: libvirt.virConnect
-) -> None:
+def test_a_machine_comes_back_as_it_was_or_the_report_says_what_did_not(dialect, data, run, images, connection):
     words, write = WRITERS[dialect]
     machine = data.draw(machines(words))
     written = write(machine)

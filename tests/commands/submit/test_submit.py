@@ -67,13 +67,10 @@ def test_what_cannot_be_written_is_refused(text):
 
 
 @pytest.mark.parametrize("name", ["a,b.img", "a:b.img", "a b.img", 'a".img', "$(HOME).img", "a\\b.img"])
-def test_a_disk_whose_name_would_be_read_as_several_is_refused(name):
+def test_a_file_whose_name_would_be_read_as_several_is_refused(name):
     for transfer in (True, False):
         with pytest.raises(SubmitError, match="characters"):
             written(plain(disks=[GuestDisk(f"/images/{name}", "raw", "vda")]), transfer=transfer)
-
-
-def test_other_files_are_checked_the_same_way():
     with pytest.raises(SubmitError, match="characters"):
         written(plain(files=["/tmp/a, /etc/passwd"]))
 
@@ -132,12 +129,9 @@ def test_no_more_is_required_than_machines_of_the_type_tell(vm_type, wanted):
 
 def test_devices_are_named_where_they_have_no_name():
     disks = [
-        GuestDisk("/a", "raw"),
-        GuestDisk("/b", "raw", "vda"),
-        GuestDisk("/c", "iso", bus="sata"),
-        GuestDisk("/d", "raw", bus="floppy"),
+        *(GuestDisk("/a", "raw"), GuestDisk("/b", "raw", "vda"), GuestDisk("/c", "iso", bus="sata")),
+        *(GuestDisk("/d", "raw", bus="floppy"), *(GuestDisk("/e", "raw", bus="ide") for _ in range(5))),
     ]
-    disks += [GuestDisk("/e", "raw", bus="ide") for _ in range(5)]
     name_devices(disks)
     assert [disk.device for disk in disks] == ["vdb", "vda", "sda", "fda", "hda", "hdb", "hdc", "hdd", "sdb"]
     with pytest.raises(SubmitError, match="two disks"):

@@ -4,11 +4,9 @@ import json
 import shutil
 import subprocess
 
-import htcondor2
 import pytest
 
 from tests.commands.support import absent
-from vmgahp.cli import main
 from vmgahp.commands.submit import libvirt_xml
 from vmgahp.commands.submit.machine import SubmitError
 
@@ -63,16 +61,9 @@ def domain(disks, boot="<boot dev='hd'/>"):
 
 
 @pytest.fixture
-def install(home, capsys):
+def install(submit):
     """Runs the command with words for virt-install: the submit file (None for none) and what was said."""
-
-    def run(*words, options=(), status=0):
-        got = main(["vmgahp", "submit", "virt-install", "-o", "-", *options, "--", *words])
-        out, err = capsys.readouterr()
-        assert got == status, err
-        return (htcondor2.Submit(out) if out else None), err
-
-    return run
+    return lambda *words, options=(), status=0: submit("virt-install", *options, "--", *words, status=status, lax=False)
 
 
 def test_virt_install_is_asked_what_the_words_mean(home, program, install):
@@ -92,12 +83,10 @@ def test_a_mac_address_that_is_made_up_is_not_that_of_many_jobs(program, install
 @pytest.mark.parametrize(
     "disk",
     [
-        ["--disk", "size=0.5"],
-        ["--dis", "size=0.5"],
-        ["--disk=path=new.qcow2,size=0.5"],
+        ["--disk", "size=0.5"], ["--dis", "size=0.5"], ["--disk=path=new.qcow2,size=0.5"],
         ["--disk", "new.qcow2,size=0.5"],
     ],
-)
+)  # fmt: skip
 def test_a_disk_that_is_to_be_made_is_made_empty(home, program, install, disk):
     there, new = DISK.format(home / "disk.qcow2", "vda"), DISK.format("/nonexistent/new.qcow2", "vdb")
     program(domain(there + new))
@@ -151,45 +140,33 @@ def test_a_disk_that_cannot_begin_with_an_image_is_not_made(home, program, insta
     assert not (home / "new.qcow2").exists()
 
 
-def test_a_disk_of_which_nobody_says_the_size_is_not_made(home, program, install):
+def test_a_disk_of_which_nobody_says_the_size_or_that_cannot_be_seen_is_not_made(home, program, install):
     program(domain(DISK.format("/nonexistent/new.qcow2", "vda")))
     read, said = install("--disk", "new.qcow2", status=1)
     assert (read, absent(said, "is not there", "qemu-img create")) == (None, [])
     assert "is not there" in install("--disk", "new.qcow2,size=1", options=["--shared"], status=1)[1]
-
-
-def test_a_disk_that_cannot_be_seen_is_not_made_anew(home, program, install):
     program(domain(DISK.format(home / "seed.iso" / "new.qcow2", "vda")))  # as in a directory that is closed
     assert "cannot be opened" in install("--disk", "new.qcow2,size=1", status=1)[1]
     assert not (home / "new.qcow2").exists()
 
 
-def test_an_installation_boots_what_it_has_installed(home, program, install):
-    disks = DISK.format("/nonexistent/new.qcow2", "vda") + CD.format(home)
+@pytest.mark.parametrize(("word", "disk"), [("size=1", "/nonexistent/new.qcow2"), ("disk.qcow2", "disk.qcow2")])
+def test_an_installation_boots_the_disk_if_that_is_empty_and_else_the_cd(home, program, install, word, disk):
+    disks = DISK.format(home / disk, "vda") + CD.format(home)
     program(domain(disks, "<boot dev='cdrom'/><boot dev='hd'/>"), domain(disks))
-    read, said = install("--cdrom", "seed.iso", "--disk", "size=1")
-    assert [disk.split(":")[1] for disk in read["vm_disk"].split(",")] == ["vda", "sda"]
-    assert absent(said, "while the disk is empty", "powers off") == []
+    read, said = install("--cdrom", "seed.iso", "--disk", word)
+    empty = word == "size=1"
+    assert [disk.split(":")[1] for disk in read["vm_disk"].split(",")] == (["vda", "sda"] if empty else ["sda", "vda"])
+    assert not empty or absent(said, "while the disk is empty", "powers off") == []
 
 
-def test_an_installation_onto_a_disk_that_has_something_boots_the_cd(home, program, install):
-    disks = DISK.format(home / "disk.qcow2", "vda") + CD.format(home)
-    program(domain(disks, "<boot dev='cdrom'/><boot dev='hd'/>"), domain(disks))
-    read, _ = install("--cdrom", "seed.iso", "--disk", "disk.qcow2")
-    assert [disk.split(":")[1] for disk in read["vm_disk"].split(",")] == ["sda", "vda"]
-
-
-def test_cloud_init_gets_the_files_of_the_job(home, program, install):
+def test_cloud_init_gets_the_files_of_the_job_by_an_abbreviated_option_too(home, program, install):
     (home / "ud").write_text("#cloud-config\n{}\n")
     (home / "md").write_text("instance-id: x\n")
     read, _ = install("--import", "--disk", "disk.qcow2", "--cloud-init", "user-data=ud,meta-data=md")
     assert (read["MY.VMPARAM_vm_User_Data"], read["MY.VMPARAM_vm_Meta_Data"]) == ('"ud"', '"md"')
     assert absent(read["transfer_input_files"], f"{home}/ud", f"{home}/md") == []
     assert "cloud" not in (home / "words").read_text()
-
-
-def test_an_option_may_be_abbreviated_as_virt_install_has_it(home, program, install):
-    (home / "ud").write_text("#cloud-config\n{}\n")
     read, _ = install("--impo", "--disk", "disk.qcow2", "--cloud", "user-data=ud")
     assert read["MY.VMPARAM_vm_User_Data"] == '"ud"'
 
@@ -254,13 +231,10 @@ def real(home, monkeypatch):
     return lambda *words: libvirt_xml._printed([*common, *words])
 
 
-def test_virt_install_prints_a_domain(real, home):
+def test_virt_install_prints_a_domain_and_two_for_an_installation_and_makes_nothing(real, home):
     root, installs = real("--import", "--disk", "disk.qcow2", "--vcpus", "3")
     assert (root.findtext("name"), root.findtext("vcpu"), installs) == ("x", "3", False)
     assert root.xpath("string(devices/disk/source/@file)") == str(home / "disk.qcow2")
-
-
-def test_virt_install_prints_two_for_an_installation_and_makes_nothing(real, home):
     root, installs = real("--cdrom", "seed.iso", "--disk", f"{home}/new.qcow2,size=1")
     assert ([boot.get("dev") for boot in root.iterfind("os/boot")], installs) == (["cdrom", "hd"], True)
     assert not (home / "new.qcow2").exists()

@@ -138,9 +138,7 @@ def machines(draw: st.DrawFn, dialect: Dialect) -> Machine:
         classes = tuple(draw(st.permutations(kinds)))[: draw(st.integers(1, len(kinds)))]
     elif how == "explicit":
         chosen = draw(st.permutations(range(len(units))))[: draw(st.integers(1, len(units)))]
-        units = [
-            unit._replace(boot=chosen.index(place) + 1 if place in chosen else 0) for place, unit in enumerate(units)
-        ]
+        units = [unit._replace(boot=chosen.index(at) + 1 if at in chosen else 0) for at, unit in enumerate(units)]
     units = draw(st.permutations(units))
     cards = tuple(
         Card(
@@ -359,9 +357,7 @@ def ovf_vmware(machine: Machine) -> Written:
         values = {"Connection": network, "ResourceSubType": _SUBTYPES[card.model], "Address": card.mac}
         items.append(_item(InstanceID=200 + number, ResourceType=10, AutomaticAllocation="true", **values))
     text = _ENVELOPE.format(files="".join(files), disks="".join(disks), items="\n".join([*items, firmware]))
-    places = {
-        unit.drive.file: _line(text, f"ElementName>{unit.drive.file.partition('.')[0]}<") for unit in machine.units
-    }
+    places = {one.drive.file: _line(text, f"ElementName>{one.drive.file.partition('.')[0]}<") for one in machine.units}
     places |= {f"nic{number}": _line(text, card.mac) for number, card in enumerate(seen.cards)}
     places |= {"memory_mib": _line(text, "ResourceType>4<"), "vcpus": _line(text, "ResourceType>3<")}
     places["topology"] = places["vcpus"]

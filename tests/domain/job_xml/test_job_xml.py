@@ -335,9 +335,7 @@ def test_a_kernel_comes_from_the_scratch_directory_by_a_copy(job: Job, tmp_path:
         job_xml.copy_boot_files(files, str(job.scratch), WHO, lambda: str(room), FILE)
 
 
-def test_kernels_leave_room_in_their_file_system_to_others(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_leave_room_where_they_are_to_others(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (job.scratch / "vmlinuz").write_bytes(bytes(5000))
     for blocks, free, fits in ((400, 99, False), (400, 100, True), (400_000, 32767, False), (400_000, 32768, True)):
         status = os.statvfs_result((4096, 4096, blocks, blocks, free, 9, 9, 9, 0, 255))
@@ -686,9 +684,7 @@ def _assert_harmless(domain: etree.Element, scratch: Path) -> None:
 
 @settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
 @given(st.one_of(_WILD, _fitting("domain", model.DOMAIN), _changed(), _changed()), st.booleans())
-def test_whatever_it_brings_only_what_is_listed_comes_out(
-    tmp_path_factory: pytest.TempPathFactory, brought: etree.Element, with_disk: bool
-) -> None:
+def test_whatever_it_brings_only_what_is_listed_comes_out(tmp_path_factory, brought, with_disk):
     job = Job(tmp_path_factory.mktemp("scratch", numbered=True))
     brought.tag = "domain"
     if with_disk:

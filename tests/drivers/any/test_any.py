@@ -152,9 +152,7 @@ def test_one_that_is_not_proved_or_refuses_the_job_is_passed_over(scratch: Path,
     assert any("kvm is broken" in line for line in LOG)
 
 
-def test_a_proved_type_that_fails_is_the_machines_fault(
-    scratch: Path, stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proved_type_that_fails_is_the_machines_fault(scratch, stand_ins, monkeypatch):
     def fail(self: StandIn, job: JobAd) -> base.Machine:
         raise MachineFault("no memory left.", "buy some.")
 
@@ -186,9 +184,7 @@ def test_a_list_in_vm_type(scratch: Path, stand_ins: type[StandIn]) -> None:
         ({"VM_any_ATTR_TPM": "true"}, "VM_any_ATTR_TPM"),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(
-    scratch: Path, stand_ins: type[StandIn], attributes: dict[str, str], words: str
-) -> None:
+def test_what_makes_no_sense_is_refused_by_name(scratch, stand_ins, attributes, words):
     assert next(iter(attributes)) in refused(job(scratch, **attributes), match=words).problem
     assert not stand_ins.started
 
@@ -276,9 +272,7 @@ def test_the_machine_offers_all_that_was_proved(stand_ins: type[StandIn]) -> Non
     assert [finding.check for finding in found.findings if finding.verdict == findings.OFF] == ["xen: works"]
 
 
-def test_a_machine_without_room_offers_no_saving(
-    stand_ins: type[StandIn], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_room_offers_no_saving(stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(probe, "_free_mib", lambda directory: 1)
     settings = Settings({"VM_MEMORY": "1024", "EXECUTE": str(tmp_path), "VM_ANY_TYPES": "kvm, vmrun"})
     found = probe.probe("any", settings, AnyDriver("any", settings, WHO, LOG.append))
@@ -342,9 +336,7 @@ def test_a_cdrom_stays_one(scratch: Path, stand_ins: type[StandIn]) -> None:
         ("script", "vhdx", "", ""),
     ],
 )  # fmt: skip
-def test_an_image_becomes_what_the_type_can_use(
-    scratch: Path, stand_ins: type[StandIn], vm_type: str, made_as: str, options: str, expected: str
-) -> None:
+def test_an_image_becomes_what_the_type_can_use(scratch, stand_ins, vm_type, made_as, options, expected):
     data = os.urandom(3 * MIB)
     disk = image(scratch / "disk.x", made_as, content=data, options=options, size=4 * MIB)
     before = disk.read_bytes()
@@ -460,24 +452,18 @@ def small(scratch: Path) -> Iterator[Path]:
 def test_room_is_looked_at_first(small: Path, stand_ins: type[StandIn], place: str, user: Identity) -> None:
     """Its lack is the machine's fault only where EXECUTE itself has none."""
     full = place == "a full EXECUTE"
-    directory = small
-    if full:
-        directory = small / "dir_1"
-        directory.mkdir()
-        os.chown(directory, user.uid, user.gid)
+    directory = small / "dir_1" if full else small
+    directory.mkdir(exist_ok=True)
+    os.chown(directory, user.uid, user.gid)
     image(directory / "disk.vhdx", "vhdx", content=os.urandom(2 * MIB), size=2 * MIB)
     if full:
-        fill(small)
+        with (small / "filler").open("wb") as filler, contextlib.suppress(OSError):
+            for _ in range(16):
+                filler.write(bytes(MIB))
+                filler.flush()
     kind = MachineFault if full else JobFault
     fault = refused(job(directory, "disk.vhdx:vda:w:vhdx"), "kvm", kind, match="has to be converted")
     assert ("EXECUTE" if full else "request_disk") in fault.hint
-
-
-def fill(directory: Path) -> None:
-    with (directory / "filler").open("wb") as filler, contextlib.suppress(OSError):
-        for _ in range(16):
-            filler.write(bytes(MIB))
-            filler.flush()
 
 
 @pytest.mark.qemu
@@ -564,8 +550,7 @@ def test_a_scratch_directory_that_is_closed_is_the_machines_fault(scratch: Path,
 
 
 def test_a_forged_choice_gets_no_type_that_the_job_could_not_have(scratch: Path, stand_ins: type[StandIn]) -> None:
-    document = {"format": 1, "vm_type": "simulated", "images": {}}
-    (scratch / CHOICE_FILE).write_text(json.dumps(document))
+    (scratch / CHOICE_FILE).write_text(json.dumps({"format": 1, "vm_type": "simulated", "images": {}}))
     own(scratch / CHOICE_FILE)
     driver("kvm, script").start(job(scratch))
     assert stand_ins.started[0][0] == "kvm"

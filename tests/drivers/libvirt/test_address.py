@@ -37,9 +37,7 @@ def domain() -> Domain:
     return Domain()
 
 
-def test_a_daemon_that_hangs_is_asked_once_and_believed_when_it_answers(
-    domain: Domain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_that_hangs_is_asked_once_and_believed_when_it_answers(domain, monkeypatch):
     """Each question would occupy one more of the workers of libvirt's daemon for QEMU, until it has none left."""
     monkeypatch.setattr(agent, "PATIENCE", 0.01)
     found = GuestAddress()

@@ -40,13 +40,10 @@ def test_addresses_are_those_by_which_it_may_be_reached(addresses: tuple[str, ..
     assert believed(said(*addresses)) == kept
 
 
-def test_addresses_are_those_of_its_own_nics() -> None:
+def test_addresses_are_those_of_its_own_nics_and_what_is_said_at_length_is_not_believed() -> None:
     docker = {"docker0": said("172.17.0.1", mac="02:42:00:00:00:01")["eth0"]}
     assert believed(docker | said("192.0.2.1", mac=MINE.upper()), {MINE}) == ("192.0.2.1",)
     assert believed({"lo": {"hwaddr": None, "addrs": None}}, {MINE}) == ()
-
-
-def test_what_is_said_at_length_is_not_believed() -> None:
     assert len(believed(said(*(f"192.0.2.{number}" for number in range(200))))) == MOST_ADDRESSES
     assert believed(said(*["192.0.2.1"] * (MOST_SAID + 1))) == ()
     assert believed({f"eth{number}": said("192.0.2.1")["eth0"] for number in range(MOST_SAID + 1)}) == ()

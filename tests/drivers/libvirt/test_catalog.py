@@ -134,9 +134,7 @@ def test_an_image_whose_layer_is_gone_holds_the_job_and_is_not_offered(job: Job,
     assert "not offered: image top" in said
 
 
-def test_a_checkpoint_goes_on_where_the_same_image_lies_elsewhere(
-    job: Job, images: Images, elsewhere: Path, copies: Images
-) -> None:
+def test_a_checkpoint_goes_on_where_the_same_image_lies_elsewhere(job, images, elsewhere, copies):
     """And the drive with the job's files is made anew, byte for byte; the data disk is the one that came back."""
     make_guest(images.base, seconds=5)
     (job.scratch / "in.csv").write_text("a,b\n")
@@ -208,9 +206,7 @@ def image_of(files: dict[str, bytes], directory: Path) -> bytes:
 
 
 @pytest.mark.parametrize(("boots_from", "drive", "sector"), [("vda", 0x82, 512), ("hda", 0xE0, 2048)])
-def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(
-    job: Job, images: Images, elsewhere: Path, boots_from: str, drive: int, sector: int
-) -> None:
+def test_a_guest_reads_the_jobs_files_and_writes_to_its_data_disk(job, images, elsewhere, boots_from, drive, sector):
     """The files are on a virtio disk behind a virtio disk, and on a CD-ROM elsewhere; each drive is used by number."""
     files = {"in.csv": b"one of the job's files\r\n\0", "params/deep/a": b"1", "params/b": b"2"}
     for name, content in files.items():

@@ -103,9 +103,7 @@ def test_a_connection_in_use_is_not_closed_by_the_end_of_the_server(way: Libvirt
 
 @pytest.mark.parametrize("kind", ["call", "once"])
 @pytest.mark.parametrize("error", [SystemError("a result with an exception set"), b"\xff".decode])
-def test_an_error_that_is_not_text_is_one_of_libvirts(
-    way: LibvirtConnection, kind: str, error: SystemError | Callable[[], str]
-) -> None:
+def test_an_error_that_is_not_text_is_one_of_libvirts(way, kind, error):
     """QEMU's messages have names of the job's in them, as of the sections of a memory image."""
 
     def fail(_opened: libvirt.virConnect) -> str:
@@ -154,9 +152,7 @@ def test_a_libvirtd_that_hangs_is_not_waited_for_again(way: LibvirtConnection, m
         answer.set()
 
 
-def test_where_no_thread_can_start_a_call_with_a_deadline_is_made_without(
-    way: LibvirtConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_thread_can_start_a_call_with_a_deadline_is_made_without(way, monkeypatch):
     assert way.call(lambda opened: opened.getType()) == "TEST"
 
     def refuse(_thread: threading.Thread) -> None:
@@ -217,9 +213,7 @@ def test_a_daemon_that_libvirtd_does_not_reach_is_no_lost_connection(way: Libvir
     assert asked == [way._listener.connection] * 2, "asked once each, on the connection that goes on"
 
 
-def test_where_nobody_listens_is_given_up_before_one_that_is_slow_to_answer(
-    way: LibvirtConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nobody_listens_is_given_up_before_one_that_is_slow_to_answer(way, monkeypatch):
     way.deadline, way.refused_deadline = 10 * DEADLINE, 0.01
     slow, real = threading.Event(), libvirt.open
 
@@ -271,9 +265,7 @@ def test_events_are_heard_again_after_a_loss(way: LibvirtConnection) -> None:
     assert watch.gone.wait(DEADLINE)
 
 
-def test_a_connection_that_only_calls_side_by_side_needed_is_closed_after_a_while(
-    way: LibvirtConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_only_calls_side_by_side_needed_is_closed_after_a_while(way, monkeypatch):
     def both() -> None:
         way.call(lambda _opened: way.call(lambda opened: opened.getType()))
 

@@ -7,22 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt.support import (
-    MAC,
-    OTHER_MAC,
-    URI,
-    USER_NETWORK,
-    WANTS,
-    Job,
-    done,
-    driver_for,
-    evict,
-    moved,
-    refused,
-    running,
-    until,
-    words_of,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import MAC, OTHER_MAC, USER_NETWORK, WANTS, Job, done, evict, refused, running, until
 from tests.peer import Peer
 from vmgahp import errors, findings
 from vmgahp.commands.submit.machine import Guest, GuestNic, card_name
@@ -45,7 +31,7 @@ def firmware_speaks(job: Job) -> bool:
 
 def has_firmware_memory(job: Job) -> bool:
     """Whether libvirt keeps a file for the firmware of the job's VM."""
-    directory = Path(capabilities.firmware_directory(URI))
+    directory = Path(capabilities.firmware_directory(support.URI))
     return directory.is_dir() and any(directory.glob(f"{job.name}_*"))
 
 
@@ -70,7 +56,7 @@ def test_a_guest_of_uefi_goes_on_from_its_checkpoint(job: Job, elsewhere: Path) 
         until(lambda: firmware_speaks(job), "the firmware comes to its end")
         evict(peer)
     assert not has_firmware_memory(job)
-    moved(job, elsewhere)
+    support.moved(job, elsewhere)
     with running(job, WANTS, *UEFI) as peer:
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         assert "continues from its saved memory" in peer.quit()
@@ -151,7 +137,7 @@ def test_a_tpm_lives_as_long_as_its_vm(job: Job, elsewhere: Path) -> None:
         evict(peer)
     assert not swtpms(peer, job)
     assert not directory.exists()
-    moved(job, elsewhere)
+    support.moved(job, elsewhere)
     with running(job, *options) as peer:
         assert len(swtpms(peer, job)) == 1
         assert "continues from its saved memory" in peer.quit()
@@ -188,7 +174,7 @@ def test_network_cards_are_as_the_list_says(job: Job) -> None:
         models = ["virtio", "e1000", "rtl8139", "virtio"]
         assert [facts[1:] for facts in found] == [list(pair) for pair in zip(models, [None, "down"] * 2, strict=True)]
         assert [found[0][0], found[3][0]] == [MAC, OTHER_MAC]
-        assert words_of(peer.run("STATUS", 1))["MAC"] == MAC
+        assert support.words_of(peer.run("STATUS", 1))["MAC"] == MAC
 
 
 FACTS = (("mac", "address"), ("model", "type"), ("link", "state"))
@@ -197,9 +183,8 @@ FACTS = (("mac", "address"), ("model", "type"), ("link", "state"))
 @pytest.mark.parametrize("lines", [(), ("JobVMVNCConsole = true",), UEFI], ids=["pc", "display", "q35"])
 def test_network_cards_are_where_vmgahp_submit_says(job: Job, lines: tuple[str, ...]) -> None:
     """It tells people how Linux calls them."""
-    guest = Guest(
-        "job", nics=[GuestNic("user"), GuestNic("user")], options={"Firmware": "uefi"} if lines == UEFI else {}
-    )
+    options = {"Firmware": "uefi"} if lines == UEFI else {}
+    guest = Guest("job", nics=[GuestNic("user"), GuestNic("user")], options=options)
     with running(job, 'VMPARAM_vm_NICs = "user, user"', *lines, **USER_NETWORK):
         addresses = [nic.find("address") for nic in job.live().iterfind("devices/interface")]
         places = [tuple(int(address.get(name), 16) for name in ("bus", "slot")) for address in addresses]
@@ -280,7 +265,7 @@ def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_libvirts_own_user_shares_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where QEMU cannot run as the job's user, the job is held, and the machine says so."""
     two_groups(monkeypatch)
-    driver, ad = driver_for(job, [], VM_SHARE_SCRATCH="9p", ad=("VMPARAM_vm_Share = true",))
+    driver, ad = support.driver_for(job, [], VM_SHARE_SCRATCH="9p", ad=("VMPARAM_vm_Share = true",))
     with pytest.raises(errors.JobFault, match="QEMU cannot run as the job's user"):
         driver.start(ad)
     assert driver.survey(time.monotonic() + 20).attributes["share"] == "none"
@@ -299,12 +284,10 @@ def test_only_a_job_that_shares_has_a_qemu_of_its_users(job: Job, as_job_user: b
 
 
 @as_root
-def test_two_groups_are_the_machines_fault_where_qemu_is_to_be_the_jobs_user(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_groups_are_the_machines_fault_if_qemu_is_the_jobs_user(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe says so; no job is tried."""
     two_groups(monkeypatch)
-    driver, ad = driver_for(job, [], VM_RUN_AS_JOB_USER=True)
+    driver, ad = support.driver_for(job, [], VM_RUN_AS_JOB_USER=True)
     [found] = [found for found in driver.survey(time.monotonic() + 20).findings if found.check == "QEMU's user"]
     assert found.verdict == findings.BAD
     assert "chmod o+x /var/lib/libvirt/qemu" in found.hint

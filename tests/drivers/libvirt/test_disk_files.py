@@ -14,19 +14,8 @@ import pytest
 
 from tests import jobs
 from tests.domain.support import SCRIPTED, spec
-from tests.drivers.libvirt.support import (
-    WANTS,
-    Job,
-    at,
-    done,
-    driver_for,
-    greeted,
-    holders,
-    moved,
-    refused,
-    running,
-    vacate,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import WANTS, Job, at, done, driver_for, holders, moved, refused, running, vacate
 from vmgahp import errors
 from vmgahp.drivers.libvirt.start.disks import DiskFiles
 
@@ -79,16 +68,11 @@ def test_names_that_are_swapped_all_the_time(job: Job, secret: Path, as_job_user
 
     def swap() -> None:
         while not over.is_set():
-            for old, new in (
-                ("guest.img", "real"),
-                ("link", "guest.img"),
-                ("guest.img", "link"),
-                ("real", "guest.img"),
-            ):
+            for old, new in (("guest.img", "own"), ("link", "guest.img"), ("guest.img", "link"), ("own", "guest.img")):
                 os.rename(job.scratch / old, job.scratch / new)
 
     thread = threading.Thread(target=swap)
-    with greeted(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
+    with support.greeted(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
         thread.start()
         try:
             for _ in range(12):

@@ -104,9 +104,7 @@ def test_a_hole_is_nobodys_room(machine: Machine, limits: Callable[..., DiskLimi
     assert machine.did == [], "what the guest has discarded is free again"
 
 
-def test_a_guest_that_has_powered_off_before_it_is_paused_is_no_failure(
-    machine: Machine, limits: Callable[..., DiskLimits]
-) -> None:
+def test_a_guest_that_has_powered_off_before_it_is_paused_is_no_failure(machine, limits):
     watch = limits(MIB)
     write(machine.disk, 4)
     machine.fails = {"pausing"}
@@ -128,9 +126,7 @@ def test_what_fails_is_retried_without_waiting(machine: Machine, limits: Callabl
     assert watch._over.is_set()
 
 
-def test_one_that_stands_still_is_looked_at_again_when_it_runs(
-    machine: Machine, limits: Callable[..., DiskLimits]
-) -> None:
+def test_one_that_is_held_is_looked_at_again_when_it_runs(machine: Machine, limits: Callable[..., DiskLimits]) -> None:
     watch = limits(MIB)
     with machine.io_errors.held():  # such as for a save
         write(machine.disk, 4)

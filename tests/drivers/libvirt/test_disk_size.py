@@ -33,13 +33,9 @@ class Job:
         own(self.path, self.path / name)
 
     def make(self, size: str, disk: str, settings: Settings = MACHINE, **changes: str) -> Provision:
-        asked = {
-            "VM_WORKING_DIR": f'"{self.path}"',
-            "VMPARAM_vm_Disk": f'"{disk}"',
-            "VMPARAM_vm_Disk_Size": f'"{size}"',
-        }
+        ad = {"VM_WORKING_DIR": f'"{self.path}"', "VMPARAM_vm_Disk": f'"{disk}"', "VMPARAM_vm_Disk_Size": f'"{size}"'}
         made = Provision(str(self.path), self.user)
-        made.make(support.found(settings, self.user, **(asked | changes)))
+        made.make(support.found(settings, self.user, **(ad | changes)))
         return made
 
     def size(self, name: str, image_format: str) -> int:

@@ -13,26 +13,8 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import (
-    CHECKPOINT,
-    CONSOLE,
-    EXIT,
-    METRICS,
-    PATIENCE,
-    URI,
-    WANTS,
-    Job,
-    another_vm,
-    done,
-    greeted,
-    moved,
-    refused,
-    run_to_its_end,
-    running,
-    until,
-    vacate,
-    words_of,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import CHECKPOINT, WANTS, Job, done, run_to_its_end, running, until, vacate, words_of
 from tests.lab.guest import counts, make_guest, read_count
 from tests.lab.starter import ANY, FakeStarter
 from tests.peer import daemon, environment
@@ -71,7 +53,9 @@ def test_files_stay_the_job_users_own(job: Job) -> None:
     with running(job) as peer:
         run_to_its_end(peer, job)
         owners = {path.name: path.stat().st_uid for path in job.scratch.iterdir()}
-        assert owners == dict.fromkeys(("guest.img", CONSOLE, METRICS, EXIT), job.scratch.stat().st_uid)
+        assert owners == dict.fromkeys(
+            ("guest.img", support.CONSOLE, support.METRICS, support.EXIT), job.scratch.stat().st_uid
+        )
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
@@ -130,7 +114,9 @@ def test_a_suspended_guest_goes_on_where_it_was(job: Job, as_job_user: bool) -> 
         run_to_its_end(peer, job)
     assert counts(job.console()) == [1, 2, 3, 4, 5, 6]
     assert job.console().count("vmgahp guest up") == 1, "it was not booted twice"
-    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, EXIT}
+    assert {path.name for path in job.scratch.iterdir()} == {
+        "guest.img", support.CONSOLE, support.METRICS, support.EXIT,
+    }  # fmt: skip
 
 
 def test_a_failed_save_leaves_the_guest_running(job: Job) -> None:
@@ -208,7 +194,7 @@ def test_a_checkpoint_restarts_and_the_guest_counts_on(job: Job, elsewhere: Path
     vacate(job, *more, **cpu)
     assert {path.name for path in job.scratch.iterdir()} >= CHECKPOINT
     moved_disk = job.disk
-    moved(job, elsewhere)
+    support.moved(job, elsewhere)
     if shared:
         job.disk = moved_disk
     with running(job, WANTS, *more, **cpu) as peer:
@@ -224,8 +210,8 @@ def test_a_suspended_vm_can_be_checkpointed(job: Job, elsewhere: Path) -> None:
     make_guest(job.disk, seconds=4)
     with running(job, WANTS) as peer:
         done(peer, "SUSPEND", "CHECKPOINT")
-    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", CONSOLE, METRICS, *CHECKPOINT}
-    moved(job, elsewhere)
+    assert {path.name for path in job.scratch.iterdir()} == {"guest.img", support.CONSOLE, support.METRICS, *CHECKPOINT}
+    support.moved(job, elsewhere)
     with running(job) as peer:
         until(lambda: job.domain() is None, "the guest powers itself off")
     assert job.console().count("vmgahp guest up") == 1
@@ -241,7 +227,7 @@ def test_no_checkpoint_without_vm_checkpoint(job: Job) -> None:
 def test_a_shared_disk_takes_no_periodic_checkpoint(job: Job) -> None:
     """It would change, and the memory would no longer fit it."""
     more = shared_disk(job, None)
-    with greeted(job, vm_type="libvirt") as peer:
+    with support.greeted(job, vm_type="libvirt") as peer:
         peer.send_ad(*job.ad(WANTS, 'JobVMType = "libvirt"', more))
         assert peer.run("START", "libvirt") == ["0", "1"]
         assert peer.run("CHECKPOINT", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_CHECKPOINT"]
@@ -278,7 +264,7 @@ def test_a_restart_whose_qemu_is_killed_is_tried_once_more(job: Job) -> None:
     killer = threading.Thread(target=kill_qemu, args=(uuid,), daemon=True)
     killer.start()
     with running(job, WANTS) as peer:
-        killer.join(PATIENCE)
+        killer.join(support.PATIENCE)
         assert job.console().count("vmgahp guest up") == 1
         assert not [path.name for path in job.scratch.iterdir() if ".refused-" in path.name]
         assert "The restart is tried once more." in peer.quit()
@@ -299,7 +285,7 @@ def test_a_checkpoint_whose_disk_has_moved_on_holds_the_job(job: Job) -> None:
     with job.disk.open("r+b") as disk:
         disk.seek(512 * 8)
         disk.write(b"changed by somebody")
-    assert "guest.img" in refused(job, "VMGAHP_ERR_JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT", WANTS)
+    assert "guest.img" in support.refused(job, "VMGAHP_ERR_JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT", WANTS)
     names = {path.name for path in job.scratch.iterdir()}
     assert names >= {"guest.img", "vm_checkpoint.mem.refused-1", "vm_checkpoint.json.refused-1"}
 
@@ -343,7 +329,7 @@ def test_a_crafted_checkpoint_brings_no_device_of_the_host(job: Job) -> None:
 def test_a_crafted_uuid_harms_no_other_vm(job: Job) -> None:
     vacate(job)
     path = job.scratch / "vm_checkpoint.json"
-    with another_vm(job._connection, f"victim-of-{job.name}") as victim:
+    with support.another_vm(job._connection, f"victim-of-{job.name}") as victim:
         manifest = path.read_text()
         path.write_text(manifest.replace(json.loads(manifest)["facts"]["uuid"], victim.UUIDString()))
         with running(job, WANTS) as peer:
@@ -383,19 +369,14 @@ def test_kill_mode(job: Job) -> None:
     killed("kvm", job, job.name)
 
 
-def test_kill_mode_by_the_scratch_directory(job: Job) -> None:
+def test_kill_mode_by_the_scratch_directory_spares_the_next_vm_of_a_name(job: Job) -> None:
     """What the startd names for every VM type that it does not know."""
     with running(job):
+        killed("kvm", job, job.name, "uuid", "00000000-0000-4000-8000-000000000000")
         killed("libvirt", job, f"{job.scratch}2")
         assert job.domain() is not None
         killed("libvirt", job, str(job.scratch))
         assert job.domain() is None
-
-
-def test_kill_mode_with_a_uuid_spares_the_next_vm_of_the_name(job: Job) -> None:
-    with running(job):
-        killed("kvm", job, job.name, "uuid", "00000000-0000-4000-8000-000000000000")
-        assert job.domain() is not None
 
 
 @pytest.mark.parametrize("as_job_user", [True, False])
@@ -418,7 +399,7 @@ def test_an_overlay_on_a_shared_image(job: Job, as_job_user: bool) -> None:
 def test_a_disk_that_the_jobs_user_may_not_read_holds_the_job(job: Job) -> None:
     os.chown(job.disk, 0, 0)
     job.disk.chmod(0o600)
-    refused(job, "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM")
+    support.refused(job, "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM")
 
 
 def test_a_job_cannot_write_the_domain_xml(job: Job) -> None:
@@ -433,7 +414,7 @@ def test_vnc_listens_on_loopback_with_a_password(job: Job) -> None:
         assert 5900 <= display["port"] < 65536
         assert len(display["password"]) == 8
         assert (job.scratch / "vm_vnc.json").stat().st_mode & 0o777 == 0o600
-        listening = subprocess.check_output(["virsh", "-c", URI, "domdisplay", job.name], text=True)
+        listening = subprocess.check_output(["virsh", "-c", support.URI, "domdisplay", job.name], text=True)
         assert listening.startswith("vnc://127.0.0.1:")
         assert peer.run("STATUS", 1)[0] == "0"
         where = f"127.0.0.1:{display['port']}"
@@ -458,7 +439,7 @@ def test_a_resumed_display_is_told_by_its_new_port(job: Job) -> None:
         after, same = display()
         assert (after != before, same) == (True, password)
         assert (
-            subprocess.check_output(["virsh", "-c", URI, "domdisplay", job.name], text=True)
+            subprocess.check_output(["virsh", "-c", support.URI, "domdisplay", job.name], text=True)
             .strip()
             .endswith(f":{after - 5900}")
         )
@@ -490,7 +471,7 @@ def test_without_emulation_the_machine_is_blamed_where_kvm_does_not_work(job: Jo
         ended = daemon(environment("kvm", job.scratch), PROBE, "vmtype", "kvm")
         assert 'VM_kvm_ATTR_accel = "kvm"' in ended.stdout
         return
-    assert "VM_ALLOW_EMULATION" in refused(job, "VMGAHP_ERR_CRITICAL", VM_ALLOW_EMULATION=False)
+    assert "VM_ALLOW_EMULATION" in support.refused(job, "VMGAHP_ERR_CRITICAL", VM_ALLOW_EMULATION=False)
     ended = daemon(environment("kvm", job.scratch), PROBE, "vmtype", "kvm")
     assert (ended.stdout, ended.returncode) == ("", 1)
     assert "KVM does not work" in ended.stderr
@@ -502,15 +483,12 @@ def test_a_disk_that_qemu_cannot_save_is_known_before_and_its_guest_runs_on(job:
     subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", form, job.disk, image], check=True)
     job.own(image)
     disk = f'VMPARAM_vm_Disk = "{image.name}:hda:w:{form}"'
-    said = refused(job, errors.INVALID_DISK_PARAM, disk, WANTS)
+    said = support.refused(job, errors.INVALID_DISK_PARAM, disk, WANTS)
     assert f"qemu-img convert -f {form} -O qcow2 {image.name}" in said
     with running(job, disk) as peer:
         until(lambda: "2\n" in job.console(), "the guest counts to two")
-        for operation, word in (
-            ("SUSPEND", errors.VM_NO_SUPPORT_SUSPEND),
-            ("CHECKPOINT", errors.VM_NO_SUPPORT_CHECKPOINT),
-        ):
-            assert peer.run(operation, 1) == ["1", word]
+        for word, code in (("SUSPEND", errors.VM_NO_SUPPORT_SUSPEND), ("CHECKPOINT", errors.VM_NO_SUPPORT_CHECKPOINT)):
+            assert peer.run(word, 1) == ["1", code]
         assert words_of(peer.run("STATUS", 1))["STATUS"] == "Running"
         log = peer.quit()
     assert f"its disk hda is a {form} image, which QEMU cannot save" in log
@@ -530,7 +508,7 @@ def test_a_closed_connection_keeps_no_descriptor() -> None:
     from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 
     def round_trip() -> int:
-        opened = LibvirtConnection(URI, lambda _line: None)
+        opened = LibvirtConnection(support.URI, lambda _line: None)
         opened.call(lambda asked: asked.getVersion())
         opened.close()
         return len(os.listdir("/proc/self/fd"))

@@ -13,25 +13,8 @@ import libvirt
 import pytest
 
 from tests import REPOSITORY, fault_cases, jobs
-from tests.drivers.libvirt.support import (
-    ASKS,
-    CONSOLE,
-    CRITICAL,
-    MAC,
-    OTHER_MAC,
-    URI,
-    USER_NETWORK,
-    Job,
-    another_vm,
-    answers,
-    greeted,
-    mounted,
-    nic_xml,
-    refused,
-    refused_cleanly,
-    running,
-    runs,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import ASKS, CONSOLE, CRITICAL, MAC, Job, greeted, refused_cleanly, running, runs
 from tests.lab.guest import make_guest
 from tests.peer import Peer, environment
 from tests.protocol.support import Client
@@ -234,7 +217,7 @@ def test_every_check_of_a_job_blames_whom_the_table_says(check: fault_cases.Chec
     if os.getuid() != 0 and "secret" in check.example[0] and os.access(scratch / "secret.img", os.R_OK):
         pytest.skip("this user may read everything")
     identity = jobs.owner(scratch)
-    settings = config.load(environment("kvm", scratch, **USER_NETWORK))
+    settings = config.load(environment("kvm", scratch, **support.USER_NETWORK))
     ad = jobs.BASE | {"VMPARAM_vm_Disk": '"guest.img:hda:w:raw"'}
     job = jobs.ad(ad, scratch, **dict(line.split(" = ", 1) for line in check.example))
 
@@ -369,7 +352,7 @@ def test_an_image_that_another_vm_has_locked_holds_the_job(job: Job, connection:
 
 def refused_beside(peer: Peer, job: Job, word: str, *more: str) -> str:
     """A START that fails while another VM of the same server runs on."""
-    answers(peer, job, ["1", word], *more)
+    support.answers(peer, job, ["1", word], *more)
     assert job.domain() is None
     return (job.scratch / "vm_error.txt").read_text()
 
@@ -377,9 +360,9 @@ def refused_beside(peer: Peer, job: Job, word: str, *more: str) -> str:
 @pytest.mark.libvirt
 def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virConnect") -> None:
     other = second(job, connection)
-    with running(job, *ASKS, **USER_NETWORK) as peer:
+    with running(job, *ASKS, **support.USER_NETWORK) as peer:
         assert f"JobVM_MACADDR = {MAC}" in refused_beside(peer, other, MISMATCHED, *ASKS)
-        runs(peer, other, ASKS[0], f'JobVM_MACADDR = "{OTHER_MAC}"')  # another address will do
+        runs(peer, other, ASKS[0], f'JobVM_MACADDR = "{support.OTHER_MAC}"')  # another address will do
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
         assert job.name in peer.quit(), "the log names the other VM"
 
@@ -387,9 +370,9 @@ def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virCo
 @pytest.mark.libvirt
 def test_of_two_vms_with_one_mac_address_the_later_one_is_refused(job: Job, connection: "libvirt.virConnect") -> None:
     """Of two starts at once, each of which finds the other."""
-    vm = partial(another_vm, connection, devices=nic_xml(MAC), flags=libvirt.VIR_DOMAIN_START_PAUSED)
+    vm = partial(support.another_vm, connection, devices=support.nic_xml(MAC), flags=libvirt.VIR_DOMAIN_START_PAUSED)
     # The driver's own bindings, whose errors are its own: VMs of other tests end meanwhile.
-    with vm(f"{job.name}-1") as first, vm(f"{job.name}-2") as later, closing(libvirt.open(URI)) as ours:
+    with vm(f"{job.name}-1") as first, vm(f"{job.name}-2") as later, closing(libvirt.open(support.URI)) as ours:
         domains.require_free_mac(ours, MAC, print, first.ID())
         with pytest.raises(errors.JobFault):
             domains.require_free_mac(ours, MAC, print, later.ID())
@@ -446,14 +429,14 @@ def test_what_came_with_the_job_under_the_name_of_the_console_is_the_jobs(job: J
     else:
         console.touch(mode=0o400)
         job.own(console)
-    assert CONSOLE in refused(job, MISMATCHED)
+    assert CONSOLE in support.refused(job, MISMATCHED)
 
 
 @pytest.fixture
 def small(scratch: Path) -> Iterator[Path]:
     """A scratch directory that is a small file system of its own."""
     options = f"size=4m,mode=755,uid={scratch.stat().st_uid},gid={scratch.stat().st_gid}"
-    with mounted(scratch.parent / "small", options) as directory:
+    with support.mounted(scratch.parent / "small", options) as directory:
         yield directory
 
 

@@ -13,19 +13,8 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import (
-    OTHER_MAC,
-    USER_NETWORK,
-    WANTS,
-    Job,
-    another_vm,
-    done,
-    driver_for,
-    nic_xml,
-    running,
-    until,
-    vacate,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import OTHER_MAC, USER_NETWORK, WANTS, Job, another_vm, done, running, until, vacate
 from vmgahp import errors
 from vmgahp.checkpoint import files
 from vmgahp.checkpoint.memory_image import HEADER, MAGIC
@@ -241,7 +230,7 @@ def test_a_checkpoint_is_kept_where_no_guest_runs_without_it_either(job: Job, mo
         raise errors.HypervisorFault("This machine is sick.")
 
     kept = {path.name: path.read_bytes() for path in job.scratch.iterdir() if path.name.startswith("vm_checkpoint")}
-    driver, ad = driver_for(job, log := [], ad=(WANTS,))
+    driver, ad = support.driver_for(job, log := [], ad=(WANTS,))
     try:
         with monkeypatch.context() as patch:
             patch.setattr(guest.LibvirtGuest, "begin", sick)
@@ -260,7 +249,7 @@ def test_the_mac_address_of_another_vm_is_not_taken(job: Job, connection: "libvi
     vacate(job, *network, **USER_NETWORK)
     believable(job, xml=lambda xml: re.sub("<mac address=['\"][^'\"]*['\"]", f"<mac address='{OTHER_MAC}'", xml))
     with (
-        another_vm(connection, f"victim-of-{job.name}", nic_xml(OTHER_MAC)),
+        another_vm(connection, f"victim-of-{job.name}", support.nic_xml(OTHER_MAC)),
         running(job, WANTS, *network, **USER_NETWORK) as peer,
     ):
         assert OTHER_MAC not in job.domain().XMLDesc()

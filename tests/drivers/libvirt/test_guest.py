@@ -14,24 +14,8 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import (
-    LINUX,
-    METRICS,
-    ON_VIRTIO,
-    USER_DATA,
-    WANTS,
-    Job,
-    at,
-    done,
-    driver_for,
-    evict,
-    mounted,
-    moved,
-    refused,
-    run_to_its_end,
-    running,
-    until,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import LINUX, ON_VIRTIO, USER_DATA, Job, done, evict, run_to_its_end, running, until
 from tests.images.support import read
 from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest, panicking_sector
@@ -120,7 +104,7 @@ def test_the_end_and_the_last_figures_are_those_of_the_event(job: Job, panic: bo
         peer.quit(status=int(panic))
     found = job.exit_file()
     assert datetime.fromisoformat(str(found["ended"])).timestamp() <= ended
-    samples = [json.loads(line) for line in (job.scratch / METRICS).read_text().splitlines()]
+    samples = [json.loads(line) for line in (job.scratch / support.METRICS).read_text().splitlines()]
     known = [sample["cpu_seconds"] for sample in samples if "cpu_seconds" in sample]
     # How much it was at the very end can be seen where QEMU has not gone too fast.
     assert float(str(found["cpu_seconds"] or 0)) >= round(max(known, default=0), 2)
@@ -150,14 +134,14 @@ def test_the_word_of_a_guests_end_may_come_after_it(job: Job, monkeypatch: pytes
 
     monkeypatch.setattr(LibvirtConnection, "_lifecycle", late)
     make_guest(job.disk, seconds=1)
-    driver, ad = driver_for(job, [])
+    driver, ad = support.driver_for(job, [])
     machine = driver.start(ad)
     until(lambda: held and job.domain() is None, "the guest ends")
 
     def tell() -> None:
         threading.Timer(0.5, lambda: [usual(driver.connection, *event) for event in held]).start()
 
-    with at("end.begun", tell):
+    with support.at("end.begun", tell):
         machine.destroy()
     assert job.exit_file()["ended_by"] == "powered off"
     driver.close()
@@ -180,7 +164,7 @@ def test_a_panic_ends_the_job(job: Job) -> None:
 def test_a_checkpoint_without_devices_of_this_machine_is_restarted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a machine whose libvirt has no panic device, and where VM_GUEST_AGENT is false."""
     log: list[str] = []
-    driver, ad = driver_for(job, log, ad=(WANTS,), VM_GUEST_AGENT=False)
+    driver, ad = support.driver_for(job, log, ad=(support.WANTS,), VM_GUEST_AGENT=False)
     monkeypatch.setattr(capabilities, "PANIC_MODELS", {})
     machine = driver.start(ad)
     until(lambda: counts(job.console()), "the guest counts")
@@ -188,7 +172,7 @@ def test_a_checkpoint_without_devices_of_this_machine_is_restarted(job: Job, mon
     machine.stop()
     driver.close()
     monkeypatch.undo()
-    driver, ad = driver_for(job, log, ad=(WANTS,))
+    driver, ad = support.driver_for(job, log, ad=(support.WANTS,))
     machine = driver.start(ad)
     try:
         assert job.live().find("devices/panic") is None
@@ -220,7 +204,7 @@ def test_the_port_survives_suspend_and_checkpoint(job: Job, elsewhere: Path) -> 
         done(peer, "SUSPEND", "RESUME")
         until(lambda: len(counts(job.console())) > 1, "the guest counts on")
         evict(peer)
-    moved(job, elsewhere)
+    support.moved(job, elsewhere)
     with running(job, *more) as peer:
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         assert job.live().find("devices/channel/target[@name='org.vmgahp.exit']") is not None
@@ -256,7 +240,7 @@ def test_the_drive_is_there_while_the_vm_is(job: Job) -> None:
 def test_a_start_that_fails_leaves_none(job: Job) -> None:
     put(job, "user-data", "#cloud-config\n")
     (job.scratch / "guest.img").write_bytes(b"")
-    refused(job, "VMGAHP_ERR_BAD_IMAGE", USER_DATA, 'VMPARAM_vm_Disk = "guest.img:vda:w:qcow2"')
+    support.refused(job, "VMGAHP_ERR_BAD_IMAGE", USER_DATA, 'VMPARAM_vm_Disk = "guest.img:vda:w:qcow2"')
     assert not (job.scratch / SEED).exists()
 
 
@@ -268,7 +252,7 @@ def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> 
         until(lambda: len(counts(job.console())) > 1, "the guest counts")
         evict(peer)
     assert not (job.scratch / SEED).exists(), "it does not go home with a checkpoint either"
-    moved(job, elsewhere)
+    support.moved(job, elsewhere)
     with running(job, *more) as peer:
         assert (job.scratch / SEED).read_bytes() == before
         assert "continues from its saved memory" in peer.quit()
@@ -284,7 +268,7 @@ def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> 
 )
 def test_what_makes_no_sense_is_refused_by_name(job: Job, content: str, more: tuple[str, ...], why: str) -> None:
     put(job, "user-data", content)
-    said = refused(job, MISMATCHED, *more)
+    said = support.refused(job, MISMATCHED, *more)
     assert why in said
     assert "VMPARAM_vm_" in said
     assert not (job.scratch / SEED).exists()
@@ -360,7 +344,7 @@ def test_a_panic_leaves_a_picture(linux: Job) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
     full = linux.scratch.parent / "full"
-    with mounted(full, "size=1m,mode=755"):
+    with support.mounted(full, "size=1m,mode=755"):
         image = full / "big.img"
         image.touch()
         os.truncate(image, 4 << 20)
@@ -380,9 +364,7 @@ def taken(way: LibvirtConnection, uuid: str, scratch: Path, user: Identity, said
     guest.LibvirtGuest("test", uuid, "test", way, said.append).take_screenshot(str(scratch), user)
 
 
-def test_a_picture_that_is_too_large_is_not_kept(
-    connection: "libvirt.virConnect", scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_that_is_too_large_is_not_kept(connection, scratch, user, monkeypatch):
     """Of a domain of libvirt's own test hypervisor, which shows a picture of 8 KiB."""
     monkeypatch.setattr(guest, "MOST_BYTES", 100)
     said: list[str] = []
@@ -395,9 +377,7 @@ def test_a_picture_that_is_too_large_is_not_kept(
     assert not list(scratch.iterdir())
 
 
-def test_where_no_thread_can_start_a_picture_holds_no_end_up(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_thread_can_start_a_picture_holds_no_end_up(scratch, user, monkeypatch):
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -10,25 +10,8 @@ import pytest
 from tests import REPOSITORY
 from tests.commands.doctor.support import Ad, Condor, ad, as_root, named, offers, pool, tried
 from tests.domain.support import host, spec
-from tests.drivers.libvirt.support import (
-    CRITICAL,
-    MAC,
-    OTHER_MAC,
-    USER_NETWORK,
-    WANTS,
-    Job,
-    another_vm,
-    driver_for,
-    greeted,
-    moved,
-    nic_xml,
-    refused_cleanly,
-    running,
-    runs,
-    until,
-    vacate,
-    words_of,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import CRITICAL, MAC, USER_NETWORK, Job, greeted, refused_cleanly, running, runs
 from tests.lab.guest import make_guest
 from tests.lab.starter import FakeStarter
 from vmgahp import config, errors
@@ -81,15 +64,17 @@ def capped(directory: Path) -> tuple[Path, Path]:
 def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> None:
     stages = (
         *capped(policies),
-        stage(policies, f'exec sed \'s/<model type="virtio"/<mac address="{OTHER_MAC}"\\/><model type="e1000"/\''),
+        stage(
+            policies, f'exec sed \'s/<model type="virtio"/<mac address="{support.OTHER_MAC}"\\/><model type="e1000"/\''
+        ),
     )
     policy = ", ".join(map(str, stages))
     with FakeStarter(job.scratch) as starter, running(job, *NETWORK, VM_POLICY=policy, **USER_NETWORK) as peer:
         domain = job.live()
         assert domain.findtext("memory") == str(48 << 10)
         assert domain.find("devices/watchdog").get("model") == "i6300esb"
-        assert [nic.get("address") for nic in domain.iterfind("devices/interface/mac")] == [OTHER_MAC]
-        assert words_of(peer.run("STATUS", 1))["MAXMEMORY"] == str(48 << 10)
+        assert [nic.get("address") for nic in domain.iterfind("devices/interface/mac")] == [support.OTHER_MAC]
+        assert support.words_of(peer.run("STATUS", 1))["MAXMEMORY"] == str(48 << 10)
         said = '"The machine\'s administrator has changed the VM (6 lines, vm_policy.txt)"'
         starter.wait_for("set_job_attr_delayed", "ChirpVMPolicy", said)
         log = peer.quit()
@@ -153,14 +138,12 @@ def test_a_mistake_of_the_jobs_own_stays_the_jobs(job: Job, policies: Path) -> N
 
 
 @pytest.mark.parametrize("wrong", ["<sound model='nonsense'/>", ""])
-def test_what_no_policy_has_touched_is_not_its_fault(
-    job: Job, policies: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_no_policy_has_touched_is_not_its_fault(job, policies, wrong, monkeypatch):
     """A job whose option libvirt does not understand, on a machine with a policy that has changed something else."""
     build = domain_xml.build
     monkeypatch.setattr(domain_xml, "build", lambda *given: build(*given).replace("</devices>", f"{wrong}</devices>"))
     bad = stage(policies, "exec sed -e 's/>64</>48</' -e \"s,</devices>,<sound model='rubbish'/></devices>,\"")
-    driver, described = driver_for(job, [], VM_POLICY=bad)
+    driver, described = support.driver_for(job, [], VM_POLICY=bad)
     with pytest.raises(errors.Fault) as caught:
         driver.start(described)
     driver.close()
@@ -192,10 +175,10 @@ def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(job: Job, elsew
     make_guest(job.disk, seconds=5)
     hook = stage(policies, f'[ -n "$2" ] && echo "had $2" >&2 && echo "$2" || echo {MAC}', "hook")
     settings = {"VM_POLICY": ",".join(map(str, capped(policies))), "VM_MAC_HOOK": hook, **USER_NETWORK}
-    vacate(job, *NETWORK, **settings)
-    moved(job, elsewhere)
-    with running(job, WANTS, *NETWORK, **settings) as peer:
-        until(lambda: job.domain() is None, "the guest powers itself off")
+    support.vacate(job, *NETWORK, **settings)
+    support.moved(job, elsewhere)
+    with running(job, support.WANTS, *NETWORK, **settings) as peer:
+        support.until(lambda: job.domain() is None, "the guest powers itself off")
         log = peer.quit()
     assert f"had {MAC}" in log
     assert log.count("changes the domain:") == 2
@@ -204,9 +187,9 @@ def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(job: Job, elsew
 
 def test_a_checkpoint_does_not_evade_a_policy_that_has_come_since(job: Job, elsewhere: Path, policies: Path) -> None:
     make_guest(job.disk, seconds=5)
-    vacate(job)
-    moved(job, elsewhere)
-    with running(job, WANTS, VM_POLICY=example(policies, "cap-memory.xsl", '"512"', '"48"')) as peer:
+    support.vacate(job)
+    support.moved(job, elsewhere)
+    with running(job, support.WANTS, VM_POLICY=example(policies, "cap-memory.xsl", '"512"', '"48"')) as peer:
         assert job.live().findtext("memory") == str(48 << 10)
         assert "memory (MiB) is 64" in peer.quit()
     assert job.console().count("vmgahp guest up") >= 1
@@ -219,11 +202,9 @@ def test_a_hooks_address_is_the_cards(job: Job, policies: Path) -> None:
         assert f"VM_MAC_HOOK ({hook}) gives {job.name} the MAC address {MAC}" in peer.quit()
 
 
-def test_a_hooks_address_that_is_taken_is_the_machines_fault(
-    job: Job, policies: Path, connection: "libvirt.virConnect", scratch: Path
-) -> None:
+def test_a_hooks_address_that_is_taken_is_the_machines_fault(job, policies, connection, scratch):
     hook = stage(policies, f"echo {MAC}")
-    other = another_vm(connection, f"{job.name}-other", nic_xml(MAC), libvirt.VIR_DOMAIN_START_PAUSED)
+    other = support.another_vm(connection, f"{job.name}-other", support.nic_xml(MAC), libvirt.VIR_DOMAIN_START_PAUSED)
     with other, greeted(job, VM_MAC_HOOK=hook, **USER_NETWORK) as peer:
         assert f"VM_MAC_HOOK = {hook}" in refused_cleanly(peer, job, CRITICAL, *NETWORK)
         assert MAC in refused_cleanly(peer, job, MISMATCHED, *NETWORK, f'JobVM_MACADDR = "{MAC}"')

@@ -84,12 +84,10 @@ USB2 = "".join(
     f"<controller type='usb' index='0' model='ich9-{model}'>{master}<address type='pci' domain='0' bus='0' slot='7'"
     f" function='{function}'/></controller>"
     for model, master, function in (
-        ("uhci2", "<master startport='2'/>", 1),
-        ("ehci1", "", 7),
-        ("uhci3", "<master startport='4'/>", 2),
+        ("uhci2", "<master startport='2'/>", 1), ("ehci1", "", 7), ("uhci3", "<master startport='4'/>", 2),
         ("uhci1", "<master startport='0'/>", 0),
     )
-)
+)  # fmt: skip
 """A USB 2 controller and its companions, in another order than libvirt's."""
 
 
@@ -331,9 +329,7 @@ def printed(connection: "libvirt.virConnect", text: str, *, runs: bool) -> str:
 
 @pytest.mark.parametrize("what", ["written", "defined", "running"])
 @pytest.mark.parametrize("text", [PC, Q35, ARM], ids=["pc", "q35", "aarch64"])
-def test_a_domain_as_libvirt_prints_it_runs_and_restarts(
-    scratch: Path, connection: "libvirt.virConnect", text: str, what: str
-) -> None:
+def test_a_domain_as_libvirt_prints_it_runs_and_restarts(scratch, connection, text, what):
     arch, machine = ("aarch64", "virt") if text == ARM else ("x86_64", None)
     try:
         kinds = connection.getDomainCapabilities(None, arch, machine, "qemu")

@@ -42,12 +42,9 @@ class Machine:
 
     def environment(self) -> dict[str, str]:
         outside = environment("qemu", self.scratch, VM_STOP_TIMEOUT=0)
-        there = {
-            "VMGAHP_CONFIG": f"{LAB}/dir_1.conf",
-            "VMGAHP_WORKING_DIR": f"{LAB}/dir_1",
-            "VMGAHP_USER_UID": str(JOB_UID),
-        }
-        return outside | there | {"VMGAHP_USER_GID": str(JOB_UID)} | self.namespace.environment()
+        there = {"VMGAHP_CONFIG": f"{LAB}/dir_1.conf", "VMGAHP_WORKING_DIR": f"{LAB}/dir_1"}
+        there |= dict.fromkeys(("VMGAHP_USER_UID", "VMGAHP_USER_GID"), str(JOB_UID))
+        return outside | there | self.namespace.environment()
 
     def probe(self) -> subprocess.CompletedProcess[str]:
         """What the startd asks."""

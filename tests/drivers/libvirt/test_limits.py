@@ -8,19 +8,8 @@ from xml.etree import ElementTree as etree
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import (
-    LINUX,
-    NETWORK_NAME,
-    USER_DATA,
-    WANTS,
-    Job,
-    done,
-    moved,
-    run_to_its_end,
-    running,
-    until,
-    vacate,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import LINUX, NETWORK_NAME, USER_DATA, WANTS, Job, done, moved, running, until
 from vmgahp.domain import build
 from vmgahp.drivers.libvirt.life import usage
 from vmgahp.drivers.libvirt.life.usage import Limits
@@ -98,9 +87,7 @@ def test_each_nic_has_the_bandwidth_both_ways():
 
 @pytest.mark.libvirt
 @pytest.mark.parametrize("kind", ["nat", "user"])
-def test_a_vm_whose_network_cannot_be_limited_runs_and_the_log_says_so(
-    job: Job, network: "libvirt.virNetwork", kind: str
-) -> None:
+def test_a_vm_whose_network_cannot_be_limited_runs_and_the_log_says_so(job, network, kind):
     """Of user networking no kernel limits anything; of the others one that has the traffic control for it."""
     asks = ("JobVMNetworking = true", f'JobVMNetworkingType = "{kind}"')
     offers = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat, user", "VM_ALLOW_HOST_LOOPBACK": True}
@@ -230,7 +217,7 @@ def test_a_vm_that_comes_to_its_limit_ends_and_says_so(linux: Job) -> None:
             return False
 
         until(bound, "the limit to be set")
-        found = run_to_its_end(peer, linux)
+        found = support.run_to_its_end(peer, linux)
         peer.quit(status=1)
     if not _reads_the_kernels_log():  # in a container nobody can tell why
         assert found["ended_by"] == "crashed"
@@ -256,7 +243,7 @@ def _reads_the_kernels_log() -> bool:
 @pytest.mark.libvirt
 def test_a_checkpoint_goes_on_with_another_bound_of_tcgs_cache(job: Job, elsewhere: Path) -> None:
     """Such as one of a release that had none."""
-    vacate(job, VM_TB_CACHE=0)
+    support.vacate(job, VM_TB_CACHE=0)
     moved(job, elsewhere)
     with running(job, WANTS, VM_TB_CACHE=48) as peer:
         live = job.live()

@@ -10,23 +10,8 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import (
-    ADDRESSES,
-    BRIDGE,
-    LEASED,
-    LINUX,
-    MAC,
-    NETWORK_NAME,
-    ON_VIRTIO,
-    USER_DATA,
-    USER_NETWORK,
-    Job,
-    network_ad,
-    refused,
-    run_to_its_end,
-    running,
-    words_of,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import BRIDGE, MAC, NETWORK_NAME, USER_NETWORK, Job, network_ad, refused, running
 from tests.lab import linux_guest
 from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
@@ -39,15 +24,15 @@ def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwor
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
     with running(job, *network_ad("nat"), **settings) as peer:
         assert f"network='{NETWORK_NAME}'" in job.domain().XMLDesc()
-        words = words_of(peer.run("STATUS", 1))
+        words = support.words_of(peer.run("STATUS", 1))
         assert words["MAC"] == MAC
         assert "IP" not in words
         # The guest asks for no address; this is what libvirt's helper writes when dnsmasq gives one out.
-        lease = {"ip-address": LEASED, "mac-address": MAC, "hostname": "guest", "expiry-time": 2**31}
+        lease = {"ip-address": support.LEASED, "mac-address": MAC, "hostname": "guest", "expiry-time": 2**31}
         leases = Path(f"/var/lib/libvirt/dnsmasq/{BRIDGE}.status")
         leases.write_text(json.dumps([lease]))
         try:
-            assert words_of(peer.run("STATUS", 1))["IP"] == LEASED
+            assert support.words_of(peer.run("STATUS", 1))["IP"] == support.LEASED
         finally:
             leases.unlink()
 
@@ -58,15 +43,12 @@ def test_a_bridge(job: Job, network: "libvirt.virNetwork") -> None:
         assert os.listdir(f"/sys/class/net/{BRIDGE}/brif"), "the guest's NIC is plugged in"
 
 
-def test_a_network_that_is_not_there_is_not_offered_and_not_the_jobs_fault(job: Job) -> None:
+def test_a_network_that_is_not_there_is_the_machines_fault_and_a_type_that_is_not_offered_the_jobs(job: Job) -> None:
     settings = USER_NETWORK | {"VM_NETWORKING_TYPE": "nat,user", "VM_NAT_NETWORK": "nowhere"}
     assert "VM_NAT_NETWORK" in refused(job, "VMGAHP_ERR_CRITICAL", *network_ad("nat"), **settings)
     ended = daemon(environment("kvm", job.scratch, VM_ALLOW_EMULATION=True, **settings), PROBE, "vmtype", "kvm")
     assert 'VM_Networking_Types = "user"' in ended.stdout
     assert "not offered: network nat: nowhere is not active, or not defined" in ended.stderr
-
-
-def test_a_type_that_the_machine_does_not_offer_holds_the_job(job: Job) -> None:
     refused(job, MISMATCHED, *network_ad("bridge"), **USER_NETWORK)
 
 
@@ -120,8 +102,10 @@ def asks(linux: Job, kind: str, port: int, *more: str, **settings: object) -> st
         linux.own(path)
     (linux.scratch / "user-data").write_text(ASKS.replace("{port}", str(port)).replace("{more}", " ".join(more)))
     linux.own(linux.scratch / "user-data")
-    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "JobVMNetworking = true", **settings) as peer:
-        run_to_its_end(peer, linux)
+    with running(
+        linux, *support.LINUX, support.ON_VIRTIO, support.USER_DATA, "JobVMNetworking = true", **settings
+    ) as peer:
+        support.run_to_its_end(peer, linux)
     console = linux.console()
     assert "asked all" in console, console
     return console
@@ -133,15 +117,13 @@ def test_user_networking_is_offered_only_where_this_machines_loopback_is_for_job
     assert "told by 127.0.0.1" in asks(linux, "user", loopback, **USER_NETWORK)
 
 
-def test_by_nat_a_guest_reaches_the_machine_but_not_its_loopback(
-    linux: Job, loopback: int, network: "libvirt.virNetwork"
-) -> None:
+def test_by_nat_a_guest_reaches_the_machine_but_not_its_loopback(linux, loopback, network):
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
-    with socketserver.ThreadingTCPServer((str(ADDRESSES + 1), loopback), Secret) as server:
+    with socketserver.ThreadingTCPServer((str(support.ADDRESSES + 1), loopback), Secret) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         console = asks(linux, "nat", loopback, **settings)
         server.shutdown()
         thread.join()
-    assert f"told by {ADDRESSES + 1}" in console, console
+    assert f"told by {support.ADDRESSES + 1}" in console, console
     assert "told by 127" not in console, console

@@ -118,9 +118,7 @@ def test_what_it_cannot_do_is_said(subject: AnyHypervisor) -> None:
     assert machine.status().state == lifecycle.RUNNING
 
 
-def test_a_pause_that_libvirt_does_not_know_is_the_clients_fault(
-    subject: AnyHypervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pause_that_libvirt_does_not_know_is_the_clients_fault(subject, monkeypatch):
     machine = subject.driver().start(subject.job())
     assert isinstance(machine, LibvirtMachine)
 
@@ -134,9 +132,7 @@ def test_a_pause_that_libvirt_does_not_know_is_the_clients_fault(
     assert machine.status().state == lifecycle.RUNNING
 
 
-def test_a_vm_that_is_another_is_destroyed_although_it_ran(
-    subject: AnyHypervisor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vm_that_is_another_is_ended_although_it_ran(subject: AnyHypervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     """This hypervisor cannot start a VM that stands still: it is looked at while it runs."""
     job = subject.job()
     create = libvirt.virConnect.createXML

@@ -12,19 +12,8 @@ import libvirt
 import pytest
 
 from tests.domain.support import host, spec
-from tests.drivers.libvirt.support import (
-    LINUX,
-    NETWORK_NAME,
-    ON_VIRTIO,
-    USER_DATA,
-    USER_NETWORK,
-    Job,
-    done,
-    driver_for,
-    refused,
-    running,
-    until,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import LINUX, NETWORK_NAME, ON_VIRTIO, USER_NETWORK, Job, done, running, until
 from tests.drivers.support import WHO
 from tests.lab import linux_guest
 from tests.lab.ports import free_port
@@ -79,7 +68,7 @@ def listening(linux: Job, nic: str) -> tuple[str, ...]:
         linux.own(path)
     (linux.scratch / "user-data").write_text(LISTENS)
     linux.own(linux.scratch / "user-data")
-    return (*LINUX, ON_VIRTIO, USER_DATA, "JobVMNetworking = true", "VMPARAM_vm_SSH = true")
+    return (*LINUX, ON_VIRTIO, support.USER_DATA, "JobVMNetworking = true", "VMPARAM_vm_SSH = true")
 
 
 @pytest.mark.libvirt
@@ -144,7 +133,7 @@ def relays(port: int) -> list[int]:
 
 @pytest.mark.libvirt
 def test_without_the_administrator_no_way_leads_in(job: Job) -> None:
-    said = refused(job, MISMATCHED, "JobVMNetworking = true", "VMPARAM_vm_SSH = true", **USER_NETWORK)
+    said = support.refused(job, MISMATCHED, "JobVMNetworking = true", "VMPARAM_vm_SSH = true", **USER_NETWORK)
     assert "VM_SSH_PORTS" in said
 
 
@@ -163,7 +152,7 @@ def test_nobody_is_told_of_a_port_that_a_stranger_took_meanwhile(job: Job, monke
     log: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         lines = "JobVMNetworking = true", "VMPARAM_vm_SSH = true"
-        driver, ad = driver_for(job, log, ad=lines, **USER_NETWORK, VM_SSH_PORTS=stranger.getsockname()[1])
+        driver, ad = support.driver_for(job, log, ad=lines, **USER_NETWORK, VM_SSH_PORTS=stranger.getsockname()[1])
         try:
             driver.start(ad).destroy()
         finally:
@@ -201,11 +190,8 @@ def settings_of(ports: str, address: str = "127.0.0.1") -> Settings:
     return Settings({"VM_MEMORY": "64", "VM_SSH_PORTS": ports, "VM_SSH_ADDRESS": address})
 
 
-def test_ports_are_those_of_the_setting_in_its_order() -> None:
+def test_ports_are_those_of_the_setting_and_what_is_no_list_or_address_is_the_administrators_fault() -> None:
     assert forwarding.ports_of(settings_of("2201-2203, 22000 2202")) == [2201, 2202, 2203, 22000]
-
-
-def test_what_is_no_list_of_ports_and_no_address_is_the_administrators_fault() -> None:
     for ports in ("ssh", "0", "1-", "-9", "70000", "9-8", "22,٣٣"):
         with pytest.raises(MachineFault, match="VM_SSH_PORTS"):
             forwarding.ports_of(settings_of(ports))

@@ -8,30 +8,16 @@ from xml.etree import ElementTree as etree
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import (
-    ADDRESSES,
-    BRIDGE,
-    CRITICAL,
-    MAC,
-    NETWORK_NAME,
-    ON_VIRTIO,
-    USER_DATA,
-    Job,
-    done,
-    driver_for,
-    greeted,
-    refused_cleanly,
-    running,
-    until,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import ADDRESSES, CRITICAL, MAC, Job, done, greeted, refused_cleanly, running, until
 from vmgahp.drivers.libvirt.start import hooks
 from vmgahp.host.runtime_dir import GIVEN
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="needs root")]
 
 FREE = str(ADDRESSES + 6)
-NAT = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
-BRIDGED = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "bridge", "VM_NETWORKING_BRIDGE_INTERFACE": BRIDGE}
+NAT = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": support.NETWORK_NAME}
+BRIDGED = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "bridge", "VM_NETWORKING_BRIDGE_INTERFACE": support.BRIDGE}
 
 
 class Hook:
@@ -80,9 +66,7 @@ def test_an_address_is_reserved_as_long_as_the_vm_lives(job: Job, network: "libv
         assert f"{FREE} is given back" in peer.quit()
 
 
-def test_an_address_is_given_back_where_the_server_was_killed(
-    job: Job, network: "libvirt.virNetwork", place: Path
-) -> None:
+def test_an_address_is_given_back_if_the_server_is_killed(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
     hook = Hook(place, f"{MAC} {FREE}")
     with running(job, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **NAT) as peer:
         assert reserved(network) == [(MAC, FREE)]
@@ -121,9 +105,7 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("whose", OUTSIDE)
-def test_an_address_that_the_network_does_not_have_is_the_hooks_fault(
-    job: Job, network: "libvirt.virNetwork", place: Path, whose: str
-) -> None:
+def test_an_address_that_the_network_does_not_have_is_the_hooks_fault(job, network, place, whose):
     address = OUTSIDE[whose]
     hook = Hook(place, f"{MAC} {address}")
     with greeted(job, VM_MAC_HOOK=hook.path, **NAT) as peer:
@@ -141,7 +123,7 @@ def test_an_address_that_is_another_vms_stays_that_ones(job: Job, network: "libv
 
 def test_a_dry_run_reserves_nothing(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
     hook = Hook(place, f"{MAC} {FREE}")
-    driver, ad = driver_for(job, [], ad=("JobVMNetworking = true",), VM_MAC_HOOK=hook.path, **NAT)
+    driver, ad = support.driver_for(job, [], ad=("JobVMNetworking = true",), VM_MAC_HOOK=hook.path, **NAT)
     try:
         assert MAC in driver.describe(ad)
     finally:
@@ -154,7 +136,9 @@ def test_on_a_bridge_cloud_init_is_told(job: Job, network: "libvirt.virNetwork",
     hook = Hook(place, f"{MAC} 10.9.8.7/24 10.9.8.1 10.9.8.2")
     (job.scratch / "user-data").write_text("#cloud-config\n")
     job.own(job.scratch / "user-data")
-    with running(job, ON_VIRTIO, USER_DATA, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **BRIDGED) as peer:
+    with running(
+        job, support.ON_VIRTIO, support.USER_DATA, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **BRIDGED
+    ) as peer:
         seed = (job.scratch / "vm_cidata.iso").read_bytes()
         assert (
             f'{{"version": 2, "ethernets": {{"nic0": {{"match": {{"macaddress": "{MAC}"}}, "dhcp4": false, '

@@ -77,11 +77,8 @@ def test_what_the_guest_is_told(place: Scratch) -> None:
     assert found["vmgahp-run/version"] == "1\n"
     assert found["vmgahp-run/run"].startswith("#!/bin/sh\n")
     assert found["vmgahp-run/settings"].split() == [
-        "RUN_AS_ROOT=1",
-        "RUN_BOOT=ready",
-        "RUN_TIME_LIMIT=60",
-        "RUN_OUTPUTS_SET=1",
-    ]
+        "RUN_AS_ROOT=1", "RUN_BOOT=ready", "RUN_TIME_LIMIT=60", "RUN_OUTPUTS_SET=1",
+    ]  # fmt: skip
     assert found["vmgahp-run/command"] == "echo 'it's' $HOME\n"
     assert found["vmgahp-run/outputs"] == "a b\n*.csv\n"
     assert found["vmgahp-run/environment"] == "export A='it'\"'\"'s'\nexport B='x y'\n"

@@ -345,9 +345,7 @@ def test_a_state_that_has_changed_since_a_checkpoint_does_not_go_home(scene: Sce
     assert list((scene.scratch / "vm_outputs").iterdir()) == []
 
 
-def test_a_vm_whose_program_nobody_can_follow_is_lost_and_no_failure_of_the_jobs(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vm_whose_program_nobody_can_follow_is_lost_and_no_failure_of_the_jobs(scene, monkeypatch):
     def none_left(*_: object) -> None:
         raise errors.MachineFault("No thread can be started.", "raise the limit.")
 
@@ -376,9 +374,7 @@ def test_a_state_of_nobodys_is_that_of_a_program_that_runs(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(("asked", "printed"), [(50 << 20, 50 << 20), (5 << 30, program.MOST_PRINTED)])
-def test_what_the_program_prints_is_within_what_the_job_asks_for(
-    monkeypatch: pytest.MonkeyPatch, asked: int, printed: int
-) -> None:
+def test_what_the_program_prints_is_within_what_the_job_asks_for(monkeypatch, asked, printed):
     limits = {}
     monkeypatch.setattr(program, "most_outputs", lambda *_: asked)
     monkeypatch.setattr(program, "runtime_dir", lambda: "/")

@@ -32,9 +32,7 @@ class Domain:
 
 @pytest.mark.parametrize(("values", "wanted"), [({}, None), ({"VM_MEMORY_IMAGE_FORMAT": "zstd"}, "zstd")])
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_the_format_is_that_of_the_setting(
-    values: dict[str, str], wanted: str | None, checkpoint: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_format_is_that_of_the_setting(values, wanted, checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", "image_format", raising=False)
     domain = Domain()
     saver = save.Saver(str(tmp_path), Identity(54321, 54321), Settings(values), pytest.fail)
@@ -43,9 +41,7 @@ def test_the_format_is_that_of_the_setting(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_file_system_of_the_job_that_never_answers_refuses_the_save(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_of_the_job_that_never_answers_refuses_the_save(scratch, user, monkeypatch):
     monkeypatch.setattr(child, "DEADLINE", 0.3)
     monkeypatch.setattr(os, "statvfs", lambda _: time.sleep(20))
     saver = save.Saver(str(scratch), user, Settings({}), pytest.fail)

@@ -8,17 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import JOB_UID
-from tests.drivers.libvirt.support import (
-    LINUX,
-    ON_VIRTIO,
-    USER_DATA,
-    Job,
-    done,
-    refused,
-    run_to_its_end,
-    running,
-    until,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import LINUX, ON_VIRTIO, USER_DATA, Job, done, refused, running, until
 from vmgahp import errors
 from vmgahp.drivers.libvirt.start import virtiofs
 from vmgahp.host import companion
@@ -96,7 +87,7 @@ ls -ln""",
     linux.own(inbox / "word")
     with running(linux, *LINUX, ON_VIRTIO, USER_DATA, 'VMPARAM_vm_Share = "inbox"', **BY_VIRTIOFS) as peer:
         assert servers(linux)
-        run_to_its_end(peer, linux)
+        support.run_to_its_end(peer, linux)
     console = linux.console()
     for said in (
         "a word from the job",
@@ -131,14 +122,12 @@ echo yes > /mnt/Data/told""",
         "Data",
     )
     settings = {
-        "VM_SHARE_DIRS": "ref, Data",
-        "VM_SHARE_DIR_REF": machine,
-        "VM_SHARE_DIR_DATA": f"{other}:rw",
+        "VM_SHARE_DIRS": "ref, Data", "VM_SHARE_DIR_REF": machine, "VM_SHARE_DIR_DATA": f"{other}:rw",
         "VM_SHARE_DIR_DATA_IF": 'TARGET.Owner == "alice"',
-    }
+    }  # fmt: skip
     asks = (*LINUX, ON_VIRTIO, USER_DATA, 'VMPARAM_vm_Share_Dirs = "REF, data, ref"')
     with running(linux, *asks, 'Owner = "alice"', **settings) as peer:
-        run_to_its_end(peer, linux)
+        support.run_to_its_end(peer, linux)
     console = linux.console()
     for said in ("of reference", "ref is not written", "ref keeps it", "all done"):
         assert said in console, console
@@ -220,9 +209,7 @@ def test_whom_it_blames_for_a_directory(user: Identity, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["", "VM_SHARE_DIR_X"])
-def test_one_that_is_killed_before_it_serves_takes_no_machine_out_of_service(
-    setting: str, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_killed_before_it_serves_takes_no_machine_out_of_service(setting, user, monkeypatch):
     """Any other process of the job's user can do that."""
     remember = companion.remember
 

@@ -7,18 +7,8 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import (
-    MAC,
-    NETWORK_NAME,
-    URI,
-    WANTS,
-    Job,
-    done,
-    driver_for,
-    network_ad,
-    running,
-    until,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import MAC, NETWORK_NAME, URI, WANTS, Job, done, driver_for, running, until
 from tests.lab.guest import counts, make_guest
 from vmgahp import cli, lifecycle
 from vmgahp.drivers.libvirt.life.usage import Meter, devices, from_stats
@@ -96,7 +86,7 @@ def test_a_checkpoint_takes_the_figures_along(job: Job) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_network_card_by_its_address(job: Job, network: "libvirt.virNetwork") -> None:
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
-    with running(job, *network_ad("nat"), VM_METRICS_INTERVAL=1, **settings):
+    with running(job, *support.network_ad("nat"), VM_METRICS_INTERVAL=1, **settings):
         until(lambda: samples(job.scratch), "a reading")
         nics = samples(job.scratch)[-1]["network"]
         assert isinstance(nics, dict)

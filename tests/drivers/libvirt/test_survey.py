@@ -77,9 +77,7 @@ def test_a_startd_that_may_only_read_hears_the_same_but_for_the_firmware() -> No
     assert read.attributes == {k: v for k, v in whole.attributes.items() if k != "firmware"}
 
 
-def test_a_startd_that_may_only_read_hears_of_no_architecture_without_a_firmware(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_startd_that_may_only_read_hears_of_no_architecture_without_a_firmware(tmp_path, monkeypatch):
     """It has that from the firmwares' own descriptors."""
     monkeypatch.setattr(capabilities, "FIRMWARE_DESCRIPTORS", (str(tmp_path / "nowhere"), str(tmp_path)))
     assert look("qemu", read_only=True).attributes["arches"] == "x86_64"
@@ -104,26 +102,19 @@ def test_emulation_instead_of_a_kvm_that_does_not_work(monkeypatch: pytest.Monke
     assert found.attributes["accel"] == "tcg"
 
 
-def test_a_libvirt_without_such_domains() -> None:
+def test_domains_and_a_cpu_mode_that_this_machine_does_not_have() -> None:
     assert verdicts(look("qemu", VM_LIBVIRT_URI="test:///default")) == {"libvirt": OK, "domain type": BAD}
-
-
-def test_a_cpu_mode_that_this_machine_does_not_have() -> None:
     found = look("qemu", VM_CPU_MODE="host-passthrough")
     assert verdicts(found)["cpu"] == BAD
     assert "host-passthrough" in finding(found, "cpu").subject
     assert "VM_CPU_MODE" in finding(found, "cpu").hint
 
 
-def test_the_administrators_own_xml_has_a_cpu_of_its_own(tmp_path: Path) -> None:
-    script = a_program(tmp_path / "xml", "exit 0")
-    assert "cpu" not in verdicts(look("qemu", VM_CPU_MODE="host-passthrough", LIBVIRT_XML_SCRIPT=script))
-
-
 def test_no_job_comes_where_the_administrators_script_cannot_run(tmp_path: Path) -> None:
     """Else the first job would fail, and take the machine out of service."""
     good = a_program(tmp_path / "xml", "exit 0")
     assert verdicts(look("qemu", LIBVIRT_XML_SCRIPT=good))["script"] == OK
+    assert "cpu" not in verdicts(look("qemu", VM_CPU_MODE="host-passthrough", LIBVIRT_XML_SCRIPT=good)), "it has one"
     for wrong in (tmp_path / "none", f"{good} -v", "xml"):
         found = look("qemu", LIBVIRT_XML_SCRIPT=wrong)
         assert verdicts(found) == {"script": BAD}

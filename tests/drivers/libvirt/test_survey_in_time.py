@@ -124,9 +124,7 @@ def test_without_the_daemon_for_networks_there_is_no_network_and_all_else(libvir
     assert is_capable(look())
 
 
-def test_a_daemon_for_networks_that_hangs_takes_the_network_and_nothing_else(
-    libvirtd: Libvirtd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_for_networks_that_hangs_takes_the_network_and_nothing_else(libvirtd, monkeypatch):
     libvirtd.keeps.add("network")
     found = look(2.0, **NAT)
     assert is_capable(found)

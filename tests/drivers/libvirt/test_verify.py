@@ -11,23 +11,8 @@ import libvirt
 import pytest
 
 from tests.domain.support import SCRIPTED
-from tests.drivers.libvirt.support import (
-    ASKS,
-    CRITICAL,
-    USER_NETWORK,
-    WANTS,
-    Job,
-    done,
-    driver_for,
-    greeted,
-    left_behind,
-    moved,
-    refused_cleanly,
-    running,
-    runs,
-    until,
-    vacate,
-)
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import ASKS, CRITICAL, USER_NETWORK, WANTS, Job, driver_for, greeted, runs, until
 from tests.peer import environment
 from vmgahp import errors
 from vmgahp.domain import verify
@@ -53,11 +38,13 @@ def test_real_scripts_are_held_to_the_job(job: Job, script: Path) -> None:
     with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
         for memory, vcpus, named in ((65, 1, "memory"), (64, 2, "CPUs"), ("lots", 1, "memory")):
             (script.parent / "xml").write_text(SCRIPTED.format(memory=memory, vcpus=vcpus, devices=""))
-            text = refused_cleanly(peer, job, CRITICAL)
+            text = support.refused_cleanly(peer, job, CRITICAL)
             assert str(script) in text
             assert f"its {named}" in text or f"number of {named}" in text
         (script.parent / "xml").write_text(SCRIPTED.format(memory=64, vcpus=1, devices="<disk type='nonsense'/>"))
-        assert str(script) in refused_cleanly(peer, job, CRITICAL), "what libvirt does not take is the script's as well"
+        assert str(script) in support.refused_cleanly(peer, job, CRITICAL), (
+            "what libvirt does not take is the script's as well"
+        )
         other = job.scratch.parent / "other.img"
         other.write_bytes(bytes(512))
         other.chmod(0o666)
@@ -87,13 +74,10 @@ END {
 """What a pool's script looks like: the ad's words in between tags, and a console on a terminal of libvirt's choice."""
 
 
-def test_a_pools_own_script_describes_a_vm_that_runs(job: Job, script: Path) -> None:
+def test_a_pools_own_script_describes_a_vm_that_runs_with_or_without_a_disk_of_the_jobs(job: Job, script: Path) -> None:
     script.write_text(POOLS_SCRIPT)
     with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
         runs(peer, job)
-
-
-def test_a_job_of_a_script_may_bring_no_disk(job: Job, script: Path) -> None:
     script.write_text(POOLS_SCRIPT.replace("number > 0", "0"))
     with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
         runs(peer, job, 'VMPARAM_vm_Disk = "/dev/null:null:null"')
@@ -145,7 +129,7 @@ def test_a_vm_that_is_not_as_asked_never_runs(job: Job, monkeypatch: pytest.Monk
         driver.start(ad)
     assert "destroyed before it ran" in caught.value.problem
     assert job.domain() is None
-    until(lambda: not left_behind(job.name, os.getpid()), "all of it to go")
+    until(lambda: not support.left_behind(job.name, os.getpid()), "all of it to go")
     assert job.console() == "", "its CPUs never ran"
     monkeypatch.undo()
     driver.start(ad).destroy()
@@ -153,7 +137,7 @@ def test_a_vm_that_is_not_as_asked_never_runs(job: Job, monkeypatch: pytest.Monk
 
 
 def test_a_restored_vm_that_is_not_as_asked_boots_afresh(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    vacate(job)
+    support.vacate(job)
     against_job, seen = verify.against_job, []
 
     def once(*arguments: object) -> None:
@@ -202,18 +186,18 @@ def test_a_server_killed_before_its_vm_runs_leaves_none(job: Job) -> None:
         assert "paused" in process.stderr.read()
         assert process.wait(60) == -signal.SIGKILL
     until(lambda: job.domain() is None, "the guardian destroys it")
-    until(lambda: not [each for each in left_behind(job.name, 0) if "vmgahp" in each], "the guardian ends")
+    until(lambda: not [each for each in support.left_behind(job.name, 0) if "vmgahp" in each], "the guardian ends")
     assert job.console() == ""
 
 
 def test_a_start_is_nobodys_pause(job: Job, elsewhere: Path) -> None:
-    with running(job, WANTS, *ASKS, **USER_NETWORK) as peer:
+    with support.running(job, WANTS, *ASKS, **USER_NETWORK) as peer:
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
         until(lambda: "2\n" in job.console(), "the guest counts to two")
-        done(peer, "CHECKPOINT")
+        support.done(peer, "CHECKPOINT")
         log = peer.quit()
-    moved(job, elsewhere)
-    with running(job, WANTS, *ASKS, **USER_NETWORK) as peer:
+    support.moved(job, elsewhere)
+    with support.running(job, WANTS, *ASKS, **USER_NETWORK) as peer:
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
         log += peer.quit()
     assert "continues from its saved memory" in log

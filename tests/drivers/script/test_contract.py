@@ -215,18 +215,11 @@ def container_runtime(directory: Path) -> str:
             os.chown(path, JOB_UID, JOB_UID)
         own = f"podman --root {home}/root --runroot {home}/run --storage-driver=vfs"
         options = "--network=none --cgroups=disabled --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024"
-        done = subprocess.run(
-            ["sh", "-c", f"{own} load -i {home}/image.tar && {own} run {options} localhost/guest:1 /bin/busybox true"],
-            env={"HOME": str(home), "XDG_RUNTIME_DIR": f"{home}/run", "PATH": os.environ["PATH"]},
-            stdin=subprocess.DEVNULL,
-            cwd="/",
-            user=JOB_UID,
-            group=JOB_UID,
-            extra_groups=[],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        script = f"{own} load -i {home}/image.tar && {own} run {options} localhost/guest:1 /bin/busybox true"
+        environ = {"HOME": str(home), "XDG_RUNTIME_DIR": f"{home}/run", "PATH": os.environ["PATH"]}
+        who = {"user": JOB_UID, "group": JOB_UID, "extra_groups": [], "cwd": "/", "env": environ}
+        streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        done = subprocess.run(["sh", "-c", script], **who, **streams)
         return "" if done.returncode == 0 else f"podman runs no container here: {done.stderr.strip()}"
 
 

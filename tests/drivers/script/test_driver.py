@@ -122,11 +122,9 @@ GARBLED = ScriptFailed if WHO.switching else errors.MachineFault
 """The fault for a script that fails: that of the job, if processes of the job's user can have caused it."""
 
 
-def refused(
-    toy: Toy, driver: ScriptDriver, what: str, expected: type[errors.Fault] = errors.MachineFault
-) -> errors.Fault:
+def refused(toy: Toy, driver: ScriptDriver, what: str, kind: type[errors.Fault] = errors.MachineFault) -> errors.Fault:
     """The fault for which the toy's job does not start, and of which nothing is left."""
-    with pytest.raises(expected, match=what) as caught:
+    with pytest.raises(kind, match=what) as caught:
         driver.start(toy.job())
     assert not toy.exists(toy.job())
     return caught.value
@@ -164,9 +162,7 @@ def test_a_rejection_is_the_jobs_fault_with_the_scripts_reason(toy: Toy, driver:
         ("exit 69", "answers start with not implemented"),
     ],
 )
-def test_whatever_cannot_be_understood_is_a_fault_and_leaves_nothing(
-    toy: Toy, driver: ScriptDriver, shell: str, what: str
-) -> None:
+def test_whatever_cannot_be_understood_is_a_fault_and_leaves_nothing(toy, driver, shell, what):
     toy.odd("start", f"echo running >$vm; {shell}")
     fault = refused(toy, driver, what, GARBLED)
     assert (fault.code in errors.HOLD_CODES) is WHO.switching
@@ -184,9 +180,7 @@ def test_only_a_script_that_the_jobs_user_cannot_reach_blames_the_machine(toy: T
 
 
 @as_root
-def test_a_script_that_fails_for_htcondors_user_as_well_blames_the_machine(
-    toy: Toy, driver: ScriptDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_that_fails_for_htcondors_user_as_well_blames_the_machine(toy, driver, monkeypatch):
     monkeypatch.setenv("CONDOR_IDS", f"{JOB_UID + 1}.{JOB_UID + 1}")
     toy.odd("start", "exit 1")
     with pytest.raises(errors.JobFault, match="exit status 1"):
@@ -211,9 +205,7 @@ def test_a_script_that_fails_for_htcondors_user_as_well_blames_the_machine(
     ],
     ids=["no interpreter", "for no user", "not for the job's user", "a forged exit status"],
 )
-def test_a_script_that_cannot_be_executed_blames_the_machine(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch, shell: str, may_execute: bool, fault: type[errors.Fault]
-) -> None:
+def test_a_script_that_cannot_be_executed_blames_the_machine(toy, monkeypatch, shell, may_execute, fault):
     monkeypatch.setenv("CONDOR_IDS", f"{JOB_UID + 1}.{JOB_UID + 1}")
     monkeypatch.setattr(Identity, "may_execute", lambda *_: may_execute)
     toy.script.write_text(shell)
@@ -281,15 +273,11 @@ def test_a_modified_vm_runs_as_the_script_has_it_and_the_log_says_so(toy: Toy, d
 @pytest.mark.parametrize(
     ("attributes", "what"),
     [
-        ({"JobVMMemory": 65}, "it gives the VM 65 MiB"),
-        ({"JobVM_VCPUS": 2}, "2 CPUs"),
-        ({"JobVMMemory": 4096}, "JobVMMemory = 4096"),
-        ({"User": "root@lab"}, "it changes User"),
+        ({"JobVMMemory": 65}, "it gives the VM 65 MiB"), ({"JobVM_VCPUS": 2}, "2 CPUs"),
+        ({"JobVMMemory": 4096}, "JobVMMemory = 4096"), ({"User": "root@lab"}, "it changes User"),
     ],
-)
-def test_a_script_makes_no_vm_larger_and_nobody_elses(
-    toy: Toy, driver: ScriptDriver, attributes: dict[str, object], what: str
-) -> None:
+)  # fmt: skip
+def test_a_script_makes_no_vm_larger_and_nobody_elses(toy, driver, attributes, what):
     answer = json.dumps({"outcome": "modified", "attributes": attributes})
     toy.odd("start", f"echo running >$vm; echo '{answer}'; exit")
     refused(toy, driver, what, GARBLED)
@@ -458,9 +446,7 @@ def test_a_checkpoint_that_cannot_fit_holds_the_job(toy: Toy, driver: ScriptDriv
     assert len(toy.calls()) == calls, "the script is not even asked"
 
 
-def test_a_start_that_fails_keeps_the_checkpoint(
-    toy: Toy, driver: ScriptDriver, saved: JobAd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_fails_keeps_the_checkpoint(toy, driver, saved, monkeypatch):
     monkeypatch.setenv("CONDOR_IDS", f"{JOB_UID + 1}.{JOB_UID + 1}")
     toy.odd("start", "exit 1")
     toy.odd("probe", "exit 1")

@@ -46,9 +46,7 @@ class Workstation(Subject):
         return {
             "no .vmx": self.changed(job, VMPARAM_VMware_VMX_File=None),
             "a .vmx that is not there": self.changed(job, VMPARAM_VMware_VMX_File='"other.vmx"'),
-            "no snapshot of shared disks": self.changed(
-                job, VMPARAM_VMware_Transfer="false", VMPARAM_VMware_SnapshotDisk="false"
-            ),
+            "no snapshot": self.changed(job, VMPARAM_VMware_Transfer="false", VMPARAM_VMware_SnapshotDisk="false"),
         }
 
     def unfit(self) -> Settings:

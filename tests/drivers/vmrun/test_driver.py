@@ -422,9 +422,7 @@ class TestFailures:
             ("no snapshot", {}, "INTERNAL", ["would write to dos.vmdk itself"]),
         ],
     )
-    def test_a_start_that_fails_says_why_and_leaves_nothing(
-        self, job: VmwareJob, host: VMware, mode: str, settings: dict[str, object], code: str, said: list[str]
-    ) -> None:
+    def test_a_start_that_fails_says_why_and_leaves_nothing(self, job, host, mode, settings, code, said):
         if mode == "no disk":
             job.disk.write_bytes(b"no disk at all")
         elif mode == "no snapshot":

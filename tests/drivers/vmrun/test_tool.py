@@ -14,18 +14,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.daemon import probe
 from vmgahp.drivers.vmrun import VmrunDriver, tool
-from vmgahp.drivers.vmrun.tool import (
-    Hanging,
-    Process,
-    Tool,
-    VmrunError,
-    explained,
-    find_process,
-    from_vmrun,
-    is_still,
-    running_processes,
-    wait_for_end,
-)
+from vmgahp.drivers.vmrun.tool import Hanging, Tool, VmrunError, find_process, from_vmrun, is_still, wait_for_end
 from vmgahp.findings import BAD, OFF, OK
 from vmgahp.host import proc
 from vmgahp.testing.contract import until
@@ -75,26 +64,22 @@ class TestCalls:
             made.run(word, seconds=20)
         assert len(vmrun.said) == 2, "each vmrun complains once"
 
-    def test_windows_line_ends(self, vmrun):
+    def test_a_listed_vm_is_known_by_its_path_behind_links_and_with_line_ends_of_windows(self, vmrun, tmp_path):
         assert vmrun("printf 'Total running VMs: 1\\r\\n/a/b.vmx\\r\\n'").running(20) == {"/a/b.vmx"}
-
-    def test_a_listed_vm_is_known_by_its_path_behind_links(self, vmrun, tmp_path):
         real = tmp_path / "real"
         real.mkdir()
         (tmp_path / "link").symlink_to(real)
         assert vmrun(f"echo Total running VMs: 1; echo {tmp_path}/link/a.vmx").running(20) == {f"{real}/a.vmx"}
 
-    def test_one_that_hangs(self, vmrun):
+    def test_one_that_hangs_is_ended_and_a_vm_that_keeps_the_pipes_open_holds_up_nothing(self, vmrun):
         with pytest.raises(Hanging, match="does not answer within 1 s"):
             vmrun("sleep 1000 & sleep 1000").run("list", seconds=1)
-
-    def test_a_vm_that_keeps_the_pipes_open_holds_up_nothing(self, vmrun):
         pid = int(vmrun("sleep 20 & echo $!").run("start", seconds=1000))
         assert Path(f"/proc/{pid}/cmdline").read_bytes(), "its end was waited for"
         os.kill(pid, signal.SIGKILL)
 
     def test_one_that_cannot_be_started_blames_the_machine(self, user):
-        with pytest.raises(errors.MachineFault, match="/nowhere/vmrun cannot be started"), explained("listing"):
+        with pytest.raises(errors.MachineFault, match="/nowhere/vmrun cannot be started"), tool.explained("listing"):
             Tool("/nowhere/vmrun", "ws", user, "/", print).run("list", seconds=1)
 
     def test_where_vmrun_is(self, vmrun, monkeypatch):
@@ -159,18 +144,15 @@ class TestProcesses:
         process, vmx = impostor
         found = find_process(vmx, os.getuid())
         assert found == (process.pid, os.getuid(), vmx)
-        assert found in running_processes(os.getuid())
+        assert found in tool.running_processes(os.getuid())
         until(lambda: proc.cpu_seconds(process.pid) > 0, "it has used some CPU time")
         assert is_still(found)
-
-    def test_a_strangers_process_is_no_vm_of_the_user(self, impostor):
-        _, vmx = impostor
         stranger = os.getuid() + 1
-        assert (find_process(vmx, stranger), running_processes(stranger)) == (None, [])
+        assert (find_process(vmx, stranger), tool.running_processes(stranger)) == (None, [])
 
     def test_only_that_very_process_is_killed(self, impostor):
         process, vmx = impostor
-        assert wait_for_end(Process(process.pid, os.getuid(), vmx + "other.vmx"), 20, kill=True)
+        assert wait_for_end(tool.Process(process.pid, os.getuid(), vmx + "other.vmx"), 20, kill=True)
         assert process.poll() is None
         found = find_process(vmx)
         assert not wait_for_end(found, 0.01)
@@ -202,23 +184,14 @@ class TestSurvey:
         with vmware(product) as host:
             found = self.look(host.vmrun, user, VM_NETWORKING="true", VM_NETWORKING_TYPE="bridge, nat, user")
         assert found.attributes == {
-            "version": "1.17.0",
-            "product": product,
-            "snapshot": snapshots,
-            "suspend": True,
-            "soft_suspend": product != "player",
-            "checkpoint": True,
-            "networking": "nat",
-        }
+            "version": "1.17.0", "product": product, "snapshot": snapshots, "suspend": True,
+            "soft_suspend": product != "player", "checkpoint": True, "networking": "nat",
+        }  # fmt: skip
         assert (found.networking, found.hypervisors) == (["nat"], ["vmware"])
         assert found.vm_types == ["vmware", "vmrun"]
         assert self.verdicts(found) == {
-            "vmrun": OK,
-            "snapshots": OK if snapshots else OFF,
-            "vmmon": OK,
-            "network bridge": OFF,
-            "network nat": OK,
-        }
+            "vmrun": OK, "snapshots": OK if snapshots else OFF, "vmmon": OK, "network bridge": OFF, "network nat": OK,
+        }  # fmt: skip
 
     def test_a_product_that_the_settings_name(self, scratch, user, devices):
         with vmware("player") as host:

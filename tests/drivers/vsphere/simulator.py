@@ -32,13 +32,8 @@ class Server:
 
         self.sim = sim
         unverified = ssl._create_unverified_context()  # noqa: S323 - the simulator makes a certificate anew
-        stub = SoapStubAdapter(
-            "127.0.0.1",
-            sim.port,
-            version="vim.version.version11",
-            sslContext=unverified,
-            httpConnectionTimeout=DEADLINE,
-        )
+        how = {"version": "vim.version.version11", "sslContext": unverified, "httpConnectionTimeout": DEADLINE}
+        stub = SoapStubAdapter("127.0.0.1", sim.port, **how)
         self.content = vim.ServiceInstance("ServiceInstance", stub).RetrieveContent()
         self.content.sessionManager.Login(USER, PASSWORD, None)
 
@@ -72,9 +67,7 @@ class Server:
 
     def tags(self, ref: Any) -> dict[str, str]:
         options = self.get(ref, "config.extraConfig") or ()
-        return {
-            option.key.removeprefix("vmgahp."): option.value for option in options if option.key.startswith("vmgahp.")
-        }
+        return {one.key.removeprefix("vmgahp."): one.value for one in options if one.key.startswith("vmgahp.")}
 
     def power(self, ref: Any) -> str:
         return str(self.get(ref, "runtime.powerState"))

@@ -8,20 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.vsphere.simulator import (
-    CHECKPOINT,
-    CRITICAL,
-    INTERNAL,
-    MANIFEST,
-    MIB,
-    Job,
-    Lab,
-    does,
-    refused,
-    settings,
-    start,
-    status,
-)
+from tests.drivers.vsphere import simulator
+from tests.drivers.vsphere.simulator import CHECKPOINT, CRITICAL, INTERNAL, MANIFEST, Job, Lab, does, refused, status
 from tests.lab.vcsim import PASSWORD, Vcsim
 from tests.peer import Peer, kill_guardian
 from vmgahp.config import Settings
@@ -32,7 +20,7 @@ from vmgahp.testing.contract import until
 
 pytestmark = pytest.mark.vsphere
 
-BIG = os.urandom(MIB) * 8
+BIG = os.urandom(simulator.MIB) * 8
 
 
 def kept_whole(job: Job) -> None:
@@ -388,13 +376,10 @@ def test_a_certificate_that_is_not_accepted(lab: Lab, tmp_path: Path, pinned: bo
     assert (word, "is not accepted" in text, "VSPHERE_TLS_PIN" in text) == (CRITICAL, True, True), text
 
 
-def test_a_certificate_that_an_authority_vouches_for(lab: Lab) -> None:
+def test_an_authority_may_vouch_for_a_certificate_and_verification_may_be_off(lab: Lab) -> None:
     with Peer(lab.environ(VSPHERE_TLS_PIN="") | {"SSL_CERT_FILE": str(lab.sim.certificate)}) as peer:
-        start(peer, lab.job)
+        simulator.start(peer, lab.job)
         peer.quit()
-
-
-def test_verification_can_be_turned_off(lab: Lab) -> None:
     with lab.running(VSPHERE_TLS_PIN="", VSPHERE_TLS_VERIFY=False):
         pass
     _, said = lab.probe(VSPHERE_TLS_PIN="", VSPHERE_TLS_VERIFY=False)
@@ -443,9 +428,7 @@ def test_the_probe(both: Lab) -> None:
         ({"VSPHERE_USER": ""}, "VSPHERE_USER is not set"),
     ],
 )
-def test_what_is_not_there_is_named(
-    tmp_path: Path, scratch: Path, password: Path, program: Path, values: dict[str, str], said: str
-) -> None:
+def test_what_is_not_there_is_named(tmp_path, scratch, password, program, values, said):
     with Vcsim(tmp_path / "sim", "vpx") as sim:
         attributes, text = Lab(sim, scratch, password).probe(**values)
     assert (attributes, said in text) == ({}, True), text
@@ -474,7 +457,7 @@ def test_a_quit_gives_a_download_up(lab: Lab) -> None:
 
 
 def test_an_upload_that_takes_longer_than_a_start_may_holds_the_job(lab: Lab) -> None:
-    values = {name: str(value) for name, value in settings(lab.sim, lab.password, VM_MEMORY=64).items()}
+    values = {name: str(value) for name, value in simulator.settings(lab.sim, lab.password, VM_MEMORY=64).items()}
     connection = VsphereConnection(Settings(values), print)
     store = Store(connection, Inventory(connection, Settings(values)).place(), print)
     with open(lab.scratch / "disk-flat.vmdk", "rb") as file, pytest.raises(JobFault) as caught:

@@ -13,19 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.vsphere.simulator import (
-    CHECKPOINT,
-    CRITICAL,
-    INTERNAL,
-    MANIFEST,
-    MIB,
-    VMX,
-    Job,
-    Lab,
-    does,
-    powers_off,
-    status,
-)
+from tests.drivers.vsphere import simulator
+from tests.drivers.vsphere.simulator import CHECKPOINT, CRITICAL, MANIFEST, MIB, VMX, Job, Lab, does, powers_off, status
 from tests.lab.vcsim import Vcsim
 from tests.peer import DEADLINE, kill_guardian
 from vmgahp.testing.contract import until
@@ -46,9 +35,7 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         assert server.get(vm, "name").startswith(both.job.name)
         wanted = {"hardware.memoryMB": 64, "hardware.numCPU": 2, "guestId": "ubuntu64Guest", "version": "vmx-13"}
         assert {name: server.get(vm, f"config.{name}") for name in wanted} == wanted
-        devices = {
-            type(device).__name__.rpartition(".")[2]: device for device in server.get(vm, "config.hardware.device")
-        }
+        devices = {type(one).__name__.rpartition(".")[2]: one for one in server.get(vm, "config.hardware.device")}
         disk, card = devices["VirtualDisk"], devices["VirtualVmxnet3"]
         assert (disk.capacityInKB, disk.controllerKey) == (1024, devices["VirtualLsiLogicController"].key)
         assert card.macAddress == "00:50:56:01:02:03"
@@ -60,13 +47,8 @@ def test_a_job_runs_to_its_own_end(both: Lab) -> None:
         assert (server.directory(vm) / "disk-scsi0-0-flat.vmdk").read_bytes() == both.job.content
         assert "VMFS" in (server.directory(vm) / "disk-scsi0-0.vmdk").read_text()
 
-        server.set(
-            vm,
-            guest__ipAddress="10.1.2.3",
-            summary__runtime__maxCpuUsage=2000,
-            summary__quickStats__overallCpuUsage=1000,
-            summary__quickStats__hostMemoryUsage=48,
-        )
+        server.set(vm, guest__ipAddress="10.1.2.3", summary__runtime__maxCpuUsage=2000)
+        server.set(vm, summary__quickStats__overallCpuUsage=1000, summary__quickStats__hostMemoryUsage=48)
         seen = status(peer)
         told = {"STATUS": "Running", "MAC": "00:50:56:01:02:03", "IP": "10.1.2.3"}
         told |= {"MEMORY": str(48 * 1024), "MAXMEMORY": str(64 * 1024)}
@@ -317,7 +299,7 @@ def test_a_suspended_vm_that_somebody_switched_off_is_neither_booted_anew_nor_do
             assert peer.run(command, 1) == ["1", "VMGAHP_ERR_VM_INVALID_OPERATION"], command
         assert server.power(vm) == "poweredOff"
         for _ in range(2):
-            assert peer.run("STATUS", 1) == ["1", INTERNAL], "its memory is lost, and the job has to run again"
+            assert peer.run("STATUS", 1) == ["1", simulator.INTERNAL], "its memory is lost, and the job must run again"
         does(peer, "STOP")
         assert server.left() == ({}, [])
 
@@ -358,15 +340,11 @@ def test_vms_go_where_the_settings_say(program: Path, tmp_path: Path, scratch: P
             reservation=0, expandableReservation=True, limit=-1, shares=vim.SharesInfo(level="normal", shares=0)
         )
         pool = top.CreateResourcePool("batch", vim.ResourceConfigSpec(cpuAllocation=shares, memoryAllocation=shares))
-        where = {
-            "VSPHERE_DATACENTER": "DC0",
-            "VSPHERE_FOLDER": "/batch/jobs 1/",
-            "VSPHERE_RESOURCE_POOL": "DC0_C0/batch",
-        }
-        with lab.running(**where):
+        at = {"VSPHERE_DATACENTER": "DC0", "VSPHERE_FOLDER": "/batch/jobs 1/", "VSPHERE_RESOURCE_POOL": "DC0_C0/batch"}
+        with lab.running(**at):
             (vm,) = server.get(jobs, "childEntity")
             assert server.get(vm, "resourcePool") == pool
-            assert lab.killing(lab.scratch, **where).returncode == 0
+            assert lab.killing(lab.scratch, **at).returncode == 0
             assert not server.get(jobs, "childEntity")
 
 

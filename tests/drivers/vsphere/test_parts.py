@@ -43,14 +43,9 @@ def refusal(job: Job, *more: str) -> errors.JobFault:
 
 def test_a_dry_run_says_what_the_server_would_be_told(job: Job) -> None:
     assert subject(job).splitlines() == [
-        f"name      alice_lab_{job.cluster}.0-xxxxxxxx",
-        "memory    64 MiB",
-        "CPUs      2",
-        "guest     ubuntu64Guest",
-        "firmware  bios",
-        "network   none",
-        "scsi0:0   disk disk.vmdk as disk-scsi0-0.vmdk, flat",
-    ]
+        f"name      alice_lab_{job.cluster}.0-xxxxxxxx", "memory    64 MiB", "CPUs      2", "guest     ubuntu64Guest",
+        "firmware  bios", "network   none", "scsi0:0   disk disk.vmdk as disk-scsi0-0.vmdk, flat",
+    ]  # fmt: skip
 
 
 # Disks
@@ -134,12 +129,9 @@ def test_a_vmx_that_no_server_could_run(job: Job, text: str, said: str) -> None:
     assert said in refusal(job).problem
 
 
-def test_a_path_in_the_vmx_is_a_name_in_the_scratch_directory(job: Job) -> None:
+def test_a_path_is_a_name_in_the_scratch_directory_and_a_paravirtual_controller_has_more_places(job: Job) -> None:
     (job.scratch / "machine.vmx").write_text(VMX.replace('"disk.vmdk"', '"C:\\VMs\\mine\\disk.vmdk"'))
     assert "disk disk.vmdk" in subject(job)
-
-
-def test_a_paravirtual_controller_has_more_places(job: Job) -> None:
     text = VMX.replace('"lsilogic"', '"pvscsi"').replace("scsi0:0", "scsi0:16")
     (job.scratch / "machine.vmx").write_text(text.replace('version = "13"', 'version = "14"'))
     assert "scsi0:16  disk disk.vmdk" in subject(job)
@@ -259,12 +251,10 @@ def access(host: str) -> Access:
 @pytest.mark.parametrize(
     ("text", "host", "port"),
     [
-        ("esx1", "esx1", 443),
-        ("esx1:8443", "esx1", 8443),
-        ("[fe80::1]:444", "fe80::1", 444),
+        ("esx1", "esx1", 443), ("esx1:8443", "esx1", 8443), ("[fe80::1]:444", "fe80::1", 444),
         ("fe80::1", "fe80::1", 443),
     ],
-)
+)  # fmt: skip
 def test_the_address_of_the_server(text: str, host: str, port: int) -> None:
     found = access(text)
     assert (found.host, found.port) == (host, port)

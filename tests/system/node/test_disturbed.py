@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 from tests.lab.node import Node, NodeJob
 from tests.lab.packages import build, kept_of, later_clone_of
-from tests.system.node.steps import (
-    TIME,
-    assert_confined,
-    assert_counted,
-    guest_of,
-    settle,
-    suspend_and_continue,
-    vacate,
-)
+from tests.system.node import steps
+from tests.system.node.steps import TIME, assert_confined, assert_counted, guest_of, settle, suspend_and_continue
 from tests.system.pool.outcomes import CHECKPOINT
 
 pytestmark = pytest.mark.node
@@ -58,9 +51,7 @@ def test_a_killed_htcondor_leaves_no_guest(node: Node, running: NodeJob) -> None
     begun_again(node, running)
 
 
-def test_an_upgrade_and_a_restart_of_libvirt_leave_a_running_job_alone(
-    node: Node, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_upgrade_and_a_restart_of_libvirt_leave_a_running_job_alone(node, tmp_path_factory):
     job = node.submit("upgraded", guest_of(LONG), CHECKPOINT)
     settle(node, job)
     pid = job.ask_of_qemu("echo $pid")
@@ -71,7 +62,7 @@ def test_an_upgrade_and_a_restart_of_libvirt_leave_a_running_job_alone(
     node.run("systemctl", "restart", *node.libvirt)
     assert job.ask_of_qemu("echo $pid") == pid
     suspend_and_continue(node, job)
-    vacate(node, job)
+    steps.vacate(node, job)
     assert_counted(job, LONG)
 
 

@@ -11,15 +11,8 @@ from tests import REPOSITORY
 from tests.lab import linux_guest
 from tests.lab.guest import make_guest
 from tests.lab.node import USER, Node, NodeJob
-from tests.system.node.steps import (
-    TIME,
-    assert_confined,
-    assert_counted,
-    guest_of,
-    settle,
-    suspend_and_continue,
-    vacate,
-)
+from tests.system.node import steps
+from tests.system.node.steps import TIME, assert_confined, assert_counted, guest_of, settle, suspend_and_continue
 from tests.system.pool.outcomes import CHECKPOINT
 
 pytestmark = pytest.mark.node
@@ -120,7 +113,7 @@ def test_a_job_with_a_tpm_and_a_network_goes_on_after_a_suspension_and_from_its_
     job = machine.submit("much", guest_of(90), lines)
     settle(machine, job)
     suspend_and_continue(machine, job)
-    vacate(machine, job)
+    steps.vacate(machine, job)
     assert_counted(job, 90)
 
 

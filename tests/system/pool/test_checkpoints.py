@@ -10,15 +10,8 @@ from tests.lab.guest import counts, make_guest, read_count
 from tests.lab.namespace import LAB, OUR_SERVER
 from tests.lab.pool import JOBS, Job, Pool
 from tests.protocol.recordings import STARTER, for_everybody, outline
-from tests.system.pool.outcomes import (
-    CHECKPOINT,
-    END,
-    START,
-    assert_counted,
-    end_after_eviction,
-    pool_of_its_own,
-    settle,
-)
+from tests.system.pool import outcomes
+from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, end_after_eviction, pool_of_its_own
 
 from vmgahp.protocol import transcript
 
@@ -97,7 +90,7 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
     suspended, vacated = ("paused", "recorded"), ("transferred", "shared", "chosen")
     commands = dict.fromkeys(suspended, "condor_suspend") | dict.fromkeys(vacated, "condor_vacate_job")
     for name, command in commands.items():
-        settle(pool, submitted[name])
+        outcomes.settle(pool, submitted[name])
         submitted[name].command(command)
     return submitted
 

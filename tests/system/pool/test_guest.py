@@ -113,10 +113,8 @@ def test_a_vm_that_outgrows_request_disk_ends_and_its_job_is_held_by_its_owner_o
 
     asks = "vm_disk = guest.qcow2:hda:w:qcow2\ntransfer_input_files = guest.qcow2\nrequest_disk = 8MB\n"
     told = "on_exit_hold = ChirpVMHoldReason isnt undefined\non_exit_hold_reason = ChirpVMHoldReason\n"
-    jobs = [
-        pool.submit("grows", make, asks + told),
-        pool.submit("grows-by-the-pool", make, asks + "+ByThePool = true\n"),
-    ]
+    jobs = [pool.submit("grows", make, asks + told)]
+    jobs += [pool.submit("grows-by-the-pool", make, asks + "+ByThePool = true\n")]
     for job, code in zip(jobs, (3, 26), strict=True):
         job.wait_for_event("held", START + END)
         ad = job.ad()

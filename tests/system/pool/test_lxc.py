@@ -137,9 +137,7 @@ class TestLxc(DriverContract):
             subject.namespace = namespace
             yield subject
 
-    def test_the_built_in_description_is_not_for_containers(
-        self, subject: Subject, job: JobAd, namespace: Namespace
-    ) -> None:
+    def test_our_description_is_not_for_containers(self, subject: Subject, job: JobAd, namespace: Namespace) -> None:
         driver = subject.driver(containers(namespace, LIBVIRT_XML_SCRIPT=""))
         with pytest.raises(errors.MachineFault, match="VM_LIBVIRT_DOMAIN_TYPE = lxc") as caught:
             driver.start(subject.changed(job, VMPARAM_vm_Disk=None))

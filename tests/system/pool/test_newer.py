@@ -10,15 +10,8 @@ import pytest
 from tests.lab.guest import counts, make_guest
 from tests.lab.namespace import LAB, OUR_SERVER, newer_root, wheel_of, why_not
 from tests.lab.pool import EXECUTE, Job, Pool
-from tests.system.pool.outcomes import (
-    CHECKPOINT,
-    END,
-    START,
-    assert_counted,
-    assert_ended_with_its_guest,
-    end_after_eviction,
-    settle,
-)
+from tests.system.pool import outcomes
+from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, assert_ended_with_its_guest, settle
 
 pytestmark = pytest.mark.pool
 
@@ -78,7 +71,7 @@ def test_it_is_another_htcondor_and_libvirt(pool: Pool) -> None:
     assert int(pool.namespace.virsh("version", "--daemon").rpartition(" ")[2].split(".")[0]) >= 12
 
 
-def test_the_exit_code_is_in_the_history_and_comes_home(jobs: Mapping[str, Job]) -> None:
+def test_the_exit_code_is_in_the_history_and_comes_home_and_the_job_ends_with_its_guest(pool, jobs):
     job = jobs["finishing"]
     job.wait_for_event("terminated", END)
     ad = job.ad()
@@ -88,9 +81,6 @@ def test_the_exit_code_is_in_the_history_and_comes_home(jobs: Mapping[str, Job])
     assert (found["exit_code"], found["ended_by"]) == (CODE, "powered off")
     ours = {"guest.img", "job.sub", "job.log", "vm_console.log", "vm_exit.json", "vm_metrics.jsonl"}
     assert {path.name for path in Path(job.directory).iterdir()} == ours
-
-
-def test_a_job_ends_with_its_guest(pool: Pool, jobs: Mapping[str, Job]) -> None:
     assert_ended_with_its_guest(pool, jobs["finishing"])
 
 
@@ -104,7 +94,7 @@ def test_a_suspended_job_goes_on_where_it_was(pool: Pool, jobs: Mapping[str, Job
 
 def test_a_vacated_job_goes_on_from_its_checkpoint(pool: Pool, jobs: Mapping[str, Job]) -> None:
     job = jobs["checkpointed"]
-    end_after_eviction(pool, job)
+    outcomes.end_after_eviction(pool, job)
     assert_counted(job, SECONDS)
 
 

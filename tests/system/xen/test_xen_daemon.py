@@ -117,9 +117,7 @@ class Job:
 
     def leaves_nothing(self) -> None:
         assert self.name not in self.host.domains()
-        self.host.wait_until(
-            "its loop devices to go", lambda: self.scratch not in self.host.run("losetup", "-l").stdout, 60
-        )
+        self.host.wait_until("no loop device", lambda: self.scratch not in self.host.run("losetup", "-l").stdout, 60)
 
 
 @pytest.fixture
@@ -141,13 +139,8 @@ def test_the_probe_says_what_jobs_get(dom0: XenHost, tmp_path: Path) -> None:
 
     def probe() -> subprocess.CompletedProcess[str] | None:
         """What the probe says; None where this emulated machine was too slow, in which case the startd asks again."""
-        said = subprocess.run(
-            made.command("-M", "0", "vmtype", "xen"),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        argv = made.command("-M", "0", "vmtype", "xen")
+        said = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         return None if "had not ended after" in said.stderr else said
 
     said = dom0.wait_until("a probe within its time", probe, 120)
