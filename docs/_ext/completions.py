@@ -14,7 +14,7 @@ from pathlib import Path
 import shtab
 
 from vmgahp.commands.arguments import Parser
-from vmgahp.commands.tool import COMMANDS, tool_parser
+from vmgahp.commands.tool import tool_parser
 from vmgahp.config.check import ELSEWHERE
 from vmgahp.config.table import SETTINGS
 from vmgahp.vm_types import DRIVERS
@@ -34,12 +34,11 @@ WORDS = {
     "images": IMAGES,
     "types": f"printf '%s\\n' {' '.join(sorted(DRIVERS))}",
     "settings": f"printf '%s\\n' {' '.join(sorted(row.name for row in (*SETTINGS, *ELSEWHERE)))}",
-    "commands": f"printf '%s\\n' {' '.join(row.word for row in COMMANDS)}",
 }
 """What prints the words of a kind, a line each, in any of the shells."""
 
 KINDS = {"JOB": "jobs", "VM_TYPE": "types", "image check NAME": "images", "image update NAME": "images"}
-KINDS |= {"image remove NAME": "images", "config NAME": "settings", "help COMMAND": "commands"}
+KINDS |= {"image remove NAME": "images", "config NAME": "settings"}
 """The metavar of an argument, with its command where it means this there alone -> the kind of its words."""
 
 FILES = ("FILE", "FILE|DIR", "AD", "PATH", "IMAGE", "SOURCE", "WORD", "COMMAND")

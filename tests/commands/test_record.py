@@ -66,10 +66,10 @@ def test_a_job_goes_as_ever_and_is_written_down_without_its_secrets(peer: Client
     text = recorded(place)
     assert absent(text, "# VMGAHP_VMTYPE=simulated\n", "-f -t -M 3\n", "hush") == ["hush"]
     heard = transcript.parse(text)
-    assert 'ClaimId = "<hidden>"' in heard.sent()
-    assert (heard.sent()[0], heard.sent()[-1]) == ("CLASSAD", "QUIT")
-    assert heard.received()[0].startswith("$VMGahpVersion")
-    assert (heard.received()[-1], heard.exit_status) == ("S", 0)
+    assert 'ClaimId = "<hidden>"' in heard.texts(">")
+    assert (heard.texts(">")[0], heard.texts(">")[-1]) == ("CLASSAD", "QUIT")
+    assert heard.texts("<")[0].startswith("$VMGahpVersion")
+    assert (heard.texts("<")[-1], heard.exit_status) == ("S", 0)
     times = [float(row[2:]) for row in text.splitlines() if row.startswith("@ ")]
     assert times
     assert times == sorted(times)

@@ -104,7 +104,7 @@ def test_the_same_answers_are_no_difference(text: str) -> None:
 
 def test_the_difference_is_shown_with_its_request() -> None:
     [difference] = play(JOB, JOB.replace("5 0 STATUS=Suspended", "5 0 \x1b[1mSTATUS"))
-    assert difference.show() == ("line 36, CONDOR_VM_STATUS 5:\n- 5 0 STATUS=Suspended\n+ 5 0 \\x1b[1mSTATUS")
+    assert difference.show() == ("CONDOR_VM_STATUS 5 1:\n- 5 0 STATUS=Suspended\n+ 5 0 \\x1b[1mSTATUS")
 
 
 def test_a_missing_answer_is_found_and_ends_the_play() -> None:
@@ -113,7 +113,7 @@ def test_a_missing_answer_is_found_and_ends_the_play() -> None:
     player = Replay(recorded, server, timeout=5)
     [difference] = player.run()
     assert (difference.recorded, difference.said) == ("S", None)
-    assert player.unplayed == len([line for line in recorded.lines if line.number > difference.number])
+    assert player.unplayed == len([line for line in recorded.lines if line.number > 22])
 
 
 SUSPEND = "> CONDOR_VM_SUSPEND 4 1\n< S\n"
@@ -137,8 +137,6 @@ def test_what_differs_is_found(old: str, new: str, recorded: str | None, said: s
     """An answer or a result that is another one, missing or too many."""
     [difference] = play(JOB, JOB.replace(old, new))
     assert (difference.recorded, difference.said) == (recorded, said)
-    if recorded and said:
-        assert JOB.split("\n")[difference.number - 1] == f"< {recorded}"
 
 
 STOPS = "< hello\n> CONDOR_VM_STOP 1 1\n< S\n> CONDOR_VM_STOP 2 1\n< S\n< R\n> RESULTS\n< S 1\n< 1 0 NULL\n"
@@ -191,15 +189,15 @@ def test_answers_belong_to_requests_also_where_the_client_did_not_wait() -> None
     early = "< hello\n> CONDOR_VM_STATUS 1 1\n> RESULTS\n< R\n< S\n< S 1\n< 1 0 X\n> QUIT\n< S\n"
     assert play(early, early) == []
     [difference] = play(early, early.replace("1 0 X", "1 0 Y"))
-    assert difference.show() == "line 7, CONDOR_VM_STATUS 1:\n- 1 0 X\n+ 1 0 Y"
+    assert difference.show() == "CONDOR_VM_STATUS 1 1:\n- 1 0 X\n+ 1 0 Y"
 
 
 def test_a_recording_for_another_place() -> None:
-    changed = adapted(transcript.parse(JOB), {"vm_working_dir": '"/there"', "New": "1"}, "kvm").sent()
+    changed = adapted(transcript.parse(JOB), {"vm_working_dir": '"/there"', "New": "1"}, "kvm").texts(">")
     assert absent(changed, 'vm_working_dir = "/there"', 'JobVMType = "kvm"', "CONDOR_VM_START 1 kvm") == []
     assert changed.index("New = 1") == changed.index("CLASSAD_END") - 1
-    assert len(changed) == len(transcript.parse(JOB).sent()) + 1
-    assert transcript.parse(JOB).received() == adapted(transcript.parse(JOB), {}, "kvm").received()
+    assert len(changed) == len(transcript.parse(JOB).texts(">")) + 1
+    assert transcript.parse(JOB).texts("<") == adapted(transcript.parse(JOB), {}, "kvm").texts("<")
 
 
 # ---- the command ------------------------------------------------------------------------------------
@@ -219,8 +217,8 @@ def test_a_job_is_played_to_the_daemon(scratch: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
     (tmp_path / "job.txt").write_text(JOB.replace("STATUS=Suspended", "STATUS=Stopped").replace("exit 0", "exit 1"))
     done = vmgahp("replay", *options, env=environ)
-    found = "line 36, CONDOR_VM_STATUS 5:\n- 5 0 STATUS=Stopped\n+ 5 0 STATUS=Suspended\n"
-    assert (done.returncode, done.stdout) == (1, f"{found}at the end:\n- exit 1\n+ exit 0\n")
+    found = "CONDOR_VM_STATUS 5 1:\n- 5 0 STATUS=Stopped\n+ 5 0 STATUS=Suspended\n"
+    assert (done.returncode, done.stdout) == (1, f"{found}the server's end:\n- exit 1\n+ exit 0\n")
 
 
 LIFECYCLE = [
@@ -245,7 +243,7 @@ def test_the_life_of_a_vm_differs_from_the_references_where_it_should(scratch: P
     assert (quitting.request, quitting.said) == ("QUIT", "S"), "QUIT is answered, as in the other recording"
     assert len(found) == len(LIFECYCLE)
     for difference, (request, recorded_line, said, _why) in zip(found, LIFECYCLE, strict=True):
-        assert (difference.request, difference.recorded) == (f"CONDOR_VM_{request}", recorded_line)
+        assert (difference.request, difference.recorded) == (f"CONDOR_VM_{request} 1", recorded_line)
         assert difference.said is not None
         assert alike(difference.said, request.split(" ")[0]).startswith(said)
 
@@ -273,7 +271,7 @@ def test_a_server_that_dies_is_told_with_what_was_left(tmp_path: Path) -> None:
     (tmp_path / "job.txt").write_text(JOB)
     done = vmgahp("replay", tmp_path / "job.txt", "--", sys.executable, "-c", "print('$VMGahpVersion 1 $')")
     assert done.returncode == 1
-    assert absent(done.stdout, "line 4, CLASSAD:\n- S\n", "The server said no more: 34 lines") == []
+    assert absent(done.stdout, "CLASSAD:\n- S\n", "The server said no more: 34 lines") == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from vmgahp import cli
 from vmgahp.commands.arguments import WRONG_WORDS, Parser, for_root
-from vmgahp.commands.tool import COMMANDS, MEANT, NOBODY_READS, tool_parser
+from vmgahp.commands.tool import COMMANDS, NOBODY_READS, tool_parser
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -109,7 +109,7 @@ def test_help_of_a_word_is_what_its_option_prints(typed: Typed, parser: Parser) 
     assert typed("help", *words) == typed(*words, "--help")
 
 
-@pytest.mark.parametrize("words", [["doctor", "image"], ["image", "ad"], ["docter"], ["image", "add", "x"]])
+@pytest.mark.parametrize("words", [["image", "ad"], ["docter"]])
 def test_help_of_what_there_is_not(typed: Typed, words: list[str]) -> None:
     status, out, err = typed("help", *words)
     assert (status, out) == (WRONG_WORDS, "")
@@ -126,9 +126,9 @@ def test_the_version(typed: Typed, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "meant"),
     [
-        ("docter", "doctor"), ("ps", "top"), ("image ad", "add"), ("doctor --jsno", "--json"),
-        ("probe --type kmv", "kvm"), ("image add --sha25=12", "--sha256"), ("submit disk d.raw --network Nat", "nat"),
-        ("--verson", "--version"),
+        ("docter", "doctor"), ("image ad", "add"), ("doctor --jsno", "--json"),
+        ("probe --type kmv", "kvm"), ("image add a b --sha25=12", "--sha256"),
+        ("submit disk d.raw --network Nat", "nat"), ("--verson version", "--version"),
     ],
 )  # fmt: skip
 def test_a_wrong_word_may_have_been_another(typed: Typed, line: str, meant: str) -> None:
@@ -136,12 +136,6 @@ def test_a_wrong_word_may_have_been_another(typed: Typed, line: str, meant: str)
     assert (status, out) == (WRONG_WORDS, "")
     assert f"did you mean {meant}?\n" in err
     assert len(err.splitlines()) == 2, "a sentence, and where there is more"
-
-
-def test_words_of_other_programs_mean_commands() -> None:
-    words = {row.word for row in COMMANDS}
-    assert set(MEANT.values()) <= words
-    assert not words & set(MEANT)
 
 
 @pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.word)

@@ -21,7 +21,6 @@ ASKED = [
     ("vmgahp image rem", "remove"), ("vmgahp submit ovf appl", "appliance.ova"),
     ("vmgahp submit disk x --network brid", "bridge"), ("vmgahp config VM_MEMORY_IMA", "VM_MEMORY_IMAGE_FORMAT"),
     ("vmgahp ssh 123", "123456.7"), ("vmgahp image remove debian-12-bo", "debian-12-bookworm"),
-    ("vmgahp help doc", "doctor"),
 ]  # fmt: skip
 """What is typed, and the word that comes of its last."""
 

@@ -49,7 +49,7 @@ def matches(shown: str, real: str) -> bool:
 
 def test_the_protocol_page_is_what_the_daemon_says(scratch: Path) -> None:
     script = transcript.parse("".join(fences("reference/protocol.md", "text")).replace("/tmp/job", str(scratch)))
-    assert len(script.sent()) > 40
+    assert len(script.texts(">")) > 40
     with Peer(environment("simulated", scratch)) as peer:
         for line in script.lines:
             if line.mark == transcript.CLIENT:

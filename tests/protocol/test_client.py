@@ -161,7 +161,7 @@ def test_every_line_of_the_server_is_one_thing() -> None:
     assert asked.received("1 0 1").kind is Kind.UNASKED
 
 
-def test_lines_of_a_job_ad_are_not_answered_and_silence_ends() -> None:
+def test_lines_of_a_job_ad_are_not_answered() -> None:
     asked = Requests()
     answered = [asked.sent(Request(line)) for line in ("CLASSAD", "QUIT", "A = 1", "classad_end", "QUIT")]
     assert answered == [True, False, False, True, True]
@@ -169,15 +169,6 @@ def test_lines_of_a_job_ad_are_not_answered_and_silence_ends() -> None:
     asked.sent(Request("CLASSAD"))
     asked.received("E")
     assert asked.sent(Request("QUIT")), "a CLASSAD that was refused begins no job ad"
-    asked = Requests(0.0)
-    assert asked.next_deadline() == requests.GREETING_DEADLINE
-    assert "greeting" in asked.broken(requests.GREETING_DEADLINE)
-    asked.received("$VMGahpVersion $")
-    asked.sent(Request("VERSION"), 2.0)
-    due = asked.next_deadline()
-    assert due == 2.0 + requests.REPLY_DEADLINE
-    assert not asked.broken(due - 0.1)
-    assert "VERSION" in asked.broken(due)
 
 
 @pytest.mark.parametrize("line", ["CONDOR_VM_STATUS x 1", "CONDOR_VM_STATUS 1", "STATUS 1 1", "", "A 1 2 3"])
@@ -206,17 +197,16 @@ def test_how_many_results_follow(reply: str, count: int | None) -> None:
 
 @pytest.mark.parametrize(("operation", "extra"), [("START", session.START_EXTRA), ("STATUS", 0.0)])
 def test_a_result_is_late_when_the_starter_would_give_up(operation: str, extra: float) -> None:
-    asked = Requests(0.0)
+    asked = Requests()
     asked.received("$VMGahpVersion $")
     request = asked.new(operation, 1)
     asked.sent(request, 5.0)
     asked.received("S")
-    due = asked.next_deadline()
+    due = request.deadline()
     assert due == 5.0 + session.REQUEST_TIMEOUT + extra
     assert asked.overdue(due - 0.1) == []
     assert asked.overdue(due) == [request]
     assert asked.overdue(due) == [], "it is told once"
-    assert asked.next_deadline() is None
     asked.sent(Request("RESULTS"))
     for line in ("S 1", "1 0 NULL"):
         asked.received(line)

@@ -55,6 +55,16 @@ def test_lines(sent: bytes, lines: list[bytes]) -> None:
     assert lines_of(sent) == lines
 
 
+@given(st.lists(st.text("a\\\r\n").map(str.encode)))
+def test_raw_lines_are_the_bytes_that_came(chunks: list[bytes]) -> None:
+    reader, lines = wire.LineReader(), []
+    for chunk in chunks:
+        reader.receive(chunk)
+        lines += iter(reader.next_raw, None)
+    assert b"".join([*lines, reader.rest()]) == b"".join(chunks)
+    assert len(lines) == len(lines_of(*chunks))
+
+
 @pytest.mark.parametrize(
     ("chunks", "rest"),
     [([b"x" * (1 << 20)] * 10, b"x\n"), ([b"x" * wire.MAX_REQUEST + b"\\"], b"\nstill the same line\n")],

@@ -55,26 +55,12 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Format the help with the examples, and with the exit statuses that differ from `STATUSES`."""
-        import shutil
-        from textwrap import wrap
-
-        width = max(40, shutil.get_terminal_size().columns - 2)
-
-        def under(text: str, indent: str) -> list[str]:
-            return wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-
-        lines = []
-        if self.examples:
-            lines += ["", "examples:"]
-            for typed, what in self.examples:
-                lines += [f"  {typed}", *under(what, "      ")]
-        special = {number: text for number, text in self.statuses.items() if STATUSES.get(number) != text}
-        if special:
-            lines += ["", "exit status:"]
-            for number, text in special.items():
-                first, *rest = under(text, "      ")
-                lines += [f"{number:>4}  {first.strip()}", *rest]
-        return super().format_help() + "".join(f"{line}\n" for line in lines)
+        formatter = self._get_formatter()
+        special = {str(number): text for number, text in self.statuses.items() if STATUSES.get(number) != text}
+        for title, rows in (("examples", self.examples), ("exit status", special.items())):
+            add_table(formatter, title, rows)
+        more = formatter.format_help()
+        return super().format_help() + (more and f"\n{more}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but report everything unknown as an error."""
@@ -82,30 +68,16 @@ class Parser(argparse.ArgumentParser):
         if self._subparsers is not None and not words:
             self.print_help(sys.stderr)
             self.exit(WRONG_WORDS)
-        self._refuse_unknown_options(words)
         found, rest = super().parse_known_args(words, namespace)
         if rest:
-            stray = " ".join(rest)
-            if rest[0].startswith("-"):
-                self.error(f"there is no option {rest[0]}" + (self._behind_dashes(words) or self._instead(rest[0])))
-            self.error(f"{stray} is too much" + (self._behind_dashes(words) or "; there is no place for it."))
+            behind = self._behind_dashes(words)
+            if option := next((word.partition("=")[0] for word in rest if word.startswith("-")), ""):
+                near = did_you_mean(option, (name for name in self._option_string_actions if name.startswith("--")))
+                self.error(f"there is no option {option}{behind or near}")
+            self.error(f"{' '.join(rest)} is too much" + (behind or "; there is no place for it."))
         if getattr(found, "parser", None) is None:
             found.parser = self
         return found, rest
-
-    def _refuse_unknown_options(self, words: Sequence[str]) -> None:
-        """Report unknown options before argparse parses, because it would misread the arguments after one."""
-        if any(action.nargs == argparse.REMAINDER for action in self._actions):
-            return
-        for word in words[: words.index("--") if "--" in words else None]:
-            if self._subparsers is not None and not word.startswith("-"):
-                return  # what follows is its own
-            name = word.partition("=")[0]
-            if name.startswith("--") and name not in self._option_string_actions and not set(name) & set(" \t\n"):
-                self.error(f"there is no option {name}" + (self._behind_dashes(words) or self._instead(name)))
-
-    def _instead(self, name: str) -> str:
-        return did_you_mean(name, (option for option in self._option_string_actions if option.startswith("--"))) or "."
 
     def _behind_dashes(self, words: Sequence[str]) -> str:
         """Suggest ``--`` where the words of another program may be missing it."""
@@ -120,9 +92,14 @@ class Parser(argparse.ArgumentParser):
         words = [str(word) for word in action.choices]
         if isinstance(action, argparse._SubParsersAction):
             what = str(action.metavar or "word").lower()
-            self.error(f"there is no {what} {value}" + (did_you_mean(value, words) or f": there is {_listed(words)}."))
+            self.error(
+                f"there is no {what} {value or repr(value)}"
+                + (did_you_mean(value, words) or f": there is {_listed(words)}.")
+            )
         near = did_you_mean(str(value), words)
-        self.error(f"{'/'.join(action.option_strings)} {value}: it is one of {_listed(words)}{near or '.'}")
+        self.error(
+            f"{'/'.join(action.option_strings) or action.metavar} {value}: it is one of {_listed(words)}{near or '.'}"
+        )
 
     def error(self, message: str) -> NoReturn:
         """Exit with a sentence about the mistake, and a hint to the help."""
@@ -131,6 +108,15 @@ class Parser(argparse.ArgumentParser):
             WRONG_WORDS,
             f"{self.prog}: {escape(message.removeprefix('argument '))}{end}\nHint: see {self.prog} --help\n",
         )
+
+
+def add_table(formatter: argparse.HelpFormatter, title: str, rows: Iterable[tuple[str, str]]) -> None:
+    """Add a section of words with their meanings to a help text."""
+    formatter.start_section(title)
+    formatter.add_arguments(
+        [argparse.Action([], word, 0, help=text.replace("%", "%%"), metavar=word) for word, text in rows]
+    )
+    formatter.end_section()
 
 
 def tell(
@@ -173,6 +159,14 @@ def vm_type(text: str) -> str:
     ):
         raise argparse.ArgumentTypeError(f"{text!a} is no VM type{near}")
     return word
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!a} is not NAME=VALUE")
+    return name, value
 
 
 def seconds(text: str) -> float:

@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from vmgahp import config, errors
-from vmgahp.commands.arguments import FINDINGS, add_json, add_type, print_json, tell
+from vmgahp.commands.arguments import FINDINGS, add_json, print_json, tell
 from vmgahp.config import check, sources
 from vmgahp.config.check import ELSEWHERE, ELSEWHERE_BY_NAME, RETIRED
 from vmgahp.config.table import SHARE_DIRS, Setting, of_share_dirs, setting_of
@@ -85,16 +85,12 @@ def _chosen(found: list[Row], wanted: Sequence[str]) -> tuple[list[Row], list[st
     """Select the rows by the given names and patterns, and return a complaint about each unknown name."""
     chosen: list[Row] = []
     complaints = []
-    past = {
-        name: f"neither HTCondor nor this daemon reads it any more. {instead}".strip()
-        for name, instead in RETIRED.items()
-    }
     for word in wanted:
         name = word.upper()
         matching = [row for row in found if fnmatchcase(row.setting.name, name)]
         chosen += [row for row in matching if row not in chosen]
-        if not matching and name in past:
-            complaints.append(f"{name}: {past[name]}")
+        if not matching and name in RETIRED:
+            complaints.append(f"{name}: neither HTCondor nor this daemon reads it any more. {RETIRED[name]}".strip())
         elif not matching:
             near = check.nearest(name, [row.setting.name for row in found])
             complaints.append(f"{word} is not a setting{f'; did you mean {near}?' if near else '.'}")
@@ -109,7 +105,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too")
     command.add_argument("--changed", action="store_true", help="only those that are set")
-    add_type(command, "", "only those that VMs of this type come to read")
     command.add_argument(
         "--verbose", action="store_true", help="with the default, the type, who reads it, and the whole meaning"
     )
@@ -144,25 +139,23 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the requested settings, or all, and what is wrong with them.
 
-    With ``--type`` only those that its VMs can read. Errors go to standard error if standard output is not a terminal,
+    Errors go to standard error if standard output is not a terminal,
     so that it has only settings.
     """
-    environ, wanted, vm_type = os.environ, options.names, options.type.lower()
+    environ, wanted = os.environ, options.names
     settings, entries = config.load(environ), sources.entries(environ)
     settings.locate(entries.where())
     found = rows(settings, environ, entries.where())
-    of_type = vm_type or settings.string("VM_TYPE").lower() or "kvm"
-    network = check.networking(settings, of_type)
-    wrong = [*check.check(settings, of_type, entries), *([network] if network else ())]
+    vm_type = settings.string("VM_TYPE").lower() or "kvm"
+    network = check.networking(settings, vm_type)
+    wrong = [*check.check(settings, vm_type, entries), *([network] if network else ())]
     try:
-        base.find(of_type)
+        base.find(vm_type)
     except errors.Fault as fault:
         wrong.insert(0, Finding("VM_TYPE", BAD, "VM_TYPE", fault.problem, fault.hint))
     complaints: list[str] = []
     if wanted:
         found, complaints = _chosen(found, wanted)
-    if vm_type:
-        found = [row for row in found if check.is_read(row.setting.name, settings, vm_type)]
     if options.changed:
         found = [row for row in found if row.is_changed]
     for complaint in complaints:

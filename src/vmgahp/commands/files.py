@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from io import BufferedReader
 from stat import S_ISREG
-from typing import NamedTuple
 
 from vmgahp.config import sources
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
@@ -19,7 +18,7 @@ from vmgahp.host.run import run
 from vmgahp.job.ad import JobAd
 from vmgahp.text import escape, redact
 
-_LINE = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) \(pid:(\d{1,10})\) (.*)", re.ASCII)
+_LINE = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) \(pid:\d{1,10}\) (.*)", re.ASCII)
 
 
 class NotRegular(OSError):
@@ -29,11 +28,11 @@ class NotRegular(OSError):
 def open_regular(path: str, *, follow: bool = True, directory: int | None = None) -> BufferedReader:
     """Open a regular file for reading, without blocking on a FIFO or a device. Raises OSError."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    file = open(os.open(path, flags, dir_fd=directory), "rb")  # noqa: SIM115 - the caller closes it
-    if S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise NotRegular(0, "it is not a regular file")
+    descriptor = os.open(path, flags, dir_fd=directory)
+    if S_ISREG(os.fstat(descriptor).st_mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    raise NotRegular(0, "it is not a regular file", path)
 
 
 def write_anew(path: str, data: bytes, mode: int | None = None, owner: tuple[int, int] | None = None) -> None:
@@ -43,14 +42,15 @@ def write_anew(path: str, data: bytes, mode: int | None = None, owner: tuple[int
     """
     with suppress(FileNotFoundError):
         if not S_ISREG(os.lstat(path).st_mode):
-            raise NotRegular(0, "it is there, and is not a regular file")
+            raise NotRegular(0, "it is there, and is not a regular file", path)
     if mode is None:
         mask = os.umask(0o077)
         os.umask(mask)
         mode = 0o666 & ~mask
     directory = os.path.dirname(path) or "."
-    descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".vmgahp-")
+    temporary = ""
     try:
+        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=".vmgahp-")
         with open(descriptor, "wb") as file:
             if owner is not None:
                 os.fchown(descriptor, *owner)
@@ -59,8 +59,11 @@ def write_anew(path: str, data: bytes, mode: int | None = None, owner: tuple[int
             file.flush()
             os.fsync(descriptor)
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
+    except BaseException as error:
+        if temporary:
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, path) from error
         raise
     with suppress(OSError):  # the file is there, also where a directory may not be read, or cannot be synced
         sync_directory(directory)
@@ -75,17 +78,9 @@ def sync_directory(path: str) -> None:
         os.close(directory)
 
 
-class LogLine(NamedTuple):
-    """A line of the daemon's log, sanitized for display."""
-
-    time: float
-    pid: str
-    text: str
-
-
-def log_lines(path: str, longest: int, *, follow: bool = True) -> Iterator[LogLine]:
-    """Yield the lines in the last `longest` bytes of a log. Raises OSError."""
-    with open_regular(path, follow=follow) as file:
+def log_lines(path: str, longest: int) -> Iterator[tuple[float, str]]:
+    """Yield time and text, sanitized for display, of the lines in the last `longest` bytes of a log. Raises OSError."""
+    with open_regular(path, follow=False) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - longest))
         text = file.read(longest).decode("utf-8", "replace")
     for line in text.split("\n"):
@@ -96,7 +91,7 @@ def log_lines(path: str, longest: int, *, follow: bool = True) -> Iterator[LogLi
             when = time.mktime(time.strptime(found[1], "%m/%d/%y %H:%M:%S"))
         except (ValueError, OverflowError):
             continue
-        yield LogLine(when, found[2], escape(redact(found[3])))
+        yield when, escape(redact(found[2]))
 
 
 # Job ads, in files and from condor_q

@@ -33,13 +33,6 @@ class Sample(NamedTuple):
     disks: Traffic
     nics: Traffic
 
-    @property
-    def traffic(self) -> tuple[float, ...]:
-        """The bytes of all devices together: read, written, received, sent."""
-        return tuple(
-            sum(pair[way] for pair in devices.values()) for devices in (self.disks, self.nics) for way in (0, 1)
-        )
-
 
 class Event(NamedTuple):
     """An event in the life of a VM."""
@@ -95,6 +88,15 @@ def of_line(line: Mapping[str, object]) -> Sample | Event | None:
         _traffic(line.get("block"), "read_bytes", "write_bytes"),
         _traffic(line.get("network"), "rx_bytes", "tx_bytes"),
     )
+
+
+def rates(then: Sample, now: Sample) -> dict[str, float]:
+    """Return the use between two samples: per cent of the vCPUs, and bytes a second of the devices of both."""
+    used = {"cpu": 100 * (now.cpu_seconds - then.cpu_seconds) / now.vcpus}
+    for names, old, new in ((("read", "written"), then.disks, now.disks), (("received", "sent"), then.nics, now.nics)):
+        for way, name in enumerate(names):
+            used[name] = sum(max(0.0, new[each][way] - old[each][way]) for each in new if each in old)
+    return {name: max(0.0, value) / (now.time - then.time) for name, value in used.items()}
 
 
 def _traffic(devices: object, one: str, other: str) -> Traffic:

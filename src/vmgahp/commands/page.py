@@ -112,7 +112,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], styles: 
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_UNITS_OF_TIME = ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s"))
 
 
 def size(amount: float) -> str:
@@ -131,11 +131,9 @@ def duration(seconds: float) -> str:
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    for large, small, unit, part in ((_DAY, _HOUR, "d", "h"), (_HOUR, _MINUTE, "h", "min"), (_MINUTE, 1, "min", "s")):
-        if whole >= large:
-            rest = whole % large // small
-            return f"{whole // large} {unit} {rest} {part}" if rest else f"{whole // large} {unit}"
-    return f"{whole} s"
+    large, small, unit, part = next(row for row in _UNITS_OF_TIME if whole >= row[0])
+    rest = whole % large // small
+    return f"{whole // large} {unit} {rest} {part}" if rest else f"{whole // large} {unit}"
 
 
 def clock(when: float) -> str:
@@ -144,10 +142,5 @@ def clock(when: float) -> str:
 
 
 def zone(when: float) -> str:
-    """Name the time zone of a moment: ``CET, UTC+01:00``."""
-    local = time.localtime(when)
-    minutes = local.tm_gmtoff // 60
-    offset = f"UTC{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02}:{abs(minutes) % 60:02}"
-    if local.tm_zone == "UTC":
-        return "UTC"
-    return offset if local.tm_zone.lstrip("+-").isdigit() else f"{local.tm_zone}, {offset}"
+    """Name the time zone of a moment: ``CET, UTC+0100``."""
+    return time.strftime("%Z, UTC%z", time.localtime(when))

@@ -17,7 +17,7 @@ from typing import IO
 
 from vmgahp import errors
 from vmgahp.commands.arguments import tell
-from vmgahp.protocol import transcript
+from vmgahp.protocol import transcript, wire
 from vmgahp.text import escape
 
 READ_SIZE = 1 << 16
@@ -63,7 +63,7 @@ def run(command: list[str], output: str, *, stderr: bool = False) -> int:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a closed standard descriptor must not be reused for the transcript
     try:
-        descriptor, _ = transcript.create_file(output)
+        descriptor = transcript.create_file(output)
     except errors.MachineFault as fault:
         _say(fault.sentence)
     writer = transcript.Writer(descriptor, _say)
@@ -129,7 +129,7 @@ def _moved(descriptor: int) -> IO[bytes]:
 
 def _pass(mark: str, source: IO[bytes], target: IO[bytes], exited: int, writer: transcript.Writer) -> None:
     """Pass bytes on and record their lines, until the source ends, the target is closed, or the server exits."""
-    lines = transcript.Splitter(escapes=mark != transcript.STDERR)
+    lines = wire.LineReader()
     poller = select.poll()
     for descriptor, wanted in ((source, select.POLLIN), (target, 0), (exited, select.POLLIN)):
         poller.register(descriptor, wanted)
@@ -143,7 +143,8 @@ def _pass(mark: str, source: IO[bytes], target: IO[bytes], exited: int, writer: 
             left -= gone
             if not (data := os.read(source.fileno(), READ_SIZE)):
                 break
-            for line in lines.receive(data):
+            lines.receive(data)
+            while (line := lines.next_raw()) is not None:
                 writer.line(mark, line)
             while data:
                 data = data[os.write(target.fileno(), data) :]

@@ -9,13 +9,12 @@ import argparse
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from itertools import zip_longest
 from typing import NamedTuple
 
-from vmgahp.commands.arguments import UsageError, add_type, seconds, tell
+from vmgahp.commands.arguments import add_type, assignment, seconds, tell
 from vmgahp.protocol import transcript, wire
 from vmgahp.protocol.client import DEADLINE, Client, ProtocolError
 from vmgahp.protocol.requests import Kind, Request, Requests, RequestState, result_count
@@ -42,11 +41,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     add = command.add_argument
     add("file", metavar="FILE", help="a conversation, from vmgahp record")
-    add("words", nargs="*", metavar="COMMAND", help="the server and its arguments, after --")
+    add("words", nargs="+", metavar="COMMAND", help="the server and its arguments, after --")
     text = "how long an answer may take (default: 60)"
     add("--timeout", type=seconds, default=DEADLINE, metavar="SECONDS", help=text)
     text = "replace an attribute of the job ad, such as VM_WORKING_DIR='\"/tmp/here\"'; may be given again"
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
+    add("--set", action="append", type=assignment, default=[], metavar="NAME=VALUE", help=text)
     add_type(command, "", "ask for VMs of this type, in place of the recorded one")
     command.set_defaults(run=_main)
     tell(
@@ -59,16 +58,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def _main(options: argparse.Namespace) -> int:
     try:
         recorded = transcript.load(options.file)
-        settings = [setting.partition("=") for setting in options.set]
-        for name, equals, value in settings:
-            if not equals or not name.strip():
-                raise UsageError(f"--set {name}{value}: it takes NAME=VALUE")
-        if not options.words:
-            raise UsageError("it takes a COMMAND, after --")
         if recorded.exit_status is None:
             _complain(f"{options.file} does not say how the server ended: that is not compared, and it may be cut off.")
-        attributes = {name.strip(): value.strip() for name, _, value in settings}
-        return run(adapted(recorded, attributes, options.type), options.words, options.timeout)
+        return run(adapted(recorded, dict(options.set), options.type), options.words, options.timeout)
     except OSError as error:
         _complain(f"{error.filename}: {error.strerror}")
     except TranscriptError as error:
@@ -93,10 +85,10 @@ def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int
         try:
             client.finish(timeout)
         except ProtocolError:
-            differences.append(Difference(0, "(the server's end)", "(it did not exit in time)"))
+            differences.append(Difference("the server's end", None, "it did not exit in time"))
         else:
             if recorded.exit_status not in (None, status := client.process.returncode):
-                differences.append(Difference(0, f"exit {recorded.exit_status}", f"exit {status}"))
+                differences.append(Difference("the server's end", f"exit {recorded.exit_status}", f"exit {status}"))
     sys.stdout.writelines(f"{difference.show()}\n" for difference in differences)
     if replay.unplayed:
         sys.stdout.write(f"The server said no more: {replay.unplayed} lines of the recording were not played.\n")
@@ -106,13 +98,13 @@ def run(recorded: Transcript, argv: list[str], timeout: float = DEADLINE) -> int
 # The recording
 
 
-def alike(line: str, operation: str | None = None) -> str:
+def alike(line: str, operation: str = "") -> str:
     """Return a line of the server without the parts that may differ; `operation` is that of a result line.
 
     These are the text of the version, the values of `FIGURES` and the words of `COMES_AND_GOES` in a STATUS, and a pid,
     but for 0, which means that there is none.
     """
-    if operation is None:
+    if not operation:
         before, version, _ = line.partition("$VMGahpVersion ")
         return before + version
     words = wire.words(line)
@@ -126,54 +118,50 @@ def alike(line: str, operation: str | None = None) -> str:
 
 
 def adapted(recorded: Transcript, attributes: Mapping[str, str], vm_type: str = "") -> Transcript:
-    """Return the recording with attributes of the job ad set, and with another VM type.
+    """Return the recording with attributes of the job ad set, at its end, and with another VM type.
 
-    An attribute that the ad does not have is added at its end; names are compared without their case.
+    Names are compared without their case.
     """
-    wanted = {name.lower(): f"{name} = {value}" for name, value in attributes.items()}
-    if vm_type:
-        wanted["jobvmtype"] = f'JobVMType = "{vm_type}"'
-    missing: dict[str, str] | None = None  # the attributes that the ad has not had so far; None outside of an ad
+    wanted = {"jobvmtype": f'JobVMType = "{vm_type}"'} if vm_type else {}
+    wanted |= {name.lower(): f"{name} = {value}" for name, value in attributes.items()}
     lines: list[Line] = []
+    in_ad = False
     for line in recorded.lines:
-        texts, request = [line.text], Request(line.text)
+        request = Request(line.text)
         if line.mark != CLIENT:
-            pass
+            lines.append(line)
         elif request.command == "CLASSAD_END":
-            texts, missing = [*(missing or {}).values(), line.text], None
-        elif missing is not None:
-            name = line.text.partition("=")[0].strip().lower()
-            texts = [wanted.get(name, line.text)]
-            missing.pop(name, None)
-        elif request.command == "CLASSAD":
-            missing = dict(wanted)
-        elif request.operation == "START" and vm_type:
-            texts = [f"CONDOR_VM_START {request.number} {vm_type}"]
-        end = transcript.USUAL_END[line.mark]
-        new = (replace(line, data=text.encode("utf-8", "surrogateescape") + end) for text in texts)
-        lines += [line] if texts == [line.text] else new
+            lines += [*map(_sent, wanted.values() if in_ad else ()), line]
+            in_ad = False
+        elif in_ad:
+            lines += [line] if line.text.partition("=")[0].strip().lower() not in wanted else []
+        else:
+            in_ad = request.command == "CLASSAD"
+            is_start = vm_type and request.operation == "START"
+            lines.append(_sent(f"CONDOR_VM_START {request.number} {vm_type}") if is_start else line)
     return Transcript(lines, recorded.exit_status)
+
+
+def _sent(text: str) -> Line:
+    return Line(CLIENT, text.encode("utf-8", "surrogateescape") + transcript.USUAL_END[CLIENT])
 
 
 # The play
 
 
 class Difference(NamedTuple):
-    """A line of the server that differs from the recording."""
+    """An answer of the server that differs from the recorded one."""
 
-    number: int
-    """The line number in the recording, 0 if it has none."""
+    request: str
+    """The request that is answered; empty for a line that answers none."""
     recorded: str | None
     said: str | None
-    request: str = ""
-    """The request that the line answers."""
 
     def show(self) -> str:
-        """Format it for people: the place, then the lines of both sides."""
-        where = f"line {self.number}" if self.number else "at the end"
+        """Format it for people: the request, then the lines of both sides."""
         sides = (("- ", self.recorded), ("+ ", self.said))
         shown = [mark + escape(text) for mark, text in sides if text is not None]
-        return "\n".join([f"{where}, {escape(self.request)}:" if self.request else f"{where}:", *shown])
+        return "\n".join([f"{escape(self.request) or 'no request'}:", *shown])
 
 
 class Replay:
@@ -185,15 +173,15 @@ class Replay:
     """
 
     def __init__(self, recorded: Transcript, client: Client, timeout: float = DEADLINE) -> None:
-        self.differences: list[Difference] = []
         self.unplayed = 0
         self._lines = [line for line in recorded.lines if line.mark != STDERR]
         self._client, self._timeout = client, timeout
         self._then, self._now = Requests(), client.requests
         self._sent: dict[Request, Request] = {}
         """Recorded request -> the request that was sent now."""
-        self._unasked: deque[str] = deque()
-        """The lines that do not answer a request, the greeting first, and that were not compared yet."""
+        self._unasked_then: list[str] = []
+        self._unasked_now: list[str] = []
+        """The lines that do not answer a request, the greeting first."""
 
     def run(self) -> list[Difference]:
         """Play everything, close the server's input and return the differences."""
@@ -207,16 +195,18 @@ class Replay:
             self._client.process.stdin.close()
         if not self.unplayed:
             self._wait(lambda: False, self._timeout)
-            for recorded, sent in self._sent.items():
-                if recorded.reply is None and sent.reply is not None:
-                    self._differ(0, None, sent.reply, sent.line)
-            self._too_many(0, "")
-        return self.differences
+        found = [("", *both, "") for both in zip_longest(self._unasked_then, self._unasked_now)]
+        for recorded, sent in self._sent.items():
+            has_counts = None not in (result_count(recorded.reply or ""), result_count(sent.reply or ""))
+            if not has_counts and (recorded.reply is not None or not self.unplayed):
+                found.append((sent.line, recorded.reply, sent.reply, ""))
+            if recorded.result and sent.state is not RequestState.REFUSED:  # which is a difference already
+                found.append((sent.line, _result(recorded), _result(sent), sent.operation))
+        return [Difference(*row) for *row, of in found if alike(row[1] or "", of) != alike(row[2] or "", of)]
 
     def _send(self, line: Line) -> None:
         if not self._now.unanswered:
-            self._wait(lambda: False, 0.0)
-            self._too_many(line.number, line.text)
+            self._wait(lambda: False, 0.0)  # what comes before a request does not answer it
         recorded, sent = Request(line.text), Request(line.text)
         if self._then.sent(recorded):  # a line of a job ad has no answer
             self._now.sent(sent)
@@ -228,30 +218,18 @@ class Replay:
             self._client.write(data, self._timeout)
 
     def _hear(self, line: Line) -> bool:
-        """Compare a recorded line of the server with its present answer; False if that does not come in time."""
+        """Wait for the present answer of a recorded one, whatever it says; False if it does not come in time."""
         received = self._then.received(line.text)
-        sent = self._sent[received.request] if received.request is not None else None
-        operation, asked, said = None, "", None
         if received.kind is Kind.READY:
             return True
-        if sent is None:
-            if self._wait(lambda: self._unasked, self._timeout):
-                said = self._unasked.popleft()
-        elif received.kind is Kind.RESULT:
-            operation, asked = sent.operation, f"CONDOR_VM_{sent.operation} {sent.number}"
-            if sent.state is RequestState.REFUSED:
-                return True  # that was a difference
-            if self._fetch(sent):
-                said = " ".join(map(wire.escape, (str(sent.number), *sent.result)))
-        else:
-            asked = sent.line
-            self._wait(lambda: sent.reply is not None and not self._now.results_left, self._timeout)
-            said = sent.reply
-            if None not in (result_count(line.text), result_count(said or "")) and not self._now.results_left:
-                return True  # the number of results is not compared
-        if said is None or alike(said, operation) != alike(line.text, operation):
-            self._differ(line.number, line.text, said, asked)
-        return said is not None
+        if received.request is None:
+            self._unasked_then.append(line.text)
+            return self._wait(lambda: len(self._unasked_now) >= len(self._unasked_then), self._timeout)
+        sent = self._sent[received.request]
+        if received.kind is Kind.RESULT:
+            return sent.state is RequestState.REFUSED or self._fetch(sent)
+        self._wait(lambda: sent.reply is not None and not self._now.results_left, self._timeout)
+        return sent.reply is not None
 
     def _fetch(self, request: Request) -> bool:
         """Send RESULTS until the result of `request` has come; False if it does not come in time."""
@@ -275,12 +253,9 @@ class Replay:
                 return False
             stray = received.kind is Kind.RESULT and received.request is None
             if stray or received.kind in (Kind.GREETING, Kind.UNASKED):
-                self._unasked.append(received.line)
+                self._unasked_now.append(received.line)
         return True
 
-    def _too_many(self, number: int, before: str) -> None:
-        while self._unasked:
-            self._differ(number, None, self._unasked.popleft(), f"before {before}" if before else "")
 
-    def _differ(self, number: int, recorded: str | None, said: str | None, request: str) -> None:
-        self.differences.append(Difference(number, recorded, said, request))
+def _result(request: Request) -> str | None:
+    return " ".join(map(wire.escape, (str(request.number), *request.result))) if request.result else None

@@ -1,6 +1,5 @@
 """The program ``vmgahp``: its commands, their help by purpose, and its exit statuses."""
 
-import argparse
 import errno
 import os
 import sys
@@ -10,7 +9,7 @@ from io import StringIO, TextIOWrapper
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.commands.arguments import NotDone, Parser, UsageError, did_you_mean, tell
+from vmgahp.commands.arguments import NotDone, Parser, UsageError, add_table
 from vmgahp.commands.by_hand import version_line
 from vmgahp.host import packages
 from vmgahp.text import escape
@@ -60,24 +59,9 @@ COMMANDS = tuple(ToolCommand(*row) for row in (
     ("replay", PROTOCOL, "replay:add_arguments",
         "play a recorded conversation to a server, and show the differences"),
     ("serve", PROTOCOL, "by_hand:serve_arguments", "speak the GAHP protocol on standard input and output"),
-    ("help", SELF, "tool:help_arguments", "say what a command does, and its options"),
     ("version", SELF, "by_hand:version_arguments", "print the version"),
 ))
 # fmt: on
-
-MEANT = {
-    **dict.fromkeys(("list", "ls", "ps", "vms", "status", "show"), "top"),
-    **dict.fromkeys(("check", "diagnose", "why", "test"), "doctor"),
-    **dict.fromkeys(("settings", "conf", "get"), "config"),
-    **dict.fromkeys(("images", "catalog", "build"), "image"),
-    **dict.fromkeys(("convert", "import", "ovf", "vmx", "libvirt-xml", "virt-install"), "submit"),
-    **dict.fromkeys(("exec", "start", "create"), "run"),
-    **dict.fromkeys(("login", "shell", "connect"), "ssh"),
-    **dict.fromkeys(("vnc", "display"), "view"),
-    **dict.fromkeys(("stop", "destroy", "rm"), "kill"),
-    **dict.fromkeys(("log", "logs", "metrics"), "report"),
-}
-"""Words of other programs -> the command that does the same."""
 
 
 class _Tool(Parser):
@@ -87,21 +71,9 @@ class _Tool(Parser):
         formatter = self._get_formatter()
         formatter.add_text(self.description)
         for group in dict.fromkeys(command.group for command in COMMANDS):
-            formatter.start_section(group)
-            rows = [command for command in COMMANDS if command.group == group]
-            formatter.add_arguments([argparse.Action([], row.word, 0, help=row.text, metavar=row.word) for row in rows])
-            formatter.end_section()
+            add_table(formatter, group, [(row.word, row.text) for row in COMMANDS if row.group == group])
         formatter.add_text("vmgahp help COMMAND, or man vmgahp-COMMAND, says more.")
         return "usage: vmgahp COMMAND [ARGUMENT ...]\n\n" + formatter.format_help()
-
-    def _check_value(self, action: argparse.Action, value: str) -> None:
-        words = [command.word for command in COMMANDS]
-        if value in words:
-            return
-        near = did_you_mean(value, words)
-        if value.lower() in MEANT:
-            near = f"; did you mean {MEANT[value.lower()]}?"
-        self.error(f"there is no command {value or repr(value)}{near}")
 
 
 def tool_parser(chosen: str = "") -> Parser:
@@ -121,24 +93,10 @@ def tool_parser(chosen: str = "") -> Parser:
     return parser
 
 
-def help_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp help``."""
-    command.description = "Print what a command does, and its options; without a word, all commands."
-    command.add_argument("words", nargs="*", metavar="COMMAND", help="a command, and one of its own: image add")
-    command.set_defaults(run=_help)
-    tell(command, examples=[("vmgahp help submit ovf", "what vmgahp submit ovf does")])
-
-
-def _help(options: argparse.Namespace) -> int:
-    parser: argparse.ArgumentParser = tool_parser(options.words[0] if options.words else "-")
-    for word in options.words:
-        [*nested] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-        if not nested:
-            parser.error(f"it has no commands of its own, such as {word}")
-        parser._check_value(nested[0], word)
-        parser = nested[0].choices[word]
-    parser.print_help()
-    return 0
+def _failed(command: str, why: str) -> int:
+    sys.stdout.flush()
+    sys.stderr.write(f"vmgahp {command}: {escape(why)}\n")
+    return 1
 
 
 def run(argv: Sequence[str]) -> int:
@@ -151,6 +109,8 @@ def run(argv: Sequence[str]) -> int:
     words = list(argv[1:])
     if words[:1] == ["--"]:
         del words[0]
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     try:
         options = tool_parser(next((word for word in words if not word.startswith("-")), "-")).parse_args(words)
         try:
@@ -158,10 +118,12 @@ def run(argv: Sequence[str]) -> int:
         except UsageError as error:
             options.parser.error(str(error))
         except (NotDone, errors.Fault) as refused:
-            sys.stdout.flush()
             why = refused.sentence if isinstance(refused, errors.Fault) else str(refused)
-            sys.stderr.write(f"vmgahp {options.command}: {escape(why)}\n")
-            return 1
+            return _failed(options.command, why)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            return _failed(options.command, f"{error.filename}: {error.strerror}.")
         sys.stdout.flush()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
@@ -170,8 +132,8 @@ def run(argv: Sequence[str]) -> int:
         sys.stderr.write(f"vmgahp: the Python package {package} is missing. Hint: {packages.of_python(package)}\n")
         return 1
     except OSError as error:
-        # An error about a file has its name, and errors of other outputs are handled in place.
-        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        # Errors of other outputs are handled in place, or have a file's name.
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python reports it again at exit
         if error.errno == errno.EPIPE:

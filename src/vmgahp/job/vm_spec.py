@@ -1,4 +1,4 @@
-"""The part of a job's request for a VM that is common to all hypervisors, its NICs, and the job's slot.
+"""The part of a job's request that all hypervisors have in common, with its NICs, and its slot.
 
 HTCondor makes the slot as large as the job asks, or larger. The job's request is in its ad; the actual size is in the
 machine ad, a file next to the job ad, which counts only if no input file of the job can have replaced it.

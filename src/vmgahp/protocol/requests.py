@@ -176,7 +176,7 @@ class Received(NamedTuple):
 class Requests:
     """All requests to one server. `now` is the time in seconds on any clock."""
 
-    def __init__(self, now: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.greeted = False
         self.ready = False
         """True if an R has come since the last RESULTS."""
@@ -188,7 +188,6 @@ class Requests:
         self.results_left = 0
         """The number of result lines that still belong to the last RESULTS."""
         self._in_ad = False
-        self._began = now
 
     def new(self, operation: str, argument: object) -> Request:
         """Make a request with a fresh request id, without sending it."""
@@ -244,25 +243,6 @@ class Requests:
         if request is not None:
             request.state, request.result = RequestState.FINISHED, words
         return request
-
-    # Deadlines
-
-    def next_deadline(self) -> float | None:
-        """Return the earliest time at which `broken` or `overdue` can change; None for never."""
-        ends = [request.deadline() for request in self.pending.values() if request.state is RequestState.ACCEPTED]
-        if not self.greeted:
-            ends.append(self._began + GREETING_DEADLINE)
-        if self.unanswered:
-            ends.append(self.unanswered[0].sent + REPLY_DEADLINE)
-        return min(ends, default=None)
-
-    def broken(self, now: float) -> str:
-        """Return the reason why this server is unusable; empty while it is not."""
-        if not self.greeted and now >= self._began + GREETING_DEADLINE:
-            return f"it said no greeting in {GREETING_DEADLINE:.0f} s"
-        if self.unanswered and now >= self.unanswered[0].sent + REPLY_DEADLINE:
-            return f"it did not answer {self.unanswered[0].command} in {REPLY_DEADLINE:.0f} s"
-        return ""
 
     def overdue(self, now: float) -> list[Request]:
         """Mark the requests that condor_starter would give up now as overdue, and return each of them once."""

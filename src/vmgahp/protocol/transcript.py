@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vmgahp import errors
@@ -27,13 +27,10 @@ CLIENT, SERVER, STDERR = ">", "<", "!"
 USUAL_END = {CLIENT: b"\r\n", SERVER: b"\n", STDERR: b"\n"}
 """The line end of each kind, unless the line is a literal."""
 
-HINT = "Hint: vmgahp record, and vmgahp console --record, write transcripts."
+HINT = "Hint: vmgahp record writes transcripts."
 
 LONGEST_SHOWN = 60
 """The most characters of an invalid line that a message shows."""
-
-MAX_LINE = 1 << 20
-"""The most bytes of one line that are buffered until its end arrives."""
 
 LARGEST = 8 << 20
 """The most characters of a transcript; a STATUS each minute makes 2 MiB a week."""
@@ -74,13 +71,9 @@ class Transcript:
     lines: list[Line] = field(default_factory=list)
     exit_status: int | None = None
 
-    def sent(self) -> list[str]:
-        """Return the client's lines, as `Line.text`."""
-        return [line.text for line in self.lines if line.mark == CLIENT]
-
-    def received(self) -> list[str]:
-        """Return the server's lines, as `Line.text`."""
-        return [line.text for line in self.lines if line.mark == SERVER]
+    def texts(self, mark: str) -> list[str]:
+        """Return the lines of one side, as `Line.text`."""
+        return [line.text for line in self.lines if line.mark == mark]
 
 
 def parse(text: str) -> Transcript:
@@ -131,44 +124,6 @@ def written(mark: str, data: bytes) -> str:
     return f"{mark}{data!r}\n"
 
 
-class Splitter:
-    r"""A splitter of a byte stream into lines with their ends, by the protocol's rule: an escaped LF ends none.
-
-    The lines joined are the input again, except that a line longer than `MAX_LINE` is only counted: its bytes were
-    passed on already, and must not fill the memory.
-    """
-
-    def __init__(self, *, escapes: bool = True) -> None:
-        self._escapes = escapes
-        self._buffer = bytearray()
-        self._searched = self._dropped = 0
-
-    def receive(self, data: bytes) -> Iterator[bytes | int]:
-        """Yield the lines that are whole now; for one that is too long the number of its bytes."""
-        self._buffer += data
-        while (end := self._buffer.find(b"\n", self._searched)) >= 0:
-            self._searched = end + 1
-            if not (self._escapes and wire.is_escaped(self._buffer, end)):
-                yield self._take(end + 1)
-        self._searched = len(self._buffer)
-        if len(self._buffer) > MAX_LINE:
-            # A last backslash stays: it decides whether an LF that comes next is escaped.
-            surplus = len(self._buffer) - wire.is_escaped(self._buffer, len(self._buffer))
-            self._dropped += surplus
-            del self._buffer[:surplus]
-            self._searched = 0
-
-    def rest(self) -> bytes | int:
-        """Return the bytes since the last whole line, and forget them; usually there are none."""
-        return self._take(len(self._buffer))
-
-    def _take(self, size: int) -> bytes | int:
-        line, dropped = bytes(self._buffer[:size]), self._dropped
-        del self._buffer[:size]
-        self._searched = self._dropped = 0
-        return dropped + size if dropped or size > MAX_LINE else line
-
-
 def redacted(data: bytes) -> bytes:
     """Return a line of either side with the values of secrets hidden, by the rules of the log.
 
@@ -187,38 +142,29 @@ class Writer:
     """A writer of a running conversation, without its secrets, for several threads.
 
     Lines that cannot be written to `descriptor` are lost: the transcript has their number where it goes on, and the
-    callback `complain` gets a sentence the first time. `clock` counts seconds from anywhere.
+    callback `complain` gets a sentence when that begins.
     """
 
-    def __init__(
-        self,
-        descriptor: int,
-        complain: Callable[[str], object] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._descriptor, self._complain, self._clock = descriptor, complain, clock
-        self._began, self._last = clock(), ""
-        self._lost = self._complaints = 0
-        """The numbers of lost lines that the file does not mention yet, and of complaints."""
+    def __init__(self, descriptor: int, complain: Callable[[str], object] = lambda _: None) -> None:
+        self._descriptor, self._complain = descriptor, complain
+        self._began, self._last = time.monotonic(), ""
+        self._lost = 0
+        """The number of lost lines that the file does not mention yet."""
         self._lock = threading.Lock()
 
     def comment(self, text: str) -> None:
         """Write one comment line, which is not part of the conversation."""
         self._write(f"# {escape(redact(' '.join(text.splitlines())))}\n")
 
-    def line(self, mark: str, data: bytes | int) -> None:
-        """Write a line with its end, or note the number of bytes of one that was not kept (`Splitter`)."""
-        if isinstance(data, int):
-            self.comment(f"{mark} a line of {data} bytes is left out")
+    def line(self, mark: str, data: bytes) -> None:
+        """Write a line with its end, or that one was too long to be kept (`wire.TOO_LONG`)."""
+        if data is wire.TOO_LONG:
+            self.comment(f"{mark} a line of more than {wire.MAX_REQUEST} bytes is left out")
         elif data:
             with self._lock:
-                when = f"@ {self._clock() - self._began:.3f}\n"
+                when = f"@ {time.monotonic() - self._began:.3f}\n"
                 self._write((when if when != self._last else "") + written(mark, redacted(data)))
                 self._last = when
-
-    def text(self, mark: str, line: str) -> None:
-        """Write a line that comes without its end, as `vmgahp.protocol.client.Client` reports lines."""
-        self.line(mark, line.encode("utf-8", "surrogateescape") + USUAL_END[mark])
 
     def exit(self, status: int) -> None:
         """Write the server's exit status, which is the last line."""
@@ -232,14 +178,13 @@ class Writer:
                 data = data[os.write(self._descriptor, data) :]
             self._lost = 0
         except OSError as error:
-            self._lost += text.count("\n")
-            self._complaints += 1
-            if self._complaints == 1:
+            if not self._lost:
                 self._complain(f"The transcript has gaps: {error.strerror}.")
+            self._lost += text.count("\n")
 
 
-def create_file(target: str) -> tuple[int, str]:
-    """Create a file that only its owner can read; return its descriptor and its name.
+def create_file(target: str) -> int:
+    """Create a file that only its owner can read, and return its descriptor.
 
     In a directory the file gets a name with the time (UTC) and the process id. An existing file is never
     written to. For root, only root may be able to write to the directory, or it must be one like ``/tmp``.
@@ -255,7 +200,7 @@ def create_file(target: str) -> tuple[int, str]:
                 "name a directory that belongs to root and that only root may write to.",
             )
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
-        return os.open(path, flags, 0o600), path
+        return os.open(path, flags, 0o600)
     except OSError as error:
         raise errors.MachineFault(
             f"No transcript is written to {path}: {error.strerror}.", "name a new file, or a directory."

@@ -40,6 +40,11 @@ class LineReader:
 
     def next_line(self) -> bytes | None:
         """Return the next whole line without its end, `TOO_LONG` for one that was dropped, or None for now."""
+        line = self.next_raw()
+        return line if line is None or line is TOO_LONG else _without_returns(line[:-1])
+
+    def next_raw(self) -> bytes | None:
+        """Return the next whole line with its end, else as `next_line`."""
         buffer = self._buffer
         while True:
             end = buffer.find(b"\n", self._searched)
@@ -48,13 +53,7 @@ class LineReader:
             self._searched = end + 1
             if is_escaped(buffer, end):
                 continue
-            line = bytes(buffer[:end])
-            del buffer[: end + 1]
-            self._searched = 0
-            if self._discarding or len(line) > MAX_REQUEST:
-                self._discarding = False
-                return TOO_LONG
-            return _without_returns(line)
+            return self._take(end + 1)
         self._searched = len(buffer)
         if len(buffer) > MAX_REQUEST:
             # Keep a last backslash: it decides whether the next newline is escaped.
@@ -63,6 +62,17 @@ class LineReader:
             self._searched = 0
             self._discarding = True
         return None
+
+    def rest(self) -> bytes:
+        """Return the bytes since the last whole line, and forget them."""
+        return self._take(len(self._buffer))
+
+    def _take(self, size: int) -> bytes:
+        line = TOO_LONG if self._discarding or size > MAX_REQUEST + 1 else bytes(self._buffer[:size])
+        del self._buffer[:size]
+        self._searched = 0
+        self._discarding = False
+        return line
 
 
 def is_escaped(buffer: bytes | bytearray, position: int) -> bool:

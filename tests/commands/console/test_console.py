@@ -22,9 +22,8 @@ from tests.conftest import simulated_ad
 from tests.lab.guest import make_guest
 from tests.peer import DEADLINE, VMGAHP, environment
 from vmgahp.commands.console import conversation
-from vmgahp.protocol import requests, transcript
+from vmgahp.protocol import requests
 from vmgahp.protocol.client import ProtocolError
-from vmgahp.protocol.transcript import Writer
 
 CONSOLE = [*VMGAHP, "console"]
 PATIENCE = 5.0
@@ -148,23 +147,6 @@ def test_a_signal_leaves_nothing_behind(environ: dict[str, str], tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_recording_can_be_read_and_has_no_secrets(environ: dict[str, str], ad: Path, scratch: Path) -> None:
-    file = scratch.parent / "recording.txt"
-    ad.write_text(ad.read_text() + 'Env = "TOKEN=topsecret"\n')
-    ended = piped(environ, f"start {ad}\nstatus\n", "--dir", str(scratch), "--record", str(file))
-    assert f"The conversation is in {file}" in ended.stdout
-    recorded = transcript.parse(file.read_text())
-    assert recorded.exit_status == 0
-    assert [line for line in recorded.sent() if line.startswith("CONDOR_VM")] == [
-        "CONDOR_VM_START 1 simulated",
-        "CONDOR_VM_STATUS 2 1",
-    ]
-    assert "1 0 1" in recorded.received()
-    assert "topsecret" not in file.read_text()
-    ended = piped(environ, "VERSION\n", "--record", str(file))
-    assert (ended.returncode, "File exists" in ended.stderr) == (1, True)
-
-
 # ---- other servers, and bad ones
 
 
@@ -199,7 +181,7 @@ def test_a_server_that_does_not_last(environ: dict[str, str], command: list[str]
 def test_a_server_that_cannot_be_started(environ: dict[str, str]) -> None:
     ended = piped(environ, "", "--", "/nonexistent/server")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert "/nonexistent/server cannot be started: No such file or directory" in ended.stderr
+    assert "/nonexistent/server: No such file or directory" in ended.stderr
 
 
 @pytest.mark.parametrize("script", ["echo hello; exec sleep 1000", "echo '$VMGahpVersion 1'; exec sleep 1000"])
@@ -210,11 +192,7 @@ def test_a_server_that_never_answers_is_given_up(script: str, tmp_path: Path, mo
     shown: list[str] = []
     environ = {**os.environ, "VMGAHP_VMTYPE": "kvm", "VMGAHP_WORKING_DIR": str(tmp_path)}
     talk = conversation.Conversation(
-        ["sh", "-c", script],
-        environ,
-        person=False,
-        show=lambda _, text: shown.append(text),
-        writer=Writer(os.open(os.devnull, os.O_WRONLY)),
+        ["sh", "-c", script], environ, person=False, show=lambda _, text: shown.append(text)
     )
 
     def ask() -> None:
@@ -232,12 +210,10 @@ def test_a_server_that_never_answers_is_given_up(script: str, tmp_path: Path, mo
 def test_wrong_command_lines(environ: dict[str, str]) -> None:
     ended = piped(environ, "", "--set", "nonsense")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("vmgahp console: --set nonsense: it is not a setting; write NAME=VALUE.")
+    assert ended.stderr.startswith("vmgahp console: --set: 'nonsense' is not NAME=VALUE.")
     ended = piped(environ, "", "--dir", "/nonexistent")
     assert ended.returncode == 1
-    assert (
-        "/nonexistent cannot be used as the scratch directory: No such file or directory. Hint: mkdir" in ended.stderr
-    )
+    assert ended.stderr == "vmgahp console: /nonexistent: No such file or directory.\n"
 
 
 # ---- terminals

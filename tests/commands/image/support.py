@@ -49,7 +49,10 @@ class Place:
     def image(self, *words: str) -> Ended:
         """``vmgahp image`` with these words."""
         self._capsys.readouterr()
-        status = cli.main(["vmgahp", "image", *map(str, words)])
+        try:
+            status = cli.main(["vmgahp", "image", *map(str, words)])
+        except SystemExit as wrong_words:
+            status = int(wrong_words.code or 0)
         out, err = self._capsys.readouterr()
         return Ended(status, out, err)
 

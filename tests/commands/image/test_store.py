@@ -115,7 +115,7 @@ def test_a_digest_that_is_given_counts(place: Place, tmp_path: Path, option: str
 def test_no_digest_is_left_out_unseen(place: Place, tmp_path: Path) -> None:
     source = str(write(tmp_path / "a.raw", RAW))
     ended = place.image("add", "a", source, "--sha512", hashlib.sha512(RAW).hexdigest(), "--sha256", "0" * 64)
-    assert (ended.status, place.names()) == (1, []), ended.err
+    assert (ended.status, place.names()) == (2, []), ended.err
     assert "--sha256" in ended.err
 
 
@@ -216,7 +216,7 @@ def test_a_redirect_is_followed(place: Place, server: Server) -> None:
 
 def test_what_the_server_has_not(place: Place, server: Server) -> None:
     assert "404" in place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW)).err
-    assert "is not fetched" in place.image("add", "a", "ftp://127.0.0.1/a.raw", "--sha256", sha256(RAW)).err
+    assert "is neither a file" in place.image("add", "a", "ftp://127.0.0.1/a.raw", "--sha256", sha256(RAW)).err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

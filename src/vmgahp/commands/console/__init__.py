@@ -9,12 +9,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
-from vmgahp.commands.arguments import NotDone, UsageError, add_type, tell
+from vmgahp.commands.arguments import add_type, assignment, tell
 from vmgahp.commands.console.conversation import Conversation
+from vmgahp.host.job_user import Identity
 from vmgahp.protocol.client import ProtocolError
-from vmgahp.protocol.transcript import Writer, create_file
 
 LOST = 1
 """The exit status if the server could not be started or ended unexpectedly."""
@@ -33,8 +33,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--dir", default="", metavar="DIR", help="the scratch directory (default: a new one, removed at the end)")
     text = "a setting for the server, such as VM_ALLOW_EMULATION=True; may be given several times"
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
-    add("--record", default="", metavar="FILE", help="write the conversation into a new file")
+    add("--set", action="append", type=assignment, default=[], metavar="NAME=VALUE", help=text)
     text = "after --: another server, such as /usr/sbin/condor_vm-gahp -f -t -M 3"
     add("server", nargs="*", metavar="COMMAND", help=text)
     command.set_defaults(run=run)
@@ -43,6 +42,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         examples=[
             ("vmgahp console", "the server of this package, in a scratch directory of its own"),
             ("vmgahp console -- /usr/sbin/condor_vm-gahp -f -t -M 3", "HTCondor's server"),
+            (
+                "vmgahp console -- vmgahp record -o /root/talk.txt -- condor_vm-gahp -f -t -M 3",
+                "write the conversation down",
+            ),
         ],
         statuses={
             0: "Nothing failed.",
@@ -57,34 +60,19 @@ def run(options: argparse.Namespace) -> int:
     # Late: completions and man pages are made without prompt_toolkit.
     from vmgahp.commands.console.terminal import Terminal
 
-    settings = dict(map(_setting, options.set))
     command = _server(options.server)
     terminal = Terminal()
-    with ExitStack() as opened:
-        try:
-            working_dir = opened.enter_context(_working_directory(options.dir))
-            descriptor, path = create_file(options.record) if options.record else (os.open(os.devnull, os.O_WRONLY), "")
-        except OSError as error:
-            why = f"{error.filename} cannot be used as the scratch directory: {error.strerror}"
-            hint = f"mkdir {error.filename}, or leave --dir out for a temporary one."
-            raise NotDone(f"{why}. Hint: {hint}") from error
-        if path:
-            opened.callback(lambda: sys.stdout.write(f"The conversation is in {path}.\n"))
-        writer = Writer(descriptor)
-        writer.comment(f"vmgahp console: {' '.join(command)}")
-        environ = _environment(options.type, working_dir, settings)
-        try:
-            talk = Conversation(command, environ, person=terminal.is_person, show=terminal.show, writer=writer)
-        except OSError as error:
-            raise NotDone(f"{command[0]} cannot be started: {error.strerror or error}") from error
-        opened.enter_context(talk.client)
-        lost = ""
-        try:
-            terminal.run(talk)
-        except ProtocolError as error:
-            lost = str(error)
-        finally:
-            is_good = talk.finish(lost)
+    with _working_directory(options.dir) as working_dir:
+        environ = _environment(options.type, working_dir, dict(options.set))
+        talk = Conversation(command, environ, person=terminal.is_person, show=terminal.show)
+        with talk.client:
+            lost = ""
+            try:
+                terminal.run(talk)
+            except ProtocolError as error:
+                lost = str(error)
+            finally:
+                is_good = talk.finish(lost)
     return talk.status if is_good else LOST
 
 
@@ -99,13 +87,6 @@ def _server(command: Sequence[str]) -> list[str]:
     if not command:
         return [sys.executable, "-I", "-m", "vmgahp", "-f", "-t", "-M", "3"]
     return [os.path.abspath(command[0]) if "/" in command[0] else command[0], *command[1:]]
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not equals or not name.replace("_", "a").replace(".", "a").isalnum():
-        raise UsageError(f"--set {text}: it is not a setting; write NAME=VALUE.")
-    return f"_CONDOR_{name}", value
 
 
 @contextmanager
@@ -127,9 +108,8 @@ def _working_directory(path: str) -> Iterator[str]:
 
 def job_user(directory: str) -> tuple[int, int]:
     """Find the job's user for a server of root's: the directory's owner, the user of sudo, or nobody."""
-    owner = os.stat(directory)
-    if owner.st_uid:
-        return owner.st_uid, owner.st_gid or owner.st_uid
+    if owner := Identity.of_owner(directory):
+        return owner.uid, owner.gid or owner.uid
     uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
     return (int(uid), int(gid)) if uid.isdigit() and gid.isdigit() and int(uid) and int(gid) else (NOBODY, NOBODY)
 
@@ -137,7 +117,8 @@ def job_user(directory: str) -> tuple[int, int]:
 def _environment(vm_type: str, working_dir: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Make the environment that a starter would give to the server."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("VMGAHP_USER_")}
-    found |= {"VMGAHP_VMTYPE": vm_type, "_CONDOR_VM_TYPE": vm_type, "VMGAHP_WORKING_DIR": working_dir, **settings}
+    found |= {"VMGAHP_VMTYPE": vm_type, "_CONDOR_VM_TYPE": vm_type, "VMGAHP_WORKING_DIR": working_dir}
+    found |= {f"_CONDOR_{name}": value for name, value in settings.items()}
     if os.geteuid() == 0:
         uid, gid = job_user(working_dir)
         found |= {"VMGAHP_USER_UID": str(uid), "VMGAHP_USER_GID": str(gid)}

@@ -21,7 +21,7 @@ from vmgahp.protocol import requests
 from vmgahp.protocol.client import Client, ProtocolError
 from vmgahp.protocol.requests import PREFIX, Kind, Request, RequestState, digits
 from vmgahp.protocol.session import COMMANDS as PROTOCOL
-from vmgahp.protocol.transcript import Writer
+from vmgahp.protocol.transcript import STDERR
 from vmgahp.text import escape, is_private, redact
 
 SENT, RECEIVED, GOOD, BAD, NOTE, PLAIN = "ansicyan", "ansibrightblack", "ansigreen", "ansired", "ansiyellow", ""
@@ -36,57 +36,43 @@ class Command(NamedTuple):
 
     arguments: str
     text: str
-    """The help; `overview` shows its first sentence."""
     operation: str = ""
     """The operation of `lifecycle` that it requests."""
 
 
-# fmt: off
 COMMANDS: dict[str, Command] = {
-    "start": Command("AD [TYPE]  or  job ID [TYPE]", "send a job ad and start a VM from it. AD is a file of lines "
-        "Name = expression, as of condor_q -l or .job.ad; job 12.0 asks condor_q. The working directory becomes the "
-        "console's, secrets are left out, and the VM gets a name of its own, because a START destroys an earlier VM of "
-        "the same name. Files are not copied.", lifecycle.START),
-    "status": Command("[VM]", "show the state of a VM and what it has used. CPUTIME is seconds of all its CPUs, MEMORY "
-        "is KiB. An unknown VM is stopped.", lifecycle.STATUS),
-    "pid": Command("[VM]", "show the process id of a VM's hypervisor. It is 0 without VM_REPORT_PID.",
-        lifecycle.GETPID),
-    "suspend": Command("[VM]", "save a VM's memory to a file and free its memory. Only this server can resume from the "
-        "file.", lifecycle.SUSPEND),
-    "soft-suspend": Command("[VM]", "stop a VM's CPUs and keep its memory in RAM. HTCondor does so where "
-        "VM_SOFT_SUSPEND is true.", lifecycle.SOFT_SUSPEND),
+    "start": Command("AD [TYPE]  or  job ID [TYPE]", "send a job ad and start a VM from it", lifecycle.START),
+    "status": Command("[VM]", "show the state of a VM and what it has used", lifecycle.STATUS),
+    "pid": Command("[VM]", "show the process id of a VM's hypervisor", lifecycle.GETPID),
+    "suspend": Command("[VM]", "save a VM's memory to a file and free its memory", lifecycle.SUSPEND),
+    "soft-suspend": Command("[VM]", "stop a VM's CPUs and keep its memory in RAM", lifecycle.SOFT_SUSPEND),
     "resume": Command("[VM]", "let a VM run again after suspend, soft-suspend or checkpoint", lifecycle.RESUME),
-    "checkpoint": Command("[VM]", "save a VM with all that a restart elsewhere needs. The VM does not run afterwards: "
-        "stop or resume it. The files are in its working directory.", lifecycle.CHECKPOINT),
-    "stop": Command("[VM]", "end a VM: ask its guest to power off, then destroy it. The guest has VM_STOP_TIMEOUT "
-        "seconds to power off.", lifecycle.STOP),
+    "checkpoint": Command("[VM]", "save a VM with all that a restart elsewhere needs", lifecycle.CHECKPOINT),
+    "stop": Command("[VM]", "end a VM: ask its guest to power off, then destroy it", lifecycle.STOP),
     "vms": Command("", "list the VMs that were started here, and the requests without a result"),
-    "wait": Command("[REQUEST]", "wait for the result of a request, or of all. Control-C ends the waiting."),
+    "wait": Command("[REQUEST]", "wait for the result of a request, or of all (Control-C ends the waiting)"),
     "ad": Command("AD [TYPE]  or  job ID [TYPE]", "show what start would send"),
     "log": Command("[LINES]", "show the end of the server's standard error"),
     "help": Command("[COMMAND or ERROR]", "list all commands, or explain one of them or an error word"),
-    "quit": Command("", "destroy all VMs and end. Control-D does the same."),
+    "quit": Command("", "destroy all VMs and end, as Control-D does"),
 }
-# fmt: on
 
 LEGEND = (
-    "A line that begins with a word in upper case goes to the server as it is, CONDOR_VM_STATUS 12 1 for example. VM "
-    "is the number of a VM, and may be left out while there is only one. # and a number is a request."
+    "AD is a file of lines Name = expression, as of condor_q -l or .job.ad; job 12.0 asks condor_q. VM is the number "
+    "of a VM, and may be left out while there is only one. # and a number is a request. A line that begins with a "
+    "word in upper case goes to the server as it is, CONDOR_VM_STATUS 12 1 for example."
 )
 
 
-def overview() -> list[str]:
-    """List the commands."""
-    return [*(f"  {f'{word} {row.arguments}':36}{row.text.split('. ')[0]}" for word, row in COMMANDS.items()), LEGEND]
-
-
-def about_command(topic: str) -> list[str]:
-    """Explain a command or an error word; empty for an unknown one."""
-    word = topic.upper().removeprefix(PREFIX)
-    word = next((each for each, row in COMMANDS.items() if row.operation == word), topic.lower())
-    if row := COMMANDS.get(word):
-        sends = [f"  It sends {PREFIX}{row.operation}."] if row.operation else []
-        return [f"{word} {row.arguments}".rstrip(), f"  {row.text.removesuffix('.')}.", *sends]
+def explain(topic: str = "") -> list[str]:
+    """List the commands, or explain one of them or an error word; empty for an unknown one."""
+    rows = {word: f"  {f'{word} {row.arguments}':36}{row.text}" for word, row in COMMANDS.items()}
+    if not topic:
+        return [*rows.values(), LEGEND]
+    operation = topic.upper().removeprefix(PREFIX)
+    for word, row in COMMANDS.items():
+        if word == topic.lower() or row.operation == operation:
+            return [rows[word], *([f"  It sends {PREFIX}{row.operation}."] if row.operation else [])]
     if meaning := requests.meaning(topic):
         return [requests.short(topic), f"  {meaning}", f"  {requests.fate(topic)}"]
     return [f"{topic} is a command of the protocol, and goes to the server as it is."] if topic in PROTOCOL else []
@@ -159,11 +145,6 @@ FAILED, WRONG_REQUEST = 1, 2
 _LOGGED = r"(?:\b{0}(?: of VM \d+)? (?:failed|refused): |\brefused {0}: |\brefused (?=an unknown command))(.+)"
 """The form in which `vmgahp.protocol.session` logs why a request failed."""
 
-REFUSED = (
-    "an unknown command, a wrong number of words, a request id that is in use or not a positive number, an unknown VM "
-    "type, or a VM id that is not a number"
-)
-
 Show = Callable[[str, str], None]
 
 
@@ -174,9 +155,7 @@ class Conversation:
     the server ends; the start of the server raises OSError.
     """
 
-    def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], *, person: bool, show: Show, writer: Writer
-    ) -> None:
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], *, person: bool, show: Show) -> None:
         self.show = show
         self.status = 0
         """The exit status of the last failure."""
@@ -190,7 +169,6 @@ class Conversation:
         self._working_dir, self._serves = environ["VMGAHP_WORKING_DIR"], environ["VMGAHP_VMTYPE"]
         self._person = person
         """True if a person types: the console does not wait for results, and asks before it destroys VMs."""
-        self._writer = writer
         self._warned = False
         self._starts = count()
         self.client = Client(command, environ, self._working_dir, heard=self._heard)
@@ -224,7 +202,6 @@ class Conversation:
             self.client.kill()
             lost = lost or str(error)
         status = self.client.process.returncode
-        self._writer.exit(status)
         if not status and (self.over or not lost):
             return True
         for _, line in list(self.log)[-LAST_WORDS:]:
@@ -235,9 +212,7 @@ class Conversation:
         return False
 
     def _heard(self, mark: str, line: str) -> None:
-        if mark != "!":
-            self._writer.text(mark, line)
-        elif text := clean_text(redact(line)).rstrip():
+        if mark == STDERR and (text := clean_text(redact(line)).rstrip()):
             self.log.append((monotonic(), text))
 
     def _receive(self, timeout: float) -> None:
@@ -265,8 +240,8 @@ class Conversation:
         self._catch_up()
         if request.state is RequestState.REFUSED:
             why = self._reason(request)
-            said = ", ".join(map(error_in_words, request.words())) or REFUSED
-            self.fail(f"{clean_text(request.command) or 'An empty line'} was refused: {why or said}")
+            why = why or ", ".join(map(error_in_words, request.words())) or requests.meaning(requests.NOTHING)
+            self.fail(f"{clean_text(request.command) or 'An empty line'} was refused: {why}")
         return request.state is not RequestState.REFUSED
 
     def _catch_up(self) -> None:
@@ -437,7 +412,7 @@ class Conversation:
         return number
 
     def _help(self, topic: str = "") -> None:
-        lines = about_command(topic) if topic else overview()
+        lines = explain(topic)
         if not lines:
             self._unknown(f"There is no help about {clean_text(topic)}", topic)
         for line in lines:

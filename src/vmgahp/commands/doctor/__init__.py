@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import groupby
 
 from vmgahp import errors, findings
@@ -54,14 +55,14 @@ WITHOUT_SETTINGS = ("HTCondor", "host name", "settings")
 """The checks of a machine whose settings cannot be read, or that nobody has configured for VMs."""
 
 
+@dataclass
 class Examination:
     """All findings, in order."""
 
-    def __init__(self, vm_type: str, found: list[Finding]) -> None:
-        self.vm_type = vm_type
-        self.findings = found
-        """The findings about the machine."""
-        self.trial: Trial | None = None
+    vm_type: str
+    findings: list[Finding]
+    """The findings about the machine."""
+    trial: Trial | None = None
 
     @property
     def sections(self) -> list[tuple[str, list[Finding]]]:
@@ -124,7 +125,6 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", *, rec
         hint = "see which file system of PATH, HOME or VMGAHP_CONFIG hangs, or who tells accounts (getent passwd root)."
         late = Finding("settings", BAD, settings_check.LOOKED_AT, context.problem, hint)
         return Examination(vm_type or "kvm", [late])
-    assert isinstance(context, Context)
     new = None if vm_type else condor.not_configured(context)
     context.found += [new] if new else []
     is_short = new is not None or context.fault is not None
@@ -136,7 +136,6 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", *, rec
         trial = in_time(f"the job in {job}", lambda: try_out(context, job, context.probe))
         if isinstance(trial, errors.Fault):
             trial = Trial(job, [Finding("dry run", UNKNOWN, f"the job ad in {job}", trial.problem, trial.hint)])
-        assert isinstance(trial, Trial)
         done.trial = trial
     if recover and condor.may_recover(done.findings):
         if trouble := update_ad(environ, "HasVM = True"):

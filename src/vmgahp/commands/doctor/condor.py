@@ -335,9 +335,7 @@ def _ago(when: int | None) -> str:
     if when is None:
         return ""
     minutes = max(0, int(time.time()) - when) // 60
-    if minutes < 120:
-        return f" {minutes} minutes ago"
-    return f" {minutes // 60} hours ago" if minutes < 2880 else f" {minutes // 1440} days ago"
+    return f" {minutes} minutes ago" if minutes < 120 else f" {minutes // 60} hours ago"
 
 
 def _clean(text: str) -> str:
@@ -367,21 +365,21 @@ def failures(context: Context) -> list[Finding]:
     unread, read, success = [], False, 0.0
     for name in _files(path):
         try:
-            lines = list(log_lines(name, LONGEST_TAIL, follow=False))
+            lines = list(log_lines(name, LONGEST_TAIL))
         except FileNotFoundError:
             continue
         except OSError as error:
             unread.append(check.unknown(f"{name} cannot be read: {error.strerror}."))
             continue
         read = True
-        for line in lines:
-            if _FAILURE in line.text:
-                latest, times = seen.get(line.text, (0.0, 0))
-                seen[line.text] = (max(latest, line.time), times + 1)
-            elif line.text.startswith(_SUCCESS):
-                success = max(success, line.time)
-    current = sorted(((when, sentence) for sentence, when in seen.items() if when[0] >= success), reverse=True)
-    found = unread[:SHOWN] + [_finding(check, sentence, *when) for when, sentence in current[:SHOWN]]
+        for when, text in lines:
+            if _FAILURE in text:
+                latest, times = seen.get(text, (0.0, 0))
+                seen[text] = (max(latest, when), times + 1)
+            elif text.startswith(_SUCCESS):
+                success = max(success, when)
+    current = sorted(((last, sentence) for sentence, last in seen.items() if last[0] >= success), reverse=True)
+    found = unread[:SHOWN] + [_finding(check, sentence, *last) for last, sentence in current[:SHOWN]]
     nothing = "no failure is in it since a VM last started" if success else "no failure is in it"
     return found or [check.ok(nothing if read else "there is none yet")]
 

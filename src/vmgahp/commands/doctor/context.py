@@ -5,7 +5,7 @@ import pwd
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 from vmgahp import config, errors
 from vmgahp.commands.arguments import for_root
@@ -22,17 +22,12 @@ MORE_SETTINGS = (
 )
 """The settings of HTCondor that only the doctor reads."""
 
-SETTINGS_FILES = (".config/vmgahp/vmgahp.conf", "/etc/vmgahp.conf")
-"""The paths of the settings on a machine without HTCondor (`vmgahp.config.sources.read`)."""
-
 NOBODY = 65534
 
 AS_ROOT = f"run {for_root('doctor')} as root."
 
 LOOK_DEADLINE = 25.0
 """The deadline in seconds for one check; each program that it runs has a shorter one, but a file system has none."""
-
-_NO_SHELL_NEEDED = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin"
 
 
 class User(NamedTuple):
@@ -67,6 +62,8 @@ class Check(NamedTuple):
         return self.unknown(seen, AS_ROOT)._replace(because="root")
 
 
+Result = TypeVar("Result")
+
 Body = Callable[["Context"], Finding | list[Finding] | None]
 
 
@@ -75,12 +72,12 @@ def look(name: str, body: Body, context: "Context") -> list[Finding]:
     outcome = in_time(name, lambda: body(context))
     if isinstance(outcome, errors.Fault):
         return [Check(name, row_of(name).section).unknown(outcome.problem, outcome.hint)]
-    return outcome if isinstance(outcome, list) else [outcome] if isinstance(outcome, Finding) else []
+    return [outcome] if isinstance(outcome, Finding) else outcome or []
 
 
-def in_time(name: str, work: Callable[[], object], seconds: float | None = None) -> object:
+def in_time(name: str, work: Callable[[], Result], seconds: float | None = None) -> Result | errors.Fault:
     """Run `work` and return its result, or the fault that it raised, or `findings.Late`."""
-    return side_by_side({name: work}, monotonic() + (seconds or LOOK_DEADLINE))[name]
+    return cast("Result", side_by_side({name: work}, monotonic() + (seconds or LOOK_DEADLINE))[name])
 
 
 def complaint(said: Finished) -> str:
@@ -133,10 +130,7 @@ class Context:
     @property
     def own_settings(self) -> bool:
         """True if a file of our own has the settings, for use without HTCondor."""
-        if self.environ.get("VMGAHP_CONFIG"):
-            return True
-        home = self.environ.get("HOME", "/")
-        return not self.tool and any(os.path.exists(os.path.join(home, name)) for name in SETTINGS_FILES)
+        return bool(self.environ.get("VMGAHP_CONFIG") or (not self.tool and sources.own_file(self.environ)))
 
     @property
     def blind(self) -> bool:
@@ -220,7 +214,7 @@ def ask(
         return run(
             command,
             deadline=seconds,
-            environ={"PATH": _NO_SHELL_NEEDED} if environ is None else environ,
+            environ=environ,
             user=Identity(who.uid, who.gid) if who is not None else None,
             groups=who.groups if who is not None else None,
         )

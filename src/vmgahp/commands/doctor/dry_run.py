@@ -2,6 +2,7 @@
 
 import os
 import pwd
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vmgahp import errors
@@ -98,12 +99,9 @@ def _user(context: Context, ad: JobAd) -> tuple[Identity, str]:
             continue
         if entry.pw_uid:
             return Identity(entry.pw_uid, entry.pw_gid), f"its owner {entry.pw_name}"
-    try:
-        found = os.stat(ad.working_dir())
-    except (OSError, errors.Fault):
-        found = None
-    if found is not None and found.st_uid:
-        return Identity(found.st_uid, found.st_gid or found.st_uid), f"user id {found.st_uid}, its directory's"
+    with suppress(errors.Fault):
+        if owner := Identity.of_owner(ad.working_dir()):
+            return Identity(owner.uid, owner.gid or owner.uid), f"user id {owner.uid}, its directory's"
     return Identity(NOBODY, NOBODY), "nobody, for its owner has no account here"
 
 

@@ -5,6 +5,8 @@ docs/how-to/images.md is for administrators. Everything runs with the rights of 
 """
 
 import argparse
+import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -16,6 +18,10 @@ from vmgahp.text import escape
 GOOD, WRONG = 0, 1
 """The exit statuses."""
 
+SUITES = {"debian-12": "bookworm", "debian-13": "trixie"}
+"""The releases of which an image can be built."""
+LEAST, MOST = 2 << 30, 1 << 44
+"""The limits for the size of the disk of an image, in bytes."""
 
 _LISTED = {
     "catalog": "its file",
@@ -56,9 +62,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     add = made.add_argument
     add("name", metavar="NAME", help="what jobs say: catalog:NAME")
-    add("source", metavar="SOURCE", help="a file, a URL (file, http, https), or a release such as debian-12")
-    for option in ("--sha256", "--sha512"):
-        add(option, default="", metavar="DIGEST", help="what it must have")
+    add("source", metavar="SOURCE", help="a file, a URL (http, https), or a release such as debian-12")
+    either = made.add_mutually_exclusive_group()
+    for name, digits in (("sha256", 64), ("sha512", 128)):
+        digest = _form(f"[0-9a-fA-F]{{{digits}}}", f"{name}: that has {digits} hexadecimal digits")
+        either.add_argument(f"--{name}", type=digest, metavar="DIGEST", help="what it must have")
     add("--signature", default="", metavar="FILE", help="of the image, a file or URL, for gpgv")
     add("--key", default="", metavar="FILE", help="the keys that may have made the signature")
     add("--format", default="", help="where name and content do not say it")
@@ -77,15 +85,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add_json(made)
     statuses = {0: "All are as they were.", 1: "One is not, or it cannot be told."}
     tell(made, statuses=statuses, keys={"catalog": "its file", **FINDINGS})
-    add = action(
+    action(
         "update",
         "bring the newest version of a release, under a new name",
         "Fetch the newest version of a cloud image, and put it into the catalog beside the one that there "
         "is, under its name with the date.",
         ("vmgahp image update debian-12", "debian-12-DATE comes beside debian-12"),
-    ).add_argument
-    add("name", metavar="NAME", help="the image that there is")
-    add("--source", default="", metavar="RELEASE", help="default: by the name, or by where it came from")
+    ).add_argument("name", metavar="NAME", help="the image that there is")
     action(
         "remove",
         "take an image out of the catalog that nothing uses",
@@ -101,18 +107,51 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "namespaces (uidmap, and a line of /etc/subuid).",
         ("vmgahp image build debian-12 --packages python3-numpy", "debian-12.qcow2, here"),
     ).add_argument
-    add("name", metavar="NAME", help="debian-12 or debian-13; any other name together with --suite")
+    add("name", metavar="NAME", choices=tuple(SUITES), help="debian-12 or debian-13")
     add("-o", "--output", default="", metavar="FILE", help="the image (default: NAME.qcow2, here)")
-    add("--suite", default="", help="Debian's name of the release, such as bookworm")
-    add("--mirror", default="", metavar="URL", help="the archive of the packages (default: Debian's own)")
-    add("--size", default="3G", metavar="SIZE", help="of the disk as the guest sees it (default: 3G)")
-    add("--packages", default="", metavar="A,B", help="Debian packages more")
+    mirror = _form(r"(https?|file|copy)://?\S+", "URL; http://mirror.example.org/debian is one")
+    add("--mirror", type=mirror, metavar="URL", help="the archive of the packages (default: Debian's own)")
+    add("--size", type=_size, default="3G", help="of the disk as the guest sees it (default: 3G)")
+    add("--packages", type=_packages, default=[], metavar="A,B", help="Debian packages more")
     text = "put a file into the image, with its mode"
-    add("--copy", action="append", default=[], metavar="FILE:PATH", help=text)
+    add("--copy", type=_copy, action="append", default=[], metavar="FILE:PATH", help=text)
     text = "run it by the image's shell, as root, at last"
     add("--run", dest="commands", action="append", default=[], metavar="COMMAND", help=text)
     add("--force", action="store_true", help="replace an image that is there")
     command.set_defaults(run=run)
+
+
+def _form(pattern: str, what: str) -> Callable[[str], str]:
+    """Make a parser of words of one form."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text, re.ASCII):
+            raise argparse.ArgumentTypeError(f"{text} is no {what}")
+        return text
+
+    return parse
+
+
+def _packages(text: str) -> list[str]:
+    name = _form("[a-z0-9][a-z0-9+.-]*", "name of a Debian package")
+    return [name(word) for word in text.replace(",", " ").split()]
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,6})([MGT])", text.upper(), re.ASCII)
+    size = int(found[1]) << {"M": 20, "G": 30, "T": 40}[found[2]] if found else 0
+    if not LEAST <= size <= MOST:
+        raise argparse.ArgumentTypeError(f"{text} is no size from {LEAST >> 30}G to {MOST >> 40}T; 3G is one")
+    return size
+
+
+def _copy(text: str) -> tuple[str, str]:
+    source, _, path = text.rpartition(":")
+    if not source or not path.startswith("/") or ".." in path.split("/") or path.endswith("/"):
+        raise argparse.ArgumentTypeError(f"{text} is not FILE:PATH, where PATH is a file in the image, from / on")
+    if not os.path.isfile(source):
+        raise argparse.ArgumentTypeError(f"{source} is not a file")
+    return source, os.path.normpath(path).lstrip("/")
 
 
 def run(options: argparse.Namespace) -> int:

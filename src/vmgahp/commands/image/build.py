@@ -8,7 +8,6 @@ file: nothing is mounted, and no device is used.
 import argparse
 import io
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -17,15 +16,12 @@ import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from vmgahp.commands.arguments import NotDone
-from vmgahp.commands.image import say
+from vmgahp.commands.image import SUITES, say
 from vmgahp.host import trust
 from vmgahp.host.run import INTERRUPTING, SAFE_PATH, plain_environment, run, which
 from vmgahp.images import qemu_img
-
-SUITES = {"debian-12": "bookworm", "debian-13": "trixie"}
 
 PACKAGES = (
     *("linux-image-cloud-amd64", "initramfs-tools", "zstd", "systemd-sysv", "systemd-resolved", "udev", "dbus", "kmod"),
@@ -54,8 +50,6 @@ FILES = {
 INSTALL, PACK, SHORT = 3600.0, 900.0, 120.0
 """The deadlines in seconds: for installing the packages, for making a file system, for other programs."""
 
-LEAST, MOST = 2 << 30, 1 << 44
-"""The limits for the size of the disk, in bytes."""
 _SECTOR = 512
 _BIOS, _ESP, _ROOT = 2048, 4096, 36864
 """The first sectors of the partitions: GRUB for the BIOS, that of UEFI, and the file system."""
@@ -89,95 +83,42 @@ exec mke2fs -q -F -t ext4 -U "$1" -L vmgahp-root -E "offset=$2,lazy_itable_init=
 """
 
 
-class Recipe(NamedTuple):
-    """The definition of the image to make."""
-
-    suite: str
-    output: str
-    size: int
-    """The size of the disk in bytes."""
-    mirror: str
-    packages: tuple[str, ...]
-    copies: tuple[tuple[str, str], ...]
-    """The files to copy, each with its path in the image."""
-    commands: tuple[str, ...]
-    force: bool
-
-
-def recipe(options: argparse.Namespace) -> Recipe:
-    """Make the recipe that the command line describes. Raises `NotDone`."""
-    suite, output = options.suite or SUITES.get(options.name, ""), options.output or f"{options.name}.qcow2"
-    packages = tuple(name for name in re.split(r"[,\s]+", options.packages) if name)
-    if not suite:
-        raise NotDone(f"{options.name} is none of {', '.join(SUITES)}: say which release it is by --suite.")
-    if not re.fullmatch(r"[a-z][a-z0-9-]{0,63}", suite, re.ASCII):
-        raise NotDone(f"--suite {suite} is no name of a release; bookworm is one.")
-    if options.mirror and not re.fullmatch(r"(https?|file|copy)://?[^\s]+", options.mirror):
-        raise NotDone(f"--mirror {options.mirror} is no URL; http://mirror.example.org/debian is one.")
-    if wrong := [name for name in packages if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]*", name, re.ASCII)]:
-        raise NotDone(f"--packages: {wrong[0]} is no name of a Debian package.")
-    if not options.output and "/" in options.name:
-        raise NotDone(f"{options.name} is no name of an image; say which file by -o.")
+def build(options: argparse.Namespace) -> bool:
+    """Build the image, and put it in place atomically. Raises `NotDone`, OSError."""
+    output = os.path.abspath(options.output or f"{options.name}.qcow2")
     if os.path.lexists(output) and not options.force:
         raise NotDone(f"{output} is there already; give --force, or another file by -o.")
-    size, copies, output = _size(options.size), tuple(map(_copy, options.copy)), os.path.abspath(output)
-    return Recipe(suite, output, size, options.mirror, packages, copies, tuple(options.commands), options.force)
-
-
-def _size(text: str) -> int:
-    found = re.fullmatch(r"([0-9]{1,6})([MGT])", text.upper(), re.ASCII)
-    size = int(found[1]) << {"M": 20, "G": 30, "T": 40}[found[2]] if found else 0
-    if not LEAST <= size <= MOST:
-        raise NotDone(f"--size {text} is no size from {LEAST >> 30}G to {MOST >> 40}T; 3G is one.")
-    return size
-
-
-def _copy(text: str) -> tuple[str, str]:
-    source, _, path = text.rpartition(":")
-    if not source or not path.startswith("/") or ".." in path.split("/") or path.endswith("/"):
-        raise NotDone(f"--copy {text} is not FILE:PATH, where PATH is that of a file in the image, from / on.")
-    if not os.path.isfile(source):
-        raise NotDone(f"--copy {text}: {source} is not a file.")
-    return source, os.path.normpath(path).lstrip("/")
-
-
-def build(options: argparse.Namespace) -> bool:
-    """Build the image, and put it in place atomically. Raises `NotDone`."""
-    image = recipe(options)
-    above = os.path.dirname(image.output)
-    try:
-        if os.geteuid() == 0 and (trouble := trust.trouble_with_directory(above)):
-            where = f"{image.output} is reached by {trouble}"
-            raise NotDone(f"{where}: what root writes there could be led elsewhere. Say another place by -o.")
-        _require_programs()
-        directory = tempfile.mkdtemp(dir=above, prefix=".vmgahp-image-")
-    except OSError as error:
-        raise NotDone(f"{above} cannot be written to ({error.strerror}).") from error
+    above = os.path.dirname(output)
+    if os.geteuid() == 0 and (trouble := trust.trouble_with_directory(above)):
+        where = f"{output} is reached by {trouble}"
+        raise NotDone(f"{where}: what root writes there could be led elsewhere. Say another place by -o.")
+    _require_programs()
+    directory = tempfile.mkdtemp(dir=above, prefix=".vmgahp-image-")
     directories = [directory]
     try:
         # For mmdebstrap, which without root enters it as another user than the caller.
         directories.append(tempfile.mkdtemp(prefix="vmgahp-image-"))
         os.chmod(directories[1], 0o711)  # noqa: S103 - it may pass through, but not list it
-        _Build(image, directory, directories[1]).make()
+        _Build(options, directory, directories[1]).make()
         finished = os.path.join(directory, "image.qcow2")
         os.chmod(finished, 0o644)
         with open(finished, "rb") as file:
             os.fsync(file.fileno())
-        if image.force:
-            os.replace(finished, image.output)
+        if options.force:
+            os.replace(finished, output)
         else:
-            os.link(finished, image.output)
+            os.link(finished, output)
     except FileExistsError as error:
-        raise NotDone(f"{image.output} came to be there meanwhile; it stays as it is.") from error
+        raise NotDone(f"{output} came to be there meanwhile; it stays as it is.") from error
     except OSError as error:
-        raise NotDone(f"{error.filename or image.output}: {error.strerror}.") from error
+        raise NotDone(f"{error.filename or output}: {error.strerror}.") from error
     finally:
         # These are gigabytes: an interrupt must wait until the clean-up after a failure has finished.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
         for made in directories:
             _discard(made)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    say(f"{image.output} is made")
+    say(f"{output} is made")
     return True
 
 
@@ -205,13 +146,13 @@ def _discard(directory: str) -> None:
 class _Build:
     """One image in the making, with a directory of its own, and one for mmdebstrap."""
 
-    def __init__(self, image: Recipe, directory: str, temporary: str) -> None:
-        self.image, self.directory, self.temporary = image, directory, temporary
+    def __init__(self, options: argparse.Namespace, directory: str, temporary: str) -> None:
+        self.image, self.directory, self.temporary = options, directory, temporary
         self.root = str(uuid.uuid4())
         """The UUID of the guest's file system."""
 
     def make(self) -> None:
-        say(f"installing Debian's packages ({self.image.suite}), which takes minutes")
+        say(f"installing Debian's packages ({SUITES[self.image.name]}), which takes minutes")
         self._install()
         say("making the disk")
         self._partitions()
@@ -228,10 +169,7 @@ class _Build:
 
     def _run(self, words: Sequence[str], seconds: float, stdin: bytes = b"") -> None:
         environ = plain_environment() | _proxies() | {"TMPDIR": self.temporary}
-        try:
-            done = run(words, deadline=seconds, stdin=stdin, environ=environ, umask=0o022, directory=self.directory)
-        except OSError as error:
-            raise NotDone(f"{error.filename} cannot be run ({error.strerror}).") from error
+        done = run(words, deadline=seconds, stdin=stdin, environ=environ, umask=0o022, directory=self.directory)
         if done.status is None:
             raise NotDone(f"{words[0]} had not ended after {seconds:g} s.")
         if done.status != 0:
@@ -249,7 +187,7 @@ class _Build:
             # mmdebstrap passes the text of a hook to a shell, with the path of the tree as the argument.
             run_it = f'exec chroot "$1" /usr/bin/env PATH={SAFE_PATH} /bin/sh -c {shlex.quote(command)}'
             words.append(f"--customize-hook={run_it}")
-        words += [self.image.suite, "root.tar", *([self.image.mirror] if self.image.mirror else [])]
+        words += [SUITES[self.image.name], "root.tar", *([self.image.mirror] if self.image.mirror else [])]
         if os.geteuid() == 0:
             # Its mounts vanish with its processes, however they end.
             words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *words]
@@ -271,7 +209,7 @@ class _Build:
                 about = tarfile.TarInfo(name)
                 about.type, about.linkname = tarfile.SYMTYPE, target
                 archive.addfile(about)
-            for source, name in self.image.copies:
+            for source, name in self.image.copy:
                 with open(source, "rb") as file:
                     about = archive.gettarinfo(arcname=name, fileobj=file)
                     about.uid = about.gid = 0

@@ -56,30 +56,10 @@ def is_url(source: str) -> bool:
     return source.startswith(("http://", "https://"))
 
 
-def as_file(source: str) -> str:
-    """Convert a ``file:`` URL to a path; other sources are unchanged. Raises `NotDone` for an unknown scheme."""
-    if source.startswith("file://"):
-        parts = urlsplit(source)
-        if parts.netloc not in ("", "localhost"):
-            raise NotDone(f"{source} is on another machine.")
-        return urllib.request.url2pathname(parts.path)
-    if not is_url(source) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source):
-        raise NotDone(f"{source} is not fetched: a file, file:, http: and https: are.")
-    return source
-
-
-def digest(algorithm: str, text: str) -> str:
-    """Parse a digest as typed by a user. Raises `NotDone`."""
-    found = text.strip().lower()
-    if len(found) != _LENGTHS[algorithm] or not re.fullmatch(r"[0-9a-f]*", found, re.ASCII):
-        raise NotDone(f"{text[:140]} is no {algorithm}: that has {_LENGTHS[algorithm]} hexadecimal digits.")
-    return found
-
-
 def small(source: str) -> bytes:
     """Read a small file, or a URL. Raises `NotDone`."""
     content = bytearray()
-    with _opened(as_file(source)) as (file, _):
+    with _opened(source) as (file, _):
         _copied(file, source, content.extend, SMALL)
     return bytes(content)
 
@@ -90,7 +70,7 @@ def bring(source: str, to: IO[bytes], proof: Voucher, say: Callable[[str], None]
     The digests cover everything; blocks of zeros become holes in the file.
     """
     sums = {"sha256": hashlib.sha256(), "sha512": hashlib.sha512()}
-    with _opened(as_file(source)) as (file, length):
+    with _opened(source) as (file, length):
         room = os.fstatvfs(to.fileno())
         free = max(0, room.f_bavail * room.f_frsize - _RESERVE)
         if length > free and is_url(source):

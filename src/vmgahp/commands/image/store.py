@@ -16,7 +16,6 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from vmgahp import config, errors
@@ -41,16 +40,15 @@ from vmgahp.images.formats import backing_chain
 from vmgahp.text import redact
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_LINES = r"(?:(?:[ \t]*(?:#.*)?\n)*[ \t]*[^\s#\[].*\n?)*"
+"""The lines of a table, without the comments after the last one, which belong to the next table."""
 
 
 @contextmanager
 def locked_catalog(path: str) -> Iterator[None]:
-    """Hold an exclusive lock on the catalog, so that no other process rewrites it. Raises `NotDone`."""
-    try:
-        # A file that no other user can open: whoever can read the directory could hold a lock on it for ever.
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise NotDone(f"{path}.lock: {error.strerror}.") from error
+    """Hold an exclusive lock on the catalog, so that no other process rewrites it. Raises OSError."""
+    # A file that no other user can open: whoever can read the directory could hold a lock on it for ever.
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -80,18 +78,11 @@ def add_table(path: str, name: str, table: Mapping[str, str | int]) -> None:
 def remove_table(path: str, name: str) -> None:
     """Remove an image; comments before and after its lines stay. Raises `NotDone`."""
     text = _text(path)
-    lines = text.splitlines(keepends=True)
-    heads = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
-    for begin, end in pairwise([*heads, len(lines)]):
-        with suppress(tomllib.TOMLDecodeError):
-            if name in dict(catalog.tables(tomllib.loads(lines[begin]))):
-                # Comments after the last other line belong to the next table.
-                while end > begin + 1 and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
-                    end -= 1
-                new = "".join([*lines[:begin], *lines[end:]]).lstrip("\n")
-                break
-    else:
+    head = rf"^[ \t]*\[[ \t]*[\"']?{re.escape(name)}[\"']?[ \t]*\].*\n?"
+    new, found = re.subn(f"{head}{_LINES}", "", text, count=1, flags=re.MULTILINE)
+    if not found:
         raise NotDone(f"{path} has no line [{name}]; take that image out by hand.")
+    new = new.lstrip("\n")
     _require(path, new, {key: table for key, table in _entries(path, text).items() if key != name})
     _write(path, new)
 
@@ -126,12 +117,9 @@ def _require(path: str, new: str, wanted: Mapping[str, object]) -> None:
 def _write(path: str, text: str) -> None:
     """Replace the file with the mode and the owner that it had."""
     path = os.path.realpath(path)
-    try:
-        old = os.stat(path) if os.path.exists(path) else None
-        kept = (stat.S_IMODE(old.st_mode), (old.st_uid, old.st_gid)) if old else (0o644,)
-        write_anew(path, text.encode(), *kept)
-    except OSError as error:
-        raise NotDone(f"{path} cannot be written ({error.strerror}).") from error
+    old = os.stat(path) if os.path.exists(path) else None
+    kept = (stat.S_IMODE(old.st_mode), (old.st_uid, old.st_gid)) if old else (0o644,)
+    write_anew(path, text.encode(), *kept)
 
 
 def _string(text: str) -> str:
@@ -221,14 +209,11 @@ def settings_and_catalog() -> tuple[config.Settings, Catalog]:
 
 
 def _require_directory(path: str) -> None:
-    """Make sure that only root can write to the directory of the catalog. Raises `NotDone`."""
+    """Make sure that only root can write to the directory of the catalog. Raises `NotDone`, OSError."""
     directory = os.path.dirname(path)
-    try:
-        trouble = trouble_with_directory(directory)
-        if not trouble and os.stat(directory).st_mode & stat.S_IWOTH:
-            trouble = f"{directory}, to which others may write"
-    except OSError as error:
-        raise NotDone(f"{directory} cannot be used: {error.strerror}.") from error
+    trouble = trouble_with_directory(directory)
+    if not trouble and os.stat(directory).st_mode & stat.S_IWOTH:
+        trouble = f"{directory}, to which others may write"
     if trouble:
         raise NotDone(f"{catalog.SETTING} = {path} is reached by {trouble}; only root may put an image there.")
 
@@ -257,7 +242,7 @@ def _advertise(settings: Settings) -> None:
 
 def _described(options: argparse.Namespace, found: Catalog) -> _New:
     known = known_releases(os.path.dirname(found.path))
-    source = fetch.as_file(options.source)
+    source = options.source
     release = known.get(source)
     if release is not None and not os.path.exists(source):
         if _proof(options) != Voucher() or options.format:
@@ -275,7 +260,7 @@ def _described(options: argparse.Namespace, found: Catalog) -> _New:
             f"Those of {', '.join(known)} are known."
         )
     if not fetch.is_url(source) and not os.path.exists(source):
-        raise NotDone(f"{source} is neither a file nor one of the releases {', '.join(known)}.")
+        raise NotDone(f"{source} is neither a file, nor a URL of http or https, nor one of {', '.join(known)}.")
     source = source if fetch.is_url(source) else os.path.abspath(source)
     return _New(options.name, source, proof, options.format, options.description, options.min_memory)
 
@@ -287,12 +272,8 @@ def _of_release(name: str, release: Release) -> _New:
 def _proof(options: argparse.Namespace) -> Voucher:
     if bool(options.signature) != bool(options.key):
         raise NotDone("--signature and --key go together: who signed it, and which keys may have.")
-    if options.sha256 and options.sha512:
-        raise NotDone("--sha256 and --sha512 do not go together: give one of them.")
-    for algorithm in ("sha512", "sha256"):
-        if text := getattr(options, algorithm):
-            return Voucher(algorithm, fetch.digest(algorithm, text), options.signature, options.key)
-    return Voucher(signature=options.signature, key=options.key)
+    digests = [(name, text.lower()) for name in ("sha256", "sha512") if (text := getattr(options, name))]
+    return Voucher(*(digests or [("", "")])[0], options.signature, options.key)
 
 
 def update(options: argparse.Namespace) -> bool:
@@ -304,16 +285,11 @@ def update(options: argparse.Namespace) -> bool:
     family = _VERSION.sub("", options.name)
     versions = [each for name, each in found.entries.items() if _VERSION.sub("", name) == family]
     known = known_releases(os.path.dirname(found.path))
-    source = options.source or family
-    if source not in known:
-        came_from = dict(entry.provenance).get("source", "")
-        source = options.source or next((name for name, each in known.items() if each.image == came_from), "")
-        if source not in known:
-            raise NotDone(
-                f"{options.name} came from {came_from or 'where nobody wrote down'}: say by --source which of "
-                f"{', '.join(known)} it is, or add the new version under a name of its own."
-            )
-    new = _of_release(f"{family}-{time.strftime('%Y%m%d')}", known[source])
+    came_from = dict(entry.provenance).get("source", "")
+    release = known.get(family) or next((each for each in known.values() if each.image == came_from), None)
+    if release is None:
+        raise NotDone(f"{options.name} is none of {', '.join(known)}: add the new version under a name of its own.")
+    new = _of_release(f"{family}-{time.strftime('%Y%m%d')}", release)
     for each in versions:
         if dict(each.provenance).get(new.proof.algorithm) == new.proof.digest:
             say(f"{each.name} is the newest version; there is none beyond it")
@@ -343,11 +319,7 @@ def _bring_in(path: str, new: _New) -> None:
     """Fetch an image, check it, put it beside the catalog and then into it; after a failure remove everything."""
     _require_directory(path)
     directory = os.path.dirname(path)
-    try:
-        unfinished = tempfile.NamedTemporaryFile(dir=directory, prefix=".unfinished-")  # noqa: SIM115 - entered below
-    except OSError as error:
-        raise NotDone(f"{directory} cannot be written to ({error.strerror}).") from error
-    with unfinished as file:  # a good image has another link at the end
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".unfinished-") as file:  # a good image gets another link
         digests = fetch.bring(new.source, file, new.proof, say)
         said = _format(new, file.name)
         os.fchmod(file.fileno(), 0o644)
@@ -361,8 +333,6 @@ def _bring_in(path: str, new: _New) -> None:
             except FileExistsError as error:
                 why = "is there already, and is left as it is; use another name, or move it away."
                 raise NotDone(f"{target} {why}") from error
-            except OSError as error:
-                raise NotDone(f"{target} cannot be made ({error.strerror}).") from error
             try:
                 sync_directory(directory)
                 add_table(path, new.name, _table(new, said, target, digests))
@@ -435,11 +405,8 @@ def remove(options: argparse.Namespace) -> bool:
     # A job that had found it in the catalog may have started meanwhile.
     if used := users_of(settings, found, entry):
         raise NotDone(f"{entry.path} stays, for it is used now: {used[0]}. Remove it when that is over.")
-    try:
-        os.unlink(entry.path)
-        sync_directory(os.path.dirname(entry.path))
-    except OSError as error:
-        raise NotDone(f"{entry.path} cannot be removed ({error.strerror}).") from error
+    os.unlink(entry.path)
+    sync_directory(os.path.dirname(entry.path))
     say(f"{entry.path} is removed")
     return True
 

@@ -12,22 +12,18 @@ from functools import cached_property
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
-from vmgahp.commands import files
 from vmgahp.commands.arguments import NotDone, tell
 from vmgahp.commands.files import open_regular, write_anew
-from vmgahp.commands.metrics_lines import MOST_DEVICES, Event, Sample, Traffic, read_line
+from vmgahp.commands.metrics_lines import MOST_DEVICES, Event, Sample, Traffic, rates, read_line
 from vmgahp.job.exit_code import EXIT_FILE
 from vmgahp.metrics.file import LONGEST_LINE, MOST_LINES, NAME, parse
 from vmgahp.text import escape
 
 LARGEST_FILE = 32 << 20
 """The maximum number of bytes that are read, twice the default size limit of vm_metrics.jsonl."""
-MOST_EVENTS = 5_000
+MOST_EVENTS = 2_000
 MOST_POINTS = 1200
 """The maximum number of samples that are drawn; more are thinned out, which loses peaks but not totals."""
-LARGEST_LOG, MOST_LOG_LINES = 16 << 20, 1000
-MARGIN = 30.0
-"""Seconds before the first and after the last line of the metrics that still belong to the VM."""
 
 BUSY, AWAY = "Busy", ""
 """The states of the picture for an operation under way, and for no VM."""
@@ -93,21 +89,18 @@ class Story:
     def rates(self) -> dict[str, list[Rate]]:
         """Return the usage between each two samples, by name; memory and bytes a second in bytes, CPU in per cent."""
         found: dict[str, list[Rate]] = {}
-        drawn = _thinned(self.samples)
+        drawn = self.samples[:: len(self.samples) // MOST_POINTS + 1]
         pauses = sorted(now.time - then.time for then, now in pairwise(drawn))
         # Samples taken at events make for short pauses, so the usual pause is above the median.
         longest = GAP * max(pauses[(len(pauses) - 1) * 3 // 4], 1.0) if pauses else 0.0
         breaks = [event.time for event in self.events if event.name in BREAKS and not event.error]
         for then, now in pairwise(drawn):
-            seconds = now.time - then.time
-            if not 0 < seconds <= longest or bisect_right(breaks, then.time) < bisect_right(breaks, now.time):
+            if not 0 < now.time - then.time <= longest or bisect_right(breaks, then.time) < bisect_right(
+                breaks, now.time
+            ):
                 continue
-            used = max(0.0, now.cpu_seconds - then.cpu_seconds)
-            moved = (*_grown(then.disks, now.disks), *_grown(then.nics, now.nics))
-            values = {"cpu": 100 * used / seconds / now.vcpus}
-            values |= {"memory": then.memory_kib * 1024, "rss": then.rss_kib * 1024}
-            values |= zip(("read", "written", "received", "sent"), (each / seconds for each in moved), strict=True)
-            for name, value in values.items():
+            memory = {"memory": then.memory_kib * 1024, "rss": then.rss_kib * 1024}
+            for name, value in (rates(then, now) | memory).items():
                 found.setdefault(name, []).append(Rate(then.time, now.time, value))
         return found
 
@@ -139,7 +132,7 @@ class Story:
 
 
 def read_story(place: str) -> Story:
-    """Read a file, or the one in a directory. Raises `NotDone`."""
+    """Read a file, or the one in a directory. Raises `NotDone`, OSError."""
     path = os.path.join(place, NAME) if os.path.isdir(place) else place
     try:
         with open_regular(path) as file:
@@ -148,8 +141,6 @@ def read_story(place: str) -> Story:
         raise NotDone(
             f"There is no {path}. A job brings its {NAME} home from machines with VM_METRICS_INTERVAL above 0."
         ) from None
-    except OSError as error:
-        raise NotDone(f"{path} cannot be read: {error.strerror}.") from error
     if not (story.samples or story.events):
         raise NotDone(f"{path} has no line of a VM's metrics in it. Name the directory or the {NAME} of a job.")
     _read_ending(os.path.join(os.path.dirname(path), EXIT_FILE), story)
@@ -178,24 +169,6 @@ def read_from(file: BinaryIO) -> Story:
     return story
 
 
-def log_lines(path: str, story: Story) -> list[tuple[float, str]]:
-    """Return time and text of the lines of a daemon's log that are about the VM. Raises `NotDone`.
-
-    All servers of a machine share a log; the process id of ours is in the metrics' start.
-    """
-    pids = {str(event.pid) for event in story.events if event.pid}
-    begin, end = story.begin - MARGIN, story.end + MARGIN
-    try:
-        found = [
-            (line.time, line.text)
-            for line in files.log_lines(path, LARGEST_LOG)
-            if begin <= line.time <= end and (line.pid in pids or (story.vm_name and story.vm_name in line.text))
-        ]
-    except OSError as error:
-        raise NotDone(f"{path} cannot be read: {error.strerror}. Only administrators may read the log.") from error
-    return found[:MOST_LOG_LINES]
-
-
 def _read_ending(path: str, story: Story) -> None:
     try:
         with open_regular(path, follow=False) as file:
@@ -207,21 +180,6 @@ def _read_ending(path: str, story: Story) -> None:
     story.exit_code = str(code) if type(code) is int and 0 <= code <= 255 else ""
 
 
-def _thinned(samples: list[Sample]) -> list[Sample]:
-    """Keep the first sample, and the last one of each of `MOST_POINTS` intervals."""
-    if len(samples) <= MOST_POINTS:
-        return samples
-    first = samples[0].time
-    width = (samples[-1].time - first) / MOST_POINTS or 1.0
-    return [samples[0], *{int((sample.time - first) / width): sample for sample in samples}.values()]
-
-
-def _grown(then: Traffic, now: Traffic) -> tuple[float, float]:
-    """Sum up the traffic of all devices between two samples; a new device counts from now on."""
-    both = [(then[name], now[name]) for name in now if name in then]
-    return sum(max(0.0, b[0] - a[0]) for a, b in both), sum(max(0.0, b[1] - a[1]) for a, b in both)
-
-
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vmgahp report``."""
     command.description = (
@@ -231,11 +189,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     text = "the directory with vm_metrics.jsonl, or that file (default: here)"
     add("place", nargs="?", default=".", metavar="DIR", help=text)
-    text = "the daemon's log (VM_GAHP_LOG), whose lines about the VM are put beside the events; may be given again"
-    add("--log", action="append", default=[], metavar="FILE", help=text)
     text = "where to (default: report.html here; - for standard output)"
     add("-o", "--output", default="report.html", metavar="FILE", help=text)
-    command.set_defaults(run=lambda options: run(options.place, options.log, options.output))
+    command.set_defaults(run=lambda options: run(options.place, options.output))
     tell(
         command,
         examples=[("vmgahp report", "report.html, of the vm_metrics.jsonl that is here")],
@@ -243,18 +199,14 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run(place: str, logs: list[str], output: str) -> int:
+def run(place: str, output: str) -> int:
     """Make the report and return the exit status."""
     from vmgahp.commands.report import page  # late: completions and man pages are made without lxml
 
-    story = read_story(place)
-    made = page.render(story, [line for log in logs for line in log_lines(log, story)])
+    made = page.render(read_story(place))
     if output == "-":
         sys.stdout.buffer.write(made)
         return 0
-    try:
-        write_anew(output, made)
-    except OSError as error:
-        raise NotDone(f"{output} cannot be written: {error.strerror}.") from error
+    write_anew(output, made)
     sys.stdout.write(output + "\n")
     return 0

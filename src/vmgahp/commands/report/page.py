@@ -20,8 +20,6 @@ SVG = "http://www.w3.org/2000/svg"
 E: Any = ElementMaker()
 _SVG: Any = ElementMaker(namespace=SVG, nsmap={None: SVG})
 
-MOST_ROWS, MOST_FLAGS = 2000, 500
-"""The rows of the table of events, and the events that are marked in the picture, at most."""
 LEAST = 0.0005
 """The part of the width below which a state right after another is not drawn."""
 
@@ -79,8 +77,8 @@ td span {{ white-space: nowrap; }}
 """
 
 
-def render(story: Story, log: Sequence[tuple[float, str]]) -> bytes:
-    """Make the page; `log` has time and text of lines of the daemon's log."""
+def render(story: Story) -> bytes:
+    """Make the page."""
     name = story.vm_name or "A VM"
     when = f"{clock(story.begin)} to {clock(story.end)} ({zone(story.end)}), {duration(story.end - story.begin)}"
     policy = {"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"}
@@ -103,7 +101,7 @@ def render(story: Story, log: Sequence[tuple[float, str]]) -> bytes:
             E.dl(*_summary(story)),
             *([picture(story, charts)] if len(story.spans) > 1 or charts else []),
             *_devices(story),
-            *_events(story, log),
+            *_events(story),
             E.footer(*(E.p(sentence) for sentence in _footer(story))),
         ),
     )
@@ -131,7 +129,7 @@ def picture(story: Story, charts: Sequence[_Chart]) -> Any:
     root.extend(_band(story.spans, at))
     for number, chart in enumerate(charts):
         root.extend(_chart(chart, TOP + HEAD + number * (HEAD + CHART), at))
-    for event in story.events[:MOST_FLAGS]:
+    for event in story.events:
         root.append(_vertical(at(event.time), BAND, lower, "flag"))
         flag = _text(at(event.time), BAND - 4, "▼", {"style": f"fill: {FAILED}"} if event.error else {})
         flag.append(_svg("title", {}, f"{clock(event.time)}: {told(event)}"))
@@ -233,21 +231,17 @@ def _devices(story: Story) -> Iterator[Any]:
         yield _table(("Device", "Read or received", "Written or sent"), [E.tr(*map(E.td, row)) for row in rows])
 
 
-def _events(story: Story, log: Sequence[tuple[float, str]]) -> Iterator[Any]:
-    found = [(when, "log: ", text, "log") for when, text in log]
+def _events(story: Story) -> Iterator[Any]:
+    rows = []
     for event in story.events:
         more = "; ".join(filter(None, (event.error, event.reason)))
         more = more or STATES.get(event.state, (event.state.lower(),))[0]
-        found.append((event.time, told(event), f": {more}" if more else "", "failed" if event.error else ""))
-    rows = []
-    for when, what, more, style in sorted(found, key=lambda row: row[0])[:MOST_ROWS]:
-        day, time = clock(when).split(" ")
-        times = E.td(E.span(day), " ", E.span(time)), E.td(duration(max(0.0, when - story.begin)))
-        rows.append(E.tr({"class": style}, *times, E.td(E.b(what), more)))
+        day, time = clock(event.time).split(" ")
+        times = E.td(E.span(day), " ", E.span(time)), E.td(duration(max(0.0, event.time - story.begin)))
+        what = E.td(E.b(told(event)), f": {more}" if more else "")
+        rows.append(E.tr({"class": "failed" if event.error else ""}, *times, what))
     yield E.h2("What happened when")
     yield _table(("Time", "After", "What"), rows)
-    if len(found) > MOST_ROWS:
-        yield E.p(f"{len(found) - MOST_ROWS} more are not shown.")
 
 
 def told(event: Event) -> str:

@@ -27,7 +27,7 @@ from rich.text import Text
 from vmgahp import config, errors, lifecycle
 from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import NotRegular, open_regular
-from vmgahp.commands.metrics_lines import Event, Sample, of_line, read_line
+from vmgahp.commands.metrics_lines import Event, Sample, of_line, rates, read_line
 from vmgahp.commands.page import UNLIMITED, duration, size
 from vmgahp.commands.top import VM
 from vmgahp.config import Settings
@@ -116,10 +116,9 @@ class _Vm:
             row |= {"vcpus": int(self.size.vcpus), "max_memory_kib": int(self.size.max_memory_kib)}
             if self.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED):
                 row |= {"memory_kib": int(self.size.memory_kib), "rss_kib": int(self.size.rss_kib)}
-        if len(self.samples) == 2 and (seconds := self.samples[1].time - self.samples[0].time) > 0:
-            before, after = ((100 * each.cpu_seconds / row["vcpus"], *each.traffic) for each in self.samples)
-            rates = [max(0.0, new - old) / seconds for old, new in zip(before, after, strict=True)]
-            row |= zip(("cpu_percent", "read", "written", "received", "sent"), rates, strict=True)
+        if len(self.samples) == 2 and self.samples[1].time > self.samples[0].time:
+            found = rates(*self.samples)
+            row |= {"cpu_percent": found.pop("cpu"), **found}
         return row
 
 

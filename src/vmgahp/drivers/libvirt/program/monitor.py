@@ -1,4 +1,4 @@
-"""The ports of a guest that runs a program, and the monitor that follows it until its outputs are complete.
+"""The ports of a guest that runs a program, and the monitor that follows it to its end.
 
 The guest's messages are untrusted. The guest is believed about the end of its own program; messages out of turn are
 ignored. Each time limit counts while the guest runs, and not while it is paused.
