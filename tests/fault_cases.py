@@ -141,6 +141,7 @@ OF_THE_MACHINE = (
     _machine("QEMU's user", "VM_RUN_AS_JOB_USER is on, and QEMU needs two groups"),
     _machine("share", "QEMU is built without 9p or virtiofs, or virtiofsd does not run"),
     _machine("tpm", "swtpm, swtpm_setup or swtpm_ioctl is not installed, or swtpm does not run"),
+    _machine("save", "libvirtd cannot open a job's file: a container with pids of its own, or root_squash"),
     _machine("limits", "no control groups to limit VMs by"),
     _machine("memory", "VM_MEMORY is not set, or more than there is"),
     _machine("room", "the file system of EXECUTE is full"),

@@ -125,6 +125,7 @@ PLACES = {
     "drivers/simulated.py:SimulatedDriver._fault": (1, STAND_IN),
     "drivers/simulated.py:SimulatedDriver.start": (1, STAND_IN),
     "drivers/vmrun/__init__.py:VmrunDriver._power_on": (1, HYPERVISOR),
+    "drivers/vmrun/__init__.py:VmrunDriver.explain": (1, PROGRAM),
     "drivers/vmrun/__init__.py:VmrunDriver._take_snapshot": (1, HYPERVISOR),
     "drivers/vmrun/tool.py:from_vmrun": (1, HYPERVISOR),
     "drivers/vmrun/machine.py:VmrunMachine._require_free_space": (1, LATER),

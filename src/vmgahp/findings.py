@@ -76,6 +76,7 @@ CHECKS = (
     CheckRow("QEMU's user", SCRATCH, ("HTCondor", "disk space")),
     CheckRow("SELinux", SCRATCH),
     CheckRow("disk", SCRATCH, ("HTCondor",)),
+    CheckRow("save", SCRATCH, ("libvirt", "disk space")),
     CheckRow("network", NETWORKS, ("libvirt",)),
     CheckRow("images", IMAGES, ("libvirt",)),
     CheckRow("image", IMAGES, ("libvirt",)),

@@ -73,6 +73,20 @@ def test_what_htcondor_writes_for_the_job_does_not_go_to_the_spool(peer: Peer, s
     peer.quit()
 
 
+def test_of_two_starts_in_one_directory_the_second_touches_nothing(peer: Peer, scratch: Path) -> None:
+    assert start(peer, scratch)[0] == "0"
+    before = {path.name: path.stat().st_mtime_ns for path in scratch.iterdir()}
+    with served(scratch) as other:
+        assert start(other, scratch) == ["1", errors.VM_INVALID_OPERATION], "no fault of the job"
+        assert {path.name: path.stat().st_mtime_ns for path in scratch.iterdir()} == before
+        assert "STATUS=Running" in peer.run("STATUS", 1)
+        assert start(peer, scratch) == ["1", errors.VM_INVALID_OPERATION]
+        assert peer.run("STOP", 1) == ["0", "NULL"]
+        assert start(other, scratch)[0] == "0"
+        assert "is the scratch directory of another VM" in other.quit()
+    peer.quit()
+
+
 @pytest.mark.parametrize("reports", [True, False])
 def test_the_pid_is_told_where_the_settings_say_so(scratch: Path, reports: bool) -> None:
     with served(scratch, VM_REPORT_PID=reports) as peer:

@@ -3,12 +3,14 @@
 import contextlib
 import errno
 import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -265,6 +267,24 @@ def test_a_file_that_blocks_does_not_block_close(console):
         os.close(reading)  # the thread ends by an error
     capture._thread.join(DEADLINE)
     assert not capture._thread.is_alive()
+
+
+@pytest.mark.parametrize("kind", [ConsoleCapture, LinePort])
+def test_a_guest_that_floods_a_port_has_its_reader_rest(base, tmp_path, monkeypatch, kind):
+    """Each read is followed by a pause, which the guest has to wait for as well."""
+    counted = []
+    receive = kind._receive
+    monkeypatch.setattr(kind, "_receive", lambda *them: counted.append(1) or receive(*them))
+    path = f"{runtime_dir(base)}/port"
+    output = os.open(os.devnull, os.O_WRONLY)
+    port = LinePort(path, print) if kind is LinePort else ConsoleCapture(path, lambda: output, 1 << 20, print)
+    began = time.monotonic()
+    with subprocess.Popen(["sh", "-c", "yes y | socat -b 2 - UNIX-CONNECT:$0", path], start_new_session=True) as guest:
+        until(lambda: len(counted) >= 30, "some reads")
+        reads, took = len(counted), time.monotonic() - began
+        os.killpg(guest.pid, signal.SIGKILL)
+    port.close()
+    assert reads <= took / kind.pause + 3
 
 
 def test_two_captures_do_not_disturb_each_other(console, tmp_path):

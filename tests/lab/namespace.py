@@ -165,9 +165,15 @@ class Namespace(Opened):
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the namespace to its end; `LabError` with its output when it fails or does not end."""
         try:
-            streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
-            how = {"timeout": PATIENCE * timeout, "env": self.environment()}
-            done = subprocess.run(self.command(argv, user, cwd), **how, **streams)
+            done = subprocess.run(
+                self.command(argv, user, cwd),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=PATIENCE * timeout,
+                env=self.environment(),
+            )
         except subprocess.TimeoutExpired:
             raise LabError(f"{' '.join(argv)} in the namespace: no end within {PATIENCE * timeout:.0f} s") from None
         if check and done.returncode:

@@ -198,9 +198,8 @@ class Server:
         self._pipes = ClientPipes()
         self._machines: dict[int, Machine] = {}
         self._job_ad_files: dict[int, JobAdFile] = {}
-        self._directories: dict[int, str] = {}
-        """The scratch directory of each VM that has not ended; no two VMs may share one."""
-        self._directories_lock = allocate_lock()
+        self._directories: dict[int, tuple[str, str | None]] = {}
+        """The scratch directory of each VM that has not ended, and the directory of its claim."""
         self._workers: dict[int, Worker] = {}
         self._under_way: dict[Call, Worker] = {}
         self._outcomes: list[tuple[Call, Outcome]] = []
@@ -243,6 +242,8 @@ class Server:
         self._why_end = self._why_end or self._pipes.why_end
         self.log.always("QUIT received" if self.session.quitting else self._why_end)
         self._destroy_all()
+        for vm_id in list(self._directories):
+            self._leave_directory(vm_id)
         if self.session.quitting:
             self.session.goodbye()
         self._pipes.write(self.session.take_output())
@@ -298,8 +299,9 @@ class Server:
             self._under_way.pop(call, None)
             failed = isinstance(outcome, errors.Fault)
             if (call.operation == lifecycle.STOP and not failed) or (call.operation == lifecycle.START and failed):
-                for kept in (self._machines, self._job_ad_files, self._directories):
+                for kept in (self._machines, self._job_ad_files):
                     kept.pop(call.vm.id, None)
+                self._leave_directory(call.vm.id)
             self.session.finished(call, outcome, now)
             if call.vm.state != lifecycle.RUNNING:
                 self._unwatch(call.vm.id)
@@ -404,7 +406,7 @@ class Server:
                 if report.state == lifecycle.STOPPED:
                     machine.release()
                     self._exit_status = machine.exit_status()
-                    self._directories.pop(call.vm.id, None)
+                    self._leave_directory(call.vm.id)
                 assert self._settings is not None
                 if report.mac and not self._settings.boolean("VM_REPORT_ADDRESS"):
                     report = report._replace(mac="", ip="")
@@ -465,15 +467,28 @@ class Server:
             self._destroy(machine)
 
     def _claim_directory(self, call: Call) -> None:
-        """Make sure that no other VM has the scratch directory: each would overwrite the other's files."""
+        """Make sure that no other VM, of any server, has the scratch directory: each would use the other's files."""
+        from vmgahp.host import runtime_dir  # before the first reply it would cost too much
+
         assert call.job is not None
-        directory = os.path.realpath(call.job.working_dir())
-        with self._directories_lock:
-            if directory in self._directories.values():
-                problem = f"VM_WORKING_DIR = {directory} is the scratch directory of another VM of this server."
-                hint = "give each VM a scratch directory of its own."
-                raise errors.ClientFault(errors.VM_INVALID_OPERATION, problem, hint)
-            self._directories[call.vm.id] = directory
+        directory, claimed = os.path.realpath(call.job.working_dir()), None
+        try:
+            claimed = runtime_dir.claim_scratch(directory)
+        except (errors.MachineFault, OSError) as error:
+            self.log.always(f"another server would start a VM in {directory} as well: {error}")
+        if claimed == "":
+            problem = f"VM_WORKING_DIR = {directory} is the scratch directory of another VM that runs or starts."
+            hint = "give each VM a scratch directory of its own."
+            raise errors.ClientFault(errors.VM_INVALID_OPERATION, problem, hint)
+        self._directories[call.vm.id] = directory, claimed
+
+    def _leave_directory(self, vm_id: int) -> None:
+        """Let others have the scratch directory of a VM that is gone."""
+        _, claimed = self._directories.pop(vm_id, ("", None))
+        if claimed:
+            from vmgahp.host import runtime_dir
+
+            runtime_dir.remove(claimed)
 
     def _get_driver(self, job: "JobAd") -> "Driver":
         """Return the driver of this machine's type, if the job is of that type. Raises `errors.Fault`."""
@@ -537,8 +552,8 @@ class Server:
         """
         with self._configuring:  # the job's user may not be known yet
             pass
-        directory = self._directories.get(call.vm.id)
-        if self._identity is None or directory is None or self._ending:
+        directory, _ = self._directories.get(call.vm.id, ("", None))
+        if self._identity is None or not directory or self._ending:
             return fault  # a START that the shutdown interrupts tells the owner nothing
         try:
             self._identity.write_scratch(directory, ERROR_FILE, (fault.render() + "\n").encode())

@@ -76,6 +76,18 @@ class Identity:
             return None
         return cls(status.st_uid, status.st_gid) if os.geteuid() == 0 and status.st_uid else None
 
+    @classmethod
+    def of_condor(cls) -> Identity | None:
+        """Return HTCondor's own user, of whom no job has processes; None if there is none, or if it is root."""
+        import pwd
+
+        uid, _, gid = os.environ.get("CONDOR_IDS", "").partition(".")
+        try:
+            user = cls(int(uid), int(gid)) if gid else cls(*pwd.getpwnam("condor")[2:4])
+        except (KeyError, ValueError):
+            return None
+        return user if user.uid else None
+
     def groups(self) -> list[int]:
         """Return all groups of the user, from the group database; only `gid` for a uid without a name."""
         if self._groups is None:

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX
+from hashlib import sha256
 from stat import S_ISDIR, S_ISFIFO
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import proc
+from vmgahp.host import proc, wait
 
 LONGEST_PATH = 100
 """The most bytes of a socket's path. The kernel's limit is 107 (``sun_path`` in unix(7)); QEMU's is the same."""
@@ -19,6 +21,8 @@ GIVEN = f"{ROOT_BASE}/given"
 
 
 PREFIX = "vmgahp-"
+LOCK_SECONDS = 2.0
+"""Seconds to wait for the lock on claiming, which a stranger may hold in ``/tmp``: then go on without it."""
 
 
 def owner() -> str:
@@ -76,6 +80,32 @@ def claim(uuid: str) -> str:
     path = runtime_dir()
     os.close(os.open(f"{path}/{uuid}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     return path
+
+
+def claim_scratch(directory: str) -> str:
+    """Claim a job's scratch directory; return a directory, to be removed with `remove`, or "" if another VM has it.
+
+    Raises `MachineFault` and OSError.
+    """
+    sweep()
+    name, path = sha256(os.fsencode(directory)).hexdigest(), runtime_dir()
+    with claiming(path):
+        if name in claimed(name):
+            remove(path)
+            return ""
+        os.close(os.open(f"{path}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    return path
+
+
+@contextmanager
+def claiming(path: str) -> Iterator[None]:
+    """Have one process at a time claim in the directory beside `path`. Raises OSError."""
+    base = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        wait.lock(base, LOCK_EX, LOCK_SECONDS)
+        yield
+    finally:
+        os.close(base)
 
 
 def remove(path: str) -> None:

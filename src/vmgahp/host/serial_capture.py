@@ -34,6 +34,8 @@ CUT = b"\n[the console's output continues, but no more of it is kept: it has rea
 """The line after the last byte that is kept; it does not count towards the limit."""
 
 CHUNK = 65536
+PAUSE = 0.001
+"""The most bytes of one read, and the seconds after it: the rate at which a guest can occupy this process."""
 TAIL = 65536
 """The most bytes of the end of the output that a capture keeps in memory, including those over the limit."""
 CLOSE_SECONDS = 1.0
@@ -46,6 +48,8 @@ class ConsoleCapture:
 
     One connection is served at a time, and after it the next, as after a VM was saved and is restored.
     """
+
+    chunk, pause = CHUNK, PAUSE
 
     def __init__(
         self,
@@ -82,11 +86,13 @@ class ConsoleCapture:
     def _begin(self, path: str, limit: int, on_error: Callable[[str], None]) -> None:
         self.path = path
         self.limit = limit
+        self.left: Callable[[], float] = lambda: limit
+        """A function that returns the bytes that may still be written, where several files share a limit."""
         self._on_error = on_error
         self._noted: set[str] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self._buffer = memoryview(bytearray(CHUNK))
+        self._buffer = memoryview(bytearray(self.chunk))
         self._tail = bytearray()
         self._thread: threading.Thread | None = None
 
@@ -113,6 +119,10 @@ class ConsoleCapture:
     def is_cut(self) -> bool:
         """Return True if output was dropped because of the limit."""
         return self._cut
+
+    def file(self) -> int:
+        """Return a new descriptor of the file. Raises OSError."""
+        return os.dup(self._output)
 
     def empty(self) -> None:
         """Truncate the file, to keep only new output. Raises OSError."""
@@ -170,6 +180,8 @@ class ConsoleCapture:
                 elif self._receive(connection) == 0:
                     connection.close()
                     connection = None
+                else:  # the guest waits as well when its port is full
+                    wait.ready(self._wake, self.pause)
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -219,12 +231,12 @@ class ConsoleCapture:
         return got
 
     def _keep(self, chunk: memoryview) -> None:
-        room = max(self.limit - self.written, 0)
+        room = int(max(min(self.limit - self.written, self.left()), 0))
         self._write(chunk[:room])
         if len(chunk) > room:
             self._cut = True
-            self._write(memoryview(CUT % self.limit))
-            self._note("limit", f"The guest printed more than {self.limit} bytes; no more of it is kept.")
+            self._write(memoryview(CUT % self.written))
+            self._note("limit", f"The guest printed more than {self.written} bytes; no more of it is kept.")
 
     def _write(self, piece: memoryview) -> None:
         """Write, or drop output that cannot be written: a full disk may have room again later."""
@@ -254,6 +266,8 @@ MOST_WAITING = 10_000
 
 class LinePort(ConsoleCapture):
     """A listener like a capture, which puts the lines into the queue `lines` and not into a file."""
+
+    chunk, pause = 2 * LONGEST_LINE, 0.02  # each line costs more than its bytes
 
     def __init__(self, path: str, on_error: Callable[[str], None], *, owner: tuple[int, int] | None = None) -> None:
         super().__init__(path, partial(os.open, os.devnull, os.O_WRONLY | os.O_CLOEXEC), 0, on_error, owner=owner)

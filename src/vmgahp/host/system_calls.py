@@ -211,6 +211,18 @@ def connect_loopback(address: str, port: int) -> int:
     return way.detach()
 
 
+def reserve_port(address: str, port: int) -> int:
+    """Bind a port, on which only processes of the same user can listen then; return the socket, which does not."""
+    import socket  # as above
+
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore connections in TIME_WAIT
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind((address, port))
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # nor may another listen by it
+        return reserved.detach()
+
+
 def restrict(user: tuple[int, int] | None, *, memory: int, cpu_seconds: int, file_bytes: int) -> None:
     """Become the user (uid and gid, without other groups; None: no change) and set limits, irrevocably.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import jobs
 from tests.commands.doctor.support import Condor, as_root, pool
 from tests.commands.image.support import RAW, Place, Server, place, server, sha256
 from vmgahp import cli
@@ -70,6 +71,21 @@ def test_a_file_is_copied_with_its_digests_and_where_it_was(place: Place, tmp_pa
     assert copy.stat().st_mode & 0o777 == 0o644
     assert place.catalog.read_text().startswith(WRITTEN)
     assert place.names() == ["catalog.toml", "mine.raw"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_link_of_a_users_leads_root_to_nothing_that_the_user_may_not_read(
+    place: Place, scratch: Path, tmp_path: Path
+) -> None:
+    secret = write(tmp_path / "secret", RAW)
+    secret.chmod(0o600)
+    (scratch / "link.raw").symlink_to(secret)
+    ended = place.image("add", "mine", str(scratch / "link.raw"), "--format", "raw")
+    assert ended.status != 0
+    assert "which other users can change" in ended.err
+    assert place.names() == []
+    jobs.own(scratch, write(scratch / "own.raw", RAW))
+    assert place.image("add", "mine", str(scratch / "own.raw")).status == 0
 
 
 def test_a_catalog_that_is_not_there_yet_is_made(place: Place, tmp_path: Path) -> None:

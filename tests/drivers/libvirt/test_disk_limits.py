@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,11 +24,13 @@ from vmgahp.drivers.libvirt.start import disks
 from vmgahp.drivers.libvirt.start.disks import occupied
 from vmgahp.drivers.resources import Resources
 from vmgahp.host.job_user import Identity
+from vmgahp.host.serial_capture import CHUNK, ConsoleCapture
 from vmgahp.images.leases import OpenImage
 from vmgahp.job.exit_code import DISK_LIMIT
 from vmgahp.job.vm_spec import Slot
 
 MIB = 1 << 20
+FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class Machine:
@@ -156,6 +160,34 @@ def test_a_file_that_is_two_disks_is_there_once(machine: Machine, tmp_path: Path
             os.close(each)
 
 
+@pytest.mark.parametrize("kept", [0, 1 << 62])
+def test_what_a_program_prints_takes_no_more_than_the_disks_have_left(
+    machine: Machine, tmp_path: Path, kept: int
+) -> None:
+    """Three ports that a guest floods: they are cut, and only a disk that grows beyond it ends the VM."""
+    ports = [ConsoleCapture(f"{tmp_path}/{name}", partial(os.open, tmp_path / f"{name}.txt", FLAGS), 4 * MIB, print)
+             for name in "abc"]  # fmt: skip
+    write(machine.disk, 1)
+    files = [os.open(machine.disk, os.O_RDWR), *(port.file() for port in ports)]
+    watch = DiskLimits(machine.io_errors, files, 6 * MIB, kept, machine.log)
+    for port in ports:
+        port.left = watch.left
+        with socket.socket(socket.AF_UNIX) as guest:
+            guest.connect(port.path)
+            guest.sendall(b"x" * 4 * MIB)
+    for port in ports:
+        port.close()
+    took = occupied(files)
+    assert took < (6 * MIB + len(ports) * CHUNK if not kept else 2 * MIB)
+    assert [port.is_cut for port in ports] == ([False, True, True] if not kept else [True] * 3)
+    if not kept:
+        assert watch.look() == SHORTEST
+        assert machine.did == []
+    for file in files:
+        os.close(file)
+    assert watch.left() == 0
+
+
 # What is granted
 
 
@@ -183,7 +215,8 @@ class Started(Machine):
 
 def spec_of(directory: Path, asked_mib: int) -> SimpleNamespace:
     slot = Slot(disk_kib=asked_mib << 10, disk_is_asked=True)
-    return SimpleNamespace(slot=slot, working_dir=str(directory), memory_mib=64)
+    devices = SimpleNamespace(run=SimpleNamespace(stdout="out", stderr="err"))
+    return SimpleNamespace(slot=slot, working_dir=str(directory), memory_mib=64, devices=devices)
 
 
 def watch(machine: Started, spec: SimpleNamespace) -> None:

@@ -5,12 +5,14 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree as etree
 
 import libvirt
 import pytest
 
 from tests.drivers.support import TEST_URI, AnyHypervisor, any_hypervisor
 from vmgahp import lifecycle
+from vmgahp.drivers.libvirt.link import domains
 from vmgahp.host.runtime_dir import claim, is_claimed, remove, runtime_dir
 from vmgahp.job.ad import quote
 
@@ -63,6 +65,31 @@ def test_the_kill_mode_spares_those_that_a_server_looks_after(subject: AnyHyperv
     assert names(name) == [name]
     assert subject.driver().kill(name), "alone it is the one that is meant"
     assert names(name) == []
+
+
+@pytest.mark.parametrize("how", ["start", "kill"])
+def test_a_plain_guest_of_a_second_look_goes_with_its_server(
+    subject: AnyHypervisor, scratch: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(domains, "undefine", lambda domain: domain.undefine())  # the test hypervisor knows no flag
+    lives, left = ("00000000-1111-2222-3333-000000000001", "00000000-1111-2222-3333-000000000002")
+    place = claim(lives)
+    with contextlib.closing(libvirt.open(TEST_URI)) as connection:
+        for uuid in (lives, left):
+            domain = etree.fromstring(
+                f"<domain type='test'><name>{domains.LOOK}{uuid}</name><uuid>{uuid}</uuid><memory>1</memory>"
+                f"<description>{scratch}</description><os><type>hvm</type></os></domain>"
+            )
+            domains.mark(domain)
+            connection.defineXML(etree.tostring(domain, encoding="unicode"))
+        if how == "kill":
+            subject.driver().kill("nobody")
+        else:
+            subject.driver().start(subject.job(1)).destroy()
+        assert names(domains.LOOK) == [f"{domains.LOOK}{lives}"]
+        remove(place)
+        subject.driver().kill("nobody")
+        assert names(domains.LOOK) == []
 
 
 def test_a_claim_is_seen_until_it_is_given_up() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as etree
@@ -261,6 +262,27 @@ def relay() -> Iterator[tuple[Relay, list[str]]]:
     made = Relay(WHO, log.append, "vm", "127.0.0.1", [(22, free_port())])
     yield made, log
     made.end()
+
+
+def test_no_stranger_answers_at_a_port_of_a_guest_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told before the guest has an address."""
+    log: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as guest:
+        inside, (theirs, ours) = guest.getsockname()[1], (taken.getsockname()[1], free_port())
+        made = Relay(WHO, log.append, "vm", "127.0.0.1", [(22, theirs), (inside, ours)])
+        assert made.ports == [(inside, ours)]
+        assert f"port {theirs} does not lead" in log[0]
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", ours))
+        monkeypatch.setattr(Relay, "_why_not", staticmethod(lambda _: ""))
+        assert heard(ours) == ""
+        made.lead_to("127.0.0.1")
+        threading.Thread(target=lambda: guest.accept()[0].sendall(b"inside"), daemon=True).start()
+        until(lambda: heard(ours) == "inside", "the relay")
+        assert relays(ours)
+        made.end()
+        assert not relays(ours)
+        assert forwarding.is_free("127.0.0.1", ours)
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,10 @@ class Scratch:
         options = {f"VMPARAM_vm_{name}": text for name, text in self.options.items()}
         return support.found(MACHINE, self.user, VM_WORKING_DIR=f'"{self.path}"', QDate="5", **(options | changes))
 
-    def make(self, **changes: str) -> Provision:
+    def make(self, most: int = 1 << 30, **changes: str) -> Provision:
         made, spec = Provision(str(self.path), self.user), self.spec(**changes)
         made.make(spec)
-        made.made += drive.make(spec, spec.devices.run, 0, self.user)  # type: ignore[arg-type]
+        made.made += drive.make(spec, spec.devices.run, most, self.user)  # type: ignore[arg-type]
         return made
 
     def drive(self) -> dict[str, str]:
@@ -149,6 +149,16 @@ def test_what_the_program_prints_replaces_nothing_of_the_vms(place: Scratch, att
     with pytest.raises(JobFault, match=f"VMPARAM_vm_Run: .*'{name}'"):
         place.make(VMPARAM_vm_User_Data='"seed"', **{attribute: f'"{name}"'})
     assert not (place.path / "vm_run.tar").exists()
+
+
+def test_inputs_take_no_more_than_the_job_may_have_on_disk(place: Scratch) -> None:
+    """A file of holes takes nothing, and a drive of it all."""
+    with (place.path / "holes").open("wb") as file:
+        file.truncate(1 << 32)
+    own(place.path)
+    with pytest.raises(JobFault, match="more than the 8 MiB that are left"):
+        place.make(8 << 20)
+    assert sorted(os.listdir(place.path)) == ["disk.img", "go.sh", "holes"]
 
 
 def test_a_link_where_the_drive_is_to_be(place: Scratch, tmp_path: Path) -> None:

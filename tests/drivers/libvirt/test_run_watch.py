@@ -74,6 +74,7 @@ class Outputs:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.limit = 1 << 30
+        self.left = lambda: float("inf")
         self.is_cut = False
 
     @property
@@ -312,9 +313,11 @@ def test_where_no_directory_goes_home_the_archive_does(scene: Scene) -> None:
     assert scene.file.read_bytes() == data
 
 
-def test_outputs_and_their_archive_share_what_the_job_has_asked_for(scene: Scene) -> None:
+def test_outputs_share_what_the_job_has_asked_for_with_their_archive_the_disks_and_what_was_printed(
+    scene: Scene,
+) -> None:
     data = archive(a=b"x" * 600_000)
-    scene.outputs.limit = 1_000_000
+    scene.outputs.left = lambda: 300_000
     scene.send(data)
     scene.hear(*BEGUN, "ended exit 0", f"outputs {len(data)}")
     assert "they take more than" in scene.watch.failure[1]

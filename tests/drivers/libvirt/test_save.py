@@ -4,13 +4,16 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import libvirt
 import pytest
 
 from tests.checkpoint.support import image
 from vmgahp.config import Settings
+from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.life import save
+from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.errors import MachineFault
 from vmgahp.host import child
 from vmgahp.host.job_user import Identity
@@ -153,3 +156,39 @@ def test_an_image_that_cannot_have_its_name_can_be_restored_at_once(scratch: Pat
         assert b"<domain/>" in Path(whole.path).read_bytes()
     file.close()
     assert [path.name for path in scratch.iterdir()] == ["vm_suspend.mem"]
+
+
+def failing(code: int, said: str) -> Callable[[object], None]:
+    """A call to libvirt that fails so."""
+
+    def call(_: object) -> None:
+        error = libvirt.libvirtError("")
+        error.err = code, libvirt.VIR_FROM_QEMU, said, 2, None, None, None, 0, 0
+        raise error
+
+    return call
+
+
+def test_a_save_says_why_libvirtd_cannot_open_its_file() -> None:
+    call = failing(libvirt.VIR_ERR_SYSTEM_ERROR, "Failed to create file '/proc/7/fd/9': Permission denied")
+    guest = SimpleNamespace(connection=SimpleNamespace(once=call))
+    machine = SimpleNamespace(name="vm", guest=guest, saver=save.Saver)
+    with pytest.raises(MachineFault, match=r"root_squash.*Permission denied"):
+        LibvirtMachine._write(machine, SimpleNamespace(path="/proc/7/fd/9"), checkpoint=False)  # type: ignore[arg-type]
+
+
+def test_a_qemu_that_is_absent_at_a_restart_is_named(
+    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "invalid argument: Cannot find suitable emulator for x86_64"
+    connection = SimpleNamespace(call=failing(libvirt.VIR_ERR_INVALID_ARG, said))
+    checkpoints = save.LibvirtCheckpoints(save.LIBVIRT, user, connection, print)  # type: ignore[arg-type]
+    store = SimpleNamespace(forget_interrupted=lambda: None, load=lambda: "a checkpoint")
+    monkeypatch.setattr(checkpoints, "store", lambda _: store)
+    spec = SimpleNamespace(working_dir=str(scratch), name="vm", disks=(), devices=SimpleNamespace(run=None))
+    plan = SimpleNamespace(spec=spec, may_restart=True, checkpoint_spec=spec, domain_type="qemu")
+    monkeypatch.setattr("vmgahp.drivers.libvirt.start.provision.Provision.make", lambda *_: None)
+    driver = SimpleNamespace(identity=user, checkpoints_of=checkpoints)
+    with pytest.raises(MachineFault, match=said) as caught:
+        LibvirtDriver.prepare(driver, plan, SimpleNamespace(not_started=[]))  # type: ignore[arg-type]
+    assert "install QEMU" in caught.value.hint

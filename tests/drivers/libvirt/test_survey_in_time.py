@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from time import monotonic
 
 import libvirt
@@ -16,7 +17,7 @@ from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt import survey
 from vmgahp.drivers.libvirt import survey as trials
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
-from vmgahp.findings import BAD, OFF, UNKNOWN, Finding, Late
+from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, Late
 from vmgahp.host import libvirt_daemons
 from vmgahp.host.job_user import Identity
 
@@ -35,6 +36,7 @@ class Libvirtd:
     def __init__(self) -> None:
         self.keeps: set[str] = set()
         self.network_error: libvirt.libvirtError | None = None
+        self.save_error = "OPERATION_FAILED", "failed to read qemu header of %s"
         self.over = threading.Event()
 
     def _answer(self, what: str, answer: str) -> str:
@@ -52,6 +54,13 @@ class Libvirtd:
         return 9_000_000
 
     getLibVersion = getVersion
+
+    def saveImageGetXMLDesc(self, path: str) -> str:
+        self._answer("save", "")
+        error = libvirt.libvirtError("x")
+        code, said = self.save_error
+        error.err = (getattr(libvirt, f"VIR_ERR_{code}"), libvirt.VIR_FROM_QEMU, said % path, 2, "", None, None, -1, -1)
+        raise error
 
     def networkLookupByName(self, _name: str) -> "Libvirtd":
         self._answer("network", "")
@@ -179,3 +188,33 @@ def test_what_hangs_of_the_rest_keeps_nobody_from_libvirt(libvirtd: Libvirtd, mo
     assert is_capable(found)
     assert "firmware" in found.attributes
     assert finding(found, "tpm", OFF)
+
+
+SQUASHED = "SYSTEM_ERROR", "Failed to open file '%s': Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict", "offered"),
+    [
+        (None, OK, True),
+        (SQUASHED, OFF, False),
+        (("SYSTEM_ERROR", "Failed to create file '%s': No such file"), OFF, False),
+    ],
+)
+def test_saves_are_offered_where_libvirtd_can_open_a_file_of_anothers(
+    libvirtd: Libvirtd, scratch: Path, said: tuple[str, str] | None, verdict: str, offered: bool
+) -> None:
+    """It cannot on NFS with root_squash, nor the descriptors of a process in a pid namespace of its own."""
+    libvirtd.save_error = said or libvirtd.save_error
+    found = look(EXECUTE=str(scratch))
+    assert finding(found, "save", verdict).seen
+    assert (found.attributes["suspend"], found.attributes["checkpoint"]) == (offered, offered)
+    assert is_capable(found)
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_save_that_is_not_tried_in_time_is_offered(libvirtd: Libvirtd, scratch: Path) -> None:
+    libvirtd.keeps = {"save"}
+    found = look(seconds=1.0, EXECUTE=str(scratch))
+    assert finding(found, "save", UNKNOWN)
+    assert found.attributes["suspend"]

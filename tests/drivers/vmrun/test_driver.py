@@ -39,7 +39,7 @@ def serving(job: VmwareJob, host: VMware, **settings: object) -> Peer:
     settings = {
         "VMWARE_VMRUN": host.vmrun, "VM_STOP_TIMEOUT": 1, "VM_REPORT_PID": True, "VM_REPORT_ADDRESS": True,
     } | settings  # fmt: skip
-    return Peer(environment("vmware", job.scratch, **settings))
+    return Peer(environment("vmware", job.scratch, **settings) | {"CONDOR_IDS": "64.64"})
 
 
 def start(peer: Peer, job: VmwareJob, *more: str, wanted: tuple[str, str] = ("0", "1")) -> None:
@@ -217,7 +217,7 @@ def test_a_checkpoint_is_none_while_its_guest_is_started(job: VmwareJob, host: V
     lie = f'if [ "$3" = start ]; then ls -A {job.scratch} >{seen}; {error}fi'
     ad, settings = "JobVMCheckpoint = true", {"VMWARE_VMRUN": lying(host, lie)}
     if fails:
-        refused(job, host, "CRITICAL", ad, **settings)
+        refused(job, host, "JOBCLASSAD_MISMATCHED_HARDWARE_VT", ad, **settings)
         settings = {}
     else:
         with running(job, host, ad, **settings):
@@ -419,7 +419,7 @@ class TestFailures:
             ("hang:all", {"VM_GAHP_REQ_TIMEOUT": 10}, "CRITICAL", ["vmrun does not answer"]),
             ("", {"VMWARE_VMRUN": "/nowhere/vmrun"}, "CRITICAL", ["VMWARE_VMRUN = /nowhere/vmrun"]),
             ("no disk", {}, "BAD_IMAGE", ["ide0:0.fileName", "'dos.vmdk'"]),
-            ("no snapshot", {}, "INTERNAL", ["would write to dos.vmdk itself"]),
+            ("no snapshot", {}, "JOBCLASSAD_MISMATCHED_HARDWARE_VT", ["would write to dos.vmdk itself"]),
         ],
     )
     def test_a_start_that_fails_says_why_and_leaves_nothing(self, job, host, mode, settings, code, said):

@@ -91,6 +91,25 @@ class TestCalls:
             tool.find_tool(Settings({"VMWARE_VMRUN": path + "x"}))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(
+    ("said", "kind"), [("[ $(id -u) = 64 ] || kill -9 $$", errors.JobFault), ("kill -9 $$", errors.MachineFault)]
+)
+def test_one_that_is_killed_is_the_machines_where_it_is_for_htcondors_user(vmrun, user, monkeypatch, said, kind):
+    """A process of the job's user can kill its own, or answer for it."""
+    monkeypatch.setenv("CONDOR_IDS", "64.64")
+    made = vmrun(f"{said}\necho Total running VMs: 0")
+    driver = VmrunDriver("vmware", Settings({"VMWARE_VMRUN": made.path}), user, print)
+    with pytest.raises(errors.MachineFault) as caught, tool.explained("starting it"):
+        made.run("start", seconds=20)
+    found = driver.explain(None, caught.value)
+    assert type(found) is kind
+    assert caught.value.problem in found.problem
+    with pytest.raises(errors.MachineFault) as caught, tool.explained("starting it"):
+        Tool("/nowhere/vmrun", "ws", user, "/", print).run("list", seconds=1)
+    assert driver.explain(None, caught.value) is caught.value, "it has not begun"
+
+
 class TestFaults:
     """Whose fault: an example of each message, those of the table in the documentation first."""
 

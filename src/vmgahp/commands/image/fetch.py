@@ -20,8 +20,9 @@ from vmgahp.commands.arguments import NotDone
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.page import size as in_words
 from vmgahp.host import packages
+from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
-from vmgahp.host.trust import require_trustworthy
+from vmgahp.host.trust import changeable_by_others, require_trustworthy
 from vmgahp.images.catalog import tables
 
 PATIENCE = 60.0
@@ -32,6 +33,9 @@ SMALL = 16 << 20
 """The maximum number of bytes of a list of checksums, a signature, a key."""
 SHORT = 30.0
 """The deadline in seconds for gpgv."""
+
+NOBODY = 65534
+"""The user and group with whose rights a file is read that anybody can have put there."""
 
 _CHUNK = 1 << 20
 _RESERVE = 256 << 20
@@ -121,7 +125,7 @@ def _opened(source: str) -> Iterator[tuple[BinaryIO, int]]:
     """Open a source, and yield it with its length; -1 if that is unknown. Raises `NotDone`, also for later errors."""
     try:
         if not is_url(source):
-            with open_regular(source) as file:
+            with _open_local(os.path.abspath(source)) as file:
                 yield file, os.fstat(file.fileno()).st_size
             return
         opener = urllib.request.build_opener(_Redirects)
@@ -133,6 +137,25 @@ def _opened(source: str) -> Iterator[tuple[BinaryIO, int]]:
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         raise NotDone(f"{source}: {why}.") from error
+
+
+def _open_local(path: str) -> BinaryIO:
+    """Open a file, with the rights of another user who can change what leads to it. Raises `NotDone` and OSError.
+
+    A link of that user's may lead to what only root may read, and everybody can read the copy.
+    """
+    part = changeable_by_others(path) if os.geteuid() == 0 else ""
+    if not part or (part == path and os.lstat(path).st_uid == 0):
+        return open_regular(path)
+    there = os.lstat(part)
+    user = Identity(there.st_uid, there.st_gid) if there.st_uid else Identity(NOBODY, NOBODY)
+    try:
+        return open(user.open_named(path, os.O_RDONLY), "rb")
+    except OSError as error:
+        raise NotDone(
+            f"{path} is reached by {part}, which other users can change, and uid {user.uid} cannot read it "
+            f"({error.strerror}): move it to a directory that only root can write to."
+        ) from error
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

@@ -25,7 +25,15 @@ from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, connection_for
 from vmgahp.drivers.libvirt.program import drive, monitor
 from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, provision, second_look
-from vmgahp.drivers.libvirt.start.describe import VNC_FILE, Describer, Plan, first_attribute, has_display, type_for
+from vmgahp.drivers.libvirt.start.describe import (
+    CONTROL,
+    VNC_FILE,
+    Describer,
+    Plan,
+    first_attribute,
+    has_display,
+    type_for,
+)
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import PASST, RELAY, Resources
@@ -124,16 +132,18 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         resources.not_started.append(made.undo)
         made.make(plan.spec)
         if plan.spec.devices.run:
-            kept = disks.kept_free(self.settings, plan.spec.working_dir)
-            made.made += drive.make(plan.spec, plan.spec.devices.run, kept, self.identity)
+            most = monitor.most_outputs(plan.spec, self.settings, self.identity)
+            made.made += drive.make(plan.spec, plan.spec.devices.run, most, self.identity)
         restart = None
-        if plan.may_restart:
-            restart = self.checkpoints_of.find(plan.checkpoint_spec, plan.domain_type)
         try:
+            if plan.may_restart:
+                restart = self.checkpoints_of.find(plan.checkpoint_spec, plan.domain_type)
             return self._prepare(plan, restart, resources)
-        except BaseException:
+        except BaseException as error:
             if restart:
                 restart.close()
+            if isinstance(error, libvirt.libvirtError):
+                raise faults.from_libvirt(error, f"preparing {plan.spec.name}") from error
             raise
 
     def launch(self, machine: LibvirtMachine, plan: Plan) -> None:
@@ -152,7 +162,6 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             resources.at_end.append(partial(provision.remove, self.identity, spec.working_dir, *made))
         if made := provision.records_made(spec):
             resources.when_over.append(partial(provision.remove, self.identity, spec.working_dir, *made))
-        self._watch_disks(machine, spec)
         self.record_end(resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, spec.sent)
         assert resources.exit is not None
         resources.exit.doubt = " ".join(filter(None, (disk.doubt for disk in spec.disks)))
@@ -163,6 +172,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if spec.devices.run:
             kept = disks.kept_free(self.settings, spec.working_dir)
             resources.while_running.append(partial(monitor.begin, machine, spec, kept, self.identity))
+        self._watch_disks(machine, spec)
         if has_display(xml):
             machine.screenshot = partial(machine.guest.take_screenshot, spec.working_dir, self.identity)
         self._publish_vnc(spec, machine, xml)
@@ -170,6 +180,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if way := resources.access:
             if way.means == RELAY:
                 relay = forwarding.Relay(self.identity, self.log, spec.name, way.address, way.ports)
+                way = way._replace(ports=tuple(relay.ports))
                 machine.has_address = relay.lead_to
                 resources.at_end.append(relay.end)
             forwarding.tell(way, spec.name, spec.working_dir, self.identity, self.log)
@@ -216,11 +227,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         sweep()  # removes the console's socket of a server that was killed
         fault: errors.Fault
         try:
-            return self.connection.call(destroy, seconds=CALL_SECONDS)
+            was_there = self.connection.call(destroy, seconds=CALL_SECONDS)
         except libvirt.libvirtError as error:
             fault = faults.from_libvirt(error, f"destroying {match}")
         except errors.MachineFault as away:
             fault = away
+        else:
+            domains.sweep(self.connection, self.log)
+            return was_there
         if not (uuid and domains.kill(match, uuid)):
             raise fault
         self.log(f"{match}: {fault.problem} Its QEMU was killed")  # libvirtd forgets the domain when it is back
@@ -248,17 +262,20 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             self.log(f"{machine.name}: could not write {VNC_FILE}: {error}")
 
     def _watch_disks(self, machine: LibvirtMachine, spec: JobSpec) -> None:
-        """Have the disks of a VM watched once it runs, and log the size that they may reach."""
+        """Have the files that a VM fills watched once it runs, and log the size that its disks may reach."""
         files = machine.guest.files
         images = files.in_scratch() if files is not None else {}
+        ports = [port for name, port in machine.resources.run_ports.items() if name != CONTROL]
         limit, kept = disks.limit_of(spec, self.settings), disks.kept_free(self.settings, spec.working_dir)
         if files is None or not images or not (limit or kept):
             return
 
         def begin() -> None:
-            descriptors = [os.dup(files.files()[group]) for group in images]
+            descriptors = [os.dup(files.files()[group]) for group in images] + [port.file() for port in ports]
             watch = pauses.DiskLimits(machine.io_errors, descriptors, limit, kept, self.log)
             machine.resources.at_end.append(watch.end)
+            for port in ports:
+                port.left = watch.left
             watch.begin()
 
         machine.resources.while_running.append(begin)

@@ -16,7 +16,6 @@ from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.machine import (
-    CONDOR,
     FAILED,
     JOB,
     KIND,
@@ -112,11 +111,8 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         """
         prober = self
         if self.identity.switching and self.settings.string(USER) == JOB:
-            try:
-                condor = named_user(self.settings, self.identity, CONDOR)
-            except errors.MachineFault:
-                return False
-            if condor.uid in (0, self.identity.uid):
+            condor = Identity.of_condor()
+            if condor is None or condor.uid == self.identity.uid:
                 return False
             prober = ScriptDriver(self.vm_type, self.settings, condor, self.log)
         return findings.first_bad(prober.survey(monotonic() + self._seconds()).findings) is not None

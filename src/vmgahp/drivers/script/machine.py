@@ -161,12 +161,12 @@ def user_for(settings: Settings, job: Identity) -> Identity:
     return found
 
 
-def named_user(settings: Settings, job: Identity, word: str = "") -> Identity:
-    """Return the user that `word`, by default VM_SCRIPT_USER, names, even if this server cannot become that user.
+def named_user(settings: Settings, job: Identity) -> Identity:
+    """Return the user that VM_SCRIPT_USER names, even if this server cannot become that user.
 
     Raises `errors.MachineFault` if there is no such user.
     """
-    word = word or settings.string(USER)
+    word = settings.string(USER)
     if word == JOB:
         return job
     if word == ROOT:

@@ -113,6 +113,22 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         take_back = plan.checkpoint.refuse(plan.spec.name, unusable, own, fresh_disks=fresh_disks)
         return plan._replace(copy=plan.fresh, restart=None, unusable=None), take_back
 
+    def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
+        """Hold the job for a vmrun that processes of its user can end or answer for, unless the machine is unfit."""
+        cause = fault.__cause__
+        is_said = isinstance(cause, VmrunError) and not isinstance(cause.__cause__, OSError)  # else it has not begun
+        if not (is_said and isinstance(fault, errors.MachineFault) and self.identity.switching):
+            return fault
+        found = [_kernel_module()]
+        if (condor := Identity.of_condor()) and condor.uid != self.identity.uid:
+            prober = VmrunDriver(self.vm_type, self.settings, condor, self.log)
+            found = list(prober.survey(monotonic() + self._seconds()).findings)
+        if bad := findings.first_bad(found):
+            return errors.MachineFault(f"{fault.problem} {bad.seen}", bad.hint)
+        return errors.JobFault(
+            errors.MISMATCHED, fault.problem, f"ask the administrator of this machine: {fault.hint or 'see its log.'}"
+        )
+
     def kill(self, match: str, uuid: str = "") -> bool:
         directory = os.path.realpath(match)
 
@@ -219,7 +235,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
                     f"vmrun says that it has made a snapshot of {machine.name}, and the guest would write to "
                     f"{layers[0].path} itself.",
                     "read vmware.log in the job's scratch directory.",
-                )
+                ) from VmrunError("snapshot", "there is none")
 
     def _power_on(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         doing = f"{'resuming' if plan.restart else 'starting'} {plan.spec.name}"

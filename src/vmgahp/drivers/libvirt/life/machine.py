@@ -346,6 +346,8 @@ class LibvirtMachine(ManagedMachine):
             if faults.is_blocked(error):
                 problem = f"{self.name} cannot be saved: {faults.message_of(error)}"
                 raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, problem) from error
+            if faults.is_closed(error):
+                raise self.saver.fault(f"{faults.CLOSED}: {faults.message_of(error)}") from error
             raise self._fault(error, "saving", began) from error
 
     def _fault(self, error: libvirt.libvirtError, doing: str, began: float) -> errors.Fault:

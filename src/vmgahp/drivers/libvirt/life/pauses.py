@@ -7,7 +7,8 @@ space cannot be observed for all causes, so the guest is resumed periodically.
 A guest that would fill the machine's disk is paused by `DiskLimits` before that, and waits in the same way; one that
 exceeds what its job has asked for is ended. Occupied space counts, not the size of a file, which may have holes; the
 open files are measured, which QEMU writes to whatever happens to their names. That takes microseconds, and the next
-time comes before a guest can have written what is left.
+time comes before a guest can have written what is left. What a guest's program prints and sends is written to files of
+the same account by this process, which asks before each write.
 """
 
 import os
@@ -235,7 +236,7 @@ SLACK = 8
 
 
 class DiskLimits:
-    """A watch on the disks of one VM."""
+    """A watch on what one VM writes to EXECUTE: its disks, and what its program prints and sends."""
 
     def __init__(self, pauses: IoErrors, files: Sequence[int], asked: int, kept_free: int, log: Logger) -> None:
         """Watch open files, closed at the end; `asked` and `kept_free` are bytes, 0 for no limit. Raises OSError."""
@@ -283,6 +284,14 @@ class DiskLimits:
             room = min(room, left)
         return min(max(room / RATE, SHORTEST), LONGEST)
 
+    def left(self) -> float:
+        """Return the bytes that may be written to further files of the account; 0 if that is not known."""
+        try:
+            left = self._free() - self._kept_free if self._kept_free else float("inf")
+            return min(left, self._asked - occupied(self._files)) if self._asked else left
+        except OSError:
+            return 0
+
     def _free(self) -> int:
         found = os.fstatvfs(self._files[0])
         return found.f_bavail * found.f_frsize
@@ -296,8 +305,8 @@ class DiskLimits:
     def _give_up(self) -> float:
         """End the VM, which has exceeded its share and cannot give space back."""
         why = (
-            f"the disks of the VM occupy {self._occupied >> 20} MiB, and request_disk is {self._asked >> 20} MiB: "
-            "raise it in the submit file, or have the guest write less"
+            f"the disks and outputs of the VM occupy {self._occupied >> 20} MiB, and request_disk is "
+            f"{self._asked >> 20} MiB: raise it in the submit file, or have the guest write less"
         )
         # A guest that ended meanwhile keeps its own way of ending.
         if self._stop(why) and not self._pauses.watch.gone.is_set():

@@ -22,6 +22,8 @@ from vmgahp.host import wait
 from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.host.starter import is_one_job
 
+LOOK = "vmgahp-look-"
+"""The beginning of the names of plain guests (`vmgahp.drivers.libvirt.start.second_look`)."""
 OWN_HEX = 8
 """The number of digits appended to the name of a VM whose own is taken."""
 
@@ -86,17 +88,18 @@ def clear(connection: LibvirtConnection, name: str, working_dir: str, log: Logge
 
 
 def sweep(connection: LibvirtConnection, log: Logger) -> None:
-    """Remove the persistent domains of jobs whose directory and server are both gone. Raises nothing."""
+    """Remove the persistent domains of servers that are gone, unless their job has a directory. Raises nothing."""
 
     def remove(opened: libvirt.virConnect) -> None:
         for domain in opened.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT):
-            if not (is_strange(domain) or is_claimed(domain.UUIDString()) or os.path.isdir(_directory(domain))):
+            has_job = not domain.name().startswith(LOOK) and os.path.isdir(_directory(domain))
+            if not (has_job or is_strange(domain) or is_claimed(domain.UUIDString())):
                 log(f"{domain.name()} was left defined: removing it")
                 end(domain)
 
     try:
         connection.call(remove)
-    except libvirt.libvirtError as error:
+    except (libvirt.libvirtError, errors.MachineFault) as error:
         log(f"clearing what others have left: {error}")
 
 

@@ -158,7 +158,8 @@ _OF_THE_MACHINE = (
         "domain on x86_64 host is not supported by hypervisor"),
     _machine("QEMU itself",
         "install QEMU for this machine's architecture (qemu-system-x86), and see that it starts.",
-        r"QEMU binary|No emulator found|does not support (virt|machine) type|unsupported machine type",
+        r"QEMU binary|No emulator found|suitable emulator|does not support (virt|machine) type"
+        r"|unsupported machine type",
         job_may_cause=True,
         example="SYSTEM_ERROR QEMU Cannot check QEMU binary /nope: No such file or directory"),
     _machine("libvirt's own directory",
@@ -272,6 +273,18 @@ def is_no_domain(error: libvirt.libvirtError) -> bool:
 
 def is_unsupported(error: libvirt.libvirtError) -> bool:
     return error.get_error_code() in numbers(("NO_SUPPORT", "OPERATION_UNSUPPORTED"))
+
+
+CLOSED = (
+    "libvirtd cannot open this process's files, as for a save: the process is in a container with pids of its own, "
+    "root may not use the file system (NFS with root_squash), or SELinux or AppArmor denies it"
+)
+
+
+def is_closed(error: libvirt.libvirtError) -> bool:
+    """Return True if libvirtd, which is root, could not open a file that this process has opened as another user."""
+    doing = ("Failed to open file '/proc/", "Failed to create file '/proc/", "Error from child process ")
+    return error.get_error_code() == libvirt.VIR_ERR_SYSTEM_ERROR and message_of(error).startswith(doing)
 
 
 def is_blocked(error: libvirt.libvirtError) -> bool:

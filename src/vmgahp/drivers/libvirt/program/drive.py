@@ -36,8 +36,8 @@ class _Record(NamedTuple):
     names: tuple[str, ...]  # the names in the scratch directory that came with the job
 
 
-def make(spec: JobSpec, run: Run, kept: int, identity: Identity) -> list[str]:
-    """Make the drive, and return the new files; `kept` bytes of EXECUTE stay free. Raises `errors.Fault`."""
+def make(spec: JobSpec, run: Run, most: int, identity: Identity) -> list[str]:
+    """Make the drive, of at most `most` bytes, and return the new files. Raises `errors.Fault`."""
     directory = spec.working_dir
     used = _used(spec)
     for name in (run.stdout, run.stderr):
@@ -48,7 +48,6 @@ def make(spec: JobSpec, run: Run, kept: int, identity: Identity) -> list[str]:
     names = recorded.names if recorded else run.inputs
     wanted = archive.Packing(_head(run), names, [*used, run.stdout, run.stderr], run.when)
     try:
-        most = max(job_user.free_bytes(directory, identity) - kept, 0)
         packed = identity.make_scratch(
             directory, DRIVE_FILE, lambda output: archive.pack(directory, output, wanted, most, identity)
         )

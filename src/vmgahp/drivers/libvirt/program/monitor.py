@@ -72,7 +72,9 @@ _BEGINS = {
 def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
     """Return the most bytes that a port's file may have: the job's limit or the free space. Raises `errors.Fault`."""
     left = max(job_user.free_bytes(spec.working_dir, identity) - kept_free(settings, spec.working_dir), 0)
-    left += identity.occupied_scratch(spec.working_dir, OUTPUTS_FILE)  # of a checkpoint, or soon emptied
+    run = spec.devices.run
+    names = (OUTPUTS_FILE, run.stdout, run.stderr) if run else ()
+    left += sum(identity.occupied_scratch(spec.working_dir, name) for name in names)  # of a checkpoint, or soon emptied
     return min(limit_of(spec, settings) or left, left)
 
 
@@ -408,15 +410,14 @@ class ProgramMonitor:
             self.failure = RUN_FAILED, why
 
     def _allowed(self) -> Allowed:
-        """Return the room for outputs beside their archive in EXECUTE's file system. Raises `Fault` and OSError."""
-        most = self._outputs.limit - self._identity.occupied_scratch(self._directory, OUTPUTS_FILE)
+        """Return the room for outputs beside all other files of the VM in EXECUTE. Raises `Fault` and OSError."""
         free, free_inodes, all_inodes = job_user.free_room(self._directory, self._identity)
-        left = free - self._kept
+        left = max(int(min(free - self._kept, self._outputs.left())), 0)
         inodes = free_inodes - (all_inodes // INODES_KEPT if self._kept else 0)
         if not all_inodes:  # a file system without a fixed number of them
             inodes = left // ENTRY
         names = ("*",) if self._program.outputs is None else self._program.outputs
-        return Allowed(names, max(min(most, left), 0), max(inodes, 0))
+        return Allowed(names, left, max(inodes, 0))
 
     # Results
 

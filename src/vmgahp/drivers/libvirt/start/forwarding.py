@@ -16,23 +16,19 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from fcntl import LOCK_EX
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.resources import PortForwards
-from vmgahp.host import packages, run, runtime_dir, wait
+from vmgahp.host import packages, run, runtime_dir, system_calls
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
-from vmgahp.host.system_calls import Opened
 
 ACCESS_FILE = "vm_access.json"
 CLAIM = "port-"
 """The prefix of the name of a port's claim."""
-LOCK_SECONDS = 2.0
-"""Seconds to wait for the lock on choosing ports, which a stranger may hold in ``/tmp``: then go on without it."""
 
 
 def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) -> PortForwards:
@@ -40,8 +36,7 @@ def claim(settings: Settings, wanted: tuple[int, ...], means: str, log: Logger) 
     offered, address = ports_of(settings), address_of(settings)
     directory = runtime_dir.runtime_dir()
     found: list[tuple[int, int]] = []
-    with Opened(os.open(os.path.dirname(directory), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as base:
-        wait.lock(base, LOCK_EX, LOCK_SECONDS)
+    with runtime_dir.claiming(directory):
         taken = runtime_dir.claimed(CLAIM)
         free = (port for port in offered if f"{CLAIM}{port}" not in taken and is_free(address, port))
         for guests, ours in zip(wanted, free, strict=False):
@@ -156,7 +151,7 @@ _PATIENT = "connect-timeout=10,keepalive,keepidle=30,keepintvl=10,keepcnt=3"
 
 
 class Relay:
-    """The relays of one guest, a process for each port."""
+    """The relays of one guest, a process for each port; no other user can listen there before or after them."""
 
     def __init__(
         self, identity: Identity, log: Logger, name: str, address: str, ports: Sequence[tuple[int, int]]
@@ -165,7 +160,15 @@ class Relay:
         self._log = log
         self._name = name
         self._address = address
-        self._ports = ports
+        self.ports: list[tuple[int, int]] = []
+        """The ports that lead to the guest: a process of others' may have taken one since it was chosen."""
+        self._reserved: list[int] = []
+        for guests, ours in ports:
+            try:
+                self._reserved.append(identity.run(system_calls.reserve_port, address, ours))
+                self.ports.append((guests, ours))
+            except (OSError, errors.MachineFault) as error:
+                log(f"{name}: port {ours} does not lead to the guest's {guests}: {error}")
         self._guest = ""
         self._failed = False
         self._running: list[subprocess.Popen[bytes]] = []
@@ -174,22 +177,28 @@ class Relay:
         """Lead to the guest's current address; called with each STATUS. Raises nothing."""
         if self._guest == guest and (self._failed or all(relay.poll() is None for relay in self._running)):
             return
-        self.end()
+        self._stop()
         self._guest, self._failed = guest, False
         try:
             if why := self._why_not(guest):
                 raise OSError(0, why)
-            for guests, ours in self._ports:
+            for guests, ours in self.ports:
                 self._running.append(self._run(guests, ours))
         except OSError as error:
             self._failed = True  # until it has another address
             self._log(
                 f"{self._name}: nothing leads to the guest at {guest}: {error.strerror} ({packages.of_system(SOCAT)})"
             )
-            self.end()
+            self._stop()
 
     def end(self) -> None:
-        """End the relays and all their connections. Raises nothing."""
+        """End the relays and all their connections, and give the ports back. Raises nothing."""
+        self._stop()
+        for reserved in self._reserved:
+            os.close(reserved)
+        self._reserved.clear()
+
+    def _stop(self) -> None:
         for relay in self._running:
             with suppress(OSError):  # it is gone
                 os.killpg(relay.pid, signal.SIGKILL)
@@ -209,5 +218,5 @@ class Relay:
         (tcp, here), (tcp_there, there) = (
             ("TCP6", f"[{each}]") if ":" in each else ("TCP4", each) for each in (self._address, self._guest)
         )
-        listen = f"{tcp}-LISTEN:{ours},bind={here},reuseaddr,fork,max-children={MOST_AT_ONCE},keepalive"
+        listen = f"{tcp}-LISTEN:{ours},bind={here},reuseaddr,reuseport,fork,max-children={MOST_AT_ONCE},keepalive"
         return run.begin([SOCAT, listen, f"{tcp_there}:{there}:{guests},{_PATIENT}"], self._identity)

@@ -24,7 +24,7 @@ from vmgahp.drivers.libvirt.start.describe import Describer, Plan
 from vmgahp.drivers.libvirt.start.hooks import described
 from vmgahp.hooks import xml_script
 from vmgahp.host.job_user import Identity
-from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.runtime_dir import claim
 from vmgahp.job.devices import Devices
 from vmgahp.job.disks import Disk
 
@@ -69,7 +69,7 @@ def _plain_guest_starts(
     plan: Plan, describer: Describer, connection: LibvirtConnection, log: Logger, *, with_disk: bool
 ) -> bool:
     uuid = domains.new_uuid()
-    name = f"vmgahp-look-{uuid}"
+    name = f"{domains.LOOK}{uuid}"
     spec = plan.spec._replace(
         name=name, disks=(), requests=(), nics=(), vcpus=1, vnc=False, devices=Devices(arch=plan.spec.devices.arch)
     )
@@ -89,17 +89,18 @@ def _plain_guest_starts(
         finally:
             domains.end(domain)
 
-    script, room = describer.settings.xml_script(), ""
+    script, room, claimed = describer.settings.xml_script(), "", ""
     try:
+        claimed = claim(uuid)  # what is left of it is removed when this process is gone
         if script:
-            room = runtime_dir()
+            room = claimed
             _plain_disk(room)
             spec = spec._replace(working_dir=room, memory_mib=xml_script.PLAIN_MEMORY)
             xml = describer.by_script(script, xml_script.plain(room, name, f'JobVMType = "{spec.vm_type}"'), spec, uuid)
             verify.before_libvirt(xml)
         else:
             if with_disk:
-                room = tempfile.mkdtemp(prefix="vmgahp-look-", dir=os.path.dirname(spec.working_dir))
+                room = tempfile.mkdtemp(prefix=domains.LOOK, dir=os.path.dirname(spec.working_dir))
                 os.chmod(room, 0o711)  # noqa: S103 - libvirt's user passes
                 spec = spec._replace(disks=(_plain_disk(room),))
             xml = build.build(spec, describer.host(plain, uuid))
@@ -110,8 +111,8 @@ def _plain_guest_starts(
         return False
     finally:
         capabilities.forget_firmware(name, connection.uri, log)
-        if room:
-            shutil.rmtree(room, ignore_errors=True)
+        for made_for_it in filter(None, (room, claimed)):
+            shutil.rmtree(made_for_it, ignore_errors=True)
     return True
 
 

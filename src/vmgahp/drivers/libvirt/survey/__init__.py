@@ -123,6 +123,13 @@ class LibvirtSurveyor(Surveyor):
             found += of_shares
         if self._connection.uri == SYSTEM_URI:
             found.append(_judge_limits(self._limits()))
+        saving: dict[str, Value] = {}
+        if (saves := checks.outcome("save")) is not None:
+            subject = "a file in EXECUTE of another user than root, which libvirtd is to open for a save"
+            found.append(findings.judge("save", subject, saves, "libvirtd opens it", UNKNOWN))
+            if isinstance(saves, str) and saves:
+                found[-1] = Finding("save", OFF, subject, saves, "set VM_SOFT_SUSPEND = True to suspend VMs in memory.")
+                saving = dict.fromkeys(("suspend", "checkpoint"), False)
         active = active_network(checks, wanted)
         judged = {kind: self._judge_network(kind, checks, active, qemu, tried) for kind in wanted}
         found += judged.values()
@@ -142,7 +149,7 @@ class LibvirtSurveyor(Surveyor):
         return Survey(
             found,
             attributes=self._attributes(host, qemu, accel, networking)
-            | {"tpm": of_tpm.verdict == OK, **shared}
+            | {"tpm": of_tpm.verdict == OK, **shared, **saving}
             | ({"ssh": ways_in.verdict == OK} if ways_in else {})
             | {"memory_formats": ",".join(formats)},
             machine_attributes={**published(active), **images},
@@ -159,6 +166,8 @@ class LibvirtSurveyor(Surveyor):
         let_answer_until(self._connection, end)
         checks.begin("libvirt", lambda: self._ask_libvirt(end))
         begin_networks(checks, self._connection, settings, wanted, end)
+        if (execute := settings.string("EXECUTE")) and not self._connection.read_only:
+            checks.begin("save", lambda: save_nothing(self._connection, execute, seconds_left(end)))
         if self._fixed != "qemu":
             checks.begin("kvm", lambda: kvm.check(end - monotonic()))
         if "user" in wanted:
@@ -631,6 +640,25 @@ def start_passt(identity: Identity, end: float) -> None:
             f"passt does not start: {_last_line(done) or f'it ended with status {done.status}'}.",
             "see whether this machine allows user namespaces (sysctl user.max_user_namespaces).",
         )
+
+
+def save_nothing(connection: LibvirtConnection, execute: str, seconds: float) -> str:
+    """Have libvirtd open a file in EXECUTE as for a save: one of another user, by a descriptor of this process.
+
+    Returns the reason why it cannot; empty if it can. Raises `errors.MachineFault` and OSError if that is unknown.
+    """
+    name, status = f".vmgahp-save-{os.getpid()}", os.stat(execute)
+    owner = Identity(status.st_uid, status.st_gid)
+    file = owner.open_scratch(execute, name, os.O_RDWR | os.O_CREAT)
+    try:
+        connection.call(lambda opened: opened.saveImageGetXMLDesc(f"/proc/{os.getpid()}/fd/{file}"), seconds=seconds)
+    except libvirt.libvirtError as error:  # always: it is no memory image
+        if faults.is_closed(error):
+            return f"{faults.CLOSED}: {faults.message_of(error)}."
+    finally:
+        os.close(file)
+        owner.unlink_scratch(execute, name)
+    return ""
 
 
 def _run(command: list[str], stdin: bytes, identity: Identity, end: float, devices: list[str]) -> Finished:
