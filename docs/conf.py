@@ -1,4 +1,4 @@
-"""How Sphinx makes the documents: pages in four rooms, tables made from the code, and the man pages.
+"""The configuration of Sphinx: the pages, tables made from the code, and the man pages.
 
 Nothing is fetched while it builds. `scripts/docs` builds all of it; a warning is a failure.
 """
@@ -40,6 +40,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
+html_search_scorer = str(HERE / "_static/scorer.js")
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#8a3a12", "color-brand-content": "#8a3a12"},
     "dark_css_variables": {"color-brand-primary": "#f0a070", "color-brand-content": "#f0a070"},

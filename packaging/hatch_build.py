@@ -1,4 +1,4 @@
-"""What hatchling adds to a wheel and to an sdist: its version, manual pages and completions."""
+"""Hatchling hooks that add version, manual pages and completions to a wheel and an sdist."""
 
 import os
 import re
@@ -13,18 +13,18 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 MAKE = ["sphinx>=8.1", "myst-parser>=4", "shtab>=1.8"]
-"""What makes manual pages and completions, of a clone; an sdist has them."""
+"""The packages that make manual pages and completions in a clone; an sdist has both."""
 
 
 class Made(BuildHookInterface):  # type: ignore[type-arg,unused-ignore]
-    """Nothing of it is written into the clone, which may be another user's."""
+    """The hook for manual pages and completions. It writes nothing into the clone, which may be another user's."""
 
     def dependencies(self) -> list[str]:
-        """What the build's own environment needs."""
+        """List what the build environment needs."""
         return [] if Path(self.root, "made").is_dir() else MAKE
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Adds all of it, but not where the clone itself is what is imported, which has no one version."""
+        """Add the files, except for an editable installation, whose version changes with the clone."""
         self._work = tempfile.TemporaryDirectory(prefix="vmgahp-build-")
         if version == "editable":
             return
@@ -48,27 +48,27 @@ class Made(BuildHookInterface):  # type: ignore[type-arg,unused-ignore]
             build_data["force_include"][str(told)] = "vmgahp/__init__.py"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Removes what was made on the way."""
+        """Remove the temporary files."""
         self._work.cleanup()
 
 
 class Described(MetadataHookInterface):
-    """What PyPI and Debian's package show of README.md."""
+    """The hook for the description on PyPI and in Debian's package, from README.md."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Adds the text."""
+        """Add the text."""
         readme = Path(self.root, "README.md").read_text()
         metadata["readme"] = {"content-type": "text/markdown", "text": without_links(readme)}
 
 
 def without_links(readme: str) -> str:
-    """A README without pictures, the list of documents and links to files, none of which are in a package."""
+    """Remove pictures, the list of documents and links to files, which are in no package, from a README."""
     told = re.sub(r"^!\[[^\n]*\n\n|^## Documents\n.*?^(?=## )", "", readme, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"\[([^]]+)\]\((?!https?://)[^)]*\)", r"\1", told)
 
 
 def with_version(text: str, version: str) -> str:
-    """The package's first module as it is in a wheel."""
+    """Put the version into the text of the package's first module."""
     head, line, rest = text.partition('\n__version__ = "0+checkout"\n')
     if not line:
         raise ValueError('src/vmgahp/__init__.py has no line: __version__ = "0+checkout"')
@@ -76,10 +76,10 @@ def with_version(text: str, version: str) -> str:
 
 
 def make(root: Path, share: Path) -> None:
-    """Makes the manual pages, without all other documents, and the completions, below a directory ``share``.
+    """Make the manual pages, but no other documents, and the completions below a directory ``share``.
 
     Raises:
-        RuntimeError: they could not be made; the sentence has what was said
+        RuntimeError: a command failed; the message has its output
     """
     others = "_build,_ext,index.md,tutorial,how-to,reference,explanation"
     settings = ("root_doc=man/vmgahp", "suppress_warnings=toc.not_included", f"exclude_patterns={others}")

@@ -14,11 +14,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 ARCHIVED = "$Format:%H %ct$"
-"""In an archive that git has made: the commit, and when it was made (`.gitattributes`)."""
+"""The commit and its time in an archive made by git (`.gitattributes`)."""
 
 
 def version(root: Path = ROOT, archived: str = ARCHIVED) -> str:
-    """The version, by what there is to tell it.
+    """Return the version from the best source there is.
 
     - a built source package: what its PKG-INFO says
     - the commit that the tag ``v0.2.0`` names: ``0.2.0``
@@ -46,7 +46,7 @@ def version(root: Path = ROOT, archived: str = ARCHIVED) -> str:
 
 
 def next_release(change_log: str) -> str:
-    """The release of the newest heading, ``## 0.2.0 (unreleased)``.
+    """Return the release of the newest heading, ``## 0.2.0 (unreleased)``.
 
     Raises:
         ValueError: there is no such heading
@@ -57,7 +57,7 @@ def next_release(change_log: str) -> str:
 
 
 def _changed(root: Path) -> str:
-    """``.d`` and the time of the newest file that is not as it was committed; nothing where all are."""
+    """Return ``.d`` and the time of the newest uncommitted change, or an empty string."""
     status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all")
     paths = [root / entry[3:] for entry in status.split("\0") if entry]
     # What was removed has no time any more; its directory has.
@@ -70,7 +70,7 @@ def _stamp(seconds: float) -> str:
 
 
 def _git(root: Path, *words: str) -> str:
-    """What git says, or nothing where it is not installed or sees no repository here.
+    """Return git's output, or an empty string without git or a repository.
 
     The clone may be another user's: root installs from it. Whoever builds it runs its code anyhow, and git may read it;
     it writes nothing there. Git's own variables, of a hook that runs this, say nothing about this clone.

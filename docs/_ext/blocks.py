@@ -1,4 +1,4 @@
-"""What a block of a page is: commands of a shell, HTCondor's settings, a submit file, or something to be read.
+"""Classify the blocks of a page: shell commands, HTCondor's settings, a submit file, or plain text.
 
 A reader copies a whole block into one place, so that a block is of one kind, and no remark in it is taken for an
 argument. Blocks that say no language get theirs here, those with commands and files a button that copies them.
@@ -14,17 +14,17 @@ from sphinx.util import logging
 SHELL, SETTINGS, SUBMIT, SESSION, OTHER = "sh", "settings", "submit", "console", "text"
 
 LEXERS = {SETTINGS: "ini", SUBMIT: "ini"}
-"""Kind -> how it is highlighted, where that is not its name."""
+"""Kind -> its lexer, if that has another name."""
 
 PROGRAMS = """
-ansible-playbook apt-get ausearch cat chmod chown conda cp curl dnf dpkg echo editor exec git grep grub-mkrescue
+ansible ansible-playbook apt-get ausearch cat chmod chown conda cp curl dnf dpkg echo editor exec git grep grub-mkrescue
 install jq mkdir mount openssl pip pipx printf python3 qemu-img restorecon rpm rpmbuild scripts/build-deb semanage
 semodule seq setsebool sh sudo systemctl touch uv virsh vmgahp yum
 """
-"""What a line of a shell begins with on these pages, beside paths and HTCondor's own commands."""
+"""The first words of shell lines on these pages, besides paths and HTCondor's own commands."""
 
 UNBROKEN = 24
-"""The longest name or option that stays on one line: a browser would break `--disk` behind its dashes."""
+"""The length up to which a name or option is never wrapped: a browser would break `--disk` after its dashes."""
 
 _SETTING = re.compile(r"[A-Z][A-Za-z0-9_.]*\s+\+?=\s|use [A-Z]+ *:|include\b")
 _SUBMIT = re.compile(r"\+\w+\s*=|[a-z][a-z_]*\s*=\s|queue\b")
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def lines(text: str) -> Iterator[str]:
-    """The lines that say of what kind they are, continued ones whole: no blank, no remark, no here document."""
+    """Yield the lines that show a kind, with continuations joined, without blanks, comments and here documents."""
     end = ""
     for line in re.sub(r"\s*\\\n\s*", " ", text).splitlines():
         if end:
@@ -47,7 +47,7 @@ def lines(text: str) -> Iterator[str]:
 
 
 def kind_of_line(line: str) -> str:
-    """The kind of one line."""
+    """Return the kind of one line."""
     if line.startswith("$ "):
         return SESSION
     if _SETTING.match(line):
@@ -60,7 +60,7 @@ def kind_of_line(line: str) -> str:
 
 
 def kind_of(text: str) -> str:
-    """The kind of a block; raises ValueError for one that mixes them, with the sentence that says which."""
+    """Return the kind of a block. Raises ValueError with a sentence for one that mixes kinds."""
     if text.startswith(("#!", "#cloud-config")):
         return SHELL if text.startswith("#!/bin/sh") else OTHER
     kinds = [kind_of_line(line) for line in lines(text)]

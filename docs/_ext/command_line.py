@@ -15,16 +15,16 @@ from vmgahp.commands.arguments import STATUSES, Parser
 from vmgahp.commands.tool import COMMANDS, ToolCommand, tool_parser
 
 WIDTH = 76
-"""Columns of a synopsis, as a terminal of 80 shows it."""
+"""The columns of a synopsis, which fits a terminal of 80."""
 
 
 def plain(text: str) -> str:
-    """A sentence of the code's in Markdown: what would be a mark there is escaped."""
+    """Escape Markdown's marks in a sentence of the code."""
     return "".join("\\" + c if c in "\\<>*_`[]|" else c for c in text.replace("%%", "%"))
 
 
 def children(parser: argparse.ArgumentParser) -> dict[str, Parser]:
-    """The parsers below one, by their words."""
+    """Return the subparsers of a parser by their words."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
@@ -32,12 +32,12 @@ def children(parser: argparse.ArgumentParser) -> dict[str, Parser]:
 
 
 def man_pages() -> list[tuple[str, str, str]]:
-    """Document, name and what it says it is, for each command."""
+    """List document, name and description of each command."""
     return [(f"man/vmgahp-{row.word}", f"vmgahp-{row.word}", row.text) for row in COMMANDS]
 
 
 def commands() -> str:
-    """All commands by what people want, with links to their pages."""
+    """List all commands by group, with links to their pages."""
     lines: list[str] = []
     for group in dict.fromkeys(row.group for row in COMMANDS):
         lines += [f"**{group}**", ""]
@@ -48,12 +48,12 @@ def commands() -> str:
 
 
 def statuses() -> str:
-    """The exit statuses of every command."""
+    """List the exit statuses that all commands have."""
     return _numbers(STATUSES)
 
 
 def page(word: str) -> str:
-    """What stands below the title of a command's page."""
+    """Make the text below the title of a command's page."""
     [row] = [row for row in COMMANDS if row.word == word]
     parser = children(tool_parser(word))[word]
     below = children(parser)
@@ -105,7 +105,7 @@ def _synopsis(parser: Parser, below: dict[str, Parser]) -> Iterator[str]:
 
 
 def _common(parsers: Sequence[Parser]) -> list[argparse.Action]:
-    """The options that all of these have, and in the same way."""
+    """Return the options that all of these parsers have with the same help."""
     first, *rest = [[action for action in _own(parser) if action.option_strings] for parser in parsers] or [[]]
     return [action for action in first if rest and all(_is_in(action, others) for others in rest)]
 
@@ -133,7 +133,7 @@ def _examples(parsers: Sequence[Parser]) -> list[str]:
 
 
 def _all_statuses(parsers: Sequence[Parser]) -> list[str]:
-    """One list where all parsers have the same, else everybody's and what is special of some."""
+    """Make one list if all parsers have the same statuses, else the common list and the differences."""
     first, *rest = [dict(parser.statuses) for parser in parsers]
     if all(other == first for other in rest):
         return ["## Exit status", "", _numbers(first)]
@@ -159,7 +159,7 @@ def _keys(parsers: Sequence[Parser]) -> list[str]:
 
 
 def _begin(text: str) -> str:
-    """A text as a sentence begins, unless its first word is a name."""
+    """Capitalize a text, unless its first word is a name."""
     return text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ,;:']", text) else text
 
 
@@ -170,7 +170,7 @@ def _read(app: Sphinx, document: str, source: list[str]) -> None:
 
 
 def _unlink(app: Sphinx, document: nodes.document, _name: str) -> None:
-    """A link within the documents leads nowhere from a manual page, where it would have an empty address."""
+    """Remove internal links from a manual page, where their addresses would be empty."""
     if app.builder.name == "man":
         for link in list(document.findall(nodes.reference)):
             if link.get("internal"):

@@ -24,7 +24,7 @@ PLACES = {
     "zsh": "zsh/site-functions/_vmgahp",
     "fish": "fish/vendor_completions.d/vmgahp.fish",
 }
-"""Below ``/usr/share``, or the ``share`` of another prefix."""
+"""The places below ``/usr/share``, or the ``share`` of another prefix."""
 
 JOBS = 'timeout 3 condor_q -constraint JobUniverse==13 -format %d. ClusterId -format "%d\\n" ProcId 2>/dev/null'
 IMAGES = "vmgahp image list 2>/dev/null | sed 1d | cut -d ' ' -f 1"
@@ -35,7 +35,7 @@ WORDS = {
     "types": f"printf '%s\\n' {' '.join(sorted(DRIVERS))}",
     "settings": f"printf '%s\\n' {' '.join(sorted(row.name for row in (*SETTINGS, *ELSEWHERE)))}",
 }
-"""What prints the words of a kind, a line each, in any of the shells."""
+"""Kind -> a shell command that prints its words, one per line."""
 
 KINDS = {"JOB": "jobs", "VM_TYPE": "types", "image check NAME": "images", "image update NAME": "images"}
 KINDS |= {"image remove NAME": "images", "config NAME": "settings"}
@@ -45,7 +45,7 @@ FILES = ("FILE", "FILE|DIR", "AD", "PATH", "IMAGE", "SOURCE", "WORD", "COMMAND")
 
 
 def _functions(shell: str) -> str:
-    """What the completions call by name."""
+    """Return the functions that the completions call."""
     form = {
         "bash": '_vmgahp_{name}() {{ local IFS=$\'\\n\'; compgen -W "$({words})" -- "$1"; }}',
         "zsh": '_vmgahp_{name}() {{ compadd -- ${{(f)"$({words})"}} }}',
@@ -55,7 +55,7 @@ def _functions(shell: str) -> str:
 
 
 def _mark(parser: Parser) -> None:
-    """Tell shtab what an argument's words are, where it is neither a choice nor free."""
+    """Tell shtab an argument's words, unless it is a choice or free text."""
     command = parser.prog.partition(" ")[2]
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -80,7 +80,7 @@ def _parsers(parser: Parser) -> Iterator[Parser]:
 
 
 def script(shell: str) -> str:
-    """The completions for a shell, as a file of its own."""
+    """Make the completions for a shell as one file."""
     parser = tool_parser()
     for each in _parsers(parser):
         _mark(each)

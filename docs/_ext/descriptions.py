@@ -1,4 +1,4 @@
-"""What a search engine, or a link that somebody sends, says of a page: its first paragraph."""
+"""Describe each page to search engines and link previews by its first paragraph."""
 
 from html import escape
 from typing import Any
@@ -10,7 +10,7 @@ LONGEST = 200
 
 
 def describe(document: nodes.document) -> str:
-    """The first paragraph of a page in plain text, cut at a word; empty where a page has none."""
+    """Return the first paragraph of a page in plain text, cut at a word; empty without a paragraph."""
     paragraph = next((p for p in document.findall(nodes.paragraph) if isinstance(p.parent, nodes.section)), None)
     text = " ".join(paragraph.astext().split()) if paragraph else ""
     return text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " …"

@@ -10,7 +10,7 @@ FILE = Path(__file__).parents[2] / "config" / "vmgahp.conf.example"
 
 
 def example() -> str:
-    """Every setting with its meaning and default; those that must be set have a value."""
+    """Make the lines of every setting with its meaning and default; required ones have a value."""
     text = FILE.read_text().partition("\n## ")[0]
     for ours, heading in ((False, "HTCondor's own settings"), (True, "Settings of this daemon alone")):
         text += f"\n## {heading}\n"

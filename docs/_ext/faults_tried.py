@@ -1,4 +1,4 @@
-"""The faults that are tried, and what came of them in the last run that was recorded (``tests/tried.json``)."""
+"""The faults that are tried, and their results in the last recorded run (``tests/tried.json``)."""
 
 import json
 import runpy
@@ -14,7 +14,7 @@ _OPERATIONS: dict[str, tuple[str, ...]] = _CASES["OPERATIONS"]
 
 
 class _Count(NamedTuple):
-    """What came of one fault during one operation, at all points of it."""
+    """The results of one fault at all points of one operation."""
 
     operation: str
     fault: str
@@ -28,7 +28,7 @@ def kinds() -> str:
 
 
 def tried(record: Path = _TESTS / "tried.json") -> str:
-    """Return the tables of what was tried and has survived, and a list of what was lost."""
+    """Return tables of the faults tried and survived, and a list of the losses."""
     part = json.loads(record.read_text())["parts"].get("faults") if record.exists() else None
     if part is None:
         return "Not recorded yet.\n"

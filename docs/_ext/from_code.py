@@ -34,11 +34,11 @@ FAMILIES = {
     "settings-vsphere": vm_types.VSPHERE,
     "settings-script": vm_types.SCRIPT,
 }
-"""Part -> the VM types for which alone its settings are."""
+"""Part -> the VM types that alone use its settings."""
 
 
 def settings_of(part: str) -> list[Setting]:
-    """The rows of the table that a part shows; every row is in one part."""
+    """Return the rows of the table that a part shows; every row is in one part."""
     if part in FAMILIES:
         return [setting for setting in SETTINGS if setting.types == FAMILIES[part]]
     ours = part == "settings-ours"
@@ -86,7 +86,7 @@ def _past(settings: dict[str, str]) -> str:
 
 
 def _words(*, ours: bool) -> str:
-    """The error words, the holding ones first: those that this daemon answers, or the others."""
+    """List the error words of this daemon, or the others; those that hold a job come first."""
     answered = {value for value in vars(errors).values() if isinstance(value, str)}
     holding = [word.removeprefix(errors.PREFIX) for word in errors.HOLD_CODES]
     text = ""
@@ -98,7 +98,7 @@ def _words(*, ours: bool) -> str:
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Every module of `vmgahp` by its path in the package, a package before what is in it (``drivers/``)."""
+    """Yield every module of `vmgahp` by its path, each package (``drivers/``) before its modules."""
     root = Path(vmgahp.__file__).parent
     for directory in sorted({path.parent for path in root.rglob("*.py")}):
         for path in sorted(directory.glob("*.py"), key=lambda path: (path.stem != "__init__", path.stem)):
@@ -107,13 +107,13 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def first_sentence(path: Path) -> str:
-    """The first sentence of a module's docstring, empty where there is none."""
+    """Return the first sentence of a module's docstring, or an empty string."""
     text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0].split())
     return re.split(r"(?<=[.!?])\s", text)[0]
 
 
 def _code_map() -> str:
-    """A list a package, its modules under it; the modules of the package itself come first."""
+    """List the packages, each followed by its modules."""
     lines = []
     for name, path in modules():
         package = path.stem == "__init__"
@@ -137,7 +137,7 @@ def _verbatim(text: str) -> str:
 
 
 def parts() -> "Iterator[tuple[str, Callable[[], str]]]":
-    """Every part's name and what makes it."""
+    """Yield each part's name and the function that makes it."""
     for part in ("settings-htcondor", "settings-ours", *FAMILIES):
         yield part, lambda part=part: _settings(part)
     yield "settings-list", _settings_list

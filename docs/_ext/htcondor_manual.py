@@ -1,7 +1,7 @@
-"""HTCondor's own commands, settings and submit commands lead to HTCondor's manual, at their first mention on a page.
+"""Link the first mention of HTCondor's commands, settings and submit commands on a page to HTCondor's manual.
 
-What is in the tables was looked up in the source of that manual, of August 2026: a name that is not there has no link,
-for nothing is fetched while the documents are built. What this project's reference describes leads there instead.
+The tables are from the source of that manual, August 2026; other names have no link, because nothing is fetched while
+the documents are built. Names of this project's reference link there instead.
 """
 
 from docutils import nodes
@@ -12,12 +12,12 @@ BASE = "https://htcondor.readthedocs.io/en/latest/"
 
 COMMANDS = """
 condor_chirp condor_config_val condor_continue condor_dagman condor_drain condor_history condor_hold
-condor_master condor_off condor_on condor_ping condor_preen condor_q condor_qedit condor_reconfig
+condor_job_router_info condor_master condor_off condor_on condor_ping condor_preen condor_q condor_qedit condor_reconfig
 condor_release condor_restart condor_rm condor_ssh_to_job condor_status condor_submit condor_submit_dag
 condor_suspend condor_tail condor_token_create condor_top condor_transfer_data condor_update_machine_ad
 condor_urlfetch condor_vacate condor_vacate_job condor_version condor_wait condor_watch_q condor_who
 """
-"""Each has a page of its own, a manual page."""
+"""The commands, each with a manual page."""
 
 SETTINGS = {
     "global": "CCB_ADDRESS EXECUTE RESERVED_DISK",

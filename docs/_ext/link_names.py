@@ -1,4 +1,4 @@
-"""The first mention of a setting, a job attribute or an error word on a page leads to its place in the reference."""
+"""Link the first mention of a setting, a job attribute or an error word on a page to the reference."""
 
 from docutils import nodes
 from sphinx import addnodes
@@ -15,7 +15,7 @@ PLACES = (
     | {setting.name: ("confval", setting.name) for setting in (*SETTINGS, *ELSEWHERE)}
     | {name: ("error-word", errors.PREFIX + word) for word in requests.WORDS for name in (word, errors.PREFIX + word)}
 )
-"""What a page may write -> the kind of object that the reference describes, and its name there."""
+"""A name on a page -> the kind of object in the reference, and its name there."""
 
 OWN_PAGES = ("reference/settings", "reference/job-attributes", "reference/errors")
 

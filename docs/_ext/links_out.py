@@ -1,6 +1,6 @@
-"""Links of a page to what is no document: files of the source tree can be downloaded, directories are named.
+"""Rewrite links to files outside of the documents: files can be downloaded, directories are only named.
 
-On a web view of the source tree such links lead to the file; a site has no such place.
+In a web view of the source tree such links work as they are.
 """
 
 import os
@@ -12,7 +12,7 @@ _LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)\s#]+)\)")
 
 
 def rewrite(text: str, directory: str, root: str) -> str:
-    """The page with its links out of the documents rewritten; `directory` is the page's, `root` the documents'."""
+    """Rewrite the links of a page in `directory` that lead out of the documents below `root`."""
 
     def replace(found: re.Match[str]) -> str:
         label, target = found.groups()

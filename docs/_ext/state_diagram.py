@@ -22,7 +22,7 @@ _HEAD = """digraph {
 
 
 def to_dot(mermaid: str) -> str:
-    """The Graphviz text of a Mermaid ``stateDiagram-v2``; two transitions between the same states become one arrow.
+    """Translate a Mermaid ``stateDiagram-v2`` to Graphviz; transitions between the same states share an arrow.
 
     Raises ValueError for a line that is no transition: a picture that left it out would lie.
     """
@@ -48,7 +48,7 @@ def to_dot(mermaid: str) -> str:
 
 
 def draw(mermaid: str) -> str:
-    """The diagram as an SVG element for a page of HTML."""
+    """Draw the diagram as an SVG element for HTML."""
     dot = subprocess.run(
         ["dot", "-Tsvg"], input=to_dot(mermaid), capture_output=True, text=True, check=True, timeout=60
     ).stdout

@@ -24,7 +24,7 @@ PARTS = {
 
 
 def table(record: Path = TRIED) -> str:
-    """Render which part of the tests has run where, and what came of it."""
+    """Render the results of each part of the tests on each system."""
     parts = json.loads(record.read_text())["parts"]
     lines = [f"| what | {' | '.join(COLUMNS)} | tests | failed | date |\n", "|---" * (len(COLUMNS) + 4) + "|\n"]
     for name, what in PARTS.items():

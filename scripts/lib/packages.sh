@@ -9,7 +9,7 @@ keep=
 # common_option WORD VALUE: of those that all of the scripts take.
 common_option() {
     case $1 in
-    --source)
+    --clone)
         [ -f "$2/packaging/version.py" ] || fail "no clone of the project: $2" "packaging/version.py is not in it."
         tree=$(cd "$2" && pwd)
         ;;

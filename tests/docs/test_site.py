@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
-from urllib.parse import unquote
+from urllib.parse import quote_plus, unquote
 
 import pytest
 from markdown_it import MarkdownIt
@@ -153,6 +153,23 @@ def test_every_error_word_is_found(site: Path) -> None:
     assert names - found == set()
     page = (site / "reference/errors.html").read_text()
     assert {name for name in names if f'id="error-word-{name}"' not in page} == set()
+
+
+@pytest.mark.skipif(shutil.which("chromium-headless-shell") is None, reason="needs chromium-headless-shell")
+@pytest.mark.parametrize(
+    ("asked", "page"),
+    [
+        ("limit memory", "how-to/limits"),
+        ("survive eviction", "how-to/eviction"),
+        ("why is my job held", "how-to/held"),
+        ("run windows", "how-to/windows"),
+    ],
+)
+def test_the_search_answers_with_the_right_page_first(asked: str, page: str, site: Path, tmp_path: Path) -> None:
+    command = ["chromium-headless-shell", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
+    command += ["--virtual-time-budget=10000", "--dump-dom", f"file://{site}/search.html?q={quote_plus(asked)}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert re.findall(r'<li class="kind-\w+"><a href="([^"#?]+)\.html', shown)[:1] == [page]
 
 
 def test_what_is_copied_has_a_button_and_what_is_read_has_none(site: Path) -> None:

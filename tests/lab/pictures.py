@@ -60,7 +60,8 @@ def as_svg(text: str) -> str:
 def doctor(namespace: Namespace) -> str:
     """The doctor's words on a terminal of `WIDTH` columns."""
     on_a_terminal = f"stty cols {WIDTH}; {DOCTOR}"
-    return namespace.run("env", "TERM=xterm", "script", "-qc", on_a_terminal, "/dev/null", check=False).stdout
+    said = namespace.run("env", "TERM=xterm", "script", "-qc", on_a_terminal, "/dev/null", check=False).stdout
+    return said.replace(str(Path(OUR_SERVER).parent), "/usr/libexec/condor")  # where the packages have it
 
 
 LINE = re.compile(r"\x1b\[(\d+)m *([\d.]+)  (.*?)\x1b\[0m")

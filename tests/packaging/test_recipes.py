@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from tests import REPOSITORY
+from vmgahp.commands import setup
+from vmgahp.config import sources
 
 ROLE = REPOSITORY / "packaging/ansible/roles/vmgahp"
 CONDAS_NAMES = {"htcondor": "python-htcondor", "PyYAML": "pyyaml"}
@@ -81,3 +83,11 @@ def test_ansible_reads_it(tmp_path: Path) -> None:
     command = [Path(sys.executable).with_name("ansible-playbook"), "--syntax-check", "-i", "localhost,", book]
     done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_settings_to_include_are_those_that_setup_writes() -> None:
+    text = (REPOSITORY / "config/execute.config").read_text()
+    given = {name: value for _, name, value in sources.logical_lines(text, "execute.config")}
+    assert setup.USUAL.items() <= given.items()
+    assert {setup.SERVER, setup.TYPE, setup.MEMORY, setup.NETWORKING, setup.KINDS} <= set(given)
+    assert set(given) - setup.KNOWN == {"THREE_QUARTERS_OF_MEMORY"}

@@ -32,8 +32,6 @@ _XSL = "{http://www.w3.org/1999/XSL/Transform}"
 def main(path: str) -> int:
     """Transform standard input and return the exit status."""
     restrict(None, memory=MOST_MEMORY, cpu_seconds=MOST_SECONDS, file_bytes=LONGEST_OUTPUT)
-    from lxml import etree
-
     # The mark distinguishes a rejection from an error, because libxslt reports both in the same way.
     mark = os.urandom(12).hex()
     messages: list[str] = []
@@ -69,8 +67,6 @@ def main(path: str) -> int:
 
 def _mark_rejections(sheet: etree._Element, mark: str) -> None:
     """Put the mark before every message that ends the transformation."""
-    from lxml import etree
-
     for message in sheet.iter(f"{_XSL}message"):
         if message.get("terminate") == "yes":
             first = etree.Element(f"{_XSL}text")
@@ -79,8 +75,6 @@ def _mark_rejections(sheet: etree._Element, mark: str) -> None:
 
 
 def _parser() -> etree.XMLParser:
-    from lxml import etree
-
     class Refuse(etree.Resolver):
         """A resolver that refuses xsl:import and xsl:include, which are read before any access control applies."""
 
@@ -108,8 +102,6 @@ def _parameters(sheet: etree._Element, job: dict[str, object]) -> dict[str, etre
 
     A character that XML does not allow becomes ``?``, because the job must not be able to break the stylesheet.
     """
-    from lxml import etree
-
     found = {}
     for parameter in sheet.iterchildren(f"{_XSL}param"):
         name = parameter.get("name", "")

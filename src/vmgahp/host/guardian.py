@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import signal
 from collections.abc import Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
@@ -167,15 +166,6 @@ class Guardian:
             self._say(DISMISSED)
             os.close(self.pipe)
             self.pipe = -1
-
-    def alive(self) -> bool:
-        """Return True while the guardian watches; False once it was dismissed or killed."""
-        with self._lock:
-            if self.pipe < 0:
-                return False
-            poll = select.poll()
-            poll.register(self.pipe, 0)  # an error is always reported: the reading end is closed
-            return not poll.poll(0)
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

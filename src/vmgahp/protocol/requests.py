@@ -18,38 +18,38 @@ from vmgahp.protocol import wire
 from vmgahp.protocol.session import REQUEST_TIMEOUT, START_EXTRA
 
 WORDS: dict[str, str] = {
-    "JOBCLASSAD_NO_VM_MEMORY_PARAM": "The job does not say how much memory its VM gets, or says nothing that this "
-    "machine gives to a VM (VM_MEMORY).",
+    "JOBCLASSAD_NO_VM_MEMORY_PARAM": "The job has no memory size for its VM, or one that this machine does not "
+    "allow (VM_MEMORY).",
     "JOBCLASSAD_XEN_NO_KERNEL_PARAM": "The job does not say which kernel its Xen guest boots (xen_kernel).",
     "JOBCLASSAD_MISMATCHED_HARDWARE_VT": "The job asks for something that this machine does not grant: hardware "
     "virtualization, a kind of network, a device.",
-    "JOBCLASSAD_XEN_KERNEL_NOT_FOUND": "The kernel of the job's Xen guest is not there, or may not be read.",
-    "JOBCLASSAD_XEN_INITRD_NOT_FOUND": "The initial RAM disk of the job's Xen guest is not there, or may not be read.",
+    "JOBCLASSAD_XEN_KERNEL_NOT_FOUND": "The kernel of the job's Xen guest is missing or unreadable.",
+    "JOBCLASSAD_XEN_INITRD_NOT_FOUND": "The initial RAM disk of the job's Xen guest is missing or unreadable.",
     "JOBCLASSAD_XEN_NO_ROOT_DEVICE_PARAM": "The job brings a kernel and does not say which disk is its root "
     "(xen_root).",
     "JOBCLASSAD_XEN_NO_DISK_PARAM": "The job names no disk for its Xen guest (vm_disk).",
-    "JOBCLASSAD_XEN_INVALID_DISK_PARAM": "The vm_disk of the job is not of the right form, or its image is not there.",
+    "JOBCLASSAD_XEN_INVALID_DISK_PARAM": "The vm_disk of the job has the wrong form, or its image is missing.",
     "JOBCLASSAD_XEN_MISMATCHED_CHECKPOINT": "The files of the job's checkpoint do not belong together.",
     "JOBCLASSAD_KVM_NO_DISK_PARAM": "The job names no disk (vm_disk).",
-    "JOBCLASSAD_KVM_INVALID_DISK_PARAM": "The vm_disk of the job is not of the right form, or an image of it is not "
-    "there, may not be read, or is in use.",
+    "JOBCLASSAD_KVM_INVALID_DISK_PARAM": "The vm_disk of the job has the wrong form, or one of its images is "
+    "missing, unreadable or in use.",
     "JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT": "The files of the job's checkpoint do not belong together.",
-    "BAD_IMAGE": "A disk image is damaged, or of another format than was said.",
+    "BAD_IMAGE": "A disk image is damaged, or does not have the format that the job gives.",
     "NO_JOBCLASSAD_INFO": "No job ad was sent before the START, or one without VM_WORKING_DIR, JobVMType or the "
     "attributes that name the VM.",
-    "NO_SUPPORTED_VM_TYPE": "The type asked for is not the one that this server serves.",
+    "NO_SUPPORTED_VM_TYPE": "The server serves another VM type than the requested one.",
     "VM_NOT_FOUND": "There is no VM with this id: it was never started, or it was stopped, or its guest is gone.",
     "VM_INVALID_OPERATION": "This is not possible in the state that the VM is in.",
     "VM_NO_SUPPORT_SUSPEND": "VMs of this kind cannot be suspended.",
     "VM_NO_SUPPORT_CHECKPOINT": "VMs of this kind cannot be checkpointed, or the job does not ask for checkpoints.",
-    "INTERNAL": "The hypervisor, or the server itself, failed in a way that is nobody's doing.",
-    "CRITICAL": "Something on this machine keeps VMs from running: settings, libvirt, QEMU, room, permissions.",
+    "INTERNAL": "The hypervisor or the server failed, and neither the job nor a setting is known to be the cause.",
+    "CRITICAL": "Something on this machine keeps VMs from running: settings, libvirt, QEMU, disk space, permissions.",
     "VM_NOT_ENOUGH_MEMORY": "The machine has not enough free memory for the VM.",
     "VM_CANNOT_CREATE_CKPT_FILES": "The files of a checkpoint could not be written.",
-    "VM_INVALID_SUSPEND_FILE": "The file that a suspended VM was saved in is missing or of no use.",
-    "XEN_INVALID_GUEST_KERNEL": "Xen does not take the guest's kernel.",
+    "VM_INVALID_SUSPEND_FILE": "The saved memory of a suspended VM is missing or invalid.",
+    "XEN_INVALID_GUEST_KERNEL": "Xen rejects the guest's kernel.",
     "XEN_VBD_CONNECT_ERROR": "Xen could not connect a disk of the guest.",
-    "XEN_CONFIG_FILE_ERROR": "Xen does not take the description of the guest.",
+    "XEN_CONFIG_FILE_ERROR": "Xen rejects the description of the guest.",
     "JOBCLASSAD_TOO_MUCH_MEMORY_REQUEST": "The job asks for more memory than this machine gives to VMs.",
     "JOBCLASSAD_MISMATCHED_NETWORKING": "The job wants a network, and this machine offers none (VM_NETWORKING).",
     "JOBCLASSAD_MISMATCHED_NETWORKING_TYPE": "The job wants a kind of network that this machine does not offer "
@@ -62,7 +62,7 @@ WORDS: dict[str, str] = {
     "JOBCLASSAD_NO_VMWARE_DIR_PARAM": "The job does not say where its VMware files are (vmware_dir).",
     "JOBCLASSAD_NO_VMWARE_VMX_PARAM": "The job does not name its .vmx file.",
     "JOBCLASSAD_NO_VMWARE_VMDK_PARAM": "The job does not name its .vmdk files.",
-    "JOBCLASSAD_VMWARE_VMX_NOT_FOUND": "The job's .vmx file is not there.",
+    "JOBCLASSAD_VMWARE_VMX_NOT_FOUND": "The job's .vmx file is missing.",
     "JOBCLASSAD_VMWARE_VMX_ERROR": "The job's .vmx file cannot be read.",
 }
 """The meaning of each word; the key has no ``VMGAHP_ERR_``."""

@@ -1,5 +1,6 @@
 """vmgahp top: the VMs of a machine as a table, from libvirt and from the files of scratch directories."""
 
+import getpass
 import json
 import os
 import re
@@ -161,6 +162,13 @@ def test_libvirt_that_cannot_be_asked_is_told_and_fails_an_empty_table(tmp_path,
     told = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["cpu_percent"]) for row in told["vms"]] == [("alice_lab_7.0", 50.0)]
     assert len(told["notes"]) == 1
+    figures = tmp_path / "vmgahp.prom"
+    assert cli.main(["vmgahp", "top", "--prometheus", str(figures), "--execute", str(tmp_path)]) == 0
+    assert {
+        "vmgahp_vms 1",
+        "vmgahp_unreadable_sources 1",
+        'vmgahp_vm_memory_bytes{name="alice_lab_7.0",owner="root"} 67108864',
+    } <= {line.replace(f'owner="{getpass.getuser()}"', 'owner="root"') for line in figures.read_text().splitlines()}
 
 
 def test_names_of_jobs_vms() -> None:

@@ -56,7 +56,7 @@ def test_an_upgrade_and_a_restart_of_libvirt_leave_a_running_job_alone(node, tmp
     settle(node, job)
     pid = job.ask_of_qemu("echo $pid")
     later = later_clone_of(tmp_path_factory)
-    words = ("--keep", str(kept_of(tmp_path_factory)), "--source", str(later))
+    words = ("--keep", str(kept_of(tmp_path_factory)), "--clone", str(later))
     [package] = build("build-deb", tmp_path_factory.mktemp("later"), *words)
     node.install(Path(package))
     node.run("systemctl", "restart", *node.libvirt)

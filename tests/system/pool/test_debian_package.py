@@ -49,7 +49,7 @@ def later_clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def later(kept: Path, later_clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    [built] = build("build-deb", tmp_path_factory.mktemp("package"), "--keep", str(kept), "--source", str(later_clone))
+    [built] = build("build-deb", tmp_path_factory.mktemp("package"), "--keep", str(kept), "--clone", str(later_clone))
     return built
 
 
@@ -76,7 +76,7 @@ def test_what_is_in_it(package: Path, tmp_path: Path) -> None:
     [readme] = shown.glob("README.md*")
     text = (gzip.decompress(readme.read_bytes()) if readme.suffix == ".gz" else readme.read_bytes()).decode()
     assert [link for link in re.findall(r"\]\(([^)]*)\)", text) if not link.startswith("https://")] == []
-    for place in ("bash-completion/completions/vmgahp", "zsh/vendor-completions/_vmgahp"):
+    for place in ("bash-completion/completions/vmgahp", "zsh/vendor-completions/_vmgahp", "vmgahp/execute.config"):
         assert (tmp_path / "usr/share" / place).stat().st_size
     assert (tmp_path / "usr/share/fish/vendor_completions.d/vmgahp.fish").stat().st_size
 
@@ -85,7 +85,7 @@ def test_the_same_commit_gives_the_same_bytes(later: Path, later_clone: Path, tm
     clone = tmp_path / "elsewhere" / "of another name"
     clone.parent.mkdir()
     git(tmp_path, "clone", "-q", str(later_clone), str(clone))
-    [again] = build("build-deb", tmp_path, "--source", str(clone))
+    [again] = build("build-deb", tmp_path, "--clone", str(clone))
     assert again.name == later.name
     assert again.read_bytes() == later.read_bytes()
 

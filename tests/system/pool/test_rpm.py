@@ -48,7 +48,7 @@ def packages(kept: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def later(kept: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """EL 9's of a commit more, in which the package has a module more."""
     clone = later_clone_of(tmp_path_factory)
-    words = ("--el", "9", "--keep", str(kept), "--source", str(clone))
+    words = ("--el", "9", "--keep", str(kept), "--clone", str(clone))
     return by_name(build("build-rpm", tmp_path_factory.mktemp("packages"), *words))
 
 
@@ -103,11 +103,17 @@ def test_what_is_compiled_needs_nothing_newer_than_el_9_has(packages: dict[str, 
     assert [line for line in needed if ".so" in line] == []
 
 
+def test_source_packages_alone(kept: Path, packages: dict[str, Path], tmp_path: Path) -> None:
+    made = build("build-rpm", tmp_path, "--keep", str(kept), "--source")
+    assert {path.name for path in made} == {path.name for path in packages["vmgahp.el9"].parent.glob("*.src.rpm")}
+
+
 def test_what_is_in_them(packages: dict[str, Path]) -> None:
     for release in ("el9", "el10"):
         files = query(packages["vmgahp." + release], "-l")
         assert {SERVER, "/usr/libexec/condor/vmgahp-image-plugin", "/usr/bin/vmgahp"} <= set(files)
         assert {"/usr/share/man/man1/vmgahp.1.gz", "/usr/share/doc/vmgahp/CHANGELOG.md"} <= set(files)
+        assert "/usr/share/vmgahp/execute.config" in files
         assert {"/usr/share/licenses/vmgahp/LICENSE", "/usr/share/licenses/vmgahp/COPYING.pycdlib"} <= set(files)
         assert "/usr/share/doc/vmgahp/examples/vmgahp.conf.example" in files
         assert [path for path in files if path.startswith("/etc") or path.endswith(".pyc")] == []

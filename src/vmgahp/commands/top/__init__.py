@@ -34,6 +34,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--once", action="store_true", help="print one table")
     add_json(command, "print one look as one JSON object")
+    text = "write the figures for node_exporter's textfile collector; - is standard output"
+    add("--prometheus", default="", metavar="FILE", help=text)
     add("--interval", type=seconds, default=2.0, metavar="SECONDS", help="between two looks (default: 2)")
     add("--execute", default="", metavar="DIR", help="where the scratch directories are (default: EXECUTE)")
     command.set_defaults(run=_run)

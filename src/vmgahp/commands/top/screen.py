@@ -5,6 +5,7 @@ libvirt is asked for its domains. VMs that it does not know, of other drivers or
 """
 
 import argparse
+import json
 import os
 import pwd
 import sys
@@ -26,7 +27,7 @@ from rich.text import Text
 
 from vmgahp import config, errors, lifecycle
 from vmgahp.commands.arguments import print_json
-from vmgahp.commands.files import NotRegular, open_regular
+from vmgahp.commands.files import NotRegular, open_regular, write_anew
 from vmgahp.commands.metrics_lines import Event, Sample, of_line, rates, read_line
 from vmgahp.commands.page import UNLIMITED, duration, size
 from vmgahp.commands.top import VM
@@ -222,6 +223,13 @@ def _owner(scratch: str) -> str:
 
 BETWEEN = 1.0
 """The seconds between the two looks of a single table, for which the rates are computed."""
+GAUGES = {
+    **{key: (key, 1) for key in ("vcpus", "cpu_percent")},
+    **{f"{key}_kib": (f"{key}_bytes", 1024) for key in ("memory", "max_memory", "rss")},
+    **{key: (f"{key}_bytes_per_second", 1) for key in ("read", "written", "received", "sent")},
+    "age": ("age_seconds", 1),
+}
+"""The keys of `VM` that Prometheus gets, each with the name of its gauge and the factor to its unit."""
 COLORS = {"Running": "green", "SoftSuspended": "yellow", "Suspended": "blue", "Checkpointed": "magenta"}
 UNKNOWN = "-"
 
@@ -251,23 +259,40 @@ def run(options: argparse.Namespace) -> int:
     """Show the VMs; the exit status is 1 if no VMs could be queried."""
     node = Node(config.load(os.environ), options.execute)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else UNLIMITED)
-    if options.once or options.json or not console.is_terminal or console.is_dumb_terminal:
-        return _once(node, console, as_json=options.json)
+    if options.once or options.json or options.prometheus or not console.is_terminal or console.is_dumb_terminal:
+        return _once(node, console, options)
     with suppress(KeyboardInterrupt):
         _live(node, console, options.interval)
     return 0
 
 
-def _once(node: Node, console: Console, *, as_json: bool) -> int:
+def _once(node: Node, console: Console, options: argparse.Namespace) -> int:
     look = node.look()
     if any(row["source"] == "libvirt" for row in look.rows):
         time.sleep(BETWEEN)
         look = node.look()
-    if as_json:
+    if options.json:
         print_json({"time": round(look.time, 3), "vms": look.rows, "notes": look.notes})
+    elif options.prometheus == "-":
+        sys.stdout.write(prometheus(look))
+    elif options.prometheus:
+        write_anew(options.prometheus, prometheus(look).encode(), 0o644)
     else:
         console.print(table(look, console.width))
     return 1 if look.notes and not look.rows else 0
+
+
+def prometheus(look: Look) -> str:
+    """Write the figures in Prometheus's text format; a figure that is unknown is left out."""
+    lines = ["# TYPE vmgahp_vms gauge", f"vmgahp_vms {len(look.rows)}"]
+    lines += ["# TYPE vmgahp_unreadable_sources gauge", f"vmgahp_unreadable_sources {len(look.notes)}"]
+    for key, (name, unit) in GAUGES.items():
+        lines.append(f"# TYPE vmgahp_vm_{name} gauge")
+        for row in (row for row in look.rows if row[key] is not None):
+            # JSON quotes a printable text as Prometheus does.
+            labels = (f"{label}={json.dumps(row[label], ensure_ascii=False)}" for label in ("name", "owner"))
+            lines.append(f"vmgahp_vm_{name}{{{','.join(labels)}}} {row[key] * unit}")
+    return "\n".join(lines) + "\n"
 
 
 def _live(node: Node, console: Console, interval: float) -> None:
