@@ -187,7 +187,7 @@ PLACES = {
     "images/formats.py:_info": (2, NOT_INSTALLED),
     "images/catalog.py:_broken": (1, IMAGES),
     "images/catalog.py:read": (1, IMAGES),
-    "job/cloud_init.py:_check_meta_data": (1, NOT_INSTALLED),
+    "job/cloud_init.py:_check_yaml": (1, NOT_INSTALLED),
     "images/iso.py:_write": (2, NOT_INSTALLED),
     "job/engine.py:judge": (1, NOT_INSTALLED),
     "job/archive.py:pack": (1, NOT_INSTALLED),

@@ -189,10 +189,12 @@ def vmware_machine(data: bytes) -> None:
 @target
 def seed(data: bytes) -> None:
     """What a guest is told, and what it says at its end."""
-    told = cloud_init.Seed("user-data", "", "network-config", "i", "h", ("a", "b", "c"))
+    told = cloud_init.Seed("user-data", "", "", "i", "h", ("a", "b", "c"), is_checked=False)
     with suppress(*HELD):
         cloud_init.look(told, "/scratch", _Scratch(data))
-    cloud_init.judge_meta_data(data[: 1 << 16])
+    cloud_init.judge("Meta_Data", data[: 1 << 16])
+    for option in ("User_Data", "Network_Config"):
+        cloud_init.judge(option, data[: 1 << 12])
     text = data.decode("utf-8", "surrogateescape")
     with suppress(cloud_init.iso.Unfit):
         cloud_init.iso.check_names(text.split("\n"))

@@ -116,6 +116,40 @@ def test_what_cloud_init_would_drop_is_refused(directory: Directory, content: by
 
 
 @pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"#cloud-config\nruncmd:\n\t- [date]\n", "line 3"),
+        (b"#cloud-config\nruncmd:\n - sed 's/^a: b$/a: c/' f\n", "line 3"),
+        (b"#cloud-config\nwrite_files:\n- content: |\n    a\nouch!\n\n  path: /x\n", "line"),
+        (b"#cloud-config\nssh_pwauth:\ttrue\n", "line 2"),
+        (b"#Cloud-Config\n- date\n", "no names with values"),
+    ],
+)
+def test_a_cloud_config_that_cloud_init_would_drop_is_refused(directory: Directory, content: bytes, why: str) -> None:
+    directory.put("user-data", content)
+    directory.refused("VMPARAM_vm_User_Data", why, User_Data='"user-data"')
+    directory.write(User_Data='"user-data"', User_Data_Format='"any"')
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"#cloud-config\na: !vault x\n", b"#cloud-config\nb: 1\n" * 20_000, b"## template: jinja\n#cloud-config\n{% x %}"],
+)
+def test_a_cloud_config_that_it_may_know_is_taken(directory: Directory, content: bytes) -> None:
+    directory.put("user-data", content)
+    assert directory.write(User_Data='"user-data"')["user-data"] == content
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(b"version: 2\n\tethernets: {}\n", "line 2"), (b"", "no names with values")]
+)
+def test_a_network_config_that_cloud_init_would_drop_is_refused(directory: Directory, content: bytes, why: str) -> None:
+    directory.put("user-data", b"#cloud-config\n")
+    directory.put("net", content)
+    directory.refused("VMPARAM_vm_Network_Config", why, User_Data='"user-data"', Network_Config='"net"')
+
+
+@pytest.mark.parametrize(
     ("meta", "good"),
     [
         (b"instance-id: x\n", True),

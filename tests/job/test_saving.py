@@ -77,6 +77,9 @@ DISK = "<disk type='file' device='disk'><driver name='qemu' type='{}'/>{}<target
         (domain("<interface type='hostdev'/>"), "hostdev"),
         (domain("<shmem name='m'><model type='ivshmem-doorbell'/></shmem>"), "ivshmem"),
         (domain("<video><model type='virtio'><acceleration accel3d='yes'/></model></video>"), "3D"),
+        (domain("", "<cpu><feature name='invtsc'/></cpu>"), "invtsc"),
+        (domain("<controller type='nvme' index='0'/>"), "NVMe"),
+        (domain("", "<features><hyperv mode='passthrough'/></features>"), "Hyper-V"),
         (domain("", "<launchSecurity type='sev'/>"), "encrypted"),
     ],
 )
@@ -92,6 +95,8 @@ def test_the_reason_for_which_a_vm_cannot_be_saved_is_known_before(xml: str, sai
         domain("<disk type='dir'><driver type='fat'/><target dev='sda'/><readonly/></disk>"),
         domain("<hostdev mode='subsystem' type='usb'/>"),
         domain("<shmem name='m' role='master'><model type='ivshmem-plain'/></shmem>"),
+        domain("", "<cpu><feature policy='disable' name='invtsc'/></cpu>"),
+        domain("", "<cpu><feature name='invtsc'/></cpu><clock><timer name='tsc' frequency='9'/></clock>"),
         domain("<interface type='user'/><tpm model='tpm-crb'/>"),
         "this is no XML",
     ],

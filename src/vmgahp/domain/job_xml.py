@@ -36,6 +36,7 @@ from vmgahp.job.ad import JobAd, Plain
 from vmgahp.job.attributes import LIBVIRT_XML as ATTRIBUTE
 from vmgahp.job.attributes import Options
 from vmgahp.job.disks import DISK
+from vmgahp.job.spec import unsaveable_feature
 from vmgahp.job.vm_spec import Nic, first_integer, nics
 from vmgahp.text import shown
 
@@ -81,6 +82,9 @@ def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
             raise refused(name, problem, f"leave {ATTRIBUTE} out, or submit to a pool whose machines take it.")
     directory = ad.working_dir()
     domain, dropped = sanitized(read(name, directory, identity), name)
+    if ad.boolean("JobVMCheckpoint") and (why := unsaveable_feature(domain)):
+        problem = f"JobVMCheckpoint = true contradicts it, for QEMU cannot save the VM: {why}"
+        raise refused(name, problem, "remove that from the file, or set vm_checkpoint = false.")
     whole = completed(ad, domain, settings, name)
     return JobXml(name, domain, whole, boot_file_names(domain, name, directory, identity), dropped)
 

@@ -40,8 +40,10 @@ _HEADERS = (
     (64, b"\x7f\x10\xda\xbe", "vdi"),
     (0, b"conectix", "vpc"),
     (0, b"vhdxfile", "vhdx"),
+    (0, b"WithoutFreeSpace", "parallels"),
+    (0, b"WithouFreSpacExt", "parallels"),
 )
-CONVERTIBLE = FORMATS | {"vhdx": "vhdx"}
+CONVERTIBLE = FORMATS | {"vhdx": "vhdx", "parallels": "parallels"}
 """The formats of `FORMATS`, and those that can only be converted, since no hypervisor here uses them."""
 
 HEADER = 512
@@ -101,6 +103,7 @@ _OTHERS = (
     (0, b"\xfd7zXZ\0", "xz"),
     (0, b"BZh", "bzip2"),
     (0, b"\x28\xb5\x2f\xfd", "zstd"),
+    (0, b"\x04\x22\x4d\x18", "lz4"),
     (0, b"PK\3\4", "a zip archive"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (0, b"Rar!\x1a\7", "a rar archive"),
@@ -108,6 +111,9 @@ _OTHERS = (
     (0, b"%PDF-", "a PDF"),
     (0, b"\x7fELF", "a program"),
     (0, b"LUKS\xba\xbe", "an encrypted volume (LUKS)"),
+    (0, b"\x3a\xff\x26\xed", "a sparse image of Android's"),
+    (0, b"MSWIM\0\0\0", "an image of Windows files (WIM)"),
+    (0, b"EVF\t\r\n\xff\0", "a forensic image (E01)"),
 )
 _TEXT = bytes((*b"\t\n\f\r", *range(32, 127)))
 
@@ -151,7 +157,7 @@ def image_format(name: str, said: str, file: BinaryIO) -> str:
 def named_format(name: str) -> str:
     """Return the format of a name's suffix, as QEMU names it, or ``iso``, for a conversion; empty for none."""
     ending = os.path.splitext(name)[1].lower()
-    return {".vhdx": "vhdx", ".iso": "iso"}.get(ending) or BY_ENDING.get(ending, "")
+    return {".vhdx": "vhdx", ".iso": "iso", ".hds": "parallels"}.get(ending) or BY_ENDING.get(ending, "")
 
 
 def proven_format(name: str, said: str, header: bytes) -> str:

@@ -59,8 +59,11 @@ FOR_CLOUD_INIT, FOR_ANY = "cloud-init", "any"
 DEADLINE = 30.0
 MEMORY = 1 << 30
 CPU_SECONDS = 10
-"""The limits of the process that reads meta-data, in seconds, bytes and seconds."""
-_NO_INSTANCE, _NO_YAML = 3, 4
+"""The limits of the process that reads YAML, in seconds, bytes and seconds."""
+_LARGE = 64 << 10
+"""The bytes of a file above which PyYAML's own loader would take seconds."""
+_CLOUD_CONFIG = re.compile(rb"\s*#cloud-config(?!-)", re.IGNORECASE)
+_NO_INSTANCE, _NO_YAML, _NO_MAPPING = 3, 4, 5
 """The exit statuses of that process, besides 0 and Python's own 1."""
 
 
@@ -119,7 +122,8 @@ def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
 
 def look(seed: Seed, working_dir: str, identity: Identity) -> None:
     """Make sure that the files exist, and that cloud-init accepts them. Raises `JobFault`."""
-    for said, option, name in zip(seed.said, _FILES, seed[:3], strict=True):
+    all_said, yaml_files = dict(zip(_FILES, seed.said, strict=True)), dict[str, bytes]()
+    for (option, said), name in zip(all_said.items(), seed[:3], strict=True):
         if not name:
             continue
         data = _read(said, name, working_dir, identity)
@@ -128,8 +132,10 @@ def look(seed: Seed, working_dir: str, identity: Identity) -> None:
                 _check_user_data(said, data)
             if seed.begins:
                 multipart(said, data, b"")
-        elif option == "Meta_Data":
-            _check_meta_data(said, data, identity)
+        if option != "User_Data" or (seed.is_checked and _CLOUD_CONFIG.match(data)):
+            yaml_files[option] = data
+    if yaml_files:
+        _check_yaml(all_said, yaml_files, identity)
 
 
 def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b"") -> None:
@@ -245,46 +251,61 @@ def _check_user_data(said: str, data: bytes) -> None:
     raise _refused(said, problem, f"let the file begin {starts}; or, {other}.")
 
 
-def _check_meta_data(said: str, data: bytes, identity: Identity) -> None:
-    """Check, as the job's user, that meta-data is YAML with an instance-id. Raises `JobFault`, `MachineFault`."""
+def _check_yaml(said: dict[str, str], files: dict[str, bytes], identity: Identity) -> None:
+    """Check files as cloud-init reads them, as the job's user, by option. Raises `JobFault`, `MachineFault`."""
     user = [identity.uid, identity.gid] if identity.switching else None
+    texts = {option: data.decode("latin-1") for option, data in files.items()}
     done = run(
         [sys.executable, "-I", "-m", "vmgahp.job.cloud_init"],
         deadline=DEADLINE,
-        stdin=json.dumps({"user": user, "data": data.decode("latin-1")}).encode(),
+        stdin=json.dumps({"user": user, "files": texts}).encode(),
         environ={"PATH": os.defpath},
     )
     words = done.complaints or ["it said nothing"]
     if done.status == 0:
         return
-    if words[-1].startswith("ModuleNotFoundError"):
+    is_installed = not words[-1].startswith("ModuleNotFoundError")
+    if not is_installed and "Meta_Data" in files:
         problem = "cloud-init's meta-data cannot be read: PyYAML is not installed here."
         raise MachineFault(problem, f"{packages.of_python('PyYAML', '6.0')}.")
+    option, _, place = words[-1].partition(" ")
+    option = option if option in files else next(iter(files))
+    is_judged = done.status in (_NO_INSTANCE, _NO_YAML, _NO_MAPPING)
+    if option != "Meta_Data" and not is_judged:
+        return  # cloud-init, which has no such limits, may read it
+    hint = "write lines such as instance-id: run-7, or JSON, whose names have quotes."
     if done.status == _NO_INSTANCE:
         problem = "the file has no instance-id, without which cloud-init takes every boot for the same VM's"
         hint = "add a line such as instance-id: run-7, or leave the attribute out: then both are made."
-    else:  # or it was killed by its limits, or crashed in the parser
-        problem = (
-            f"the file is not YAML ({words[-1]})" if done.status == _NO_YAML else "the file cannot be read as YAML"
-        )
-        hint = "write lines such as instance-id: run-7, or JSON, whose names have quotes."
-    raise _refused(said, problem, hint)
+    elif not is_judged:  # it was killed by its limits, or crashed in the parser
+        problem = "the file cannot be read as YAML"
+    else:
+        problem = f"the file is not YAML ({place})" if done.status == _NO_YAML else "the file has no names with values"
+        if option != "Meta_Data":
+            problem += ", and cloud-init would drop all of it"
+            hint = "indent its lines by blanks, no tabs, and quote a text that has a colon and a blank in it."
+    raise _refused(said[option], problem, hint)
 
 
 def _refused(said: str, problem: str, hint: str) -> JobFault:
     return JobFault(errors.MISMATCHED, f"{said}: {problem}.", hint)
 
 
-# The process that reads meta-data
+# The process that reads YAML
 
 
-def judge_meta_data(data: bytes) -> tuple[int, str]:
-    """Parse meta-data; return the exit status, and the place of an error that the status reports."""
+def judge(option: str, data: bytes) -> tuple[int, str]:
+    """Parse a file; return the exit status, and the place of an error that the status reports."""
     import yaml  # no other process needs it
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        found = yaml.load(data, loader)  # noqa: S506 - a safe loader
+        if option != "Meta_Data":
+            # Only the slow loader refuses exactly the tabs at which that of cloud-init ends.
+            node = yaml.compose(data, fast if len(data) > _LARGE else yaml.SafeLoader)
+            is_good = isinstance(node, yaml.MappingNode) or (node is None and option == "User_Data")
+            return (0 if is_good else _NO_MAPPING), ""
+        found = yaml.load(data, fast)  # noqa: S506 - a safe loader
     # PyYAML lets errors of its own code through, such as for !!timestamp x.
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -294,13 +315,17 @@ def judge_meta_data(data: bytes) -> tuple[int, str]:
 
 
 def _main() -> int:
-    """Read the user and the meta-data from standard input; the exit status says whether there is an instance-id."""
-    judge_meta_data(b"a: [1]")  # loads all code: the job's user may not be allowed to read this installation
+    """Read the user and the files from standard input; the exit status tells what is wrong with one of them."""
+    judge("Meta_Data", b"a: [1]")  # loads all code: the job's user may not be allowed to read this installation
     plan = json.loads(sys.stdin.buffer.read())
     restrict(plan["user"], memory=MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=0)
-    status, said = judge_meta_data(plan["data"].encode("latin-1"))
-    print(said, file=sys.stderr)  # noqa: T201
-    return status
+    for option, text in plan["files"].items():
+        print(option, file=sys.stderr, flush=True)  # noqa: T201 - for a parser that crashes
+        status, place = judge(option, text.encode("latin-1"))
+        if status:
+            print(option, place, file=sys.stderr)  # noqa: T201
+            return status
+    return 0
 
 
 if __name__ == "__main__":

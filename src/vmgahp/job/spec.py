@@ -40,6 +40,8 @@ _UNSAVEABLE_DEVICES = (
     ("devices/interface[@type='hostdev']", "a device of the machine is passed through to it (hostdev)"),
     ("devices/video/model/acceleration[@accel3d='yes']", "its display has 3D acceleration (virgl)"),
     ("launchSecurity", "its memory is encrypted (launchSecurity)"),
+    ("devices/controller[@type='nvme']", "it has an NVMe controller"),
+    ("features/hyperv[@mode='passthrough']", "it has all of Hyper-V's features (hyperv mode passthrough)"),
 )
 """The elements of libvirt's XML, and what they say about the VM. Only XML of the administrator's has most of them."""
 
@@ -108,6 +110,15 @@ def save_blocker(xml: str) -> str:
     for device in domain.iterfind("devices/shmem"):
         if device.get("role") != "master":
             return "it shares memory with others and is not their master (ivshmem)"
+    return unsaveable_feature(domain)
+
+
+def unsaveable_feature(domain: etree.Element) -> str:
+    """Return the reason for which QEMU cannot save a VM, apart from its disks, as `save_blocker` does."""
+    if domain.find("clock/timer[@name='tsc'][@frequency]") is None:  # with one its counter goes on elsewhere
+        for feature in domain.iterfind("cpu/feature[@name='invtsc']"):
+            if feature.get("policy", "require") in ("require", "force"):
+                return "its CPU has a counter of constant speed (invtsc), which the next machine may not continue"
     return next((reason for path, reason in _UNSAVEABLE_DEVICES if domain.find(path) is not None), "")
 
 

@@ -270,12 +270,12 @@ def test_the_name_of_a_job(dry, given: tuple[str, ...], program: tuple[str, ...]
 
 def test_a_dry_run_shows_what_cloud_init_is_told(home, capsys) -> None:
     """Behind the submit file, as comments, so that the whole is a submit file."""
-    (home / "more.yaml").write_text("#cloud-config\npackages: [r-base]\x1b\n")
+    (home / "more.yaml").write_text("#!/bin/dash\n: [r-base]\x1b\n")
     assert main(told("--dry-run", "--verbose", "--user-data", "more.yaml")) == 0
     text, _, data = capsys.readouterr().out.partition("\nqueue\n")
     assert "universe = vm" in text
     assert all(line.startswith("#") for line in data.splitlines() if line)
-    own, ours = data.index("\n# packages: [r-base]?\n"), data.index("\n# #!/bin/sh\n")
+    own, ours = data.index("\n# : [r-base]?\n"), data.index("\n# #!/bin/sh\n")
     assert own < ours
     assert main(told("--dry-run", "--verbose", "--boot", "ready")) == 0
     assert capsys.readouterr().out.endswith("\nqueue\n"), "cloud-init is told nothing"
@@ -510,6 +510,23 @@ def test_a_script_with_line_ends_of_windows_is_warned_of(home, capsys, given, pr
         (home / name).write_bytes(b"#!/bin/sh\r\necho hi\r\n")
         (home / name).chmod(0o755)
     assert absent(notes(capsys, *given, program=program)[0], "crlf.sh", "CRLF", "sed -i") == []
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (b"\xef\xbb\xbf#!/bin/sh\n", "a byte order mark"),
+        (b"\x7fELF\2\1\1" + bytes(11) + b"\xb7\0" + bytes(200), "a program for aarch64"),
+        (b"MZ\x90\0" + bytes(200), "a program for Windows"),
+        (b"\xcf\xfa\xed\xfe" + bytes(200), "a program for macOS"),
+        (b"\x7fELF\2\1\1" + bytes(11) + b"\x3e\0" + bytes(200), ""),
+    ],
+)
+def test_a_program_that_no_guest_can_start_is_warned_of(home, capsys, head, said) -> None:
+    (home / "prog").write_bytes(head)
+    (home / "prog").chmod(0o755)
+    told, _ = notes(capsys, "--input", "prog", program=("./prog",))
+    assert (said in told) if said else ("prog is" not in told)
 
 
 def test_a_script_that_its_interpreter_reads_may_have_them(home, capsys) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.submit import samples
+from tests.commands.submit.samples import changed
 from tests.commands.support import absent
 from vmgahp.commands.submit.machine import Outcome
 
@@ -164,6 +165,9 @@ def test_a_box_for_another_machine(home, submit, refused, place, disk):
     pack(home / "arm.box", {"metadata.json": about(architecture="arm64"), "box.img": disk})
     read, _ = submit("box", "arm.box", "--dir", str(place), *AMOUNTS)
     assert (read["MY.VMPARAM_vm_Arch"], read["MY.VMPARAM_vm_Firmware"]) == ('"aarch64"', '"uefi"')
+    pack(home / "old.box", {"metadata.json": about(architecture="i386"), "box.img": disk})
+    read, said = submit("box", "old.box", "--dir", str(place), "--force", *AMOUNTS, lax=False)
+    assert ("MY.VMPARAM_vm_Arch" in read, "i386: x86_64" in changed(said)) == (False, True)
     pack(home / "ppc.box", {"metadata.json": about(architecture="ppc64le"), "box.img": disk})
     assert "'ppc64le'" in refused("box", "ppc.box", "--dir", str(place), "--force", *AMOUNTS)
 

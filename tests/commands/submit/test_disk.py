@@ -11,6 +11,7 @@ import pytest
 
 from tests.commands.submit import samples
 from tests.commands.submit.samples import changed, part
+from tests.commands.support import absent
 from vmgahp.commands.submit.machine import Outcome
 
 pytestmark = pytest.mark.qemu
@@ -42,7 +43,7 @@ def make(path: Path, form: str, *options: str) -> None:
         ("qed", [], "qed"), ("vdi", [], "vdi"), ("vpc", ["subformat=dynamic"], "vpc"),
         ("vpc", ["subformat=fixed"], "vpc"), ("vmdk", ["subformat=monolithicSparse"], "vmdk"),
         ("vmdk", ["subformat=streamOptimized"], ""), ("vmdk", ["subformat=monolithicFlat"], ""),
-        ("vmdk", ["subformat=twoGbMaxExtentSparse"], ""), ("vhdx", [], ""),
+        ("vmdk", ["subformat=twoGbMaxExtentSparse"], ""), ("vhdx", [], ""), ("parallels", [], ""),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else value,
 )  # fmt: skip
@@ -120,6 +121,7 @@ def test_what_begins_like_a_compressed_file_and_is_said_to_be_raw_stays(home, di
         ("x.tar.gz", gzip.compress(b"x", mtime=0), "is a compressed archive"),
         ("x.img.gz", gzip.compress(b"x" * 9000, mtime=0)[:-9], "x.img.gz"),
         ("x.qcow2", CONTENT, "begins like no format"),
+        ("x.dmg", CONTENT + b"koly" + bytes(508), "ends like a DMG of macOS"),
     ],
 )
 def test_what_is_no_image_is_refused(home, refused, name, data, said):
@@ -127,6 +129,28 @@ def test_what_is_no_image_is_refused(home, refused, name, data, said):
     before = sorted(home.iterdir())
     assert said in refused("disk", name, *MEMORY)
     assert sorted(home.iterdir()) == before
+
+
+@pytest.mark.parametrize("kept", [70_000, 200_000])
+def test_an_image_whose_download_was_cut_off_is_refused(home, refused, kept):
+    make(home / "cut.qcow2", "qcow2")
+    subprocess.run(["qemu-io", "-f", "qcow2", "-c", "write -q 0 1M", "cut.qcow2"], check=True, capture_output=True)
+    os.truncate(home / "cut.qcow2", kept)
+    for words in ((), ("--convert",)):
+        said = refused("disk", "cut.qcow2", *words, *MEMORY)
+        assert absent(said, "it is damaged", "cut off") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "asks"), [("a-arm64.qcow2", True), ("a_aarch64.qcow2", True), ("s390x-a.qcow2", False)]
+)
+def test_a_name_of_another_architecture_is_told_of(home, disk, name, asks):
+    make(home / name, "qcow2")
+    said = disk(name)[1]
+    assert (f"{name} is called like an image of" in said, "VMPARAM_vm_Arch" in said) == (True, asks)
+    assert "is called" not in disk(name, "--append", '+VMPARAM_vm_Arch = "aarch64"')[1]
+    make(home / "swarm64.qcow2", "qcow2")
+    assert "is called" not in disk("swarm64.qcow2")[1]
 
 
 def test_a_decompressor_takes_no_memory_that_a_stranger_asks_for(home, refused, monkeypatch):

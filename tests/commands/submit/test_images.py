@@ -63,6 +63,7 @@ def test_an_overlay_that_names_its_base_by_a_relative_path_is_flattened_or_refus
         'json:{"driver":"qcow2","file":{"driver":"file","filename":"disk.qcow2"}}',
         'json:{"driver":"nbd","host":"localhost"}',
         "nbd://localhost/x",
+        "/dev/sdb",
     ],
 )
 @pytest.mark.parametrize("words", [(), ("--convert",)])
@@ -110,6 +111,10 @@ def test_a_disk_that_only_libvirt_could_read_is_left_out(home, refused, domain, 
         (bytes(257) + b"ustar" + bytes(600), "a tar archive"),
         (b"\x7fELF" + bytes(600), "a program"),
         (b"LUKS\xba\xbe" + bytes(4096), "an encrypted volume (LUKS)"),
+        (b"\x04\x22\x4d\x18" + bytes(600), "lz4"),
+        (b"\x3a\xff\x26\xed" + bytes(600), "a sparse image of Android's"),
+        (b"MSWIM\0\0\0" + bytes(600), "an image of Windows files (WIM)"),
+        (b"EVF\t\r\n\xff\0" + bytes(600), "a forensic image (E01)"),
         (b"<!DOCTYPE html>\n<title>Not found</title>\n" * 20, "a text"),
     ],
 )
@@ -119,6 +124,11 @@ def test_what_begins_like_no_disk_is_none(home, submit, refused, domain, data, s
     if said != "gzip":  # which is unpacked
         assert f"begins like {said}, and so is no disk" in refused("disk", "x.img", *MEMORY)
     assert submit("disk", "x.img", "--format", "raw", *MEMORY, lax=False)[0]["vm_disk"] == "x.img:vda:w:raw"
+
+
+def test_an_image_whose_format_is_said_to_be_raw_and_is_not_is_refused(home, submit, refused, domain):
+    assert "said to be raw, and begins like qcow2" in refused("libvirt-xml", domain("disk.qcow2", "raw"))
+    assert "taken as raw" in submit("disk", "disk.qcow2", "--format", "raw", *MEMORY, lax=False)[1]
 
 
 @pytest.mark.parametrize("size", [0, 511])

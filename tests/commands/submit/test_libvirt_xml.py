@@ -84,6 +84,7 @@ def test_memory_in_libvirts_units(convert, memory, mib):
             '"uefi-secure"',
         ),
         ("<os firmware='efi'><type arch='aarch64'>hvm</type></os>", None),
+        ("<os><type>hvm</type><loader type='rom'>/usr/share/ovmf/OVMF.fd</loader></os>", '"uefi"'),
         (
             "<os firmware='efi'><type>hvm</type><firmware><feature enabled='yes' name='secure-boot'/>"
             "<feature enabled='no' name='enrolled-keys'/></firmware></os>",
@@ -192,6 +193,9 @@ def test_the_report_says_of_each_device_what_became_of_it(outcome, device, expec
     assert outcome(text, rf"devices/{tag}(?:\[1\])?") == {expected}
 
 
+SMBIOS = "<sysinfo type='smbios'><system><entry name='serial'>{}</entry></system></sysinfo><on_crash>"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "device", "expected"),
     [
@@ -210,6 +214,9 @@ def test_the_report_says_of_each_device_what_became_of_it(outcome, device, expec
         ("<on_crash>", "<clock offset='absolute' start='1'/><on_crash>", "clock", "left out"),
         ("<on_crash>", "<launchSecurity type='sev'/><on_crash>", "launchSecurity", "left out"),
         ("<boot dev='hd'/>", "<kernel>/vmlinuz</kernel>", "kernel", "left out"),
+        ("<on_crash>", "<sysinfo type='fwcfg'><entry name='a' file='b'/></sysinfo><on_crash>", "sysinfo", "left out"),
+        ("<on_crash>", SMBIOS.format("ds=nocloud;s=http://x/"), "sysinfo", "left out"),
+        ("<on_crash>", SMBIOS.format("1234"), "sysinfo", NOT_USED),
     ],
 )
 def test_the_report_says_of_the_rest_what_became_of_it(outcome, old, new, device, expected):
@@ -259,9 +266,21 @@ def test_another_chipset_is_told_as_a_change(convert):
     assert "machine pc-i440fx-9.1" not in convert(text, "--as-is")[1]
 
 
+def test_a_disk_whose_changes_were_discarded_is_told_as_a_change(convert):
+    text = CARD.format(machine="pc", firmware="", address="", more="").replace("</disk>", "<transient/></disk>")
+    assert "not transient, what the guest writes stays" in part(convert(text)[1], Outcome.CHANGED)
+
+
+@pytest.mark.parametrize(("policy", "gone"), [("optional", True), ("mandatory", False)])
+def test_an_image_that_may_be_missing_is_not_asked_for(convert, policy, gone):
+    source = f"<source file='gone.iso' startupPolicy='{policy}'/>"
+    more = f"<disk type='file' device='cdrom'>{source}<target dev='sda' bus='sata'/></disk>"
+    _, said = convert(CARD.format(machine="pc", firmware="", address="", more=more), status=0 if gone else 1)
+    assert ("cdrom gone.iso: it is not here" in part(said, Outcome.NOT_USED)) == gone
+
+
 def test_firmware_of_ones_own_is_left_out(outcome):
-    text = booting(boot="<loader type='rom'>/usr/share/ovmf/OVMF.fd</loader>")
-    assert outcome(text, "loader") == {"left out"}
+    assert outcome(booting(boot="<loader type='rom'>/srv/own.bin</loader>"), "loader") == {"left out"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tests.commands.submit import samples
 from tests.commands.submit.samples import changed, lost, part
 from tests.commands.support import absent
-from vmgahp.commands.submit import xml_input
+from vmgahp.commands.submit import ovf, xml_input
 from vmgahp.commands.submit.machine import Outcome, SubmitError
 
 pytestmark = pytest.mark.qemu
@@ -206,6 +206,54 @@ def test_the_second_version_of_the_standard(home, submit):
     assert (read["MY.VMPARAM_vm_NICs"], lost(said)) == ('"nat:e1000"', "")
 
 
+VMW = 'xmlns:vmw="http://www.vmware.com/schema/ovf"'
+
+
+@pytest.mark.parametrize(
+    ("system", "more", "asked"),
+    [
+        ("windows9_64Guest", "", True),
+        ("windows9_64Guest", f'<vmw:ExtraConfig {VMW} vmw:key="rtc.diffFromUTC" vmw:value="0"/>', False),
+        ("debian11_64Guest", "", False),
+    ],
+)
+def test_a_clock_of_windows_on_vmware_is_in_local_time(home, submit, system, more, asked):
+    """As in a .vmx of the same machine."""
+    section = f'<OperatingSystemSection {VMW} vmw:osType="{system}"><Info/></OperatingSystemSection>'
+    text = VMWARE.replace("<VirtualHardwareSection>", f"{section}<VirtualHardwareSection>")
+    (home / "box.ovf").write_text(text.replace("</VirtualHardwareSection>", f"{more}</VirtualHardwareSection>"))
+    assert ("MY.VMPARAM_vm_Clock" in submit("ovf", "box.ovf", lax=False)[0]) == asked
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("</VirtualHardwareSection>", '<vmw:ExtraConfig {VMW} vmw:key="{key}" vmw:value="{value}"/>{old}'),
+        ("<Product>Box</Product>", '{old}<Property ovf:key="{key}" ovf:type="string" ovf:value="{value}"/>'),
+    ],
+)
+@pytest.mark.parametrize("key", ["guestinfo.userdata", "guestinfo.ignition.config.data"])
+def test_what_a_first_boot_reads_of_vmware_is_left_out(home, submit, old, new, key):
+    for value in ("", "e30="):
+        part_ = new.format(VMW=VMW, key=key, value=value, old=old)
+        (home / "box.ovf").write_text(edited(VMWARE, (old, part_)))
+        assert (key in lost(submit("ovf", "box.ovf", "--force")[1])) == bool(value)
+
+
+def test_a_file_is_named_by_a_uri(home, submit):
+    os.rename(home / "box-disk001.vmdk", home / "box disk.vmdk")
+    (home / "box.ovf").write_text(edited(samples.VBOX, ('"box-disk001.vmdk"', '"box%20disk.vmdk"')))
+    assert submit("ovf", "box.ovf", lax=False)[0]["vm_disk"] == "box_disk.qcow2:hda:w:qcow2"
+
+
+def test_a_nic_of_vmwares_has_another_name_in_the_guest(home, convert):
+    """As that of a .vmx."""
+    slot = f'<vmw:Config {VMW} ovf:required="false" vmw:key="slotInfo.pciSlotNumber" vmw:value="160"/></Item>'
+    part_ = "<rasd:ResourceType>10</rasd:ResourceType></Item>"
+    (home / "box.ovf").write_text(edited(VMWARE, (part_, part_.replace("</Item>", slot))))
+    assert "in place of ens160" in changed(convert("box.ovf")[1])
+
+
 def test_a_tpm_of_vmwares(home, submit):
     item = (
         '<Item ovf:required="false"><rasd:InstanceID>13</rasd:InstanceID>'
@@ -395,7 +443,7 @@ def entry(name="box-disk001.vmdk", kind=tarfile.REGTYPE, link="", size=0):
     [
         entry(kind=tarfile.SYMTYPE, link="/etc/passwd"), entry(kind=tarfile.LNKTYPE, link="/etc/passwd"),
         entry(kind=tarfile.FIFOTYPE), entry(kind=tarfile.CHRTYPE), entry(name="../box-disk001.vmdk"),
-        entry(name="/tmp/box-disk001.vmdk"), entry(name="a\nb.vmdk"), entry(kind=tarfile.GNUTYPE_SPARSE),
+        entry(name="/tmp/box-disk001.vmdk"), entry(name="a\nb.vmdk"),
     ],
     ids=lambda info: f"{info.name!a}-{info.type}",
 )  # fmt: skip
@@ -404,6 +452,31 @@ def test_members_that_are_no_plain_files_are_refused(home, refused, info):
     said = refused("ovf", "box.ova", "--convert")
     assert "regular file" in said or "has a file" in said
     assert [path.name for path in home.iterdir()] == ["box.ova"]
+
+
+@pytest.mark.parametrize("form", ["gnu", "posix"])
+def test_an_archive_without_the_holes_of_its_disk_is_read(home, submit, form):
+    """As vagrant-libvirt once made its boxes."""
+    with open(home / "disk.img", "wb") as file:
+        for place, content in ((3 << 20, b"a" * 70_000), (9 << 20, b"b" * 4096)):
+            file.seek(place)
+            file.write(content)
+        file.truncate(20 << 20)
+    whole = (home / "disk.img").read_bytes()
+    (home / "box.ovf").write_text(samples.VBOX.replace("box-disk001.vmdk", "disk.img"))
+    subprocess.run(["tar", f"--format={form}", "-Scf", "box.ova", "box.ovf", "disk.img"], check=True)
+    assert (home / "box.ova").stat().st_size < 1 << 20
+    os.rename(home / "disk.img", home / "original")
+    assert submit("ovf", "box.ova", lax=False)[0]["vm_disk"] == "disk.img:hda:w:raw"
+    assert (home / "disk.img").read_bytes() == whole
+
+
+@pytest.mark.parametrize("pieces", [[(0, 600)], [(300, 100), (200, 100)], [(-1, 5)], [(0, -1)], [(1 << 60, 1)]])
+def test_holes_that_make_no_sense_are_refused(pieces):
+    member = entry(size=512)
+    member.sparse = pieces
+    with pytest.raises(ValueError, match="holes"):
+        ovf._pieces(member)
 
 
 def test_an_archive_that_promises_more_than_it_has_is_refused(home, disk, refused):

@@ -271,6 +271,7 @@ def test_a_url_of_another_plugin_is_a_disk_by_its_name(submit, refused):
     read, _ = submit("disk", "http://images/base.qcow2", "--memory", "1G")
     assert read["vm_disk"] == "base.qcow2:vda:w:qcow2"
     assert read["transfer_input_files"] == "http://images/base.qcow2"
+    assert submit("disk", "http://images/seed.iso", "--memory", "1G")[0]["vm_disk"] == "seed.iso:sda:r:iso"
     for url in ("http://images/base", "http://images/base.qcow2?v=1", "http://images/a%20b.qcow2", "http://images/"):
         refused("disk", url, "--memory", "1G")
 

@@ -85,10 +85,18 @@ def test_every_entry_of_a_vmx_is_told_or_used(submit):
         file.write('sata0:2.fileName = "/dev/sr0"\npciPassthru1.present = "TRUE"\nscsi0.present = "TRUE"\n')
         file.write('scsi0.sharedBus = "virtual"\nusb.autoConnect.device0 = "0x0529:0x0001"\n')
         file.write('guestinfo.userdata = "I2Nsb3VkLWNvbmZpZwo="\nguestinfo.detailed.data = "x"\n')
+        file.write('guestinfo.ignition.config.data = "e30="\nguestinfo.ignition.config.data.encoding = ""\n')
     _, said = submit("vmx", "machine.vmx")
     unused = ("guestinfo.detailed.data = x", "something.new = 1", "scsi0.present = TRUE")
     assert absent(samples.part(said, Outcome.NOT_USED), *unused) == []
-    wanted = ("guestinfo.userdata", "/dev/sr0", "pciPassthru1.present = TRUE", "scsi0.sharedBus", "usb.autoConnect")
+    wanted = (
+        "guestinfo.userdata",
+        "guestinfo.ignition.config.data = e30=",
+        "/dev/sr0",
+        "pciPassthru1.present = TRUE",
+        "scsi0.sharedBus",
+        "usb.autoConnect",
+    )
     assert absent(samples.lost(said), *wanted) == []
 
 

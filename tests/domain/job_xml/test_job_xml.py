@@ -108,6 +108,12 @@ def a_domain(devices: str = DISK, rest: str = "") -> str:
     return f"<domain type='kvm'><memory unit='MiB'>64</memory>{rest}<devices>{devices}</devices></domain>"
 
 
+def test_a_cpu_with_which_no_vm_is_saved_holds_a_job_with_checkpoints(job: Job) -> None:
+    text = a_domain(rest="<cpu mode='host-passthrough'><feature policy='require' name='invtsc'/></cpu>")
+    assert job.domain(text).find("cpu/feature") is not None
+    assert "JobVMCheckpoint = true contradicts it" in job.refused(text, JobVMCheckpoint="true")
+
+
 # What it may say
 
 

@@ -333,7 +333,7 @@ def test_a_cdrom_stays_one(scratch: Path, stand_ins: type[StandIn]) -> None:
         ("kvm", "raw", "", ""), ("kvm", "vmdk", "", ""), ("kvm", "vmdk", "subformat=streamOptimized", "qcow2"),
         ("kvm", "vhdx", "", "qcow2"), ("xen", "raw", "", ""), ("xen", "qcow2", "", "raw"), ("vmrun", "vmdk", "", ""),
         ("vmrun", "vmdk", "subformat=streamOptimized", "vmdk"), ("vmrun", "raw", "", "vmdk"),
-        ("script", "vhdx", "", ""),
+        ("script", "vhdx", "", ""), ("qemu", "parallels", "", "qcow2"),
     ],
 )  # fmt: skip
 def test_an_image_becomes_what_the_type_can_use(scratch, stand_ins, vm_type, made_as, options, expected):

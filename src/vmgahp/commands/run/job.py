@@ -22,6 +22,7 @@ from vmgahp.commands.submit.conversion import PREFIX, attribute_line, command_li
 from vmgahp.commands.submit.machine import Guest, SubmitError, Summary, printable, simple_name
 from vmgahp.images import CATALOG
 from vmgahp.images.formats import HEADER, looks_like, not_a_disk
+from vmgahp.job.attributes import ARM
 from vmgahp.job.run import CLOUD_INIT, guest_file
 from vmgahp.job.scratch_files import is_reserved
 from vmgahp.job.vm_spec import LEAST_MEMORY_MIB
@@ -241,6 +242,18 @@ def warn_of_words(options: argparse.Namespace, summary: Summary) -> None:
                 f"{path} has line ends of Windows (CRLF), with which no shell runs it: "
                 f"sed -i 's/\\r$//' {os.path.basename(path)} mends it."
             )
+        if line.startswith(b"\xef\xbb\xbf#!"):
+            summary.advise(f"{path} has a byte order mark before its #!, by which no interpreter is found: remove it.")
+        elif is_program and (why := _foreign(line)) and not any("vm_Arch" in added for added in options.append):
+            summary.advise(f"{path} is a program for {why}, which no Linux on x86_64 runs.")
+
+
+def _foreign(header: bytes) -> str:
+    """Name the system or machine of a program that is not for Linux on x86_64; empty for any other file."""
+    if header.startswith(b"\x7fELF") and len(header) >= 20:
+        machine = int.from_bytes(header[18:20], "little")
+        return "" if machine in (3, 62) else {183: ARM}.get(machine, f"another machine (ELF {machine})")
+    return "Windows" if header.startswith(b"MZ") else "macOS" if header.startswith(b"\xcf\xfa\xed\xfe") else ""
 
 
 def _first_line(path: str) -> bytes:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, count
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO, TypeVar
 
 from vmgahp import config
 from vmgahp.commands.files import open_regular
@@ -30,6 +30,9 @@ from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
 from vmgahp.errors import Fault
 from vmgahp.images import CATALOG, catalog, qemu_img
 from vmgahp.images.formats import CONVERTIBLE, FORMATS, HEADER, looks_like, named_format, names_files, not_a_disk, unfit
+from vmgahp.job.attributes import ARM, OPTION_PREFIX
+
+T = TypeVar("T")
 
 CHUNK = 1 << 20
 LARGEST = 4 << 40
@@ -103,8 +106,10 @@ CONVERT = 86_400.0
 _MOST_DESCRIPTION = 1 << 20
 """The bytes that QEMU reads of a VMDK that is only a descriptor."""
 _ISO_MARK, _ISO_AT = b"CD001", 32769
-_VHD_FOOTER = b"conectix"
-"""The magic bytes of a VHD, in its last 512 bytes; a VHD of fixed size has them only there."""
+_VHD_FOOTER, _DMG_FOOTER = b"conectix", b"koly"
+"""The magic bytes in the last 512 bytes: of a VHD, which has them only there if its size is fixed, and of a DMG."""
+_CHECK = 1800.0
+"""The deadline in seconds for checking an image, which reads all its tables."""
 
 
 @contextmanager
@@ -130,9 +135,11 @@ def find_format(disk: GuestDisk) -> None:
     content = looks_like(header) or ("vpc" if footer == _VHD_FOOTER else "")
     if content == "qcow2" and header[4:8] == b"\0\0\0\1":
         content = "qcow"
-    if not content and (other := not_a_disk(header)):
+    other = not_a_disk(header)
+    seen = "ends like a DMG of macOS" if footer.startswith(_DMG_FOOTER) else other and f"begins like {other}"
+    if not content and seen:
         hint = "unpack it (an .ova is read by vmgahp submit ovf), or say --format raw if it is a disk all the same."
-        raise SubmitError(f"{disk.path} begins like {other}, and so is no disk.", hint)
+        raise SubmitError(f"{disk.path} {seen}, and so is no disk.", hint)
     content = content or ("iso" if is_iso and not by_name else "")
     if content not in ("", "iso") and by_name in ("raw", "iso"):
         hint = f"say --format {content}, or --format {by_name} if a guest wrote that beginning."
@@ -163,13 +170,16 @@ def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: 
             hint = "unpack it; or, where a guest wrote that beginning, give it to vmgahp submit disk --format raw."
             raise _refused(disk, f"it begins like {other}, and so is no disk", hint)
         if (likeness := looks_like(header)) and disk.format == "raw":
+            if not disk.is_sure:
+                hint = "correct the format there; or, where a guest wrote that, give it to submit disk --format raw."
+                raise _refused(disk, f"it is said to be raw, and begins like {likeness}", hint)
             summary.advise(f"{disk.path} is taken as raw, though it begins like {likeness}.")
         return ""
     if disk.format == "vmdk" and header.startswith(b"#"):
         disk.files = _flat_files(disk)
     if names_files(disk.format, header) and not disk.files:
         raise _refused(disk, "it keeps its data in another file", "convert it with qemu-img.")
-    info = _info(disk)
+    info = _asked(disk, qemu_img.info)
     if info.get("encrypted"):
         raise _refused(disk, "it is encrypted, and a job has no key", "write it decrypted, by qemu-img convert.")
     specific = (info.get("format-specific") or {}).get("data") or {}
@@ -188,9 +198,13 @@ def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: 
         summary.advise(f"{disk.path} is an overlay of {backing}, which the execute machine must have at that path.")
     if specific.get("create-type") == "streamOptimized":
         return "no guest can write to a compressed VMDK (streamOptimized)" if disk.writable else ""
+    reason = unfit(disk.format, header)
+    # An overlay is opened with its backing files, which need not be here.
+    if not (reason or backing) and (damage := _asked(disk, qemu_img.check, seconds=_CHECK, leaks=False)):
+        hint = "bring it here again, if it may have been cut off; else see what qemu-img check says of it."
+        raise _refused(disk, f"it {damage}", hint)
     if disk.format not in FORMATS:
         return f"no VM has an image of the format {disk.format}"
-    reason = unfit(disk.format, header)
     return f"it {reason}" if reason else ""
 
 
@@ -199,7 +213,7 @@ def _require_usable(disk: GuestDisk, backing: str, *, has_format: bool) -> None:
     if disk.hostile:
         hint = "export the VM without snapshots; for a file of your own say --own --convert (libvirt-xml and vmx)."
         raise _refused(disk, f"it is an overlay of {backing}", hint)
-    if re.match(r"[^/]*:", backing):  # json:…, nbd://…
+    if re.match(r"[^/]*:|/dev/(?!shm/)", backing):  # json:…, nbd://…
         problem = f"its backing file is {backing}, which is no plain file"
         raise _refused(disk, problem, "write both into one image, by qemu-img convert.")
     if not has_format:
@@ -300,12 +314,13 @@ def flat_names(path: str) -> list[str]:
 def largest(disk: GuestDisk) -> int:
     """Return the bytes to which an image can grow when its guest writes to it. Raises `SubmitError`."""
     size = os.path.getsize(disk.path)
-    return max(size, int(_info(disk)["virtual-size"])) if disk.writable else size
+    return max(size, int(_asked(disk, qemu_img.info)["virtual-size"])) if disk.writable else size
 
 
-def _info(disk: GuestDisk) -> dict[str, Any]:
+def _asked(disk: GuestDisk, ask: Callable[..., T], **how: float) -> T:
+    """Return the answer of a function of `qemu_img` about the disk. Raises `SubmitError`."""
     try:
-        return qemu_img.info(disk.path, CONVERTIBLE[disk.format])
+        return ask(disk.path, CONVERTIBLE[disk.format], **how)
     except qemu_img.NotInstalled as error:
         raise SubmitError(f"{error.program} is not installed.", "install qemu-utils and util-linux.") from error
     except qemu_img.Trouble as error:
@@ -318,6 +333,11 @@ def _refused(disk: GuestDisk, problem: str, hint: str) -> SubmitError:
 
 # The front end for images alone. If only the content tells the format of one, a guest may have written it: the image
 # is treated as untrusted, and may name no other file.
+
+
+_OF_OTHERS = re.compile(r"(?<![a-z])(aarch64|arm64|armhf|ppc64(?:le|el)?|s390x|riscv64)(?![a-z0-9])", re.IGNORECASE)
+"""An architecture other than x86_64 in the name of an image, as those for clouds have it."""
+_ARCH = f"{OPTION_PREFIX}Arch"
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
@@ -340,11 +360,14 @@ def _disk(path: str, options: argparse.Namespace, summary: Summary) -> GuestDisk
     if path.lower().startswith(f"{CATALOG}:") and not os.path.lexists(path):
         disk = _of_catalog(path.partition(":")[2], options, summary)
     elif "://" in path:
-        return _of_url(path)
+        disk = _of_url(path)
     else:
         disk = _of_file(path, options, summary)
     if disk.format == "iso":
         disk.bus, disk.writable = "sata", False
+    if (found := _OF_OTHERS.search(os.path.basename(path))) and not any(_ARCH in line for line in options.append):
+        also = f"; --append '+{_ARCH} = \"{ARM}\"' asks for it" if found[1].lower() in (ARM, "arm64") else ""
+        summary.advise(f"{path} is called like an image of {found[1]}, and the job has x86_64{also}.")
     return disk
 
 

@@ -25,7 +25,9 @@ from vmgahp.commands.submit.images import Locate, free, require_beside
 from vmgahp.commands.submit.machine import (
     BOOT,
     DIRECTORY,
+    FIRST_BOOT,
     HOST_DEVICE,
+    NOT_DISCARDED,
     Guest,
     GuestDisk,
     GuestNic,
@@ -72,6 +74,8 @@ _UNREADABLE = {"encryption": "it is encrypted, and a job has no key", "slices": 
 """Element of a disk -> why no job can use the image."""
 _WITH_KEYS = re.compile(r"secboot|[._-]ms[._-]")
 """The names of UEFI variable files in which Microsoft's keys are enrolled, as in Debian, Fedora and SUSE."""
+_UEFI = re.compile(r"ovmf|edk2|aavmf", re.IGNORECASE)
+"""The names of a UEFI, which some load in one piece (``-bios``)."""
 _PCI = re.compile(r"0x[0-9a-f]{1,4}|0|[1-9][0-9]{0,2}", re.ASCII | re.IGNORECASE)
 _IN_XML = "jobs boot from their disks; --as-is lets the XML say it"
 _MISSED = {
@@ -155,6 +159,10 @@ class DomainReader:
         for nic, name in zip(made.nics, made.card_names(chipset, has_display=has_display), strict=True):
             nic.card = nic.card or name
         self._boot()
+        for info in children(self._root, "sysinfo"):
+            if get(info, "type") == "fwcfg" or any("ds=nocloud" in text(entry) for entry in info.iter()):
+                account.take_all(info)
+                summary.lose(account.place(info), in_words(info), FIRST_BOOT)
         if made.vm_type == "xen":
             self._fit_xen()
         if self._options.as_is:
@@ -327,7 +335,7 @@ class DomainReader:
         loader, nvram = child(system, "loader"), child(system, "nvram")
         firmware = get(system, "firmware")
         account.take(system, *["firmware"] * (firmware in ("efi", "bios")))
-        if firmware == "efi" or get(loader, "type") == "pflash":
+        if firmware == "efi" or get(loader, "type") == "pflash" or _UEFI.search(text(loader)):
             listed = children(child(system, "firmware"), "feature")
             features = {account.get(feature, "name"): account.get(feature, "enabled") for feature in listed}
             account.take(loader, "type", "readonly", "secure", "format")
@@ -376,6 +384,10 @@ class DomainReader:
         place, device = account.place(element), get(element, "device") or "disk"
         source, driver, target = child(element, "source"), child(element, "driver"), child(element, "target")
         path, kind = get(source, "file"), get(element, "type") or "file"
+        if get(source, "startupPolicy") == "optional" and self._is_gone(path):
+            account.take_all(element)
+            summary.skip(place, f"{device} {path}", "it is not here, and need not be (startupPolicy)")
+            return
         if kind != "file" or device not in ("disk", "cdrom", "floppy") or not path:
             account.take_all(element)
             if source is None and device in ("cdrom", "floppy"):
@@ -398,12 +410,19 @@ class DomainReader:
             form = "iso" if device == "cdrom" else "raw"
         disk = GuestDisk(self._locate(path, place), form, place=place, hostile=not self._options.own)
         disk.boot = number(get(child(element, "boot"), "order"))
+        if account.child(element, "transient") is not None:
+            disk.changed.append(f"it is not transient, {NOT_DISCARDED}")
         readonly, shareable = (account.child(element, flag) for flag in ("readonly", "shareable"))
         disk.writable, disk.shared = device != "cdrom" and readonly is None, shareable is not None
         disk.bus = {"floppy": "floppy", "cdrom": "sata"}.get(device, "")
         account.take(target, "dev", "bus", "tray")
         self._target(get(target, "dev"), get(target, "bus"), disk)
         made.disks.append(disk)
+
+    def _is_gone(self, path: str) -> bool:
+        """Return True if an image of the file is certainly missing, here and where the job runs."""
+        is_beside = isinstance(self._locate, partial) and not self._options.shared  # not in a package
+        return is_beside and _is_missing(os.path.join(os.path.dirname(os.path.abspath(self._options.file)), path))
 
     def _target(self, name: str, bus: str, disk: GuestDisk) -> None:
         """Set the device's name; if it implies another bus here than that of the file, keep the bus instead."""

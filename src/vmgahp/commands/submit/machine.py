@@ -180,7 +180,10 @@ BOOT_CLASSES = ("hd", "cdrom", "fd")
 # The words of libvirt, OVF, VMware and Vagrant, and their meaning for a job. A reader passes the word and the place
 # where it stands; so one fact has one outcome, whatever the format.
 
-ARCHITECTURES = {**dict.fromkeys(("", "x86_64", "amd64", "i686", "unknown"), ""), **dict.fromkeys((ARM, "arm64"), ARM)}
+ARCHITECTURES = {
+    **dict.fromkeys(("", "x86_64", "amd64", "i686", "i386", "unknown"), ""),
+    **dict.fromkeys((ARM, "arm64"), ARM),
+}
 """Architecture -> the option of the job; empty for x86_64."""
 NETWORKS = {
     **dict.fromkeys(("network", "nat", "vmnet8"), "nat"),
@@ -197,6 +200,10 @@ BOOT = {"hd": "hd", "hdd": "hd", "cdrom": "cdrom", "fd": "fd", "floppy": "fd"}
 
 HOST_DEVICE = "jobs have no devices of the host"
 DIRECTORY = "jobs have directories of the execute machine's alone (VMPARAM_vm_Share_Dirs)"
+FIRST_BOOT = "the guest reads it at its first boot; a job gives cloud-init its User_Data and Meta_Data"
+NOT_DISCARDED = "what the guest writes stays on the job's own copy"
+GUEST_INFO = re.compile(r"guestinfo\.(?:(?:user|meta|vendor)data|talos\.config|(?:coreos|ignition)\..*)", re.IGNORECASE)
+"""The keys by which VMware hands instructions to a guest's first boot."""
 
 
 @dataclass
@@ -317,7 +324,7 @@ class Guest:
         """Set the architecture. Raises `SubmitError` for one that no execute machine has."""
         if word not in ARCHITECTURES:
             raise SubmitError(f"It is a VM of the architecture {word[:40]!a}.", "jobs have x86_64 and aarch64.")
-        if word == "i686":
+        if word in ("i686", "i386"):
             summary.keep(place, word, "x86_64", "its processors run the same programs")
         if ARCHITECTURES[word]:
             self.options["Arch"], self.places["Arch"] = ARCHITECTURES[word], place
@@ -379,6 +386,11 @@ class Guest:
 def card_name(chipset: str, bus: int, slot: int) -> str:
     """Return the name that Linux gives to a NIC at a PCI address of libvirt's."""
     return f"ens{slot}" if chipset == PC and bus == 0 else f"enp{bus}s{slot}"
+
+
+def card_name_of_vmware(slot: str) -> str:
+    """Return the name that Linux gives to a NIC in a PCI slot of VMware's; empty for one that is not known."""
+    return f"ens{number(slot)}" if 0 < number(slot) < 1024 else ""  # a larger one is a function of a bridge
 
 
 def fit_buses(made: Guest, summary: Summary) -> None:

@@ -1,7 +1,7 @@
 """OVF packages as a job, with the extensions of VirtualBox and VMware.
 
 A package is a directory or one tar file, which is never unpacked as a whole: only its headers are read, and only files
-that the description names are written, under names of our own. Links, devices, holes and paths are never followed.
+that the description names are written, under names of our own. Links, devices and paths are never followed.
 
 DMTF's DSP0243 defines the elements, CIM's resource types (DSP1041) the numbers of items. Names are looked up without
 their namespaces, because two versions of the standard and items of three kinds use the same ones.
@@ -12,9 +12,12 @@ import hashlib
 import io
 import os
 import re
+import sys
 import tarfile
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
 
 from lxml import etree
 
@@ -22,17 +25,25 @@ from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit.images import CHUNK, compression_of, find_format, require_beside, write_unpacked
 from vmgahp.commands.submit.machine import (
     DIRECTORY,
+    FIRST_BOOT,
+    GUEST_INFO,
     Guest,
     GuestDisk,
     GuestNic,
     SubmitError,
     Summary,
+    card_name_of_vmware,
     name_devices,
     number,
     os_errors_as,
     simple_name,
 )
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, text
+from vmgahp.job.attributes import LOCAL_TIME
+
+Pieces = list[tuple[int, int]]
+"""The data of a file: the offset and size of each piece, with `HOLE` as the offset of zeros that are nowhere."""
+HOLE = -1
 
 MOST_MEMBERS = 1000
 _MOST_EXTRA = 8 << 10
@@ -58,8 +69,8 @@ class Package:
         self._summary = summary
         self.is_archive = False
         """True for a tar file."""
-        self._members: dict[str, tuple[int, int]] = {}
-        """Name -> offset and size of the member's data, for a tar file."""
+        self._members: dict[str, Pieces] = {}
+        """Name -> the pieces of the member's data, for a tar file."""
         self._descriptor = ""
         self._digests: dict[str, tuple[str, str]] = {}
         """Name -> algorithm and digest, from the manifest."""
@@ -109,17 +120,17 @@ class Package:
 
     def text(self, name: str) -> bytes:
         """Return a small file's content, at most one byte more than is allowed. Raises `SubmitError`."""
-        path, begin, size = self._found(name)
-        with open_regular(path) as file:
-            file.seek(begin)
-            return file.read(min(size, LARGEST + 1))
+        content = bytearray()
+        for chunk in self._chunks(name, LARGEST + 1):
+            content += chunk
+        return bytes(content)
 
     def file(self, name: str, directory: str, *, force: bool) -> str:
         """Return the full path of a file of the package here, extracted to `directory` if it is in a tar file.
 
         Raises `SubmitError` for a missing file or one outside the package.
         """
-        path, _, _ = self._found(name)
+        path, _ = self._found(name)
         if not self.is_archive:
             if name in self._digests:
                 deque(self._content(name), maxlen=0)
@@ -130,31 +141,40 @@ class Package:
         self._summary.keep("", f"{name} in the archive", f"taken out to {target}")
         return target
 
-    def _found(self, name: str) -> tuple[str, int, int]:
-        """Return the path, offset and size of a file's bytes."""
+    def _found(self, name: str) -> tuple[str, Pieces]:
+        """Return the path and the pieces of a file's bytes."""
         if self.is_archive:
             if name not in self._members:
                 raise SubmitError(f"{name!a} is not in {self.called}.", "see what tar -t shows of it.")
-            return self.path, *self._members[name]
+            return self.path, self._members[name]
         parts = name.split("/")
         path = os.path.join(self._directory, *parts)
         if "" in parts or ".." in parts or "." in parts or ":" in name or not os.path.isfile(path):
             raise SubmitError(f"{name!a} is not a regular file in {self._directory}.", "keep the package together.")
         require_beside(path, name, os.path.join(self._directory, self._descriptor))
-        return path, 0, os.path.getsize(path)
+        return path, [(0, os.path.getsize(path))]
+
+    def _chunks(self, name: str, most: int = sys.maxsize) -> Iterator[bytes]:
+        """Read the first bytes of a file, with zeros for its holes. Raises `SubmitError`."""
+        path, pieces = self._found(name)
+        with open_regular(path) as file:
+            for begin, size in pieces:
+                left = min(size, most)
+                most -= left
+                file.seek(max(begin, 0))
+                while left:
+                    chunk = bytes(min(left, CHUNK)) if begin == HOLE else file.read(min(left, CHUNK))
+                    if not chunk:
+                        raise SubmitError(f"{path} ends in the middle of {name!a}.", "get it again.")
+                    left -= len(chunk)
+                    yield chunk
 
     def _content(self, name: str) -> Iterator[bytes]:
         """Read a file and verify its digest. Raises `SubmitError`."""
-        path, begin, left = self._found(name)
         digest = hashlib.new(self._digests.get(name, ("sha1", ""))[0], usedforsecurity=False)
-        with open_regular(path) as file:
-            file.seek(begin)
-            while left and (chunk := file.read(min(left, CHUNK))):
-                left -= len(chunk)
-                digest.update(chunk)
-                yield chunk
-        if left:
-            raise SubmitError(f"{path} ends in the middle of {name!a}.", "get it again.")
+        for chunk in self._chunks(name):
+            digest.update(chunk)
+            yield chunk
         self._compare(name, digest.hexdigest())
 
     def _compare(self, name: str, found: str) -> None:
@@ -175,9 +195,9 @@ class _Headers(io.FileIO):
         return super().read(size)
 
 
-def _members(descriptor: int, name: str) -> dict[str, tuple[int, int]]:
-    """List the regular files of a tar file: plain name -> offset and size. Raises `SubmitError`."""
-    found: dict[str, tuple[int, int]] = {}
+def _members(descriptor: int, name: str) -> dict[str, Pieces]:
+    """List the regular files of a tar file, by their plain names. Raises `SubmitError`."""
+    found: dict[str, Pieces] = {}
     end = os.fstat(descriptor).st_size
     os.lseek(descriptor, 0, os.SEEK_SET)
     try:
@@ -188,19 +208,33 @@ def _members(descriptor: int, name: str) -> dict[str, tuple[int, int]]:
                     raise SubmitError(problem, "see whether it is the right file.")
                 if member.isdir():
                     continue
-                if not member.isreg() or member.issparse():
-                    problem = f"{name} has {member.name!a}, which is not a regular file, or one with holes."
+                if not member.isreg():
+                    problem = f"{name} has {member.name!a}, which is not a regular file."
                     raise SubmitError(problem, "make it anew with tar --format=ustar, of plain files.")
-                if not 0 <= member.size <= end - member.offset_data:
+                pieces = _pieces(member)
+                if not 0 <= sum(size for begin, size in pieces if begin != HOLE) <= end - member.offset_data:
                     raise SubmitError(f"{name} ends in the middle of {member.name!a}.", "get it again.")
                 parts = member.name.removeprefix("./").split("/")
                 if not member.name.isprintable() or ".." in parts or "" in parts:
                     problem = f"{name} has a file {member.name!a}."
                     raise SubmitError(problem, "keep the files of a package in its directory.")
-                found["/".join(parts)] = member.offset_data, member.size
+                found["/".join(parts)] = pieces
     except (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError) as error:
         raise SubmitError(f"{name} is a damaged tar file: {error}.", "get it again.") from error
     return found
+
+
+def _pieces(member: tarfile.TarInfo) -> Pieces:
+    """Return the pieces of a member's data, which tar -S stores without its holes. Raises ValueError."""
+    made: Pieces = []
+    begin, at = member.offset_data, 0
+    listed: Any = member.sparse if member.issparse() else [(0, member.size)]
+    for offset, size in [*(piece for piece in listed if piece[1]), (member.size, 0)]:  # (0, 0) is an unused entry
+        if size < 0 or not at <= offset <= member.size - size:
+            raise ValueError("its holes make no sense")
+        made += [(HOLE, offset - at), (begin, size)]
+        begin, at = begin + size, offset + size
+    return made
 
 
 CPU, MEMORY, IDE, SCSI, NIC, FLOPPY, CD, DVD, STORAGE = 3, 4, 5, 6, 10, 14, 15, 16, 20
@@ -364,6 +398,8 @@ class PackageReader:
         for element in children(account.child(self._root, "References"), "File"):
             account.take(element, "size", "description")
             name, href = account.get(element, "id"), account.get(element, "href")
+            if "%" in href and href not in self._package.names():  # by the standard it is a URI
+                href = unquote(href)
             files[name] = href
             found[f"file/{name}"] = href, 0, element
         for element in children(account.child(self._root, "DiskSection"), "Disk"):
@@ -397,6 +433,10 @@ class PackageReader:
         addresses = [item.first(name).lower() for name in ("MACAddress", "Address")]
         nic.mac = next((address for address in addresses if address.count(":") == 5), "")
         nic.link_up = item.first("AutomaticAllocation").lower() != "false"
+        for element in children(item.element, "Config"):
+            if get(element, "key") == "slotInfo.pciSlotNumber":
+                self._account.take(element, "key", "value", "required")
+                nic.card = card_name_of_vmware(get(element, "value"))
         self._made.add_nic(nic, item.first("Connection"), item.subtype, asked=self._options.network)
 
     def _disk(self, item: Item) -> None:
@@ -460,7 +500,7 @@ class PackageReader:
                 summary.skip(self._account.place(element), f"file {file}")
 
     def _vmware(self) -> None:
-        """Read UEFI, with Secure Boot or without, and the architecture."""
+        """Read firmware, architecture and clock, and what the guest's first boot reads."""
         account, made = self._account, self._made
         configs = {get(element, "key"): element for element in children(self._hardware, "Config")}
         firmware, secure = configs.get("firmware"), configs.get("bootOptions.efiSecureBootEnabled")
@@ -468,9 +508,18 @@ class PackageReader:
             account.take(element, "key", "value", "required")
         if get(firmware, "value").lower() == "efi":
             made.set_firmware(account.place(firmware), secure=get(secure, "value").lower() == "true")
+        extra = {get(element, "key"): element for element in children(self._hardware, "ExtraConfig")}
         for element in children(self._system, "OperatingSystemSection"):
-            if get(element, "osType").lower().startswith("arm"):
-                made.set_architecture("arm64", account.place(element), self._summary)
+            place, word = account.place(element), get(element, "osType").lower()
+            if word.startswith("arm"):
+                made.set_architecture("arm64", place, self._summary)
+            elif word.startswith("win") and get(extra.get("rtc.diffFromUTC"), "value") != "0":  # as in a .vmx
+                made.set_clock(LOCAL_TIME, place, word, self._summary)
+        told = [part for product in children(self._system, "ProductSection") for part in children(product, "Property")]
+        for element in (*extra.values(), *told):
+            if GUEST_INFO.fullmatch(key := get(element, "key")) and get(element, "value"):
+                account.take_all(element)
+                self._summary.lose(account.place(element), key, FIRST_BOOT)
 
     def _virtualbox(self) -> None:
         """Read from VirtualBox's own description the parts that the items lack."""

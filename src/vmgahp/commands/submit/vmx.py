@@ -8,12 +8,16 @@ from vmgahp.commands.submit.images import Locate, check, require_beside
 from vmgahp.commands.submit.machine import (
     BOOT_CLASSES,
     DIRECTORY,
+    FIRST_BOOT,
+    GUEST_INFO,
     HOST_DEVICE,
+    NOT_DISCARDED,
     Guest,
     GuestDisk,
     GuestNic,
     SubmitError,
     Summary,
+    card_name_of_vmware,
     number,
     read_file,
     simple_name,
@@ -36,7 +40,7 @@ _MISSED = (
     (re.compile(r"pcipassthru\d+\.present|usb\.autoconnect\..*"), HOST_DEVICE),
     (re.compile(r"sharedfolder\d+\.present"), DIRECTORY),
     (re.compile(r"\w+(?::\d+)?\.(?:sharedbus|sharing)"), "a disk of a job is no other VM's"),
-    (re.compile(r"guestinfo\.(?:user|meta|vendor)data"), "a job gives cloud-init its User_Data and Meta_Data"),
+    (GUEST_INFO, FIRST_BOOT),
 )
 """The entries on which the guest depends, in lower case, and why they are not carried over."""
 _NOTHING = ("", "none", "sharing-none", "nosharing")
@@ -166,7 +170,7 @@ def _drive(drive: Drive, vmx: Vmx, made: Guest, summary: Summary, locate: Locate
     form = {CDROM: "iso", FLOPPY: "raw"}.get(drive.kind) or BY_ENDING.get(os.path.splitext(full)[1].lower(), "vmdk")
     disk = GuestDisk(full, form, place=place, what=said, hostile=hostile, writable=drive.kind != CDROM)
     if vmx.get(f"{drive.place}.mode", "").lower().endswith("nonpersistent"):
-        disk.changed.append("it is not nonpersistent, what the guest writes stays on the job's own copy")
+        disk.changed.append(f"it is not nonpersistent, {NOT_DISCARDED}")
     is_model = drive.bus in ("scsi", "nvme")
     disk.put_on(vmx.get(f"{drive.bus}{drive.controller}.virtualDev", drive.bus) if is_model else drive.bus)
     made.disks.append(disk)
@@ -182,8 +186,7 @@ def _nic(vmx: Vmx, name: str, made: Guest, options: argparse.Namespace) -> None:
     if vmx.get(f"{name}.addressType", "").lower() == "static":
         nic.mac = vmx.get(f"{name}.address", "").strip().lower()
     nic.link_up = vmx.boolean(f"{name}.startConnected", default=True)
-    slot = number(vmx.get(f"{name}.pciSlotNumber", "").strip())
-    nic.card = f"ens{slot}" if 0 < slot < 1024 else ""  # a larger one is a function of a bridge
+    nic.card = card_name_of_vmware(vmx.get(f"{name}.pciSlotNumber", "").strip())
     made.add_nic(nic, kind, model, asked=options.network, called=network)
 
 

@@ -25,7 +25,7 @@ from vmgahp.findings import BAD, OFF, Finding
 from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.images import formats, qemu_img
-from vmgahp.images.formats import CONVERTIBLE, HEADER, UnclearFormat, backing_chain, proven_format
+from vmgahp.images.formats import CONVERTIBLE, FORMATS, HEADER, UnclearFormat, backing_chain, proven_format
 from vmgahp.job.ad import JobAd, Plain, accepted_types, takes
 from vmgahp.job.attributes import ATTRIBUTES, GENERAL, LIBVIRT_XML, OPTION_PREFIX, Options
 from vmgahp.job.disks import DISK, PERMISSIONS, DiskEntry, bad_disk, entries, find_file, kind_of
@@ -296,7 +296,7 @@ def _needs(vm_type: str, ad: JobAd, disk: AnyDisk, identity: Identity) -> str:
         # The driver for vSphere unpacks them all.
         return "" if kind == _STREAM and vm_type == "vsphere" else "vmdk"
     saved = bool(ad.boolean("JobVMCheckpoint")) and disk.format in UNSAVEABLE
-    if vm_type in QEMU and (disk.format == "vhdx" or saved or (disk.writable and kind == _STREAM)):
+    if vm_type in QEMU and (disk.format not in FORMATS.values() or saved or (disk.writable and kind == _STREAM)):
         return "qcow2"
     return ""
 
