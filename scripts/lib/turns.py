@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 POOL = "tests/system/pool/"
 REAL = re.compile(
-    r"\bmark\.(?:libvirt|qemu|podman|vsphere)\b|^from tests\.attacks\.support import .*\beach\b", re.MULTILINE
+    r"\bmark\.(?:libvirt|qemu|podman|vsphere)\b|^from tests\.attacks\.support import .*\beach(?:_here)?\b", re.MULTILINE
 )
 """The text of a module with tests of real parts, beside those of the pool, of Xen, and of the matrix of faults."""
 IN_POOL = re.compile(r"\bmark\.pool\b")

@@ -1,10 +1,15 @@
-"""The machine that all attacks of a worker share."""
+"""The machine that all attacks of a worker share, and the place of those that need none."""
 
+import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.attacks.here import Here
 from tests.attacks.support import Battleground
+from tests.conftest import JOB_UID
 from tests.lab.namespace import why_not
 
 
@@ -14,3 +19,14 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Battleground]:
         pytest.skip(reason)
     with Battleground(tmp_path_factory.mktemp("attacks")) as made:
         yield made
+
+
+@pytest.fixture
+def here() -> Iterator[Here]:
+    # A user of this worker's own: its processes signal all that they may.
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    with tempfile.TemporaryDirectory(prefix="vmgahp-attack-") as execute:
+        os.chmod(execute, 0o755)
+        made = Here(Path(execute), JOB_UID + 100 + worker)
+        yield made
+        made.close()

@@ -5,7 +5,6 @@ import ctypes
 import os
 import pwd
 import shutil
-import signal
 import stat
 import subprocess
 import time
@@ -16,7 +15,7 @@ import libvirt
 
 from tests import jobs
 from tests.attacks.ground import MARK, SECRET, Ground
-from tests.attacks.support import Attack, Mode, Must
+from tests.attacks.support import Attack, Mode, Must, process_of
 from tests.conftest import JOB_UID
 from tests.faults.daemon import Daemon
 from tests.faults.host import URI, until
@@ -119,23 +118,9 @@ class Site:
         with self.beside(swap):
             yield
 
-    @contextlib.contextmanager
-    def beside(self, work: Callable[[], None], uid: int = JOB_UID) -> Iterator[int]:
-        """A process of the job's user, or of another, that does something until it is ended: its pid."""
-        pid = os.fork()
-        if not pid:
-            try:
-                os.setgroups(())
-                os.setgid(uid)
-                os.setuid(uid)
-                work()
-            finally:
-                os._exit(0)
-        try:
-            yield pid
-        finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    def beside(self, work: Callable[[], None], uid: int = JOB_UID) -> contextlib.AbstractContextManager[int]:
+        """Have a process of the job's user, or of another, that does something until it is ended: its pid."""
+        return process_of(uid, work)
 
     # What the client asks
 

@@ -1,9 +1,12 @@
 """The form of an attack, and the test that tries one."""
 
+import contextlib
 import enum
 import importlib
+import os
+import signal
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +99,8 @@ class Outcome(NamedTuple):
     """The reason why the machine can be attacked no more; empty where it can."""
 
 
-SURFACES = ("ad", "scratch", "images", "checkpoints", "job_xml", "environment", "guest", "tools")
+WITHOUT_GUESTS = ("helpers", "mounts", "outputs")
+SURFACES = ("ad", "scratch", "images", "checkpoints", "job_xml", "environment", "guest", "tools", *WITHOUT_GUESTS)
 """The modules with attacks: each is about one thing that is attacked."""
 
 LONGEST = 240.0
@@ -153,18 +157,64 @@ def each(module: str) -> Callable[..., None]:
     return test
 
 
+def each_here(module: str) -> Callable[..., None]:
+    """Make a test of every attack of a module that needs no guest; the daily ones run with the unit tests."""
+    parameters = [
+        pytest.param(row, id=row.name, marks=[] if row.daily else [pytest.mark.attacks]) for row in ATTACKS[module]
+    ]
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+    @pytest.mark.parametrize("attack", parameters)
+    def test(here: Any, request: pytest.FixtureRequest, attack: Attack) -> None:
+        def act() -> Any:
+            attack.act(here, *attack.arguments)
+            here.judge()
+            return here
+
+        counted(request, attack, Mode.NONE, act)
+
+    return test
+
+
 def stopped(ground: Battleground, request: pytest.FixtureRequest, attack: Attack, mode: Mode) -> None:
     """Try it, count it, and see that nothing came of it."""
     assert not ground.lost, f"this worker has lost its machine to an attack before, {ground.lost}"
-    surface = Path(request.path).stem.removeprefix("test_")
+    counted(request, attack, mode, lambda: ground.attack(_surface(request), attack.name, mode.name))
+
+
+def counted(request: pytest.FixtureRequest, attack: Attack, mode: Mode, act: Callable[[], Any]) -> None:
+    """Count an attack by the breaches of what `act` returns, and see that there are none."""
     failed = attack.times  # what did not come to its end is not known to be stopped
     try:
-        outcome = ground.attack(surface, attack.name, mode.name)
+        outcome = act()
         failed = min(attack.times, len(outcome.breaches))
     finally:
-        counted = {"surface": surface, "attacker": attack.who.value, "mode": mode.value}
+        keys = {"surface": _surface(request), "attacker": attack.who.value, "mode": mode.value}
         # In place of what a try before this one has counted.
         request.node.user_properties[:] = [
-            ("counted", [f"attacks by {of}", key, attack.times, failed]) for of, key in counted.items()
+            ("counted", [f"attacks by {of}", key, attack.times, failed]) for of, key in keys.items()
         ]
     assert outcome.breaches == [], "\n".join([f"{attack.who}: {attack.act.__doc__}", *outcome.told])
+
+
+def _surface(request: pytest.FixtureRequest) -> str:
+    return Path(request.path).stem.removeprefix("test_")
+
+
+@contextlib.contextmanager
+def process_of(uid: int, work: Callable[[], None]) -> Iterator[int]:
+    """Have a process of a user that does something until it is ended: its pid."""
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setgroups(())
+            os.setgid(uid)
+            os.setuid(uid)
+            work()
+        finally:
+            os._exit(0)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

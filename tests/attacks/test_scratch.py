@@ -1,6 +1,7 @@
 """Attacks from the scratch directory: what is there already, what comes late, and what changes all the time."""
 
 import contextlib
+import errno
 import os
 import shutil
 import socket
@@ -9,9 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests import jobs
+from tests.attacks.fuse import Behavior, mounted
 from tests.attacks.ground import CANARIES, STRANGER_UID
+from tests.attacks.others import BY, STOPPING, again_and_again
 from tests.attacks.site import Site
 from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
+from tests.conftest import JOB_UID
 from tests.faults.host import Scratch, until
 from tests.lab.guest import make_guest
 
@@ -359,6 +364,43 @@ def killed_during_start(site: Site) -> None:
             site.daemon.take(0.02)
         site.started(request)
         site.stop()
+
+
+@attack(Who.OTHER, Must.SURVIVE, Mode.LIBVIRT, times=len(BY) - len(STOPPING))
+def met_during_start(site: Site) -> None:
+    """Limit, kill, trace and delay every process of the job's uid during START, with drives and a network."""
+    site.settings = dict(jobs.NETWORKS)
+    site.guest()
+    site.plant("user.yaml", b"#cloud-config\n")
+    for what, by in BY.items():
+        if what not in STOPPING:
+            with site.naming(what), site.beside(again_and_again(by)):
+                site.start(USER_DATA, DATA_FILES, 'VMPARAM_vm_NICs = "user"')
+                site.stop()
+    site.done("START")
+
+
+MOUNTS = {
+    "EIO": Behavior(errno.EIO), "ENOSPC": Behavior(errno.ENOSPC, late=True), "nobody": Behavior(dies=True),
+    "8 EiB": Behavior(size=(1 << 63) - 1), "noise": Behavior(content=bytes(range(256)) * 16),
+    "closed": Behavior(others=False),
+}  # fmt: skip
+MOUNTED = (".", "guest.img", "user.yaml", ".job.ad", "vm_console.log", "vm_error.txt")
+
+
+@attack(Who.USER, Must.SURVIVE, *BOTH, times=len(MOUNTED) * len(MOUNTS))
+def mounts(site: Site) -> None:
+    """Mount a FUSE file system over the directory, a disk, and files that the daemon reads and writes, before START."""
+    site.guest()
+    site.plant("user.yaml", b"#cloud-config\n")
+    for name in MOUNTED[3:]:
+        site.plant(name)
+    for place in MOUNTED:
+        for what, behavior in MOUNTS.items():
+            with site.naming(f"{what} at {place}"), mounted(site.path(place), JOB_UID, behavior):
+                site.start(USER_DATA)
+                site.stop()
+    site.done("START")
 
 
 @attack(Who.USER, Must.SURVIVE, Mode.LIBVIRT, times=2 * 9)

@@ -1,4 +1,4 @@
-"""The page of what was tested shows the attacks as they were counted."""
+"""The page about security shows the attacks as they were counted."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from tests import REPOSITORY
 from tests.attacks.support import SURFACES, Must, Who, rows
 
-PAGE = REPOSITORY / "docs/reference/tested-on.md"
+PAGE = REPOSITORY / "docs/explanation/security.md"
 
 
 def test_every_surface_has_its_module_and_every_kind_of_attacker_a_row() -> None:

@@ -25,9 +25,10 @@ def test_the_programs_of_a_start_have_one_deadline_over_all() -> None:
 
 
 @as_root
-def test_a_start_that_programs_of_the_jobs_user_hold_up_is_the_jobs_fault(user: Identity) -> None:
+@pytest.mark.parametrize("how", ["user", "becomes"])
+def test_a_start_that_programs_of_the_jobs_user_hold_up_is_the_jobs_fault(user: Identity, how: str) -> None:
     with Budget(1.0):
-        assert run(["sh", "-c", "kill -STOP $$"], deadline=60, user=user).status is None
+        assert run(["sh", "-c", "kill -STOP $$"], deadline=60, **{how: user}).status is None  # type: ignore[arg-type]
         with pytest.raises(JobFault, match="1 of them"):
             run(["true"], deadline=60)
 

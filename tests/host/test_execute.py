@@ -1,7 +1,6 @@
 """Whose fault an error beneath a scratch directory is: what the job does to it, and what only a machine can do."""
 
 import contextlib
-import ctypes
 import errno
 import os
 import resource
@@ -255,24 +254,6 @@ def test_no_user_mounts_read_only(scratch: Path, user: Identity, mount: Mount, l
     assert job_user.why(error(errno.EIO), str(scratch), user) == "", "the error is not about that"
 
 
-@as_root
-@pytest.mark.parametrize("kind", ["fuse", "fuse.far"])
-def test_what_any_user_can_mount_proves_nothing(scratch: Path, user: Identity, kind: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    device = os.open("/dev/fuse", os.O_RDWR)
-    try:
-        options = f"fd={device},rootmode=40000,user_id={user.uid},group_id={user.gid}"
-        read_only, detached = 1, 2  # MS_RDONLY, MNT_DETACH
-        place = os.fsencode(scratch)
-        assert libc.mount(b"far", place, kind.encode(), read_only, options.encode()) == 0, ctypes.get_errno()
-        try:
-            assert job_user.why(error(errno.EROFS), str(scratch), user) == ""
-        finally:
-            libc.umount2(place, detached)
-    finally:
-        os.close(device)
-
-
 @contextlib.contextmanager
 def no_more_files() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -379,28 +360,3 @@ def test_a_directory_that_is_something_else_is_the_jobs(scratch: Path, user: Ide
             os.chown(place, user.uid, user.gid)
     with pytest.raises(JobFault, match="share"):
         things.make_directory(str(scratch), "share", user)
-
-
-@pytest.mark.parametrize("number", [errno.ENOTCONN, errno.EIO, errno.EACCES, errno.ETIMEDOUT], ids=errno.errorcode.get)
-def test_a_scratch_directory_that_cannot_be_examined_is_no_sick_execute(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """A FUSE file system of the job's on it answers as it likes; the child that looks inherits this one."""
-
-    def fails(_: int) -> None:
-        raise error(number)
-
-    with monkeypatch.context() as patch:  # pytest calls it as well
-        patch.setattr(job_user.os, "fstat", fails)
-        job_user.require_entry(str(scratch), user)
-
-
-@as_root
-def test_a_scratch_directory_that_never_answers_holds_the_job(
-    scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child, "DEADLINE", 0.3)
-    monkeypatch.setattr(job_user, "as_root", lambda *_: -1)  # EXECUTE is well, however slow this machine is
-    monkeypatch.setattr(job_user.system_calls, "room_in", lambda _: time.sleep(1000))
-    with pytest.raises(JobFault, match="cannot be examined"):
-        job_user.free_bytes(str(scratch), user)

@@ -1,5 +1,8 @@
 """Readings of job ads for the tests of what a job may ask for."""
 
+import io
+import tarfile
+
 import pytest
 
 from tests.jobs import MACHINE, Files, ad
@@ -27,3 +30,27 @@ def refusal(word, *parts, settings=MACHINE, files=None, **changes):
     for part in parts:
         assert part in caught.value.problem
     return caught.value
+
+
+Entry = tuple[tarfile.TarInfo, bytes]
+
+
+def entry(name: str, content: bytes = b"", **fields: object) -> Entry:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(content), 0o644
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, content
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> Entry:
+    return entry(name, type=kind, linkname=target)
+
+
+def tar(*entries: Entry, form: int = tarfile.GNU_FORMAT) -> bytes:
+    """An archive of these entries."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=form) as archive:
+        for info, content in entries:
+            archive.addfile(info, io.BytesIO(content))
+    return made.getvalue()

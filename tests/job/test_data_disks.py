@@ -18,7 +18,6 @@ from vmgahp.checkpoint.manifest import CheckpointFile
 from vmgahp.drivers.libvirt.life.save import disk_refs
 from vmgahp.drivers.libvirt.start.provision import RECORD, Provision
 from vmgahp.errors import JobFault
-from vmgahp.host.job_user import Identity
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import BackingFile, backing_chain
 from vmgahp.job.disks import Disk
@@ -245,8 +244,7 @@ def test_an_image_on_a_disk_that_cannot_be_read_is_the_machines_where_execute_fa
     disk = Disk(str(scratch / "guest.qcow2"), "vda", "", True, "qcow2", True, "disk")
     with pytest.raises(errors.JobFault):
         backing_files(disk, str(scratch), user)
-    # Nothing is mapped at the address 0: a read fails as that of a broken disk does.
-    monkeypatch.setattr(Identity, "open_scratch", lambda *_: os.open("/proc/self/mem", os.O_RDONLY))
+    monkeypatch.setattr(os, "pread", failing)
     monkeypatch.setattr("vmgahp.host.job_user._try_execute", failing)
     with pytest.raises(errors.MachineFault, match="Input/output error"):
         backing_files(disk, str(scratch), user)

@@ -282,14 +282,6 @@ def test_a_machine_without_tar_is_at_fault(place: Scratch, monkeypatch: pytest.M
         place.pack()
 
 
-@pytest.mark.parametrize("status", [1, 126, 127, 137, 255])
-def test_a_tar_that_fails_in_any_way_is_the_jobs(place: Scratch, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    """Other processes of its user can end it."""
-    place.put("a")
-    monkeypatch.setattr(archive, "_SCRIPT", f"exit {status}")
-    place.refused(f"exit status {status}")
-
-
 @pytest.fixture
 def restless(place: Scratch) -> Iterator[str]:
     """A file that always changes its length, in a directory that is now and then a link."""

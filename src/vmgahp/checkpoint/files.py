@@ -189,8 +189,7 @@ def _pieces(size: int) -> list[tuple[int, int]]:
 def find(identity: Identity, directory: str, name: str, parse: Callable[[bytes], Record]) -> Record | None:
     """Read a record of the scratch directory; None if there is none. Raises `Unusable` and `errors.Fault`."""
     try:
-        with open(identity.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
-            data = file.read(LARGEST + 1)  # one byte more, so that a record that is too long stays too long
+        data = identity.read_scratch(directory, name, LARGEST + 1)  # one more, so that one too long stays too long
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -209,7 +209,10 @@ class CheckpointStore(NamedTuple):
 
         Its disks have changed since: without a later checkpoint the guest boots from them, as after a power cut.
         """
-        if not os.path.lexists(os.path.join(self.directory, RESTARTING)):
+        try:
+            if not self.identity.has_scratch(self.directory, RESTARTING):
+                return
+        except (OSError, errors.Fault):
             return
         later = self.exists()
         if not later:

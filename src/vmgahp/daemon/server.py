@@ -471,7 +471,9 @@ class Server:
         from vmgahp.host import runtime_dir  # before the first reply it would cost too much
 
         assert call.job is not None
-        directory, claimed = os.path.realpath(call.job.working_dir()), None
+        # The job may have mounted a file system on the directory itself that never answers.
+        above, name = os.path.split(os.path.normpath(call.job.working_dir()))
+        directory, claimed = os.path.join(os.path.realpath(above), name), None
         try:
             claimed = runtime_dir.claim_scratch(directory)
         except (errors.MachineFault, OSError) as error:

@@ -57,8 +57,7 @@ class ExitRecord:
         self._identity = identity
         self._log = log
         self._began = time.time()
-        printed = identity.stat_scratch(directory, CONSOLE_FILE)
-        self._printed_before = printed.st_size if printed else 0
+        self._printed_before = identity.sizes_scratch(directory, CONSOLE_FILE)[0]
 
     def write(self) -> None:
         """Write the record of a VM that has ended. Errors are logged."""

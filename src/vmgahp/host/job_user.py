@@ -121,14 +121,13 @@ class Identity:
         """
         return self._in_scratch(directory, name, system_calls.open_beneath, flags, mode)
 
-    def read_scratch(self, directory: str, name: str, most: int) -> bytes:
-        """Read the first `most` bytes of the file `name` below `directory`. Raises as `open_scratch`."""
-        with open(self.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
-            try:
-                return file.read(most)
-            except OSError as error:
-                self._require_well(error, directory, name)
-                raise
+    def read_scratch(self, directory: str, name: str, most: int, start: int = -1) -> bytes:
+        """Read the first `most` bytes of the file `name` below `directory`. Raises as `open_scratch`.
+
+        With `start` these are the last `most` bytes of those from `start` on.
+        """
+        with open(self._in_scratch(directory, name, system_calls.read_beneath, most, start), "rb") as file:
+            return file.read()
 
     def write_scratch(self, directory: str, name: str, data: bytes, mode: int = 0o600) -> None:
         """Replace the file `name` below `directory` by one with `data`, all or nothing, as the user.
@@ -181,18 +180,26 @@ class Identity:
         """Remove the links that `link_scratch` has made, as the user. Raises as `open_scratch`."""
         self._in_scratch(directory, below, system_calls.unlink_links_beneath)
 
-    def stat_scratch(self, directory: str, name: str) -> os.stat_result | None:
-        """Return the status of the file `name` below `directory`; None on any error."""
-        try:
-            with open(self.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
-                return os.fstat(file.fileno())
-        except (OSError, Fault):
-            return None
-
     def occupied_scratch(self, directory: str, name: str) -> int:
         """Return the bytes that the file `name` below `directory` occupies; 0 on any error."""
-        status = self.stat_scratch(directory, name)
-        return status.st_blocks * 512 if status else 0
+        return self.sizes_scratch(directory, name)[1]
+
+    def sizes_scratch(self, directory: str, name: str) -> tuple[int, int]:
+        """Return the size of the file `name` below `directory`, and the bytes that it occupies; 0 on any error."""
+        try:
+            with open(self._in_scratch(directory, name, system_calls.sizes_beneath), "rb") as file:
+                size, occupied = map(int, file.read().split())
+        except (OSError, Fault):
+            return 0, 0
+        return size, occupied
+
+    def has_scratch(self, directory: str, name: str) -> bool:
+        """Return True if there is a file `name` below `directory`, of any kind. Raises as `open_scratch`."""
+        try:
+            self._in_scratch(directory, name, system_calls.find_beneath)
+        except FileNotFoundError:
+            return False
+        return True
 
     def unlink_scratch(self, directory: str, name: str) -> None:
         """Remove the file `name` below `directory` as the user; a missing file counts as success.
@@ -425,13 +432,22 @@ def free_room(directory: str, identity: Identity) -> tuple[int, int, int]:
 
     Raises `Fault`. The job may have mounted a file system there that never answers.
     """
+    free, free_inodes, inodes = _numbers(system_calls.room_in, directory, identity)
+    return free, free_inodes, inodes
+
+
+def device_of(directory: str, identity: Identity) -> int:
+    """Return the number of the scratch directory's file system (``st_dev``). Raises `Fault`."""
+    [number] = _numbers(system_calls.device_of, directory, identity)
+    return number
+
+
+def _numbers(operation: child.Operation, directory: str, identity: Identity) -> list[int]:
     try:
-        with open(identity.run(system_calls.room_in, os.fsencode(directory)), "rb") as file:
-            found = file.read().split()
+        with open(identity.run(operation, os.fsencode(directory)), "rb") as file:
+            return list(map(int, file.read().split()))
     except OSError as error:
         raise blame(error, directory, identity, f"{directory} cannot be examined ({error.strerror}).") from error
-    free, free_inodes, inodes = map(int, found)
-    return free, free_inodes, inodes
 
 
 def require_room(directory: str, identity: Identity, needed: int = LEAST_FREE) -> None:

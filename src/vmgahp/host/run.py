@@ -79,6 +79,7 @@ def run(
     stdout: int = subprocess.PIPE,
     environ: Mapping[str, str] | None = None,
     user: Identity | None = None,
+    becomes: Identity | None = None,
     groups: Sequence[int] | None = None,
     limits: Sequence[str] = (),
     umask: int = -1,
@@ -98,7 +99,8 @@ def run(
     is killed when the pipe that `reader` writes to has no reader any more.
 
     `environ` is `plain_environment` by default. As root it runs as `user`, with all groups of that user or with
-    `groups`. `limits` are options of prlimit. An empty `directory` is this process's own. It has the descriptors
+    `groups`; `becomes` is the user that it makes itself. The time of both counts as the job's. `limits` are options of
+    prlimit. An empty `directory` is this process's own. It has the descriptors
     `pass_fds` by the same numbers; `stdin` may be a descriptor, too, and so may `stdout`, which is not read then.
     Raises OSError if it cannot be started, with the program's name as the file name, and `Fault` if a START has no time
     left for it (`vmgahp.host.budget`).
@@ -139,7 +141,8 @@ def run(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if child is not None:
             child.close()
-        if user is not None and user.switching:
+        whose = user or becomes
+        if whose is not None and whose.switching:
             start.spend(began)
     return Finished(status, bytes(child.out), bytes(child.err))
 

@@ -163,7 +163,8 @@ class ConsoleCapture:
             self._last_words(self._serve())
         finally:
             self._listener.close()
-            os.close(self._output)
+            with suppress(OSError):  # of a file system of the job's
+                os.close(self._output)
 
     def _serve(self) -> socket.socket | None:
         """Read connections until `close`; return the one that is open then."""

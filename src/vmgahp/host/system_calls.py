@@ -58,10 +58,17 @@ def room_in(directory: bytes) -> int:
     return unnamed(b"%d %d %d" % (room.f_bavail * room.f_frsize, room.f_favail, room.f_files))
 
 
+def device_of(directory: bytes) -> int:
+    """Return an unnamed file with the number of the file system's device."""
+    return unnamed(b"%d" % os.stat(directory).st_dev)
+
+
 def unnamed(data: bytes) -> int:
     """Return an unnamed file with the data, to be read from its beginning."""
     file = os.memfd_create("data", os.MFD_CLOEXEC)
-    os.pwrite(file, data, 0)
+    while data:
+        data = data[os.write(file, data) :]
+    os.lseek(file, 0, os.SEEK_SET)
     return file
 
 
@@ -91,6 +98,28 @@ def open_beneath(directory: bytes, parts: list[bytes], flags: int, mode: int) ->
         fd = _open_regular(parts[-1], flags, mode, above)
         os.set_blocking(fd, True)
         return fd
+
+
+def sizes_beneath(directory: bytes, parts: list[bytes]) -> int:
+    """Return an unnamed file with two numbers: a file's size, and the bytes that it occupies."""
+    fd = open_beneath(directory, parts, os.O_RDONLY, 0)
+    try:
+        status = os.fstat(fd)
+    finally:
+        os.close(fd)
+    return unnamed(b"%d %d" % (status.st_size, status.st_blocks * 512))
+
+
+def read_beneath(directory: bytes, parts: list[bytes], most: int, start: int) -> int:
+    """Return an unnamed file with the first bytes of another; with `start` not negative, its last ones from there."""
+    fd, data = open_beneath(directory, parts, os.O_RDONLY, 0), b""
+    try:
+        start = max(start, os.fstat(fd).st_size - most) if start >= 0 else 0
+        while more := os.pread(fd, most - len(data), start + len(data)):
+            data += more
+    finally:
+        os.close(fd)
+    return unnamed(data)
 
 
 def write_beneath(directory: bytes, parts: list[bytes], temporary: bytes, data: bytes, mode: int) -> int:

@@ -154,6 +154,7 @@ def _write(output: int, label: str, files: list[tuple[str, int, int]], identity:
         deadline=seconds,
         stdin=json.dumps(plan).encode(),
         environ={"PATH": os.defpath, "TZ": "UTC"},
+        becomes=identity,
         pass_fds={output, *(descriptor for _, descriptor, _ in files)},
     )
     if done.status is None:
@@ -176,7 +177,7 @@ def _write(output: int, label: str, files: list[tuple[str, int, int]], identity:
 # The process that writes
 
 
-def _main() -> int:
+def _main() -> None:
     """Read the plan from standard input and carry it out; for an OSError print its errno to standard error."""
     import json
     import time
@@ -187,17 +188,19 @@ def _main() -> int:
         # This loads all code: the job's user may not be allowed to read this installation.
         _image(nowhere, "rehearsal", [["a/b", nothing.fileno(), 0]], 0o444)
     restrict(plan["user"], memory=MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=plan["most"])
+    status = _CHANGED
     try:
         with open(plan["output"], "r+b") as output:
             _image(output, plan["label"], plan["files"], plan["mode"])
             os.fsync(output.fileno())
+        status = 0
     except OSError as error:
         print(error.errno or errno.EIO, file=sys.stderr)  # noqa: T201 - to the process that started this one
-        return _NO_ROOM
+        status = _NO_ROOM
     except Exception as unfit:  # noqa: BLE001 - due to the contents: the rehearsal has worked
         print(unfit or repr(unfit), file=sys.stderr)  # noqa: T201
-        return _CHANGED
-    return 0
+    finally:
+        os._exit(status)  # by no error of Python's, whatever limits the job's processes have set meanwhile
 
 
 def _image(output: BinaryIO, label: str, files: list[list[Any]], mode: int) -> None:
@@ -251,4 +254,4 @@ def _cut(name: str, most: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()

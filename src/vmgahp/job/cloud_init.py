@@ -260,6 +260,7 @@ def _check_yaml(said: dict[str, str], files: dict[str, bytes], identity: Identit
         deadline=DEADLINE,
         stdin=json.dumps({"user": user, "files": texts}).encode(),
         environ={"PATH": os.defpath},
+        becomes=identity,
     )
     words = done.complaints or ["it said nothing"]
     if done.status == 0:

@@ -88,6 +88,7 @@ def _ask(question: dict[str, Any], user: Identity | None) -> Any:
             [sys.executable, *RUN_MODULE, "vmgahp.job.engine", *whose],
             deadline=SECONDS,
             stdin=json.dumps(question).encode(),
+            becomes=user,
             longest=LONGEST_RESULT,
         )
     except OSError as error:

@@ -8,7 +8,6 @@ A guest is not trusted: only a limited part of its output is read, and only a nu
 """
 
 import json
-import os
 import re
 from time import gmtime, strftime
 from typing import NamedTuple
@@ -132,8 +131,6 @@ def render(ending: Ending) -> bytes:
 def tail_of(identity: Identity, directory: str, name: str, start: int = 0) -> bytes:
     """Read the end of a scratch file, from `start` on, as the job's user; empty if it cannot be read."""
     try:
-        with os.fdopen(identity.open_scratch(directory, name, os.O_RDONLY), "rb") as file:
-            file.seek(max(start, os.fstat(file.fileno()).st_size - CONSOLE_BYTES))
-            return file.read(CONSOLE_BYTES)
+        return identity.read_scratch(directory, name, CONSOLE_BYTES, start)
     except (OSError, Fault):
         return b""

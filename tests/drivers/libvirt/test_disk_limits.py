@@ -195,7 +195,7 @@ def test_what_is_kept_free_is_reserved_disk_or_a_little(tmp_path: Path, monkeypa
     def of(total: int, **settings: str) -> int:
         found = SimpleNamespace(f_blocks=total >> 12, f_frsize=4096)
         monkeypatch.setattr(disks.os, "statvfs", lambda _: found)
-        return disks.kept_free(Settings(settings), str(tmp_path))
+        return disks.kept_free(Settings(settings), str(tmp_path), Identity(0, 0))
 
     assert of(1 << 40) == 64 * MIB
     assert of(1 << 30) == 16 * MIB
@@ -220,7 +220,7 @@ def spec_of(directory: Path, asked_mib: int) -> SimpleNamespace:
 
 
 def watch(machine: Started, spec: SimpleNamespace) -> None:
-    driver = SimpleNamespace(settings=Settings(), log=machine.log)
+    driver = SimpleNamespace(settings=Settings(), log=machine.log, identity=Identity(0, 0))
     LibvirtDriver._watch_disks(driver, machine, spec)  # type: ignore[arg-type]
 
 

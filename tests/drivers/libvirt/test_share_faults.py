@@ -2,20 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from vmgahp.drivers.libvirt.start.virtiofs import _refused
-from vmgahp.errors import JobFault, MachineFault
+from vmgahp.errors import MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.job.attributes import Share
-
-
-@pytest.mark.parametrize("setting", ["", "VM_SHARE_DIRS"])
-def test_a_limit_of_the_jobs_user_is_no_fault_of_a_directory_that_is_there(
-    scratch: Path, user: Identity, setting: str
-) -> None:
-    share = Share("data", str(scratch), "virtiofs", writable=False, setting=setting)
-    assert isinstance(_refused(share, f"{scratch}\nToo many open files", user), JobFault)
 
 
 def test_a_directory_of_the_administrator_that_is_not_there_is_the_fault_of_the_machine(

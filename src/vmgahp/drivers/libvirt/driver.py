@@ -170,7 +170,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if resources.console:
             resources.exit.console = resources.console.tail
         if spec.devices.run:
-            kept = disks.kept_free(self.settings, spec.working_dir)
+            kept = disks.kept_free(self.settings, spec.working_dir, self.identity)
             resources.while_running.append(partial(monitor.begin, machine, spec, kept, self.identity))
         self._watch_disks(machine, spec)
         if has_display(xml):
@@ -266,7 +266,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         files = machine.guest.files
         images = files.in_scratch() if files is not None else {}
         ports = [port for name, port in machine.resources.run_ports.items() if name != CONTROL]
-        limit, kept = disks.limit_of(spec, self.settings), disks.kept_free(self.settings, spec.working_dir)
+        limit = disks.limit_of(spec, self.settings)
+        kept = disks.kept_free(self.settings, spec.working_dir, self.identity)
         if files is None or not images or not (limit or kept):
             return
 

@@ -242,7 +242,7 @@ class Saver:
             free = job_user.free_bytes(self.directory, self.identity)
         except errors.Fault as error:
             raise self.fault(error.problem.rstrip(".")) from error
-        free = max(0, free - disks.kept_free(self._settings, self.directory))
+        free = max(0, free - disks.kept_free(self._settings, self.directory, self.identity))
         if free < needed:
             raise self.fault(
                 f"the guest's memory needs up to {needed >> 20} MiB in {self.directory}, and {free >> 20} MiB are free"

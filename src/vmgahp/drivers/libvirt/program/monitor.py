@@ -71,7 +71,7 @@ _BEGINS = {
 
 def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
     """Return the most bytes that a port's file may have: the job's limit or the free space. Raises `errors.Fault`."""
-    left = max(job_user.free_bytes(spec.working_dir, identity) - kept_free(settings, spec.working_dir), 0)
+    left = max(job_user.free_bytes(spec.working_dir, identity) - kept_free(settings, spec.working_dir, identity), 0)
     run = spec.devices.run
     names = (OUTPUTS_FILE, run.stdout, run.stderr) if run else ()
     left += sum(identity.occupied_scratch(spec.working_dir, name) for name in names)  # of a checkpoint, or soon emptied

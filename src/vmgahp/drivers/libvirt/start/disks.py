@@ -24,6 +24,7 @@ from vmgahp.config import Settings
 from vmgahp.domain.build import add_chain
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.errors import INVALID_DISK_PARAM, MISMATCHED, JobFault
+from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import backing_chain
 from vmgahp.images.leases import OpenImage, head
@@ -204,14 +205,14 @@ LEAST_KEPT, LEAST_SHARE = 64 << 20, 64
 """The space kept free in EXECUTE without RESERVED_DISK: so many bytes, or one part in so many of the file system."""
 
 
-def kept_free(settings: Settings, directory: str) -> int:
+def kept_free(settings: Settings, directory: str, identity: Identity) -> int:
     """Return the bytes to leave free in EXECUTE's file system; 0 if the scratch directory has one of its own."""
     execute = settings.string("EXECUTE") or os.path.dirname(os.path.normpath(directory))
     try:
         room = os.statvfs(execute)
-        if os.stat(directory).st_dev != os.stat(execute).st_dev:
+        if job_user.device_of(directory, identity) != os.stat(execute).st_dev:
             return 0
-    except OSError:
+    except (OSError, errors.Fault):
         return 0  # the user of the directory reports the error
     reserved = settings.integer("RESERVED_DISK") << 20
     return reserved or min(LEAST_KEPT, room.f_blocks * room.f_frsize // LEAST_SHARE)

@@ -197,8 +197,8 @@ class Provision:
 
     def _write_record(self, overlays: list[_Overlay]) -> None:
         data = manifest.encode(FORMAT, _Record(tuple(overlays)))
-        fresh = not os.path.lexists(os.path.join(self._directory, RECORD))
         try:
+            fresh = not self._identity.has_scratch(self._directory, RECORD)
             self._identity.write_scratch(self._directory, RECORD, data)
         except OSError as error:
             raise job_user.unwritable(RECORD, error, self._directory, self._identity) from error

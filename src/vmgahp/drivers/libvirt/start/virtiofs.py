@@ -8,9 +8,10 @@ import os
 import socket
 import subprocess
 import sys
+from time import monotonic
 
 from vmgahp import errors
-from vmgahp.host import companion, job_user, packages, wait
+from vmgahp.host import budget, companion, job_user, packages, wait
 from vmgahp.host.file_server import OF_QEMU
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment
@@ -78,6 +79,8 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
     path = program()
     if not path:
         raise errors.MachineFault("virtiofsd is not installed.", hint())
+    began, start = monotonic(), budget.current()
+    seconds = start.left(seconds)
     said, status = os.pipe()
     # Only virtiofsd keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
     try:
@@ -105,6 +108,7 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
             f"virtiofsd cannot be run for {share.directory}: {error.strerror}.", "see that /run has room."
         ) from error
     finally:
+        start.spend(began)
         os.close(said)
         if status >= 0:
             os.close(status)

@@ -1,0 +1,105 @@
+"""Attacks by FUSE file systems of the job's user: over its directory, its files, and what the server writes there."""
+
+import errno
+import os
+import socket
+import stat
+from errno import EACCES, EAGAIN, EINTR, EIO, EMFILE, ENAMETOOLONG, ENOMEM, ENOSPC, EROFS, ESTALE, ETIMEDOUT
+
+from tests.attacks.fuse import Behavior, mounted
+from tests.attacks.here import MACHINE, PARTS, Here, Part
+from tests.attacks.support import Mode, Must, Who, attack, each_here
+from vmgahp.checkpoint import files
+from vmgahp.drivers.libvirt.program import monitor
+from vmgahp.host import job_user
+from vmgahp.host.serial_capture import ConsoleCapture
+from vmgahp.job.scratch_files import OutputDirectory
+
+BEHAVIORS: dict[str, Behavior] = {
+    **{
+        f"{errno.errorcode[number]} {'later' if late else 'always'}": Behavior(number, late)
+        for number, late in (
+            *((number, False) for number in (EIO, ESTALE, ENOMEM, EMFILE, ENOSPC, EROFS, EACCES, ENAMETOOLONG)),
+            *((number, True) for number in (EIO, ENOSPC, EAGAIN, EINTR, ETIMEDOUT)),
+        )
+    },
+    "its process is gone": Behavior(dies=True),
+    "it never answers": Behavior(silent=True),
+    "it never answers a read or write": Behavior(silent=True, late=True),
+    "files of no size": Behavior(size=0),
+    "files of 8 EiB": Behavior(size=(1 << 63) - 1),
+    "files of less than nothing": Behavior(size=-1),
+    "reads of nothing": Behavior(content=b""),
+    "reads of half": Behavior(content=b"\0" * 100),
+    "noise": Behavior(content=bytes(range(256)) * 16),
+    "FIFOs": Behavior(mode=stat.S_IFIFO | 0o666),
+    "devices": Behavior(mode=stat.S_IFCHR | 0o666),
+    "links": Behavior(mode=stat.S_IFLNK | 0o777, content=b"/etc/shadow"),
+    "set-user-id": Behavior(mode=stat.S_IFREG | 0o7777),
+    "nobody else is let in": Behavior(others=False),
+    "nobody else is let in, and it never answers": Behavior(silent=True, others=False),
+    "no room": Behavior(room=0),
+    "room without end": Behavior(room=1 << 62),
+}  # fmt: skip
+
+
+def measure(here: Here) -> None:
+    job_user.require_entry(str(here.directory), here.user)
+    job_user.require_room(str(here.directory), here.user)
+    monitor.most_outputs(here.spec(), MACHINE, here.user)
+
+
+def write(here: Here) -> None:
+    here.write(lambda: here.user.write_scratch(str(here.directory), "vm_error.txt", b"x"))
+    here.write(lambda: here.user.rename_scratch(str(here.directory), "vm_error.txt", "b"))
+    here.write(lambda: here.user.unlink_scratch(str(here.directory), "b"))
+
+
+def end(here: Here) -> None:
+    links = OutputDirectory(str(here.directory), (), here.user, here.told.append)
+    links.at_end()
+    links.without_checkpoint()
+    job_user.forget(here.user, str(here.directory), here.told.append, "vm_run_state.txt")
+
+
+def print_(here: Here) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    capture = ConsoleCapture(
+        f"{here.execute}/port",
+        lambda: here.write(lambda: here.user.open_scratch(str(here.directory), "vm_stdout", flags)),
+        1 << 16,
+        here.told.append,
+    )
+    with socket.socket(socket.AF_UNIX) as guest:
+        guest.connect(capture.path)
+        guest.sendall(b"x" * 4096)
+    capture.close()
+
+
+WHOLE = PARTS | {"a-disk": Part(Here.provide), "the-room": Part(measure)}
+WHOLE |= {"an-error-file": Part(write), "the-end": Part(end)}
+"""What is done in a scratch directory over which something is mounted."""
+PLACES = {
+    "disk.img": WHOLE["a-disk"], "disk.qcow2": PARTS["an-image"], "data": PARTS["a-drive"], "input": PARTS["inputs"],
+    "user-data": PARTS["cloud-init"], "vm_outputs.tar": PARTS["outputs"], ".job.ad": PARTS["the-job-ad"],
+    "vm_stdout": Part(print_, lambda: {"vm_stdout": b""}),
+    "vm_checkpoint.json": Part(lambda here: files.find(here.user, str(here.directory), "vm_checkpoint.json", len),
+                               lambda: {"vm_checkpoint.json": b"{}"}, (files.Unusable,)),
+}  # fmt: skip
+"""A file or directory over which something is mounted, and what is done with it."""
+DAILY = {"vm_stdout": ("vm_stdout", PLACES.pop("vm_stdout"))}
+CASES = {f"directory-{name}": (".", part) for name, part in WHOLE.items()}
+CASES |= {name: (name, part) for name, part in PLACES.items()}
+
+
+@attack(Who.USER, Must.RUN, Mode.NONE, times=len(BEHAVIORS), cases=CASES)
+@attack(Who.USER, Must.RUN, Mode.NONE, times=len(BEHAVIORS), cases=DAILY, daily=True)
+def over(here: Here, place: str, part: Part) -> None:
+    """Mount each kind of file system over a place during a part of a START; the last try is without one."""
+    here.plant_for(part)
+    uid = here.user.uid
+    attacks = {what: (mounted(here.directory / place, uid, behavior), None) for what, behavior in BEHAVIORS.items()}
+    here.attack_all(part, attacks)
+
+
+test_nothing_comes_of_it = each_here(__name__)
