@@ -1,17 +1,13 @@
 """Job ads for tests: what a starter would send, made in one place, and a user who sees the files that a test names."""
 
-import contextlib
 import errno
-import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
-from vmgahp.job import engine
 from vmgahp.job.ad import JobAd
 
 BASE = {
@@ -97,16 +93,3 @@ sys.exit(engine.main(sys.argv[2:]))
 def hurry_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give HTCondor's engine one second of the processor: its limit is set in the process that evaluates."""
     monkeypatch.setattr("vmgahp.job.engine.RUN_MODULE", ("-I", "-c", HURRIED_ENGINE))
-
-
-@contextlib.contextmanager
-def engine_in_process() -> Iterator[None]:
-    """Evaluate expressions in the test's own process, for tests of many ads: a process for each takes 0.2 s."""
-    import classad2
-
-    def ask(question: object, user: object) -> object:
-        return json.loads(json.dumps(engine._answer(classad2, json.loads(json.dumps(question)))))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_ask", ask)
-        yield

@@ -65,14 +65,12 @@ def test_a_check_is_waited_for_when_it_is_needed_and_one_that_hangs_delays_no_ot
     assert checks.outcome("never begun") is None
 
 
-def test_judging() -> None:
+def test_judging_and_that_the_first_bad_finding_is_the_one() -> None:
     fault = errors.MachineFault("It is broken.", "fix it.")
     assert findings.judge("it", "what", fault, "good") == Finding("it", BAD, "what", "It is broken.", "fix it.")
     assert findings.judge("it", "what", fault, "good", OFF).verdict == OFF
     assert findings.judge("it", "what", 7, lambda: "seven") == Finding("it", OK, "what", "seven")
 
-
-def test_the_first_bad_finding_is_the_one() -> None:
     def finding(name: str, verdict: str) -> Finding:
         return Finding(name, verdict, "", "")
 
@@ -81,7 +79,7 @@ def test_the_first_bad_finding_is_the_one() -> None:
     assert findings.first_bad(found[:2]) is None
 
 
-def test_findings_are_sorted_and_a_failure_names_its_cause() -> None:
+def test_findings_are_sorted_and_a_failure_names_its_cause_also_in_a_circle() -> None:
     found = [
         Finding("network nat", OFF, "", ""), Finding("cpu", findings.UNKNOWN, "", ""),
         Finding("a driver's own", OK, "", ""), Finding("kvm", BAD, "", ""), Finding("libvirt", OFF, "", ""),
@@ -93,10 +91,7 @@ def test_findings_are_sorted_and_a_failure_names_its_cause() -> None:
     assert not causes["network nat"], "what is not offered explains no failure but one that is not known"
     worse = [one._replace(verdict=BAD) if one.check == "libvirt" else one for one in found]
     assert {one.because for one in findings.explained(worse) if one.verdict != OK} == {"", "libvirt"}
-
-
-def test_checks_that_depend_on_each_other_in_a_circle_are_explained() -> None:
-    """As for an ordinary user, to whom the check of root itself says that it needs root."""
+    # As for an ordinary user, to whom the check of root itself says that it needs root.
     of_root = Finding("root", UNKNOWN, "it", "Only root can see it.", "", because="root")
     other = Finding("libvirt", UNKNOWN, "it", "Only root can see it.", "", because="root")
     explained = findings.explained([other, of_root])

@@ -33,14 +33,11 @@ def test_what_is_named_is_there() -> None:
     assert [name for row in GROUPS.values() for name in row.get("setup", []) if f"\n{name}() " not in setup] == []
 
 
-def test_every_module_of_the_real_parts_runs_once_in_a_whole_turn() -> None:
+def test_every_module_of_the_real_parts_and_of_the_pool_runs_once_in_a_whole_turn() -> None:
     ran = Counter(turns.modules([]))
     for name in GROUPS:
         ran.update(turns.modules([name]))
     assert ran == Counter(turns.real_modules())
-
-
-def test_every_module_of_the_pool_is_in_the_core_or_in_one_group() -> None:
     core = set(turns.pool_modules([]))
     ran = Counter(path for name in GROUPS for path in turns.pool_modules([name]) if path not in core)
     ran.update(core)

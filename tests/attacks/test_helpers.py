@@ -76,7 +76,7 @@ SPOKEN = ("an-image", "a-script")
 UNTRACED = ("cloud-init", "expressions", "outputs")
 """Those whose helpers become the user without another program, so that no process can trace them."""
 OURS = ("files", "the-job-ad")
-"""Those of a child that only acts as the user, and cannot be met."""
+"""Those of a child that acts as the user for too short a time to be met each time."""
 
 
 def slowly(here: Here) -> None:
@@ -99,8 +99,9 @@ def other_processes(here: Here, name: str) -> None:
     try:
         slowly(here)
         attacks = BY | (FORGED if name in SPOKEN else {})
-        unmet = attacks if name in OURS else TRACING if name in UNTRACED else ()
-        here.attack_all(part, {what: (here.attacked(by), what not in unmet) for what, by in attacks.items()})
+        unmet = TRACING if name in UNTRACED else ()
+        is_met = {what: None if name in OURS else what not in unmet for what in attacks}
+        here.attack_all(part, {what: (here.attacked(by), is_met[what]) for what, by in attacks.items()})
     finally:
         os.environ["PATH"] = path
 

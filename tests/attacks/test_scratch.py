@@ -1,42 +1,20 @@
 """Attacks from the scratch directory: what is there already, what comes late, and what changes all the time."""
 
 import contextlib
-import errno
 import os
-import shutil
-import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests import jobs
-from tests.attacks.fuse import Behavior, mounted
 from tests.attacks.ground import CANARIES, STRANGER_UID
 from tests.attacks.others import BY, STOPPING, again_and_again
 from tests.attacks.site import Site
 from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
-from tests.conftest import JOB_UID
 from tests.faults.host import Scratch, until
+from tests.lab import odd_files
 from tests.lab.guest import make_guest
-
-
-def _unix_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
-
-
-def _of_mode(mode: int) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        path.write_bytes(b"mine")
-        path.chmod(mode)
-
-    return make
-
-
-def _full_directory(path: Path) -> None:
-    path.mkdir()
-    (path / "kept").write_bytes(b"mine")
+from tests.lab.odd_files import remove
 
 
 def _sparse(path: Path) -> None:
@@ -44,18 +22,10 @@ def _sparse(path: Path) -> None:
         file.truncate(1 << 40)
 
 
-KINDS: dict[str, Callable[[Path], None]] = {
-    "a directory": os.mkdir,
-    "a full directory": _full_directory,
-    "a FIFO": os.mkfifo,
-    "a socket": _unix_socket,
+KINDS = odd_files.KINDS | {
     "a link to root's file": lambda path: path.symlink_to(CANARIES / "root"),
     "a link to a file of libvirt's": lambda path: path.symlink_to(CANARIES / "libvirt"),
-    "a link to nothing": lambda path: path.symlink_to("nothing"),
-    "a link to itself": lambda path: path.symlink_to(path.name),
     "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
-    "mode 0400": _of_mode(0o400),
-    "mode 0000": _of_mode(0),
     "a terabyte of nothing": _sparse,
 }
 """What may be there in place of a file of the daemon's."""
@@ -88,14 +58,6 @@ POINTS = ("prepare.done", "prepare.guarded", "launch.made")
 
 RACES = 12
 """Tries of each race."""
-
-
-def remove(path: Path) -> None:
-    """Whatever it is."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def make(site: Site, name: str, kind: str) -> None:
@@ -376,29 +338,6 @@ def met_during_start(site: Site) -> None:
         if what not in STOPPING:
             with site.naming(what), site.beside(again_and_again(by)):
                 site.start(USER_DATA, DATA_FILES, 'VMPARAM_vm_NICs = "user"')
-                site.stop()
-    site.done("START")
-
-
-MOUNTS = {
-    "EIO": Behavior(errno.EIO), "ENOSPC": Behavior(errno.ENOSPC, late=True), "nobody": Behavior(dies=True),
-    "8 EiB": Behavior(size=(1 << 63) - 1), "noise": Behavior(content=bytes(range(256)) * 16),
-    "closed": Behavior(others=False),
-}  # fmt: skip
-MOUNTED = (".", "guest.img", "user.yaml", ".job.ad", "vm_console.log", "vm_error.txt")
-
-
-@attack(Who.USER, Must.SURVIVE, *BOTH, times=len(MOUNTED) * len(MOUNTS))
-def mounts(site: Site) -> None:
-    """Mount a FUSE file system over the directory, a disk, and files that the daemon reads and writes, before START."""
-    site.guest()
-    site.plant("user.yaml", b"#cloud-config\n")
-    for name in MOUNTED[3:]:
-        site.plant(name)
-    for place in MOUNTED:
-        for what, behavior in MOUNTS.items():
-            with site.naming(f"{what} at {place}"), mounted(site.path(place), JOB_UID, behavior):
-                site.start(USER_DATA)
                 site.stop()
     site.done("START")
 

@@ -4,8 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from vmgahp.checkpoint import manifest
 from vmgahp.checkpoint.manifest import CheckpointKind, Invalid, Manifest
@@ -62,20 +60,3 @@ def test_files_that_are_none(driver: str, change: dict[str, object]) -> None:
     content = good(driver)
     content["files"] = [FILE | change]
     assert read(KINDS[driver], json.dumps(content).encode()) is None
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=10,
-)
-
-
-@pytest.mark.parametrize("driver", KINDS)
-@given(data=st.data())
-def test_any_value_in_any_place(driver: str, data: st.DataObject) -> None:
-    content = good(driver)
-    for place in (content, content["facts"], content["files"][0]):
-        for name in data.draw(st.sets(st.sampled_from(sorted(place)), max_size=2)):
-            place[name] = data.draw(VALUES)
-    read(KINDS[driver], json.dumps(content).encode())

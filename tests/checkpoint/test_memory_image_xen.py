@@ -34,8 +34,11 @@ def subject(content: bytes) -> None:
         os.close(descriptor)
 
 
-def test_an_image_and_where_xens_stream_begins(image: int) -> None:
+def test_where_xens_stream_begins_and_that_another_xml_goes_before_it(image: int) -> None:
     assert inspect_xen(image) == (XML.decode(), 64 + len(XML) + 1)
+    other = "<domain type='xen'><description>größer</description></domain>"
+    with substitute_xen(image, other) as whole, open(whole.path, "rb") as read:
+        assert read.read() == head(other.encode() + b"\0") + MEMORY
 
 
 @pytest.mark.parametrize(
@@ -51,12 +54,6 @@ def test_an_image_and_where_xens_stream_begins(image: int) -> None:
 def test_what_is_no_image(content: bytes, part: str) -> None:
     with pytest.raises(Damaged, match=part):
         subject(content)
-
-
-def test_another_xml_goes_before_the_same_memory(image: int) -> None:
-    other = "<domain type='xen'><description>größer</description></domain>"
-    with substitute_xen(image, other) as whole, open(whole.path, "rb") as read:
-        assert read.read() == head(other.encode() + b"\0") + MEMORY
 
 
 def test_a_reader_that_goes_away_leaves_nothing_behind(image: int) -> None:

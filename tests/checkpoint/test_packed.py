@@ -80,21 +80,15 @@ def test_an_error_of_who_writes_ends_the_program(user: Identity) -> None:
         unpack_image(file.fileno(), 0, HERE[0], full, user, SECONDS, 1 << 30)
 
 
-def test_a_program_that_does_not_end_is_ended(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_does_not_end_keeps_nobody_waiting(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as directory, stored(b"") as file:
         os.chmod(directory, 0o755)
         zstd(directory, "exec sleep 1000")
         monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
         with pytest.raises(NotPacked, match="it had not ended"):
             unpack_image(file.fileno(), 0, "zstd", pytest.fail, user, 0.2, 1 << 30)
-
-
-def test_who_reads_no_more_waits_for_no_program(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is silent is not told by its pipe."""
-    with tempfile.TemporaryDirectory() as directory, stored(b"") as file:
-        os.chmod(directory, 0o755)
+        # Nor does the end of who reads wait for it: one that is silent is not told by its pipe.
         zstd(directory, "printf QEVM\nexec sleep 1000")
-        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
         file.write(image(number=FORMATS.index("zstd")))
         file.flush()
         began = time.monotonic()

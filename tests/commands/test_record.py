@@ -135,11 +135,12 @@ def test_signals_reach_the_server(peer: Client, scratch: Path, place: Path, numb
     assert peer.process.returncode == transcript.parse(recorded(place)).exit_status == 0
 
 
-def test_a_signal_that_is_ignored_stays_ignored(place: Path) -> None:
+def test_a_signal_that_is_ignored_stays_so_and_closed_descriptors_are_no_trouble(place: Path) -> None:
     done = record(
         place, "sh", "-c", "kill -HUP $$; echo alive", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
     )
     assert done.stdout == b"alive\n"
+    assert record(place, "sh", "-c", "exit 3", preexec_fn=lambda: os.closerange(0, 3)).returncode == 3
 
 
 def test_a_recorder_that_is_killed_takes_the_server_with_it(peer: Client) -> None:
@@ -180,10 +181,6 @@ def test_what_a_child_of_the_server_holds_open_keeps_nobody(place: Path) -> None
     done = record(place, *python(code))
     assert done.returncode == 0
     os.kill(int(done.stdout), signal.SIGKILL)
-
-
-def test_closed_descriptors_are_no_trouble(place: Path) -> None:
-    assert record(place, "sh", "-c", "exit 3", preexec_fn=lambda: os.closerange(0, 3)).returncode == 3
 
 
 def test_standard_error_is_written_down_where_it_is_wished(place: Path) -> None:

@@ -4,10 +4,11 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
+from tests.commands.support import parsers
 from vmgahp import cli
 from vmgahp.commands.arguments import WRONG_WORDS, Parser, for_root
 from vmgahp.commands.tool import COMMANDS, NOBODY_READS, tool_parser
@@ -71,16 +72,6 @@ def test_root_is_told_a_program_that_its_path_leads_to(monkeypatch: pytest.Monke
     """That of sudo leads into no environment of Python's."""
     monkeypatch.setattr(sys, "argv", [path])
     assert for_root("doctor", "--type", "kvm") == f"{shown} doctor --type kvm"
-
-
-def parsers(parser: argparse.ArgumentParser) -> Iterator[Parser]:
-    """A parser, and those below it."""
-    assert isinstance(parser, Parser)
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for child in action.choices.values():
-                yield from parsers(child)
 
 
 EVERY = list(parsers(tool_parser()))
@@ -197,7 +188,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("parser", LEAVES, ids=lambda parser: parser.prog)
-def test_an_option_means_the_same_everywhere(parser: Parser) -> None:
+def test_an_option_means_the_same_everywhere_and_a_command_tells_what_it_is_for(parser: Parser) -> None:
     for action in parser._actions:
         for option in NAMES.keys() & set(action.option_strings):
             assert (action.metavar, action.nargs == 0) == (NAMES[option], NAMES[option] is None), option
@@ -206,10 +197,6 @@ def test_an_option_means_the_same_everywhere(parser: Parser) -> None:
         assert not {"-v", "--vm-type", "--vmtype", "--out", "--overwrite", "--quiet"} & set(action.option_strings)
         if not isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
             assert action.help, f"{parser.prog} {action.option_strings or action.dest}"
-
-
-@pytest.mark.parametrize("parser", LEAVES, ids=lambda parser: parser.prog)
-def test_a_command_tells_what_it_is_for(parser: Parser) -> None:
     assert parser.description
     assert parser.description.endswith(".")
     assert bool(parser.keys) == ("--json" in parser._option_string_actions), "the keys of --json are told"
@@ -253,14 +240,9 @@ def test_descriptors_that_are_closed(closed: list[int], status: int) -> None:
     assert (done.returncode, done.stderr) == (status, "")
 
 
-def loaded(code: str) -> set[str]:
-    """The modules that some code loads in a fresh interpreter."""
-    command = [sys.executable, "-P", "-c", f"import sys; {code}; print(*sys.modules)"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return set(done.stdout.splitlines()[-1].split())
-
-
 def test_a_command_loads_no_other() -> None:
-    found = loaded("from vmgahp.cli import main; main(['vmgahp', 'version'])")
+    code = "import sys; from vmgahp.cli import main; main(['vmgahp', 'version']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    found = done.stdout.splitlines()[-1].split()
     ours = {"arguments", "by_hand", "tool"}
     assert {name for name in found if name.startswith("vmgahp.commands.")} == {f"vmgahp.commands.{one}" for one in ours}

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from tests.config.support import CONDOR, Program, Tool, Write
 from tests.peer import VMGAHP, daemon, environment
@@ -219,21 +217,6 @@ def test_a_setting_that_its_daemon_does_not_take() -> None:
     [found] = settings_check.elsewhere(entries("VM_STATUS_INTERVAL = 5"))
     assert (found.verdict, "less than 30" in found.seen) == (OFF, True)
     assert settings_check.elsewhere(entries("VM_STATUS_INTERVAL = 30")) == []
-
-
-@given(st.sampled_from(sorted(config.BY_NAME)), st.data())
-def test_one_slip_of_the_finger_is_told(name: str, data: st.DataObject) -> None:
-    """A letter left out, doubled, or two exchanged: the right name is the nearest."""
-    place = data.draw(st.integers(name.index("_") + 1 if "_" in name else 0, len(name) - 2))
-    slip = data.draw(st.sampled_from(("out", "double", "exchange")))
-    wrong = {
-        "out": name[:place] + name[place + 1 :],
-        "double": name[:place] + name[place] + name[place:],
-        "exchange": name[:place] + name[place + 1] + name[place] + name[place + 2 :],
-    }[slip]
-    known = {*config.BY_NAME, *ELSEWHERE_BY_NAME}
-    assume(wrong not in known and len(name) > 8)
-    assert settings_check.nearest(wrong, known, 0.8) == name
 
 
 # Where it is shown

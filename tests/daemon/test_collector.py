@@ -65,19 +65,16 @@ def life(scratch: Path, user: Identity) -> Life:
     return Life(scratch, user)
 
 
-def test_nothing_is_said_before_the_first_status(starter: FakeStarter, life: Life) -> None:
+def test_nothing_is_said_after_a_failed_start_nor_before_the_first_status(starter: FakeStarter, life: Life) -> None:
+    life.did(START, errors.MachineFault("no"))
+    life.status()
+    assert starter.visits == 0
     life.did(START)
     assert starter.visits == 0
     life.status()
     starter.wait_for("set_job_attr_delayed", "ChirpVMState", '"Running"')
     starter.wait_for("set_job_attr_delayed", "ChirpVMVNC", "undefined")
     assert life.said == []
-
-
-def test_a_start_that_failed_has_nothing_to_say(starter: FakeStarter, life: Life) -> None:
-    life.did(START, errors.MachineFault("no"))
-    life.status()
-    assert starter.visits == 0
 
 
 def test_without_a_starter_there_is_no_thread(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,23 +41,17 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_job_that_a_start_would_hold_is_held_with_a_sentence(tmp_path: Path, config: Path) -> None:
+def test_a_job_that_a_start_or_the_policy_would_hold_is_held_with_a_sentence(tmp_path: Path, config: Path) -> None:
     said = held(tmp_path, AD + b'VMPARAM_vm_Disk = "none.img:vda:w"\n', config).decode()
     assert said.startswith("HookStatusCode = 1\nHookStatusMessage = ")
     assert "none.img" in said
-
-
-def test_an_image_of_another_format_is_named(tmp_path: Path, config: Path) -> None:
-    """A START has BAD_IMAGE for it."""
+    # A START has BAD_IMAGE for it.
     (tmp_path / "guest.img").write_bytes(bytes(1 << 20))
     ad = AD + b'VMPARAM_vm_Disk = "guest.img:vda:w:%s"\n'
     said = held(tmp_path, ad % b"qcow2", config).decode()
     assert "guest.img" in said
     assert "qcow2" in said
     assert held(tmp_path, ad % b"raw", config) == b""
-
-
-def test_a_job_that_the_policy_refuses_is_held_with_a_sentence(tmp_path: Path, config: Path) -> None:
     with config.open("a") as file:
         file.write("VM_POLICY_REQUIREMENTS = JobVMMemory < 32\n")
     assert "VM_POLICY_REQUIREMENTS" in held(tmp_path, AD, config).decode()
@@ -89,12 +83,9 @@ def test_no_job_is_held_for_what_the_machine_lacks(tmp_path: Path, config: Path,
     assert held(tmp_path, AD, config if settings else "elsewhere") == b""
 
 
-def test_a_job_of_another_universe_is_not_looked_at(tmp_path: Path) -> None:
+def test_no_job_of_another_universe_is_looked_at_and_none_held_where_the_server_was_removed(tmp_path: Path) -> None:
     hook = HOOK.replace(f"timeout 60 {sys.executable}", "echo HookStatusCode = 1 #")
     environ = {"PATH": "/usr/bin:/bin"}
     assert answer(hook, tmp_path, AD, environ), "the replaced program answers for a VM job"
     assert answer(hook, tmp_path, AD.replace(b"JobUniverse = 13", b"JobUniverse = 5"), environ) == b""
-
-
-def test_no_job_is_held_where_the_server_was_removed(tmp_path: Path) -> None:
     assert answer(HOOK.replace(sys.executable, "/gone/python3"), tmp_path, AD, {"PATH": "/usr/bin:/bin"}) == b""

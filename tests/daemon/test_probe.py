@@ -71,7 +71,7 @@ def finding(found: probe.Probe, check: str) -> Finding:
     return next(finding for finding in found.findings if finding.check == check)
 
 
-def test_the_attributes_and_their_order(tmp_path: Path) -> None:
+def test_the_attributes_and_their_order_which_htcondors_own_engine_reads(tmp_path: Path) -> None:
     found = look(works(), EXECUTE=tmp_path, VM_HARDWARE_VT=True)
     assert found.trouble is None
     assert 0 <= found.attributes["VM_Probe_Time"] < probe.DEADLINE
@@ -87,9 +87,6 @@ def test_the_attributes_and_their_order(tmp_path: Path) -> None:
             f'VM_VMGAHP_VERSION = "{__version__}"',
         ),
     ]
-
-
-def test_htcondors_own_engine_reads_the_attributes() -> None:
     import classad2
 
     values = {"A": 'say "hi" \\\\ there', "B": True, "C": 0.5, "D": 7}

@@ -137,19 +137,3 @@ def test_all_that_there_is_can_be_completed_and_nothing_else_is_asked_for(share:
     for path in (path for path in share.rglob("*") if path.is_file()):
         text = path.read_text()
         assert [row.word for row in COMMANDS if row.word not in text] == []
-
-
-def test_they_are_made_without_what_the_commands_need() -> None:
-    """Where a package is built there is neither libvirt nor HTCondor."""
-    code = (
-        "import sys\n"
-        "class Refuse:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] not in {*sys.stdlib_module_names, 'vmgahp', 'shtab'}:\n"
-        "            raise ModuleNotFoundError(name, name=name)\n"
-        "sys.meta_path.insert(0, Refuse())\n"
-        f"sys.argv[1:] = ['bash']; import runpy; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "_shtab_vmgahp()" in done.stdout

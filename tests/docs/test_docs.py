@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests import REPOSITORY
+from tests.commands.support import parsers
 from tests.peer import Peer, environment
 from vmgahp import cli, lifecycle
-from vmgahp.commands.arguments import Parser
 from vmgahp.commands.tool import COMMANDS, ToolCommand, tool_parser
 from vmgahp.config import table as settings_table
 from vmgahp.config.check import ELSEWHERE, RETIRED
@@ -83,7 +83,7 @@ def test_the_driver_page_has_a_driver_that_fulfils_the_contract(tmp_path: Path) 
     assert "skipped" not in run.stdout
 
 
-def test_every_setting_is_in_one_part_of_the_reference(extensions: None) -> None:
+def test_every_setting_is_in_one_part_of_the_reference_with_all_that_its_row_says(extensions: None) -> None:
     import from_code
 
     page = (DOCS / "reference/settings.md").read_text()
@@ -91,11 +91,6 @@ def test_every_setting_is_in_one_part_of_the_reference(extensions: None) -> None
     assert set(re.findall(r"{from-code} (\S+)", page)) == set(parts)
     shown = [name for part in parts for name in re.findall(r"{confval} (\S+)", from_code.PARTS[part]())]
     assert sorted(shown) == sorted(row.name for row in (*settings_table.SETTINGS, *ELSEWHERE))
-
-
-def test_a_setting_is_shown_with_all_that_its_row_says(extensions: None) -> None:
-    import from_code
-
     text = from_code.PARTS["settings-ours"]()
     assert "{confval} VM_STOP_TIMEOUT\n:type: integer, seconds\n:default: `30`\n\nHow long a guest may take" in text
 
@@ -166,16 +161,6 @@ def test_the_readme_is_short_and_has_every_street() -> None:
     streets = {path.parent.name for path in (ROOT / "src/vmgahp").glob("*/__init__.py")} - {"testing"}
     rows = page.partition("## The code")[2]
     assert {street for street in streets if f"`{street}`" not in rows} == set()
-
-
-def parsers(parser: argparse.ArgumentParser) -> Iterator[Parser]:
-    """A parser, and those below it."""
-    assert isinstance(parser, Parser)
-    yield parser
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for child in action.choices.values():
-                yield from parsers(child)
 
 
 @pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.word)

@@ -25,7 +25,7 @@ def tables(record: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(attacks_tried.tables(record))
 
 
-def test_the_page_shows_what_the_run_has_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_what_the_run_has_counted_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {"ad": [40, 2], "guest": [7, 0], "gone": [1, 1]}
     part = {"commit": "0123456789abcdef", "date": "2026-11-25", "system": "Debian 12 (bookworm)", "seconds": 600}
     part |= {"passed": 5, "failed": 2, "skipped": 1, "rerun": 4}
@@ -39,6 +39,8 @@ def test_the_page_shows_what_the_run_has_counted(tmp_path: Path, monkeypatch: py
     assert "| gone | 1 | 0 | 1 |\n" in shown, "what was tried once and is a module no more"
     assert "| all | 48 | 45 | 3 |\n" in shown
     assert "| job's user | 48 | 45 | 3 |\n" in shown
+    assert PAGE.read_text().count("```{from-code} attacks-tried\n```") == 1
+    assert "| tried |" not in PAGE.read_text()
 
 
 @pytest.mark.parametrize("text", ["", '{"parts": {"faults": {}}}'], ids=["no file", "no part"])
@@ -47,8 +49,3 @@ def test_the_page_says_that_nothing_is_recorded(tmp_path: Path, monkeypatch: pyt
     if text:
         record.write_text(text)
     assert tables(record, monkeypatch) == "Not recorded yet.\n"
-
-
-def test_the_page_has_these_tables_and_no_others() -> None:
-    assert PAGE.read_text().count("```{from-code} attacks-tried\n```") == 1
-    assert "| tried |" not in PAGE.read_text()

@@ -34,14 +34,6 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return blocks
 
 
-@pytest.fixture
-def manual(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(DOCS / "_ext"), *sys.path])
-    import htcondor_manual
-
-    return htcondor_manual
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All pages, built."""
@@ -131,7 +123,10 @@ def test_the_kinds_of_blocks(blocks: ModuleType) -> None:
     assert blocks.kind_of("Hello from a guest\n") == blocks.OTHER
 
 
-def test_commands_of_htcondor_have_a_place_in_its_manual(manual: ModuleType) -> None:
+def test_commands_of_htcondor_have_a_place_in_its_manual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS / "_ext")
+    import htcondor_manual as manual
+
     ours_or_daemons = {"condor_vm", "condor_startd", "condor_starter", "condor_shadow", "condor_schedd"}
     ours_or_daemons |= {"condor_collector", "condor_negotiator", "condor_procd"}
     for page in PAGES:

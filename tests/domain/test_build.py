@@ -189,8 +189,8 @@ UEFI = {"devices": Devices(firmware="uefi")}
         (disk(device="hda"), {}, "aarch64", "virt"),
         (disk(device="fda", kind="floppy"), {}, "aarch64", "virt"),
         (disk(device="hdb", shared=True), {}, "", "other writers"),
-        (disk(device="hdb", writable=False), {}, "", ""),
-        (disk(device="sda", partition="2"), {}, "", "sda2"),
+        (disk(device="hdb", writable=False), {}, "", "read-only as hdb, and an IDE disk"),
+        (disk(device="sda", partition="2"), {}, "", "names the partition sda2, and only Xen has such disks"),
     ],
     ids=["hda of UEFI", "hdd of UEFI", "hda of aarch64", "fda of aarch64", "two writers", "read-only IDE", "partition"],
 )

@@ -40,7 +40,7 @@ class Simulated(Subject):
         return Settings({"VM_MEMORY": "0"})
 
     def power_off(self, job: JobAd) -> None:
-        SimulatedDriver._machines[job.working_dir()].power_off()
+        SimulatedDriver._machines[job.working_dir()].destroy()
 
 
 @pytest.mark.qemu

@@ -404,8 +404,7 @@ class Story:
 
         A checkpoint is left for the next START.
         """
-        assert self.daemon is not None
-        if not self.vm or self.hung or (self.durable and self.is_safe()):
+        if self.daemon is None or not self.vm or self.hung or (self.durable and self.is_safe()):
             return
         word = self.judge_status()
         if self.daemon is not None and word in SERVED:

@@ -84,9 +84,8 @@ class Worker:
             story.take_over(self._checkpoint)
         story.begin_for(case.operation)
         tried = story.act(case.operation.split(" ")[0] if case.operation not in ENDS else case.operation, *case[1:])
-        if story.daemon is not None:
-            story.comes_back_or_stays()
-            story.finish()
+        story.comes_back_or_stays()
+        story.finish()
         story.next_start()
         return tried
 
@@ -112,9 +111,8 @@ class Worker:
         try:
             while time.monotonic() - began < seconds and not story.lost:
                 tried += random_step(story, chance)
-            if story.daemon is not None:
-                story.comes_back_or_stays()
-                story.finish()
+            story.comes_back_or_stays()
+            story.finish()
             story.next_start()
         except Exception:  # noqa: BLE001 - as above
             story.lose(f"the harness failed: {traceback.format_exc()}")

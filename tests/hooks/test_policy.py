@@ -182,8 +182,6 @@ def test_a_program_that_fails_is_the_machines_fault(write: Write, body: str) -> 
     [
         ("true", "not XML"),
         ("echo '<domain>'", "not XML"),
-        ("printf '<domain>\\377</domain>'", "UTF-8"),
-        ("printf '<domain>\\000</domain>'", "NUL"),
         ("echo '<!DOCTYPE domain><domain/>'", "document type"),
         ("echo '<volume/>'", "'volume'"),
         ("exec sed s/alice_lab/bob_lab/", "name"),
@@ -192,7 +190,6 @@ def test_a_program_that_fails_is_the_machines_fault(write: Write, body: str) -> 
         ("exec sed 's/>alice_lab_1.0</> alice_lab_1.0 </'", "name"),
         ("exec sed '/<uuid>/d'", "uuid"),
         ("exec sed 's,<uuid>,<uuid>x</uuid><uuid>,'", "uuid"),
-        ("yes '<domain/>'", "more than 4 MiB"),
     ],
 )
 def test_output_that_cannot_be_used_is_the_machines_fault(write: Write, body: str, named: str) -> None:
@@ -464,7 +461,7 @@ def test_the_example_stages(place: Path) -> None:
         assert "may have disks" in rejected(stage, xml=XML.replace("<devices>", disk.format(bad)))
 
 
-def test_example_mac_broker(place: Path) -> None:
+def test_example_mac_broker_whose_file_no_name_of_a_vm_breaks(place: Path) -> None:
     addresses = place / "macs"
     addresses.write_text("52:54:00:10:00:01\n52:54:00:10:00:02\n")
     hook = example(place, "mac-broker", "/etc/vmgahp/macs", str(addresses))
@@ -480,10 +477,6 @@ def test_example_mac_broker(place: Path) -> None:
     assert [line.split()[1] for line in lines] == ["a", "b"]
     addresses.write_text(f"{lines[0]}\n52:54:00:10:00:02 b 1000000000\n")
     assert asked(hook, vm="c") == "52:54:00:10:00:02", "b has not been here for long"
-
-
-def test_no_name_of_a_vm_breaks_the_file_of_example_mac_broker(place: Path) -> None:
-    addresses = place / "macs"
     addresses.write_text("52:54:00:10:00:01\n52:54:00:10:00:02\n52:54:00:10:00:03\n")
     addresses.chmod(0o600)
     hook = example(place, "mac-broker", "/etc/vmgahp/macs", str(addresses))

@@ -141,7 +141,7 @@ def test_groups_are_those_of_the_group_database():
 # --- the scratch directory
 
 
-def test_a_file_is_made_read_and_written_as_the_user(user, scratch):
+def test_a_file_is_made_written_and_read_in_parts_as_the_user(user, scratch):
     fd = user.open_scratch(str(scratch), "new", os.O_RDWR | os.O_CREAT | os.O_EXCL)
     os.write(fd, b"text")
     os.close(fd)
@@ -150,6 +150,11 @@ def test_a_file_is_made_read_and_written_as_the_user(user, scratch):
     fd = user.open_scratch(str(scratch), "new", os.O_RDONLY)
     assert (os.read(fd, 10), os.get_inheritable(fd), os.get_blocking(fd)) == (b"text", False, True)
     os.close(fd)
+    put(scratch / "there", b"a text")
+    read = [user.read_scratch(str(scratch), "there", *what) for what in ((3,), (100,), (3, 0), (100, 4), (3, 100))]
+    assert read == [b"a t", b"a text", b"ext", b"xt", b""]
+    assert user.sizes_scratch(str(scratch), "there")[0] == 6
+    assert user.sizes_scratch(str(scratch), "none") == (0, 0)
 
 
 ON_A_FILE_SYSTEM_OF_ITS_OWN = """
@@ -220,14 +225,6 @@ def test_a_lack_of_descriptors_is_the_machines(user, scratch):
                 call()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-def test_the_beginning_or_the_end_of_a_file_is_read(user, scratch):
-    put(scratch / "there", b"a text")
-    read = [user.read_scratch(str(scratch), "there", *what) for what in ((3,), (100,), (3, 0), (100, 4), (3, 100))]
-    assert read == [b"a t", b"a text", b"ext", b"xt", b""]
-    assert user.sizes_scratch(str(scratch), "there")[0] == 6
-    assert user.sizes_scratch(str(scratch), "none") == (0, 0)
 
 
 def test_what_the_kernel_says_is_passed_on(user, scratch):
@@ -316,18 +313,6 @@ def test_roots_and_other_peoples_files_stay_closed(user, place, scratch):
     assert (place / "outside").read_bytes() == b"content"
 
 
-def test_write_scratch_replaces_all_or_nothing(user, scratch):
-    data = os.urandom(3_000_000)
-    user.write_scratch(str(scratch), "file", b"old", 0o644)
-    assert stat.S_IMODE(os.stat(scratch / "file").st_mode) == 0o644
-    user.write_scratch(str(scratch), "file", data)
-    assert (scratch / "file").read_bytes() == data
-    assert os.stat(scratch / "file").st_uid == user.uid
-    (scratch / "dir").mkdir()
-    assert refused(user.write_scratch, str(scratch), "dir", b"x") == errno.EISDIR
-    assert sorted(os.listdir(scratch)) == ["dir", "file"]
-
-
 def test_rename_scratch_stays_within_and_replaces(user, place, scratch):
     put(scratch / "one", b"1")
     put(scratch / "two", b"2")
@@ -344,11 +329,20 @@ def test_rename_scratch_stays_within_and_replaces(user, place, scratch):
     assert sorted(os.listdir(place)) == ["dir_1"]
 
 
-def test_unlink_scratch_does_not_mind_what_is_gone(user, scratch):
+def test_unlink_scratch_does_not_mind_what_is_gone_and_write_scratch_replaces_all_or_nothing(user, scratch):
     put(scratch / "file")
     user.unlink_scratch(str(scratch), "file")
     user.unlink_scratch(str(scratch), "file")
     assert os.listdir(scratch) == []
+    data = os.urandom(3_000_000)
+    user.write_scratch(str(scratch), "file", b"old", 0o644)
+    assert stat.S_IMODE(os.stat(scratch / "file").st_mode) == 0o644
+    user.write_scratch(str(scratch), "file", data)
+    assert (scratch / "file").read_bytes() == data
+    assert os.stat(scratch / "file").st_uid == user.uid
+    (scratch / "dir").mkdir()
+    assert refused(user.write_scratch, str(scratch), "dir", b"x") == errno.EISDIR
+    assert sorted(os.listdir(scratch)) == ["dir", "file"]
 
 
 # --- paths that the job names
@@ -551,17 +545,7 @@ def test_a_helper_does_it_all_and_is_gone_afterwards(scratch, forks):
 
 
 @as_root
-def test_a_helper_keeps_no_lease_from_being_given(scratch):
-    user = Identity(JOB_UID, JOB_UID)
-    put(scratch / "image")
-    with user.at_hand():
-        descriptor = user.open_scratch(str(scratch), "image", os.O_RDWR)
-        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        os.close(descriptor)
-
-
-@as_root
-def test_what_a_helper_cannot_be_told_a_child_does(scratch, forks):
+def test_what_a_helper_cannot_be_told_a_child_does_and_it_keeps_no_lease_from_being_given(scratch, forks):
     user = Identity(JOB_UID, JOB_UID)
     data = os.urandom(100_000)
     with user.at_hand():
@@ -569,6 +553,11 @@ def test_what_a_helper_cannot_be_told_a_child_does(scratch, forks):
         assert (scratch / "large").read_bytes() == data
         assert user.run(lambda: -1) == -1
     assert len(forks) == 3
+    put(scratch / "image")
+    with user.at_hand():
+        descriptor = user.open_scratch(str(scratch), "image", os.O_RDWR)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        os.close(descriptor)
 
 
 @as_root

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import signal
 import socket
 import stat
 import subprocess
@@ -279,10 +278,11 @@ def test_a_guest_that_floods_a_port_has_its_reader_rest(base, tmp_path, monkeypa
     output = os.open(os.devnull, os.O_WRONLY)
     port = LinePort(path, print) if kind is LinePort else ConsoleCapture(path, lambda: output, 1 << 20, print)
     began = time.monotonic()
-    with subprocess.Popen(["sh", "-c", "yes y | socat -b 2 - UNIX-CONNECT:$0", path], start_new_session=True) as guest:
+    flood = "import socket, sys; s = socket.socket(1); s.connect(sys.argv[1])\nwhile True: s.send(b'y\\n')"
+    with subprocess.Popen([sys.executable, "-c", flood, path]) as guest:
         until(lambda: len(counted) >= 30, "some reads")
         reads, took = len(counted), time.monotonic() - began
-        os.killpg(guest.pid, signal.SIGKILL)
+        guest.kill()
     port.close()
     assert reads <= took / kind.pause + 3
 
@@ -299,9 +299,13 @@ def test_two_captures_do_not_disturb_each_other(console, tmp_path):
     assert console.text == b"one"
 
 
-def test_only_the_owner_may_connect(console):
+def test_only_the_owner_may_connect_and_what_is_in_use_is_not_swept(console):
     capture = console.start()
     assert stat.S_IMODE(os.stat(capture.path).st_mode) == 0o600
+    assert sweep(console.base) == []
+    with console.qemu(capture) as guest:
+        guest.sendall(b"still here")
+        until(lambda: console.text == b"still here", "the text")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -437,14 +441,6 @@ def test_what_a_killed_server_left_is_swept(base, left):
     assert os.listdir(base) == []
 
 
-def test_what_is_in_use_is_not_swept(console):
-    capture = console.start()
-    assert sweep(console.base) == []
-    with console.qemu(capture) as guest:
-        guest.sendall(b"still here")
-        until(lambda: console.text == b"still here", "the text")
-
-
 def test_a_process_id_that_was_used_again_does_not_protect(base, left):
     birth = left.rpartition("/")[2].split("-")[2]
     disguised = f"{base}/vmgahp-{os.getpid()}-{birth}-0"
@@ -551,15 +547,12 @@ def test_what_is_heard(port: LinePort, told: list[str], said: bytes, heard: list
     assert len(told) == (len(said.splitlines()) > MOST_LINES and heard[0] == "0")
 
 
-def test_a_line_is_whole_although_the_guest_was_saved_in_its_middle(port: LinePort) -> None:
+def test_a_line_is_whole_although_the_guest_was_saved_in_its_middle_and_it_hears_the_server(port: LinePort) -> None:
     with connect(port) as guest:
         guest.sendall(b"ended ")
     with connect(port) as guest:
         guest.sendall(b"exit 3\n")
         assert port.lines.get(timeout=DEADLINE) == "ended exit 3"
-
-
-def test_the_guest_hears_the_server(port: LinePort) -> None:
     port.say("taken")  # nobody is there
     with connect(port) as guest:
         guest.sendall(b"outputs 3\n")

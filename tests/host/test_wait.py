@@ -3,12 +3,8 @@
 import fcntl
 import os
 import subprocess
-import threading
 from pathlib import Path
 
-import pytest
-
-from tests.peer import DEADLINE
 from vmgahp.host import wait
 
 
@@ -44,24 +40,3 @@ def test_a_lock_that_another_has(tmp_path: Path) -> None:
         assert not wait.lock(another.fileno(), fcntl.LOCK_SH, 0.05)
         fcntl.flock(one, fcntl.LOCK_UN)
         assert wait.lock(another.fileno(), fcntl.LOCK_SH, 60)
-
-
-def test_a_task_is_waited_for() -> None:
-    allowed = threading.Event()
-    task = wait.Task("it", lambda: allowed.wait(DEADLINE))
-    assert not task.wait(0.01)
-    allowed.set()
-    assert task.result() is True
-    failing = wait.Task("it", lambda: [][0])
-    with pytest.raises(IndexError):
-        failing.result()
-
-
-def test_a_thread() -> None:
-    go_on, said = threading.Event(), []
-    thread = wait.start_thread("name", lambda what: (go_on.wait(DEADLINE), said.append(what)), "a word")
-    thread.join(0.01)
-    assert thread.is_alive()
-    go_on.set()
-    thread.join(DEADLINE)
-    assert (thread.is_alive(), thread.name, said) == (False, "name", ["a word"])

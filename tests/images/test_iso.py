@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pycdlib
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests import jobs
-from tests.conftest import examples
 from tests.images.support import read
 from tests.images.support import write as executable
 from vmgahp.errors import JobFault, MachineFault
@@ -20,7 +17,6 @@ from vmgahp.images import iso
 from vmgahp.images.iso import Unfit, write
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
 
 
 def test_a_guest_finds_names_and_contents(scratch: Path, user: Identity) -> None:
@@ -99,19 +95,6 @@ def test_many_files_and_names_that_only_windows_confuses(scratch: Path, user: Id
     joliet = read(scratch / "a.iso", "joliet")
     assert sorted(joliet.values()) == [b"1", b"2", b"3", b"4", b"5", b"6"]
     assert len({name.lower() for name in joliet}) == 6
-
-
-@given(st.dictionaries(st.lists(NAMES, min_size=1, max_size=4).map("/".join), st.binary(max_size=10), max_size=5))
-@settings(max_examples=examples(15))
-def test_whatever_the_names_are(tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]) -> None:
-    directory = tmp_path_factory.mktemp("names")
-    try:
-        write(str(directory), "a.iso", "X", contents, jobs.owner(directory), most_bytes=1 << 20)
-    except Unfit:
-        with pytest.raises(Unfit):
-            iso.check_names(contents)
-    else:
-        assert read(directory / "a.iso") == contents
 
 
 def test_a_directory_of_that_name_that_came_with_the_job_is_the_jobs_fault(scratch: Path, user: Identity) -> None:

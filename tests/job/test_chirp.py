@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.jobs import own
-from tests.lab.starter import ANY, FakeStarter, elsewhere, unescaped
+from tests.lab.starter import ANY, FakeStarter, elsewhere
 from vmgahp.host.job_user import Identity
 from vmgahp.job import chirp, published
 from vmgahp.job.ad import JobAd
@@ -242,17 +240,6 @@ def test_all_names_are_for_delayed_updates_and_differ() -> None:
 )
 def test_a_value_is_an_expression_on_one_line(value: published.Value, text: str) -> None:
     assert expression(value) == text
-
-
-@given(st.text(max_size=3000) | st.text(alphabet='"\\ü', min_size=900, max_size=1100))
-def test_whatever_is_said_is_one_string_that_a_starter_takes(text: str) -> None:
-    made = expression(text)
-    assert len(made.encode()) <= published.LONGEST_VALUE
-    body = made[1:-1].replace("\\\\", "")
-    assert made[0] == made[-1] == '"'
-    assert body.count('"') == body.count('\\"')
-    assert body.count("\\") == body.count('\\"')
-    assert unescaped(chirp.escaped(made)) == [made]
 
 
 def test_what_an_earlier_run_has_left_and_what_is_over_is_undefined() -> None:

@@ -135,7 +135,7 @@ def test_the_first_word_on_its_end_and_the_time_of_it_are_right(scratch: Path, u
     assert json.loads((scratch / "vm_exit.json").read_text())["ended"] == "2100-01-01T00:00:00+00:00"
 
 
-def test_a_waiting_checkpoint_is_no_end_and_the_end_is_written_first(scratch: Path, user: Identity) -> None:
+def test_a_waiting_checkpoint_and_a_file_that_cannot_be_written_end_nothing(scratch: Path, user: Identity) -> None:
     Vm(scratch, user).resources.release(kept=True)
     assert not (scratch / "vm_exit.json").exists()
     vm = Vm(scratch, user)
@@ -144,9 +144,6 @@ def test_a_waiting_checkpoint_is_no_end_and_the_end_is_written_first(scratch: Pa
         vm.resources.release()
     assert vm.said == []
     assert not (scratch / "vm_exit.json").exists()
-
-
-def test_a_file_that_cannot_be_written_ends_nothing(scratch: Path, user: Identity) -> None:
     (scratch / "vm_exit.json").mkdir()
     vm = Vm(scratch, user)
     done: list[str] = []
@@ -199,7 +196,7 @@ def test_why_it_failed_is_in_the_job_ad_and_in_the_jobs_log(scratch: Path, user:
     assert len(line) == published.LONGEST_LINE
 
 
-def test_a_starter_that_takes_little_or_is_not_there(scratch: Path, user: Identity, vm: Vm) -> None:
+def test_a_starter_not_there_or_silent(scratch: Path, user: Identity, vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
     vm.resources.release()
     assert [line for line in vm.said if "no starter can be reached by chirp" in line] == vm.said != []
     vm = Vm(scratch, user)
@@ -207,9 +204,6 @@ def test_a_starter_that_takes_little_or_is_not_there(scratch: Path, user: Identi
         vm.resources.release()
     assert starter.ad()["ChirpVMState"] == '"Stopped"'
     assert vm.said == []
-
-
-def test_a_silent_starter_is_not_waited_for(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chirp, "END_SECONDS", 0.2)
     vm = Vm(scratch, user)
     with FakeStarter(scratch) as starter:

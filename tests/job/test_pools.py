@@ -11,7 +11,6 @@ import pytest
 
 from tests import jobs
 from tests.commands.submit import oracle
-from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain.build import Host, build
 from vmgahp.job.look import look
@@ -117,26 +116,6 @@ def test_one_vm_on_partitions_of_one_disk_is_xens(scratch: Path) -> None:
     assert [(disk.device, disk.partition) for disk in found] == [("sda", "1"), ("sda", "2")]
     assert spec.xen.kernel.path == "/boot/vmlinuz-of-the-guest"
     assert spec.xen.command_line == "root=/dev/sda1 3 console=hvc0"
-
-
-REFUSED = {
-    "a partition, under QEMU": ("system.img:sda1:w", "names the partition sda1, and only Xen has such disks"),
-    "an IDE disk that cannot be written": ("system.img:vda:w,data.img:hdc:r", "read-only as hdc, and an IDE disk"),
-    "a file that nobody brings": ("other.img:vda:w", "'other.img' is not in the job's scratch directory"),
-    "a fifth IDE disk": ("system.img:hde:w", "'hde' is not a device that a VM can have"),
-}
-
-
-@pytest.mark.parametrize(("disks", "sentence"), REFUSED.values(), ids=list(REFUSED))
-def test_what_libvirt_refuses_is_refused_with_a_reason(disks: str, sentence: str, scratch: Path) -> None:
-    def described() -> str:
-        lines = f"vm_type = kvm\nvm_memory = 128\nvm_disk = {disks}\n"
-        spec, settings = read(lines, scratch, ("system.img", "data.img"))
-        return build(look(spec, settings, jobs.owner(scratch)), HOST)
-
-    with pytest.raises(errors.JobFault) as raised:
-        described()
-    assert sentence in raised.value.problem
 
 
 def test_a_cloud_whose_script_describes_the_vm(scratch: Path) -> None:

@@ -152,13 +152,10 @@ def test_what_is_the_jobs(name: str) -> None:
     assert not is_reserved(name)
 
 
-def test_every_file_that_the_code_names_is_known() -> None:
+def test_every_file_that_the_code_names_is_known_and_has_a_module_that_writes_it() -> None:
     text = "".join(path.read_text() for path in Path(vmgahp.__file__).parent.rglob("*.py"))
     named = set(re.findall(r'"((?:[a-z]+_checkpoint|vm_[a-z_]+)\.[a-z]{3,5})"', text))
     assert {"vm_exit.json", "vm_suspend.mem", "vm_screenshot.png"} <= named
     assert {name for name in named if not is_reserved(name)} == set()
-
-
-def test_every_file_has_a_module_that_writes_it() -> None:
     writers = {file.writer.replace("/", ".") for file in FILES}
     assert [writer for writer in writers if not importlib.util.find_spec(f"vmgahp.{writer}")] == []

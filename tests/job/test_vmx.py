@@ -31,16 +31,6 @@ def test_every_value_comes_back_and_none_adds_a_line(pairs):
     assert Vmx.decode(vmx.encode()) == vmx
 
 
-@given(VALUES | NASTY)
-def test_a_rewritten_value_changes_its_own_line_only(value):
-    vmx = Vmx.parse('# mine\n.encoding = "UTF-8"\na = "1"\nb = "2" # two\n')
-    vmx["A"] = value
-    first, second, third = vmx.render().split("\n")[:3]
-    assert (first, third) == ('.encoding = "UTF-8"', 'b = "2"')
-    assert second.startswith('a = "')
-    assert vmx["a"] == value
-
-
 def test_the_syntax():
     vmx = Vmx.parse(
         '#!/usr/bin/vmware\r\n.encoding = "UTF-8"\r\n\r\n'

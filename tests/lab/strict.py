@@ -50,17 +50,22 @@ def is_real(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(mark) for mark in REAL)
 
 
+def fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not is_allowed(reason):
+            report.outcome = "failed"
+            report.longrepr = f"{report.nodeid} skipped, and everything is set up here: {reason}"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a skip into a failure unless its reason is allowed."""
     report = yield
-    if report.skipped and not hasattr(report, "wasxfail"):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if not is_allowed(reason):
-            report.outcome = "failed"
-            report.longrepr = f"{item.nodeid} skipped, and everything is set up here: {reason}"
+    if not hasattr(report, "wasxfail"):
+        fail_if_skipped(report)
     return report
 
 
@@ -70,11 +75,7 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Do the same for a module that skips as a whole while it is imported."""
     report = yield
-    if report.skipped:
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if not is_allowed(reason):
-            report.outcome = "failed"
-            report.longrepr = f"{report.nodeid} skipped, and everything is set up here: {reason}"
+    fail_if_skipped(report)
     return report
 
 

@@ -82,18 +82,6 @@ def test_what_a_guest_has_used_whoever_has_read_it() -> None:
     assert usage.read(13.0) == 113.0
 
 
-@given(st.lists(st.one_of(st.none(), st.just("carry"), st.floats(0, 1e6)), max_size=30))
-def test_what_was_used_never_goes_down(readings: list[float | str | None]) -> None:
-    usage = Usage()
-    for raw in readings:
-        before = usage.seconds
-        if isinstance(raw, str):
-            usage.carry()
-        else:
-            assert usage.read(raw) == usage.seconds
-        assert usage.seconds >= before
-
-
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 1 << 40), st.sampled_from("ab")), max_size=30))
 def test_figures_never_go_down(readings: list[tuple[float, int, str]]) -> None:
     totals = Totals()

@@ -93,9 +93,7 @@ def test_without_pip_audit_nothing_was_checked(tmp_path: Path) -> None:
     assert (status, "pip-audit" in out) == (os.EX_TEMPFAIL, True)
 
 
-@pytest.mark.parametrize(
-    "case", ["nothing is known against them", "some are unknown", "all are unknown", "one is vulnerable"]
-)
+@pytest.mark.parametrize("case", ["some are unknown", "all are unknown", "one is vulnerable"])
 def test_scripts_check_says_ok_of_what_was_looked_at_only(tmp_path: Path, case: str) -> None:
     program, outcome, said = AUDITS[case]
     tools = tmp_path / "bin"

@@ -115,19 +115,16 @@ def test_a_shallow_clone_and_an_archive_cannot_be_counted_and_say_so(clone: Path
     assert Version(version(unpacked)) < Version(version(clone))
 
 
-def test_a_copy_without_git_knows_no_commit_and_an_sdist_its_own(clone: Path, tmp_path: Path) -> None:
+def test_other_repositories_mean_nothing_and_an_sdist_knows_its_commit(clone: Path, tmp_path: Path) -> None:
+    """Such as those of a hook of git's that builds."""
+    other = tmp_path / "other"
+    git(tmp_path, "init", "-q", str(other))
+    assert version(clone, GIT_DIR=str(other / ".git"), GIT_WORK_TREE=str(other)) == version(clone)
     assert version(clone, PATH="/nowhere") == f"{NEXT}.dev0+unknown", "git need not be installed"
     subprocess.run(["rm", "-rf", str(clone / ".git")], check=True)
     assert version(clone) == f"{NEXT}.dev0+unknown"
     (clone / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: vmgahp\nVersion: 0.2.0.dev7+g12345678\n\nVersion: 1")
     assert version(clone) == "0.2.0.dev7+g12345678"
-
-
-def test_variables_of_another_repository_mean_nothing(clone: Path, tmp_path: Path) -> None:
-    """Such as those of a hook of git's that builds."""
-    other = tmp_path / "other"
-    git(tmp_path, "init", "-q", str(other))
-    assert version(clone, GIT_DIR=str(other / ".git"), GIT_WORK_TREE=str(other)) == version(clone)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -140,14 +137,10 @@ def test_root_sees_the_version_of_another_users_clone_and_leaves_nothing_in_it(c
     assert [str(path) for path in clone.rglob("*") if path.stat().st_uid != 54321] == []
 
 
-def test_a_change_log_without_a_release_is_named(clone: Path) -> None:
-    script = runpy.run_path(str(clone / SCRIPT))
-    with pytest.raises(ValueError, match=r"CHANGELOG.md has no heading such as: ## 0.2.0 \(unreleased\)"):
-        script["next_release"]("# Changelog\n\n## Unreleased\n")
-
-
 def test_here_it_is_the_release_of_the_change_log_and_a_running_clone_has_none() -> None:
     script = runpy.run_path(str(REPOSITORY / SCRIPT))
+    with pytest.raises(ValueError, match=r"CHANGELOG.md has no heading such as: ## 0.2.0 \(unreleased\)"):
+        script["next_release"]("# Changelog\n\n## Unreleased\n")
     release = script["next_release"]((REPOSITORY / "CHANGELOG.md").read_text())
     assert Version(script["version"]()).base_version == release
     assert Version(release) > Version("0.1.0"), "which every commit was, for long"

@@ -140,7 +140,7 @@ def test_the_server_ends_with_all_that_it_has_started() -> None:
     os.close(child)
 
 
-def test_every_line_of_the_server_is_one_thing() -> None:
+def test_every_line_of_the_server_is_one_thing_and_lines_of_a_job_ad_are_not_answered() -> None:
     asked = Requests()
     assert asked.received("$VMGahpVersion 1 $").kind is Kind.GREETING
     assert asked.received("E").kind is Kind.UNASKED
@@ -159,9 +159,6 @@ def test_every_line_of_the_server_is_one_thing() -> None:
     assert asked.received("1 1 VMGAHP_ERR_INTERNAL").request is start
     assert (start.state, start.result) == (RequestState.FINISHED, ["1", "VMGAHP_ERR_INTERNAL"])
     assert asked.received("1 0 1").kind is Kind.UNASKED
-
-
-def test_lines_of_a_job_ad_are_not_answered() -> None:
     asked = Requests()
     answered = [asked.sent(Request(line)) for line in ("CLASSAD", "QUIT", "A = 1", "classad_end", "QUIT")]
     assert answered == [True, False, False, True, True]

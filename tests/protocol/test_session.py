@@ -318,7 +318,7 @@ def test_a_checkpointed_vm_is_suspended_for_the_client(started: Client) -> None:
     assert started.results() == ["2 0 NULL", "3 0 STATUS=Suspended", "4 0 NULL"]
 
 
-def test_a_vm_goes_on_after_a_periodic_checkpoint_when_the_starter_asks_how_it_is() -> None:
+def test_a_vm_goes_on_after_a_periodic_checkpoint_unless_it_was_suspended_before() -> None:
     client = Client("libvirt")
     client.started()
     client.send("CONDOR_VM_CHECKPOINT 2 1")
@@ -330,9 +330,6 @@ def test_a_vm_goes_on_after_a_periodic_checkpoint_when_the_starter_asks_how_it_i
     assert client.results()[1].startswith("3 0 STATUS=Running")
     client.send("CONDOR_VM_STATUS 4 1")
     assert [call.operation for call in client.calls] == [lifecycle.STATUS], "once"
-
-
-def test_a_vm_that_was_suspended_before_its_checkpoint_stays_so() -> None:
     client = Client("libvirt")
     client.started()
     client.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_CHECKPOINT 3 1", "CONDOR_VM_STATUS 4 1")

@@ -40,7 +40,7 @@ _WAY = re.compile(r"([0-9]{1,5})=\[?([0-9a-fA-F.:]{2,45})\]?:([0-9]{1,5})", re.A
 VM_UNIVERSE, HELD = 13, 5
 SSH_PORT = 22
 CONSOLE = "vm_console.log"
-_NODE_HINT = "the job's machine needs sshd, ssh-keygen (apt-get install openssh-server there) and ENABLE_SSH_TO_JOB."
+_NODE_HINT = "the job's machine needs openssh-server, ssh-keygen and ENABLE_SSH_TO_JOB."
 
 _USERS = {name: name for name in ("debian", "ubuntu", "fedora", "rocky", "almalinux", "alpine", "opensuse", "arch")}
 _USERS |= {"centos": "cloud-user", "rhel": "cloud-user"}

@@ -201,14 +201,6 @@ def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) 
         _share(devices, share, host.share_sockets[number] if host.share_sockets else "")
 
 
-def bus_of(device: str) -> str:
-    """Return the bus for a device name such as vda."""
-    for prefix, bus in _BUS_OF_DEVICE:
-        if device.startswith(prefix):
-            return bus
-    raise ValueError(f"device name {device!r} names no bus")
-
-
 def add_text(parent: etree.Element, tag: str, text: str, **attributes: str) -> None:
     """Add an element with text."""
     etree.SubElement(parent, tag, attributes).text = text
@@ -219,7 +211,8 @@ def add_text(parent: etree.Element, tag: str, text: str, **attributes: str) -> N
 
 def _bus(disk: Disk, machine: str) -> str:
     """Choose a disk's bus: read-only ones by SCSI, which IDE and SATA cannot be; the guest sees the same name sda."""
-    bus, read_only = bus_of(disk.device), disk.kind == "disk" and not disk.writable
+    bus = next(bus for prefix, bus in _BUS_OF_DEVICE if disk.device.startswith(prefix))
+    read_only = disk.kind == "disk" and not disk.writable
     problem, hint = "", "give the disk a device name such as vdb or sdb."
     if bus in _LACKS[machine]:
         whose = f"the machine {machine}, which the firmware or the architecture of this job takes,"

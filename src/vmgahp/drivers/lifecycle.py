@@ -246,7 +246,7 @@ class ManagedMachine(Machine):
             self.destroy()
         except errors.Fault as fault:
             self.log(f"{self.name} is left to its guardian: {fault.problem}")
-            self.resources.leave_to_guardian()
+            self.resources.guardian = None  # it is kept, and acts when the server ends
 
     def release(self) -> None:
         if self._take_over():

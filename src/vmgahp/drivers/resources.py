@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
@@ -48,8 +49,6 @@ class ExitRecord:
         """A function that returns the bytes which the guest has written to its exit port, if it has one."""
         self.program: Callable[[Ending], Ending] | None = None
         """A function that adds to the end what the guest reported of its program, if it runs one."""
-        self.console: Callable[[], bytes] = self._console_file
-        """A function that returns the last output on the console since the guest was started here."""
         self._name = name
         self._cpu_seconds = cpu_seconds
         self._directory = directory
@@ -57,7 +56,9 @@ class ExitRecord:
         self._identity = identity
         self._log = log
         self._began = time.time()
-        self._printed_before = identity.sizes_scratch(directory, CONSOLE_FILE)[0]
+        before = identity.sizes_scratch(directory, CONSOLE_FILE)[0]
+        self.console: Callable[[], bytes] = partial(exit_code.tail_of, identity, directory, CONSOLE_FILE, before)
+        """A function that returns the last output on the console since the guest was started here."""
 
     def write(self) -> None:
         """Write the record of a VM that has ended. Errors are logged."""
@@ -99,9 +100,6 @@ class ExitRecord:
             doubt=self.doubt,
         )
         return self.program(ending) if self.program is not None else ending
-
-    def _console_file(self) -> bytes:
-        return exit_code.tail_of(self._identity, self._directory, CONSOLE_FILE, self._printed_before)
 
 
 _TOO_MUCH = "The guest has written more to its exit port than is read of it."
@@ -227,7 +225,3 @@ class Resources:
             self.exit_status = record.status
         if self.guardian is not None:
             self.guardian.dismiss()
-
-    def leave_to_guardian(self) -> None:
-        """Leave a VM that cannot be destroyed to the guardian, which is kept and acts when the server ends."""
-        self.guardian = None

@@ -8,10 +8,10 @@ the gate when it has seen enough), ``Simulated_Lifetime = n`` ends the guest at 
 """
 
 import os
-import threading
 
 from vmgahp import errors, findings, lifecycle
 from vmgahp.drivers.base import Driver, Machine, Survey
+from vmgahp.host import wait
 from vmgahp.job.ad import JobAd
 from vmgahp.metrics import Metrics, Status
 
@@ -32,14 +32,8 @@ class SimulatedMachine(Machine):
         self._cpu_seconds = 0.0
 
     def gate(self, operation: str) -> None:
-        path = self._job.string(f"Simulated_{operation}_Gate")
-        if path is None:
-            return
-        waiting = threading.Event()
-        for _ in range(int(GATE_DEADLINE / GATE_INTERVAL)):
-            if os.path.exists(path):
-                return
-            waiting.wait(GATE_INTERVAL)
+        if (path := self._job.string(f"Simulated_{operation}_Gate")) is not None:
+            wait.until(lambda: os.path.exists(path), GATE_DEADLINE, GATE_INTERVAL)
 
     def status(self) -> Status:
         self.gate(lifecycle.STATUS)
@@ -83,11 +77,6 @@ class SimulatedMachine(Machine):
 
     def checkpoint(self) -> None:
         self._go(lifecycle.CHECKPOINT, lifecycle.SUSPENDED)
-
-    def power_off(self) -> None:
-        """Power off, as the guest itself would."""
-        self._state = lifecycle.STOPPED
-        self._machines.pop(self.working_dir, None)
 
     def _go(self, operation: str, state: lifecycle.State) -> None:
         self.gate(operation)

@@ -53,7 +53,10 @@ def main(arguments: list[str]) -> None:
     listener, status, uid, gid = map(int, numbers)
     try:
         libc, seccomp = ctypes.CDLL(None, use_errno=True), ctypes.CDLL("libseccomp.so.2")
-        _become(uid, gid)
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
         os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
         _shut_in(libc, directory, writable=mode == "rw")
         restrict(seccomp)
@@ -74,13 +77,6 @@ def main(arguments: list[str]) -> None:
         words += ["--shared-dir", directory, "--sandbox", "namespace", "--cache", "auto"]
         words += ["--readonly"] if mode == "ro" else []
     os.execv(program, words)  # noqa: S606 - no shell is wanted
-
-
-def _become(uid: int, gid: int) -> None:
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
 
 
 def _shut_in(libc: ctypes.CDLL, directory: str, *, writable: bool) -> None:

@@ -15,9 +15,6 @@ This file is also the program of that process, run by its path with ``-I -S``, w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-
-Runner = Callable[[str, float], tuple[list[str], bool]]
 
 DEVICE = "/dev/kvm"
 
@@ -46,17 +43,14 @@ FAILED = "failed"
 """The first words of the lines that the guest's process prints; `SPENT` stands for a guest that used up its budget."""
 
 
-def check(deadline: float = DEADLINE, *, device: str = DEVICE, runner: Runner | None = None) -> str:
+def check(deadline: float = DEADLINE, *, device: str = DEVICE) -> str:
     """Return the reason why KVM does not work here, as a sentence without its full stop; empty if it works.
 
     `deadline` is in seconds; the whole check ends with it, or, if a vCPU resists SIGKILL, a second later.
     A good machine takes some 20 ms, one whose guests crawl a little more than `BUDGET`. Raises nothing, but the fault
     of a START that has no time left.
-
-    `runner` is a stand-in for the process with the guest: it takes the device and the deadline, and returns the lines
-    that the process printed and whether it had to be killed.
     """
-    return _unopenable(device) or _verdict(device, *(runner or _run_guest)(device, deadline), deadline)
+    return _unopenable(device) or _verdict(device, *_run_guest(device, deadline), deadline)
 
 
 def _unopenable(device: str) -> str:

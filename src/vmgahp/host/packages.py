@@ -32,7 +32,7 @@ def of_python(name: str, least: str = "") -> str:
     other environment its own pip, or uv if it has none. The RPM's environment uses the system's pip.
     """
     wanted = f"'{name}>={least}'" if least else name
-    if _is_of_debian():
+    if __file__.startswith("/usr/lib/python3/dist-packages/"):  # Debian's package, and nothing else, is there
         return f"apt-get install {_DEBIAN.get(name, f'python3-{name}')}"
     if "/pipx/venvs/" in f"{sys.prefix}/" or os.path.exists(f"{sys.prefix}/pipx_metadata.json"):
         everybody = "--global " if sys.prefix.startswith("/opt/pipx/") else ""
@@ -45,11 +45,6 @@ def of_python(name: str, least: str = "") -> str:
         python = _OF_RPM[sys.prefix].format(sys.version_info.minor)
         return f"dnf install {python}-pip; {sys.executable} -m pip install {wanted}"
     return f"uv pip install --python {sys.executable} {wanted}"
-
-
-def _is_of_debian() -> bool:
-    """Return True if this module is from Debian's package: nothing else installs to that directory."""
-    return __file__.startswith("/usr/lib/python3/dist-packages/")
 
 
 def _family() -> list[str]:

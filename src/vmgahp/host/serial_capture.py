@@ -68,7 +68,19 @@ class ConsoleCapture:
         uid and gid whose processes may connect, by default the caller's; libvirt itself gives the socket to
         QEMU's user. Raises `MachineFault` if the socket cannot be made.
         """
-        self._begin(path, limit, on_error)
+        self.path = path
+        self.limit = limit
+        self.left: Callable[[], float] = lambda: limit
+        """A function that returns the bytes that may still be written, where several files share a limit."""
+        self.is_cut = False
+        """True if output was dropped because of the limit."""
+        self._on_error = on_error
+        self._noted: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._buffer = memoryview(bytearray(self.chunk))
+        self._tail = bytearray()
+        self._thread: threading.Thread | None = None
         with ExitStack() as undo:
             undo.callback(self._remove)
             if len(os.fsencode(path)) >= LONGEST_PATH:
@@ -83,26 +95,13 @@ class ConsoleCapture:
                 raise MachineFault(f"The console's socket {path} cannot be made: {error}.", hint) from error
             undo.pop_all()
 
-    def _begin(self, path: str, limit: int, on_error: Callable[[str], None]) -> None:
-        self.path = path
-        self.limit = limit
-        self.left: Callable[[], float] = lambda: limit
-        """A function that returns the bytes that may still be written, where several files share a limit."""
-        self._on_error = on_error
-        self._noted: set[str] = set()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._buffer = memoryview(bytearray(self.chunk))
-        self._tail = bytearray()
-        self._thread: threading.Thread | None = None
-
     def _start(self, owner: tuple[int, int] | None, undo: ExitStack) -> None:
         self.written = 0
         """The number of bytes in the file, as counted by this capture."""
         with suppress(OSError):  # of a file system of the job's, where the writes fail and are reported
             before = os.fstat(self._output)
             self.written = before.st_size if S_ISREG(before.st_mode) else 0
-        self._cut = self.written > self.limit
+        self.is_cut = self.written > self.limit
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         undo.callback(os.close, self._wake)
         self._listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -115,11 +114,6 @@ class ConsoleCapture:
         self._listener.listen(4)
         self._thread = wait.start_thread(f"console {self.path}", self._run)
 
-    @property
-    def is_cut(self) -> bool:
-        """Return True if output was dropped because of the limit."""
-        return self._cut
-
     def file(self) -> int:
         """Return a new descriptor of the file. Raises OSError."""
         return os.dup(self._output)
@@ -127,7 +121,7 @@ class ConsoleCapture:
     def empty(self) -> None:
         """Truncate the file, to keep only new output. Raises OSError."""
         os.ftruncate(self._output, 0)
-        self.written, self._cut = 0, False
+        self.written, self.is_cut = 0, False
 
     def tail(self) -> bytes:
         """Return the last `TAIL` bytes at most of all output; call it after `close`."""
@@ -227,7 +221,7 @@ class ConsoleCapture:
             self._tail += self._buffer[:got]
             if len(self._tail) > 2 * TAIL:  # not for each of many small chunks
                 del self._tail[:-TAIL]
-        if got and not self._cut:
+        if got and not self.is_cut:
             self._keep(self._buffer[:got])
         return got
 
@@ -235,7 +229,7 @@ class ConsoleCapture:
         room = int(max(min(self.limit - self.written, self.left()), 0))
         self._write(chunk[:room])
         if len(chunk) > room:
-            self._cut = True
+            self.is_cut = True
             self._write(memoryview(CUT % self.written))
             self._note("limit", f"The guest printed more than {self.written} bytes; no more of it is kept.")
 
@@ -271,10 +265,6 @@ class LinePort(ConsoleCapture):
     chunk, pause = 2 * LONGEST_LINE, 0.02  # each line costs more than its bytes
 
     def __init__(self, path: str, on_error: Callable[[str], None], *, owner: tuple[int, int] | None = None) -> None:
-        super().__init__(path, partial(os.open, os.devnull, os.O_WRONLY | os.O_CLOEXEC), 0, on_error, owner=owner)
-
-    def _begin(self, path: str, limit: int, on_error: Callable[[str], None]) -> None:
-        super()._begin(path, limit, on_error)
         self.lines: SimpleQueue[str | None] = SimpleQueue()
         """The queue of lines; other code may put None into it to wake the reader."""
         self._left = MOST_LINES
@@ -283,6 +273,7 @@ class LinePort(ConsoleCapture):
         """True while the rest of a line that is too long is dropped."""
         self._last = ""
         self._connection: socket.socket | None = None
+        super().__init__(path, partial(os.open, os.devnull, os.O_WRONLY | os.O_CLOEXEC), 0, on_error, owner=owner)
 
     def say(self, line: str) -> None:
         """Send a line to the guest, if it is connected; the guest asks again for a lost line that it needs."""
@@ -311,7 +302,7 @@ class LinePort(ConsoleCapture):
             self._left -= 1
             self._last = said
         if self._left < 0:
-            self._cut = True
+            self.is_cut = True
             self._note("limit", f"The guest has said more than {MOST_LINES} lines; no more of them is heard.")
         elif said and said.isprintable() and self.lines.qsize() < MOST_WAITING:
             self.lines.put(said)

@@ -14,10 +14,10 @@ from vmgahp.errors import MachineFault
 T = TypeVar("T")
 
 
-def ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bool:
+def ready(descriptor: int, seconds: float) -> bool:
     """Wait until a descriptor is readable, or the process of a pidfd has exited; return False on a timeout."""
     poll = select.poll()
-    poll.register(descriptor, events)
+    poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(seconds, 0.0) * 1000))
 
 

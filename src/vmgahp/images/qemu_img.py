@@ -67,13 +67,6 @@ class TooSlow(Trouble):
         self.seconds = seconds
 
 
-class TooLarge(Trouble):
-    """A new image that would exceed its size limit."""
-
-    def __init__(self) -> None:
-        super().__init__("what comes out is larger than it may be")
-
-
 class Refused(Trouble):
     """An exit with an error; the text is its message, on one line and in English."""
 
@@ -132,16 +125,14 @@ def measure(
     return _number(_document([*options, _place(path)], identity, seconds), "required")
 
 
-def create_overlay(
-    base: str, base_format: str, to: str, identity: Identity | None = None, *, seconds: float = OVERLAY
-) -> None:
+def create_overlay(base: str, base_format: str, to: str, identity: Identity | None = None) -> None:
     """Write an empty qcow2 image `to` that reads from `base`, by the full paths of both.
 
     An existing `to` is overwritten: use a temporary name and rename the file, so that a partial image is never used.
     Raises `Trouble`.
     """
     command = ["create", "-q", "-f", "qcow2", "-F", base_format, "-b", _place(base), _place(to)]
-    _run(command, identity, seconds=seconds, cpu=int(OVERLAY / 2))
+    _run(command, identity, seconds=OVERLAY, cpu=int(OVERLAY / 2))
 
 
 def create_empty(to: str, to_format: str, size: int, identity: Identity | None = None) -> None:
@@ -239,7 +230,7 @@ def _run(
         raise TooSlow(seconds)
     said = " ".join(done.err.decode("utf-8", "replace").split()).removeprefix("qemu-img: ")
     if largest and (done.status == -signal.SIGXFSZ or (done.status != 0 and said.endswith("File too large"))):
-        raise TooLarge
+        raise Trouble("what comes out is larger than it may be")
     if done.status != 0:
         raise Refused(said[-1000:] or f"it ended with {done.status}", done.status)
     return done.out

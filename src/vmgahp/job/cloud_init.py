@@ -163,10 +163,8 @@ def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b""
         hint = "see who has changed the job's scratch directory."
         raise _refused(f"VMPARAM_vm_User_Data = {seed.user_data!a}", problem, hint) from error
     except iso.Unfit as unfit:
-        problem, hint = (
-            f"of it and its companions no drive can be made: {unfit}",
-            f"send files of {LARGEST} bytes at most.",
-        )
+        problem = f"no drive can be made of it and its companions: {unfit}"
+        hint = f"send files of {LARGEST} bytes at most."
         raise _refused(f"VMPARAM_vm_User_Data = {seed.user_data!a}", problem, hint) from unfit
     finally:
         for descriptor in opened:

@@ -171,8 +171,8 @@ def kind_of(device: str, file: str, image_format: str) -> str:
     return "cdrom" if image_format.lower() == "iso" or file.lower().endswith(".iso") else "disk"
 
 
-def free_device(disks: Iterable[DiskRequest]) -> str:
-    """Return a free device for one more read-only drive; empty if none is left.
+def made_drive(disks: Iterable[DiskRequest], file: str, attribute: str) -> DiskRequest:
+    """Return a request for a drive, after the job's disks, that this `attribute` needs. Raises `JobFault`.
 
     It is of the same kind as the guest's first disk, for which the guest has a driver: Debian's kernel for clouds has
     one for virtio and none for SATA, others have none for IDE. With virtio the drive is a read-only disk, otherwise a
@@ -182,13 +182,7 @@ def free_device(disks: Iterable[DiskRequest]) -> str:
     prefix = next((device[:-1] for device, kind in taken.items() if kind != "floppy"), "sd")
     prefix = prefix if device_of(prefix + "a") else "vd"
     names = (f"{start}{letter}" for start in (prefix, "sd") for letter in "abcdefghijklmnopqrstuvwxyz")
-    return next((name for name in names if name not in taken and device_of(name)), "")
-
-
-def made_drive(disks: Iterable[DiskRequest], file: str, attribute: str) -> DiskRequest:
-    """Return a request for a drive, after the job's disks, that this `attribute` needs. Raises `JobFault`."""
-    device = free_device(disks)
-    if device:
+    if device := next((name for name in names if name not in taken and device_of(name)), ""):
         return DiskRequest("", file, device, "", False, "raw", "cdrom", made=True)
     problem = f"VMPARAM_vm_Disk leaves no device for a drive, and {attribute} needs one."
     raise JobFault(errors.INVALID_DISK_PARAM, problem, "use fewer disks.")
@@ -312,11 +306,8 @@ def data_requests(options: Options, others: Sequence[DiskRequest]) -> tuple[Disk
                 raise options.refused("Data_Disk", problem, "give every disk its own device.")
             found.append(disk)
     if names := [name.strip().rstrip("/") for name in options.string("Data_Files").split(",") if name.strip()]:
-        device = free_device(found)
-        if not device:
-            raise options.refused("Data_Files", "there is no device left for a drive", "use fewer disks.")
-        entry = options.shown("Data_Files")
-        found.append(DiskRequest(entry, FILES_IMAGE, device, "", False, "raw", "cdrom", files=tuple(names), made=True))
+        drive = made_drive(found, FILES_IMAGE, options.attribute("Data_Files"))
+        found.append(drive._replace(entry=options.shown("Data_Files"), files=tuple(names)))
     return tuple(found[len(others) :])
 
 

@@ -71,9 +71,6 @@ def is_there(directory: str, disk: Disk, identity: Identity) -> bool:
 
 
 def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk, ...]:
-    if not any(request.image or request.made for request in spec.requests):
-        return tuple(_image(request, spec.working_dir, identity) for request in spec.requests)
-
     catalog: Catalog | None = None
     found = []
     if name := next((request.image for request in spec.requests if request.image), ""):

@@ -32,7 +32,35 @@ class PolicyView:
     @cached_property
     def ad(self) -> JobAd:
         """The ad with the effective values, each of the table's kind, under all names. Raises `JobFault`."""
-        return _view(self.job, self.settings)
+        ad = self.job
+        vm_type = ad.vm_type()
+        found: dict[str, Plain | None] = {}
+        for row in ATTRIBUTES:
+            names = _names(row.name.removeprefix(PREFIX), vm_type) if row in OPTIONS else [row.name]
+            said = [name for name in names if ad.value(name) is not None]
+            if said:
+                value = _value(ad, said[-1], row.kind)
+                if isinstance(value, str) and row.name in _ANY_CASE:
+                    value = value.lower()
+                found |= dict.fromkeys(names, value)
+        # Memory and CPUs with their fallbacks; RequestMemory and RequestCpus are not changed.
+        _, memory = first_integer(ad, "JobVMMemory", "RequestMemory")
+        _, cpus = first_integer(ad, "JobVM_VCPUS", "RequestCpus")
+        found["JobVMMemory"] = memory if memory is None or memory <= 0 else max(memory, LEAST_MEMORY_MIB)
+        found["JobVM_VCPUS"] = max(cpus or 1, 1)
+        found |= _words(ad, vm_type)
+        try:
+            granted = nics(ad, self.settings, Options(ad, others_know=True))
+        except JobFault:
+            granted = ()  # the job is refused later
+        text = found.get(PREFIX + "NICs")
+        if granted or text:
+            found["JobVMNetworking"] = True
+        if granted:
+            found["JobVMNetworkingType"] = granted[0].networking_type
+            found["JobVM_MACADDR"] = granted[0].mac or None
+            found |= dict.fromkeys(_names("NICs", vm_type), ", ".join(map(str, granted)))
+        return ad.changed(found)
 
     def meets(self, name: str) -> bool:
         """Return True if an expression is true, or a number but 0. Raises `MachineFault` for a syntax error only."""
@@ -43,37 +71,6 @@ class PolicyView:
             problem = f"{name} = {text} ({self.settings.where(name)}) is not a ClassAd expression."
             raise MachineFault(problem, f"correct {name}; classad_eval tries an expression out.") from error
         return isinstance(value, int | float) and bool(value)
-
-
-def _view(ad: JobAd, settings: Settings) -> JobAd:
-    vm_type = ad.vm_type()
-    found: dict[str, Plain | None] = {}
-    for row in ATTRIBUTES:
-        names = _names(row.name.removeprefix(PREFIX), vm_type) if row in OPTIONS else [row.name]
-        said = [name for name in names if ad.value(name) is not None]
-        if said:
-            value = _value(ad, said[-1], row.kind)
-            if isinstance(value, str) and row.name in _ANY_CASE:
-                value = value.lower()
-            found |= dict.fromkeys(names, value)
-    # Memory and CPUs with their fallbacks; RequestMemory and RequestCpus are not changed.
-    _, memory = first_integer(ad, "JobVMMemory", "RequestMemory")
-    _, cpus = first_integer(ad, "JobVM_VCPUS", "RequestCpus")
-    found["JobVMMemory"] = memory if memory is None or memory <= 0 else max(memory, LEAST_MEMORY_MIB)
-    found["JobVM_VCPUS"] = max(cpus or 1, 1)
-    found |= _words(ad, vm_type)
-    try:
-        granted = nics(ad, settings, Options(ad, others_know=True))
-    except JobFault:
-        granted = ()  # the job is refused later
-    text = found.get(PREFIX + "NICs")
-    if granted or text:
-        found["JobVMNetworking"] = True
-    if granted:
-        found["JobVMNetworkingType"] = granted[0].networking_type
-        found["JobVM_MACADDR"] = granted[0].mac or None
-        found |= dict.fromkeys(_names("NICs", vm_type), ", ".join(map(str, granted)))
-    return ad.changed(found)
 
 
 def _names(option: str, vm_type: str) -> list[str]:

@@ -397,11 +397,6 @@ def test_the_type_can_be_chosen_and_a_wrong_one_is_noticed() -> None:
     assert "will be refused" in note
 
 
-def test_job_takes_the_ad_of_a_job(rig: Rig) -> None:
-    rig.type("start job 12.0")
-    assert 'Job = "12.0"' in rig.server.sent
-
-
 @pytest.mark.parametrize("job", ["-help", "12.0;x", "", "a"])
 def test_only_a_job_id_is_given_to_condor_q(job: str) -> None:
     with pytest.raises(ClientFault, match="not a job id"):
@@ -420,10 +415,12 @@ def test_condor_q_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ask_condor_q("7")
 
 
-def test_what_would_be_sent_can_be_looked_at(rig: Rig) -> None:
+def test_what_would_be_sent_can_be_looked_at_and_job_takes_the_ad_of_a_job(rig: Rig) -> None:
     said = rig.type("ad job.ad").replace("topsecret", "")
     assert absent(said, "JobVMMemory = 64", "Secrets were left out", 'VM_WORKING_DIR = "/scratch"') == []
     assert rig.server.sent == []
+    rig.type("start job 12.0")
+    assert 'Job = "12.0"' in rig.server.sent
 
 
 # ---- secrets
@@ -485,22 +482,6 @@ def test_completion_of_vms_and_requests() -> None:
     rig.turn()
     rig.type("start job.ad")
     assert [candidates(line, rig) for line in ("status ", "wait ")] == [["1"], ["2"]]
-
-
-def test_completion_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
-    (tmp_path / "ads").mkdir()
-    for name in ("job.ad", "ads/one.ad"):
-        (tmp_path / name).touch()
-    monkeypatch.chdir(tmp_path)
-    files = terminal.completer(rig.talk)
-
-    def shown(line: str) -> list[str]:
-        return [each.display_text for each in files.get_completions(Document(line), CompleteEvent())]
-
-    assert shown("start j") == ["job", "job.ad"]
-    assert shown("ad ads/") == ["one.ad"]
-    assert shown(f"start {tmp_path}/ads/o") == ["one.ad"]
-    assert shown("ad nowhere/") == []
 
 
 # ---- the server's surroundings

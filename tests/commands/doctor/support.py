@@ -146,7 +146,8 @@ def snapshot(directory: Path) -> dict[str, tuple[object, ...]]:
     for path in directory.rglob("*"):
         status = path.lstat()
         content = path.read_bytes() if stat.S_ISREG(status.st_mode) else b""
-        found[str(path)] = (status.st_mode, status.st_uid, status.st_ino, status.st_mtime_ns, content)
+        written = 0 if path.is_dir() else status.st_mtime_ns  # a directory's changes with what comes and goes in it
+        found[str(path)] = (status.st_mode, status.st_uid, status.st_ino, written, content)
     return found
 
 

@@ -62,15 +62,12 @@ def test_a_disk_with_which_no_vm_is_suspended_is_named(pool: Condor, ad: Ad, for
     assert [finding.check for finding in findings if finding.verdict == OFF] == found
 
 
-def test_a_hypervisor_that_does_not_answer_says_nothing_of_the_networks(pool: Condor, ad: Ad) -> None:
+def test_a_silent_hypervisor_says_nothing_of_networks_and_a_job_of_another_type_is_told(pool: Condor, ad: Ad) -> None:
     offered = offers()
     offered.findings.append(Finding("libvirt", BAD, "libvirt", "libvirt does not answer."))
     path = ad.write("JobVMNetworking = true", 'JobVMNetworkingType = "nat"')
     found = tried(pool, path, offered, VM_NETWORKING="True", VM_NETWORKING_TYPE="nat").findings
     assert "job network" not in [finding.check for finding in found]
-
-
-def test_a_job_of_another_type(pool: Condor, ad: Ad) -> None:
     judged(named(tried(pool, ad.write(vm_type="xen")).findings, "job type"), BAD, "offers VM_Type qemu")
 
 
@@ -101,13 +98,6 @@ def test_a_held_job_makes_the_exit_status(pool: Condor, ad: Ad, capsys: pytest.C
     said = " ".join(capsys.readouterr().out.split())
     held = "It would be held, with VMGAHP_ERR_JOBCLASSAD_NO_VM_MEMORY_PARAM"
     assert absent(said, held, "This job cannot run here: job ad") == []
-
-
-def test_a_verdict_counts_the_job(pool: Condor) -> None:
-    done = doctor.Examination("kvm", [])
-    done.trial = dry_run.Trial("ad.txt")
-    done.trial.findings.append(Finding("job network", BAD, "it", "none"))
-    assert done.status == doctor.UNFIT
 
 
 @pytest.mark.libvirt

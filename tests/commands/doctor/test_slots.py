@@ -29,14 +29,11 @@ def test_memory_of_guests_alone_is_no_more_than_the_machines_and_with_qemu_it_is
     judged(look(pool, VM_MEMORY=WHOLE - 300, NUM_CPUS=1), OK)
 
 
-def test_no_more_vms_count_than_may_run_at_once(pool):
+def test_no_more_vms_count_than_may_run_at_once_nor_cpus_than_there_are(pool):
     memory = WHOLE - CPUS * 200 + 1
     judged(look(pool, VM_MEMORY=memory), OFF, f"each of {CPUS} VMs")
     if CPUS > 1:
         judged(look(pool, VM_MEMORY=memory, VM_MAX_NUMBER=CPUS - 1), OK)
-
-
-def test_more_cpus_than_there_are(pool):
     judged(look(pool, NUM_CPUS=CPUS + 1), OFF, f"NUM_CPUS = {CPUS + 1}", hint=str(CPUS))
 
 

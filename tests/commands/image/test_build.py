@@ -20,7 +20,6 @@ __all__ = ["place"]
     ("words", "complaint"),
     [
         (["debian-99"], "one of debian-12 or debian-13"),
-        (["debian-12", "--size", "1G"], "--size: 1G is no size"),
         (["debian-12", "--size", "much"], "--size: much is no size"),
         (["debian-12", "--mirror", "-"], "no URL"),
         (["debian-12", "--packages", "a,--b"], "--b is no name of a Debian package"),

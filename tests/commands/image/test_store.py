@@ -16,6 +16,7 @@ import pytest
 from tests import jobs
 from tests.commands.doctor.support import Condor, as_root, pool
 from tests.commands.image.support import RAW, Place, Server, place, server, sha256
+from tests.images.support import write
 from vmgahp import cli
 from vmgahp.commands.arguments import NotDone
 from vmgahp.commands.image import store
@@ -36,12 +37,6 @@ format = "raw"
 def entry(place: Place, name: str) -> dict[str, object]:
     found: dict[str, object] = tomllib.loads(place.catalog.read_text())[name]
     return found
-
-
-def write(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    path.chmod(0o644)
-    return path
 
 
 def qcow2(path: Path, *words: str) -> Path:
@@ -88,14 +83,11 @@ def test_a_link_of_a_users_leads_root_to_nothing_that_the_user_may_not_read(
     assert place.image("add", "mine", str(scratch / "own.raw")).status == 0
 
 
-def test_a_catalog_that_is_not_there_yet_is_made(place: Place, tmp_path: Path) -> None:
+def test_a_catalog_that_is_not_there_yet_is_made_and_zeros_take_no_room(place: Place, tmp_path: Path) -> None:
     assert place.image("add", "v1.2+x", str(write(tmp_path / "a.raw", RAW))).status == 0
     assert entry(place, "v1.2+x")["path"] == "v1.2+x.raw"
     assert place.catalog.stat().st_mode & 0o777 == 0o644
     assert place.image("check").status == 0
-
-
-def test_zeros_take_no_room(place: Place, tmp_path: Path) -> None:
     source = tmp_path / "sparse.raw"
     with source.open("xb") as file:
         file.truncate(64 << 20)
@@ -141,16 +133,13 @@ def test_a_name_that_no_job_could_say_is_refused(place: Place, tmp_path: Path, n
     assert place.names() == []
 
 
-def test_an_image_that_needs_other_files_is_refused(place: Place, tmp_path: Path) -> None:
+def test_an_image_that_needs_other_files_or_is_none_of_its_format_is_refused(place: Place, tmp_path: Path) -> None:
     qcow2(tmp_path / "base.qcow2")
     above = qcow2(tmp_path / "above.qcow2", "-F", "qcow2", "-b", str(tmp_path / "base.qcow2"))
     assert "needs another image" in place.refused("add", "a", str(above))
     outside = f"data_file={tmp_path / 'data'},data_file_raw=on"
     assert "data in another file" in place.refused("add", "a", str(qcow2(tmp_path / "a.qcow2", "-o", outside)))
     assert place.names() == []
-
-
-def test_what_is_no_image_of_its_format_is_refused(place: Place, tmp_path: Path) -> None:
     assert place.image("add", "a", str(write(tmp_path / "a.qcow2", RAW))).status == 1
     assert "--format" in place.image("add", "a", str(write(tmp_path / "a.img", RAW))).err
     assert place.image("add", "a", str(tmp_path / "a.img"), "--format", "raw").status == 0
@@ -225,14 +214,11 @@ def test_nothing_but_http_is_led_to(place: Place, server: Server, where: str) ->
     assert "leads to" in ended.err or "is not allowed" in ended.err
 
 
-def test_a_redirect_is_followed(place: Place, server: Server) -> None:
-    server.leads["a.raw"], server.files["b"] = "/b", RAW
-    assert place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW)).status == 0
-
-
-def test_what_the_server_has_not(place: Place, server: Server) -> None:
+def test_what_the_server_has_not_is_told_and_a_redirect_is_followed(place: Place, server: Server) -> None:
     assert "404" in place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW)).err
     assert "is neither a file" in place.image("add", "a", "ftp://127.0.0.1/a.raw", "--sha256", sha256(RAW)).err
+    server.leads["a.raw"], server.files["b"] = "/b", RAW
+    assert place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW)).status == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -351,11 +337,13 @@ def test_a_release_comes_by_its_name_and_again_under_a_new_one(place: Place, ser
     subprocess.run(["gpgconf", "--homedir", str(signer / "gnupg"), "--kill", "all"], timeout=60, check=False)
 
 
-def test_a_release_takes_no_proof_of_anybody_else(place: Place, server: Server, signer: Path) -> None:
+def test_a_release_takes_no_proof_and_no_table_of_others(place: Place, server: Server, signer: Path) -> None:
     releases(place, server, signer)
     for words in (["--sha256", "0" * 64], ["--signature", "/s", "--key", "/k"], ["--format", "raw"]):
         assert "is a release" in place.refused("add", "ours-1", "ours-1", *words)
     assert server.asked == []
+    (place.directory / "cloud-images.toml").chmod(0o666)
+    assert place.image("add", "ours-1", "ours-1").status == 1
 
 
 def test_an_unsigned_list_of_checksums_has_to_come_by_https(place: Place, server: Server, signer: Path) -> None:
@@ -365,12 +353,6 @@ def test_an_unsigned_list_of_checksums_has_to_come_by_https(place: Place, server
     releases(place, server, signer, key=str(signer / "a.raw"))
     assert "signature is not good" in place.image("add", "ours-1", "ours-1").err
     assert place.names() == ["cloud-images.toml"]
-
-
-def test_a_table_of_releases_that_others_may_write_is_not_read(place: Place, server: Server, signer: Path) -> None:
-    releases(place, server, signer)
-    (place.directory / "cloud-images.toml").chmod(0o666)
-    assert place.image("add", "ours-1", "ours-1").status == 1
 
 
 def test_the_table_of_ours_is_whole(place: Place) -> None:
@@ -409,16 +391,13 @@ def test_the_list_has_what_is_wrong(place: Place, tmp_path: Path) -> None:
 # --- going
 
 
-def test_what_nobody_uses_goes(place: Place, tmp_path: Path) -> None:
+def test_what_nobody_uses_goes_and_what_is_open_stays(place: Place, tmp_path: Path) -> None:
     write(place.catalog, WRITTEN.encode())
     assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
     assert place.image("remove", "a").status == 0
     assert place.names() == ["catalog.toml"]
     assert place.catalog.read_text().rstrip() == WRITTEN.rstrip()
     assert place.image("remove", "a").status == 1
-
-
-def test_an_image_that_is_open_stays(place: Place, tmp_path: Path) -> None:
     assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
     with (place.directory / "a.raw").open("rb") as file:
         guest = subprocess.Popen(["sleep", "600"], stdin=file)
@@ -432,7 +411,7 @@ def test_an_image_that_is_open_stays(place: Place, tmp_path: Path) -> None:
     assert place.image("remove", "a").status == 0
 
 
-def test_an_image_below_another_stays(place: Place, tmp_path: Path) -> None:
+def test_an_image_below_another_or_of_a_jobs_overlay_stays(place: Place, tmp_path: Path) -> None:
     assert place.image("add", "a", str(qcow2(tmp_path / "a.qcow2"))).status == 0
     qcow2(place.directory / "b.qcow2", "-F", "qcow2", "-b", str(place.directory / "a.qcow2"))
     with place.catalog.open("a") as file:
@@ -441,10 +420,7 @@ def test_an_image_below_another_stays(place: Place, tmp_path: Path) -> None:
     assert place.image("check").status == 0
     assert place.image("remove", "b").status == 0
     assert place.image("remove", "a").status == 0
-
-
-def test_an_image_of_a_jobs_overlay_stays(place: Place, tmp_path: Path) -> None:
-    """The VM does not run yet, or no longer; what names the image is the job's own, and may be anything."""
+    # The VM does not run yet, or no longer; what names the image is the job's own, and may be anything.
     assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
     scratch = Path(place.environ["_CONDOR_EXECUTE"]) / "dir_1"
     scratch.mkdir(parents=True)

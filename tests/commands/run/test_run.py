@@ -235,12 +235,6 @@ def test_a_job_with_checkpoints(dry) -> None:
     assert (read["vm_networking"], read["vm_networking_type"]) == ("true", "nat")
 
 
-def test_an_image_by_a_url_of_htcondors(dry) -> None:
-    read = dry("--image", "https://images.example.org/d/debian.qcow2", "--memory", "1G")
-    assert read["vm_disk"] == "debian.qcow2:vda:w:qcow2"
-    assert read["transfer_input_files"] == "https://images.example.org/d/debian.qcow2"
-
-
 @pytest.mark.qemu
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
 def test_an_image_that_is_a_file(home, dry) -> None:
@@ -454,10 +448,6 @@ def test_what_cannot_be_is_refused_by_its_option(home, refused, given: tuple[str
     os.mkfifo(home / "pipe")
     (home / "fit.py").write_text("")
     assert absent(refused(*given), *said) == []
-
-
-def test_a_program_must_be_there(refused) -> None:
-    assert "WORD" in refused(program=())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs an ordinary user")

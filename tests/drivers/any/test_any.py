@@ -226,14 +226,11 @@ def test_where_no_type_will_do_the_job_is_told_why_of_each(scratch: Path, stand_
     assert fault.hint
 
 
-def test_where_no_type_works_it_is_the_machines_fault(scratch: Path, stand_ins: type[StandIn]) -> None:
+def test_a_reason_of_all_is_told_once_and_of_none_that_works(scratch: Path, stand_ins: type[StandIn]) -> None:
+    assert refused(job(scratch, JobVMMemory="0"), "kvm, script").problem == "JobVMMemory is not set."
     stand_ins.broken |= {"kvm", "xen", "vmrun", "script"}
     fault = refused(job(scratch), "kvm, script", MachineFault, match=r"kvm is broken.*script is broken")
     assert fault.code not in errors.HOLD_CODES
-
-
-def test_a_reason_that_all_types_have_is_told_once(scratch: Path, stand_ins: type[StandIn]) -> None:
-    assert refused(job(scratch, JobVMMemory="0"), "kvm, script").problem == "JobVMMemory is not set."
 
 
 def test_settings_that_make_no_sense(scratch: Path, stand_ins: type[StandIn]) -> None:
@@ -333,7 +330,7 @@ def test_a_cdrom_stays_one(scratch: Path, stand_ins: type[StandIn]) -> None:
         ("kvm", "raw", "", ""), ("kvm", "vmdk", "", ""), ("kvm", "vmdk", "subformat=streamOptimized", "qcow2"),
         ("kvm", "vhdx", "", "qcow2"), ("xen", "raw", "", ""), ("xen", "qcow2", "", "raw"), ("vmrun", "vmdk", "", ""),
         ("vmrun", "vmdk", "subformat=streamOptimized", "vmdk"), ("vmrun", "raw", "", "vmdk"),
-        ("script", "vhdx", "", ""), ("qemu", "parallels", "", "qcow2"),
+        ("script", "vhdx", "", ""), ("kvm", "parallels", "", "qcow2"),
     ],
 )  # fmt: skip
 def test_an_image_becomes_what_the_type_can_use(scratch, stand_ins, vm_type, made_as, options, expected):

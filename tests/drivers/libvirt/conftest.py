@@ -8,6 +8,7 @@ import pytest
 
 from tests import jobs
 from tests.drivers.libvirt.support import NETWORK_XML, Job, libvirtd
+from tests.drivers.support import AnyHypervisor, any_hypervisor
 from tests.lab import linux_guest
 
 if TYPE_CHECKING:
@@ -33,8 +34,7 @@ def linux(job: Job) -> Job:
     """The job with a Linux guest that runs its user data; its counting disk is just a disk."""
     if reason := linux_guest.why_not():
         pytest.skip(reason)
-    for path in linux_guest.make(job.scratch):
-        job.own(path)
+    job.own(*linux_guest.make(job.scratch))
     return job
 
 
@@ -51,3 +51,9 @@ def network(connection: "libvirt.virConnect") -> Iterator["libvirt.virNetwork"]:
     made = connection.networkCreateXML(NETWORK_XML)
     yield made
     made.destroy()
+
+
+@pytest.fixture
+def subject(scratch: Path) -> Iterator[AnyHypervisor]:
+    with any_hypervisor(scratch) as made:
+        yield made

@@ -65,8 +65,12 @@ class Job:
         make_guest(self.disk, seconds=seconds)
         self.own(self.disk)
 
-    def own(self, path: Path) -> None:
-        jobs.own(self.scratch, path)
+    def own(self, *paths: Path) -> None:
+        jobs.own(self.scratch, *paths)
+
+    def put(self, name: str, text: str) -> None:
+        (self.scratch / name).write_text(text)
+        self.own(self.scratch / name)
 
     def ad(self, *more: str) -> list[str]:
         disk = '"guest.img:hda:w:raw"'
@@ -267,6 +271,19 @@ LINUX = ('VMPARAM_Libvirt_XML = "domain.xml"', f"JobVMMemory = {linux_guest.MEMO
 """For the fixture `linux`."""
 ON_VIRTIO = 'VMPARAM_vm_Disk = "guest.img:vda:w:raw"'
 USER_DATA = 'VMPARAM_vm_User_Data = "user-data"'
+DHCP = """#!/bin/sh
+cat >/tmp.sh <<'END'
+[ "$1" = bound ] || exit
+ip addr add $ip/$mask dev $interface
+ip route add default via $router
+echo "$router $dns" >/hosts
+END
+chmod 755 /tmp.sh
+ip link set lo up
+ip link set eth0 up
+udhcpc -i eth0 -n -q -s /tmp.sh
+"""
+"""The start of a script as user-data: the guest has an address, and its router and name server in /hosts."""
 
 NETWORK_NAME, BRIDGE = f"vmgahp-test-{os.getpid()}", f"vgt{os.getpid()}"
 

@@ -273,10 +273,8 @@ done
 
 
 def with_agent(linux: Job, script: str, **options: bool) -> None:
-    for path in linux_guest.make(linux.scratch, "<interface type='user'/>", **options):
-        linux.own(path)
-    (linux.scratch / "user-data").write_text(script)
-    linux.own(linux.scratch / "user-data")
+    linux.own(*linux_guest.make(linux.scratch, "<interface type='user'/>", **options))
+    linux.put("user-data", script)
 
 
 @pytest.mark.libvirt

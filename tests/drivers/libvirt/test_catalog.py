@@ -137,8 +137,7 @@ def test_an_image_whose_layer_is_gone_holds_the_job_and_is_not_offered(job: Job,
 def test_a_checkpoint_goes_on_where_the_same_image_lies_elsewhere(job, images, elsewhere, copies):
     """And the drive with the job's files is made anew, byte for byte; the data disk is the one that came back."""
     make_guest(images.base, seconds=5)
-    (job.scratch / "in.csv").write_text("a,b\n")
-    job.own(job.scratch / "in.csv")
+    job.put("in.csv", "a,b\n")
     more = (WANTS, ON_IMAGE, 'VMPARAM_vm_Data_Disk = "vdb:64M"', 'VMPARAM_vm_Data_Files = "in.csv"')
     with running(job, *more, **images.settings) as peer:
         until(lambda: "2\n" in job.console(), "the guest counts to two")

@@ -21,19 +21,13 @@ from tests.lab import linux_guest
 from tests.lab.guest import counts, make_guest, panicking_sector
 from vmgahp.drivers.libvirt.life import guest
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
-from vmgahp.drivers.libvirt.start import capabilities
+from vmgahp.drivers.libvirt.start import describe
 from vmgahp.host.job_user import Identity
 
 pytestmark = pytest.mark.libvirt
 
 MISMATCHED = "VMGAHP_ERR_JOBCLASSAD_MISMATCHED_HARDWARE_VT"
 SEED = "vm_cidata.iso"
-
-
-def put(job: Job, name: str, content: str) -> None:
-    path = job.scratch / name
-    path.write_text(content)
-    job.own(path)
 
 
 def panics(job: Job) -> None:
@@ -56,7 +50,7 @@ def panics(job: Job) -> None:
 )
 def test_the_exit_code(job: Job, earlier: str, says: str, settings: dict[str, str], code: int | None) -> None:
     if earlier:
-        put(job, "vm_console.log", earlier)
+        job.put("vm_console.log", earlier)
     make_guest(job.disk, seconds=2, last_words=says)
     with running(job, **settings) as peer:
         peer.run("STATUS", 1)
@@ -165,7 +159,7 @@ def test_a_checkpoint_without_devices_of_this_machine_is_restarted(job: Job, mon
     """As of a machine whose libvirt has no panic device, and where VM_GUEST_AGENT is false."""
     log: list[str] = []
     driver, ad = support.driver_for(job, log, ad=(support.WANTS,), VM_GUEST_AGENT=False)
-    monkeypatch.setattr(capabilities, "PANIC_MODELS", {})
+    monkeypatch.setattr(describe, "PANIC_MODELS", {})
     machine = driver.start(ad)
     until(lambda: counts(job.console()), "the guest counts")
     machine.checkpoint()
@@ -215,8 +209,8 @@ def test_the_port_survives_suspend_and_checkpoint(job: Job, elsewhere: Path) -> 
 
 
 def test_the_drive_is_there_while_the_vm_is(job: Job) -> None:
-    put(job, "user-data", "#cloud-config\npassword: geheim\n")
-    put(job, "net", "version: 2\n")
+    job.put("user-data", "#cloud-config\npassword: geheim\n")
+    job.put("net", "version: 2\n")
     with running(job, USER_DATA, 'VMPARAM_vm_Network_Config = "net"', 'GlobalJobId = "s#1.0#2"') as peer:
         host_name = job.name.replace("_", "-").replace(".", "-")
         assert read(job.scratch / SEED) == {
@@ -238,14 +232,14 @@ def test_the_drive_is_there_while_the_vm_is(job: Job) -> None:
 
 
 def test_a_start_that_fails_leaves_none(job: Job) -> None:
-    put(job, "user-data", "#cloud-config\n")
+    job.put("user-data", "#cloud-config\n")
     (job.scratch / "guest.img").write_bytes(b"")
     support.refused(job, "VMGAHP_ERR_BAD_IMAGE", USER_DATA, 'VMPARAM_vm_Disk = "guest.img:vda:w:qcow2"')
     assert not (job.scratch / SEED).exists()
 
 
 def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> None:
-    put(job, "user-data", "#!/bin/sh\n")
+    job.put("user-data", "#!/bin/sh\n")
     more = (USER_DATA, "JobVMCheckpoint = true", 'GlobalJobId = "s#1.0#2"')
     with running(job, *more) as peer:
         before = (job.scratch / SEED).read_bytes()
@@ -267,7 +261,7 @@ def test_a_guest_goes_on_with_its_drive_made_anew(job: Job, elsewhere: Path) -> 
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(job: Job, content: str, more: tuple[str, ...], why: str) -> None:
-    put(job, "user-data", content)
+    job.put("user-data", content)
     said = support.refused(job, MISMATCHED, *more)
     assert why in said
     assert "VMPARAM_vm_" in said
@@ -283,7 +277,7 @@ echo "the script runs"
 echo "vmgahp-exit-code: 4" > /dev/console
 echo 5 > /dev/virtio-ports/org.vmgahp.exit
 """
-    put(linux, "user-data", script)
+    linux.put("user-data", script)
     with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Exit_Port = true") as peer:
         found = run_to_its_end(peer, linux)
         peer.quit(status=5)
@@ -296,7 +290,7 @@ echo 5 > /dev/virtio-ports/org.vmgahp.exit
 
 
 def test_without_a_port_the_console_is_believed(linux: Job) -> None:
-    put(linux, "user-data", "#!/bin/sh\necho vmgahp-exit-code: 300\necho vmgahp-exit-code: 4\necho the end\n")
+    linux.put("user-data", "#!/bin/sh\necho vmgahp-exit-code: 300\necho vmgahp-exit-code: 4\necho the end\n")
     with running(linux, *LINUX, ON_VIRTIO, USER_DATA) as peer:
         found = run_to_its_end(peer, linux)
         peer.quit(status=4)
@@ -304,7 +298,7 @@ def test_without_a_port_the_console_is_believed(linux: Job) -> None:
 
 
 def test_a_flood_on_the_port_is_no_exit_code(linux: Job) -> None:
-    put(linux, "user-data", "#!/bin/sh\nyes x | head -c 1000000 > /dev/virtio-ports/org.vmgahp.exit\n")
+    linux.put("user-data", "#!/bin/sh\nyes x | head -c 1000000 > /dev/virtio-ports/org.vmgahp.exit\n")
     with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Exit_Port = true") as peer:
         assert run_to_its_end(peer, linux)["exit_code"] is None
         assert "more to its exit port than is read" in peer.quit()
@@ -326,9 +320,8 @@ def test_a_guest_that_does_not_listen_leaves_a_picture(job: Job) -> None:
 
 
 def test_a_panic_leaves_a_picture(linux: Job) -> None:
-    for path in linux_guest.make(linux.scratch, "<panic model='isa'/>"):
-        linux.own(path)
-    put(linux, "user-data", "#!/bin/sh\necho c > /proc/sysrq-trigger\n")
+    linux.own(*linux_guest.make(linux.scratch, "<panic model='isa'/>"))
+    linux.put("user-data", "#!/bin/sh\necho c > /proc/sysrq-trigger\n")
     with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "JobVMVNCConsole = true") as peer:
         domain = linux.domain()
         assert domain is not None
@@ -349,7 +342,7 @@ def test_a_disk_that_is_full_leaves_a_picture(linux: Job) -> None:
         image.touch()
         os.truncate(image, 4 << 20)
         linux.own(image)
-        put(linux, "user-data", "#!/bin/sh\ndd if=/dev/zero of=/dev/vdb bs=64k conv=fsync\n")
+        linux.put("user-data", "#!/bin/sh\ndd if=/dev/zero of=/dev/vdb bs=64k conv=fsync\n")
         disks = f'VMPARAM_vm_Disk = "guest.img:vda:w:raw,{image}:vdb:w:raw"'
         with running(linux, *LINUX, disks, USER_DATA, "JobVMVNCConsole = true") as peer:
             domain = linux.domain()

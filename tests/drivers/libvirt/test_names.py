@@ -3,24 +3,17 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree as etree
 
 import libvirt
 import pytest
 
-from tests.drivers.support import TEST_URI, AnyHypervisor, any_hypervisor
+from tests.drivers.support import TEST_URI, AnyHypervisor
 from vmgahp import lifecycle
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.host.runtime_dir import claim, is_claimed, remove, runtime_dir
 from vmgahp.job.ad import quote
-
-
-@pytest.fixture
-def subject(scratch: Path) -> Iterator[AnyHypervisor]:
-    with any_hypervisor(scratch) as made:
-        yield made
 
 
 def names(prefix: str) -> list[str]:

@@ -73,17 +73,7 @@ def loopback() -> Iterator[int]:
         thread.join()
 
 
-ASKS = """#!/bin/sh
-cat >/tmp.sh <<'END'
-[ "$1" = bound ] || exit
-ip addr add $ip/$mask dev $interface
-ip route add default via $router
-echo "$router $dns" >/hosts
-END
-chmod 755 /tmp.sh
-ip link set lo up
-ip link set eth0 up
-udhcpc -i eth0 -n -q -s /tmp.sh
+ASKS = """
 for name in all eth0; do echo 1 >/proc/sys/net/ipv4/conf/$name/route_localnet; done
 ip addr del 127.0.0.1/8 dev lo
 ip route add 127.0.0.0/8 dev eth0 via $(sed 's/ .*//' /hosts)
@@ -92,16 +82,15 @@ for host in $(cat /hosts) 10.0.2.2 127.0.0.1 {more}; do
 done
 echo asked all
 """
-"""For a guest with DHCP: it asks its router, its name server, slirp's host and what it takes for loopback."""
+"""Behind `support.DHCP`: the guest asks its router, its name server, slirp's host and what it takes for loopback."""
 
 
 def asks(linux: Job, kind: str, port: int, *more: str, **settings: object) -> str:
     """What the guest says on its console of what answered it."""
     nic = {"user": "<interface type='user'/>", "nat": "<interface type='network'/>"}[kind]
-    for path in linux_guest.make(linux.scratch, nic):
-        linux.own(path)
-    (linux.scratch / "user-data").write_text(ASKS.replace("{port}", str(port)).replace("{more}", " ".join(more)))
-    linux.own(linux.scratch / "user-data")
+    linux.own(*linux_guest.make(linux.scratch, nic))
+    script = support.DHCP + ASKS.replace("{port}", str(port)).replace("{more}", " ".join(more))
+    linux.put("user-data", script)
     with running(
         linux, *support.LINUX, support.ON_VIRTIO, support.USER_DATA, "JobVMNetworking = true", **settings
     ) as peer:

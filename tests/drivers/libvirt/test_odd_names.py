@@ -1,49 +1,22 @@
 """What a job has left in its scratch directory under the names of files that the server writes or reads."""
 
 import os
-import shutil
-import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.drivers.libvirt.support import CONSOLE, Job, greeted
+from tests.lab import odd_files
 from tests.peer import Peer
 from vmgahp import errors
 
 pytestmark = pytest.mark.libvirt
 
 
-def _socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
-
-
-def _mode(mode: int) -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        path.write_bytes(b"{}")
-        path.chmod(mode)
-
-    return make
-
-
-def _full_directory(path: Path) -> None:
-    path.mkdir()
-    (path / "kept").touch()
-
-
-def _another_users(path: Path) -> None:
-    path.write_bytes(b"{}")
-    path.chmod(0o600)
-
-
-KINDS: dict[str, Callable[[Path], None]] = {
-    "directory": os.mkdir, "full directory": _full_directory, "FIFO": os.mkfifo, "socket": _socket,
-    "link to root's": lambda path: path.symlink_to("/etc/shadow"),
-    "dangling link": lambda path: path.symlink_to("nothing"), "loop": lambda path: path.symlink_to(path.name),
-    "mode 0400": _mode(0o400), "mode 0": _mode(0), "another's": _another_users,
-}  # fmt: skip
+KINDS = odd_files.KINDS | {
+    "a link to root's": lambda path: path.symlink_to("/etc/shadow"),
+    "another's": odd_files.of_mode(0o600),
+}
 
 USER_DATA = ('VMPARAM_vm_User_Data = "user-data"',)
 RUN = ('VMPARAM_vm_Run = "true"', 'VMPARAM_vm_Run_Boot = "ready"')
@@ -63,10 +36,7 @@ NAMES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def put(job: Job, name: str, kind: str) -> None:
     path = job.scratch / name
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    odd_files.remove(path)
     if kind:
         KINDS[kind](path)
         if os.getuid() == 0:
@@ -88,8 +58,7 @@ def attempt(peer: Peer, job: Job, name: str) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_that_is_taken_never_takes_the_machine(job: Job, name: str) -> None:
-    (job.scratch / "user-data").write_text("#cloud-config\n")
-    job.own(job.scratch / "user-data")
+    job.put("user-data", "#cloud-config\n")
     before = Path("/etc/shadow").stat()
     found = {}
     with greeted(job, VM_SHARE_SCRATCH="9p", VM_RUN_AS_JOB_USER=name == "share") as peer:

@@ -6,7 +6,6 @@ The contract is kept by libvirt's test hypervisor (test_contract.py) and by cont
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -14,7 +13,7 @@ import libvirt
 import pytest
 
 from tests.drivers.libvirt.support import done, words_of
-from tests.drivers.support import ANY, TEST_URI, URI, WHO, AnyHypervisor, Emulated, any_hypervisor
+from tests.drivers.support import ANY, TEST_URI, URI, WHO, AnyHypervisor, Emulated
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings
@@ -24,12 +23,6 @@ from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.host import kvm
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import goes_on
-
-
-@pytest.fixture
-def subject(scratch: Path) -> Iterator[AnyHypervisor]:
-    with any_hypervisor(scratch) as made:
-        yield made
 
 
 def survey(**settings: str) -> Survey:

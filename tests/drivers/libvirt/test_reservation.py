@@ -134,8 +134,7 @@ def test_a_dry_run_reserves_nothing(job: Job, network: "libvirt.virNetwork", pla
 
 def test_on_a_bridge_cloud_init_is_told(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
     hook = Hook(place, f"{MAC} 10.9.8.7/24 10.9.8.1 10.9.8.2")
-    (job.scratch / "user-data").write_text("#cloud-config\n")
-    job.own(job.scratch / "user-data")
+    job.put("user-data", "#cloud-config\n")
     with running(
         job, support.ON_VIRTIO, support.USER_DATA, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **BRIDGED
     ) as peer:

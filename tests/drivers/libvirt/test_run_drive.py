@@ -13,7 +13,7 @@ from tests.jobs import own, owner
 from tests.lab.guest import copying_sector, counts, make_guest
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.program import drive
-from vmgahp.drivers.libvirt.start.provision import Provision, files_made, records_made
+from vmgahp.drivers.libvirt.start.provision import Provision, files_made
 from vmgahp.errors import JobFault
 from vmgahp.job.archive import PADDING
 from vmgahp.job.spec import JobSpec
@@ -91,7 +91,6 @@ def test_without_a_word_all_that_came_with_the_job_is_an_input(place: Scratch) -
     assert place.drive()["vmgahp-run/settings"].endswith("RUN_TIME_LIMIT=''\nRUN_OUTPUTS_SET=0\n")
     assert place.record == {"format": 1, "job": "alice_example.org_17.0", "names": ["data", "go.sh"]}
     assert files_made(place.spec()) == ["vm_run.tar"]
-    assert records_made(place.spec()) == ["vm_run.json"]
 
 
 def test_a_restart_has_the_very_drive(place: Scratch) -> None:
@@ -205,8 +204,7 @@ def test_a_guest_knows_the_drive_by_its_first_bytes(job: Job) -> None:
 def test_a_checkpoint_goes_on_with_the_drive_made_anew(job: Job, elsewhere: Path) -> None:
     """On another machine, where files have come up that were no inputs; these are inputs of no restart."""
     make_guest(job.disk, seconds=5)
-    (job.scratch / "go.sh").write_text("true\n")
-    job.own(job.scratch / "go.sh")
+    job.put("go.sh", "true\n")
     with running(job, WANTS, *RUN) as peer:
         until(lambda: "2\n" in job.console(), "the guest counts to two")
         done(peer, "CHECKPOINT", "STOP")
@@ -214,8 +212,7 @@ def test_a_checkpoint_goes_on_with_the_drive_made_anew(job: Job, elsewhere: Path
     assert left >= {*CHECKPOINT, "vm_run.json", "go.sh"}
     assert "vm_run.tar" not in left
     moved(job, elsewhere)
-    (job.scratch / "came-up-since").write_text("x" * 3 * PADDING)
-    job.own(job.scratch / "came-up-since")
+    job.put("came-up-since", "x" * 3 * PADDING)
     with running(job, WANTS, *RUN) as peer:
         run_to_its_end(peer, job)
         peer.quit(status=1)  # as ever where a guest ends of which no program was heard

@@ -5,6 +5,7 @@ import os
 import tarfile
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -61,7 +62,7 @@ class Port(LinePort):
     """One at which nobody is."""
 
     def __init__(self) -> None:
-        self._begin("", 0, print)
+        self.lines = SimpleQueue()
         self.answers: list[str] = []
 
     def say(self, line: str) -> None:

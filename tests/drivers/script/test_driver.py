@@ -239,8 +239,10 @@ def test_not_implemented_is_the_clients_to_know(toy: Toy, driver: ScriptDriver) 
     assert machine.status().state == lifecycle.RUNNING
 
 
-def test_a_guest_that_has_just_ended_is_nobodys_fault(toy: Toy, driver: ScriptDriver) -> None:
+def test_no_pid_is_asked_for_twice_and_an_end_meanwhile_is_nobodys_fault(toy: Toy, driver: ScriptDriver) -> None:
     machine = driver.start(toy.job())
+    assert (machine.pid(), machine.pid()) == (0, 0)
+    assert [line.split()[1] for line in toy.calls()].count("pid") == 1
     toy.odd("suspend", "exit 1")
     with pytest.raises(GARBLED, match="exit status 1"):
         machine.suspend()
@@ -249,12 +251,6 @@ def test_a_guest_that_has_just_ended_is_nobodys_fault(toy: Toy, driver: ScriptDr
     with pytest.raises(errors.ClientFault, match="is gone") as caught:
         machine.suspend()
     assert caught.value.code == errors.VM_NOT_FOUND
-
-
-def test_a_script_that_knows_no_pid_is_asked_once(toy: Toy, driver: ScriptDriver) -> None:
-    machine = driver.start(toy.job())
-    assert (machine.pid(), machine.pid()) == (0, 0)
-    assert [line.split()[1] for line in toy.calls()].count("pid") == 1
 
 
 def test_a_modified_vm_runs_as_the_script_has_it_and_the_log_says_so(toy: Toy, driver: ScriptDriver) -> None:
@@ -302,7 +298,7 @@ def test_a_guest_that_powers_off_when_asked_is_waited_for(toy: Toy) -> None:
     assert words[words.index("stop") + 1] == "status"
 
 
-def test_what_a_guest_may_say_of_itself_breaks_no_line(toy: Toy, driver: ScriptDriver) -> None:
+def test_what_a_guest_says_breaks_no_line_and_only_a_living_pid_counts(toy: Toy, driver: ScriptDriver) -> None:
     machine = driver.start(toy.job())
     toy.odd("status", 'echo \'{"state": "running", "ip": "1.2.3.4 STATUS=Stopped", "mac": "x y"}\'; exit 0')
     report = machine.status()
@@ -311,10 +307,6 @@ def test_what_a_guest_may_say_of_itself_breaks_no_line(toy: Toy, driver: ScriptD
     report = machine.status()
     assert (report.mac, report.ip) == ("52:54:00:aa:00:01", "10.0.2.15")
     (toy.state / "odd.status").unlink()
-
-
-def test_a_pid_counts_only_as_a_living_process_of_the_scripts_user(toy: Toy, driver: ScriptDriver) -> None:
-    machine = driver.start(toy.job())
     for said, known in (("999999999", 0), (str(os.getpid()), 0 if os.getuid() == 0 else os.getpid()), ("1", 0)):
         toy.odd("status", f'echo \'{{"state": "running", "pid": {said}}}\'; exit 0')
         machine.status()
@@ -536,7 +528,7 @@ def test_the_kill_mode_keeps_a_checkpoint(toy: Toy, driver: ScriptDriver, saved:
 # The end of a server
 
 
-def test_a_late_clean_up_does_not_hit_the_next_vm(toy: Toy, driver: ScriptDriver) -> None:
+def test_a_late_clean_up_hits_no_next_vm_and_a_killed_servers_is_destroyed(toy: Toy, driver: ScriptDriver) -> None:
     job = toy.job()
     first, second = driver.start(job), driver.start(job)
     assert isinstance(first, ScriptMachine)
@@ -544,10 +536,6 @@ def test_a_late_clean_up_does_not_hit_the_next_vm(toy: Toy, driver: ScriptDriver
     assert driver.kill(job.working_dir(), first.request.uuid) is False
     assert second.status().state == lifecycle.RUNNING
     assert driver.kill(job.working_dir(), second.request.uuid) is True
-
-
-def test_the_vm_of_a_server_that_is_killed_is_destroyed(toy: Toy) -> None:
-    job = toy.job()
     with Peer(environment("script", Path(job.working_dir()), **toy.own)) as peer:
         assert peer.line().startswith("$VMGahpVersion")
         peer.send_ad(*job.lines())

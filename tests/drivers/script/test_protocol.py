@@ -22,7 +22,7 @@ def test_the_ad_is_on_standard_input_without_its_secrets() -> None:
     assert protocol.ad_text(None) == b"\n"
 
 
-def test_the_request_is_json_with_the_values_of_the_ad() -> None:
+def test_the_request_is_json_with_the_values_of_the_ad_and_in_the_environment_too() -> None:
     request = ScriptRequest("start", "toy", key="vmgahp-1", memory_mib=64, restart=True)
     document = json.loads(request.document(AD))
     assert (document["action"], document["key"]) == ("start", "vmgahp-1")
@@ -30,9 +30,6 @@ def test_the_request_is_json_with_the_values_of_the_ad() -> None:
     assert (document["ad"]["RequestMemory"], document["ad"]["Note"]) == (512, 'say "hi"')
     assert "ClaimId" not in document["ad"]
     assert json.loads(request.document(None))["ad"] is None
-
-
-def test_the_request_is_in_the_environment_too() -> None:
     variables = ScriptRequest("destroy", "toy", key="vmgahp-1", memory_mib=64, keep=True).environment()
     expected = {"VMGAHP_ACTION": "destroy", "VMGAHP_MEMORY_MIB": "64", "VMGAHP_KEEP": "1"}
     assert expected.items() <= variables.items()
@@ -53,12 +50,9 @@ def test_the_outcome_is_told_by_word_or_by_exit_status(output: bytes, status: in
     assert decode("start", output, status).outcome == outcome
 
 
-def test_a_rejection_may_be_one_plain_sentence() -> None:
+def test_a_rejection_may_be_a_plain_sentence_and_both_forms_of_an_answer_say_the_same() -> None:
     assert decode("start", b"the disk = what?\n", 65).reason == "the disk = what?"
     assert decode("start", b'{"reason": "no disk"}', 65).reason == "no disk"
-
-
-def test_both_forms_of_a_status_and_of_a_list_say_the_same() -> None:
     expected = Answer("done", "", {"state": "running", "pid": 7, "cpu_seconds": 1.5, "ip": "10.0.0.2"}, {})
     assert decode("status", b'{"state": "Running", "pid": 7, "cpu_seconds": 1.5, "ip": "10.0.0.2"}', 0) == expected
     lines = b'State = "running"\nPID = 7\n\nCPU_Seconds = 1.5\nip = "10.0.0.2"\n'

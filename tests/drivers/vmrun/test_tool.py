@@ -159,7 +159,7 @@ class TestProcesses:
         process.kill()
         process.communicate()
 
-    def test_a_vm_is_found_by_its_vmx_and_its_user(self, impostor):
+    def test_a_vm_is_found_by_its_vmx_and_its_user_and_only_that_very_process_is_killed(self, impostor):
         process, vmx = impostor
         found = find_process(vmx, os.getuid())
         assert found == (process.pid, os.getuid(), vmx)
@@ -168,9 +168,6 @@ class TestProcesses:
         assert is_still(found)
         stranger = os.getuid() + 1
         assert (find_process(vmx, stranger), tool.running_processes(stranger)) == (None, [])
-
-    def test_only_that_very_process_is_killed(self, impostor):
-        process, vmx = impostor
         assert wait_for_end(tool.Process(process.pid, os.getuid(), vmx + "other.vmx"), 20, kill=True)
         assert process.poll() is None
         found = find_process(vmx)

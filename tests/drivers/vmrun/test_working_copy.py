@@ -11,7 +11,7 @@ from tests.jobs import own
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.vmrun import working_copy
-from vmgahp.drivers.vmrun.working_copy import correct_parents, look_at_layers
+from vmgahp.drivers.vmrun.working_copy import WorkingCopy, look_at_layers
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.vm_spec import Nic
 from vmgahp.job.vmware import VmwareSpec
@@ -84,7 +84,7 @@ class TestDisks:
         found = read(child.name)
         assert [layer.path for layer in found] == ["dos-000001.vmdk", "dos.vmdk"]
         assert child.read_bytes() == before
-        correct_parents(user, str(scratch), found, ATTRIBUTE)
+        WorkingCopy("dos_condor.vmx", Vmx(), {"ide0:0": tuple(found)}).correct_parents(str(scratch), user)
         after = child.read_bytes()
         assert (b'parentFileNameHint="dos.vmdk"' in after, old.encode() in after) == (True, False)
         if inside:
@@ -217,19 +217,12 @@ class TestWorkingCopy:
         "source",
         [
             {"ide1:0.present": "TRUE", "ide1:0.deviceType": "cdrom-raw", "ide1:0.fileName": "/dev/sr0"},
-            {"ide1:0.present": "TRUE", "ide1:0.deviceType": "atapi-cdrom", "ide1:0.fileName": "auto detect"},
-            {"scsi0:1.present": "TRUE", "scsi0:1.deviceType": "rawDisk", "scsi0:1.fileName": "dos.vmdk"},
             {"scsi0:1.present": "TRUE", "scsi0:1.deviceType": "scsi-passthru", "scsi0:1.fileName": "/dev/sg0"},
             {"scsi0:1.present": "FALSE", "scsi0:1.fileName": "gone.vmdk"},
             {"scsi0:1.fileName": "dos.vmdk"},
             {"floppy0.present": "TRUE", "floppy0.fileType": "device", "floppy0.fileName": "/dev/fd0"},
-            {"floppy0.fileName": "A:"},
-            {"floppy0.clientDevice": "TRUE", "floppy0.fileType": "file", "floppy0.fileName": "gone.flp"},
             {"floppy0.fileType": "file", "floppy0.fileName": "vmware-null-remote-floppy"},
-            {"floppy0.fileType": "file", "floppy0.fileName": "gone.flp", "floppy0.startConnected": "FALSE"},
-            CDROM | {"ide1:0.fileName": "gone.iso", "ide1:0.startConnected": "FALSE"},
             CDROM | {"ide1:0.fileName": "gone.iso", "ide1:0.clientDevice": "TRUE"},
-            CDROM | {"ide1:0.fileName": "emptyBackingString"},
             {"serial0.present": "TRUE", "serial0.fileType": "device", "serial0.fileName": "/dev/ttyS0"},
             {"serial0.present": "TRUE", "serial0.fileType": "pipe", "serial0.fileName": "/run/docker.sock"},
             {"serial0.present": "TRUE", "serial0.fileType": "network", "serial0.fileName": "tcp://:1"},

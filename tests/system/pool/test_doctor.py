@@ -267,4 +267,5 @@ def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:
         pool.watched, pool.dead = False, ""
         pool.namespace.run(DOCTOR, "doctor", "--recover", check=False)
         pool.wait_until("the machine's return", lambda: pool.machine().get("HasVM") is True, 60)
-        assert examined(pool.namespace)[0] == 0
+        status, found = examined(pool.namespace)
+        assert status == 0, found

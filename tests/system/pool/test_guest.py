@@ -119,9 +119,9 @@ def test_a_vm_that_outgrows_request_disk_ends_and_its_job_is_held_by_its_owner_o
         job.wait_for_event("held", START + END)
         ad = job.ad()
         why = ad["ChirpVMHoldReason"]
-        assert why.startswith("the disks of the VM occupy ")
+        assert why.startswith("the disks and outputs of the VM occupy ")
         assert "MiB, and request_disk is 8 MiB: raise it in the submit file" in why
-        assert 8 < int(why.split()[6]) < 40
+        assert 8 < int(why.split()[8]) < 40
         assert why in job.reason()
         assert ad["HoldReasonCode"] == code
 

@@ -124,17 +124,9 @@ def test_a_suspended_job_goes_on_where_it_was(pool: Pool, running: Mapping[str, 
     assert job.ad()["ExitCode"] == 0
     assert_counted(job, LONGER)
     page = job.directory.parent / f"{job.cluster}.html"
-    log = next(pool.log.glob("VMGahpLog*"))
-    assert cli.main(["vmgahp", "report", str(job.directory), "--log", str(log), "-o", str(page)]) == 0
+    assert cli.main(["vmgahp", "report", str(job.directory), "-o", str(page)]) == 0
     text = page.read_text()
-    for words in (
-        job.domain,
-        "suspended to disk",
-        "<b>suspend, ",
-        "<b>resume, ",
-        "the guest is gone",
-        "is saved in vm_suspend",
-    ):
+    for words in (job.domain, "suspended to disk", "<b>suspend, ", "<b>resume, "):
         assert words in text, words
 
 

@@ -81,9 +81,6 @@ def _octal(text: str) -> str:
     return "".join(chr(byte) if byte in _KEPT else f"\\{byte:03o}" for byte in os.fsencode(text))
 
 
-MOST_LOOKED_FOR = 1000
-"""The maximum number of jobs of one submit file whose inputs are checked here."""
-
 _NO_PATH = re.compile(r"[,\"'\\<>|*?;]")
 _NO_URL = re.compile(r"[\s,\"'\\]")
 
@@ -109,10 +106,10 @@ def listed_inputs(options: argparse.Namespace, names: set[str], summary: Summary
                 f"--input {text!a}: two files of the job are called {name}.", "rename one, or put them in directories."
             )
         names.add(name)
-        for path in _places(entry, options):
-            require_inputs(f"--input {text!a}", path)
-            if os.path.isdir(path):
-                _require_whole(f"--input {text!a}", path, summary)
+        if "://" not in entry and not (options.macros and MACRO.search(entry)):  # HTCondor knows what macros stand for
+            require_inputs(f"--input {text!a}", entry)
+            if os.path.isdir(entry):
+                _require_whole(f"--input {text!a}", entry, summary)
         yield _below(entry, options) if options.macros else _below(entry, options).replace("$", "$(DOLLAR)")
 
 
@@ -132,29 +129,20 @@ def _of_url(text: str) -> tuple[str, str]:
     return name, text
 
 
-def _places(path: str, options: argparse.Namespace) -> Iterator[str]:
-    """Yield the files here that an input stands for, as far as that can be known."""
-    if "://" in path:
-        return
-    if not options.macros or not MACRO.search(path):
-        yield path
-        return
-    for process in range(min(options.queue, MOST_LOOKED_FOR)):
-        known = re.sub(r"\$\((process|procid)\)", str(process), path, flags=re.IGNORECASE)
-        if MACRO.search(known):
-            return  # condor_submit will know
-        yield known
-
-
 def require_inputs(what: str, path: str) -> None:
     """Check that a file or directory can be transferred with the job. Raises `SubmitError`."""
     said = f"{what}: {path!a}"
     if _NO_PATH.search(path) or not path.isprintable() or path != path.strip() or "$$" in path:
         raise SubmitError(f"{said} has characters that a list of HTCondor's cannot have.", "rename it.")
     try:
-        mode = os.stat(path).st_mode
+        _require_usable(said, path)
     except OSError as error:
         raise SubmitError(f"{said} cannot be found ({error.strerror}).", "name a file of this machine.") from error
+
+
+def _require_usable(said: str, path: str) -> None:
+    """Check that it is a file or a directory that can be read. Raises `SubmitError`, OSError."""
+    mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise SubmitError(f"{said} is neither a file nor a directory.", "copy what is in it into a file.")
     if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
@@ -163,27 +151,18 @@ def require_inputs(what: str, path: str) -> None:
 
 def _require_whole(what: str, path: str, summary: Summary) -> None:
     """Check that everything in a directory can be transferred with the job. Raises `SubmitError`."""
-
-    def closed(error: OSError) -> None:
-        raise SubmitError(f"{what}: {error.filename!a} cannot be read by you.", "see its mode, and who owns it.")
-
-    for directory, directories, files in os.walk(path, onerror=closed):
+    for directory, directories, files in os.walk(path):
         for name in (*directories, *files):
             inside = os.path.join(directory, name)
             said = f"{what}: {inside!a}"
-            try:
-                mode = os.stat(inside).st_mode
-            except OSError:
-                summary.advise(f"{said} leads nowhere, and does not go with the job.")
-                continue
-            if stat.S_ISDIR(mode) and os.path.islink(inside):
+            if name in directories and os.path.islink(inside):
                 raise SubmitError(
                     f"{said} is a link to a directory, which HTCondor does not send.", "copy what it has."
                 )
-            if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-                raise SubmitError(f"{said} is neither a file nor a directory.", "take it away from there.")
-            if stat.S_ISREG(mode) and not os.access(inside, os.R_OK):
-                raise SubmitError(f"{said} cannot be read by you.", "see its mode, and who owns it.")
+            try:
+                _require_usable(said, inside)
+            except OSError:
+                summary.advise(f"{said} leads nowhere, and does not go with the job.")
 
 
 def _input_of(word: str, options: argparse.Namespace) -> str:
@@ -292,7 +271,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     if root.format == "iso":
         raise SubmitError(f"--image {options.image}: it is a CD-ROM.", "name the image of a disk.")
     made.lines = [command_line("request_memory", f"{max(options.memory, LEAST_MEMORY_MIB)}MB")]
-    made.name = simple_name(options.name or _called(options), "run")
+    made.name = simple_name(options.name, _called(options), "run")
     names = {root.name or os.path.basename(root.path)} - {""}
     made.inputs = list(listed_inputs(options, names, summary))
     warn_of_words(options, summary)
@@ -301,16 +280,10 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     made.lines.append(attribute_line(f"{PREFIX}Run", line, macros=options.macros))
     if options.output is not None:
         made.lines.append(attribute_line(f"{PREFIX}Run_Outputs", _outputs(options), macros=options.macros))
-    if options.as_root:
-        made.options["Run_As_Root"] = True
-    if options.time_limit:
-        made.options["Run_Time_Limit"] = options.time_limit
-    if options.boot_timeout:
-        made.options["Run_Boot_Timeout"] = options.boot_timeout
-    if options.boot != "cloud-init":
-        made.options["Run_Boot"] = options.boot
+    given = {"Run_As_Root": options.as_root, "Run_Time_Limit": options.time_limit, "Disk_Size": options.disk}
+    given |= {"Run_Boot_Timeout": options.boot_timeout, "Run_Boot": options.boot if options.boot != CLOUD_INIT else ""}
+    made.options |= {name: value for name, value in given.items() if value}
     if options.disk:
-        made.options["Disk_Size"] = options.disk
         made.lines.append(command_line("request_disk", f"{_room(options)}MB"))
     if options.user_data:
         _add_user_data(options, made, names)
@@ -424,8 +397,8 @@ COST = "The job takes some 15 s beside its guest, and 50 s at least: condor_star
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the submit file, or print it, and submit; return the exit status."""
-    summary = Summary()
+    """Write the submit file, or print it, and submit; return the exit status. Raises `SubmitError`."""
+    summary, problem = Summary(), None
     came = dict.fromkeys(("submit_file", "log", "job", "text", "problem", "hint"), "")
     try:
         options.dir = os.path.abspath(options.dir or ".")
@@ -446,25 +419,25 @@ def run(options: argparse.Namespace) -> int:
             os.unlink(path)
         if not isinstance(error, SubmitError):
             raise
+        problem = error
         came |= {"problem": error.problem, "hint": error.hint}
     if options.json:
         print_json({**came, "notes": summary.notes})
     else:
-        _tell(options, came, summary)
-    return 1 if came["problem"] else 0
+        _tell(options, came, summary, problem)
+    return 1 if problem else 0
 
 
-def _tell(options: argparse.Namespace, came: Mapping[str, str], summary: Summary) -> None:
-    """Print what came of it, for a person."""
+def _tell(options: argparse.Namespace, came: Mapping[str, str], summary: Summary, problem: SubmitError | None) -> None:
+    """Print what came of it, for a person. Raises the problem, if there is one."""
     say = sys.stderr.write
     for note in summary.notes:
         say(f"Note: {printable(note)}\n")
     if output := printable(came["submit_file"]):
         say(f"Written: {output}\n{COST}")
-    if came["problem"]:
-        say(f"vmgahp run: {printable(came['problem'])}\n")
-        say(f"Hint: {printable(came['hint'])}\n" if came["hint"] else "")
-    elif options.dry_run:
+    if problem:
+        raise problem
+    if options.dry_run:
         sys.stdout.write(came["text"] + "".join(f"{line}\n" for line in _user_data(options) if options.verbose))
     elif not options.submit:
         say(f"Submit it by: condor_submit {output}\n")

@@ -95,7 +95,7 @@ def _of(package: Package, options: argparse.Namespace, summary: Summary) -> Gues
     parts = os.path.abspath(options.file).split(os.sep)
     kept = next((part for part in reversed(parts) if _SLASH in part), "").replace(_SLASH, "-")
     stem = kept or os.path.basename(options.file.rstrip("/")).removesuffix(".box")
-    made.name = simple_name(options.name or stem, "vm")
+    made.name = simple_name(options.name, stem, "vm")
     made.set_architecture(str(about.get("architecture") or "").lower(), f"{METADATA}: architecture", summary)
     if made.options.get("Arch"):
         made.options.setdefault("Firmware", "uefi")

@@ -10,6 +10,7 @@ are written is known.
 """
 
 import argparse
+import math
 import os
 import re
 import subprocess
@@ -23,13 +24,13 @@ from typing import NamedTuple
 from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.commands.submit import images
 from vmgahp.commands.submit.machine import (
+    BOOT_CLASSES,
     Guest,
     GuestDisk,
     GuestNic,
     SubmitError,
     Summary,
     fit_buses,
-    in_boot_order,
     name_devices,
     os_errors_as,
     printable,
@@ -444,7 +445,7 @@ SUBMIT_DEADLINE = 600.0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Read, check, write, report, and submit; return the exit status."""
+    """Read, check, write, report, and submit; return the exit status. Raises `SubmitError`."""
     summary = Summary(*([options.file] if isinstance(options.file, str) else options.file))
     output, problem = "", None
     try:
@@ -462,21 +463,13 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(summary.as_json(kind=options.kind, file=options.file, **made, **why) + "\n")
     elif summary.entries or summary.notes or not problem:
         summary.show(sys.stderr)
-    if problem is None and output != "-" and not options.json:
+    if problem is not None:
+        if options.json:
+            return 1
+        raise problem
+    if output != "-" and not options.json:
         sys.stderr.write(f"Written: {printable(output)}\n")
-    if problem is None and options.submit:
-        try:
-            return _submit(output, 2 if options.json else None)  # --json has standard output to itself
-        except SubmitError as error:
-            problem = error
-    elif options.json:
-        return 1 if problem else 0
-    if problem is None:
-        return 0
-    sys.stderr.write(f"vmgahp submit: {printable(problem.problem)}\n")
-    if problem.hint:
-        sys.stderr.write(f"Hint: {printable(problem.hint)}\n")
-    return 1
+    return _submit(output, 2 if options.json else None) if options.submit else 0  # --json has standard output to itself
 
 
 def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
@@ -516,7 +509,8 @@ def read(options: argparse.Namespace, summary: Summary) -> Guest:
             if nic.card not in ("", now):
                 nic.changed.append(f"Linux may call it {now or 'otherwise'}, in place of {nic.card}{advice}")
     name_devices(made.disks)
-    made.disks = in_boot_order(made.disks, made.boot)
+    # The order of vm_disk is the boot order. Devices were named in the order of the machine's controllers, before.
+    made.disks.sort(key=lambda disk: (disk.boot or math.inf, BOOT_CLASSES.index(disk.boot_class)))
     return made
 
 

@@ -233,6 +233,14 @@ def require_beside(path: str, place: str, described: str) -> None:
         raise SubmitError(f"{problem}, and would go with the job although a stranger may have named it.", hint)
 
 
+def beside(options: argparse.Namespace, name: str, place: str) -> str:
+    """Return the full path of a file that another one names, which must be beside it. Raises `SubmitError`."""
+    full = os.path.join(os.path.dirname(os.path.abspath(options.file)), name)
+    if not options.own:
+        require_beside(full, place, options.file)
+    return full
+
+
 def convert(disk: GuestDisk, directory: str, others: Container[str], summary: Summary, *, force: bool) -> None:
     """Make a qcow2 image of the disk in `directory` and use it instead. Raises `SubmitError`.
 
@@ -350,7 +358,7 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
         disk.boot = number
     stem = disks[0].image or os.path.splitext(os.path.basename(disks[0].name or disks[0].path))[0]
     nics = [GuestNic(options.network)] if options.network not in ("", "none") else []
-    made = Guest(name=simple_name(options.name or stem, "vm"), disks=disks, nics=nics)
+    made = Guest(name=simple_name(options.name, stem, "vm"), disks=disks, nics=nics)
     if options.firmware:
         made.options["Firmware"] = options.firmware
     return made

@@ -21,7 +21,7 @@ from lxml import etree
 
 from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.commands.submit import images
-from vmgahp.commands.submit.images import Locate, free, require_beside
+from vmgahp.commands.submit.images import Locate, beside, free
 from vmgahp.commands.submit.machine import (
     BOOT,
     DIRECTORY,
@@ -34,36 +34,26 @@ from vmgahp.commands.submit.machine import (
     SubmitError,
     Summary,
     card_name,
-    is_device,
     number,
     os_errors_as,
     read_file,
     simple_name,
 )
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, text
-from vmgahp.domain import sanitize
+from vmgahp.domain import model, sanitize
 from vmgahp.domain.job_xml import ATTRIBUTE
 from vmgahp.domain.model import DOMAIN, Element
 from vmgahp.host.run import run
 from vmgahp.images.formats import CONVERTIBLE, FORMATS
 from vmgahp.job.attributes import ARM, LOCAL_TIME, META_DATA, NETWORK_CONFIG, USER_DATA
+from vmgahp.job.disks import device_of
 from vmgahp.job.xen import HARDWARE, INCLUDED
-
-_XEN_DEVICE = re.compile(r"(?:xvd|sd|hd)[a-z]{1,2}[0-9]{0,2}", re.ASCII)
-"""A disk of a Xen guest, or a partition that is a disk by itself."""
 
 _DECISIVE = "type", "name", "dev", "device", "mode", "model", "bus", "offset"
 """The attributes that decide the meaning of an element."""
 
 _IN_THE_AD = "interface", "tpm", "graphics"
 """The devices, in addition to disks, that the writer of submit files reports."""
-
-UNITS = {"b": 1, "bytes": 1} | {
-    letter + ending: factor**power
-    for power, letter in enumerate("kmgt", 1)
-    for ending, factor in (("", 1024), ("ib", 1024), ("b", 1000))
-}
-"""The units of memory in libvirt, in lower case; the default is KiB."""
 
 _BUSES = {"vd": "virtio", "sd": "sata", "hd": "ide", "fd": "fdc", "xvd": "xen"}
 """The bus of a device on the execute machine, by the prefix of its name."""
@@ -116,13 +106,13 @@ class DomainReader:
         self, root: etree._Element, options: argparse.Namespace, summary: Summary, locate: Locate | None = None
     ) -> None:
         self._root, self._options, self._summary = root, options, summary
-        self._locate = locate or partial(_beside, options)
+        self._locate = locate or partial(beside, options)
         self._account = Account(root)
         self._system, self._devices, self._cpu = (child(root, tag) for tag in ("os", "devices", "cpu"))
         self._kind = child(self._system, "type")
         stem = os.path.splitext(os.path.basename(options.file))[0]
-        name = options.name or self._account.text(child(root, "name"))
-        self._made = Guest(name=simple_name(name, simple_name(stem, "vm")))
+        name = self._account.text(child(root, "name"))
+        self._made = Guest(simple_name(options.name, name, stem, "vm"))
 
     def read(self) -> Guest:
         """Read everything, and report it. Raises `SubmitError`."""
@@ -209,14 +199,12 @@ class DomainReader:
             summary.skip(made.places["vnc"], "graphics", "jobs of Xen's have a text console, vm_console.log")
         for nic in made.nics:
             nic.model, nic.card, nic.changed = "virtio", "", ["Xen's own NIC"]
-        if made.boot and made.boot[0] != "hd":
-            summary.lose("", f"boot from {made.boot[0]}", "Xen's VMs boot from their first hard disk")
 
     def _bring(self, said: str, place: str) -> str:
         """Return the job's name of a kernel or an initrd, which is transferred."""
         if self._options.shared and not self._options.as_is:
             return os.path.join(os.path.dirname(os.path.abspath(self._options.file)), said)
-        path = _beside(self._options, said, place)
+        path = beside(self._options, said, place)
         with os_errors_as(f"{place}: {path} cannot be opened", "bring it here."):
             open_regular(path).close()
         self._made.files.append(path)
@@ -309,10 +297,11 @@ class DomainReader:
         memory, vcpu, topology = child(self._root, "memory"), child(self._root, "vcpu"), child(self._cpu, "topology")
         if memory is not None:
             made.places["memory"] = account.place(memory)
-            said, unit = account.text(memory), (account.get(memory, "unit") or "KiB").lower()
-            if not number(said) or unit not in UNITS:
-                raise SubmitError(f"{account.place(memory)}: {said[:40]!a} {unit!a} is no amount of memory.")
-            made.memory_mib = -(-number(said) * UNITS[unit] // (1 << 20))
+            account.take(memory, "unit")
+            try:
+                made.memory_mib = -(-model.memory(memory) >> 20)  # type: ignore[arg-type]
+            except ValueError as error:
+                raise SubmitError(f"{account.place(memory)}: {error}.") from error
         if vcpu is not None:
             made.places["vcpus"] = account.place(vcpu)
             said = account.get(vcpu, "current") or text(vcpu)
@@ -377,7 +366,12 @@ class DomainReader:
             self._account.take(element, "dev", "order")
         entries = [(self._account.place(element), kind) for _, element, kind in found]
         order = self._summary.boot_order(entries, "its place in vm_disk")
-        self._made.boot = order if classes else []
+        disks = self._made.disks
+        for turn, kind in enumerate(order if classes else [], len(disks) + 1):
+            if first := next((disk for disk in disks if disk.boot_class == kind), None):  # as libvirt does
+                first.boot = first.boot or turn
+        if classes and order[:1] not in ([], ["hd"]) and self._made.vm_type == "xen":
+            self._summary.lose("", f"boot from {order[0]}", "Xen's VMs boot from their first hard disk")
 
     def _disk(self, element: etree._Element) -> None:
         account, made, summary = self._account, self._made, self._summary
@@ -428,10 +422,11 @@ class DomainReader:
         """Set the device's name; if it implies another bus here than that of the file, keep the bus instead."""
         usual = _usual_bus(name)
         bus = bus or usual
-        if self._made.vm_type == "xen" and (_XEN_DEVICE.fullmatch(name) or is_device(name)):
+        known = device_of(name)
+        if self._made.vm_type == "xen" and known:  # a partition is a disk by itself there
             disk.device = name
             return
-        if name and not is_device(name):
+        if name and known != (name, ""):
             disk.changed.append(f"not as {name}, which no disk of a job is called")
         elif bus == usual or (bus == "scsi" and usual == "sata"):
             disk.device = name
@@ -466,14 +461,6 @@ class DomainReader:
             chipset = self._made.chipset(get(self._kind, "machine"))
             nic.card = card_name(chipset, *(int(each, 0) for each in numbers))
         self._made.add_nic(nic, kind, model)
-
-
-def _beside(options: argparse.Namespace, name: str, place: str) -> str:
-    """Locate a file by its path in the file; that of an untrusted file must be beside it. Raises `SubmitError`."""
-    full = os.path.join(os.path.dirname(os.path.abspath(options.file)), name)
-    if not options.own:
-        require_beside(full, place, options.file)
-    return full
 
 
 def _by_name(devices: etree._Element | None) -> list[etree._Element]:

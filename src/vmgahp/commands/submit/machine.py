@@ -8,25 +8,22 @@ unchanged.
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TextIO
 
+from vmgahp.commands.arguments import NotDone
 from vmgahp.domain.build import PC, Q35
 from vmgahp.job.attributes import ARM, LOCAL_TIME
 
-MOST_LINES = 200
-"""The maximum number of lines of one outcome that are shown; an untrusted file may have tens of thousands of
-elements."""
 
-
-class SubmitError(Exception):
-    """The reason why no submit file is written; the text is a sentence, and `hint` says what to do."""
+class SubmitError(NotDone):
+    """The reason why no submit file is written: `problem` is a sentence, and `hint` says what to do."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
-        super().__init__(problem)
+        super().__init__(f"{problem} Hint: {hint}" if hint else problem)
         self.problem = problem
         self.hint = hint
 
@@ -66,12 +63,10 @@ class Told(NamedTuple):
     """The words for it in the submit file."""
     why: str
 
-    def line(self, more: int) -> str:
-        """Format it as a line for people, with the number of further entries that differ only in their places."""
+    def line(self) -> str:
+        """Format it as a line for people."""
         told = ": ".join(filter(None, (self.what, "; ".join(filter(None, (self.became, self.why))))))
-        place = "" if self.what.startswith(self.place) else self.place
-        places = printable(place) + f"{', and' * bool(place)} {more} more like it" * bool(more)
-        return f"{printable(told)} [{places.strip()}]" if places else printable(told)
+        return printable(told) + ("" if self.what.startswith(self.place) else f" [{printable(self.place)}]")
 
 
 class Summary:
@@ -139,18 +134,11 @@ class Summary:
         return len(self.of(Outcome.LOST))
 
     def show(self, out: TextIO) -> None:
-        """Print everything: a line for each entry, or for several similar unused ones."""
+        """Print everything, a line for each entry, the most important ones at the end."""
         lines = []
         for outcome in Outcome:
-            entries = self.of(outcome)
-            alike: dict[Told, list[Told]] = {}
-            for entry in entries:
-                alike.setdefault(entry._replace(place="") if outcome is Outcome.NOT_USED else entry, []).append(entry)
-            told = [f"  {same[0].line(len(same) - 1)}" for same in alike.values()]
-            if entries:
-                lines += [f"{outcome.value.capitalize()} ({len(entries)}):", *told[:MOST_LINES]]
-            if len(told) > MOST_LINES:
-                lines.append(f"  ... and {len(told) - MOST_LINES} lines more; --json has them all")
+            if entries := self.of(outcome):
+                lines += [f"{outcome.value.capitalize()} ({len(entries)}):", *(f"  {each.line()}" for each in entries)]
         if self.notes:
             lines += ["Note:", *(f"  {printable(note)}" for note in self.notes)]
         out.write("".join(f"{line}\n" for line in lines))
@@ -170,7 +158,6 @@ def printable(text: str) -> str:
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*", re.ASCII)
 """The form of a name that needs no quoting in any list of HTCondor's."""
 
-_DEVICE = re.compile(r"(vd|sd|hd|xvd)([a-z]{1,2})|fd[ab]", re.ASCII)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 BOOT_CLASSES = ("hd", "cdrom", "fd")
@@ -241,7 +228,7 @@ class GuestDisk:
     files: list[str] = field(default_factory=list)
     """The other files that it consists of."""
     boot: int = 0
-    """The place in the VM's boot order, from 1, if it was given one."""
+    """The place in the VM's boot order, from 1, if it was given one; the other disks come after those that were."""
 
     @property
     def boot_class(self) -> str:
@@ -290,8 +277,6 @@ class Guest:
     vcpus: int = 1
     disks: list[GuestDisk] = field(default_factory=list)
     nics: list[GuestNic] = field(default_factory=list)
-    boot: Sequence[str] = ()
-    """The classes from which it boots, the first one first; see `in_boot_order`."""
     vnc: bool = False
     options: dict[str, str | bool | int] = field(default_factory=dict)
     """The options of the VM, by the names of `vmgahp.job.attributes`."""
@@ -419,17 +404,8 @@ def fit_buses(made: Guest, summary: Summary) -> None:
 
 
 def name_devices(disks: list[GuestDisk]) -> None:
-    """Give every disk without a device name a free one, on its preferred bus.
-
-    Raises `SubmitError` if two have the same, or a bus is full.
-    """
-    taken: dict[str, GuestDisk] = {}
-    for disk in disks:
-        if disk.device:
-            if disk.device in taken:
-                problem = f"{disk.place or disk.path}: two disks are {disk.device}."
-                raise SubmitError(problem, "give every disk its own device.")
-            taken[disk.device] = disk
+    """Give every disk without a device name a free one, on its preferred bus. Raises `SubmitError` if none is left."""
+    taken = {disk.device for disk in disks}
     for disk in disks:
         if not disk.device:
             prefix = {"sata": "sd", "scsi": "sd", "ide": "hd", "floppy": "fd"}.get(disk.bus, "vd")
@@ -438,35 +414,13 @@ def name_devices(disks: list[GuestDisk]) -> None:
             disk.device = next((name for name in names if name not in taken), "")
             if not disk.device:
                 raise SubmitError(f"{disk.place}: there is no device left for this disk.", "use fewer disks.")
-            taken[disk.device] = disk
+            taken.add(disk.device)
 
 
-def in_boot_order(disks: Sequence[GuestDisk], classes: Sequence[str] = ()) -> list[GuestDisk]:
-    """Return the disks in the order for vm_disk, which is also the boot order.
-
-    Those with a place of their own come first, then the first one of each of the `classes`, as in libvirt, then the
-    others, hard disks before CDs before floppies. Otherwise the order of `disks` is kept, which is that of the
-    machine's controllers; devices must be named by it before (`name_devices`).
-    """
-    first = [next((disk for disk in disks if disk.boot_class == one), None) for one in classes]
-
-    def place(disk: GuestDisk) -> tuple[float, int, int]:
-        chosen = next((number for number, one in enumerate(first) if one is disk), len(first))
-        return disk.boot or float("inf"), chosen, BOOT_CLASSES.index(disk.boot_class)
-
-    return sorted(disks, key=place)
-
-
-def is_device(name: str) -> bool:
-    """Return True if vm_disk accepts a device of that name."""
-    found = _DEVICE.fullmatch(name)
-    return found is not None and (found[1] != "hd" or found[2] in ("a", "b", "c", "d"))
-
-
-def simple_name(text: str, otherwise: str) -> str:
-    """Make a name for files and jobs from an arbitrary text."""
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", text.strip(), flags=re.ASCII).strip("._-")[:100]
-    return name or otherwise
+def simple_name(*texts: str) -> str:
+    """Make a name for files and jobs from the first of some arbitrary texts of which something is left."""
+    plain = (re.sub(r"[^A-Za-z0-9_.-]+", "_", text.strip(), flags=re.ASCII).strip("._-")[:100] for text in texts)
+    return next(filter(None, plain))
 
 
 _AMOUNT = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)

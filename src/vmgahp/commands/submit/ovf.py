@@ -12,11 +12,11 @@ import hashlib
 import io
 import os
 import re
-import sys
 import tarfile
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import IO, Any
 from urllib.parse import unquote
 
 from lxml import etree
@@ -40,10 +40,6 @@ from vmgahp.commands.submit.machine import (
 )
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, text
 from vmgahp.job.attributes import LOCAL_TIME
-
-Pieces = list[tuple[int, int]]
-"""The data of a file: the offset and size of each piece, with `HOLE` as the offset of zeros that are nowhere."""
-HOLE = -1
 
 MOST_MEMBERS = 1000
 _MOST_EXTRA = 8 << 10
@@ -69,8 +65,8 @@ class Package:
         self._summary = summary
         self.is_archive = False
         """True for a tar file."""
-        self._members: dict[str, Pieces] = {}
-        """Name -> the pieces of the member's data, for a tar file."""
+        self._members: dict[str, tarfile.TarInfo] = {}
+        """The files of a tar file, by their plain names."""
         self._descriptor = ""
         self._digests: dict[str, tuple[str, str]] = {}
         """Name -> algorithm and digest, from the manifest."""
@@ -120,61 +116,54 @@ class Package:
 
     def text(self, name: str) -> bytes:
         """Return a small file's content, at most one byte more than is allowed. Raises `SubmitError`."""
-        content = bytearray()
-        for chunk in self._chunks(name, LARGEST + 1):
-            content += chunk
-        return bytes(content)
+        with self._opened(name) as file:
+            return file.read(LARGEST + 1)
 
     def file(self, name: str, directory: str, *, force: bool) -> str:
         """Return the full path of a file of the package here, extracted to `directory` if it is in a tar file.
 
         Raises `SubmitError` for a missing file or one outside the package.
         """
-        path, _ = self._found(name)
         if not self.is_archive:
             if name in self._digests:
                 deque(self._content(name), maxlen=0)
-            return path
+            return self._path(name)
         stem, ending = os.path.splitext(os.path.basename(name))
         target = os.path.join(directory, f"{simple_name(stem, 'disk')}.{simple_name(ending[1:], 'img')}")
         write_unpacked(self._content(name), target, self._summary, force=force)
         self._summary.keep("", f"{name} in the archive", f"taken out to {target}")
         return target
 
-    def _found(self, name: str) -> tuple[str, Pieces]:
-        """Return the path and the pieces of a file's bytes."""
-        if self.is_archive:
-            if name not in self._members:
-                raise SubmitError(f"{name!a} is not in {self.called}.", "see what tar -t shows of it.")
-            return self.path, self._members[name]
+    def _path(self, name: str) -> str:
+        """Return the path of a file of a directory. Raises `SubmitError`."""
         parts = name.split("/")
         path = os.path.join(self._directory, *parts)
         if "" in parts or ".." in parts or "." in parts or ":" in name or not os.path.isfile(path):
             raise SubmitError(f"{name!a} is not a regular file in {self._directory}.", "keep the package together.")
         require_beside(path, name, os.path.join(self._directory, self._descriptor))
-        return path, [(0, os.path.getsize(path))]
+        return path
 
-    def _chunks(self, name: str, most: int = sys.maxsize) -> Iterator[bytes]:
-        """Read the first bytes of a file, with zeros for its holes. Raises `SubmitError`."""
-        path, pieces = self._found(name)
-        with open_regular(path) as file:
-            for begin, size in pieces:
-                left = min(size, most)
-                most -= left
-                file.seek(max(begin, 0))
-                while left:
-                    chunk = bytes(min(left, CHUNK)) if begin == HOLE else file.read(min(left, CHUNK))
-                    if not chunk:
-                        raise SubmitError(f"{path} ends in the middle of {name!a}.", "get it again.")
-                    left -= len(chunk)
-                    yield chunk
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[IO[bytes]]:
+        """Open a file, whose holes in an archive are read as zeros. Raises `SubmitError`."""
+        if not self.is_archive:
+            with open_regular(self._path(name)) as file:
+                yield file
+            return
+        if name not in self._members:
+            raise SubmitError(f"{name!a} is not in {self.called}.", "see what tar -t shows of it.")
+        with tarfile.open(self.path, "r:") as archive:
+            member = archive.extractfile(self._members[name])
+            assert member is not None  # `_members` has regular files only
+            yield member
 
     def _content(self, name: str) -> Iterator[bytes]:
         """Read a file and verify its digest. Raises `SubmitError`."""
         digest = hashlib.new(self._digests.get(name, ("sha1", ""))[0], usedforsecurity=False)
-        for chunk in self._chunks(name):
-            digest.update(chunk)
-            yield chunk
+        with self._opened(name) as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                yield chunk
         self._compare(name, digest.hexdigest())
 
     def _compare(self, name: str, found: str) -> None:
@@ -195,9 +184,9 @@ class _Headers(io.FileIO):
         return super().read(size)
 
 
-def _members(descriptor: int, name: str) -> dict[str, Pieces]:
+def _members(descriptor: int, name: str) -> dict[str, tarfile.TarInfo]:
     """List the regular files of a tar file, by their plain names. Raises `SubmitError`."""
-    found: dict[str, Pieces] = {}
+    found: dict[str, tarfile.TarInfo] = {}
     end = os.fstat(descriptor).st_size
     os.lseek(descriptor, 0, os.SEEK_SET)
     try:
@@ -211,30 +200,27 @@ def _members(descriptor: int, name: str) -> dict[str, Pieces]:
                 if not member.isreg():
                     problem = f"{name} has {member.name!a}, which is not a regular file."
                     raise SubmitError(problem, "make it anew with tar --format=ustar, of plain files.")
-                pieces = _pieces(member)
-                if not 0 <= sum(size for begin, size in pieces if begin != HOLE) <= end - member.offset_data:
+                if not 0 <= _stored(member) <= end - member.offset_data:
                     raise SubmitError(f"{name} ends in the middle of {member.name!a}.", "get it again.")
                 parts = member.name.removeprefix("./").split("/")
                 if not member.name.isprintable() or ".." in parts or "" in parts:
                     problem = f"{name} has a file {member.name!a}."
                     raise SubmitError(problem, "keep the files of a package in its directory.")
-                found["/".join(parts)] = pieces
+                found["/".join(parts)] = member
     except (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError) as error:
         raise SubmitError(f"{name} is a damaged tar file: {error}.", "get it again.") from error
     return found
 
 
-def _pieces(member: tarfile.TarInfo) -> Pieces:
-    """Return the pieces of a member's data, which tar -S stores without its holes. Raises ValueError."""
-    made: Pieces = []
-    begin, at = member.offset_data, 0
-    listed: Any = member.sparse if member.issparse() else [(0, member.size)]
-    for offset, size in [*(piece for piece in listed if piece[1]), (member.size, 0)]:  # (0, 0) is an unused entry
+def _stored(member: tarfile.TarInfo) -> int:
+    """Return the bytes of a member's data, which tar -S stores without its holes. Raises ValueError."""
+    pieces: Any = member.sparse if member.issparse() else [(0, member.size)]
+    at = 0
+    for offset, size in filter(any, pieces):  # (0, 0) is an unused entry
         if size < 0 or not at <= offset <= member.size - size:
             raise ValueError("its holes make no sense")
-        made += [(HOLE, offset - at), (begin, size)]
-        begin, at = begin + size, offset + size
-    return made
+        at = offset + size
+    return sum(size for _, size in pieces)
 
 
 CPU, MEMORY, IDE, SCSI, NIC, FLOPPY, CD, DVD, STORAGE = 3, 4, 5, 6, 10, 14, 15, 16, 20
@@ -312,8 +298,7 @@ class PackageReader:
         account.take(root, "version", "lang", "buildId", "schemaLocation")
         self._system, self._hardware = self._chosen_hardware()
         name = account.text(child(self._system, "Name")) or get(self._system, "id")
-        stem = simple_name(os.path.splitext(descriptor)[0], "vm")
-        self._made = Guest(name=simple_name(options.name or name, stem), vcpus=0)
+        self._made = Guest(simple_name(options.name, name, os.path.splitext(descriptor)[0], "vm"), vcpus=0)
         self._named = self._drives()
         self._items = self._chosen_items()
         self._controllers = {

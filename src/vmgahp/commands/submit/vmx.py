@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 
-from vmgahp.commands.submit.images import Locate, check, require_beside
+from vmgahp.commands.submit.images import Locate, beside, check
 from vmgahp.commands.submit.machine import (
     BOOT_CLASSES,
     DIRECTORY,
@@ -52,13 +52,10 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
 
     def locate(name: str, place: str) -> str:
         directory, plain = os.path.dirname(os.path.abspath(options.file)), name.replace("\\", "/")
-        full = os.path.join(directory, plain)
-        if not os.path.lexists(full):  # a path of another machine: the file may be in this directory
-            beside = os.path.join(directory, os.path.basename(plain))
-            full = beside if os.path.lexists(beside) else full
-        if not options.own:
-            require_beside(full, place, options.file)
-        return full
+        base = os.path.basename(plain)
+        # The path of another machine may stand for a file in this directory.
+        is_moved = not os.path.lexists(os.path.join(directory, plain)) and os.path.lexists(f"{directory}/{base}")
+        return beside(options, base if is_moved else plain, place)
 
     made, vmx = read(read_file(options.file, LARGEST), options.file, locate, options, summary)
     if options.as_is:
@@ -77,7 +74,7 @@ def read(data: bytes, file: str, locate: Locate, options: argparse.Namespace, su
     if vmx.is_encrypted:
         raise SubmitError(f"{file} is encrypted: nothing of the VM can be read without its password.", DECRYPT_HINT)
     stem = os.path.splitext(os.path.basename(file))[0]
-    made = Guest(name=simple_name(options.name or vmx.get("displayName", ""), simple_name(stem, "vm")))
+    made = Guest(simple_name(options.name, vmx.get("displayName", ""), stem, "vm"))
     made.places |= {"memory": "memsize", "vcpus": "numvcpus", "Topology": "cpuid.coresPerSocket"}
     used = {"memsize", "numvcpus", "firmware", "displayname", *_options(vmx, made, summary)}
     for drive in sorted(drives(vmx), key=lambda drive: _BUSES.index(drive.bus)):
@@ -228,11 +225,10 @@ def _bring_nvram(vmx: Vmx, made: Guest, options: argparse.Namespace, summary: Su
     """Transfer the firmware's variables if they are beside the .vmx; otherwise VMware makes new ones."""
     if not (value := vmx.get("nvram", "")):
         return
-    path = os.path.join(os.path.dirname(os.path.abspath(options.file)), value.replace("\\", "/"))
+    name = value.replace("\\", "/")
+    path = os.path.join(os.path.dirname(os.path.abspath(options.file)), name)
     if not path.lower().endswith(".nvram") or not os.path.isfile(path):
         summary.skip("nvram", f"nvram = {value}", "the file is not here: VMware makes a new one")
         return
-    if not options.own:
-        require_beside(path, f"nvram = {value}", options.file)
-    made.files.append(path)
+    made.files.append(beside(options, name, f"nvram = {value}"))
     summary.keep("nvram", f"nvram = {value}", "goes with the job")

@@ -45,6 +45,7 @@ from vmgahp.job.ad import JobAd
 from vmgahp.job.devices import require_shares_allowed
 from vmgahp.job.look import look
 from vmgahp.job.policy_view import PolicyView
+from vmgahp.job.run import RECORD
 from vmgahp.job.spec import JobSpec, save_blocker
 from vmgahp.metrics import Usage
 from vmgahp.text import shown
@@ -119,7 +120,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             raise faults.from_libvirt(error, f"describing {plan.spec.name}") from error
 
     def clear(self, plan: Plan) -> None:
-        domains.clear(self.connection, plan.job.vm_name(), plan.spec.working_dir, self.log)
+        domains.clear(self.connection, plan.view.job.vm_name(), plan.spec.working_dir, self.log)
         domains.sweep(self.connection, self.log)
         if self.settings.string("VM_MAC_HOOK"):
             hooks.sweep_addresses(self.log)
@@ -158,10 +159,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def keep(self, machine: LibvirtMachine, plan: Plan) -> None:
         spec, resources, xml = plan.spec, machine.resources, machine.described.xml
         resources.not_started.clear()
-        if made := provision.files_made(spec):
-            resources.at_end.append(partial(provision.remove, self.identity, spec.working_dir, *made))
-        if made := provision.records_made(spec):
-            resources.when_over.append(partial(provision.remove, self.identity, spec.working_dir, *made))
+        forget = partial(job_user.forget, self.identity, spec.working_dir, self.log)
+        resources.at_end.append(partial(forget, *provision.files_made(spec)))
+        if spec.devices.run:
+            resources.when_over.append(partial(forget, RECORD))
         self.record_end(resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, spec.sent)
         assert resources.exit is not None
         resources.exit.doubt = " ".join(filter(None, (disk.doubt for disk in spec.disks)))

@@ -8,7 +8,6 @@ The devices of this machine are left out: its drives, ports, USB, disks and shar
 
 import os
 import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -36,7 +35,7 @@ class VmdkLayer(NamedTuple):
     files: tuple[str, ...]
     """The description and its extents, each as `path`."""
     parent: str = ""
-    """The name to give its parent before a start (`correct_parents`); empty if the name is right."""
+    """The name to give its parent before a start (`WorkingCopy.correct_parents`); empty if the name is right."""
 
 
 def base_name(path: str) -> str:
@@ -74,16 +73,6 @@ def look_at_layers(
         layers.append(layer)
         name = below
     return layers
-
-
-def correct_parents(identity: Identity, directory: str, layers: Iterable[VmdkLayer], attribute: str) -> None:
-    """Write the right names of their parents into the layers in the scratch directory. Raises `JobFault`."""
-    for layer in layers:
-        if layer.parent:
-            try:
-                _write_parent(identity, directory, layer.path, layer.parent)
-            except (VmdkError, OSError) as error:
-                raise _bad(attribute, layer.path, error) from error
 
 
 def _elsewhere(identity: Identity, name: str) -> tuple[VmdkLayer, str]:
@@ -190,7 +179,12 @@ class WorkingCopy(NamedTuple):
     def correct_parents(self, directory: str, identity: Identity) -> None:
         """Correct the names of the disks' parents (`VmdkLayer.parent`). Raises `JobFault`."""
         for device, chain in self.disks.items():
-            correct_parents(identity, directory, chain, f"{self.name}, {device}.fileName")
+            for layer in chain:
+                try:
+                    if layer.parent:
+                        _write_parent(identity, directory, layer.path, layer.parent)
+                except (VmdkError, OSError) as error:
+                    raise _bad(f"{self.name}, {device}.fileName", layer.path, error) from error
 
 
 def build(

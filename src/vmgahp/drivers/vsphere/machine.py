@@ -109,18 +109,6 @@ def open_disk(disk: str, name: str, spec: VmwareSpec, identity: Identity) -> int
         raise bad_disk(disk, f"{shown(name)} cannot be opened in {where}: {error.strerror}", _SEND) from error
 
 
-def unpack_disk(name: str, spec: VmwareSpec, raw: str, identity: Identity, seconds: float) -> None:
-    """Write a disk's plain content into the file `raw` of the scratch directory. Raises `errors.Fault`."""
-    path = os.path.join(spec.working_dir if spec.transfer else spec.dir, name)
-    try:
-        chain = backing_chain(path, "vmdk", identity, parts=True)
-    except errors.JobFault as fault:
-        raise fault.of(VMDK_FILES) from fault
-    if chain:
-        raise bad_disk(name, *_NO_PARENT)
-    _convert(path, os.path.join(spec.working_dir, raw), ("vmdk", "raw"), name, identity, seconds)
-
-
 def disk_descriptor(extent: str, size: int, adapter: str, *, create_type: str = "vmfs") -> bytes:
     """Return the descriptor of a disk whose content is `extent`: vmfs for a datastore, monolithicFlat for desktops."""
     heads = 16 if adapter == "ide" else 255
@@ -150,7 +138,7 @@ def bad_disk(name: str, problem: str, hint: str, word: str = errors.INVALID_DISK
 def _convert(
     source: str, target: str, formats: tuple[str, str], name: str, identity: Identity, seconds: float = CONVERT_DEADLINE
 ) -> None:
-    """Convert the job's disk `name` between ``raw`` and a growing VMDK. Raises the same as `unpack_disk`."""
+    """Convert the job's disk `name` between ``raw`` and a growing VMDK. Raises `errors.Fault`."""
     options = ("subformat=monolithicSparse",) if formats[1] == "vmdk" else ()
     try:
         qemu_img.convert(source, formats[0], target, formats[1], identity, seconds=max(1.0, seconds), options=options)
@@ -283,7 +271,15 @@ class Transport:
                 opened = open_disk(name, extent, spec, self._identity)
             else:
                 self._context.log(f"{name} is not flat: converting it for the datastore")
-                unpack_disk(name, spec, raw, self._identity, self._end - time.monotonic())
+                path = os.path.join(spec.working_dir if spec.transfer else spec.dir, name)
+                try:
+                    chain = backing_chain(path, "vmdk", self._identity, parts=True)
+                except errors.JobFault as fault:
+                    raise fault.of(VMDK_FILES) from fault
+                if chain:
+                    raise bad_disk(name, *_NO_PARENT)
+                target, left = os.path.join(spec.working_dir, raw), self._end - time.monotonic()
+                _convert(path, target, ("vmdk", "raw"), name, self._identity, left)
                 opened = open_disk(name, raw, spec._replace(transfer=True), self._identity)
             size = self._upload(opened, name, f"{folder}/{device.extent}")
         finally:

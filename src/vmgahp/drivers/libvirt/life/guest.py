@@ -405,7 +405,9 @@ class GuestAddress:
         def ask() -> None:
             try:
                 for source in _SOURCES:
-                    self.found = self.found or _from(call, source)
+                    with suppress(libvirt.libvirtError, errors.Fault):  # not every network has both
+                        found = call(lambda domain: domain.interfaceAddresses(source, 0))  # noqa: B023 - called here
+                        self.found = self.found or believed(found)
             finally:
                 self._asking.release()
 
@@ -415,10 +417,3 @@ class GuestAddress:
         except errors.MachineFault:
             self._asking.release()  # the next STATUS tries again
         return self.found
-
-
-def _from(call: Call, source: int) -> tuple[str, ...]:
-    try:
-        return believed(call(lambda domain: domain.interfaceAddresses(source, 0)))
-    except (libvirt.libvirtError, errors.Fault):
-        return ()  # not every network has both, and no status depends on them

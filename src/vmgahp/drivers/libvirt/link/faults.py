@@ -330,18 +330,14 @@ def numbers(names: Iterable[str], prefix: str = "VIR_ERR_") -> frozenset[int]:
 
 def classify(error: libvirt.libvirtError, job_values: Iterable[str] = (), more: str = "") -> Rule:
     """Return the rule for an error of libvirt, with the parameters of `from_libvirt`."""
-    return rule_of(error.get_error_code(), error.get_error_domain(), message_of(error, more), job_values)
-
-
-def rule_of(code: int | None, origin: int | None, message: str, job_values: Iterable[str] = ()) -> Rule:
-    """Return the first rule of the table that matches an error; the last one matches any."""
+    code, origin = error.get_error_code(), error.get_error_domain()
 
     def takes(rule: Rule) -> bool:
         return (not rule.kinds or code in numbers(rule.kinds)) and (
             not rule.origins or origin in numbers(rule.origins, "VIR_FROM_")
         )
 
-    return fault_rules.classify(RULES, message, job_values, takes)
+    return fault_rules.classify(RULES, message_of(error, more), job_values, takes)
 
 
 def from_libvirt(

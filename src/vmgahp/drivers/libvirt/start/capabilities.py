@@ -1,9 +1,8 @@
 """The capabilities of this machine and its libvirt, for the probe and for a start.
 
-With VM_LIBVIRT_URI and
-VM_LIBVIRT_DOMAIN_TYPE the VM type libvirt is served by any hypervisor for which libvirt has a driver: it starts and
-ends domains and reports their state. The features that depend on QEMU (the user's uid, the console's socket, memory
-images) are not used with other hypervisors.
+With VM_LIBVIRT_URI and VM_LIBVIRT_DOMAIN_TYPE the VM type libvirt is served by any hypervisor for which libvirt has a
+driver: it starts and ends domains and reports their state. The features that depend on QEMU (the user's uid, the
+console's socket, memory images) are not used with other hypervisors.
 """
 
 from __future__ import annotations

@@ -79,14 +79,9 @@ class Plan(NamedTuple):
     """The reason why a checkpoint is not used."""
 
     @property
-    def job(self) -> JobAd:
-        """The job ad, with the requests of the job's own XML."""
-        return self.view.job
-
-    @property
     def checkpoint_spec(self) -> JobSpec:
         """The spec under the job's name, which its checkpoint has on every machine."""
-        return self.spec._replace(name=self.job.vm_name())
+        return self.spec._replace(name=self.view.job.vm_name())
 
 
 class Describer:
@@ -124,7 +119,7 @@ class Describer:
     def describe(self, plan: Plan, uuid: str, resources: Resources) -> Described:
         """Return the domain XML of a start, ours or the script's, changed by VM_POLICY. Raises `errors.Fault`."""
         if script := self.settings.xml_script():
-            xml = self._scripted(script, plan.job, plan.spec, uuid)
+            xml = self._scripted(script, plan.view.job, plan.spec, uuid)
         else:
             xml = self._made(plan, uuid, resources)
         return described(plan.view, self.log, plan.spec, xml, dry=False)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 from vmgahp import errors, findings
@@ -113,17 +112,6 @@ def files_made(spec: JobSpec) -> list[str]:
     return [*made, *seed, *([run.DRIVE_FILE] if spec.devices.run else [])]
 
 
-def records_made(spec: JobSpec) -> list[str]:
-    """Return the files in the scratch directory that only a restart needs; they are removed when the job is over."""
-    return [run.RECORD] if spec.devices.run else []
-
-
-def remove(identity: Identity, directory: str, *names: str) -> None:
-    """Remove files of a scratch directory. Raises OSError and `errors.Fault`."""
-    for name in names:
-        identity.unlink_scratch(directory, name)
-
-
 class Provision:
     """The disks that are made for one job at its start."""
 
@@ -153,10 +141,8 @@ class Provision:
 
     def undo(self) -> None:
         """Remove what was made, since the VM did not start."""
-        for name in self.made:
-            # The directory may be gone or full; the start reports its own fault.
-            with suppress(OSError, errors.Fault):
-                self._identity.unlink_scratch(self._directory, name)
+        # The directory may be gone or full; the start reports its own fault.
+        job_user.forget(self._identity, self._directory, lambda _failure: None, *self.made)
         self.made = []
 
     # Overlays of images of the catalog

@@ -1,6 +1,6 @@
 """Pictures for the documents, of what is really said: the doctor of two machines, and a recording of the demo.
 
-    python -m tests.lab.pictures            as root, with the pool's root (scripts/pool-root); a minute
+    python -m docs.pictures            as root, with the pool's root (scripts/pool-root); a minute
 
 writes docs/images/doctor-healthy.svg, doctor-sick.svg and demo.svg. They are looked at, not compared: what a machine's
 QEMU and kernel are called changes.
