@@ -15,6 +15,7 @@ from stat import S_ISREG
 from vmgahp.config import sources
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
 from vmgahp.host.run import run
+from vmgahp.host.system_calls import Opened
 from vmgahp.job.ad import JobAd
 from vmgahp.text import escape, redact
 
@@ -71,11 +72,8 @@ def write_anew(path: str, data: bytes, mode: int | None = None, owner: tuple[int
 
 def sync_directory(path: str) -> None:
     """Sync a directory, so that new and renamed entries survive a power failure. Raises OSError."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Opened(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
         os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def log_lines(path: str, longest: int) -> Iterator[tuple[float, str]]:
@@ -172,6 +170,7 @@ RESTART = "condor_restart -peaceful -startd"
 """The restart that ends no job: the startd waits for those that run."""
 
 UPDATE_DEADLINE = 10.0
+"""The deadline in seconds for condor_update_machine_ad."""
 
 
 def update_ad(environ: Mapping[str, str], line: str) -> str:

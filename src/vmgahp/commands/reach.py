@@ -21,7 +21,7 @@ from vmgahp.commands.files import ask_condor_q, job_id, pairs_of
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
 from vmgahp.host import packages
 from vmgahp.host.run import run, which
-from vmgahp.job.ad import JobAd
+from vmgahp.job.ad import UNIVERSE, JobAd
 from vmgahp.text import escape
 
 TO_NODE = "condor_ssh_to_job"
@@ -37,7 +37,7 @@ _SINFUL = re.compile(r"[<=+](\[[0-9a-fA-F:.-]+\]|[0-9.]+)[:-][0-9]+")
 _WAY = re.compile(r"([0-9]{1,5})=\[?([0-9a-fA-F.:]{2,45})\]?:([0-9]{1,5})", re.ASCII)
 
 
-VM_UNIVERSE, HELD = 13, 5
+HELD = 5
 SSH_PORT = 22
 CONSOLE = "vm_console.log"
 _NODE_HINT = "the job's machine needs openssh-server, ssh-keygen and ENABLE_SSH_TO_JOB."
@@ -76,8 +76,8 @@ def running(job: str) -> dict[str, str]:
     """Read the attributes of a VM job that runs, by names in lower case. Raises `ClientFault` for any other job."""
     pairs = pairs_of(ask_condor_q(job))
     ad = JobAd(pairs)
-    if ad.integer("JobUniverse") not in (None, VM_UNIVERSE):
-        raise _none(f"job {job} is not a VM job", f"name one: condor_q -constraint 'JobUniverse == {VM_UNIVERSE}'")
+    if ad.integer("JobUniverse") not in (None, UNIVERSE):
+        raise _none(f"job {job} is not a VM job", f"name one: condor_q -constraint 'JobUniverse == {UNIVERSE}'")
     if ad.integer("JobStatus") == HELD:
         reason = escape(ad.string("HoldReason") or "")[:300].rstrip(".")
         raise _none(f"job {job} is held: {reason}", f"correct what is said there, then condor_release {job}")

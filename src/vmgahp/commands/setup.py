@@ -32,6 +32,7 @@ from vmgahp.config.check import ELSEWHERE, ELSEWHERE_BY_NAME
 from vmgahp.config.table import setting_of
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK
+from vmgahp.job.ad import UNIVERSE
 from vmgahp.text import escape
 from vmgahp.vm_types import ANY, QEMU
 
@@ -94,7 +95,9 @@ HOOK_TEXT = f"""\
 # Whatever else fails here, also where vmgahp was removed, no job is held for it.
 ad=$(cat)
 case $ad in
-*"JobUniverse = 13"*) printf '%s\\n' "$ad" | timeout 60 {shlex.quote(sys.executable)} -I -m vmgahp.daemon.prepare_job ;;
+*"JobUniverse = {UNIVERSE}"*)
+    printf '%s\\n' "$ad" | timeout 60 {shlex.quote(sys.executable)} -I -m vmgahp.daemon.prepare_job
+    ;;
 esac
 exit 0
 """
@@ -189,8 +192,7 @@ def _place(environ: Values) -> str:
             "There is no HTCondor here whose configuration this could be: no condor_config_val is found. "
             f"Hint: install HTCondor, put the directory of condor_config_val on PATH, {elsewhere}"
         )
-    values, _, _ = sources.read(("LOCAL_CONFIG_DIR",), environ)
-    named = values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()
+    named = sources.directories(environ)
     if not named:
         hint = "set LOCAL_CONFIG_DIR = /etc/condor/config.d in its configuration and make that"
         raise NotDone(f"{where} is not set: it reads no directory of files. Hint: {hint}, {elsewhere}")

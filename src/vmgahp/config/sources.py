@@ -98,6 +98,12 @@ def read(names: Sequence[str], environ: Mapping[str, str]) -> Answer:
     return _from_tables(*_own_tables(environ), names)
 
 
+def directories(environ: Mapping[str, str]) -> list[str]:
+    """List the directories of HTCondor's configuration files, in the order of reading. Raises as `read`."""
+    values, _, _ = read(("LOCAL_CONFIG_DIR",), environ)
+    return values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()
+
+
 def entries(environ: Mapping[str, str]) -> Entries:
     """List every name that is set, and where, from the source that `read` uses. Raises `MachineFault`."""
     if not environ.get("VMGAHP_CONFIG"):

@@ -13,12 +13,10 @@ from vmgahp.domain import job_xml
 from vmgahp.hooks import policy
 from vmgahp.host.job_user import Identity
 from vmgahp.job import look
-from vmgahp.job.ad import JobAd, quote, require_accepted
+from vmgahp.job.ad import UNIVERSE, JobAd, quote, require_accepted
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec
 from vmgahp.vm_types import QEMU
-
-VM_UNIVERSE = 13
 
 
 def main() -> None:
@@ -28,7 +26,7 @@ def main() -> None:
     identity = Identity(os.geteuid(), os.getegid())
     try:
         settings = config.load(os.environ)
-        is_ours = ad.integer("JobUniverse") == VM_UNIVERSE and settings.string("VM_TYPE").lower() in QEMU
+        is_ours = ad.integer("JobUniverse") == UNIVERSE and settings.string("VM_TYPE").lower() in QEMU
         if not is_ours or not _has_all_settings():
             return
         ad.evaluate_as(identity)
@@ -46,9 +44,8 @@ def main() -> None:
 
 def _has_all_settings() -> bool:
     """Return False if the job's user cannot read a file of settings, which HTCondor's tools may pass over silently."""
-    values, _, _ = sources.read(("LOCAL_CONFIG_DIR",), os.environ)
-    directories = values.get("LOCAL_CONFIG_DIR", "").replace(",", " ").split()
-    return all(os.access(f"{place}/{name}", os.R_OK) for place in directories for name in os.listdir(place))
+    places = sources.directories(os.environ)
+    return all(os.access(f"{place}/{name}", os.R_OK) for place in places for name in os.listdir(place))
 
 
 if __name__ == "__main__":

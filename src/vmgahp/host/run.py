@@ -100,10 +100,9 @@ def run(
 
     `environ` is `plain_environment` by default. As root it runs as `user`, with all groups of that user or with
     `groups`; `becomes` is the user that it makes itself. The time of both counts as the job's. `limits` are options of
-    prlimit. An empty `directory` is this process's own. It has the descriptors
-    `pass_fds` by the same numbers; `stdin` may be a descriptor, too, and so may `stdout`, which is not read then.
-    Raises OSError if it cannot be started, with the program's name as the file name, and `Fault` if a START has no time
-    left for it (`vmgahp.host.budget`).
+    prlimit. An empty `directory` is this process's own. It has the descriptors `pass_fds` by the same numbers; `stdin`
+    may be a descriptor, too, and so may `stdout`, which is not read then. Raises OSError if it cannot be started, with
+    the program's name as the file name, and `Fault` if a START has no time left for it (`vmgahp.host.budget`).
     """
     began, start = monotonic(), budget.current()
     end = began + start.left(deadline)

@@ -9,6 +9,7 @@ from stat import S_ISDIR, S_ISFIFO
 
 from vmgahp.errors import MachineFault
 from vmgahp.host import proc, wait
+from vmgahp.host.system_calls import Opened
 
 LONGEST_PATH = 100
 """The most bytes of a socket's path. The kernel's limit is 107 (``sun_path`` in unix(7)); QEMU's is the same."""
@@ -100,12 +101,9 @@ def claim_scratch(directory: str) -> str:
 @contextmanager
 def claiming(path: str) -> Iterator[None]:
     """Have one process at a time claim in the directory beside `path`. Raises OSError."""
-    base = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Opened(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as base:
         wait.lock(base, LOCK_EX, LOCK_SECONDS)
         yield
-    finally:
-        os.close(base)
 
 
 def remove(path: str) -> None:

@@ -102,23 +102,18 @@ def open_beneath(directory: bytes, parts: list[bytes], flags: int, mode: int) ->
 
 def sizes_beneath(directory: bytes, parts: list[bytes]) -> int:
     """Return an unnamed file with two numbers: a file's size, and the bytes that it occupies."""
-    fd = open_beneath(directory, parts, os.O_RDONLY, 0)
-    try:
+    with Opened(open_beneath(directory, parts, os.O_RDONLY, 0)) as fd:
         status = os.fstat(fd)
-    finally:
-        os.close(fd)
     return unnamed(b"%d %d" % (status.st_size, status.st_blocks * 512))
 
 
 def read_beneath(directory: bytes, parts: list[bytes], most: int, start: int) -> int:
     """Return an unnamed file with the first bytes of another; with `start` not negative, its last ones from there."""
-    fd, data = open_beneath(directory, parts, os.O_RDONLY, 0), b""
-    try:
+    data = b""
+    with Opened(open_beneath(directory, parts, os.O_RDONLY, 0)) as fd:
         start = max(start, os.fstat(fd).st_size - most) if start >= 0 else 0
         while more := os.pread(fd, most - len(data), start + len(data)):
             data += more
-    finally:
-        os.close(fd)
     return unnamed(data)
 
 

@@ -21,6 +21,9 @@ from vmgahp.vm_types import ANY, VMWARE
 Plain = str | int | float | bool
 """The type of a value; an undefined one is None."""
 
+UNIVERSE = 13
+"""The VM universe, as JobUniverse (``CONDOR_UNIVERSE_VM`` in HTCondor's ``src/condor_includes/condor_universe.h``)."""
+
 LONGEST_NAME = 200
 """The most bytes of a VM's name: libvirt makes file names of it."""
 

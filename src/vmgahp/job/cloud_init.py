@@ -122,7 +122,8 @@ def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
 
 def look(seed: Seed, working_dir: str, identity: Identity) -> None:
     """Make sure that the files exist, and that cloud-init accepts them. Raises `JobFault`."""
-    all_said, yaml_files = dict(zip(_FILES, seed.said, strict=True)), dict[str, bytes]()
+    all_said = dict(zip(_FILES, seed.said, strict=True))
+    yaml_files: dict[str, bytes] = {}
     for (option, said), name in zip(all_said.items(), seed[:3], strict=True):
         if not name:
             continue

@@ -16,7 +16,7 @@ from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.hooks import policy
 from vmgahp.host.job_user import Identity
 from vmgahp.job import look
-from vmgahp.job.ad import JobAd, is_choice, quote, require_accepted
+from vmgahp.job.ad import UNIVERSE, JobAd, is_choice, quote, require_accepted
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import UNSAVEABLE, JobSpec, is_saved_by_qemu
 from vmgahp.text import escape
@@ -108,8 +108,9 @@ def _user(context: Context, ad: JobAd) -> tuple[Identity, str]:
 def _type(context: Context, ad: JobAd, check: Check) -> list[Finding]:
     """Check that the job has the type that the startd offers."""
     wanted, universe = ad.vm_type(), ad.integer("JobUniverse")
-    if universe not in (None, 13):
-        raise no_ad(f"JobUniverse = {universe}, and the VM universe is 13", "write universe = vm in the submit file.")
+    if universe not in (None, UNIVERSE):
+        problem = f"JobUniverse = {universe}, and the VM universe is {UNIVERSE}"
+        raise no_ad(problem, "write universe = vm in the submit file.")
     if not wanted:
         raise no_ad("The ad has no JobVMType", "set vm_type in the submit file.")
     if wanted == context.vm_type:
