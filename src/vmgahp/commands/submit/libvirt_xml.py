@@ -601,7 +601,7 @@ def _printed(words: Sequence[str]) -> tuple[etree._Element, bool]:
     if done.status != 0:
         said = done.err.decode(errors="replace").rpartition("ERROR")[2].strip().partition("\n\n")[0]
         problem = " ".join(said.split()) or f"nothing, and ends with {done.status}"
-        raise SubmitError(f"{PROGRAM} says: {problem}", "see virt-install --help.")
+        raise SubmitError(f"{PROGRAM} says: {problem.rstrip('.')}.", "see virt-install --help.")
     first, end, rest = done.out.partition(b"</domain>")
     return domain_of(first + end, f"what {PROGRAM} prints"), bool(rest.strip())
 
