@@ -1,7 +1,6 @@
 """The command line of the daemon, as HTCondor calls it: ``-M 0|1|3|4`` selects a mode.
 
-The command line is parsed by hand, because importing argparse alone takes longer than everything else up to the
-greeting.
+It is parsed by hand, because importing argparse alone takes longer than everything else up to the greeting.
 """
 
 import os
@@ -37,8 +36,6 @@ class _UsageError(Exception):
 
 
 class _Arguments:
-    __slots__ = ("local_name", "match", "mode", "to_stderr", "uuid", "version", "vm_type")
-
     def __init__(self, argv: "Sequence[str]") -> None:
         self.mode = -1
         self.to_stderr = self.version = False
@@ -46,7 +43,10 @@ class _Arguments:
         words = iter(argv[1:])
         for word in words:
             if word == "-M":
-                self._mode(next(words, ""))
+                mode = next(words, "")
+                if not mode.isdigit() or int(mode) not in (PROBE, SERVE_IO, SERVE, KILL):
+                    raise _UsageError(f"unknown mode: {mode}")
+                self.mode = int(mode)
                 break
             self._daemon_core(word, words)
         if self.version:
@@ -63,13 +63,8 @@ class _Arguments:
             if not self.vm_type or (self.mode == KILL and not self.match):
                 raise _UsageError("vmtype is missing" if not self.vm_type else "match is missing")
             self.vm_type = self.vm_type.lower()
-        elif self.mode not in (SERVE_IO, SERVE):
+        elif self.mode < 0:
             raise _UsageError("a mode is missing: -M 0, 1, 3 or 4")
-
-    def _mode(self, word: str) -> None:
-        if not word.isdigit() or int(word) not in (PROBE, SERVE_IO, SERVE, KILL):
-            raise _UsageError(f"unknown mode: {word}")
-        self.mode = int(word)
 
     def _daemon_core(self, word: str, words: "object") -> None:
         """Parse an option that every HTCondor daemon has; an administrator's wrapper may pass any of them."""
@@ -99,7 +94,10 @@ def daemon(argv: "Sequence[str]", environ: "Mapping[str, str]" = os.environ) -> 
         _say(f"condor_vm-gahp: {error}\n{USAGE}")
         return 1
     if arguments.version:
-        return _version()
+        from vmgahp.commands.by_hand import version_line
+
+        sys.stdout.write(version_line() + "\n")
+        return 0
     if arguments.mode == PROBE:
         try:
             from vmgahp.daemon import probe
@@ -173,10 +171,3 @@ def main(argv: "Sequence[str]") -> int:
         return tool.run(argv)
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _version() -> int:
-    from vmgahp.commands.by_hand import version_line
-
-    sys.stdout.write(version_line() + "\n")
-    return 0

@@ -15,6 +15,9 @@ from vmgahp.vm_types import DRIVERS, SIMULATED
 WRONG_WORDS = 2
 """The exit status for a command line that cannot be executed as it is."""
 
+NOBODY = 65534
+"""The user and the group nobody."""
+
 STATUSES = {
     0: "It is done.",
     1: "It failed; the reason is on standard error.",
@@ -70,7 +73,9 @@ class Parser(argparse.ArgumentParser):
             self.exit(WRONG_WORDS)
         found, rest = super().parse_known_args(words, namespace)
         if rest:
-            behind = self._behind_dashes(words)
+            takes = {action.metavar for action in self._actions if action.nargs in ("+", "*")}
+            is_behind = "--" not in words and takes & {"COMMAND", "WORD"}
+            behind = "; the words of the other program go behind --." if is_behind else ""
             if option := next((word.partition("=")[0] for word in rest if word.startswith("-")), ""):
                 near = did_you_mean(option, (name for name in self._option_string_actions if name.startswith("--")))
                 self.error(f"there is no option {option}{behind or near}")
@@ -79,27 +84,15 @@ class Parser(argparse.ArgumentParser):
             found.parser = self
         return found, rest
 
-    def _behind_dashes(self, words: Sequence[str]) -> str:
-        """Suggest ``--`` where the words of another program may be missing it."""
-        many = [action for action in self._actions if not action.option_strings and action.nargs in ("+", "*")]
-        if "--" in words or not any(action.metavar in ("COMMAND", "WORD") for action in many):
-            return ""
-        return "; the words of the other program go behind --."
-
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
         words = [str(word) for word in action.choices]
+        listed, near = f"{', '.join(words[:-1])} or {words[-1]}", did_you_mean(str(value), words)
         if isinstance(action, argparse._SubParsersAction):
-            what = str(action.metavar or "word").lower()
-            self.error(
-                f"there is no {what} {value or repr(value)}"
-                + (did_you_mean(value, words) or f": there is {_listed(words)}.")
-            )
-        near = did_you_mean(str(value), words)
-        self.error(
-            f"{'/'.join(action.option_strings) or action.metavar} {value}: it is one of {_listed(words)}{near or '.'}"
-        )
+            what = str(action.metavar).lower()
+            self.error(f"there is no {what} {value or repr(value)}{near or f': there is {listed}.'}")
+        self.error(f"{'/'.join(action.option_strings) or action.metavar} {value}: it is one of {listed}{near or '.'}")
 
     def error(self, message: str) -> NoReturn:
         """Exit with a sentence about the mistake, and a hint to the help."""
@@ -113,9 +106,8 @@ class Parser(argparse.ArgumentParser):
 def add_table(formatter: argparse.HelpFormatter, title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Add a section of words with their meanings to a help text."""
     formatter.start_section(title)
-    formatter.add_arguments(
-        [argparse.Action([], word, 0, help=text.replace("%", "%%"), metavar=word) for word, text in rows]
-    )
+    for word, text in rows:
+        formatter.add_argument(argparse.Action([], word, 0, help=text.replace("%", "%%"), metavar=word))
     formatter.end_section()
 
 
@@ -128,9 +120,8 @@ def tell(
 ) -> None:
     """Set the parts of a command's manual page and help that are not about options.
 
-    `examples` are command lines, each with its effect; `statuses` are the exit statuses that differ from `STATUSES`,
-    with an empty text for one that this command does not have; and `keys` are the paths of what ``--json`` prints, such
-    as ``vms[].name``, each with its meaning.
+    `examples` are command lines, each with its effect; `statuses` are those that differ from `STATUSES`, with an empty
+    text for one that this command does not have; `keys` are those of `Parser.keys`.
     """
     assert isinstance(command, Parser)
     command.examples = examples
@@ -210,9 +201,5 @@ def with_user() -> dict[str, str]:
     """Return the environment with a user for commands that run no job: as root the variable must be set."""
     environ = dict(os.environ)
     if os.getuid() == 0:
-        environ.setdefault("VMGAHP_USER_UID", "65534")
+        environ.setdefault("VMGAHP_USER_UID", str(NOBODY))
     return environ
-
-
-def _listed(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]

@@ -13,9 +13,6 @@ from vmgahp.commands.arguments import FINDINGS, UsageError, add_json, add_type, 
 PROTOCOL = "0.0.1"
 """The version of the VM GAHP protocol."""
 
-PATIENCE = 1.0
-"""Seconds to wait for that process to exit after it has reported its result."""
-
 
 def serve_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vmgahp serve``."""
@@ -63,9 +60,8 @@ def kill_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vmgahp kill``."""
     command.description = "Destroy the VM of a job that is gone. A VM that does not exist is a success."
     add_type(command)
-    command.add_argument(
-        "name", metavar="NAME", help="<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0"
-    )
+    text = "<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0"
+    command.add_argument("name", metavar="NAME", help=text)
     command.set_defaults(run=_kill)
     tell(command, examples=[("vmgahp kill alice_example.org_12.0", "destroy what is left of the VM of that job")])
 
@@ -143,13 +139,15 @@ def apart(work: Callable[[], int]) -> int:
     """
     if threading.active_count() > 1 or sys.stdout is not sys.__stdout__:
         return work()
-    _flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     hearing, telling = os.pipe()
     child = os.fork()
     if not child:
         os.close(hearing)
         status = work()  # its exceptions reach the caller, as in this process
-        _flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         atexit._run_exitfuncs()  # kills programs that are still running
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
@@ -161,14 +159,8 @@ def apart(work: Callable[[], int]) -> int:
     os.close(hearing)
     if told:
         with open(os.pidfd_open(child), "rb") as ended:
-            if select.select([ended], [], [], PATIENCE)[0]:
+            if select.select([ended], [], [], 1.0)[0]:
                 os.waitpid(child, 0)
         return told[0]
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()

@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from vmgahp import config, errors
-from vmgahp.commands.arguments import FINDINGS, add_json, print_json, tell
+from vmgahp.commands.arguments import FINDINGS, add_json, did_you_mean, print_json, tell
 from vmgahp.config import check, sources
 from vmgahp.config.check import ELSEWHERE, ELSEWHERE_BY_NAME, RETIRED
 from vmgahp.config.table import SHARE_DIRS, Setting, of_share_dirs, setting_of
@@ -21,12 +21,6 @@ from vmgahp.text import escape, redact
 
 GOOD, WRONG, NO_SUCH_NAME = 0, 1, 2
 """The exit statuses: no setting keeps jobs from running, a setting does, or an unknown name was given."""
-
-WITH_MEANING = 110
-"""The minimum number of columns of a terminal on which the meanings of settings are shown."""
-
-_UNSET = ("default", "HTCondor's default")
-_NOT_SET = "(not set)"
 
 
 class Row(NamedTuple):
@@ -39,7 +33,7 @@ class Row(NamedTuple):
     @property
     def is_changed(self) -> bool:
         """True if it is set explicitly, to any value."""
-        return self.where not in _UNSET
+        return self.where not in ("default", "HTCondor's default")
 
     def document(self) -> dict[str, object]:
         """Return the setting as an object for ``--json``."""
@@ -59,11 +53,8 @@ class Row(NamedTuple):
 
 def rows(settings: config.Settings, environ: Mapping[str, str], places: Mapping[str, str]) -> list[Row]:
     """List every setting: those that this daemon reads, then those that only HTCondor's own daemons read."""
-    named = map(setting_of, of_share_dirs(settings.string(SHARE_DIRS)))
-    read = (*config.SETTINGS, *named)
-    found = [
-        Row(setting, _shown(setting, settings.string(setting.name)), settings.where(setting.name)) for setting in read
-    ]
+    ours = (*config.SETTINGS, *map(setting_of, of_share_dirs(settings.string(SHARE_DIRS))))
+    found = [Row(one, _shown(one, settings.string(one.name)), settings.where(one.name)) for one in ours]
     values, where, _ = sources.read(tuple(ELSEWHERE_BY_NAME), environ)
     for setting in ELSEWHERE:
         value = values.get(setting.name, "").strip()
@@ -92,8 +83,8 @@ def _chosen(found: list[Row], wanted: Sequence[str]) -> tuple[list[Row], list[st
         if not matching and name in RETIRED:
             complaints.append(f"{name}: neither HTCondor nor this daemon reads it any more. {RETIRED[name]}".strip())
         elif not matching:
-            near = check.nearest(name, [row.setting.name for row in found])
-            complaints.append(f"{word} is not a setting{f'; did you mean {near}?' if near else '.'}")
+            near = did_you_mean(name, (row.setting.name for row in found))
+            complaints.append(f"{word} is not a setting{near or '.'}")
     return chosen, complaints
 
 
@@ -103,11 +94,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "Print each setting's value and the file and line, or whatever else, that it comes from; then what is "
         "wrong: invalid values, misspelled names, retired names."
     )
-    command.add_argument("names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too")
-    command.add_argument("--changed", action="store_true", help="only those that are set")
-    command.add_argument(
-        "--verbose", action="store_true", help="with the default, the type, who reads it, and the whole meaning"
-    )
+    add = command.add_argument
+    add("names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too")
+    add("--changed", action="store_true", help="only those that are set")
+    add("--verbose", action="store_true", help="with the default, the type, who reads it, and the whole meaning")
     add_json(command)
     command.set_defaults(run=run)
     tell(
@@ -137,11 +127,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the requested settings, or all, and what is wrong with them.
-
-    Errors go to standard error if standard output is not a terminal,
-    so that it has only settings.
-    """
+    """Print the requested settings, or all, and what is wrong: on standard error if standard output is no terminal."""
     environ, wanted = os.environ, options.names
     settings, entries = config.load(environ), sources.entries(environ)
     settings.locate(entries.where())
@@ -153,9 +139,7 @@ def run(options: argparse.Namespace) -> int:
         base.find(vm_type)
     except errors.Fault as fault:
         wrong.insert(0, Finding("VM_TYPE", BAD, "VM_TYPE", fault.problem, fault.hint))
-    complaints: list[str] = []
-    if wanted:
-        found, complaints = _chosen(found, wanted)
+    found, complaints = _chosen(found, wanted or ["*"])
     if options.changed:
         found = [row for row in found if row.is_changed]
     for complaint in complaints:
@@ -198,20 +182,15 @@ def _lines(row: Row, verbose: bool) -> list[str]:
 def _print_table(found: list[Row]) -> None:
     rows, styles = [], []
     for row in found:
-        value = row.value or _NOT_SET
+        value = row.value or "(not set)"
         if row.is_changed and row.setting.default:
             value += f" (default {row.setting.default})"
         elif row.setting.unit:
             value += f" {row.setting.unit}"
-        rows.append((row.setting.name, value, row.where, _one_line(row.setting.meaning)))
+        first = row.setting.meaning.partition(". ")[0].partition("; ")[0].rstrip(".")
+        rows.append((row.setting.name, value, row.where, f"{first}."))
         styles.append("bold" if row.is_changed else "" if row.value else "dim")
-    columns = 4 if get_terminal_size().columns >= WITH_MEANING else 3
+    columns = 4 if get_terminal_size().columns >= 110 else 3  # meanings need room
     from vmgahp.commands.page import print_table
 
     print_table(("Setting", "Value", "From", "Meaning")[:columns], [row[:columns] for row in rows], styles)
-
-
-def _one_line(meaning: str) -> str:
-    """Return the first sentence, or the part before its first semicolon."""
-    first = meaning.partition(". ")[0].partition("; ")[0]
-    return first.rstrip(".") + "."

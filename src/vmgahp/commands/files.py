@@ -115,18 +115,16 @@ def ask_condor_q(job: str) -> str:
     """Return the output of ``condor_q -l`` for a job, such as 12.0. Raises `ClientFault`."""
     try:
         done = run(["condor_q", "-l", job_id(job)], deadline=CONDOR_Q_DEADLINE, environ=os.environ, directory="")
-    except FileNotFoundError as error:
-        raise no_ad("condor_q is not installed here, or not in PATH", "run this where HTCondor is") from error
     except OSError as error:
-        raise no_ad(f"condor_q failed: {escape(str(error))}", _TRY_IT) from error
+        raise no_ad(f"condor_q cannot be run: {error.strerror}", "run this where HTCondor is, and in PATH") from error
     if done.status is None:
         raise no_ad(f"condor_q had not ended after {CONDOR_Q_DEADLINE:g} s", _TRY_IT)
-    out, err = (said.decode("utf-8", "surrogateescape") for said in (done.out, done.err))
-    if not done.status and not out.strip():
-        raise no_ad(f"the queue has no job {job}", f"condor_history {job} shows it if it has ended")
     if done.status:
-        said = escape(err.strip()[-300:]) or "it says nothing"
+        said = escape(done.err.decode("utf-8", "replace").strip()[-300:]) or "it says nothing"
         raise no_ad(f"condor_q -l {job}: {said}", _TRY_IT)
+    out = done.out.decode("utf-8", "surrogateescape")
+    if not out.strip():
+        raise no_ad(f"the queue has no job {job}", f"condor_history {job} shows it if it has ended")
     return out[:LARGEST_AD]
 
 
@@ -160,7 +158,7 @@ def pairs_of(text: str) -> list[tuple[str, str]]:
 
 
 def no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC > job.ad") -> ClientFault:
-    """Make the fault for an ad that is missing or unusable."""
+    """Make the fault for a job or an ad that is missing or unusable."""
     return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)
 
 
@@ -169,15 +167,12 @@ def no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC >
 RESTART = "condor_restart -peaceful -startd"
 """The restart that ends no job: the startd waits for those that run."""
 
-UPDATE_DEADLINE = 10.0
-"""The deadline in seconds for condor_update_machine_ad."""
-
 
 def update_ad(environ: Mapping[str, str], line: str) -> str:
     """Have the startd advertise an attribute, beside the jobs that run; return why it does not, empty if it does."""
     tool = os.path.join(os.path.dirname(sources.find_tool(environ)), "condor_update_machine_ad")
     try:
-        said = run([tool], deadline=UPDATE_DEADLINE, environ=environ, stdin=f"{line}\n".encode())
+        said = run([tool], deadline=10.0, environ=environ, stdin=f"{line}\n".encode())
     except OSError as error:
         return f"{tool} cannot be run: {error.strerror}."
     if said.status == 0:

@@ -1,7 +1,6 @@
 """Findings, tables, sizes and times for people, colored by rich if the terminal has colors.
 
-Paragraphs are wrapped here: rich would split a command or a path that is longer than a line, so that it could not be
-copied.
+Paragraphs are wrapped here: rich would split commands and paths that are longer than a line, which nobody could copy.
 """
 
 import os

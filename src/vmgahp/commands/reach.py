@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vmgahp.commands.arguments import tell
-from vmgahp.commands.files import ask_condor_q, job_id, pairs_of
-from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
+from vmgahp.commands.files import ask_condor_q, job_id, no_ad, pairs_of
+from vmgahp.errors import ClientFault
 from vmgahp.host import packages
 from vmgahp.host.run import run, which
 from vmgahp.job.ad import UNIVERSE, JobAd
@@ -26,8 +26,7 @@ from vmgahp.text import escape
 
 TO_NODE = "condor_ssh_to_job"
 NODE_DEADLINE = 120.0
-"""The deadline in seconds for the connection to the machine; a starter that is busy with a START or a checkpoint delays
-it."""
+"""The deadline in seconds for the connection; a starter that is busy with a START or a checkpoint delays it."""
 
 LARGEST_FILE = 1 << 16
 
@@ -35,7 +34,6 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", re.ASCII)
 _SINFUL = re.compile(r"[<=+](\[[0-9a-fA-F:.-]+\]|[0-9.]+)[:-][0-9]+")
 """An address of an HTCondor daemon: ``<192.0.2.1:9618?addrs=192.0.2.1-9618+[2001-db8--1]-9618&…>``."""
 _WAY = re.compile(r"([0-9]{1,5})=\[?([0-9a-fA-F.:]{2,45})\]?:([0-9]{1,5})", re.ASCII)
-
 
 HELD = 5
 SSH_PORT = 22
@@ -77,12 +75,12 @@ def running(job: str) -> dict[str, str]:
     pairs = pairs_of(ask_condor_q(job))
     ad = JobAd(pairs)
     if ad.integer("JobUniverse") not in (None, UNIVERSE):
-        raise _none(f"job {job} is not a VM job", f"name one: condor_q -constraint 'JobUniverse == {UNIVERSE}'")
+        raise no_ad(f"job {job} is not a VM job", f"name one: condor_q -constraint 'JobUniverse == {UNIVERSE}'")
     if ad.integer("JobStatus") == HELD:
         reason = escape(ad.string("HoldReason") or "")[:300].rstrip(".")
-        raise _none(f"job {job} is held: {reason}", f"correct what is said there, then condor_release {job}")
+        raise no_ad(f"job {job} is held: {reason}", f"correct what is said there, then condor_release {job}")
     if not ad.string("RemoteHost"):
-        raise _none(f"job {job} does not run", f"wait until it does; condor_q -better-analyze {job} says why it waits.")
+        raise no_ad(f"job {job} does not run", f"wait until it does; condor_q -better-analyze {job} says why it waits.")
     return {name.lower(): value for name, value in pairs}
 
 
@@ -93,23 +91,17 @@ def way_of_job(job: str, attributes: Mapping[str, str], port: int) -> Way:
     ways = _of_text(ad.string("ChirpVMSSH") or "")
     if not ways and not [name for name in attributes if name.endswith("_ssh") and attributes[name].lower() != "false"]:
         hint = "submit it with vm_networking = true, +VMPARAM_vm_SSH = true and requirements = VM_kvm_ATTR_ssh."
-        raise _none(f"job {job} does not ask for ssh", hint)
+        raise no_ad(f"job {job} does not ask for ssh", hint)
     ways = ways or _of_file(job)
     if port not in ways:
         hint = f'submit it with +VMPARAM_vm_SSH = "{port}"; its machine opens ports where VM_SSH_PORTS has some free.'
-        raise _none(f"no port of its machine leads to port {port} of the guest of job {job}", hint)
+        raise no_ad(f"no port of its machine leads to port {port} of the guest of job {job}", hint)
     identity = re.sub(r"[^A-Za-z0-9._-]", "-", ad.string("GlobalJobId") or job)[:200]
     machine = []
     for each in _SINFUL.findall(ad.string("StartdIpAddr") or ""):
         with contextlib.suppress(ValueError):
             machine.append(_address(each.strip("[]")))
     return Way(*ways[port], host if _HOST.fullmatch(host) else "", machine, f"vm-{identity}")
-
-
-def user_of_image(attributes: Mapping[str, str]) -> str:
-    """Return the user of a publisher's cloud image, by the name of the job's disk; empty for another image."""
-    disks = " ".join(value for name, value in attributes.items() if name.endswith("_disk")).lower()
-    return next((user for name, user in _USERS.items() if re.search(rf"\b{name}\b", disks)), "")
 
 
 def host_key(job: str) -> str:
@@ -133,7 +125,7 @@ def ssh(way: Way, job: str, login: str, words: Sequence[str], *, by_node: bool, 
         inside = f"[{host}]" if ":" in host else host
         command += ["-o", f"ProxyCommand={TO_NODE} -ssh 'ssh -W {inside}:{way.port}' {job_id(job)}"]
     if login.startswith("-"):
-        raise _none(f"{login} is no name of a user", "say it as -l USER.")
+        raise no_ad(f"{login} is no name of a user", "say it as -l USER.")
     command += ["-p", str(way.port), *(["-l", login] if login else [])]
     return [*command, "--", host, *(words[1:] if words[:1] == ["--"] else words)]
 
@@ -144,53 +136,30 @@ def on_node(job: str, *words: str) -> list[str]:
 
 
 def read_file(job: str, name: str) -> object:
-    """Read a file of the job's scratch directory as JSON. Raises `ClientFault`."""
-    try:
-        done = run(
-            on_node(job, "cat", name), deadline=NODE_DEADLINE, environ=os.environ, directory="", longest=LARGEST_FILE
-        )
-    except OSError as error:
-        raise _none(f"{TO_NODE} cannot be run: {error.strerror}", "run this where HTCondor is.") from error
+    """Read a file of the job's scratch directory as JSON. Raises `ClientFault`, or OSError without the program."""
+    command = on_node(job, "cat", name)
+    done = run(command, deadline=NODE_DEADLINE, environ=os.environ, directory="", longest=LARGEST_FILE)
     lines = [line for line in done.out.decode("utf-8", "replace").splitlines() if line.startswith("{")]
     try:
         return json.loads(lines[-1])
     except (ValueError, IndexError, RecursionError) as error:
         said = f": {escape(done.complaints[-1][:300]).rstrip('.')}" if done.complaints else ""
         hint = _NODE_HINT if "ssh" in said else f"try {TO_NODE} {job} cat {name}"
-        raise _none(f"{name} of job {job} cannot be read{said}", hint) from error
-
-
-def become(command: list[str]) -> int:
-    """Replace this process by a program. Raises `ClientFault` if it is missing."""
-    try:
-        os.execvp(command[0], command)  # noqa: S606 - no shell
-    except OSError as error:
-        hint = f"{packages.of_system('openssh-client', 'openssh-clients')}"
-        raise _none(f"{command[0]} cannot be run: {error.strerror}", hint) from error
+        raise no_ad(f"{name} of job {job} cannot be read{said}", hint) from error
 
 
 def follow(command: list[str]) -> int:
-    """Show the output of a program without control characters, by which a guest could use the terminal.
-
-    Returns the exit status. Raises `ClientFault` if the program is missing.
-    """
+    """Print a program's output without control characters that a guest could use; return its status. Raises OSError."""
     text = codecs.getincrementaldecoder("utf-8")("replace")
-    try:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE)
-    except OSError as error:
-        raise _none(f"{command[0]} cannot be run: {error.strerror}", "run this where HTCondor is.") from error
-    with child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         while data := os.read(child.stdout.fileno(), 1 << 16):
-            sys.stdout.write("".join(filter(_is_shown, text.decode(data))))
+            shown = (c for c in text.decode(data) if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf"))
+            sys.stdout.write("".join(shown))
             sys.stdout.flush()
     if child.returncode > 0:
         sys.stderr.write(f"{TO_NODE} ended with status {child.returncode}. Hint: {_NODE_HINT}\n")
     return child.returncode
-
-
-def _is_shown(character: str) -> bool:
-    return character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf")
 
 
 def _of_text(text: str) -> dict[int, tuple[Address, int]]:
@@ -208,7 +177,7 @@ def _of_file(job: str) -> dict[int, tuple[Address, int]]:
         rows = [(each["guest_port"], each["address"], each["port"]) for each in ways]  # type: ignore[union-attr]
         return dict(_checked(*map(str, row)) for row in rows)
     except (TypeError, KeyError, ValueError) as error:
-        raise _none(f"vm_access.json of job {job} does not say where the way in is", "see what is in it.") from error
+        raise no_ad(f"vm_access.json of job {job} does not say where the way in is", "see what is in it.") from error
 
 
 def _checked(guests: str, address: str, ours: str) -> tuple[int, tuple[Address, int]]:
@@ -225,17 +194,10 @@ def _address(text: str) -> Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _none(problem: str, hint: str) -> ClientFault:
-    return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)
-
-
-END_SECONDS = 5.0
-
-
 def show_display(job: str) -> int:
-    """Show the display until the viewer is closed; return the exit status. Raises `ClientFault`."""
+    """Show the display until the viewer is closed; return the exit status. Raises `ClientFault`, OSError."""
     if running(job).get("jobvmvncconsole", "false").lower() == "false":
-        raise _none(f"job {job} has no display", "submit it with vm_vnc = true; vmgahp attach shows its console.")
+        raise no_ad(f"job {job} has no display", "submit it with vm_vnc = true; vmgahp attach shows its console.")
     port, password = _where(job)
     viewer = next((name for name in ("remote-viewer", "vncviewer") if which(name)), "")
     with _tunnel(job, port) as here, tempfile.TemporaryDirectory(prefix="vmgahp-") as directory:
@@ -255,25 +217,20 @@ def show_display(job: str) -> int:
 
 
 def _where(job: str) -> tuple[int, str]:
-    said = read_file(job, "vm_vnc.json")
-    match said:
+    match read_file(job, "vm_vnc.json"):
         case {"port": int(port), "password": str(password)} if 0 < port < 1 << 16 and password.isprintable():
             return port, password
-    raise _none(f"vm_vnc.json of job {job} names no display", "see what is in it.")
+    raise no_ad(f"vm_vnc.json of job {job} names no display", "see what is in it.")
 
 
 @contextlib.contextmanager
 def _tunnel(job: str, port: int) -> Iterator[int]:
-    """Open a tunnel and yield its port on this machine's loopback address. Raises `ClientFault`."""
+    """Open a tunnel and yield its port on this machine's loopback address. Raises `ClientFault`, OSError."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         here = int(free.getsockname()[1])
     through = f"ssh -N -o ExitOnForwardFailure=yes -L 127.0.0.1:{here}:127.0.0.1:{port}"
-    try:
-        tunnel = subprocess.Popen(
-            [TO_NODE, "-ssh", through, job_id(job)], stdin=subprocess.DEVNULL, start_new_session=True
-        )
-    except OSError as error:
-        raise _none(f"{TO_NODE} cannot be run: {error.strerror}", "run this where HTCondor is.") from error
+    command = [TO_NODE, "-ssh", through, job_id(job)]
+    tunnel = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         _wait(tunnel, here)
         yield here
@@ -281,7 +238,7 @@ def _tunnel(job: str, port: int) -> Iterator[int]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(tunnel.pid, 15)
         try:
-            tunnel.wait(END_SECONDS)
+            tunnel.wait(5.0)
         except subprocess.TimeoutExpired:
             os.killpg(tunnel.pid, 9)
             tunnel.wait()
@@ -293,7 +250,7 @@ def _wait(tunnel: "subprocess.Popen[bytes]", here: int) -> None:
         if _is_ours(here):
             return
         time.sleep(0.1)
-    raise _none(f"{TO_NODE} has made no way to the display", "see what it has said above.")
+    raise no_ad(f"{TO_NODE} has made no way to the display", "see what it has said above.")
 
 
 def _is_ours(port: int) -> bool:
@@ -325,16 +282,12 @@ def add_ssh(command: argparse.ArgumentParser) -> None:
         statuses=_OF_OTHERS,
     )
     _add_job(command)
-    words = command.add_argument(
-        "words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run there; none: a shell"
-    )
-    words.required = False  # otherwise argparse reports it as missing if JOB is
     add = command.add_argument
+    words = add("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run there; none: a shell")
+    words.required = False  # otherwise argparse reports it as missing if JOB is
     add("-l", "--login", default="", metavar="USER", help="the guest's user (default: a cloud image's own, else ssh's)")
     add("-p", "--port", type=port, default=SSH_PORT, metavar="PORT", help="the guest's port (default: 22)")
-    command.add_argument(
-        "--by-node", action="store_true", help="go by condor_ssh_to_job, also where the port can be reached from here"
-    )
+    add("--by-node", action="store_true", help="go by condor_ssh_to_job, also where the port can be reached from here")
     command.set_defaults(run=_ssh)
 
 
@@ -387,6 +340,13 @@ def _attach(options: argparse.Namespace) -> int:
 def _ssh(options: argparse.Namespace) -> int:
     attributes = running(options.job)
     way = way_of_job(options.job, attributes, options.port)
-    login = options.login or user_of_image(attributes)
+    disks = " ".join(value for name, value in attributes.items() if name.endswith("_disk")).lower()
+    users = (user for name, user in _USERS.items() if re.search(rf"\b{name}\b", disks))
+    login = options.login or next(users, "")
     key = host_key(options.job) if options.port == SSH_PORT else ""
-    return become(ssh(way, options.job, login, options.words, by_node=options.by_node, key=key))
+    command = ssh(way, options.job, login, options.words, by_node=options.by_node, key=key)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell
+    except OSError as error:
+        hint = packages.of_system("openssh-client", "openssh-clients")
+        raise no_ad(f"{command[0]} cannot be run: {error.strerror}", hint) from error

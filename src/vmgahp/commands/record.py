@@ -9,9 +9,9 @@ import os
 import resource
 import select
 import signal
-import subprocess
 import time
 from contextlib import suppress
+from subprocess import PIPE, Popen
 from threading import Thread
 from typing import IO
 
@@ -20,7 +20,6 @@ from vmgahp.commands.arguments import tell
 from vmgahp.protocol import transcript, wire
 from vmgahp.text import escape
 
-READ_SIZE = 1 << 16
 MOST_LEFT = 64
 """The maximum number of reads of the rest of a pipe after the server's exit; another process may keep writing to it."""
 LAST_INPUT = 1.0
@@ -96,10 +95,7 @@ def _relay(command: list[str], writer: transcript.Writer, *, stderr: bool) -> in
 
     Returns the server's exit status as `subprocess` has it. Raises OSError if the server cannot be started.
     """
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe if stderr else None, bufsize=0, close_fds=False
-    )
+    process = Popen(command, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=PIPE if stderr else None, close_fds=False)
     handled = [number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
     for number in handled:
         signal.signal(number, lambda number, _: process.send_signal(number))
@@ -141,7 +137,7 @@ def _pass(mark: str, source: IO[bytes], target: IO[bytes], exited: int, writer: 
             if target.fileno() in events or source.fileno() not in events or (gone and mark == transcript.CLIENT):
                 break
             left -= gone
-            if not (data := os.read(source.fileno(), READ_SIZE)):
+            if not (data := os.read(source.fileno(), 1 << 16)):
                 break
             lines.receive(data)
             while (line := lines.next_raw()) is not None:

@@ -21,9 +21,6 @@ from vmgahp.protocol.requests import Kind, Request, Requests, RequestState, resu
 from vmgahp.protocol.transcript import CLIENT, STDERR, Line, Transcript, TranscriptError
 from vmgahp.text import escape, redact
 
-POLL = 0.2
-"""The seconds between two RESULTS for a result that the server does not announce by R."""
-
 FIGURES = ("CPUTIME", "CPUUTILIZATION", "MEMORY")
 """The words of a STATUS that must be present; their values are not compared."""
 COMES_AND_GOES = ("IP", "MAC")
@@ -118,10 +115,7 @@ def alike(line: str, operation: str = "") -> str:
 
 
 def adapted(recorded: Transcript, attributes: Mapping[str, str], vm_type: str = "") -> Transcript:
-    """Return the recording with attributes of the job ad set, at its end, and with another VM type.
-
-    Names are compared without their case.
-    """
+    """Return the recording with attributes set at the end of the job ad, in any case, and with another VM type."""
     wanted = {"jobvmtype": f'JobVMType = "{vm_type}"'} if vm_type else {}
     wanted |= {name.lower(): f"{name} = {value}" for name, value in attributes.items()}
     lines: list[Line] = []
@@ -235,7 +229,7 @@ class Replay:
         """Send RESULTS until the result of `request` has come; False if it does not come in time."""
         end = time.monotonic() + self._timeout
         while request.state is not RequestState.FINISHED:
-            self._wait(lambda: self._now.ready, POLL)
+            self._wait(lambda: self._now.ready, 0.2)  # the server may not announce it by R
             self._now.sent(Request("RESULTS"))
             self._write(b"RESULTS\r\n")
             left = end - time.monotonic()

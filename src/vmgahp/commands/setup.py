@@ -1,9 +1,7 @@
 """``vmgahp setup``: writes the configuration of this machine, and says what to restart.
 
 The first line of the file has the checksum of the rest. A file without it, or with another, was edited by a person
-and is not changed.
-
-It asks on a terminal, or takes options; it shows the file, the changes, and the doctor's findings before it writes.
+and is not changed. The changes and the doctor's findings are shown before anything is written.
 """
 
 import argparse
@@ -20,12 +18,11 @@ from functools import partial
 from shutil import which
 
 from vmgahp import config, errors
-from vmgahp.commands import files
-from vmgahp.commands.arguments import NotDone, UsageError, did_you_mean, for_root, tell, vm_type
+from vmgahp.commands.arguments import NOBODY, NotDone, UsageError, assignment, did_you_mean, for_root, tell, vm_type
 from vmgahp.commands.doctor import condor, examine
 from vmgahp.commands.doctor.context import User, complaint, down_to, first_closed
 from vmgahp.commands.doctor.context import ask as run_program
-from vmgahp.commands.files import open_regular, write_anew
+from vmgahp.commands.files import RESTART, open_regular, write_anew
 from vmgahp.commands.submit import memory
 from vmgahp.config import check, sources
 from vmgahp.config.check import ELSEWHERE, ELSEWHERE_BY_NAME
@@ -37,12 +34,7 @@ from vmgahp.text import escape
 from vmgahp.vm_types import ANY, QEMU
 
 FILE_NAME = "60-vmgahp.config"
-MODE = 0o644
-"""The mode of the file: everyone may read it, like all of HTCondor's configuration, because it has no secrets."""
-LONGEST = 1 << 16
-
 _MARK = "# Written by vmgahp setup, which writes it anew where nobody else has changed it. SHA-256: "
-_MARKED = re.compile(rf"{re.escape(_MARK)}([0-9a-f]{{64}})\n")
 
 MACROS = {"VM_GAHP_LOG": "$(LOG)/VMGahpLog"}
 """The values that HTCondor's language expands; any other value is taken literally."""
@@ -67,17 +59,6 @@ LEAST_MEMORY = 256
 
 DONE, NOT_DONE = 0, 1
 """The exit statuses."""
-
-RESTART_DEADLINE = 60.0
-"""The deadline in seconds for condor_restart, which only passes a command on."""
-
-RESTART = """\
-The startd asks the server what it can do when it starts; condor_reconfig does not make it ask again.
-As root, or as the user whose HTCondor it is:
-    condor_restart -peaceful -startd
-It waits for the jobs that run here; without -peaceful it ends them. Then: vmgahp doctor
-"""
-# Only the startd's main_init calls VMUniverseMgr::init (HTCondor's src/condor_startd.V6/vmuniverse_mgr.cpp).
 
 LATER = ("startd", "log", "VM_GAHP_LOG")
 """The doctor's checks that the new configuration changes only after the restart, or not at all."""
@@ -120,7 +101,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     text = "whether guests run where KVM does not work, many times slower"
     add("--emulation", action=argparse.BooleanOptionalAction, default=None, help=text)
     text = "any other setting; NAME= takes it out; repeatable"
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
+    add("--set", action="append", type=assignment, default=[], metavar="NAME=VALUE", help=text)
     add("-o", "--output", default="", metavar="FILE", help="write this file, in place of the one that HTCondor reads")
     add("--remove", action="store_true", help="take away the file that this command has written")
     add("--dry-run", action="store_true", help="show what would be written, and write nothing")
@@ -145,14 +126,7 @@ def run(options: argparse.Namespace) -> int:
     """Ask, show and write; return the exit status."""
     if not (options.yes or options.dry_run or sys.stdin.isatty()):
         raise UsageError("standard input is no terminal, so nothing can be asked; add --yes, or --dry-run to look.")
-    try:
-        return _set_up(options, dict(os.environ))
-    except EOFError:
-        _say("")
-        raise NotDone("No answer. Nothing was written.") from None
-
-
-def _set_up(options: argparse.Namespace, environ: Values) -> int:
+    environ = dict(os.environ)
     path = os.path.abspath(options.output) if options.output else _place(environ)
     if not os.path.isdir(os.path.dirname(path)):
         raise NotDone(f"There is no directory {os.path.dirname(path)}. Hint: make it, or name another file.")
@@ -214,12 +188,12 @@ def _read(path: str) -> str | None:
     """Read the file; None if it is missing. Raises `NotDone` unless it is as this command has written it."""
     try:
         with open_regular(path, follow=False) as file:
-            text = file.read(LONGEST).decode("utf-8", "surrogateescape")
+            text = file.read(1 << 16).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise NotDone(f"{path} cannot be read: {error.strerror or error}. Nothing is done to it.") from error
-    mark = _MARKED.match(text)
+    mark = re.match(rf"{re.escape(_MARK)}([0-9a-f]{{64}})\n", text)
     if mark is None:
         raise NotDone(f"{path} was not written by vmgahp setup, and stays as it is. Move it away, or keep it.")
     if hashlib.sha256(text[mark.end() :].encode("utf-8", "surrogateescape")).hexdigest() != mark[1]:
@@ -237,10 +211,7 @@ def _difference(old: str, new: str, path: str) -> list[str]:
 
 
 def _write(path: str, before: str | None, text: str, options: argparse.Namespace, again: list[str]) -> bool:
-    """Write or remove the file, if that is wanted and it was not changed meanwhile; return False if not.
-
-    A user who may not write it is told the command for root.
-    """
+    """Write or remove the file, if that is wanted; return False if not. Raises `NotDone`, with the command for root."""
     if os.geteuid() != 0 and not os.access(os.path.dirname(path), os.W_OK):
         more = [*(["--output", path] if options.output else []), *(["--restart"] if options.restart else [])]
         raise NotDone(f"You may not write {path}. As root, run: {for_root('setup', *again, *more, '--yes')}")
@@ -253,7 +224,8 @@ def _write(path: str, before: str | None, text: str, options: argparse.Namespace
         # A hook must be there as long as the settings name it.
         if line in text:
             write_anew(hook, HOOK_TEXT.encode(), 0o755)
-        write_anew(path, text.encode(), MODE) if text else os.unlink(path)
+        # Everyone may read it, like all of HTCondor's configuration, because it has no secrets.
+        write_anew(path, text.encode(), 0o644) if text else os.unlink(path)
         if not text and line in (before or ""):
             with suppress(FileNotFoundError):
                 os.unlink(hook)
@@ -269,12 +241,12 @@ def _write(path: str, before: str | None, text: str, options: argparse.Namespace
 def _values(options: argparse.Namespace, environ: Values, before: Values, path: str, *, asking: bool) -> dict[str, str]:
     """Find the settings by name, in the order of the file; `before` has those of the present file.
 
-    `path` is that file if HTCondor reads it, else empty.
-
-    After a wrong answer the question is repeated. Raises `UsageError` for a wrong option, and EOFError at the end of
-    the input.
+    `path` is that file if HTCondor reads it, else empty. After a wrong answer the question is repeated. Raises
+    `UsageError` for a wrong option, and `NotDone` at the end of the input.
     """
-    extra = dict(map(_pair, options.set))
+    extra = {name.upper(): value for name, value in options.set}
+    for name, value in extra.items():
+        _require_plain(name, value or "-")
     found = {SERVER: condor.our_launcher()}
 
     def choose(given: str, question: str, suggested: str, read: Callable[[str], dict[str, str]]) -> None:
@@ -325,7 +297,7 @@ def _hook(path: str, environ: Values) -> dict[str, str]:
     """
     directory = os.path.dirname(hook_path(path))
     refused = os.stat(directory).st_mode & stat.S_IWOTH or not os.access(directory, os.W_OK)
-    if refused or first_closed(User("nobody", 65534, 65534, ()), down_to(directory)):
+    if refused or first_closed(User("nobody", NOBODY, NOBODY, ()), down_to(directory)):
         return {}
     said, _, _ = sources.read(("STARTER_JOB_HOOK_KEYWORD", KEYWORD), environ)
     is_free = not {value.strip() for value in said.values()} - {"", KEY}
@@ -383,15 +355,6 @@ def _require_valid(values: Values) -> None:
         raise UsageError(f"{finding.seen[:-1].replace(' (given)', '')}: {finding.hint}")
 
 
-def _pair(word: str) -> tuple[str, str]:
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise UsageError(f"--set {word}: it has no =; write NAME=VALUE.")
-    name, value = name.strip().upper(), value.strip(" \t")
-    _require_plain(name, value or "-")
-    return name, value
-
-
 def _types(text: str) -> dict[str, str]:
     try:
         named = list(dict.fromkeys(vm_type(word) for word in text.replace(",", " ").split()))
@@ -402,9 +365,7 @@ def _types(text: str) -> dict[str, str]:
     except errors.Fault as fault:
         raise UsageError(f"{fault.problem} {fault.hint}") from fault
     if not named or (ANY in named and len(named) > 1):
-        raise UsageError(
-            f"{text!a} names no VM type, or any beside others; name one, any alone, or several without it."
-        )
+        raise UsageError(f"{text!a} names no VM type, or any beside others; name one, several, or any alone.")
     return {TYPE: named[0]} if len(named) == 1 else {TYPE: ANY, ANY_TYPES: ", ".join(named)}
 
 
@@ -438,7 +399,6 @@ def _with(environ: Values, values: Values) -> dict[str, str]:
 
 def _let_the_doctor_look(environ: Values, values: Values) -> None:
     """Show the doctor's bad or improvable findings with these values."""
-
     found = [one for one in examine(_with(environ, values), values[TYPE]).findings if one.check not in LATER]
     ours = [one for one in found if one.verdict == OFF and one.check.partition(" ")[0] in OF_SETTINGS]
     wrong = [one for one in found if one.verdict == BAD or one in ours]
@@ -472,15 +432,20 @@ def _counts(environ: Values, values: Values) -> int:
 def _restart(environ: Values, *, wanted: bool) -> int:
     """Restart the startd if that is wanted, or say how; return the exit status."""
     if not wanted:
-        _say(RESTART.rstrip())
+        # Only the startd's main_init calls VMUniverseMgr::init (HTCondor's src/condor_startd.V6/vmuniverse_mgr.cpp).
+        _say(
+            "The startd asks the server what it can do when it starts; condor_reconfig does not make it ask again.\n"
+            f"As root, or as the user whose HTCondor it is:\n    {RESTART}\n"
+            "It waits for the jobs that run here; without -peaceful it ends them. Then: vmgahp doctor"
+        )
         return DONE
     beside = os.path.dirname(sources.find_tool(environ))
     places = (beside, f"{os.path.dirname(beside)}/sbin", environ.get("PATH", ""), "/usr/sbin")
     tool = which("condor_restart", path=":".join(places)) or "condor_restart"
-    said = run_program([tool, "-peaceful", "-startd"], RESTART_DEADLINE, environ)
+    said = run_program([tool, "-peaceful", "-startd"], 60.0, environ)  # it only passes a command on
     if said.status != 0:
         why = complaint(said) or "it said nothing"
-        return _failed(f"{files.RESTART} failed: {why}. Does HTCondor run here (systemctl start condor)?")
+        return _failed(f"{RESTART} failed: {why}. Does HTCondor run here (systemctl start condor)?")
     _say("The startd restarts once no job runs here. See: vmgahp doctor, and condor_status -vm")
     return DONE
 
@@ -489,8 +454,12 @@ def _restart(environ: Values, *, wanted: bool) -> int:
 
 
 def _ask(question: str, suggested: str) -> str:
-    """Ask for a value; an empty answer takes the suggested one. Raises EOFError at the end of the input."""
-    return input(f"{question} [{suggested}]: ").strip() or suggested
+    """Ask for a value; an empty answer takes the suggested one. Raises `NotDone` at the end of the input."""
+    try:
+        return input(f"{question} [{suggested}]: ").strip() or suggested
+    except EOFError:
+        _say("")
+        raise NotDone("No answer. Nothing was written.") from None
 
 
 def _say(text: str) -> None:

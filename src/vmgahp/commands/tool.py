@@ -93,12 +93,6 @@ def tool_parser(chosen: str = "") -> Parser:
     return parser
 
 
-def _failed(command: str, why: str) -> int:
-    sys.stdout.flush()
-    sys.stderr.write(f"vmgahp {command}: {escape(why)}\n")
-    return 1
-
-
 def run(argv: Sequence[str]) -> int:
     """Execute the command line and return the exit status; a wrong word never leads to a traceback."""
     dumb = StringIO()  # stands in for closed streams, which are None in Python
@@ -113,18 +107,20 @@ def run(argv: Sequence[str]) -> int:
         words = [*words[1:], "--help"]
     try:
         options = tool_parser(next((word for word in words if not word.startswith("-")), "-")).parse_args(words)
+        status, why = 1, ""
         try:
-            status: int = options.run(options)
+            status = options.run(options)
         except UsageError as error:
             options.parser.error(str(error))
         except (NotDone, errors.Fault) as refused:
             why = refused.sentence if isinstance(refused, errors.Fault) else str(refused)
-            return _failed(options.command, why)
         except OSError as error:
             if error.filename is None:
                 raise
-            return _failed(options.command, f"{error.filename}: {error.strerror}.")
+            why = f"{error.filename}: {error.strerror}."
         sys.stdout.flush()
+        if why:
+            sys.stderr.write(f"vmgahp {options.command}: {escape(why)}\n")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "vmgahp"):

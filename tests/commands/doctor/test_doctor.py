@@ -247,7 +247,7 @@ def test_a_server_that_others_can_change_is_not_run(pool: Condor) -> None:
     ],
 )
 def test_what_server_it_is(pool: Condor, script: str, verdict: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(condor, "SERVER_DEADLINE", 1.0)
+    monkeypatch.setattr(condor, "DEADLINE", 1.0)
     pool.program(f"#!/bin/sh\n{script}\n")
     judged(server(pool), verdict, seen)
 

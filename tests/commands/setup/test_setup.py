@@ -311,7 +311,7 @@ def test_it_takes_its_own_file_back_and_restarts_when_told_to(machine: Machine) 
         (("--set", "VM_CATALOG=/x\\"), "at the end, which would continue it"),
         (("--set", "VM_STOP_TIMEOUT=soon"), "whole number"),
         (("--set", "VM_STOP_TIMOUT=5"), "did you mean VM_STOP_TIMEOUT?"),
-        (("--set", "VM_STOP_TIMEOUT"), "write NAME=VALUE"),
+        (("--set", "VM_STOP_TIMEOUT"), "is not NAME=VALUE"),
         (("--set", "VM_STATUS_INTERVAL=5"), "is less than 30"),
         (("--network", "natt"), "did you mean nat?"),
         (("--network", "bridge"), "VM_NETWORKING_BRIDGE_INTERFACE is not set"),

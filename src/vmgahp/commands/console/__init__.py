@@ -11,15 +11,10 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from vmgahp.commands.arguments import add_type, assignment, tell
+from vmgahp.commands.arguments import NOBODY, add_type, assignment, tell
 from vmgahp.commands.console.conversation import Conversation
 from vmgahp.host.job_user import Identity
 from vmgahp.protocol.client import ProtocolError
-
-LOST = 1
-"""The exit status if the server could not be started or ended unexpectedly."""
-
-NOBODY = 65534
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -73,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
                 lost = str(error)
             finally:
                 is_good = talk.finish(lost)
-    return talk.status if is_good else LOST
+    return talk.status if is_good else 1  # the server could not be started, or ended unexpectedly
 
 
 # The server's environment

@@ -180,7 +180,7 @@ class Conversation:
         """Wait for the greeting."""
         end = monotonic() + requests.GREETING_DEADLINE
         while not self.requests.greeted:
-            self._receive(max(0.0, end - monotonic()))
+            self._received(self.client.read_line(max(0.0, end - monotonic())))
         if self._person:
             self.show(NOTE, f"The working directory is {clean_text(self._working_dir)}. help lists what can be typed.")
 
@@ -215,9 +215,6 @@ class Conversation:
         if mark == STDERR and (text := clean_text(redact(line)).rstrip()):
             self.log.append((monotonic(), text))
 
-    def _receive(self, timeout: float) -> None:
-        self._received(self.client.read_line(timeout))
-
     def _received(self, line: str) -> None:
         received = self.requests.received(line)
         request = received.request
@@ -247,7 +244,7 @@ class Conversation:
     def _catch_up(self) -> None:
         """Read all outstanding answers; Control-C may have interrupted the wait for one."""
         while self.requests.unanswered or self.requests.results_left:
-            self._receive(requests.REPLY_DEADLINE)
+            self._received(self.client.read_line(requests.REPLY_DEADLINE))
 
     def _send(self, line: str) -> None:
         self.show(SENT, f"> {clean_text(redact(line))}")

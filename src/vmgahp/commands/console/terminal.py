@@ -17,9 +17,6 @@ from vmgahp.protocol import requests
 from vmgahp.protocol.client import ProtocolError
 from vmgahp.protocol.session import COMMANDS as PROTOCOL
 
-LOOK = 0.1
-"""The seconds between two looks at what the server has sent while a line is typed."""
-
 
 class Terminal:
     """The input and output of the console."""
@@ -82,7 +79,7 @@ def _edited(session: PromptSession[str], talk: Conversation) -> str:
         try:
             while True:
                 talk.turn()
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(0.1)
         except ProtocolError as error:
             await run_in_terminal(lambda: None)  # after the lines that are still to be shown
             if app.future is not None and not app.future.done():

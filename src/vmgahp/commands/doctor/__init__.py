@@ -27,9 +27,6 @@ from vmgahp.text import escape
 FIT, UNFIT, UNSURE = 0, 1, 3
 """The exit statuses: a job could run, no job could, or a decisive check could not be made. (2 is argparse's.)"""
 
-COLORS = {FIT: "bold green", UNFIT: "bold red", UNSURE: "bold cyan"}
-"""The styles of the verdict."""
-
 LOOKS: dict[str, Body] = {
     "HTCondor": condor.installed,
     "host name": host.host_name,
@@ -50,9 +47,6 @@ LOOKS: dict[str, Body] = {
     "log": condor.failures,
 }
 """The functions that make the checks of `findings.CHECKS`, in their order; the probe makes the rest."""
-
-WITHOUT_SETTINGS = ("HTCondor", "host name", "settings")
-"""The checks of a machine whose settings cannot be read, or that nobody has configured for VMs."""
 
 
 @dataclass
@@ -116,10 +110,7 @@ def _names(checks: list[str]) -> str:
 
 
 def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", *, recover: bool = False) -> Examination:
-    """Run all checks, also on the job ad at the path `job`, if given.
-
-    With `recover` the startd offers VMs again if nothing else is wrong, and all is examined once more.
-    """
+    """Run all checks, also on the job ad at the path `job`; with `recover` have the startd offer VMs if all is well."""
     context = in_time("settings", lambda: Context(environ, vm_type))
     if isinstance(context, errors.Fault):
         hint = "see which file system of PATH, HOME or VMGAHP_CONFIG hangs, or who tells accounts (getent passwd root)."
@@ -128,7 +119,7 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", *, rec
     new = None if vm_type else condor.not_configured(context)
     context.found += [new] if new else []
     is_short = new is not None or context.fault is not None
-    for name in WITHOUT_SETTINGS if is_short else LOOKS:
+    for name in ("HTCondor", "host name", "settings") if is_short else LOOKS:
         if name not in context.bad_names:  # else it is among the findings about the settings
             context.found += look(name, LOOKS[name], context)
     done = Examination(context.vm_type, findings.explained(context.found))
@@ -152,17 +143,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     add_type(command, "")
     add_json(command, "print all findings as one JSON object")
-    command.add_argument(
-        "--verbose", action="store_true", help="show what is as it should be too, and where each thing was looked at"
-    )
-    command.add_argument(
-        "--job",
-        default="",
-        metavar="AD",
-        help="check this job ad too (condor_q -l, or .job.ad), and print what the hypervisor would be told",
-    )
+    add = command.add_argument
+    add("--verbose", action="store_true", help="show what is as it should be too, and where each thing was looked at")
+    text = "check this job ad too (condor_q -l, or .job.ad), and print what the hypervisor would be told"
+    add("--job", default="", metavar="AD", help=text)
     text = "where all is well again, have the startd offer VMs that it has ceased to offer after a failure; jobs go on"
-    command.add_argument("--recover", action="store_true", help=text)
+    add("--recover", action="store_true", help=text)
     command.set_defaults(run=lambda given: apart(lambda: _run(given)))
     tell(
         command,
@@ -218,5 +204,6 @@ def show(done: Examination, *, verbose: bool = False) -> int:
         text.append("\n")
     elif not verbose:
         verdict += f" Looked at: {_names([one.check for one in done.findings])} (--verbose says more)."
-    page.say(text + page.paragraph(verdict, COLORS[done.status]))
+    style = {FIT: "bold green", UNFIT: "bold red", UNSURE: "bold cyan"}[done.status]
+    page.say(text + page.paragraph(verdict, style))
     return done.status

@@ -1,5 +1,6 @@
 """Checks of HTCondor: its settings, slots, server and startd, and the failures in VM_GAHP_LOG."""
 
+import glob
 import os
 import re
 import stat
@@ -30,21 +31,14 @@ from vmgahp.job.ad import JobAd
 from vmgahp.text import escape, redact
 from vmgahp.vm_types import HTCONDORS
 
-TOOL_DEADLINE = 10.0
-"""The deadline in seconds for a tool of HTCondor; condor_status waits longer for a startd that is down."""
-
-SERVER_DEADLINE = 10.0
-"""The deadline in seconds for the server to print its version; a tenth of a second is usual."""
+DEADLINE = 10.0
+"""The deadline in seconds for condor_status, which waits longer for a startd that is down, and for the version of the
+server, which usually takes a tenth of a second."""
 
 PACKAGED = "/usr/libexec/condor/condor_vm-gahp"
 """The server in Debian's package, whose vmgahp is in /usr/bin."""
 
 RECOVER = for_root("doctor", "--recover")
-
-_ATTRIBUTES = (
-    *("Name", "HasVM", "VM_Type", "VM_Memory", "VM_AvailNum", "VM_Networking_Types", "PartitionableSlot"),
-    *("VMOfflineReason", "VMOfflineTime"),
-)
 
 
 def installed(context: Context) -> Finding:
@@ -113,7 +107,7 @@ def vm_type(context: Context) -> Finding:
 
 def server(context: Context) -> Finding | None:
     """Check VM_GAHP_SERVER: that HTCondor can run it, only root can change it, and it is this daemon."""
-    path = context.more("VM_GAHP_SERVER")
+    path = context.more["VM_GAHP_SERVER"]
     check = Check("VM_GAHP_SERVER", "VM_GAHP_SERVER, the program that the startd and each starter run")
     if not path:  # without HTCondor the server is only started by hand
         return None if context.own_settings else check.bad("VM_GAHP_SERVER is not set.", _use_ours())
@@ -131,12 +125,10 @@ def server(context: Context) -> Finding | None:
         seen = f"Others than root can change {changeable}, and root runs {named}. So it was not run to see what it is."
         return check.off(seen, f"chown root {changeable}; chmod go-w {changeable}")
     # The program tells its version to the user who will run it.
-    said = ask([path, "-version"], SERVER_DEADLINE, context.environ, as_whom(context))
+    said = ask([path, "-version"], DEADLINE, context.environ, as_whom(context))
     first = " ".join(said.out.decode("utf-8", "replace").split())[:120]
     if said.status is None:
-        return check.bad(
-            f"{named} did not say its version within {SERVER_DEADLINE:g} s.", f"run {path} -version by hand."
-        )
+        return check.bad(f"{named} did not say its version within {DEADLINE:g} s.", f"run {path} -version by hand.")
     if f"vmgahp {__version__} " in f"{first} ":
         return check.ok(f"{path} is this daemon ({first})")
     if first.startswith("vmgahp "):
@@ -247,7 +239,7 @@ def slots(context: Context) -> Finding | None:
 
 def _number(context: Context, name: str) -> int:
     """Return a number of `MORE_SETTINGS`; 0 if it is unset or not a number."""
-    text = context.more(name)
+    text = context.more[name]
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
@@ -259,11 +251,11 @@ def startd(context: Context) -> Finding:
     check = Check("startd", "the startd's own ad (condor_status -pool, with its STARTD_ADDRESS_FILE)")
     if not context.tool:
         return check.unknown("There is no HTCondor here.")
-    tool = context.program("condor_status")
-    if not tool:
+    tool = os.path.join(os.path.dirname(context.tool), "condor_status")
+    if not os.access(tool, os.X_OK):
         return check.unknown(f"There is no condor_status beside {context.tool}.")
     start = "start HTCondor (systemctl start condor), see that DAEMON_LIST has STARTD, and look into StartLog."
-    path = context.more("STARTD_ADDRESS_FILE")
+    path = context.more["STARTD_ADDRESS_FILE"]
     try:
         with open_regular(path) as file:
             address = file.readline(8192).decode("ascii", "replace").strip()
@@ -274,8 +266,9 @@ def startd(context: Context) -> Finding:
         return check.for_root(f"{path} cannot be read: {error.strerror}.")
     if not address.startswith("<"):
         return check.bad(f"{path} has no address in it.", start)
-    command = [tool, "-pool", address, "-long", "-attributes", ",".join(_ATTRIBUTES)]
-    said = ask(command, TOOL_DEADLINE, context.environ)
+    wanted = "Name,HasVM,VM_Type,VM_Memory,VM_AvailNum,PartitionableSlot,VMOfflineReason,VMOfflineTime"
+    command = [tool, "-pool", address, "-long", "-attributes", wanted]
+    said = ask(command, DEADLINE, context.environ)
     # Empty lines separate the ads of several slots.
     texts = "" if said.status is None else said.out.decode("utf-8", "replace").replace("\r", "")
     ads = [JobAd(pairs) for text in texts.split("\n\n") if (pairs := pairs_of(text))]
@@ -290,11 +283,13 @@ def _judge_ad(context: Context, ad: JobAd, check: Check) -> Finding:
     if reason is not None and not ad.boolean("HasVM"):
         # A later successful probe does not bring it back (ResMgr::updateExtrasClassAd in HTCondor's
         # src/condor_startd.V6/ResMgr.cpp).
-        since = _ago(ad.integer("VMOfflineTime"))
+        since = ""
+        if (when := ad.integer("VMOfflineTime")) is not None:
+            minutes = max(0, int(time.time()) - when) // 60
+            since = f" {minutes} minutes ago" if minutes < 120 else f" {minutes // 60} hours ago"
         seen = f"A starter took this machine out of the VM universe{since}: VMOfflineReason is {_clean(reason)}."
-        return check.bad(
-            seen, f"fix the cause (the last failures in the log, below, name it); then, as root: {RECOVER}"
-        )
+        hint = f"fix the cause (the last failures in the log, below, name it); then, as root: {RECOVER}"
+        return check.bad(seen, hint)
     if not ad.boolean("HasVM"):
         return _not_offered(context, check)
     offered = (ad.string("VM_Type") or "").lower()
@@ -314,7 +309,7 @@ def _judge_ad(context: Context, ad: JobAd, check: Check) -> Finding:
 
 def _not_offered(context: Context, check: Check) -> Finding:
     """Explain a startd that offers no VMs by the findings so far."""
-    interval = context.more("VM_RECHECK_INTERVAL") or "600"
+    interval = context.more["VM_RECHECK_INTERVAL"] or "600"
     if bad := findings.first_bad(context.found):
         hint = f"fix what is said above; then wait up to {interval} s, or {RESTART}"
         return check.bad("HasVM is not true: the startd's own probe failed.", hint)._replace(because=bad.check)
@@ -331,13 +326,6 @@ def may_recover(found: Sequence[Finding]) -> bool:
     return [one.check for one in bad] == ["startd"] and RECOVER in bad[0].hint
 
 
-def _ago(when: int | None) -> str:
-    if when is None:
-        return ""
-    minutes = max(0, int(time.time()) - when) // 60
-    return f" {minutes} minutes ago" if minutes < 120 else f" {minutes // 60} hours ago"
-
-
 def _clean(text: str) -> str:
     return escape(redact(text))[:300].rstrip(".")
 
@@ -348,7 +336,6 @@ SHOWN = 3
 LONGEST_TAIL = 1 << 20
 """The maximum number of bytes that are read of each file, from its end."""
 LONGEST_SENTENCE = 600
-MOST_FILES = 50
 
 _WHO = re.compile(r" ?\((client|job's owner|administrator|hypervisor's administrator)\)$")
 _FAILURE, _SUCCESS = "VMGAHP_ERR_", "started "
@@ -363,7 +350,9 @@ def failures(context: Context) -> list[Finding]:
         return [check.unknown("There is no log: VM_GAHP_LOG is not the path of a file.")]
     seen: dict[str, tuple[float, int]] = {}
     unread, read, success = [], False, 0.0
-    for name in _files(path):
+    # Beside the log: the one before it (.old), and those with a user's name after a dot.
+    names = [path, *(name for name in sorted(glob.glob(f"{glob.escape(path)}.*")) if not name.endswith(".lock"))]
+    for name in names[:50]:
         try:
             lines = list(log_lines(name, LONGEST_TAIL))
         except FileNotFoundError:
@@ -382,19 +371,6 @@ def failures(context: Context) -> list[Finding]:
     found = unread[:SHOWN] + [_finding(check, sentence, *last) for last, sentence in current[:SHOWN]]
     nothing = "no failure is in it since a VM last started" if success else "no failure is in it"
     return found or [check.ok(nothing if read else "there is none yet")]
-
-
-def _files(path: str) -> list[str]:
-    """List the log files: the log, the one before it (``.old``), and those with a user's name after a dot."""
-    directory, base_name = os.path.split(path)
-    try:
-        names = [name for name in os.listdir(directory) if name == base_name or name.startswith(base_name + ".")]
-        names = [name for name in names if not name.endswith(".lock")]
-    except FileNotFoundError:
-        return []
-    except OSError:
-        return [path]
-    return [os.path.join(directory, name) for name in sorted(names)[:MOST_FILES]]
 
 
 def parted(sentence: str) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import NamedTuple, TypeVar, cast
 
 from vmgahp import config, errors
-from vmgahp.commands.arguments import for_root
+from vmgahp.commands.arguments import NOBODY, for_root
 from vmgahp.config import sources
 from vmgahp.daemon.probe import Probe, Resolver
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, row_of, side_by_side
@@ -21,8 +21,6 @@ MORE_SETTINGS = (
     *("NUM_CPUS", "VM_MAX_NUMBER"),
 )
 """The settings of HTCondor that only the doctor reads."""
-
-NOBODY = 65534
 
 AS_ROOT = f"run {for_root('doctor')} as root."
 
@@ -88,8 +86,7 @@ def complaint(said: Finished) -> str:
 class Context:
     """The facts about one machine that the checks share.
 
-    `root` is put before the paths of the system (``/sys``, ``/proc``, ``/run``, ``/dev`` and so on), for tests that
-    simulate a machine with files.
+    `root` is put before the paths of the system (``/proc`` and its like), for tests that simulate a machine with files.
     """
 
     def __init__(self, environ: Mapping[str, str], vm_type: str = "", root: str = "") -> None:
@@ -109,7 +106,8 @@ class Context:
         """The settings with an invalid value."""
         self.loaded = self.settings = config.Settings()
         """The settings as they were read, and with the default in place of each invalid value."""
-        self._more: dict[str, str] = {}
+        self.more = dict.fromkeys(MORE_SETTINGS, "")
+        """The `MORE_SETTINGS`; empty if not set."""
         try:
             self._load()
         except errors.Fault as fault:
@@ -122,10 +120,6 @@ class Context:
         """The user as which libvirt runs QEMU by default; None if it does not say."""
         if self.is_root:
             self.environ.setdefault("VMGAHP_USER_UID", str(self.condor.uid if self.condor else NOBODY))
-
-    def more(self, name: str) -> str:
-        """Return one of `MORE_SETTINGS`, empty if it is not set."""
-        return self._more.get(name, "")
 
     @property
     def own_settings(self) -> bool:
@@ -140,7 +134,7 @@ class Context:
     @property
     def _is_personal(self) -> bool:
         """True if this user has started HTCondor: if root has, its logs belong to the user condor."""
-        address = self._more.get("STARTD_ADDRESS_FILE", "")
+        address = self.more["STARTD_ADDRESS_FILE"]
         try:
             mine = os.stat(os.path.dirname(address)).st_uid == os.geteuid()
         except OSError:
@@ -150,7 +144,7 @@ class Context:
     @property
     def condor(self) -> User | None:
         """The user of HTCondor's daemons, according to CONDOR_IDS or the name condor."""
-        uid, _, gid = self._more.get("CONDOR_IDS", "").partition(".")
+        uid, _, gid = self.more["CONDOR_IDS"].partition(".")
         if uid.isdecimal() and gid.isdecimal():
             return User("condor", int(uid), int(gid), (int(gid),))
         try:
@@ -159,22 +153,13 @@ class Context:
             return None
         return User("condor", entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist("condor", entry.pw_gid)))
 
-    def path(self, path: str) -> str:
-        """Return a path of the system, below `root`."""
-        return self.root + path
-
     def read(self, path: str) -> str:
         """Read the beginning of a small file of the system; empty if it is missing or must not be read."""
         try:
-            with open(self.path(path), encoding="utf-8", errors="replace") as file:
+            with open(self.root + path, encoding="utf-8", errors="replace") as file:
                 return file.read(1 << 16)
         except OSError:
             return ""
-
-    def program(self, name: str) -> str:
-        """Find a program of HTCondor beside condor_config_val; return its full path, or empty."""
-        path = os.path.join(os.path.dirname(self.tool), name) if self.tool else ""
-        return path if path and os.access(path, os.X_OK) else ""
 
     def _load(self) -> None:
         """Read the settings. Raises `errors.Fault`."""
@@ -191,7 +176,7 @@ class Context:
                 good[name] = loaded.string(name)
         self.settings = config.Settings(good, {name: loaded.where(name) for name in good}, loaded.warnings)
         values, _, _ = sources.read(MORE_SETTINGS, self.environ)
-        self._more = {name: value.strip().strip("\"'") for name, value in values.items() if value.strip()}
+        self.more |= {name: value.strip().strip("\"'") for name, value in values.items()}
 
 
 def user_of(uid: int, gid: int) -> User:
@@ -206,10 +191,7 @@ def user_of(uid: int, gid: int) -> User:
 def ask(
     command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None, who: User | None = None
 ) -> Finished:
-    """Run a program to its end, or for so many seconds; as another user if `who` is given and this is root.
-
-    A program that cannot be run has status 127 and the reason as its error.
-    """
+    """Run a program, as `who` if this is root; one that cannot be run has status 127 and the reason as its error."""
     try:
         return run(
             command,
@@ -222,9 +204,6 @@ def ask(
         return Finished(127, b"", f"{command[0]} cannot be run: {error.strerror}".encode())
 
 
-_CLOSED = 'for f do test -e "$f" && test {flags} "$f" || {{ printf "%s" "$f"; exit 1; }}; done'
-
-
 def first_closed(who: User, paths: Sequence[str], flag: str = "-x") -> str | None:
     """Return the first path that a user may not use (``-x``, ``-r``, ``-w``), empty if all are accessible.
 
@@ -233,7 +212,8 @@ def first_closed(who: User, paths: Sequence[str], flag: str = "-x") -> str | Non
     """
     if os.geteuid() not in (0, who.uid):
         return None
-    said = ask(["/bin/sh", "-c", _CLOSED.format(flags=flag), "sh", *paths], 10.0, who=who)
+    script = f'for f do test -e "$f" && test {flag} "$f" || {{ printf "%s" "$f"; exit 1; }}; done'
+    said = ask(["/bin/sh", "-c", script, "sh", *paths], 10.0, who=who)
     return {0: "", 1: said.out.decode("utf-8", "replace")}.get(-1 if said.status is None else said.status)
 
 

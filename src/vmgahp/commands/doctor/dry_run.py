@@ -6,7 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vmgahp import errors
-from vmgahp.commands.doctor.context import NOBODY, Check, Context
+from vmgahp.commands.arguments import NOBODY
+from vmgahp.commands.doctor.context import Check, Context
 from vmgahp.commands.files import no_ad, parse_ad, read_ad_file
 from vmgahp.config import Settings
 from vmgahp.daemon.probe import Probe
@@ -38,10 +39,7 @@ class Trial:
 
 
 def read(path: str) -> JobAd:
-    """Read the first ad of a file of ``Name = expression`` lines, as ``condor_q -l`` and ``.job.ad`` have them.
-
-    The scratch directory is that of the file, if the ad names none. Raises `errors.ClientFault`.
-    """
+    """Read the first ad of a file, whose directory is the scratch one if the ad names none. Raises `ClientFault`."""
     # The first VM_WORKING_DIR counts.
     beside = ("VM_WORKING_DIR", quote(os.path.dirname(os.path.realpath(path))))
     return JobAd([*parse_ad(read_ad_file(path)), beside])

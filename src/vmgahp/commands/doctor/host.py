@@ -7,10 +7,10 @@ from time import monotonic
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
+from vmgahp.commands.arguments import NOBODY
 from vmgahp.commands.doctor import condor
 from vmgahp.commands.doctor.context import (
     AS_ROOT,
-    NOBODY,
     Check,
     Context,
     User,
@@ -43,22 +43,13 @@ PROBE_DEADLINE = 15.0
 
 RESOLVER_PATIENCE = 3.0
 
-_DRIVERS = (
-    "/usr/lib/*/libvirt/connection-driver/libvirt_driver_qemu.so",
-    "/usr/lib64/libvirt/connection-driver/libvirt_driver_qemu.so",
-    "/usr/lib/libvirt/connection-driver/libvirt_driver_qemu.so",
-    "/usr/local/lib*/libvirt/connection-driver/libvirt_driver_qemu.so",
-)
-
 
 def root(context: Context) -> Finding:
     """Check that this is the user who will run the jobs' server."""
     check = Check("root", "who runs the doctor")
     user = f"user id {os.geteuid()}"
     if context.blind:
-        return check.for_root(
-            f"This is {user}, and what only root may look at, as whom HTCondor runs the server, is open."
-        )
+        return check.for_root(f"This is {user}, and what only root may look at, who runs the jobs' server, is open.")
     return check.ok(
         "root, as HTCondor runs the server" if context.is_root else f"{user}, whose own session runs the VMs"
     )
@@ -114,13 +105,14 @@ def libvirt_cause(context: Context) -> tuple[str, str]:
     if not libvirt_daemons.is_installed(unit, context.root):
         hint = f"{packages.of_system('libvirt-daemon-system qemu-system-x86', 'libvirt-daemon-kvm')}."
         return "Neither libvirtd nor virtqemud is installed", hint
-    if not any(glob(context.path(pattern)) for pattern in _DRIVERS):
+    driver = "libvirt/connection-driver/libvirt_driver_qemu.so"
+    if not any(glob(f"{context.root}/usr/{lib}/{driver}") for lib in ("lib*", "lib/*", "local/lib*")):
         hint = f"{packages.of_system('libvirt-daemon-driver-qemu')}; then restart {unit}."
         return "libvirt is installed without its driver for QEMU (libvirt_driver_qemu.so)", hint
     if not (context.is_root or context.blind):
         return "", ""  # a user's own libvirtd is started on demand
-    names = (context.read(path.removeprefix(context.root)).strip() for path in glob(context.path("/proc/[0-9]*/comm")))
-    runs, listens = unit in names, os.path.exists(context.path(socket))
+    names = (context.read(path.removeprefix(context.root)).strip() for path in glob(f"{context.root}/proc/[0-9]*/comm"))
+    runs, listens = unit in names, os.path.exists(context.root + socket)
     if not runs and not listens:
         enable = f"systemctl enable --now {unit}.socket {unit}"
         return f"{unit} is installed and does not run, and nothing listens for it", enable
@@ -130,7 +122,7 @@ def libvirt_cause(context: Context) -> tuple[str, str]:
     if not listens:
         restart = f"systemctl restart {unit}.socket {unit}; guests survive that."
         return f"{unit} runs, and its socket {socket} is missing", restart
-    if not os.access(context.path(socket), os.W_OK):
+    if not os.access(context.root + socket, os.W_OK):
         hint = f"{AS_ROOT[:-1]}; for VMs of your own, join the group libvirt (usermod -aG libvirt NAME)."
         return f"{unit} runs, and user id {os.geteuid()} may not use its socket {socket}", hint
     return "", ""
@@ -165,7 +157,7 @@ def kvm_cause(context: Context) -> tuple[str, str]:
     """Return the known cause as a sentence, and the hint without its full stop."""
     flags = next((line for line in context.read("/proc/cpuinfo").splitlines() if line.startswith("flags")), "").split()
     nested = "hypervisor" in flags
-    if os.path.exists(device := context.path("/dev/kvm")):
+    if os.path.exists(device := f"{context.root}/dev/kvm"):
         if not os.access(device, os.R_OK | os.W_OK):
             hint = f"{AS_ROOT[:-1]}, or join the group kvm (usermod -aG kvm NAME)"
             return f"This user, id {os.geteuid()}, may not open /dev/kvm.", hint
@@ -175,15 +167,13 @@ def kvm_cause(context: Context) -> tuple[str, str]:
         return "", "see dmesg for what kvm says; load its module anew (modprobe -r and modprobe)"
     if "vmx" in flags or "svm" in flags:
         module = "kvm_intel" if "vmx" in flags else "kvm_amd"
-        if os.path.isdir(context.path(f"/sys/module/{module}")):
+        if os.path.isdir(f"{context.root}/sys/module/{module}"):
             hint = "see dmesg for what kvm says; make the device (udevadm trigger /dev/kvm, or mknod c 10 232)"
             return f"The module {module} is loaded and there is no /dev/kvm.", hint
         hint = f"modprobe {module}; where that fails, switch virtualization on in the firmware (BIOS: VT-x, SVM)"
         return f"The processor can virtualize, and the module {module} is not loaded.", hint
     if nested:
-        hint = (
-            "on the host: modprobe kvm_intel nested=1 (or kvm_amd), and the CPU mode host-passthrough for this machine"
-        )
+        hint = "on the host: modprobe kvm_intel nested=1 (or kvm_amd), and CPU mode host-passthrough for this machine"
         return "This machine is a virtual one, and its host does not let it virtualize.", hint
     if not flags:
         return "", "load the kernel's module for KVM (modprobe kvm)"
@@ -211,18 +201,15 @@ def firmware(context: Context) -> Finding | None:
 
 
 def clock(context: Context) -> Finding:
-    """Measure how long the startd's probe takes here, by running it as the startd does if that is safe.
-
-    With -t its lines go to standard error and not to the log.
-    """
-    server = context.more("VM_GAHP_SERVER")
+    """Measure how long the startd's probe takes here, by running it as the startd does if that is safe."""
+    server = context.more["VM_GAHP_SERVER"]
     check = Check("clock", "the time that all checks of the probe took")
     if context.blind:
         return check.for_root("Only root can run all of the probe.")
     is_ours = [one.verdict for one in context.found if one.check == "VM_GAHP_SERVER"] == [OK]
     if not (is_ours and context.is_root) or context.probe.trouble:
         return _judge_clock(check, context.probe.seconds, context.probe)
-    command = [server, "-f", "-t", "-M", "0", "vmtype", context.vm_type]
+    command = [server, "-f", "-t", "-M", "0", "vmtype", context.vm_type]  # -t keeps its lines out of the log
     check = check._replace(subject=f"the startd's own probe, {' '.join(command)}")
     who = condor.as_whom(context)
     comm = Path("/proc/self/comm")
@@ -303,7 +290,7 @@ def _ask_libvirt(context: Context) -> None:
 
 def kvm_device(context: Context) -> Finding | None:
     """Check that libvirt's own user may open /dev/kvm; None if that does not apply."""
-    device, place, user = "/dev/kvm", context.path("/dev/kvm"), context.qemu_user
+    device, place, user = "/dev/kvm", f"{context.root}/dev/kvm", context.qemu_user
     if user is None or not os.path.exists(place) or context.vm_type == "qemu":
         return None
     check = Check("kvm device", f"{device}, with the rights of {user.name}, as whom libvirt runs QEMU")

@@ -10,13 +10,9 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 
 from vmgahp.commands.arguments import FINDINGS, add_json, tell
 from vmgahp.text import escape
-
-GOOD, WRONG = 0, 1
-"""The exit statuses."""
 
 SUITES = {"debian-12": "bookworm", "debian-13": "trixie"}
 """The releases of which an image can be built."""
@@ -159,17 +155,12 @@ def run(options: argparse.Namespace) -> int:
     from vmgahp.commands.image import build, store
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupted)
+        signal.signal(number, signal.default_int_handler)  # all clean-up is done then
     done: dict[str, Callable[[argparse.Namespace], bool]] = {"build": build.build, "add": store.add, "list": store.show}
     done |= {"check": store.check, "update": store.update, "remove": store.remove}
-    return GOOD if done[options.action](options) else WRONG
+    return 0 if done[options.action](options) else 1
 
 
 def say(text: str) -> None:
     """Print a line about the progress."""
     sys.stderr.write(escape(text) + "\n")
-
-
-def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt on a signal, so that all clean-up is done."""
-    raise KeyboardInterrupt

@@ -14,7 +14,7 @@ import signal
 import tarfile
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from vmgahp.commands.arguments import NotDone
@@ -69,7 +69,6 @@ _FILES_OF_OURS = {
         "ExecStart=\nExecStart=/lib/systemd/systemd-networkd-wait-online --any --timeout=60\n"
     ),
 }
-_LINKS_OF_OURS = {"etc/resolv.conf": "../run/systemd/resolve/stub-resolv.conf"}
 _ENABLE = "systemctl enable systemd-networkd.service systemd-resolved.service serial-getty@ttyS0.service"
 _DISABLE = (
     "systemctl disable apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer dpkg-db-backup.timer"
@@ -168,7 +167,9 @@ class _Build:
         return os.path.join(self.directory, name)
 
     def _run(self, words: Sequence[str], seconds: float, stdin: bytes = b"") -> None:
-        environ = plain_environment() | _proxies() | {"TMPDIR": self.temporary}
+        proxies = ("http_proxy", "https_proxy", "no_proxy")  # through which the mirror is reached
+        environ = plain_environment() | {"TMPDIR": self.temporary}
+        environ |= {name: value for name, value in os.environ.items() if name.lower() in proxies}
         done = run(words, deadline=seconds, stdin=stdin, environ=environ, umask=0o022, directory=self.directory)
         if done.status is None:
             raise NotDone(f"{words[0]} had not ended after {seconds:g} s.")
@@ -205,10 +206,9 @@ class _Build:
                 about = tarfile.TarInfo(name)
                 about.size, about.mode = len(text), 0o644
                 archive.addfile(about, io.BytesIO(text.encode()))
-            for name, target in _LINKS_OF_OURS.items():
-                about = tarfile.TarInfo(name)
-                about.type, about.linkname = tarfile.SYMTYPE, target
-                archive.addfile(about)
+            link = tarfile.TarInfo("etc/resolv.conf")
+            link.type, link.linkname = tarfile.SYMTYPE, "../run/systemd/resolve/stub-resolv.conf"
+            archive.addfile(link)
             for source, name in self.image.copy:
                 with open(source, "rb") as file:
                     about = archive.gettarinfo(arcname=name, fileobj=file)
@@ -263,8 +263,3 @@ class _Build:
         self._run(["mformat", "-i", place, "-T", str(_ROOT - _ESP), "-h", "16", "-s", "32", "-v", "ESP", "::"], SHORT)
         self._run(["mmd", "-i", place, "::/EFI", "::/EFI/BOOT"], SHORT)
         self._run(["mcopy", "-i", place, "bootx64.efi", "::/EFI/BOOT/BOOTX64.EFI"], SHORT)
-
-
-def _proxies(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variables for the proxies through which the mirror is reached."""
-    return {name: value for name, value in environ.items() if name.lower() in ("http_proxy", "https_proxy", "no_proxy")}

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import IO, BinaryIO, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-from vmgahp.commands.arguments import NotDone
+from vmgahp.commands.arguments import NOBODY, NotDone
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.page import size as in_words
 from vmgahp.host import packages
@@ -31,13 +31,7 @@ LONGEST = 6 * 3600.0
 """The deadline in seconds for the whole download."""
 SMALL = 16 << 20
 """The maximum number of bytes of a list of checksums, a signature, a key."""
-SHORT = 30.0
-"""The deadline in seconds for gpgv."""
 
-NOBODY = 65534
-"""The user and group with whose rights a file is read that anybody can have put there."""
-
-_CHUNK = 1 << 20
 _RESERVE = 256 << 20
 """The bytes of the file system that are kept free."""
 _LENGTHS = {"sha256": 64, "sha512": 128}
@@ -108,7 +102,7 @@ def _copied(file: BinaryIO, source: str, keep: Callable[[bytes], object], most: 
     came = 0
     end = monotonic() + LONGEST
     try:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(1 << 20):
             came += len(chunk)
             if 0 <= most < came:
                 raise NotDone(f"{source} has more than {in_words(most)}.")
@@ -196,9 +190,8 @@ def _plain(key: bytes) -> bytes:
     if not key.lstrip().startswith(b"-----BEGIN PGP"):
         return key
     plain = b""
-    for body in re.findall(
-        rb"-----BEGIN PGP [^\n]*\n(?:[^\n]+\n)*\n(.*?)-----END PGP", key.replace(b"\r", b""), re.DOTALL
-    ):
+    armored = rb"-----BEGIN PGP [^\n]*\n(?:[^\n]+\n)*\n(.*?)-----END PGP"
+    for body in re.findall(armored, key.replace(b"\r", b""), re.DOTALL):
         with suppress(binascii.Error):
             plain += base64.b64decode(b"".join(line for line in body.split() if not line.startswith(b"=")))
     return plain

@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from glob import glob
 from typing import Any, NamedTuple
 
 from vmgahp import config, errors
@@ -33,13 +34,13 @@ from vmgahp.findings import BAD, OK, Finding
 from vmgahp.host import proc
 from vmgahp.host.job_user import Identity
 from vmgahp.host.starter import scratch_in
+from vmgahp.host.system_calls import Opened
 from vmgahp.host.trust import trouble_with_directory
 from vmgahp.images import catalog, formats, qemu_img
 from vmgahp.images.catalog import Catalog, CatalogEntry
 from vmgahp.images.formats import backing_chain
 from vmgahp.text import redact
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _LINES = r"(?:(?:[ \t]*(?:#.*)?\n)*[ \t]*[^\s#\[].*\n?)*"
 """The lines of a table, without the comments after the last one, which belong to the next table."""
 
@@ -48,12 +49,9 @@ _LINES = r"(?:(?:[ \t]*(?:#.*)?\n)*[ \t]*[^\s#\[].*\n?)*"
 def locked_catalog(path: str) -> Iterator[None]:
     """Hold an exclusive lock on the catalog, so that no other process rewrites it. Raises OSError."""
     # A file that no other user can open: whoever can read the directory could hold a lock on it for ever.
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
+    with Opened(os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(lock)
 
 
 def has_table(path: str, name: str) -> bool:
@@ -64,7 +62,7 @@ def has_table(path: str, name: str) -> bool:
 def add_table(path: str, name: str, table: Mapping[str, str | int]) -> None:
     """Add an image to the catalog, which is created if necessary. Raises `NotDone`."""
     text = _text(path)
-    head = name if _BARE.fullmatch(name) else _string(name)
+    head = name if re.fullmatch(r"[A-Za-z0-9_-]+", name, re.ASCII) else _string(name)
     lines = [f"{key} = {_string(value) if isinstance(value, str) else value}" for key, value in table.items()]
     apart = "" if not text else "\n" if text.endswith("\n") else "\n\n"
     new = f"{text}{apart}[{head}]\n" + "".join(f"{line}\n" for line in lines)
@@ -127,10 +125,6 @@ def _string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-LARGEST_AD = 1 << 20
-"""The maximum number of bytes of a job's record."""
-
-
 def users_of(settings: Settings, found: Catalog, entry: CatalogEntry) -> list[str]:
     """Describe each user of an image; empty if there are none."""
     return [*_processes(entry.path), *_jobs(settings, found, entry.name), *_images(found, entry)]
@@ -142,16 +136,14 @@ def _processes(path: str) -> Iterator[str]:
         wanted = os.stat(path)
     except OSError:
         return
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        if pid == str(os.getpid()):
-            continue
-        with suppress(OSError):  # it has ended, or belongs to another user
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
-                    if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), wanted):
-                        if name := proc.name(int(pid)):
-                            yield f"process {pid} ({name}) has it open"
-                        break
+    found = set()
+    for file in glob("/proc/[0-9]*/fd/*"):  # of processes of this user, or of all for root
+        with suppress(OSError):  # it is closed
+            if os.path.samestat(os.stat(file), wanted):
+                found.add(int(file.split("/")[2]))
+    for pid in sorted(found - {os.getpid()}):
+        if name := proc.name(pid):
+            yield f"process {pid} ({name}) has it open"
 
 
 def _jobs(settings: Settings, found: Catalog, name: str) -> Iterator[str]:
@@ -161,7 +153,7 @@ def _jobs(settings: Settings, found: Catalog, name: str) -> Iterator[str]:
         for job in sorted(os.listdir(execute or "/nonexistent")):
             path = os.path.join(scratch_in(os.path.join(execute, job)), RECORD)
             with suppress(OSError, ValueError, RecursionError), open_regular(path, follow=False) as file:
-                text = json.dumps(json.loads(file.read(LARGEST_AD)))
+                text = json.dumps(json.loads(file.read(1 << 20)))
                 if json.dumps(name) in text:
                     yield f"{path} is of a job with an overlay of it"
 

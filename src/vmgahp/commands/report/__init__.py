@@ -27,8 +27,6 @@ MOST_POINTS = 1200
 
 BUSY, AWAY = "Busy", ""
 """The states of the picture for an operation under way, and for no VM."""
-GAP = 3.0
-"""The factor by which a pause between samples must exceed the usual one to count as a gap."""
 ENDS = ("stop", "end")
 BREAKS = (*ENDS, "suspend", "checkpoint", "start", "resume")
 """The events over which no line is drawn."""
@@ -91,13 +89,12 @@ class Story:
         found: dict[str, list[Rate]] = {}
         drawn = self.samples[:: len(self.samples) // MOST_POINTS + 1]
         pauses = sorted(now.time - then.time for then, now in pairwise(drawn))
-        # Samples taken at events make for short pauses, so the usual pause is above the median.
-        longest = GAP * max(pauses[(len(pauses) - 1) * 3 // 4], 1.0) if pauses else 0.0
+        # A gap is three usual pauses; that is above the median, as samples taken at events make for short ones.
+        longest = 3.0 * max(pauses[(len(pauses) - 1) * 3 // 4], 1.0) if pauses else 0.0
         breaks = [event.time for event in self.events if event.name in BREAKS and not event.error]
         for then, now in pairwise(drawn):
-            if not 0 < now.time - then.time <= longest or bisect_right(breaks, then.time) < bisect_right(
-                breaks, now.time
-            ):
+            is_broken = bisect_right(breaks, then.time) < bisect_right(breaks, now.time)
+            if is_broken or not 0 < now.time - then.time <= longest:
                 continue
             memory = {"memory": then.memory_kib * 1024, "rss": then.rss_kib * 1024}
             for name, value in (rates(then, now) | memory).items():

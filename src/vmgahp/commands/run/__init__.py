@@ -11,8 +11,6 @@ from vmgahp.commands.submit import cpus, memory
 
 EXAMPLE = "vmgahp run --image catalog:debian-12 --input fit.py -- python3 fit.py 17"
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``vmgahp run``."""
@@ -27,12 +25,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--memory", type=memory, default=0, metavar="MIB", help="memory in MiB, or as 1.5G (default: 1G)")
     add("--cpus", type=cpus, default=1, metavar="N", help="the number of CPUs (default: 1)")
     add("--input", action="append", default=[], metavar="PATH", help="a file, a directory or a URL; repeatable")
-    add(
-        "--output",
-        action="append",
-        metavar="NAME",
-        help="a file, a directory or a pattern to bring home; repeatable, '' for none (default: all that is new)",
-    )
+    text = "a file, a directory or a pattern to bring home; repeatable, '' for none (default: all that is new)"
+    add("--output", action="append", metavar="NAME", help=text)
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable, or this one's value here")
     add("--time-limit", type=seconds, default=0, metavar="TIME", help="how long the program may run, as 90, 30m, 2h")
     add("--boot-timeout", type=seconds, default=0, metavar="TIME", help="how long the guest may take until it begins")
@@ -49,12 +43,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--queue", type=number, default=1, metavar="N", help="as so many jobs, each with a directory NAME.PROCESS here")
     add("--macros", action="store_true", help="let HTCondor replace $(Process) and its like in what is said here")
     add("--append", action="append", default=[], metavar="'COMMAND = VALUE'", help="a line more for the submit file")
-    add(
-        "--name",
-        default="",
-        metavar="NAME",
-        help="the job's name (default: of a word that is an input, or of the program)",
-    )
+    text = "the job's name (default: of a word that is an input, or of the program)"
+    add("--name", default="", metavar="NAME", help=text)
     add("--submit-file", default="", metavar="FILE", help="the file that is written (default: NAME.sub, here)")
     add("--dir", default="", metavar="DIR", help="where an image is written that has to be unpacked (default: here)")
     add("--force", action="store_true", help="replace files, and submit also what no machine of the pool can run now")
@@ -83,10 +73,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def seconds(text: str) -> int:
     """Parse a time in seconds."""
+    units = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
     found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd]?)", text, re.ASCII)
     if not found:
         raise argparse.ArgumentTypeError(f"{text!a} is no time: write seconds, or such as 90s, 30m, 2h, 7d")
-    return int(found[1]) * _SECONDS[found[2]]
+    return int(found[1]) * units[found[2]]
 
 
 def number(text: str) -> int:

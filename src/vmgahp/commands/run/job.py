@@ -29,7 +29,6 @@ from vmgahp.job.vm_spec import LEAST_MEMORY_MIB
 
 MACRO = re.compile(r"(\$\([A-Za-z][A-Za-z0-9_.]*\))")
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./-]+", re.ASCII)
-_TO_HTCONDOR = re.compile(r"\$(?=[$(\[])")
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _@+:,./=-")
 
 Variables = Sequence[tuple[str, str]]
@@ -38,10 +37,7 @@ Variables = Sequence[tuple[str, str]]
 def shell_line(
     words: Sequence[str], variables: Variables = (), *, macros: bool = False, executable: bool = True
 ) -> str:
-    """Make a command line that runs the words unchanged, with these variables in the program's environment.
-
-    A program that is not `executable` is made so first.
-    """
+    """Make a command line that runs the words unchanged, with these variables, once the program is `executable`."""
     made: list[str] = []
     given = [f"{name}={_word(value, made, macros)}" for name, value in variables]
     quoted = [_word(word, made, macros) for word in words]
@@ -65,7 +61,7 @@ def _word(text: str, made: list[str], macros: bool) -> str:
     if _PLAIN.fullmatch(text):
         return text
     if text.isprintable():
-        return "'" + _each(text, macros, lambda part: _TO_HTCONDOR.sub("$''", part.replace("'", "'\\''"))) + "'"
+        return "'" + _each(text, macros, lambda part: re.sub(r"\$(?=[$(\[])", "$''", part.replace("'", "'\\''"))) + "'"
     name = f"_vmgahp_{len(made)}"
     # The dot keeps line breaks at the end, which the shell strips from the output of a command.
     made.append(f"{name}=`printf '{_each(text, macros, _octal)}.'`")
@@ -81,15 +77,8 @@ def _octal(text: str) -> str:
     return "".join(chr(byte) if byte in _KEPT else f"\\{byte:03o}" for byte in os.fsencode(text))
 
 
-_NO_PATH = re.compile(r"[,\"'\\<>|*?;]")
-_NO_URL = re.compile(r"[\s,\"'\\]")
-
-
 def listed_inputs(options: argparse.Namespace, names: set[str], summary: Summary) -> Iterator[str]:
-    """Yield the entries of the job's list of input files; their names in its scratch directory are added to `names`.
-
-    Raises `SubmitError`.
-    """
+    """Yield the entries of the job's list of input files; add their names there to `names`. Raises `SubmitError`."""
     for text in options.input:
         if "://" in text:
             name, entry = _of_url(text)
@@ -124,7 +113,7 @@ def _below(path: str, options: argparse.Namespace) -> str:
 
 def _of_url(text: str) -> tuple[str, str]:
     name = os.path.basename(re.split(r"[?#]", text)[0])
-    if not name or _NO_URL.search(text) or not text.isprintable():
+    if not name or re.search(r"[\s,\"'\\]", text) or not text.isprintable():
         raise SubmitError(f"--input {text!a} is no URL of a file.", "write %20 for a blank and its like.")
     return name, text
 
@@ -132,7 +121,7 @@ def _of_url(text: str) -> tuple[str, str]:
 def require_inputs(what: str, path: str) -> None:
     """Check that a file or directory can be transferred with the job. Raises `SubmitError`."""
     said = f"{what}: {path!a}"
-    if _NO_PATH.search(path) or not path.isprintable() or path != path.strip() or "$$" in path:
+    if re.search(r"[,\"'\\<>|*?;]", path) or not path.isprintable() or path != path.strip() or "$$" in path:
         raise SubmitError(f"{said} has characters that a list of HTCondor's cannot have.", "rename it.")
     try:
         _require_usable(said, path)
@@ -156,9 +145,7 @@ def _require_whole(what: str, path: str, summary: Summary) -> None:
             inside = os.path.join(directory, name)
             said = f"{what}: {inside!a}"
             if name in directories and os.path.islink(inside):
-                raise SubmitError(
-                    f"{said} is a link to a directory, which HTCondor does not send.", "copy what it has."
-                )
+                raise SubmitError(f"{said} is a link to a directory: HTCondor does not send it.", "copy what it has.")
             try:
                 _require_usable(said, inside)
             except OSError:
@@ -390,9 +377,6 @@ def _add_user_data(options: argparse.Namespace, made: Guest, names: set[str]) ->
     made.options["User_Data"] = name
 
 
-LARGEST_USER_DATA = 1 << 20
-"""The maximum number of bytes of user data that are shown, and that a job may have."""
-
 COST = "The job takes some 15 s beside its guest, and 50 s at least: condor_starter sleeps for 30 s after each start.\n"
 
 
@@ -458,7 +442,7 @@ def _user_data(options: argparse.Namespace) -> Iterator[str]:
     parts = []
     if options.user_data:
         with open_regular(options.user_data) as file:
-            parts.append((f"cloud-init's user data: {options.user_data}", file.read(LARGEST_USER_DATA)))
+            parts.append((f"cloud-init's user data: {options.user_data}", file.read(1 << 20)))
     if options.boot == CLOUD_INIT:
         then = "cloud-init's user data" if not parts else "behind them, in one message"
         parts.append((f"{then}: what begins the program", guest_file("agent")))

@@ -36,6 +36,7 @@ from vmgahp.drivers.libvirt.life.usage import Meter
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.host.starter import scratch_in
+from vmgahp.host.system_calls import Opened
 from vmgahp.metrics.file import MOST_LINES, NAME
 from vmgahp.text import escape
 
@@ -90,11 +91,8 @@ class _Vm:
 
     def read_file(self) -> None:
         """Read the new lines of the file. Raises OSError."""
-        above = os.open(self.scratch, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with Opened(os.open(self.scratch, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as above:
             file = open_regular(NAME, follow=False, directory=above)
-        finally:
-            os.close(above)
         with file:
             size = os.fstat(file.fileno()).st_size
             start = max(self.offset, size - LARGEST_READ) if self.offset <= size else 0
