@@ -131,7 +131,7 @@ PLACES = {
     "drivers/vmrun/machine.py:VmrunMachine._require_free_space": (1, LATER),
     "drivers/vmrun/machine.py:VmrunMachine.ask_to_power_off": (1, LATER),
     "drivers/vmrun/machine.py:VmrunMachine.save": (1, LATER),
-    "drivers/vmrun/tool.py:end_process": (1, "a VM of an earlier start is there and cannot be killed"),
+    "drivers/vmrun/tool.py:Tool.end": (1, "a VM of an earlier start is there and cannot be killed"),
     "drivers/vmrun/tool.py:Tool.find_product": (2, NOT_INSTALLED),
     "drivers/vmrun/tool.py:find_tool": (1, NOT_INSTALLED),
     "drivers/vmrun/working_copy.py:_local_settings": (1, SETTING),

@@ -38,7 +38,7 @@ WORKING_COPY_SUFFIX = "_condor.vmx"
 
 DECRYPT_HINT = "take the encryption away in VMware (Options, Access Control; a vTPM goes first), and send that machine."
 
-_MOST_VMDKS = 1000
+_MOST_VMDKS, _LONGEST_NAME = 1000, 200
 _TRANSFER_HINT = "add it to transfer_input_files: a regular file, no link, that its owner may read."
 
 
@@ -146,8 +146,8 @@ def _vmx_file(ad: JobAd) -> str:
         problem = f"{VMX_FILE} = {shown(ad.expression(VMX_FILE))}: the job names no virtual machine."
         hint = "set vmware_dir to a directory with one .vmx file, or name the file in +VMPARAM_VMware_VMX_File."
         raise JobFault(errors.NO_DISK_PARAM, problem, hint)
-    name = _base_name(text)
-    if name is None or not name.lower().endswith(".vmx"):
+    name = base_name(text)
+    if not name.lower().endswith(".vmx") or len(name) > _LONGEST_NAME:
         raise _bad(VMX_FILE, text, "it is not the name of a .vmx file", "name the .vmx of the virtual machine.")
     if name.lower().endswith(WORKING_COPY_SUFFIX):
         problem = f"names that end in {WORKING_COPY_SUFFIX} are for the working copy"
@@ -164,8 +164,8 @@ def _vmdk_files(ad: JobAd) -> tuple[str, ...]:
     for entry in (text or "").split(","):
         if not entry.strip():
             continue
-        name = _base_name(entry.strip())
-        if name is None or not name.lower().endswith(".vmdk"):
+        name = base_name(entry.strip())
+        if not name.lower().endswith(".vmdk") or len(name) > _LONGEST_NAME:
             raise _bad(VMDK_FILES, entry, "it is not the name of a .vmdk file", "name .vmdk files only.")
         names[name] = None
         if len(names) > _MOST_VMDKS:
@@ -173,10 +173,10 @@ def _vmdk_files(ad: JobAd) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _base_name(path: str) -> str | None:
-    """Return the last part of a path of the submit machine, Unix or Windows; None if there is none."""
+def base_name(path: str) -> str:
+    """Return the last part of a path, which may be of Windows; empty if that cannot be a file's name."""
     name = path.replace("\\", "/").rpartition("/")[2]
-    return None if name in ("", ".", "..") or has_control(name) or len(name) > 200 else name
+    return "" if name in (".", "..") or has_control(name) else name
 
 
 def _bad(name: str, value: str | None, problem: str, hint: str) -> JobFault:

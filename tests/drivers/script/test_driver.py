@@ -485,7 +485,7 @@ def test_a_suspended_vm_that_has_vanished_has_not_done_its_job(toy: Toy, driver:
     machine.suspend()
     toy.power_off(toy.job())
     toy.odd("resume", "[ -e $vm ] || exit 1")
-    with pytest.raises(errors.HypervisorFault, match="there is no such VM any more"):
+    with pytest.raises(errors.HypervisorFault, match="there is no such VM now"):
         machine.status() if operation == "status" else machine.resume(lifecycle.SUSPENDED)
     with pytest.raises(errors.HypervisorFault):
         machine.status()

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit import conversion, images
-from vmgahp.commands.submit.conversion import PREFIX, attribute_line, command_line
+from vmgahp.commands.submit.conversion import attribute_line, command_line
 from vmgahp.commands.submit.machine import Guest, SubmitError, Summary, printable, simple_name
 from vmgahp.images import CATALOG
 from vmgahp.images.formats import HEADER, looks_like, not_a_disk
-from vmgahp.job.attributes import ARM
+from vmgahp.job.attributes import ARM, OPTION_PREFIX
 from vmgahp.job.run import CLOUD_INIT, guest_file
 from vmgahp.job.scratch_files import is_reserved
 from vmgahp.job.vm_spec import LEAST_MEMORY_MIB
@@ -264,9 +264,9 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     warn_of_words(options, summary)
     others = [pair for pair in _variables(options) if not is_for_environment(pair[1])]
     line = shell_line(options.words, others, macros=options.macros, executable=is_executable(options, summary))
-    made.lines.append(attribute_line(f"{PREFIX}Run", line, macros=options.macros))
+    made.lines.append(attribute_line(f"{OPTION_PREFIX}Run", line, macros=options.macros))
     if options.output is not None:
-        made.lines.append(attribute_line(f"{PREFIX}Run_Outputs", _outputs(options), macros=options.macros))
+        made.lines.append(attribute_line(f"{OPTION_PREFIX}Run_Outputs", _outputs(options), macros=options.macros))
     given = {"Run_As_Root": options.as_root, "Run_Time_Limit": options.time_limit, "Disk_Size": options.disk}
     given |= {"Run_Boot_Timeout": options.boot_timeout, "Run_Boot": options.boot if options.boot != CLOUD_INIT else ""}
     made.options |= {name: value for name, value in given.items() if value}

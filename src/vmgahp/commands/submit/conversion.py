@@ -4,9 +4,7 @@ A line of a submit file is one command, ``$`` begins a macro anywhere, a backsla
 attribute (``+Name = "text"``) is a ClassAd expression. Lists of files are split at commas, and some at blanks. Text
 that would not be read back unchanged is refused and never altered.
 
-The machine of the rehearsal offers everything that a machine can. Its scratch directory has the names, the sizes and
-the beginnings of the files that would be transferred. HTCondor need not be installed: its treatment of the lines that
-are written is known.
+HTCondor need not be installed for the rehearsal: its treatment of the lines that are written is known.
 """
 
 import argparse
@@ -44,8 +42,8 @@ from vmgahp.host.job_user import Identity
 from vmgahp.images import CATALOG
 from vmgahp.job import vm_spec, vmware
 from vmgahp.job.ad import JobAd, quote
-from vmgahp.job.attributes import ARM, ATTRIBUTES
-from vmgahp.job.disks import Disk
+from vmgahp.job.attributes import ARM, ATTRIBUTES, OPTION_PREFIX
+from vmgahp.job.disks import DISK, Disk
 from vmgahp.job.engine import NoEngine
 from vmgahp.job.look import find
 from vmgahp.job.spec import JobSpec
@@ -56,23 +54,19 @@ from vmgahp.vm_types import HTCONDORS, QEMU, VMRUN, VMWARE, XEN
 
 _COMMAND = re.compile(r"[A-Za-z_+][\w.+-]*\s*=", re.ASCII)
 _MACRO = re.compile(r"\$\(([^()]*)\)")
-_DOLLAR = re.compile(r"\$")
-_NO_MACRO = re.compile(r"\$(?!\([A-Za-z][A-Za-z0-9_.]*\))")
+_NO_MACRO = r"\$(?!\([A-Za-z][A-Za-z0-9_.]*\))"
 
 _LONGEST = 1 << 20
 """The maximum number of characters of an expanded value: macros can grow without limit."""
 
 
 def command_line(name: str, text: str, *, macros: bool = False) -> str:
-    """Write ``name = text`` as one line, from which condor_submit reads exactly `text`. Raises `SubmitError`.
-
-    With `macros`, ``$(Process)`` and the like are left as macros.
-    """
+    """Write ``name = text``, read as exactly `text` by condor_submit; `macros` are kept. Raises `SubmitError`."""
     # These two are always expanded once more, $$ when the job is matched with a machine.
     unwritable = "$$" in text or "$(dollar)" in text.lower()
     if unwritable or text != text.strip() or not text or text.endswith("\\") or not text.isprintable():
         raise SubmitError(f"{name}: {text!a} cannot be written into a submit file.", "give it another name.")
-    return f"{name} = {(_NO_MACRO if macros else _DOLLAR).sub('$(DOLLAR)', text)}"
+    return f"{name} = {re.sub(_NO_MACRO if macros else '[$]', '$(DOLLAR)', text)}"
 
 
 def attribute_line(name: str, value: str | bool | int, *, macros: bool = False) -> str:
@@ -124,8 +118,6 @@ def _expanded(value: str, known: dict[str, str]) -> str:
     return value.replace("\0", "$")
 
 
-PREFIX = "VMPARAM_vm_"
-
 _KINDS = {"hd": "disk", "cdrom": "CD-ROM", "fd": "floppy"}
 
 _FILE = re.compile(r"[^\s,:;\"'\\$<>|*?]+")
@@ -152,7 +144,7 @@ def write(
     if not machine.own_disks:
         disks = ",".join(_disk(disk, transfer) for disk in machine.disks)
         # For jobs of other types condor_submit ignores the command.
-        lines.append(command_line("vm_disk", disks) if vm_type in HTCONDORS else attribute_line(PREFIX + "Disk", disks))
+        lines.append(command_line("vm_disk", disks) if vm_type in HTCONDORS else attribute_line(DISK, disks))
         _require_own_images(machine.disks)
         for disk in machine.disks:
             inputs += filter(None, [disk.url or (disk.path if transfer else "")])
@@ -163,9 +155,9 @@ def write(
         _tell(machine, "vnc", "a VNC console", "vm_vnc = true", summary)
     lines += [command_line(name, value) for name, value in machine.commands.items()]
     for name, value in machine.options.items():
-        lines.append(attribute_line(PREFIX + name, value))
+        lines.append(attribute_line(OPTION_PREFIX + name, value))
         said = str(value).lower() if isinstance(value, bool) else value
-        _tell(machine, name, name, f"{PREFIX}{name} = {said}", summary)
+        _tell(machine, name, name, f"{OPTION_PREFIX}{name} = {said}", summary)
     for name, value in machine.attributes.items():
         lines.append(attribute_line(name, value))
         summary.keep("", name, str(value))
@@ -263,7 +255,7 @@ def _network(nics: Sequence[GuestNic], summary: Summary, *, own: bool) -> list[s
     if plain:
         return [*lines, command_line("vm_macaddr", first.mac)]
     entries = [":".join(filter(None, (nic.kind, nic.mac, nic.model, "" if nic.link_up else "down"))) for nic in nics]
-    return [*lines, attribute_line(PREFIX + "NICs", ", ".join(entries))]
+    return [*lines, attribute_line(f"{OPTION_PREFIX}NICs", ", ".join(entries))]
 
 
 def _requirements(
@@ -332,10 +324,7 @@ class Rehearsed(NamedTuple):
 
 
 def rehearse(text: str, summary: Summary) -> Rehearsed | None:
-    """Read a submit file of `is_command` lines as the daemon does; None if only HTCondor could.
-
-    Raises `SubmitError` with the reason for which the daemon would hold the job.
-    """
+    """Read a submit file of `is_command` lines as the daemon does, None if HTCondor is needed. Raises `SubmitError`."""
     said = commands_of(text)
     if said.get("universe") != "vm":
         raise SubmitError(f"The universe is {said.get('universe')!a}.", "leave that to vmgahp: it is vm.")
@@ -357,10 +346,8 @@ def rehearse(text: str, summary: Summary) -> Rehearsed | None:
 
 
 def _pairs(said: dict[str, str], directory: str) -> list[tuple[str, str]]:
-    """Return the attributes that the daemon reads, as condor_submit and the starter make them.
-
-    (``SetVMParams`` in HTCondor's ``src/condor_utils/submit_utils.cpp``.)
-    """
+    """Return the attributes that the daemon reads, as the starter and condor_submit make them (``SetVMParams`` in
+    HTCondor's ``src/condor_utils/submit_utils.cpp``)."""
     pairs = [("VM_WORKING_DIR", quote(directory)), ("User", '"rehearsal"'), ("ClusterId", "1"), ("ProcId", "0")]
     ignored = set() if said.get("vm_type", "").lower() in HTCONDORS else {"vm_disk"}
     if _TRUTHS.get(said.get("vm_networking", "").lower()) != "true":
@@ -478,8 +465,7 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
         raise SubmitError("--shared leaves the disks as they are, and --convert does not.", "keep one of them.")
     if options.output == "-" and (options.submit or options.json):
         raise SubmitError(f"{'--submit' if options.submit else '--json'} needs a file.", "say -o FILE.")
-    beside = os.path.dirname(options.output) if options.output not in ("", "-") else "."
-    options.dir = os.path.abspath(options.dir or beside or ".")
+    options.dir = os.path.abspath(options.dir or os.path.dirname(options.output) or ".")
     if not os.path.isdir(options.dir):
         raise SubmitError(f"{options.dir} is no directory.", "make it first.")
     made = read(options, summary)

@@ -222,10 +222,7 @@ def _require_usable(disk: GuestDisk, backing: str, *, has_format: bool) -> None:
 
 
 def require_beside(path: str, place: str, described: str) -> None:
-    """Make sure that an image is in the directory of the untrusted file that names it.
-
-    Elsewhere it may be any file of the caller. Raises `SubmitError`.
-    """
+    """Require an image beside the untrusted file naming it: another may be the caller's own. Raises `SubmitError`."""
     directory = os.path.realpath(os.path.dirname(os.path.abspath(described)))
     if not os.path.realpath(path).startswith(f"{directory.rstrip('/')}/"):
         problem = f"{place}: {path} is not in {directory}, the directory of {os.path.basename(described)}"
@@ -242,10 +239,7 @@ def beside(options: argparse.Namespace, name: str, place: str) -> str:
 
 
 def convert(disk: GuestDisk, directory: str, others: Container[str], summary: Summary, *, force: bool) -> None:
-    """Make a qcow2 image of the disk in `directory` and use it instead. Raises `SubmitError`.
-
-    In the scratch directory its name must differ from those of the `others`.
-    """
+    """Use a qcow2 image of the disk, made in `directory` under no name of the `others`. Raises `SubmitError`."""
     stem = simple_name(os.path.splitext(os.path.basename(disk.path))[0], "disk")
     names = chain([f"{stem}.qcow2"], (f"{stem}-{number}.qcow2" for number in count(2)))
     target = os.path.join(directory, next(name for name in names if name not in others))
@@ -259,10 +253,7 @@ def convert(disk: GuestDisk, directory: str, others: Container[str], summary: Su
 def create(
     disk: GuestDisk, size: int, directory: str, summary: Summary, *, force: bool, base: GuestDisk | None = None
 ) -> None:
-    """Make an image for a disk that has none yet, empty or with the content of `base`, and use it.
-
-    It has `size` bytes, or the size of `base` if that is larger. Raises `SubmitError`.
-    """
+    """Make the image of a disk, empty or a copy of `base`, of at least `size` bytes. Raises `SubmitError`."""
     target = os.path.join(directory, os.path.basename(disk.path))
     form, content = CONVERTIBLE[disk.format], f"a copy of {base.path}" if base else "with nothing on it"
     with _anew(disk, target, summary, force=force) as path:
@@ -339,9 +330,7 @@ def _refused(disk: GuestDisk, problem: str, hint: str) -> SubmitError:
     return SubmitError(f"{disk.place or 'The disk'}: {disk.path}: {problem}.", hint)
 
 
-# The front end for images alone. If only the content tells the format of one, a guest may have written it: the image
-# is treated as untrusted, and may name no other file.
-
+# The front end for images alone
 
 _OF_OTHERS = re.compile(r"(?<![a-z])(aarch64|arm64|armhf|ppc64(?:le|el)?|s390x|riscv64)(?![a-z0-9])", re.IGNORECASE)
 """An architecture other than x86_64 in the name of an image, as those for clouds have it."""
@@ -349,10 +338,7 @@ _ARCH = f"{OPTION_PREFIX}Arch"
 
 
 def machine(options: argparse.Namespace, summary: Summary) -> Guest:
-    """Make a VM with the given disks: images, URLs of transfer plugins, images of the machines' catalog.
-
-    Raises `SubmitError`.
-    """
+    """Make a VM of images, URLs of transfer plugins, and images of the machines' catalog. Raises `SubmitError`."""
     disks = [_disk(path, options, summary) for path in options.file]
     for number, disk in enumerate(disks, start=1):
         disk.boot = number

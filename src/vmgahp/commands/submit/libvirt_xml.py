@@ -39,7 +39,7 @@ from vmgahp.commands.submit.machine import (
     read_file,
     simple_name,
 )
-from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, text
+from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, remove, text
 from vmgahp.domain import model, sanitize
 from vmgahp.domain.job_xml import ATTRIBUTE
 from vmgahp.domain.model import DOMAIN, Element
@@ -220,17 +220,17 @@ class DomainReader:
         self._account.tell(summary, _MISSED)
         for interface in own.findall("devices/interface"):
             for source in interface.findall("source"):
-                _remove(source)
+                remove(source)
                 summary.skip("/domain/devices/interface/source", "source", "jobs get the machine's own network")
             if options.network == "none":
-                _remove(interface)
+                remove(interface)
             elif options.network:
                 interface.set("type", "network" if options.network == "nat" else options.network)
         for amount in own.findall("memory") + own.findall("currentMemory") + own.findall("vcpu"):
-            _remove(amount)  # the ad has them
+            remove(amount)  # the ad has them
         topology = own.find("cpu/topology")
         if topology is not None and prod(map(int, topology.attrib.values())) != made.vcpus:
-            _remove(topology)
+            remove(topology)
             why = f"there are {made.vcpus} CPUs"
             summary.keep(made.places.get("vcpus", ""), "CPU topology", "one socket a CPU", why)
         system, wanted = own.find("os"), made.options.get("Firmware")
@@ -238,13 +238,13 @@ class DomainReader:
         if system is not None and wanted and (system.get("firmware"), secure) != ("efi", wanted == "uefi-secure"):
             system.attrib.pop("firmware", "")  # it is given by a path, or incompletely: the ad has it then
             for part in system.findall("firmware"):
-                _remove(part)
+                remove(part)
         for disk in made.disks:
             if disk.place in disks:
                 _correct(disks[disk.place], disk, transferred=not options.shared)
         if not any(disk.device.startswith("hd") for disk in made.disks):
             for controller in own.findall("devices/controller[@type='ide']"):  # q35 has none
-                _remove(controller)
+                remove(controller)
         for tag in ("kernel", "initrd"):
             if (element := own.find(f"os/{tag}")) is not None:
                 place, said = f"/domain/os/{tag}", element.text or ""
@@ -490,20 +490,13 @@ def _correct(element: etree._Element, disk: GuestDisk, *, transferred: bool) -> 
         target.attrib.clear()
         target.set("dev", disk.device)
         for address in element.findall("address"):
-            _remove(address)
-
-
-def _remove(element: etree._Element) -> None:
-    parent = element.getparent()
-    assert parent is not None
-    parent.remove(element)
+            remove(address)
 
 
 def _keeps(element: etree._Element, allowed: Element) -> bool:
     """Return True if the rest of an element still has the same meaning."""
-    values = {name: element.get(name) for name in _DECISIVE}
     said = [(allowed.text, text(element))]
-    said += [(allowed.form(name), value) for name, value in values.items() if value is not None]
+    said += [(allowed.form(name), value) for name in _DECISIVE if (value := element.get(name)) is not None]
     return all(not form or re.fullmatch(form, value, re.ASCII) for form, value in said)
 
 
@@ -613,7 +606,7 @@ def _boot_what_is_installed(domain: etree._Element, summary: Summary) -> None:
     if not disks or not all(_is_missing(str(disk.xpath("string(source/@file)"))) for disk in disks):
         return
     for boot in domain.findall("os/boot"):
-        _remove(boot)
+        remove(boot)
     summary.keep("", "boot from the CD", "boot from the CD while the disk is empty", "reboots run what is installed")
 
 

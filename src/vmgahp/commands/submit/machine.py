@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from string import ascii_lowercase
 from typing import NamedTuple, TextIO
 
 from vmgahp.commands.arguments import NotDone
@@ -81,10 +82,7 @@ class Summary:
         """The intermediate files, which are removed after a failure."""
 
     def keep(self, place: str, what: str, became: str, *reasons: str) -> None:
-        """Report a part that is in the submit file, for these reasons in another form, which serves the guest as well.
-
-        Without reasons it is as it was.
-        """
+        """Report a part that is in the submit file: as it was, or for these `reasons` in a form that serves as well."""
         outcome = Outcome.CHANGED if reasons else Outcome.CARRIED
         self.entries.append(Told(place, what, outcome, became, "; ".join(reasons)))
 
@@ -108,8 +106,7 @@ class Summary:
         """
         classes: list[str] = []
         for place, word in entries:
-            kind = BOOT.get(word.lower(), "")
-            if kind:
+            if kind := BOOT.get(word.lower()):
                 classes.append(kind)
                 if became:
                     self.keep(place, f"boot from {word}", became)
@@ -158,11 +155,8 @@ def printable(text: str) -> str:
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*", re.ASCII)
 """The form of a name that needs no quoting in any list of HTCondor's."""
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
 BOOT_CLASSES = ("hd", "cdrom", "fd")
 """The kinds of disks in libvirt's words, in the default boot order of firmware."""
-
 
 # The words of libvirt, OVF, VMware and Vagrant, and their meaning for a job. A reader passes the word and the place
 # where it stands; so one fact has one outcome, whatever the format.
@@ -179,9 +173,8 @@ NETWORKS = {
 }
 """Network -> the kind of a job's network."""
 MODELS = ("virtio", "e1000e", "e1000", "rtl8139")
-"""The models of a job's NICs, by which other words for them begin; `_USUAL_MODEL` stands for all others, because most
-guests have a driver for it."""
-_USUAL_MODEL = "e1000"
+"""The models of a job's NICs, by which other words for them begin; e1000 stands for all others, because most guests
+have a driver for it."""
 BOOT = {"hd": "hd", "hdd": "hd", "cdrom": "cdrom", "fd": "fd", "floppy": "fd"}
 """Boot device, in lower case -> its class; all others are networks."""
 
@@ -219,8 +212,7 @@ class GuestDisk:
     steps: list[str] = field(default_factory=list)
     """The steps by which the image was made, such as a conversion."""
     bus: str = ""
-    """The bus: ``virtio``, ``sata``, ``scsi``, ``ide``, ``floppy``, or empty; it selects the name of a device without
-    one."""
+    """The bus for which a device is named: ``virtio``, ``sata``, ``scsi``, ``ide``, ``floppy``, or empty."""
     hostile: bool = False
     """True if an untrusted file may name it: it must then be beside that file, and refer to no other file."""
     is_sure: bool = False
@@ -346,16 +338,14 @@ class Guest:
             nic.changed.append(f"the network {called or network} is the execute machine's own")
         # Some list several models, separated by blanks or commas; the guest must support each.
         said = model.lower().replace(",", " ").split()
-        nic.model = next((ours for word in said for ours in MODELS if word.startswith(ours)), _USUAL_MODEL)
+        nic.model = next((ours for word in said for ours in MODELS if word.startswith(ours)), "e1000")
         if said and nic.model not in said:
             nic.changed.append(f"{nic.model}, not {model}")
         self.nics.append(nic)
 
     def chipset(self, machine: str = "") -> str:
-        """Return the chipset of a machine of libvirt's; that of the job if `machine` leaves it open.
-
-        The machine of aarch64 has its devices where q35 has them.
-        """
+        """Return the chipset of a machine of libvirt's; that of the job if `machine` leaves it open."""
+        # The machine of aarch64 has its devices where q35 has them.
         ours = Q35 if self.options.get("Firmware") or self.options.get("Arch") else PC
         return Q35 if "q35" in machine else PC if machine.startswith("pc") else ours
 
@@ -409,8 +399,8 @@ def name_devices(disks: list[GuestDisk]) -> None:
     for disk in disks:
         if not disk.device:
             prefix = {"sata": "sd", "scsi": "sd", "ide": "hd", "floppy": "fd"}.get(disk.bus, "vd")
-            names = [prefix + letter for letter in _LETTERS[: {"hd": 4, "fd": 2}.get(prefix)]]
-            names += ["sd" + letter for letter in _LETTERS] if prefix != "fd" else []
+            names = [prefix + letter for letter in ascii_lowercase[: {"hd": 4, "fd": 2}.get(prefix)]]
+            names += ["sd" + letter for letter in ascii_lowercase] if prefix != "fd" else []
             disk.device = next((name for name in names if name not in taken), "")
             if not disk.device:
                 raise SubmitError(f"{disk.place}: there is no device left for this disk.", "use fewer disks.")

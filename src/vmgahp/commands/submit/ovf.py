@@ -38,7 +38,7 @@ from vmgahp.commands.submit.machine import (
     os_errors_as,
     simple_name,
 )
-from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, text
+from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, remove, text
 from vmgahp.job.attributes import LOCAL_TIME
 
 MOST_MEMBERS = 1000
@@ -56,10 +56,7 @@ class Package:
     """The files of a package (OVF, OVA, a Vagrant box), by their names in it."""
 
     def __init__(self, path: str, summary: Summary, *, called: str = "") -> None:
-        """Open a tar file, a directory, or the directory of a descriptor. Raises `SubmitError`.
-
-        `called` is the user's name for the file, if that is not `path`.
-        """
+        """Open a tar file, a directory, or that of a descriptor, `called` so by the user. Raises `SubmitError`."""
         self.path = os.path.abspath(path)
         self.called = called or path
         self._summary = summary
@@ -120,10 +117,7 @@ class Package:
             return file.read(LARGEST + 1)
 
     def file(self, name: str, directory: str, *, force: bool) -> str:
-        """Return the full path of a file of the package here, extracted to `directory` if it is in a tar file.
-
-        Raises `SubmitError` for a missing file or one outside the package.
-        """
+        """Return the full path of a file here, extracted to `directory` from a tar file. Raises `SubmitError`."""
         if not self.is_archive:
             if name in self._digests:
                 deque(self._content(name), maxlen=0)
@@ -291,9 +285,7 @@ class PackageReader:
         if local(root.tag) != "Envelope":
             raise SubmitError(f"{descriptor} describes {local(root.tag)[:40]!a}, no OVF Envelope.")
         for heading in [element for element in root.iter() if local(element.tag) == "Info"]:
-            above = heading.getparent()
-            if above is not None:
-                above.remove(heading)  # the heading of items that are reported separately
+            remove(heading)  # of items that are reported separately
         self._account = account = Account(root)
         account.take(root, "version", "lang", "buildId", "schemaLocation")
         self._system, self._hardware = self._chosen_hardware()

@@ -68,9 +68,8 @@ def read(data: bytes, file: str, locate: Locate, options: argparse.Namespace, su
     try:
         vmx = Vmx.decode(data)
     except VmxError as error:
-        raise SubmitError(
-            f"VMware could not read {file}: {error}.", "open the VM in VMware, and take the file it writes."
-        ) from error
+        hint = "open the VM in VMware, and take the file it writes."
+        raise SubmitError(f"VMware could not read {file}: {error}.", hint) from error
     if vmx.is_encrypted:
         raise SubmitError(f"{file} is encrypted: nothing of the VM can be read without its password.", DECRYPT_HINT)
     stem = os.path.splitext(os.path.basename(file))[0]

@@ -66,6 +66,13 @@ def text(element: etree._Element | None) -> str:
     return "" if element is None else (element.text or "").strip()
 
 
+def remove(element: etree._Element) -> None:
+    """Remove an element, which is not the root, from its tree."""
+    parent = element.getparent()
+    assert parent is not None
+    parent.remove(element)
+
+
 class Account:
     """A record of the elements and attributes of a tree that have been handled, so that the others can be reported."""
 
@@ -116,12 +123,9 @@ class Account:
         """Return the line and the path of an element; empty for none."""
         if element is None:
             return ""
-        words = []
-        walk: etree._Element | None = element
-        while walk is not None:
-            words.append(local(walk.tag) + self._numbers.get(walk, ""))
-            walk = walk.getparent()
-        return f"line {element.sourceline}, /{'/'.join(reversed(words))}"
+        walk = reversed([element, *element.iterancestors()])
+        words = (local(one.tag) + self._numbers.get(one, "") for one in walk)
+        return f"line {element.sourceline}, /{'/'.join(words)}"
 
     def tell(self, summary: Summary, missed: Mapping[str, str] | None = None) -> None:
         """Report everything that has not been handled: the topmost element of it, each attribute by itself.
@@ -135,7 +139,7 @@ class Account:
                 (summary.lose if reason else summary.skip)(self.place(element), in_words(element), reason)
                 return
             known = self._taken.get(element, set())
-            for key, value in element.items() if known is not None else ():
+            for key, value in element.items():
                 name = local(key)
                 if known is not None and name.lower() not in known:
                     summary.skip(f"{self.place(element)}/@{name}", f"{local(element.tag)} {name}={value!s}")

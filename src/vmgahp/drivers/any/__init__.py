@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from time import monotonic
 from typing import NamedTuple, TypeVar
@@ -44,7 +44,6 @@ _NAME = re.compile(r"[^/\x00-\x1f\x7f,:]{1,255}")
 _IDE = {"hda": "ide0:0", "hdb": "ide0:1", "hdc": "ide1:0", "hdd": "ide1:1"}
 _SCSI = tuple(f"scsi0:{number}" for number in range(16) if number != 7)
 """The places of disks on the SCSI bus; 7 is the controller itself."""
-
 
 START_EXTRA = 60.0
 """Seconds for conversions beyond VM_GAHP_REQ_TIMEOUT: condor_starter waits 120 s longer for a START, and the start
@@ -92,8 +91,7 @@ class AnyDisk(NamedTuple):
 
 def read_disks(ad: JobAd, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> tuple[AnyDisk, ...]:
     """Read the job's disks; `earlier` is `Choice.images`. Raises `JobFault` only for an unclear format."""
-    found = entries(ad.string(DISK) or "")
-    return tuple(_disk(entry, ad.working_dir(), earlier, identity) for entry in found)
+    return tuple(_disk(entry, ad.working_dir(), earlier, identity) for entry in entries(ad.string(DISK) or ""))
 
 
 def _disk(asked: DiskEntry, working_dir: str, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> AnyDisk:
@@ -137,8 +135,7 @@ def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, l
         qemu_img.convert(*source, target, to_format, identity, seconds=left, largest=most, progress=tell)
         identity.rename_scratch(directory, temporary, name, replace=False)
     except qemu_img.NotInstalled as error:
-        problem = f"{error.program} is not installed, and {disk.name} has to be converted."
-        raise MachineFault(problem, "install qemu-utils and util-linux.") from error
+        raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
     except qemu_img.Trouble as error:
         if isinstance(error, qemu_img.Refused) and error.no_space:
             raise _no_room(disk, size, f"qemu-img says: {error}", directory, identity) from error
@@ -327,10 +324,6 @@ class _Known(NamedTuple):
     reasons: dict[str, str]
     """The types that cannot run it, each with the reason."""
 
-    @property
-    def directory(self) -> str:
-        return self.job.working_dir()
-
     def needs_vmx(self, vm_type: str) -> bool:
         return vm_type in vm_types.VMWARE and self.job.expression(VMX_FILE) is None
 
@@ -460,18 +453,10 @@ class AnyDriver(Driver):
 
     def _why_not(self, types: tuple[str, ...]) -> dict[str, str]:
         """Return the reason why each type is not proved, by a survey like the probe's; empty for one that is proved."""
-        made: list[Driver] = []
-
-        def fresh(vm_type: str) -> Driver:
-            # A separate driver, as a survey has shorter timeouts for a connection than a start.
-            made.append(self._new(vm_type))
-            return made[-1]
-
-        try:
-            return {name: _trouble(survey) for name, survey in _surveys(types, fresh, monotonic() + SURVEY).items()}
-        finally:
-            for driver in made:
-                driver.close()
+        with ExitStack() as made:
+            # Separate drivers, as a survey has shorter timeouts for a connection than a start.
+            found = _surveys(types, lambda name: made.enter_context(closing(self._new(name))), monotonic() + SURVEY)
+            return {name: _trouble(survey) for name, survey in found.items()}
 
     def _nothing_left(self, known: _Known, refusals: dict[str, JobFault], unproved: dict[str, str]) -> errors.Fault:
         """Return the fault after all types were tried: the machine's only if none of its types works."""
@@ -496,7 +481,7 @@ class AnyDriver(Driver):
         made: dict[str, AnyDisk] = {}
         try:
             for disk, target in known.fits[vm_type]:
-                made[disk.path] = convert(disk, target, known.directory, self.identity, self.log, end)
+                made[disk.path] = convert(disk, target, known.job.working_dir(), self.identity, self.log, end)
             ad = self._changed(known, vm_type, made)
             new = {disk.original: made[disk.path] for disk in known.disks if disk.path in made}
             kept = known.earlier.images | {name: (image.name, image.format) for name, image in new.items()}
@@ -525,20 +510,20 @@ class AnyDriver(Driver):
 
     def _write(self, known: _Known, name: str, data: bytes, mode: int = 0o600) -> None:
         try:
-            self.identity.write_scratch(known.directory, name, data, mode)
+            self.identity.write_scratch(known.job.working_dir(), name, data, mode)
         except OSError as error:
-            raise job_user.unwritable(name, error, known.directory, self.identity) from error
+            raise job_user.unwritable(name, error, known.job.working_dir(), self.identity) from error
 
     def _undo(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> None:
         """Leave the scratch directory as it was before a start that failed."""
         names = [disk.name for disk in made.values()] + [CHOICE_VMX] * known.needs_vmx(vm_type)
         try:
             for name in names:
-                self.identity.unlink_scratch(known.directory, name)
+                self.identity.unlink_scratch(known.job.working_dir(), name)
             if known.earlier.vm_type:
                 self._store_choice(known, known.earlier)
             else:
-                self.identity.unlink_scratch(known.directory, CHOICE_FILE)
+                self.identity.unlink_scratch(known.job.working_dir(), CHOICE_FILE)
         except (OSError, errors.Fault) as error:
             self.log(f"a start failed, and what it has made cannot be removed: {error}")
 

@@ -35,7 +35,6 @@ from vmgahp.hooks import clean
 from vmgahp.host.job_user import Identity
 from vmgahp.job import vm_spec
 from vmgahp.job.ad import JobAd
-from vmgahp.job.vm_spec import VmSpec
 
 ABILITIES = {
     "soft_suspend": (protocol.PAUSE, protocol.UNPAUSE),
@@ -52,7 +51,15 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         spec = vm_spec.settle_slot(vm_spec.parse(job, self.settings), self.settings, self.identity)
         script = self._program(self.identity)
         store = CheckpointStore(KIND, self.identity, spec.working_dir, self.log)
-        plan = ScriptPlan(spec, job, script, self._request(spec, script), store)
+        request = _request(protocol.START, script, os.path.realpath(spec.working_dir), self.identity)._replace(
+            name=spec.name,
+            uuid=str(uuids.uuid4()),
+            memory_mib=spec.memory_mib,
+            vcpus=spec.vcpus,
+            networking=spec.networking_type,
+            mac=spec.mac,
+        )
+        plan = ScriptPlan(spec, job, script, request, store)
         try:
             found = store.load() if spec.checkpoint else None
             if found is None:
@@ -78,7 +85,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
     def prepare(self, plan: ScriptPlan, resources: Resources) -> ScriptMachine:
         resources.guardian = self.post_guardian(plan.spec.working_dir, plan.request.uuid)
         reached("prepare.guarded")
-        return ScriptMachine(plan, resources, self.deadlines(self._seconds()), self.log)
+        return ScriptMachine(plan, resources, self.deadlines(self.settings.call_timeout()), self.log)
 
     def launch(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         """Start or restore the VM; a script does both in the same way, and the guest runs at once."""
@@ -115,7 +122,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             if condor is None or condor.uid == self.identity.uid:
                 return False
             prober = ScriptDriver(self.vm_type, self.settings, condor, self.log)
-        return findings.first_bad(prober.survey(monotonic() + self._seconds()).findings) is not None
+        return findings.first_bad(prober.survey(monotonic() + self.settings.call_timeout()).findings) is not None
 
     def keep(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
         spec = plan.spec
@@ -127,17 +134,9 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         # The startd names its own user instead of the job's; a directory that is gone has no owner.
         owner = Identity.of_owner(directory) or self.identity
         script = self._program(owner)
-        request = ScriptRequest(
-            protocol.DESTROY,
-            script.hypervisor,
-            key=key_of(directory),
-            uuid=uuid,
-            directory=directory,
-            uid=owner.uid,
-            gid=owner.gid,
-            # A VM with a manifest does not run: the checkpoint waits for its job, which restarts where its files are.
-            keep=CheckpointStore(KIND, owner, directory, self.log).exists(),
-        )
+        # A VM with a manifest does not run: the checkpoint waits for its job, which restarts where its files are.
+        keep = CheckpointStore(KIND, owner, directory, self.log).exists()
+        request = _request(protocol.DESTROY, script, directory, owner)._replace(uuid=uuid, keep=keep)
         return self._destroy(script, request, None)
 
     def survey(self, end: float) -> Survey:
@@ -150,10 +149,9 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             request = ScriptRequest(protocol.PROBE, script.hypervisor, uid=self.identity.uid, gid=self.identity.gid)
             answer = script.call(request, None, max(0.1, end - monotonic()))
             if answer.outcome == protocol.REJECTED:
-                raise errors.MachineFault(
-                    f"{script.path} says that {script.hypervisor} runs no VMs here: {answer.reason or 'no reason'}",
-                    "see to what it says.",
-                )
+                said = answer.reason or "no reason"
+                problem = f"{script.path} says that {script.hypervisor} runs no VMs here: {said}"
+                raise errors.MachineFault(problem, "see to what it says.")
             if answer.outcome != protocol.DONE:
                 raise refused(answer, script, protocol.PROBE)
         except errors.Fault as fault:
@@ -180,49 +178,24 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             vm_types=[self.vm_type],
         )
 
-    def _seconds(self) -> float:
-        return self.settings.call_timeout()
-
     def _program(self, job_user: Identity) -> Program:
         return Program(self.settings, user_for(self.settings, job_user), self.log)
 
-    def _request(self, spec: VmSpec, script: Program) -> ScriptRequest:
-        directory = os.path.realpath(spec.working_dir)
-        return ScriptRequest(
-            protocol.START,
-            script.hypervisor,
-            name=spec.name,
-            key=key_of(directory),
-            uuid=str(uuids.uuid4()),
-            directory=directory,
-            uid=self.identity.uid,
-            gid=self.identity.gid,
-            memory_mib=spec.memory_mib,
-            vcpus=spec.vcpus,
-            networking=spec.networking_type,
-            mac=spec.mac,
-        )
-
     def _destroy(self, script: Program, request: ScriptRequest, job: JobAd | None) -> bool:
-        answer = script.call(request, job, self._seconds())
+        answer = script.call(request, job, self.settings.call_timeout())
         if answer.outcome != protocol.DONE:
             raise refused(answer, script, request.action)
         return answer.get("existed") is not False
 
     def _power_on(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
-        """Start the VM by the script, and put the script's modifications into the machine's ad.
-
-        Raises `errors.Fault`.
-        """
+        """Start the VM by the script, and put its modifications into the machine's ad. Raises `errors.Fault`."""
         script, request = plan.script, plan.request
         answer = script.call(request, plan.job, machine.deadlines.memory)
         if answer.outcome == protocol.REJECTED:
             reason = answer.reason or "it gives no reason"
-            raise errors.JobFault(
-                errors.MISMATCHED,
-                f"{script.hypervisor} on this machine rejects the job: {reason}{'' if reason[-1] in '.!?' else '.'}",
-                f"change the job, or ask the administrator of this machine about {SETTING} ({script.path}).",
-            )
+            problem = f"{script.hypervisor} on this machine rejects the job: {reason}{'.' * (reason[-1] not in '.!?')}"
+            hint = f"change the job, or ask the administrator of this machine about {SETTING} ({script.path})."
+            raise errors.JobFault(errors.MISMATCHED, problem, hint)
         if answer.outcome == protocol.NOT_IMPLEMENTED:
             raise refused(answer, script, request.action)
         machine.powered_on(answer)
@@ -238,11 +211,8 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             raise _odd(script, str(error)) from error
         before = machine.spec
         if spec.memory_mib > before.memory_mib or spec.vcpus > before.vcpus:
-            raise _odd(
-                script,
-                f"it gives the VM {spec.memory_mib} MiB and {spec.vcpus} CPUs, and the job has "
-                f"{before.memory_mib} MiB and {before.vcpus}",
-            )
+            given, asked = (f"{one.memory_mib} MiB and {one.vcpus} CPUs" for one in (spec, before))
+            raise _odd(script, f"it gives the VM {given}, and the job has {asked}")
         self.log(f"{script.path} has modified {before.name}:")
         for line in protocol.difference(job, answer.attributes):
             self.log(f"{before.name}: {clean(line)[:LONGEST_TEXT]}")
@@ -254,11 +224,14 @@ def key_of(directory: str) -> str:
     return f"vmgahp-{sha256(os.fsencode(directory)).hexdigest()[:16]}"
 
 
+def _request(action: str, script: Program, directory: str, user: Identity) -> ScriptRequest:
+    key = key_of(directory)
+    return ScriptRequest(action, script.hypervisor, key=key, directory=directory, uid=user.uid, gid=user.gid)
+
+
 def _odd(script: Program, problem: str) -> errors.Fault:
-    return script.fault(
-        f"{SETTING} ({script.path}) has modified the job as it may not: {problem.rstrip('.')}.",
-        "let the script make VMs smaller only, and reject what it cannot run.",
-    )
+    problem = f"{SETTING} ({script.path}) has modified the job as it may not: {problem.rstrip('.')}."
+    return script.fault(problem, "let the script make VMs smaller only, and reject what it cannot run.")
 
 
 def _actions(answer: Answer, found: list[Finding]) -> list[str]:

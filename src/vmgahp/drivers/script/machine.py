@@ -126,10 +126,9 @@ def hypervisor(settings: Settings) -> str:
     name = settings.string(HYPERVISOR)
     plain = name.replace("_", "a")
     if not (plain.isascii() and plain.isalnum() and not plain[0].isdigit() and len(plain) <= 32):
-        raise errors.MachineFault(
-            f"{HYPERVISOR} = {name or 'not set'} is not a name of a hypervisor.",
-            f"set {HYPERVISOR} to a name of letters, digits and underscores, such as virtualbox.",
-        )
+        problem = f"{HYPERVISOR} = {name or 'not set'} is not a name of a hypervisor."
+        hint = f"set {HYPERVISOR} to a name of letters, digits and underscores, such as virtualbox."
+        raise errors.MachineFault(problem, hint)
     return name
 
 
@@ -139,33 +138,23 @@ def limits(settings: Settings) -> list[str]:
     for word in settings.strings(LIMITS):
         name, _, value = word.lower().partition("=")
         if name not in KNOWN_LIMITS or not (value == "unlimited" or (value.isascii() and value.isdigit())):
-            raise errors.MachineFault(
-                f"{LIMITS}, entry {word!a}, is not a limit.",
-                f"write name=number or name=unlimited; the names are {', '.join(KNOWN_LIMITS)}.",
-            )
+            hint = f"write name=number or name=unlimited; the names are {', '.join(KNOWN_LIMITS)}."
+            raise errors.MachineFault(f"{LIMITS}, entry {word!a}, is not a limit.", hint)
         found.append(f"--{name}={value}")
     return found
 
 
 def user_for(settings: Settings, job: Identity) -> Identity:
-    """Return the user who runs the script for a job of the user `job`, by VM_SCRIPT_USER.
-
-    Raises `errors.MachineFault` if there is no such user, or if this server cannot become that user.
-    """
+    """Return the `named_user`. Raises `errors.MachineFault` also if this server cannot become that user."""
     found = named_user(settings, job)
     if os.geteuid() not in (0, found.uid):
-        raise errors.MachineFault(
-            f"{USER} = {settings.string(USER)}, and this server, which is not root, cannot run anything as that user.",
-            f"start HTCondor as root, or set {USER} to {JOB}.",
-        )
+        problem = f"{USER} = {settings.string(USER)}, and this server, which is not root, cannot run it as that user."
+        raise errors.MachineFault(problem, f"start HTCondor as root, or set {USER} to {JOB}.")
     return found
 
 
 def named_user(settings: Settings, job: Identity) -> Identity:
-    """Return the user that VM_SCRIPT_USER names, even if this server cannot become that user.
-
-    Raises `errors.MachineFault` if there is no such user.
-    """
+    """Return the user that VM_SCRIPT_USER names for jobs of `job`. Raises `errors.MachineFault` if there is none."""
     word = settings.string(USER)
     if word == JOB:
         return job
@@ -179,10 +168,9 @@ def named_user(settings: Settings, job: Identity) -> Identity:
     try:
         entry = pwd.getpwnam(word)
     except KeyError:
-        raise errors.MachineFault(
-            f"{USER} = {word} ({settings.where(USER)}), and this machine knows no such user.",
-            f"set {USER} to {JOB}, {CONDOR}, {ROOT}, or the name of a user of this machine.",
-        ) from None
+        problem = f"{USER} = {word} ({settings.where(USER)}), and this machine knows no such user."
+        hint = f"set {USER} to {JOB}, {CONDOR}, {ROOT}, or the name of a user of this machine."
+        raise errors.MachineFault(problem, hint) from None
     return Identity(entry.pw_uid, entry.pw_gid)
 
 
@@ -207,7 +195,6 @@ KIND = CheckpointKind(
     differences=_differences,
     knows_disks=False,
 )
-
 
 POLL = 0.5
 """Seconds between two queries about a guest that was asked to power off."""
@@ -279,7 +266,7 @@ class ScriptMachine(ManagedMachine):
         return self._pid if self._is_the_users() else 0
 
     def look(self) -> Status:
-        answer = self._look()
+        answer = self._need(protocol.STATUS)
         state = self._last_state = answer.get("state")
         if state == protocol.STOPPED:
             return Status(lifecycle.STOPPED)
@@ -301,7 +288,7 @@ class ScriptMachine(ManagedMachine):
         )
 
     def look_at_saved(self) -> None:
-        if self._look().get("state") == protocol.STOPPED:
+        if self._need(protocol.STATUS).get("state") == protocol.STOPPED:
             raise self._saved_is_lost()
 
     def ask_to_power_off(self) -> None:
@@ -316,9 +303,7 @@ class ScriptMachine(ManagedMachine):
 
     def end_guest(self) -> None:
         """Destroy the VM, and query its state to make sure: the script's answer alone is not enough."""
-        answer = self._call(protocol.DESTROY)
-        if answer.outcome != protocol.DONE:
-            raise refused(answer, self._script, protocol.DESTROY)
+        self._need(protocol.DESTROY)
         answer = self._call(protocol.STATUS)
         left = answer.get("state")
         if answer.outcome == protocol.DONE and left != protocol.STOPPED:
@@ -405,24 +390,23 @@ class ScriptMachine(ManagedMachine):
             raise errors.ClientFault(word, problem)
         return answer
 
-    def _look(self) -> Answer:
-        answer = self._call(protocol.STATUS)
+    def _need(self, action: str) -> Answer:
+        """Make a call that every script must implement."""
+        answer = self._call(action)
         if answer.outcome != protocol.DONE:
-            raise refused(answer, self._script, protocol.STATUS)
+            raise refused(answer, self._script, action)
         return answer
 
     def _seen(self) -> str:
         """Return the state that the script reports; empty on an error."""
         try:
-            return str(self._look().get("state"))
+            return str(self._need(protocol.STATUS).get("state"))
         except errors.Fault:
             return ""
 
     def _saved_is_lost(self) -> errors.Fault:
-        return self.report_lost(
-            f"{self.name} was suspended, and {SETTING} ({self._script.path}) says that there is no such VM any more.",
-            "see who has removed it; the job has to run again.",
-        )
+        problem = f"{self.name} was suspended, and {SETTING} ({self._script.path}) says that there is no such VM now."
+        return self.report_lost(problem, "see who has removed it; the job has to run again.")
 
     def _is_the_users(self) -> bool:
         """Return True if the pid is a process of the script's user: HTCondor measures it and may signal it."""
@@ -433,7 +417,6 @@ class ScriptMachine(ManagedMachine):
 def refused(answer: Answer, script: Program, action: str) -> errors.Fault:
     """Return the fault for an outcome that no job causes by what it asks for."""
     reason = f": {answer.reason.rstrip('.')}" if answer.reason else ""
-    return script.fault(
-        f"{SETTING} ({script.path}) answers {action} with {answer.outcome}{reason}.",
-        f"let the script implement {', '.join(protocol.NEEDED)}, and reject jobs at their start only.",
-    )
+    problem = f"{SETTING} ({script.path}) answers {action} with {answer.outcome}{reason}."
+    hint = f"let the script implement {', '.join(protocol.NEEDED)}, and reject jobs at their start only."
+    return script.fault(problem, hint)

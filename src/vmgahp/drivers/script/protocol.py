@@ -20,7 +20,6 @@ from vmgahp.text import has_control, is_private
 
 Value = str | int | float | bool
 
-
 PROBE, START, STATUS, PID, STOP, DESTROY = "probe", "start", "status", "pid", "stop", "destroy"
 PAUSE, UNPAUSE, SUSPEND, RESUME, CHECKPOINT = "pause", "unpause", "suspend", "resume", "checkpoint"
 
@@ -104,16 +103,13 @@ class ScriptRequest(NamedTuple):
 
     def environment(self) -> dict[str, str]:
         """Return the request as environment variables, always all: ``VMGAHP_ACTION``, ``VMGAHP_KEY`` and so on."""
-        return {f"VMGAHP_{name.upper()}": _plain(value) for name, value in self._asdict().items()}
+        found = self._asdict().items()
+        return {f"VMGAHP_{key.upper()}": "1" * one if isinstance(one, bool) else str(one) for key, one in found}
 
     def document(self, ad: JobAd | None) -> bytes:
         """Return the request as JSON, with the values of the ad's attributes if there is an ad."""
         content = self._asdict() | {"ad": None if ad is None else ad.values()}
         return json.dumps(content, indent=1).encode() + b"\n"
-
-
-def _plain(value: object) -> str:
-    return ("1" if value else "") if isinstance(value, bool) else str(value)
 
 
 def ad_text(ad: JobAd | None) -> bytes:

@@ -22,7 +22,6 @@ from vmgahp.drivers.vmrun.tool import (
     Process,
     Tool,
     VmrunError,
-    end_process,
     explained,
     from_vmrun,
     is_not_supported,
@@ -45,7 +44,6 @@ NETWORKS = {"bridge": "vmnet0", "nat": "vmnet8"}
 
 _VERSION = re.compile(r"vmrun version ([0-9.]+)")
 
-
 SNAPSHOT = "condor"
 
 
@@ -58,7 +56,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         directory = os.path.realpath(spec.working_dir)
         vmrun = Tool(tool.find_tool(self.settings), "", self.identity, directory, self.log)
         with explained("asking which VMware product is installed"):
-            vmrun.find_product(self.settings, self._seconds())
+            vmrun.find_product(self.settings, self.settings.call_timeout())
         copy = working_copy.build(spec.vmx, spec, directory, str(uuids.uuid4()), self.settings, self.identity)
         for text in copy.left_out:
             self.log(f"{spec.name} is without {text}")
@@ -75,7 +73,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
     def clear(self, plan: VmrunPlan) -> None:
         for vmx in self._leftovers(plan):
             self.log(f"{vmx} still runs from an earlier start: destroying it")
-            end_process(plan.vmrun, vmx, self.identity.uid, self._seconds(), self.log)
+            plan.vmrun.end(vmx, self.settings.call_timeout())
         plan.checkpoint.forget_interrupted()
         if plan.restart is None and plan.unusable is None:
             plan.forget(*plan.state_files())
@@ -83,7 +81,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
     def prepare(self, plan: VmrunPlan, resources: Resources) -> VmrunMachine:
         if plan.unusable is not None:
             raise plan.unusable
-        machine = VmrunMachine(plan, resources, self.deadlines(self._seconds()), self.log)
+        machine = VmrunMachine(plan, resources, self.deadlines(self.settings.call_timeout()), self.log)
         self.claim(resources, plan.spec.working_dir, machine.uuid)
         reached("prepare.guarded")
         plan.copy.correct_parents(plan.directory, self.identity)
@@ -122,15 +120,14 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         found = [_kernel_module()]
         if (condor := Identity.of_condor()) and condor.uid != self.identity.uid:
             prober = VmrunDriver(self.vm_type, self.settings, condor, self.log)
-            found = list(prober.survey(monotonic() + self._seconds()).findings)
+            found = list(prober.survey(monotonic() + self.settings.call_timeout()).findings)
         if bad := findings.first_bad(found):
             return errors.MachineFault(f"{fault.problem} {bad.seen}", bad.hint)
-        return errors.JobFault(
-            errors.MISMATCHED, fault.problem, f"ask the administrator of this machine: {fault.hint or 'see its log.'}"
-        )
+        hint = f"ask the administrator of this machine: {fault.hint or 'see its log.'}"
+        return errors.JobFault(errors.MISMATCHED, fault.problem, hint)
 
     def kill(self, match: str, uuid: str = "") -> bool:
-        directory = os.path.realpath(match)
+        directory, seconds = os.path.realpath(match), self.settings.call_timeout()
 
         def inside(uid: int | None = None) -> list[Process]:
             return [process for process in running_processes(uid) if os.path.dirname(process.vmx) == directory]
@@ -143,8 +140,8 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         vmrun = Tool(tool.find_tool(self.settings), "", owner, directory, self.log)
         try:
             with explained(f"looking for the VM in {match}"):
-                vmrun.find_product(self.settings, self._seconds())
-                found |= {vmx for vmx in vmrun.running(self._seconds()) if os.path.dirname(vmx) == directory}
+                vmrun.find_product(self.settings, seconds)
+                found |= {vmx for vmx in vmrun.running(seconds) if os.path.dirname(vmx) == directory}
         except errors.Fault as fault:
             if not found:
                 raise
@@ -152,7 +149,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         killed = False
         for vmx in sorted(found):
             if not uuid or self._value_of(vmx, working_copy.UUID_KEY, owner) in ("", uuid):
-                killed = end_process(vmrun, vmx, owner.uid, self._seconds(), self.log) or killed
+                killed = vmrun.end(vmx, seconds) or killed
         return killed
 
     def survey(self, end: float) -> Survey:
@@ -197,14 +194,10 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
             vm_types=list(dict.fromkeys((self.vm_type, *VMRUN))),
         )
 
-    def _seconds(self) -> float:
-        """Return the timeout of a call that moves no memory, in seconds: a tenth of the client's timeout."""
-        return self.settings.call_timeout()
-
     def _leftovers(self, plan: VmrunPlan) -> list[str]:
         """List leftover VMs: all in this directory, and this job's elsewhere that no server has claimed."""
         with explained("looking for leftover VMs"):
-            found = plan.vmrun.running(self._seconds())
+            found = plan.vmrun.running(self.settings.call_timeout())
         found |= {process.vmx for process in running_processes(self.identity.uid)}
 
         def is_ours(vmx: str) -> bool:
@@ -231,11 +224,9 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         for device, layers in copy.disks.items():
             independent = copy.vmx.get(f"{device}.mode", "").startswith("independent")
             if not independent and now.get(f"{device}.fileName") in (None, "", layers[0].path):
-                raise errors.HypervisorFault(
-                    f"vmrun says that it has made a snapshot of {machine.name}, and the guest would write to "
-                    f"{layers[0].path} itself.",
-                    "read vmware.log in the job's scratch directory.",
-                ) from VmrunError("snapshot", "there is none")
+                problem = f"vmrun made no snapshot of {machine.name}: the guest would write to {layers[0].path} itself."
+                hint = "read vmware.log in the job's scratch directory."
+                raise errors.HypervisorFault(problem, hint) from VmrunError("snapshot", "there is none")
 
     def _power_on(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         doing = f"{'resuming' if plan.restart else 'starting'} {plan.spec.name}"

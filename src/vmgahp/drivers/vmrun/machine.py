@@ -26,7 +26,6 @@ from vmgahp.drivers.vmrun.tool import (
     Process,
     Tool,
     VmrunError,
-    end_process,
     explained,
     find_process,
     from_vmrun,
@@ -52,7 +51,6 @@ KIND = CheckpointKind(
         "state": matching(re.compile(r"[^/\x00-\x1f\x7f]{1,250}\.vmss")),  # the file with the memory
     },
 )
-
 
 LEAVING_WAIT = 2.0
 """Seconds within which the process of a VM that is no longer listed may exit."""
@@ -80,10 +78,10 @@ class VmrunPlan(NamedTuple):
     restart: Manifest | None = None
     unusable: Unusable | None = None
 
-    def state_files(self) -> list[str]:
-        """List the files that VMware keeps of the VM beside its ``.vmx`` and its disks, by name."""
+    def state_files(self, *endings: str) -> list[str]:
+        """List the files that VMware keeps of the VM beside its ``.vmx`` and disks, by name; those with `endings`."""
         stem, there = self.fresh.name.removesuffix(".vmx"), os.listdir(self.directory)
-        return sorted(name for name in there if name.startswith(stem) and name.endswith(STATE_SUFFIXES))
+        return sorted(name for name in there if name.startswith(stem) and name.endswith(endings or STATE_SUFFIXES))
 
     def with_checkpoint(self) -> VmrunPlan:
         """Return the plan with the checkpoint in the scratch directory, if there is one. Raises `Unusable`."""
@@ -125,7 +123,6 @@ class VmrunMachine(ManagedMachine):
         """The files in the scratch directory before the start makes anything."""
         self._memory_file = plan.restart.facts["state"] if plan.restart else ""
         self._tool = plan.vmrun
-        self._uid = plan.vmrun.identity.uid
         self._process: Process | None = None
         self.usage = Usage(plan.restart.cpu_seconds if plan.restart else 0)
         self._mac = plan.spec.mac
@@ -182,7 +179,7 @@ class VmrunMachine(ManagedMachine):
     def end_guest(self) -> None:
         saved = self.state in (lifecycle.SUSPENDED, lifecycle.CHECKPOINTED)
         if not saved or self._find_process() is not None:
-            end_process(self._tool, self.vmx, self._uid, self.deadlines.usual, self.log)
+            self._tool.end(self.vmx, self.deadlines.usual)
 
     def before_release(self) -> None:
         if self.state is lifecycle.STARTING:
@@ -277,16 +274,13 @@ class VmrunMachine(ManagedMachine):
     def _forget_memory(self) -> None:
         names = [self._memory_file] if self._memory_file else []
         if not self._find_process():
-            names += self._state_files(".vmss", ".vmem")
+            names += self._plan.state_files(".vmss", ".vmem")
         self._plan.forget(*dict.fromkeys(names))
         self._memory_file = ""
 
-    def _state_files(self, *endings: str) -> list[str]:
-        return [name for name in self._plan.state_files() if name.endswith(endings)]
-
     def _find_memory_file(self, problem: VmrunError | None) -> None:
         """Find the memory of the guest, which has ended. Raises `errors.Fault` if it is not found."""
-        found = self._state_files(".vmss")
+        found = self._plan.state_files(".vmss")
         wanted = self._plan.copy.name.removesuffix(".vmx") + ".vmss"
         if not found:
             if problem is not None and is_not_running(problem):
@@ -303,16 +297,13 @@ class VmrunMachine(ManagedMachine):
         directory = self._plan.directory
         needed, free = (self.spec.memory_mib << 20) + ROOM_EXTRA, job_user.free_bytes(directory, self._tool.identity)
         if free < needed:
-            raise errors.MachineFault(
-                f"{self.name} cannot be suspended: the guest's memory needs up to {needed >> 20} MiB in {directory}, "
-                f"and {free >> 20} MiB are free.",
-                "free disk space on the file system of EXECUTE; the VM keeps running.",
-                CANNOT_SAVE,
-            )
+            room = f"the guest's memory needs up to {needed >> 20} MiB in {directory}, and {free >> 20} MiB are free"
+            hint = "free disk space on the file system of EXECUTE; the VM keeps running."
+            raise errors.MachineFault(f"{self.name} cannot be suspended: {room}.", hint, CANNOT_SAVE)
 
     def _find_process(self) -> Process | None:
         if self._process is None or not is_still(self._process):
-            self._process = find_process(self.vmx, self._uid)
+            self._process = find_process(self.vmx, self._tool.identity.uid)
         return self._process
 
     def _read_usage(self) -> float:
@@ -333,10 +324,8 @@ class VmrunMachine(ManagedMachine):
             return self._ip
         try:
             told = self._run("getGuestIPAddress", ADDRESS_SECONDS).strip()
-        except Hanging:
-            self._may_ask_address = False
-            return ""
-        except VmrunError:
+        except VmrunError as error:
+            self._may_ask_address = not isinstance(error, Hanging)
             return ""
         # The guest reports it itself.
         self._ip = told if _ADDRESS.fullmatch(told) else ""

@@ -25,6 +25,7 @@ from vmgahp.errors import ClientFault, HypervisorFault, JobFault, MachineFault
 from vmgahp.host import proc, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import SAFE_PATH, Finished, run
+from vmgahp.host.system_calls import Opened
 
 GRACE = 0.5
 """Seconds for the rest of the output after vmrun has exited. A VM that it started may hold the pipe open."""
@@ -80,10 +81,9 @@ class Tool:
 
     def call(self, words: list[str], command: str, seconds: float) -> Finished:
         """Run vmrun with these words. Raises `VmrunError` if it cannot be started, and `Hanging`."""
+        argv = [self.path, *words]
         try:
-            done = run(
-                [self.path, *words], deadline=seconds, environ=self._environment(), user=self.identity, grace=GRACE
-            )
+            done = run(argv, deadline=seconds, environ=self._environment(), user=self.identity, grace=GRACE)
         except OSError as error:
             problem = f"{self.path} cannot be started as uid {self.identity.uid} ({error.strerror})"
             hint = "set VMWARE_VMRUN to vmrun's full path, and see that the jobs' users may execute it."
@@ -100,15 +100,40 @@ class Tool:
         lines = self.run("list", seconds=seconds).splitlines()
         return {os.path.realpath(line) for line in lines if line.startswith("/") and line.endswith(".vmx")}
 
+    def end(self, vmx: str, seconds: float) -> bool:
+        """Kill a VM of the user; return True if there was one. Raises `errors.MachineFault` if it runs on."""
+        process = find_process(vmx, self.identity.uid)
+        problem: VmrunError | None = None
+        try:
+            self.run("stop", vmx, "hard", seconds=seconds)
+        except VmrunError as error:
+            problem = error
+        process = process or find_process(vmx, self.identity.uid)
+        was_there = problem is None or not is_not_running(problem)
+        if process is None:
+            if problem is not None and was_there:
+                raise from_vmrun(problem, f"stopping {vmx}", [vmx]) from problem
+            return was_there
+        if (problem is None or not was_there) and wait_for_end(process, PROCESS_WAIT):
+            return True
+        self._log(f"vmrun has not stopped {vmx}{f' ({problem})' if problem else ''}: killing process {process.pid}")
+        try:
+            reason = "" if wait_for_end(process, KILL_WAIT, kill=True) else "and does not end though it was killed"
+        except OSError as error:
+            reason = f"and cannot be killed: {error.strerror}"
+        if reason:
+            hint = "kill it by hand; if it does not end, its file system may hang."
+            raise errors.MachineFault(f"Process {process.pid} runs {vmx} {reason}.", hint)
+        return True
+
     def find_product(self, settings: Settings, seconds: float) -> None:
         """Determine the product: VMWARE_PRODUCT, or the first that answers. Raises as `run`, `errors.MachineFault`."""
-        named = settings.string("VMWARE_PRODUCT").lower()
-        if named:
+        if named := settings.string("VMWARE_PRODUCT").lower():
             if named not in PRODUCTS:
-                raise errors.MachineFault(
-                    f"VMWARE_PRODUCT = {named} ({settings.where('VMWARE_PRODUCT')}) is none of {', '.join(PRODUCTS)}.",
-                    "set VMWARE_PRODUCT to the product that is installed, or remove it.",
-                )
+                where = settings.where("VMWARE_PRODUCT")
+                problem = f"VMWARE_PRODUCT = {named} ({where}) is none of {', '.join(PRODUCTS)}."
+                hint = "set VMWARE_PRODUCT to the product that is installed, or remove it."
+                raise errors.MachineFault(problem, hint)
             self.product = named
             return
         said: list[str] = []
@@ -154,8 +179,6 @@ _NOT_RUNNING = (
     r"virtual machine is not powered on|virtual machine needs to be powered on"
     r"|Cannot open VM: .*virtual machine cannot be found|is not running"
 )
-_NOT_SUPPORTED = r"operation is not supported"
-
 
 # fmt: off
 RULES = (
@@ -186,10 +209,8 @@ RULES = (
         r"file is already in use|already (in use|locked)|write-protected|access rights|[Ii]nsufficient permission"
         r"|[Pp]ermission denied|file was not found|file access error|No such file"),
     Rule("MAC address", JobFault, errors.MISMATCHED, "remove vm_macaddr.", "MAC address"),
-    Rule("CPUs", JobFault, errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus).",
-        "[Vv]irtual (CPU|processor)s?|numvcpus"),
-    Rule("anything else", HypervisorFault, errors.INTERNAL,
-        "read vmware.log in the job's scratch directory."),
+    Rule("CPUs", JobFault, errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus).", "[Vv]irtual (CPU|processor)|numvcpus"),
+    Rule("anything else", HypervisorFault, errors.INTERNAL, "read vmware.log in the job's scratch directory."),
 )
 # fmt: on
 """The rules in their order; the job's come last, because these sentences name few files, and those are cut out."""
@@ -202,7 +223,7 @@ def is_not_running(error: VmrunError) -> bool:
 
 def is_not_supported(error: VmrunError) -> bool:
     """Tell if this product does not have the command, as Player has no snapshots."""
-    return re.search(_NOT_SUPPORTED, error.message) is not None
+    return "operation is not supported" in error.message
 
 
 def from_vmrun(error: VmrunError, doing: str, job_values: Iterable[str] = ()) -> errors.Fault:
@@ -263,46 +284,14 @@ def is_still(process: Process) -> bool:
 def wait_for_end(process: Process, seconds: float, *, kill: bool = False) -> bool:
     """Wait for the exit of that process, killed first if `kill` is set; True if it is gone. Raises OSError."""
     try:
-        descriptor = os.pidfd_open(process.pid)
+        with Opened(os.pidfd_open(process.pid)) as descriptor:
+            if not is_still(process):
+                return True
+            if kill:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            return wait.ready(descriptor, seconds)
     except ProcessLookupError:
         return True
-    try:
-        if not is_still(process):
-            return True
-        if kill:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        return wait.ready(descriptor, seconds)
-    except ProcessLookupError:
-        return True
-    finally:
-        os.close(descriptor)
-
-
-def end_process(vmrun: Tool, vmx: str, uid: int, seconds: float, log: Logger) -> bool:
-    """Kill a VM; return True if there was one. Raises `errors.MachineFault` if it runs on."""
-    process = find_process(vmx, uid)
-    problem: VmrunError | None = None
-    try:
-        vmrun.run("stop", vmx, "hard", seconds=seconds)
-    except VmrunError as error:
-        problem = error
-    process = process or find_process(vmx, uid)
-    was_there = problem is None or not is_not_running(problem)
-    if process is None:
-        if problem is not None and was_there:
-            raise from_vmrun(problem, f"stopping {vmx}", [vmx]) from problem
-        return was_there
-    if (problem is None or not was_there) and wait_for_end(process, PROCESS_WAIT):
-        return True
-    log(f"vmrun has not stopped {vmx}{f' ({problem})' if problem else ''}: killing process {process.pid}")
-    try:
-        reason = "" if wait_for_end(process, KILL_WAIT, kill=True) else "and does not end though it was killed"
-    except OSError as error:
-        reason = f"and cannot be killed: {error.strerror}"
-    if reason:
-        hint = "kill it by hand; if it does not end, its file system may hang."
-        raise errors.MachineFault(f"Process {process.pid} runs {vmx} {reason}.", hint)
-    return True
 
 
 def _process(pid: int) -> Process | None:

@@ -16,7 +16,7 @@ from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images import formats
 from vmgahp.images.formats import VmdkError
-from vmgahp.job.vmware import VMX_FILE, WORKING_COPY_SUFFIX, VmwareSpec
+from vmgahp.job.vmware import VMX_FILE, WORKING_COPY_SUFFIX, VmwareSpec, base_name
 from vmgahp.job.vmx import CDROM, DISK, LARGEST, Drive, Vmx, VmxError, drives
 from vmgahp.text import has_control, shown
 
@@ -36,12 +36,6 @@ class VmdkLayer(NamedTuple):
     """The description and its extents, each as `path`."""
     parent: str = ""
     """The name to give its parent before a start (`WorkingCopy.correct_parents`); empty if the name is right."""
-
-
-def base_name(path: str) -> str:
-    """Return the last part of a path, which may be of Windows; empty if that cannot be a file's name."""
-    name = path.replace("\\", "/").rpartition("/")[2]
-    return "" if name in (".", "..") or has_control(name) else name
 
 
 def look_at_layers(

@@ -34,7 +34,6 @@ from vmgahp.drivers.vsphere.inventory import (
     Tagged,
     entity_name,
     find_tagged,
-    job_id,
     network_map,
     this_host,
 )
@@ -55,12 +54,9 @@ LEAST_ROOM = 1 << 30
 OBJECT_STORES = {"vsan": "vSAN", "vvol": "vVols"}
 """The kinds of datastores whose disks are objects of the storage, by the server's word in lower case."""
 
-
 START_EXTRA, RESERVE = 120, 60
-"""Seconds that condor_starter waits longer for a START than for other requests, and those kept for after the upload.
-
-The first is in ``VMGahpRequest`` in HTCondor's ``src/condor_starter.V6.1``.
-"""
+"""Seconds that condor_starter waits longer for a START than for other requests (``VMGahpRequest`` in HTCondor's
+``src/condor_starter.V6.1``), and those kept for after the upload."""
 
 
 class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
@@ -79,9 +75,8 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         if spec.checkpoint:
             independent = [disk.place for disk in found.of_kind(DISK) if not disk.persistent]
             require_snapshot(f"{VMX_FILE} = {shown(spec.vmx_file)}", independent)
-        names = [device.file for device in found.of_kind(DISK)]
-        extents = {name: flat_extent(name, spec, self.identity) for name in names}
-        plan = VspherePlan(spec, found, extents, job_id(job), end)
+        extents = {disk.file: flat_extent(disk.file, spec, self.identity) for disk in found.of_kind(DISK)}
+        plan = VspherePlan(spec, found, extents, (job.string("GlobalJobId") or job.vm_name())[:500], end)
         try:
             return plan._replace(manifest=self._checkpoint(spec).load())
         except Unusable as unusable:
@@ -105,12 +100,10 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         return "\n".join(lines) + "\n"
 
     def clear(self, plan: VspherePlan) -> None:
-        """Remove what earlier starts left of this job, of this directory or of one that is gone, and checkpoints
-        whose time is over.
+        """Remove leftovers of this job, of this directory or of one that is gone, and expired checkpoints.
 
-        A VM that another host looks after is left alone, even if it is this job's: a host that is cut off from its pool
-        may still run it, and its own guardian ends it. So is one of this host's in another directory that a server
-        looks after.
+        Left alone are VMs of other hosts, even this job's, since a host that is cut off from its pool may still run it,
+        and its own guardian ends it; and those of this host in other directories that a server looks after.
         """
         context = self._context()
         there = find_tagged(self._connection, context.place.folder)
@@ -152,7 +145,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         spec = plan.spec
         machine.find_mac()
         self.record_end(machine.resources, spec.name, spec.working_dir, machine.cpu_seconds, spec.sent)
-        self.log(f"started {spec.name} ({machine.uuid}) on {self._connection.access}")
+        self.log(f"started {spec.name} ({machine.tag.id}) on {self._connection.access}")
 
     def without_checkpoint(self, plan: VspherePlan, unusable: Unusable) -> tuple[VspherePlan, Callable[[], None]]:
         # The guest's data is on the server; the disks that came with the job are as at its first start.

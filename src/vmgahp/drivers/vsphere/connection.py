@@ -45,9 +45,7 @@ RULES: dict[type, Rule] = {
     vim.fault.RestrictedVersion: _machine("use a license that lets programs change something; a free ESXi has none."),
     vmodl.fault.NotEnoughLicenses: _machine("check the licenses of the server."),
     vim.fault.NoDiskSpace: _machine("free disk space on the datastore of VSPHERE_DATASTORE."),
-    vim.fault.InsufficientResourcesFault: _machine(
-        "give the pool of VSPHERE_RESOURCE_POOL more memory and CPUs, or run fewer or smaller VMs (VM_MEMORY)."
-    ),
+    vim.fault.InsufficientResourcesFault: _machine("give VSPHERE_RESOURCE_POOL more, or VMs less (VM_MEMORY)."),
     vim.fault.InvalidDatastore: _machine("mount the datastore of VSPHERE_DATASTORE on all hosts that run VMs."),
     vim.fault.InvalidDiskFormat: _job(errors.BAD_IMAGE, "check the job's disks with qemu-img info."),
     vim.fault.UnsupportedVmxLocation: _machine("name another VSPHERE_DATASTORE."),
@@ -55,9 +53,7 @@ RULES: dict[type, Rule] = {
     vim.fault.UnsupportedGuest: _job(errors.MISMATCHED, "name another guestOS in the job's .vmx."),
     vim.fault.MemorySizeNotSupported: _job(errors.NO_MEMORY_PARAM, "ask for another vm_memory."),
     vim.fault.NumVirtualCpusIncompatible: _job(errors.MISMATCHED, "ask for fewer CPUs (vm_vcpus)."),
-    vim.fault.VmConfigFault: _job(
-        errors.MISMATCHED, "change virtualHW.version or the devices of the .vmx to what this server has."
-    ),
+    vim.fault.VmConfigFault: _job(errors.MISMATCHED, "change virtualHW.version or devices to what this server has."),
     vim.fault.FileFault: _hypervisor("check the datastore, what has the file open, and the server's log (hostd.log)."),
     vmodl.fault.HostCommunication: _hypervisor("connect the host to its vCenter again, or take it out of the pool."),
     vim.fault.MemorySnapshotOnIndependentDisk: _client(errors.VM_NO_SUPPORT_CHECKPOINT),
@@ -88,9 +84,8 @@ class Gone(ClientFault):
 
 def from_vsphere(error: Exception, doing: str) -> Fault:
     """Return the fault for an error of vSphere met while `doing` something ("starting alice_lab_7.0")."""
-    fault = next(rule for kind, rule in RULES.items() if isinstance(error, kind)).make(
-        f"vSphere failed while {doing}: {describe(error)}."
-    )
+    rule = next(rule for kind, rule in RULES.items() if isinstance(error, kind))
+    fault = rule.make(f"vSphere failed while {doing}: {describe(error)}.")
     keys = [getattr(message, "key", "") or "" for message in getattr(error, "faultMessage", None) or ()]
     if isinstance(fault, JobFault) and any(word in key.lower() for key in keys for word in _KEYS_OF_THE_MACHINE):
         return MachineFault(fault.problem, fault.hint)
@@ -178,11 +173,9 @@ def read_password(settings: Settings) -> str:
     except OSError as error:
         raise MachineFault(f"{said} cannot be read by uid {os.geteuid()}: {error.strerror}.", f"{mend}.") from error
     if found.st_mode & 0o077 or found.st_uid not in _owners(settings.string("LOG")):
-        raise MachineFault(
-            f"{said} has the mode {found.st_mode & 0o7777:04o} and belongs to uid {found.st_uid}: others than root and "
-            "HTCondor's user may use it.",
-            f"{mend}; and change the password: somebody may have read it.",
-        )
+        seen = f"has the mode {found.st_mode & 0o7777:04o} and belongs to uid {found.st_uid}"
+        problem = f"{said} {seen}: others than root and HTCondor's user may use it."
+        raise MachineFault(problem, f"{mend}; and change the password: somebody may have read it.")
     try:
         password = data.decode().partition("\n")[0].removesuffix("\r")
     except UnicodeDecodeError:
@@ -237,10 +230,7 @@ API = "vim.version.version11"
 """The API of vSphere 6.5, which every later server speaks too."""
 
 LONGEST_CALL, SHORTEST_CALL = 20.0, 2.0
-"""Seconds without an answer after which one attempt at a call has failed.
-
-It is the time for all attempts, but within these limits.
-"""
+"""The limits of the seconds without an answer after which an attempt at a call has failed, else those of the call."""
 
 PATIENCE = 3
 """The factor by which the next piece of a file may take longer than a call: a datastore writes while others wait."""
@@ -391,7 +381,7 @@ class VsphereConnection:
         """Test the session by a harmless call, and return the service content. Raises the same as `call`."""
 
         def ask(content: vim.ServiceInstanceContent) -> vim.ServiceInstanceContent:
-            self._instance().CurrentTime()
+            vim.ServiceInstance("ServiceInstance", self._stub).CurrentTime()
             return content
 
         return self.call(ask, "asking the server for the time")
@@ -409,14 +399,13 @@ class VsphereConnection:
         if self._stub is None:
             self.access = Access.from_settings(self._settings)
             self._tls = tls_context(self._settings)
-            host, port = self.access.host, self.access.port
             how = {"version": API, "sslContext": self._tls, "httpConnectionTimeout": self.timeout}
-            self._stub = SoapStubAdapter(host, port, **how)
+            self._stub = SoapStubAdapter(self.access.host, self.access.port, **how)
         assert self.access is not None
         password = read_password(self._settings)
         with explained(f"logging in at {self.access} as {self.access.user}"):
             if self._content is None:
-                self._content = self._instance().RetrieveContent()
+                self._content = vim.ServiceInstance("ServiceInstance", self._stub).RetrieveContent()
             else:
                 self._log("logging in at the vSphere server again")
             try:
@@ -426,9 +415,6 @@ class VsphereConnection:
                 self._stub.SetSessionId(None)
                 self._content.sessionManager.Login(self.access.user, password, None)
         self._logged_in = True
-
-    def _instance(self) -> vim.ServiceInstance:
-        return vim.ServiceInstance("ServiceInstance", self._stub)
 
 
 def _retrieve(

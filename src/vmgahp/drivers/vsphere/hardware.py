@@ -18,9 +18,9 @@ from pyVmomi import vim
 
 from vmgahp import errors
 from vmgahp.drivers.vsphere.inventory import Tag
-from vmgahp.job.vmware import VMX_FILE, VmwareSpec
+from vmgahp.job.vmware import VMX_FILE, VmwareSpec, base_name
 from vmgahp.job.vmx import CDROM, DISK, FLOPPY, Drive, Vmx, drives
-from vmgahp.text import has_control, shown
+from vmgahp.text import shown
 
 
 class Bus(NamedTuple):
@@ -178,10 +178,10 @@ def _drive(drive: Drive, vmx: Vmx, wide: set[int], file: str) -> Device:
 
 def _file(name: str, place: str, vmx_file: str) -> str:
     """Return a device's file: a plain name, since on the server all of the VM's files are in one directory."""
-    name = name.strip().replace("\\", "/").rpartition("/")[2]
-    if name in ("", ".", "..") or has_control(name) or len(name.encode()) > 200 or set(name) & set('[]"%'):
+    plain = base_name(name.strip())
+    if not plain or len(plain.encode()) > 200 or set(plain) & set('[]"%'):
         raise _bad(vmx_file, f"{place}.fileName = {shown(name)} is not a name for a file", "rename the file")
-    return name
+    return plain
 
 
 def _word(vmx: Vmx, name: str, words: Iterable[str], default: str, file: str) -> str:
@@ -198,7 +198,6 @@ def _bad(file: str, problem: str, hint: str) -> errors.JobFault:
 _device = vim.vm.device
 
 SIO_KEY = 400
-OTHER_GUEST = "otherGuest64"
 
 
 def bare_spec(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastore: str) -> vim.vm.ConfigSpec:
@@ -261,14 +260,13 @@ def devices_spec(
 
 def guest_id(name: str) -> str:
     """Return vSphere's name for a guestOS of a ``.vmx``: ``ubuntu-64`` is ``ubuntu64Guest`` there."""
-    return _guests().get(_plain(name), OTHER_GUEST)
+    return _guests().get(_plain(name), "otherGuest64")
 
 
 def adapter_word(device: Device, found: Hardware) -> str:
     """Return the word for a disk's controller in its descriptor."""
-    if device.bus == "scsi":
-        return "buslogic" if found.scsi[device.controller] == "buslogic" else "lsilogic"
-    return "ide" if device.bus == "ide" else "lsilogic"
+    word = found.scsi[device.controller] if device.bus == "scsi" else device.bus
+    return word if word in ("buslogic", "ide") else "lsilogic"
 
 
 @cache

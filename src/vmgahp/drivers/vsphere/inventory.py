@@ -30,7 +30,6 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger, progress
 from vmgahp.drivers.vsphere.connection import RETRY_INTERVAL, Gone, VsphereConnection
-from vmgahp.job.ad import JobAd
 
 MIB = 1 << 20
 DEEPEST = 10
@@ -208,11 +207,6 @@ class Tag(NamedTuple):
         all_ = {str(option.key): str(option.value or "") for option in options or ()}
         values = {name: all_.get(TAG_PREFIX + name, "") for name in cls._fields}
         return cls(**values) if all(values[name] for name in ("id", "name", "job", "state")) else None
-
-
-def job_id(job: JobAd) -> str:
-    """Return HTCondor's unique GlobalJobId, or the VM's name if that is not sent."""
-    return (job.string("GlobalJobId") or job.vm_name())[:500]
 
 
 def entity_name(name: str, uuid: str) -> str:

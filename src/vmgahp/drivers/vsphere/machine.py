@@ -4,11 +4,10 @@ A datastore wants a disk as two files, a descriptor and an extent with the plain
 not run the growing or split files that the desktop products write. So only the plain content travels; a disk that is
 not flat is converted by ``qemu-img``, there and back, with the rights of the job's user.
 
-A VM is created bare and tagged, its files are uploaded, its devices added, and it is powered on. A guest that powers
-itself off leaves its VM behind: the first STATUS that finds it off begins the download of its disks, and the VM counts
-as running until then, because the starter sends the job's files away as soon as it hears of a VM that has stopped. A
-disk is downloaded under a temporary name and replaces the job's only when it is complete. If a download fails, so does
-that STATUS, and the next one begins it again.
+A guest that powers itself off leaves its VM behind: the first STATUS that finds it off begins the download of its
+disks, and the VM counts as running until then, because the starter sends the job's files away as soon as it hears of a
+VM that has stopped. A disk is downloaded under a temporary name and replaces the job's only when it is complete. If a
+download fails, so does that STATUS, and the next one begins it again.
 
 The disks and the memory of a checkpoint stay on the server. A manifest travels with the job and says which VM and which
 snapshot, so any execute host with the same server and folder can restore the guest. The manifest is the job's to
@@ -23,7 +22,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 from pyVmomi import vim
@@ -89,9 +87,8 @@ def flat_extent(name: str, spec: VmwareSpec, identity: Identity) -> str:
     (extent,) = found.extents
     if extent.access != "RW" or extent.kind == "SPARSE" or extent.offset:
         return ""
-    descriptor = open_disk(name, extent.file, spec, identity)
-    size, wanted = os.fstat(descriptor).st_size, extent.sectors * SECTOR
-    os.close(descriptor)
+    with Opened(open_disk(name, extent.file, spec, identity)) as descriptor:
+        size, wanted = os.fstat(descriptor).st_size, extent.sectors * SECTOR
     if size != wanted or not size:
         problem = f"it is to have {wanted} bytes, and {shown(extent.file)} has {size}"
         raise bad_disk(name, problem, "send the files as VMware wrote them.", errors.BAD_IMAGE)
@@ -143,8 +140,7 @@ def _convert(
     try:
         qemu_img.convert(source, formats[0], target, formats[1], identity, seconds=max(1.0, seconds), options=options)
     except qemu_img.NotInstalled as error:
-        problem = f"{error.program} is not installed, and {name} has to be converted."
-        raise errors.MachineFault(problem, "install qemu-utils and util-linux.") from error
+        raise errors.MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
     except qemu_img.TooSlow as error:
         raise bad_disk(name, f"it could not be converted within {seconds:.0f} s", "send it as a flat disk.") from error
     except qemu_img.Trouble as error:
@@ -257,8 +253,7 @@ class Transport:
         def made() -> vim.VirtualMachine | None:
             return next((vm.ref for vm, found in find_tagged(connection, place.folder) if found.id == tag.id), None)
 
-        begin = partial(place.folder.CreateVM_Task, config, place.pool)
-        ref = connection.task(lambda _content: begin(), f"creating {tag.name}", made)
+        ref = connection.task(lambda _all: place.folder.CreateVM_Task(config, place.pool), f"creating {tag.name}", made)
         if not isinstance(ref, vim.VirtualMachine):
             raise errors.HypervisorFault(f"vSphere created {tag.name}, and does not say which VM it is.")
         return ref
@@ -355,7 +350,6 @@ class VsphereMachine(ManagedMachine):
         self, plan: VspherePlan, tag: Tag, context: VsphereContext, resources: Resources, deadlines: Deadlines
     ) -> None:
         super().__init__(plan.spec.name, resources, deadlines, context.log)
-        self.uuid = tag.id
         if plan.spec.checkpoint:
             self.no_checkpoint = ""
         self.tag = tag
@@ -366,10 +360,7 @@ class VsphereMachine(ManagedMachine):
         self._snapshot = ""
         """The snapshot with the guest's memory; empty if a suspended VM has it, or if there is none."""
         self._raw_seconds = 0.0
-        """The CPU time of the guest here in seconds, an estimate.
-
-        The server gives the mean load of the last seconds in MHz; STATUSes add it up.
-        """
+        """The guest's CPU seconds here, an estimate: STATUSes add up the server's mean load of the last seconds."""
         self._looked: float | None = None
         self._last = Status(lifecycle.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib << 10)
         self._download: wait.Task[None] | None = None
@@ -473,7 +464,7 @@ class VsphereMachine(ManagedMachine):
             raise
 
     def write_manifest(self) -> None:
-        facts = {"id": self.uuid, "snapshot": self._snapshot, "server": str(self.context.connection.access)}
+        facts = {"id": self.tag.id, "snapshot": self._snapshot, "server": str(self.context.connection.access)}
         try:
             self._checkpoint.write(self._checkpoint.now(self._spec, facts, self.usage.seconds), ())
             self._retag(self.context.waiting(self.tag._replace(checkpoint=self._snapshot)))
