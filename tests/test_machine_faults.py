@@ -75,7 +75,7 @@ PLACES = {
     "drivers/libvirt/start/hooks.py:with_macs": (1, PROGRAM),
     "drivers/libvirt/survey/__init__.py:look_at_bridge": (3, PROBE),
     "drivers/libvirt/link/domains.py:require_free_mac": (1, PROGRAM),
-    "drivers/libvirt/life/machine.py:LibvirtMachine._require_ours": (1, LATER),
+    "drivers/libvirt/life/machine.py:LibvirtMachine.save": (1, LATER),
     "drivers/libvirt/life/machine.py:LibvirtMachine._settle": (1, LATER),
     "drivers/libvirt/life/machine.py:LibvirtMachine._write": (1, LATER),
     "drivers/libvirt/life/machine.py:LibvirtMachine.restart_from.restore": (1, RESTORE),

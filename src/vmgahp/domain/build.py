@@ -290,11 +290,9 @@ def _network(devices: etree.Element, nic: Nic, host: Host, ports: Iterable[tuple
 
 
 def _console(devices: etree.Element, host: Host) -> None:
+    serial = etree.SubElement(devices, "serial", type="unix" if host.console_socket else "pty")
     if host.console_socket:
-        serial = etree.SubElement(devices, "serial", type="unix")
         etree.SubElement(serial, "source", mode="connect", path=host.console_socket)
-    else:
-        serial = etree.SubElement(devices, "serial", type="pty")
     etree.SubElement(serial, "target", port="0")
 
 
@@ -447,15 +445,11 @@ def _xen_disk(devices: etree.Element, disk: Disk, host: XenHost) -> None:
 # The limit of its memory
 
 
-_FIRMWARE_MIB = 64
-"""The MiB that QEMU needs for a firmware."""
-
-
 def need_mib(domain: etree.Element) -> int:
     """Return the MiB that the QEMU of a live domain may need beside its guest's memory."""
     devices = sum(len(domain.findall(f"devices/{tag}")) * each for tag, each in need.DEVICES.items())
     if domain.find("os/loader") is not None:
-        devices += _FIRMWARE_MIB
+        devices += 64  # MiB for the firmware
     cpus = int(domain.findtext("vcpu") or 1)
     return need.need_mib(domain.get("type", ""), _mib(domain, "memory"), cpus, devices, tb_cache_mib(domain))
 

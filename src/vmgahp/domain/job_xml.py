@@ -57,7 +57,6 @@ class JobXml(NamedTuple):
 
     def describe(self, ours: str, directory: str, make_room: Callable[[], str] | None, identity: Identity) -> str:
         """Merge the job's XML into ours, and copy its kernel unless it is only for display. Raises `errors.Fault`."""
-
         paths = {tag: f"(copy of {name})" for tag, name in self.boot_files.items()}
         if make_room is not None and self.boot_files:
             paths = copy_boot_files(self.boot_files, directory, identity, make_room, self.file_name)
@@ -90,7 +89,6 @@ def load(ad: JobAd, settings: Settings, identity: Identity) -> JobXml | None:
 
 
 _KINDS = {"network": "nat", "bridge": "bridge", "user": "user"}
-_FIRMWARES = {"bios": "bios", "efi": "uefi"}
 
 
 def completed(ad: JobAd, domain: etree.Element, settings: Settings, name: str) -> JobAd:
@@ -171,10 +169,7 @@ class _Reader:
 
     def interfaces(self, domain: etree.Element, settings: Settings) -> None:
         """Read the interfaces; only networks that the machine offers are accepted, as for any job."""
-        ours = {
-            "network": ("network", settings.string("VM_NAT_NETWORK"), "VM_NAT_NETWORK"),
-            "bridge": ("bridge", settings.string("VM_NETWORKING_BRIDGE_INTERFACE"), "VM_NETWORKING_BRIDGE_INTERFACE"),
-        }
+        ours = {"network": "VM_NAT_NETWORK", "bridge": "VM_NETWORKING_BRIDGE_INTERFACE"}
         found = []
         for number, interface in enumerate(domain.iterfind("devices/interface"), start=1):
             path = f"/domain/devices/interface[{number}]"
@@ -183,10 +178,10 @@ class _Reader:
                 raise self._refused(f"{path} has no type", "write network, bridge or user.")
             source = interface.find("source")
             for attribute, said in () if source is None else source.items():
-                wanted, mine, setting = ours.get(kind, ("", "", ""))
-                if attribute != wanted or said != mine:
+                setting = ours.get(kind, "")
+                if attribute != kind or said != settings.string(setting):
                     problem = f"{path}/source/@{attribute} = {shown(said)} is not a network that jobs get here"
-                    problem += f" ({setting} = {mine})" if setting else ""
+                    problem += f" ({setting} = {settings.string(setting)})" if setting else ""
                     raise self._refused(problem, "leave the source out: jobs get this machine's own.")
             address = model.value(interface, "mac", "address").replace("-", ":")
             link_up = model.value(interface, "link", "state") != "down"
@@ -222,7 +217,7 @@ class _Reader:
         features = {each.get("name"): each.get("enabled") for each in element.iterfind("firmware/feature")}
         # Without enrolled keys the firmware starts unsigned systems, too: that is plain UEFI, and ours enrolls keys.
         secure = features.get("secure-boot") == "yes" and features.get("enrolled-keys") != "no"
-        firmware = _FIRMWARES.get(element.get("firmware", ""), "")
+        firmware = {"bios": "bios", "efi": "uefi"}.get(element.get("firmware", ""), "")
         if element.find("firmware") is not None and firmware != "uefi":
             raise self._refused("/domain/os/firmware is for <os firmware='efi'>", "set the attribute too.")
         self._take("Firmware", "uefi-secure" if firmware and secure else firmware)
@@ -271,8 +266,6 @@ class _Reader:
         return self._refused(problem, f"leave {attribute} out, or the device out of the file.")
 
 
-ELEMENTS = ("kernel", "initrd")
-
 LARGEST_BOOT_FILES = 256 << 20
 """The maximum number of bytes of both together; they lie in memory, in addition to the guest's own copy."""
 
@@ -286,7 +279,7 @@ def boot_file_names(domain: etree.Element, name: str, directory: str, identity: 
     """Return the names by element, each of a file that the job's user can read. Raises `JobFault`."""
     found = {}
     total = 0
-    for tag in ELEMENTS:
+    for tag in ("kernel", "initrd"):
         text = domain.findtext(f"os/{tag}")
         if text is None:
             continue
@@ -377,8 +370,7 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
     _operating_system(domain, job, boot_files)
     devices = domain.find("devices")
     assert devices is not None
-    explicit = job.find("os/boot") is not None or job.find("devices/*/boot") is not None
-    if explicit:
+    if job.find("os/boot") is not None or job.find("devices/*/boot") is not None:
         for device in devices:
             _drop(device, "boot")
     for asked in job.iterfind("devices/disk"):
@@ -459,6 +451,3 @@ def _take(ours: etree.Element, asked: etree.Element, row: Element) -> None:
             _replace(ours, part)
         elif mine is not None:
             _take(mine, part, below)
-
-
-__all__ = ["ALLOWED", "ATTRIBUTE", "JobXml", "load"]

@@ -396,8 +396,7 @@ DEVICES: Mapping[str, Element] = {
 }
 """The devices. libvirt adds by itself (``virDomainDefAddImplicitDevices`` and ``qemuDomainDefAddDefaultDevices``)
 the chip set's controllers, mouse and keyboard, the balloon, and a silent audio device; the watchdog of q35; a hub if
-USB ports run out; on other architectures a panic notifier and the firmware's memory. It adds a display adapter only to
-a VM with graphics."""
+USB ports run out; on other architectures a panic notifier and the firmware's memory; only with graphics a display."""
 
 ADDED_BY = {"xen": {"controller": {"type": "xenbus"}, "input": {"bus": "xen"}, "memballoon": {"model": "xen"}}}
 """The devices that libvirt's driver for another hypervisor adds to any guest, by the type of the domain."""

@@ -1,7 +1,6 @@
 """The memory that a VM's QEMU needs beside that of its guest.
 
-The need was measured (docs/explanation/memory.md); the limit here is higher, because a VM that reaches its limit is
-killed.
+The need was measured (docs/explanation/memory.md); the limit is higher, as a VM that reaches its limit is killed.
 """
 
 import os
@@ -12,8 +11,7 @@ LARGEST_TB_CACHE_MIB = 1024
 _QEMU, _TCG, _A_CPU = 128, 64, 8
 """The MiB for QEMU itself, for TCG beside its cache, and for each CPU."""
 DEVICES = {"graphics": 32, "disk": 40, "interface": 48, "tpm": 16}
-"""The MiB for each device; a disk has a cache of 32, and passt, which libvirt starts for an interface, is in the VM's
-cgroup."""
+"""The MiB for each device; a disk has a cache of 32, and an interface may have passt, which is in the VM's cgroup."""
 
 
 def usual_need_mib(domain_type: str, cache_mib: int) -> int:

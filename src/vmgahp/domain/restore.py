@@ -26,8 +26,6 @@ LARGEST = 1 << 20
 """The maximum number of bytes of XML; libvirt writes a few thousand."""
 MOST_DEVICES = 1024
 
-_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-
 _FAMILIES = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
 """The prefixes by which libvirt resolves the names that mean "the newest"; virt becomes virt-, and so on."""
 
@@ -82,7 +80,7 @@ def _begin(saved: str, ours: str) -> tuple[etree.Element, etree.Element]:
     _same("memory (MiB)", _mebibytes(theirs), _mebibytes(domain))
     _same("number of CPUs", _text(theirs, "vcpu") or "1", _text(domain, "vcpu") or "1")
     # libvirt requires the saved UUID; if the caller has one already, both must be the same.
-    uuid = _checked("UUID", _text(theirs, "uuid"), _UUID).lower()
+    uuid = _checked("UUID", _text(theirs, "uuid"), r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").lower()
     _same("UUID", uuid, _text(domain, "uuid") or uuid)
     element = domain.find("uuid")
     if element is None:
@@ -302,9 +300,8 @@ def _address(saved: etree.Element, device: etree.Element) -> etree.Element:
     if kind not in model.ADDRESSES:
         raise SavedMismatch(f"the saved VM's {_name(device)} is at an address of the type {_shown(kind)}.")
     facts = _facts(saved, model.ADDRESS, f"the address of {_name(device)}")
-    return etree.Element(
-        "address", {"type": kind} | {name: facts[name] for name in model.ADDRESSES[kind] if name in facts}
-    )
+    kept = {name: facts[name] for name in model.ADDRESSES[kind] if name in facts}
+    return etree.Element("address", {"type": kind} | kept)
 
 
 # Words for people

@@ -26,13 +26,10 @@ from vmgahp.job.attributes import LIBVIRT_XML as ATTRIBUTE
 from vmgahp.text import shown
 
 _ANY = r"(?s).*"
-_UUID = r"[0-9a-fA-F-]{32,36}"
 _LOOPBACK = r"127\.0\.0\.1|::1|localhost"
 _PTY = r"/dev/pts/[0-9]+|/dev/ptmx"
 _LIBVIRTS = r"(?:/run|/var/lib|/run/user/[0-9]+|/(?:home/)?[^/]+/\.(?:config|cache))/libvirt/qemu(?:/run)?"
 """The directories in which libvirt keeps the sockets of its VMs, the system's and a user's."""
-_LAYERS = 16
-"""The maximum length of a chain of backing files."""
 
 _DISK = DEVICES["disk"]
 
@@ -42,9 +39,9 @@ _PLACE = {"address": _DISK.children["address"], "boot": _DISK.children["boot"], 
 
 
 def _chain() -> Element:
-    """Make the shape of a backing store with as many below it as a chain may have; the last one is empty."""
+    """Make the shape of a backing store with 16 below it, as many as a chain may have; the last one is empty."""
     file, store = row({"file": _ANY, "index": NUMBER}), row()
-    for _ in range(_LAYERS):
+    for _ in range(16):
         parts = {"format": row({"type": WORD}), "source": file, "backingStore": store}
         store = row({"type": r"file", "index": NUMBER}, parts)
     return store
@@ -95,9 +92,8 @@ def _below(name: str, value: str) -> Callable[[etree.Element, etree.Element], bo
 
 def _has_formats(store: etree.Element, disk: etree.Element) -> bool:
     """Check that each backing file has a format: libvirt writes both, as found in an image or requested."""
-    return all(
-        each.find("format") is not None for each in store.iter("backingStore") if each.find("source") is not None
-    )
+    files = [each for each in store.iter("backingStore") if each.find("source") is not None]
+    return all(each.find("format") is not None for each in files)
 
 
 def _of_any_port(graphics: etree.Element, devices: etree.Element) -> bool:
@@ -111,14 +107,12 @@ def _secure(loader: etree.Element, system: etree.Element) -> bool:
     return loader.get("secure") != "yes" or system.find(feature) is not None
 
 
-_NOTES = "data of management programs, which libvirt does not read"
-_FIRMWARE = "the firmware file that libvirt chose for `<os firmware='efi'>`; the machine chooses its own"
 _TERMINAL = "`/dev/pts/0` and the like, a generated pseudo terminal"
 _SCREEN = "SPICE or sound for an interactive user; jobs have VNC and no sound"
 
 ROWS: Mapping[str, HostMade] = {
     "/domain/@id": HostMade(NUMBER, "the ID of a running VM"),
-    "/domain/metadata": HostMade(None, _NOTES),
+    "/domain/metadata": HostMade(None, "data of management programs, which libvirt does not read"),
     "/domain/genid": HostMade(_TEXT, "each start of a job gets a new generation ID"),
     "/domain/resource": HostMade(
         row({}, {"partition": row(text=r"/machine")}), "`/machine`, libvirt's default partition"
@@ -141,7 +135,7 @@ ROWS: Mapping[str, HostMade] = {
             {"readonly": r"yes|no", "type": r"pflash|rom", "secure": r"yes|no", "stateless": r"no", "format": WORD},
             text=_ANY,
         ),
-        _FIRMWARE,
+        "the firmware file that libvirt chose for `<os firmware='efi'>`; the machine chooses its own",
         lambda loader, system: "firmware" in system.attrib and _secure(loader, system),
     ),
     "/domain/os/nvram": HostMade(
@@ -169,7 +163,7 @@ ROWS: Mapping[str, HostMade] = {
     "/domain/devices/interface/target": HostMade(
         row({"dev": r"vnet[0-9]+"}), "`vnet0` and the like, a generated tap device"
     ),
-    "/domain/devices/interface/source/@portid": HostMade(_UUID, "a generated port"),
+    "/domain/devices/interface/source/@portid": HostMade(r"[0-9a-fA-F-]{32,36}", "a generated port"),
     "/domain/devices/interface/source/@bridge": HostMade(
         WORD, "the bridge of the network that is named too", lambda source, parent: "network" in source.attrib
     ),
@@ -310,9 +304,8 @@ def sanitized(text: str, name: str) -> Sanitized:
     name_firmware(root)
     reader = _Reader(name)
     domain = reader.take(root, DOMAIN, "/domain")
-    return Sanitized(
-        domain, tuple(f"{what} ({number} times)" if number > 1 else what for what, number in reader.dropped.items())
-    )
+    dropped = (f"{what} ({number} times)" if number > 1 else what for what, number in reader.dropped.items())
+    return Sanitized(domain, tuple(dropped))
 
 
 class _Reader:

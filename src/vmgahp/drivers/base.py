@@ -271,7 +271,6 @@ _PACKAGES = {"pyVmomi": ("pyvmomi", "8.0"), "libvirt": ("libvirt-python", "9.0")
 
 def find(vm_type: str) -> type[Driver]:
     """Return the driver class for a VM type: built in, or of the group ``vmgahp.drivers``. Raises `MachineFault`."""
-
     # A list of types is a choice as "any" is; no driver's name has a comma. The table comes first, because to scan
     # the installed packages for entry points costs more than all else that a server imports.
     place = DRIVERS.get(ANY if "," in vm_type else vm_type)
@@ -280,19 +279,15 @@ def find(vm_type: str) -> type[Driver]:
     if place is None:
         from importlib.metadata import entry_points
 
-        for point in entry_points(group="vmgahp.drivers", name=vm_type):
-            place = point.value
-            break
-        else:
+        place = next((point.value for point in entry_points(group="vmgahp.drivers", name=vm_type)), None)
+        if place is None:
             from difflib import get_close_matches
 
             near = get_close_matches(vm_type, DRIVERS, 1)
             hint = f"did you mean {near[0]}? Else " if near else ""
-            raise errors.MachineFault(
-                f"No driver is installed for VM_TYPE = {vm_type}.",
-                hint + f"set VM_TYPE to one of {', '.join(sorted(DRIVERS))}, or install the package of the driver.",
-                errors.NO_SUPPORTED_VM_TYPE,
-            )
+            problem = f"No driver is installed for VM_TYPE = {vm_type}."
+            hint += f"set VM_TYPE to one of {', '.join(sorted(DRIVERS))}, or install the package of the driver."
+            raise errors.MachineFault(problem, hint, errors.NO_SUPPORTED_VM_TYPE)
     found = _load(vm_type, place)
     if not (isinstance(found, type) and issubclass(found, Driver)):
         raise errors.MachineFault(f"{place}, the driver for VM_TYPE = {vm_type}, is not a Driver.")
@@ -332,16 +327,14 @@ def machine_types(settings: Settings) -> tuple[str, ...]:
     as the settings and a quick look can tell. Raises `MachineFault` for an invalid list.
     """
     listed = tuple(dict.fromkeys(word.lower() for word in settings.strings(ANY_TYPES)))
+    if wrong := next(filter(is_choice, listed), ""):
+        problem = f"{ANY_TYPES} has {wrong} ({settings.where(ANY_TYPES)}), which is not a hypervisor."
+        raise errors.MachineFault(problem, "name VM types such as kvm, xen, vmrun, vsphere, script.")
     if listed:
-        for word in listed:
-            if is_choice(word):
-                problem = f"{ANY_TYPES} has {word} ({settings.where(ANY_TYPES)}), which is not a hypervisor."
-                raise errors.MachineFault(problem, "name VM types such as kvm, xen, vmrun, vsphere, script.")
         return listed
     own = settings.string("VM_TYPE").lower()
     if own and not is_choice(own):
         return (own,)
-
     needs = {
         "kvm": True,
         "xen": os.path.exists(XEN),

@@ -12,7 +12,7 @@ from tests.drivers.libvirt.support import MAC, OTHER_MAC, USER_NETWORK, WANTS, J
 from tests.peer import Peer
 from vmgahp import errors, findings
 from vmgahp.commands.submit.machine import Guest, GuestNic, card_name
-from vmgahp.drivers.libvirt.start import capabilities, describe
+from vmgahp.drivers.libvirt.start import capabilities
 
 pytestmark = pytest.mark.libvirt
 
@@ -257,8 +257,7 @@ def test_no_other_directory_is_shared(job: Job, settings: dict[str, str], option
 
 
 def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (describe, capabilities):
-        monkeypatch.setattr(module, "groups_for_qemu", lambda _domain_type: {991, 992})
+    monkeypatch.setattr(capabilities, "groups_for_qemu", lambda _domain_type: {991, 992})
 
 
 @as_root

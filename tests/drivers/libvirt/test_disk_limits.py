@@ -210,7 +210,7 @@ class Started(Machine):
         super().__init__(disk)
         self.guest = SimpleNamespace(files=self)
         self.in_scratch = lambda: {"disk0": image}
-        self.why_not_saved = lambda: cannot_save
+        self.saver = SimpleNamespace(cannot=cannot_save)
 
 
 def spec_of(directory: Path, asked_mib: int) -> SimpleNamespace:

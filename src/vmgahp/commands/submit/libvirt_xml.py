@@ -41,11 +41,11 @@ from vmgahp.commands.submit.machine import (
 )
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, remove, text
 from vmgahp.domain import model, sanitize
-from vmgahp.domain.job_xml import ATTRIBUTE
 from vmgahp.domain.model import DOMAIN, Element
 from vmgahp.host.run import run
 from vmgahp.images.formats import CONVERTIBLE, FORMATS
 from vmgahp.job.attributes import ARM, LOCAL_TIME, META_DATA, NETWORK_CONFIG, USER_DATA
+from vmgahp.job.attributes import LIBVIRT_XML as ATTRIBUTE
 from vmgahp.job.disks import device_of
 from vmgahp.job.xen import HARDWARE, INCLUDED
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
+from xml.etree import ElementTree as etree
 
 import libvirt
 
@@ -25,23 +26,16 @@ from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, connection_for
 from vmgahp.drivers.libvirt.program import drive, monitor
 from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, provision, second_look
-from vmgahp.drivers.libvirt.start.describe import (
-    CONTROL,
-    VNC_FILE,
-    Describer,
-    Plan,
-    first_attribute,
-    has_display,
-    type_for,
-)
+from vmgahp.drivers.libvirt.start.describe import CONTROL, VNC_FILE, Describer, Plan, first_attribute, type_for
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import PASST, RELAY, Resources
 from vmgahp.host import job_user, kvm, system_logs
 from vmgahp.host.runtime_dir import sweep
-from vmgahp.host.wait import Task
+from vmgahp.host.wait import Task, start_thread
 from vmgahp.job import published
 from vmgahp.job.ad import JobAd
+from vmgahp.job.attributes import LIBVIRT_XML
 from vmgahp.job.devices import require_shares_allowed
 from vmgahp.job.look import look
 from vmgahp.job.policy_view import PolicyView
@@ -103,7 +97,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             require_shares_allowed(view, spec.devices.shares)
         except errors.JobFault:
             job_user.require_entry(job.working_dir(), self.identity)
-            capabilities.require_fitting_hypervisor(self.vm_type, self.connection, self.settings)
+            # A hypervisor that cannot run any job is to blame, and not a job that is refused.
+            if not domains.is_qemu(fixed := capabilities.wanted_type(self.vm_type, self.settings)):
+                capabilities.require_hypervisor(self.connection, fixed, self.settings)
             raise
         job_user.require_room(spec.working_dir, self.identity)
         name = domains.free_name(self.connection, spec.name, spec.working_dir, self.log)
@@ -174,7 +170,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             kept = disks.kept_free(self.settings, spec.working_dir, self.identity)
             resources.while_running.append(partial(monitor.begin, machine, spec, kept, self.identity))
         self._watch_disks(machine, spec)
-        if has_display(xml):
+        devices = etree.fromstring(xml).find("devices")
+        if devices is not None and any(devices.find(tag) is not None for tag in ("graphics", "video")):
             machine.screenshot = partial(machine.guest.take_screenshot, spec.working_dir, self.identity)
         self._publish_vnc(spec, machine, xml)
         machine.resumed = lambda: self._publish_vnc(spec, machine, machine.saved_xml)  # its port may have changed
@@ -199,7 +196,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return plan._replace(may_restart=False, afresh=unusable.reason), take_back
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
-        name = job_xml.ATTRIBUTE
+        name = LIBVIRT_XML
         if not isinstance(fault, errors.JobFault) or job.value(name) is None or name in fault.problem:
             return fault
         problem = f"{fault.problem} ({name} = {shown(job.expression(name))} may say it.)"
@@ -278,14 +275,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             machine.resources.at_end.append(watch.end)
             for port in ports:
                 port.left = watch.left
-            watch.begin()
+            start_thread(f"disks-{machine.name}", watch.run)
 
         machine.resources.while_running.append(begin)
         try:
             largest = sum(map(disks.largest_size, images.values())) if limit else 0
         except OSError:  # an error of the job's own file system does not concern the machine
             return
-        saved = largest + (0 if machine.why_not_saved() else spec.memory_mib << 20)
+        saved = largest + (0 if machine.saver.cannot else spec.memory_mib << 20)
         if largest > disks.allowed(limit):
             end = f"it ends where they occupy more than the {limit >> 20} MiB that the job has asked for"
             self.log(f"{machine.name}: its disks may come to {largest >> 20} MiB, and {end}")
@@ -297,7 +294,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     # A start
 
     def _read(self, job: JobAd) -> JobSpec:
-        diskless = capabilities.may_be_diskless(self.vm_type, self.settings)
+        # A container gets its root from the administrator's script.
+        diskless = bool(self.settings.xml_script())
+        diskless = diskless and not domains.is_qemu(capabilities.wanted_type(self.vm_type, self.settings))
         return JobSpec.parse(job, self.settings, diskless=diskless)
 
     def _domain_type(self) -> str:
@@ -347,14 +346,12 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
         saver.before_restore, saver.memory_mib = resources.before_restore, spec.memory_mib
         saver.may_travel = spec.checkpoint
-        if domains.is_qemu(plan.domain_type):
-            saver.cannot = save_blocker(described.xml)
-            if saver.cannot:
-                self.log(f"{spec.name} can be neither suspended to disk nor checkpointed: {saver.cannot}")
+        saver.cannot = self._why_not_save(spec, plan.domain_type, described.xml)
+        if saver.cannot:
+            self.log(f"{spec.name} can be neither suspended to disk nor checkpointed: {saver.cannot}")
         machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)
         machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
-        cannot = self._why_not_save(spec, plan.domain_type)
-        machine.no_checkpoint = cannot or self.checkpoints_of.why_not(spec) or saver.cannot
+        machine.no_checkpoint = self.checkpoints_of.why_not(spec) or saver.cannot
         machine.store = self.checkpoints_of.store(plan.checkpoint_spec)
         machine.write_checkpoint = partial(self.checkpoints_of.write, plan.checkpoint_spec, plan.domain_type)
         machine.described, machine.restart = described, restart
@@ -461,9 +458,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def _verify(self, live: str, asked: str, spec: JobSpec) -> None:
         verify.against_job(live, asked, spec)
 
-    def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
+    def _why_not_save(self, spec: JobSpec, domain_type: str, xml: str) -> str:
         """Return the reason why the VM's memory cannot be saved to a file; empty if it can."""
-        return capabilities.no_saving(domain_type)
+        if domains.is_qemu(domain_type):
+            return save_blocker(xml)
+        return f"the form in which libvirt saves domains of type {domain_type} is not known to this daemon"
 
     def _hand_out(self, spec: JobSpec, resources: Resources) -> None:
         """Configure DHCP with the IP addresses of VM_MAC_HOOK, until the guest's end. Raises `errors.Fault`."""

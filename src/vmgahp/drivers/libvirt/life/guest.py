@@ -74,9 +74,8 @@ class LibvirtGuest:
             return self.call(function, seconds)
         except libvirt.libvirtError as error:
             if cannot and faults.is_unsupported(error):
-                raise errors.ClientFault(
-                    cannot, f"{self.name}: libvirt knows no {doing} of domains of type {self.type}."
-                ) from error
+                problem = f"{self.name}: libvirt knows no {doing} of domains of type {self.type}."
+                raise errors.ClientFault(cannot, problem) from error
             raise faults.from_libvirt(error, f"{doing} {self.name}") from error
         finally:
             self.watch.ours = False
@@ -292,23 +291,17 @@ class GuestAgent:
         if not self._guest.watch.has_agent or self._is_mute:
             return False
 
-        def ask() -> bool:
-            with suppress(libvirt.libvirtError, errors.Fault):
-                self._guest.call(self._power_off)
-                return True
-            return False
+        def ask(domain: libvirt.virDomain) -> None:
+            # libvirt waits a minute for the guest to be off, not for an answer: agents send none.
+            self._limit(domain)
+            domain.shutdownFlags(libvirt.VIR_DOMAIN_SHUTDOWN_GUEST_AGENT)
 
         try:
-            asked = wait.Task("power off by the guest agent", ask)
+            asked = wait.Task("power off by the guest agent", lambda: self._guest.call(ask))
         except errors.MachineFault:
             return False
-        obeys = asked.wait(min(seconds, POWER_OFF_SECONDS)) and asked.result()
+        obeys = asked.wait(min(seconds, POWER_OFF_SECONDS)) and asked.error is None
         return obeys or self._guest.watch.gone.is_set()
-
-    def _power_off(self, domain: libvirt.virDomain) -> None:
-        # libvirt waits a minute for the guest to be off, not for an answer: agents send none.
-        self._limit(domain)
-        domain.shutdownFlags(libvirt.VIR_DOMAIN_SHUTDOWN_GUEST_AGENT)
 
     def _ask(self) -> None:
         is_mute = True
@@ -393,8 +386,7 @@ class GuestAddress:
 
     def __init__(self) -> None:
         self.found: tuple[str, ...] = ()
-        self._asking = threading.Lock()
-        """A lock that is held while libvirt is asked: each query that hangs occupies one of its workers."""
+        self._asking = threading.Lock()  # held while libvirt is asked: a query that hangs occupies one of its workers
         self._due = 0.0  # the time from which it may be asked again, by the monotonic clock
 
     def find(self, call: Call) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from vmgahp.drivers.libvirt.life.guest import EVENT_WAIT, Check, GuestAddress, G
 from vmgahp.drivers.libvirt.life.pauses import IoErrors
 from vmgahp.drivers.libvirt.life.save import RESTORE_SHARE, SUSPEND_FILE, LibvirtRestart, MemoryFile, Saver
 from vmgahp.drivers.libvirt.link import domains, faults
-from vmgahp.drivers.libvirt.start import capabilities, forwarding
+from vmgahp.drivers.libvirt.start import forwarding
 from vmgahp.drivers.libvirt.start.hooks import Described
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
@@ -265,7 +265,7 @@ class LibvirtMachine(ManagedMachine):
     # Saving and restoring
 
     def save(self, operation: str) -> None:
-        self.require_saving(operation)
+        self.require_saving()
         # Ask libvirtd for the XML, since the one in the file may have been changed by then.
         whole = libvirt.VIR_DOMAIN_XML_MIGRATABLE
         secrets = libvirt.VIR_DOMAIN_XML_SECURE | whole
@@ -273,7 +273,9 @@ class LibvirtMachine(ManagedMachine):
             "saving", lambda domain: (domain.info(), domain.XMLDesc(secrets), domain.XMLDesc(whole))
         )
         self.saved_xml, self.description = (usage.without_limits(self.limits, xml) for xml in described)
-        self._require_ours()
+        if domains.is_qemu(self.guest.type) and self.pid() == 0:  # its memory is to be written to a file here
+            problem = f"The VM cannot be saved: no process of this machine is the QEMU of {self.name}."
+            raise errors.HypervisorFault(problem, "let libvirtd run in the process id namespace of the daemon.")
         is_checkpoint = operation == lifecycle.CHECKPOINT
         image = self.saver.begin(MEMORY_FILE if is_checkpoint else SUSPEND_FILE, max_memory)
         self.guest.watch.ours = True
@@ -289,14 +291,10 @@ class LibvirtMachine(ManagedMachine):
             if image is not self.unsure:
                 image.close()
 
-    def require_saving(self, operation: str) -> None:
+    def require_saving(self) -> None:
         """Check that the VM's memory can be saved. Raises `errors.ClientFault` if not."""
-        if reason := self.why_not_saved():
-            raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {reason}.")
-
-    def why_not_saved(self) -> str:
-        """Return the reason why the VM's memory cannot be saved; empty if it can."""
-        return self.saver.cannot or capabilities.no_saving(self.guest.type)
+        if self.saver.cannot:
+            raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {self.saver.cannot}.")
 
     def keep_saved(self) -> None:
         self.saver.rename(self.image, MEMORY_FILE)
@@ -320,14 +318,6 @@ class LibvirtMachine(ManagedMachine):
             self.saver.forget(self.image)
         self.image = ""
 
-    def _require_ours(self) -> None:
-        """Check that the guest is on this machine, so that its memory can be written to a file here."""
-        if self.pid() == 0:
-            raise errors.HypervisorFault(
-                f"The VM cannot be saved: no process of this machine is the QEMU of {self.name}.",
-                "let libvirtd run in the process id namespace of the daemon.",
-            )
-
     def _write(self, image: MemoryFile, *, checkpoint: bool) -> None:
         """Have libvirt write the memory, which ends the domain. Raises `errors.Fault` if it may still run."""
         began = time.time()
@@ -339,9 +329,8 @@ class LibvirtMachine(ManagedMachine):
             self.log(f"libvirtd went away while it saved {self.name}: {lost}")
             self.unsure = image
             if not self._wait_for_outcome():
-                raise errors.HypervisorFault(
-                    f"{self.name} was not saved, and runs on: {lost}", "see why libvirtd went away."
-                ) from lost
+                problem = f"{self.name} was not saved, and runs on: {lost}"
+                raise errors.HypervisorFault(problem, "see why libvirtd went away.") from lost
         except libvirt.libvirtError as error:
             if faults.is_blocked(error):
                 problem = f"{self.name} cannot be saved: {faults.message_of(error)}"
@@ -454,10 +443,9 @@ class LibvirtMachine(ManagedMachine):
             except libvirt.libvirtError as error:
                 if not late.is_set():
                     raise
-                raise errors.HypervisorFault(
-                    f"{self.name} was not restored from its saved memory within {seconds:g} s.",
-                    "see what QEMU has waited for, and raise VM_GAHP_REQ_TIMEOUT where that was the disk.",
-                ) from error
+                problem = f"{self.name} was not restored from its saved memory within {seconds:g} s."
+                hint = "see what QEMU has waited for, and raise VM_GAHP_REQ_TIMEOUT where that was the disk."
+                raise errors.HypervisorFault(problem, hint) from error
             return domains.find(connection, self.name, self.uuid)
 
         self.begin(restore, check)

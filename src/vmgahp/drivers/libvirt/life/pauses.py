@@ -249,12 +249,8 @@ class DiskLimits:
         self._over = threading.Event()
         pauses.has_room = self._has_room
 
-    def begin(self) -> None:
-        """Watch until `end`, in a thread of its own. Raises `errors.MachineFault`."""
-        start_thread(f"disks-{self._pauses.name}", self.run)
-
     def run(self) -> None:
-        """Look until the VM is over."""
+        """Watch until `end`, in a thread of its own."""
         wait, problem = SHORTEST, ""
         while not self._over.wait(wait):
             try:

@@ -108,8 +108,7 @@ class Saver:
         self.directory = directory
         self.identity = identity
         self.cannot = ""  # the reason why the VM's memory cannot be saved, in the form of "because …"; empty if it can
-        self.before_restore: list[Callable[[], None]] = []
-        """The functions that make anew what ended with the QEMU that was saved."""
+        self.before_restore: list[Callable[[], None]] = []  # they make anew what ended with the QEMU that was saved
         self.memory_mib = 0
         self.may_travel = False
         """True if a suspended VM may be checkpointed: the file transfer fills the holes of a sparse image."""
@@ -212,8 +211,9 @@ class Saver:
     def write(self, domain: libvirt.virDomain, path: str, *, checkpoint: bool) -> None:
         """Have libvirt write the domain's memory, which ends the domain. Raises `libvirt.libvirtError`."""
         wanted = self._settings.string(FORMAT_SETTING)
-        told = wanted if self._can_be_told else ""
-        if self._can_be_told and not (wanted or checkpoint or self.may_travel or not self._may_seek or _of_qemu_conf()):
+        can_be_told = hasattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT")
+        told = wanted if can_be_told else ""
+        if can_be_told and not (wanted or checkpoint or self.may_travel or not self._may_seek or _of_qemu_conf()):
             told = memory_image.SPARSE
         if told == memory_image.SPARSE:
             here = domain.connect()
@@ -226,14 +226,10 @@ class Saver:
             self._log(f"the memory image is not {wanted}: this libvirt cannot be told, or could not restore it")
         domain.saveFlags(path, None, 0)
 
-    @property
-    def _can_be_told(self) -> bool:
-        return hasattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT")
-
     def formats(self) -> list[str]:
         """Return the formats that are restored here: raw, zstd, that of the settings, and sparse where possible."""
         ours = {memory_image.RAW, ZSTD, _of_qemu_conf(), self._settings.string(FORMAT_SETTING)}
-        if self._can_be_told:
+        if hasattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT"):
             ours.add(memory_image.SPARSE)
         return sorted(ours - {""})
 
@@ -250,19 +246,14 @@ class Saver:
 
     @staticmethod
     def fault(problem: str) -> errors.MachineFault:
-        return errors.MachineFault(
-            f"The VM cannot be saved: {problem}.",
-            "see that the file system of EXECUTE is well and has free space; the VM still runs.",
-            CANNOT_SAVE,
-        )
+        hint = "see that the file system of EXECUTE is well and has free space; the VM still runs."
+        return errors.MachineFault(f"The VM cannot be saved: {problem}.", hint, CANNOT_SAVE)
 
 
 def _unusable(name: str, directory: str, reason: str) -> errors.MachineFault:
-    return errors.MachineFault(
-        f"The memory image {name} in {directory} cannot be used: {reason.rstrip('.')}.",
-        "see who has changed the job's scratch directory.",
-        errors.PREFIX + "VM_INVALID_SUSPEND_FILE",
-    )
+    problem = f"The memory image {name} in {directory} cannot be used: {reason.rstrip('.')}."
+    hint = "see who has changed the job's scratch directory."
+    return errors.MachineFault(problem, hint, errors.PREFIX + "VM_INVALID_SUSPEND_FILE")
 
 
 def _of_qemu_conf() -> str:
@@ -371,7 +362,13 @@ class LibvirtCheckpoints:
             "qemu_version": self._connection.call(lambda connection: connection.getVersion()),
         }
         store.check(saved, store.now(spec, here), disk_refs(spec.disks))
-        if self._is_taken(uuid := saved.facts["uuid"]):
+        uuid = saved.facts["uuid"]
+        try:
+            self._connection.call(lambda connection: connection.lookupByUUIDString(uuid))
+        except libvirt.libvirtError as error:
+            if not faults.is_no_domain(error):
+                raise faults.from_libvirt(error, "looking for a domain") from error
+        else:
             raise Unusable(f"a domain with its UUID, {uuid}, runs on this machine", True)
         restart = LibvirtRestart(saved, store.open_memory(saved, spec.memory_mib))
         try:
@@ -400,9 +397,8 @@ class LibvirtCheckpoints:
         try:
             versions = self._connection.call(lambda connection: (connection.getLibVersion(), connection.getVersion()))
         except libvirt.libvirtError as error:
-            raise errors.MachineFault(
-                f"The checkpoint of {spec.name} cannot be completed: {error}.", HINT, CANNOT_SAVE
-            ) from error
+            problem = f"The checkpoint of {spec.name} cannot be completed: {error}."
+            raise errors.MachineFault(problem, HINT, CANNOT_SAVE) from error
         facts = {
             "domain_type": domain_type,
             "uuid": uuid,
@@ -421,25 +417,14 @@ class LibvirtCheckpoints:
         """Return the reason why a job's VM cannot be checkpointed; empty if it can."""
         if not spec.checkpoint:
             return "the job does not ask for it with vm_checkpoint"
-        if spec.vm_type in HTCONDORS:
-            return ""
         shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
-        if shared:
-            # The VM may continue after a checkpoint of this type, and its memory would no longer fit the disk.
-            return (
-                f"{shared[0]} is not transferred with the job, and would change after a periodic checkpoint; "
-                "transfer it, or use vm_type = kvm, which has no periodic ones"
-            )
-        return ""
-
-    def _is_taken(self, uuid: str) -> bool:
-        try:
-            self._connection.call(lambda connection: connection.lookupByUUIDString(uuid))
-        except libvirt.libvirtError as error:
-            if faults.is_no_domain(error):
-                return False
-            raise faults.from_libvirt(error, "looking for a domain") from error
-        return True
+        if not shared or spec.vm_type in HTCONDORS:
+            return ""
+        # The VM may continue after a checkpoint of this type, and its memory would no longer fit the disk.
+        return (
+            f"{shared[0]} is not transferred with the job, and would change after a periodic checkpoint; "
+            "transfer it, or use vm_type = kvm, which has no periodic ones"
+        )
 
     def _host_cpu(self, domain_type: str) -> str:
         """Return the host CPU that a guest of KVM depends on; empty for TCG, which emulates the same CPU everywhere."""

@@ -9,8 +9,7 @@ Limits are set on the domain that libvirt has made and that does not run yet. So
 resume alike, and a limit that libvirtd or the kernel of this machine does not support is logged; as an element of the
 XML it would fail the start. Limits in administrator-supplied XML are left unchanged.
 
-Huge pages are used if the administrator has reserved some (VM_HUGEPAGES) and enough are free: VMs do not wait for
-them.
+Huge pages are used if the administrator has reserved some (VM_HUGEPAGES) and enough are free: no VM waits for them.
 """
 
 from collections.abc import Iterator

@@ -75,10 +75,8 @@ def clear(connection: LibvirtConnection, name: str, working_dir: str, log: Logge
         if not left.is_left_over(working_dir):
             continue
         if left.is_strange:
-            raise errors.MachineFault(
-                f"A domain called {left.name} is defined in libvirt, and jobs' domains never are.",
-                f"see whose it is; then virsh undefine {left.name}.",
-            )
+            problem = f"A domain called {left.name} is defined in libvirt, and jobs' domains never are."
+            raise errors.MachineFault(problem, f"see whose it is; then virsh undefine {left.name}.")
         log(f"{left.name} still runs from an earlier start: destroying it")
         try:
             connection.call(lambda opened: end(find(opened, left.name, left.uuid)))  # noqa: B023 - called here
@@ -125,15 +123,11 @@ def require_free_mac(
         if any(element.get("address", "").lower() == mac for element in macs):
             log(f"{mac} is the MAC address of {domain.name()}")
             if origin:
-                raise errors.MachineFault(
-                    f"{mac}, which is of {origin}, is the address of another VM that runs on this machine.",
-                    "let it give each VM an address of its own.",
-                )
-            raise errors.JobFault(
-                errors.MISMATCHED,
-                f"JobVM_MACADDR = {mac} is the address of another VM that runs on this machine.",
-                "leave vm_macaddr out, or give each job an address of its own.",
-            )
+                problem = f"{mac}, which is of {origin}, is the address of another VM that runs on this machine."
+                raise errors.MachineFault(problem, "let it give each VM an address of its own.")
+            problem = f"JobVM_MACADDR = {mac} is the address of another VM that runs on this machine."
+            hint = "leave vm_macaddr out, or give each job an address of its own."
+            raise errors.JobFault(errors.MISMATCHED, problem, hint)
 
 
 def mark(domain: etree.Element) -> None:
@@ -149,8 +143,7 @@ def matching(connection: libvirt.virConnect, match: str, uuid: str) -> libvirt.v
     """Return the domain to kill: by its name, or by the scratch directory of its job.
 
     The startd names that directory for every VM type but kvm and xen, or the directory in which the starter has made
-    it (``VMUniverseMgr::killVM`` in HTCondor's ``src/condor_startd.V6/vmuniverse_mgr.cpp``). Raises
-    `libvirt.libvirtError`.
+    it (``VMUniverseMgr::killVM`` in HTCondor's ``condor_startd.V6/vmuniverse_mgr.cpp``). Raises `libvirt.libvirtError`.
     """
     found = [find(connection, match, uuid)] if uuid else connection.listAllDomains()
     if match.startswith("/") and not uuid:

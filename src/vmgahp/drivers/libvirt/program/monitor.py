@@ -18,7 +18,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.start.describe import CONTROL, ERR, OUT, OUTPUTS
+from vmgahp.drivers.libvirt.start.describe import CONTROL, ERR, OUT, OUTPUTS, append_to
 from vmgahp.drivers.libvirt.start.disks import kept_free, limit_of
 from vmgahp.drivers.resources import Resources
 from vmgahp.host import job_user, wait
@@ -85,13 +85,6 @@ def listen(
     run, directory = spec.devices.run, spec.working_dir
     assert run is not None
     most = most_outputs(spec, settings, identity)
-
-    def opened(name: str) -> int:
-        try:
-            return identity.open_scratch(directory, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        except OSError as error:
-            raise job_user.unwritable(name, error, directory, identity) from error
-
     ports, room = resources.run_ports, runtime_dir()
     ports[CONTROL] = LinePort(os.path.join(room, CONTROL), log, owner=owner)
     for name, file, limit in (
@@ -99,7 +92,8 @@ def listen(
         (ERR, run.stderr, min(MOST_PRINTED, most)),
         (OUTPUTS, OUTPUTS_FILE, most),
     ):
-        ports[name] = ConsoleCapture(os.path.join(room, name), lambda file=file: opened(file), limit, log, owner=owner)  # type: ignore[misc]
+        append = partial(append_to, file, directory, identity)
+        ports[name] = ConsoleCapture(os.path.join(room, name), append, limit, log, owner=owner)
 
 
 def begin_afresh(resources: Resources) -> None:
@@ -178,8 +172,7 @@ class ProgramMonitor:
         self._unpacked: Unpacked | None = None
         self._last_line = ""
         self._elapsed = 0.0  # seconds that the guest has run since its last message
-        self._wanted: int | None = None
-        """The size of the outputs by the guest's message, in bytes, while they are incomplete; else None."""
+        self._wanted: int | None = None  # the bytes of the outputs by the guest's message, while they are incomplete
         self._here = -1
         self._tries = 0
         self._is_given_up = False
@@ -233,9 +226,8 @@ class ProgramMonitor:
         elif stage != TAKEN and not ending.reason:
             ending = ending._replace(how=RUN_FAILED, reason=f"the guest ended before its outputs were here: {_CONSOLE}")
         elif how == LIMIT and not ending.reason:
-            ending = ending._replace(
-                reason=f"the program was ended after the {self._program.time_limit} s of its time limit"
-            )
+            reason = f"the program was ended after the {self._program.time_limit} s of its time limit"
+            ending = ending._replace(reason=reason)
         return ending
 
     # The thread
@@ -363,9 +355,8 @@ class ProgramMonitor:
             self._take()
         elif self._outputs.is_cut:
             limit = self._outputs.limit >> 20
-            self._fail(
-                RUN_FAILED, f"the outputs have more than {limit} MiB, for which there is room: raise request_disk"
-            )
+            why = f"the outputs have more than {limit} MiB, for which there is room: raise request_disk"
+            self._fail(RUN_FAILED, why)
         elif here != self._here and here < wanted:
             self._here, self._elapsed = here, 0.0
         elif here > wanted or self._elapsed > QUIET_SECONDS:
@@ -390,9 +381,8 @@ class ProgramMonitor:
 
     def _unpack(self) -> None:
         if self.is_alone:
-            self._machine.updates.say(
-                f"The outputs are in {OUTPUTS_FILE}: with transfer_output_files = {DIRECTORY}/ they are files"
-            )
+            said = f"The outputs are in {OUTPUTS_FILE}: with transfer_output_files = {DIRECTORY}/ they are files"
+            self._machine.updates.say(said)
             return
         try:
             allowed = self._allowed()

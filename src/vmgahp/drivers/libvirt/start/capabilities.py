@@ -19,7 +19,7 @@ import libvirt
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Logger
-from vmgahp.drivers.libvirt.link import domains, faults
+from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.host import kvm
 from vmgahp.host.run import which
@@ -122,10 +122,9 @@ def wanted_type(vm_type: str, settings: Settings) -> str:
         return "qemu"
     kind = settings.string(SETTING).lower() if vm_type == "libvirt" else ""
     if kind and not re.fullmatch(r"[a-z]{1,20}", kind):
-        raise errors.MachineFault(
-            f"{SETTING} = {kind} ({settings.where(SETTING)}) is no domain type.",
-            f"set {SETTING} to what virsh capabilities shows as <domain type=…>, such as lxc.",
-        )
+        problem = f"{SETTING} = {kind} ({settings.where(SETTING)}) is no domain type."
+        hint = f"set {SETTING} to what virsh capabilities shows as <domain type=…>, such as lxc."
+        raise errors.MachineFault(problem, hint)
     return kind
 
 
@@ -148,37 +147,16 @@ def require_hypervisor(connection: LibvirtConnection, domain_type: str, settings
     """Query the libvirt, and check that it takes descriptions of jobs. Raises `errors.MachineFault`."""
     found = ask_hypervisor(connection, domain_type)
     if not found.os_types:
-        raise errors.MachineFault(
-            f"{SETTING} = {domain_type}, and the libvirt at {connection.uri} has no domains of that type.",
-            "set VM_LIBVIRT_URI to the connection that has them, such as lxc:///system, and see virsh -c URI "
-            "capabilities.",
-        )
+        problem = f"{SETTING} = {domain_type}, and the libvirt at {connection.uri} has no domains of that type."
+        hint = "set VM_LIBVIRT_URI to the connection that has them, such as lxc:///system (virsh -c URI capabilities)."
+        raise errors.MachineFault(problem, hint)
     if "hvm" not in found.os_types and not settings.xml_script():
-        raise errors.MachineFault(
-            f"{SETTING} = {domain_type} has no machines but {', '.join(found.os_types)}, which the built-in "
-            "description of a VM is not for.",
-            "set LIBVIRT_XML_SCRIPT to a program of yours that describes the container of a job.",
+        problem = (
+            f"{SETTING} = {domain_type} has {', '.join(found.os_types)}, and the built-in description is of a machine."
         )
+        hint = "set LIBVIRT_XML_SCRIPT to a program of yours that describes the container of a job."
+        raise errors.MachineFault(problem, hint)
     return found
-
-
-def require_fitting_hypervisor(vm_type: str, connection: LibvirtConnection, settings: Settings) -> None:
-    """Check a hypervisor that is not QEMU: if it cannot run any job, a refused one is not to blame."""
-    domain_type = wanted_type(vm_type, settings)
-    if not domains.is_qemu(domain_type):
-        require_hypervisor(connection, domain_type, settings)
-
-
-def may_be_diskless(vm_type: str, settings: Settings) -> bool:
-    """Return True if jobs need no disk: a container gets its root from the administrator's script."""
-    return not domains.is_qemu(wanted_type(vm_type, settings)) and bool(settings.xml_script())
-
-
-def no_saving(domain_type: str) -> str:
-    """Return the reason why a VM's memory cannot be saved to a file; empty if it can."""
-    if domains.is_qemu(domain_type):
-        return ""
-    return f"the form in which libvirt saves domains of type {domain_type} is not known to this daemon"
 
 
 def version(number: int) -> str:
@@ -189,7 +167,6 @@ def version(number: int) -> str:
 # UEFI firmwares and the files of their variables
 
 
-SYSTEM_DIRECTORY = "/var/lib/libvirt/qemu/nvram"
 FIRMWARE_DESCRIPTORS = "/etc/qemu/firmware", "/usr/share/qemu/firmware"
 """The directories of the firmwares' descriptors, one JSON file each (QEMU's ``docs/interop/firmware.json``)."""
 SUFFIXES = ("_VARS.fd", "_VARS.qcow2", "_VARS.raw")
@@ -211,7 +188,7 @@ def forget_firmware(name: str, uri: str, log: Logger) -> None:
 def firmware_directory(uri: str) -> str:
     """Return the directory in which the libvirtd at `uri` keeps them."""
     if not uri.endswith("/session"):
-        return SYSTEM_DIRECTORY
+        return f"{QEMU_DIRECTORY}/nvram"
     configuration = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return os.path.join(configuration, "libvirt/qemu/nvram")
 

@@ -15,16 +15,9 @@ from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, forwarding, tpm, virtiofs
-from vmgahp.drivers.libvirt.start.capabilities import (
-    TWO_GROUPS,
-    TWO_GROUPS_HINT,
-    cpu_mode,
-    domain_capabilities,
-    groups_for_qemu,
-    has_passt,
-)
+from vmgahp.drivers.libvirt.start.capabilities import TWO_GROUPS, TWO_GROUPS_HINT, domain_capabilities, has_passt
 from vmgahp.drivers.libvirt.start.hooks import Described, described
-from vmgahp.drivers.resources import PASST, RELAY, ExitPort, PortForwards, Resources
+from vmgahp.drivers.resources import CONSOLE_FILE, PASST, RELAY, ExitPort, PortForwards, Resources
 from vmgahp.hooks import xml_script
 from vmgahp.host import companion, job_user, packages, runtime_dir
 from vmgahp.host.job_user import Identity
@@ -37,7 +30,6 @@ from vmgahp.job.disks import Disk
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import JobSpec
 
-CONSOLE_FILE = "vm_console.log"
 VNC_FILE = "vm_vnc.json"
 SCRIPT_DEADLINE = 60.0
 """Seconds for LIBVIRT_XML_SCRIPT."""
@@ -110,10 +102,9 @@ class Describer:
     def show(self, plan: Plan) -> str:
         """Return the domain XML, with placeholders for what only a start makes. Raises `errors.Fault`."""
         if script := self.settings.xml_script():
-            raise errors.MachineFault(
-                f"LIBVIRT_XML_SCRIPT = {script} makes the domain XML, and a dry run does not run it.",
-                f"run it by hand: {script} {self.settings.string('LIBVIRT_XML_SCRIPT_ARGS')} < the job ad",
-            )
+            problem = f"LIBVIRT_XML_SCRIPT = {script} makes the domain XML, and a dry run does not run it."
+            hint = f"run it by hand: {script} {self.settings.string('LIBVIRT_XML_SCRIPT_ARGS')} < the job ad"
+            raise errors.MachineFault(problem, hint)
         return described(plan.view, self.log, plan.spec, self._dry(plan), dry=True).xml
 
     def describe(self, plan: Plan, uuid: str, resources: Resources) -> Described:
@@ -129,7 +120,7 @@ class Describer:
         return build.Host(
             uuid=uuid,
             domain_type=plan.domain_type,
-            cpu_mode="maximum" if is_foreign(plan.spec) else cpu_mode(self.settings, plan.domain_type),
+            cpu_mode="maximum" if is_foreign(plan.spec) else capabilities.cpu_mode(self.settings, plan.domain_type),
             dac_label=plan.label,
             nat_network=self.settings.string("VM_NAT_NETWORK"),
             bridge=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
@@ -167,7 +158,7 @@ class Describer:
         if limit := self._console_limit(plan):
             resources.console = ConsoleCapture(
                 os.path.join(runtime_dir.runtime_dir(), "console"),
-                lambda: self._open_console_file(spec.working_dir),
+                partial(append_to, CONSOLE_FILE, spec.working_dir, self.identity),
                 limit,
                 self.log,
                 owner=self.owner(plan.label),
@@ -200,9 +191,7 @@ class Describer:
         means = PASST if plan.spec.networking_type == "user" else RELAY
         wanted = plan.spec.devices.ssh
         if means == PASST and not plan.passt:
-            self.log(
-                f"{plan.spec.name}: no port leads to its guest, since user networking is QEMU's own here (no passt)"
-            )
+            self.log(f"{plan.spec.name}: no port leads to its guest: user networking is QEMU's own here (no passt)")
             wanted = ()
         resources.access = made = forwarding.claim(self.settings, wanted, means, self.log)
         resources.at_end.append(partial(runtime_dir.remove, made.directory))
@@ -262,7 +251,7 @@ class Describer:
         by_qemu = any(share.kind == NINEP for share in spec.devices.shares)
         if not (wanted or by_qemu) and all(map(_can_be_held, spec.disks)):
             return ""
-        needed = groups_for_qemu(domain_type) - {self.identity.gid}
+        needed = capabilities.groups_for_qemu(domain_type) - {self.identity.gid}
         if len(needed) > 1:
             if wanted:
                 raise errors.MachineFault(f"VM_RUN_AS_JOB_USER is on, and {TWO_GROUPS}.", TWO_GROUPS_HINT)
@@ -281,24 +270,19 @@ class Describer:
         uid, _, gid = label.replace("+", "").partition(":")
         return (int(uid), int(gid)) if uid.isdigit() and gid.isdigit() else (os.getuid(), os.getgid())
 
-    def _open_console_file(self, working_dir: str) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        try:
-            return self.identity.open_scratch(working_dir, CONSOLE_FILE, flags, 0o600)
-        except OSError as error:
-            raise job_user.unwritable(CONSOLE_FILE, error, working_dir, self.identity) from error
+
+def append_to(name: str, directory: str, identity: Identity) -> int:
+    """Open a file of the server's own in a scratch directory, to append to it. Raises `errors.Fault`."""
+    try:
+        return identity.open_scratch(directory, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError as error:
+        raise job_user.unwritable(name, error, directory, identity) from error
 
 
 def first_attribute(xml: str, path: str, name: str) -> str:
     """Return an attribute of the first element at `path`, or empty."""
     element = etree.fromstring(xml).find(path)
     return "" if element is None else element.get(name, "")
-
-
-def has_display(xml: str) -> bool:
-    """Return True if the guest of a domain has a display; libvirt adds a video device to graphics."""
-    devices = etree.fromstring(xml).find("devices")
-    return devices is not None and any(devices.find(tag) is not None for tag in ("graphics", "video"))
 
 
 def _can_be_held(disk: Disk) -> bool:
@@ -318,11 +302,9 @@ def type_for(spec: JobSpec, domain_type: str, settings: Settings) -> str:
         return domain_type
     if domain_type == "kvm" and settings.boolean("VM_ALLOW_EMULATION"):
         return "qemu"
-    raise _refused(
-        f"The job wants a guest of the architecture {spec.devices.arch}, and this machine is of {os.uname().machine} "
-        "and does not emulate others (VM_ALLOW_EMULATION)",
-        "require a machine that runs such guests (VM_kvm_ATTR_arches).",
-    )
+    wanted, own = spec.devices.arch, os.uname().machine
+    problem = f"The job wants a guest of {wanted}, and this machine of {own} emulates no other (VM_ALLOW_EMULATION)"
+    raise _refused(problem, "require a machine that runs such guests (VM_kvm_ATTR_arches).")
 
 
 def is_foreign(spec: JobSpec) -> bool:
@@ -345,43 +327,33 @@ def require(
     if not domains.is_qemu(domain_type):
         if wanted != Devices():
             named = ", ".join(name for name, value in wanted._asdict().items() if value)
-            raise _refused(
-                f"The job asks for devices that domains of type {domain_type} do not get here: {named}",
-                "leave them out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
-            )
+            problem = f"The job asks for devices that domains of type {domain_type} do not get here: {named}"
+            raise _refused(problem, "leave them out, or require a machine with kvm or qemu in VM_HYPERVISORS.")
         return
     kinds = {share.kind for share in wanted.shares}
     if NINEP in kinds and not label and identity.switching:
-        raise _refused(
-            "A directory is to be shared by 9p, and on this machine QEMU cannot run as the job's user, who alone is to "
-            "work on it",
-            "require another machine (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs), or hand the files over on a disk.",
-        )
+        problem = "A directory is to be shared by 9p, and QEMU cannot run as the job's user here, who alone may use it"
+        hint = "require another machine (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs), or hand the files over on a disk."
+        raise _refused(problem, hint)
     if VIRTIOFS in kinds and (reason := virtiofs.trouble(identity, virtiofs.TRIAL_WAIT)):
-        raise _refused(
-            f"A directory is to be shared by virtiofs, and this machine cannot do that: {reason}",
-            f"require a machine that can (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs). {virtiofs.hint()}",
-        )
+        problem = f"A directory is to be shared by virtiofs, and this machine cannot do that: {reason}"
+        hint = f"require a machine that can (VM_kvm_ATTR_share, VM_kvm_ATTR_share_dirs). {virtiofs.hint()}"
+        raise _refused(problem, hint)
     arch = wanted.arch or os.uname().machine
     if firmware == BIOS and not wanted.arch and not wanted.tpm:
         return  # the usual job needs no query
     machine = connection.call(lambda libvirtd: capabilities.of_machines(libvirtd, arch, domain_type))
     if machine is None:
-        raise _refused(
-            f"The job wants a guest of the architecture {arch}, for which this machine has no QEMU",
-            "leave VMPARAM_vm_Arch out, or require a machine that has one (VM_kvm_ATTR_arches).",
-        )
+        problem = f"The job wants a guest of the architecture {arch}, for which this machine has no QEMU"
+        raise _refused(problem, "leave VMPARAM_vm_Arch out, or require a machine that has one (VM_kvm_ATTR_arches).")
     # The same check of TPMs as the probe's: a job that asks for one does not match a machine that offers none.
     if wanted.tpm and (reason := tpm.why_none(tpm.is_offered(machine)) or tpm.trouble(identity, tpm.TRIAL_WAIT)):
-        raise _refused(
-            f"VMPARAM_vm_TPM = true, and this machine has no software TPM: {reason}",
-            f"require a machine that has one (VM_kvm_ATTR_tpm); here: {packages.of_system(tpm.PACKAGES)}.",
-        )
+        problem = f"VMPARAM_vm_TPM = true, and this machine has no software TPM: {reason}"
+        hint = f"require a machine that has one (VM_kvm_ATTR_tpm); here: {packages.of_system(tpm.PACKAGES)}."
+        raise _refused(problem, hint)
     if firmware not in (BIOS, *capabilities.uefis(machine)):
-        raise _refused(
-            f"The job boots by the firmware {firmware}, and this machine has none for {arch}",
-            "require a machine that has it (VM_kvm_ATTR_firmware).",
-        )
+        problem = f"The job boots by the firmware {firmware}, and this machine has none for {arch}"
+        raise _refused(problem, "require a machine that has it (VM_kvm_ATTR_firmware).")
 
 
 def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) -> str:

@@ -59,8 +59,7 @@ class DiskFiles:
     def open(self, xml: str) -> str:
         """Open all files of the job that a domain names as disks; return the domain XML that uses them.
 
-        Other files are the choice of the author of the XML, the administrator, and stay as they are. Raises
-        `errors.Fault`.
+        Other files are the choice of the XML's author, the administrator, and stay as they are. Raises `errors.Fault`.
         """
         domain = etree.fromstring(xml)
         domains.mark(domain)
@@ -97,11 +96,9 @@ class DiskFiles:
                     os.close(self._identity.open_scratch(self._directory, name, os.O_RDONLY))
                 except OSError as error:
                     if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                        raise JobFault(
-                            MISMATCHED,
-                            f"{path} is a link, or reached by one, and the description of the VM names it.",
-                            "leave that name in the scratch directory to the VM.",
-                        ) from error
+                        problem = f"{path} is a link, or reached by one, and the description of the VM names it."
+                        hint = "leave that name in the scratch directory to the VM."
+                        raise JobFault(MISMATCHED, problem, hint) from error
 
     def in_scratch(self) -> dict[str, OpenImage]:
         """Return the image of each group, if it is in the scratch directory."""
@@ -132,10 +129,10 @@ class DiskFiles:
     def _meant(self, source: etree.Element) -> str:
         """Return the file to open, empty for none; for a name in the job's ad the file that was found by it."""
         if (device := source.get("dev", "")) and (os.path.normpath(device) in self._asked or self._is_jobs(device)):
-            raise _refused(f"{device} is no device that a job can have", "name an image.")
+            raise refused(f"{device} is no device that a job can have", "name an image.")
         path = source.get("file", "")
         if NO_FILE in map(os.path.normpath, (path, device)):  # libvirt would give it to QEMU's user
-            raise _refused(f"{NO_FILE} is no image", "name one, or let the script give the VM no disk for it.")
+            raise refused(f"{NO_FILE} is no image", "name one, or let the script give the VM no disk for it.")
         if not self._is_jobs(path) and os.path.normpath(path) in self._asked:
             path = self._asked[os.path.normpath(path)]
             source.set("file", path)
@@ -162,7 +159,7 @@ class DiskFiles:
     def _hand_over(self, source: etree.Element, image_format: str, flags: int) -> None:
         path, group = source.get("file", ""), f"disk{len(self._images)}"
         if len(self._images) == MOST_FILES:
-            raise _refused(f"the disks are more than {MOST_FILES} files, with all backing files", "use fewer.")
+            raise refused(f"the disks are more than {MOST_FILES} files, with all backing files", "use fewer.")
         self._images[group] = OpenImage(path, image_format, self._open(path, flags))
         source.set("fdgroup", group)
         for old in source.findall("seclabel[@model='dac']"):
@@ -179,7 +176,7 @@ class DiskFiles:
             if error.errno == errno.EINVAL and flags & os.O_DIRECT:  # a file system without O_DIRECT
                 return self._open(path, flags & ~os.O_DIRECT)
             problem = f"{path} cannot be opened any more ({error.strerror})"
-            raise _refused(problem, "see that it stays as it is while the VM starts, and is no link.") from error
+            raise refused(problem, "see that it stays as it is while the VM starts, and is no link.") from error
 
 
 def _sources(disk: etree.Element) -> Iterator[tuple[etree.Element, str]]:
@@ -194,7 +191,8 @@ def _sources(disk: etree.Element) -> Iterator[tuple[etree.Element, str]]:
         of_format = None if store is None else store.find("format")
 
 
-def _refused(problem: str, hint: str) -> JobFault:
+def refused(problem: str, hint: str) -> JobFault:
+    """Make the fault for the disks of a job; `problem` is a sentence without its end."""
     return JobFault(INVALID_DISK_PARAM, f"{DISK}: {problem}.", hint)
 
 
@@ -225,12 +223,10 @@ def require_space(spec: JobSpec, files: DiskFiles, settings: Settings) -> None:
         with suppress(OSError):  # an error of the job's own file system does not concern the machine
             found = occupied(image.descriptor for image in files.in_scratch().values())
     if found > allowed(limit):
-        raise JobFault(
-            errors.MISMATCHED,
-            f"The VM's disks occupy {found >> 20} MiB already, and the job has asked for {limit >> 20} MiB "
-            "(RequestDisk).",
-            f"set request_disk = {(found >> 20) + 1}MB at least, with room for what the guest writes.",
-        )
+        mib = found >> 20
+        problem = f"The VM's disks occupy {mib} MiB already, and the job has asked for {limit >> 20} MiB (RequestDisk)."
+        hint = f"set request_disk = {mib + 1}MB at least, with room for what the guest writes."
+        raise JobFault(errors.MISMATCHED, problem, hint)
 
 
 def allowed(asked: int) -> int:

@@ -55,11 +55,9 @@ def ports_of(settings: Settings) -> list[int]:
         matched = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", word)
         low, high = (int(matched[1]), int(matched[2] or matched[1])) if matched else (0, 0)
         if not 0 < low <= high < 1 << 16:
-            raise errors.MachineFault(
-                f"VM_SSH_PORTS = {settings.string('VM_SSH_PORTS')} ({settings.where('VM_SSH_PORTS')}) is not a list of "
-                "ports.",
-                "give ports and ranges of them from 1 to 65535, such as 22000-22999.",
-            )
+            said = f"{settings.string('VM_SSH_PORTS')} ({settings.where('VM_SSH_PORTS')})"
+            hint = "give ports and ranges of them from 1 to 65535, such as 22000-22999."
+            raise errors.MachineFault(f"VM_SSH_PORTS = {said} is not a list of ports.", hint)
         found += range(low, high + 1)
     return list(dict.fromkeys(found))
 
@@ -70,10 +68,9 @@ def address_of(settings: Settings) -> str:
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError, ValueError):
             return socket.inet_ntop(family, socket.inet_pton(family, address))
-    raise errors.MachineFault(
-        f"VM_SSH_ADDRESS = {address} ({settings.where('VM_SSH_ADDRESS')}) is not an IP address.",
-        "give an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all that it has.",
-    )
+    problem = f"VM_SSH_ADDRESS = {address} ({settings.where('VM_SSH_ADDRESS')}) is not an IP address."
+    hint = "give an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all that it has."
+    raise errors.MachineFault(problem, hint)
 
 
 def judge(settings: Settings, networks: Sequence[str], *, passt: bool) -> findings.Finding | None:
@@ -88,10 +85,9 @@ def judge(settings: Settings, networks: Sequence[str], *, passt: bool) -> findin
         if not networks:
             raise errors.MachineFault("VMs have no network here, so no port can lead to one.", "see VM_NETWORKING.")
         if networks == ["user"] and not passt:
-            raise errors.MachineFault(
-                "The user networking of VMs is QEMU's own here, which forwards no ports.",
-                "install passt, and a libvirt that has it (virsh domcapabilities), or offer nat or bridge.",
-            )
+            problem = "The user networking of VMs is QEMU's own here, which forwards no ports."
+            hint = "install passt, and a libvirt that has it (virsh domcapabilities), or offer nat or bridge."
+            raise errors.MachineFault(problem, hint)
         if networks != ["user"] and which(SOCAT) is None:
             raise errors.MachineFault(f"{SOCAT} is not installed.", f"{packages.of_system(SOCAT)}.")
     except errors.MachineFault as fault:
@@ -186,9 +182,8 @@ class Relay:
                 self._running.append(self._run(guests, ours))
         except OSError as error:
             self._failed = True  # until it has another address
-            self._log(
-                f"{self._name}: nothing leads to the guest at {guest}: {error.strerror} ({packages.of_system(SOCAT)})"
-            )
+            hint = packages.of_system(SOCAT)
+            self._log(f"{self._name}: nothing leads to the guest at {guest}: {error.strerror} ({hint})")
             self._stop()
 
     def end(self) -> None:

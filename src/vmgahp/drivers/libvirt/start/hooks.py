@@ -83,9 +83,8 @@ def tell_owner(machine: Machine, changes: tuple[str, ...], directory: str, ident
         identity.write_scratch(directory, POLICY_FILE, text.encode(errors="replace")[:LONGEST_POLICY_FILE])
     except (OSError, errors.Fault) as error:
         log(f"{machine.name}: {POLICY_FILE} cannot be written: {error}")
-    machine.updates.publish(
-        published.POLICY, f"The machine's administrator has changed the VM ({changed} lines, {POLICY_FILE})"
-    )
+    told = f"The machine's administrator has changed the VM ({changed} lines, {POLICY_FILE})"
+    machine.updates.publish(published.POLICY, told)
 
 
 def with_macs(view: PolicyView, log_line: Logger, spec: JobSpec, saved: str = "", *, dry: bool) -> JobSpec:
@@ -104,10 +103,9 @@ def with_macs(view: PolicyView, log_line: Logger, spec: JobSpec, saved: str = ""
             nics.append(nic._replace(mac=mac, address=address))
         chosen = [nic.mac for nic in nics if nic.mac]
         if len(set(chosen)) < len(chosen):
-            raise errors.MachineFault(
-                f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two NICs of {spec.name} one MAC address.",
-                "let it give each NIC, whose number is its first argument, an address of its own.",
-            )
+            problem = f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two NICs of {spec.name} one MAC address."
+            hint = "let it give each NIC, whose number is its first argument, an address of its own."
+            raise errors.MachineFault(problem, hint)
     except errors.Fault:
         for number, nic in enumerate(nics):
             if nic.address and not dry:

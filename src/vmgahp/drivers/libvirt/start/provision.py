@@ -19,6 +19,7 @@ from vmgahp.checkpoint import files, manifest
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt.link import domains
+from vmgahp.drivers.libvirt.start.disks import refused
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import Finding
 from vmgahp.host import job_user, packages
@@ -45,12 +46,9 @@ MOST_DISKS = 1024
 class _Overlay(NamedTuple):
     """A line of the record."""
 
-    file: str
-    """The name of the overlay in the scratch directory."""
-    image: str
-    """The name of the image in the catalog."""
-    size: int
-    """The size and the digest of samples of the image, as it was when the overlay was made."""
+    file: str  # the name of the overlay in the scratch directory
+    image: str  # the name of the image in the catalog
+    size: int  # the size of the image, and the digest of samples of it, when the overlay was made
     sample: str
 
 
@@ -64,32 +62,23 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
     asked = {RUN: program and shown(program.command), USER_DATA: seed and ascii(seed.user_data)}
     for option, value in asked.items():
         if value and not domains.is_qemu(domain_type):
-            raise JobFault(
-                errors.MISMATCHED,
-                f"{OPTION_PREFIX}{option} = {value}: domains of type {domain_type} run no program of a job's here, and "
-                "get no drive for cloud-init.",
-                "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
-            )
+            problem = f"domains of type {domain_type} run no program of a job's here, and get no drive for cloud-init"
+            hint = "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS."
+            raise _not_granted(f"{option} = {value}", problem, hint)
     if (spec.devices.user_data or any(request.files for request in spec.requests)) and not iso.can_write():
-        raise JobFault(
-            errors.MISMATCHED,
-            f"The job wants a drive that is written for it ({OPTION_PREFIX}{USER_DATA}, {OPTION_PREFIX}{DATA_FILES}, "
-            f"{OPTION_PREFIX}{RUN}), and pycdlib, with which that is done, is not installed on this machine.",
-            "require a machine that has it (VM_kvm_ATTR_iso), or ask the administrator for it: "
-            f"{packages.of_python('pycdlib', '1.12')}.",
-        )
+        options = ", ".join(OPTION_PREFIX + option for option in (USER_DATA, DATA_FILES, RUN))
+        problem = f"The job wants a drive that pycdlib writes ({options}), which is not installed on this machine."
+        hint = f"require a machine that has it (VM_kvm_ATTR_iso); here: {packages.of_python('pycdlib', '1.12')}."
+        raise JobFault(errors.MISMATCHED, problem, hint)
     if not any(request.size or request.files or request.image or request.grow for request in spec.requests):
         return
     script = settings.xml_script()
     if not script and domains.is_qemu(domain_type):
         return
     why = f"its domains are of type {domain_type}" if not script else "a script describes its VMs"
-    raise JobFault(
-        errors.INVALID_DISK_PARAM,
-        f"The job wants an image of the catalog or a disk that is made for it ({DISK}, {OPTION_PREFIX}{DATA_DISK}, "
-        f"{OPTION_PREFIX}{DATA_FILES}, {OPTION_PREFIX}{DISK_SIZE}), which this machine cannot give it: {why}.",
-        "require a machine that has VM_Images, or transfer the disks.",
-    )
+    options = ", ".join((DISK, *(OPTION_PREFIX + option for option in (DATA_DISK, DATA_FILES, DISK_SIZE))))
+    problem = f"The job wants a catalog image or a new disk ({options}), which this machine cannot give it: {why}."
+    raise JobFault(errors.INVALID_DISK_PARAM, problem, "require a machine that has VM_Images, or transfer the disks.")
 
 
 def survey(settings: Settings, identity: Identity) -> object:
@@ -166,20 +155,16 @@ class Provision:
         try:
             overlays = files.find(self._identity, self._directory, RECORD, _parse_record) or []
         except files.Unusable as unusable:
-            raise _bad(
-                unusable.reason.rstrip("."), "transfer it as it was returned, or leave it and the overlays out."
-            ) from unusable
+            hint = "transfer it as it was returned, or leave it and the overlays out."
+            raise refused(unusable.reason.rstrip("."), hint) from unusable
         recorded = {overlay.file: overlay for overlay in overlays}.get(ours.file)
         if recorded is None:
-            raise _bad(
-                f"{ours.file} is there, and {RECORD} does not say which image is its backing file",
-                f"transfer {RECORD}, which was returned with it, too, or leave {ours.file} out to start afresh.",
-            )
+            problem = f"{ours.file} is there, and {RECORD} does not say which image is its backing file"
+            hint = f"transfer {RECORD}, which was returned with it, too, or leave {ours.file} out to start afresh."
+            raise refused(problem, hint)
         if recorded != ours:
-            raise _bad(
-                f"{ours.file} is an overlay of another image than the one that this machine has as {image.name}",
-                "let the job run where that image is, or leave the file out to start afresh.",
-            )
+            problem = f"{ours.file} is an overlay of another image than the one that this machine has as {image.name}"
+            raise refused(problem, "let the job run where that image is, or leave the file out to start afresh.")
 
     def _write_record(self, overlays: list[_Overlay]) -> None:
         data = manifest.encode(FORMAT, _Record(tuple(overlays)))
@@ -193,29 +178,25 @@ class Provision:
 
     def _enlarge(self, disk: Disk) -> None:
         """Enlarge an image of the job's own to the size that the job asks for."""
-        name = os.path.basename(disk.path)
+        name, option = os.path.basename(disk.path), f"{DISK_SIZE} = {disk.grow >> 20} MiB"
         try:
             size = int(qemu_img.info(disk.path, disk.format, self._identity)["virtual-size"])
             if size == disk.grow:
                 return
             if size > disk.grow:
-                raise _no_size(
-                    disk.grow, f"{disk.device} has {size >> 20} MiB already, and none is made smaller", "leave it out."
-                )
+                problem = f"{disk.device} has {size >> 20} MiB already, and none is made smaller"
+                raise _not_granted(option, problem, "leave it out.")
             free = job_user.free_bytes(self._directory, self._identity)
             needed = disk.grow - self._identity.occupied_scratch(self._directory, name)
             if needed > free:
-                raise _no_size(
-                    disk.grow,
-                    f"{disk.device} may take {needed >> 20} MiB more, and {free >> 20} MiB are free for this job",
-                    "make it smaller, or raise request_disk.",
-                )
+                problem = f"{disk.device} may take {needed >> 20} MiB more, and {free >> 20} MiB are free for this job"
+                raise _not_granted(option, problem, "make it smaller, or raise request_disk.")
             qemu_img.enlarge(disk.path, disk.format, disk.grow, self._identity)
         except qemu_img.CannotRun as error:
             raise MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
         except qemu_img.Trouble as error:
             problem = f"{disk.device} cannot be enlarged ({error})"
-            raise _no_size(disk.grow, problem, "see that it is a sound image of its format.") from error
+            raise _not_granted(option, problem, "see that it is a sound image of its format.") from error
 
     # Empty disks, and files on a disk
 
@@ -225,12 +206,8 @@ class Provision:
             return
         free = job_user.free_bytes(self._directory, self._identity)
         if disk.size > free:
-            raise JobFault(
-                errors.MISMATCHED,
-                f"{OPTION_PREFIX}{DATA_DISK}: {disk.device} is to have {disk.size >> 20} MiB, and {free >> 20} MiB "
-                "are free for this job.",
-                "make it smaller, or raise request_disk.",
-            )
+            problem = f"{disk.device} is to have {disk.size >> 20} MiB, and {free >> 20} MiB are free for this job"
+            raise _not_granted(DATA_DISK, problem, "make it smaller, or raise request_disk.")
         self._create(name, lambda path: qemu_img.create_empty(path, disk.format, disk.size, self._identity))
 
     def _files(self, disk: Disk) -> None:
@@ -242,17 +219,16 @@ class Provision:
                     contents[file] = self._identity.open_scratch(self._directory, file, os.O_RDONLY)
                 except OSError as error:
                     problem = f"{file!a} cannot be opened ({error.strerror})"
-                    raise _no_files(problem, "see that it is a regular file.") from error
+                    raise _not_granted(DATA_FILES, problem, "see that it is a regular file.") from error
             total = sum(os.fstat(each).st_size for each in contents.values())
             free = job_user.free_bytes(self._directory, self._identity)
             if total + iso.OVERHEAD > free:
-                raise _no_files(
-                    f"the files have {total >> 20} MiB, and {free >> 20} MiB are free for their image",
-                    "raise request_disk, or transfer a disk image with the files on it.",
-                )
+                problem = f"the files have {total >> 20} MiB, and {free >> 20} MiB are free for their image"
+                hint = "raise request_disk, or transfer a disk image with the files on it."
+                raise _not_granted(DATA_FILES, problem, hint)
             iso.write(self._directory, name, LABEL, contents, self._identity, most_bytes=LARGEST_FILES)
         except iso.Unfit as unfit:
-            raise _no_files(str(unfit), "transfer a disk image with the files on it.") from unfit
+            raise _not_granted(DATA_FILES, str(unfit), "transfer a disk image with the files on it.") from unfit
         finally:
             for each in contents.values():
                 os.close(each)
@@ -294,13 +270,5 @@ def _parse_record(data: bytes) -> list[_Overlay]:
     return found
 
 
-def _no_size(size: int, problem: str, hint: str) -> JobFault:
-    return JobFault(errors.MISMATCHED, f"{OPTION_PREFIX}{DISK_SIZE} = {size >> 20} MiB: {problem}.", hint)
-
-
-def _no_files(problem: str, hint: str) -> JobFault:
-    return JobFault(errors.MISMATCHED, f"{OPTION_PREFIX}{DATA_FILES}: {problem}.", hint)
-
-
-def _bad(problem: str, hint: str) -> JobFault:
-    return JobFault(errors.INVALID_DISK_PARAM, f"{DISK}: {problem}.", hint)
+def _not_granted(option: str, problem: str, hint: str) -> JobFault:
+    return JobFault(errors.MISMATCHED, f"{OPTION_PREFIX}{option}: {problem}.", hint)

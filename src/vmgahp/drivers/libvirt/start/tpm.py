@@ -108,9 +108,8 @@ def _run(identity: Identity, directory: str, uid: int, gid: int, stderr: int) ->
             if os.geteuid() == 0:
                 os.chown(_state(directory), identity.uid, identity.gid)
         except OSError as error:
-            raise errors.MachineFault(
-                f"No socket can be made for the TPM in {directory}: {error.strerror}.", "see that /run has room."
-            ) from error
+            problem = f"No socket can be made for the TPM in {directory}: {error.strerror}."
+            raise errors.MachineFault(problem, "see that /run has room.") from error
         descriptor = listener.fileno()
         command = [PROGRAM, "socket", "--tpm2", "--terminate"]
         command += ["--ctrl", f"type=unixio,fd={descriptor}"]
@@ -126,9 +125,8 @@ def _run(identity: Identity, directory: str, uid: int, gid: int, stderr: int) ->
                 **identity.of_process(groups=[]),
             )
         except OSError as error:
-            raise errors.MachineFault(
-                f"{PROGRAM}, the software TPM, cannot be run: {error.strerror}.", "see that it is installed and whole."
-            ) from error
+            problem = f"{PROGRAM}, the software TPM, cannot be run: {error.strerror}."
+            raise errors.MachineFault(problem, "see that it is installed and whole.") from error
 
 
 def end(directory: str) -> None:

@@ -54,13 +54,9 @@ def trouble(identity: Identity, seconds: float) -> str:
             control.settimeout(max(0.05, seconds))
             control.connect(socket_in(room))
             control.sendall(_GET_FEATURES)
-            answered = b""
-            while len(answered) < _ANSWER:  # the header and the rest arrive separately
-                more = control.recv(_ANSWER)
-                if not more:
-                    return "virtiofsd ends where it is asked for its features"
-                answered += more
-            return ""
+            with control.makefile("rb") as answer:  # the header and the rest arrive separately
+                is_whole = len(answer.read(_ANSWER)) == _ANSWER
+            return "" if is_whole else "virtiofsd ends where it is asked for its features"
     except errors.Fault as fault:
         return fault.problem.removesuffix(".")
     except OSError as error:
@@ -104,9 +100,8 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
         companion.remember(process, room)
         words = os.read(said, 4096).decode("utf-8", "replace") if wait.ready(said, max(seconds, 0.05)) else ""
     except OSError as error:
-        raise errors.MachineFault(
-            f"virtiofsd cannot be run for {share.directory}: {error.strerror}.", "see that /run has room."
-        ) from error
+        problem = f"virtiofsd cannot be run for {share.directory}: {error.strerror}."
+        raise errors.MachineFault(problem, "see that /run has room.") from error
     finally:
         start.spend(began)
         os.close(said)

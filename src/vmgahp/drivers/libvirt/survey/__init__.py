@@ -40,8 +40,7 @@ class _Host(NamedTuple):
     capabilities: str
     version: int  # of the hypervisor, and of libvirt: 1,000,000 * major + 1,000 * minor + release
     libvirt_version: int
-    domain_types: tuple[str, ...]
-    """The domain types ``kvm`` and ``qemu`` that this libvirtd has for the machine's own architecture."""
+    domain_types: tuple[str, ...]  # those of kvm and qemu that it has for the machine's own architecture
 
 
 class _Emulator(NamedTuple):
@@ -87,7 +86,8 @@ class LibvirtSurveyor(Surveyor):
         scripted = bool(settings.xml_script())  # the script describes the CPU and the devices itself
         checks = self._begin(wanted, end, scripted=scripted)
         host = checks.outcome("libvirt")
-        subject = f"{libvirt_daemons.of_qemu()} at {self._connection.uri}"
+        daemon = libvirt_daemons.of_qemu()
+        subject = f"{daemon} at {self._connection.uri}"
         if not isinstance(host, _Host):
             found.append(findings.judge("libvirt", subject, host, ""))
             self._judge_kvm(checks.outcome("kvm"), found)
@@ -96,7 +96,11 @@ class LibvirtSurveyor(Surveyor):
         found.append(Finding("libvirt", OK, subject, seen))
         accel = self._judge_kvm(checks.outcome("kvm"), found)
         if accel not in host.domain_types:
-            found += [_no_such_domains(self._connection.uri, accel)] if accel else []
+            if accel:
+                seen = f"libvirt knows no domains of type {accel} for {os.uname().machine}."
+                hint = f"install QEMU for this machine's architecture (qemu-system-x86), and restart {daemon}."
+                subject = f"the capabilities of {self._connection.uri}"
+                found.append(Finding("domain type", BAD, subject, seen, hint))
             return Survey(found)
         checks.begin("emulator", lambda: self._ask_of_emulator(host, accel))
         qemu = checks.outcome("emulator")
@@ -113,16 +117,15 @@ class LibvirtSurveyor(Surveyor):
             found.append(tried)
             if settings.boolean("VM_RUN_AS_JOB_USER"):
                 outcome = None if own else errors.MachineFault(f"{TWO_GROUPS}.", TWO_GROUPS_HINT)
-                found.append(
-                    findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, "QEMU runs as the job's user")
-                )
+                seen = "QEMU runs as the job's user"
+                found.append(findings.judge("QEMU's user", "VM_RUN_AS_JOB_USER", outcome, seen))
             found.append(of_tpm)
         shared: dict[str, Value] = {"share": NO_SHARE}
         if self._shares():
             shared, of_shares = judge_shares(settings, checks, qemu.path, self.identity, end, as_job_user=own)
             found += of_shares
         if self._connection.uri == SYSTEM_URI:
-            found.append(_judge_limits(self._limits()))
+            found.append(_judge_limits(proc.cgroup_controllers()))
         saving: dict[str, Value] = {}
         if (saves := checks.outcome("save")) is not None:
             subject = "a file in EXECUTE of another user than root, which libvirtd is to open for a save"
@@ -209,8 +212,18 @@ class LibvirtSurveyor(Surveyor):
             of_arm = of_own
             if own != ARM:
                 of_arm = uefis(capabilities.of_machines(connection, ARM, "qemu")) if ARM in others else ()
-            made = _from_domain_capabilities(capabilities.domain_capabilities(connection, accel))
-            return made._replace(firmware=(BIOS, *of_own), boots_arm=bool(of_arm))
+            told = capabilities.domain_capabilities(connection, accel)
+            most = told.find("vcpu")
+            return _Emulator(
+                told.findtext("path") or QEMU,
+                told.findtext("machine") or "",
+                1 if most is None else int(most.get("max", "1")),
+                frozenset(mode.get("name", "") for mode in told.iterfind("cpu/mode[@supported='yes']")),
+                firmware=(BIOS, *of_own),
+                passt=capabilities.has_passt(told),
+                tpm=tpm.is_offered(told),
+                boots_arm=bool(of_arm),
+            )
 
         try:
             return self._connection.call(ask)
@@ -285,15 +298,12 @@ class LibvirtSurveyor(Surveyor):
             return Finding(name, OFF, slirp, f"QEMU was not seen to start: {tried.seen}", tried.hint)
         return Finding(name, OK, slirp, "QEMU starts with it")
 
-    def _limits(self) -> list[str]:
-        """Return the control groups that limit VMs; none for a user's own libvirtd."""
-        return proc.cgroup_controllers() if self._connection.uri == SYSTEM_URI else []
-
     def _attributes(self, host: _Host, qemu: _Emulator, accel: str, networking: list[str]) -> dict[str, Value]:
         path = f"guest/arch[@name='{os.uname().machine}']/machine[@canonical]"
         machines = [machine.text or "" for machine in etree.fromstring(host.capabilities).iterfind(path)]
         emulates = accel == "qemu" or self.settings.boolean("VM_ALLOW_EMULATION")
         known = arches(host.capabilities, emulates=emulates)
+        limits = proc.cgroup_controllers() if self._connection.uri == SYSTEM_URI else []
         attributes: dict[str, Value] = {
             "accel": "kvm" if accel == "kvm" else "tcg",
             "version": version(host.version),
@@ -307,7 +317,7 @@ class LibvirtSurveyor(Surveyor):
             "gpu": False,
             "arches": ",".join(arch for arch in known if arch in (os.uname().machine, X86) or qemu.boots_arm),
             "iso": iso.can_write(),
-            "limits": ",".join([*self._limits(), "cores"]),
+            "limits": ",".join([*limits, "cores"]),
             "overhead": need.usual_need_mib(accel, self.settings.integer("VM_TB_CACHE")),
         }
         if qemu.firmware is not None:
@@ -334,30 +344,10 @@ def _judge_limits(honored: list[str]) -> Finding:
     return Finding("limits", OK, subject, "VMs have the weight of their slots, and a limit of memory")
 
 
-def _from_domain_capabilities(told: etree.Element) -> _Emulator:
-    most = told.find("vcpu")
-    return _Emulator(
-        told.findtext("path") or QEMU,
-        told.findtext("machine") or "",
-        1 if most is None else int(most.get("max", "1")),
-        frozenset(mode.get("name", "") for mode in told.iterfind("cpu/mode[@supported='yes']")),
-        passt=capabilities.has_passt(told),
-        tpm=tpm.is_offered(told),
-    )
-
-
 def kvm_fault(reason: str) -> errors.MachineFault:
     """Return the fault for a KVM that jobs should get and that does not work."""
-    return errors.MachineFault(
-        f"KVM does not work on this machine: {reason}.",
-        "fix KVM, or set VM_ALLOW_EMULATION = True to run jobs slowly, by emulation.",
-    )
-
-
-def _no_such_domains(uri: str, accel: str) -> Finding:
-    seen = f"libvirt knows no domains of type {accel} for {os.uname().machine}."
-    hint = f"install QEMU for this machine's architecture (qemu-system-x86), and restart {libvirt_daemons.of_qemu()}."
-    return Finding("domain type", BAD, f"the capabilities of {uri}", seen, hint)
+    problem = f"KVM does not work on this machine: {reason}."
+    return errors.MachineFault(problem, "fix KVM, or set VM_ALLOW_EMULATION = True to run jobs slowly, by emulation.")
 
 
 # Networks, and other hypervisors
@@ -440,9 +430,8 @@ def judge_network(kind: str, checks: Checks, active: object, settings: Settings)
         return Finding("network user", OFF, "user networking", "It is QEMU's, and this hypervisor has none.", hint)
     network = settings.string("VM_NAT_NETWORK")
     if active is False:
-        active = errors.MachineFault(
-            f"{network} is not active, or not defined.", f"virsh net-start {network}; virsh net-autostart {network}"
-        )
+        hint = f"virsh net-start {network}; virsh net-autostart {network}"
+        active = errors.MachineFault(f"{network} is not active, or not defined.", hint)
     subject = f"the libvirt network {network} (VM_NAT_NETWORK)"
     return findings.judge("network nat", subject, active, f"{network} is active", OFF)
 
@@ -474,14 +463,12 @@ def is_active(connection: LibvirtConnection, network: str, seconds: float) -> bo
     except libvirt.libvirtError as error:
         if not faults.is_of_another_daemon(error):
             return False  # no such network, or the hypervisor's driver has no networks
-        raise errors.MachineFault(
-            f"{daemon} does not run: {faults.message_of(error)}.", f"systemctl enable --now {daemon}.socket"
-        ) from error
+        problem = f"{daemon} does not run: {faults.message_of(error)}."
+        raise errors.MachineFault(problem, f"systemctl enable --now {daemon}.socket") from error
     except errors.MachineFault as fault:
-        raise errors.MachineFault(
-            f"{daemon} has not said whether {network} is active: {fault.problem}",
-            f"see what {daemon} hangs on, or restart {daemon}; guests survive that.",
-        ) from fault
+        problem = f"{daemon} has not said whether {network} is active: {fault.problem}"
+        hint = f"see what {daemon} hangs on, or restart {daemon}; guests survive that."
+        raise errors.MachineFault(problem, hint) from fault
 
 
 # Shared directories
@@ -580,8 +567,7 @@ _QMP = b'{"execute": "qmp_capabilities"}\n{"execute": "quit"}\n'
 def start_qemu(path: str, accel: str, mode: str, machine: str, slirp: bool, identity: Identity, end: float) -> None:
     """Start QEMU with stopped CPUs and no devices, read its greeting, and let it quit.
 
-    `accel` is a domain type, kvm or qemu. Raises `errors.MachineFault` if it does not start, and `Late` if it has not
-    when the monotonic clock shows `end`.
+    `accel` is kvm or qemu. Raises `errors.MachineFault` if it does not start, `Late` if not by `end` (monotonic).
     """
     command = [path, "-S", "-nodefaults", "-no-user-config", "-display", "none", "-m", "64"]
     command += ["-machine", f"{machine or 'none'},accel={'kvm' if accel == 'kvm' else 'tcg'}"]
@@ -595,10 +581,9 @@ def start_qemu(path: str, accel: str, mode: str, machine: str, slirp: bool, iden
         raise Late(f"{path} was not up after {_patience(end)}.", "see what it waits for.")
     if done.status != 0 or b'"QMP"' not in done.out:
         said = _last_line(done) or f"it ended with status {done.status}"
-        raise errors.MachineFault(
-            f"{path} does not start with {accel} and the CPU mode {mode}: {said}.",
-            "set VM_CPU_MODE to a mode that works here, or see why QEMU cannot have this one.",
-        )
+        problem = f"{path} does not start with {accel} and the CPU mode {mode}: {said}."
+        hint = "set VM_CPU_MODE to a mode that works here, or see why QEMU cannot have this one."
+        raise errors.MachineFault(problem, hint)
 
 
 def require_share(kind: str, path: str, identity: Identity, end: float) -> None:
@@ -606,18 +591,16 @@ def require_share(kind: str, path: str, identity: Identity, end: float) -> None:
     device = "virtio-9p-pci" if kind == NINEP else "vhost-user-fs-pci"
     done = _run([path, "-device", f"{device},help"], b"", identity, end, [])
     if done.status != 0:
-        raise errors.MachineFault(
-            f"{path} shares no directories by {kind}: {_last_line(done) or 'it did not answer'}.",
-            f"set VM_SHARE_SCRATCH to another, or have a QEMU that is built with {device}.",
-        )
+        problem = f"{path} shares no directories by {kind}: {_last_line(done) or 'it did not answer'}."
+        hint = f"set VM_SHARE_SCRATCH to another, or have a QEMU that is built with {device}."
+        raise errors.MachineFault(problem, hint)
 
 
 def start_passt(identity: Identity, end: float) -> None:
     """Start passt as the job's user, as libvirt does, and end it by a connection (``--one-off``).
 
     The command exits when its background process has taken over. It reports that it listens before it makes its
-    namespaces, which may fail. Raises `errors.MachineFault` if it is missing or has not started when the monotonic
-    clock shows `end`.
+    namespaces, which may fail. Raises `errors.MachineFault` if it is missing or has not started by `end` (monotonic).
     """
     path = which("passt")
     if path is None:
@@ -636,10 +619,9 @@ def start_passt(identity: Identity, end: float) -> None:
     if done.status is None:
         raise errors.MachineFault(f"passt did not listen within {_patience(end)}.", "see what it waits for.")
     if done.status != 0:
-        raise errors.MachineFault(
-            f"passt does not start: {_last_line(done) or f'it ended with status {done.status}'}.",
-            "see whether this machine allows user namespaces (sysctl user.max_user_namespaces).",
-        )
+        problem = f"passt does not start: {_last_line(done) or f'it ended with status {done.status}'}."
+        hint = "see whether this machine allows user namespaces (sysctl user.max_user_namespaces)."
+        raise errors.MachineFault(problem, hint)
 
 
 def save_nothing(connection: LibvirtConnection, execute: str, seconds: float) -> str:
@@ -667,9 +649,8 @@ def _run(command: list[str], stdin: bytes, identity: Identity, end: float, devic
     try:
         return run(command, deadline=max(0.05, end - monotonic()), stdin=stdin, user=identity, groups=groups)
     except OSError as error:
-        raise errors.MachineFault(
-            f"{command[0]} cannot be run: {error.strerror}.", "see that it is installed and whole."
-        ) from error
+        problem = f"{command[0]} cannot be run: {error.strerror}."
+        raise errors.MachineFault(problem, "see that it is installed and whole.") from error
 
 
 def _patience(end: float) -> str:

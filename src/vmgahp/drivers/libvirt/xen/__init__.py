@@ -5,6 +5,7 @@ in a log only (`xen.dom0`).
 """
 
 import os
+from functools import partial
 
 import libvirt
 
@@ -14,7 +15,6 @@ from vmgahp.checkpoint.substitute import Substitute
 from vmgahp.domain import build as domain_xen
 from vmgahp.domain import verify
 from vmgahp.domain.build import XEN_DOMAIN_TYPE, XEN_NETWORKS
-from vmgahp.domain.job_xml import ATTRIBUTE
 from vmgahp.domain.restore import reconcile_xen
 from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.libvirt import survey
@@ -24,16 +24,17 @@ from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.life.save import XEN, Saver
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.start import capabilities
-from vmgahp.drivers.libvirt.start.describe import NO_UUID, ONE_TIME, Describer, Plan, first_attribute
+from vmgahp.drivers.libvirt.start.describe import NO_UUID, ONE_TIME, Describer, Plan, append_to, first_attribute
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, look_at_bridge
 from vmgahp.drivers.libvirt.xen import dom0
 from vmgahp.drivers.libvirt.xen.dom0 import LibxlLog, PtyCapture
-from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.resources import CONSOLE_FILE, Resources
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.system_calls import Opened
 from vmgahp.job.ad import JobAd
+from vmgahp.job.attributes import LIBVIRT_XML
 from vmgahp.job.disks import refuse_made
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import Disk, JobSpec
@@ -76,16 +77,9 @@ class XenMachine(LibvirtMachine):
             self._follow_console()  # a guest that has rebooted has another terminal
         return report
 
-    def require_saving(self, operation: str) -> None:
-        if self.saver.cannot:
-            raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, f"{self.name} cannot be saved: {self.saver.cannot}.")
-
-    def _require_ours(self) -> None:
-        """Do nothing, since libvirt knows only Xen guests of this machine."""
-
     def save(self, operation: str) -> None:
         """Save the guest, after resuming a paused one, since libxl needs the guest's cooperation."""
-        self.require_saving(operation)
+        self.require_saving()
         if self.state is not lifecycle.SOFT_SUSPENDED:
             super().save(operation)
             return
@@ -159,13 +153,8 @@ class XenSurveyor(LibvirtSurveyor):
         path = self.settings.string(BOOTLOADER).strip("\"'")
         subject = f"{BOOTLOADER}, for jobs with xen_kernel = included"
         if not path:
-            return Finding(
-                "bootloader",
-                OFF,
-                subject,
-                f"{BOOTLOADER} is not set: such jobs are held.",
-                f"set {BOOTLOADER} to the path of pygrub; docs/how-to/xen.md says what that risks.",
-            )
+            hint = f"set {BOOTLOADER} to the path of pygrub; docs/how-to/xen.md says what that risks."
+            return Finding("bootloader", OFF, subject, f"{BOOTLOADER} is not set: such jobs are held.", hint)
         try:
             require_bootloader(path)
         except errors.Fault as fault:
@@ -212,9 +201,8 @@ class XenDescriber(Describer):
                 # libxl opens it as root. This name always stands for the file that the job's user could open.
                 return f"/proc/{os.getpid()}/fd/{keep(open_file(file, spec.working_dir, self.identity))}"
             except OSError as error:
-                raise JobFault(
-                    word, f"The {what} {file.path} cannot be opened: {error.strerror}.", "see that it stays."
-                ) from error
+                problem = f"The {what} {file.path} cannot be opened: {error.strerror}."
+                raise JobFault(word, problem, "see that it stays.") from error
 
         kernel, initrd = held("kernel", errors.XEN_KERNEL_NOT_FOUND), held("initrd", errors.XEN_INITRD_NOT_FOUND)
         devices = {}
@@ -224,7 +212,7 @@ class XenDescriber(Describer):
         if limit := self.settings.size("VM_CONSOLE_LOG_MAX"):
             resources.console = PtyCapture(
                 os.path.join(runtime_dir(), "console"),
-                lambda: self._open_console_file(spec.working_dir),
+                partial(append_to, CONSOLE_FILE, spec.working_dir, self.identity),
                 limit,
                 self.log,
             )
@@ -236,11 +224,9 @@ class XenDescriber(Describer):
             with Opened(open_file(disk, working_dir, self.identity, flags)) as image:
                 return dom0.attach(image, writable=disk.writable, shared=disk.shared)
         except OSError as error:
-            raise JobFault(
-                errors.INVALID_DISK_PARAM,
-                f"VMPARAM_vm_Disk: {disk.path} cannot be used: {error.strerror}.",
-                "see that it stays where it is, and that no other VM uses it at the same time.",
-            ) from error
+            problem = f"VMPARAM_vm_Disk: {disk.path} cannot be used: {error.strerror}."
+            hint = "see that it stays where it is, and that no other VM uses it at the same time."
+            raise JobFault(errors.INVALID_DISK_PARAM, problem, hint) from error
 
 
 class XenDriver(LibvirtDriver):
@@ -266,31 +252,25 @@ class XenDriver(LibvirtDriver):
         return XenSurveyor(self.vm_type, self.settings, self.identity, self.log, self.connection).survey(end)
 
     def _read(self, job: JobAd) -> JobSpec:
-        if job.expression(ATTRIBUTE) is not None:
-            raise JobFault(
-                errors.MISMATCHED,
-                f"{ATTRIBUTE} is set, and a Xen job cannot bring XML of its own.",
-                "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS.",
-            )
+        if job.expression(LIBVIRT_XML) is not None:
+            problem = f"{LIBVIRT_XML} is set, and a Xen job cannot bring XML of its own."
+            hint = "leave it out, or require a machine with kvm or qemu in VM_HYPERVISORS."
+            raise JobFault(errors.MISMATCHED, problem, hint)
         refuse_made(job)
         boot = XenBoot.parse(job, self.settings)
         networks = self.settings.networking_types(XEN_NETWORKS)
         spec = JobSpec.parse(job, self.settings, networks=networks)
         if boot.hardware and "hvm" not in self._os_types():
-            raise JobFault(
-                errors.MISMATCHED,
-                "xen_kernel = vmx, and Xen has no hardware virtualization on this machine.",
-                "require another machine, or boot a paravirtual kernel.",
-            )
+            problem = "xen_kernel = vmx, and Xen has no hardware virtualization on this machine."
+            raise JobFault(errors.MISMATCHED, problem, "require another machine, or boot a paravirtual kernel.")
         # A partition is a disk by itself here.
         disks = (disk._replace(device=disk.device + disk.partition, partition="") for disk in spec.requests)
         return spec._replace(xen=boot, requests=tuple(disks))
 
     def _domain_type(self) -> str:
         if not self._os_types():
-            raise MachineFault(
-                f"The libvirt at {self.connection.uri} has no domains of type {XEN_DOMAIN_TYPE}.", NO_XEN_HINT
-            )
+            problem = f"The libvirt at {self.connection.uri} has no domains of type {XEN_DOMAIN_TYPE}."
+            raise MachineFault(problem, NO_XEN_HINT)
         return XEN_DOMAIN_TYPE
 
     def _os_types(self) -> tuple[str, ...]:
@@ -299,7 +279,7 @@ class XenDriver(LibvirtDriver):
     def _verify(self, live: str, asked: str, spec: JobSpec) -> None:
         verify.against_xen(live, asked, spec)
 
-    def _why_not_save(self, spec: JobSpec, domain_type: str) -> str:
+    def _why_not_save(self, spec: JobSpec, domain_type: str, xml: str) -> str:
         hardware = spec.xen is not None and spec.xen.hardware
         if hardware and not self.settings.boolean("XEN_ALLOW_HARDWARE_VT_SUSPEND"):
             return "it has hardware virtualization, and XEN_ALLOW_HARDWARE_VT_SUSPEND is not set"
@@ -307,7 +287,6 @@ class XenDriver(LibvirtDriver):
 
     def _create(self, machine: LibvirtMachine, plan: Plan) -> None:
         assert isinstance(machine, XenMachine)
-        machine.saver.cannot = machine.saver.cannot or self._why_not_save(plan.spec, XEN_DOMAIN_TYPE)
         machine.libxl_log = LibxlLog()
         super()._create(machine, plan)
 

@@ -137,11 +137,8 @@ class LibxlLog:
         if _MEMORY.search(text) or "free memory for domain" in problem:
             return MachineFault(problem, "give VMs less memory (VM_MEMORY), or dom0 (dom0_mem of Xen).")
         if own_kernel and _KERNEL.search(text):
-            return JobFault(
-                errors.XEN_KERNEL_NOT_FOUND,
-                problem,
-                "see that xen_kernel is the image of a kernel for paravirtual guests, or that the disk has one.",
-            )
+            hint = "see that xen_kernel is the image of a kernel for paravirtual guests, or that the disk has one."
+            return JobFault(errors.XEN_KERNEL_NOT_FOUND, problem, hint)
         return HypervisorFault(problem, f"look into {self._path}.")
 
 
@@ -153,7 +150,6 @@ _CTL_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
 _AUTOCLEAR = 4
 _CONFIG = struct.Struct("=II" + "QQQQQ" + "IIII" + "64s64s32s" + "QQ" + "64s")
 """The layout: ``fd``, ``block_size``, ``loop_info64`` (numbers: 5 of 64 bits, 4 of 32; 3 texts; 2 numbers), a rest."""
-_TRIES = 20
 LOCK_WAIT = 10.0
 """Seconds to wait for the lock of a guest that has just ended: the kernel releases its disks a little later."""
 
@@ -175,7 +171,7 @@ def attach(descriptor: int, *, writable: bool, shared: bool = False) -> tuple[st
             is_free = True  # a file system without locks
         if not is_free:
             raise InUse(errno.EAGAIN, "it is in use by another VM of this machine")
-    tries = _TRIES
+    tries = 20
     try:
         with open(CONTROL, "r+b", buffering=0) as control:
             while True:
@@ -193,7 +189,6 @@ def attach(descriptor: int, *, writable: bool, shared: bool = False) -> tuple[st
                     if error.errno != errno.EBUSY or not tries:
                         raise
     except OSError as error:
-        raise MachineFault(
-            f"No loop device can be made of a disk image: {error}.",
-            "modprobe loop; see that there is a /dev/loop-control and the kernel is 5.8 or later.",
-        ) from error
+        problem = f"No loop device can be made of a disk image: {error}."
+        hint = "modprobe loop; see that there is a /dev/loop-control and the kernel is 5.8 or later."
+        raise MachineFault(problem, hint) from error
