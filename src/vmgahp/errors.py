@@ -2,9 +2,8 @@
 
 condor_starter decides the fate of the job *and* of the machine by the one word that a failed START answers
 (``VMProc::StartJob`` in HTCondor's ``src/condor_starter.V6.1/vm_proc.cpp``): thirteen words put the job on hold, every
-other word takes the whole machine out of the VM universe until somebody repairs it. So the class of a fault says who is
-to blame, and makes sure that the word agrees: a `JobFault` can only carry a code that holds the job, a `MachineFault`
-never does.
+other word takes the whole machine out of the VM universe until it is repaired. So the class of a fault says who is to
+blame, and makes the word agree: a `JobFault` can only carry a code that holds the job, a `MachineFault` never does.
 
 An OSError alone does not say who is to blame. For one below the scratch directory `vmgahp.host.job_user` finds out.
 """
@@ -14,26 +13,6 @@ from __future__ import annotations
 import errno
 
 PREFIX = "VMGAHP_ERR_"
-
-HOLD_CODES = tuple(
-    PREFIX + word
-    for word in (
-        "JOBCLASSAD_NO_VM_MEMORY_PARAM",
-        "JOBCLASSAD_XEN_NO_KERNEL_PARAM",
-        "JOBCLASSAD_MISMATCHED_HARDWARE_VT",
-        "JOBCLASSAD_XEN_KERNEL_NOT_FOUND",
-        "JOBCLASSAD_XEN_INITRD_NOT_FOUND",
-        "JOBCLASSAD_XEN_NO_ROOT_DEVICE_PARAM",
-        "JOBCLASSAD_XEN_NO_DISK_PARAM",
-        "JOBCLASSAD_XEN_INVALID_DISK_PARAM",
-        "JOBCLASSAD_XEN_MISMATCHED_CHECKPOINT",
-        "JOBCLASSAD_KVM_NO_DISK_PARAM",
-        "JOBCLASSAD_KVM_INVALID_DISK_PARAM",
-        "JOBCLASSAD_KVM_MISMATCHED_CHECKPOINT",
-        "BAD_IMAGE",
-    )
-)
-"""The words that hold the job, in the order of condor_starter's list: the index is the hold subcode."""
 
 NO_MEMORY_PARAM = PREFIX + "JOBCLASSAD_NO_VM_MEMORY_PARAM"
 MISMATCHED = PREFIX + "JOBCLASSAD_MISMATCHED_HARDWARE_VT"
@@ -46,6 +25,13 @@ XEN_NO_KERNEL = PREFIX + "JOBCLASSAD_XEN_NO_KERNEL_PARAM"
 XEN_KERNEL_NOT_FOUND = PREFIX + "JOBCLASSAD_XEN_KERNEL_NOT_FOUND"
 XEN_INITRD_NOT_FOUND = PREFIX + "JOBCLASSAD_XEN_INITRD_NOT_FOUND"
 XEN_NO_ROOT = PREFIX + "JOBCLASSAD_XEN_NO_ROOT_DEVICE_PARAM"
+
+HOLD_CODES = (
+    *(NO_MEMORY_PARAM, XEN_NO_KERNEL, MISMATCHED, XEN_KERNEL_NOT_FOUND, XEN_INITRD_NOT_FOUND, XEN_NO_ROOT),
+    *(PREFIX + "JOBCLASSAD_XEN_" + word for word in ("NO_DISK_PARAM", "INVALID_DISK_PARAM", "MISMATCHED_CHECKPOINT")),
+    *(NO_DISK_PARAM, INVALID_DISK_PARAM, MISMATCHED_CHECKPOINT, BAD_IMAGE),
+)
+"""The words that hold the job, in the order of condor_starter's list: the index is the hold subcode."""
 
 NO_JOBCLASSAD_INFO = PREFIX + "NO_JOBCLASSAD_INFO"
 NO_SUPPORTED_VM_TYPE = PREFIX + "NO_SUPPORTED_VM_TYPE"

@@ -136,8 +136,7 @@ def first_bad(findings: Iterable[Finding]) -> Finding | None:
 class Checks:
     """Checks that run in parallel, each of which is waited for when its outcome is needed.
 
-    A check that has not ended when the monotonic clock shows `end` is left running in its thread, and its outcome is
-    `Late`, because the caller, above all the startd, must not wait any longer.
+    One that has not ended at `end` (monotonic) runs on in its thread, and its outcome is `Late`: no startd waits.
     """
 
     def __init__(self, end: float) -> None:

@@ -1,7 +1,6 @@
 """The states of a virtual machine, the transitions between them, and the named points of its life.
 
-The session, the property tests and the documentation's diagram all read `TRANSITIONS`; nothing else decides which
-operation is allowed.
+The session, the property tests and the documents' diagram read `TRANSITIONS`; nothing else decides what is allowed.
 """
 
 from __future__ import annotations

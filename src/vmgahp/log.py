@@ -58,8 +58,7 @@ def wants_debug(flags: str) -> bool:
 class Log:
     """A log with two levels of messages, to a file, to standard error, or nowhere; safe to use from every thread.
 
-    The last 500 lines are kept until `open` says where they go, because the greeting is sent before the settings are
-    read.
+    The last 500 lines are kept until `open` says where they go: the greeting is sent before the settings are read.
     """
 
     __slots__ = ("_debug", "_dropped", "_fd", "_inode", "_kept", "_limit", "_lock", "_path", "_poll", "_torn")
@@ -153,19 +152,15 @@ class Log:
                     raise BlockingIOError
                 os.write(2, line)
             elif self._path:
-                self._write_to_file(when, text)
+                self._follow_file()
+                header = time.strftime("%m/%d/%y %H:%M:%S ", time.localtime(when)) + f"(pid:{os.getpid()}) "
+                line = (header + text + "\n").encode("utf-8", "backslashreplace")
+                if self._torn:  # the last line was cut off, as on a full disk
+                    line = b"\n" + line
+                self._torn = os.write(self._fd, line) < len(line)
             self._dropped = 0
         except OSError:
             self._dropped += 1
-
-    def _write_to_file(self, when: float, text: str) -> None:
-        self._follow_file()
-        header = time.strftime("%m/%d/%y %H:%M:%S ", time.localtime(when)) + f"(pid:{os.getpid()}) "
-        line = (header + text + "\n").encode("utf-8", "backslashreplace")
-        if self._torn:  # the last line was cut off, as on a full disk
-            line = b"\n" + line
-        written = os.write(self._fd, line)
-        self._torn = written < len(line)
 
     def _follow_file(self) -> None:
         """Open the file unless it is open, rotate it when it is full, and reopen it when another server rotated it.

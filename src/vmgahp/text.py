@@ -6,7 +6,6 @@ PRIVATE_ATTRIBUTES = frozenset(
 """The names of attributes that are secrets, in lower case: ``ClassAdPrivateAttrs`` of HTCondor's
 ``src/condor_utils/compat_classad.cpp``, and the slot's ``PairedClaimId``."""
 
-
 PRIVATE_PREFIX = "_condor_priv"
 """The prefix of attribute names that are secrets (``ClassAdAttributeIsPrivateV2``, same file)."""
 
@@ -14,8 +13,7 @@ MAC = r"(?!00:00:00:00:00:00)[0-9a-f][02468ace](?::[0-9a-f]{2}){5}"
 """The form of a NIC's MAC address: unicast, not zero, in lower case."""
 
 NO_XML = "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
-"""A character that XML does not allow, although the libraries that write XML here accept it. It takes 3 ms to
-compile."""
+"""A character that XML does not allow, although the libraries that write XML here accept it (3 ms to compile)."""
 
 _ENVIRONMENT = ("environment", "env")
 _HIDDEN_IN_LOGS = (*sorted(PRIVATE_ATTRIBUTES), PRIVATE_PREFIX, *_ENVIRONMENT)

@@ -230,7 +230,7 @@ def test_a_job_has_the_directories_that_it_asks_for() -> None:
     assert spec(SETTINGS).devices.shares == ()
     assert spec(SETTINGS, VMPARAM_vm_Share_Dirs='"DATA"').devices.shares == (DATA,)
     assert spec(SETTINGS, VMPARAM_vm_Share_Dirs='" ref,data, ref"').devices.shares == (REF, DATA)
-    both = SETTINGS.given()[0] | {"VM_SHARE_SCRATCH": "9p"}
+    both = SETTINGS._values | {"VM_SHARE_SCRATCH": "9p"}
     found = spec(Settings(both), VMPARAM_vm_Share="true", VM_ATTR_share_dirs='"ref"').devices.shares
     assert found == (Share("share", "/scratch", "9p"), REF)
 
@@ -244,7 +244,7 @@ def test_a_directory_that_there_is_not_is_refused_by_name() -> None:
     refusal(errors.MISMATCHED, "not a string", settings=SETTINGS, VMPARAM_vm_Share_Dirs="true")
     asks = {"VMPARAM_vm_Share_Dirs": '"ref"', "JobVMCheckpoint": "true"}
     refusal(errors.MISMATCHED, "VMPARAM_vm_Share_Dirs", "JobVMCheckpoint", settings=SETTINGS, **asks)
-    scripted = Settings(SETTINGS.given()[0] | {"LIBVIRT_XML_SCRIPT": "/opt/script"})
+    scripted = Settings(SETTINGS._values | {"LIBVIRT_XML_SCRIPT": "/opt/script"})
     refusal(errors.MISMATCHED, "LIBVIRT_XML_SCRIPT", settings=scripted, VMPARAM_vm_Share_Dirs='"ref"')
 
 
@@ -282,7 +282,7 @@ def test_a_name_that_no_directory_can_have(name: str) -> None:
     ],
 )  # fmt: skip
 def test_for_whom_a_directory_is(condition: str, allowed: bool) -> None:
-    settings = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": condition})
+    settings = Settings(SETTINGS._values | {"VM_SHARE_DIR_REF_IF": condition})
     view = PolicyView(ad(Owner='"alice"', VMPARAM_vm_Share_Dirs='"ref"'), settings)
     require_shares_allowed(view, (DATA,))
     if allowed:
@@ -293,12 +293,12 @@ def test_for_whom_a_directory_is(condition: str, allowed: bool) -> None:
 
 
 def test_a_condition_that_is_no_expression_is_the_machines_fault() -> None:
-    settings = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": "Owner =="})
+    settings = Settings(SETTINGS._values | {"VM_SHARE_DIR_REF_IF": "Owner =="})
     with pytest.raises(MachineFault, match="VM_SHARE_DIR_REF_IF"):
         require_shares_allowed(PolicyView(ad(), settings), (REF,))
     with pytest.raises(MachineFault, match="VM_SHARE_DIR_REF_IF"):
         inspect_shares(settings)
-    behind = Settings(SETTINGS.given()[0] | {"VM_SHARE_DIR_REF_IF": "false", "VM_SHARE_DIR_DATA_IF": "Owner =="})
+    behind = Settings(SETTINGS._values | {"VM_SHARE_DIR_REF_IF": "false", "VM_SHARE_DIR_DATA_IF": "Owner =="})
     with pytest.raises(MachineFault, match="VM_SHARE_DIR_DATA_IF"):
         inspect_shares(behind)
     assert inspect_shares(SETTINGS) == [REF, DATA]
@@ -311,4 +311,4 @@ def test_settings_of_directories_are_read_from_the_same_source(tmp_path: "object
     assert settings.string("VM_SHARE_DIR_DATA") == "/srv/data:rw"
     assert settings.where("VM_SHARE_DIR_REF") == "the environment"
     assert settings.where("VM_SHARE_DIR_REF_IF") == "default"
-    assert "VM_SHARE_DIR_OTHER" not in settings.given()[0], "nobody has named it"
+    assert "VM_SHARE_DIR_OTHER" not in settings._values, "nobody has named it"

@@ -26,8 +26,7 @@ LARGEST_HEAD = 2 << 20
 LARGEST_COOKIE = 64 << 10
 
 FORMATS = ("raw", "gzip", "bzip2", "xz", "lzop", "zstd", "sparse")
-"""The formats, by their numbers in the header. libvirt has the last two since 11.2 and reports itself if it lacks
-them."""
+"""The formats, by their numbers in the header. libvirt has the last two since 11.2 and says if it lacks them."""
 RAW, SPARSE = "raw", "sparse"
 
 STREAM = b"QEVM"

@@ -139,15 +139,13 @@ def apart(work: Callable[[], int]) -> int:
     """
     if threading.active_count() > 1 or sys.stdout is not sys.__stdout__:
         return work()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     hearing, telling = os.pipe()
     child = os.fork()
     if not child:
         os.close(hearing)
         status = work()  # its exceptions reach the caller, as in this process
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         atexit._run_exitfuncs()  # kills programs that are still running
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
@@ -164,3 +162,9 @@ def apart(work: Callable[[], int]) -> int:
         return told[0]
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

@@ -42,10 +42,6 @@ class Settings:
                 self._values[setting.name] = value.strip()
                 self._where[setting.name] = where if isinstance(where, str) else where[name]
 
-    def given(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the values that are set, and their sources."""
-        return self._values, self._where
-
     def where(self, name: str) -> str:
         """Return the source of a setting's value; ``default`` if it is not set."""
         return self._where.get(setting_of(name).name, "default")
@@ -113,8 +109,7 @@ class Settings:
             if warning not in self.warnings:
                 self.warnings.append(warning)
             return Settings({name: default}).size(name)
-        factor: int = 1024**power
-        return int(text[:digits]) * factor
+        return int(text[:digits]) << 10 * power
 
     def call_timeout(self) -> float:
         """Return the seconds that one call of an outside program may take: a tenth of VM_GAHP_REQ_TIMEOUT."""

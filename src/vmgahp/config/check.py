@@ -1,7 +1,6 @@
 """A check of the settings for invalid values and for misspelled, retired and HTCondor's own names.
 
-The names that HTCondor reads itself are from ``src/condor_utils/param_info.in`` of HTCondor, and the code of its
-startd and starter that reads them.
+The names that HTCondor reads itself are from its ``src/condor_utils/param_info.in``, and from its startd and starter.
 
 It is used by the probe, the doctor and ``vmgahp config``; the server itself checks only the values that it
 needs. A finding is bad only if jobs of the VM type would fail for it.
@@ -52,13 +51,10 @@ RETIRED = {
     "VM_VERSION": "",
     "VM_BRIDGE_SCRIPT": "libvirt makes the network; VM_NETWORKING_BRIDGE_INTERFACE names the bridge.",
     "VM_NETWORKING_MAC_PREFIX": "VM_MAC_HOOK gives VMs their MAC addresses.",
-    "VM_UNIV_NOBODY_USER": "VM_RUN_AS_JOB_USER says as whom VMs run.",
-    "ALWAYS_VM_UNIV_USE_NOBODY": "VM_RUN_AS_JOB_USER says as whom VMs run.",
-    "VMWARE_PERL": "VMWARE_VMRUN names VMware's own program.",
-    "VMWARE_SCRIPT": "VMWARE_VMRUN names VMware's own program.",
-    "XEN_SCRIPT": "Xen's VMs are run by libvirt.",
+    **dict.fromkeys(("VM_UNIV_NOBODY_USER", "ALWAYS_VM_UNIV_USE_NOBODY"), "VM_RUN_AS_JOB_USER says as whom VMs run."),
+    **dict.fromkeys(("VMWARE_PERL", "VMWARE_SCRIPT"), "VMWARE_VMRUN names VMware's own program."),
+    **dict.fromkeys(("XEN_SCRIPT", "XEN_CONTROLLER"), "Xen's VMs are run by libvirt."),
     "XEN_BRIDGE_SCRIPT": "libvirt makes the network; VM_NETWORKING_BRIDGE_INTERFACE names the bridge.",
-    "XEN_CONTROLLER": "Xen's VMs are run by libvirt.",
     "XEN_DEFAULT_KERNEL": "The job names its kernel (xen_kernel), or its disk has one (XEN_BOOTLOADER).",
     "XEN_DEFAULT_INITRD": "The job names its own (xen_initrd).",
     "XEN_VIF_PARAMETER": "libvirt makes the network; VM_NETWORKING_BRIDGE_INTERFACE names the bridge.",
@@ -73,7 +69,6 @@ ELSEWHERE_BY_NAME = {setting.name: setting for setting in ELSEWHERE}
 
 INTERNAL = frozenset(("USE_SCRIPT_TO_CREATE_CONFIG", "VMU_TESTING"))
 """The settings of HTCondor's own tests, which are never reported."""
-
 
 CHECK = "settings"
 LOOKED_AT = "all settings of this daemon"
@@ -106,8 +101,7 @@ def values(settings: Settings, vm_type: str) -> list[Finding]:
     for setting in SETTINGS:
         if settings.where(setting.name) != "default":
             matters = SERVER in setting.readers and is_read(setting.name, settings, vm_type)
-            wrong = _wrong_value(setting, settings)
-            if wrong is not None:
+            if wrong := _wrong_value(setting, settings):
                 is_bad, seen, hint = wrong
                 found.append(Finding(CHECK, BAD if matters and is_bad else OFF, LOOKED_AT, seen, hint))
     return found
@@ -131,8 +125,7 @@ def _wrong_value(setting: Setting, settings: Settings) -> tuple[bool, str, str] 
     if number is not None and number < setting.least:
         hint = f"set it to {setting.least} or more, or remove it for the default, {setting.default}."
         return False, f"{said} is less than {setting.least}.", hint
-    unknown = _unknown_words(setting, settings)
-    if unknown:
+    if unknown := _unknown_words(setting, settings):
         words = _either(setting.words, "or")
         return setting.fatal, f"{said} is not {words}.", f"{_meant(unknown[0], setting.words)}use {words}."
     return None
@@ -198,8 +191,7 @@ def networking(settings: Settings, vm_type: str) -> Finding | None:
         hint = f"set it to one of {', '.join(offered)}, or leave it out."
     else:
         return None
-    subject = "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE"
-    return Finding("VM_NETWORKING", OFF, subject, seen, hint)
+    return Finding("VM_NETWORKING", OFF, "VM_NETWORKING, VM_NETWORKING_TYPE, VM_NETWORKING_DEFAULT_TYPE", seen, hint)
 
 
 def _is(settings: Settings, name: str) -> bool | None:
@@ -223,9 +215,7 @@ def names(entries: Entries) -> list[Finding]:
     found = []
     for entry in entries.all:
         daemon, _, name = entry.name.rpartition(".")
-        if entry.is_default or not entry.value:
-            continue
-        if not (name.startswith(_LIKE_OURS) or name in RETIRED):
+        if entry.is_default or not entry.value or not (name.startswith(_LIKE_OURS) or name in RETIRED):
             continue
         if name in known:
             sentence = _wrong_daemon(entry, daemon, name)
@@ -235,7 +225,8 @@ def names(entries: Entries) -> list[Finding]:
             hint = f"take it out. {RETIRED[name]}".rstrip()
         else:
             if used is None:
-                used = _used_names(entries.all)
+                # A word in a value is a name of the site's own, and not a misspelling.
+                used = {word.upper() for each in entries.all for word in re.findall(r"\w+", each.value)}
             sentence, hint = ("", "") if name in used else _misspelled(entry, name, known, entries.of_htcondor)
         if sentence:
             found.append(Finding(CHECK, OFF, LOOKED_AT, sentence, hint))
@@ -261,10 +252,8 @@ def _misspelled(entry: Entry, name: str, known: set[str], of_htcondor: bool) -> 
     if not near and of_htcondor:
         return "", ""
     hint = f"; did you mean {near}?" if near else "."
-    return (
-        f"{entry.name} ({entry.where}) is not a setting of this daemon{hint}",
-        f"write {near}, or take it out." if near else "take it out.",
-    )
+    seen = f"{entry.name} ({entry.where}) is not a setting of this daemon{hint}"
+    return seen, f"write {near}, or take it out." if near else "take it out."
 
 
 def _wrong_daemon(entry: Entry, daemon: str, name: str) -> str:
@@ -274,12 +263,6 @@ def _wrong_daemon(entry: Entry, daemon: str, name: str) -> str:
         return ""
     readers = _either([reader for reader in setting.readers if reader != PLUGIN] or [PLUGIN], "and")
     return f"{entry.name} ({entry.where}) is for the {daemon.lower()} alone, and {name} is read by: {readers}."
-
-
-def _used_names(entries: Sequence[Entry]) -> set[str]:
-    """Return every word used in any value: such a name is the site's own, and not a misspelling."""
-    word = re.compile(r"\w+")
-    return {found.upper() for entry in entries for found in word.findall(entry.value)}
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = _CLOSE) -> str:

@@ -37,8 +37,7 @@ NO_CONFIGURATION = "Neither the environment variable CONDOR_CONFIG"
 """The beginning of condor_config_val's message that HTCondor is installed and has no configuration."""
 
 _UPPER = {letter: letter - 32 for letter in range(ord("a"), ord("z") + 1)}
-"""A table for upper case that changes ASCII only: names are ASCII, and some other letters become two, which would move
-the places in a text."""
+"""A table for upper case that changes ASCII only: some other letters become two, which would move places in a text."""
 
 DEADLINE = 10.0
 """The timeout of HTCondor's tool in seconds: usually it takes 5 ms, but it looks up the name of the machine."""
@@ -83,12 +82,10 @@ class Entries:
 def read(names: Sequence[str], environ: Mapping[str, str]) -> Answer:
     """Read the values of `names` from the first of these that exists:
 
-    the file that VMGAHP_CONFIG names; HTCondor's configuration, by condor_config_val or else by its Python
-    module; ``~/.config/vmgahp/vmgahp.conf``; ``/etc/vmgahp.conf``; nothing. In each case
-    ``_CONDOR_<NAME>`` and ``_CONDOR_VM_GAHP.<NAME>`` of the environment, in upper or lower case, override
-    it.
-
-    Raises `MachineFault` for a source that exists and cannot be read.
+    the file that VMGAHP_CONFIG names; HTCondor's configuration, by condor_config_val or else by its Python module;
+    ``~/.config/vmgahp/vmgahp.conf``; ``/etc/vmgahp.conf``; nothing. In each case ``_CONDOR_<NAME>`` and
+    ``_CONDOR_VM_GAHP.<NAME>`` of the environment, in upper or lower case, override it. Raises `MachineFault` for a
+    source that exists and cannot be read.
     """
     if not environ.get("VMGAHP_CONFIG"):
         tool = find_tool(environ)
@@ -132,23 +129,18 @@ def parse(text: str) -> list[Entry]:
             name, equals, value = line.partition("=")
             if equals:
                 lines = name.endswith(" @")
-                name = name.removesuffix("@").strip().upper()
-                found.append(Entry(name, "" if lines else value.strip(), HTCONDOR))
+                found.append(Entry(name.removesuffix("@").strip().upper(), "" if lines else value.strip(), HTCONDOR))
     return found
 
 
 def own_file(environ: Mapping[str, str]) -> str:
     """Return the path of the settings file of a machine without HTCondor; empty if there is none."""
     home = environ.get("HOME", "")
-    for path in (os.path.join(home, ".config/vmgahp/vmgahp.conf"), "/etc/vmgahp.conf"):
-        if os.path.isabs(path) and os.path.exists(path) and (path == "/etc/vmgahp.conf" or _is_own(home)):
-            return path
-    return ""
-
-
-def _is_own(home: str) -> bool:
-    """Tell whether this user owns the home: starters since 24.12 give the server, which is root, the job user's."""
-    return os.stat(home).st_uid == os.geteuid()
+    own = os.path.join(home, ".config/vmgahp/vmgahp.conf")
+    # Starters since 24.12 give the server, which is root, the home of the job's user.
+    if os.path.isabs(own) and os.path.exists(own) and os.stat(home).st_uid == os.geteuid():
+        return own
+    return "/etc/vmgahp.conf" if os.path.exists("/etc/vmgahp.conf") else ""
 
 
 def overrides(environ: Mapping[str, str]) -> dict[str, str]:
@@ -187,11 +179,8 @@ def _from_tool(tool: str, names: Sequence[str], environ: Mapping[str, str]) -> A
     if answer is None:
         return None
     found, err = answer
-    where = dict.fromkeys(found, HTCONDOR)
-    for name in overrides(environ):
-        name = name.removeprefix(f"{SUBSYSTEM}.")
-        if name in where:
-            where[name] = ENVIRONMENT
+    set_there = {name.removeprefix(f"{SUBSYSTEM}.") for name in overrides(environ)}
+    where = {name: ENVIRONMENT if name in set_there else HTCONDOR for name in found}
     warnings = [line for line in err.splitlines() if line.strip() and not line.startswith(_NOT_DEFINED)]
     return found, where, warnings[:20]
 
@@ -304,8 +293,7 @@ def tables(text: str, path: str, environ: Mapping[str, str]) -> tuple[dict[str, 
             so_far += value[done:own] + table.get(name, "")
             done = own + len(name) + 3
             _require_short(so_far, f"{name} ({path}, line {number})")
-        value = so_far + value[done:]
-        table[name] = value
+        table[name] = so_far + value[done:]
         origin[name] = f"{path}, line {number}"
     set_there = overrides(environ)
     table.update(set_there)
@@ -334,10 +322,8 @@ def logical_lines(text: str, path: str) -> list[tuple[int, str, str]]:
         if joined.strip():
             plain = name.replace("_", "a").replace(".", "a")
             if not equals or not (plain.isascii() and plain.isalnum()) or name[0].isdigit():
-                raise MachineFault(
-                    f"{path}, line {start}: {joined.strip()[:100]!r} is not of the form NAME = value.",
-                    "correct the line, or put # before it.",
-                )
+                problem = f"{path}, line {start}: {joined.strip()[:100]!r} is not of the form NAME = value."
+                raise MachineFault(problem, "correct the line, or put # before it.")
             found.append((start, name.upper(), value.strip()))
         joined, start = "", 0
     return found

@@ -1,8 +1,7 @@
 """The table of all settings that this daemon reads.
 
 Add one here, and print ``config/vmgahp.conf.example`` again (``docs/_ext/example_file.py``); the syntax of each kind of
-value is in `vmgahp.config`. HTCondor's settings for VMs that only its own daemons read are in
-`vmgahp.config.check`.
+value is in `vmgahp.config`. HTCondor's settings for VMs that only its own daemons read are in `vmgahp.config.check`.
 """
 
 from __future__ import annotations

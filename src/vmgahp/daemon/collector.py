@@ -7,10 +7,9 @@ hangs blocks this thread alone, and no other one is started.
 
 The job ad is told through the starter, at moments when it listens. It does not while it waits for the answer to
 anything but a STATUS, nor in the half minute after a START. So the first STATUS begins the reports, and each STATUS
-begins one round at most, in a thread of its own with a short timeout; values that the starter has not taken by then
-are sent in the next round. Without changes no thread is started. Figures alone begin a round only as often as a
-starter passes them on. Attributes about the end of a VM are sent before the answer to the STATUS that detects it
-(`vmgahp.drivers.resources`).
+begins one round at most, in a thread of its own with a short timeout; values not taken by then are sent in the next
+round. Without changes no thread is started. Figures alone begin a round only as often as a starter passes them on.
+Attributes about the end of a VM are sent before the answer to the STATUS that detects it (`vmgahp.drivers.resources`).
 """
 
 import os
@@ -48,14 +47,7 @@ FIGURES_SECONDS = 240.0
 MOST_FAILURES = 5
 """The number of consecutive failed rounds after which there are no more."""
 
-EVENTS = {
-    lifecycle.START: "start",
-    lifecycle.STOP: "stop",
-    lifecycle.SOFT_SUSPEND: "pause",
-    lifecycle.SUSPEND: "suspend",
-    lifecycle.RESUME: "resume",
-    lifecycle.CHECKPOINT: "checkpoint",
-}
+EVENTS = {operation: operation.lower() for _, operation in lifecycle.TRANSITIONS} | {lifecycle.SOFT_SUSPEND: "pause"}
 """The event in the file's line of each operation."""
 
 ENDS_A_RUN = (lifecycle.STOP, lifecycle.SUSPEND, lifecycle.CHECKPOINT)
@@ -222,7 +214,13 @@ class Collector:
         self.due = min((vm.due for vm in self._vms.values() if vm.file), default=None)
 
     def _run(self) -> None:
-        while ready := self._next():
+        while True:
+            with self._changed:
+                ready = list(self._wanted)
+                self._wanted.clear()
+                if not ready:
+                    self._thread = None
+                    return
             for vm in ready:
                 self._read(vm)
             with self._changed:
@@ -230,34 +228,20 @@ class Collector:
                     vm.readings += 1
                 self._changed.notify_all()
 
-    def _next(self) -> list[_Vm]:
-        """Return the VMs to read; with none of them the thread ends."""
-        with self._changed:
-            ready = list(self._wanted)
-            self._wanted.clear()
-            if not ready:
-                self._thread = None
-            return ready
-
     def _read(self, vm: _Vm) -> None:
         """Write a line of one VM's figures, unless there are none or they have not changed."""
         try:
             metrics = vm.machine.metrics()
-        except errors.Fault as fault:
-            self._fails(vm, fault.problem)
-            return
         except Exception as error:  # noqa: BLE001 - a bug in a driver may only cost figures
-            self._fails(vm, f"an unexpected {type(error).__name__}: {error}")
+            why = error.problem if isinstance(error, errors.Fault) else f"an unexpected {type(error).__name__}: {error}"
+            if vm.failing != why:
+                vm.failing = why
+                self._log.debug(f"no figures of {vm.machine.name}: {why}")
             return
         vm.failing = ""
         if metrics is not None and metrics != vm.last and vm.file:
             vm.last = metrics
             vm.file.add(vm.totals.sample(metrics))
-
-    def _fails(self, vm: _Vm, why: str) -> None:
-        if vm.failing != why:
-            vm.failing = why
-            self._log.debug(f"no figures of {vm.machine.name}: {why}")
 
     # The job ad
 

@@ -26,7 +26,6 @@ STATUS = 37
 """The exit status of a container that ran."""
 CLEANUP = 0.5
 """The seconds that each command which removes something may take beyond the deadline."""
-EMPTY = bytes(10240)
 OF_THE_MACHINE = ("/bin", "/lib", "/lib64", "/usr")
 """The directories of the shell and its libraries."""
 
@@ -40,10 +39,8 @@ _LIMIT = 1024
 
 def look(identity: Identity, end: float) -> dict[str, object]:
     """Try the programs that are installed; return the version of each that works before `end`, or a fault."""
-    paths = {name: path for name in (DOCKER, PODMAN) if (path := which(name))}
-    return findings.side_by_side(
-        {name: partial(version, name, path, identity, end) for name, path in paths.items()}, end
-    )
+    tries = {name: partial(version, name, path, identity, end) for name in (DOCKER, PODMAN) if (path := which(name))}
+    return findings.side_by_side(tries, end)
 
 
 def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
@@ -55,8 +52,7 @@ def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
     found = []
     for name, seen in outcome.items():
         if isinstance(seen, errors.Fault):
-            verdict = UNKNOWN if isinstance(seen, Late) else OFF
-            found.append(findings.judge(CHECK, name, seen, "", verdict))
+            found.append(findings.judge(CHECK, name, seen, "", UNKNOWN if isinstance(seen, Late) else OFF))
             continue
         found.append(Finding(CHECK, OK, name, f"a container ran by {seen}"))
         attributes |= {"HasDocker": True, "DockerVersion": seen} if name == DOCKER else {"HasPodman": True}
@@ -100,7 +96,7 @@ def _run(name: str, path: str, identity: Identity, directory: str, end: float) -
 
     def ask(*words: str, least: float = 0.05) -> Finished:
         seconds = max(least, end - monotonic())
-        return run([*command, *words], deadline=seconds, environ=environ, user=user, stdin=EMPTY)
+        return run([*command, *words], deadline=seconds, environ=environ, user=user, stdin=bytes(10240))
 
     def reason(done: Finished) -> str:
         if done.status is None:

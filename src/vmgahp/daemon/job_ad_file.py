@@ -1,17 +1,15 @@
 """A guard that keeps HTCondor's own ``.job.ad`` and ``.update.ad`` out of the transfer to the spool.
 
-Startds until March 2025 append a tag to ``.job.ad`` in the scratch directory when a job is evicted (HTCondor's
-commit 5d9afc32db removed that). The changed file is then transferred to the spool with the checkpoint, and at the
-restart the starter, as the job's user, cannot overwrite the existing one, which belongs to the condor user:
-"writing to file …/.job.ad: Permission denied", and the job is held. HTCondor transfers files whose size or time
-has changed, so at a checkpoint, and at a STOP, which may be an eviction whose files are transferred too, the file is
-restored as it was at the START.
+Startds until March 2025 append a tag to ``.job.ad`` when a job is evicted (HTCondor's commit 5d9afc32db removed that).
+The changed file is then transferred to the spool with the checkpoint, and at the restart the starter, as the job's
+user, cannot overwrite the existing one, which belongs to the condor user: "writing to file …/.job.ad: Permission
+denied", and the job is held. HTCondor transfers files whose size or time has changed, so at a checkpoint, and at a
+STOP, which may be an eviction whose files are transferred too, the file is restored as it was at the START.
 
 The same happens to ``.update.ad``, which the startd writes for jobs to read, at each of its updates: HTCondor 23.9
 transfers it too (25 does not), and the starter can write it only if it comes first. Guests do not see it, so it is
-removed then, and until the VM resumes a directory takes the name of the temporary file by which the startd would
-make another (``Resource::refresh_sandbox_ad``, which then only writes a line to its log). The starter transfers no
-directories.
+removed then, and until the VM resumes a directory takes the name of the temporary file by which the startd would make
+another (``Resource::refresh_sandbox_ad``, which then only logs). The starter transfers no directories.
 
 The files belong to HTCondor, so root reads and writes them, and in a directory where the job may have mounted a file
 system that never answers. So a child with a deadline does it.

@@ -26,8 +26,11 @@ def main() -> None:
     identity = Identity(os.geteuid(), os.getegid())
     try:
         settings = config.load(os.environ)
-        is_ours = ad.integer("JobUniverse") == UNIVERSE and settings.string("VM_TYPE").lower() in QEMU
-        if not is_ours or not _has_all_settings():
+        if ad.integer("JobUniverse") != UNIVERSE or settings.string("VM_TYPE").lower() not in QEMU:
+            return
+        # HTCondor's tools may pass over a file of settings silently if the job's user cannot read it.
+        places = sources.directories(os.environ)
+        if not all(os.access(f"{place}/{name}", os.R_OK) for place in places for name in os.listdir(place)):
             return
         ad.evaluate_as(identity)
         require_accepted(ad)
@@ -40,12 +43,6 @@ def main() -> None:
         sys.stdout.buffer.write(f"HookStatusCode = 1\nHookStatusMessage = {said}\n".encode(errors="replace"))
     except Exception as error:  # noqa: BLE001 - of the machine's: the START says so; to fail would hold the job
         sys.stderr.write(f"not looked at: {error!a}\n")
-
-
-def _has_all_settings() -> bool:
-    """Return False if the job's user cannot read a file of settings, which HTCondor's tools may pass over silently."""
-    places = sources.directories(os.environ)
-    return all(os.access(f"{place}/{name}", os.R_OK) for place in places for name in os.listdir(place))
 
 
 if __name__ == "__main__":

@@ -41,8 +41,6 @@ MIB = 1 << 20
 
 _POLICY = ("VM_POLICY", "VM_MAC_HOOK", "VM_POLICY_REQUIREMENTS")
 
-CONTAINERS = "VM_PROBE_DOCKER"
-
 DISK_SPACE, HOST_NAME = "disk space", "host name"
 
 SLOW_NAME = 1.0
@@ -52,9 +50,9 @@ SLOW_NAME = 1.0
 class Probe:
     """The result of probing this machine."""
 
-    def __init__(self, vm_type: str) -> None:
+    def __init__(self, vm_type: str, *found: Finding) -> None:
         self.vm_type = vm_type
-        self.findings: list[Finding] = []
+        self.findings = list(found)
         self.attributes: Attributes = {}
         """The attributes for the startd; valid only without `trouble`."""
         self.seconds = 0.0
@@ -85,27 +83,20 @@ def probe(
 ) -> Probe:
     """Run all checks in parallel, and collect the attributes for the startd, in the order of printing.
 
-    `entries` lists the entries of the configuration; without it the settings are not checked. `identity` is the user
-    as whom a container is run; without it this check is skipped.
-
-    Raises `errors.MachineFault` for an invalid value of a setting.
+    `entries` lists the entries of the configuration; without it the settings are not checked. `identity` is the user as
+    whom a container is run; without it this check is skipped. Raises `errors.MachineFault` for an invalid setting.
     """
     began = monotonic()
     end = began + seconds
     memory, execute = settings.integer("VM_MEMORY"), settings.string("EXECUTE")
-    checks = {
-        "memory": _physical_memory_mib,
-        DISK_SPACE: lambda: _free_mib(execute),
-        "driver": lambda: driver.survey(end - SURVEY_RESERVE),
-    }
-    if not execute:
-        del checks[DISK_SPACE]
-    policy = [name for name in _POLICY if settings.string(name)]
-    if policy:
+    checks = {"memory": _physical_memory_mib, "driver": lambda: driver.survey(end - SURVEY_RESERVE)}
+    if execute:
+        checks[DISK_SPACE] = lambda: _free_mib(execute)
+    if policy := [name for name in _POLICY if settings.string(name)]:
         checks["policy"] = lambda: _inspect_policy(settings)
     if entries is not None:
         checks["settings"] = entries
-    if identity and settings.boolean(CONTAINERS):
+    if identity and settings.boolean("VM_PROBE_DOCKER"):
         from vmgahp.daemon import containers
 
         checks["containers"] = lambda: containers.look(identity, end - SURVEY_RESERVE)
@@ -113,7 +104,11 @@ def probe(
     found = Probe(vm_type)
     if entries is not None:
         listed = outcomes["settings"]
-        found.findings += _judge_settings(vm_type, settings, listed if isinstance(listed, Entries) else None)
+        if isinstance(listed, Entries):
+            settings.locate(listed.where())
+        found.findings += check.check(settings, vm_type, listed if isinstance(listed, Entries) else None)
+        if network := check.networking(settings, vm_type):
+            found.findings.append(network)
     physical, free = outcomes["memory"], outcomes.get(DISK_SPACE)
     usable = min(memory, physical) if isinstance(physical, int) else memory
     found.findings.append(_judge_memory(memory, physical))
@@ -160,14 +155,6 @@ def _attributes(vm_type: str, settings: config.Settings, memory: int, survey: Su
     return attributes
 
 
-def _judge_settings(vm_type: str, settings: config.Settings, entries: Entries | None) -> list[Finding]:
-    if entries is not None:
-        settings.locate(entries.where())
-    found = check.check(settings, vm_type, entries)
-    network = check.networking(settings, vm_type)
-    return [*found, network] if network else found
-
-
 def _inspect_policy(settings: config.Settings) -> str:
     from vmgahp.hooks.policy import inspect  # only where there is a policy: each import takes of libvirt's time
 
@@ -183,8 +170,7 @@ def _judge_policy(names: list[str], vm_type: str, settings: config.Settings, out
             hint = "unset it here, or say with VM_POLICY_REQUIREMENTS which jobs this machine takes."
             return Finding("policy", OFF, subject, seen, hint)
     # The startd probes some types as its own user, who may not be allowed to check it.
-    verdict = BAD if os.geteuid() == 0 else UNKNOWN
-    return findings.judge("policy", subject, outcome, str(outcome), verdict)
+    return findings.judge("policy", subject, outcome, str(outcome), BAD if os.geteuid() == 0 else UNKNOWN)
 
 
 def _physical_memory_mib() -> int:
@@ -210,10 +196,7 @@ def _judge_memory(memory: int, physical: object) -> Finding:
         hint = "set VM_MEMORY to the MiB that all VMs of this machine may use together."
         return Finding("memory", BAD, subject, seen, hint)
     if isinstance(physical, int) and physical < memory:
-        seen = (
-            f"VM_MEMORY = {memory} MiB, and this machine has {physical} MiB: only these are advertised, and "
-            "nothing is left for the system."
-        )
+        seen = f"VM_MEMORY = {memory} MiB, and this machine has {physical}: it advertises all, and keeps none."
         return Finding("memory", OFF, subject, seen, f"set VM_MEMORY to less than {physical}.")
     seen = f"VM_MEMORY = {memory} MiB of the {physical} MiB of this machine"
     return findings.judge("memory", subject, physical, seen, OFF)
@@ -231,20 +214,16 @@ def _judge_disk_space(execute: str, memory: int, free: object) -> Finding:
         seen = f"EXECUTE = {execute} does not answer: {free.problem}"
         hint = "see in /proc/mounts which file system that is, and whether its server is there."
         return Finding(DISK_SPACE, BAD, subject, seen, hint)
-    return findings.judge(
-        DISK_SPACE, subject, free, f"EXECUTE = {execute} has {free} MiB free, VM_MEMORY is {memory} MiB"
-    )
+    good = f"EXECUTE = {execute} has {free} MiB free, VM_MEMORY is {memory} MiB"
+    return findings.judge(DISK_SPACE, subject, free, good)
 
 
 def render(attributes: Attributes) -> str:
     """Format attributes as the lines of a ClassAd."""
     lines = []
     for name, value in attributes.items():
-        if isinstance(value, bool):
-            text = "TRUE" if value else "FALSE"
-        elif isinstance(value, int | float):
-            text = str(value)
-        else:
+        text = str(value).upper()
+        if isinstance(value, str):
             text = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
         lines.append(f"{name} = {text}\n")
     return "".join(lines)
@@ -334,17 +313,13 @@ def look(
         _require_absolute_libraries()
         wrong = check.values(settings, vm_type)
         if findings.first_bad(wrong):
-            found = Probe(vm_type)
-            found.findings += wrong
-            return found
+            return Probe(vm_type, *wrong)
         identity = Identity.from_environ(environ)
         driver = base.find_surveyor(vm_type)(vm_type, settings, identity, log.always)
         awaited("the checks, each of which has a shorter time")
         return probe(vm_type, settings, driver, end - monotonic() - RESERVE, entries=listed.result, identity=identity)
     except errors.Fault as fault:
-        found = Probe(vm_type)
-        found.findings.append(findings.judge("settings", "the settings and the driver", fault, ""))
-        return found
+        return Probe(vm_type, findings.judge("settings", "the settings and the driver", fault, ""))
 
 
 def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: bool = False) -> int:
@@ -362,15 +337,13 @@ def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: b
     outcome = findings.side_by_side(
         {"probe": lambda: look(vm_type, environ, log, end, to_stderr=tells, awaited=doing.append)}, end
     )["probe"]
-    if not isinstance(outcome, Probe):
-        found = Probe(vm_type)
+    found = outcome if isinstance(outcome, Probe) else Probe(vm_type)
+    if found is not outcome:
         late, named = findings.judge("probe", "this machine, with all checks", outcome, ""), host.judge()
         seen = f"{late.seen} It waited for {doing[-1]}."
         if named.verdict != OK:
             late, seen = late._replace(hint=named.hint), f"{seen} {named.seen}"
         found.findings.append(late._replace(seen=seen))
-    else:
-        found = outcome
     found.findings.append(host.judge())
     trouble = found.trouble
     for finding in found.findings:
@@ -389,6 +362,3 @@ def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: b
         sys.stdout.write(render(found.attributes))
     sys.stdout.flush()
     return 0 if trouble is None else 1
-
-
-__all__ = ["BAD", "OFF", "OK", "Probe", "look", "probe", "render", "run"]

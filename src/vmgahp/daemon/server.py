@@ -80,7 +80,7 @@ class ClientPipes:
                     self.why_end = "the client closed our input and does not read its replies"
             elif descriptor == self.wake_read:
                 woken = True
-                self._drain_wakes()
+                os.read(self.wake_read, 4096)
             elif descriptor in self.watched:
                 woken = True
                 self.watched.discard(descriptor)
@@ -137,12 +137,6 @@ class ClientPipes:
         except BlockingIOError:
             pass  # the pipe is full of wakes already
 
-    def _drain_wakes(self) -> None:
-        try:
-            os.read(self.wake_read, 4096)
-        except BlockingIOError:
-            pass
-
 
 DESTROY_DEADLINE = 20.0
 """The seconds that the server's shutdown waits for its VMs to be destroyed."""
@@ -179,10 +173,6 @@ class _Watch:
                 self.process = os.pidfd_open(pid)
             except OSError:
                 pass  # it has ended already
-
-    def close(self) -> None:
-        if self.process >= 0:
-            os.close(self.process)
 
 
 class Server:
@@ -226,10 +216,12 @@ class Server:
     def run(self) -> int:
         """Serve until QUIT, the end of input, a signal, the loss of the client or the end of its guest.
 
-        Returns the exit status. After QUIT or the guest's end that is the guest's exit code, or negative for the signal
-        that has ended the guest's program.
+        Returns the exit status: after QUIT or the guest's end its exit code, or minus the signal of its program.
         """
-        self._catch_signals()
+        for number in _END_SIGNALS:
+            signal.signal(number, self._signalled)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.set_wakeup_fd(self._pipes.wake_write, warn_on_full_buffer=False)
         self._configuring.acquire()
         try:
             start_new_thread(self._configure, ())
@@ -251,10 +243,8 @@ class Server:
         if self._driver is not None and not self._under_way:
             self._driver.close()
         status = self._exit_status if self.session.quitting or self._is_over else 0
-        said = (
-            f" with the guest's exit code {status}" if status > 0 else f" by signal {-status}, as the guest's program"
-        )
-        self.log.always("the server ends" + (said if status else ""))
+        how = f"with the guest's exit code {status}" if status > 0 else f"by signal {-status}, as the guest's program"
+        self.log.always(f"the server ends {how}" if status else "the server ends")
         self.log.close()
         return status
 
@@ -283,12 +273,6 @@ class Server:
             self._begin(call)
 
     # Signals and other threads
-
-    def _catch_signals(self) -> None:
-        for number in _END_SIGNALS:
-            signal.signal(number, self._signalled)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.set_wakeup_fd(self._pipes.wake_write, warn_on_full_buffer=False)
 
     def _signalled(self, number: int, _frame: object) -> None:
         self._why_end = f"received {_END_SIGNALS[number]}"
@@ -328,7 +312,8 @@ class Server:
     def _unwatch(self, vm_id: int) -> None:
         if watch := self._watches.pop(vm_id, None):
             self._pipes.watched.discard(watch.process)
-            watch.close()
+            if watch.process >= 0:
+                os.close(watch.process)
 
     def _begin(self, call: Call) -> None:
         from vmgahp.host import wait  # before the first reply it would cost too much
@@ -549,8 +534,7 @@ class Server:
     def _explain(self, call: Call, fault: errors.Fault) -> errors.Fault:
         """Write the reason of a failed START to a file for the job's owner, and return the fault.
 
-        If a fault of the machine prevents that, the fault becomes the machine's instead of the job's, because the same
-        cause may have made the job's file unusable.
+        If a fault of the machine prevents that, the fault is the machine's: it may have made the job's file unusable.
         """
         with self._configuring:  # the job's user may not be known yet
             pass

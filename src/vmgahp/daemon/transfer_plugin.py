@@ -20,6 +20,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 from vmgahp.images.formats import UnclearFormat, backing_chain, image_format
 from vmgahp.job.ad import quote
+from vmgahp.text import shown
 
 METHODS = "nfs", "vmimage"
 """The schemes of URLs: that of a widespread how-to, and one of our own."""
@@ -58,23 +59,18 @@ def parse_url(url: str) -> Wanted:
     """Read ``nfs:///DIR/BASE[:NAME[:FORMAT]]``. Raises `TransferError`."""
     scheme, colon, rest = url.partition(":")
     if not colon or scheme.lower() not in METHODS:
-        raise TransferError(f"{_shown(url)} is not a URL of {' or '.join(METHODS)}.")
+        raise TransferError(f"{shown(url)} is not a URL of {' or '.join(METHODS)}.")
     if rest.startswith("//") and not rest.startswith("///"):
-        raise TransferError(
-            f"{_shown(url)} names a server, and images are read from directories of the execute machine: write "
-            f"{scheme}:/// and the full path there."
-        )
+        raise TransferError(f"{shown(url)} names a server: write {scheme}:/// and a path of the execute machine.")
     path, *words = rest.split(":")
     if len(words) > 2:
-        raise TransferError(f"{_shown(url)} is not of the form {scheme}:///DIR/BASE:NAME[:FORMAT].")
+        raise TransferError(f"{shown(url)} is not of the form {scheme}:///DIR/BASE:NAME[:FORMAT].")
     base, *words = (_decode(url, word) for word in (path, *words))
     base = "/" + base.lstrip("/")
     name = words[0] if words else os.path.basename(base)
     if not _NAME.fullmatch(name):
-        raise TransferError(
-            f"{_shown(url)}: {_shown(name)} cannot be the name of a disk. Write {scheme}:///DIR/BASE:NAME with a "
-            "plain NAME, such as disk.qcow2."
-        )
+        problem = f"{shown(url)}: {shown(name)} cannot be the name of a disk"
+        raise TransferError(f"{problem}. Write {scheme}:///DIR/BASE:NAME with a plain NAME, such as disk.qcow2.")
     return Wanted(base, name, words[1] if len(words) > 1 else "")
 
 
@@ -93,20 +89,20 @@ def fetch(url: str, destination: str, settings: Settings) -> int:
         with open(who.open_named(base, os.O_RDONLY), "rb") as file:
             base_format = image_format(base, wanted.format, file)
     except UnclearFormat as error:
-        raise TransferError(f"{_shown(url)}: {error}. Say it at the end: {url[:200]}:qcow2.") from error
+        raise TransferError(f"{shown(url)}: {error}. Say it at the end: {url[:200]}:qcow2.") from error
     except OSError as error:
-        raise TransferError(f"{_shown(url)}: {base} cannot be opened ({error.strerror}).") from error
+        raise TransferError(f"{shown(url)}: {base} cannot be opened ({error.strerror}).") from error
     try:
         for layer in backing_chain(base, base_format, who):
             _allowed(layer.path, directories, url)
         if os.path.lexists(target):
             chain = backing_chain(target, "qcow2", who) if stat.S_ISREG(os.lstat(target).st_mode) else ()
             if not chain or os.path.realpath(chain[0].path) != base or chain[0].format != base_format:
-                raise TransferError(f"{_shown(url)}: there is a file {wanted.name} already that is not its overlay.")
+                raise TransferError(f"{shown(url)}: there is a file {wanted.name} already that is not its overlay.")
         else:
             _create(base, base_format, target, who)
     except errors.JobFault as fault:
-        raise TransferError(f"{_shown(url)}: {fault.sentence}") from fault
+        raise TransferError(f"{shown(url)}: {fault.sentence}") from fault
     return os.stat(target).st_size
 
 
@@ -119,7 +115,7 @@ def _allowed(path: str, directories: Sequence[str], url: str) -> str:
     real = os.path.realpath(path)
     if not any(os.path.commonpath((real, directory)) == directory for directory in directories):
         raise TransferError(
-            f"{_shown(url)}: {_shown(path)} is in no directory from which this machine lets jobs take images "
+            f"{shown(url)}: {shown(path)} is in no directory from which this machine lets jobs take images "
             f"({SETTING} = {', '.join(directories) or 'none'})."
         )
     return real
@@ -158,12 +154,8 @@ def _decode(url: str, text: str) -> str:
     except UnicodeError:
         decoded = text if "%" not in text else "\0"
     if not decoded.isprintable():
-        raise TransferError(f"{_shown(url)} has characters that are no text.")
+        raise TransferError(f"{shown(url)} has characters that are no text.")
     return decoded
-
-
-def _shown(text: str) -> str:
-    return ascii(text if len(text) <= 300 else text[:300] + "...")
 
 
 # The interface to HTCondor
@@ -178,8 +170,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     if words in (["-h"], ["-help"], ["--help"]):
         sys.stdout.write(USAGE)
         return 0
-    upload = "-upload" in words
-    if upload:
+    if upload := "-upload" in words:
         words.remove("-upload")
     if len(words) == 4 and {words[0], words[2]} == {"-infile", "-outfile"}:
         options = dict(zip(words[::2], words[1::2], strict=True))
@@ -230,12 +221,10 @@ def _many(infile: str, outfile: str, upload: bool, environ: Mapping[str, str]) -
 def _one(url: str, name: str, upload: bool, environ: Mapping[str, str]) -> dict[str, str | int]:
     try:
         if upload:
-            raise TransferError(f"{_shown(url)}: this plugin sends no files anywhere.")
+            raise TransferError(f"{shown(url)}: this plugin sends no files anywhere.")
         if os.geteuid() == 0:
-            raise TransferError(
-                "the plugin runs as root, and it looks at files that jobs name: set "
-                "RUN_FILETRANSFER_PLUGINS_WITH_ROOT = False on the execute machine."
-            )
+            off = "RUN_FILETRANSFER_PLUGINS_WITH_ROOT = False on the execute machine"
+            raise TransferError(f"the plugin runs as root, and it looks at files that jobs name: set {off}.")
         size = fetch(url, name, config.load(environ))
     except TransferError as error:
         return _result(url, name, str(error))

@@ -1,7 +1,4 @@
-"""The administrator's programs: scripts, policies, stylesheets, MAC addresses.
-
-Here is how they are called, and what their exit status means.
-"""
+"""The administrator's programs: scripts, policies, stylesheets, MAC addresses."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -46,9 +43,8 @@ def converse(
     """Run a program to its end; return its output, its exit status, and its last words as a sentence, if any.
 
     `given` is the name of an environment variable and the content of the file that it names, which is in memory and
-    vanishes with the program. Each line of stderr goes to `log_line`, without secrets. Raises `MachineFault`,
-    with `label` for the program and its setting, if it cannot be run, does not end in time or prints more than
-    `longest` bytes.
+    vanishes with the program. Each line of stderr goes to `log_line`, without secrets. Raises `MachineFault`, which
+    begins with `label`, if it cannot be run, does not end in time or prints more than `longest` bytes.
     """
     beside = -1
     try:
@@ -67,9 +63,8 @@ def converse(
             pass_fds=[beside] if given else [],
         )
     except OSError as error:
-        raise MachineFault(
-            f"{label} cannot be started: {error.strerror}.", "look at the limits on processes, memory and open files."
-        ) from error
+        problem = f"{label} cannot be started: {error.strerror}."
+        raise MachineFault(problem, "look at the limits on processes, memory and open files.") from error
     finally:
         if beside >= 0:
             os.close(beside)
@@ -95,11 +90,8 @@ def whose_fault(fault: MachineFault, label: str, again: Callable[[], object]) ->
         return fault
     except JobFault:
         pass  # to reject is to work
-    return JobFault(
-        MISMATCHED,
-        f"{fault.problem} It works for a plain job, and not for this one.",
-        f"use plain names and values, or ask the administrator of this machine about {label}.",
-    )
+    hint = f"use plain names and values, or ask the administrator of this machine about {label}."
+    return JobFault(MISMATCHED, f"{fault.problem} It works for a plain job, and not for this one.", hint)
 
 
 def text_of(label: str, output: bytes, status: int, last: str, hint: str, why: str = "") -> str:
@@ -126,9 +118,7 @@ def call(
 
     `label` names it and its setting. `deadline` is in seconds. `environ` is added to the usual environment of the
     administrator's programs, `ad` is put into the file that `AD_VARIABLE` names. Each line of stderr goes to
-    `log_line`.
-
-    Raises `JobFault` if it rejects the job, `MachineFault` for every other failure.
+    `log_line`. Raises `JobFault` if it rejects the job, `MachineFault` for every other failure.
     """
     hint = "run it by hand (docs/how-to/policy.md says how), and see the server's log."
     output, status, last = converse(
@@ -145,19 +135,13 @@ def call(
     if status == REJECTED:
         reason = clean(output.decode(errors="replace"))
         if reason and not reason.startswith("<"):
-            raise _rejection(label, reason)
+            if len(reason) > LONGEST_REASON:
+                reason = reason[:LONGEST_REASON] + "..."
+            problem = f"The policy of this machine rejects the job: {reason}{'' if reason[-1] in '.!?' else '.'}"
+            hint = f"change the job, or ask the administrator of this machine about {label}."
+            raise JobFault(MISMATCHED, problem, hint)
         why = " and no reason on standard output"
     return text_of(label, output, status, last, hint, why)
-
-
-def _rejection(label: str, reason: str) -> JobFault:
-    if len(reason) > LONGEST_REASON:
-        reason = reason[:LONGEST_REASON] + "..."
-    return JobFault(
-        MISMATCHED,
-        f"The policy of this machine rejects the job: {reason}{'' if reason[-1] in '.!?' else '.'}",
-        f"change the job, or ask the administrator of this machine about {label}.",
-    )
 
 
 def clean(text: str) -> str:

@@ -6,8 +6,7 @@ VM_POLICY lists stylesheets (``*.xsl``, ``*.xslt``) and programs, which process 
 
 All of them have the same interface: the domain XML (or the job ad) on standard input, its replacement on standard
 output. A rejection has a reason and blames the job: exit status 1, and the reason on standard output. Every other
-failure is the machine's fault. In many languages a crash has the exit status 1 too, and no reason; so exit status 1
-without a reason counts as a crash.
+failure is the machine's fault. In many languages a crash has that status too: without a reason it counts as a crash.
 
 The program of VM_MAC_HOOK is called as root with two arguments, the number of the NIC (0 is the first) and the MAC
 address that it has so far, usually none; the job ad is on its standard input, as JSON. It prints an address, or
@@ -49,8 +48,7 @@ def choose_mac(
     """Choose the MAC address for a NIC of the VM `name`, and its addresses: see `vmgahp.job.vm_spec.Nic`.
 
     `given` is the job's own address, for which the hook is not asked. `saved` is that of the checkpoint that the VM is
-    restarted from, which requires the same address. Raises `JobFault` if the hook rejects the job, `MachineFault` if it
-    does not work.
+    restarted from, which requires the same. Raises `JobFault` if the hook rejects the job, `MachineFault` if it fails.
     """
     settings = view.settings
     hook = settings.string(MAC_SETTING)
@@ -60,8 +58,7 @@ def choose_mac(
     label = f"{MAC_SETTING} ({hook})"
 
     def ask(ad: dict[str, object], of: str, environ: dict[str, str]) -> str:
-        data = json.dumps(ad).encode() + b"\n"
-        return call(label, [hook, str(nic), of], data, settings.call_timeout(), log, environ)
+        return call(label, [hook, str(nic), of], json.dumps(ad).encode() + b"\n", settings.call_timeout(), log, environ)
 
     try:
         output = ask({**view.ad.values()}, saved, {NAME_VARIABLE: name} | standing(dry))
@@ -138,12 +135,9 @@ def require(view: PolicyView) -> None:
     words = {word.lower() for word in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text)}
     has = [f"{name} = {shown(str(value))}" for name, value in view.ad.values().items() if name.lower() in words]
     of_job = f" The job has {', '.join(has)[:300]}." if has else ""
-    raise JobFault(
-        MISMATCHED,
-        f"This machine takes VM jobs only where {text} ({REQUIREMENTS}).{of_job}",
-        "change the job, add this to its requirements so that it finds another machine, or ask the "
-        "administrator of this one.",
-    )
+    problem = f"This machine takes VM jobs only where {text} ({REQUIREMENTS}).{of_job}"
+    hint = "change the job, add this to its requirements, or ask the administrator of this machine."
+    raise JobFault(MISMATCHED, problem, hint)
 
 
 def inspect(settings: Settings) -> str:
@@ -158,8 +152,7 @@ def inspect(settings: Settings) -> str:
         _require_trustworthy(stage)
     if stages:
         said.append(f"the {len(stages)} stages of {SETTING} are there" if stages[1:] else f"{stages[0]} is there")
-    hook = settings.string(MAC_SETTING)
-    if hook:
+    if hook := settings.string(MAC_SETTING):
         trust.require_trustworthy(hook, MAC_SETTING, "or unset it")
         said.append(f"{MAC_SETTING} is there")
     return "; ".join(said)
@@ -202,8 +195,7 @@ class Policy:
         first = xml
         for stage in self.stages:
             made = self._through(stage, xml, ad)
-            lines = difference(xml, made)
-            if lines:
+            if lines := difference(xml, made):
                 self._log(f"{stage} changes the domain:")
                 for line in lines:
                     self._log(f"{SETTING}, stage {stage.number}: {line}")
@@ -228,8 +220,7 @@ class Policy:
         environ = {NAME_VARIABLE: etree.fromstring(xml).findtext("name") or ""} | standing(self._dry)
         output = call(str(stage), argv, xml.encode(), self._deadline, self._log, environ, ad)
         made = _DECLARATION.sub("", output, count=1) if _DECLARATION.match(output) else output
-        wrong = _what_is_wrong(xml, made)
-        if wrong:
+        if wrong := _what_is_wrong(xml, made):
             raise MachineFault(f"{stage} {wrong}.", f"correct it, or {_TAKE_OUT}.")
         return made
 
@@ -272,8 +263,7 @@ def _what_is_wrong(before: str, after: str) -> str:
 def difference(before: str, after: str) -> list[str]:
     """Return the lines of a unified diff; none if both documents are equivalent.
 
-    The order of attributes, indentation and white space around texts are ignored. Raises `ElementTree.ParseError` for
-    invalid XML.
+    The order of attributes, indentation and white space around texts are ignored. Raises `ParseError` for invalid XML.
     """
     if _lines(before, hide=False) == _lines(after, hide=False):
         return []
@@ -289,8 +279,7 @@ def _lines(xml: str, *, hide: bool = True) -> list[str]:
     domain = etree.fromstring(etree.canonicalize(xml, strip_text=True, with_comments=True))
     if hide:
         for element in domain.iter():
-            for name in _SECRET_ATTRIBUTES:
-                if name in element.attrib:
-                    element.set(name, HIDDEN)
+            for name in element.attrib.keys() & _SECRET_ATTRIBUTES:
+                element.set(name, HIDDEN)
     etree.indent(domain)
     return etree.tostring(domain, encoding="unicode").splitlines()

@@ -48,7 +48,7 @@ def main(path: str) -> int:
         read = "the domain"
         domain = etree.fromstring(sys.stdin.buffer.read(), parser)
         try:
-            made = transform(domain, **_parameters(sheet, _job()))  # type: ignore[arg-type]
+            made = transform(domain, **_parameters(sheet))  # type: ignore[arg-type]
         finally:
             messages = [entry.message or "" for entry in transform.error_log]  # type: ignore[attr-defined]
     except Exception as error:  # noqa: BLE001 - any exception means that the stylesheet does not work
@@ -88,20 +88,15 @@ def _parser() -> etree.XMLParser:
     return parser
 
 
-def _job() -> dict[str, object]:
-    path = os.environ.get(AD_VARIABLE, "")
-    if not path:
-        return {}
-    with open(path, encoding="utf-8") as file:
-        attributes: dict[str, object] = json.load(file)
-    return {name.lower(): value for name, value in attributes.items()}
-
-
-def _parameters(sheet: etree._Element, job: dict[str, object]) -> dict[str, etree._XSLTQuotedStringParam]:
+def _parameters(sheet: etree._Element) -> dict[str, etree._XSLTQuotedStringParam]:
     """Return the parameters that the stylesheet declares and the job ad has, whatever their case.
 
     A character that XML does not allow becomes ``?``, because the job must not be able to break the stylesheet.
     """
+    if not (path := os.environ.get(AD_VARIABLE, "")):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        job: dict[str, object] = {name.lower(): value for name, value in json.load(file).items()}
     found = {}
     for parameter in sheet.iterchildren(f"{_XSL}param"):
         name = parameter.get("name", "")

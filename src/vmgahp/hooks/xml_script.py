@@ -7,8 +7,7 @@ value`` without its private attributes, some lines of the server's own after it 
 XML is read from stdout, and stderr goes to the log.
 
 Some things are stricter here: the working directory is ``/`` and not the job's scratch directory, the environment has
-only what HTCondor's tools need, there is a deadline, and a script that a user other than root could have written is not
-run as root.
+only what HTCondor's tools need, there is a deadline, and a script that others than root could have written is not run.
 """
 
 from __future__ import annotations
@@ -79,9 +78,7 @@ def run(
 
     `arguments` is LIBVIRT_XML_SCRIPT_ARGS as it is set, `ad_lines` the lines for stdin without newlines, those of
     `extra_lines` included; private attributes are left out here. `deadline` is in seconds; then the script and its
-    process group are killed. Each line of the script's stderr goes to `log_line`, after secrets in it are hidden. It
-    has what it needs of this process's environment.
-
+    process group are killed. Each line of the script's stderr goes to `log_line`, after secrets in it are hidden.
     Raises `MachineFault`, naming the setting and what to do, if the script may not or cannot be run, fails, prints
     nothing, or prints something other than a domain; but `JobFault` if it works for a plain job.
     """
@@ -92,13 +89,11 @@ def run(
     def made(lines: Iterable[str], name: str) -> str:
         return _run([script, *words], lines, deadline, log_line, name)
 
-    def again() -> str:
-        return made(plain("/scratch", "plain_1.0", vm_type), name and "plain_1.0")
-
     try:
         xml = made(ad_lines, name)
     except MachineFault as fault:
-        raise hooks.whose_fault(fault, f"{SETTING} ({script})", again) from fault
+        again = plain("/scratch", "plain_1.0", vm_type)
+        raise hooks.whose_fault(fault, f"{SETTING} ({script})", lambda: made(again, name and "plain_1.0")) from fault
     _require_no_markup(ad_lines, xml)
     return xml
 
@@ -222,10 +217,8 @@ def parse_arguments(text: str) -> list[str]:
 
 
 def _bad_arguments(text: str, why: str) -> MachineFault:
-    return MachineFault(
-        f"{ARGUMENTS_SETTING} = {text} cannot be read: {why}.",
-        "quote it as in the submit command 'arguments', or without any quotes.",
-    )
+    hint = "quote it as in the submit command 'arguments', or without any quotes."
+    return MachineFault(f"{ARGUMENTS_SETTING} = {text} cannot be read: {why}.", hint)
 
 
 def require_trustworthy(script: str) -> None:
@@ -238,10 +231,8 @@ def inspect(script: str, arguments: str) -> str:
     parse_arguments(arguments)
     path, _, rest = script.partition(" ")
     if rest and not os.path.lexists(script) and os.path.lexists(path):
-        raise MachineFault(
-            f"{SETTING} = {script} has arguments, and there is no file of that name.",
-            f"set {SETTING} = {path} and {ARGUMENTS_SETTING} = {rest}.",
-        )
+        hint = f"set {SETTING} = {path} and {ARGUMENTS_SETTING} = {rest}."
+        raise MachineFault(f"{SETTING} = {script} has arguments, and there is no file of that name.", hint)
     require_trustworthy(script)
     try:
         with open(script, "rb") as file:
@@ -263,10 +254,7 @@ def inspect(script: str, arguments: str) -> str:
 
 
 def judge(script: str, arguments: str, *, blind: bool) -> Finding:
-    """Make the finding of `inspect`; a failure keeps every job from running, but is unknown if the caller is `blind`.
-
-    A `blind` caller is another user than the one that will run the script.
-    """
+    """Make the finding of `inspect`; a failure is unknown if the caller is `blind`: not the user to run the script."""
     subject = f"{SETTING}: the file, its interpreter, and who can write to them"
     try:
         interpreter = inspect(script, arguments)

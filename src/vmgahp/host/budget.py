@@ -39,10 +39,8 @@ class Budget:
         left = self._end - monotonic()
         if left > 0:
             return min(left, most)
-        problem = (
-            f"The START has taken more than {self._seconds:.0f} s, {self._of_the_job:.0f} of them in programs and "
-            "files of the job's user."
-        )
+        job = f"{self._of_the_job:.0f} of them in programs and files of the job's user"
+        problem = f"The START has taken more than {self._seconds:.0f} s, {job}."
         if self._of_the_job > self._seconds / 2:
             hint = "use fewer and smaller files and images, and see that no process of the job's user stops programs."
             raise JobFault(MISMATCHED, problem, hint)

@@ -1,12 +1,11 @@
 """Operations as another user: in a child that becomes that user, answers and exits.
 
-Since seteuid changes every thread of the process, the work is done by a forked child that takes on the
-user's groups, gid and effective uid, does one operation, passes the descriptor or the error back over a
-socket pair, and exits. Its real uid stays root's: the user's own processes can neither signal nor trace
-it. The alternative, setfsuid and the bare setgroups system call in the calling thread, is faster, but needs
-the system call's number for each architecture, cannot be abandoned when a file system hangs, and a failure
-to switch back would leave a thread of root with the wrong rights. A child costs two milliseconds; for
-many operations, as at a start, one `StayingChild` serves all of them.
+Since seteuid changes every thread of the process, the work is done by a forked child that takes on the user's groups,
+gid and effective uid, does one operation, passes the descriptor or the error back over a socket pair, and exits. Its
+real uid stays root's: the user's own processes can neither signal nor trace it. The alternative, setfsuid and the bare
+setgroups system call in the calling thread, is faster, but needs the system call's number for each architecture, cannot
+be abandoned when a file system hangs, and a failure to switch back would leave a thread of root with the wrong rights.
+A child costs two milliseconds; for many operations, as at a start, one `StayingChild` serves all of them.
 
 Forking a process with threads is safe as long as the child takes no lock that another thread may have
 held. So everything is prepared before the fork, and the child makes system calls only: signals are

@@ -28,20 +28,20 @@ def listen(listener: socket.socket, path: str, owner: tuple[int, int]) -> None:
     os.chmod(path, 0o600)
     if os.geteuid() == 0:
         os.chown(path, *owner)
-    listener.listen(1)
+    listener.listen(4)
 
 
 def remember(process: subprocess.Popen[bytes], room: str) -> None:
     """Detach a program from its Popen object and note its process id for `end`. Raises OSError."""
     process.returncode = 0
-    with open(_note(room), "w") as file:
+    with open(f"{room}/pid", "w") as file:
         file.write(str(process.pid))
 
 
 def end(room: str, mark: str) -> None:
     """End the program of a room, if it still runs; the process is left alone unless `mark` is in its command line."""
     try:
-        with open(_note(room)) as file:
+        with open(f"{room}/pid") as file:
             pid = int(file.read(32))
         process = os.pidfd_open(pid)
     except (OSError, ValueError):
@@ -61,7 +61,3 @@ def over(room: str) -> None:
     """End the program that has the room in its command line, and remove the room. Raises nothing."""
     end(room, room)
     runtime_dir.remove(room)
-
-
-def _note(room: str) -> str:
-    return f"{room}/pid"

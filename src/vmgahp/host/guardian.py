@@ -1,10 +1,9 @@
 """A process that outlives the server and ends the VM if the server was killed.
 
-A server that exits normally destroys its VMs. One that is killed cannot, and nothing else does it:
-condor_starter dies with it, the job is rescheduled, and the guest runs on without a job. So each VM
-has a guardian: a shell of less than a MiB that waits on a pipe whose other end only the server holds. The
-word ``done`` dismisses it; the end of the pipe without that word means that the server is gone, and the
-guardian runs the kill mode for this one VM.
+A server that exits normally destroys its VMs. One that is killed cannot, and nothing else does it: condor_starter dies
+with it, the job is rescheduled, and the guest runs on without a job. So each VM has a guardian: a shell of less than a
+MiB that waits on a pipe whose other end only the server holds. The word ``done`` dismisses it; the end of the pipe
+without that word means that the server is gone, and the guardian runs the kill mode for this one VM.
 
 It must survive the events that kill the server. HTCondor's actions at a starter's end, and the measures against them
 (``src/condor_procd``, ``src/condor_startd.V6/Starter.cpp`` and ``proc_family_direct_cgroup_v2.cpp``):
@@ -94,8 +93,7 @@ shift 2
 """The guardian's shell script. Its arguments: seconds before the second try, the number of tries, the command.
 
 The first word that it reads means that its first parent has exited. ``0`` stands for the writer itself in
-``cgroup.procs``; the three names are those of cgroup v2, of v2 beside v1, and of systemd's own v1
-hierarchy."""
+``cgroup.procs``; the three names are those of cgroup v2, of v2 beside v1, and of systemd's own v1 hierarchy."""
 
 
 class Guardian:

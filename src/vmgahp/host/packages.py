@@ -16,12 +16,16 @@ _OF_RPM = {"/usr/lib64/vmgahp": "python3.{}", "/usr/lib/vmgahp": "python3"}
 
 def of_system(debian: str, redhat: str = "") -> str:
     """Return the command that installs system packages, by their names in Debian and in Enterprise Linux."""
-    redhat = redhat or debian
-    family = _family()
+    try:
+        with open(OS_RELEASE, encoding="utf-8", errors="replace") as file:
+            pairs = [line.strip().partition("=") for line in file]
+    except OSError:
+        pairs = []
+    family = " ".join(value.strip("\"'") for name, _, value in pairs if name in ("ID", "ID_LIKE")).split()
     if "debian" in family:
         return f"apt-get install {debian}"
     if "rhel" in family or "fedora" in family:
-        return f"dnf install {redhat}"
+        return f"dnf install {redhat or debian}"
     return f"install {debian} (so Debian calls it) by this system's own means"
 
 
@@ -45,12 +49,3 @@ def of_python(name: str, least: str = "") -> str:
         python = _OF_RPM[sys.prefix].format(sys.version_info.minor)
         return f"dnf install {python}-pip; {sys.executable} -m pip install {wanted}"
     return f"uv pip install --python {sys.executable} {wanted}"
-
-
-def _family() -> list[str]:
-    try:
-        with open(OS_RELEASE, encoding="utf-8", errors="replace") as file:
-            pairs = [line.strip().partition("=") for line in file]
-    except OSError:
-        return []
-    return " ".join([value.strip("\"'") for name, _, value in pairs if name in ("ID", "ID_LIKE")]).split()

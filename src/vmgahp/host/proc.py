@@ -99,14 +99,11 @@ def cgroup_version(controller: str, pid: int | str = "self") -> int:
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:
             lines = file.read(1 << 16).decode(errors="replace").splitlines()
+        is_v1 = any(controller in line.split(":", 2)[1].split(",") for line in lines if line.count(":") >= 2)
+        if is_v1 and any(mount.kind == "cgroup" and controller in mount.options for mount in mounts()):
+            return 1
     except OSError:
         return 0
-    if any(controller in line.split(":", 2)[1].split(",") for line in lines if line.count(":") >= 2):
-        try:
-            if any(mount.kind == "cgroup" and controller in mount.options for mount in mounts()):
-                return 1
-        except OSError:
-            return 0
     return 2 if any(line.startswith("0::") for line in lines) and controller in _unified() else 0
 
 

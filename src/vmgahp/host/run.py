@@ -279,14 +279,12 @@ def _write(descriptor: int, data: bytes) -> bytes:
         return b""
 
 
+@atexit.register
 def _kill_all() -> None:
     """Kill all programs at exit, for one left behind could go on writing into the scratch directory."""
     wait.until(lambda: not _starting, _REAP, 0.01)
     for pid in list(_running):
         _kill(pid)
-
-
-atexit.register(_kill_all)
 
 
 def _kill(pid: int) -> None:

@@ -14,12 +14,10 @@ from vmgahp.host.system_calls import Opened
 LONGEST_PATH = 100
 """The most bytes of a socket's path. The kernel's limit is 107 (``sun_path`` in unix(7)); QEMU's is the same."""
 
-
 ROOT_BASE = "/run/vmgahp"
 
 GIVEN = f"{ROOT_BASE}/given"
 """The notes of resources that were reserved for a VM and must be returned (`vmgahp.drivers.libvirt.start.hooks`)."""
-
 
 PREFIX = "vmgahp-"
 LOCK_SECONDS = 2.0
@@ -40,10 +38,9 @@ def is_alive(name: str) -> bool:
 def runtime_dir(base: str | None = None) -> str:
     """Make a directory for one VM's sockets and return its path, which leaves room for ``/console``.
 
-    `base` is its parent: by default ``/run/vmgahp`` as root, else the first of $XDG_RUNTIME_DIR, $TMPDIR and
-    ``/tmp`` that is usable. The directory's name identifies the process that made it, for `sweep`. Root's lets
-    other users pass through (0711) to their sockets; any other is the caller's alone. Raises `MachineFault`
-    if it cannot be made.
+    `base` is its parent: by default ``/run/vmgahp`` as root, else the first of $XDG_RUNTIME_DIR, $TMPDIR and ``/tmp``
+    that is usable. The directory's name identifies the process that made it, for `sweep`. Root's lets other users pass
+    through (0711) to their sockets; any other is the caller's alone. Raises `MachineFault` if it cannot be made.
     """
     bases = _bases() if base is None else [base]
     mine = f"{PREFIX}{owner()}"
@@ -67,27 +64,19 @@ def runtime_dir(base: str | None = None) -> str:
             reason = f"{place} is full of directories of this process"
         except OSError as error:
             reason = f"{place}: {error.strerror}"
-    raise MachineFault(
-        f"No directory can be made for the VM's sockets and pipes: {reason}.",
-        f"make {ROOT_BASE} a directory that only root may write to; without root, set XDG_RUNTIME_DIR.",
-    )
+    hint = f"make {ROOT_BASE} a directory that only root may write to; without root, set XDG_RUNTIME_DIR."
+    raise MachineFault(f"No directory can be made for the VM's sockets and pipes: {reason}.", hint)
 
 
 def claim(uuid: str) -> str:
-    """Claim the VM `uuid` for this process; return a directory, to be removed with `remove`.
-
-    Raises `MachineFault` and OSError.
-    """
+    """Claim the VM `uuid` for this process; return a directory for `remove`. Raises `MachineFault` and OSError."""
     path = runtime_dir()
     os.close(os.open(f"{path}/{uuid}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     return path
 
 
 def claim_scratch(directory: str) -> str:
-    """Claim a job's scratch directory; return a directory, to be removed with `remove`, or "" if another VM has it.
-
-    Raises `MachineFault` and OSError.
-    """
+    """Claim a job's scratch directory; return a directory for `remove`, "" if another VM has it. Raises as `claim`."""
     sweep()
     name, path = sha256(os.fsencode(directory)).hexdigest(), runtime_dir()
     with claiming(path):
@@ -156,8 +145,7 @@ def _is_mine(path: str) -> bool:
 def sweep(base: str | None = None) -> list[str]:
     """Remove the directories that dead processes have left, and return their paths.
 
-    A reused process id is recognized by the time at which the process started. Only directories of the
-    caller's own user are touched. Raises nothing.
+    The start of a process tells if its id was reused. Only the caller's own directories are touched. Raises nothing.
     """
     removed = []
     births: dict[int, str] = {}  # a cache: each of two hundred servers has made several

@@ -8,9 +8,7 @@ output without a reader. So QEMU connects to a Unix socket of ours (``<serial ty
 A guest's output is not trusted: the bytes are never decoded, at most `limit` of them are written, and the
 rest is read and dropped, so that a flood neither fills the disk nor blocks the guest.
 
-The sockets are outside the scratch directory, whose path may be too long for one and whose owner could
-replace them: as root in ``/run/vmgahp``, where only root makes files and QEMU, as any user, can reach its
-socket; else in a directory of the caller alone.
+The sockets are outside the scratch directory, whose path may be too long and whose owner could replace them.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from stat import S_ISREG
 from time import monotonic
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import wait
+from vmgahp.host import companion, wait
 from vmgahp.host.runtime_dir import LONGEST_PATH
 
 CUT = b"\n[the console's output continues, but no more of it is kept: it has reached its limit of %d bytes]\n"
@@ -106,12 +104,7 @@ class ConsoleCapture:
         undo.callback(os.close, self._wake)
         self._listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self._listener.setblocking(False)
-        self._listener.bind(self.path)
-        # Connections are possible only after listen().
-        os.chmod(self.path, 0o600)
-        if owner is not None and owner != (os.geteuid(), os.getegid()):
-            os.chown(self.path, *owner)
-        self._listener.listen(4)
+        companion.listen(self._listener, self.path, owner or (os.geteuid(), os.getegid()))
         self._thread = wait.start_thread(f"console {self.path}", self._run)
 
     def file(self) -> int:

@@ -56,8 +56,7 @@ def is_one_job(one: str, other: str) -> bool:
 def scratch_in(path: str) -> str:
     """Return the scratch directory of a job, from its directory in EXECUTE or from the scratch directory itself.
 
-    If the directory in EXECUTE is the scratch directory, the job may have put anything of that name into it, such as
-    a link to another job's.
+    If the directory in EXECUTE is the scratch directory, the name in it may be the job's: a link to another job's.
     """
     inside = os.path.join(path, _SCRATCH)
     if not os.path.basename(os.path.normpath(path)).startswith(_OF_A_JOB):

@@ -6,10 +6,12 @@ The control group of a VM is removed with it, and so are its counters; the log k
 import os
 import re
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.host import wait
+from vmgahp.host.system_calls import Opened
 
 KERNEL_LOG = "/dev/kmsg"
 KILL_LASTS = 600.0
@@ -50,11 +52,8 @@ def killed(pid: int, log: str = KERNEL_LOG) -> Killed | None:
 def records(log: str) -> list[tuple[float, bytes]]:
     """Return the lines that the kernel still has: the seconds since the boot, and the text."""
     found = []
-    try:
-        descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return []
-    try:
+    # At the end of the log a read fails.
+    with suppress(OSError), Opened(os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor:
         for _ in range(MOST_RECORDS):
             try:
                 record = os.read(descriptor, LONGEST_RECORD)
@@ -65,10 +64,6 @@ def records(log: str) -> list[tuple[float, bytes]]:
             head, _, text = record.partition(b";")
             fields = head.split(b",")
             found.append((_number(fields[2]) / 1e6 if len(fields) > 2 else 0.0, text.partition(b"\n")[0]))
-    except OSError:
-        pass  # the end of the log
-    finally:
-        os.close(descriptor)
     return found
 
 
@@ -109,8 +104,7 @@ def denial_since(moment: float, audit: str = AUDIT_LOG, kernel: str = KERNEL_LOG
 def with_denial(fault: errors.Fault, denial: str) -> errors.Fault:
     """Return the fault with a denial in its hint, if there is one.
 
-    A file that the server has opened as the job's user, and that QEMU may not open, is denied by the machine: a
-    job's fault for "Permission denied" becomes the machine's.
+    The machine denies what the job's user could open: a job's fault for "Permission denied" becomes the machine's.
     """
     if not denial:
         return fault

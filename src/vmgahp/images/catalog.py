@@ -27,8 +27,6 @@ from vmgahp.host.trust import require_trustworthy
 from vmgahp.images import CATALOG
 from vmgahp.images.formats import FORMATS, HEADER, looks_like, names_files
 
-CheckBacking = Callable[["Image"], object]
-
 SETTING = "VM_CATALOG"
 
 LONGEST_LINE = 5000
@@ -135,8 +133,7 @@ def parse(path: str, data: bytes) -> Catalog:
 
 def tables(content: dict[str, object], above: str = "") -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the tables and their names; an unquoted name with a dot, ``[ubuntu-24.04]``, is a nested table in TOML."""
-    plain = {key: value for key, value in content.items() if not isinstance(value, dict)}
-    if plain:
+    if plain := {key: value for key, value in content.items() if not isinstance(value, dict)}:
         if not above:
             raise ValueError(f"{next(iter(plain))[:40]} is outside of any table")
         yield above.removesuffix("."), plain
@@ -192,22 +189,17 @@ def check(entry: CatalogEntry) -> bytes:
     same = {likeness, entry.format} == {"qcow2", "qcow"} or marked == entry.format
     if not header or not same:
         problem = f"is said to be {entry.format} and {'looks like ' + likeness if likeness else 'is not'}"
-        raise _broken(
-            entry.path,
-            entry.name,
-            problem if header else "is empty",
-            f"see qemu-img info {entry.path}, and write the format that it has.",
-        )
+        hint = f"see qemu-img info {entry.path}, and write the format that it has."
+        raise _broken(entry.path, entry.name, problem if header else "is empty", hint)
     return header
 
 
 def trust(name: str, path: str) -> None:
     """Make sure that only root can have written a file of an image. Raises `MachineFault`."""
-    what = f"the path of [{name}] in {SETTING}"
-    require_trustworthy(path, what, "take it out of the catalog", executable=False)
+    require_trustworthy(path, f"the path of [{name}] in {SETTING}", "take it out of the catalog", executable=False)
 
 
-def survey(settings: Settings, check_backing: CheckBacking) -> tuple[list[str], list[Finding]]:
+def survey(settings: Settings, check_backing: Callable[[Image], object]) -> tuple[list[str], list[Finding]]:
     """Return the usable images, and findings for all and for each; `check_backing` raises `errors.Fault`."""
     subject = f"the images of {SETTING}"
     try:
@@ -216,24 +208,23 @@ def survey(settings: Settings, check_backing: CheckBacking) -> tuple[list[str], 
         return [], [findings.judge("images", subject, fault, "", OFF)]
     if catalog is None:
         return [], []
-    found: list[Finding] = []
+    found = [findings.judge(f"image {name[:64]}", subject, wrong, "", OFF) for name, wrong in catalog.broken.items()]
     names = []
-    for name, wrong in catalog.broken.items():
-        found.append(findings.judge(f"image {name[:64]}", subject, wrong, "", OFF))
     for entry in catalog.entries.values():
         at = f"{entry.path}, {entry.format}"
         try:
             header = check(entry)
             _require_readable(entry)
-            if _may_have_layers(entry.format, header):
+            # By their headers most images need no other files, and qemu-img need not be run.
+            is_alone = entry.format == "qcow2" and not any(header[8:16]) and not names_files(entry.format, header)
+            if not is_alone and entry.format not in ("raw", "vdi"):
                 check_backing(entry.image)
         except errors.Fault as fault:
             found.append(findings.judge(f"image {entry.name}", at, fault, "", OFF))
             continue
         names.append(entry.name)
         needs = f"; it needs {entry.min_memory} MiB" if entry.min_memory else ""
-        about = f"{entry.description or 'jobs can have it'}{needs}"
-        found.append(Finding(f"image {entry.name}", OK, at, about))
+        found.append(Finding(f"image {entry.name}", OK, at, f"{entry.description or 'jobs can have it'}{needs}"))
     shown = ", ".join(names) or "it has none that jobs could use"
     return names, [Finding("images", OK if names else OFF, f"{subject} = {catalog.path}", shown), *found]
 
@@ -250,15 +241,6 @@ def _require_readable(entry: CatalogEntry) -> None:
         problem = f"cannot be read by the users of jobs, because of the mode of {closed[-1]}"
         hint = f"chmod {'o+r' if closed[-1] == os.path.realpath(entry.path) else 'o+x'} {closed[-1]}"
         raise _broken(entry.path, entry.name, problem, hint)
-
-
-def _may_have_layers(image_format: str, header: bytes) -> bool:
-    """Return True if an image may need other files by its header; most do not, and qemu-img need not be run."""
-    if image_format in ("raw", "vdi"):
-        return False
-    if image_format == "qcow2":
-        return any(header[8:16]) or names_files(image_format, header)
-    return True
 
 
 def _broken(path: str, name: str, problem: str, hint: str) -> MachineFault:

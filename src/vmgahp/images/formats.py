@@ -3,10 +3,9 @@
 A guest can write the header of another format into a raw image, and that header can name any file as its backing
 file. So the header is used for one thing only: to refuse an image whose name leaves its format open.
 
-A job can write the header of an image as well, and name any file of the host as its backing file. libvirt, which
-reads it as root, would give that file to QEMU. So ``qemu-img info`` reads it with the rights of the job's user
-and within limits, and the chain that it finds is written into the domain XML, so that libvirt and QEMU do not
-take the one in the header.
+A job can write the header of an image as well, and name any file of the host as its backing file. libvirt, which reads
+it as root, would give that file to QEMU. So ``qemu-img info`` reads it with the rights of the job's user and within
+limits, and the chain that it finds is written into the domain XML, which libvirt and QEMU take instead of the header's.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ FORMATS = {name: name for name in ("raw", "iso", "qcow2", "qcow", "qed", "vmdk",
     "iso": "raw",
     "vhd": "vpc",
 }
-"""The image formats of vm_disk, each with its name for libvirt and QEMU (``storageFormat`` of libvirt's
-storagecommon.rng, which has no vhdx)."""
+"""The image formats of vm_disk, each with its name for libvirt and QEMU (libvirt's storagecommon.rng, without vhdx)."""
 
 BY_ENDING = {f".{name}": image_format for name, image_format in FORMATS.items()}
 """The format of each file name suffix, in lower case. ``.img`` is used for images of all formats."""
@@ -48,7 +46,6 @@ CONVERTIBLE = FORMATS | {"vhdx": "vhdx", "parallels": "parallels"}
 
 HEADER = 512
 """The number of bytes at the beginning of an image that `looks_like` needs."""
-
 
 _QCOW2_WITHOUT_FEATURES = b"\0\0\0\2"
 """The version of a qcow2 header that has no features (docs/interop/qcow2.txt of QEMU)."""
@@ -78,8 +75,7 @@ WITH_UNFIT = ("qcow2", "qed", "vmdk")
 def unfit(image_format: str, header: bytes) -> str:
     """Return the reason to reject the image with these first `HEADER` bytes, as half a sentence; empty for none.
 
-    The reasons are further files that it names, and anything that makes QEMU work for hours, or take any amount of
-    memory, when it opens the image.
+    The reasons are further files that it names, and whatever costs QEMU hours, or any amount of memory, to open it.
     """
     if names_files(image_format, header):
         return "keeps its data in another file"
@@ -143,11 +139,9 @@ def image_format(name: str, said: str, file: BinaryIO) -> str:
             raise UnclearFormat(f"{said[:40]!a} is not one of the formats {', '.join(FORMATS)}")
         return FORMATS[said.lower()]
     dot = name.rfind(".")
-    by_name = BY_ENDING.get(name[dot:].lower(), "") if dot >= 0 else ""
-    if by_name:
+    if by_name := BY_ENDING.get(name[dot:].lower() if dot >= 0 else ""):
         return by_name
-    likeness = looks_like(file.read(HEADER))
-    if likeness:
+    if likeness := looks_like(file.read(HEADER)):
         raise UnclearFormat(
             f"its name does not say what format it has, and it could be {likeness}, or raw with such a beginning"
         )
@@ -204,10 +198,9 @@ def backing_chain(
     """Return the backing files of an image, the nearest first.
 
     Each name is checked before it is used, for it could be that of a server or a device. With `parts` the data of the
-    image may be in further files, which the caller has checked; `end` is the deadline by the monotonic clock.
-
-    Raises `errors.JobFault` for an image that is not of its format, that is damaged, or whose backing files
-    have no stated format or are not readable for the job's user.
+    image may be in further files, which the caller has checked; `end` is the deadline by the monotonic clock. Raises
+    `errors.JobFault` for an image that is not of its format, that is damaged, or whose backing files have no stated
+    format or are not readable for the job's user.
     """
     from vmgahp.images import qemu_img  # most jobs do not need it
 
@@ -222,11 +215,8 @@ def backing_chain(
             break
         found.append(below)
         if len(found) > MOST_LAYERS:
-            raise _bad(
-                errors.INVALID_DISK_PARAM,
-                f"{found[0].path} and what is below it are more than {MOST_LAYERS} backing files, or a circle of them",
-                "write them into one image: qemu-img convert.",
-            )
+            problem = f"{found[0].path} and what is below it are a circle, or more than {MOST_LAYERS} backing files"
+            raise _bad(errors.INVALID_DISK_PARAM, problem, "write them into one image: qemu-img convert.")
         path, image_format = below.path, below.format
     if found:
         _header(path, identity)  # check that the last one, which is not examined, can be read
@@ -296,25 +286,19 @@ def _info(path: str, image_format: str, identity: Identity, seconds: float) -> d
             raise qemu_img.TooSlow(0)
         return qemu_img.info(path, image_format, identity, seconds=seconds)
     except qemu_img.NotInstalled as error:
-        raise errors.MachineFault(
-            f"{error.program} is not installed, and {path} has to be looked at.", "install qemu-utils and util-linux."
-        ) from error
+        problem = f"{error.program} is not installed, and {path} has to be looked at."
+        raise errors.MachineFault(problem, "install qemu-utils and util-linux.") from error
     except qemu_img.TooSlow as error:
-        raise _bad(
-            errors.BAD_IMAGE,
-            f"{path} could not be read within {error.seconds:g} s"
-            if error.seconds
-            else f"there is no time left for {path}",
-            "see that the file system answers, and use fewer images.",
-        ) from error
+        late = f"could not be read within {error.seconds:g} s" if error.seconds else "was not read: no time is left"
+        hint = "see that the file system answers, and use fewer images."
+        raise _bad(errors.BAD_IMAGE, f"{path} {late}", hint) from error
     except qemu_img.Refused as error:
         raise _unusable(path, image_format, error, no_access=error.no_access) from error
     except qemu_img.CannotRun as error:
         raise errors.HypervisorFault(f"{path}: {error}.", "see that qemu-img works.") from error
     except qemu_img.Trouble as error:
-        raise _bad(
-            errors.BAD_IMAGE, f"{path} cannot be looked at ({error})", "see what qemu-img info says about it."
-        ) from error
+        hint = "see what qemu-img info says about it."
+        raise _bad(errors.BAD_IMAGE, f"{path} cannot be looked at ({error})", hint) from error
 
 
 def _bad(word: str, problem: str, hint: str) -> errors.JobFault:

@@ -1,8 +1,7 @@
 """Small ISO 9660 images of the job's files: a CD-ROM with the input of a guest.
 
 They are written by pycdlib with Rock Ridge names for Linux and the BSDs and Joliet names for Windows. The same contents
-under the same names make the same bytes, at any time and place: a VM that is restarted from a checkpoint finds its
-drive unchanged.
+under the same names always make the same bytes: a VM that is restarted from a checkpoint finds its drive unchanged.
 
 The contents are not trusted. So they are read, and the image is written, by a separate process that has the job
 user's rights, limits, and open descriptors instead of names. It takes on those rights after it has loaded its code:
@@ -16,13 +15,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any, BinaryIO
 
 from vmgahp.errors import MachineFault
 from vmgahp.host import job_user, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
-from vmgahp.host.system_calls import restrict, unnamed
+from vmgahp.host.system_calls import Opened, restrict, unnamed
 
 Contents = Mapping[str, bytes | int]
 """The files by name in the image, with slashes for directories: bytes, or an open descriptor of a regular file."""
@@ -79,32 +79,28 @@ def write(
 
     `label` is the volume's name, of at most 16 letters, digits and underscores. The contents together may have
     `most_bytes`; descriptors stay the caller's and are read from their beginning. Only the job's user can read the
-    image (mode 0600); in a `secret` one only the guest's root can read the files. Raises `Unfit` for contents that
-    are too many, too large, have invalid names, or change meanwhile, and a job's or machine's fault if the image
-    cannot be written.
+    image (mode 0600); in a `secret` one only the guest's root can read the files. Raises `Unfit` for contents that are
+    too many, too large, have invalid names, or change meanwhile, and a job's or machine's fault if it fails.
     """
     if not _LABEL.fullmatch(label):
         raise ValueError(f"{label!r} is not a label of a volume")
     check_names(contents)
     if len(contents) > MOST_FILES:
         raise Unfit(f"these are {len(contents)} files, and an image takes {MOST_FILES}")
-    opened: list[int] = []
     try:
-        files = []
-        for path, content in sorted(contents.items()):
-            if isinstance(content, int):
-                descriptor = content
-            else:
-                descriptor = unnamed(content)
-                opened.append(descriptor)
-            files.append((path, descriptor, os.fstat(descriptor).st_size))
-        _check_sizes(files, most_bytes)
-        identity.make_scratch(directory, name, lambda to: _write(to, label, files, identity, secret=secret))
+        with ExitStack() as opened:
+            files = []
+            for path, content in sorted(contents.items()):
+                file = content if isinstance(content, int) else opened.enter_context(Opened(unnamed(content)))
+                files.append((path, file, os.fstat(file).st_size))
+            for path, _, size in files:
+                if size > LARGEST_FILE:
+                    raise Unfit(f"{path!a} has {size} bytes, and a file in an image at most {LARGEST_FILE}")
+            if (total := sum(size for _, _, size in files)) > most_bytes:
+                raise Unfit(f"together they have {total} bytes, and {most_bytes} is the most")
+            identity.make_scratch(directory, name, lambda to: _write(to, label, files, identity, secret=secret))
     except OSError as error:
         raise job_user.unwritable(name, error, directory, identity) from error
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -126,14 +122,6 @@ def check_names(names: Iterable[str]) -> None:
         directories.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
     if both := sorted(directories & files):
         raise Unfit(f"{both[0]!a} is both a file and a directory")
-
-
-def _check_sizes(files: list[tuple[str, int, int]], most_bytes: int) -> None:
-    for name, _, size in files:
-        if size > LARGEST_FILE:
-            raise Unfit(f"{name!a} has {size} bytes, and a file in an image at most {LARGEST_FILE}")
-    if (total := sum(size for _, _, size in files)) > most_bytes:
-        raise Unfit(f"together they have {total} bytes, and {most_bytes} is the most")
 
 
 def _write(output: int, label: str, files: list[tuple[str, int, int]], identity: Identity, *, secret: bool) -> None:
@@ -241,16 +229,12 @@ def _joliet(name: str, taken: set[str]) -> str:
     """Return a valid Joliet name that is not taken; usually the name itself."""
     clean = _NOT_JOLIET.sub("_", name)
     number = 0
-    found = _cut(clean, _LONGEST_JOLIET)
+    found = clean.encode()[:_LONGEST_JOLIET].decode(errors="ignore")
     while found.lower() in taken:
         number += 1
-        found = f"{_cut(clean, _LONGEST_JOLIET - 4)}~{number}"
+        found = f"{clean.encode()[: _LONGEST_JOLIET - 4].decode(errors='ignore')}~{number}"
     taken.add(found.lower())
     return found
-
-
-def _cut(name: str, most: int) -> str:
-    return name.encode()[:most].decode(errors="ignore")
 
 
 if __name__ == "__main__":

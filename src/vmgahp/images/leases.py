@@ -67,7 +67,9 @@ def leased(images: Iterable[OpenImage], *, needed: bool) -> Iterator[Callable[[]
     end = monotonic() + PATIENCE
     with ExitStack() as held:
         for image in images:
-            if image.format not in WITH_UNFIT or _is_roots(image):
+            status = os.fstat(image.descriptor)
+            is_roots = status.st_uid == 0 and not status.st_mode & 0o022  # as an image of the catalog is
+            if image.format not in WITH_UNFIT or is_roots:
                 continue
             lease = _Lease(image)
             if lease.take(end, needed=needed):
@@ -160,12 +162,9 @@ def can_be_leased(path: str, image_format: str) -> bool:
     """Guess by the file system of its path if an image can have a lease; nothing is opened."""
     if image_format not in WITH_UNFIT:
         return True
-    longest, kind = 0, ""
-    for mount in mounts():
-        place = mount.place.rstrip("/")
-        if f"{path}/".startswith(f"{place}/") and len(place) >= longest:
-            longest, kind = len(place), mount.kind
-    return kind in (*LOCAL, *WITH_SERVERS_WORD)
+    above = [mount for mount in mounts() if f"{path}/".startswith(f"{mount.place.rstrip('/')}/")]
+    above.sort(key=lambda mount: len(mount.place))  # of several at one place the last one counts
+    return bool(above) and above[-1].kind in (*LOCAL, *WITH_SERVERS_WORD)
 
 
 def why_no_lease(directory: str, uid: int) -> str:
@@ -181,12 +180,6 @@ def why_no_lease(directory: str, uid: int) -> str:
         except OSError as error:
             return f"the kernel gives no lease ({error.strerror})"
     return ""
-
-
-def _is_roots(image: OpenImage) -> bool:
-    """Return True if only root can write to it, as to an image of the administrator's catalog."""
-    status = os.fstat(image.descriptor)
-    return status.st_uid == 0 and not status.st_mode & 0o022
 
 
 def _break_time() -> int:

@@ -1,9 +1,8 @@
 """The only module that calls ``qemu-img``: to examine images, to make overlays, to convert.
 
 It always runs as a user who may read everything that an image names (the job's user, or the user of the command),
-within limits of memory and time, and with an explicit format: it never detects one, for a guest can write the header
-of any other format into a raw image. A failure raises `Trouble`; the caller decides on its meaning and whose fault
-it is.
+within limits of memory and time, and with an explicit format: it never detects one, for a guest can write the header of
+any other format into a raw image. A failure raises `Trouble`; the caller decides on its meaning and whose fault it is.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ same memory for an image's tables, besides the guest's; those of an honest image
 CONVERT_MEMORY = 4 << 30
 
 ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
-"""An environment for one malloc arena. Otherwise each thread reserves 64 MiB of addresses or more, which sometimes
-exceeds the limit."""
+"""An environment for one malloc arena: otherwise each thread reserves 64 MiB, which may exceed the limit."""
 
 _CORRUPT, _LEAKS, _NOT_CHECKABLE = 2, 3, 63
 """The exit statuses of ``qemu-img check``."""
@@ -89,8 +87,7 @@ class Refused(Trouble):
 def info(path: str, image_format: str, identity: Identity | None = None, *, seconds: float = LOOK) -> dict[str, Any]:
     """Return the description of an image from its header; its backing files are not opened.
 
-    `image_format` is QEMU's name of the stated format. Without an `identity` qemu-img runs as the caller.
-    Raises `Trouble`.
+    `image_format` is the stated format in QEMU's words; without an `identity` the caller runs it. Raises `Trouble`.
     """
     # -U: a template may be open for writing by another VM.
     found = _document(["info", "-U", "--output=json", "-f", image_format, _place(path)], identity, seconds)
@@ -128,8 +125,7 @@ def measure(
 def create_overlay(base: str, base_format: str, to: str, identity: Identity | None = None) -> None:
     """Write an empty qcow2 image `to` that reads from `base`, by the full paths of both.
 
-    An existing `to` is overwritten: use a temporary name and rename the file, so that a partial image is never used.
-    Raises `Trouble`.
+    It overwrites `to`: use a temporary name and rename the file, so as to use no partial image. Raises `Trouble`.
     """
     command = ["create", "-q", "-f", "qcow2", "-F", base_format, "-b", _place(base), _place(to)]
     _run(command, identity, seconds=OVERLAY, cpu=int(OVERLAY / 2))

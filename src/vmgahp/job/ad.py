@@ -1,9 +1,8 @@
 """The public part of a job's ClassAd, with a single value for each attribute.
 
-Secrets are removed first, so that no expression of the job can contain one. Literals, which nearly all attributes
-are, are parsed here; when the value of an expression is needed, HTCondor's engine (`vmgahp.job.engine`) evaluates all
-expressions, once. From then on an attribute has only its value, for the administrator's policy, for the drivers and
-in every message.
+Secrets are removed first, so that no expression of the job can contain one. Literals, which nearly all attributes are,
+are parsed here; when the value of an expression is needed, HTCondor's engine (`vmgahp.job.engine`) evaluates all
+expressions, once. From then on an attribute has only its value, for the policy, the drivers and all messages.
 """
 
 from __future__ import annotations
@@ -106,10 +105,9 @@ class _Said:
 class JobAd:
     """A job's ClassAd. Names are case-insensitive; if a name occurs twice, the last one counts.
 
-    ``VM_WORKING_DIR`` is the exception: condor_starter sends it first of all (``publishVMClassAd`` in
-    HTCondor's ``src/condor_starter.V6.1/vm_gahp_server.cpp``), and a later one comes from the job.
-
-    Every method that needs a value raises `JobFault` if the ad's expressions cannot be evaluated.
+    ``VM_WORKING_DIR`` is the exception: condor_starter sends it first of all (``publishVMClassAd`` in HTCondor's
+    ``src/condor_starter.V6.1/vm_gahp_server.cpp``), and a later one comes from the job. Every method that needs a value
+    raises `JobFault` if the ad's expressions cannot be evaluated.
     """
 
     __slots__ = ("_changes", "_said", "complete")
@@ -305,9 +303,8 @@ def _is_name(text: str) -> bool:
 
 # The VM types that a job accepts
 #
-# A job accepts any type by ``vm_type = any``, and only some of them with ``+VMPARAM_vm_Types = "kvm, vmware"``, or
-# with a list in vm_type itself and requirements that match machines of each. docs/how-to/any-hypervisor.md describes
-# both.
+# A job accepts any type by ``vm_type = any``, and only some of them with ``+VMPARAM_vm_Types = "kvm, vmware"``, or with
+# a list in vm_type itself and requirements that match machines of each (docs/how-to/any-hypervisor.md).
 
 
 TYPES = "VMPARAM_vm_Types"
@@ -345,8 +342,7 @@ def accepted_types(ad: JobAd) -> tuple[str, ...]:
 def driver_type(ad: JobAd, asked: str, machine: str, types: Sequence[str]) -> str:
     """Return the type of the driver that runs the job on a machine of type `machine`. Raises `JobFault` if none fits.
 
-    `asked` is the type in the starter's request; `types` are the types of a machine whose own type is any. A job cannot
-    reach any other driver.
+    `asked` is the type of the request, `types` are those of a machine of the type any. A job reaches no other driver.
     """
     require_accepted(ad)
     vm_type = ad.vm_type()

@@ -1,10 +1,9 @@
 """Tar archives: the job's files for its guest, and the outputs of the guest's program.
 
 GNU tar packs the job's files, in GNU's format: busybox's tar supports names of more than 100 bytes and files of more
-than 8 GiB in this format only. The same files make the same bytes, at any time and place: the archive has neither their
-owners nor their times. The files are not trusted: any tree, of any size, that may change meanwhile, on a file system
-that may hang. So tar and find run with the job user's rights, limits and a deadline, and no link is followed. Their
-errors are the job's fault.
+than 8 GiB in this format only. The same files always make the same bytes: the archive has neither their owners nor
+their times. The files are not trusted: any tree, which may change meanwhile, on a file system that may hang. So tar and
+find run with the job user's rights, limits and a deadline, and no link is followed. Their errors are the job's fault.
 
 A guest can put anything into an archive: any names, links, kinds, sizes and numbers, in any order. So it is read by
 a separate process that has the job user's rights, limits and a deadline. It writes only below one new directory, and
@@ -41,8 +40,6 @@ from vmgahp.job.scratch_files import is_reserved
 
 PREFIX = "inputs"
 """The directory of the job's files in the archive."""
-PADDING = 1 << 20
-"""The number of bytes to a multiple of which the archive is padded, since a disk consists of whole sectors."""
 
 PACK_MEMORY = 1 << 30
 PACK_CPU_SECONDS = 200
@@ -55,7 +52,8 @@ _LATEST = 8**11 - 1
 """The largest timestamp that the archive can have."""
 _TOOLS = ("find", "tar", "truncate")
 _SCRIPT = 'cat "/dev/fd/$0" && tar "$@" && truncate --size=%1M /dev/fd/1'
-"""A shell script that prints the head, the archive and its padding; its arguments are tar's, its input the names."""
+"""A shell script that prints the head, the archive and padding up to whole MiB, since a disk consists of whole sectors;
+its arguments are tar's, its input the names."""
 
 
 class Unpackable(Exception):
@@ -106,10 +104,8 @@ def pack(directory: str, output: int, wanted: Packing, most: int, identity: Iden
             most=most,
         )
     if done.status == 128 + signal.SIGXFSZ:
-        raise Unpackable(
-            f"the inputs take more than the {most >> 20} MiB that are left for the drive that is made of them",
-            "raise request_disk, or name what the program needs in Run_Inputs.",
-        )
+        problem = f"the inputs take more than the {most >> 20} MiB that are left for the drive that is made of them"
+        raise Unpackable(problem, "raise request_disk, or name what the program needs in Run_Inputs.")
     if done.status:
         hint = "name what transfer_input_files brings, let its owner read it, and let nothing change it meanwhile."
         raise Unpackable(f"the inputs cannot be packed ({_complaint(done)})", hint)
@@ -118,8 +114,7 @@ def pack(directory: str, output: int, wanted: Packing, most: int, identity: Iden
 
 def _at_top(directory: str, but: Iterable[str], identity: Identity) -> list[str]:
     """List the job's files at the top of its scratch directory."""
-    command = ["find", directory, "-mindepth", "1", "-maxdepth", "1", "-printf", "%P\\0"]
-    done = _run(command, identity)
+    done = _run(["find", directory, "-mindepth", "1", "-maxdepth", "1", "-printf", "%P\\0"], identity)
     if len(done.out) > LONGEST_LIST:
         raise Unpackable("these are too many files", "put them into a directory, or into an archive.")
     if done.status:
@@ -136,10 +131,9 @@ def _require_plain(directory: str, name: str, but: Iterable[str], identity: Iden
         try:
             identity.run(system_calls.find_beneath, os.fsencode(directory), os.fsencode(name).split(b"/"))
         except OSError as error:
-            raise Unpackable(
-                f"{name[:200]!a} in the job's scratch directory cannot be read ({error.strerror})",
-                "name what transfer_input_files brings, by the name that it has there, and let its owner read it.",
-            ) from error
+            problem = f"{name[:200]!a} in the job's scratch directory cannot be read ({error.strerror})"
+            hint = "name what transfer_input_files brings, by the name that it has there, and let its owner read it."
+            raise Unpackable(problem, hint) from error
 
 
 def _head(files: Mapping[str, bytes], when: int) -> Iterable[bytes]:
@@ -214,10 +208,7 @@ class Unpacked(NamedTuple):
 
 
 def unpack(archive: int, directory: str, below: str, allowed: Allowed, identity: Identity) -> Unpacked:
-    """Unpack the open file `archive` into the directory `below` of the scratch `directory`, which is made anew.
-
-    Raises nothing.
-    """
+    """Unpack the open file `archive` into the new directory `below` of the scratch `directory`. Raises nothing."""
     plan = {
         "archive": archive,
         "directory": directory,
@@ -326,7 +317,10 @@ class _Outputs:
         if not path:  # the directory itself
             return
         try:
-            self._require_asked(path)
+            if is_reserved(path):
+                raise _LeftOut("a name of HTCondor's or of the server's")
+            if all(self._match(name, os.fsencode(path), _AS_A_SHELL) for name in self._names):
+                raise _LeftOut("the job has not asked for it")
             if entry.isdir():
                 self._make_directory(path)
                 os.chmod(path, entry.mode & 0o777 | 0o700)
@@ -360,14 +354,6 @@ class _Outputs:
                 self.entries += 1
             except (FileExistsError, NotADirectoryError):
                 self._leave_out(path, _TAKEN)
-
-    def _require_asked(self, path: str) -> None:
-        """Raise `_LeftOut` for a name that is not the job's, or that it has not asked for."""
-        if is_reserved(path):
-            raise _LeftOut("a name of HTCondor's or of the server's")
-        encoded = os.fsencode(path)
-        if all(self._match(name, encoded, _AS_A_SHELL) for name in self._names):
-            raise _LeftOut("the job has not asked for it")
 
     def _count(self, size: int) -> None:
         """Count an entry of `size` bytes before it is made. Raises `_Wrong` if it is beyond what is allowed."""

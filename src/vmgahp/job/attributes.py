@@ -141,7 +141,6 @@ ATTRIBUTES = (
 )
 # fmt: on
 
-
 BIOS, UEFI, UEFI_SECURE = "bios", "uefi", "uefi-secure"
 FIRMWARES = (BIOS, UEFI, UEFI_SECURE)
 
@@ -168,21 +167,15 @@ class Share(NamedTuple):
 
 GENERAL = "VM_ATTR_"
 
-DATA_DISK = "Data_Disk"
-DATA_FILES = "Data_Files"
-DISK_SIZE = "Disk_Size"
-META_DATA = "Meta_Data"
-NETWORK_CONFIG = "Network_Config"
-RUN = "Run"
-RUN_INPUTS = "Run_Inputs"
-USER_DATA = "User_Data"
+DATA_DISK, DATA_FILES, DISK_SIZE = "Data_Disk", "Data_Files", "Disk_Size"
+META_DATA, NETWORK_CONFIG, USER_DATA = "Meta_Data", "Network_Config", "User_Data"
+RUN, RUN_INPUTS = "Run", "Run_Inputs"
 
 NAMES = tuple(row.name.removeprefix(OPTION_PREFIX) for row in OPTIONS)
 """The options that can be written in all three forms: the rows of the table in `attributes`."""
 
 OTHERS = ("disk", "name", "types")
-"""The other names with ``VMPARAM_vm_``: vm_disk and the list of VM types, read elsewhere, and the name that this
-daemon gives."""
+"""The other names with ``VMPARAM_vm_``: vm_disk, the list of VM types, and the name that this daemon gives."""
 
 
 class Options:
@@ -228,10 +221,6 @@ class Options:
         """Return True if the job sets the option."""
         return option.lower() in self._attributes
 
-    def about(self, beginning: str) -> bool:
-        """Return True if the job sets an option with this prefix."""
-        return any(option.startswith(beginning.lower()) for option in self._attributes)
-
     def string(self, option: str) -> str:
         """Return a string without surrounding blanks, empty if unset. Raises `JobFault` if it is not a string."""
         if option.lower() not in self._attributes:
@@ -276,6 +265,5 @@ class Options:
         other = self._attributes.get(option)
         if other is not None and not overrides and self._ad.expression(other) != expression:
             both = f"{other} = {shown(self._ad.expression(other))} and {attribute} = {shown(expression)}"
-            hint = f"keep one of {other} and {attribute}."
-            raise JobFault(errors.MISMATCHED, f"{both} contradict each other.", hint)
+            raise JobFault(errors.MISMATCHED, f"{both} contradict each other.", f"keep one of {other} and {attribute}.")
         self._attributes[option] = attribute

@@ -1,11 +1,10 @@
 """The drive with the instructions for cloud-init at a guest's first boot.
 
-The NoCloud data source takes any drive with the label ``cidata`` that has the files ``user-data`` and
-``meta-data``, and perhaps ``network-config``
-(https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html). cloud-init does most of its work
-once for each instance-id, so that must stay the same when the job's VM is restored; and since the drive is one of the
-VM's disks, a restored VM must find it unchanged to the byte. So its content depends neither on the machine nor on
-the time.
+The NoCloud data source takes any drive with the label ``cidata`` that has the files ``user-data`` and ``meta-data``,
+and perhaps ``network-config`` (https://cloudinit.readthedocs.io/en/latest/reference/datasources/nocloud.html).
+cloud-init does most of its work once for each instance-id, so that must stay the same when the job's VM is restored;
+and since the drive is one of the VM's disks, a restored VM must find it unchanged to the byte. So its content depends
+neither on the machine nor on the time.
 
 User data often has passwords in it. Only the job's user can read the drive, and only the guest's root its files; it is
 removed with the VM, and no message has any of its content.
@@ -19,6 +18,7 @@ import re
 import sys
 import zlib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from vmgahp import errors
@@ -26,7 +26,7 @@ from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host import packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
-from vmgahp.host.system_calls import restrict
+from vmgahp.host.system_calls import Opened, restrict
 from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import Options
@@ -141,24 +141,23 @@ def look(seed: Seed, working_dir: str, identity: Identity) -> None:
 
 def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b"") -> None:
     """Write or replace the drive, with `network` if the job configures none. Raises `JobFault`, `MachineFault`."""
-    opened: list[int] = []
+    # JSON strings are valid YAML.
+    made = f"instance-id: {json.dumps(seed.instance)}\nlocal-hostname: {json.dumps(seed.host_name)}\n"
+    contents: dict[str, bytes | int] = {"meta-data": made.encode()}
+    if network:
+        contents["network-config"] = network
     try:
-        # JSON strings are valid YAML.
-        made = f"instance-id: {json.dumps(seed.instance)}\nlocal-hostname: {json.dumps(seed.host_name)}\n"
-        contents: dict[str, bytes | int] = {"meta-data": made.encode()}
-        if network:
-            contents["network-config"] = network
-        for name, file in zip(("user-data", "meta-data", "network-config"), seed[:3], strict=True):
-            if file:
-                opened.append(identity.open_scratch(working_dir, file, os.O_RDONLY))
-                contents[name] = opened[-1]
-        if seed.begins:
-            program = guest_file("agent")
-            if seed.user_data:
-                data = _read(seed.said[0], seed.user_data, working_dir, identity)
-                program = multipart(seed.said[0], data, program)
-            contents["user-data"] = program
-        iso.write(working_dir, SEED_FILE, LABEL, contents, identity, most_bytes=5 * LARGEST, secret=True)
+        with ExitStack() as opened:
+            for name, file in zip(("user-data", "meta-data", "network-config"), seed[:3], strict=True):
+                if file:
+                    contents[name] = opened.enter_context(Opened(identity.open_scratch(working_dir, file, os.O_RDONLY)))
+            if seed.begins:
+                program = guest_file("agent")
+                if seed.user_data:
+                    data = _read(seed.said[0], seed.user_data, working_dir, identity)
+                    program = multipart(seed.said[0], data, program)
+                contents["user-data"] = program
+            iso.write(working_dir, SEED_FILE, LABEL, contents, identity, most_bytes=5 * LARGEST, secret=True)
     except OSError as error:
         problem = f"it or a companion cannot be opened any more: {error.strerror}"
         hint = "see who has changed the job's scratch directory."
@@ -167,9 +166,6 @@ def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b""
         problem = f"no drive can be made of it and its companions: {unfit}"
         hint = f"send files of {LARGEST} bytes at most."
         raise _refused(f"VMPARAM_vm_User_Data = {seed.user_data!a}", problem, hint) from unfit
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
 
 
 def network_config(nics: Sequence[Nic]) -> bytes:

@@ -16,20 +16,7 @@ from vmgahp.config import Settings
 from vmgahp.config.table import CONDITION, SHARE_DIR, SHARE_DIRS
 from vmgahp.errors import MISMATCHED, JobFault, MachineFault
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import (
-    ARCHES,
-    ARM,
-    BIOS,
-    CLOCKS,
-    FIRMWARES,
-    NINEP,
-    NO_SHARE,
-    SHARES,
-    VIRTIOFS,
-    X86,
-    Options,
-    Share,
-)
+from vmgahp.job.attributes import ARCHES, ARM, CLOCKS, FIRMWARES, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86, Options, Share
 from vmgahp.job.cloud_init import Seed
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.run import Run
@@ -129,7 +116,6 @@ def inspect_shares(settings: Settings) -> list[Share]:
 
 
 _PARTS = ("sockets", "cores", "threads")
-_SSH_PORT = 22
 _MOST_PORTS = 8
 
 
@@ -171,7 +157,7 @@ def devices(options: Options, settings: Settings, vcpus: int, working_dir: str) 
     arch = ARCHES.get(wanted, "")
     if firmware and firmware not in FIRMWARES:
         raise options.refused("Firmware", "there is no such firmware", f"write one of {', '.join(FIRMWARES)}.")
-    if arch == ARM and firmware == BIOS:
+    if arch == ARM and firmware == "bios":
         problem = f"{options.shown('Arch')} contradicts it, whose guests boot by UEFI"
         raise options.refused("Firmware", problem, f"remove {options.attribute('Firmware')}.")
     if clock and clock not in CLOCKS:
@@ -217,7 +203,7 @@ def _ssh(options: Options, settings: Settings) -> tuple[int, ...]:
         if len(ports) > _MOST_PORTS:
             raise options.refused("SSH", f"it names {len(ports)} ports", f"name {_MOST_PORTS} at most.")
     elif options.boolean("SSH"):
-        ports = (_SSH_PORT,)
+        ports = (22,)
     else:
         return ()
     if not settings.string("VM_SSH_PORTS"):

@@ -174,9 +174,8 @@ def kind_of(device: str, file: str, image_format: str) -> str:
 def made_drive(disks: Iterable[DiskRequest], file: str, attribute: str) -> DiskRequest:
     """Return a request for a drive, after the job's disks, that this `attribute` needs. Raises `JobFault`.
 
-    It is of the same kind as the guest's first disk, for which the guest has a driver: Debian's kernel for clouds has
-    one for virtio and none for SATA, others have none for IDE. With virtio the drive is a read-only disk, otherwise a
-    CD-ROM.
+    It is of the same kind as the first disk, for which the guest has a driver: Debian's kernel for clouds has one for
+    virtio and none for SATA, others have none for IDE. With virtio it is a read-only disk, otherwise a CD-ROM.
     """
     taken = {disk.device: disk.kind for disk in disks}
     prefix = next((device[:-1] for device, kind in taken.items() if kind != "floppy"), "sd")
@@ -352,10 +351,7 @@ def enlarged(options: Options, first: DiskRequest) -> DiskRequest:
 
 def drive_files(request: DiskRequest, identity: Identity, directory: str) -> tuple[str, ...]:
     """List the files of a drive: those that the job names, and all in directories that it names. Raises `JobFault`."""
-    found: list[str] = []
-    for name in request.files:
-        found += _files(request, name, identity, directory)
-    found = list(dict.fromkeys(found))
+    found = list(dict.fromkeys(file for name in request.files for file in _files(request, name, identity, directory)))
     try:
         iso.check_names(found)
     except iso.Unfit as unfit:
@@ -408,8 +404,7 @@ def refuse_made(ad: JobAd) -> None:
     for prefix in (PREFIX, GENERAL, f"VM_{vm_type}_ATTR_"):
         for attribute in ad.names(prefix):
             value = ad.expression(attribute) or ""
-            option = attribute[len(prefix) :].lower()
-            if option in _OURS and value.lower() not in ("undefined", "false"):
+            if attribute[len(prefix) :].lower() in _OURS and value.lower() not in ("undefined", "false"):
                 problem = f"{attribute} = {shown(value)}, and neither disks nor ports are made for jobs of the type"
                 raise JobFault(errors.MISMATCHED, f"{problem} {shown(vm_type)}.", hint)
     for entry in entries(ad.string(DISK) or ""):

@@ -37,8 +37,7 @@ class PolicyView:
         found: dict[str, Plain | None] = {}
         for row in ATTRIBUTES:
             names = _names(row.name.removeprefix(PREFIX), vm_type) if row in OPTIONS else [row.name]
-            said = [name for name in names if ad.value(name) is not None]
-            if said:
+            if said := [name for name in names if ad.value(name) is not None]:
                 value = _value(ad, said[-1], row.kind)
                 if isinstance(value, str) and row.name in _ANY_CASE:
                     value = value.lower()
@@ -53,8 +52,7 @@ class PolicyView:
             granted = nics(ad, self.settings, Options(ad, others_know=True))
         except JobFault:
             granted = ()  # the job is refused later
-        text = found.get(PREFIX + "NICs")
-        if granted or text:
+        if granted or found.get(PREFIX + "NICs"):
             found["JobVMNetworking"] = True
         if granted:
             found["JobVMNetworkingType"] = granted[0].networking_type

@@ -1,7 +1,6 @@
 """The program that a job's guest runs (``VMPARAM_vm_Run``), as the job describes it.
 
-The guest finds the program, its settings and its inputs on a drive (`vmgahp.drivers.libvirt.program.drive`), and
-reports its progress by a port.
+The guest finds it, its settings and inputs on a drive (`vmgahp.drivers.libvirt.program.drive`), and reports by a port.
 """
 
 import os
@@ -122,9 +121,7 @@ def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
     environment = read_environment(ad)
     for name in environment:
         if not _NAME.fullmatch(name):
-            problem = (
-                f"the guest's shell takes no environment variable of the name {name[:100]!a} (environment, getenv)"
-            )
+            problem = f"the guest's shell takes no variable of the name {name[:100]!a} (environment, getenv)"
             hint = "leave it out of environment; getenv can name the variables that are wanted."
             raise options.refused("Run", problem, hint)
     if sum(len(name) + len(value.encode(errors="replace")) for name, value in environment.items()) > LONGEST:
@@ -132,14 +129,13 @@ def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
     boot = (options.string("Run_Boot") or CLOUD_INIT).lower()
     if boot not in BOOTS:
         raise options.refused("Run_Boot", "there is no such way to begin", f"write one of {', '.join(BOOTS)}.")
-    limit = "VM_RUN_BOOT_TIMEOUT"
     return Run(
         command=command,
         inputs=_names(options, "Run_Inputs"),
         outputs=_names(options, "Run_Outputs"),
         as_root=options.boolean("Run_As_Root"),
         time_limit=options.integer("Run_Time_Limit", LONGEST_TIME),
-        boot_timeout=options.integer("Run_Boot_Timeout", LONGEST_TIME) or settings.integer(limit),
+        boot_timeout=options.integer("Run_Boot_Timeout", LONGEST_TIME) or settings.integer("VM_RUN_BOOT_TIMEOUT"),
         boot=boot,
         environment=tuple(sorted(environment.items())),
         stdout=_file(options, ad, "Out", STDOUT),
@@ -165,17 +161,8 @@ def guest_file(name: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise MachineFault(
-            f"{path}, which guests are given, cannot be read: {error.strerror}.", "install vmgahp anew."
-        ) from error
-
-
-def require_run(options: Options) -> None:
-    """Refuse options about a program in a job without one. Raises `JobFault`."""
-    for option in ("Run_As_Root", "Run_Boot", "Run_Boot_Timeout", "Run_Inputs", "Run_Outputs", "Run_Time_Limit"):
-        if options.has(option):
-            name = options.attribute("Run")
-            raise options.refused(option, f"it is of no use without {name}", f"set {name}, or remove it.")
+        problem = f"{path}, which guests are given, cannot be read: {error.strerror}."
+        raise MachineFault(problem, "install vmgahp anew.") from error
 
 
 def _names(options: Options, option: str) -> tuple[str, ...] | None:

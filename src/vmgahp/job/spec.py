@@ -19,7 +19,7 @@ from vmgahp.config import Settings
 from vmgahp.errors import JobFault
 from vmgahp.job import cloud_init, run
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import LIBVIRT_XML, Options
+from vmgahp.job.attributes import LIBVIRT_XML, NAMES, Options
 from vmgahp.job.devices import Devices, Topology, devices
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, data_requests, enlarged, made_drive, requests
 from vmgahp.job.vm_spec import Nic, VmSpec, nics, with_nics
@@ -65,8 +65,7 @@ def require_saveable(devices: Devices, requests: Iterable[DiskRequest], options:
 def require_saveable_disks(disks: Iterable[Disk]) -> None:
     """Make sure that no image that was found, or its backing file, rules out checkpoints. Raises `JobFault`."""
     for disk in disks:
-        images = ((disk.path, disk.format), *((image.path, image.format) for image in disk.backing))
-        for path, image_format in images:
+        for path, image_format in ((disk.path, disk.format), *((image.path, image.format) for image in disk.backing)):
             if image_format in UNSAVEABLE:
                 problem = f"{DISK}, image {shown(path)} of {disk.device}: {_contradiction(image_format)}."
                 raise JobFault(errors.INVALID_DISK_PARAM, problem, _cure(image_format, path))
@@ -86,10 +85,7 @@ def _contradiction(image_format: str) -> str:
 
 
 def _cure(image_format: str, path: str) -> str:
-    return (
-        f"convert it (qemu-img convert -f {image_format} -O qcow2 {path} NEW.qcow2) and name the new image, "
-        "or set vm_checkpoint = false."
-    )
+    return f"convert it (qemu-img convert -f {image_format} -O qcow2 {path} NEW.qcow2), or set vm_checkpoint = false."
 
 
 def save_blocker(xml: str) -> str:
@@ -147,10 +143,8 @@ class JobSpec(VmSpec):
     ) -> JobSpec:
         """Read and check the job ad. A job that may be `diskless` need not name a disk.
 
-        `networks` are the kinds of network on offer, if they are not those of the settings.
-
-        Raises `JobFault` for a mistake of the job's owner, `ClientFault` for an attribute that the starter should have
-        sent, `MachineFault` for missing or invalid settings.
+        `networks` are the kinds of network on offer, if not those of the settings. Raises `JobFault` for a mistake of
+        the job's owner, `ClientFault` for one that the starter owes, `MachineFault` for invalid settings.
         """
         options = Options(ad, others_know=bool(settings.xml_script()))
         common = with_nics(ad, settings, nics(ad, settings, options, networks))
@@ -181,10 +175,12 @@ class JobSpec(VmSpec):
 
 
 def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options) -> JobSpec:
-    if not options.about("Run"):
+    asked = [option for option in NAMES if option.startswith("Run") and options.has(option)]
+    if not asked:
         return made
-    if not options.has("Run"):
-        run.require_run(options)
+    if "Run" not in asked:
+        name = options.attribute("Run")
+        raise options.refused(asked[0], f"it is of no use without {name}", f"set {name}, or remove it.")
     if ad.value(LIBVIRT_XML) is not None:
         problem = "the job brings XML of its own, and only into our own description the program's ports are put"
         raise options.refused("Run", problem, f"leave {LIBVIRT_XML} out, or the program.")

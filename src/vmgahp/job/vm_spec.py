@@ -27,7 +27,6 @@ from vmgahp.text import MAC, shown
 
 AnySpec = TypeVar("AnySpec", bound="VmSpec")
 
-
 LEAST_MEMORY_MIB = 32
 """The least memory of a VM, which smaller ones get too, as from the C++ daemon (``KVMType::CreateConfigFile``)."""
 
@@ -106,16 +105,13 @@ def larger_slot(slot: Slot, directory: str, identity: Identity) -> Slot:
         return slot
     above, name = os.path.split(starter.places(directory).machine_ad)
     try:
-        is_there = above == os.path.normpath(directory)
-        text = (
-            identity.read_scratch(directory, name, LARGEST_MACHINE_AD)
-            if is_there
-            else identity.read_named(os.path.join(above, name), LARGEST_MACHINE_AD)
-        )
+        if above == os.path.normpath(directory):
+            text = identity.read_scratch(directory, name, LARGEST_MACHINE_AD)
+        else:
+            text = identity.read_named(os.path.join(above, name), LARGEST_MACHINE_AD)
     except (OSError, Fault):
         return slot
-    lines = text.decode("utf-8", "replace").splitlines()
-    found = JobAd(pair for line in lines if (pair := JobAd.parse_line(line)))
+    found = JobAd(pair for line in text.decode("utf-8", "replace").splitlines() if (pair := JobAd.parse_line(line)))
 
     def more(number: int | None, name: str) -> int | None:
         said = None if found.is_expression(name) else found.integer(name)
@@ -136,9 +132,7 @@ def _integer(ad: JobAd, name: str) -> int | None:
 
 def _can_be_replaced(ad: JobAd) -> bool:
     """Return True if an input file of the job may have the machine ad's name, or its name is not known yet."""
-    for name in ad.names():
-        if name.lower() not in _SENT:
-            continue
+    for name in filter(ad.has, _SENT):
         files = ad.string(name)
         if ad.is_expression(name) or files is None:
             return True
@@ -159,8 +153,7 @@ _SENT = ("transferinput", "x509userproxy", "publicinputfiles", "transferinputrem
 
 
 MODELS = ("virtio", "e1000", "e1000e", "rtl8139")
-"""The models that a job can choose. virtio is the fastest and the default; the others are for guests that have no
-driver for it."""
+"""The models to choose from. virtio, the fastest, is the default; the others are for guests without its driver."""
 
 MOST_NICS = 16
 """The most NICs of a VM; more would find no slot besides the disks on QEMU's pc machine."""
@@ -203,9 +196,8 @@ def nics(ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] |
         problem = f"it names {len(found)} NICs, and a VM can have {MOST_NICS}"
         raise options.refused("NICs", problem, "ask for fewer NICs.")
     addresses = [nic.mac for nic in found if nic.mac]
-    for address in addresses:
-        if addresses.count(address) > 1:
-            raise options.refused("NICs", f"two NICs have the address {address}", "give every NIC its own MAC address.")
+    if twice := next((address for address in addresses if addresses.count(address) > 1), ""):
+        raise options.refused("NICs", f"two NICs have the address {twice}", "give every NIC its own MAC address.")
     _agree_with_the_classic(ad, options, found[0])
     return tuple(found)
 
@@ -235,10 +227,8 @@ def networking_type(ad: JobAd, settings: Settings, kinds: Sequence[str] | None =
             problem = f"JobVMNetworkingType = {shown(wanted)}, and this machine offers: {', '.join(offered)}."
             raise JobFault(errors.MISMATCHED, problem, "set vm_networking_type to one of these, or remove it.")
         return wanted.strip().lower()
-    for kind in (settings.string("VM_NETWORKING_DEFAULT_TYPE").lower(), "user", "nat"):
-        if kind in offered:
-            return kind
-    return offered[0]
+    usual = (settings.string("VM_NETWORKING_DEFAULT_TYPE").lower(), "user", "nat")
+    return next((kind for kind in usual if kind in offered), offered[0])
 
 
 def mac(ad: JobAd) -> str:
@@ -368,13 +358,12 @@ def parse(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> 
 
 def with_nics(ad: JobAd, settings: Settings, nics: tuple[Nic, ...]) -> VmSpec:
     """Parse the job ad, except for its NICs. Raises as `parse`."""
-    number = vcpus(ad)
     return VmSpec(
+        vcpus=vcpus(ad),
         memory_mib=memory_mib(ad, settings),
         name=ad.vm_name(),
         vm_type=ad.vm_type(),
         working_dir=ad.working_dir(),
-        vcpus=number,
         nics=nics,
         checkpoint=bool(ad.boolean("JobVMCheckpoint")),
         no_output_vm=bool(ad.boolean("VMPARAM_No_Output_VM")),
@@ -391,8 +380,7 @@ def first_integer(ad: JobAd, *names: str) -> tuple[str, int | None]:
 def memory_mib(ad: JobAd, settings: Settings) -> int:
     """Return the memory in MiB: JobVMMemory, else RequestMemory.
 
-    Too large a value is answered with the error word for a missing one, because the word for "too much" takes the
-    machine out of service.
+    Too large a value gets the word for a missing one: that for "too much" takes the machine out of service.
     """
     limit = settings.integer("VM_MEMORY")
     if limit <= 0:
@@ -400,8 +388,7 @@ def memory_mib(ad: JobAd, settings: Settings) -> int:
         raise MachineFault(problem, "set VM_MEMORY to the memory in MiB that is for VMs.")
     name, memory = first_integer(ad, "JobVMMemory", "RequestMemory")
     if memory is None:
-        names = "JobVMMemory", "RequestMemory"
-        both = " and ".join(f"{name} = {shown(ad.expression(name))}" for name in names)
+        both = " and ".join(f"{name} = {shown(ad.expression(name))}" for name in ("JobVMMemory", "RequestMemory"))
         problem = f"{both}: neither says how much memory the VM gets."
         raise JobFault(errors.NO_MEMORY_PARAM, problem, "set vm_memory, in MiB, in the submit file.")
     if not 0 < memory <= limit:

@@ -47,8 +47,7 @@ class VmwareSpec(VmSpec):
     """A VMware virtual machine, with at most one NIC, of the kind ``nat`` or ``bridge``."""
 
     dir: str
-    """The full path of the directory with the disks if they are not transferred; else the ad's path on the submit
-    machine, which is not used here."""
+    """The full path of the directory of disks that are not transferred; else a path of the submit machine, unused."""
     transfer: bool
     """True if the disks are in the scratch directory; if not, they are in `dir`."""
     snapshot_disk: bool

@@ -168,9 +168,6 @@ class Vmx(MutableMapping[str, str]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._entries
-
 
 def _unescape(text: str, encoding: str) -> str:
     def undo(found: re.Match[str]) -> str:

@@ -65,9 +65,7 @@ class XenBoot(NamedTuple):
         if wanted.lower() == INCLUDED:
             if path := settings.string(BOOTLOADER).strip("\"'"):
                 return cls(bootloader=path)
-            problem = (
-                f"{KERNEL} = {INCLUDED}, and this machine takes no kernels out of disks ({BOOTLOADER} is not set)."
-            )
+            problem = f"{KERNEL} = {INCLUDED}, and this machine takes no kernel from a disk ({BOOTLOADER} is not set)."
             hint = "set xen_kernel to a kernel image, or require a machine whose VM_xen_ATTR_bootloader is true."
             raise JobFault(errors.XEN_KERNEL_NOT_FOUND, problem, hint)
         if wanted.lower() == HARDWARE:

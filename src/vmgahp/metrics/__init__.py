@@ -104,15 +104,32 @@ class Totals:
             for usage in self._used.values():
                 usage.carry()
         self._run = metrics.run
-        return _line(metrics, {key: self._used.setdefault(key, Usage()).read(raw) for key, raw in metrics.counters()})
+        totals = {key: self._used.setdefault(key, Usage()).read(raw) for key, raw in metrics.counters()}
+        line: dict[str, object] = {
+            "time": round(metrics.time, 3),
+            "state": metrics.state,
+            "cpu_seconds": round(totals["cpu_seconds",], 3),
+            "vcpus": metrics.vcpus,
+            "memory_kib": metrics.memory_kib,
+            "max_memory_kib": metrics.max_memory_kib,
+        }
+        if metrics.rss_kib:
+            line["rss_kib"] = metrics.rss_kib
+        if metrics.vcpu_seconds:
+            line["vcpu_seconds"] = {number: round(totals["vcpu_seconds", number], 3) for number in metrics.vcpu_seconds}
+        for kind, devices in (("block", metrics.block), ("network", metrics.network)):
+            line[kind] = {
+                name: {what: totals.get((kind, name, what), value) for what, value in figures.items()}
+                for name, figures in devices.items()
+            }
+        return line
 
 
 class Accounting:
     """The CPU figures of a STATUS, computed from a driver's readings.
 
     CPUUTILIZATION is the CPU used since the last STATUS, or since the START was requested, by wall time and vCPUs. It
-    is at most 1: the hypervisor's own threads, and the CPU time that a checkpoint brings with it, are not time of the
-    guest's vCPUs.
+    is at most 1: the hypervisor's own threads, and the CPU time that a checkpoint brings, are not time of the vCPUs.
     """
 
     __slots__ = ("_asked", "_usage")
@@ -128,27 +145,6 @@ class Accounting:
         wall = (now - self._asked) * max(vcpus, 1)
         self._asked = now
         return min(1.0, used / wall) if wall > 0 else 0.0, self._usage.seconds
-
-
-def _line(metrics: Metrics, totals: Mapping[Key, float]) -> dict[str, object]:
-    line: dict[str, object] = {
-        "time": round(metrics.time, 3),
-        "state": metrics.state,
-        "cpu_seconds": round(totals["cpu_seconds",], 3),
-        "vcpus": metrics.vcpus,
-        "memory_kib": metrics.memory_kib,
-        "max_memory_kib": metrics.max_memory_kib,
-    }
-    if metrics.rss_kib:
-        line["rss_kib"] = metrics.rss_kib
-    if metrics.vcpu_seconds:
-        line["vcpu_seconds"] = {number: round(totals["vcpu_seconds", number], 3) for number in metrics.vcpu_seconds}
-    for kind, devices in (("block", metrics.block), ("network", metrics.network)):
-        line[kind] = {
-            name: {what: totals.get((kind, name, what), value) for what, value in figures.items()}
-            for name, figures in devices.items()
-        }
-    return line
 
 
 def _counters_of(line: Mapping[str, object]) -> Iterator[tuple[Key, Number]]:

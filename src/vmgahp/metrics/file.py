@@ -21,8 +21,7 @@ LONGEST_LINE = 64 << 10
 """The maximum length of a line in bytes; also how much of the end of an earlier life's file is read."""
 
 MOST_LINES = 100_000
-"""The maximum number of lines that its readers accept, however long the file is: more than a sample a second for a
-day."""
+"""The most lines that its readers accept, however long the file is: more than a sample a second for a day."""
 
 ROOM_FOR_EVENTS = 64 << 10
 """The bytes that events may take when the limit leaves no room for samples."""
@@ -48,8 +47,7 @@ class MetricsFile:
         if self._fd < 0:
             return None
         try:
-            size = os.fstat(self._fd).st_size
-            tail = os.pread(self._fd, LONGEST_LINE, max(0, size - LONGEST_LINE))
+            tail = os.pread(self._fd, LONGEST_LINE, max(0, os.fstat(self._fd).st_size - LONGEST_LINE))
         except OSError:
             return None
         self._torn = bool(tail) and not tail.endswith(b"\n")
@@ -62,8 +60,7 @@ class MetricsFile:
             if self._fd < 0 or len(data) > LONGEST_LINE:
                 return
             try:
-                size = os.fstat(self._fd).st_size
-                if size + len(data) > self._limit + (ROOM_FOR_EVENTS if event else 0):
+                if os.fstat(self._fd).st_size + len(data) > self._limit + (ROOM_FOR_EVENTS if event else 0):
                     self._tell("limit", f"{NAME} has reached its limit of {self._limit} bytes")
                     return
                 if self._torn:  # the last line was cut off, as on a full disk
@@ -95,8 +92,5 @@ def parse(line: bytes) -> dict[str, object] | None:
 
 def last_sample(tail: bytes) -> dict[str, object] | None:
     """Find the last sample in the end of a file."""
-    for text in reversed(tail.split(b"\n")):
-        found = parse(text) if text else None
-        if found is not None and "cpu_seconds" in found:
-            return found
-    return None
+    lines = filter(None, map(parse, reversed(tail.split(b"\n"))))
+    return next((found for found in lines if "cpu_seconds" in found), None)

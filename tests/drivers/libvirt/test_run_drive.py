@@ -15,7 +15,6 @@ from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.program import drive
 from vmgahp.drivers.libvirt.start.provision import Provision, files_made
 from vmgahp.errors import JobFault
-from vmgahp.job.archive import PADDING
 from vmgahp.job.spec import JobSpec
 
 MACHINE = Settings({"VM_MEMORY": "1024"})
@@ -212,7 +211,7 @@ def test_a_checkpoint_goes_on_with_the_drive_made_anew(job: Job, elsewhere: Path
     assert left >= {*CHECKPOINT, "vm_run.json", "go.sh"}
     assert "vm_run.tar" not in left
     moved(job, elsewhere)
-    job.put("came-up-since", "x" * 3 * PADDING)
+    job.put("came-up-since", "x" * (3 << 20))
     with running(job, WANTS, *RUN) as peer:
         run_to_its_end(peer, job)
         peer.quit(status=1)  # as ever where a guest ends of which no program was heard

@@ -351,7 +351,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             self.log(f"{spec.name} can be neither suspended to disk nor checkpointed: {saver.cannot}")
         machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)
         machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
-        machine.no_checkpoint = self.checkpoints_of.why_not(spec) or saver.cannot
+        machine.no_checkpoint = saver.cannot or self.checkpoints_of.why_not(spec)
         machine.store = self.checkpoints_of.store(plan.checkpoint_spec)
         machine.write_checkpoint = partial(self.checkpoints_of.write, plan.checkpoint_spec, plan.domain_type)
         machine.described, machine.restart = described, restart
