@@ -200,10 +200,10 @@ def test_a_layer_of_an_image_must_be_the_administrators_too(place: Path) -> None
 
 
 def test_a_check_that_was_late_keeps_no_machine_out() -> None:
-    attributes, [finding] = provision.judge(MachineFault("it had not ended"))
-    assert (attributes, finding.verdict) == ({}, OFF)
-    assert provision.judge(None) == ({}, [])
-    assert provision.judge((["a", "b"], [])) == ({"VM_Images": "a,b"}, [])
+    names, [finding] = catalog.judge(MachineFault("it had not ended"))
+    assert (names, finding.verdict) == ([], OFF)
+    assert catalog.judge(None) == ([], [])
+    assert catalog.judge((["a", "b"], [])) == (["a", "b"], [])
 
 
 # --- what a job says

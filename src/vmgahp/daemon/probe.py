@@ -267,7 +267,8 @@ class Resolver:
         self._took = monotonic() - self._began
 
     def _ask(self) -> None:
-        socket.getaddrinfo(self.name, None, 0, 0, 0, socket.AI_CANONNAME)
+        # As bytes: for a text Python imports its codec for international names, and the probe has five seconds in all.
+        socket.getaddrinfo(os.fsencode(self.name), None, 0, 0, 0, socket.AI_CANONNAME)
 
     def judge(self) -> Finding:
         """Judge the time that the look-up has taken so far."""

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX
-from hashlib import sha256
 from stat import S_ISDIR, S_ISFIFO
 
 from vmgahp.errors import MachineFault
@@ -77,6 +76,8 @@ def claim(uuid: str) -> str:
 
 def claim_scratch(directory: str) -> str:
     """Claim a job's scratch directory; return a directory for `remove`, "" if another VM has it. Raises as `claim`."""
+    from hashlib import sha256  # late: it loads OpenSSL, for which a probe has no time
+
     sweep()
     name, path = sha256(os.fsencode(directory)).hexdigest(), runtime_dir()
     with claiming(path):

@@ -28,6 +28,8 @@ from vmgahp.images import CATALOG
 from vmgahp.images.formats import FORMATS, HEADER, looks_like, names_files
 
 SETTING = "VM_CATALOG"
+ATTRIBUTE = "VM_Images"
+"""The machine attribute with the names of the images that jobs can have here, separated by commas."""
 
 LONGEST_LINE = 5000
 LARGEST = 1 << 20
@@ -227,6 +229,13 @@ def survey(settings: Settings, check_backing: Callable[[Image], object]) -> tupl
         found.append(Finding(f"image {entry.name}", OK, at, f"{entry.description or 'jobs can have it'}{needs}"))
     shown = ", ".join(names) or "it has none that jobs could use"
     return names, [Finding("images", OK if names else OFF, f"{subject} = {catalog.path}", shown), *found]
+
+
+def judge(outcome: object) -> tuple[list[str], list[Finding]]:
+    """Return the names and the findings of a `survey`, or of the fault that it was late; none makes a machine unfit."""
+    if isinstance(outcome, errors.Fault):
+        return [], [findings.judge("images", f"the catalog of images ({SETTING})", outcome, "", OFF)]
+    return outcome if isinstance(outcome, tuple) else ([], [])
 
 
 def _require_readable(entry: CatalogEntry) -> None:

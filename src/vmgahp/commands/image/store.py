@@ -28,7 +28,6 @@ from vmgahp.commands.page import Page, print_table
 from vmgahp.commands.page import size as in_words
 from vmgahp.config import Settings
 from vmgahp.config.sources import find_tool
-from vmgahp.drivers.libvirt.start import provision
 from vmgahp.drivers.libvirt.start.provision import RECORD
 from vmgahp.findings import BAD, OK, Finding
 from vmgahp.host import proc
@@ -39,6 +38,7 @@ from vmgahp.host.trust import trouble_with_directory
 from vmgahp.images import catalog, formats, qemu_img
 from vmgahp.images.catalog import Catalog, CatalogEntry
 from vmgahp.images.formats import backing_chain
+from vmgahp.job.look import backing_of
 from vmgahp.text import redact
 
 _LINES = r"(?:(?:[ \t]*(?:#.*)?\n)*[ \t]*[^\s#\[].*\n?)*"
@@ -224,9 +224,10 @@ def _advertise(settings: Settings) -> None:
     environ = dict(os.environ)
     if not settings.string("VM_TYPE") or environ.get("VMGAHP_CONFIG") or not find_tool(environ):
         return
-    images, _ = provision.judge(provision.survey(settings, Identity(os.geteuid(), os.getegid())))
-    names = images.get(provision.ATTRIBUTE, "")
-    if trouble := update_ad(environ, f'{provision.ATTRIBUTE} = "{names}"'):
+    identity = Identity(os.geteuid(), os.getegid())
+    found, _ = catalog.survey(settings, lambda image: backing_of(image, identity))
+    names = ",".join(found)
+    if trouble := update_ad(environ, f'{catalog.ATTRIBUTE} = "{names}"'):
         say(f"{trouble} It advertises the change after: {RESTART}")
     else:
         say(f"this machine offers now: {names or 'no image'}")

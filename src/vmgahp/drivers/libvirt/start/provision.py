@@ -14,17 +14,15 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vmgahp import errors, findings
+from vmgahp import errors
 from vmgahp.checkpoint import files, manifest
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Value
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.start.disks import refused
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.findings import Finding
 from vmgahp.host import job_user, packages
 from vmgahp.host.job_user import Identity
-from vmgahp.images import catalog, iso, qemu_img
+from vmgahp.images import iso, qemu_img
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import require_whole
 from vmgahp.images.qemu_img import TooSlow
@@ -35,8 +33,6 @@ from vmgahp.job.look import is_there
 from vmgahp.job.spec import JobSpec
 from vmgahp.text import shown
 
-ATTRIBUTE = "VM_Images"
-"""The machine attribute with the names of the images that jobs can have here, separated by commas."""
 RECORD = "vm_catalog.json"
 """The file in the scratch directory that names the catalog image of each overlay."""
 FORMAT = 1
@@ -79,19 +75,6 @@ def require_possible(spec: JobSpec, domain_type: str, settings: Settings) -> Non
     options = ", ".join((DISK, *(OPTION_PREFIX + option for option in (DATA_DISK, DATA_FILES, DISK_SIZE))))
     problem = f"The job wants a catalog image or a new disk ({options}), which this machine cannot give it: {why}."
     raise JobFault(errors.INVALID_DISK_PARAM, problem, "require a machine that has VM_Images, or transfer the disks.")
-
-
-def survey(settings: Settings, identity: Identity) -> object:
-    """Survey the images of the catalog, for `judge`."""
-    return catalog.survey(settings, lambda image: look.backing_of(image, identity))
-
-
-def judge(outcome: object) -> tuple[dict[str, Value], list[Finding]]:
-    """Return the machine attributes and the findings for the result of `survey`; none makes the machine unfit."""
-    if isinstance(outcome, errors.Fault):
-        return {}, [findings.judge("images", "the catalog of images (VM_CATALOG)", outcome, "", findings.OFF)]
-    names, found = outcome if isinstance(outcome, tuple) else ([], [])
-    return ({ATTRIBUTE: ",".join(names)} if names else {}), found
 
 
 def files_made(spec: JobSpec) -> list[str]:

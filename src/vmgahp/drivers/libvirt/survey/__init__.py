@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from time import monotonic
@@ -28,7 +27,9 @@ from vmgahp.hooks import xml_script
 from vmgahp.host import kvm, libvirt_daemons, packages, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import Finished, run, which
-from vmgahp.images import iso
+from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.images import catalog, iso
+from vmgahp.images.catalog import Image
 from vmgahp.job.attributes import ARM, BIOS, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86, Share
 
 QEMU = "qemu-system-x86_64"
@@ -140,10 +141,9 @@ class LibvirtSurveyor(Surveyor):
         ways_in = forwarding.judge(settings, networking, passt=qemu.passt)
         found += [ways_in] if ways_in else []
         images: dict[str, Value] = {}
-        if (catalog := checks.outcome("images")) is not None:
-            from vmgahp.drivers.libvirt.start import provision
-
-            images, of_catalog = provision.judge(catalog)
+        if (surveyed := checks.outcome("images")) is not None:
+            names, of_catalog = catalog.judge(surveyed)
+            images = {catalog.ATTRIBUTE: ",".join(names)} if names else {}
             found += of_catalog
         # Without a setting, checkpoints are restored here from these.
         formats = ["raw", *[substitute.ZSTD] * substitute.has_program(substitute.ZSTD)]
@@ -176,7 +176,7 @@ class LibvirtSurveyor(Surveyor):
         if "user" in wanted:
             checks.begin("passt", lambda: start_passt(self.identity, end))
         if settings.string("VM_CATALOG") and not scripted:
-            checks.begin("images", self._survey_images)
+            checks.begin("images", lambda: catalog.survey(settings, self._check_backing))
         if which(tpm.PROGRAM) and not scripted:
             checks.begin("tpm", lambda: tpm.trouble(self.identity, end - monotonic()))
         if self._shares():
@@ -244,10 +244,10 @@ class LibvirtSurveyor(Surveyor):
             boots_arm=any(ARM in one.arches for one in capabilities.installed_firmwares().values()),
         )
 
-    def _survey_images(self) -> object:
-        from vmgahp.drivers.libvirt.start import provision  # with all of a job's files, for which a probe has no time
+    def _check_backing(self, image: Image) -> object:
+        from vmgahp.job.look import backing_of  # with all of a job, for which a probe has no time: few images need it
 
-        return provision.survey(self.settings, self.identity)
+        return backing_of(image, self.identity)
 
     def _try_emulator(self, qemu: _Emulator, accel: str, slirp: bool, end: float) -> Finding:
         """Start QEMU as jobs get it: with this accelerator, CPU mode and machine type."""
@@ -605,17 +605,19 @@ def start_passt(identity: Identity, end: float) -> None:
     path = which("passt")
     if path is None:
         raise errors.MachineFault("passt is not installed.", "install passt.")
-    directory = tempfile.mkdtemp(prefix="vmgahp-")
+    room = runtime_dir()
     try:
+        directory = f"{room}/passt"
+        os.mkdir(directory, 0o700)
         if identity.switching:
             os.chown(directory, identity.uid, identity.gid)
-        listener = os.path.join(directory, "socket")
+        listener = f"{directory}/socket"
         done = _run([path, "--one-off", "--socket", listener], b"", identity, end, [])
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
             client.settimeout(max(0.05, end - monotonic()))
             client.connect(listener)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(room, ignore_errors=True)
     if done.status is None:
         raise errors.MachineFault(f"passt did not listen within {_patience(end)}.", "see what it waits for.")
     if done.status != 0:
