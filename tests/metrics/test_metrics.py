@@ -213,6 +213,16 @@ def test_what_status_finds_is_kept_by_a_driver_that_knows_no_more(scratch: Path)
     assert lines(scratch)[-1]["reason"] == "the server has ended: QUIT received"
 
 
+def test_the_stages_of_a_program_are_there(scratch: Path, user: Identity) -> None:
+    collector, machine, _ = sampled(scratch, user, SimulatedMachine)
+    machine.updates.on_stage("started")
+    last = [line for line in lines(scratch) if line.get("event") == "program"]
+    assert [(line["state"], line["reason"]) for line in last] == [("Running", "started")]
+    collector.end(machine, "over")
+    machine.updates.on_stage("ended")
+    assert events(scratch)[-1] == "end", "nothing is written after it"
+
+
 def test_the_end_of_a_guest_is_there(scratch: Path) -> None:
     with started(scratch, "Simulated_Lifetime = 1") as peer:
         peer.run("STATUS", 1)

@@ -149,6 +149,8 @@ class Collector:
         if self._interval:
             file = MetricsFile(self._identity, directory, LARGEST_FILE, self._log.always)
         vm = _Vm(machine, directory, file)
+        of_program = {"event": "program", "state": lifecycle.RUNNING}
+        machine.updates.on_stage = lambda stage: vm.write({**of_program, "reason": stage})
         machine.updates.forget(call.job.names("ChirpVM"))
         machine.updates.publish(published.STATE, lifecycle.RUNNING)
         if problem := chirp.missing(directory):

@@ -13,6 +13,7 @@ published, and a guest's words only after a check.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 from typing import NamedTuple
 
@@ -105,7 +106,7 @@ NAMES = tuple(row for row in list(globals().values()) if isinstance(row, Name))
 class JobUpdates:
     """The updates of one VM: the last value of each name, and lines for the job's log."""
 
-    __slots__ = ("_is_fresh", "_lines", "_lock", "_problems", "_said", "_spoken", "_values", "over", "turn")
+    __slots__ = ("_is_fresh", "_lines", "_lock", "_problems", "_said", "_spoken", "_values", "on_stage", "over", "turn")
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -122,6 +123,8 @@ class JobUpdates:
         self.over = False
         """True once the VM is gone."""
         self._problems: set[str] = set()
+        self.on_stage: Callable[[str], None] = lambda _stage: None
+        """A callback for each stage of the program in the guest, for the file of metrics."""
 
     def publish(self, name: Name, value: Value) -> None:
         """Set a value, to be reported if it has changed."""

@@ -82,6 +82,20 @@ def test_states_one_after_another_and_a_vm_that_vanished_ran_until_it_was_last_s
     ]  # fmt: skip
 
 
+def test_a_program_divides_the_time_in_which_its_guest_runs(tmp_path: Path) -> None:
+    moments = {20: "ready", 21: "started", 50: "ended", 52: "taken"}
+    told = [event(after, "program", "Running", reason=stage) for after, stage in moments.items()]
+    saved = [event(30, "checkpoint", "Checkpointed", seconds=2.0), event(35, "end", "Stopped")]
+    saved.append(event(40, "start", "Running", seconds=3.0))
+    lines = [*LIFE[:1], sample(10, 1.0), *told[:2], *saved, sample(45, 3.0), *told[2:], event(53, "end", "Stopped")]
+    found = story_of(tmp_path, lines).spans
+    assert [(span.state, span.begin - BEGIN, span.end - BEGIN) for span in found] == [
+        ("Busy", -2, 0), ("Booting", 0, 21), ("Program", 21, 28), ("Busy", 28, 30), ("Checkpointed", 30, 35),
+        ("Busy", 37, 40), ("Program", 40, 50), ("Ending", 50, 53),
+    ]  # fmt: skip
+    assert absent(text_of(report(tmp_path)), "Booting 21.0 s", "The program runs 17.0 s", "power off 3.0 s") == []
+
+
 def test_rates_with_a_gap_where_nobody_looked_or_nothing_ran_however_short(tmp_path: Path) -> None:
     told = story_of(tmp_path, LIFE)
     rates = told.rates()

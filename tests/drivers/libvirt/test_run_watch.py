@@ -163,9 +163,12 @@ BEGUN = ("hello 1", "inputs 3", "started")
     ],
 )
 def test_how_a_vm_has_ended(scene: Scene, lines: tuple[str, ...], expected: tuple[object, ...]) -> None:
+    stages: list[str] = []
+    scene.machine.updates.on_stage = stages.append
     scene.hear(*BEGUN, *lines)
     ending = scene.ending()
     assert (status_of(ending), ending.how, ending.exit_code) == expected[:3]
+    assert stages[:2] == ["ready", "started"]
     assert str(expected[3]) in ending.reason
     assert bool(expected[3]) == bool(ending.reason)
 

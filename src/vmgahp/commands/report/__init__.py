@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import BinaryIO, NamedTuple
 
+from vmgahp import lifecycle
 from vmgahp.commands.arguments import NotDone, tell
 from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.commands.metrics_lines import MOST_DEVICES, Event, Sample, Traffic, rates, read_line
@@ -27,6 +28,9 @@ MOST_POINTS = 1200
 
 BUSY, AWAY = "Busy", ""
 """The states of the picture for an operation under way, and for no VM."""
+BOOTING, PROGRAM, ENDING = "Booting", "Program", "Ending"
+STAGES = {"ready": BOOTING, "started": PROGRAM, "ended": ENDING, "taken": ENDING}
+"""The parts of the time in which a guest with a program runs: the stage in the file -> the state of the picture."""
 ENDS = ("stop", "end")
 BREAKS = (*ENDS, "suspend", "checkpoint", "start", "resume")
 """The events over which no line is drawn."""
@@ -110,10 +114,15 @@ class Story:
             began = each.time - each.seconds
             marks += [(began, start, AWAY)] if each.name == "start" else []
             marks += [(began, operation, BUSY)] if each.seconds and each.name != "end" else []
-            marks.append((each.time, event, AWAY if each.name in ENDS else each.state))
+            state = AWAY if each.name in ENDS else each.state
+            marks.append((each.time, event, STAGES.get(each.reason, state) if each.name == "program" else state))
         found: list[Span] = []
         seen = 0.0
+        runs: str = BOOTING if any(each.name == "program" for each in self.events) else lifecycle.RUNNING
         for time, kind, state in sorted(marks):
+            if state in STAGES.values():
+                runs = state
+            state = runs if state == lifecycle.RUNNING else state
             if found and kind == sample and found[-1].state == BUSY:
                 continue  # taken during an operation, which it does not end
             if found:

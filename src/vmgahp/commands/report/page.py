@@ -13,7 +13,7 @@ from lxml.builder import ElementMaker
 from vmgahp import __version__, lifecycle
 from vmgahp.commands.metrics_lines import Event
 from vmgahp.commands.page import clock, duration, size, zone
-from vmgahp.commands.report import BUSY, MOST_EVENTS, Rate, Span, Story
+from vmgahp.commands.report import BOOTING, BUSY, ENDING, MOST_EVENTS, PROGRAM, Rate, Span, Story
 from vmgahp.metrics.file import NAME
 
 SVG = "http://www.w3.org/2000/svg"
@@ -28,6 +28,9 @@ BAND, TOP, HEAD, CHART, FOOT = 18, 40, 30, 90, 38
 
 STATES = {
     lifecycle.RUNNING: ("running", "#2da44e"),
+    BOOTING: ("booting", "#0a7d91"),
+    PROGRAM: ("the program runs", "#2da44e"),
+    ENDING: ("outputs are sent, power off", "#9a6700"),
     lifecycle.SOFT_SUSPENDED: ("paused in memory", "#d4a72c"),
     lifecycle.SUSPENDED: ("suspended to disk", "#54aeff"),
     lifecycle.CHECKPOINTED: ("checkpointed", "#8250df"),

@@ -418,6 +418,7 @@ class ProgramMonitor:
         self.progress = progress
         self._elapsed = 0.0
         self._log(f"its program: {' '.join(filter(None, map(str, progress)))}")
+        self._machine.updates.on_stage(progress.stage)
         self._keep()
 
     def _keep(self) -> None:
