@@ -60,7 +60,7 @@ PLACES = {
     "drivers/any/__init__.py:AnyDriver._nothing_left": (1, NOT_INSTALLED),
     "drivers/any/__init__.py:convert": (1, NOT_INSTALLED),
     "drivers/base.py:Driver.describe": (1, PROBE),
-    "drivers/base.py:_load": (1, NOT_INSTALLED),
+    "drivers/surveyor.py:load": (1, NOT_INSTALLED),
     "drivers/base.py:find": (2, SETTING),
     "drivers/libvirt/life/save.py:LibvirtCheckpoints.write": (1, LATER),
     "drivers/libvirt/link/connection.py:LibvirtConnection._take": (1, HYPERVISOR),

@@ -23,7 +23,7 @@ from vmgahp.config import Settings
 from vmgahp.daemon import containers, probe
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, Late
-from vmgahp.host import libvirt_daemons
+from vmgahp.host import libvirt_daemons, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.log import Log
@@ -152,7 +152,7 @@ def probe_that_hangs(scratch: Path, line: str) -> "subprocess.CompletedProcess[s
     code = (
         "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
         f"{line}\n"
-        "p.base.find = lambda _type: lambda *_: threading.Event().wait()\n"
+        "p.find_surveyor = lambda _type: lambda *_: threading.Event().wait()\n"
         "sys.exit(p.run('simulated', c.os.environ, to_stderr=True))\n"
     )
     command, environ = [sys.executable, "-c", code], environment("simulated", scratch)
@@ -248,6 +248,44 @@ def test_a_probe_that_hangs_names_the_program_and_the_resolver(scratch: Path) ->
     )
     assert f"It waited for the settings, which {tool} reads." in ended.stderr
     assert f"The address of {os.uname().nodename}, this machine's name, is not known after" in ended.stderr
+
+
+def test_a_probe_that_is_late_has_the_next_one_answer(tmp_path, monkeypatch, capsys):
+    left_behind: list[dict[str, str]] = []
+    monkeypatch.setattr(probe.runtime_dir, "ROOT_BASE", str(tmp_path))
+    for name in ("make_root_base", "claim", "is_claimed", "remove"):
+        monkeypatch.setattr(probe.runtime_dir, name, lambda *_name: "")
+    monkeypatch.setattr(probe.subprocess, "Popen", lambda _command, env, **_more: left_behind.append(env))
+    monkeypatch.setattr(probe.proc, "age", lambda _pid: 0.0)
+    monkeypatch.setattr(probe, "DEADLINE", 0.6)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    said = {"VM_MEMORY": "64"}
+    trouble: list[Finding] = []
+
+    def look(vm_type, environ, log, end, *, to_stderr, awaited, loaded_as):
+        loaded_as(Settings(dict(said)))
+        if probe.LATER not in environ:
+            wait.until(lambda: monotonic() > end, 5, 0.01)
+        found = probe.Probe(vm_type, *trouble)
+        found.attributes = {"VM_Type": vm_type, "VM_Memory": 64}
+        return found
+
+    def run(**environ: str) -> tuple[int, str]:
+        status = probe.run("kvm", environ, to_stderr=False)
+        return status, capsys.readouterr().out
+
+    monkeypatch.setattr(probe, "look", look)
+    assert run() == (1, "")
+    assert [set(environ) for environ in left_behind] == [{probe.LATER}]
+    assert run(**left_behind[0])[0] == 0
+    assert run() == (0, 'VM_Type = "kvm"\nVM_Memory = 64\n'), "what was found meanwhile"
+    said["VM_MEMORY"] = "128"
+    assert run() == (1, ""), "it was found with other settings"
+    said["VM_MEMORY"] = "64"
+    trouble.append(Finding("kvm", BAD, "/dev/kvm", "it is broken", "mend it"))
+    assert run(**left_behind[0])[0] == 1
+    assert run() == (1, ""), "it has found meanwhile that nothing can run"
+    assert [path.name for path in tmp_path.iterdir()] == ["probe-kvm.json"]
 
 
 def test_for_people_everything_has_its_reason() -> None:

@@ -42,6 +42,11 @@ class Settings:
                 self._values[setting.name] = value.strip()
                 self._where[setting.name] = where if isinstance(where, str) else where[name]
 
+    @property
+    def given(self) -> Mapping[str, str]:
+        """The values that are set."""
+        return self._values
+
     def where(self, name: str) -> str:
         """Return the source of a setting's value; ``default`` if it is not set."""
         return self._where.get(setting_of(name).name, "default")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from time import monotonic
+from functools import partial
+from time import monotonic, time
 
 from vmgahp import __version__, config, errors, findings
 from vmgahp.config import check, sources
 from vmgahp.config.sources import Entries
-from vmgahp.drivers import base
-from vmgahp.drivers.base import Survey, Surveyor, Value
+from vmgahp.drivers.surveyor import Survey, Surveyor, Value, find_surveyor
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
-from vmgahp.host import libvirt_daemons, proc
+from vmgahp.host import libvirt_daemons, proc, runtime_dir
 from vmgahp.host.job_user import Identity
 from vmgahp.host.wait import Task
 from vmgahp.log import Log
@@ -36,6 +37,12 @@ RESERVE = 0.1
 
 SURVEY_RESERVE = 0.3
 """The seconds before the end of the checks at which a driver must have collected its results."""
+
+LATER = "VMGAHP_PROBE_LATER"
+"""The environment variable of a probe that has `LATER_DEADLINE` seconds and tells nobody but the next probes."""
+LATER_DEADLINE = 60.0
+KEPT_SECONDS = 900.0
+"""The seconds for which the result of a probe counts for another one that has no time for its checks."""
 
 MIB = 1 << 20
 
@@ -296,8 +303,12 @@ def look(
     *,
     to_stderr: bool,
     awaited: Callable[[str], object] = str,
+    loaded_as: Callable[[config.Settings], object] = repr,
 ) -> Probe:
-    """Load the settings and the driver, and probe until `end`; `awaited` gets each step's name before its wait."""
+    """Load the settings and the driver, and probe until `end`.
+
+    `awaited` gets each step's name before its wait, `loaded_as` the settings.
+    """
     if vm_type in (ANY, *LIBVIRT) and os.geteuid() == 0:
         libvirt_daemons.wake()  # an idle one needs seconds to start
     tool = sources.find_tool(environ)
@@ -306,8 +317,9 @@ def look(
         loaded = Task("the settings", lambda: config.load(environ))
         listed = Task("the configuration", lambda: sources.entries(environ))
         with suppress(errors.Fault):  # reported below
-            base.find_surveyor(vm_type)  # takes as long as HTCondor's tool, and runs meanwhile
+            find_surveyor(vm_type)  # takes as long as HTCondor's tool, and runs meanwhile
         settings = loaded.result()
+        loaded_as(settings)
         awaited("the log, VM_GAHP_LOG")
         log.open(settings, to_stderr=to_stderr)
         awaited(f"the driver of VM type {vm_type}")
@@ -316,11 +328,65 @@ def look(
         if findings.first_bad(wrong):
             return Probe(vm_type, *wrong)
         identity = Identity.from_environ(environ)
-        driver = base.find_surveyor(vm_type)(vm_type, settings, identity, log.always)
+        driver = find_surveyor(vm_type)(vm_type, settings, identity, log.always)
         awaited("the checks, each of which has a shorter time")
         return probe(vm_type, settings, driver, end - monotonic() - RESERVE, entries=listed.result, identity=identity)
     except errors.Fault as fault:
         return Probe(vm_type, findings.judge("settings", "the settings and the driver", fault, ""))
+
+
+class _Kept:
+    """The last result of a probe that has had the time for all its checks, since this machine booted.
+
+    On a slow or busy machine the startd's five seconds may never be enough. So a probe whose checks were late leaves
+    another one behind, whose result counts for the next.
+    """
+
+    def __init__(self, vm_type: str, settings: config.Settings, log: Log) -> None:
+        self._log = log
+        self._name = f"probe-{vm_type}"
+        self._path = f"{runtime_dir.ROOT_BASE}/{self._name}.json"
+        self._for = {"version": __version__, "settings": dict(settings.given)}
+
+    def write(self, found: Probe) -> None:
+        """Keep a result; one with trouble, too, which ends the validity of an earlier one."""
+        attributes = None if found.trouble else found.attributes
+        try:
+            runtime_dir.make_root_base()
+            with open(f"{self._path}.new", "w", opener=partial(os.open, mode=0o600)) as file:
+                json.dump(self._for | {"time": time(), "attributes": attributes}, file)
+            os.replace(f"{self._path}.new", self._path)
+        except OSError as error:
+            self._log.always(f"the result of the probe is not kept: {error}")
+
+    def instead_of(self, late: Probe, environ: Mapping[str, str]) -> Probe | None:
+        """Leave a probe behind that finds what this one could not; return the kept result, if it still counts."""
+        if not runtime_dir.is_claimed(self._name):
+            nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            with suppress(OSError):  # the next probe tries it again
+                subprocess.Popen(
+                    [sys.executable, "-I", *sys.argv],
+                    env={**environ, LATER: "1"},
+                    cwd="/",
+                    start_new_session=True,
+                    **nowhere,  # type: ignore[call-overload]
+                )
+        try:
+            with open(self._path) as file:
+                kept = json.load(file)
+        except (OSError, ValueError):
+            return None
+        age = time() - kept["time"]
+        if (
+            not kept["attributes"]
+            or not 0 <= age < KEPT_SECONDS
+            or any(kept[key] != self._for[key] for key in self._for)
+        ):
+            return None
+        self._log.always(f"this probe had no time for all its checks: what one has found {age:.0f} s ago counts")
+        found = Probe(late.vm_type)
+        found.attributes = kept["attributes"]
+        return found
 
 
 def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: bool = False) -> int:
@@ -330,15 +396,30 @@ def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: b
     (``VMUniverseMgr`` in HTCondor's ``src/condor_startd.V6``). The reasons go to the log and to standard error.
     The process exits at once, even if checks still hang.
     """
-    age = proc.age(os.getpid())
+    age, is_later = proc.age(os.getpid()), LATER in environ
     end = monotonic() + DEADLINE - (age if age < DEADLINE else 0)  # an older process is not a startd's probe
-    log, doing = Log(), [""]
+    end = monotonic() + LATER_DEADLINE if is_later else end
+    log, doing, loaded = Log(), [""], [config.Settings()]
     host = Resolver()
     tells = to_stderr and not as_json
-    outcome = findings.side_by_side(
-        {"probe": lambda: look(vm_type, environ, log, end, to_stderr=tells, awaited=doing.append)}, end
-    )["probe"]
+    claimed = runtime_dir.claim(f"probe-{vm_type}") if is_later else ""
+
+    def probe_it() -> Probe:
+        told, kept_as = doing.append, loaded.append
+        return look(vm_type, environ, log, end, to_stderr=tells, awaited=told, loaded_as=kept_as)
+
+    outcome = findings.side_by_side({"probe": probe_it}, end)["probe"]
     found = outcome if isinstance(outcome, Probe) else Probe(vm_type)
+    if os.geteuid() == 0 and not to_stderr and vm_type in (ANY, *LIBVIRT):
+        # A driver waits for a late check until then, and not longer.
+        is_late = monotonic() > end - RESERVE - SURVEY_RESERVE
+        kept = _Kept(vm_type, loaded[-1], log)
+        if is_later or not is_late:
+            kept.write(found)
+        if is_later:
+            runtime_dir.remove(claimed)
+        elif is_late and (usable := kept.instead_of(found, environ)):
+            found = outcome = usable
     if found is not outcome:
         late, named = findings.judge("probe", "this machine, with all checks", outcome, ""), host.judge()
         seen = f"{late.seen} It waited for {doing[-1]}."

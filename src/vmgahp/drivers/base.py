@@ -15,22 +15,19 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.resources import ExitRecord, Resources
-from vmgahp.findings import Finding
-from vmgahp.host import packages, runtime_dir
+from vmgahp.drivers.surveyor import Logger, Survey, Surveyor, Value, load
+from vmgahp.host import runtime_dir
 from vmgahp.host.guardian import Guardian
-from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, driver_type, is_choice
 from vmgahp.job.published import JobUpdates
 from vmgahp.job.scratch_files import OutputDirectory, empty_directory
 from vmgahp.metrics import Metrics, Status
-from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH, SURVEYORS
-
-Logger = Callable[[str], None]
+from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH
 
 LEAST_LONG_SECONDS = 30
 
@@ -50,26 +47,6 @@ def progress(what: str, log: Logger) -> Callable[[float], None]:
 
 Sent = tuple[bool, tuple[str, ...] | None]
 """The part of a scratch directory that is sent back: see `vmgahp.job.vm_spec.VmSpec.sent`."""
-
-
-Value = str | int | float | bool
-
-
-class Survey(NamedTuple):
-    """The result of a driver's survey of this machine."""
-
-    findings: Sequence[Finding] = ()
-    """The findings of all checks; one that is `vmgahp.findings.BAD` makes the machine unfit for any job."""
-    attributes: dict[str, Value] = {}
-    """The attributes published as ``VM_<VM type>_ATTR_<name>``, such as version, accel, max_vcpus, checkpoint."""
-    machine_attributes: dict[str, Value] = {}
-    """The attributes published under their own names, such as HasVirshDefaultNetwork."""
-    networking: Sequence[str] = ()
-    """The types of networking that jobs get: those in the settings that were seen to work."""
-    hypervisors: Sequence[str] = ()
-    """The hypervisors that run jobs here, such as kvm or qemu."""
-    vm_types: Sequence[str] = ()
-    """The values of vm_type that this driver was seen to serve here."""
 
 
 class Deadlines(NamedTuple):
@@ -175,24 +152,6 @@ class Machine(ABC):
         raise errors.ClientFault(errors.VM_NO_SUPPORT_CHECKPOINT, f"{self.name} cannot be checkpointed by its driver.")
 
 
-class Surveyor(ABC):
-    """The survey of one kind of hypervisor on this machine, for one VM type."""
-
-    def __init__(self, vm_type: str, settings: Settings, identity: Identity, log: Logger) -> None:
-        self.vm_type = vm_type
-        self.settings = settings
-        self.identity = identity
-        self.log = log
-
-    @abstractmethod
-    def survey(self, end: float) -> Survey:
-        """Check whether this hypervisor works here, and what jobs get from it.
-
-        Every check must end before the monotonic clock shows `end`: one that has not ended by then counts as failed
-        (`vmgahp.findings.side_by_side`). A defect of the machine is a finding in the survey and not raised.
-        """
-
-
 class Driver(Surveyor):
     """One kind of hypervisor on this machine, for one VM type."""
 
@@ -265,10 +224,6 @@ class Driver(Surveyor):
         """Close connections; called once, when the server ends."""
 
 
-_PACKAGES = {"pyVmomi": ("pyvmomi", "8.0"), "libvirt": ("libvirt-python", "9.0"), "lxml": ("lxml", "4.9")}
-"""The optional modules, each with its Python package and the oldest version of it."""
-
-
 def find(vm_type: str) -> type[Driver]:
     """Return the driver class for a VM type: built in, or of the group ``vmgahp.drivers``. Raises `MachineFault`."""
     # A list of types is a choice as "any" is; no driver's name has a comma. The table comes first, because to scan
@@ -288,27 +243,10 @@ def find(vm_type: str) -> type[Driver]:
             problem = f"No driver is installed for VM_TYPE = {vm_type}."
             hint += f"set VM_TYPE to one of {', '.join(sorted(DRIVERS))}, or install the package of the driver."
             raise errors.MachineFault(problem, hint, errors.NO_SUPPORTED_VM_TYPE)
-    found = _load(vm_type, place)
+    found = load(vm_type, place)
     if not (isinstance(found, type) and issubclass(found, Driver)):
         raise errors.MachineFault(f"{place}, the driver for VM_TYPE = {vm_type}, is not a Driver.")
     return found
-
-
-def find_surveyor(vm_type: str) -> type[Surveyor]:
-    """Return the class that surveys this machine for a VM type, most often its driver; raises what `find` does."""
-    place = SURVEYORS.get(vm_type)
-    return _load(vm_type, place) if place else find(vm_type)
-
-
-def _load(vm_type: str, place: str) -> Any:
-    module_name, _, class_name = place.partition(":")
-    try:
-        __import__(module_name)
-        return getattr(sys.modules[module_name], class_name)
-    except ImportError as error:
-        known = _PACKAGES.get(getattr(error, "name", "") or "")
-        hint = f"{packages.of_python(*known)}." if known else "install the Python packages that the driver needs."
-        raise errors.MachineFault(f"The driver for VM_TYPE = {vm_type} cannot be loaded: {error}.", hint) from error
 
 
 # The VM types that this machine has, and the choice of the one for a job
@@ -352,4 +290,4 @@ def type_for(job: JobAd, asked: str, settings: Settings) -> str:
     return driver_type(job, asked, machine, types)
 
 
-__all__ = ["Driver", "Machine", "Metrics", "Status", "Survey", "Surveyor", "Value", "find", "find_surveyor"]
+__all__ = ["Driver", "Machine", "Metrics", "Status", "Survey", "Surveyor", "Value", "find"]

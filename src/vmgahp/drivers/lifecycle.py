@@ -13,8 +13,9 @@ from contextlib import contextmanager
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.store import CheckpointStore
-from vmgahp.drivers.base import Deadlines, Logger, Machine
+from vmgahp.drivers.base import Deadlines, Machine
 from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.job.exit_code import DESTROYED, POWERED_OFF_WHEN_ASKED
 from vmgahp.lifecycle import CHECKPOINTED, RUNNING, SOFT_SUSPENDED, STARTING, STOPPED, SUSPENDED, State
 from vmgahp.metrics import Status, Usage

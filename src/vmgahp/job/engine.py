@@ -7,7 +7,6 @@ only values. It gets no secret attributes.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import socket
@@ -130,6 +129,8 @@ def take_address_as_name() -> None:
     HTCondor's module looks the name up while it is imported, and 20 times in a minute if no nameserver answers
     (``init_local_hostname_impl`` in its ``src/condor_utils/ipv6_hostname.cpp``). No setting turns that off.
     """
+    import ctypes  # in the engine's own process alone
+
     if os.geteuid() == 0 and ctypes.CDLL(None).unshare(_NEW_UTS) == 0:
         socket.sethostname("127.0.0.1")
 

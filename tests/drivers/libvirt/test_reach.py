@@ -156,12 +156,9 @@ def test_nobody_is_told_of_a_port_that_a_stranger_took_meanwhile(job: Job, monke
 
 
 def test_the_probe_says_whether_jobs_can_have_a_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert forwarding.judge(Settings({"VM_MEMORY": "64"}), ["user"], passt=True) is None
     without = forwarding.judge(settings_of("22000"), ["user"], passt=False)
-    assert without
     assert "forwards no ports" in without.seen
     good = forwarding.judge(settings_of("22000-22009"), ["user"], passt=True)
-    assert good
     assert (good.verdict, good.seen) == (OK, "10 ports at 127.0.0.1 lead to those of guests")
     monkeypatch.setenv("PATH", "/nowhere")
     for settings, networks, why in (

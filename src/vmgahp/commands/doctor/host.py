@@ -25,7 +25,7 @@ from vmgahp.commands.doctor.context import (
 from vmgahp.config import sources
 from vmgahp.daemon import probe
 from vmgahp.daemon.probe import DISK_SPACE, Probe
-from vmgahp.drivers import base
+from vmgahp.drivers.surveyor import Survey, Surveyor, find_surveyor
 from vmgahp.findings import BAD, OFF, OK, Finding, Late
 from vmgahp.host import libvirt_daemons, packages
 from vmgahp.host.job_user import Identity
@@ -66,12 +66,12 @@ def host_name(context: Context) -> Finding:
 # The probe
 
 
-class _Surveyed(base.Surveyor):
+class _Surveyed(Surveyor):
     """A replacement for a survey that cannot be made here, so that the other checks of the probe are made."""
 
-    outcome: base.Survey | errors.Fault
+    outcome: Survey | errors.Fault
 
-    def survey(self, end: float) -> base.Survey:
+    def survey(self, end: float) -> Survey:
         if isinstance(self.outcome, errors.Fault):
             raise self.outcome
         return self.outcome
@@ -251,15 +251,15 @@ EXECUTE_DEADLINE = 3.0
 """The deadline in seconds for a file system that the probe has accessed already."""
 
 
-def _surveyor(context: Context) -> tuple[base.Surveyor, Identity | None]:
+def _surveyor(context: Context) -> tuple[Surveyor, Identity | None]:
     """Return the surveyor that the startd's probe has, or a replacement for it, and the job's user if known."""
     identity, of_this = None, (context.vm_type, context.settings)
     made = _Surveyed(*of_this, Identity(NOBODY, NOBODY), context.notes.append)
     try:
         identity = Identity.from_environ(context.environ)
         if not (context.blind and context.vm_type in QEMU):
-            return base.find_surveyor(context.vm_type)(*of_this, identity, context.notes.append), identity
-        made.outcome = base.Survey(unseen(context))
+            return find_surveyor(context.vm_type)(*of_this, identity, context.notes.append), identity
+        made.outcome = Survey(unseen(context))
     except errors.Fault as fault:
         made.outcome = fault
     return made, identity

@@ -19,7 +19,8 @@ from vmgahp.checkpoint import files, manifest
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers import base
-from vmgahp.drivers.base import ANY_TYPES, Driver, Logger, Machine, Survey, machine_types, progress
+from vmgahp.drivers.base import ANY_TYPES, Driver, Machine, Survey, machine_types, progress
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import BAD, OFF, Finding
 from vmgahp.host import job_user

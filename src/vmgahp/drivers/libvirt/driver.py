@@ -17,7 +17,7 @@ from vmgahp.config import Settings
 from vmgahp.domain import job_xml, verify
 from vmgahp.domain.model import AGENT
 from vmgahp.domain.restore import reconcile
-from vmgahp.drivers.base import Logger, Survey
+from vmgahp.drivers.base import Survey
 from vmgahp.drivers.libvirt.life import pauses, usage
 from vmgahp.drivers.libvirt.life.guest import LibvirtGuest
 from vmgahp.drivers.libvirt.life.machine import CALL_SECONDS, LibvirtMachine
@@ -30,6 +30,7 @@ from vmgahp.drivers.libvirt.start.describe import CONTROL, VNC_FILE, Describer, 
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import PASST, RELAY, Resources
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import job_user, kvm, system_logs
 from vmgahp.host.runtime_dir import sweep
 from vmgahp.host.wait import Task, start_thread

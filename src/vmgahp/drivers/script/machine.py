@@ -15,11 +15,12 @@ from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import STATE, CheckpointKind, Facts, Manifest, text
 from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Deadlines, Logger
+from vmgahp.drivers.base import Deadlines
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.protocol import LONGEST_TEXT, Answer, Malformed, ScriptRequest
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.hooks import clean, converse
 from vmgahp.host import proc, trust, wait
 from vmgahp.host.job_user import Identity

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.fault_rules import Rule, classify
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.errors import ClientFault, HypervisorFault, JobFault, MachineFault
 from vmgahp.host import proc, wait
 from vmgahp.host.job_user import Identity

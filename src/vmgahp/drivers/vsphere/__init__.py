@@ -18,10 +18,11 @@ from vmgahp import errors, findings
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger, Survey
+from vmgahp.drivers.base import Survey
 from vmgahp.drivers.lifecycle import reached
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.drivers.vsphere import hardware
 from vmgahp.drivers.vsphere.connection import VsphereConnection
 from vmgahp.drivers.vsphere.inventory import (

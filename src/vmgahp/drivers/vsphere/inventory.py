@@ -28,7 +28,8 @@ from pyVmomi import vim, vmodl
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger, progress
+from vmgahp.drivers.base import progress
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.drivers.vsphere.connection import RETRY_INTERVAL, Gone, VsphereConnection
 
 MIB = 1 << 20

@@ -30,9 +30,10 @@ from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import UUID, CheckpointKind, Facts, Manifest, matching, text
 from vmgahp.checkpoint.store import CheckpointStore
-from vmgahp.drivers.base import Deadlines, Logger
+from vmgahp.drivers.base import Deadlines
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
 from vmgahp.drivers.vsphere.hardware import SERIAL, Device, Hardware, adapter_word, bare_spec, devices_spec
 from vmgahp.drivers.vsphere.inventory import (

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import libvirt
 
 from vmgahp import errors
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start.disks import DiskFiles
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import system_logs, wait
 from vmgahp.host.job_user import Identity
 

@@ -9,7 +9,7 @@ import libvirt
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.store import MEMORY_FILE, CheckpointStore
-from vmgahp.drivers.base import Deadlines, Logger
+from vmgahp.drivers.base import Deadlines
 from vmgahp.drivers.libvirt.life import usage
 from vmgahp.drivers.libvirt.life.guest import EVENT_WAIT, Check, GuestAddress, GuestAgent, LibvirtGuest, Make, let_run
 from vmgahp.drivers.libvirt.life.pauses import IoErrors
@@ -19,6 +19,7 @@ from vmgahp.drivers.libvirt.start import forwarding
 from vmgahp.drivers.libvirt.start.hooks import Described
 from vmgahp.drivers.lifecycle import ManagedMachine
 from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import proc, system_logs, wait
 from vmgahp.host.system_calls import Opened
 from vmgahp.job import exit_code, published

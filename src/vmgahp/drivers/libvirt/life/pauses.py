@@ -20,9 +20,9 @@ from contextlib import contextmanager
 import libvirt
 
 from vmgahp import errors
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.life.guest import EVENT_WAIT, LibvirtGuest
 from vmgahp.drivers.libvirt.start.disks import allowed, occupied
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host.wait import start_thread
 from vmgahp.job.exit_code import DISK_ERROR, DISK_LIMIT
 

@@ -27,10 +27,10 @@ from vmgahp.checkpoint.store import CANNOT_SAVE, HINT, IMAGE_EXTRA, MEMORY_FILE,
 from vmgahp.checkpoint.substitute import ZSTD, Held, Substitute, Write
 from vmgahp.config import Settings
 from vmgahp.domain.restore import SavedMismatch
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, disks
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.job.spec import Disk, JobSpec

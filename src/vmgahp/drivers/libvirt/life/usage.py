@@ -23,9 +23,9 @@ import libvirt
 from vmgahp import lifecycle
 from vmgahp.config import Settings
 from vmgahp.domain import build, model
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, LibvirtConnection
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import proc
 from vmgahp.job.spec import JobSpec
 from vmgahp.metrics import Metrics

@@ -15,9 +15,9 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import wait
 from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.host.starter import is_one_job

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.start.describe import CONTROL, ERR, OUT, OUTPUTS, append_to
 from vmgahp.drivers.libvirt.start.disks import kept_free, limit_of
 from vmgahp.drivers.resources import Resources
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import job_user, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import runtime_dir

@@ -18,9 +18,9 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import kvm
 from vmgahp.host.run import which
 from vmgahp.job.attributes import ARM, UEFI, UEFI_SECURE, X86

@@ -11,13 +11,13 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import build
 from vmgahp.domain.job_xml import JobXml
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, forwarding, tpm, virtiofs
 from vmgahp.drivers.libvirt.start.capabilities import TWO_GROUPS, TWO_GROUPS_HINT, domain_capabilities, has_passt
 from vmgahp.drivers.libvirt.start.hooks import Described, described
 from vmgahp.drivers.resources import CONSOLE_FILE, PASST, RELAY, ExitPort, PortForwards, Resources
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.hooks import xml_script
 from vmgahp.host import companion, job_user, packages, runtime_dir
 from vmgahp.host.job_user import Identity

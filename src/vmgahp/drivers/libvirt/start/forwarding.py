@@ -20,8 +20,8 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors, findings
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.resources import PortForwards
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import packages, run, runtime_dir, system_calls
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
@@ -73,10 +73,8 @@ def address_of(settings: Settings) -> str:
     raise errors.MachineFault(problem, hint)
 
 
-def judge(settings: Settings, networks: Sequence[str], *, passt: bool) -> findings.Finding | None:
-    """Return the finding about port forwarding; None if it is not set up. `passt` provides user networking."""
-    if not settings.string("VM_SSH_PORTS"):
-        return None
+def judge(settings: Settings, networks: Sequence[str], *, passt: bool) -> findings.Finding:
+    """Return the finding about port forwarding, where it is set up. `passt` provides user networking."""
     subject = "VM_SSH_PORTS, VM_SSH_ADDRESS"
     try:
         ports, address = ports_of(settings), address_of(settings)

@@ -22,10 +22,11 @@ import libvirt
 from vmgahp import errors, log
 from vmgahp.config import Settings
 from vmgahp.domain.restore import macs
-from vmgahp.drivers.base import Logger, Machine
+from vmgahp.drivers.base import Machine
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.link.faults import DESCRIPTION
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import runtime_dir
 from vmgahp.host.job_user import Identity
 from vmgahp.job import cloud_init, published

@@ -16,12 +16,12 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.domain import build, verify
-from vmgahp.drivers.base import Logger
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, tpm
 from vmgahp.drivers.libvirt.start.describe import Describer, Plan
 from vmgahp.drivers.libvirt.start.hooks import described
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.hooks import xml_script
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import claim

@@ -15,7 +15,7 @@ import subprocess
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
-from vmgahp.drivers.base import Logger
+from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import companion
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which

@@ -17,17 +17,16 @@ from vmgahp.checkpoint import substitute
 from vmgahp.config import Settings
 from vmgahp.config.table import SHARE_DIRS
 from vmgahp.domain import need
-from vmgahp.drivers.base import Logger, Survey, Surveyor, Value
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection, connection_for
-from vmgahp.drivers.libvirt.start import capabilities, forwarding, tpm, virtiofs
+from vmgahp.drivers.libvirt.start import capabilities, tpm
 from vmgahp.drivers.libvirt.start.capabilities import TWO_GROUPS, TWO_GROUPS_HINT, Hypervisor, arches, uefis, version
+from vmgahp.drivers.surveyor import Logger, Survey, Surveyor, Value
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Checks, Finding, Late
 from vmgahp.hooks import xml_script
 from vmgahp.host import kvm, libvirt_daemons, packages, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import Finished, run, which
-from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.images import catalog, iso
 from vmgahp.images.catalog import Image
 from vmgahp.job.attributes import ARM, BIOS, NINEP, NO_SHARE, SHARES, VIRTIOFS, X86, Share
@@ -138,8 +137,12 @@ class LibvirtSurveyor(Surveyor):
         judged = {kind: self._judge_network(kind, checks, active, qemu, tried) for kind in wanted}
         found += judged.values()
         networking = [kind for kind, finding in judged.items() if finding.verdict == OK]
-        ways_in = forwarding.judge(settings, networking, passt=qemu.passt)
-        found += [ways_in] if ways_in else []
+        ways_in = None
+        if settings.string("VM_SSH_PORTS"):
+            from vmgahp.drivers.libvirt.start import forwarding  # with all of a VM's resources
+
+            ways_in = forwarding.judge(settings, networking, passt=qemu.passt)
+            found.append(ways_in)
         images: dict[str, Value] = {}
         if (surveyed := checks.outcome("images")) is not None:
             names, of_catalog = catalog.judge(surveyed)
@@ -483,6 +486,8 @@ def begin_shares(checks: Checks, settings: Settings, identity: Identity, seconds
     if has_directories:
         checks.begin("share dirs", lambda: _there(settings))
     if has_directories or _share_kind(settings) == VIRTIOFS:
+        from vmgahp.drivers.libvirt.start import virtiofs  # with ctypes
+
         checks.begin("virtiofs", lambda: virtiofs.trouble(identity, seconds()))
 
 
@@ -544,6 +549,8 @@ def _trouble(
         if isinstance(virtiofsd, errors.Fault):
             return virtiofsd
         if virtiofsd:
+            from vmgahp.drivers.libvirt.start import virtiofs
+
             return errors.MachineFault(f"{virtiofsd}.", virtiofs.hint())
     try:
         require_share(kind, qemu, identity, end)
@@ -605,10 +612,11 @@ def start_passt(identity: Identity, end: float) -> None:
     path = which("passt")
     if path is None:
         raise errors.MachineFault("passt is not installed.", "install passt.")
-    room = runtime_dir()
+    import tempfile  # late: it loads OpenSSL
+
+    # AppArmor lets passt make its socket there.
+    directory = tempfile.mkdtemp(prefix="vmgahp-")
     try:
-        directory = f"{room}/passt"
-        os.mkdir(directory, 0o700)
         if identity.switching:
             os.chown(directory, identity.uid, identity.gid)
         listener = f"{directory}/socket"
@@ -617,7 +625,7 @@ def start_passt(identity: Identity, end: float) -> None:
             client.settimeout(max(0.05, end - monotonic()))
             client.connect(listener)
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     if done.status is None:
         raise errors.MachineFault(f"passt did not listen within {_patience(end)}.", "see what it waits for.")
     if done.status != 0:
