@@ -2,11 +2,13 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import stat
 import struct
 from collections.abc import Iterator
+from errno import EACCES, EAGAIN, EINTR, EIO, EMFILE, ENAMETOOLONG, ENOMEM, ENOSPC, EROFS, ESTALE, ETIMEDOUT
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +40,34 @@ class Behavior(NamedTuple):
     """True if it lets others than its user in, as it may on machines with user_allow_other in fuse.conf."""
     room: int = 1 << 20
     """Free blocks, of any number of which statfs tells."""
+
+
+BEHAVIORS: dict[str, Behavior] = {
+    **{
+        f"{errno.errorcode[number]} {'later' if late else 'always'}": Behavior(number, late)
+        for number, late in (
+            *((number, False) for number in (EIO, ESTALE, ENOMEM, EMFILE, ENOSPC, EROFS, EACCES, ENAMETOOLONG)),
+            *((number, True) for number in (EIO, ENOSPC, EAGAIN, EINTR, ETIMEDOUT)),
+        )
+    },
+    "its process is gone": Behavior(dies=True),
+    "it never answers": Behavior(silent=True),
+    "it never answers a read or write": Behavior(silent=True, late=True),
+    "files of no size": Behavior(size=0),
+    "files of 8 EiB": Behavior(size=(1 << 63) - 1),
+    "files of less than nothing": Behavior(size=-1),
+    "reads of nothing": Behavior(content=b""),
+    "reads of half": Behavior(content=b"\0" * 100),
+    "noise": Behavior(content=bytes(range(256)) * 16),
+    "FIFOs": Behavior(mode=stat.S_IFIFO | 0o666),
+    "devices": Behavior(mode=stat.S_IFCHR | 0o666),
+    "links": Behavior(mode=stat.S_IFLNK | 0o777, content=b"/etc/shadow"),
+    "set-user-id": Behavior(mode=stat.S_IFREG | 0o7777),
+    "nobody else is let in": Behavior(others=False),
+    "nobody else is let in, and it never answers": Behavior(silent=True, others=False),
+    "no room": Behavior(room=0),
+    "room without end": Behavior(room=1 << 62),
+}  # fmt: skip
 
 
 @contextlib.contextmanager

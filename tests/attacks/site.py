@@ -154,7 +154,10 @@ class Site:
 
     def started(self, request: Request) -> list[str]:
         """The answer of a START."""
-        result = self.answer(request)
+        return self.judged(self.answer(request))
+
+    def judged(self, result: list[str]) -> list[str]:
+        """What a START has answered, which may not take the machine out."""
         if result[:1] == ["0"]:
             self.vm = result[1]
             return result

@@ -1,12 +1,9 @@
 """Attacks by FUSE file systems of the job's user: over its directory, its files, and what the server writes there."""
 
-import errno
 import os
 import socket
-import stat
-from errno import EACCES, EAGAIN, EINTR, EIO, EMFILE, ENAMETOOLONG, ENOMEM, ENOSPC, EROFS, ESTALE, ETIMEDOUT
 
-from tests.attacks.fuse import Behavior, mounted
+from tests.attacks.fuse import BEHAVIORS, mounted
 from tests.attacks.here import MACHINE, PARTS, Here, Part
 from tests.attacks.support import Mode, Must, Who, attack, each_here
 from vmgahp.checkpoint import files
@@ -14,33 +11,6 @@ from vmgahp.drivers.libvirt.program import monitor
 from vmgahp.host import job_user
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.job.scratch_files import OutputDirectory
-
-BEHAVIORS: dict[str, Behavior] = {
-    **{
-        f"{errno.errorcode[number]} {'later' if late else 'always'}": Behavior(number, late)
-        for number, late in (
-            *((number, False) for number in (EIO, ESTALE, ENOMEM, EMFILE, ENOSPC, EROFS, EACCES, ENAMETOOLONG)),
-            *((number, True) for number in (EIO, ENOSPC, EAGAIN, EINTR, ETIMEDOUT)),
-        )
-    },
-    "its process is gone": Behavior(dies=True),
-    "it never answers": Behavior(silent=True),
-    "it never answers a read or write": Behavior(silent=True, late=True),
-    "files of no size": Behavior(size=0),
-    "files of 8 EiB": Behavior(size=(1 << 63) - 1),
-    "files of less than nothing": Behavior(size=-1),
-    "reads of nothing": Behavior(content=b""),
-    "reads of half": Behavior(content=b"\0" * 100),
-    "noise": Behavior(content=bytes(range(256)) * 16),
-    "FIFOs": Behavior(mode=stat.S_IFIFO | 0o666),
-    "devices": Behavior(mode=stat.S_IFCHR | 0o666),
-    "links": Behavior(mode=stat.S_IFLNK | 0o777, content=b"/etc/shadow"),
-    "set-user-id": Behavior(mode=stat.S_IFREG | 0o7777),
-    "nobody else is let in": Behavior(others=False),
-    "nobody else is let in, and it never answers": Behavior(silent=True, others=False),
-    "no room": Behavior(room=0),
-    "room without end": Behavior(room=1 << 62),
-}  # fmt: skip
 
 
 def measure(here: Here) -> None:

@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 
 from tests import jobs
+from tests.attacks.fuse import BEHAVIORS, mounted
 from tests.attacks.ground import CANARIES, STRANGER_UID
 from tests.attacks.others import BY, STOPPING, again_and_again
 from tests.attacks.site import Site
 from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
+from tests.conftest import JOB_UID
 from tests.faults.host import Scratch, until
 from tests.lab import odd_files
 from tests.lab.guest import make_guest
@@ -69,6 +71,27 @@ def make(site: Site, name: str, kind: str) -> None:
     if path.is_dir() and not path.is_symlink():
         for inner in path.iterdir():
             site.own(inner)
+
+
+FILE_SYSTEMS = (
+    "EIO always", "EIO later", "ENOSPC later", "its process is gone", "it never answers",
+    "it never answers a read or write", "files of 8 EiB", "files of no size", "reads of nothing", "noise", "links",
+    "nobody else is let in, and it never answers",
+)  # fmt: skip
+"""Those of `BEHAVIORS` over which a whole START goes, which takes the time of its deadline where nothing answers."""
+
+
+@attack(
+    *(Who.USER, Must.SURVIVE, Mode.LIBVIRT),
+    cases={f"{place}-{what}": (place, what) for place in (".", "guest.img") for what in FILE_SYSTEMS},
+)
+def is_mounted(site: Site, place: str, what: str) -> None:
+    """Mount a file system that fails, lies or never answers over the scratch directory, or the disk, before START."""
+    site.guest()
+    _ = site.daemon
+    with mounted(site.path(place), JOB_UID, BEHAVIORS[what]):
+        result = site.answer(site.ask_start())
+    site.judged(result)
 
 
 @attack(Who.USER, Must.SURVIVE, *BOTH, times=len(KINDS), cases={name: FILES[name] for name in IN_BOTH})

@@ -146,7 +146,7 @@ def test_of_a_flood_the_end_is_read(node: Node, tmp_path: Path, monkeypatch: pyt
 
 
 def test_libvirt_that_cannot_be_asked_is_told_and_fails_an_empty_table(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vmgahp.commands.top.screen.DEADLINE", 5.0)  # a busy machine takes its time to refuse
+    monkeypatch.setattr("vmgahp.commands.top.screen.DEADLINE", 1.0)
     # From a file of its own: HTCondor's Python module reads the environment once, when a test first imports it.
     settings = tmp_path / "settings"
     settings.write_text("VM_LIBVIRT_URI = qemu+unix:///system?socket=/nonexistent/socket\n")
