@@ -169,7 +169,7 @@ def test_a_table_that_would_fill_the_memory_is_refused(scratch: Path, user: Iden
 
 def test_the_looks_at_all_images_of_a_job_have_one_end(scratch: Path, user: Identity) -> None:
     path = image(scratch, "qcow2")
-    with pytest.raises(errors.JobFault, match="no time left") as caught:
+    with pytest.raises(errors.JobFault, match="no time is left") as caught:
         backing_chain(str(path), "qcow2", user, end=0.0)
     assert caught.value.code == errors.BAD_IMAGE
 
