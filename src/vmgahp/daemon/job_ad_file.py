@@ -23,9 +23,10 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from stat import S_ISREG
+from time import monotonic
 
 from vmgahp.errors import Fault
-from vmgahp.host import system_calls
+from vmgahp.host import budget, system_calls
 from vmgahp.host.job_user import Identity, as_root
 from vmgahp.host.system_calls import Opened
 
@@ -45,8 +46,10 @@ class JobAdFile:
         self._directory, self._identity = directory, identity
         self._is_updated = False
         self._before: tuple[bytes, tuple[int, ...]] | None = None
+        began = monotonic()
         with suppress(OSError), open(as_root(identity, _read, directory), "rb") as file:
             self._before = marshal.load(file)  # noqa: S302 - our own child has written it
+        budget.current().spend(began)  # root waits, for a file system of the job's
 
     def restore(self) -> bool:
         """Restore the file, and let no ``.update.ad`` be made until `release`; return False if it is another now."""

@@ -438,8 +438,8 @@ class Server:
 
         # No job can give its parent that name.
         self._ends_early = self._settings.boolean("VM_END_EARLY") and proc.name(os.getppid()) == "condor_starter"
-        self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir(), self._identity)
         with Budget(START_SHARE * self.session.start_timeout), self._identity.at_hand():
+            self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir(), self._identity)
             job_user.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
             if self._settings.string("VM_POLICY_REQUIREMENTS") and not driver.evaluates_policy:
                 from vmgahp.hooks import policy
@@ -541,8 +541,14 @@ class Server:
         directory, _ = self._directories.get(call.vm.id, ("", None))
         if self._identity is None or not directory or self._ending:
             return fault  # a START that the shutdown interrupts tells the owner nothing
+        from vmgahp.host.budget import Budget
+
         try:
-            self._identity.write_scratch(directory, ERROR_FILE, (fault.render() + "\n").encode())
+            # Its file system may be what has taken all the time of the START.
+            with Budget((1 - START_SHARE) / 2 * self.session.start_timeout):
+                self._identity.write_scratch(directory, ERROR_FILE, (fault.render() + "\n").encode())
+        except errors.JobFault as late:
+            self.log.always(f"could not write {ERROR_FILE}: {late.problem}")
         except errors.MachineFault as failure:
             self.log.always(f"could not write {ERROR_FILE}: {failure.problem}")
             # The job itself may have filled the file system.

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import libvirt
 
@@ -260,7 +260,8 @@ class DiskLimits:
                 if problem != before:
                     self._log(f"the space of the disks of {self._pauses.name} cannot be measured: {problem}")
         for file in self._files:
-            os.close(file)
+            with suppress(OSError):  # the file system of the job's is gone, and the descriptor is closed all the same
+                os.close(file)
 
     def end(self) -> None:
         """Stop watching, since the VM is over."""
