@@ -203,7 +203,8 @@ def _judge_memory(memory: int, physical: object) -> Finding:
         hint = "set VM_MEMORY to the MiB that all VMs of this machine may use together."
         return Finding("memory", BAD, subject, seen, hint)
     if isinstance(physical, int) and physical < memory:
-        seen = f"VM_MEMORY = {memory} MiB, and this machine has {physical}: it advertises all, and keeps none."
+        seen = f"VM_MEMORY = {memory} MiB, and this machine has {physical} MiB: only these are advertised, and "
+        seen += "nothing is left for the system."
         return Finding("memory", OFF, subject, seen, f"set VM_MEMORY to less than {physical}.")
     seen = f"VM_MEMORY = {memory} MiB of the {physical} MiB of this machine"
     return findings.judge("memory", subject, physical, seen, OFF)
@@ -335,6 +336,11 @@ def look(
         return Probe(vm_type, findings.judge("settings", "the settings and the driver", fault, ""))
 
 
+def _kept_name(vm_type: str) -> str:
+    """Return the name of the kept result, and of the claim of the probe that finds it."""
+    return f"probe-{vm_type}"
+
+
 class _Kept:
     """The last result of a probe that has had the time for all its checks, since this machine booted.
 
@@ -344,7 +350,7 @@ class _Kept:
 
     def __init__(self, vm_type: str, settings: config.Settings, log: Log) -> None:
         self._log = log
-        self._name = f"probe-{vm_type}"
+        self._name = _kept_name(vm_type)
         self._path = f"{runtime_dir.ROOT_BASE}/{self._name}.json"
         self._for = {"version": __version__, "settings": dict(settings.given)}
 
@@ -362,14 +368,15 @@ class _Kept:
     def instead_of(self, late: Probe, environ: Mapping[str, str]) -> Probe | None:
         """Leave a probe behind that finds what this one could not; return the kept result, if it still counts."""
         if not runtime_dir.is_claimed(self._name):
-            nowhere = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
             with suppress(OSError):  # the next probe tries it again
                 subprocess.Popen(
                     [sys.executable, "-I", *sys.argv],
                     env={**environ, LATER: "1"},
                     cwd="/",
                     start_new_session=True,
-                    **nowhere,  # type: ignore[call-overload]
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                 )
         try:
             with open(self._path) as file:
@@ -402,7 +409,7 @@ def run(vm_type: str, environ: Mapping[str, str], *, to_stderr: bool, as_json: b
     log, doing, loaded = Log(), [""], [config.Settings()]
     host = Resolver()
     tells = to_stderr and not as_json
-    claimed = runtime_dir.claim(f"probe-{vm_type}") if is_later else ""
+    claimed = runtime_dir.claim(_kept_name(vm_type)) if is_later else ""
 
     def probe_it() -> Probe:
         told, kept_as = doing.append, loaded.append
