@@ -1,9 +1,31 @@
-"""What the tests of several commands ask of a text and of parsers."""
+"""Helpers for the tests of several commands: they call the program, and look at texts and parsers."""
 
 import argparse
 from collections.abc import Container, Iterator
+from typing import NamedTuple
 
+import pytest
+
+from vmgahp import cli
 from vmgahp.commands.arguments import Parser
+
+
+class Done(NamedTuple):
+    """Outcome of a command: the exit status, and what was said."""
+
+    status: int
+    out: str
+    err: str
+
+
+def vmgahp(capsys: pytest.CaptureFixture[str], *words: str) -> Done:
+    """Call the program with these words."""
+    capsys.readouterr()
+    try:
+        status = cli.main(["vmgahp", *words])
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    return Done(status, *capsys.readouterr())
 
 
 def absent(text: Container[str], *parts: str) -> list[str]:

@@ -200,7 +200,7 @@ def test_a_command_that_cannot_be_started(place: Path, command: str, status: int
     assert "it cannot be started" in recorded(place)
 
 
-def test_nothing_that_happens_to_the_transcript_disturbs(tmp_path: Path, place: Path) -> None:
+def test_nothing_that_happens_to_the_transcript_disturbs(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("precious")
     for output in (tmp_path / "there", tmp_path / "no" / "directory", Path("/dev/full")):
         done = record(output, *ECHO, input=b"VERSION\r\n")

@@ -187,7 +187,6 @@ def test_what_varies_is_not_compared() -> None:
 
 def test_answers_belong_to_requests_also_where_the_client_did_not_wait() -> None:
     early = "< hello\n> CONDOR_VM_STATUS 1 1\n> RESULTS\n< R\n< S\n< S 1\n< 1 0 X\n> QUIT\n< S\n"
-    assert play(early, early) == []
     [difference] = play(early, early.replace("1 0 X", "1 0 Y"))
     assert difference.show() == "CONDOR_VM_STATUS 1 1:\n- 1 0 X\n+ 1 0 Y"
 
@@ -279,8 +278,7 @@ def test_a_server_that_dies_is_told_with_what_was_left(tmp_path: Path) -> None:
 def test_what_cannot_be_tried_is_no_difference(tmp_path: Path, words: list[str], problem: str) -> None:
     (tmp_path / "file").write_text(JOB)
     (tmp_path / "bad").write_text(">A\n")
-    (tmp_path / "directory").mkdir()
-    names = {name: tmp_path / name for name in ("file", "bad", "missing", "directory")}
+    names = {name: tmp_path / name for name in ("file", "bad", "missing")}
     done = vmgahp("replay", *(word.format(**names) for word in words))
     assert (done.returncode, problem in done.stderr) == (2, True), done.stderr
 

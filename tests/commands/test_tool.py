@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from tests.commands.support import parsers
+from tests.commands.support import parsers, vmgahp
+from tests.peer import VMGAHP
 from vmgahp import cli
 from vmgahp.commands.arguments import WRONG_WORDS, Parser, for_root
 from vmgahp.commands.tool import COMMANDS, NOBODY_READS, tool_parser
@@ -20,16 +22,7 @@ Typed = Callable[..., tuple[int, str, str]]
 def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Typed:
     """Run a command line: its status, and what it has written to stdout and to stderr."""
     monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*words: str) -> tuple[int, str, str]:
-        try:
-            status: int | str | None = cli.main(["vmgahp", *words])
-        except SystemExit as ended:
-            status = ended.code
-        assert isinstance(status, int)
-        return (status, *capsys.readouterr())
-
-    return run
+    return partial(vmgahp, capsys)
 
 
 def test_a_kill_of_nothing_is_no_success(typed: Typed) -> None:
@@ -212,31 +205,27 @@ def test_only_what_control_c_ends_as_a_success_has_no_130() -> None:
 
 
 def test_what_nobody_reads_any_more_is_no_traceback() -> None:
-    code = "from vmgahp.cli import main; import sys; sys.exit(main(['vmgahp', 'config', '--verbose']))"
     read, write = os.pipe()
     os.close(read)
     with open(write, "wb") as nobody:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", code], stdout=nobody, stderr=subprocess.PIPE, check=False, timeout=60
-        )
+        words = [*VMGAHP, "config", "--verbose"]
+        done = subprocess.run(words, stdout=nobody, stderr=subprocess.PIPE, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (NOBODY_READS, b"")
 
 
 def test_a_disk_that_is_full_is_no_traceback() -> None:
-    code = "from vmgahp.cli import main; import sys; sys.exit(main(['vmgahp', 'config', '--json']))"
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", code], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60, text=True
-        )
-    said = "vmgahp: standard output cannot be written: No space left on device.\n"
+        words = [*VMGAHP, "config", "--json"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
+    said = b"vmgahp: standard output cannot be written: No space left on device.\n"
     assert (done.returncode, done.stderr) == (1, said)
 
 
 @pytest.mark.parametrize(("closed", "status"), [([1], 1), ([2], 0), ([0, 1, 2], 1)])
 def test_descriptors_that_are_closed(closed: list[int], status: int) -> None:
     shell = " ".join(f"{number}>&-" for number in closed)
-    command = f"exec {sys.executable} -P -c \"from vmgahp.cli import main; exit(main(['vmgahp', 'version']))\" {shell}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    command = ["sh", "-c", f'exec "$@" {shell}', "sh", *VMGAHP, "version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (status, "")
 
 

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from select import select
 
@@ -85,50 +84,27 @@ def test_in_fish(line: str, word: str, share: Path, environ: dict[str, str], her
     assert [found.partition("\t")[0] for found in done.stdout.splitlines()] == [word]
 
 
-class _Zsh:
-    """A zsh on a terminal."""
-
-    def __init__(self, share: Path, environ: dict[str, str], directory: Path) -> None:
-        self.terminal, end = pty.openpty()
-        self.process = subprocess.Popen(
-            [need("zsh"), "-f", "-i"], env=environ, cwd=directory, stdin=end, stdout=end, stderr=end, process_group=0
-        )
-        os.close(end)
-        self.said = ""
-        places = f"fpath=({share}/zsh/site-functions $fpath)"
-        self.type(
-            f"PS1=; unsetopt zle_bracketed_paste; {places}; autoload -Uz compinit; compinit -u -D; echo RE''ADY\r"
-        )
-        self.wait("READY")
-
-    def type(self, text: str) -> None:
-        os.write(self.terminal, text.encode())
-
-    def wait(self, text: str) -> None:
-        end = time.monotonic() + 60
-        while text not in self.said:
-            assert select([self.terminal], [], [], max(0.0, end - time.monotonic()))[0], self.said
-            self.said += os.read(self.terminal, 4096).decode(errors="replace")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.terminal)
-
-
-@pytest.fixture
-def zsh(share: Path, environ: dict[str, str], here: Path) -> Iterator[_Zsh]:
-    shell = _Zsh(share, environ, here)
-    yield shell
-    shell.close()
-
-
-def test_in_zsh(zsh: _Zsh) -> None:
-    for line, word in ASKED:
-        zsh.said = ""
-        zsh.type(f"{line}\t")
-        zsh.wait(word)
-        zsh.type("\x15")
+def test_in_zsh(share: Path, environ: dict[str, str], here: Path) -> None:
+    """On a terminal."""
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [need("zsh"), "-f", "-i"], env=environ, cwd=here, stdin=end, stdout=end, stderr=end, process_group=0
+    )
+    os.close(end)
+    begin = f"PS1=; unsetopt zle_bracketed_paste; fpath=({share}/zsh/site-functions $fpath); "
+    begin += "autoload -Uz compinit; compinit -u -D; echo RE''ADY\r"
+    try:
+        for typed, word in [(begin, "READY"), *((f"{line}\t", word) for line, word in ASKED)]:
+            os.write(terminal, typed.encode())
+            said, deadline = "", time.monotonic() + 60
+            while word not in said:
+                assert select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0], said
+                said += os.read(terminal, 4096).decode(errors="replace")
+            os.write(terminal, b"\x15")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
 
 
 def test_all_that_there_is_can_be_completed_and_nothing_else_is_asked_for(share: Path) -> None:

@@ -31,20 +31,9 @@ ROOT = REPOSITORY
 DOCS = ROOT / "docs"
 
 
-@pytest.fixture
-def extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Sphinx extensions in docs/_ext can be imported."""
-    monkeypatch.setattr(sys, "path", [str(DOCS / "_ext"), *sys.path])
-
-
 def fences(page: str, language: str) -> Iterator[str]:
     """The code blocks of a page in one language."""
     yield from re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
-
-
-def matches(shown: str, real: str) -> bool:
-    """Whether a line is as the page shows it; an ellipsis there stands for anything without a blank."""
-    return re.fullmatch(r"\S+".join(map(re.escape, shown.split("…"))), real) is not None
 
 
 def test_the_protocol_page_is_what_the_daemon_says(scratch: Path) -> None:
@@ -55,8 +44,9 @@ def test_the_protocol_page_is_what_the_daemon_says(scratch: Path) -> None:
             if line.mark == transcript.CLIENT:
                 peer.send(line.text)
             else:
-                said = peer.read_line()
-                assert matches(line.text, said), f"line {line.number}, {line.text}: {said}"
+                said = peer.read_line()  # an ellipsis in the page stands for anything without a blank
+                shown = r"\S+".join(map(re.escape, line.text.split("…")))
+                assert re.fullmatch(shown, said), f"line {line.number}, {line.text}: {said}"
         peer.finish()
         assert peer.process.returncode == script.exit_status == 0
 
@@ -83,7 +73,7 @@ def test_the_driver_page_has_a_driver_that_fulfils_the_contract(tmp_path: Path) 
     assert "skipped" not in run.stdout
 
 
-def test_every_setting_is_in_one_part_of_the_reference_with_all_that_its_row_says(extensions: None) -> None:
+def test_every_setting_is_in_one_part_of_the_reference_with_all_that_its_row_says() -> None:
     import from_code
 
     page = (DOCS / "reference/settings.md").read_text()
@@ -104,7 +94,8 @@ def asked(tree: ast.Module, known: dict[str, object]) -> Iterator[str]:
 
     They are given to a method that reads, or to a helper beside the ad; or a tuple of the module's has them for a loop.
     """
-    given: list[ast.expr] = [each for node in tree.body if isinstance(node, ast.Assign) for each in members(node.value)]
+    values = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    given = [each for value in values if isinstance(value, ast.Tuple) for each in value.elts]
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             reads = isinstance(node.func, ast.Attribute) and node.func.attr in READERS
@@ -115,10 +106,6 @@ def asked(tree: ast.Module, known: dict[str, object]) -> Iterator[str]:
             yield each.value
         elif isinstance(each, ast.Name) and isinstance(known.get(each.id), str):
             yield str(known[each.id])
-
-
-def members(value: ast.expr) -> list[ast.expr]:
-    return value.elts if isinstance(value, ast.Tuple) else []
 
 
 def test_the_table_of_job_attributes_is_what_the_code_reads() -> None:
@@ -144,7 +131,7 @@ def test_the_table_of_job_attributes_is_what_the_code_reads() -> None:
     assert rows - read == set(), "nobody reads these rows"
 
 
-def test_every_module_says_what_it_is_in_one_line(extensions: None) -> None:
+def test_every_module_says_what_it_is_in_one_line() -> None:
     """The code map is made of these sentences."""
     import from_code
 
@@ -164,7 +151,7 @@ def test_the_readme_is_short_and_has_every_street() -> None:
 
 
 @pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.word)
-def test_each_command_has_a_manual_page_of_all_that_it_takes(row: ToolCommand, extensions: None) -> None:
+def test_each_command_has_a_manual_page_of_all_that_it_takes(row: ToolCommand) -> None:
     import command_line
 
     source = DOCS / f"man/vmgahp-{row.word}.md"
@@ -187,7 +174,7 @@ def test_each_command_has_a_manual_page_of_all_that_it_takes(row: ToolCommand, e
     assert "](vmgahp.md)" in page
 
 
-def test_the_list_of_commands_leads_to_their_pages(extensions: None) -> None:
+def test_the_list_of_commands_leads_to_their_pages() -> None:
     import command_line
 
     listed = command_line.commands()
@@ -203,7 +190,7 @@ def test_the_manual_has_every_option_of_the_daemon() -> None:
     assert [name for name in variables if f"`{name}`" not in page] == []
 
 
-def test_the_picture_of_the_states_has_every_transition(extensions: None) -> None:
+def test_the_picture_of_the_states_has_every_transition() -> None:
     import state_diagram
 
     dot = state_diagram.to_dot(lifecycle.diagram())
@@ -216,7 +203,7 @@ def test_the_picture_of_the_states_has_every_transition(extensions: None) -> Non
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="needs dot")
-def test_a_picture_has_the_color_of_the_text(extensions: None) -> None:
+def test_a_picture_has_the_color_of_the_text() -> None:
     import state_diagram
 
     svg = state_diagram.draw(lifecycle.diagram())
@@ -224,7 +211,7 @@ def test_a_picture_has_the_color_of_the_text(extensions: None) -> None:
     assert svg.count('<text fill="currentColor"') == svg.count("<text ") > 10
 
 
-def test_links_out_of_the_documents_become_names(extensions: None) -> None:
+def test_links_out_of_the_documents_become_names() -> None:
     import links_out
 
     def rewritten(text: str) -> str:
@@ -260,7 +247,9 @@ def unknown_commands(text: str) -> list[str]:
     for command, rest in re.findall(r"(?:^ {4}|^|`|sudo |/)vmgahp ([a-z]+)([^`\n]*)", text, re.MULTILINE):
         ours, _, _ = rest.partition("#")[0].partition(" -- ")  # behind it are another program's
         options = set(re.findall(r"(?<!\S)--[a-z0-9-]+", ours))
-        if command not in commands or options - {"--help"} - all_options(commands[command]):
+        chosen = list(parsers(commands[command])) if command in commands else []
+        known = {option for each in chosen for action in each._actions for option in action.option_strings}
+        if not chosen or options - {"--help"} - known:
             found.append(f"vmgahp {command}{rest}")
     return found
 
@@ -277,12 +266,3 @@ def test_a_name_that_does_not_exist_is_found() -> None:
     }
     wrong = ["vmgahp docter", "vmgahp doctor --jsn", "vmgahp top --help --nothing"]
     assert unknown_commands("".join(f"    {line}\n`sudo vmgahp doctor --json`\n" for line in wrong)) == wrong
-
-
-def all_options(parser: argparse.ArgumentParser) -> set[str]:
-    """The options of a command and of its sub-commands."""
-    found = {option for action in parser._actions for option in action.option_strings}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            found |= {option for child in action.choices.values() for option in all_options(child)}
-    return found

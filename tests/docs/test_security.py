@@ -18,21 +18,20 @@ def test_every_surface_has_its_module_and_every_kind_of_attacker_a_row() -> None
     assert {row.must for surface in SURFACES for row in rows(surface)} == set(Must)
 
 
-def tables(record: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.syspath_prepend(REPOSITORY / "docs/_ext")
+def tables(record: Path) -> str:
     import attacks_tried
 
     return str(attacks_tried.tables(record))
 
 
-def test_the_page_shows_what_the_run_has_counted_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_what_the_run_has_counted_and_no_more(tmp_path: Path) -> None:
     counts = {"ad": [40, 2], "guest": [7, 0], "gone": [1, 1]}
     part = {"commit": "0123456789abcdef", "date": "2026-11-25", "system": "Debian 12 (bookworm)", "seconds": 600}
     part |= {"passed": 5, "failed": 2, "skipped": 1, "rerun": 4}
     part |= {"counts": {"attacks by surface": counts, "attacks by attacker": {"job's user": [48, 3]}}}
     record = tmp_path / "tried.json"
     record.write_text(json.dumps({"parts": {"attacks": part}}))
-    shown = tables(record, monkeypatch)
+    shown = tables(record)
     assert "2026-11-25 at commit `0123456789ab`, on Debian 12 (bookworm), in 10 minutes" in shown
     assert "5 passed, 2 failed, 1 skipped, 4 run again" in shown
     assert "| [Attacks by the job ad](../../tests/attacks/test_ad.py) | 40 | 38 | 2 |\n" in shown
@@ -44,8 +43,8 @@ def test_the_page_shows_what_the_run_has_counted_and_no_more(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("text", ["", '{"parts": {"faults": {}}}'], ids=["no file", "no part"])
-def test_the_page_says_that_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_the_page_says_that_nothing_is_recorded(tmp_path: Path, text: str) -> None:
     record = tmp_path / "tried.json"
     if text:
         record.write_text(text)
-    assert tables(record, monkeypatch) == "Not recorded yet.\n"
+    assert tables(record) == "Not recorded yet.\n"

@@ -27,8 +27,7 @@ PAGES = [REPOSITORY / "README.md", DOCS / "index.md", *sorted(DOCS.glob("[!_]*/*
 
 
 @pytest.fixture
-def blocks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(DOCS / "_ext"), *sys.path])
+def blocks() -> ModuleType:
     import blocks
 
     return blocks
@@ -123,8 +122,7 @@ def test_the_kinds_of_blocks(blocks: ModuleType) -> None:
     assert blocks.kind_of("Hello from a guest\n") == blocks.OTHER
 
 
-def test_commands_of_htcondor_have_a_place_in_its_manual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(DOCS / "_ext")
+def test_commands_of_htcondor_have_a_place_in_its_manual() -> None:
     import htcondor_manual as manual
 
     ours_or_daemons = {"condor_vm", "condor_startd", "condor_starter", "condor_shadow", "condor_schedd"}

@@ -6,6 +6,7 @@ import shlex
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests import REPOSITORY
 from tests.lab.namespace import LAB, Namespace
@@ -102,17 +103,14 @@ class Machine:
         (directory / "plan").write_text(json.dumps(plan))
         done = self.namespace.run("python3", str(MACHINE), "run", f"{inside}/plan", timeout=110)
         seen = json.loads(done.stdout.splitlines()[-1])
-        return Ran(
-            said=list(dict.fromkeys(seen["said"])),
-            sizes=seen["sizes"],
-            out=(directory / "out").read_text(),
-            err=(directory / "err").read_text(),
-            files=came_home(directory / "outputs"),
-            console=seen["console"],
-            status=seen["status"],
-            slept=seen["slept"],
-            left=[line for line in seen["left"] if "sleep 1000" in line],
-        )
+        seen["left"] = [line for line in seen["left"] if "sleep 1000" in line]
+        return collect(directory, **seen)
+
+
+def collect(directory: Path, said: list[str], **more: Any) -> Ran:
+    """Gather what came of a job whose streams are files of a directory."""
+    streams = {name: (directory / name).read_text() for name in ("out", "err")}
+    return Ran(said=list(dict.fromkeys(said)), **streams, files=came_home(directory / "outputs"), **more)
 
 
 def came_home(stream: Path) -> dict[str, bytes]:

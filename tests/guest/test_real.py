@@ -1,13 +1,15 @@
 """The guest's scripts in a real guest of busybox, and the agent: QEMU without libvirt, and the host's side."""
 
+import os
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.guest.support import SCRIPTS, Ran, RunJob, came_home
+from tests.guest.support import SCRIPTS, Ran, RunJob, collect
 from tests.lab import linux_guest
 
 pytestmark = pytest.mark.qemu
@@ -64,39 +66,22 @@ def run(job: RunJob, directory: Path, boots: list[str], seconds: float) -> Ran:
             status = qemu.wait(max(1, deadline - time.monotonic()))
         finally:
             qemu.kill()
-    return Ran(
-        said=list(dict.fromkeys(said)),
-        sizes=[(directory / "outputs").stat().st_size],
-        out=(directory / "out").read_text(),
-        err=(directory / "err").read_text(),
-        files=came_home(directory / "outputs"),
-        console=(directory / "console").read_text(errors="replace"),
-        status=status,
-    )
+    sizes = [(directory / "outputs").stat().st_size]
+    console = (directory / "console").read_text(errors="replace")
+    return collect(directory, said, sizes=sizes, console=console, status=status)
 
 
 def _host(directory: Path, qemu: subprocess.Popen[bytes], deadline: float) -> list[str]:
     said: list[str] = []
     with socket.socket(socket.AF_UNIX) as port:
-        while True:
-            try:
-                port.connect(str(directory / "run"))
-                break
-            except OSError:
-                if qemu.poll() is not None or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-        rest = b""
-        while True:
-            port.settimeout(max(0.1, deadline - time.monotonic()))
-            try:
-                piece = port.recv(4096)
-            except OSError:
-                return said
-            if not piece:
-                return said
-            *lines, rest = (rest + piece).split(b"\n")
+        while problem := port.connect_ex(str(directory / "run")):
+            assert qemu.poll() is None, os.strerror(problem)
+            assert time.monotonic() < deadline, os.strerror(problem)
+            time.sleep(0.05)
+        port.settimeout(max(0.1, deadline - time.monotonic()))
+        with suppress(OSError), port.makefile("rb") as lines:
             for line in lines:
-                said.append(line.decode())
+                said.append(line.decode().removesuffix("\n"))
                 if line.startswith(b"outputs "):
                     port.sendall(b"taken\n")
+    return said

@@ -162,11 +162,8 @@ def test_a_wheel_can_be_built_without_these_tools_where_somebody_wants_that(tmp_
     for name in ("hatchling", "packaging", "pathspec", "pluggy", "trove_classifiers"):
         [where] = importlib.util.find_spec(name).submodule_search_locations or ()
         (site / name).symlink_to(where)
-    built = "from hatchling.build import build_wheel; print(build_wheel(r'" + str(tmp_path) + "'))"
-    done = subprocess.run(
-        [tmp_path / "venv/bin/python", "-B", "-c", built], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    build = f"from hatchling.build import build_wheel; build_wheel({str(tmp_path)!r})"
+    run(str(tmp_path / "venv/bin/python"), "-B", "-c", build, cwd=REPOSITORY)
     [path] = tmp_path.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         assert [name for name in archive.namelist() if ".data/data/" in name] == []
@@ -259,7 +256,7 @@ def test_nothing_is_imported_from_the_working_directory(kind, variable, installe
     assert not imported.exists(), imported.read_text()
 
 
-def test_the_programs_find_their_python_in_one_way(tmp_path: Path) -> None:
+def test_the_programs_find_their_python_in_one_way() -> None:
     """Of Debian's package, which knows its Python, only these lines are others (packaging/debian/rules)."""
     texts = [(REPOSITORY / "launchers" / name).read_text() for name in PROGRAMS]
     [head] = {text.partition("\n'''\n")[0] for text in texts}

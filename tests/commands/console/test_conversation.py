@@ -21,16 +21,7 @@ from tests.commands.support import absent
 from vmgahp import errors, lifecycle
 from vmgahp.commands import console
 from vmgahp.commands.console import conversation, terminal
-from vmgahp.commands.console.conversation import (
-    CLUSTER_BASE,
-    COMMANDS,
-    FAILED,
-    WRONG_REQUEST,
-    Ad,
-    Conversation,
-    explain,
-    prepare_ad,
-)
+from vmgahp.commands.console.conversation import CLUSTER_BASE, COMMANDS, FAILED, WRONG_REQUEST, Ad, explain
 from vmgahp.commands.files import ask_condor_q
 from vmgahp.errors import ClientFault
 from vmgahp.metrics import Status
@@ -51,17 +42,15 @@ VM_WORKING_DIR = "/elsewhere"
 
 
 def prepared(text: str = AD, *, vm_type: str = "", serves: str = "kvm") -> Ad:
-    return prepare_ad(text, "/scratch", vm_type=vm_type, serves=serves, number=3)
+    return conversation.prepare_ad(text, "/scratch", vm_type=vm_type, serves=serves, number=3)
 
 
 class Server:
     """A server's session with drivers that answer when they are allowed to, behind the interface of a client."""
 
-    kind: type[session.Session] = session.Session
-
     def __init__(self, _command: object, _environ: object, _cwd: object, heard: Callable[[str, str], None]) -> None:
         self.requests = requests.Requests()
-        self.session = self.kind("kvm", lambda text: heard("!", text), lambda _: None)
+        self.session = session.Session("kvm", lambda text: heard("!", text), lambda _: None)
         self.works = True
         self.fault: errors.Fault | None = None
         self.sent: list[str] = []
@@ -106,21 +95,13 @@ class Server:
         return self._lines.popleft()
 
 
-class Deaf(session.Session):
-    """A server that refuses everything."""
-
-    def receive(self, data: bytes, now: float) -> None:
-        self._output += b"E\n"
-
-
 class Rig:
     """A conversation, and the server's session at the other end."""
 
-    def __init__(self, *, person: bool = False, kind: type[session.Session] = session.Session) -> None:
+    def __init__(self, *, person: bool = False) -> None:
         self.shown: list[str] = []
         environ = {"VMGAHP_VMTYPE": "kvm", "VMGAHP_WORKING_DIR": "/scratch"}
-        Server.kind = kind
-        self.talk = Conversation([], environ, person=person, show=self._show)
+        self.talk = conversation.Conversation([], environ, person=person, show=self._show)
         assert isinstance(self.talk.client, Server)
         self.server = self.talk.client
         self.talk.greet()
@@ -213,8 +194,8 @@ def test_a_failed_start_says_why_and_what_becomes_of_the_job(rig: Rig) -> None:
     assert rig.talk.status == FAILED
 
 
-def test_a_start_whose_ad_is_refused_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(kind=Deaf)
+def test_a_start_whose_ad_is_refused_is_not_sent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig.server.session, "receive", lambda *_: rig.server.say("E"))
     assert "CLASSAD was refused" in rig.type("start job.ad")
     assert rig.server.sent == ["CLASSAD"]
 
@@ -498,11 +479,3 @@ def test_a_fresh_working_directory_is_as_a_starter_makes_it_and_goes_away(monkey
         assert environ.get("VMGAHP_USER_UID") == (str(found.st_uid) if os.geteuid() == 0 else None)
         assert environ.get("VMGAHP_USER_UID") != "0"
     assert not os.path.exists(os.path.dirname(path))
-
-
-def test_a_given_working_directory_stays(tmp_path: Path) -> None:
-    with console._working_directory(str(tmp_path)) as path:
-        assert path == str(tmp_path)
-    assert tmp_path.is_dir()
-    with pytest.raises(OSError, match="nowhere"), console._working_directory(str(tmp_path / "nowhere")):
-        pass

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,8 +26,6 @@ from vmgahp.daemon import probe
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 
 __all__ = ["pool"]
-
-NOBODY_HERE = User("stranger", JOB_UID, JOB_UID, (JOB_UID,))
 
 # The whole
 
@@ -294,20 +293,12 @@ def test_why_libvirt_is_not_reached(pool: Condor, tmp_path: Path, files: dict[st
     assert hint in said[1]
 
 
-class Silent:
-    """A connection to a libvirtd that waits for a QEMU that hangs."""
-
-    def __init__(self) -> None:
-        self.getCapabilities = threading.Event().wait
-        self.isAlive = lambda: True
-        self.domainEventRegisterAny = lambda *_: 1
-
-
 @pytest.mark.libvirt
 def test_a_libvirt_that_waits_for_qemu_keeps_nobody_waiting(pool: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
     from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 
-    monkeypatch.setattr(LibvirtConnection, "_connect", lambda _self: Silent())
+    silent = Mock(getCapabilities=threading.Event().wait)
+    monkeypatch.setattr(LibvirtConnection, "_connect", lambda _self: silent)
     monkeypatch.setattr(host, "LIBVIRT_DEADLINE", 0.3)
     done = pool.examine(VM_TYPE="qemu", VM_LIBVIRT_URI="qemu+unix:///system?socket=/far")
     judged(named(done.findings, "libvirt"), BAD, "qemu+unix:///system?socket=/far has not answered within")
@@ -354,9 +345,9 @@ def test_emulation_is_named_as_the_other_way(pool: Condor, tmp_path: Path) -> No
 
 
 @as_root
-def test_a_kvm_device_that_libvirts_user_may_not_open(pool: Condor, tmp_path: Path) -> None:
+def test_a_kvm_device_that_libvirts_user_may_not_open(pool: Condor) -> None:
     context = pool.context(tree(pool.directory / "machine", dev__kvm=""), VM_TYPE="kvm")
-    context.qemu_user = NOBODY_HERE
+    context.qemu_user = User("stranger", JOB_UID, JOB_UID, (JOB_UID,))
     device = pool.directory / "machine/dev/kvm"
     for mode in (0o660, 0o664, 0o662):
         device.chmod(mode)
@@ -418,16 +409,14 @@ def test_selinux_is_named_where_it_enforces(pool: Condor, tmp_path: Path) -> Non
 # Firmware, clock
 
 
-def firmware(pool: Condor, **attributes: str) -> Finding | None:
+@pytest.mark.parametrize(
+    ("attributes", "verdict", "hint"),
+    [({"firmware": "bios,uefi"}, OK, ""), ({"firmware": "bios"}, OFF, "ovmf"), ({}, UNKNOWN, "")],
+)
+def test_firmware(pool: Condor, attributes: dict[str, str], verdict: str, hint: str) -> None:
     context = pool.context(VM_TYPE="kvm")
     context.probe.attributes = {f"VM_kvm_ATTR_{name}": value for name, value in attributes.items()}
-    return host.firmware(context)
-
-
-def test_firmware(pool: Condor) -> None:
-    judged(firmware(pool, firmware="bios,uefi"), OK)
-    judged(firmware(pool, firmware="bios"), OFF, hint="ovmf")
-    judged(firmware(pool), UNKNOWN)
+    judged(host.firmware(context), verdict, hint=hint)
 
 
 def clock(pool: Condor, seconds: float = 0.1, bad: str = "", server: str = OK, **settings: object) -> Finding:
@@ -488,14 +477,6 @@ def test_a_machine_that_a_starter_took_out(pool: Condor) -> None:
     judged(startd(pool, ad), BAD, "10 minutes ago", "VMGAHP_ERR_\\x1b[31mCRITICAL", hint="doctor --recover")
 
 
-UPDATE = """\
-import sys
-assert sys.stdin.read() == "HasVM = True\\n"
-with open({file!r}, "a") as ad:
-    ad.write("HasVM = true\\n")
-"""
-
-
 @as_root
 def test_it_comes_back_by_recover_once_all_else_is_well(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:
     offline = AD.replace("HasVM = true", "HasVM = false") + 'VMOfflineReason = "VMGAHP_ERR_CRITICAL"\n'
@@ -503,11 +484,12 @@ def test_it_comes_back_by_recover_once_all_else_is_well(pool: Condor, capsys: py
     pool.script("condor_update_machine_ad", "import sys; sys.exit('DENIED')")
     assert doctor.show(doctor.examine(pool.environ(), recover=True)) == doctor.UNFIT
     assert "The startd does not take HasVM = True: DENIED." in capsys.readouterr().err
-    pool.script("condor_update_machine_ad", UPDATE.format(file=str(pool.ad)))
+    pool.script("condor_update_machine_ad", f"import sys; open({str(pool.ad)!r}, 'a').write(sys.stdin.read())")
     assert doctor.show(doctor.examine(pool.environ(VM_MEMORY=0), recover=True)) == doctor.UNFIT
     assert pool.ad.read_text() == offline, "the machine cannot run VMs"
     assert doctor.show(doctor.examine(pool.environ(), recover=True)) == doctor.FIT
     assert doctor.show(doctor.examine(pool.environ(), recover=True)) == doctor.FIT, "there is nothing to do"
+    assert pool.ad.read_text() == f"{offline}HasVM = True\n"
 
 
 def test_an_htcondor_without_settings_is_told_to_set_up(pool: Condor, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,31 +4,21 @@ import hashlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from tests import REPOSITORY
-from vmgahp import cli
+from tests.commands.support import Done, vmgahp
+from tests.peer import VMGAHP
 
 RAW = b"\x01content of a disk".ljust(3 << 20, b"\0") + b"end"
 
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-class Ended(NamedTuple):
-    """How a command ended."""
-
-    status: int
-    out: str
-    err: str
 
 
 class Place:
@@ -46,15 +36,9 @@ class Place:
         }
         self._capsys = capsys
 
-    def image(self, *words: str) -> Ended:
+    def image(self, *words: str) -> Done:
         """``vmgahp image`` with these words."""
-        self._capsys.readouterr()
-        try:
-            status = cli.main(["vmgahp", "image", *map(str, words)])
-        except SystemExit as wrong_words:
-            status = int(wrong_words.code or 0)
-        out, err = self._capsys.readouterr()
-        return Ended(status, out, err)
+        return vmgahp(self._capsys, "image", *words)
 
     def refused(self, *words: str, status: int = 1) -> str:
         """The same, which has to fail: what it says."""
@@ -64,10 +48,8 @@ class Place:
 
     def begin(self, *words: str) -> "subprocess.Popen[str]":
         """The same as a process of its own."""
-        code = "import sys; from vmgahp.cli import main; sys.exit(main(['vmgahp', 'image', *sys.argv[1:]]))"
-        argv = [sys.executable, "-P", "-c", code, *words]
-        environ = {**os.environ, **self.environ, "PYTHONPATH": str(REPOSITORY / "src")}
-        return subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True)
+        environ = os.environ | self.environ
+        return subprocess.Popen([*VMGAHP, "image", *words], env=environ, stderr=subprocess.PIPE, text=True)
 
     def names(self) -> list[str]:
         """All files of the directory, but for the catalog's lock."""

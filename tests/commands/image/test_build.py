@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import REPOSITORY
 from tests.commands.image.support import Place, place
 from tests.commands.support import absent
 from vmgahp.commands.image import build
@@ -77,16 +76,9 @@ def begin(directory: Path, mmdebstrap: str, before: str = "") -> "subprocess.Pop
         "import sys; from vmgahp.commands.image import build; build.FILES = {}; "
         f"{before}from vmgahp.cli import main; sys.exit(main(['vmgahp', 'image', *sys.argv[1:]]))"
     )
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", code, "build", "debian-12", "-o", str(directory / "out" / "a.qcow2")],
-        env={
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "PYTHONPATH": str(REPOSITORY / "src"),
-            "TMPDIR": f"{directory}/rooms",
-        },
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environ = {"PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": f"{directory}/rooms"}
+    command = [sys.executable, "-P", "-c", code, "build", "debian-12", "-o", str(directory / "out" / "a.qcow2")]
+    return subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
 
 
 def left(directory: Path) -> list[str]:

@@ -45,6 +45,12 @@ def qcow2(path: Path, *words: str) -> Path:
     return path
 
 
+@pytest.fixture
+def raw(tmp_path: Path) -> str:
+    """A raw image that is not in the catalog yet."""
+    return str(write(tmp_path / "a.raw", RAW))
+
+
 # --- a file
 
 
@@ -83,8 +89,8 @@ def test_a_link_of_a_users_leads_root_to_nothing_that_the_user_may_not_read(
     assert place.image("add", "mine", str(scratch / "own.raw")).status == 0
 
 
-def test_a_catalog_that_is_not_there_yet_is_made_and_zeros_take_no_room(place: Place, tmp_path: Path) -> None:
-    assert place.image("add", "v1.2+x", str(write(tmp_path / "a.raw", RAW))).status == 0
+def test_a_catalog_that_is_not_there_yet_is_made_and_zeros_take_no_room(place: Place, raw: str, tmp_path: Path) -> None:
+    assert place.image("add", "v1.2+x", raw).status == 0
     assert entry(place, "v1.2+x")["path"] == "v1.2+x.raw"
     assert place.catalog.stat().st_mode & 0o777 == 0o644
     assert place.image("check").status == 0
@@ -96,40 +102,36 @@ def test_a_catalog_that_is_not_there_yet_is_made_and_zeros_take_no_room(place: P
     assert (copy.st_size, copy.st_blocks) == (64 << 20, 0)
 
 
-def test_a_name_that_is_there_is_refused(place: Place, tmp_path: Path) -> None:
-    source = str(write(tmp_path / "a.raw", RAW))
-    assert place.image("add", "a", source).status == 0
+def test_a_name_that_is_there_is_refused(place: Place, raw: str) -> None:
+    assert place.image("add", "a", raw).status == 0
     before = place.catalog.read_text()
-    assert "none is ever changed in place" in place.refused("add", "a", source)
+    assert "none is ever changed in place" in place.refused("add", "a", raw)
     assert place.catalog.read_text() == before
 
 
-def test_a_file_that_is_there_stays(place: Place, tmp_path: Path) -> None:
+def test_a_file_that_is_there_stays(place: Place, raw: str) -> None:
     write(place.directory / "a.raw", b"somebody's")
-    ended = place.image("add", "a", str(write(tmp_path / "a.raw", RAW)))
-    assert (ended.status, place.names()) == (1, ["a.raw"])
+    assert (place.image("add", "a", raw).status, place.names()) == (1, ["a.raw"])
     assert (place.directory / "a.raw").read_bytes() == b"somebody's"
 
 
 @pytest.mark.parametrize("option", ["--sha256", "--sha512"])
-def test_a_digest_that_is_given_counts(place: Place, tmp_path: Path, option: str) -> None:
-    source = str(write(tmp_path / "a.raw", RAW))
+def test_a_digest_that_is_given_counts(place: Place, raw: str, option: str) -> None:
     digits = 64 if option == "--sha256" else 128
-    assert "not what it should be" in place.refused("add", "a", source, option, "0" * digits)
+    assert "not what it should be" in place.refused("add", "a", raw, option, "0" * digits)
     assert place.names() == []
-    assert "hexadecimal digits" in place.image("add", "a", source, option, "beef").err
+    assert "hexadecimal digits" in place.image("add", "a", raw, option, "beef").err
 
 
-def test_no_digest_is_left_out_unseen(place: Place, tmp_path: Path) -> None:
-    source = str(write(tmp_path / "a.raw", RAW))
-    ended = place.image("add", "a", source, "--sha512", hashlib.sha512(RAW).hexdigest(), "--sha256", "0" * 64)
-    assert (ended.status, place.names()) == (2, []), ended.err
-    assert "--sha256" in ended.err
+def test_no_digest_is_left_out_unseen(place: Place, raw: str) -> None:
+    words = ("--sha512", hashlib.sha512(RAW).hexdigest(), "--sha256", "0" * 64)
+    assert "--sha256" in place.refused("add", "a", raw, *words, status=2)
+    assert place.names() == []
 
 
 @pytest.mark.parametrize("name", ["../a", "", ".a", "a b", "a" * 65])
-def test_a_name_that_no_job_could_say_is_refused(place: Place, tmp_path: Path, name: str) -> None:
-    assert place.image("add", name, str(write(tmp_path / "a.raw", RAW))).status == 1
+def test_a_name_that_no_job_could_say_is_refused(place: Place, raw: str, name: str) -> None:
+    place.refused("add", name, raw)
     assert place.names() == []
 
 
@@ -163,12 +165,10 @@ def test_an_encrypted_or_broken_image_is_refused(place: Place, tmp_path: Path, a
     assert place.names() == []
 
 
-def test_a_directory_that_others_may_write_to_gets_no_image(place: Place, tmp_path: Path) -> None:
-    source = str(write(tmp_path / "a.raw", RAW))
-    place.directory.chmod(0o777)
-    assert "others may write" in place.image("add", "a", source).err
-    place.directory.chmod(0o1777)
-    assert "others may write" in place.image("add", "a", source).err
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_directory_that_others_may_write_to_gets_no_image(place: Place, raw: str, mode: int) -> None:
+    place.directory.chmod(mode)
+    assert "others may write" in place.image("add", "a", raw).err
     assert place.names() == []
 
 
@@ -362,9 +362,9 @@ def test_the_table_of_ours_is_whole(place: Place) -> None:
 # --- looking
 
 
-def test_what_was_changed_is_seen(place: Place, tmp_path: Path) -> None:
+def test_what_was_changed_is_seen(place: Place, raw: str) -> None:
     for name in ("a", "b"):
-        assert place.image("add", name, str(write(tmp_path / "a.raw", RAW))).status == 0
+        assert place.image("add", name, raw).status == 0
     assert place.image("check").status == 0
     with (place.directory / "a.raw").open("r+b") as file:
         file.write(b"!")
@@ -377,8 +377,8 @@ def test_what_was_changed_is_seen(place: Place, tmp_path: Path) -> None:
     assert place.image("check", "c").status == 1
 
 
-def test_the_list_has_what_is_wrong(place: Place, tmp_path: Path) -> None:
-    assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW)), "--description", "one").status == 0
+def test_the_list_has_what_is_wrong(place: Place, raw: str) -> None:
+    assert place.image("add", "a", raw, "--description", "one").status == 0
     with place.catalog.open("a") as file:
         file.write('[gone]\npath = "gone"\nformat = "raw"\n[wrong]\npath = "x"\n')
     found = {each["name"]: each for each in json.loads(place.image("list", "--json").out)["images"]}
@@ -391,14 +391,14 @@ def test_the_list_has_what_is_wrong(place: Place, tmp_path: Path) -> None:
 # --- going
 
 
-def test_what_nobody_uses_goes_and_what_is_open_stays(place: Place, tmp_path: Path) -> None:
+def test_what_nobody_uses_goes_and_what_is_open_stays(place: Place, raw: str) -> None:
     write(place.catalog, WRITTEN.encode())
-    assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
+    assert place.image("add", "a", raw).status == 0
     assert place.image("remove", "a").status == 0
     assert place.names() == ["catalog.toml"]
     assert place.catalog.read_text().rstrip() == WRITTEN.rstrip()
     assert place.image("remove", "a").status == 1
-    assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
+    assert place.image("add", "a", raw).status == 0
     with (place.directory / "a.raw").open("rb") as file:
         guest = subprocess.Popen(["sleep", "600"], stdin=file)
     try:
@@ -411,7 +411,7 @@ def test_what_nobody_uses_goes_and_what_is_open_stays(place: Place, tmp_path: Pa
     assert place.image("remove", "a").status == 0
 
 
-def test_an_image_below_another_or_of_a_jobs_overlay_stays(place: Place, tmp_path: Path) -> None:
+def test_an_image_below_another_or_of_a_jobs_overlay_stays(place: Place, raw: str, tmp_path: Path) -> None:
     assert place.image("add", "a", str(qcow2(tmp_path / "a.qcow2"))).status == 0
     qcow2(place.directory / "b.qcow2", "-F", "qcow2", "-b", str(place.directory / "a.qcow2"))
     with place.catalog.open("a") as file:
@@ -421,7 +421,7 @@ def test_an_image_below_another_or_of_a_jobs_overlay_stays(place: Place, tmp_pat
     assert place.image("remove", "b").status == 0
     assert place.image("remove", "a").status == 0
     # The VM does not run yet, or no longer; what names the image is the job's own, and may be anything.
-    assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
+    assert place.image("add", "a", raw).status == 0
     scratch = Path(place.environ["_CONDOR_EXECUTE"]) / "dir_1"
     scratch.mkdir(parents=True)
     record = scratch / "vm_catalog.json"
@@ -434,9 +434,9 @@ def test_an_image_below_another_or_of_a_jobs_overlay_stays(place: Place, tmp_pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_an_image_of_a_jobs_overlay_one_directory_further_down_stays(place: Place, tmp_path: Path) -> None:
+def test_an_image_of_a_jobs_overlay_one_directory_further_down_stays(place: Place, raw: str) -> None:
     """HTCondor has scratch directories in directories of its own (STARTER_NESTED_SCRATCH)."""
-    assert place.image("add", "a", str(write(tmp_path / "a.raw", RAW))).status == 0
+    assert place.image("add", "a", raw).status == 0
     scratch = Path(place.environ["_CONDOR_EXECUTE"]) / "dir_1/scratch"
     scratch.mkdir(parents=True)
     os.chown(scratch, 65534, 65534)
@@ -553,15 +553,9 @@ def test_one_writes_at_a_time(path: Path) -> None:
     assert len(catalog.parse(str(path), path.read_bytes()).entries) == 10
 
 
-UPDATE = """\
-import sys
-open({file!r}, "a").write(sys.stdin.read())
-"""
-
-
 @as_root
 def test_the_startd_advertises_each_change_at_once(
-    pool: Condor, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    pool: Condor, raw: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = pool.directory / "images"
     images.mkdir()
@@ -569,15 +563,14 @@ def test_the_startd_advertises_each_change_at_once(
     monkeypatch.delenv("VMGAHP_CONFIG", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    source = str(write(tmp_path / "a.raw", RAW))
-    pool.script("condor_update_machine_ad", UPDATE.format(file=str(pool.ad)))
-    for words in (["add", "a", source], ["add", "b", source], ["remove", "a"], ["remove", "b"]):
+    pool.script("condor_update_machine_ad", f"import sys; open({str(pool.ad)!r}, 'a').write(sys.stdin.read())")
+    for words in (["add", "a", raw], ["add", "b", raw], ["remove", "a"], ["remove", "b"]):
         assert cli.main(["vmgahp", "image", *words]) == 0
     told = [line for line in pool.ad.read_text().splitlines() if "VM_Images" in line]
     assert told == ['VM_Images = "a"', 'VM_Images = "a,b"', 'VM_Images = "b"', 'VM_Images = ""']
     pool.script("condor_update_machine_ad", "import sys; sys.exit('no startd')")
     capsys.readouterr()
-    assert cli.main(["vmgahp", "image", "add", "a", source]) == 0, "the image is there all the same"
+    assert cli.main(["vmgahp", "image", "add", "a", raw]) == 0, "the image is there all the same"
     said = capsys.readouterr().err
     assert "no startd" in said
     assert "condor_restart -peaceful -startd" in said

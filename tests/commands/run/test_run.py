@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import htcondor2
 import pytest
 
 from tests.commands.run.support import AWKWARD
-from tests.commands.support import absent
+from tests.commands.support import absent, vmgahp
 from vmgahp.cli import main
 from vmgahp.commands.run import EXAMPLE
 from vmgahp.commands.run.job import shell_line
@@ -36,8 +37,9 @@ class FakeCollector:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with a script and data; the pool does not answer."""
+    """The current directory, with a script and data; the collector does not answer, the schedd does."""
     monkeypatch.setattr(htcondor2, "Collector", FakeCollector)
+    monkeypatch.setattr(htcondor2, "Schedd", Mock(**{"return_value.submit.return_value.cluster.return_value": 12}))
     monkeypatch.chdir(tmp_path)
     for name in ("VM_CATALOG", "_CONDOR_VM_CATALOG"):
         monkeypatch.delenv(name, raising=False)
@@ -59,11 +61,10 @@ def dry(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., htcondo
 
     def run(*given: str, **program: tuple[str, ...]) -> htcondor2.Submit:
         before = sorted(os.listdir())
-        status = main(told("--dry-run", *given, **program))
-        out, err = capsys.readouterr()
-        assert status == 0, err
+        done = vmgahp(capsys, *told("--dry-run", *given, **program)[1:])
+        assert done.status == 0, done.err
         assert sorted(os.listdir()) == before
-        return htcondor2.Submit(out)
+        return htcondor2.Submit(done.out)
 
     return run
 
@@ -74,14 +75,10 @@ def refused(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str
 
     def run(*given: str, **program: tuple[str, ...]) -> str:
         before = sorted(os.listdir())
-        try:
-            status: object = main(told(*given, **program))
-        except SystemExit as end:
-            status = end.code
-        out, err = capsys.readouterr()
-        assert status in (1, 2), out
+        done = vmgahp(capsys, *told(*given, **program)[1:])
+        assert done.status in (1, 2), done.out
         assert sorted(os.listdir()) == before
-        return err
+        return done.err
 
     return run
 
@@ -89,18 +86,13 @@ def refused(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str
 # --- the words
 
 
-def bytes_of(line: str) -> list[bytes]:
-    """What a program gets whose words begin with printf and its format."""
-    done = subprocess.run(["/bin/sh", "-c", line], stdout=subprocess.PIPE, check=True, timeout=60)
-    return done.stdout.split(b"\0")[:-1]
-
-
 def test_words_arrive_byte_for_byte() -> None:
     """Through the submit file, as HTCondor reads it, the ad, as the server reads it, and the shell."""
     line = shell_line(["printf", "%s\\0", *AWKWARD])
     read = htcondor2.Submit(attribute_line("VMPARAM_vm_Run", line) + "\nqueue\n")
     assert literal(read.expand("MY.VMPARAM_vm_Run")) == line
-    assert bytes_of(line) == [os.fsencode(word) for word in AWKWARD]
+    done = subprocess.run(["/bin/sh", "-c", line], stdout=subprocess.PIPE, check=True, timeout=60)
+    assert done.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in AWKWARD]
 
 
 @pytest.mark.parametrize("word", AWKWARD)
@@ -304,25 +296,12 @@ def test_each_of_many_jobs_has_a_directory(home) -> None:
     assert (home / "fit.1").is_dir()
 
 
-class FakeSchedd:
-    """What the bindings have of one, and what was submitted."""
-
-    taken: list[htcondor2.Submit] = []
-
-    def submit(self, what: htcondor2.Submit) -> SimpleNamespace:
-        """The first of all jobs."""
-        self.taken.append(what)
-        return SimpleNamespace(cluster=lambda: 12)
-
-
-def test_a_job_is_submitted_by_the_bindings(home, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(htcondor2, "Schedd", FakeSchedd)
-    monkeypatch.setattr(FakeSchedd, "taken", [])
+def test_a_job_is_submitted_by_the_bindings(home, capsys) -> None:
     assert main(told("--submit", "--input", "fit.py")) == 0
     out, err = capsys.readouterr()
     assert out == "12.0\n"
     assert absent(err, "condor_tail -f 12.0", "condor_wait fit.log", "condor_history 12.0", "condor_q -hold 12.0") == []
-    [submitted] = FakeSchedd.taken
+    [(submitted,)] = (call.args for call in htcondor2.Schedd().submit.call_args_list)
     assert submitted["executable"] == "fit"
     assert main(told("--submit", "--queue", "2", "--force", "--input", "fit.py")) == 0
     assert capsys.readouterr().out == "12\n"
@@ -345,7 +324,6 @@ MACHINES = [
 )
 def test_what_no_machine_has_is_told_before_it_is_submitted(home, capsys, monkeypatch, given, said) -> None:
     monkeypatch.setattr(FakeCollector, "machines", MACHINES)
-    monkeypatch.setattr(htcondor2, "Schedd", FakeSchedd)
     assert main(told("--submit", *given)) == 1
     assert absent(capsys.readouterr().err, said, "--force") == []
     assert not (home / "python3.sub").exists()
@@ -363,14 +341,11 @@ def test_what_no_machine_has_is_told_before_it_is_submitted(home, capsys, monkey
 )
 def test_what_may_change_is_a_note(home, capsys, monkeypatch, machines, said) -> None:
     monkeypatch.setattr(FakeCollector, "machines", machines)
-    monkeypatch.setattr(htcondor2, "Schedd", FakeSchedd)
     assert main(told("--submit", "--image", "catalog:debian-12", "--memory", "4G")) == 0
     assert said in capsys.readouterr().err
 
 
-def test_a_program_reads_what_came_of_it(home, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(htcondor2, "Schedd", FakeSchedd)
-
+def test_a_program_reads_what_came_of_it(home, capsys) -> None:
     def run(*given: str) -> dict[str, object]:
         main(told("--json", *given))
         found: dict[str, object] = json.loads(capsys.readouterr().out)
@@ -378,12 +353,8 @@ def test_a_program_reads_what_came_of_it(home, capsys, monkeypatch) -> None:
 
     assert "universe = vm" in str(run("--dry-run")["text"])
     came = run("--submit")
-    assert (came["submit_file"], came["log"], came["job"], came["problem"]) == (
-        "python3.sub",
-        "python3.log",
-        "12.0",
-        "",
-    )
+    wanted = {"submit_file": "python3.sub", "log": "python3.log", "job": "12.0", "problem": ""}
+    assert {name: came[name] for name in wanted} == wanted
     assert "is there already" in str(run()["problem"])
 
 
@@ -524,13 +495,12 @@ def test_a_script_that_its_interpreter_reads_may_have_them(home, capsys) -> None
     assert "CRLF" not in notes(capsys, "--input", "fit.py")[0]
 
 
-@pytest.mark.parametrize("name", ["plain.sh", "a name.sh"])
-def test_a_program_without_the_x_bit_gets_it_in_the_guest(home, capsys, name) -> None:
+@pytest.mark.parametrize(("name", "word"), [("plain.sh", "./plain.sh"), ("a name.sh", "'./a name.sh'")])
+def test_a_program_without_the_x_bit_gets_it_in_the_guest(home, capsys, name, word) -> None:
     (home / name).write_text("#!/bin/sh\necho hi\n")
     said, line = notes(capsys, "--input", name, "--env", "A=$$(b)", program=(f"./{name}", "1"))
     assert "is not executable here" in said
-    word = name if " " not in name else None
-    assert f"chmod +x ./{word} && A=" in line if word else f"chmod +x './{name}' && " in line
+    assert f"chmod +x {word} && A=" in line
     (home / name).chmod(0o755)
     said, line = notes(capsys, "--input", name, program=(f"./{name}", "1"))
     assert ("chmod" in line, "executable" in said) == (False, False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
 import subprocess
@@ -121,7 +120,6 @@ pciPassthru0.present = "TRUE"
 serial0.present = "TRUE"
 serial0.fileType = "pipe"
 serial0.fileName = "/tmp/console"
-isolation.tools.copy.disable = "TRUE"
 """
 
 VAGRANTFILE = """\
@@ -159,13 +157,15 @@ def stream(path: Path) -> None:
     image(path, "vmdk", "-o", "subformat=streamOptimized")
 
 
-def tar(path: Path, members: dict[str, bytes]) -> None:
-    """An archive of plain files, in this order."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+def tar(path: Path, members: dict[str, bytes], *more: tarfile.TarInfo, form: int = tarfile.USTAR_FORMAT) -> None:
+    """An archive of plain files, in this order, and behind them members with headers of one's own; a .box is packed."""
+    with tarfile.open(path, "w:gz" if path.suffix == ".box" else "w", format=form) as archive:
         for name, data in members.items():
             member = tarfile.TarInfo(name)
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
+        for member in more:
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
 
 
 def write_sources(directory: Path) -> None:
@@ -180,8 +180,7 @@ def write_sources(directory: Path) -> None:
     (directory / "box.ovf").write_text(VBOX)
     metadata = b'{"provider": "libvirt", "format": "qcow2", "virtual_size": 1}'
     members = {"metadata.json": metadata, "Vagrantfile": VAGRANTFILE.encode()}
-    tar(directory / "web.tar", members | {"box.img": (directory / "disk.qcow2").read_bytes()})
-    (directory / "web.box").write_bytes(gzip.compress((directory / "web.tar").read_bytes()))
+    tar(directory / "web.box", members | {"box.img": (directory / "disk.qcow2").read_bytes()})
     image(directory / "machine.vmdk", "vmdk")
     (directory / "machine.vmx").write_text(VMX)
 

@@ -1,7 +1,6 @@
 """`vmgahp submit box`: Vagrant's boxes of three providers, packed and unpacked, and boxes of people who mean harm."""
 
 import gzip
-import io
 import json
 import os
 import shutil
@@ -40,22 +39,15 @@ def place(home: Path) -> Path:
     return home / "images"
 
 
-def pack(path: Path, members: dict[str, bytes], *, links: dict[str, str] | None = None, packed: bool = True) -> None:
+def pack(path: Path, members: dict[str, bytes], *links: tarfile.TarInfo, packed: bool = True) -> None:
     """A .box as Vagrant makes it: tar, gzip, names with a dot before them; or unpacked, a directory."""
     if not packed:
         path.mkdir()
         for name, data in members.items():
             (path / name).write_bytes(data)
         return
-    with tarfile.open(path, "w:gz" if path.suffix == ".box" else "w", format=tarfile.GNU_FORMAT) as archive:
-        for name, data in members.items():
-            member = tarfile.TarInfo(f"./{name}")
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-        for name, target in (links or {}).items():
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = tarfile.SYMTYPE, target
-            archive.addfile(member)
+    dotted = {f"./{name}": data for name, data in members.items()}
+    samples.tar(path, dotted, *links, form=tarfile.GNU_FORMAT)
 
 
 def about(**more: object) -> bytes:
@@ -173,28 +165,35 @@ def test_a_box_for_another_machine(home, submit, refused, place, disk):
 
 
 @pytest.mark.parametrize(
-    ("members", "links", "said"),
+    ("members", "said"),
     [
-        ({"metadata.json": b"{"}, {}, "not JSON"),
-        ({"metadata.json": b"[" * 100_000}, {}, "not JSON"),
-        ({"metadata.json": b"[]"}, {}, "does not describe a box"),
-        ({"metadata.json": about(provider="hyperv")}, {}, "'hyperv'"),
-        ({"metadata.json": about()}, {}, "'box.img' is not in"),
-        ({"metadata.json": about(disks=[])}, {}, "not a list of disks"),
-        ({"metadata.json": about(disks=[{}])}, {}, "disks[0] has no path"),
-        ({"metadata.json": about(disks=[{"path": "/etc/passwd"}])}, {}, "is not in"),
-        ({"metadata.json": about(disks=[{"path": "../../etc/passwd"}])}, {}, "is not in"),
-        ({"metadata.json": about(format="luks"), "box.img": b"x" * 512}, {}, "'luks'"),
-        ({"metadata.json": about(format=["qcow2"]), "box.img": b"x" * 512}, {}, "is none of"),
-        ({"metadata.json": about(provider="vmware_desktop")}, {}, "0 files .vmx"),
-        ({"box.img": b"x"}, {}, "bad.box has 0 files .ovf"),
-        ({"metadata.json": about()}, {"box.img": "/etc/passwd"}, "is not a regular file"),
-        ({"metadata.json": about(), "../box.img": b"x"}, {}, "has a file"),
+        ({"metadata.json": b"{"}, "not JSON"),
+        ({"metadata.json": b"[" * 100_000}, "not JSON"),
+        ({"metadata.json": b"[]"}, "does not describe a box"),
+        ({"metadata.json": about(provider="hyperv")}, "'hyperv'"),
+        ({"metadata.json": about()}, "'box.img' is not in"),
+        ({"metadata.json": about(disks=[])}, "not a list of disks"),
+        ({"metadata.json": about(disks=[{}])}, "disks[0] has no path"),
+        ({"metadata.json": about(disks=[{"path": "/etc/passwd"}])}, "is not in"),
+        ({"metadata.json": about(disks=[{"path": "../../etc/passwd"}])}, "is not in"),
+        ({"metadata.json": about(format="luks"), "box.img": b"x" * 512}, "'luks'"),
+        ({"metadata.json": about(format=["qcow2"]), "box.img": b"x" * 512}, "is none of"),
+        ({"metadata.json": about(provider="vmware_desktop")}, "0 files .vmx"),
+        ({"box.img": b"x"}, "bad.box has 0 files .ovf"),
+        ({"metadata.json": about(), "../box.img": b"x"}, "has a file"),
     ],
 )
-def test_what_is_no_good(home, refused, place, members, links, said):
-    pack(home / "bad.box", members, links=links)
+def test_what_is_no_good(home, refused, place, members, said):
+    pack(home / "bad.box", members)
     assert said in refused("box", "bad.box", "--dir", str(place), *AMOUNTS)
+    assert os.listdir(place) == []
+
+
+def test_a_link_in_a_box_is_refused(home, refused, place):
+    link = tarfile.TarInfo("box.img")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    pack(home / "bad.box", {"metadata.json": about()}, link)
+    assert "is not a regular file" in refused("box", "bad.box", "--dir", str(place), *AMOUNTS)
     assert os.listdir(place) == []
 
 

@@ -14,14 +14,6 @@ from vmgahp.cli import main
 pytestmark = pytest.mark.pool
 
 
-def ad_of(namespace: Namespace, text: str) -> classad2.ClassAd:
-    """What condor_submit would send to a schedd."""
-    lines = [line for line in text.splitlines() if not line.startswith("transfer_input_files")]  # they are not there
-    (namespace.exchange / "job.sub").write_text("\n".join([*lines, ""]))
-    namespace.run("condor_submit", "-dry-run", "ad", "job.sub", cwd=LAB)
-    return classad2.parseOne((namespace.exchange / "ad").read_text())
-
-
 BY_HAND = """\
 universe = vm
 executable = machine
@@ -44,7 +36,11 @@ queue
 
 
 def compared(namespace: Namespace, text: str) -> None:
-    ad = ad_of(namespace, text)
+    """Compare what condor_submit would send to a schedd with what the oracle has."""
+    lines = [line for line in text.splitlines() if not line.startswith("transfer_input_files")]  # they are not there
+    (namespace.exchange / "job.sub").write_text("\n".join([*lines, ""]))
+    namespace.run("condor_submit", "-dry-run", "ad", "job.sub", cwd=LAB)
+    ad = classad2.parseOne((namespace.exchange / "ad").read_text())
     told = {name: classad2.ExprTree(value) for name, value in oracle.attributes(text).items()}
     assert {name: str(ad.lookup(name)) for name in told} == {name: str(value) for name, value in told.items()}
     of_vm = {name for name in ad if name.startswith(("JobVM", "VMPARAM_"))}

@@ -105,16 +105,13 @@ def _order(machine: Machine, order: list[str]) -> tuple[object, object] | None:
     classes = [kind for kind in machine.classes or ("disk", "cdrom", "floppy") if kind in kinds]
     if firsts[: len(classes)] != classes:
         return classes, firsts
-    for unit in machine.units:  # natural within each bus
-        alike = [other for other in order if other in units and _alike(units[other], unit)]
+    buses = {stem: (unit.drive.kind, unit.drive.bus) for stem, unit in units.items()}
+    for bus in dict.fromkeys(buses.values()):  # natural within each
+        alike = [stem for stem in order if buses.get(stem) == bus]
         wanted = sorted(alike, key=lambda stem: units[stem].number)
         if alike != wanted:
             return wanted, alike
     return None
-
-
-def _alike(one: Any, other: Any) -> bool:
-    return (one.drive.kind, one.drive.bus) == (other.drive.kind, other.drive.bus)
 
 
 Run = Callable[..., tuple[int, dict[str, Any]]]

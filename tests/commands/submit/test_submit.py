@@ -242,20 +242,25 @@ def test_submit_runs_condor_submit(home, monkeypatch):
 # --- images
 
 
-def test_a_url_of_the_plugin_is_a_disk(submit, refused):
-    read, _ = submit("disk", "nfs:///images/base.qcow2:disk.qcow2", "--memory", "1G")
-    assert read["vm_disk"] == "disk.qcow2:vda:w:qcow2"
-    assert read["transfer_input_files"] == "nfs:///images/base.qcow2:disk.qcow2"
-    refused("disk", "nfs://images/base.qcow2", "--memory", "1G")
+@pytest.mark.parametrize(
+    ("url", "entry"),
+    [
+        ("nfs:///images/base.qcow2:disk.qcow2", "disk.qcow2:vda:w:qcow2"),
+        ("http://images/base.qcow2", "base.qcow2:vda:w:qcow2"),
+        ("http://images/seed.iso", "seed.iso:sda:r:iso"),
+    ],
+)
+def test_a_url_of_a_plugin_is_a_disk_by_its_name(submit, url, entry):
+    read, _ = submit("disk", url, "--memory", "1G")
+    assert (read["vm_disk"], read["transfer_input_files"]) == (entry, url)
 
 
-def test_a_url_of_another_plugin_is_a_disk_by_its_name(submit, refused):
-    read, _ = submit("disk", "http://images/base.qcow2", "--memory", "1G")
-    assert read["vm_disk"] == "base.qcow2:vda:w:qcow2"
-    assert read["transfer_input_files"] == "http://images/base.qcow2"
-    assert submit("disk", "http://images/seed.iso", "--memory", "1G")[0]["vm_disk"] == "seed.iso:sda:r:iso"
-    for url in ("http://images/base", "http://images/base.qcow2?v=1", "http://images/a%20b.qcow2", "http://images/"):
-        refused("disk", url, "--memory", "1G")
+@pytest.mark.parametrize(
+    "url",
+    [f"http://images/{name}" for name in ("base", "base.qcow2?v=1", "a%20b.qcow2", "")] + ["nfs://images/a.qcow2"],
+)
+def test_a_url_without_the_name_of_an_image_is_refused(refused, url):
+    refused("disk", url, "--memory", "1G")
 
 
 def test_images_are_converted(home, submit, refused):
@@ -289,8 +294,7 @@ def test_what_was_made_is_removed_however_it_ends(home, monkeypatch, error):
 
 
 def test_a_compressed_vmdk_is_converted_and_told_of(home, submit, refused):
-    read, said = submit("disk", "box-disk001.vmdk", "--memory", "1G", lax=False)
-    assert (read["vm_disk"], "streamOptimized" in changed(said)) == ("box-disk001.qcow2:vda:w:qcow2", True)
+    assert "streamOptimized" in changed(submit("disk", "box-disk001.vmdk", "--memory", "1G", lax=False)[1])
     read, said = submit("disk", "box-disk001.vmdk", "--memory", "1G", "--convert", "--force")
     assert (read["vm_disk"], changed(said)) == ("box-disk001.qcow2:vda:w:qcow2", "")  # it was asked for
     shutil.copy("box-disk001.vmdk", "machine.vmdk")
@@ -347,17 +351,15 @@ def test_a_strangers_file_takes_no_file_of_mine_along(home, submit, kind, place)
     assert not list(home.glob("*.qcow2.new"))
 
 
-@pytest.mark.parametrize("word", ["libvirt-xml", "vmx"])
-def test_a_file_of_ones_own_says_where_its_images_are(home, submit, word):
+@pytest.mark.parametrize(
+    ("word", "source", "image"), [("libvirt-xml", "domain.xml", "disk.qcow2"), ("vmx", "machine.vmx", "machine.vmdk")]
+)
+def test_a_file_of_ones_own_says_where_its_images_are(home, submit, word, source, image):
     elsewhere = home.parent / f"elsewhere-{word}"
     elsewhere.mkdir()
-    name = "machine.vmdk" if word == "vmx" else "disk.qcow2"
-    shutil.move(name, elsewhere)
-    source = "machine.vmx" if word == "vmx" else "domain.xml"
-    text = (home / source).read_text().replace(name, f"{elsewhere}/{name}")
-    (home / source).write_text(text)
-    read, _ = submit(word, source, "--own")
-    assert f"{elsewhere}/{name}" in read["transfer_input_files"]
+    shutil.move(image, elsewhere)
+    (home / source).write_text((home / source).read_text().replace(image, f"{elsewhere}/{image}"))
+    assert f"{elsewhere}/{image}" in submit(word, source, "--own")[0]["transfer_input_files"]
 
 
 def test_an_overlay_of_a_stranger_is_refused(home, submit, refused):
@@ -375,10 +377,10 @@ def test_nothing_is_written_through_a_link(home, name):
     victim = home / "victim"
     victim.write_text("mine\n")
     (home / name).symlink_to(victim)
-    words = ["--convert"] if name.endswith(".new") else ["--as-is"]
-    if words == ["--convert"]:
+    word = "--convert" if name.endswith(".new") else "--as-is"
+    if word == "--convert":
         samples.image(home / "disk.vmdk", "vmdk")
         text = (home / "domain.xml").read_text().replace("type='qcow2'", "type='vmdk'").replace("qcow2", "vmdk")
         (home / "domain.xml").write_text(text)
-    main(["vmgahp", "submit", "libvirt-xml", "domain.xml", "--force", *words])
+    main(["vmgahp", "submit", "libvirt-xml", "domain.xml", "--force", word])
     assert victim.read_text() == "mine\n"

@@ -61,8 +61,6 @@ class Dialect(NamedTuple):
     archs: tuple[str, ...] = ("x86_64",)
     orders: tuple[str, ...] = ("none", "classes")
     """How it says what boots: not at all, by kinds of drives, or drive by drive (``explicit``)."""
-    most: int = 20
-    """The highest number on a bus; a SCSI controller has 16 of them, of which one is its own."""
     displays: bool = False
     read_only: bool = False
     """Whether a disk can be."""
@@ -101,6 +99,7 @@ OVF_VMWARE = Dialect(
 )
 
 _ROOM = {"ide": 3, "floppy": 1}
+"""The highest number on a bus, else 20; a SCSI controller has 16 of them, of which one is its own."""
 
 
 @st.composite
@@ -111,7 +110,7 @@ def machines(draw: st.DrawFn, dialect: Dialect) -> Machine:
 
     def add(kind: str, buses: tuple[str, ...], form: str) -> None:
         bus = draw(st.sampled_from(buses))
-        free = [number for number in range(_ROOM.get(bus, dialect.most) + 1) if (bus, number) not in taken]
+        free = [number for number in range(_ROOM.get(bus, 20) + 1) if (bus, number) not in taken]
         free = [number for number in free if not (bus == "scsi" and number % 16 == 7)]
         if free:
             number = draw(st.sampled_from(free))
@@ -226,11 +225,6 @@ def libvirt(machine: Machine) -> Written:
     return Written(text, "xml", "libvirt-xml", places)
 
 
-def as_is(machine: Machine) -> Written:
-    """The same, which is to go with the job itself."""
-    return libvirt(machine)._replace(options=("--as-is",))
-
-
 def _device_names(machine: Machine) -> dict[str, str]:
     """The name of each drive's device, in the order of their numbers on each bus."""
     found: dict[str, str] = {}
@@ -311,7 +305,6 @@ _ENVELOPE = """\
 </Envelope>
 """
 _CONTROLLERS = {"ide": ("5", ""), "scsi": ("6", "lsilogic"), "sata": ("20", "vmware.sata.ahci")}
-_SUBTYPES = {"e1000": "E1000", "e1000e": "E1000e"}
 _TYPES_OF = {"disk": "17", "cdrom": "15", "floppy": "14"}
 
 
@@ -350,11 +343,11 @@ def ovf_vmware(machine: Machine) -> Written:
                 'ovf:format="http://www.vmware.com/interfaces/specifications/vmdk.html#sparse"/>'
             )
             resource = f"ovf:/disk/{stem}"
-        parent, number = controllers.get(bus, 0), 100 + len(files)
-        items.append(_drive_item(stem, number, _TYPES_OF[drive.kind], resource, parent, address))
+        values = {"InstanceID": 100 + len(files), "ElementName": stem, "ResourceType": _TYPES_OF[drive.kind]}
+        made = _item(HostResource=resource, Parent=controllers.get(bus, 0), **values)
+        items.append(made.replace("<Item>", f"<Item><rasd:AddressOnParent>{address}</rasd:AddressOnParent>"))
     for number, card in enumerate(seen.cards):
-        network = {"nat": "NAT", "bridge": "Bridged"}[card.network]
-        values = {"Connection": network, "ResourceSubType": _SUBTYPES[card.model], "Address": card.mac}
+        values = {"Connection": "NAT", "ResourceSubType": card.model.capitalize(), "Address": card.mac}
         items.append(_item(InstanceID=200 + number, ResourceType=10, AutomaticAllocation="true", **values))
     text = _ENVELOPE.format(files="".join(files), disks="".join(disks), items="\n".join([*items, firmware]))
     places = {one.drive.file: _line(text, f"ElementName>{one.drive.file.partition('.')[0]}<") for one in machine.units}
@@ -370,13 +363,9 @@ def _channel(unit: Unit) -> tuple[str, int]:
     return f"{unit.drive.bus}{number}", place
 
 
-def _drive_item(stem: str, number: int, kind: str, resource: str, parent: int, address: int) -> str:
-    made = _item(InstanceID=number, ElementName=stem, ResourceType=kind, HostResource=resource, Parent=parent)
-    return made.replace("<Item>", f"<Item><rasd:AddressOnParent>{address}</rasd:AddressOnParent>", 1)
-
-
 WRITERS = {
-    "libvirt": (LIBVIRT, libvirt), "as-is": (LIBVIRT, as_is), "vmx": (VMX, vmx), "vmware": (OVF_VMWARE, ovf_vmware),
+    "libvirt": (LIBVIRT, libvirt), "as-is": (LIBVIRT, lambda machine: libvirt(machine)._replace(options=("--as-is",))),
+    "vmx": (VMX, vmx), "vmware": (OVF_VMWARE, ovf_vmware),
 }  # fmt: skip
 
 

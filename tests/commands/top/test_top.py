@@ -6,17 +6,17 @@ import os
 import re
 import select
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from tests.commands.support import absent
+from tests.peer import VMGAHP
 from vmgahp import cli, lifecycle
 from vmgahp.commands.metrics_lines import read_line
 from vmgahp.commands.page import UNLIMITED
@@ -27,8 +27,6 @@ from vmgahp.config import Settings
 from vmgahp.metrics.file import MOST_LINES, NAME
 
 NOW = time.time()
-
-TOP = (sys.executable, "-c", "import sys; from vmgahp import cli; sys.exit(cli.main(['vmgahp', 'top', *sys.argv[1:]]))")
 
 
 def file_of(execute: Path, number: int, *lines: dict[str, object]) -> Path:
@@ -177,10 +175,10 @@ def test_names_of_jobs_vms() -> None:
         assert not is_vm_name(name), name
 
 
-def shown(look: Look, width: int) -> str:
+def shown(look: Look, width: int, draw: Callable[[Look, int], RenderableType] = top.table) -> str:
     """What is printed."""
     console = Console(width=width, file=StringIO())
-    console.print(top.table(look, width))
+    console.print(draw(look, width))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -207,9 +205,7 @@ def test_a_table_is_no_wider_than_the_terminal(width: int) -> None:
 
 @pytest.mark.parametrize("width", [60, 150])
 def test_a_screen_begins_with_the_sum(width: int) -> None:
-    console = Console(width=width, file=StringIO())
-    console.print(top.screen(rows(30), width))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = shown(rows(30), width, top.screen).splitlines()
     assert max(map(len, lines)) <= width
     assert absent(lines[0], "VMs: 30, running: 30", "(q ends)") == []
 
@@ -224,10 +220,8 @@ def in_terminal(term: str, directory: Path) -> Iterator[tuple[subprocess.Popen[b
     """The command on a terminal of its own; its process, and the terminal's other end."""
     ours, theirs = os.openpty()
     environ = os.environ | {"TERM": term, "COLUMNS": "150", "LINES": "30", "_CONDOR_VM_LIBVIRT_URI": "test:///default"}
-    words = ("--execute", str(directory), "--interval", "0.2")
-    process = subprocess.Popen(
-        [*TOP, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True
-    )
+    command = [*VMGAHP, "top", "--execute", str(directory), "--interval", "0.2"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True)
     os.close(theirs)
     try:
         yield process, ours
