@@ -83,10 +83,14 @@ class Site:
         path.write_bytes(content)
         return self.own(path, mode)
 
+    def node(self, name: str, make: Callable[[Path], object]) -> Path:
+        """What a function such as `os.mkfifo` makes, as the job's."""
+        make(self.path(name))
+        return self.own(self.path(name))
+
     def link(self, name: str, target: str | Path) -> Path:
         """A symbolic link of the job's."""
-        self.path(name).symlink_to(target)
-        return self.own(self.path(name))
+        return self.node(name, lambda path: path.symlink_to(target))
 
     def own(self, path: Path, mode: int | None = None) -> Path:
         os.chown(path, JOB_UID, JOB_UID, follow_symlinks=False)

@@ -58,10 +58,9 @@ def imports(site: Site) -> None:
     """Leave modules and programs to load in the scratch directory, under many environments of the starter's."""
     loaded = site.outer / "loaded"
     for name in MODULES:
-        path = site.path(name)
-        if not path.parent.is_dir():
-            path.parent.mkdir()
-            site.own(path.parent)
+        package = Path(name).parent
+        if not site.path(str(package)).is_dir():
+            site.node(str(package), os.mkdir)
         site.plant(name, f"open({str(loaded)!r}, 'a').write(__file__)\n".encode())
     for name in ("evil", *PROGRAMS):
         site.plant(name, f"#!/bin/sh\necho $0 >>{loaded}\n".encode(), 0o755)

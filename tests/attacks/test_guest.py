@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from tests.attacks.ground import CANARIES, SECRET, STRANGER_UID
-from tests.attacks.site import Site
+from tests.attacks.site import LOGS, Site
 from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
 from tests.conftest import JOB_UID
 from tests.faults.host import until
@@ -209,15 +209,13 @@ def display(site: Site) -> None:
         site.breach("the password is in the log")
 
 
-PLACES = ("/var/lib/libvirt/qemu", "/run/libvirt/qemu", "/etc/libvirt/qemu", "/var/log/libvirt/qemu")
-
-
 @attack(Who.OTHER, Must.RUN, *BOTH)
 def of_a_running_vm(site: Site) -> None:
     """Connect to every socket and open every file of a VM outside of its directory, as another user."""
     site.guest()
     site.start("JobVMVNCConsole = true", "VMPARAM_vm_Exit_Port = true", "VMPARAM_vm_TPM = false")
-    paths = [path for place in PLACES for path in Path(place).rglob(f"*{site.name}*") if not path.is_dir()]
+    places = (*LOGS, "/var/lib/libvirt/qemu")
+    paths = [path for place in places for path in Path(place).rglob(f"*{site.name}*") if not path.is_dir()]
     paths += [path for path in Path("/run/vmgahp").rglob("*") if not path.is_dir()]
     paths = [path for path in paths if path.suffix != ".pid"]
     assert any(path.is_socket() for path in paths), paths

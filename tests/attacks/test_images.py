@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.attacks.ground import CANARIES, SOCKET
 from tests.attacks.site import Site
 from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
-from tests.conftest import JOB_UID
+from tests.lab.odd_files import KINDS
 
 # fmt: off
 NAMES = (
@@ -100,8 +100,7 @@ def try_it(site: Site, what: str, disk: str = QCOW2, *, may_run: bool = False) -
 def backing_names(site: Site, by: str) -> None:
     """Name URLs, pseudo-protocols and files of others as the backing file of an image or of its own."""
     site.link("link", CANARIES / "root")
-    os.mkfifo(site.path("fifo"))
-    site.own(site.path("fifo"))
+    site.node("fifo", os.mkfifo)
     for name in NAMES:
         name = name.format(port=site.ground.port, socket=SOCKET, canaries=CANARIES)
         if by == "qcow2":
@@ -318,11 +317,9 @@ def cdrom(site: Site) -> None:
 @attack(Who.USER, Must.HOLD, Mode.NONE, times=6)
 def nodes(site: Site) -> None:
     """Name in `vm_disk` what is no regular file: FIFO, socket, directory, device, terminal."""
-    os.mkfifo(site.path("fifo"))
-    os.mknod(site.path("socket"), 0o140644)
-    site.path("directory").mkdir()
-    for name in ("fifo", "socket", "directory"):
-        os.chown(site.path(name), JOB_UID, JOB_UID)
+    site.node("fifo", os.mkfifo)
+    site.node("socket", KINDS["a socket"])
+    site.node("directory", os.mkdir)
     for name in ("fifo", "socket", "directory", "/dev/null", "/dev/ptmx", "."):
         try_it(site, name, f'"{name}:hda:w:raw"')
 

@@ -1,5 +1,7 @@
 """Attacks by a job's own libvirt XML, and by the kernel that it boots."""
 
+import os
+
 from tests.attacks.ground import CANARIES, SOCKET
 from tests.attacks.site import Site
 from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
@@ -208,9 +210,8 @@ def elsewhere(site: Site) -> None:
     """Have as the description a link, a FIFO, a file of others, a directory, or one in /proc."""
     site.guest()
     site.link("link.xml", CANARIES / "other")
-    site.path("directory.xml").mkdir()
-    site.own(site.path("directory.xml"))
-    site.as_user("mkfifo", "fifo.xml", check=True)
+    site.node("directory.xml", os.mkdir)
+    site.node("fifo.xml", os.mkfifo)
     for name in ("link.xml", "directory.xml", "fifo.xml", "/proc/self/environ", "../../../canary/root"):
         site.start(f'VMPARAM_Libvirt_XML = "{name}"', VMPARAM_vm_Disk=None)
         site.look_at_the_machine()
@@ -245,8 +246,7 @@ def kernel_renamed(site: Site) -> None:
     site.started(request)
     site.stop()
     site.path("elsewhere").rename(kernel)
-    site.path("empty").mkdir()
-    site.own(site.path("empty"))
+    site.node("empty", os.mkdir)
     with site.swapping("kernel", "empty"):
         for _ in range(RACES):
             again(site, "the kernel is gone and back")

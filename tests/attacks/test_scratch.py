@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests import jobs
@@ -64,10 +65,9 @@ RACES = 12
 
 def make(site: Site, name: str, kind: str) -> None:
     """Have something of this kind in place of a file."""
-    path = site.path(name)
-    remove(path)
-    KINDS[kind](path)
-    site.own(path)
+    site.told.append(f"({name} is {kind})")
+    remove(site.path(name))
+    path = site.node(name, KINDS[kind])
     if path.is_dir() and not path.is_symlink():
         for inner in path.iterdir():
             site.own(inner)
@@ -101,7 +101,6 @@ def is_there(site: Site, name: str, more: tuple[str, ...], operations: tuple[str
     site.guest()
     site.plant("user.yaml", b"#cloud-config\n")
     for kind in KINDS:
-        site.told.append(f"({name} is {kind})")
         make(site, name, kind)
         if site.start(*more)[:1] == ["0"]:
             for operation in operations:
@@ -122,7 +121,6 @@ def catalog(site: Site, name: str) -> None:
     site.settings = {"VM_CATALOG": images / "catalog.toml"}
     disk = {"VMPARAM_vm_Disk": '"catalog:base:hda:w"'}
     for kind in KINDS:
-        site.told.append(f"({name} is {kind})")
         make(site, name, kind)
         site.start(**disk)
         site.stop()
@@ -138,7 +136,6 @@ def comes_late(site: Site, name: str, _more: tuple[str, ...], operations: tuple[
     """Put things in place of a file of the daemon's while the guest runs."""
     site.guest()
     for kind in LATE:
-        site.told.append(f"({name} becomes {kind})")
         remove(site.path(name))
         site.done("START")
         make(site, name, kind)
@@ -244,8 +241,7 @@ def share_is_no_directory(site: Site) -> None:
     """Name a file, a FIFO, a dangling link, a link out, a directory of another by `VMPARAM_vm_Share`."""
     site.guest()
     site.plant("file")
-    os.mkfifo(site.path("fifo"))
-    site.own(site.path("fifo"))
+    site.node("fifo", os.mkfifo)
     site.link("dangling", "nothing")
     site.link("out", "/etc")
     site.path("closed").mkdir(mode=0o700)
@@ -274,7 +270,7 @@ def directory_is_closed(site: Site) -> None:
 
 
 @contextlib.contextmanager
-def small(site: Site, options: str = "") -> "object":
+def small(site: Site, options: str = "") -> Iterator[Scratch]:
     """The scratch directory as a small file system of its own."""
     site.directory.rmdir()
     mounted = Scratch(site.directory)
@@ -295,7 +291,7 @@ def full(site: Site) -> None:
     with small(site) as mounted:
         site.guest()
         site.plant("user.yaml", b"#cloud-config\n")
-        mounted.fill()  # type: ignore[attr-defined]
+        mounted.fill()
         for more in ((), (USER_DATA,), (DATA_FILES,), ('VMPARAM_vm_Data_Disk = "hdb:64M"',), (USER_DATA, DATA_FILES)):
             site.start(*more)
             site.stop()
@@ -311,9 +307,9 @@ def full_while_it_runs(site: Site) -> None:
         site.guest()
         for operation in ("SUSPEND", "CHECKPOINT", "STOP"):
             site.done("START")
-            mounted.fill()  # type: ignore[attr-defined]
+            mounted.fill()
             site.ask(operation)
-            mounted.heal()  # type: ignore[attr-defined]
+            mounted.heal()
             if operation != "STOP":
                 site.stop()
             site.vm = ""
@@ -369,14 +365,12 @@ def met_during_start(site: Site) -> None:
 def sources_of_drives(site: Site) -> None:
     """Put a FIFO, a link to a file of root's, a directory, `/proc/self/mem` and others on a drive for the guest."""
     site.guest()
-    os.mkfifo(site.path("fifo"))
+    site.node("fifo", os.mkfifo)
     site.link("link", CANARIES / "root")
-    site.path("directory").mkdir()
+    site.node("directory", os.mkdir)
     site.link("loop", "loop")
     site.plant("huge").open("r+b").truncate(1 << 40)
     site.plant("closed", b"x", 0)
-    for path in ("fifo", "directory"):
-        site.own(site.path(path))
     names = ["fifo", "link", "directory", "loop", "huge", "closed", "/proc/self/mem", "../../../canary/root", "missing"]
     assert 2 * len(names) == site.attack.times
     for name in names:
@@ -389,14 +383,10 @@ def sources_of_drives(site: Site) -> None:
 def many_files(site: Site) -> None:
     """Have 20,000 files and 500 nested directories in the scratch directory."""
     site.guest()
-    inner = site.path("deep")
-    for _ in range(500):
-        inner.mkdir()
-        site.own(inner)
-        inner = inner / "d"
+    for depth in range(500):
+        site.node("deep" + "/d" * depth, os.mkdir)
     for number in range(20_000):
-        os.close(os.open(site.path(f"file.{number}"), os.O_CREAT, 0o644))
-        os.chown(site.path(f"file.{number}"), os.stat(site.directory).st_uid, os.stat(site.directory).st_gid)
+        site.plant(f"file.{number}")
     site.start()
 
 

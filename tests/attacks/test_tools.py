@@ -78,11 +78,9 @@ def metrics(site: Site) -> None:
 @attack(Who.USER, Must.REFUSE, Mode.NONE, times=4, daily=True)
 def metrics_elsewhere(site: Site) -> None:
     """Have `vmgahp report` read a FIFO, a link to a device, a directory, a device."""
-    os.mkfifo(site.path("fifo"))
-    site.own(site.path("fifo"))
+    site.node("fifo", os.mkfifo)
     site.link("link", "/dev/zero")
-    site.path("directory").mkdir()
-    site.own(site.path("directory"))
+    site.node("directory", os.mkdir)
     for name in ("fifo", "link", "directory", "/dev/zero"):
         run(site, name, "report", name, "-o", site.outer / "report.html")
 

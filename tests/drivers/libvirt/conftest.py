@@ -47,6 +47,13 @@ def elsewhere(scratch: Path) -> Path:
 
 
 @pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A directory for the administrator's programs, which all may enter and root alone write to."""
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
 def network(connection: "libvirt.virConnect") -> Iterator["libvirt.virNetwork"]:
     made = connection.networkCreateXML(NETWORK_XML)
     yield made

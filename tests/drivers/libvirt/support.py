@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import libvirt
 
     from vmgahp.drivers.libvirt.driver import LibvirtDriver
+    from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 
 CONSOLE = "vm_console.log"
 METRICS = "vm_metrics.jsonl"
@@ -200,19 +202,24 @@ def state(scratch: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
+def processes(*parts: str) -> dict[int, str]:
+    """The processes whose command lines have all these parts, with them; a NUL is behind each word."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = os.fsdecode((entry / "cmdline").read_bytes())
+            if all(part in line for part in parts):
+                found[int(entry.name)] = line
+    return found
+
+
 def left_behind(name: str, pid: int) -> list[str]:
     """What of a VM is still there: its guardian, its QEMU, and, of the server with that `pid`, its console's socket."""
     from vmgahp.host.runtime_dir import ROOT_BASE
 
     found = [path.name for path in Path(ROOT_BASE).glob(f"*-{pid}-*")] if pid else []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if name.encode() in words or f"guest={name},debug-threads=on".encode() in words:
-                found.append(b" ".join(words).decode())
+    for word in (name, f"guest={name},debug-threads=on"):
+        found += processes(f"\0{word}\0").values()
     return found
 
 
@@ -253,12 +260,17 @@ MAC, OTHER_MAC = own_mac(0), own_mac(1)
 ASKS = ("JobVMNetworking = true", f'JobVM_MACADDR = "{MAC}"')
 
 
-def refused(job: Job, code: str, *more: str, **settings: object) -> str:
+def refused_by(peer: Peer, job: Job, code: str, *more: str) -> str:
     """A START that is refused with `code`; what vm_error.txt says."""
-    with greeted(job, **settings) as peer:
-        answers(peer, job, ["1", code], *more)
-        assert job.domain() is None
+    answers(peer, job, ["1", code], *more)
+    assert job.domain() is None
     return (job.scratch / "vm_error.txt").read_text()
+
+
+def refused(job: Job, code: str, *more: str, **settings: object) -> str:
+    """The same, of a server of its own."""
+    with greeted(job, **settings) as peer:
+        return refused_by(peer, job, code, *more)
 
 
 def evict(peer: Peer) -> None:
@@ -295,18 +307,48 @@ NETWORK_XML = f"""<network><name>{NETWORK_NAME}</name><forward mode='nat'/><brid
         <dhcp><range start='{ADDRESSES + 2}' end='{ADDRESSES + 6}'/></dhcp></ip></network>"""
 
 
+NAT = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
+BRIDGED = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "bridge", "VM_NETWORKING_BRIDGE_INTERFACE": BRIDGE}
+
+
 def network_ad(kind: str) -> tuple[str, ...]:
     return ("JobVMNetworking = true", f'JobVMNetworkingType = "{kind}"', f'JobVM_MACADDR = "{MAC}"')
 
 
-def driver_for(job: Job, log: list[str], **settings: object) -> tuple["LibvirtDriver", JobAd]:
-    """The driver itself, in this process."""
+@contextlib.contextmanager
+def driving(job: Job, log: list[str], *more: str, **settings: object) -> Iterator[tuple["LibvirtDriver", JobAd]]:
+    """The driver itself, in this process, and the job's ad."""
     from vmgahp.drivers.libvirt.driver import LibvirtDriver
 
     options = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 0} | settings
     made = config.load(environment("kvm", job.scratch, **options))
-    ad = jobs.of_lines(*job.ad(*(settings.get("ad", ()))))  # type: ignore[misc]
-    return LibvirtDriver("kvm", made, jobs.owner(job.scratch), log.append), ad
+    with contextlib.closing(LibvirtDriver("kvm", made, jobs.owner(job.scratch), log.append)) as driver:
+        yield driver, jobs.of_lines(*job.ad(*more))
+
+
+@contextlib.contextmanager
+def started(job: Job, log: list[str], *more: str, **settings: object) -> Iterator["LibvirtMachine"]:
+    """The job's VM, started by a driver in this process, and destroyed at the end."""
+    with driving(job, log, *more, **settings) as (driver, ad):
+        machine = driver.start(ad)
+        try:
+            yield machine
+        finally:
+            machine.destroy()
+
+
+def libvirt_error(code: int | None, origin: int | None, message: str) -> "libvirt.libvirtError":
+    """An error as libvirt would raise it."""
+    import libvirt
+
+    error = libvirt.libvirtError(message)
+    error.err = (code, origin, message, 2, None, None, None, 0, 0)
+    return error
+
+
+def no_thread(_thread: threading.Thread) -> None:
+    """Stand in for `threading.Thread.start` where no thread can start."""
+    raise RuntimeError("can't start new thread")
 
 
 @contextlib.contextmanager
@@ -332,6 +374,21 @@ def mounted(directory: Path, options: str) -> Iterator[Path]:
         yield directory
     finally:
         subprocess.run(["umount", "-l", directory], check=True)
+
+
+def a_program(path: Path, text: str) -> Path:
+    """A shell script that everybody may run."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def overlay(job: Job, name: str | Path, base: str | Path, base_format: str = "raw") -> Path:
+    """A qcow2 image of the job's upon another image, in the scratch directory if its name is no full path."""
+    made = job.scratch / name
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-b", base, "-F", base_format, made], check=True)
+    job.own(made)
+    return made
 
 
 def nic_xml(mac: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import until
+from tests.drivers.libvirt.support import no_thread, until
 from tests.peer import DEADLINE
 from vmgahp.drivers.libvirt.life import guest as agent
 from vmgahp.drivers.libvirt.life.guest import GuestAddress
@@ -67,11 +67,7 @@ def test_a_daemon_that_was_late_is_not_asked_again_for_a_while(domain: Domain, m
 def test_where_no_thread_can_start_the_next_look_asks(domain: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
     domain.tells.set()
     found = GuestAddress()
-
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as broken:
-        broken.setattr(threading.Thread, "start", refuse)
+        broken.setattr(threading.Thread, "start", no_thread)
         assert found.find(domain.call) == ()
     assert found.find(domain.call) == ("192.0.2.7",)

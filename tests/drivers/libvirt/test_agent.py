@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.drivers.libvirt.support import LINUX, ON_VIRTIO, USER_DATA, Job, done, driver_for, running, until
+from tests.drivers.libvirt.support import LINUX, ON_VIRTIO, USER_DATA, USER_NETWORK, Job, done, running, started, until
 from tests.lab import linux_guest
 from vmgahp import lifecycle
 from vmgahp.drivers.libvirt.life import guest as agent
@@ -252,7 +252,6 @@ def test_a_libvirt_that_tells_of_no_agents_is_used_all_the_same(monkeypatch: pyt
 
 # Real ones
 
-NETWORK = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "user", "VM_ALLOW_HOST_LOOPBACK": True}
 WITH_NIC = ("JobVMNetworking = true",)
 
 BEGIN = """#!/bin/sh
@@ -283,7 +282,7 @@ def test_debians_agent_tells_addresses_sets_the_clock_and_powers_off(linux: Job)
         pytest.skip(reason)
     with_agent(linux, BEGIN + AGENT, agent=True)
     more = (*LINUX, ON_VIRTIO, USER_DATA, *WITH_NIC)
-    with running(linux, *more, VM_STOP_TIMEOUT=120, **NETWORK) as peer:
+    with running(linux, *more, VM_STOP_TIMEOUT=120, **USER_NETWORK) as peer:
         until(lambda: "IP=198.51.100.7" in peer.run("STATUS", 1), "its address is known")
         assert "in the year 2001" in linux.console()
         assert "in the year 202" not in linux.console()
@@ -334,9 +333,7 @@ def test_one_that_means_ill_is_waited_for_by_nobody(linux: Job, monkeypatch: pyt
     with_agent(linux, BEGIN + ILL)
     log: list[str] = []
     ad = (*LINUX, ON_VIRTIO, USER_DATA, *WITH_NIC)
-    driver, job = driver_for(linux, log, ad=ad, VM_STOP_TIMEOUT=1, **NETWORK)
-    machine = driver.start(job)
-    try:
+    with started(linux, log, *ad, VM_STOP_TIMEOUT=1, **USER_NETWORK) as machine:
         believed_of_it = set()
 
         def asked() -> bool:
@@ -352,6 +349,3 @@ def test_one_that_means_ill_is_waited_for_by_nobody(linux: Job, monkeypatch: pyt
         machine.resume(lifecycle.SOFT_SUSPENDED)
         machine.stop()
         assert linux.exit_file()["ended_by"] == "destroyed"
-    finally:
-        machine.destroy()
-        driver.close()

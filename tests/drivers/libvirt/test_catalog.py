@@ -101,14 +101,6 @@ def test_two_jobs_run_on_one_image(job: Job, elsewhere: Path, connection: "libvi
     assert read_count(other.scratch / LAYER) >= 2
 
 
-@pytest.fixture
-def copies(images: Images, scratch: Path) -> Images:
-    """The catalog of another machine: the same image, in another place, written at another time."""
-    other = Images(scratch.parent / "copies", file="elsewhere.raw")
-    shutil.copyfile(images.base, other.base)
-    return other
-
-
 def test_a_job_that_cannot_start_leaves_no_disk_that_was_made_for_it(job: Job, images: Images) -> None:
     before = names(job.scratch)
     disks = 'VMPARAM_vm_Disk = "catalog:counter:hda:w,catalog:counter:sda1:w"'
@@ -134,7 +126,7 @@ def test_an_image_whose_layer_is_gone_holds_the_job_and_is_not_offered(job: Job,
     assert "not offered: image top" in said
 
 
-def test_a_checkpoint_goes_on_where_the_same_image_lies_elsewhere(job, images, elsewhere, copies):
+def test_a_checkpoint_goes_on_where_the_same_image_lies_elsewhere(job: Job, images: Images, elsewhere: Path) -> None:
     """And the drive with the job's files is made anew, byte for byte; the data disk is the one that came back."""
     make_guest(images.base, seconds=5)
     job.put("in.csv", "a,b\n")
@@ -144,6 +136,8 @@ def test_a_checkpoint_goes_on_where_the_same_image_lies_elsewhere(job, images, e
         done(peer, "CHECKPOINT", "STOP")
     assert names(job.scratch) >= {*CHECKPOINT, LAYER, "vm_catalog.json", "vdb-data.qcow2"}
     assert "vm_data_files.iso" not in names(job.scratch)
+    # The catalog of another machine: the same image, in another place, written at another time.
+    copies = Images(elsewhere.parent / "copies", file="elsewhere.raw")
     shutil.copyfile(images.base, copies.base)
     images.base.unlink()
     moved(job, elsewhere)

@@ -4,14 +4,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import another_vm
+from tests.drivers.libvirt.support import another_vm, libvirt_error, no_thread
 from tests.lab.namespace import LAB, Namespace, why_not
 from tests.peer import DEADLINE
 from vmgahp import errors
@@ -23,14 +23,10 @@ CALLS = 1000
 """Of which about five had to wait."""
 
 
-AWAY = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_RPC, "client socket is closed", 2, "", None, None, -1, -1)
-
-
 @pytest.fixture
 def way() -> Iterator[LibvirtConnection]:
-    made = LibvirtConnection("test:///default", lambda _line: None)
-    yield made
-    made.close()
+    with closing(LibvirtConnection("test:///default", lambda _line: None)) as made:
+        yield made
 
 
 def a_vm(way: LibvirtConnection) -> str:
@@ -43,9 +39,7 @@ def a_vm(way: LibvirtConnection) -> str:
 
 def away() -> libvirt.libvirtError:
     """What libvirt raises when libvirtd has hung up."""
-    error = libvirt.libvirtError("x")
-    error.err = AWAY
-    return error
+    return libvirt_error(libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_RPC, "client socket is closed")
 
 
 class Inside:
@@ -154,19 +148,12 @@ def test_a_libvirtd_that_hangs_is_not_waited_for_again(way: LibvirtConnection, m
 
 def test_where_no_thread_can_start_a_call_with_a_deadline_is_made_without(way, monkeypatch):
     assert way.call(lambda opened: opened.getType()) == "TEST"
-
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
     assert way.call(lambda opened: opened.getType(), seconds=DEADLINE) == "TEST"
 
 
 def test_where_no_thread_can_start_to_open_a_connection_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
     with pytest.raises(errors.MachineFault, match="out of resources"):
         LibvirtConnection("test:///default", pytest.fail).call(lambda opened: opened.getType())
 
@@ -201,9 +188,7 @@ def test_a_daemon_that_libvirtd_does_not_reach_is_no_lost_connection(way: Libvir
 
     def ask(connection: libvirt.virConnect) -> None:
         asked.append(connection)
-        error = libvirt.libvirtError("x")
-        error.err = (libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_RPC, said, *AWAY[3:])
-        raise error
+        raise libvirt_error(libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_RPC, said)
 
     for call in (way.call, way.once):
         with pytest.raises(libvirt.libvirtError) as raised:
@@ -362,12 +347,6 @@ def test_while_a_domain_is_saved_no_call_about_another_waits(tmp_path: Path, mon
     The save lasts for as long as the test wants: the QEMU that is to write its memory stands still.
     """
     monkeypatch.setattr(connections, "KEEPALIVE_INTERVAL", 100 * int(DEADLINE))
-    with a_libvirtd(tmp_path, "keepalive_interval = -1\n") as namespace:
-        check_that_no_call_waits(namespace)
-
-
-def check_that_no_call_waits(namespace: Namespace) -> None:
-    way = LibvirtConnection(uri_of(namespace), lambda _line: None)
     begun, saved, answered = threading.Event(), threading.Event(), threading.Event()
 
     def save(opened: libvirt.virConnect) -> None:
@@ -384,8 +363,13 @@ def check_that_no_call_waits(namespace: Namespace) -> None:
             way.call(lambda opened: opened.lookupByUUIDString(asked.UUIDString()).interfaceAddresses(0))
         answered.set()
 
-    opened = libvirt.open(uri_of(namespace))
-    with another_vm(opened, "saved") as saved_domain, another_vm(opened, "asked") as asked:
+    with (
+        a_libvirtd(tmp_path, "keepalive_interval = -1\n") as namespace,
+        closing(LibvirtConnection(uri_of(namespace), lambda _line: None)) as way,
+        closing(libvirt.open(uri_of(namespace))) as opened,
+        another_vm(opened, "saved") as saved_domain,
+        another_vm(opened, "asked") as asked,
+    ):
         qemu = process(namespace, "guest=saved,")
         namespace.kill(qemu, "STOP")
         threading.Thread(target=save_it, daemon=True).start()
@@ -395,5 +379,3 @@ def check_that_no_call_waits(namespace: Namespace) -> None:
         assert not saved.is_set()
         namespace.kill(qemu, "CONT")
         assert saved.wait(DEADLINE)
-    way.close()
-    opened.close()

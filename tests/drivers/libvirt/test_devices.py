@@ -1,5 +1,6 @@
 """Devices of real guests: firmware, other architectures, TPM, NICs, shared disks and directories."""
 
+import contextlib
 import os
 import signal
 import time
@@ -63,13 +64,6 @@ def test_a_guest_of_uefi_goes_on_from_its_checkpoint(job: Job, elsewhere: Path) 
     assert not has_firmware_memory(job)
 
 
-def test_a_server_that_was_killed_leaves_no_memory_of_a_firmware(job: Job) -> None:
-    with running(job, *UEFI) as peer:
-        assert has_firmware_memory(job)
-        peer.end_by(signal.SIGKILL)
-    until(lambda: job.domain() is None and not has_firmware_memory(job), "the guardian clears up")
-
-
 def test_secure_boot_knows_its_keys(job: Job) -> None:
     with running(job, *UEFI, 'VMPARAM_vm_Firmware = "uefi-secure"'):
         assert job.live().find("os/loader").get("secure") == "yes"
@@ -113,16 +107,11 @@ def test_a_guest_of_another_architecture_boots_its_firmware(job: Job) -> None:
 def swtpms(peer: Peer, job: Job) -> list[int]:
     """The process ids of what the job's user runs as swtpm for a daemon, whose number its directories have."""
     found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                path.joinpath("comm").read_text() == "swtpm\n"
-                and f"-{peer.process.pid}-" in path.joinpath("cmdline").read_text()
-                and path.stat().st_uid == job.scratch.stat().st_uid
-            ):
-                found.append(int(path.name))
-        except OSError:
-            continue
+    for pid in support.processes(f"-{peer.process.pid}-"):
+        with contextlib.suppress(OSError):
+            place = Path(f"/proc/{pid}")
+            if (place / "comm").read_text() == "swtpm\n" and place.stat().st_uid == job.scratch.stat().st_uid:
+                found.append(pid)
     return found
 
 
@@ -144,19 +133,18 @@ def test_a_tpm_lives_as_long_as_its_vm(job: Job, elsewhere: Path) -> None:
     assert not swtpms(peer, job)
 
 
-def test_a_server_that_was_killed_leaves_no_tpm(job: Job) -> None:
-    with running(job, "VMPARAM_vm_TPM = true") as peer:
+def test_a_server_that_was_killed_leaves_no_tpm_and_no_memory_of_a_firmware(job: Job) -> None:
+    with running(job, *UEFI, "VMPARAM_vm_TPM = true") as peer:
+        assert has_firmware_memory(job)
         directory = Path(job.live().find("devices/tpm/backend/source").get("path", "")).parent
         assert {path.name for path in directory.iterdir()} == {"tpm", "state", "pid"}
         peer.end_by(signal.SIGKILL)
     until(lambda: job.domain() is None and not swtpms(peer, job), "the guardian clears up")
-    until(lambda: not directory.exists(), "the guardian removes what the TPM kept")
+    until(lambda: not directory.exists() and not has_firmware_memory(job), "the guardian removes what both kept")
 
 
 def test_a_tpm_that_does_not_work_fails_the_start_at_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = job.scratch.parent / "swtpm"
-    program.write_text("#!/bin/sh\nexit 1\n")
-    program.chmod(0o755)
+    program = support.a_program(job.scratch.parent / "swtpm", "exit 1")
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     assert "swtpm does not answer" in refused(job, MISMATCHED, "VMPARAM_vm_TPM = true")
 
@@ -210,25 +198,19 @@ def test_a_vm_can_have_many_disks_of_all_kinds(job: Job) -> None:
         until(lambda: "1\n" in job.console(), "the guest boots from the first disk")
 
 
-def test_a_disk_has_two_writers_where_both_say_so(job: Job) -> None:
+def test_a_disk_has_two_writers_where_both_say_so(job: Job, elsewhere: Path) -> None:
     common = job.scratch.parent / "common.img"
     common.write_bytes(bytes(1 << 20))
     job.own(common)
-
-    def other(number: int) -> Job:
-        scratch = job.scratch.parent / f"dir_{number}"
-        scratch.mkdir()
-        job.own(scratch)
-        return Job(scratch, job._connection)
+    second = Job(elsewhere, job._connection)
 
     def disks(permission: str) -> str:
         return f'VMPARAM_vm_Disk = "guest.img:hda:w:raw,{common}:vdb:{permission}:raw"'
 
     with running(job, disks("ws")):
-        second = other(2)
         with running(second, disks("rws")):
             assert second.live().find("devices/disk/shareable") is not None
-        refused(other(3), BAD_DISK, disks("w"))
+        refused(second, BAD_DISK, disks("w"))
 
 
 # A shared directory
@@ -264,11 +246,10 @@ def two_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_libvirts_own_user_shares_nothing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where QEMU cannot run as the job's user, the job is held, and the machine says so."""
     two_groups(monkeypatch)
-    driver, ad = support.driver_for(job, [], VM_SHARE_SCRATCH="9p", ad=("VMPARAM_vm_Share = true",))
-    with pytest.raises(errors.JobFault, match="QEMU cannot run as the job's user"):
-        driver.start(ad)
-    assert driver.survey(time.monotonic() + 20).attributes["share"] == "none"
-    driver.close()
+    with support.driving(job, [], "VMPARAM_vm_Share = true", VM_SHARE_SCRATCH="9p") as (driver, ad):
+        with pytest.raises(errors.JobFault, match="QEMU cannot run as the job's user"):
+            driver.start(ad)
+        assert driver.survey(time.monotonic() + 20).attributes["share"] == "none"
 
 
 @as_root
@@ -286,13 +267,12 @@ def test_only_a_job_that_shares_has_a_qemu_of_its_users(job: Job, as_job_user: b
 def test_two_groups_are_the_machines_fault_if_qemu_is_the_jobs_user(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe says so; no job is tried."""
     two_groups(monkeypatch)
-    driver, ad = support.driver_for(job, [], VM_RUN_AS_JOB_USER=True)
-    [found] = [found for found in driver.survey(time.monotonic() + 20).findings if found.check == "QEMU's user"]
-    assert found.verdict == findings.BAD
-    assert "chmod o+x /var/lib/libvirt/qemu" in found.hint
-    with pytest.raises(errors.MachineFault, match="two groups"):
-        driver.start(ad)
-    driver.close()
+    with support.driving(job, [], VM_RUN_AS_JOB_USER=True) as (driver, ad):
+        [found] = [found for found in driver.survey(time.monotonic() + 20).findings if found.check == "QEMU's user"]
+        assert found.verdict == findings.BAD
+        assert "chmod o+x /var/lib/libvirt/qemu" in found.hint
+        with pytest.raises(errors.MachineFault, match="two groups"):
+            driver.start(ad)
 
 
 # What nobody knows

@@ -1,11 +1,7 @@
 """QEMU gets the job's disks as open files: whatever becomes of their names, nothing else is opened or given away."""
 
 import os
-import signal
-import socket
 import stat
-import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from fcntl import F_GETFL, fcntl
 from pathlib import Path
@@ -15,7 +11,8 @@ import pytest
 from tests import jobs
 from tests.domain.support import SCRIPTED, spec
 from tests.drivers.libvirt import support
-from tests.drivers.libvirt.support import WANTS, Job, at, done, driver_for, holders, moved, refused, running, vacate
+from tests.drivers.libvirt.support import WANTS, Job, at, done, driving, holders, refused, running, started
+from tests.lab import odd_files
 from vmgahp import errors
 from vmgahp.drivers.libvirt.start.disks import DiskFiles
 
@@ -49,43 +46,12 @@ def replace_by_link(image: Path, target: Path) -> None:
 
 @both
 def test_an_image_replaced_after_it_was_opened(job: Job, secret: Path, as_job_user: bool) -> None:
-    driver, ad = driver_for(job, [], VM_RUN_AS_JOB_USER=as_job_user)
-    with at("prepare.done", lambda: replace_by_link(job.disk, secret)):
-        machine = driver.start(ad)
-    try:
+    with (
+        at("prepare.done", lambda: replace_by_link(job.disk, secret)),
+        started(job, [], VM_RUN_AS_JOB_USER=as_job_user) as machine,
+    ):
         assert machine.status().state == "Running"
         assert holders(secret) == []
-    finally:
-        machine.destroy()
-        driver.close()
-
-
-@both
-def test_names_that_are_swapped_all_the_time(job: Job, secret: Path, as_job_user: bool) -> None:
-    """A process of the job's user renames as fast as it can, and each START meets it somewhere else."""
-    link, over = job.scratch / "link", threading.Event()
-    link.symlink_to(secret)
-
-    def swap() -> None:
-        while not over.is_set():
-            for old, new in (("guest.img", "own"), ("link", "guest.img"), ("guest.img", "link"), ("own", "guest.img")):
-                os.rename(job.scratch / old, job.scratch / new)
-
-    thread = threading.Thread(target=swap)
-    with support.greeted(job, VM_RUN_AS_JOB_USER=as_job_user) as peer:
-        thread.start()
-        try:
-            for _ in range(12):
-                peer.send_ad(*job.ad())
-                result = peer.run("START", "kvm")
-                assert result[0] == "0" or result[1] in errors.HOLD_CODES, f"{result}\n{peer.end_by(signal.SIGTERM)}"
-                assert holders(secret) == []
-                for operation in ("SUSPEND", "RESUME", "STOP") if result[0] == "0" else ():
-                    answer = peer.run(operation, result[1])
-                    assert answer == ["0", "NULL"], f"{operation}: {answer}\n{peer.end_by(signal.SIGTERM)}"
-        finally:
-            over.set()
-            thread.join()
 
 
 def every_kind(job: Job) -> list[str]:
@@ -93,10 +59,8 @@ def every_kind(job: Job) -> list[str]:
     (job.scratch / "cd.iso").write_bytes(bytes(1 << 20))
     (job.scratch / "base.img").write_bytes(bytes(1 << 20))
     (job.scratch / "user-data").write_text("#cloud-config\n")
-    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", "base.img", "-F", "raw", "over.qcow2"]
-    subprocess.run(command, cwd=job.scratch, check=True)
-    for path in job.scratch.iterdir():
-        job.own(path)
+    support.overlay(job, "over.qcow2", "base.img")
+    job.own()
     return [
         'VMPARAM_vm_Disk = "guest.img:hda:w:raw,over.qcow2:vdb:w:qcow2,cd.iso:hdc:r:iso"',
         'VMPARAM_vm_Data_Disk = "vdc:1M"',
@@ -123,81 +87,71 @@ def test_every_file_replaced_while_the_vm_is_suspended(job: Job, secret: Path, a
         done(peer, "SUSPEND", "STOP")
 
 
+def held_for(job: Job, replace: Callable[[], None], *more: str, **settings: object) -> str:
+    """The code of a START that is refused for what was replaced before it was opened."""
+    with (
+        driving(job, [], *more, **settings) as (driver, ad),
+        at("clear.done", replace),
+        pytest.raises(errors.JobFault) as caught,
+    ):
+        driver.start(ad)
+    assert job.domain() is None
+    return caught.value.code
+
+
 @both
 @pytest.mark.parametrize("file", FILES[:4])
 def test_a_file_replaced_before_it_is_opened(job: Job, secret: Path, as_job_user: bool, file: str) -> None:
-    driver, ad = driver_for(job, [], VM_RUN_AS_JOB_USER=as_job_user, ad=every_kind(job))
-    with at("clear.done", lambda: replace_by_link(job.scratch / file, secret)), pytest.raises(errors.JobFault):
-        driver.start(ad)
-    driver.close()
-    assert job.domain() is None
+    ad = every_kind(job)
+    held_for(job, lambda: replace_by_link(job.scratch / file, secret), *ad, VM_RUN_AS_JOB_USER=as_job_user)
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path, 0o666)
-
-
-def listening(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    **{kind: odd_files.KINDS[kind] for kind in ("a FIFO", "a directory", "a socket")},
+    "a device": lambda path: os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5)),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to memory": lambda path: path.symlink_to("/proc/self/mem"),
+    "nothing": lambda path: None,
+}
 
 
 @both
-@pytest.mark.parametrize(
-    "make",
-    [
-        fifo, Path.mkdir, listening, lambda path: os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 5)),
-        lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("/proc/self/mem"), lambda path: None,
-    ],
-    ids=["a FIFO", "a directory", "a socket", "a device", "a link to a device", "a link to memory", "nothing"],
-)  # fmt: skip
-def test_what_is_no_file_when_it_is_opened(job: Job, make: Callable[[Path], None], as_job_user: bool) -> None:
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_file_when_it_is_opened(job: Job, kind: str, as_job_user: bool) -> None:
     def replace() -> None:
         job.disk.unlink()
-        make(job.disk)
+        NO_FILES[kind](job.disk)
 
-    driver, ad = driver_for(job, [], VM_RUN_AS_JOB_USER=as_job_user)
-    with at("clear.done", replace), pytest.raises(errors.JobFault) as caught:
-        driver.start(ad)
-    driver.close()
-    assert caught.value.code == BAD_DISK
-    assert job.domain() is None
+    assert held_for(job, replace, VM_RUN_AS_JOB_USER=as_job_user) == BAD_DISK
 
 
 @both
 def test_a_fifo_in_place_of_the_disk_of_a_vm_that_runs(job: Job, as_job_user: bool) -> None:
     with running(job, VM_RUN_AS_JOB_USER=as_job_user, VM_METRICS_INTERVAL=1) as peer:
         job.disk.unlink()
-        fifo(job.disk)
+        os.mkfifo(job.disk, 0o666)
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         done(peer, "SOFT_SUSPEND", "RESUME", "SUSPEND", "RESUME", "STOP")
 
 
 @both
 def test_a_restart_whose_disk_was_replaced(job: Job, elsewhere: Path, secret: Path, as_job_user: bool) -> None:
-    vacate(job, VM_RUN_AS_JOB_USER=as_job_user)
-    moved(job, elsewhere)
-    driver, ad = driver_for(job, [], VM_RUN_AS_JOB_USER=as_job_user, ad=(WANTS,))
-    with at("clear.done", lambda: replace_by_link(job.disk, secret)), pytest.raises(errors.JobFault):
-        driver.start(ad)
-    driver.close()
-    assert job.domain() is None
+    support.vacate(job, VM_RUN_AS_JOB_USER=as_job_user)
+    support.moved(job, elsewhere)
+    held_for(job, lambda: replace_by_link(job.disk, secret), WANTS, VM_RUN_AS_JOB_USER=as_job_user)
 
 
 @both
 def test_a_restart_whose_disk_is_open_already(job: Job, elsewhere: Path, secret: Path, as_job_user: bool) -> None:
-    vacate(job, VM_RUN_AS_JOB_USER=as_job_user)
-    moved(job, elsewhere)
+    support.vacate(job, VM_RUN_AS_JOB_USER=as_job_user)
+    support.moved(job, elsewhere)
     log: list[str] = []
-    driver, ad = driver_for(job, log, VM_RUN_AS_JOB_USER=as_job_user, ad=(WANTS,))
-    with at("prepare.done", lambda: replace_by_link(job.disk, secret)):
-        machine = driver.start(ad)
-    try:
+    with (
+        at("prepare.done", lambda: replace_by_link(job.disk, secret)),
+        started(job, log, WANTS, VM_RUN_AS_JOB_USER=as_job_user),
+    ):
         assert any("continues from its saved memory" in line for line in log), log
         assert holders(secret) == []
-    finally:
-        machine.destroy()
-        driver.close()
 
 
 def test_more_disks_than_a_vm_can_have(job: Job) -> None:
@@ -215,10 +169,7 @@ def scripted(job: Job, source: str, kind: str = "file") -> str:
         f"<disk type='{kind}'><driver name='qemu' type='raw'/><source {source}/><target dev='hda' bus='ide'/></disk>"
     )
     xml = SCRIPTED.format(memory=64, vcpus=1, devices=devices).replace("<name>x<", f"<name>{job.name}<")
-    script = job.scratch.parent / "script"
-    script.write_text(f"#!/bin/sh\ncat <<'END'\n{xml}\nEND\n")
-    script.chmod(0o755)
-    return str(script)
+    return str(support.a_program(job.scratch.parent / "script", f"cat <<'END'\n{xml}\nEND"))
 
 
 @pytest.mark.parametrize("form", ["{}", "../{}", "/{}"])
@@ -282,18 +233,11 @@ def test_a_script_that_leaves_backing_files_to_libvirt(job: Job, secret: Path) -
     """Whom the header of the image names libvirt would open as root, and give away."""
     base = job.scratch / "base.img"
     job.disk.rename(base)
-    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", base.name, "-F", "raw", job.disk.name]
-    subprocess.run(command, cwd=job.scratch, check=True)
-    job.own(job.disk)
+    support.overlay(job, job.disk.name, base.name)
     script = scripted(job, f"file='{job.disk}'").replace("raw", "qcow2")
     Path(script).write_text(Path(script).read_text().replace("type='raw'", "type='qcow2'"))
-    driver, ad = driver_for(job, [], LIBVIRT_XML_SCRIPT=script, ad=('VMPARAM_vm_Disk = "guest.img:hda:w:qcow2"',))
-    with at("prepare.done", lambda: replace_by_link(base, secret)):
-        machine = driver.start(ad)
-    try:
+    disk = 'VMPARAM_vm_Disk = "guest.img:hda:w:qcow2"'
+    with at("prepare.done", lambda: replace_by_link(base, secret)), started(job, [], disk, LIBVIRT_XML_SCRIPT=script):
         found = [source.get("file") for source in job.live().findall("devices/disk//source")]
         assert found == [str(job.disk), str(base)]
         assert holders(secret) == []
-    finally:
-        machine.destroy()
-        driver.close()

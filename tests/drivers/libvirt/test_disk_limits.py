@@ -291,13 +291,20 @@ def test_a_vm_that_passes_what_its_job_asks_for_ends(job: Job) -> None:
 
 @pytest.mark.libvirt
 @pytest.mark.parametrize(
-    "more", [{"ad": ()}, {"ad": ("RequestDisk = 70000",)}, {"ad": ("RequestDisk = 4096",), "VM_DISK_LIMIT": False}]
+    ("lines", "is_limited", "is_elsewhere"),
+    [
+        pytest.param([], True, False, id="no request"),
+        pytest.param(["RequestDisk = 70000"], True, False, id="a large request"),
+        pytest.param(["RequestDisk = 4096"], False, False, id="no limits"),
+        pytest.param(["RequestDisk = 4096"], True, True, id="a disk elsewhere, which is not the slot's"),
+    ],
 )
-def test_any_other_writes_what_it_wants(job: Job, more: dict[str, object]) -> None:
+def test_any_other_writes_what_it_wants(job: Job, lines: list[str], is_limited: bool, is_elsewhere: bool) -> None:
     growing(job, 12)
-    ad = more.pop("ad")
-    assert isinstance(ad, tuple)
-    with running(job, *ad, **more) as peer:
+    if is_elsewhere:
+        other = job.disk.rename(job.scratch.parent / "elsewhere.img")
+        lines = [*lines, f'VMPARAM_vm_Disk = "{other}:hda:w:raw"']
+    with running(job, *lines, VM_DISK_LIMIT=is_limited) as peer:
         until(lambda: guest.DONE in job.console(), "it has written all")
         assert peer.run("STATUS", 1)[1] == "STATUS=Running"
         done(peer, "STOP")
@@ -312,18 +319,6 @@ def test_disks_that_are_too_large_already_are_refused_with_both_numbers(job: Job
     assert "request_disk = 5MB" in said
 
 
-@pytest.mark.libvirt
-def test_a_disk_elsewhere_is_not_the_slots(job: Job) -> None:
-    growing(job, 12)
-    other = job.scratch.parent / "elsewhere.img"
-    job.disk.rename(other)
-    with running(job, f'VMPARAM_vm_Disk = "{other}:hda:w:raw"', "RequestDisk = 4096") as peer:
-        until(lambda: guest.DONE in job.console(), "it has written all")
-        assert peer.run("STATUS", 1)[1] == "STATUS=Running"
-        done(peer, "STOP")
-        peer.quit()
-
-
 @pytest.fixture
 def small(job: Job) -> Iterator[Path]:
     """An EXECUTE of 64 MiB with the job's scratch directory in it, and 24 MiB that somebody else has."""
@@ -335,13 +330,9 @@ def small(job: Job) -> Iterator[Path]:
         jobs.own(job.scratch, scratch)
         shutil.move(job.disk, scratch)
         job.scratch, job.disk = scratch, scratch / job.disk.name
-        write_anew(execute / "ballast", 24)
+        (execute / "ballast").touch()
+        write(execute / "ballast", 24)
         yield execute
-
-
-def write_anew(path: Path, mib: int) -> None:
-    path.touch()
-    write(path, mib)
 
 
 @pytest.mark.libvirt

@@ -14,9 +14,9 @@ import pytest
 
 from tests import REPOSITORY, fault_cases, jobs
 from tests.drivers.libvirt import support
-from tests.drivers.libvirt.support import ASKS, CONSOLE, CRITICAL, MAC, Job, greeted, refused_cleanly, running, runs
+from tests.drivers.libvirt.support import ASKS, MAC, Job, greeted, libvirt_error, refused_cleanly, running, runs
 from tests.lab.guest import make_guest
-from tests.peer import Peer, environment
+from tests.peer import environment
 from tests.protocol.support import Client
 from vmgahp import config, errors
 from vmgahp.domain import build as domain_xml
@@ -34,14 +34,6 @@ LEVELS = {"VIR_ERR_NONE", "VIR_ERR_WARNING", "VIR_ERR_ERROR"}
 INVALID_DISK, MISMATCHED = errors.INVALID_DISK_PARAM, errors.MISMATCHED
 
 
-class Said(libvirt.libvirtError):
-    """An error as libvirt would raise it."""
-
-    def __init__(self, code: int | None, origin: int | None, message: str) -> None:
-        super().__init__(message)
-        self.err = (code, origin, message, 2, None, None, None, 0, 0)
-
-
 def code(name: str) -> int:
     return int(getattr(libvirt, f"VIR_ERR_{name}"))
 
@@ -55,7 +47,7 @@ def origin(name: str) -> int:
 
 @pytest.mark.parametrize("rule", [rule for rule in faults.RULES if rule.example[0]], ids=lambda rule: rule.name)
 def test_the_example_of_every_rule_fits_that_rule_first(rule: Rule) -> None:
-    error = Said(code(rule.example[0]), origin(rule.example[1]), rule.example[2])
+    error = libvirt_error(code(rule.example[0]), origin(rule.example[1]), rule.example[2])
     assert faults.classify(error) is rule
     fault = faults.from_libvirt(error, "starting a VM")
     assert (type(fault), fault.code) == (rule.fault, rule.code)
@@ -65,7 +57,7 @@ def test_the_example_of_every_rule_fits_that_rule_first(rule: Rule) -> None:
 
 def test_every_code_of_libvirt_is_in_a_rule() -> None:
     numbers = {name: getattr(libvirt, name) for name in CODES - LEVELS}
-    said = {name: Said(number, libvirt.VIR_FROM_NONE, "never said") for name, number in numbers.items()}
+    said = {name: libvirt_error(number, libvirt.VIR_FROM_NONE, "never said") for name, number in numbers.items()}
     rules = {name: faults.classify(error) for name, error in said.items()}
     assert [name for name, rule in rules.items() if numbers[name] not in faults.numbers(rule.kinds)] == []
 
@@ -77,7 +69,7 @@ def test_no_code_is_in_two_rows_that_ask_for_nothing_else() -> None:
 
 @pytest.mark.parametrize("number", [0, 999, None])
 def test_a_code_that_nobody_knows_is_the_hypervisors(number: int | None) -> None:
-    fault = faults.from_libvirt(Said(number, None, "what nobody has ever said"), "starting a VM")
+    fault = faults.from_libvirt(libvirt_error(number, None, "what nobody has ever said"), "starting a VM")
     assert (type(fault), fault.code) == (errors.HypervisorFault, errors.INTERNAL)
 
 
@@ -101,14 +93,8 @@ def test_every_rule_but_that_of_a_domain_that_is_gone_has_a_hint() -> None:
     ],
 )
 def test_a_save_that_qemu_blocks_is_told_from_one_that_fails(number: str, message: str) -> None:
-    assert faults.is_blocked(Said(code(number), origin("QEMU"), message))
-    assert not faults.is_blocked(Said(code(number), origin("QEMU"), "the save image could not be written"))
-
-
-def test_what_a_jobs_cpu_is_called_is_not_the_machines_network() -> None:
-    message = "unsupported configuration: unsupported CPU cache level for mode 'passthrough'"
-    fault = faults.from_libvirt(Said(code("CONFIG_UNSUPPORTED"), origin("QEMU"), message), "starting")
-    assert isinstance(fault, errors.JobFault)
+    assert faults.is_blocked(libvirt_error(code(number), origin("QEMU"), message))
+    assert not faults.is_blocked(libvirt_error(code(number), origin("QEMU"), "the save image could not be written"))
 
 
 @pytest.mark.parametrize(
@@ -116,24 +102,10 @@ def test_what_a_jobs_cpu_is_called_is_not_the_machines_network() -> None:
 )
 def test_what_the_job_chose_does_not_choose_the_rule(path: str) -> None:
     message = f"Cannot access storage file '{path}': No such file or directory"
-    assert isinstance(faults.from_libvirt(Said(38, 18, message), "starting", [path]), errors.JobFault)
+    assert isinstance(faults.from_libvirt(libvirt_error(38, 18, message), "starting", [path]), errors.JobFault)
     # the same at the end of a message, where only the cut tells it from the operating system's own word
     ends = f"internal error: Failed to open file '/a' of {path}"
-    assert isinstance(faults.from_libvirt(Said(1, 10, ends), "starting", [path, "/a"]), errors.JobFault)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "Could not open backing file '/home/alice/network 'default' is not active'",
-        "Could not open '/home/alice/No space left on device/disk.img': No such file or directory",
-        "Could not open '/run/libvirt/qemu/passt': Permission denied",
-    ],
-)
-def test_a_name_in_an_image_is_the_jobs_too(message: str) -> None:
-    """Nobody could cut these out: they are in the header of an image of an image."""
-    fault = faults.from_libvirt(Said(1, 10, f"internal error: {message}"), "starting")
-    assert (type(fault), fault.code) == (errors.JobFault, INVALID_DISK)
+    assert isinstance(faults.from_libvirt(libvirt_error(1, 10, ends), "starting", [path, "/a"]), errors.JobFault)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +115,16 @@ def test_a_name_in_an_image_is_the_jobs_too(message: str) -> None:
         ("XML error: target 'vda' duplicated for disk sources '/a' and '/b'", 27, INVALID_DISK),
         ("XML error: Unknown disk name 'zzz' and no address specified", 27, INVALID_DISK),
         ("qemu: Address space limit 0xffff < 0x1ffff phys-bits too low (40)", 1, errors.NO_MEMORY_PARAM),
+        # What a CPU is called is not the machine's network.
+        ("unsupported configuration: unsupported CPU cache level for mode 'passthrough'", 67, INVALID_DISK),
+        # Nobody could cut these names out: they are in the header of an image of an image.
+        ("internal error: Could not open backing file '/home/alice/network 'x' is not active'", 1, INVALID_DISK),
+        ("internal error: Could not open '/No space left on device/x': No such file or directory", 1, INVALID_DISK),
+        ("internal error: Could not open '/run/libvirt/qemu/passt': Permission denied", 1, INVALID_DISK),
     ],
 )
 def test_what_libvirt_and_qemu_have_said_of_jobs(message: str, number: int, word: str) -> None:
-    fault = faults.from_libvirt(Said(number, 10, message), "starting")
+    fault = faults.from_libvirt(libvirt_error(number, 10, message), "starting")
     assert (type(fault), fault.code) == (errors.JobFault, word)
 
 
@@ -253,7 +231,7 @@ def test_an_error_without_a_reason_is_judged_by_qemus_log(tmp_path: Path) -> Non
     assert not domains.says_nothing(f"{BARE}: qemu-system-x86_64: Failed")
     (tmp_path / "vm.log").write_text(LOG.format(first="other", last=UUID, words=LOCKED))
     words = domains.last_words("vm", UUID, [str(tmp_path / "none"), str(tmp_path)])
-    fault = faults.from_libvirt(Said(code("INTERNAL_ERROR"), origin("QEMU"), BARE), "starting", (), words)
+    fault = faults.from_libvirt(libvirt_error(code("INTERNAL_ERROR"), origin("QEMU"), BARE), "starting", (), words)
     assert (type(fault), fault.code) == (errors.JobFault, INVALID_DISK)
     assert 'Failed to get "write" lock' in fault.problem
 
@@ -264,7 +242,7 @@ def test_the_log_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path, mo
     assert domains.last_words("vm", UUID, [str(tmp_path)]) == ""
     (tmp_path / "vm.log").write_text(LOG.format(first=UUID, last=UUID, words=""))
     assert domains.last_words("vm", UUID, [str(tmp_path)]) == ""
-    assert type(faults.from_libvirt(Said(1, 10, BARE), "starting")) is errors.HypervisorFault
+    assert type(faults.from_libvirt(libvirt_error(1, 10, BARE), "starting")) is errors.HypervisorFault
 
 
 def test_a_log_that_comes_late_is_waited_for(tmp_path: Path) -> None:
@@ -330,39 +308,24 @@ def test_a_job_whose_disk_does_not_work_is_held_and_the_machine_runs_the_next(jo
     assert "Traceback" not in log
 
 
-def second(job: Job, connection: "libvirt.virConnect") -> Job:
-    """Another job of the same user on the same machine."""
-    scratch = job.scratch.parent / "dir_2"
-    scratch.mkdir()
-    job.own(scratch)
-    return Job(scratch, connection)
-
-
 @pytest.mark.libvirt
-def test_an_image_that_another_vm_has_locked_holds_the_job(job: Job, connection: "libvirt.virConnect") -> None:
+def test_an_image_that_another_vm_has_locked_holds_the_job(job, elsewhere, connection):
     """By the lease on it; by QEMU's own lock where there are no leases."""
-    other = second(job, connection)
+    other = Job(elsewhere, connection)
     image = job.scratch / "guest.qcow2"
     subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", job.disk, image], check=True)
     job.own(image)
     disk = f'VMPARAM_vm_Disk = "{image}:hda:w:qcow2"'
     with running(job, disk) as peer:
-        assert "open in another process" in refused_beside(peer, other, INVALID_DISK, disk)
+        assert "open in another process" in support.refused_by(peer, other, INVALID_DISK, disk)
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
 
 
-def refused_beside(peer: Peer, job: Job, word: str, *more: str) -> str:
-    """A START that fails while another VM of the same server runs on."""
-    support.answers(peer, job, ["1", word], *more)
-    assert job.domain() is None
-    return (job.scratch / "vm_error.txt").read_text()
-
-
 @pytest.mark.libvirt
-def test_a_mac_address_in_use_holds_the_job(job: Job, connection: "libvirt.virConnect") -> None:
-    other = second(job, connection)
+def test_a_mac_address_in_use_holds_the_job(job, elsewhere, connection):
+    other = Job(elsewhere, connection)
     with running(job, *ASKS, **support.USER_NETWORK) as peer:
-        assert f"JobVM_MACADDR = {MAC}" in refused_beside(peer, other, MISMATCHED, *ASKS)
+        assert f"JobVM_MACADDR = {MAC}" in support.refused_by(peer, other, MISMATCHED, *ASKS)
         runs(peer, other, ASKS[0], f'JobVM_MACADDR = "{support.OTHER_MAC}"')  # another address will do
         assert peer.run("STATUS", 1)[-5] == "STATUS=Running"
         assert job.name in peer.quit(), "the log names the other VM"
@@ -387,8 +350,8 @@ def test_a_network_that_is_not_active_is_the_machines(job: Job, connection: "lib
     name = f"vmgahp-test-inactive-{os.getpid()}"
     network = connection.networkDefineXML(f"<network><name>{name}</name><bridge name='vgi{os.getpid()}'/></network>")
     try:
-        with greeted(job, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat", VM_NAT_NETWORK=name) as peer:
-            text = refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
+        with greeted(job, **support.NAT | {"VM_NAT_NETWORK": name}) as peer:
+            text = refused_cleanly(peer, job, support.CRITICAL, "JobVMNetworking = true")
             assert name in text
             assert "virsh net-start" in text
     finally:
@@ -402,10 +365,10 @@ def test_a_directory_that_is_closed_to_its_user_is_the_machines_and_one_that_he_
     with greeted(job) as peer:
         os.chown(job.scratch, 0, 0)
         job.scratch.chmod(0o700)
-        refused_cleanly(peer, job, CRITICAL, explained=False)
+        refused_cleanly(peer, job, support.CRITICAL, explained=False)
         os.chown(job.scratch, owner.st_uid, owner.st_gid)
         job.scratch.parent.chmod(0o700)
-        refused_cleanly(peer, job, CRITICAL, explained=False)
+        refused_cleanly(peer, job, support.CRITICAL, explained=False)
         job.scratch.parent.chmod(0o755)
         job.scratch.chmod(0)
         refused_cleanly(peer, job, INVALID_DISK, explained=False)
@@ -415,22 +378,8 @@ def test_a_directory_that_is_closed_to_its_user_is_the_machines_and_one_that_he_
         runs(peer, job)
         log = peer.quit()
     assert f"{job.scratch} cannot be entered" in log
-    assert f"{CONSOLE} cannot be written in the job's scratch directory (Permission denied)" in log
+    assert f"{support.CONSOLE} cannot be written in the job's scratch directory (Permission denied)" in log
     assert log.count("Hint: ") == 4
-
-
-@pytest.mark.libvirt
-@pytest.mark.parametrize("kind", ["directory", "link", "read-only file"])
-def test_what_came_with_the_job_under_the_name_of_the_console_is_the_jobs(job: Job, kind: str) -> None:
-    console = job.scratch / CONSOLE
-    if kind == "directory":
-        console.mkdir()
-    elif kind == "link":
-        console.symlink_to("/etc/passwd")
-    else:
-        console.touch(mode=0o400)
-        job.own(console)
-    assert CONSOLE in support.refused(job, MISMATCHED)
 
 
 @pytest.fixture
@@ -443,39 +392,31 @@ def small(scratch: Path) -> Iterator[Path]:
 
 @pytest.mark.libvirt
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_a_scratch_directory_of_its_own_without_room_is_the_jobs(small: Path, connection: "libvirt.virConnect") -> None:
-    job = Job(small, connection)
-    filling = small / "filling"
-    subprocess.run(["dd", "if=/dev/zero", f"of={filling}", "bs=4096"], check=False, stderr=subprocess.DEVNULL)
-    with greeted(job) as peer:
-        refused_cleanly(peer, job, MISMATCHED, explained=False)
-        filling.unlink()
-        runs(peer, job)
-        log = peer.quit()
-    assert f"There is no room in the scratch directory {small}" in log
-    assert "raise request_disk" in log
-
-
-@pytest.mark.libvirt
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_an_execute_without_room_is_the_machines(small: Path, connection: "libvirt.virConnect") -> None:
-    status = small.stat()
-    scratch = small / "dir_1"
-    scratch.mkdir()
-    os.chown(scratch, status.st_uid, status.st_gid)
+@pytest.mark.parametrize(
+    ("scratch_of_it", "word", "said"),
+    [
+        (".", MISMATCHED, ("There is no room in the scratch directory {}", "raise request_disk")),
+        ("dir_1", support.CRITICAL, ("EXECUTE ({}) is ill: No space left on device",)),
+    ],
+    ids=["of the scratch directory alone", "of EXECUTE"],
+)
+def test_a_file_system_without_room_is_whose_it_is(small, connection, scratch_of_it, word, said):
+    scratch = small / scratch_of_it
+    scratch.mkdir(exist_ok=True)
+    jobs.own(small, scratch)
     job = Job(scratch, connection)
     filling = small / "filling"
     subprocess.run(["dd", "if=/dev/zero", f"of={filling}", "bs=4096"], check=False, stderr=subprocess.DEVNULL)
     with greeted(job) as peer:
-        refused_cleanly(peer, job, CRITICAL, explained=False)
+        refused_cleanly(peer, job, word, explained=False)
         filling.unlink()
         runs(peer, job)
         log = peer.quit()
-    assert f"EXECUTE ({small}) is ill: No space left on device" in log
+    assert [words for words in said if words.format(small) not in log] == []
 
 
 @pytest.mark.libvirt
 def test_a_libvirtd_that_is_not_there_is_the_machines(job: Job) -> None:
     place = job.scratch.parent / "no-socket"
     with greeted(job, VM_LIBVIRT_URI=f"qemu+unix:///system?socket={place}") as peer:
-        assert "start libvirtd" in refused_cleanly(peer, job, CRITICAL)
+        assert "start libvirtd" in refused_cleanly(peer, job, support.CRITICAL)

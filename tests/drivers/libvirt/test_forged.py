@@ -75,11 +75,9 @@ def with_emulator(image: bytes, program: Path) -> bytes:
 @pytest.fixture
 def program(job: Job) -> Path:
     """A program of the job's that leaves a file where anybody may write, should somebody run it."""
-    path = job.scratch / "run-me"
     (job.scratch / "traces").mkdir()
     (job.scratch / "traces").chmod(0o777)
-    path.write_text(f"#!/bin/sh\n: > {job.scratch}/traces/$(id -un)\nexit 1\n")
-    path.chmod(0o755)
+    path = support.a_program(job.scratch / "run-me", f": > {job.scratch}/traces/$(id -un)\nexit 1")
     job.own(path)
     return path
 
@@ -151,13 +149,9 @@ def with_stream(image: bytes, memory: bytes) -> bytes:
 
 
 STREAMS: dict[str, Forge] = {
-    "cut off at once": lambda image: image[: stream(image) + 8],
-    "cut off later": lambda image: image[: (stream(image) + len(image)) // 2],
-    "without an end": lambda image: image[:-100],
-    "random": lambda image: with_stream(image, b"QEVM\0\0\0\3" + os.urandom(1 << 20)),
+    "cut off": lambda image: image[: (stream(image) + len(image)) // 2],
     "all ones": lambda image: with_stream(image, b"QEVM\0\0\0\3" + b"\xff" * (1 << 20)),
     "no text": lambda image: image.replace(b"\x03ram", b"\x03r\xed\xff").replace(b"pc.ram", b"pc.r\xed\xff"),
-    "zeroes": lambda image: with_stream(image, b"QEVM\0\0\0\3" + bytes(1 << 20)),
     "too long": lambda image: image[: stream(image) + 8] + image[stream(image) + 8 :] * 90,
 }
 
@@ -180,10 +174,7 @@ def test_a_memory_that_qemu_does_not_take_is_the_jobs(job: Job, memory: str, for
         pass
 
 
-MACHINES = ["pc-i440fx-9999", "pc-i440fx-2.0", "pc-q35-7.2", "q35", "virt"]
-
-
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", ["pc-i440fx-9999", "virt"])
 def test_another_machine_type_is_the_jobs(job: Job, machine: str) -> None:
     vacate(job)
     believable(job, xml=lambda xml: re.sub("machine=['\"][^'\"]*['\"]", f"machine='{machine}'", xml))
@@ -193,12 +184,8 @@ def test_another_machine_type_is_the_jobs(job: Job, machine: str) -> None:
 @pytest.fixture
 def hanging_zstd(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
     """QEMU waits for what comes after the beginning, as long as nobody ends it; the number of the image's format."""
-    programs = job.scratch.parent / "programs"
-    programs.mkdir()
-    path = programs / "zstd"
-    path.write_text("#!/bin/sh\nprintf 'QEVM\\0\\0\\0\\3'\nexec sleep 1000\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    path = support.a_program(job.scratch.parent / "zstd", "printf 'QEVM\\0\\0\\0\\3'\nexec sleep 1000")
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
     return 5
 
 
@@ -230,8 +217,7 @@ def test_a_checkpoint_is_kept_where_no_guest_runs_without_it_either(job: Job, mo
         raise errors.HypervisorFault("This machine is sick.")
 
     kept = {path.name: path.read_bytes() for path in job.scratch.iterdir() if path.name.startswith("vm_checkpoint")}
-    driver, ad = support.driver_for(job, log := [], ad=(WANTS,))
-    try:
+    with support.driving(job, log := [], WANTS) as (driver, ad):
         with monkeypatch.context() as patch:
             patch.setattr(guest.LibvirtGuest, "begin", sick)
             with pytest.raises(errors.HypervisorFault, match="sick"):
@@ -239,8 +225,6 @@ def test_a_checkpoint_is_kept_where_no_guest_runs_without_it_either(job: Job, mo
         assert {name: (job.scratch / name).read_bytes() for name in kept} == kept
         assert any("cannot be used: This machine is sick" in line for line in log)
         driver.start(ad).destroy()
-    finally:
-        driver.close()
     assert job.console().count("vmgahp guest up") == 1, "it went on"
 
 

@@ -30,18 +30,8 @@ EXAMPLES = REPOSITORY / "config" / "policy"
 NETWORK = ("JobVMNetworking = true", 'JobVMNetworkingType = "user"')
 
 
-@pytest.fixture
-def policies(tmp_path: Path) -> Path:
-    """A directory for stages, which the way to may be entered by all and written by root alone."""
-    tmp_path.chmod(0o755)
-    return tmp_path
-
-
 def stage(directory: Path, body: str, name: str = "stage") -> Path:
-    path = directory / name
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
-    return path
+    return support.a_program(directory / name, body)
 
 
 def example(directory: Path, name: str, old: str, new: str) -> Path:
@@ -61,12 +51,10 @@ def capped(directory: Path) -> tuple[Path, Path]:
     )
 
 
-def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> None:
+def test_what_the_policy_makes_of_it_is_what_runs(job: Job, tools: Path) -> None:
     stages = (
-        *capped(policies),
-        stage(
-            policies, f'exec sed \'s/<model type="virtio"/<mac address="{support.OTHER_MAC}"\\/><model type="e1000"/\''
-        ),
+        *capped(tools),
+        stage(tools, f'exec sed \'s/<model type="virtio"/<mac address="{support.OTHER_MAC}"\\/><model type="e1000"/\''),
     )
     policy = ", ".join(map(str, stages))
     with FakeStarter(job.scratch) as starter, running(job, *NETWORK, VM_POLICY=policy, **USER_NETWORK) as peer:
@@ -80,14 +68,14 @@ def test_what_the_policy_makes_of_it_is_what_runs(job: Job, policies: Path) -> N
         log = peer.quit()
     told = (job.scratch / "vm_policy.txt").read_text()
     assert '\n-  <memory unit="MiB">64</memory>\n+  <memory unit="MiB">48</memory>\n' in told
-    assert str(policies) not in told
+    assert str(tools) not in told
     assert f"VM_POLICY, stage 1 ({stages[0]}) changes the domain" in log
     assert '-  <memory unit="MiB">64</memory>' in log
     assert "its memory (KiB) is 49152, and the job asks for 65536" in log
 
 
-def test_a_stage_that_changes_nothing_is_told_to_those_who_want_all(job: Job, policies: Path) -> None:
-    keep = stage(policies, "exec cat")
+def test_a_stage_that_changes_nothing_is_told_to_those_who_want_all(job: Job, tools: Path) -> None:
+    keep = stage(tools, "exec cat")
     for flags, told in (("D_FULLDEBUG", True), ("", False)):
         with running(job, VM_POLICY=keep, VM_GAHP_DEBUG=flags) as peer:
             assert peer.run("STOP", 1)[0] == "0"
@@ -95,10 +83,10 @@ def test_a_stage_that_changes_nothing_is_told_to_those_who_want_all(job: Job, po
             assert not (job.scratch / "vm_policy.txt").exists()
 
 
-def test_a_rejection_holds_the_job_and_the_next_one_runs(job: Job, policies: Path) -> None:
-    no = stage(policies, 'grep -q "<vcpu>2<" && { echo "one CPU is enough"; exit 1; }; exit 7')
+def test_a_rejection_holds_the_job_and_the_next_one_runs(job: Job, tools: Path) -> None:
+    no = stage(tools, 'grep -q "<vcpu>2<" && { echo "one CPU is enough"; exit 1; }; exit 7')
     good = stage(
-        policies, 'xml=$(cat); case $xml in *"<vcpu>2<"*) echo "one CPU is enough"; exit 1;; esac; echo "$xml"', "good"
+        tools, 'xml=$(cat); case $xml in *"<vcpu>2<"*) echo "one CPU is enough"; exit 1;; esac; echo "$xml"', "good"
     )
     with greeted(job, VM_POLICY=good) as peer:
         assert "one CPU is enough" in refused_cleanly(peer, job, MISMATCHED, "JobVM_VCPUS = 2")
@@ -122,37 +110,35 @@ def test_requirements_hold_the_job_of_any_driver(job: Job) -> None:
         ("exec sed 's/<devices>/<devices><disk type=\"nonsense\"\\/>/'", "nonsense"),
     ],
 )
-def test_a_policy_that_gives_more_is_the_machines_fault(job: Job, policies: Path, body: str, named: str) -> None:
-    path = stage(policies, body)
+def test_a_policy_that_gives_more_is_the_machines_fault(job: Job, tools: Path, body: str, named: str) -> None:
+    path = stage(tools, body)
     with greeted(job, VM_POLICY=path) as peer:
         text = refused_cleanly(peer, job, CRITICAL)
         assert f"VM_POLICY = {path}" in text
         assert named in text
 
 
-def test_a_mistake_of_the_jobs_own_stays_the_jobs(job: Job, policies: Path) -> None:
+def test_a_mistake_of_the_jobs_own_stays_the_jobs(job: Job, tools: Path) -> None:
     wrong = 'VMPARAM_vm_Disk = "guest.img:hda:w:qcow2"'
-    for path in (stage(policies, "exec cat"), policies / "missing"):
+    for path in (stage(tools, "exec cat"), tools / "missing"):
         with greeted(job, VM_POLICY=path) as peer:
             refused_cleanly(peer, job, "VMGAHP_ERR_BAD_IMAGE", wrong)
 
 
 @pytest.mark.parametrize("wrong", ["<sound model='nonsense'/>", ""])
-def test_what_no_policy_has_touched_is_not_its_fault(job, policies, wrong, monkeypatch):
+def test_what_no_policy_has_touched_is_not_its_fault(job, tools, wrong, monkeypatch):
     """A job whose option libvirt does not understand, on a machine with a policy that has changed something else."""
     build = domain_xml.build
     monkeypatch.setattr(domain_xml, "build", lambda *given: build(*given).replace("</devices>", f"{wrong}</devices>"))
-    bad = stage(policies, "exec sed -e 's/>64</>48</' -e \"s,</devices>,<sound model='rubbish'/></devices>,\"")
-    driver, described = support.driver_for(job, [], VM_POLICY=bad)
-    with pytest.raises(errors.Fault) as caught:
-        driver.start(described)
-    driver.close()
+    bad = stage(tools, "exec sed -e 's/>64</>48</' -e \"s,</devices>,<sound model='rubbish'/></devices>,\"")
+    with support.driving(job, [], VM_POLICY=bad) as (driver, ad), pytest.raises(errors.Fault) as caught:
+        driver.start(ad)
     assert type(caught.value) is (errors.JobFault if wrong else errors.MachineFault), caught.value.render()
 
 
-def test_a_policy_that_changes_nothing_answers_for_nothing(policies: Path) -> None:
+def test_a_policy_that_changes_nothing_answers_for_nothing(tools: Path) -> None:
     xml = domain_xml.build(spec(), host())
-    keep, less = stage(policies, "exec cat", "keep"), stage(policies, "exec sed 's/>64</>48</'", "less")
+    keep, less = stage(tools, "exec cat", "keep"), stage(tools, "exec sed 's/>64</>48</'", "less")
     for path, authors in ((keep, ""), (less, f"VM_POLICY = {less}")):
         settings = config.Settings({"VM_POLICY": str(path)})
         made = hooks.described(PolicyView(JobAd(()), settings), [].append, spec(), xml, dry=False)
@@ -171,10 +157,10 @@ def test_requirements_see_what_the_jobs_own_xml_adds(job: Job) -> None:
         runs(peer, job, mine)
 
 
-def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(job: Job, elsewhere: Path, policies: Path) -> None:
+def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(job: Job, elsewhere: Path, tools: Path) -> None:
     make_guest(job.disk, seconds=5)
-    hook = stage(policies, f'[ -n "$2" ] && echo "had $2" >&2 && echo "$2" || echo {MAC}', "hook")
-    settings = {"VM_POLICY": ",".join(map(str, capped(policies))), "VM_MAC_HOOK": hook, **USER_NETWORK}
+    hook = stage(tools, f'[ -n "$2" ] && echo "had $2" >&2 && echo "$2" || echo {MAC}', "hook")
+    settings = {"VM_POLICY": ",".join(map(str, capped(tools))), "VM_MAC_HOOK": hook, **USER_NETWORK}
     support.vacate(job, *NETWORK, **settings)
     support.moved(job, elsewhere)
     with running(job, support.WANTS, *NETWORK, **settings) as peer:
@@ -185,43 +171,43 @@ def test_a_guest_goes_on_from_a_checkpoint_under_the_same_policy(job: Job, elsew
     assert job.console().count("vmgahp guest up") == 1, "it was not booted again"
 
 
-def test_a_checkpoint_does_not_evade_a_policy_that_has_come_since(job: Job, elsewhere: Path, policies: Path) -> None:
+def test_a_checkpoint_does_not_evade_a_policy_that_has_come_since(job: Job, elsewhere: Path, tools: Path) -> None:
     make_guest(job.disk, seconds=5)
     support.vacate(job)
     support.moved(job, elsewhere)
-    with running(job, support.WANTS, VM_POLICY=example(policies, "cap-memory.xsl", '"512"', '"48"')) as peer:
+    with running(job, support.WANTS, VM_POLICY=example(tools, "cap-memory.xsl", '"512"', '"48"')) as peer:
         assert job.live().findtext("memory") == str(48 << 10)
         assert "memory (MiB) is 64" in peer.quit()
     assert job.console().count("vmgahp guest up") >= 1
 
 
-def test_a_hooks_address_is_the_cards(job: Job, policies: Path) -> None:
-    hook = stage(policies, f"echo {MAC}")
+def test_a_hooks_address_is_the_cards(job: Job, tools: Path) -> None:
+    hook = stage(tools, f"echo {MAC}")
     with running(job, *NETWORK, VM_MAC_HOOK=hook, **USER_NETWORK) as peer:
         assert job.live().find("devices/interface/mac").get("address") == MAC
         assert f"VM_MAC_HOOK ({hook}) gives {job.name} the MAC address {MAC}" in peer.quit()
 
 
-def test_a_hooks_address_that_is_taken_is_the_machines_fault(job, policies, connection, scratch):
-    hook = stage(policies, f"echo {MAC}")
+def test_a_hooks_address_that_is_taken_is_the_machines_fault(job, tools, connection, scratch):
+    hook = stage(tools, f"echo {MAC}")
     other = support.another_vm(connection, f"{job.name}-other", support.nic_xml(MAC), libvirt.VIR_DOMAIN_START_PAUSED)
     with other, greeted(job, VM_MAC_HOOK=hook, **USER_NETWORK) as peer:
         assert f"VM_MAC_HOOK = {hook}" in refused_cleanly(peer, job, CRITICAL, *NETWORK)
         assert MAC in refused_cleanly(peer, job, MISMATCHED, *NETWORK, f'JobVM_MACADDR = "{MAC}"')
 
 
-def test_one_address_for_two_cards(job: Job, policies: Path) -> None:
-    with greeted(job, VM_MAC_HOOK=stage(policies, f"echo {MAC}"), **USER_NETWORK) as peer:
+def test_one_address_for_two_cards(job: Job, tools: Path) -> None:
+    with greeted(job, VM_MAC_HOOK=stage(tools, f"echo {MAC}"), **USER_NETWORK) as peer:
         assert "two NICs" in refused_cleanly(peer, job, CRITICAL, *NETWORK, 'VMPARAM_vm_NICs = "user, user"')
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_example_force_bridge(job: Job, policies: Path) -> None:
+def test_example_force_bridge(job: Job, tools: Path) -> None:
     bridge = f"vgp{os.getpid() % 100000}"
     subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
     try:
         subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
-        with running(job, *NETWORK, VM_POLICY=example(policies, "force-bridge.xsl", "br-jobs", bridge), **USER_NETWORK):
+        with running(job, *NETWORK, VM_POLICY=example(tools, "force-bridge.xsl", "br-jobs", bridge), **USER_NETWORK):
             assert job.live().find("devices/interface/source").get("bridge") == bridge
     finally:
         subprocess.run(["ip", "link", "delete", bridge], check=False)
@@ -231,11 +217,11 @@ def test_example_force_bridge(job: Job, policies: Path) -> None:
 class TestDoctor:
     """``vmgahp doctor --job`` shows what the policy makes of a job, and asks programs for a dry run."""
 
-    def test_each_stages_effect_is_shown(self, pool: Condor, ad: Ad, policies: Path) -> None:
-        cap = example(policies, "cap-memory.xsl", '"512"', '"40"')
-        told = policies / "told"
-        keep = stage(policies, f'echo "$VMGAHP_DRY_RUN" >>{told}; exec cat', "keep")
-        hook = stage(policies, f'echo "$VMGAHP_DRY_RUN" >>{told}; echo {MAC}', "hook")
+    def test_each_stages_effect_is_shown(self, pool: Condor, ad: Ad, tools: Path) -> None:
+        cap = example(tools, "cap-memory.xsl", '"512"', '"40"')
+        told = tools / "told"
+        keep = stage(tools, f'echo "$VMGAHP_DRY_RUN" >>{told}; exec cat', "keep")
+        hook = stage(tools, f'echo "$VMGAHP_DRY_RUN" >>{told}; echo {MAC}', "hook")
         settings = {"VM_POLICY": f"{cap}, {keep}", "VM_MAC_HOOK": hook, **USER_NETWORK}
         path = ad.write(*NETWORK, "JobVMVNCConsole = true")
         trial = tried(pool, path, offers(VM_Networking_Types="user"), **settings)
@@ -248,16 +234,16 @@ class TestDoctor:
         assert f"VM_POLICY, stage 2 ({keep}) changes nothing" in trial.policy
         assert told.read_text() == "1\n1\n"
 
-    def test_a_policy_that_cannot_be_used_is_a_finding_without_any_job(self, pool: Condor, policies: Path) -> None:
-        done = pool.examine(VM_TYPE="qemu", VM_POLICY=policies / "none.xsl")
+    def test_a_policy_that_cannot_be_used_is_a_finding_without_any_job(self, pool: Condor, tools: Path) -> None:
+        done = pool.examine(VM_TYPE="qemu", VM_POLICY=tools / "none.xsl")
         found = named(done.findings, "policy")
         assert found.verdict == BAD
         assert "No such file" in found.seen
-        done = pool.examine(VM_TYPE="qemu", VM_POLICY=stage(policies, "exec cat"))
+        done = pool.examine(VM_TYPE="qemu", VM_POLICY=stage(tools, "exec cat"))
         assert named(done.findings, "policy").verdict == OK
 
-    def test_a_policy_that_no_vm_of_this_type_goes_through(self, pool: Condor, policies: Path) -> None:
-        done = pool.examine(VM_TYPE="simulated", VM_POLICY=stage(policies, "exec cat"))
+    def test_a_policy_that_no_vm_of_this_type_goes_through(self, pool: Condor, tools: Path) -> None:
+        done = pool.examine(VM_TYPE="simulated", VM_POLICY=stage(tools, "exec cat"))
         found = named(done.findings, "policy")
         assert found.verdict == OFF
         assert "VM_POLICY_REQUIREMENTS" in found.hint

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as etree
 
 import pytest
 
-from tests.drivers.libvirt.support import Job, done, driver_for, running
+from tests.drivers.libvirt.support import Job, done, evict, running, started
 from vmgahp.drivers.libvirt.life import usage
 
 DOMAIN = "<domain><name>x</name><memory unit='MiB'>{memory}</memory>{more}<vcpu>1</vcpu></domain>"
@@ -17,8 +17,8 @@ MEMINFO = (
 
 @pytest.fixture
 def pages(tmp_path, monkeypatch):
-    def have(free, promised=0, text=MEMINFO):
-        (tmp_path / "meminfo").write_text(text.format(free=free, promised=promised))
+    def have(free, promised=0):
+        (tmp_path / "meminfo").write_text(MEMINFO.format(free=free, promised=promised))
 
     monkeypatch.setattr(usage, "_MEMINFO", str(tmp_path / "meminfo"))
     return have
@@ -69,8 +69,7 @@ def test_a_vm_runs_with_huge_pages_or_without_and_goes_on_after_each_save(job: J
         before = _is_huge_now(job)
         done(peer, "SUSPEND", "RESUME")
         assert _is_huge_now(job) == before
-        done(peer, "CHECKPOINT", "STOP")
-        peer.quit()
+        evict(peer)
     with running(job, "JobVMCheckpoint = true") as peer:
         assert not _is_huge_now(job)
         assert "continues from its saved memory" in peer.end_by(15)
@@ -83,14 +82,9 @@ def test_a_vm_whose_pages_are_taken_when_it_starts_has_usual_ones(job: Job, monk
     huge = f"<memory unit='MiB'>64</memory><memoryBacking>{pages}</memoryBacking>"
     monkeypatch.setattr(usage, "with_huge_pages", lambda xml: re.sub("<memory .*</memory>", huge, xml))
     log: list[str] = []
-    driver, ad = driver_for(job, log, VM_HUGEPAGES=True)
-    machine = driver.start(ad)
-    try:
+    with started(job, log, VM_HUGEPAGES=True):
         assert not _is_huge_now(job)
         assert any("does without what others have taken meanwhile" in line for line in log)
-    finally:
-        machine.destroy()
-        driver.close()
 
 
 def _is_huge_now(job: Job) -> bool:

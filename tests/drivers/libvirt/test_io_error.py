@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import Job, done, mounted, running, until
+from tests.drivers.libvirt.support import Job, done, mounted, no_thread, overlay, running, until
 from tests.lab.guest import counts
 from tests.peer import DEADLINE
 from vmgahp import errors
@@ -229,11 +228,8 @@ def test_the_end_of_the_vm_is_the_end_of_it(scene: Scene) -> None:
 
 
 def test_a_machine_without_threads_is_tried_at_the_next_look(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as full:
-        full.setattr(threading.Thread, "start", refuse)
+        full.setattr(threading.Thread, "start", no_thread)
         scene.errors.seen()
         assert not scene.errors.under_way
     scene.domain.room = True
@@ -249,11 +245,7 @@ class Full:
 
     def __init__(self, job: Job, directory: Path) -> None:
         self.job = job
-        overlay = directory / "over.qcow2"
-        command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", job.disk, overlay]
-        subprocess.run(command, check=True)
-        job.own(overlay)
-        self._overlay = overlay
+        self._overlay = overlay(job, directory / "over.qcow2", job.disk)
         self._ballast = directory / "ballast"
         with contextlib.suppress(OSError), open(self._ballast, "wb", buffering=0) as ballast:
             while True:

@@ -131,15 +131,18 @@ def test_a_checkpoint_of_other_xml_is_kept_aside(subject: WithXml) -> None:
     assert any("watchdog" in line and "boots afresh" in line for line in subject.log), "\n".join(subject.log)
 
 
+OFFERS = {
+    "VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_ALLOW_EMULATION": "true", "VM_NETWORKING": "true",
+    "VM_NETWORKING_TYPE": "user", "VM_ALLOW_HOST_LOOPBACK": "true",
+}  # fmt: skip
+
+
 def test_network_cards(scratch: Path, connection: "libvirt.virConnect") -> None:
-    offers = {
-        "VM_MEMORY": "1024", "VM_NETWORKING": "true", "VM_NETWORKING_TYPE": "user", "VM_ALLOW_HOST_LOOPBACK": "true",
-    }  # fmt: skip
     nics = (
         f"<interface type='user'><mac address='{MAC}'/><model type='rtl8139'/></interface>"
         "<interface type='user'><model type='e1000'/><link state='down'/></interface>"
     )
-    with WithXml(scratch.parent, Settings(offers), WHO) as subject:
+    with WithXml(scratch.parent, Settings(OFFERS), WHO) as subject:
         assert isinstance(subject, WithXml)
         job = subject.with_xml(devices=nics)
         machine = subject.driver().start(job)
@@ -345,11 +348,7 @@ def test_a_domain_as_libvirt_prints_it_runs_and_restarts(scratch, connection, te
     make_guest(image)
     text = text.format(name=f"vmgahp-printed-{os.getpid()}", image=image)
     own = etree.fromstring(text if what == "written" else printed(connection, text, runs=what == "running"))
-    offers = {
-        "VM_MEMORY": "1024", "VM_STOP_TIMEOUT": "1", "VM_ALLOW_EMULATION": "true", "VM_NETWORKING": "true",
-        "VM_NETWORKING_TYPE": "user", "VM_ALLOW_HOST_LOOPBACK": "true",
-    }  # fmt: skip
-    with WithXml(scratch.parent, Settings(offers), WHO) as subject:
+    with WithXml(scratch.parent, Settings(OFFERS), WHO) as subject:
         assert isinstance(subject, WithXml)
         job = subject.with_xml(JobVMCheckpoint="true")
         Path(job.working_dir(), "domain.xml").write_text(etree.tostring(own, encoding="unicode"))

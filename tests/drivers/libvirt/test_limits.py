@@ -9,7 +9,7 @@ import libvirt
 import pytest
 
 from tests.drivers.libvirt import support
-from tests.drivers.libvirt.support import LINUX, NETWORK_NAME, USER_DATA, WANTS, Job, done, moved, running, until
+from tests.drivers.libvirt.support import LINUX, NAT, USER_DATA, USER_NETWORK, WANTS, Job, done, moved, running, until
 from vmgahp.domain import build
 from vmgahp.drivers.libvirt.life import usage
 from vmgahp.drivers.libvirt.life.usage import Limits
@@ -90,8 +90,7 @@ def test_each_nic_has_the_bandwidth_both_ways():
 def test_a_vm_whose_network_cannot_be_limited_runs_and_the_log_says_so(job, network, kind):
     """Of user networking no kernel limits anything; of the others one that has the traffic control for it."""
     asks = ("JobVMNetworking = true", f'JobVMNetworkingType = "{kind}"')
-    offers = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat, user", "VM_ALLOW_HOST_LOOPBACK": True}
-    offers |= {"VM_NAT_NETWORK": NETWORK_NAME}
+    offers = NAT | USER_NETWORK | {"VM_NETWORKING_TYPE": "nat, user"}
     with running(job, *asks, VM_NETWORK_BANDWIDTH="1 Mb", **offers) as peer:
         log = peer.end_by(15)
     assert "no network bandwidth of 1024 KiB/s" in log or (kind == "nat" and "network bandwidth of 1024 KiB/s" in log)
@@ -126,9 +125,6 @@ def test_what_the_administrator_has_said_stays():
 @pytest.mark.parametrize("device", ["<hostdev/>", "<shmem/>", "<memory/>"])
 def test_a_vm_with_what_nobody_has_measured_has_no_limit_of_memory(device):
     assert applied(Limits(memory=True), domain(more=f"<devices>{device}</devices>"))[0] == []
-
-
-# --- what QEMU needs
 
 
 # --- with libvirt
@@ -172,8 +168,7 @@ def test_the_disks_have_their_bandwidth_from_the_start_on_and_after_a_save(job: 
         assert bandwidth() == (8 << 20, "vmgahp")
         done(peer, "SUSPEND", "RESUME")
         assert bandwidth() == (8 << 20, "vmgahp")
-        done(peer, "CHECKPOINT", "STOP")
-        peer.quit()
+        support.evict(peer)
     with running(job, "JobVMCheckpoint = true", VM_DISK_BANDWIDTH="4 Mb") as peer:
         assert bandwidth()[0] == 4 << 20
         assert "continues from its saved memory" in peer.end_by(15), "a checkpoint brings no limit of another machine's"

@@ -11,9 +11,10 @@ import pytest
 
 from tests.drivers.support import TEST_URI, AnyHypervisor
 from vmgahp import lifecycle
+from vmgahp.drivers.base import Machine
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.host.runtime_dir import claim, is_claimed, remove, runtime_dir
-from vmgahp.job.ad import quote
+from vmgahp.job.ad import JobAd, quote
 
 
 def names(prefix: str) -> list[str]:
@@ -21,12 +22,17 @@ def names(prefix: str) -> list[str]:
         return sorted(each.name() for each in connection.listAllDomains() if each.name().startswith(prefix))
 
 
+def another(subject: AnyHypervisor, job: JobAd) -> Machine:
+    """A VM of the same name, in another scratch directory."""
+    elsewhere = subject.job(2)
+    return subject.driver().start(subject.changed(job, VM_WORKING_DIR=quote(elsewhere.working_dir())))
+
+
 def test_the_second_start_leaves_the_first_ones_guest_alone(subject: AnyHypervisor) -> None:
     job = subject.job(1)
     name = job.vm_name()
     first = subject.driver().start(job)
-    elsewhere = subject.job(2)
-    second = subject.driver().start(subject.changed(job, VM_WORKING_DIR=quote(elsewhere.working_dir())))
+    second = another(subject, job)
     assert second.name.startswith(f"{name}_")
     assert names(name) == [name, second.name]
     second.destroy()
@@ -38,8 +44,7 @@ def test_what_is_left_of_a_server_that_died_elsewhere_is_cleared(subject: AnyHyp
     first = subject.driver().start(job)
     for action in first.resources.at_end:  # type: ignore[attr-defined]
         action()  # as if its server had died: nobody looks after it
-    elsewhere = subject.job(2)
-    second = subject.driver().start(subject.changed(job, VM_WORKING_DIR=quote(elsewhere.working_dir())))
+    second = another(subject, job)
     assert names(job.vm_name()) == [second.name] == [job.vm_name()]
 
 
@@ -48,8 +53,7 @@ def test_the_kill_mode_spares_those_that_a_server_looks_after(subject: AnyHyperv
     job = subject.job(1)
     name = job.vm_name()
     subject.driver().start(job)
-    elsewhere = subject.job(2)
-    second = subject.driver().start(subject.changed(job, VM_WORKING_DIR=quote(elsewhere.working_dir())))
+    second = another(subject, job)
     assert not subject.driver().kill(name)
     assert names(name) == [name, second.name]
     for action in second.resources.at_end:  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """Networking on a real libvirt network, made for the test and gone with it, and what guests reach by each kind."""
 
+import contextlib
 import json
 import os
 import socketserver
@@ -11,7 +12,7 @@ import libvirt
 import pytest
 
 from tests.drivers.libvirt import support
-from tests.drivers.libvirt.support import BRIDGE, MAC, NETWORK_NAME, USER_NETWORK, Job, network_ad, refused, running
+from tests.drivers.libvirt.support import BRIDGE, MAC, NAT, USER_NETWORK, Job, network_ad, refused, running
 from tests.lab import linux_guest
 from tests.peer import daemon, environment
 from vmgahp.cli import PROBE
@@ -21,9 +22,8 @@ pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="
 
 
 def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwork") -> None:
-    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
-    with running(job, *network_ad("nat"), **settings) as peer:
-        assert f"network='{NETWORK_NAME}'" in job.domain().XMLDesc()
+    with running(job, *network_ad("nat"), **NAT) as peer:
+        assert f"network='{support.NETWORK_NAME}'" in job.domain().XMLDesc()
         words = support.words_of(peer.run("STATUS", 1))
         assert words["MAC"] == MAC
         assert "IP" not in words
@@ -38,8 +38,7 @@ def test_nat_with_the_address_of_its_lease(job: Job, network: "libvirt.virNetwor
 
 
 def test_a_bridge(job: Job, network: "libvirt.virNetwork") -> None:
-    settings = {"VM_NETWORKING_TYPE": "bridge", "VM_NETWORKING_BRIDGE_INTERFACE": BRIDGE}
-    with running(job, *network_ad("bridge"), VM_NETWORKING=True, **settings):
+    with running(job, *network_ad("bridge"), **support.BRIDGED):
         assert os.listdir(f"/sys/class/net/{BRIDGE}/brif"), "the guest's NIC is plugged in"
 
 
@@ -62,10 +61,10 @@ class Secret(socketserver.BaseRequestHandler):
         self.request.sendall(f"told by {self.request.getsockname()[0]}\n".encode())
 
 
-@pytest.fixture
-def loopback() -> Iterator[int]:
-    """The port of a service on this machine's loopback address."""
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Secret) as server:
+@contextlib.contextmanager
+def telling(address: str, port: int = 0) -> Iterator[int]:
+    """The port of a service on an address of this machine's."""
+    with socketserver.ThreadingTCPServer((address, port), Secret) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server.server_address[1]
@@ -73,11 +72,17 @@ def loopback() -> Iterator[int]:
         thread.join()
 
 
+@pytest.fixture
+def loopback() -> Iterator[int]:
+    with telling("127.0.0.1") as port:
+        yield port
+
+
 ASKS = """
 for name in all eth0; do echo 1 >/proc/sys/net/ipv4/conf/$name/route_localnet; done
 ip addr del 127.0.0.1/8 dev lo
 ip route add 127.0.0.0/8 dev eth0 via $(sed 's/ .*//' /hosts)
-for host in $(cat /hosts) 10.0.2.2 127.0.0.1 {more}; do
+for host in $(cat /hosts) 10.0.2.2 127.0.0.1; do
     echo "asked $host: $(timeout 5 nc $host {port} </dev/null 2>&1)"
 done
 echo asked all
@@ -85,15 +90,12 @@ echo asked all
 """Behind `support.DHCP`: the guest asks its router, its name server, slirp's host and what it takes for loopback."""
 
 
-def asks(linux: Job, kind: str, port: int, *more: str, **settings: object) -> str:
+def asks(linux: Job, nic: str, port: int, **settings: object) -> str:
     """What the guest says on its console of what answered it."""
-    nic = {"user": "<interface type='user'/>", "nat": "<interface type='network'/>"}[kind]
-    linux.own(*linux_guest.make(linux.scratch, nic))
-    script = support.DHCP + ASKS.replace("{port}", str(port)).replace("{more}", " ".join(more))
-    linux.put("user-data", script)
-    with running(
-        linux, *support.LINUX, support.ON_VIRTIO, support.USER_DATA, "JobVMNetworking = true", **settings
-    ) as peer:
+    linux.own(*linux_guest.make(linux.scratch, f"<interface type='{nic}'/>"))
+    linux.put("user-data", support.DHCP + ASKS.replace("{port}", str(port)))
+    asked = (*support.LINUX, support.ON_VIRTIO, support.USER_DATA, "JobVMNetworking = true")
+    with running(linux, *asked, **settings) as peer:
         support.run_to_its_end(peer, linux)
     console = linux.console()
     assert "asked all" in console, console
@@ -107,12 +109,7 @@ def test_user_networking_is_offered_only_where_this_machines_loopback_is_for_job
 
 
 def test_by_nat_a_guest_reaches_the_machine_but_not_its_loopback(linux, loopback, network):
-    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
-    with socketserver.ThreadingTCPServer((str(support.ADDRESSES + 1), loopback), Secret) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        console = asks(linux, "nat", loopback, **settings)
-        server.shutdown()
-        thread.join()
+    with telling(str(support.ADDRESSES + 1), loopback):
+        console = asks(linux, "network", loopback, **NAT)
     assert f"told by {support.ADDRESSES + 1}" in console, console
     assert "told by 127" not in console, console

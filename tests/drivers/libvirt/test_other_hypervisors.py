@@ -12,7 +12,7 @@ from time import monotonic
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import done, words_of
+from tests.drivers.libvirt.support import a_program, done, words_of
 from tests.drivers.support import ANY, TEST_URI, URI, WHO, AnyHypervisor, Emulated
 from tests.peer import Peer, environment
 from vmgahp import errors, findings, lifecycle
@@ -80,13 +80,11 @@ def test_a_script_needs_no_disk_and_the_built_in_description_does(subject: AnyHy
     diskless = subject.changed(subject.job(), VMPARAM_vm_Disk=None)
     with pytest.raises(errors.JobFault, match="VMPARAM_vm_Disk"):
         subject.driver().start(diskless)
-    script = subject.directory / "make-xml"
-    script.write_text(
-        "#!/bin/sh\n"
+    script = a_program(
+        subject.directory / "make-xml",
         "echo \"<domain type='test'><name>$(sed -n 's/^VMPARAM_VM_NAME = \"\\(.*\\)\"$/\\1/p')</name>"
-        "<memory unit='MiB'>64</memory><os><type>hvm</type></os></domain>\"\n"
+        "<memory unit='MiB'>64</memory><os><type>hvm</type></os></domain>\"",
     )
-    script.chmod(0o755)
     driver = subject.driver(Settings(ANY | {"LIBVIRT_XML_SCRIPT": str(script)}))
     assert driver.start(diskless).status().state == lifecycle.RUNNING
 

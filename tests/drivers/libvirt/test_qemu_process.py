@@ -5,14 +5,14 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import libvirt
 import pytest
 
 from tests import jobs
-from tests.drivers.libvirt.support import PATIENCE, Job, another_vm, driver_for, running, until
+from tests.drivers.libvirt.support import PATIENCE, Job, another_vm, driving, running, until
 from tests.peer import DEADLINE, environment
 from vmgahp import config, errors
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
@@ -108,12 +108,9 @@ def kill_without_libvirtd(scratch: Path, uuid: str) -> bool:
     """The kill mode where nobody listens on libvirtd's socket."""
     nowhere = f"qemu+unix:///system?socket={scratch}/nobody"
     settings = config.load(environment("kvm", scratch, VM_LIBVIRT_URI=nowhere))
-    driver = LibvirtDriver("kvm", settings, jobs.owner(scratch), lambda _line: None)
-    driver.connection.deadline = 0
-    try:
+    with closing(LibvirtDriver("kvm", settings, jobs.owner(scratch), lambda _line: None)) as driver:
+        driver.connection.deadline = 0
         return driver.kill(NAME, uuid)
-    finally:
-        driver.close()
 
 
 def test_the_kill_mode_needs_no_libvirtd_for_a_vm_whose_uuid_it_knows(start: Start, scratch: Path) -> None:
@@ -155,15 +152,14 @@ def test_a_stop_ends_a_vm_whose_qemu_hangs(job: Job) -> None:
 def test_a_stop_ends_a_vm_that_libvirt_does_not_destroy(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its QEMU is killed, and libvirt sees it."""
     log: list[str] = []
-    driver, ad = driver_for(job, log)
-    machine = driver.start(ad)
 
     def hang(_domain: libvirt.virDomain) -> None:
         raise libvirt.libvirtError("nothing can be done")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(libvirt.virDomain, "destroy", hang)
-        machine.destroy()
-    until(lambda: job.domain() is None, "libvirt sees it")
-    assert "Its QEMU was killed" in log[-1]
-    driver.close()
+    with driving(job, log) as (driver, ad):
+        machine = driver.start(ad)
+        with monkeypatch.context() as patch:
+            patch.setattr(libvirt.virDomain, "destroy", hang)
+            machine.destroy()
+        until(lambda: job.domain() is None, "libvirt sees it")
+        assert "Its QEMU was killed" in log[-1]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.domain.support import host, spec
 from tests.drivers.libvirt import support
-from tests.drivers.libvirt.support import LINUX, NETWORK_NAME, ON_VIRTIO, USER_NETWORK, Job, done, running, until
+from tests.drivers.libvirt.support import LINUX, NAT, ON_VIRTIO, USER_NETWORK, Job, done, running, until
 from tests.drivers.support import WHO
 from tests.lab import linux_guest
 from tests.lab.ports import free_port
@@ -82,8 +82,7 @@ def test_a_port_leads_into_a_guest_also_after_a_suspend(linux: Job, connection: 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_relay_of_the_jobs_user_leads_into_a_guest_with_nat(linux: Job, network: "libvirt.virNetwork") -> None:
     lines, port = listening(linux, "<interface type='network'/>"), free_port()
-    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
-    with running(linux, *lines, **settings, VM_SSH_PORTS=port) as peer:
+    with running(linux, *lines, **NAT, VM_SSH_PORTS=port) as peer:
         until(lambda: "listens at 22" in linux.console(), "the guest listens")
         until(lambda: any(word.startswith("IP=") for word in peer.run("STATUS", 1)) or relays(port), "its address")
         until(lambda: heard(port) == "inside\n", "the way to be open")
@@ -99,8 +98,7 @@ def test_a_relay_of_the_jobs_user_leads_into_a_guest_with_nat(linux: Job, networ
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_relay_does_not_outlive_a_server_that_is_killed(linux: Job, network: "libvirt.virNetwork") -> None:
     lines, port = listening(linux, "<interface type='network'/>"), free_port()
-    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": NETWORK_NAME}
-    with running(linux, *lines, **settings, VM_SSH_PORTS=port) as peer:
+    with running(linux, *lines, **NAT, VM_SSH_PORTS=port) as peer:
         until(lambda: peer.run("STATUS", 1) and relays(port), "the relay")
         peer.process.kill()
         until(lambda: not relays(port), "the relay to end")
@@ -110,15 +108,7 @@ def test_a_relay_does_not_outlive_a_server_that_is_killed(linux: Job, network: "
 
 def relays(port: int) -> list[int]:
     """The processes of relays of a port."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if f"LISTEN:{port},".encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+    return list(support.processes(f"LISTEN:{port},"))
 
 
 @pytest.mark.libvirt
@@ -142,11 +132,8 @@ def test_nobody_is_told_of_a_port_that_a_stranger_took_meanwhile(job: Job, monke
     log: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         lines = "JobVMNetworking = true", "VMPARAM_vm_SSH = true"
-        driver, ad = support.driver_for(job, log, ad=lines, **USER_NETWORK, VM_SSH_PORTS=stranger.getsockname()[1])
-        try:
-            driver.start(ad).destroy()
-        finally:
-            driver.close()
+        with support.started(job, log, *lines, **USER_NETWORK, VM_SSH_PORTS=stranger.getsockname()[1]):
+            pass
     # QEMU's own network forwards none, and passt starts no VM whose ports are taken.
     assert any("no port leads to its guest" in line or "another process listens there" in line for line in log)
     assert json.loads((job.scratch / forwarding.ACCESS_FILE).read_text()) == {"ssh": []}

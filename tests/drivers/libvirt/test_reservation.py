@@ -9,37 +9,25 @@ import libvirt
 import pytest
 
 from tests.drivers.libvirt import support
-from tests.drivers.libvirt.support import ADDRESSES, CRITICAL, MAC, Job, done, greeted, refused_cleanly, running, until
+from tests.drivers.libvirt.support import ADDRESSES, BRIDGED, CRITICAL, MAC, NAT, Job, done, greeted, running, until
 from vmgahp.drivers.libvirt.start import hooks
 from vmgahp.host.runtime_dir import GIVEN
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="needs root")]
 
 FREE = str(ADDRESSES + 6)
-NAT = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VM_NAT_NETWORK": support.NETWORK_NAME}
-BRIDGED = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "bridge", "VM_NETWORKING_BRIDGE_INTERFACE": support.BRIDGE}
 
 
 class Hook:
     """A hook that gives one address, and keeps what it was asked."""
 
-    def __init__(self, place: Path, answer: str, more: str = "") -> None:
-        self._calls = place / "calls"
-        self.path = place / "hook"
-        self.path.write_text(
-            f'#!/bin/sh\necho "$VMGAHP_VM_NAME:$@{more}" >>{self._calls}\n[ "$3" ] || echo "{answer}"\n'
-        )
-        self.path.chmod(0o755)
+    def __init__(self, tools: Path, answer: str, more: str = "") -> None:
+        self._calls = tools / "calls"
+        text = f'echo "$VMGAHP_VM_NAME:$@{more}" >>{self._calls}\n[ "$3" ] || echo "{answer}"'
+        self.path = support.a_program(tools / "hook", text)
 
     def calls(self) -> list[str]:
         return self._calls.read_text().splitlines() if self._calls.exists() else []
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A directory that nobody else can write to."""
-    tmp_path.chmod(0o755)
-    return tmp_path
 
 
 def reserved(network: "libvirt.virNetwork") -> list[tuple[str | None, str | None]]:
@@ -56,8 +44,8 @@ def notes(hook: Hook) -> list[str]:
     return found
 
 
-def test_an_address_is_reserved_as_long_as_the_vm_lives(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
-    hook = Hook(place, f"{MAC} {FREE}")
+def test_an_address_is_reserved_as_long_as_the_vm_lives(job: Job, network: "libvirt.virNetwork", tools: Path) -> None:
+    hook = Hook(tools, f"{MAC} {FREE}")
     with running(job, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **NAT) as peer:
         assert reserved(network) == [(MAC, FREE)]
         done(peer, "STOP")
@@ -66,8 +54,8 @@ def test_an_address_is_reserved_as_long_as_the_vm_lives(job: Job, network: "libv
         assert f"{FREE} is given back" in peer.quit()
 
 
-def test_an_address_is_given_back_if_the_server_is_killed(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
-    hook = Hook(place, f"{MAC} {FREE}")
+def test_an_address_is_given_back_if_the_server_is_killed(job: Job, network: "libvirt.virNetwork", tools: Path) -> None:
+    hook = Hook(tools, f"{MAC} {FREE}")
     with running(job, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **NAT) as peer:
         assert reserved(network) == [(MAC, FREE)]
         assert notes(hook)
@@ -78,20 +66,19 @@ def test_an_address_is_given_back_if_the_server_is_killed(job: Job, network: "li
         until(lambda: not notes(hook), "its note to be gone")
 
 
-def test_a_note_stays_until_the_hook_knows(place: Path) -> None:
+def test_a_note_stays_until_the_hook_knows(tools: Path) -> None:
     log: list[str] = []
-    note, hook = place / "note", place / "hook"
-    hook.write_text(f'#!/bin/sh\n[ -e {note} ] && echo "$@" >>{place}/told\n')
-    hook.chmod(0o755)
+    note = tools / "note"
+    hook = support.a_program(tools / "hook", f'[ -e {note} ] && echo "$@" >>{tools}/told')
     for line in (f"vm\n1\n{MAC}\n10.0.0.7\n\ntest:///default\n{hook}\n10", "vm\n1"):
         note.write_text(line)
         hooks.give_back(log.append, str(note))
         assert not note.exists()
-    assert (place / "told").read_text() == f"1 {MAC} release\n"
+    assert (tools / "told").read_text() == f"1 {MAC} release\n"
 
 
-def test_all_addresses_of_a_vm_are_given_back_at_one_go(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
-    hook = Hook(place, "52:54:00:77:00:0$1 10.9.8.$1/24", " $PPID")
+def test_all_addresses_of_a_vm_are_given_back_at_one_go(job: Job, network: "libvirt.virNetwork", tools: Path) -> None:
+    hook = Hook(tools, "52:54:00:77:00:0$1 10.9.8.$1/24", " $PPID")
     with running(job, 'VMPARAM_vm_NICs = "bridge, bridge"', VM_MAC_HOOK=hook.path, **BRIDGED) as peer:
         done(peer, "STOP")
     released = [call.split() for call in hook.calls() if "release" in call]
@@ -105,35 +92,33 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("whose", OUTSIDE)
-def test_an_address_that_the_network_does_not_have_is_the_hooks_fault(job, network, place, whose):
+def test_an_address_that_the_network_does_not_have_is_the_hooks_fault(job, network, tools, whose):
     address = OUTSIDE[whose]
-    hook = Hook(place, f"{MAC} {address}")
+    hook = Hook(tools, f"{MAC} {address}")
     with greeted(job, VM_MAC_HOOK=hook.path, **NAT) as peer:
-        assert f"gives {MAC} the address {address}" in refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
+        said = support.refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
+        assert f"gives {MAC} the address {address}" in said
     assert hook.calls()[-1].endswith("release")
     assert reserved(network) == []
 
 
-def test_an_address_that_is_another_vms_stays_that_ones(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
+def test_an_address_that_is_another_vms_stays_that_ones(job: Job, network: "libvirt.virNetwork", tools: Path) -> None:
     network.update(3, 4, -1, f"<host mac='52:54:00:00:00:01' ip='{FREE}'/>", 1)
-    with greeted(job, VM_MAC_HOOK=Hook(place, f"{MAC} {FREE}").path, **NAT) as peer:
-        assert "VM_MAC_HOOK" in refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
+    with greeted(job, VM_MAC_HOOK=Hook(tools, f"{MAC} {FREE}").path, **NAT) as peer:
+        assert "VM_MAC_HOOK" in support.refused_cleanly(peer, job, CRITICAL, "JobVMNetworking = true")
     assert reserved(network) == [("52:54:00:00:00:01", FREE)]
 
 
-def test_a_dry_run_reserves_nothing(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
-    hook = Hook(place, f"{MAC} {FREE}")
-    driver, ad = support.driver_for(job, [], ad=("JobVMNetworking = true",), VM_MAC_HOOK=hook.path, **NAT)
-    try:
+def test_a_dry_run_reserves_nothing(job: Job, network: "libvirt.virNetwork", tools: Path) -> None:
+    hook = Hook(tools, f"{MAC} {FREE}")
+    with support.driving(job, [], "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **NAT) as (driver, ad):
         assert MAC in driver.describe(ad)
-    finally:
-        driver.close()
     assert reserved(network) == []
     assert hook.calls() == [f"{job.name}:0 "]
 
 
-def test_on_a_bridge_cloud_init_is_told(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
-    hook = Hook(place, f"{MAC} 10.9.8.7/24 10.9.8.1 10.9.8.2")
+def test_on_a_bridge_cloud_init_is_told(job: Job, network: "libvirt.virNetwork", tools: Path) -> None:
+    hook = Hook(tools, f"{MAC} 10.9.8.7/24 10.9.8.1 10.9.8.2")
     job.put("user-data", "#cloud-config\n")
     with running(
         job, support.ON_VIRTIO, support.USER_DATA, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **BRIDGED
@@ -148,7 +133,7 @@ def test_on_a_bridge_cloud_init_is_told(job: Job, network: "libvirt.virNetwork",
     assert hook.calls()[-1].endswith("release")
 
 
-def test_where_nothing_can_tell_the_guest_the_log_says_so(job: Job, network: "libvirt.virNetwork", place: Path) -> None:
-    hook = Hook(place, f"{MAC} 10.9.8.7/24")
+def test_where_nothing_can_tell_the_guest_the_log_says_so(job: Job, network: "libvirt.virNetwork", tools: Path) -> None:
+    hook = Hook(tools, f"{MAC} 10.9.8.7/24")
     with running(job, "JobVMNetworking = true", VM_MAC_HOOK=hook.path, **BRIDGED) as peer:
         assert "nothing tells the guest the address 10.9.8.7/24" in peer.quit()

@@ -29,11 +29,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def disk(job: Job, image: Path) -> Job:
-    disk = job.scratch / "run.img"
-    disk.write_bytes(image.read_bytes())
+    (job.scratch / "run.img").write_bytes(image.read_bytes())
     (job.scratch / "in.txt").write_text("of the job\n")
-    job.own(disk)
-    job.own(job.scratch / "in.txt")
+    job.own()
     return job
 
 

@@ -1,8 +1,6 @@
 """What is made of what a guest says of its program, and of what it does not say."""
 
-import io
 import os
-import tarfile
 import threading
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests import jobs
+from tests.job.support import entry, tar
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.libvirt.program import monitor
-from vmgahp.drivers.libvirt.program import monitor as program
 from vmgahp.drivers.libvirt.program.monitor import QUIET_SECONDS, STATE_FILE, ProgramMonitor, RunProgress, read
 from vmgahp.drivers.libvirt.start.describe import CONTROL, OUTPUTS
 from vmgahp.drivers.resources import Resources
@@ -95,12 +93,7 @@ class Scene:
         self.outputs = Outputs(self.file)
         self.send(b"")
         self.machine.resources.run_ports = {CONTROL: self.port, OUTPUTS: self.outputs}  # type: ignore[dict-item]
-        self.watch = self.made()
-
-    def made(self, progress: RunProgress = RunProgress()) -> ProgramMonitor:  # noqa: B008 - it does not change
-        made = self.watching()
-        made.progress = progress
-        return made
+        self.watch = self.watching()
 
     def watching(self, kept: int = 0) -> ProgramMonitor:
         return ProgramMonitor(self.machine, RUN, str(self.scratch), kept, jobs.owner(self.scratch))  # type: ignore[arg-type]
@@ -129,13 +122,7 @@ def scene(scratch: Path) -> Scene:
 
 
 def archive(**files: bytes) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return made.getvalue()
+    return tar(*(entry(name, content) for name, content in files.items()))
 
 
 BEGUN = ("hello 1", "inputs 3", "started")
@@ -317,9 +304,7 @@ def test_where_no_directory_goes_home_the_archive_does(scene: Scene) -> None:
     assert scene.file.read_bytes() == data
 
 
-def test_outputs_share_what_the_job_has_asked_for_with_their_archive_the_disks_and_what_was_printed(
-    scene: Scene,
-) -> None:
+def test_outputs_take_no_more_than_archive_disks_and_prints_leave_of_what_was_asked_for(scene: Scene) -> None:
     data = archive(a=b"x" * 600_000)
     scene.outputs.left = lambda: 300_000
     scene.send(data)
@@ -367,12 +352,12 @@ def test_a_vm_whose_program_nobody_can_follow_is_lost_and_no_failure_of_the_jobs
 
 def test_outputs_that_were_taken_before_a_checkpoint_are_there_after_it(scene: Scene) -> None:
     scene.send(archive(a=b"1"))
-    watch = scene.made(RunProgress("taken", "exit", 3))
-    watch.begin()
-    watch.end()
-    watch.forget()
+    scene.watch.progress = RunProgress("taken", "exit", 3)
+    scene.watch.begin()
+    scene.watch.end()
+    scene.watch.forget()
     assert outputs(scene) == {"a": b"1"}
-    assert not watch.failure[0]
+    assert not scene.watch.failure[0]
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff\0", b"taken - 0", b"started exit 3", b"ended exit 256", b"ended off 0"])
@@ -380,16 +365,16 @@ def test_a_state_of_nobodys_is_that_of_a_program_that_runs(text: bytes) -> None:
     assert read(text) == RunProgress("started")
 
 
-@pytest.mark.parametrize(("asked", "printed"), [(50 << 20, 50 << 20), (5 << 30, program.MOST_PRINTED)])
+@pytest.mark.parametrize(("asked", "printed"), [(50 << 20, 50 << 20), (5 << 30, monitor.MOST_PRINTED)])
 def test_what_the_program_prints_is_within_what_the_job_asks_for(monkeypatch, asked, printed):
     limits = {}
-    monkeypatch.setattr(program, "most_outputs", lambda *_: asked)
-    monkeypatch.setattr(program, "runtime_dir", lambda: "/")
-    monkeypatch.setattr(program, "LinePort", lambda *_, **__: None)
+    monkeypatch.setattr(monitor, "most_outputs", lambda *_: asked)
+    monkeypatch.setattr(monitor, "runtime_dir", lambda: "/")
+    monkeypatch.setattr(monitor, "LinePort", lambda *_, **__: None)
     monkeypatch.setattr(
-        program, "ConsoleCapture", lambda path, _file, limit, _log, **__: limits.update({os.path.basename(path): limit})
+        monitor, "ConsoleCapture", lambda path, _file, limit, _log, **__: limits.update({os.path.basename(path): limit})
     )
     run = SimpleNamespace(stdout="out", stderr="err")
     spec = SimpleNamespace(devices=SimpleNamespace(run=run), working_dir="/")
-    program.listen(spec, None, (0, 0), None, None, SimpleNamespace(run_ports={}))  # type: ignore[arg-type]
-    assert limits == {program.OUT: printed, program.ERR: printed, program.OUTPUTS: asked}
+    monitor.listen(spec, None, (0, 0), None, None, SimpleNamespace(run_ports={}))  # type: ignore[arg-type]
+    assert limits == {monitor.OUT: printed, monitor.ERR: printed, monitor.OUTPUTS: asked}

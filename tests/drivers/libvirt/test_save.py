@@ -10,6 +10,7 @@ import libvirt
 import pytest
 
 from tests.checkpoint.support import image
+from tests.drivers.libvirt.support import libvirt_error
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.life import save
@@ -31,16 +32,6 @@ class Domain:
 
     def saveParams(self, parameters: dict[str, str], flags: int) -> None:
         self.saved += [parameters["image_format"], flags]
-
-
-@pytest.mark.parametrize(("values", "wanted"), [({}, None), ({"VM_MEMORY_IMAGE_FORMAT": "zstd"}, "zstd")])
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_the_format_is_that_of_the_setting(values, wanted, checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", "image_format", raising=False)
-    domain = Domain()
-    saver = save.Saver(str(tmp_path), Identity(54321, 54321), Settings(values), pytest.fail)
-    saver.write(domain, "/path", checkpoint=checkpoint)
-    assert domain.saved == [wanted, 0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -69,56 +60,39 @@ class Daemon:
         return f"<capabilities><host><secmodel><model>{self._model}</model></secmodel></host></capabilities>"
 
 
-NEW = 11_002_000, 9_000_000
+NEW, OLD_LIBVIRT, OLD_QEMU = (11_002_000, 9_000_000), (11_001_000, 9_000_000), (11_002_000, 8_002_000)
 CONFINING = *NEW, "apparmor"
 
 
-@pytest.mark.parametrize(("daemon", "wanted"), [(NEW, "sparse"), ((11_002_000, 8_002_000), None), (CONFINING, None)])
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_format_that_could_not_be_restored_is_not_written_even_where_a_setting_asks_for_it(
-    daemon: tuple[int, int], wanted: str | None, checkpoint: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", "image_format", raising=False)
-    log: list[str] = []
-    settings = Settings({"VM_MEMORY_IMAGE_FORMAT": "sparse"})
-    saver = save.Saver(str(tmp_path), Identity(54321, 54321), settings, log.append)
-    domain = Domain()
-    domain.connect = lambda: Daemon(*daemon)
-    saver.write(domain, "/path", checkpoint=checkpoint)
-    assert domain.saved == [wanted, 0]
-    assert bool(log) == (wanted is None)
-
-
 @pytest.mark.parametrize(
-    ("versions", "checkpoint", "may_travel", "can_be_held", "wanted"),
+    ("setting", "daemon", "what", "wanted"),
     [
-        (NEW, False, False, True, "sparse"), ((11_001_000, 9_000_000), False, False, True, None),
-        ((11_002_000, 8_002_000), False, False, True, None), (NEW, True, False, True, None),
-        (NEW, False, True, True, None), (NEW, False, False, False, None), (CONFINING, False, False, True, None),
+        ("zstd", None, "a suspend", "zstd"), ("zstd", None, "a checkpoint", "zstd"),
+        ("sparse", NEW, "a suspend", "sparse"), ("sparse", NEW, "a checkpoint", "sparse"),
+        ("sparse", OLD_QEMU, "a suspend", None), ("sparse", CONFINING, "a checkpoint", None),
+        ("", NEW, "a suspend", "sparse"), ("", NEW, "a checkpoint", None), ("", NEW, "it may travel", None),
+        ("", NEW, "it cannot be held", None), ("", OLD_LIBVIRT, "a suspend", None), ("", OLD_QEMU, "a suspend", None),
+        ("", CONFINING, "a suspend", None),
     ],
 )  # fmt: skip
-def test_a_suspended_vm_is_sparse_where_that_can_be_restored_and_stays(
-    versions: tuple[int, int],
-    checkpoint: bool,
-    may_travel: bool,
-    can_be_held: bool,
-    wanted: str | None,
-    scratch: Path,
-    user: Identity,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_format_is_that_of_the_setting_or_sparse_where_that_can_be_restored_and_stays(
+    setting, daemon, what, wanted, scratch, user, monkeypatch
+):
+    """One that could not be restored is not written even where a setting asks for it, and the log says so."""
     monkeypatch.setattr(libvirt, "VIR_DOMAIN_SAVE_PARAM_IMAGE_FORMAT", "image_format", raising=False)
-    monkeypatch.setattr(save.substitute, "can_be_held", lambda _descriptor: can_be_held)
-    saver = save.Saver(str(scratch), user, Settings({}), pytest.fail)
-    saver.may_travel = may_travel
+    monkeypatch.setattr(save.substitute, "can_be_held", lambda _descriptor: what != "it cannot be held")
+    log: list[str] = []
+    saver = save.Saver(str(scratch), user, Settings({"VM_MEMORY_IMAGE_FORMAT": setting}), log.append)
+    saver.may_travel = what == "it may travel"
     domain = Domain()
-    domain.connect = lambda: Daemon(*versions)
+    domain.connect = lambda: Daemon(*daemon)
     file = saver.begin("vm_suspend.mem", 1024)
     try:
-        saver.write(domain, file.path, checkpoint=checkpoint)
+        saver.write(domain, file.path, checkpoint=what == "a checkpoint")
     finally:
         file.close()
     assert domain.saved == [wanted, 0]
+    assert bool(log) == (setting == "sparse" and wanted is None)
     assert "sparse" in saver.formats()
 
 
@@ -162,9 +136,7 @@ def failing(code: int, said: str) -> Callable[[object], None]:
     """A call to libvirt that fails so."""
 
     def call(_: object) -> None:
-        error = libvirt.libvirtError("")
-        error.err = code, libvirt.VIR_FROM_QEMU, said, 2, None, None, None, 0, 0
-        raise error
+        raise libvirt_error(code, libvirt.VIR_FROM_QEMU, said)
 
     return call
 

@@ -7,8 +7,17 @@ from pathlib import Path
 import libvirt
 import pytest
 
-from tests.drivers.libvirt.support import Job, driver_for, greeted, refused, refused_cleanly, running, runs
-from tests.lab.guest import make_guest
+from tests.drivers.libvirt import support
+from tests.drivers.libvirt.support import (
+    Job,
+    a_program,
+    driving,
+    greeted,
+    libvirt_error,
+    refused_cleanly,
+    runs,
+    started,
+)
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.life.save import Saver
@@ -19,32 +28,21 @@ from vmgahp.host import system_logs
 pytestmark = pytest.mark.libvirt
 
 
-def kill_qemu(name: str) -> None:
-    """As any process of its user can."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"guest=%s," % name.encode() in words:
-            os.kill(int(entry.name), signal.SIGKILL)
-
-
 @pytest.fixture
 def killed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """QEMU is killed when libvirt has made the domain and its guest has not run yet."""
+    """QEMU is killed, as any process of its user can, when libvirt has made the domain and its guest has not run."""
 
     def step(self: LibvirtMachine, name: str) -> None:
         if name == "launch.made":
-            kill_qemu(job.name)
+            for pid in support.processes(f"guest={job.name},"):
+                os.kill(pid, signal.SIGKILL)
 
     monkeypatch.setattr(LibvirtMachine, "step", step)
 
 
 @pytest.mark.usefixtures("killed")
 def test_a_qemu_that_is_killed_during_its_start_is_the_jobs(job: Job) -> None:
-    driver, ad = driver_for(job, [])
-    with pytest.raises(errors.JobFault, match="A plain VM starts on this machine"):
+    with driving(job, []) as (driver, ad), pytest.raises(errors.JobFault, match="A plain VM starts on this machine"):
         driver.start(ad)
     assert job.domain() is None
 
@@ -52,10 +50,9 @@ def test_a_qemu_that_is_killed_during_its_start_is_the_jobs(job: Job) -> None:
 @pytest.mark.usefixtures("killed")
 def test_it_is_the_machines_where_no_plain_guest_starts_either(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    driver, ad = driver_for(job, log)
     broken = "<domain type='qemu'><name>x</name><memory>1</memory><os><type>nonsense</type></os></domain>"
     monkeypatch.setattr(second_look, "described", lambda *_, **__: Described(broken))
-    with pytest.raises(errors.HypervisorFault):
+    with driving(job, log) as (driver, ad), pytest.raises(errors.HypervisorFault):
         driver.start(ad)
     assert any("A plain VM does not start here either" in line for line in log)
 
@@ -64,83 +61,49 @@ def test_it_is_the_machines_where_libvirt_can_define_no_domain(job: Job, monkeyp
     """As where its directory in /etc cannot be written: the second look meets that too."""
 
     def fail(_self: libvirt.virConnect, _xml: str) -> None:
-        error = libvirt.libvirtError("cannot create config file: Read-only file system")
-        error.err = (libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_QEMU, str(error), 2, None, None, None, 0, 0)
-        raise error
+        said = "cannot create config file: Read-only file system"
+        raise libvirt_error(libvirt.VIR_ERR_SYSTEM_ERROR, libvirt.VIR_FROM_QEMU, said)
 
     monkeypatch.setattr(libvirt.virConnect, "defineXML", fail)
-    driver, ad = driver_for(job, [])
-    with pytest.raises(errors.MachineFault, match="Read-only file system"):
+    with driving(job, []) as (driver, ad), pytest.raises(errors.MachineFault, match="Read-only file system"):
         driver.start(ad)
-    driver.close()
-
-
-def test_more_threads_than_qemu_has_numbers_for_hold_the_job(job: Job, connection: "libvirt.virConnect") -> None:
-    cpus = ("JobVM_VCPUS = 255", 'VMPARAM_vm_Topology = "cores=85,threads=3"')
-    if connection.getVersion() >= 9_000_000:  # which has numbers for so many
-        with running(job, *cpus):
-            return
-    refused(job, errors.MISMATCHED, *cpus)
-
-
-def test_more_disks_than_there_are_places_hold_the_job(job: Job) -> None:
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    devices = [f"vd{one}{two}" for one in ("", *letters) for two in letters][:301]
-    for number in range(len(devices)):
-        disk = job.scratch / f"d{number}.img"
-        make_guest(disk)
-        job.own(disk)
-    disks = ",".join(f"d{number}.img:{device}:w:raw" for number, device in enumerate(devices))
-    assert "fewer" in refused(job, errors.INVALID_DISK_PARAM, f'VMPARAM_vm_Disk = "{disks}"')
 
 
 def test_a_share_that_its_user_has_closed_meanwhile_holds_the_job(job: Job) -> None:
     (job.scratch / "share").mkdir(mode=0)
     job.own(job.scratch / "share")
-    settings = {"VM_SHARE_SCRATCH": "9p"}
-    with greeted(job, **settings) as peer:
+    with greeted(job, VM_SHARE_SCRATCH="9p") as peer:
         peer.send_ad(*job.ad('VMPARAM_vm_Share = "share"'))
         assert peer.run("START", "kvm")[1] in errors.HOLD_CODES
 
 
-OBEDIENT = """#!/bin/sh
-exec awk -F ' = ' '{ gsub(/"/, "", $2); ad[$1] = $2 }
+OBEDIENT = """exec awk -F ' = ' '{ gsub(/"/, "", $2); ad[$1] = $2 }
 END { print "<domain type=\\047qemu\\047><name>" ad["VMPARAM_VM_NAME"] ad["VMPARAM_suffix"] "</name>"
       print "<memory>65536</memory><vcpu>" ad["VMPARAM_cpus"] 1 "</vcpu><os><type>hvm</type></os>"
       print "<devices><graphics type=\\047" (ad["VMPARAM_display"] ? ad["VMPARAM_display"] : "vnc") "\\047/>"
-      print "<interface type=\\047user\\047/></devices></domain>" }'
-"""
+      print "<interface type=\\047user\\047/></devices></domain>" }'"""
 """A script that believes whatever a job says."""
 
 
 @pytest.mark.parametrize(
     "said", ['VMPARAM_display = "nonsense"', 'VMPARAM_cpus = "-"', "VMPARAM_cpus = 1", 'VMPARAM_suffix = "x"']
 )
-def test_what_a_script_makes_of_one_jobs_words_holds_that_job(job: Job, tmp_path: Path, said: str) -> None:
+def test_what_a_script_makes_of_one_jobs_words_holds_that_job(job: Job, tools: Path, said: str) -> None:
     """Else a job could take one machine after the other out of service."""
-    tmp_path.chmod(0o755)
-    script = tmp_path / "script"
-    script.write_text(OBEDIENT)
-    script.chmod(0o755)
-    with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
+    with greeted(job, LIBVIRT_XML_SCRIPT=a_program(tools / "script", OBEDIENT)) as peer:
         refused_cleanly(peer, job, errors.MISMATCHED, said)
         runs(peer, job)
 
 
-def test_a_script_that_fails_for_every_job_is_the_machines(job: Job, tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    script = tmp_path / "script"
-    script.write_text(OBEDIENT.replace('"vnc"', '"nonsense"'))
-    script.chmod(0o755)
+def test_a_script_that_fails_for_every_job_is_the_machines(job: Job, tools: Path) -> None:
+    script = a_program(tools / "script", OBEDIENT.replace('"vnc"', '"nonsense"'))
     with greeted(job, LIBVIRT_XML_SCRIPT=script) as peer:
         assert str(script) in refused_cleanly(peer, job, errors.CRITICAL)
 
 
 def fail(*_: object, **__: object) -> None:
-    error = libvirt.libvirtError("QEMU")
     text = "internal error: process exited while connecting to monitor: Could not open 'x': Permission denied"
-    error.err = (libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_QEMU, text, 2, None, None, None, 0, 0)
-    raise error
+    raise libvirt_error(libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_FROM_QEMU, text)
 
 
 @pytest.fixture
@@ -153,8 +116,7 @@ def denied(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("denied")
 def test_a_disk_that_only_this_job_is_denied_is_its_own(job: Job) -> None:
     log: list[str] = []
-    driver, ad = driver_for(job, log)
-    with pytest.raises(errors.Fault) as refused:
+    with driving(job, log) as (driver, ad), pytest.raises(errors.Fault) as refused:
         driver.start(ad)
     assert isinstance(refused.value, errors.JobFault), log
     assert "A plain VM starts on this machine" in refused.value.problem
@@ -172,17 +134,14 @@ def test_a_disk_that_every_guest_is_denied_is_the_machines(job: Job, monkeypatch
         return made._replace(xml="<domain type='qemu'><name>x</name><os><type>nonsense</type></os></domain>")
 
     monkeypatch.setattr(second_look, "described", described)
-    driver, ad = driver_for(job, [])
-    with pytest.raises(errors.MachineFault, match="Permission denied") as refused:
+    with driving(job, []) as (driver, ad), pytest.raises(errors.MachineFault, match="Permission denied") as refused:
         driver.start(ad)
     assert "avc: denied { open } for x" in refused.value.hint
 
 
 def test_a_save_and_a_restore_that_are_denied_tell_by_what(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver, ad = driver_for(job, [])
-    machine = driver.start(ad)
-    monkeypatch.setattr(system_logs, "denial_since", lambda _: "avc: denied { execute_no_trans } for x")
-    try:
+    with started(job, []) as machine:
+        monkeypatch.setattr(system_logs, "denial_since", lambda _: "avc: denied { execute_no_trans } for x")
         with monkeypatch.context() as patched:
             patched.setattr(Saver, "write", fail)
             with pytest.raises(errors.MachineFault) as refused:
@@ -197,6 +156,3 @@ def test_a_save_and_a_restore_that_are_denied_tell_by_what(job: Job, monkeypatch
         assert "denied { execute_no_trans }" in refused.value.hint
         machine.resume(lifecycle.SUSPENDED)
         assert machine.status().state == "Running"
-    finally:
-        machine.destroy()
-        driver.close()

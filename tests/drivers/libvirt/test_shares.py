@@ -1,15 +1,17 @@
 """Directories that guests mount by virtiofs: the job's own and the machine's, and what goes through."""
 
+import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import JOB_UID
 from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import LINUX, ON_VIRTIO, USER_DATA, Job, done, refused, running, until
+from tests.peer import Peer
 from vmgahp import errors
 from vmgahp.drivers.libvirt.start import virtiofs
 from vmgahp.host import companion
@@ -35,22 +37,21 @@ echo "all done"
 
 
 def guest(linux: Job, more: str, *tags: str) -> None:
-    path = linux.scratch / "user-data"
-    path.write_text(SCRIPT.format(tags=" ".join(tags), more=more))
-    linux.own(path)
+    linux.put("user-data", SCRIPT.format(tags=" ".join(tags), more=more))
 
 
 def servers(linux: Job) -> list[int]:
     """The virtiofsd of this VM: they are the job's user, and have its directories in their command lines."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (place / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"/virtiofsd\0" in words and os.fsencode(linux.scratch.parent) in words:
-            found.append(int(place.name))
-    return found
+    return list(support.processes("/virtiofsd\0", str(linux.scratch.parent)))
+
+
+@contextlib.contextmanager
+def sharing(linux: Job) -> Iterator[Peer]:
+    """A server with a guest that has mounted its share."""
+    guest(linux, "echo ready; cat", "share")
+    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Share = true", **BY_VIRTIOFS) as peer:
+        until(lambda: "ready" in linux.console(), "the guest has mounted it")
+        yield peer
 
 
 @pytest.fixture
@@ -90,14 +91,13 @@ ls -ln""",
         support.run_to_its_end(peer, linux)
     console = linux.console()
     for said in (
-        "a word from the job",
+        "word from the job",
         "no symbolic link",
         "no pipe",
         "no device",
-        "a second name",
+        "second name",
         "no set-user-id",
         "a mode",
-        "all done",
     ):
         assert said in console, console
     assert {path.name for path in inbox.iterdir()} == {"word", "result", "below", "twin"}
@@ -139,11 +139,9 @@ echo yes > /mnt/Data/told""",
 
 
 def test_a_vm_that_shares_can_be_paused_and_not_saved(linux: Job) -> None:
-    guest(linux, "echo ready; cat", "share")
-    asks = (*LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Share = true")
-    assert "JobVMCheckpoint" in refused(linux, MISMATCHED, *asks, "JobVMCheckpoint = true", **BY_VIRTIOFS)
-    with running(linux, *asks, **BY_VIRTIOFS) as peer:
-        until(lambda: "ready" in linux.console(), "the guest has mounted it")
+    asks = (*LINUX, ON_VIRTIO, "VMPARAM_vm_Share = true", "JobVMCheckpoint = true")
+    assert "JobVMCheckpoint" in refused(linux, MISMATCHED, *asks, **BY_VIRTIOFS)
+    with sharing(linux) as peer:
         assert peer.run("SUSPEND", 1) == ["1", "VMGAHP_ERR_VM_NO_SUPPORT_SUSPEND"]
         done(peer, "SOFT_SUSPEND", "RESUME", "STOP")
         log = peer.quit()
@@ -152,9 +150,7 @@ def test_a_vm_that_shares_can_be_paused_and_not_saved(linux: Job) -> None:
 
 
 def test_a_server_that_dies_leaves_no_virtiofsd(linux: Job) -> None:
-    guest(linux, "echo ready; cat", "share")
-    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Share = true", **BY_VIRTIOFS) as peer:
-        until(lambda: "ready" in linux.console(), "the guest has mounted it")
+    with sharing(linux) as peer:
         assert servers(linux)
         peer.end_by(signal.SIGKILL)
         until(lambda: linux.domain() is None, "the guardian ends the VM", 30)
@@ -162,9 +158,7 @@ def test_a_server_that_dies_leaves_no_virtiofsd(linux: Job) -> None:
 
 
 def test_a_virtiofsd_that_dies_takes_no_vm_with_it(linux: Job) -> None:
-    guest(linux, "echo ready; cat", "share")
-    with running(linux, *LINUX, ON_VIRTIO, USER_DATA, "VMPARAM_vm_Share = true", **BY_VIRTIOFS) as peer:
-        until(lambda: "ready" in linux.console(), "the guest has mounted it")
+    with sharing(linux) as peer:
         for pid in servers(linux):
             os.kill(pid, signal.SIGKILL)
         until(lambda: not servers(linux), "virtiofsd is gone", 10)
@@ -176,36 +170,36 @@ def test_a_virtiofsd_that_dies_takes_no_vm_with_it(linux: Job) -> None:
 # virtiofsd itself
 
 
-@pytest.fixture
-def user() -> Identity:
-    return Identity(JOB_UID, JOB_UID) if os.geteuid() == 0 else Identity(os.getuid(), os.getgid())
+@contextlib.contextmanager
+def a_room() -> Iterator[str]:
+    """A directory for a virtiofsd, which ends with it."""
+    room = runtime_dir()
+    try:
+        yield room
+    finally:
+        companion.over(room)
 
 
 def test_it_answers_here(user: Identity) -> None:
     assert virtiofs.trouble(user, 10) == ""
 
 
-def test_one_that_nobody_connects_to_goes_with_its_room(user: Identity, tmp_path: Path) -> None:
-    room = runtime_dir()
-    virtiofs.begin(user, room, Share("x", "/usr", "virtiofs", writable=False), (os.getuid(), os.getgid()))
-    pid = int(Path(room, "pid").read_text())
-    companion.over(room)
+def test_one_that_nobody_connects_to_goes_with_its_room(user: Identity) -> None:
+    with a_room() as room:
+        virtiofs.begin(user, room, Share("x", "/usr", "virtiofs", writable=False), (os.getuid(), os.getgid()))
+        pid = int(Path(room, "pid").read_text())
     assert not Path(room).exists()
     assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
 
 
-def test_whom_it_blames_for_a_directory(user: Identity, tmp_path: Path) -> None:
-    def begin(directory: Path | str) -> None:
-        room = runtime_dir()
-        try:
-            virtiofs.begin(user, room, Share("x", str(directory), "virtiofs", setting="VM_SHARE_DIR_X"), (0, 0))
-        finally:
-            companion.over(room)
-
-    with pytest.raises(errors.MachineFault, match="No such file"):
-        begin("/nonexistent")
-    with pytest.raises(errors.MachineFault, match="Not a directory"):
-        begin("/etc/passwd")
+@pytest.mark.parametrize(("directory", "why"), [("/nonexistent", "No such file"), ("/etc/passwd", "Not a directory")])
+def test_a_directory_of_the_administrator_that_is_none_is_the_machines(
+    user: Identity, directory: str, why: str
+) -> None:
+    share = Share("x", directory, "virtiofs", setting="VM_SHARE_DIR_X")
+    with a_room() as room, pytest.raises(errors.MachineFault, match=why) as caught:
+        virtiofs.begin(user, room, share, (0, 0))
+    assert "VM_SHARE_DIR_X" in caught.value.hint
 
 
 @pytest.mark.parametrize("setting", ["", "VM_SHARE_DIR_X"])
@@ -218,23 +212,15 @@ def test_one_that_is_killed_before_it_serves_takes_no_machine_out_of_service(set
         remember(process, room)
 
     monkeypatch.setattr(companion, "remember", killed)
-    room = runtime_dir()
-    try:
-        with pytest.raises(errors.JobFault, match="it does not begin"):
-            virtiofs.begin(user, room, Share("x", "/usr", "virtiofs", setting=setting), (0, 0))
-    finally:
-        companion.over(room)
+    with a_room() as room, pytest.raises(errors.JobFault, match="it does not begin"):
+        virtiofs.begin(user, room, Share("x", "/usr", "virtiofs", setting=setting), (0, 0))
 
 
 @as_root
-def test_a_directory_that_the_jobs_user_may_not_read_is_refused(user: Identity, tmp_path: Path) -> None:
-    room = runtime_dir()
+def test_a_directory_that_the_jobs_user_may_not_read_is_refused(user: Identity) -> None:
     closed = Share("x", "/root", "virtiofs", setting="VM_SHARE_DIR_X")
-    try:
-        with pytest.raises(errors.JobFault, match="cannot be read by the job's user"):
-            virtiofs.begin(user, room, closed, (0, 0))
-    finally:
-        companion.over(room)
+    with a_room() as room, pytest.raises(errors.JobFault, match="cannot be read by the job's user"):
+        virtiofs.begin(user, room, closed, (0, 0))
 
 
 def test_another_that_has_the_process_id_is_not_ended(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
 """QEMU reads what the job's images are while nobody can write to them, and opens no file that they name."""
 
-import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.drivers.libvirt.support import WANTS, Job, at, driver_for, holders
+from tests.drivers.libvirt.support import WANTS, Job, at, holders, overlay, started
 from vmgahp import errors
-from vmgahp.drivers.base import Machine
 from vmgahp.drivers.libvirt.start import describe
 from vmgahp.images import leases
 from vmgahp.images.catalog import Image
@@ -64,19 +61,6 @@ def disks(path: Path) -> str:
     return f'VMPARAM_vm_Disk = "{path}:vda:w:{path.suffix[1:]}"'
 
 
-@contextlib.contextmanager
-def started(job: Job, *more: str, as_job_user: bool = False) -> Iterator[Machine]:
-    driver, ad = driver_for(job, [], VM_RUN_AS_JOB_USER=as_job_user, ad=more)
-    try:
-        machine = driver.start(ad)
-        try:
-            yield machine
-        finally:
-            machine.destroy()
-    finally:
-        driver.close()
-
-
 @pytest.mark.parametrize("as_job_user", [False, True], ids=["libvirt's user", "the job's user"])
 @pytest.mark.parametrize("image_format", ["qcow2", "vmdk"])
 def test_a_header_that_was_changed_after_the_look(job: Job, named: Path, image_format: str, as_job_user: bool) -> None:
@@ -84,7 +68,7 @@ def test_a_header_that_was_changed_after_the_look(job: Job, named: Path, image_f
     with (
         at("prepare.done", lambda: made.spring(made.bad)),
         pytest.raises(errors.JobFault, match="keeps its data in another file") as caught,
-        started(job, disks(made.disk), as_job_user=as_job_user),
+        started(job, [], disks(made.disk), VM_RUN_AS_JOB_USER=as_job_user),
     ):
         seen += holders(named)
     assert caught.value.code == errors.INVALID_DISK_PARAM
@@ -93,20 +77,19 @@ def test_a_header_that_was_changed_after_the_look(job: Job, named: Path, image_f
 
 
 def test_a_header_of_a_backing_file_counts(job: Job, named: Path) -> None:
-    made, top = trap(job, named, "qcow2"), job.scratch / "top.qcow2"
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", made.disk, top], check=True)
-    job.own(top)
+    made = trap(job, named, "qcow2")
+    top = overlay(job, "top.qcow2", made.disk, "qcow2")
     with (
         at("prepare.done", lambda: made.spring(made.bad)),
         pytest.raises(errors.JobFault, match="keeps its data in another file"),
-        started(job, disks(top)),
+        started(job, [], disks(top)),
     ):
         pytest.fail(f"{holders(named)} have it open")
 
 
 def test_a_header_that_was_changed_while_the_vm_is_suspended(job: Job, named: Path) -> None:
     made = trap(job, named, "qcow2")
-    with started(job, disks(made.disk)) as machine:
+    with started(job, [], disks(made.disk)) as machine:
         machine.suspend()
         made.spring(made.bad)
         with pytest.raises(errors.JobFault, match="keeps its data in another file"):
@@ -124,7 +107,7 @@ def test_a_process_that_has_the_disk_open_holds_the_job(job: Job, named: Path) -
     with (
         made.disk.open("r+b"),
         pytest.raises(errors.JobFault, match="is open in another process"),
-        started(job, disks(made.disk)),
+        started(job, [], disks(made.disk)),
     ):
         pytest.fail("it was started")
 
@@ -138,58 +121,23 @@ def test_nobody_writes_before_the_guest_runs_and_everybody_may_after(job: Job, n
         words = [sys.executable, "-ISc", code, made.disk]
         seen.append(subprocess.run(words, stderr=subprocess.DEVNULL).returncode == 0)
 
-    with at(point, try_it), started(job, disks(made.disk)) as machine:
+    with at(point, try_it), started(job, [], disks(made.disk)) as machine:
         assert machine.status().state == "Running"
     assert seen == [point == "launch.runs"]
 
 
-TRIES = 12
-WRITER = """
-import os, sys
-path, one, other = sys.argv[1], bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3])
-print(flush=True)
-while True:
-    for header in (other, one):
-        opened = os.open(path, os.O_RDWR)
-        os.pwrite(opened, header, 0)
-        os.close(opened)
-"""
-
-
-@pytest.mark.parametrize("image_format", ["qcow2", "vmdk"])
-def test_a_process_that_rewrites_the_header_all_the_time(job: Job, named: Path, image_format: str) -> None:
-    made, words = trap(job, named, image_format), set[str]()
-    writer = [sys.executable, "-ISc", WRITER, made.disk, made.good.hex(), made.bad.hex()]
-    with subprocess.Popen(writer, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        try:
-            for _ in range(TRIES):
-                try:
-                    with started(job, disks(made.disk)):
-                        words.add("started")
-                        assert not holders(named)
-                except errors.Fault as fault:
-                    words.add(fault.code)
-        finally:
-            process.kill()
-    assert words <= {"started", errors.INVALID_DISK_PARAM, errors.BAD_IMAGE}
-
-
 def test_a_vm_with_an_overlay_and_its_checkpoint_runs_as_ever(job: Job, named: Path) -> None:
-    made, top = trap(job, named, "qcow2"), job.scratch / "top.qcow2"
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", made.disk, top], check=True)
-    job.own(top)
-    with started(job, WANTS, disks(top)) as machine:
+    top = overlay(job, "top.qcow2", trap(job, named, "qcow2").disk, "qcow2")
+    with started(job, [], WANTS, disks(top)) as machine:
         machine.checkpoint()
-    with started(job, WANTS, disks(top)) as machine:
+    with started(job, [], WANTS, disks(top)) as machine:
         assert machine.status().state == "Running"
 
 
 def test_without_leases_qemu_is_the_jobs_user(job: Job, named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trap(job, named, "qcow2")
     monkeypatch.setattr(leases, "LOCAL", frozenset())
-    with started(job, disks(made.disk)) as machine:
+    with started(job, [], disks(made.disk)) as machine:
         assert os.stat(f"/proc/{machine.pid()}").st_uid == os.stat(job.scratch).st_uid
 
 

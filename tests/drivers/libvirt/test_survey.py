@@ -8,11 +8,10 @@ from time import monotonic
 
 import pytest
 
-from tests.drivers.libvirt.support import BRIDGE, NETWORK_NAME, URI, USER_NETWORK, until
+from tests.drivers.libvirt.support import BRIDGE, BRIDGED, NAT, URI, USER_NETWORK, a_program, processes, until
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt import survey
-from vmgahp.drivers.libvirt import survey as trials
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, tpm, virtiofs
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
@@ -42,12 +41,6 @@ def finding(found: survey.Survey, check: str) -> Finding:
 
 def verdicts(found: survey.Survey) -> dict[str, str]:
     return {finding.check: finding.verdict for finding in found.findings}
-
-
-def a_program(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 def test_emulation_where_it_is_asked_for() -> None:
@@ -126,40 +119,34 @@ def test_no_job_comes_where_the_administrators_script_cannot_run(tmp_path: Path)
 def test_qemu_itself_says_whether_a_cpu_works() -> None:
     """libvirt's capabilities would have to be believed; TCG has no host CPU, and QEMU says so."""
     with pytest.raises(errors.MachineFault, match="requires KVM"):
-        trials.start_qemu(QEMU, "qemu", "host-passthrough", "pc", False, SOMEBODY, monotonic() + 60)
+        survey.start_qemu(QEMU, "qemu", "host-passthrough", "pc", False, SOMEBODY, monotonic() + 60)
 
 
 @pytest.mark.parametrize(
-    ("text", "word"),
+    ("text", "word", "seconds"),
     [
-        ("cat > /dev/null; kill -ABRT $$", "status -6"),
-        ("echo 'failed to set MSR 0x10a' >&2; exit 1", "failed to set MSR 0x10a"),
-        ("exit 0", "status 0"),
+        ("cat > /dev/null; kill -ABRT $$", "status -6", 60),
+        ("echo 'failed to set MSR 0x10a' >&2; exit 1", "failed to set MSR 0x10a", 60),
+        ("exit 0", "status 0", 60),
+        ("exec tail -f /dev/null", "was not up", 0.2),
     ],
 )
-def test_a_qemu_that_gives_up(tmp_path: Path, text: str, word: str) -> None:
-    os.chmod(tmp_path, 0o755)
-    path = a_program(tmp_path / "qemu", text)
+def test_a_qemu_that_gives_up_or_hangs(tools: Path, text: str, word: str, seconds: float) -> None:
+    path, me = str(a_program(tools / "qemu", text)), Identity(os.getuid(), 0)
     with pytest.raises(errors.MachineFault, match=word):
-        trials.start_qemu(path, "kvm", "host-passthrough", "pc", False, Identity(os.getuid(), 0), monotonic() + 60)
+        survey.start_qemu(path, "kvm", "host-passthrough", "pc", False, me, monotonic() + seconds)
 
 
-def test_a_qemu_that_hangs(tmp_path: Path) -> None:
-    path = a_program(tmp_path / "qemu", "exec tail -f /dev/null")
-    with pytest.raises(errors.MachineFault, match="was not up"):
-        trials.start_qemu(path, "qemu", "", "pc", False, Identity(os.getuid(), 0), monotonic() + 0.2)
-
-
-def test_a_directory_is_shared_by_a_qemu_that_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_shared_by_a_qemu_that_can(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Enterprise Linux's cannot."""
     monkeypatch.setattr(survey.LibvirtSurveyor, "_may_be_the_jobs", lambda _self, _accel: True)
     found = look("qemu", VM_SHARE_SCRATCH="9p")
     assert (verdicts(found)["share"], found.attributes["share"]) == (OK, "9p")
-    os.chmod(tmp_path, 0o755)
-    path = a_program(tmp_path / "qemu", "echo \"qemu: -device $2: Device 'virtio-9p-pci' not found\" >&2; exit 1")
-    real = trials.require_share
+    said = "echo \"qemu: -device $2: Device 'virtio-9p-pci' not found\" >&2; exit 1"
+    path = str(a_program(tools / "qemu", said))
+    real = survey.require_share
     me = Identity(os.getuid(), 0)
-    monkeypatch.setattr(trials, "require_share", lambda kind, _path, _of, end: real(kind, path, me, end))
+    monkeypatch.setattr(survey, "require_share", lambda kind, _path, _of, end: real(kind, path, me, end))
     found = look("qemu", VM_SHARE_SCRATCH="9p")
     assert (verdicts(found)["share"], found.attributes["share"]) == (OFF, "none")
     assert "'virtio-9p-pci' not found" in finding(found, "share").seen
@@ -184,36 +171,25 @@ def test_a_directory_of_the_machine_is_offered_where_it_is_there(tmp_path: Path)
 def test_passt_starts_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o711)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    trials.start_passt(Identity(os.getuid(), os.getgid()), monotonic() + 60)
+    survey.start_passt(Identity(os.getuid(), os.getgid()), monotonic() + 60)
     assert list(tmp_path.iterdir()) == []
-    until(lambda: not running_in(tmp_path), "passt to end")
-
-
-def running_in(directory: Path) -> list[str]:
-    """The processes that have a directory in their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if str(directory).encode() in path.read_bytes():
-                found.append(path.parent.name)
-    return found
+    until(lambda: not processes(str(tmp_path)), "passt to end")
 
 
 def test_a_passt_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     me = Identity(os.getuid(), 0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(errors.MachineFault, match="not installed"):
-        trials.start_passt(me, monotonic() + 60)
-    a_program(tmp_path / "passt", "echo 'Failed to sandbox process' >&2; exit 1")
-    with pytest.raises(errors.MachineFault, match="Failed to sandbox process"):
-        trials.start_passt(me, monotonic() + 60)
-    said = "echo UNIX domain socket bound at x >&2; sleep 1; echo No namespace: Operation not permitted >&2; exit 1"
-    a_program(tmp_path / "passt", f"PATH=/bin; {said}")
-    with pytest.raises(errors.MachineFault, match="Operation not permitted"):
-        trials.start_passt(me, monotonic() + 60)
-    a_program(tmp_path / "passt", "read forever < /proc/self/fd/0; exec /usr/bin/tail -f /dev/null")
-    with pytest.raises(errors.MachineFault, match="did not listen"):
-        trials.start_passt(me, monotonic() + 0.2)
+    late = "echo UNIX domain socket bound at x >&2; sleep 1; echo No namespace: Operation not permitted >&2; exit 1"
+    for text, why, seconds in (
+        ("", "not installed", 60),
+        ("echo 'Failed to sandbox process' >&2; exit 1", "Failed to sandbox process", 60),
+        (f"PATH=/bin; {late}", "Operation not permitted", 60),
+        ("read forever < /proc/self/fd/0; exec /usr/bin/tail -f /dev/null", "did not listen", 0.2),
+    ):
+        if text:
+            a_program(tmp_path / "passt", text)
+        with pytest.raises(errors.MachineFault, match=why):
+            survey.start_passt(me, monotonic() + seconds)
 
 
 def test_user_networking_without_passt_is_qemus_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +204,7 @@ def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(monkeyp
         raise errors.MachineFault("passt does not start: no namespaces.", "allow them.")
 
     monkeypatch.setattr(capabilities, "has_passt", lambda _capabilities: True)
-    monkeypatch.setattr(trials, "start_passt", broken)
+    monkeypatch.setattr(survey, "start_passt", broken)
     found = look("qemu", **USER_NETWORK)
     assert not found.networking
     assert verdicts(found)["network user"] == OFF
@@ -240,8 +216,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 @needs_root
 def test_a_network_is_offered_while_it_is_active(network: "object") -> None:
-    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat,bridge", "VM_NAT_NETWORK": NETWORK_NAME}
-    settings["VM_NETWORKING_BRIDGE_INTERFACE"] = BRIDGE
+    settings = NAT | BRIDGED | {"VM_NETWORKING_TYPE": "nat,bridge"}
     found = look("qemu", **settings)
     assert found.networking == ["nat", "bridge"]
     assert found.machine_attributes == {"HasVirshDefaultNetwork": True}
@@ -255,8 +230,7 @@ def test_a_network_is_offered_while_it_is_active(network: "object") -> None:
 @needs_root
 @pytest.mark.parametrize(("bridge", "word"), [("nosuchbridge0", "no such interface"), ("lo", "no bridge")])
 def test_what_is_no_bridge_is_not_offered(bridge: str, word: str) -> None:
-    settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "bridge"}
-    found = look("qemu", VM_NETWORKING_BRIDGE_INTERFACE=bridge, **settings)
+    found = look("qemu", **BRIDGED | {"VM_NETWORKING_BRIDGE_INTERFACE": bridge})
     assert not found.networking
     assert word in finding(found, "network bridge").seen
 

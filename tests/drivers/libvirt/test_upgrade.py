@@ -44,22 +44,16 @@ class Installed(Peer):
     """The daemon of an installation."""
 
     def __init__(self, place: Path, job: Job) -> None:
-        self._python = place.parents[3] / "bin/python"
-        settings = {"VM_ALLOW_EMULATION": True, "VM_STOP_TIMEOUT": 0}
-        super().__init__(environment("kvm", job.scratch, **settings), through=self._through())
-
-    def _through(self) -> tuple[str, ...]:
+        python = str(place.parents[3] / "bin/python")
         # What follows is how tests start this clone's daemon.
-        return ("sh", "-c", 'python=$1; shift 5; exec "$python" -I -m vmgahp "$@"', "sh", str(self._python))
+        through = ("sh", "-c", 'python=$1; shift 5; exec "$python" -I -m vmgahp "$@"', "sh", python)
+        environ = environment("kvm", job.scratch, VM_ALLOW_EMULATION=True, VM_STOP_TIMEOUT=0)
+        super().__init__(environ, through=through)
 
 
-CHANGES = pytest.mark.parametrize("change", [replace, shutil.rmtree], ids=["upgraded", "removed"])
-
-
-@CHANGES
-def test_a_vm_lives_on_with_the_code_of_its_server(job: Job, tmp_path: Path, change: Callable[[Path], None]) -> None:
-    tmp_path.chmod(0o755)
-    place = installed(tmp_path)
+@pytest.mark.parametrize("change", [replace, shutil.rmtree], ids=["upgraded", "removed"])
+def test_a_vm_lives_on_with_the_code_of_its_server(job: Job, tools: Path, change: Callable[[Path], None]) -> None:
+    place = installed(tools)
     with Installed(place, job) as peer:
         assert peer.line().startswith("$VMGahpVersion")
         peer.send_ad(*job.ad(WANTS))

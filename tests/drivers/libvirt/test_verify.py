@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import libvirt
@@ -12,7 +11,7 @@ import pytest
 
 from tests.domain.support import SCRIPTED
 from tests.drivers.libvirt import support
-from tests.drivers.libvirt.support import ASKS, CRITICAL, USER_NETWORK, WANTS, Job, driver_for, greeted, runs, until
+from tests.drivers.libvirt.support import ASKS, CRITICAL, USER_NETWORK, WANTS, Job, driving, greeted, runs, until
 from tests.peer import environment
 from vmgahp import errors
 from vmgahp.domain import verify
@@ -22,16 +21,10 @@ pytestmark = pytest.mark.libvirt
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Iterator[Path]:
+def script(tools: Path) -> Path:
     """A script that prints what is in the file xml, with the job's name."""
-    path = tmp_path / "script"
-    path.write_text(
-        f"#!/bin/sh\nname=$(sed -n 's/^VMPARAM_VM_NAME = \"\\(.*\\)\"$/\\1/p')\n"
-        f'sed "s/<name>x</<name>$name</" {tmp_path}/xml\n'
-    )
-    path.chmod(0o755)
-    tmp_path.chmod(0o755)
-    return path
+    name = "$(sed -n 's/^VMPARAM_VM_NAME = \"\\(.*\\)\"$/\\1/p')"
+    return support.a_program(tools / "script", f'name={name}\nsed "s/<name>x</<name>$name</" {tools}/xml')
 
 
 def test_real_scripts_are_held_to_the_job(job: Job, script: Path) -> None:
@@ -122,18 +115,16 @@ def test_a_vm_that_is_not_as_asked_never_runs(job: Job, monkeypatch: pytest.Monk
         rng = "<rng model='virtio'><backend model='random'>/dev/urandom</backend></rng></devices>"
         make(self, image, xml.replace("</devices>", rng), check)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(LibvirtMachine, "make", tampered)
-    log: list[str] = []
-    driver, ad = driver_for(job, log)
-    with pytest.raises(errors.HypervisorFault, match="was not asked for, rng") as caught:
-        driver.start(ad)
-    assert "destroyed before it ran" in caught.value.problem
-    assert job.domain() is None
-    until(lambda: not support.left_behind(job.name, os.getpid()), "all of it to go")
-    assert job.console() == "", "its CPUs never ran"
-    monkeypatch.undo()
-    driver.start(ad).destroy()
-    driver.close()
+    with driving(job, []) as (driver, ad):
+        with monkeypatch.context() as patch:
+            patch.setattr(LibvirtMachine, "make", tampered)
+            with pytest.raises(errors.HypervisorFault, match="was not asked for, rng") as caught:
+                driver.start(ad)
+        assert "destroyed before it ran" in caught.value.problem
+        assert job.domain() is None
+        until(lambda: not support.left_behind(job.name, os.getpid()), "all of it to go")
+        assert job.console() == "", "its CPUs never ran"
+        driver.start(ad).destroy()
 
 
 def test_a_restored_vm_that_is_not_as_asked_boots_afresh(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,15 +140,10 @@ def test_a_restored_vm_that_is_not_as_asked_boots_afresh(job: Job, monkeypatch: 
 
     monkeypatch.setattr(verify, "against_job", once)
     log: list[str] = []
-    driver, ad = driver_for(job, log, ad=(WANTS,))
-    machine = driver.start(ad)
-    try:
+    with support.started(job, log, WANTS):
         until(lambda: job.console().count("vmgahp guest up") == 2, "the guest boots again")
         assert (job.scratch / "vm_checkpoint.mem.refused-1").exists()
         assert any("was not asked for, hostdev" in line for line in log)
-    finally:
-        machine.destroy()
-        driver.close()
 
 
 KILLED = """
