@@ -3,10 +3,10 @@
 import os
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.support import stored
 from vmgahp.checkpoint.memory_image import XEN_MAGIC, XEN_STREAM, Damaged, inspect_xen, substitute_xen
 
 XML = b"<domain type='xen'><name>a</name></domain>"
@@ -18,20 +18,9 @@ def head(xml: bytes = XML + b"\0", magic: bytes = XEN_MAGIC, version: int = 2, l
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Iterator[int]:
-    descriptor = os.open(tmp_path / "image", os.O_RDWR | os.O_CREAT)
-    os.write(descriptor, head() + MEMORY)
-    yield descriptor
-    os.close(descriptor)
-
-
-def subject(content: bytes) -> None:
-    descriptor = os.memfd_create("image")
-    try:
-        os.write(descriptor, content)
-        inspect_xen(descriptor)
-    finally:
-        os.close(descriptor)
+def image() -> Iterator[int]:
+    with stored(head() + MEMORY) as file:
+        yield file.fileno()
 
 
 def test_where_xens_stream_begins_and_that_another_xml_goes_before_it(image: int) -> None:
@@ -52,8 +41,8 @@ def test_where_xens_stream_begins_and_that_another_xml_goes_before_it(image: int
     ],
 )  # fmt: skip
 def test_what_is_no_image(content: bytes, part: str) -> None:
-    with pytest.raises(Damaged, match=part):
-        subject(content)
+    with stored(content) as file, pytest.raises(Damaged, match=part):
+        inspect_xen(file.fileno())
 
 
 def test_a_reader_that_goes_away_leaves_nothing_behind(image: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.support import image
-from tests.jobs import owner
+from tests.jobs import own, owner
 from vmgahp.checkpoint import files, manifest
 from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import MEMORY, CheckpointFile, Manifest
@@ -57,8 +57,7 @@ class Job:
 
     def put(self, path: Path, content: bytes) -> Path:
         path.write_bytes(content)
-        if os.geteuid() == 0:
-            os.chown(path, self.user.uid, self.user.gid)
+        own(self.scratch, path)
         return path
 
     def disk(self, path: Path, device: str, **changes: object) -> Disk:

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import JOB_UID
 from tests.lab.guest import counts, make_guest
 from tests.lab.libvirtd_watch import URI
+from tests.peer import Peer
 from vmgahp.config import Settings
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
@@ -34,6 +35,19 @@ def counted(job: JobAd, console: str = "vm_console.log") -> int:
     """How far the guest that counts has come, by its console."""
     path = Path(job.working_dir(), console)
     return max(counts(path.read_bytes()), default=0) if path.exists() else 0
+
+
+def does(peer: Peer, *commands: str) -> None:
+    """These commands succeed, one after the other."""
+    for command in commands:
+        assert peer.run(command, 1) == ["0", "NULL"], command
+
+
+def status(peer: Peer) -> dict[str, str]:
+    """Return the words of a STATUS, which succeeds."""
+    result = peer.run("STATUS", 1)
+    assert result[0] == "0", result
+    return dict(word.split("=", 1) for word in result[1:])
 
 
 def only(*names: str) -> Callable[[type], type]:

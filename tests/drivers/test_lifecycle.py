@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,24 +19,17 @@ from vmgahp.metrics import Status
 WAIT = 30.0
 
 
-class Hypervisor:
-    """A hypervisor as seen from outside: its guest, its files, and its calls."""
-
-    def __init__(self) -> None:
-        self.guest = True
-        self.image = False
-        self.manifest = False
-        self.done: list[str] = []
-
-
 class Guest(ManagedMachine):
-    """A guest of that; `fails` names what does not work, `at` what is called in the middle of something."""
+    """A guest; `its` hypervisor has its state, its files and all calls.
+
+    `fails` names what does not work, `at` what is called in the middle of something.
+    """
 
     no_checkpoint = ""
 
     def __init__(self, log: Callable[[str], None] = lambda _: None) -> None:
         super().__init__("guest", Resources(log), Deadlines(1, 1, 0.05), log)
-        self.its = Hypervisor()
+        self.its = SimpleNamespace(guest=True, image=False, manifest=False, done=[])
         self.fails: set[str] = set()
         self.at: dict[str, Callable[[], None]] = {}
         self.resources.at_end.append(lambda: self.its.done.append("tidied up"))
@@ -99,7 +94,7 @@ class Guest(ManagedMachine):
 class Bag:
     """A stand-in for the output directory."""
 
-    def __init__(self, its: Hypervisor, *, full: bool = False) -> None:
+    def __init__(self, its: SimpleNamespace, *, full: bool = False) -> None:
         self._its = its
         self._full = full
 
@@ -111,26 +106,6 @@ class Bag:
 
     def without_checkpoint(self) -> None:
         self._its.done.append("unpack")
-
-
-class Elsewhere:
-    """Something in a thread of its own, which has come as far as the machine lets it."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.error: BaseException | None = None
-        self._work = work
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except errors.Fault as error:
-            self.error = error
-
-    def join(self) -> None:
-        self._thread.join(WAIT)
-        assert not self._thread.is_alive()
 
 
 def in_the_middle(guest: Guest, what: str) -> tuple[threading.Event, threading.Event]:
@@ -145,11 +120,15 @@ def in_the_middle(guest: Guest, what: str) -> tuple[threading.Event, threading.E
     return begun, go_on
 
 
-def test_the_states_are_those_of_the_session() -> None:
+def test_the_states_are_those_of_the_session_and_every_point_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(lives, "reached", seen.append)
     guest = Guest()
     guest.soft_suspend()
     assert guest.state is SOFT_SUSPENDED
     guest.resume(SOFT_SUSPENDED)
+    guest.checkpoint()
+    guest.resume(CHECKPOINTED)
     guest.suspend()
     assert guest.state is SUSPENDED
     assert guest.status().state is SUSPENDED
@@ -161,6 +140,8 @@ def test_the_states_are_those_of_the_session() -> None:
     guest.stop()
     assert guest.state is STOPPED
     assert guest.status().state is STOPPED
+    assert [point for point in seen if point not in POINTS] == []
+    assert seen[-2:] == ["end.gone", "end.released"]
 
 
 def test_a_vm_that_is_not_to_be_checkpointed_runs_on() -> None:
@@ -174,13 +155,12 @@ def test_a_vm_that_is_not_to_be_checkpointed_runs_on() -> None:
 def test_an_end_waits_for_a_checkpoint_that_is_written_down_already() -> None:
     guest = Guest()
     begun, go_on = in_the_middle(guest, "manifest")
-    saving = Elsewhere(guest.checkpoint)
-    assert begun.wait(WAIT)
-    ending = Elsewhere(guest.destroy)
     guest.at["end"] = go_on.set
-    ending.join()
-    saving.join()
-    assert saving.error is None
+    with ThreadPoolExecutor() as pool:
+        saving = pool.submit(guest.checkpoint)
+        assert begun.wait(WAIT)
+        guest.destroy()
+        saving.result(WAIT)
     assert guest.its.manifest
     assert guest.its.image, "a checkpoint stays when the server ends"
 
@@ -202,13 +182,13 @@ def test_an_operation_that_does_not_stop_keeps_the_guardian(monkeypatch: pytest.
     monkeypatch.setattr(lives, "OVERRULE_SECONDS", 0.1)
     guest = Guest()
     begun, go_on = in_the_middle(guest, "save")
-    saving = Elsewhere(guest.suspend)
-    assert begun.wait(WAIT)
-    with pytest.raises(errors.HypervisorFault, match="SUSPEND has not stopped"):
-        guest.destroy()
-    assert "tidied up" not in guest.its.done
-    go_on.set()
-    saving.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(guest.suspend)
+        assert begun.wait(WAIT)
+        with pytest.raises(errors.HypervisorFault, match="SUSPEND has not stopped"):
+            guest.destroy()
+        assert "tidied up" not in guest.its.done
+        go_on.set()
     guest.destroy()
     assert guest.its.done[-1] == "tidied up"
 
@@ -270,20 +250,6 @@ def test_a_guest_that_cannot_be_given_up_has_not_ended() -> None:
     guest.fails.clear()
     guest.resources.ended(POWERED_OFF)
     assert record.how == POWERED_OFF, "as it does in the end"
-
-
-def test_every_point_of_a_life_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(lives, "reached", seen.append)
-    guest = Guest()
-    guest.soft_suspend()
-    guest.resume(SOFT_SUSPENDED)
-    guest.suspend()
-    guest.resume(SUSPENDED)
-    guest.checkpoint()
-    guest.stop()
-    assert [point for point in seen if point not in POINTS] == []
-    assert seen[-2:] == ["end.gone", "end.released"]
 
 
 def test_what_fails_at_the_end_holds_up_nothing_else() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from vmgahp.errors import BAD_IMAGE, JobFault, MachineFault
 from vmgahp.host import child, job_user
-from vmgahp.host import job_user as things
 from vmgahp.host.job_user import Identity
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -176,14 +175,10 @@ def test_a_file_system_that_counts_no_files_has_room_for_them(scratch: Path, use
     assert job_user.why(error(errno.ENOSPC), directory, user) == ""
 
 
-@pytest.fixture
-def few_for_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system of large blocks, of which 999 KiB are a user's and 7992 root's."""
+def test_what_is_kept_for_root_is_not_free(scratch: Path, user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a file system of large blocks, of which 999 KiB are a user's and 7992 root's."""
     status = os.statvfs_result((1 << 20, 1024, 100_000, 7992, 999, 100, 100, 100, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: status)
-
-
-def test_what_is_kept_for_root_is_not_free(scratch: Path, user: Identity, few_for_users: None) -> None:
     assert job_user.free_bytes(str(scratch), user) == 999 * 1024
     assert "No space left" in job_user.why(error(errno.ENOSPC), str(scratch), user)
     job_user.require_room(str(scratch), user, 999 * 1024)
@@ -254,6 +249,45 @@ def test_no_user_mounts_read_only(scratch: Path, user: Identity, mount: Mount, l
     assert job_user.why(error(errno.EIO), str(scratch), user) == "", "the error is not about that"
 
 
+@as_root
+@pytest.mark.parametrize(
+    ("is_full", "outcomes"),
+    [
+        # The job itself has named the full path: any other machine may have it read-only too.
+        (False, [*["It was mounted so."] * 4, "Read-only file system"]),
+        (True, ["No space left on device", *[""] * 3, "No such file or directory"]),
+    ],
+    ids=["read-only", "full"],
+)
+def test_a_file_system_of_its_own_that_fails_is_the_machines_where_no_job_can_do_that(
+    scratch: Path, user: Identity, mount: Mount, is_full: bool, outcomes: list[str]
+) -> None:
+    place = str(mount(scratch, "size=64k", user))
+    user.write_scratch(place, "there", b"text")
+    if is_full:
+        fill(scratch)
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+
+    def outcome(call: Callable[..., int | None], *arguments: object) -> str:
+        try:
+            if (opened := call(*arguments)) is not None:
+                os.close(opened)
+        except MachineFault as fault:
+            return fault.problem.rpartition("system. ")[2]
+        except OSError as error:
+            return error.strerror
+        return ""
+
+    assert outcomes == [
+        outcome(user.write_scratch, place, "new", bytes(8192)),
+        outcome(user.open_scratch, place, "there", os.O_RDWR),
+        outcome(user.rename_scratch, place, "there", "here"),
+        outcome(user.unlink_scratch, place, "there"),
+        outcome(user.open_named, f"{place}/there", os.O_RDWR),
+    ]
+
+
 @contextlib.contextmanager
 def no_more_files() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -297,7 +331,7 @@ def test_without_room_in_execute_the_machine_is_ill(scratch: Path, user: Identit
 
 def test_a_directory_is_made_once_and_its_room_is_asked_while_it_is_there(scratch: Path, user: Identity) -> None:
     for _ in range(2):
-        things.make_directory(str(scratch), "share", user)
+        job_user.make_directory(str(scratch), "share", user)
     assert (scratch / "share").stat().st_uid == user.uid
     inside = scratch / "dir_2"
     with pytest.raises(JobFault, match=f"{inside} cannot be examined .No such file"):
@@ -317,14 +351,15 @@ def test_what_the_user_has_done_to_its_directory_is_the_jobs(scratch: Path, user
 
 
 @as_root
-@pytest.mark.parametrize("way", ["another's", "gone", "closed above"])
-def test_what_no_user_can_do_to_its_directory_is_the_machines(scratch: Path, user: Identity, way: str) -> None:
-    if way == "another's":
-        os.chown(scratch, user.uid + 1, 0)
-    elif way == "gone":
-        scratch.rmdir()
-    else:
-        scratch.parent.chmod(0o700)
+@pytest.mark.parametrize(
+    "harm",
+    [lambda place: os.chown(place, 12345, 0), Path.rmdir, lambda place: place.parent.chmod(0o700)],
+    ids=["another's", "gone", "closed above"],
+)
+def test_what_no_user_can_do_to_its_directory_is_the_machines(
+    scratch: Path, user: Identity, harm: Callable[[Path], None]
+) -> None:
+    harm(scratch)
     with pytest.raises(MachineFault, match=rf"^{scratch} cannot be entered as uid {user.uid}\. {ill('')}"):
         job_user.require_entry(str(scratch), user)
 
@@ -343,20 +378,20 @@ def test_a_file_system_of_the_users_says_nothing_of_its_owner(scratch: Path, use
 
 
 @as_root
-@pytest.mark.parametrize("kind", ["link", "dangling", "file", "fifo", "closed"])
-def test_a_directory_that_is_something_else_is_the_jobs(scratch: Path, user: Identity, kind: str) -> None:
-    place = scratch / "share"
-    match kind:
-        case "link":
-            place.symlink_to("/etc")
-        case "dangling":
-            place.symlink_to("nowhere")
-        case "file":
-            place.touch()
-        case "fifo":
-            os.mkfifo(place)
-        case _:
-            place.mkdir(mode=0)
-            os.chown(place, user.uid, user.gid)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda place: place.symlink_to("/etc"), id="link"),
+        pytest.param(lambda place: place.symlink_to("nowhere"), id="dangling"),
+        pytest.param(Path.touch, id="file"),
+        pytest.param(os.mkfifo, id="fifo"),
+        pytest.param(lambda place: place.mkdir(mode=0), id="closed"),
+    ],
+)
+def test_a_directory_that_is_something_else_is_the_jobs(
+    scratch: Path, user: Identity, make: Callable[[Path], None]
+) -> None:
+    make(scratch / "share")
+    os.chown(scratch / "share", user.uid, user.gid, follow_symlinks=False)
     with pytest.raises(JobFault, match="share"):
-        things.make_directory(str(scratch), "share", user)
+        job_user.make_directory(str(scratch), "share", user)

@@ -7,12 +7,6 @@ import pytest
 
 from vmgahp.host import kvm
 
-KNOWN = (
-    *("/dev/kvm does not exist: ", "/dev/kvm may not be opened by user id ", "/dev/kvm cannot be opened: "),
-    *("/dev/kvm opens, but KVM_", "/dev/kvm opens, but it speaks version "),
-    "/dev/kvm opens, but a guest in 64-bit mode ",
-)
-
 
 @pytest.fixture
 def interpreter(tmp_path, monkeypatch):
@@ -29,7 +23,7 @@ def interpreter(tmp_path, monkeypatch):
 
 def test_this_machine_gets_a_verdict():
     reason = kvm.check(1.0)
-    assert not reason or reason.startswith(KNOWN)
+    assert not reason or reason.startswith("/dev/kvm ")
 
 
 @pytest.mark.skipif(not os.access("/dev/kvm", os.R_OK | os.W_OK), reason="needs KVM")

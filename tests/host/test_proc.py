@@ -3,32 +3,24 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
-
-import pytest
 
 from vmgahp.drivers.vmrun.tool import running_processes
 from vmgahp.host import proc
 
 
-@pytest.fixture
-def odd(tmp_path: Path) -> Iterator[int]:
-    """A process whose name is no text: any user of a machine can have one."""
+def test_a_name_that_is_no_text_hides_no_process(tmp_path: Path) -> None:
+    """Any user of a machine can have such a process."""
     program = os.fsencode(tmp_path) + b"/\xff\xfe (:\n"
     shutil.copy(shutil.which("sleep") or "", program)
     with subprocess.Popen([program, "600"]) as process:
         try:
-            yield process.pid
+            assert proc.uid(process.pid) == os.getuid()
+            assert proc.cpu_seconds(process.pid) >= 0
+            assert process.pid not in [found.pid for found in running_processes(os.getuid())]
         finally:
             process.kill()
-
-
-def test_a_name_that_is_no_text_hides_no_process(odd: int) -> None:
-    assert proc.uid(odd) == os.getuid()
-    assert proc.cpu_seconds(odd) >= 0
-    assert odd not in [found.pid for found in running_processes(os.getuid())]
 
 
 def test_a_process_has_an_age_of_its_own_or_there_is_none() -> None:

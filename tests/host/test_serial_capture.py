@@ -51,9 +51,6 @@ class Console:
         self.captures.append(capture)
         return capture
 
-    def qemu(self, capture):
-        return connect(capture)
-
     @property
     def text(self):
         return self.log.read_bytes()
@@ -65,15 +62,6 @@ def console(base, tmp_path):
     yield one
     for capture in one.captures:
         capture.close()
-
-
-def test_what_the_guest_prints_arrives_while_it_runs(console):
-    with console.qemu(console.start()) as guest:
-        guest.sendall(b"booting\n")
-        until(lambda: console.text == b"booting\n", "the first line")
-        guest.sendall(b"ready\n")
-        until(lambda: console.text == b"booting\nready\n", "the second line")
-    assert console.told == []
 
 
 @pytest.mark.parametrize(
@@ -90,7 +78,7 @@ def test_what_the_guest_prints_arrives_while_it_runs(console):
 def test_what_is_kept(console, limit, runs, kept, told):
     for pieces in runs:
         capture = console.start(limit=limit)
-        with console.qemu(capture) as guest:
+        with connect(capture) as guest:
             for piece in pieces:
                 guest.sendall(piece)
         capture.close()
@@ -102,7 +90,7 @@ def test_the_end_is_remembered_although_the_file_has_reached_its_limit(console):
     console.log.write_bytes(b"of an earlier run\n")
     capture = console.start(limit=30)
     assert capture.tail() == b""
-    with console.qemu(capture) as guest:
+    with connect(capture) as guest:
         for number in range(3 * TAIL // 1024):
             guest.sendall(b"%d".ljust(1024) % number)
         guest.sendall(b"the last words\n")
@@ -116,21 +104,22 @@ def test_the_hypervisor_may_connect_again(console):
     """As it does when a saved VM is restored."""
     capture = console.start()
     for number in range(5):
-        with console.qemu(capture) as guest:
+        with connect(capture) as guest:
             guest.sendall(b"%d\n" % number)
     until(lambda: console.text == b"0\n1\n2\n3\n4\n", "all five")
 
 
-def test_a_connection_that_breaks_is_no_error(console):
+def test_what_the_guest_prints_arrives_while_it_runs_and_a_connection_that_breaks_is_no_error(console):
     capture = console.start()
-    guest = console.qemu(capture)
+    guest = connect(capture)
     guest.sendall(b"a")
     until(lambda: console.text == b"a", "the byte")
     guest.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     guest.close()
-    with console.qemu(capture) as guest:
+    with connect(capture) as guest:
         guest.sendall(b"b")
         until(lambda: console.text == b"ab", "the next")
+    assert console.told == []
 
 
 def test_close_keeps_what_still_waits(console, monkeypatch):
@@ -138,9 +127,9 @@ def test_close_keeps_what_still_waits(console, monkeypatch):
     served = threading.Event()
     monkeypatch.setattr(ConsoleCapture, "_serve", lambda self: served.wait(DEADLINE) and None)
     capture = console.start()
-    with console.qemu(capture) as first:
+    with connect(capture) as first:
         first.sendall(b"Kernel panic\n")
-    with console.qemu(capture) as second:
+    with connect(capture) as second:
         second.sendall(b"rebooted\n")
     served.set()
     capture.close()
@@ -149,7 +138,7 @@ def test_close_keeps_what_still_waits(console, monkeypatch):
 
 def test_close_takes_the_rest_of_a_live_connection(console):
     capture = console.start()
-    with console.qemu(capture) as guest:
+    with connect(capture) as guest:
         guest.sendall(b"x" * 100_000)
         capture.close()
         assert console.text == b"x" * 100_000
@@ -160,7 +149,7 @@ def test_close_does_not_wait_for_a_flood_to_end(console):
     stop = threading.Event()
 
     def flood():
-        with console.qemu(capture) as guest, contextlib.suppress(OSError):
+        with connect(capture) as guest, contextlib.suppress(OSError):
             while not stop.is_set():
                 guest.sendall(b"y" * 65536)
 
@@ -183,7 +172,7 @@ def test_close_is_bounded_by_time_and_by_bytes(console, monkeypatch, size, secon
     monkeypatch.setattr(serial_capture, "CLOSE_SECONDS", seconds)
     monkeypatch.setattr(ConsoleCapture, "_receive", lambda self, connection: taken.append(1) or 1)
     capture = console.start()
-    with console.qemu(capture):
+    with connect(capture):
         capture._thread.join = lambda _timeout: threading.Thread.join(capture._thread)
         capture.close()
         assert not capture._thread.is_alive()
@@ -203,7 +192,7 @@ def test_a_full_disk_loses_output_and_not_the_guest(console, monkeypatch):
         return real(descriptor, data)
 
     monkeypatch.setattr(os, "write", write)
-    with console.qemu(capture) as guest:
+    with connect(capture) as guest:
         guest.sendall(b"kept ")
         until(lambda: console.text == b"kept ", "what is kept")
         full.set()
@@ -230,7 +219,7 @@ def test_out_of_descriptors_is_told_and_survived(console, monkeypatch):
         return real(self)
 
     monkeypatch.setattr(ConsoleCapture, "_accept", accept)
-    with console.qemu(capture) as guest:
+    with connect(capture) as guest:
         guest.sendall(b"patience")
         until(lambda: console.text == b"patience", "the second try")
     assert len(console.told) == 1
@@ -239,7 +228,7 @@ def test_out_of_descriptors_is_told_and_survived(console, monkeypatch):
 def test_close_leaves_nothing_and_may_be_called_again(console):
     before = os.listdir("/proc/self/fd")
     capture = console.start()
-    guest = console.qemu(capture)
+    guest = connect(capture)
     guest.sendall(b"x")
     capture.close()
     capture.close()
@@ -253,7 +242,7 @@ def test_a_file_that_blocks_does_not_block_close(console):
     """Such as one on a network file system whose server is gone; here a pipe that nobody reads."""
     reading, writing = os.pipe()
     capture = console.start(open_output=lambda: writing)
-    guest = console.qemu(capture)
+    guest = connect(capture)
     try:
         guest.sendall(b"x" * 200_000)
         until(lambda: capture.written, "the pipe to be written to")
@@ -290,7 +279,7 @@ def test_a_guest_that_floods_a_port_has_its_reader_rest(base, tmp_path, monkeypa
 def test_two_captures_do_not_disturb_each_other(console, tmp_path):
     first, other = console.start(), tmp_path / "other.log"
     second = console.start(open_output=lambda: os.open(other, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
-    with console.qemu(first) as one, console.qemu(second) as two:
+    with connect(first) as one, connect(second) as two:
         one.sendall(b"one")
         two.sendall(b"two")
         first.close()
@@ -303,7 +292,7 @@ def test_only_the_owner_may_connect_and_what_is_in_use_is_not_swept(console):
     capture = console.start()
     assert stat.S_IMODE(os.stat(capture.path).st_mode) == 0o600
     assert sweep(console.base) == []
-    with console.qemu(capture) as guest:
+    with connect(capture) as guest:
         guest.sendall(b"still here")
         until(lambda: console.text == b"still here", "the text")
 
@@ -321,7 +310,7 @@ def test_as_root_the_socket_is_the_owners(console, uid, allowed):
             os.setgid(uid)
             os.setuid(uid)
             try:
-                console.qemu(capture).close()
+                connect(capture).close()
                 code = 0
             except PermissionError:
                 code = 1
@@ -503,11 +492,10 @@ def told() -> list[str]:
 
 
 @pytest.fixture
-def port(told: list[str]) -> Iterator[LinePort]:
-    with tempfile.TemporaryDirectory(prefix="vc", dir="/tmp") as base:
-        made = LinePort(f"{runtime_dir(base)}/run", told.append)
-        yield made
-        made.close()
+def port(base: str, told: list[str]) -> Iterator[LinePort]:
+    made = LinePort(f"{runtime_dir(base)}/run", told.append)
+    yield made
+    made.close()
 
 
 def connect(port: LinePort | ConsoleCapture) -> socket.socket:

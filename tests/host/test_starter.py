@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -63,25 +64,16 @@ def test_the_scratch_directory_is_in_the_one_that_is_not_the_jobs(tmp_path: Path
 
 
 def test_the_startds_word_leads_a_kill_to_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
     user = {"VMGAHP_USER_UID": "54321", "VMGAHP_USER_GID": "54321"}
-
-    class Killer:
-        def __init__(self, *_: object) -> None: ...
-
-        def kill(self, match: str, uuid: str) -> bool:
-            asked.append(match)
-            return True
-
-        def close(self) -> None: ...
-
+    killer = mock.Mock()
     inner = tmp_path / "dir_7" / "scratch"
     inner.mkdir(parents=True)
     if os.geteuid() == 0:
         os.chown(inner, 54321, 54321)
-    monkeypatch.setattr(kill_mode.base, "find", lambda _: Killer)
+    monkeypatch.setattr(kill_mode.base, "find", lambda _: killer)
     monkeypatch.setattr(kill_mode.config, "load", lambda _: Settings({}))
     for match in (inner.parent, inner, "alice_lab_7.0"):
         assert kill_mode.kill("script", str(match), "", user, to_stderr=False) == 0
+    asked = [call.args[0] for call in killer.return_value.kill.call_args_list]
     assert asked == [str(inner), str(inner), "alice_lab_7.0"]
     assert starter.directory_of(asked[0]) == str(inner.parent)

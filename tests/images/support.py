@@ -65,9 +65,5 @@ def resolved(
     made: Settings, disks: str = "catalog:a:vda:w", files: Files | None = None, **attributes: str
 ) -> tuple[Disk, ...]:
     ad = jobs.ad(VMPARAM_vm_Disk=f'"{disks}"', **attributes)
-    return find(JobSpec.parse(ad, made), made, files or Files(shared=_every_file(made))).disks  # type: ignore[arg-type]
-
-
-def _every_file(made: Settings) -> list[str]:
-    directory = Path(made.string("VM_CATALOG")).parent
-    return [str(path) for path in directory.iterdir()] if directory.is_dir() else []
+    beside = [str(path) for path in Path(made.string("VM_CATALOG")).parent.glob("*")]
+    return find(JobSpec.parse(ad, made), made, files or Files(shared=beside)).disks  # type: ignore[arg-type]

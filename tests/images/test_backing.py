@@ -1,6 +1,5 @@
 """Backing chains, looked at with real qemu-img as the job's user."""
 
-import os
 import selectors
 import socket
 import struct
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import jobs
+from tests.images.support import AS_ROOT
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
 from vmgahp.images.formats import MOST_LAYERS, BackingFile, backing_chain, require_whole
@@ -47,7 +47,7 @@ def test_an_encrypted_image_is_the_jobs_fault(scratch: Path, user: Identity) -> 
     assert (fault.code, "is encrypted" in fault.problem) == (errors.INVALID_DISK_PARAM, True)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+@AS_ROOT
 def test_a_file_of_the_hosts_is_not_a_backing_file(scratch: Path, user: Identity) -> None:
     fault = refused(create(scratch / "top", "-u", "-b", "/etc/shadow", "-F", "raw"), user)
     assert fault.code == errors.INVALID_DISK_PARAM

@@ -1,26 +1,14 @@
 """Answers of a qemu-img that a process of the job's user traces: whatever they are, the job is at fault."""
 
-from collections.abc import Callable
-
 import pytest
 
 from vmgahp.images import qemu_img
 from vmgahp.images.qemu_img import Trouble
 
 
-@pytest.fixture
-def forged(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
-    """Replace the output of qemu-img."""
-
-    def say(said: bytes) -> None:
-        monkeypatch.setattr(qemu_img, "_run", lambda *_, **__: said)
-
-    return say
-
-
 @pytest.mark.parametrize("said", [b"[]", b"{}", b'{"required": null}', b'{"required": -1}', b'{"required": true}'])
-def test_a_forged_measure_is_trouble(forged: Callable[[bytes], None], said: bytes) -> None:
-    forged(said)
+def test_a_forged_measure_is_trouble(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    monkeypatch.setattr(qemu_img, "_run", lambda *_, **__: said)
     with pytest.raises(Trouble):
         qemu_img.measure("/dev/null", "raw", "qcow2")
 

@@ -12,7 +12,7 @@ import pytest
 from tests import jobs
 from vmgahp import errors
 from vmgahp.host.job_user import Identity
-from vmgahp.images.formats import MOST_LAYERS, backing_chain, require_whole
+from vmgahp.images.formats import backing_chain, require_whole
 
 pytestmark = pytest.mark.libvirt
 
@@ -44,67 +44,66 @@ def extensions(*found: tuple[int, int]) -> Change:
     return lambda data: put(104, ">" + "II" * len(found), *(number for one in found for number in one))(data)
 
 
-ROWS: dict[str, tuple[str, Change]] = {
-    "qcow2: a first level with the most entries": ("qcow2", put(36, ">I", 1 << 22)),
-    "qcow2: a first level beyond all": ("qcow2", put(36, ">I", LARGEST32)),
-    "qcow2: a first level behind the end": ("qcow2", put(40, ">Q", 1 << 62)),
-    "qcow2: a first level upon the header": ("qcow2", put(40, ">Q", 0)),
-    "qcow2: the most of refcounts": ("qcow2", put(56, ">I", 128)),
-    "qcow2: refcounts behind the end": ("qcow2", put(48, ">Q", LARGEST64)),
-    "qcow2: the most snapshots": ("qcow2", put(60, ">IQ", 65536, 65536)),
-    "qcow2: snapshots beyond all": ("qcow2", put(60, ">IQ", LARGEST32, 65536)),
-    "qcow2: 16 EiB": ("qcow2", put(24, ">Q", LARGEST64)),
-    "qcow2: an odd size": ("qcow2", put(24, ">Q", 513)),
-    "qcow2: no bytes": ("qcow2", put(24, ">Q", 0)),
-    "qcow2: clusters of one byte": ("qcow2", put(20, ">I", 0)),
-    "qcow2: clusters of 2 MiB": ("qcow2", put(20, ">I", 21)),
-    "qcow2: encrypted by AES": ("qcow2", put(32, ">I", 1)),
-    "qcow2: encrypted by LUKS, without its header": ("qcow2", put(32, ">I", 2)),
-    "qcow2: version 4": ("qcow2", put(4, ">I", 4)),
-    "qcow2: all features": ("qcow2", put(72, ">QQQ", LARGEST64, LARGEST64, LARGEST64)),
-    "qcow2: dirty and corrupt": ("qcow2", put(72, ">Q", 3)),
-    "qcow2: extended entries": ("qcow2", put(72, ">Q", 16)),
-    "qcow2: compressed in a way that nobody knows": ("qcow2", all_of(put(72, ">Q", 8), put(104, ">B", 255))),
-    "qcow2: refcounts of 2^255 bits": ("qcow2", put(96, ">I", 255)),
-    "qcow2: a header of 4 GiB": ("qcow2", put(100, ">I", LARGEST32)),
-    "qcow2: a header of no bytes": ("qcow2", put(100, ">I", 0)),
-    "qcow2: a backing name of 4 GiB": ("qcow2", put(8, ">QI", 512, LARGEST32)),
-    "qcow2: a backing name behind the end": ("qcow2", put(8, ">QI", LARGEST64 - 100, 1023)),
-    "qcow2: a backing name of zeros": ("qcow2", put(8, ">QI", 1000, 1023)),
-    "qcow2: a backing name upon the header": ("qcow2", put(8, ">QI", 0, 1000)),
-    "qcow2: extensions without end": ("qcow2", extensions(*[(0x12345678, 0)] * 8000)),
-    "qcow2: an extension of 4 GiB": ("qcow2", extensions((0x12345678, LARGEST32))),
-    "qcow2: bitmaps of 4 GiB": ("qcow2", all_of(extensions((0x23852875, 24)), put(112, ">IIQQ", 65535, 0, 1 << 26, 0))),
-    "qcow2: a format of 4 GiB": ("qcow2", extensions((0xE2792ACA, LARGEST32))),
-    "qcow2: names of features without end": ("qcow2", extensions((0x6803F857, 48 * 1000))),
-    "qcow2: a LUKS header of 2^63 bytes": (
-        "qcow2",
-        all_of(put(32, ">I", 2), extensions((0x0537BE77, 16)), put(112, ">QQ", 65536, 1 << 63)),
+ROWS: dict[str, Change] = {
+    "qcow2: a first level with the most entries": put(36, ">I", 1 << 22),
+    "qcow2: a first level beyond all": put(36, ">I", LARGEST32),
+    "qcow2: a first level behind the end": put(40, ">Q", 1 << 62),
+    "qcow2: a first level upon the header": put(40, ">Q", 0),
+    "qcow2: the most of refcounts": put(56, ">I", 128),
+    "qcow2: refcounts behind the end": put(48, ">Q", LARGEST64),
+    "qcow2: the most snapshots": put(60, ">IQ", 65536, 65536),
+    "qcow2: snapshots beyond all": put(60, ">IQ", LARGEST32, 65536),
+    "qcow2: 16 EiB": put(24, ">Q", LARGEST64),
+    "qcow2: an odd size": put(24, ">Q", 513),
+    "qcow2: no bytes": put(24, ">Q", 0),
+    "qcow2: clusters of one byte": put(20, ">I", 0),
+    "qcow2: clusters of 2 MiB": put(20, ">I", 21),
+    "qcow2: encrypted by AES": put(32, ">I", 1),
+    "qcow2: encrypted by LUKS, without its header": put(32, ">I", 2),
+    "qcow2: version 4": put(4, ">I", 4),
+    "qcow2: all features": put(72, ">QQQ", LARGEST64, LARGEST64, LARGEST64),
+    "qcow2: dirty and corrupt": put(72, ">Q", 3),
+    "qcow2: extended entries": put(72, ">Q", 16),
+    "qcow2: compressed in a way that nobody knows": all_of(put(72, ">Q", 8), put(104, ">B", 255)),
+    "qcow2: refcounts of 2^255 bits": put(96, ">I", 255),
+    "qcow2: a header of 4 GiB": put(100, ">I", LARGEST32),
+    "qcow2: a header of no bytes": put(100, ">I", 0),
+    "qcow2: a backing name of 4 GiB": put(8, ">QI", 512, LARGEST32),
+    "qcow2: a backing name behind the end": put(8, ">QI", LARGEST64 - 100, 1023),
+    "qcow2: a backing name of zeros": put(8, ">QI", 1000, 1023),
+    "qcow2: a backing name upon the header": put(8, ">QI", 0, 1000),
+    "qcow2: extensions without end": extensions(*[(0x12345678, 0)] * 8000),
+    "qcow2: an extension of 4 GiB": extensions((0x12345678, LARGEST32)),
+    "qcow2: bitmaps of 4 GiB": all_of(extensions((0x23852875, 24)), put(112, ">IIQQ", 65535, 0, 1 << 26, 0)),
+    "qcow2: a format of 4 GiB": extensions((0xE2792ACA, LARGEST32)),
+    "qcow2: names of features without end": extensions((0x6803F857, 48 * 1000)),
+    "qcow2: a LUKS header of 2^63 bytes": all_of(
+        put(32, ">I", 2), extensions((0x0537BE77, 16)), put(112, ">QQ", 65536, 1 << 63)
     ),
-    "qcow: entries of 2^63 bytes": ("qcow", put(32, ">BB", 63, 63)),
-    "qcow: 16 EiB": ("qcow", put(24, ">Q", LARGEST64)),
-    "qcow: a backing name of 4 GiB": ("qcow", put(8, ">QI", 48, LARGEST32)),
-    "qed: clusters and tables beyond all": ("qed", put(4, "<III", 1 << 31, 1 << 31, 1 << 31)),
-    "qed: clusters and tables of the most": ("qed", put(4, "<III", 1 << 26, 16, 1)),
-    "qed: all features": ("qed", put(16, "<QQQ", LARGEST64, LARGEST64, LARGEST64)),
-    "qed: to be repaired": ("qed", put(16, "<Q", 2)),
-    "qed: a first level behind the end": ("qed", put(40, "<Q", 1 << 62)),
-    "qed: 16 EiB": ("qed", put(48, "<Q", LARGEST64)),
-    "qed: a backing name of 4 GiB": ("qed", all_of(put(16, "<Q", 1), put(56, "<II", 64, LARGEST32))),
-    "vmdk: 16 EiB": ("vmdk", put(12, "<Q", LARGEST64)),
-    "vmdk: 8 EiB in small pieces": ("vmdk", put(12, "<QQ", 1 << 54, 1)),
-    "vmdk: a description of 16 EiB": ("vmdk", put(28, "<QQ", 1, LARGEST64)),
-    "vmdk: a directory of 2 GiB": ("vmdk", all_of(put(12, "<QQ", 1 << 40, 128), put(44, "<I", 512))),
-    "vmdk: one entry a table": ("vmdk", all_of(put(12, "<QQ", 1 << 35, 8), put(44, "<I", 1))),
-    "vmdk: no entry a table": ("vmdk", put(44, "<I", 0)),
-    "vmdk: a directory at its end": ("vmdk", put(56, "<Q", LARGEST64)),
-    "vdi: blocks beyond all": ("vdi", put(384, "<II", LARGEST32, LARGEST32)),
-    "vdi: 16 EiB": ("vdi", put(368, "<Q", LARGEST64)),
-    "vdi: the most blocks": ("vdi", all_of(put(368, "<Q", (1 << 20) * 0x1FFFFF80), put(384, "<I", 0x1FFFFF80))),
-    "vdi: blocks of one byte": ("vdi", put(376, "<I", 1)),
-    "vpc: entries beyond all": ("vpc", put(512 + 28, ">II", LARGEST32, 1 << 21)),
-    "vpc: blocks of no bytes": ("vpc", put(512 + 32, ">I", 0)),
-    "vpc: a table behind the end": ("vpc", put(512 + 16, ">Q", LARGEST64)),
+    "qcow: entries of 2^63 bytes": put(32, ">BB", 63, 63),
+    "qcow: 16 EiB": put(24, ">Q", LARGEST64),
+    "qcow: a backing name of 4 GiB": put(8, ">QI", 48, LARGEST32),
+    "qed: clusters and tables beyond all": put(4, "<III", 1 << 31, 1 << 31, 1 << 31),
+    "qed: clusters and tables of the most": put(4, "<III", 1 << 26, 16, 1),
+    "qed: all features": put(16, "<QQQ", LARGEST64, LARGEST64, LARGEST64),
+    "qed: to be repaired": put(16, "<Q", 2),
+    "qed: a first level behind the end": put(40, "<Q", 1 << 62),
+    "qed: 16 EiB": put(48, "<Q", LARGEST64),
+    "qed: a backing name of 4 GiB": all_of(put(16, "<Q", 1), put(56, "<II", 64, LARGEST32)),
+    "vmdk: 16 EiB": put(12, "<Q", LARGEST64),
+    "vmdk: 8 EiB in small pieces": put(12, "<QQ", 1 << 54, 1),
+    "vmdk: a description of 16 EiB": put(28, "<QQ", 1, LARGEST64),
+    "vmdk: a directory of 2 GiB": all_of(put(12, "<QQ", 1 << 40, 128), put(44, "<I", 512)),
+    "vmdk: one entry a table": all_of(put(12, "<QQ", 1 << 35, 8), put(44, "<I", 1)),
+    "vmdk: no entry a table": put(44, "<I", 0),
+    "vmdk: a directory at its end": put(56, "<Q", LARGEST64),
+    "vdi: blocks beyond all": put(384, "<II", LARGEST32, LARGEST32),
+    "vdi: 16 EiB": put(368, "<Q", LARGEST64),
+    "vdi: the most blocks": all_of(put(368, "<Q", (1 << 20) * 0x1FFFFF80), put(384, "<I", 0x1FFFFF80)),
+    "vdi: blocks of one byte": put(376, "<I", 1),
+    "vpc: entries beyond all": put(512 + 28, ">II", LARGEST32, 1 << 21),
+    "vpc: blocks of no bytes": put(512 + 32, ">I", 0),
+    "vpc: a table behind the end": put(512 + 16, ">Q", LARGEST64),
 }
 
 
@@ -133,8 +132,8 @@ def look(path: Path, image_format: str, user: Identity) -> str:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_no_header_is_more_than_the_jobs_fault(scratch: Path, user: Identity, row: str) -> None:
-    image_format, change = ROWS[row]
-    look(image(scratch, image_format, change), image_format, user)
+    image_format = row.partition(":")[0]
+    look(image(scratch, image_format, ROWS[row]), image_format, user)
 
 
 WORK = {
@@ -142,7 +141,7 @@ WORK = {
     "that QEMU would check, as QED": ("qed", put(16, "<Q", 2)),
     "whose bitmaps would fill the memory": ("qcow2", put(88, ">Q", 1)),
     "with a thousand snapshots": ("qcow2", put(60, ">I", 1000)),
-    "with a thousand snapshots, of version 2": ("qcow2", put(4, ">I", 2)),
+    "with a thousand snapshots, of version 2": ("qcow2", all_of(put(4, ">I", 2), put(60, ">I", 1000))),
 }
 
 
@@ -150,8 +149,6 @@ WORK = {
 def test_an_image_that_makes_qemu_work_is_refused(scratch: Path, user: Identity, row: str) -> None:
     """qemu-img leaves such things alone in a look, and QEMU does them before it answers libvirt."""
     image_format, change = WORK[row]
-    if row.endswith("version 2"):
-        change = all_of(change, put(60, ">I", 1000))
     path = image(scratch, image_format, change)
     for looks in (backing_chain, require_whole):
         with pytest.raises(errors.JobFault) as caught:
@@ -200,18 +197,3 @@ def test_a_file_of_terabytes_that_are_not_there(scratch: Path, user: Identity, i
     path = image(scratch, image_format)
     os.truncate(path, 8 << 40)
     look(path, image_format, user)
-
-
-def test_a_chain_of_hundreds(scratch: Path, user: Identity) -> None:
-    first = image(scratch, "qcow2")
-    subprocess.run(
-        ["qemu-img", "rebase", "-u", "-f", "qcow2", "-b", f"{scratch}/00000", "-F", "qcow2", first], check=True
-    )
-    data = first.read_bytes()
-    for number in range(300):
-        (scratch / f"{number:05d}").write_bytes(data[:1024].replace(b"/00000", b"/%05d" % (number + 1)))
-    for number in range(MOST_LAYERS + 1):  # so far somebody goes, who has to find images
-        (scratch / f"{number:05d}").write_bytes(data.replace(b"/00000", b"/%05d" % (number + 1)))
-    jobs.own(scratch)
-    with pytest.raises(errors.JobFault, match=f"more than {MOST_LAYERS}"):
-        backing_chain(str(first), "qcow2", user)

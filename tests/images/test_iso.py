@@ -9,14 +9,12 @@ import pycdlib
 import pytest
 
 from tests import jobs
-from tests.images.support import read
+from tests.images.support import AS_ROOT, read
 from tests.images.support import write as executable
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host.job_user import Identity
 from vmgahp.images import iso
 from vmgahp.images.iso import Unfit, write
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def test_a_guest_finds_names_and_contents(scratch: Path, user: Identity) -> None:
@@ -105,14 +103,14 @@ def test_a_directory_of_that_name_that_came_with_the_job_is_the_jobs_fault(scrat
     assert os.listdir(scratch) == ["seed.iso"]
 
 
-@as_root
+@AS_ROOT
 def test_it_is_written_where_the_user_may_write(scratch: Path, user: Identity) -> None:
     os.chown(scratch, 0, 0)
     with pytest.raises(MachineFault, match="Permission denied"):
         write(str(scratch), "a.iso", "X", {"a": b"1"}, user, most_bytes=10)
 
 
-@as_root
+@AS_ROOT
 def test_files_are_read_as_user(scratch: Path, user: Identity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen from within: the code is loaded by making an image of nothing as root; the job's is made without root."""
     notes, code = tmp_path / "notes", tmp_path / "code.py"

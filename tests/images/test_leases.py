@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import JOB_UID
+from tests.images.support import AS_ROOT
 from vmgahp import errors
 from vmgahp.host import wait
 from vmgahp.images import leases
 from vmgahp.images.formats import HEADER
 from vmgahp.images.leases import OpenImage, file_system, head, leased
-
-AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 QCOW2 = struct.pack(">4sIQIIQ", b"QFI\xfb", 3, 0, 0, 16, 1 << 20).ljust(512, b"\0")
 WITH_DATA_FILE = QCOW2[:72] + struct.pack(">Q", 4) + QCOW2[80:]

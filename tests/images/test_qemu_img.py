@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.images.support import AS_ROOT
 from vmgahp.host.job_user import Identity
 from vmgahp.images import qemu_img
 
@@ -77,7 +78,7 @@ def test_a_format_is_believed_and_never_found_out(raw: Path, user: Identity) -> 
         qemu_img.info(str(raw), "qcow2", user)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+@AS_ROOT
 def test_it_can_read_and_write_no_more_than_the_user(raw: Path, user: Identity, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(b"root's own" * 1000)

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.jobs import BASE, DISK, JobAd, ad
+from tests.jobs import BASE, DISK, Files, JobAd, ad
 from vmgahp.config import Settings
 from vmgahp.drivers.any import NoFit, find_fit, read_disks
 from vmgahp.drivers.base import type_for
 from vmgahp.errors import JobFault
 from vmgahp.hooks import policy
-from vmgahp.host.job_user import Identity
 from vmgahp.job import vm_spec
 from vmgahp.job.ad import Odd, accepted_types
 from vmgahp.job.attributes import ATTRIBUTES, GENERAL, OPTIONS, Options
@@ -75,26 +74,14 @@ values = st.one_of(
 )
 
 
-class _Nobody(Identity):
-    """A user who sees no file."""
-
-    def open_scratch(self, directory: str, name: str, flags: int, mode: int = 0o600) -> int:
-        raise FileNotFoundError(2, "No such file or directory")
-
-    def check_access(self, path: str, write: bool) -> str | None:
-        return "No such file or directory"
-
-
-NOBODY = _Nobody(65534, 65534)
-
-
 def _any(job: JobAd) -> None:
     accepted_types(job)
     Options(job)
-    found = read_disks(job, {}, NOBODY)
+    nobody = Files(scratch=())
+    found = read_disks(job, {}, nobody)
     for vm_type in ("kvm", "xen", "vmrun", "vsphere", "script"):
         with suppress(NoFit):
-            find_fit(vm_type, job, found, NOBODY)
+            find_fit(vm_type, job, found, nobody)
 
 
 def _xen(job: JobAd) -> None:

@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -136,16 +136,12 @@ def test_without_a_starter_that_is_said(scratch: Path, user: Identity) -> None:
         assert chirp.missing(str(scratch)) == ""
 
 
-@pytest.mark.parametrize("kind", ["link", "directory", "fifo"])
-def test_no_link_is_followed_to_the_file(scratch: Path, user: Identity, kind: str) -> None:
-    path = scratch / ".chirp.config"
-    if kind == "link":
-        (scratch / "other").write_text("127.0.0.1 80 abc\n")
-        path.symlink_to("other")
-    elif kind == "directory":
-        path.mkdir()
-    else:
-        os.mkfifo(path)
+@pytest.mark.parametrize(
+    "make", [lambda path: path.symlink_to("other"), os.mkdir, os.mkfifo], ids=["link", "directory", "fifo"]
+)
+def test_no_link_is_followed_to_the_file(scratch: Path, user: Identity, make: Callable[[Path], None]) -> None:
+    (scratch / "other").write_text("127.0.0.1 80 abc\n")
+    make(scratch / ".chirp.config")
     own(scratch)
     with pytest.raises(chirp.Unheard):
         tell(JobUpdates(), scratch, user)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import jobs
 from tests.domain.support import disk, spec
 from tests.images.support import write
 from tests.jobs import own, owner
@@ -71,9 +70,6 @@ class Place:
     def names(self) -> set[str]:
         return {path.name for path in self.scratch.iterdir()}
 
-    def own(self, *paths: Path) -> None:
-        own(self.scratch, *paths)
-
     def change_the_image(self) -> None:
         content = bytearray(Path(self.image.path).read_bytes())
         content[5000] ^= 1
@@ -135,21 +131,21 @@ def test_an_overlay_is_kept_and_not_put_on_another_image(place: Place) -> None:
 def test_an_overlay_under_the_name_of_another_image(place: Place) -> None:
     place.make(place.spec())
     text = (place.scratch / RECORD).read_text()
-    place.own(write(place.scratch / RECORD, text.replace('"a"', '"b"')))
+    own(place.scratch, write(place.scratch / RECORD, text.replace('"a"', '"b"')))
     assert "another image" in place.refused(place.spec())
 
 
 def test_an_overlay_that_nobody_knows_is_not_used(place: Place) -> None:
     layer = place.scratch / LAYER
     qemu_img("create", "-q", "-f", "qcow2", "-b", "/etc/hostname", "-F", "raw", layer)
-    place.own(layer)
+    own(place.scratch, layer)
     assert "does not say which image" in place.refused(place.spec())
 
 
 @pytest.mark.parametrize("record", ["{", "[]", '{"format": 1, "layers": 3}', '{"format": 2, "layers": []}', ""])
 def test_a_record_that_is_none(place: Place, record: str) -> None:
     place.make(place.spec())
-    place.own(write(place.scratch / RECORD, record))
+    own(place.scratch, write(place.scratch / RECORD, record))
     assert "cannot be read" in place.refused(place.spec())
 
 
@@ -169,7 +165,7 @@ def test_an_overlay_that_keeps_its_data_elsewhere(place: Place) -> None:
     place.make(place.spec())
     layer, data = place.scratch / LAYER, place.scratch / "data"
     qemu_img("create", "-q", "-f", "qcow2", "-o", f"data_file={data}", layer, "1M")
-    place.own(layer, data)
+    own(place.scratch, layer, data)
     assert "keeps its data in another file" in place.refused(place.spec())
 
 
@@ -215,7 +211,7 @@ def test_an_empty_disk(place: Place, name: str, image_format: str) -> None:
 
 def test_files_are_no_links_when_they_are_read(place: Place) -> None:
     """They were looked at when the job was read; now they are opened, and the job's user may have been busy."""
-    place.own(write(place.scratch / "in.csv", b"a,b"))
+    own(place.scratch, write(place.scratch / "in.csv", b"a,b"))
     place.make(place.files("in.csv"))
     assert b"a,b" in (place.scratch / "vm_data_files.iso").read_bytes()
     (place.scratch / "in.csv").unlink()
@@ -228,7 +224,7 @@ def test_files_are_no_links_when_they_are_read(place: Place) -> None:
 def test_files_that_do_not_fit(place: Place) -> None:
     with (place.scratch / "huge").open("wb") as file:
         file.truncate(5 << 30)
-    place.own(place.scratch / "huge")
+    own(place.scratch, place.scratch / "huge")
     assert "VMPARAM_vm_Data_Files" in place.refused(place.files("huge"))
     assert place.names() == {"huge"}
 
@@ -237,10 +233,9 @@ def failing(*_: object) -> int:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-@pytest.mark.qemu
 def test_an_image_on_a_disk_that_cannot_be_read_is_the_machines_where_execute_fails(scratch, user, monkeypatch):
     (scratch / "guest.qcow2").write_bytes(b"nothing that qemu-img knows")
-    jobs.own(scratch)
+    own(scratch)
     disk = Disk(str(scratch / "guest.qcow2"), "vda", "", True, "qcow2", True, "disk")
     with pytest.raises(errors.JobFault):
         backing_files(disk, str(scratch), user)

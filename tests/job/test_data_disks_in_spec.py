@@ -18,12 +18,11 @@ from vmgahp.job.disks import Disk, DiskRequest, data_requests, drive_files
 
 __all__ = ["place"]
 
-
 MACHINE = Settings({"VM_MEMORY": "1024"})
 
 
-def made_of(attribute: str, others: tuple[DiskRequest, ...] = ()) -> tuple[DiskRequest, ...]:
-    return data_requests(Options(jobs.of_lines('JobVMType = "kvm"', attribute)), others)
+def made_of(attribute: str) -> tuple[DiskRequest, ...]:
+    return data_requests(Options(jobs.of_lines('JobVMType = "kvm"', attribute)), ())
 
 
 def data_files(text: str, identity: object, directory: object = "/scratch") -> tuple[str, ...]:

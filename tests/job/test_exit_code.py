@@ -5,6 +5,7 @@ import os
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,29 +63,27 @@ def vm(scratch: Path, user: Identity) -> Vm:
     return Vm(scratch, user)
 
 
+def record(scratch: Path) -> dict[str, Any]:
+    return json.loads((scratch / "vm_exit.json").read_text())
+
+
 def test_an_end_is_not_before_its_start_when_the_clock_is_set_back(scratch: Path, user: Identity, vm: Vm) -> None:
     began = time.time()
     vm.resources.ended(exit_code.POWERED_OFF, began - 3600, "")
     vm.resources.release()
-    found = json.loads((scratch / "vm_exit.json").read_text())
-    assert found["ended"] >= found["started"]
-
-
-def exit_code_in(scratch: Path) -> object:
-    return json.loads((scratch / "vm_exit.json").read_text())["exit_code"]
+    assert record(scratch)["ended"] >= record(scratch)["started"]
 
 
 def test_the_end_is_written_down_for_the_jobs_owner(scratch: Path, user: Identity, vm: Vm) -> None:
     (scratch / "vm_console.log").write_text("vmgahp-exit-code: 3\n")
     with FakeStarter(scratch):
         vm.resources.release()
-    path = scratch / "vm_exit.json"
-    found = json.loads(path.read_text())
+    found = record(scratch)
     assert (found["exit_code"], found["source"], found["ended_by"]) == (3, "console", "gone")
     assert found["cpu_seconds"] == 1.25
     assert found["started"] <= found["ended"]
-    assert path.stat().st_uid == user.uid
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    status = (scratch / "vm_exit.json").stat()
+    assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (user.uid, 0o600)
     assert vm.said == []
 
 
@@ -109,7 +108,7 @@ def test_what_was_printed_before_this_run_says_nothing(scratch: Path, user: Iden
     (scratch / "vm_console.log").write_text("vmgahp-exit-code: 3\n")
     os.chown(scratch / "vm_console.log", user.uid, user.gid)
     Vm(scratch, user).resources.release()
-    assert exit_code_in(scratch) is None
+    assert record(scratch)["exit_code"] is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -119,7 +118,7 @@ def test_a_console_that_the_user_may_not_read_says_nothing(scratch: Path, user: 
     vm = Vm(scratch, user)
     (scratch / "vm_console.log").symlink_to(secret)
     vm.resources.release()
-    assert exit_code_in(scratch) is None
+    assert record(scratch)["exit_code"] is None
 
 
 def test_the_first_word_on_its_end_and_the_time_of_it_are_right(scratch: Path, user: Identity, vm: Vm) -> None:
@@ -127,12 +126,12 @@ def test_the_first_word_on_its_end_and_the_time_of_it_are_right(scratch: Path, u
     vm.resources.ended(exit_code.CRASHED)
     vm.resources.ended(exit_code.DESTROYED)
     vm.resources.release()
-    assert json.loads((scratch / "vm_exit.json").read_text())["ended_by"] == "crashed"
+    assert record(scratch)["ended_by"] == "crashed"
     vm = Vm(scratch, user)
     vm.resources.ended(exit_code.POWERED_OFF, 4102444800.0)
     vm.resources.ended(exit_code.GONE, 4102445800.0)
     vm.resources.release()
-    assert json.loads((scratch / "vm_exit.json").read_text())["ended"] == "2100-01-01T00:00:00+00:00"
+    assert record(scratch)["ended"] == "2100-01-01T00:00:00+00:00"
 
 
 def test_a_waiting_checkpoint_and_a_file_that_cannot_be_written_end_nothing(scratch: Path, user: Identity) -> None:
@@ -187,7 +186,7 @@ def test_what_the_ad_has_without_a_code_and_with_a_reason_to_hold(scratch: Path,
 def test_why_it_failed_is_in_the_job_ad_and_in_the_jobs_log(scratch: Path, user: Identity) -> None:
     with FakeStarter(scratch, ANY) as starter:
         ended(scratch, user, exit_code.DISK_ERROR, 'an error of the disk "vda"' + " and so on" * 120)
-    found = json.loads((scratch / "vm_exit.json").read_text())
+    found = record(scratch)
     assert (found["ended_by"], found["reason"][:26]) == ("disk error", 'an error of the disk "vda"')
     assert starter.ad()["ChirpVMExitReason"].startswith('"an error of the disk \\"vda\\" and so on')
     assert starter.ad()["ChirpVMHoldReason"] == "undefined", "it may go well on another machine"

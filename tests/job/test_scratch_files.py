@@ -10,7 +10,7 @@ import pytest
 
 import vmgahp
 from tests.job.support import spec
-from tests.jobs import ad
+from tests.jobs import ad, own
 from vmgahp.errors import Fault
 from vmgahp.host.job_user import Identity
 from vmgahp.job import scratch_files
@@ -21,10 +21,9 @@ Pack = Callable[..., OutputDirectory]
 OUTPUTS = {"TransferOutput": '"vm_outputs/"'}
 
 
-def owned(path: Path, user: Identity, text: str = "") -> Path:
+def put(path: Path, text: str = "") -> Path:
     path.write_text(text or path.name)
-    if os.geteuid() == 0:
-        os.chown(path, user.uid, user.gid)
+    own(path.parent, path)
     return path
 
 
@@ -75,45 +74,45 @@ def test_the_directory_is_there_from_the_start_and_no_link(scratch: Path, user: 
         pack()
 
 
-def test_what_the_server_has_written_goes_home_with_the_outputs(scratch: Path, user: Identity, pack: Pack) -> None:
+def test_what_the_server_has_written_goes_home_with_the_outputs(scratch: Path, pack: Pack) -> None:
     luggage = pack("fit.py")
     for name in ("vm_exit.json", "vm_console.log", "fit.py", "disk.raw", "vm_checkpoint.mem"):
-        owned(scratch / name, user)
-    output = owned(scratch / DIRECTORY / "vm_console.log", user, "an output")
+        put(scratch / name)
+    output = put(scratch / DIRECTORY / "vm_console.log", "an output")
     luggage.at_end()
     assert names(scratch) == ["vm_console.log", "vm_exit.json"]
     assert output.read_text() == "an output"
     assert pack.logged == []  # type: ignore[attr-defined]
 
 
-def test_a_checkpoint_travels_whole_and_without_what_comes_anew(scratch: Path, user: Identity, pack: Pack) -> None:
+def test_a_checkpoint_travels_whole_and_without_what_comes_anew(scratch: Path, pack: Pack) -> None:
     luggage = pack("_condor_stdout", "fit.py")
     for name in ("vm_checkpoint.json", "vm_checkpoint.mem", "disk.raw", "fit.py", "_condor_stdout", ".job.ad"):
-        owned(scratch / name, user)
+        put(scratch / name)
     (scratch / "leads.out").symlink_to("/etc/hostname")
     (scratch / "data").mkdir()
     os.mkfifo(scratch / "fifo")
-    owned(scratch / DIRECTORY / "vm_checkpoint.json", user, "an output that is no checkpoint")
+    put(scratch / DIRECTORY / "vm_checkpoint.json", "an output that is no checkpoint")
     luggage.with_checkpoint()
     assert names(scratch) == ["disk.raw", "vm_checkpoint.json", "vm_checkpoint.mem"]
     assert (scratch / DIRECTORY / "vm_checkpoint.json").read_text() == "vm_checkpoint.json"
 
 
-def test_a_vm_that_goes_on_takes_its_checkpoint_out_again(scratch: Path, user: Identity, pack: Pack) -> None:
+def test_a_vm_that_goes_on_takes_its_checkpoint_out_again(scratch: Path, pack: Pack) -> None:
     luggage = pack()
-    memory = owned(scratch / "vm_checkpoint.mem", user)
+    memory = put(scratch / "vm_checkpoint.mem")
     luggage.with_checkpoint()
     assert memory.stat().st_nlink == 2
-    owned(scratch / DIRECTORY / "results.txt", user)
+    put(scratch / DIRECTORY / "results.txt")
     luggage.without_checkpoint()
     assert names(scratch) == ["results.txt"]
     assert memory.stat().st_nlink == 1
     assert pack.logged == []  # type: ignore[attr-defined]
 
 
-def test_a_checkpoint_that_cannot_travel_is_none(scratch: Path, user: Identity, pack: Pack) -> None:
+def test_a_checkpoint_that_cannot_travel_is_none(scratch: Path, pack: Pack) -> None:
     luggage = pack()
-    owned(scratch / "vm_checkpoint.mem", user)
+    put(scratch / "vm_checkpoint.mem")
     (scratch / DIRECTORY).rmdir()
     (scratch / DIRECTORY).symlink_to("/tmp")
     with pytest.raises(Fault):
@@ -136,20 +135,16 @@ def test_a_file_of_somebody_elses_is_not_linked(scratch: Path, pack: Pack) -> No
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("names", "reserved"),
     [
-        *(".job.ad", ".machine.ad", "vm_checkpoint.json.refused-1", ".vm_run.tar.7.tmp", ".update.ad"),
-        *(".chirp.config", ".condor_creds/x", "_condor_stdout", "condor_exec.exe"),
-        *("_condor_stderr", "docker_stderror", "vm_exit.json", "vm_run.tar", "lost+found", "vm_outputs/a"),
+        ((".job.ad", ".machine.ad", "vm_checkpoint.json.refused-1", ".vm_run.tar.7.tmp", ".update.ad"), True),
+        ((".chirp.config", ".condor_creds/x", "_condor_stdout", "condor_exec.exe"), True),
+        (("_condor_stderr", "docker_stderror", "vm_exit.json", "vm_run.tar", "lost+found", "vm_outputs/a"), True),
+        (("fit.py", "vm_list.txt", ".netrc", "data/vm_exit.json", "data/.job.ad", "condor.sub"), False),
     ],
 )
-def test_what_is_htcondors_or_ours(name: str) -> None:
-    assert is_reserved(name)
-
-
-@pytest.mark.parametrize("name", ["fit.py", "vm_list.txt", ".netrc", "data/vm_exit.json", "data/.job.ad", "condor.sub"])
-def test_what_is_the_jobs(name: str) -> None:
-    assert not is_reserved(name)
+def test_which_names_are_htcondors_or_ours_and_not_the_jobs(names: tuple[str, ...], reserved: bool) -> None:
+    assert {name: is_reserved(name) for name in names} == dict.fromkeys(names, reserved)
 
 
 def test_every_file_that_the_code_names_is_known_and_has_a_module_that_writes_it() -> None:

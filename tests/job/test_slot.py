@@ -19,12 +19,9 @@ OVERCOMMIT = Settings({"VM_MEMORY": "4096", "VM_OVERCOMMIT": "true"})
 STARTER = {"_CONDOR_SLOT": "slot1_1@node"}
 
 
-def settled(settings=MACHINE, user=None, **changes):
-    return vm_spec.settle_slot(vm_spec.parse(ad(jobs.BASE, **changes), settings), settings, user or Files())
-
-
-def write(scratch, *lines, name=vm_spec.MACHINE_AD):
-    (scratch / name).write_text("".join(f"{line}\n" for line in lines))
+def settled(settings=MACHINE, scratch=None, **changes):
+    user = owner(scratch) if scratch else Files()
+    return vm_spec.settle_slot(vm_spec.parse(ad(jobs.BASE, scratch, **changes), settings), settings, user)
 
 
 # --- what the ad and the environment say
@@ -127,10 +124,9 @@ def test_a_vm_of_libvirts_is_checked_with_its_files():
     ids=["larger", "but for the disk that was asked for", "without a request", "never smaller"],
 )
 def test_the_machine_ad_makes_a_slot_larger(scratch, machine, said, part, slot):
-    write(scratch, *machine)
+    (scratch / vm_spec.MACHINE_AD).write_text("\n".join(machine))
     jobs.own(scratch)
-    wanted = vm_spec.parse(ad(jobs.BASE, scratch, **said), MACHINE)
-    assert vm_spec.settle_slot(wanted, MACHINE, owner(scratch)).slot[part] == slot
+    assert settled(scratch=scratch, **said).slot[part] == slot
 
 
 @pytest.mark.parametrize(
@@ -147,32 +143,26 @@ def test_the_machine_ad_makes_a_slot_larger(scratch, machine, said, part, slot):
     ],
 )
 def test_a_machine_ad_that_the_job_may_have_sent_is_not_believed(scratch, said):
-    write(scratch, "Cpus = 64", "Memory = 2048")
+    (scratch / vm_spec.MACHINE_AD).write_text("Cpus = 64\nMemory = 2048\n")
     jobs.own(scratch)
-    wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4", RequestCpus="1", **said), MACHINE)
     with pytest.raises(JobFault, match="slot has 1"):
-        vm_spec.settle_slot(wanted, MACHINE, owner(scratch))
+        settled(scratch=scratch, JobVM_VCPUS="4", RequestCpus="1", **said)
 
 
-@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "huge", "binary", "expressions", "negative"])
-def test_a_machine_ad_that_is_none(scratch, kind):
-    place = scratch / vm_spec.MACHINE_AD
-    match kind:
-        case "link":
-            write(scratch, "Cpus = 64", name="other")
-            place.symlink_to("other")
-        case "fifo":
-            os.mkfifo(place)
-        case "directory":
-            place.mkdir()
-        case "huge":
-            place.write_bytes(b"A" * (vm_spec.LARGEST_MACHINE_AD + 5) + b"\nCpus = 64\n")
-        case "binary":
-            place.write_bytes(bytes(range(256)) * 16)
-        case "expressions":
-            write(scratch, "Cpus = 60 + 4", 'Memory = "2048"')
-        case "negative":
-            write(scratch, "Cpus = -64", "Memory = undefined")
-    wanted = vm_spec.parse(ad(jobs.BASE, scratch, JobVM_VCPUS="4", RequestCpus="1"), MACHINE)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda place: place.symlink_to("other"), id="link"),
+        pytest.param(os.mkfifo, id="fifo"),
+        pytest.param(os.mkdir, id="directory"),
+        pytest.param(lambda place: place.write_text("A" * vm_spec.LARGEST_MACHINE_AD + "\nCpus = 64\n"), id="huge"),
+        pytest.param(lambda place: place.write_bytes(bytes(range(256)) * 16), id="binary"),
+        pytest.param(lambda place: place.write_text('Cpus = 60 + 4\nMemory = "2048"\n'), id="expressions"),
+        pytest.param(lambda place: place.write_text("Cpus = -64\nMemory = undefined\n"), id="negative"),
+    ],
+)
+def test_a_machine_ad_that_is_none(scratch, make):
+    (scratch / "other").write_text("Cpus = 64\n")
+    make(scratch / vm_spec.MACHINE_AD)
     with pytest.raises(JobFault, match="slot has 1"):
-        vm_spec.settle_slot(wanted, MACHINE, owner(scratch))
+        settled(scratch=scratch, JobVM_VCPUS="4", RequestCpus="1")

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -216,6 +217,21 @@ def test_the_engine_has_given_up_its_rights_before_it_reads():
         assert re.search(r"^Max file size +0 ", seen, re.MULTILINE)
         answer, _ = process.communicate(json.dumps({"ad": [("A", "1+1")], "wanted": ["A"]}).encode())
         assert json.loads(answer) == {"A": 2}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_resolver_that_does_not_answer_is_not_asked_for_this_machines_name():
+    """HTCondor's module asks for it, and again for a minute, so the process has a name that needs no resolver."""
+    name = socket.gethostname()
+    script = (
+        "import socket, sys\n"
+        "from vmgahp.job import engine\n"
+        "sys.modules['classad2'] = None  # which would look it up\n"
+        "assert engine.main([]) != 0\n"
+        "socket.inet_aton(socket.gethostname())\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert socket.gethostname() == name
 
 
 PRIVATE = ("ClaimId", "ClaimIdList", "CAPABILITY", "TransferKey", "ChildClaimIds", "PairedClaimId", "_condor_privX")

@@ -5,11 +5,10 @@ import os
 
 import pytest
 
-from tests.jobs import BASE, Files, ad
+from tests.jobs import BASE, Files, ad, own
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job.ad import JobAd
 from vmgahp.job.vmware import LARGEST, VmwareSpec, look
 from vmgahp.job.vmx import Vmx
 
@@ -109,32 +108,29 @@ def test_a_link_or_a_file_of_somebody_else_holds_the_job(name, error):
     assert os.strerror(error) in caught.value.problem
 
 
-class TestReading:
-    """The .vmx itself, with the real thing for an user."""
+# --- the .vmx itself, with the real thing for a user
 
-    @pytest.fixture
-    def job(self, scratch, user):
-        def make(content):
-            path = scratch / "dos.vmx"
-            path.write_bytes(content)
-            os.chown(path, user.uid, user.gid)
-            attributes = {**GOOD, "VM_WORKING_DIR": f'"{scratch}"', "VMPARAM_VMware_VMDK_Files": '""'}
-            return VmwareSpec.parse(JobAd(attributes.items()), MACHINE)
 
-        return make
+def read_in(scratch, user):
+    return look(spec(VM_WORKING_DIR=f'"{scratch}"', VMPARAM_VMware_VMDK_Files='""'), MACHINE, user)
 
-    def test_it_is_read_as_the_jobs_user(self, job, user):
-        assert look(job(b'memsize = "4"\r\n'), MACHINE, user).vmx["memsize"] == "4"
 
-    @pytest.mark.parametrize("content", [b"no vmx", b'a = "\n', b"\xff\xfe", b"#" * (LARGEST + 1)])
-    def test_one_that_vmware_could_not_read_holds_the_job(self, job, user, content):
-        with pytest.raises(JobFault, match=r"VMPARAM_VMware_VMX_File = 'dos\.vmx'") as caught:
-            look(job(content), MACHINE, user)
-        assert caught.value.code == errors.BAD_IMAGE
+def test_the_vmx_is_read_as_the_jobs_user(scratch, user):
+    (scratch / "dos.vmx").write_bytes(b'memsize = "4"\r\n')
+    own(scratch)
+    assert read_in(scratch, user).vmx["memsize"] == "4"
 
-    def test_a_link_is_not_followed(self, job, user, scratch):
-        found = job(b"")
-        (scratch / "dos.vmx").unlink()
-        (scratch / "dos.vmx").symlink_to("/etc/hostname")
-        with pytest.raises(JobFault, match="cannot be opened"):
-            look(found, MACHINE, user)
+
+@pytest.mark.parametrize("content", [b"no vmx", b'a = "\n', b"\xff\xfe", b"#" * (LARGEST + 1)])
+def test_one_that_vmware_could_not_read_holds_the_job(scratch, user, content):
+    (scratch / "dos.vmx").write_bytes(content)
+    own(scratch)
+    with pytest.raises(JobFault, match=r"VMPARAM_VMware_VMX_File = 'dos\.vmx'") as caught:
+        read_in(scratch, user)
+    assert caught.value.code == errors.BAD_IMAGE
+
+
+def test_a_vmx_that_is_a_link_is_not_followed(scratch, user):
+    (scratch / "dos.vmx").symlink_to("/etc/hostname")
+    with pytest.raises(JobFault, match="cannot be opened"):
+        read_in(scratch, user)

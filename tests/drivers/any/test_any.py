@@ -608,11 +608,6 @@ def test_a_dry_run_says_what_would_be(scratch: Path, stand_ins: type[StandIn]) -
 # --- with real hypervisors
 
 
-def console(scratch: Path) -> str:
-    path = scratch / "vm_console.log"
-    return path.read_text() if path.exists() else ""
-
-
 def guest(disk: Path, image_format: str, *, seconds: int | None, options: str = "") -> None:
     """A disk of the job's with the guest that counts."""
     raw = make_guest(disk.with_name("guest.raw"), seconds=seconds)
@@ -636,7 +631,7 @@ def test_a_real_guest_runs_from_any_image(scratch: Path, made_as: str, options: 
     name = f"disk.{made_as}"
     guest(scratch / name, made_as, seconds=1, options=options)
     run_to_its_end(driver("vmrun, qemu"), job(scratch, f"{name}:vda:w"))
-    assert console(scratch).count(BANNER) == 1
+    assert (scratch / "vm_console.log").read_text().count(BANNER) == 1
     written, _, image_format = used.partition(":")
     assert content(scratch / written, image_format)[512:513] == b"1", "the guest's count"
     if written != name:
@@ -652,5 +647,5 @@ def test_vmware_runs_a_job_that_says_nothing_of_vmware(scratch: Path, made_as: s
     with vmware() as here:
         wanted = job(scratch, f"{name}:hda:w", VMPARAM_vm_Types='"vmware"')
         run_to_its_end(driver("xen, vmrun", VMWARE_VMRUN=str(here.vmrun)), wanted)
-    assert BANNER in console(scratch)
+    assert BANNER in (scratch / "vm_console.log").read_text()
     assert count_on(scratch / ("disk.vmdk" if made_as == "vmdk" else "disk.qcow2.vmdk")) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.support import needs_qemu
+from tests.drivers.support import does, needs_qemu, status
 from tests.lab.guest import counts
 from tests.lab.vmware import VMware, VmwareJob, count_on, vmware
 from tests.peer import Peer, daemon, environment, kill_guardian
@@ -67,12 +67,6 @@ def refused(job: VmwareJob, host: VMware, code: str, *more: str, **settings: obj
     return (job.scratch / "vm_error.txt").read_text()
 
 
-def does(peer: Peer, *commands: str) -> None:
-    """These commands succeed, one after the other."""
-    for command in commands:
-        assert peer.run(command, 1) == ["0", "NULL"], command
-
-
 def kill(job: VmwareJob, host: VMware, *more: str, user: int | None = None, **settings: object) -> None:
     """The kill mode, for a directory and perhaps a VM of its own there."""
     environ = environment("vmware", job.scratch, VMWARE_VMRUN=host.vmrun, **settings)
@@ -90,25 +84,11 @@ def lying(host: VMware, lie: str) -> Path:
     return wrapper
 
 
-def words_of(peer: Peer) -> dict[str, str]:
-    """Return the words of a STATUS."""
-    return dict(word.split("=") for word in peer.run("STATUS", 1)[1:])
-
-
-def wait_for_counts(job: VmwareJob, beyond: int = 0) -> int:
-    until(lambda: [n for n in counts(job.console()) if n > beyond], f"the guest counts beyond {beyond}")
-    return counts(job.console())[-1]
-
-
-def in_order(job: VmwareJob) -> bool:
-    """Return True if the guest never began anew and left no number out."""
-    seen = counts(job.console())
-    return bool(seen) and seen == list(range(1, len(seen) + 1))
-
-
 def goes_on(job: VmwareJob, beyond: int = 0) -> None:
-    wait_for_counts(job, beyond)
-    assert in_order(job)
+    """Wait for a count beyond this one; the guest never began anew and left no number out."""
+    until(lambda: [n for n in counts(job.console()) if n > beyond], f"the guest counts beyond {beyond}")
+    seen = counts(job.console())
+    assert seen == list(range(1, len(seen) + 1))
 
 
 def test_a_job_runs_to_its_own_end(scratch: Path, host: VMware) -> None:
@@ -117,7 +97,7 @@ def test_a_job_runs_to_its_own_end(scratch: Path, host: VMware) -> None:
     with running(job, host) as peer:
         pid = int(peer.run("GETPID", 1)[1])
         assert host.pids() == {str(job.working_vmx): pid}
-        words = words_of(peer)
+        words = status(peer)
         assert (words["STATUS"], words["MAXMEMORY"]) == ("Running", str(32 * 1024))
         until(lambda: not host.pids(), "the guest powers itself off")
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
@@ -150,11 +130,10 @@ def test_stop_ends_a_guest_without_tools(job: VmwareJob, host: VMware) -> None:
     assert [line.split()[1::2] for line in host.calls() if " stop " in line] == [["stop", "soft"], ["stop", "hard"]]
 
 
-@pytest.mark.parametrize("pause_first", [False, True])
-def test_a_suspended_guest_is_resumed_where_it_was(job: VmwareJob, host: VMware, pause_first: bool) -> None:
+def test_a_paused_guest_is_suspended_and_resumed_where_it_was(job: VmwareJob, host: VMware) -> None:
     with running(job, host) as peer:
-        wait_for_counts(job, beyond=1)
-        does(peer, *(["SOFT_SUSPEND"] if pause_first else []), "SUSPEND")
+        goes_on(job, beyond=1)
+        does(peer, "SOFT_SUSPEND", "SUSPEND")
         assert not host.pids()
         assert (job.scratch / "dos_condor.vmss").exists()
         assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
@@ -185,7 +164,7 @@ def test_a_guest_whose_memory_is_lost_has_not_done_its_job(job: VmwareJob, host:
 def test_a_suspend_that_was_not_answered_and_done_is_done(job: VmwareJob, host: VMware) -> None:
     lie = f'if [ "$3" = suspend ]; then {host.vmrun} "$@"; echo "Error: The operation was canceled"; exit 255; fi'
     with running(job, host, VMWARE_VMRUN=lying(host, lie)) as peer:
-        wait_for_counts(job, beyond=1)
+        goes_on(job, beyond=1)
         does(peer, "SUSPEND")
         last = counts(job.console())[-1]
         does(peer, "RESUME")
@@ -194,7 +173,7 @@ def test_a_suspend_that_was_not_answered_and_done_is_done(job: VmwareJob, host: 
 
 def test_a_resume_that_fails_can_be_tried_again(job: VmwareJob, host: VMware) -> None:
     with running(job, host, "JobVMCheckpoint = true") as peer:
-        wait_for_counts(job, beyond=1)
+        goes_on(job, beyond=1)
         does(peer, "CHECKPOINT")
         last = counts(job.console())[-1]
         host.misbehave("fail:start=Not_enough_physical_memory")
@@ -230,7 +209,7 @@ def test_a_checkpoint_is_none_while_its_guest_is_started(job: VmwareJob, host: V
 def vacate(job: VmwareJob, host: VMware, *more: str) -> int:
     """Run a job, checkpoint it and stop it, as for a vacate; the last count on its console."""
     with running(job, host, "JobVMCheckpoint = true", *more) as peer:
-        wait_for_counts(job, beyond=1)
+        goes_on(job, beyond=1)
         does(peer, "CHECKPOINT")
         assert not host.pids()
         assert json.loads((job.scratch / "vm_checkpoint.json").read_text())["cpu_seconds"] > 0
@@ -255,7 +234,7 @@ def test_a_checkpoint_restarts_on_another_machine(scratch: Path, host: VMware, v
     move(job, scratch.with_name("dir_2"))
     with running(job, host, "JobVMCheckpoint = true") as peer:
         goes_on(job, beyond=last)
-        assert float(words_of(peer)["CPUTIME"]) > used
+        assert float(status(peer)["CPUTIME"]) > used
         assert not (job.scratch / "vm_checkpoint.json").exists()
         does(peer, "STOP")
     assert count_on(job.scratch / "dos-000001.vmdk") >= last
@@ -344,7 +323,7 @@ class TestSharedDisks:
         job.write_vmx('ide0:0.mode = "independent-persistent"')
         before = job.disk.read_bytes()
         with running(job, host, *self.ad(shared)) as peer:
-            wait_for_counts(job, beyond=1)
+            goes_on(job, beyond=1)
             does(peer, "STOP")
         assert [path.name for path in shared.iterdir()] == ["dos.vmdk"]
         assert job.disk.read_bytes() == before
@@ -375,7 +354,7 @@ def test_networking(job: VmwareJob, host: VMware) -> None:
     job.write_vmx('ethernet0.virtualDev = "e1000"', 'ethernet0.connectionType = "custom"')
     more = ["JobVMNetworking = true", 'JobVM_MACADDR = "00:50:56:12:34:56"']
     with running(job, host, *more, VM_NETWORKING=True, VM_NETWORKING_TYPE="nat, bridge") as peer:
-        words = words_of(peer)
+        words = status(peer)
         assert (words["MAC"], words["IP"]) == ("00:50:56:12:34:56", "192.0.2.17")
         vmx = Vmx.decode(job.working_vmx.read_bytes())
         assert (vmx["ethernet0.connectionType"], vmx["ethernet0.addressType"]) == ("nat", "static")
@@ -383,7 +362,7 @@ def test_networking(job: VmwareJob, host: VMware) -> None:
 
 def test_a_generated_address_is_told(job: VmwareJob, host: VMware) -> None:
     with running(job, host, "JobVMNetworking = true", VM_NETWORKING=True, VM_NETWORKING_TYPE="nat") as peer:
-        words = words_of(peer)
+        words = status(peer)
         assert words["MAC"].startswith("00:0c:29:")
         assert "IP" not in words
 
@@ -392,7 +371,7 @@ def test_what_a_guest_calls_its_address_stays_one_word(job: VmwareJob, host: VMw
     wrapper = lying(host, 'case "$*" in *getGuestIPAddress*) echo "1.2.3.4 STATUS=Stopped"; exit;; esac')
     settings = {"VM_NETWORKING": True, "VM_NETWORKING_TYPE": "nat", "VMWARE_VMRUN": wrapper}
     with running(job, host, "JobVMNetworking = true", **settings) as peer:
-        assert "IP" not in words_of(peer)
+        assert "IP" not in status(peer)
 
 
 class TestFailures:

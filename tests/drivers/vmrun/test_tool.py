@@ -146,36 +146,28 @@ class TestFaults:
         assert isinstance(from_vmrun(error, "starting it", [path, ""]), errors.JobFault)
 
 
-class TestProcesses:
-    @pytest.fixture
-    def impostor(self, scratch):
-        """A process that is called vmware-vmx and names a .vmx."""
-        name = scratch.with_name("vmware-vmx-debug")
-        name.symlink_to(sys.executable)
-        vmx = scratch / "a b.vmx"
-        process = subprocess.Popen([name, "-c", "sum(range(10**7)); input()", "-x", vmx], stdin=subprocess.PIPE)
-        until(lambda: find_process(str(vmx)), "the process has its name")
-        yield process, str(vmx)
-        process.kill()
-        process.communicate()
-
-    def test_a_vm_is_found_by_its_vmx_and_its_user_and_only_that_very_process_is_killed(self, impostor):
-        process, vmx = impostor
-        found = find_process(vmx, os.getuid())
-        assert found == (process.pid, os.getuid(), vmx)
-        assert found in tool.running_processes(os.getuid())
-        until(lambda: proc.cpu_seconds(process.pid) > 0, "it has used some CPU time")
-        assert is_still(found)
-        stranger = os.getuid() + 1
-        assert (find_process(vmx, stranger), tool.running_processes(stranger)) == (None, [])
-        assert wait_for_end(tool.Process(process.pid, os.getuid(), vmx + "other.vmx"), 20, kill=True)
-        assert process.poll() is None
-        found = find_process(vmx)
-        assert not wait_for_end(found, 0.01)
-        assert wait_for_end(found, 20, kill=True)
-        assert process.wait() == -9
-        assert wait_for_end(found, 20, kill=True)
-        assert not is_still(found)
+def test_a_vm_is_found_by_its_vmx_and_its_user_and_only_that_very_process_is_killed(scratch):
+    name, vmx = scratch.with_name("vmware-vmx-debug"), str(scratch / "a b.vmx")
+    name.symlink_to(sys.executable)
+    with subprocess.Popen([name, "-c", "sum(range(10**7)); input()", "-x", vmx], stdin=subprocess.PIPE) as process:
+        try:
+            until(lambda: find_process(vmx), "the process has its name")
+            found = find_process(vmx, os.getuid())
+            assert found == (process.pid, os.getuid(), vmx)
+            assert found in tool.running_processes(os.getuid())
+            until(lambda: proc.cpu_seconds(process.pid) > 0, "it has used some CPU time")
+            assert is_still(found)
+            stranger = os.getuid() + 1
+            assert (find_process(vmx, stranger), tool.running_processes(stranger)) == (None, [])
+            assert wait_for_end(tool.Process(process.pid, os.getuid(), vmx + "other.vmx"), 20, kill=True)
+            assert process.poll() is None
+            assert not wait_for_end(found, 0.01)
+            assert wait_for_end(found, 20, kill=True)
+            assert process.wait() == -9
+            assert wait_for_end(found, 20, kill=True)
+            assert not is_still(found)
+        finally:
+            process.kill()
 
 
 class TestSurvey:

@@ -54,12 +54,6 @@ def read(scratch, user):
     return lambda name, **more: look_at_layers(user, str(scratch), name, ATTRIBUTE, **more)
 
 
-def sparse(path, text, room=20, offset=1):
-    """A disk with its description inside, as far as anything looks at it."""
-    header = b"KDMV" + struct.pack("<IIQQQQ", 1, 3, 2048, 128, offset, room)
-    path.write_bytes(header.ljust(512 * offset, b"\0") + text.encode().ljust(512 * room, b"\0") + b"data" * 128)
-
-
 class TestDisks:
     @pytest.mark.qemu
     @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
@@ -77,9 +71,10 @@ class TestDisks:
         disk()
         old = "/execute/dir_17/dos.vmdk"
         child = disk("dos-000001.vmdk", parent=old)
-        if inside:
-            sparse(child, child.read_text().replace("monolithicFlat", "monolithicSparse"))
-            own(scratch)
+        if inside:  # in the disk itself, as far as anything looks at it
+            text = child.read_bytes().replace(b"monolithicFlat", b"monolithicSparse")
+            header = b"KDMV" + struct.pack("<IIQQQQ", 1, 3, 2048, 128, 1, 20)
+            child.write_bytes(header.ljust(512, b"\0") + text.ljust(512 * 20, b"\0") + b"data" * 128)
         before = child.read_bytes()
         found = read(child.name)
         assert [layer.path for layer in found] == ["dos-000001.vmdk", "dos.vmdk"]

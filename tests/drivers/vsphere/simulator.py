@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tests import jobs
+from tests.drivers.support import does, status
 from tests.lab.vcsim import PASSWORD, USER, Vcsim
 from tests.peer import DEADLINE, Peer, daemon, environment
 from vmgahp.cli import KILL, PROBE
 from vmgahp.testing.contract import until
 
 MIB = 1 << 20
+BIG = os.urandom(MIB) * 8
 MANIFEST = "vm_checkpoint.json"
 CHECKPOINT = "JobVMCheckpoint = TRUE"
 CRITICAL, INTERNAL = "VMGAHP_ERR_CRITICAL", "VMGAHP_ERR_INTERNAL"
@@ -186,18 +188,6 @@ def start(peer: Peer, job: Job, *more: str, scratch: Path | None = None) -> None
     assert result == ["0", "1"], f"{result}\n{peer.end_by(9)}"  # type: ignore[arg-type]
 
 
-def status(peer: Peer, vm_id: int = 1) -> dict[str, str]:
-    result = peer.run("STATUS", vm_id)
-    assert result[0] == "0", result
-    return dict(word.split("=", 1) for word in result[1:])
-
-
-def does(peer: Peer, *commands: str) -> None:
-    """These commands succeed, one after the other."""
-    for command in commands:
-        assert peer.run(command, 1) == ["0", "NULL"], command
-
-
 def powers_off(peer: Peer, server: Server, vm: Any = None) -> None:
     """The guest powers off, and its disks are downloaded."""
     server.guest_powers_off(vm or server.job())
@@ -252,14 +242,11 @@ class Lab:
         """The simulator was killed: a new one in its place, which knows nothing of the old one's VMs."""
         self.sim = self.sim.again()
 
-    def other_scratch(self, name: str = "dir_2", *files: str) -> Path:
+    def other_scratch(self, name: str = "dir_2") -> Path:
         """The scratch directory of a later run of the job, with all that the job has by now."""
         directory = self.scratch.parent / name
         shutil.copytree(self.scratch, directory)
-        if os.getuid() == 0:
-            owner = self.scratch.stat()
-            for path in (directory, *directory.iterdir()):
-                os.chown(path, owner.st_uid, owner.st_gid)
+        jobs.own(self.scratch, directory, *directory.iterdir())
         return directory
 
     def killing(self, directory: Path | str, *more: str, **values: object) -> subprocess.CompletedProcess[str]:

@@ -32,9 +32,8 @@ class Esxi(Subject):
     def prepare(self, scratch: Path, number: int, ends: bool) -> dict[str, str]:
         (scratch / "machine.vmx").write_text(VMX)
         write_disk(scratch, "disk.vmdk", os.urandom(MIB))
-        if os.getuid() == 0:
-            for path in (scratch, *scratch.iterdir()):
-                os.chown(path, self.identity.uid, self.identity.gid)
+        for path in (scratch, *scratch.iterdir()):
+            os.chown(path, self.identity.uid, self.identity.gid)
         return {
             "VMPARAM_VMware_VMX_File": '"machine.vmx"',
             "VMPARAM_VMware_VMDK_Files": '"disk.vmdk,disk-flat.vmdk"',

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.drivers.support import does, status
 from tests.drivers.vsphere import simulator
-from tests.drivers.vsphere.simulator import CHECKPOINT, CRITICAL, INTERNAL, MANIFEST, Job, Lab, does, refused, status
+from tests.drivers.vsphere.simulator import BIG, CHECKPOINT, CRITICAL, INTERNAL, MANIFEST, Job, Lab, refused
 from tests.lab.vcsim import PASSWORD, Vcsim
 from tests.peer import Peer, kill_guardian
 from vmgahp.config import Settings
@@ -19,8 +20,6 @@ from vmgahp.errors import HOLD_CODES, JobFault
 from vmgahp.testing.contract import until
 
 pytestmark = pytest.mark.vsphere
-
-BIG = os.urandom(simulator.MIB) * 8
 
 
 def kept_whole(job: Job) -> None:

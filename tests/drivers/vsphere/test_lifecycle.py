@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.drivers.support import does, status
 from tests.drivers.vsphere import simulator
-from tests.drivers.vsphere.simulator import CHECKPOINT, CRITICAL, MANIFEST, MIB, VMX, Job, Lab, does, powers_off, status
+from tests.drivers.vsphere.simulator import BIG, CHECKPOINT, CRITICAL, MANIFEST, MIB, VMX, Job, Lab, powers_off
 from tests.lab.vcsim import Vcsim
 from tests.peer import DEADLINE, kill_guardian
 from vmgahp.testing.contract import until
 
 pytestmark = pytest.mark.vsphere
-
-BIG = os.urandom(MIB) * 8
 
 
 # A job's lifecycle

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -82,18 +83,15 @@ def test_a_file_that_is_no_vmdk(job: Job, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["disk.vmdk", "disk-flat.vmdk", "machine.vmx"])
-@pytest.mark.parametrize("kind", ["link", "fifo", "directory", "missing"])
-def test_the_files_of_the_job_are_regular_files(job: Job, name: str, kind: str) -> None:
-    path = job.scratch / name
-    path.unlink()
-    if kind == "link":
-        target = job.scratch.parent / "target"
-        target.write_text("secret")
-        path.symlink_to(target)
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
+@pytest.mark.parametrize(
+    "make",
+    [lambda path: path.symlink_to("../target"), os.mkfifo, os.mkdir, lambda _path: None],
+    ids=["link", "fifo", "directory", "missing"],
+)
+def test_the_files_of_the_job_are_regular_files(job: Job, name: str, make: Callable[[Path], None]) -> None:
+    (job.scratch.parent / "target").write_text("secret")
+    (job.scratch / name).unlink()
+    make(job.scratch / name)
     fault = refusal(job)
     assert fault.code == errors.INVALID_DISK_PARAM
     assert "secret" not in fault.problem
