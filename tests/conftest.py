@@ -1,6 +1,5 @@
 """Fixtures that more than one test module uses."""
 
-import contextlib
 import os
 import signal
 import tempfile
@@ -13,7 +12,7 @@ import pytest
 from tests import jobs
 from tests.lab.libvirtd_watch import Watch, connect
 from tests.lab.processes import gather_pages
-from tests.peer import Peer, environment
+from tests.peer import Peer, environment, kill_guardian
 from vmgahp.host.job_user import Identity
 from vmgahp.vm_types import SIMULATED_SWITCH
 
@@ -95,19 +94,8 @@ def scratch() -> Iterator[Path]:
         if os.getuid() == 0:
             os.chown(directory, JOB_UID, JOB_UID)
         yield directory
-        end_guardians(outer)
-
-
-def end_guardians(directory: str) -> None:
-    """End the guardians of jobs in a directory, or of servers with settings in it.
-
-    They try for a month, each minute anew, to end what has gone with the test or was never there.
-    """
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (process / "cmdline").read_bytes()
-            if b"vmgahp-guardian" in words and directory.encode() in words + (process / "environ").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
+        # They try for a month, each minute anew, to end what has gone with the test or was never there.
+        kill_guardian(outer)
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ class Check(NamedTuple):
 
 _NETWORK = "JobVMNetworking = true"
 _DISK = "VMPARAM_vm_Disk"
-_MEMORY, _NO_DISK, _BAD_DISK = errors.NO_MEMORY_PARAM, errors.NO_DISK_PARAM, errors.INVALID_DISK_PARAM
-_IMAGE = errors.BAD_IMAGE
+_MEMORY, _NO_DISK, _IMAGE = errors.NO_MEMORY_PARAM, errors.NO_DISK_PARAM, errors.BAD_IMAGE
+_CHECKPOINT = "JobVMCheckpoint = true"
 _RUN = "VMPARAM_vm_Run"
 _PROGRAM = f'{_RUN} = "true"'
 
@@ -41,8 +41,8 @@ def _machine(name: str, wrong: str) -> Check:
     return Check(name, wrong, MachineFault, errors.CRITICAL)
 
 
-def _disk(entry: str) -> str:
-    return f'{_DISK} = "{entry}"'
+def _disk(wrong: str, entry: str, *more: str, code: str = errors.INVALID_DISK_PARAM) -> Check:
+    return _job(_DISK, wrong, f'{_DISK} = "{entry}"', *more, code=code)
 
 
 OF_THE_JOB = (
@@ -82,36 +82,24 @@ OF_THE_JOB = (
     _job("VMPARAM_vm_Run_Inputs", "not a transferred file, a disk of the VM, or a link that leads elsewhere"),
     _job("User", "not usable in a VM's name", 'User = "a/b@lab"'),
     _job(_DISK, "missing", f"{_DISK} = undefined", code=_NO_DISK),
-    _job(_DISK, "empty", _disk(" , "), code=_NO_DISK),
-    _job(_DISK, "not of the form file:device:permission", _disk("guest.img:hda"), code=_BAD_DISK),
-    _job(_DISK, "an invalid device name", _disk("guest.img:hdz:w:raw"), code=_BAD_DISK),
-    _job(_DISK, "a partition", _disk("guest.img:sda2:w:raw"), code=_BAD_DISK),
-    _job(_DISK, "two disks with one device name", _disk("guest.img:vda:w,guest.img:vda:w"), code=_BAD_DISK),
-    _job(_DISK, "an invalid permission", _disk("guest.img:vda:x:raw"), code=_BAD_DISK),
-    _job(_DISK, "an unsupported format", _disk("guest.img:vda:w:tape"), code=_BAD_DISK),
-    _job(_DISK, "two writers of another format than raw", _disk("guest.img:vda:ws:qcow2"), code=_BAD_DISK),
-    _job(
-        _DISK,
-        "a kind of drive that the machine type lacks",
-        _disk("guest.img:hda:w:raw"),
-        'VMPARAM_vm_Firmware = "uefi"',
-        code=_BAD_DISK,
-    ),
-    _job(_DISK, "a read-only IDE disk", _disk("guest.img:hda:r:raw"), code=_BAD_DISK),
-    _job(_DISK, "a missing image", _disk("missing.img:vda:w:raw"), code=_BAD_DISK),
-    _job(_DISK, "an image that is a link", _disk("link.img:vda:w:raw"), code=_BAD_DISK),
-    _job(_DISK, "an image that the user may not read", _disk("secret.img:vda:w:raw"), code=_BAD_DISK),
-    _job(_DISK, "a missing backing file", _disk("orphan.qcow2:vda:w:qcow2"), code=_BAD_DISK),
-    _job(_DISK, "a backing file without a stated format", _disk("vague.qcow2:vda:w:qcow2"), code=_BAD_DISK),
-    _job(_DISK, "an image of another format", _disk("guest.img:vda:w:qcow2"), code=_IMAGE),
-    _job(_DISK, "a corrupt image", _disk("corrupt.qcow2:vda:w:qcow2"), code=_IMAGE),
-    _job(
-        _DISK,
-        "a format that QEMU cannot save, beside JobVMCheckpoint = true",
-        _disk("guest.img:vda:w:vmdk"),
-        "JobVMCheckpoint = true",
-        code=_BAD_DISK,
-    ),
+    _disk("empty", " , ", code=_NO_DISK),
+    _disk("not of the form file:device:permission", "guest.img:hda"),
+    _disk("an invalid device name", "guest.img:hdz:w:raw"),
+    _disk("a partition", "guest.img:sda2:w:raw"),
+    _disk("two disks with one device name", "guest.img:vda:w,guest.img:vda:w"),
+    _disk("an invalid permission", "guest.img:vda:x:raw"),
+    _disk("an unsupported format", "guest.img:vda:w:tape"),
+    _disk("two writers of another format than raw", "guest.img:vda:ws:qcow2"),
+    _disk("a kind of drive that the machine type lacks", "guest.img:hda:w:raw", 'VMPARAM_vm_Firmware = "uefi"'),
+    _disk("a read-only IDE disk", "guest.img:hda:r:raw"),
+    _disk("a missing image", "missing.img:vda:w:raw"),
+    _disk("an image that is a link", "link.img:vda:w:raw"),
+    _disk("an image that the user may not read", "secret.img:vda:w:raw"),
+    _disk("a missing backing file", "orphan.qcow2:vda:w:qcow2"),
+    _disk("a backing file without a stated format", "vague.qcow2:vda:w:qcow2"),
+    _disk("an image of another format", "guest.img:vda:w:qcow2", code=_IMAGE),
+    _disk("a corrupt image", "corrupt.qcow2:vda:w:qcow2", code=_IMAGE),
+    _disk("a format that QEMU cannot save, beside JobVMCheckpoint = true", "guest.img:vda:w:vmdk", _CHECKPOINT),
     _job("VM_POLICY_REQUIREMENTS", "the job does not meet them"),
     _job("VM_POLICY, VM_MAC_HOOK", "a stage or the hook rejects the job"),
     _job("LIBVIRT_XML_SCRIPT, VM_POLICY, VM_MAC_HOOK", "it fails for the job, but not for a plain one"),

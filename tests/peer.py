@@ -61,21 +61,14 @@ class Peer(Client):
 def daemon(environ: Mapping[str, str], mode: int, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the daemon in one of the modes that end by themselves."""
     assert mode in (PROBE, KILL)
-    return subprocess.run(
-        [*DAEMON, "-f", "-t", "-M", str(mode), *words],
-        env=dict(environ),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-        cwd=environ["VMGAHP_WORKING_DIR"],
-    )
+    command, scratch = [*DAEMON, "-f", "-t", "-M", str(mode), *words], environ["VMGAHP_WORKING_DIR"]
+    return subprocess.run(command, cwd=scratch, env=environ, capture_output=True, text=True, timeout=DEADLINE)
 
 
-def kill_guardian(uuid: str) -> None:
-    """Kill the guardian of the VM with this UUID."""
+def kill_guardian(mark: str) -> None:
+    """Kill the guardians that have this in their words or environment: a VM's UUID, a directory."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if b"vmgahp-guardian" in words and uuid.encode() in words:
+            words = (process / "cmdline").read_bytes()
+            if b"vmgahp-guardian" in words and mark.encode() in words + (process / "environ").read_bytes():
                 os.kill(int(process.name), signal.SIGKILL)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peer import environment
+from tests.peer import DAEMON, environment
 from vmgahp import cli
 from vmgahp.cli import _Arguments, _UsageError
 from vmgahp.daemon import transfer_plugin
@@ -44,7 +44,7 @@ def test_anything_else_is_a_usage_error(line: str) -> None:
 
 
 def run(*words: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-P", "-m", "vmgahp", *words]
+    command = [*DAEMON, *words]
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
 
 

@@ -13,8 +13,6 @@ from tests import REPOSITORY
 
 def load() -> Any:
     spec = importlib.util.spec_from_file_location("turns", REPOSITORY / "scripts/lib/turns.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

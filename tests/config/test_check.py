@@ -47,10 +47,6 @@ VM_GAHP.VM_MEMORY = 64
 VM_MEMORY = 32
  # at: /etc/condor/condor_config, line 2
  # expanded: 32
-VM_NETWORKING = false
- # at: <Default>
- # expanded: false
- # default: false
 # Contributing configuration file(s):
 #	/etc/condor/condor_config
 """
@@ -70,10 +66,10 @@ def entries(*lines: str, of_htcondor: bool = True) -> Entries:
 
 def test_what_htcondors_tool_lists(tool: Tool) -> None:
     found = sources.parse(DUMP)
-    names = "EXECUTE VM_GAHP_CONFIG VM_LINES VM_TYPE VM_GAHP.VM_MEMORY VM_MEMORY VM_NETWORKING"
+    names = "EXECUTE VM_GAHP_CONFIG VM_LINES VM_TYPE VM_GAHP.VM_MEMORY VM_MEMORY"
     assert [entry.name for entry in found] == names.split()
     assert (found[2].value, found[2].where) == ("first VM_MEMROY = 5", "/etc/condor/condor_config, line 18")
-    assert [entry.is_default for entry in found] == [True, True, False, False, False, False, True]
+    assert [entry.is_default for entry in found] == [True, True, False, False, False, False]
     where = Entries(found, of_htcondor=True).where()
     assert where["VM_TYPE"] == "/etc/condor/config.d/50-vm.config, line 3"
     assert where["VM_MEMORY"] == "the environment", "the daemon's own value counts before the plain one"

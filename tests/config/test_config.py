@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -219,28 +220,27 @@ def test_the_environment_overrides_a_file(from_text):
 
 
 @pytest.mark.parametrize("line", ["VM_TYPE kvm", "= 5", "VM-TYPE = 1", "5A = 1", "use ROLE : Execute", "if true"])
-def test_a_line_that_is_no_setting_is_named(from_text, line, tmp_path):
+def test_a_line_that_is_no_setting_is_named(from_text, line):
     with pytest.raises(MachineFault, match=r"vmgahp.conf, line 2") as caught:
         from_text(f"\n{line}\n")
     assert line in caught.value.problem
 
 
-@pytest.mark.parametrize("text", ["VM_TYPE = $(VM_CPU_MODE)\nVM_CPU_MODE = $(VM_TYPE)", "A=$(B)\nB=$(A)\nVM_TYPE=$(A)"])
-def test_a_circle_is_named(from_text, text):
-    with pytest.raises(MachineFault, match="refers to itself"):
-        from_text(text)
+DOUBLING = [f"A{number + 1} = $(A{number})$(A{number})" for number in range(25)]
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("said", "lines"),
     [
-        ["VM_TYPE = kvm", *["VM_TYPE = $(VM_TYPE)$(VM_TYPE)"] * 25],
-        ["A0 = kvm", *[f"A{number + 1} = $(A{number})$(A{number})" for number in range(25)], "VM_TYPE = $(A25)"],
+        ("refers to itself", ["VM_TYPE = $(VM_CPU_MODE)", "VM_CPU_MODE = $(VM_TYPE)"]),
+        ("refers to itself", ["A=$(B)", "B=$(A)", "VM_TYPE=$(A)"]),
+        ("has more than 65536 characters", ["VM_TYPE = kvm", *["VM_TYPE = $(VM_TYPE)$(VM_TYPE)"] * 25]),
+        ("has more than 65536 characters", ["A0 = kvm", *DOUBLING, "VM_TYPE = $(A25)"]),
     ],
-    ids=["itself", "another"],
+    ids=["a circle", "a circle of others", "a value that doubles", "a value that others double"],
 )
-def test_a_value_that_doubles_is_named_before_it_fills_the_memory(from_text, lines):
-    with pytest.raises(MachineFault, match=r"has more than 65536 characters"):
+def test_a_value_without_end_is_named_before_it_fills_the_memory(from_text, said, lines):
+    with pytest.raises(MachineFault, match=said):
         from_text("\n".join(lines))
 
 
@@ -352,13 +352,10 @@ def test_where_the_tool_is_found(tmp_path, monkeypatch):
     assert sources.find_tool(environ) == str(path)
 
 
-def test_htcondors_python_module_where_its_tool_is_missing(tmp_path, monkeypatch):
+def test_htcondors_python_module_where_its_tool_is_missing(monkeypatch):
     monkeypatch.setattr(sources, "find_tool", lambda _: "")
-
-    class Module:
-        param = {"VM_TYPE": "kvm", "VM_MEMORY": "9", "VM_GAHP.VM_MEMORY": "10", "VM_NETWORKING": True, "LOG": ""}
-
-    monkeypatch.setitem(sys.modules, "htcondor2", Module())
+    values = {"VM_TYPE": "kvm", "VM_MEMORY": "9", "VM_GAHP.VM_MEMORY": "10", "VM_NETWORKING": True, "LOG": ""}
+    monkeypatch.setitem(sys.modules, "htcondor2", SimpleNamespace(param=values))
     settings = load({"CONDOR_CONFIG": "/somewhere"})
     assert settings.string("VM_TYPE") == "kvm"
     assert settings.integer("VM_MEMORY") == 10

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,6 @@ from vmgahp.host import wait
 from vmgahp.host.job_user import Identity
 from vmgahp.job import published
 from vmgahp.lifecycle import CHECKPOINT, RESUME, RUNNING, START, STATUS, STOP, STOPPED, SUSPEND
-from vmgahp.log import Log
 from vmgahp.metrics import Status
 from vmgahp.protocol.session import Call, Vm
 
@@ -30,23 +30,13 @@ def starter(scratch: Path) -> Iterator[FakeStarter]:
         yield made
 
 
-class Saying(Log):
-    """A log whose lines a test reads."""
-
-    def __init__(self, said: list[str]) -> None:
-        super().__init__()
-        self.said = said
-
-    def always(self, line: str) -> None:
-        self.said.append(line)
-
-
 class Life:
     """One VM as a server has it, whose operations come to what a test says."""
 
     def __init__(self, scratch: Path, user: Identity) -> None:
         self.said: list[str] = []
-        self.collector = Collector(Settings({"VM_METRICS_INTERVAL": "0"}), user, Saying(self.said))
+        log = SimpleNamespace(always=self.said.append, debug=lambda _line: None)
+        self.collector = Collector(Settings({"VM_METRICS_INTERVAL": "0"}), user, log)
         self.vm = Vm(1)
         self.job = ad(scratch=scratch, ChirpVMVNC='"127.0.0.1:5900"', ChirpVMState='"Stopped"')
         self.machine = SimulatedMachine(self.job, {})
@@ -161,9 +151,6 @@ def round_is_over(life: Life) -> None:
 
 def until(is_so: Callable[[], bool]) -> None:
     assert wait.until(is_so, 30, 0.01)
-
-
-# The whole way
 
 
 @pytest.mark.parametrize("operation", [STOP, STATUS])

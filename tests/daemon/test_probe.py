@@ -53,7 +53,7 @@ def look(survey: Survey | None, **settings: object) -> probe.Probe:
     made = Settings(values)
     driver = Surveyed("kvm", made, Identity(54321, 54321), lambda _line: None)
     driver.outcome = survey
-    return probe.probe("kvm", made, driver)
+    return probe.probe("kvm", made, driver, identity=ME)
 
 
 def works() -> Survey:
@@ -153,7 +153,8 @@ def probe_that_hangs(scratch: Path, line: str) -> "subprocess.CompletedProcess[s
         "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
         f"{line}\n"
         "p.find_surveyor = lambda _type: lambda *_: threading.Event().wait()\n"
-        "sys.exit(p.run('simulated', c.os.environ, to_stderr=True))\n"
+        "status = p.run('simulated', c.os.environ, to_stderr=True)\n"
+        "sys.stderr.flush(); c.os._exit(status)\n"
     )
     command, environ = [sys.executable, "-c", code], environment("simulated", scratch)
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
@@ -234,18 +235,11 @@ def test_a_probe_that_hangs_names_the_program_and_the_resolver(scratch: Path) ->
     tool = scratch / "condor_config_val"
     tool.write_text("#!/bin/sh\nexec sleep 1000\n")
     tool.chmod(0o755)
-    code = (
-        "import sys, threading, vmgahp.daemon.probe as p, vmgahp.cli as c\n"
-        "p.DEADLINE, p.SLOW_NAME, p.proc.age = 0.5, 0.2, lambda pid: 0.0\n"
-        "p.Resolver._ask = lambda resolver: threading.Event().wait()\n"
-        "sys.stderr.write(str(p.run('simulated', c.os.environ, to_stderr=True)))\n"
-        "sys.stderr.flush(); c.os._exit(0)\n"
-    )
-    environ = environment("simulated", scratch) | {"PATH": f"{scratch}:/usr/bin:/bin"}
-    environ.pop("VMGAHP_CONFIG", None)
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60, check=False
-    )
+    line = "p.DEADLINE, p.SLOW_NAME, p.proc.age = 0.5, 0.2, lambda pid: 0.0\n"
+    line += "p.Resolver._ask = lambda resolver: threading.Event().wait()\n"
+    line += "del c.os.environ['VMGAHP_CONFIG']\n"
+    line += f"c.os.environ['PATH'] = '{scratch}:/usr/bin:/bin'"
+    ended = probe_that_hangs(scratch, line)
     assert f"It waited for the settings, which {tool} reads." in ended.stderr
     assert f"The address of {os.uname().nodename}, this machine's name, is not known after" in ended.stderr
 
@@ -347,9 +341,8 @@ RUNS = """case $1 in -v) echo "Docker version 20.10.24, build x"; exit ;; esac
 echo "$@" >>{log}
 for word in "$@"; do
     case $word in
-    import) exit 0 ;;
-    run) exit {status} ;;
-    rmi) exit 0 ;;
+    import | rmi) exit 0 ;;
+    run) exit 37 ;;
     esac
 done
 exit 9
@@ -362,8 +355,8 @@ def a_program(path: Path, text: str) -> str:
     return str(path)
 
 
-def stand_in(tmp_path: Path, status: int = 37) -> str:
-    return a_program(tmp_path / "docker", RUNS.format(status=status, log=tmp_path / "asked"))
+def stand_in(tmp_path: Path) -> str:
+    return a_program(tmp_path / "docker", RUNS.format(log=tmp_path / "asked"))
 
 
 def seen(name: str, path: str, seconds: float = 60) -> str:
@@ -409,13 +402,8 @@ def test_a_program_that_hangs_says_nothing_and_delays_no_other(tmp_path: Path, m
 
 
 def test_it_is_asked_where_the_administrator_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Driver:
-        def survey(self, end: float) -> Survey:
-            return Survey([Finding("hypervisor", OK, "it", "works")], vm_types=["kvm"])
-
     monkeypatch.setattr(containers, "look", lambda _identity, _end: {"podman": "podman version 5"})
     for value, expected in (("true", True), ("false", None)):
-        settings = Settings({"VM_MEMORY": "64", "VM_PROBE_DOCKER": value})
-        found = probe.probe("kvm", settings, Driver(), identity=ME)
+        found = look(works(), VM_PROBE_DOCKER=value)
         assert found.attributes.get("HasPodman") is expected
         assert "HasDocker" not in found.attributes

@@ -18,8 +18,7 @@ from vmgahp.daemon import transfer_plugin
 from vmgahp.daemon.transfer_plugin import TransferError, fetch, parse_url
 
 LAUNCHER = REPOSITORY / "launchers" / "vmgahp-image-plugin"
-MISSING = shutil.which("qemu-img") is None
-pytestmark = [pytest.mark.qemu, pytest.mark.skipif(MISSING, reason="needs qemu-img")]
+pytestmark = [pytest.mark.qemu, pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")]
 
 
 @pytest.fixture

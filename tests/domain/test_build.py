@@ -55,7 +55,6 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
         ),
         host(),
     ),
-    "isolated-files": (spec(disks=(disk("/home/isobel/iso/disk.img"),)), host()),
     "nat": (spec(nics=(Nic("nat", "52:54:00:12:34:56"),)), host(nat_network="jobs")),
     "bridge": (spec(nics=(Nic("bridge"),)), host(bridge="br0")),
     "user": (spec(nics=(Nic("user"),)), host()),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.matrix import Machine
-from tests.lab.namespace import why_not
+from tests.lab.namespace import require_namespace
 
 
 def shard(text: str) -> tuple[int, int]:
@@ -42,7 +42,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    if reason := why_not(pool=False):
-        pytest.skip(reason)
+    require_namespace(pool=False)
     with Machine(tmp_path_factory.mktemp("faults")) as made:
         yield made

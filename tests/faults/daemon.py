@@ -1,7 +1,6 @@
 """The daemon under test, behind its launcher, and its client."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -93,13 +92,6 @@ class Daemon(Client):
             self.send(line)
         except ProtocolError:
             return
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def close_input(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
 
     def discard(self) -> None:
         """Have it gone, by force, with its pipes."""

@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import libvirt
 
 from tests.conftest import JOB_UID
-from vmgahp.host import libvirt_daemons
+from vmgahp.host import libvirt_daemons, wait
 
 URI = "qemu:///system"
 DAEMON = libvirt_daemons.of_qemu()
@@ -24,14 +23,8 @@ PATIENCE = 60.0
 """Seconds for what takes a few, on a machine that is busy."""
 
 
-def until(condition: Callable[[], object], seconds: float, interval: float = 0.05) -> bool:
-    """Wait for a condition of the outside world that sends no event; whether it has come true."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(interval)
-    return True
+until = partial(wait.until, pause=0.05)
+"""Waits for a condition of the outside world that sends no event; false where it has not come true in time."""
 
 
 class Host:
@@ -72,18 +65,15 @@ class Host:
 
     def end_libvirtd(self, number: signal.Signals) -> None:
         """End it by a signal, and wait for that."""
-        assert self._libvirtd is not None
         self._is_away = True
         self._libvirtd.send_signal(number)
         self._libvirtd.wait(PATIENCE)
 
     def signal_libvirtd(self, number: signal.Signals) -> None:
-        assert self._libvirtd is not None
         self._libvirtd.send_signal(number)
 
     def heal_libvirtd(self) -> None:
         """Have it run, whatever was done to it."""
-        assert self._libvirtd is not None
         if self._is_away:
             self.start_libvirtd()
         else:
@@ -120,10 +110,6 @@ class Host:
     def guests(self, name: str) -> list[int]:
         """The QEMU processes of a domain."""
         return [pid for pid, words in self.processes().items() if any(f"guest={name}," in word for word in words)]
-
-    @staticmethod
-    def signal(pid: int, number: signal.Signals) -> None:
-        os.kill(pid, number)
 
     def leftovers(self, name: str) -> list[str]:
         """The processes that are there for a VM: its QEMU, its guardian, a kill mode."""

@@ -6,12 +6,11 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tests import REPOSITORY
-from tests.faults.cases import Case, Verdict
-from tests.lab.namespace import LAB, LabError, Namespace
+from tests.faults.cases import Verdict
+from tests.lab.namespace import LAB, LabError, Namespace, Opened
 
 LONGEST = 300.0
 """Seconds for a case, with all that is looked at after it; `worker.SHOWN` is less."""
@@ -20,7 +19,7 @@ LIVES = 2
 """A machine that is lost is replaced once: what then fails again is no accident."""
 
 
-class Machine:
+class Machine(Opened):
     """A namespace over this very system, with a libvirtd of its own and a worker in it."""
 
     worker = "tests.faults.worker"
@@ -28,38 +27,27 @@ class Machine:
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
+        self._worker: subprocess.Popen[str] | None = None
         self._lost: list[str] = []
         """Why each machine so far was lost."""
 
-    def __enter__(self) -> Self:
-        self._make()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
-    def _make(self) -> None:
+    def open(self) -> None:
         self._namespace = Namespace(self._directory / str(len(self._lost)), root="/")
-        self._namespace.__enter__()
-        try:
-            self._namespace.configure_libvirt()
-            # KVM that does not work is the same everywhere, and quickly seen.
-            self._namespace.run("sh", "-c", "[ ! -e /dev/kvm ] || mount --bind /dev/null /dev/kvm")
-            self._worker = self._namespace.popen(
-                *("env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-P", "-m", self.worker, LAB),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-        except BaseException:
-            self._namespace.close()
-            raise
+        self._namespace.open()
+        self._namespace.configure_libvirt()
+        # KVM that does not work is the same everywhere, and quickly seen.
+        self._namespace.run("sh", "-c", "[ ! -e /dev/kvm ] || mount --bind /dev/null /dev/kvm")
+        self._worker = self._namespace.popen(
+            *("env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-P", "-m", self.worker, LAB),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End everything in the namespace, whatever state it is in."""
         self._namespace.close()
-        self._worker.communicate()
+        if self._worker:
+            self._worker.communicate()
 
     def ask(self, what: dict[str, object], seconds: float = LONGEST) -> Verdict:
         """Have something tried."""
@@ -75,15 +63,13 @@ class Machine:
                 return self._answer(what, seconds)
             except LabError as error:
                 self._lost.append(str(error))
-                self.end()
+                self.close()
                 if len(self._lost) < LIVES:
                     warnings.warn(f"a machine was lost at {what} and is replaced: {error}", stacklevel=2)
-                    self._make()
+                    self.open()
         raise LabError(f"{LIVES} machines were lost, one after the other:\n" + "\n".join(self._lost))
 
     def _answer(self, what: object, seconds: float) -> list[Any]:
-        assert self._worker.stdin is not None
-        assert self._worker.stdout is not None
         try:
             print(json.dumps(what), file=self._worker.stdin, flush=True)
         except BrokenPipeError:
@@ -97,9 +83,6 @@ class Machine:
         if isinstance(answer, str):
             raise LabError(answer)
         return answer
-
-    def try_case(self, case: Case) -> Verdict:
-        return self.ask({"case": case})
 
     def try_random(self, seed: int, seconds: float) -> Verdict:
         return self.ask({"random": [seed, seconds]}, seconds + LONGEST)

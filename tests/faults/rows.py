@@ -24,7 +24,6 @@ def libvirtd_ends_when_the_image_is_whole(fault: str, operation: str) -> Row:
         story.begin_for(operation)
         seen: list[bool] = []
         story.act(operation, "", fault, lambda: seen.append(_sees_the_image(story)))
-        assert story.daemon is not None
         story.comes_back_or_stays()
         story.finish()
         story.next_start()
@@ -48,7 +47,7 @@ def _sees_the_image(story: Story) -> bool:
         seen.append(is_whole())
         return seen[-1] or any(story.directory.glob("vm_*.mem"))
 
-    assert until(look, PATIENCE, 0.0002), "no image is written"
+    assert until(look, PATIENCE, pause=0.0002), "no image is written"
     return seen[-1]
 
 
@@ -86,7 +85,6 @@ def second_start_of_a_live_job(story: Story) -> bool:
         before = story.guests()
         other.begin()
         request = other.ask_start()
-        assert other.daemon is not None
         other.daemon.answer(request)
         other.granted(request)
         story.lost += other.lost
@@ -114,7 +112,6 @@ def read_only_start(story: Story) -> bool:
     story.scratch.make_read_only()
     story.begin()
     request = story.ask_start()
-    assert story.daemon is not None
     story.daemon.answer(request)
     if story.granted(request):
         story.lose("it starts on a read-only disk")
@@ -140,8 +137,7 @@ def stop_of_a_hung_guest(story: Story) -> bool:
 def leftovers_of_a_killed_daemon(story: Story) -> bool:
     """What a daemon could not remove does not go home with the job."""
     story.begin_for("RESUME of a saved VM")
-    assert story.daemon is not None
-    story.daemon.signal(signal.SIGKILL)
+    story.daemon.process.send_signal(signal.SIGKILL)
     story.judge_end(in_order=False)
     for name in (f".{SUSPEND_IMAGE}.part", ".vm_checkpoint.mem.part"):
         (story.directory / name).write_bytes(b"torn")
@@ -158,7 +154,6 @@ def leftovers_of_a_killed_daemon(story: Story) -> bool:
 def two_in_one_directory(story: Story) -> bool:
     """Two VMs of one daemon in one scratch directory keep out of each other's files, or the second is refused."""
     story.begin_for("SUSPEND")
-    assert story.daemon is not None
     first, first_disk, first_name = story.vm, story.disk, story.name
     story.process, story.name, story.disk = 1, "alice_lab_7.1", story.directory / "second.img"
     make_guest(story.disk, seconds=None, ticks=TICKS)

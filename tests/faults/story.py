@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -49,11 +50,12 @@ SERVED = (lifecycle.SUSPENDED, lifecycle.SOFT_SUSPENDED)
 class Story:
     """What a client does, what goes wrong meanwhile, and what it has a right to find afterwards."""
 
-    def __init__(self, host: Host, number: int, process: int = 0) -> None:
-        """In a scratch directory of its own; `process` is the job's ProcId."""
+    def __init__(self, host: Host, number: int) -> None:
+        """In a scratch directory of its own."""
         self.host = host
-        self.process = process
-        self.name = f"alice_lab_7.{process}"
+        self.process = 0
+        """The job's ProcId."""
+        self.name = "alice_lab_7.0"
         self.scratch = Scratch(host.directory / f"dir_{number}")
         self.directory = self.scratch.path
         self.disk = self.directory / "guest.img"
@@ -77,9 +79,9 @@ class Story:
         self.stopped = False
         """A STOP was granted, so that the guest has to be gone."""
         self.ended_read_only = False
+        """Its files could not be removed: that is the next START's to do."""
         self.may_be_held = False
         """Nobody can tell who has killed a QEMU, and a job that has one killed takes no machine out of service."""
-        """Its files could not be removed: that is the next START's to do."""
 
     def lose(self, what: str) -> None:
         self.told.append(f"LOST: {what}")
@@ -112,7 +114,6 @@ class Story:
                 self.done(before)
 
     def ask_start(self) -> Request:
-        assert self.daemon is not None
         self.daemon.send_ad(
             *jobs.lines(
                 self.directory,
@@ -127,12 +128,10 @@ class Story:
         return self.daemon.begin("START", VM_TYPE)
 
     def ask(self, operation: str) -> Request:
-        assert self.daemon is not None
         return self.ask_start() if operation == "START" else self.daemon.begin(operation, self.vm)
 
     def done(self, operation: str) -> None:
         """An operation that has to succeed, for nothing has failed."""
-        assert self.daemon is not None
         request = self.ask(operation)
         result = self.daemon.answer(request)
         assert self.granted(request), f"{operation}: {result}\n{self.daemon.said()}"
@@ -188,30 +187,23 @@ class Story:
 
     def fail(self, fault: str) -> bool:
         """Begin a fault; False where there is nothing to fail."""
-        assert self.daemon is not None
         self.told.append(f"({fault})")
-        match fault:
-            case "daemon: SIGKILL":
-                self.daemon.signal(signal.SIGKILL)
-            case "daemon: SIGTERM" | "SIGTERM":
-                self.daemon.signal(signal.SIGTERM)
-            case "daemon: QUIT" | "QUIT":
+        match fault.removeprefix("daemon: "):
+            case "SIGKILL" | "SIGTERM" | "SIGSTOP" as name:
+                self.daemon.process.send_signal(signal.Signals[name])
+            case "QUIT":
                 self.daemon.send_quietly("QUIT")
-            case "daemon: end of input" | "end of input":
-                self.daemon.close_input()
-            case "daemon: SIGSTOP":
-                self.daemon.signal(signal.SIGSTOP)
-            case "libvirtd: SIGKILL":
-                self.host.end_libvirtd(signal.SIGKILL)
-            case "libvirtd: SIGTERM":
-                self.host.end_libvirtd(signal.SIGTERM)
+            case "end of input":
+                self.daemon.process.stdin.close()
+            case "libvirtd: SIGKILL" | "libvirtd: SIGTERM":
+                self.host.end_libvirtd(signal.Signals[fault.removeprefix("libvirtd: ")])
             case "libvirtd: SIGSTOP":
                 self.host.signal_libvirtd(signal.SIGSTOP)
             case "QEMU: SIGKILL" | "QEMU: SIGSTOP":
                 guests = self.guests()
                 for pid in guests:
                     with contextlib.suppress(ProcessLookupError):
-                        self.host.signal(pid, signal.Signals[fault.removeprefix("QEMU: ")])
+                        os.kill(pid, signal.Signals[fault.removeprefix("QEMU: ")])
                 if fault.endswith("KILL"):
                     self.killed |= bool(guests)
                     until(lambda: not set(guests) & set(self.guests()), PATIENCE)
@@ -228,11 +220,10 @@ class Story:
 
     def heal(self, fault: str) -> None:
         """End a fault that passes by itself, when its time has come."""
-        assert self.daemon is not None
         match fault:
             case "daemon: SIGSTOP":
                 time.sleep(DAEMON_HANGS)
-                self.daemon.signal(signal.SIGCONT)
+                self.daemon.process.send_signal(signal.SIGCONT)
             case "libvirtd: SIGKILL" | "libvirtd: SIGTERM":
                 time.sleep(LIBVIRTD_AWAY)
                 self.host.heal_libvirtd()
@@ -249,7 +240,6 @@ class Story:
 
         Whether it was tried. Afterwards everything is well again, and what is then has been judged.
         """
-        assert self.daemon is not None
         daemon, request, status = self.daemon, None, None
         begun = len(daemon.points.trace)
         if point:
@@ -300,7 +290,6 @@ class Story:
             self.saved_at = None
 
     def _comes_to_the_point(self, request: Request | None) -> bool:
-        assert self.daemon is not None
         daemon = self.daemon
 
         def over() -> bool:
@@ -308,13 +297,12 @@ class Story:
             finished = request is not None and request.state is RequestState.FINISHED
             return daemon.points.came.is_set() or finished or not daemon.alive()
 
-        until(over, ANSWER, 0.01)
+        until(over, ANSWER, pause=0.01)
         return daemon.points.came.is_set()
 
     # What must be so
 
     def _judge_answers(self, request: Request, status: Request | None) -> None:
-        assert self.daemon is not None
         for asked in (request, status):
             if asked is None:
                 continue
@@ -333,7 +321,6 @@ class Story:
 
     def judge_status(self) -> str:
         """Ask how the VM is, and compare it with what is; the word."""
-        assert self.daemon is not None
         result: list[str] = []
         for _ in range(3):  # condor_starter takes five bad ones
             try:
@@ -351,7 +338,6 @@ class Story:
         return self._judge_word(result)
 
     def _died_by_itself(self) -> None:
-        assert self.daemon is not None
         self.lose(f"the daemon died by itself (exit {self.daemon.process.returncode})")
         self._end_of_daemon(in_order=False)
 
@@ -434,7 +420,6 @@ class Story:
 
     def judge_end(self, *, in_order: bool) -> None:
         """The daemon ends, in order or by SIGKILL: nothing of the VM is left, and no request was answered twice."""
-        assert self.daemon is not None
         status = self.daemon.exit_status(ORDERLY + 10)
         if status is None:
             self.lose("the daemon does not end")
@@ -443,7 +428,6 @@ class Story:
         self._end_of_daemon(in_order=in_order and status == 0)
 
     def _end_of_daemon(self, *, in_order: bool) -> None:
-        assert self.daemon is not None
         if self.daemon.unasked:
             self.lose(f"answers that nobody asked for: {self.daemon.unasked}")
         if self.lost:
@@ -467,7 +451,6 @@ class Story:
         safe, before, printed = self.is_safe(), self.count(), len(self.printed())
         self.begin()
         request = self.ask_start()
-        assert self.daemon is not None
         self.daemon.answer(request)
         if not self.granted(request):
             if not self.lost or "held" not in self.lost[-1]:

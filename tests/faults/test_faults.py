@@ -14,7 +14,7 @@ from tests.faults import launcher
 from tests.faults.cases import FAULTS, OPERATIONS, Case, Verdict, all_cases
 from tests.faults.matrix import LIVES, LONGEST, Machine, in_words
 from tests.faults.rows import ROWS
-from tests.lab.namespace import LabError, why_not
+from tests.lab.namespace import LabError, require_namespace
 from vmgahp import lifecycle
 
 SHARDS = 7
@@ -54,7 +54,7 @@ def test_any_sequence_of_faults_is_survived(machine: Machine, seed: int, request
 @pytest.mark.faults
 @pytest.mark.parametrize("case", all_cases(), ids=str)
 def test_every_fault_at_every_point_is_survived(machine: Machine, case: Case, request: pytest.FixtureRequest) -> None:
-    counted(request, "faults", f"{case.operation} | {case.fault}", machine.try_case(case))
+    counted(request, "faults", f"{case.operation} | {case.fault}", machine.ask({"case": case}))
 
 
 @patient
@@ -67,11 +67,8 @@ def test_every_mended_fault_stays_mended(machine: Machine, row: str) -> None:
 # The harness
 
 
-def test_every_point_of_a_life_is_tried() -> None:
+def test_every_point_of_a_life_is_tried_and_no_case_twice() -> None:
     assert {point for points in OPERATIONS.values() for point in points} == set(lifecycle.POINTS)
-
-
-def test_no_case_is_there_twice() -> None:
     assert len(set(all_cases())) == len(all_cases())
 
 
@@ -118,12 +115,6 @@ def test_the_page_says_what_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "2 random sequences had 42 operations, half of them with a fault; 1 sequences ended in a loss.\n" in text
 
 
-@pytest.fixture
-def lab() -> None:
-    if reason := why_not(pool=False):
-        pytest.skip(reason)
-
-
 class Unlucky(Machine):
     """A machine whose first life ends at the first question."""
 
@@ -134,8 +125,8 @@ class Unlucky(Machine):
 
 
 @pytest.mark.libvirt
-@pytest.mark.usefixtures("lab")
 def test_a_lost_machine_is_replaced(tmp_path: Path) -> None:
+    require_namespace(pool=False)
     with Unlucky(tmp_path) as machine:
         with pytest.warns(UserWarning, match="its libvirtd is gone"):
             assert machine.try_random(1, 0.0).lost == []
@@ -143,8 +134,8 @@ def test_a_lost_machine_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.libvirt
-@pytest.mark.usefixtures("lab")
 def test_a_machine_that_is_lost_again_fails_every_test(tmp_path: Path) -> None:
+    require_namespace(pool=False)
     with Machine(tmp_path) as machine:
         with (
             pytest.warns(UserWarning, match="no question"),

@@ -34,10 +34,10 @@ class Worker:
         self._checkpoint: dict[str, bytes] = {}
         """The files of a job that was checkpointed, made once."""
 
-    def story(self, process: int = 0) -> Story:
+    def story(self) -> Story:
         """A new job, in a directory of its own."""
         self._number += 1
-        return Story(self.host, self._number, process)
+        return Story(self.host, self._number)
 
     def answer(self, asked: dict[str, Any]) -> Verdict:
         """What comes of one line."""
@@ -66,17 +66,17 @@ class Worker:
         faulthandler.cancel_dump_traceback_later()
         return verdict
 
-    def _judged(self, case: Case, play: Callable[[Story], bool]) -> Verdict:
+    def _judged(self, case: Case, play: Callable[[Story], int]) -> Verdict:
         began = time.monotonic()
         story = self.story()
-        tried = False
+        tried = 0
         try:
             tried = play(story)
         except Exception:  # noqa: BLE001 - the harness has to say what it saw, whatever that was
             story.lose(f"the harness failed: {traceback.format_exc()}")
         finally:
             story.close()
-        log = "" if tried and not story.lost else "\n".join(story.told)
+        log = "" if tried and not story.lost else "\n".join(story.told[-40:])
         return Verdict(*case, int(tried), story.lost, time.monotonic() - began, log)
 
     def _try(self, story: Story, case: Case) -> bool:
@@ -104,25 +104,23 @@ class Worker:
 
     def try_random(self, seed: int, seconds: float) -> Verdict:
         """Operations and faults as they come, until the time is up."""
-        began = time.monotonic()
+        end = time.monotonic() + seconds
         chance = random.Random(seed)
-        tried = 0
-        story = self.story()
-        try:
-            while time.monotonic() - began < seconds and not story.lost:
-                tried += random_step(story, chance)
+
+        def play(story: Story) -> int:
+            tried = 0
+            while time.monotonic() < end and not story.lost:
+                random_step(story, chance)
+                tried += 1
             story.comes_back_or_stays()
             story.finish()
             story.next_start()
-        except Exception:  # noqa: BLE001 - as above
-            story.lose(f"the harness failed: {traceback.format_exc()}")
-        finally:
-            story.close()
-        log = "\n".join(story.told[-40:]) if story.lost else ""
-        return Verdict("random", f"seed {seed}", "", tried, story.lost, time.monotonic() - began, log)
+            return tried
+
+        return self._judged(Case("random", f"seed {seed}", ""), play)
 
 
-def random_step(story: Story, chance: random.Random) -> int:
+def random_step(story: Story, chance: random.Random) -> None:
     """One operation, with a fault or without."""
     if story.daemon is None:
         story.begin()
@@ -139,7 +137,6 @@ def random_step(story: Story, chance: random.Random) -> int:
     story.act(operation, point, fault, lambda: time.sleep(pause))
     if story.daemon is not None and story.vm and (story.stopped or story.killed or story.hung):
         story.finish()
-    return 1
 
 
 def main(directory: str) -> None:

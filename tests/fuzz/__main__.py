@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests import REPOSITORY
@@ -40,7 +41,7 @@ def main() -> int:
     parser.add_argument("--input", type=Path, metavar="FILE", help="try this input alone")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.engine = options.engine or ("atheris" if engines.has_atheris() else "hypothesis")
+    options.engine = options.engine or ("atheris" if find_spec("atheris") else "hypothesis")
     targets = engines.instrumented(_load) if options.here and options.engine == "atheris" else _load()
     unknown = [name for name in options.targets if name not in targets]
     if unknown:

@@ -143,17 +143,8 @@ def by_atheris(target: Target, seconds: float, seed: int, place: Path) -> None:
 
 
 def instrumented(load: Callable[[], dict[str, Target]]) -> dict[str, Target]:
-    """The targets, loaded such that atheris sees what they reach; without it just loaded."""
-    try:
-        import atheris
-    except ImportError:
-        return load()
+    """The targets, loaded such that atheris sees what they reach."""
+    import atheris
+
     with atheris.instrument_imports(include=["vmgahp"], enable_loader_override=False):
         return load()
-
-
-def has_atheris() -> bool:
-    """Whether it is installed, which takes a Python that it is built for."""
-    from importlib.util import find_spec
-
-    return find_spec("atheris") is not None

@@ -66,10 +66,6 @@ class _Scratch(jobs.Files):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return _file(self._content)
 
-    def read_scratch(self, directory: str, name: str, most: int) -> bytes:
-        os.close(self.open_scratch(directory, name, os.O_RDONLY))
-        return self._content[:most]
-
 
 def _file(content: bytes) -> int:
     descriptor = os.memfd_create("fuzz")

@@ -262,19 +262,11 @@ def test_arguments_are_told_from_the_name_of_the_script(script):
         inspect(program, '"')
 
 
-@pytest.mark.parametrize("wrong", ["/nonexistent/script", "script", "mode", "writable", "directory"])
-def test_a_script_that_will_not_be_run_is_told_before_a_job_finds_out(script, place, wrong):
-    path = program = script("exit", mode={"mode": 0o644, "writable": 0o777}.get(wrong, 0o755))
-    if wrong == "directory":
-        place.chmod(0o777)
-    elif "script" in wrong:
-        path = wrong
-    with pytest.raises(MachineFault, match=f"LIBVIRT_XML_SCRIPT = {path} ") as caught:
-        inspect(path, "")
+def test_a_script_that_will_not_be_run_is_told_before_a_job_finds_out(script):
+    program = script("exit", mode=0o777)
+    with pytest.raises(MachineFault, match=f"LIBVIRT_XML_SCRIPT = {program} ") as caught:
+        inspect(program, "")
     assert "or unset it" in caught.value.hint
-    place.chmod(0o755)
-    os.chmod(program, 0o755)
-    inspect(program, "")
 
 
 def test_links_are_followed_and_judged(script, place):

@@ -5,8 +5,6 @@ the starter does, and shows the conversation (``>`` to the daemon, ``<`` from it
 (``|``) as they happen. Anything that is not as it should be ends it with the daemon's log and status 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import pwd
@@ -21,6 +19,7 @@ from pathlib import Path
 from tests import jobs
 from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
 from tests.lab.namespace import REPOSITORY
+from tests.peer import environment
 from vmgahp.protocol.client import Client, ProtocolError
 
 SERVER = Path(sys.prefix) / "bin/condor_vm-gahp"
@@ -73,17 +72,6 @@ def job_user() -> tuple[int, int] | None:
         return int(os.environ["SUDO_UID"]), int(os.environ["SUDO_GID"])
     nobody = pwd.getpwnam("nobody")
     return nobody.pw_uid, nobody.pw_gid
-
-
-def environment(scratch: Path, user: tuple[int, int] | None) -> dict[str, str]:
-    """What condor_starter puts into the daemon's environment, and settings."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("VMGAHP_", "_CONDOR_"))}
-    env |= {"VMGAHP_VMTYPE": "kvm", "VMGAHP_WORKING_DIR": str(scratch)}
-    if user:
-        env |= {"VMGAHP_USER_UID": str(user[0]), "VMGAHP_USER_GID": str(user[1])}
-    # Settings of HTCondor's may come from the environment; a machine without HTCondor will do.
-    settings = {"VM_TYPE": "kvm", "VM_MEMORY": "1024", "VM_ALLOW_EMULATION": "True", "VM_REPORT_PID": "True"}
-    return env | {f"_CONDOR_{name}": value for name, value in settings.items()}
 
 
 def job_ad(scratch: Path) -> list[str]:
@@ -146,8 +134,7 @@ def demonstrate(directory: Path, seconds: int, screen: Screen) -> str:
     scratch = directory / "scratch"
     scratch.mkdir()
     make_guest(scratch / "guest.img", seconds=seconds)
-    user = job_user()
-    if user:
+    if user := job_user():
         for path in (scratch, scratch / "guest.img"):
             os.chown(path, *user)
     console = Console(scratch / "vm_console.log", screen)
@@ -155,7 +142,8 @@ def demonstrate(directory: Path, seconds: int, screen: Screen) -> str:
         command = [str(SERVER), "-f", "-t", "-M", "3"]
         screen.show("#", LEGEND)
         screen.show("#", "starting " + " ".join([str(SERVER.relative_to(REPOSITORY)), *command[1:]]))
-        client = Client(command, environment(scratch, user), scratch, log, screen.show, console.follow)
+        environ = environment("kvm", scratch, VM_TYPE="kvm", VM_ALLOW_EMULATION=True, VM_REPORT_PID=True)
+        client = Client(command, environ, scratch, log, screen.show, console.follow)
         try:
             how = converse(client, scratch, console, screen, seconds)
         finally:

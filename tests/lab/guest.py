@@ -9,11 +9,10 @@ checkpoint, rather than from 1 again, shows that memory came back and not merely
 It knows nothing of shutdown requests: pressing its ACPI power button has no effect.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 SECTOR = 512
 ORIGIN = 0x7C00
@@ -225,9 +224,8 @@ def copying_sector(drive: int, sector: int, to_drive: int) -> bytes:
     return c.sector(banner=BANNER, done=DONE, failed=WRITE_FAILED)
 
 
-def growing_sector(mib: int, after: int = 1) -> bytes:
-    """A guest that has so many MiB of its disk occupied, by a sector of each 4 KiB, from the MiB `after` on; then it
-    halts for good."""
+def growing_sector(mib: int) -> bytes:
+    """A guest that has so many MiB of its disk occupied, by a sector of each 4 KiB, from 1 MiB on; then it halts."""
     c = _Code()
     c.say("banner")
     c.label("grow")
@@ -237,7 +235,7 @@ def growing_sector(mib: int, after: int = 1) -> bytes:
     c.refer("668306", "sector", "abs16")  # add dword [sector],
     c.emit("08")
     c.refer("66813E", "sector", "abs16")  # cmp dword [sector],
-    c.code += ((after + mib) << 11).to_bytes(4, "little")
+    c.code += ((1 + mib) << 11).to_bytes(4, "little")
     c.refer("72", "grow")  # jb grow
     c.refer("BE", "done", "abs16")  # mov si,done
     c.label("say")
@@ -245,7 +243,7 @@ def growing_sector(mib: int, after: int = 1) -> bytes:
     c.halt()
     c.print_routine()
     c.drive()
-    c.packet(after << 11, offset=0, segment=0x1000)
+    c.packet(1 << 11, offset=0, segment=0x1000)
     return c.sector(banner=BANNER, done=DONE, failed=WRITE_FAILED)
 
 
@@ -297,20 +295,13 @@ def filling_sector(mib: int) -> bytes:
 
 
 def make_guest(
-    path: str | Path,
-    seconds: int | None = 3,
-    size: int = 1 << 20,
-    format: str = "raw",
-    power_off: bool = True,
-    busy: bool = False,
-    last_words: str = "",
-    ticks: int = TICKS_PER_COUNT,
+    path: str | Path, seconds: int | None = 3, size: int = 1 << 20, format: str = "raw", **more: Any
 ) -> Path:
-    """Write a bootable disk of `size` bytes with the guest in its first sector."""
+    """Write a bootable disk of `size` bytes with the guest in its first sector; `more` is for `boot_sector`."""
     path = Path(path)
     raw = path if format == "raw" else path.with_name(path.name + ".raw")
     with open(raw, "wb") as disk:
-        disk.write(boot_sector(seconds, power_off, busy, last_words, ticks))
+        disk.write(boot_sector(seconds, **more))
         disk.truncate(size)
     if format != "raw":
         subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", format, raw, path], check=True)

@@ -5,8 +5,6 @@ a script, and powers off. scripts/test fetches the kernel (`setup_linux_guest` i
 by a job's own XML, from a kernel and an initramfs in the scratch directory, or from a disk that GRUB boots.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import shutil

@@ -6,8 +6,6 @@ process in it and drops its mounts and files; and that one ends when its standar
 is left even where the test run was killed. Only the exchange directory (``/lab`` inside) is shared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -31,6 +29,7 @@ DAEMONS = ("virtqemud", "virtnetworkd", "virtstoraged")
 LAB = "/lab"
 """The exchange directory as it is seen inside."""
 OUR_SERVER = "/opt/vmgahp/bin/condor_vm-gahp"
+VMGAHP = "/opt/vmgahp/bin/vmgahp"
 REFERENCE_SERVER = "/usr/sbin/condor_vm-gahp"
 
 
@@ -60,6 +59,12 @@ def why_not(*, pool: bool = True, newer: bool = False) -> str:
     return f"missing on this machine: {', '.join(missing)}" if missing else ""
 
 
+def require_namespace(*, pool: bool = True, newer: bool = False) -> None:
+    """Skip the test where `why_not` has a reason."""
+    if reason := why_not(pool=pool, newer=newer):
+        pytest.skip(reason)
+
+
 PATIENCE = 4
 """How many times the seconds that are ample on a machine with nothing else to do are waited on one that is busy: eight
 pools begin at once. Who does not fail does not wait that long."""
@@ -78,13 +83,7 @@ def wait_until(what: str, condition: Callable[[], T | None], timeout: float, int
 
 
 class Opened:
-    """A machine that a ``with`` opens and closes."""
-
-    def open(self) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
+    """A machine that a ``with`` opens and closes, by the methods of these names."""
 
     def __enter__(self) -> Self:
         try:
@@ -116,8 +115,6 @@ class Namespace(Opened):
         self._holder = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        assert self._holder.stdout
-        assert self._holder.stderr
         if self._holder.stdout.readline() != "ready\n":
             raise LabError(f"the namespace does not start: {self._holder.stderr.read().strip()}")
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text().split()
@@ -127,7 +124,6 @@ class Namespace(Opened):
         """End every process in it; its files go with it."""
         if self._holder is None:
             return
-        assert self._holder.stdin
         self._holder.stdin.close()
         try:
             self._holder.wait(30)
@@ -135,8 +131,7 @@ class Namespace(Opened):
             self._holder.kill()
             self._holder.wait()
         for stream in (self._holder.stdout, self._holder.stderr):
-            if stream:
-                stream.close()
+            stream.close()
         self._holder, self._init = None, 0
         with_mounts = self.exchange / ".namespace"
         if with_mounts.is_dir():
@@ -239,11 +234,12 @@ class Namespace(Opened):
         self.configure_libvirt()
         for daemon in ("virtlogd", *self.libvirt()):
             self.run(daemon, "-d")
-        wait_until(
-            "libvirtd in the namespace",
-            lambda: self.run("virsh", "-q", "-c", "qemu:///system", "version", check=False).returncode == 0,
-            timeout=60,
-        )
+        self.wait_for_libvirt("qemu:///system")
+
+    def wait_for_libvirt(self, uri: str) -> None:
+        """Wait until it answers."""
+        command = ("virsh", "-q", "-c", uri, "version")
+        wait_until("libvirtd in the namespace", lambda: not self.run(*command, check=False).returncode, timeout=60)
 
     def virsh(self, *argv: str) -> str:
         return self.run("virsh", "-q", "-c", "qemu:///system", *argv).stdout

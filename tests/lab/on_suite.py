@@ -8,8 +8,6 @@ libvirt runs. The exit status is the command's. The file that VMGAHP_RECORD name
 the same.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 All are of the sdist and the wheel that the run's other tests have, and what is downloaded for them is so once.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -81,17 +81,21 @@ VM_STOP_TIMEOUT = 5
 STARTER_DEBUG = D_FULLDEBUG
 """
 
-SUBMIT = """\
+OF_ALL = """\
 universe = vm
-vm_type = kvm
-vm_memory = 64
-vm_networking = false
-vm_disk = guest.img:hda:w:raw
-transfer_input_files = guest.img
 should_transfer_files = YES
 when_to_transfer_output = ON_EXIT
 executable = {name}
 log = job.log
+"""
+"""The lines of every VM job's submit file."""
+
+SUBMIT = f"""\
+{OF_ALL}vm_type = kvm
+vm_memory = 64
+vm_networking = false
+vm_disk = guest.img:hda:w:raw
+transfer_input_files = guest.img
 """
 
 EVENTS = {
@@ -126,7 +130,6 @@ class Job:
             out = self.pool.run(*command, str(self.cluster), "-json", user=USER).stdout.strip()
             if out:
                 [ad] = json.loads(out)
-                assert isinstance(ad, dict)
                 return ad
         return {}
 
@@ -163,7 +166,8 @@ class Pool:
         self.config = CONFIG.format(lab=LAB, domain=DOMAIN, server=server) + settings
         self.log = self.directory / "log"
         self.advertised: dict[str, Any] = {}
-        """The machine's ad before the first job (`remember`)."""
+        """The machine's ad before the first job: HTCondor 23.9.6 was seen to keep publishing what a VM had left of
+        VM_Memory after that VM was gone."""
         self.dead = ""
         """The reason why no job can run in the pool any more: each later wait and submission fails with it at once."""
         self.watched = True
@@ -204,19 +208,7 @@ class Pool:
 
     def offering(self) -> dict[str, Any]:
         """The machine's ad, once it offers VMs: a startd that is kept waiting by its first probe tries again."""
-
-        def machine() -> dict[str, Any]:
-            ad = self.machine()
-            return ad if ad.get("HasVM") else {}
-
-        return self.wait_until("the machine to have VMs", machine, 120)
-
-    def remember(self) -> None:
-        """Wait until the machine offers VMs, and keep what it says in `advertised`.
-
-        HTCondor 23.9.6 was seen to keep publishing what a VM had left of VM_Memory after that VM was gone.
-        """
-        self.advertised = self.offering()
+        return self.wait_until("the machine to have VMs", lambda: (ad := self.machine()).get("HasVM") and ad, 120)
 
     def server_of(self, job: Job) -> tuple[int, int] | None:
         """The pids (as seen inside) of the daemon that serves a job and of its parent, the job's starter."""
@@ -269,6 +261,10 @@ class Pool:
             if scratch and (begin := text.find(f'{scratch}"')) >= 0:
                 return text[begin:]
         return ""
+
+    def daemon_log(self) -> str:
+        """What the daemons of all jobs have logged."""
+        return "".join(path.read_text(errors="replace") for path in self.log.glob("VMGahpLog*"))
 
     # ---- doing ----------------------------------------------------------------------------------
 
@@ -323,11 +319,11 @@ class Pool:
                 return f"a starter took the machine out of service: {reason}"
         return ""
 
-    def diagnosis(self, lines: int = 40) -> str:
+    def diagnosis(self) -> str:
         """The ends of the logs that tell most, for a test that failed."""
         shown = []
         for pattern in ("VMGahpLog*", "StarterLog.slot*", "StartLog", "ShadowLog"):
             for log in sorted(self.log.glob(pattern)):
-                tail = log.read_text(errors="replace").splitlines()[-lines:]
+                tail = log.read_text(errors="replace").splitlines()[-40:]
                 shown.append(f"---- the end of {log} ----\n" + "\n".join(tail))
         return "\n".join(shown)

@@ -7,8 +7,6 @@ A test counts by ``request.node.user_properties.append(("counted", [table, key, 
 workers are added up in ``counts[table][key]``. By `tests.lab.systems.ran_on` it says where it ran, which else is here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,6 @@
 """The end of a starter that chirp speaks with, for tests: it notes what it is told, or behaves badly."""
 
 import contextlib
-import os
 import socket
 import threading
 from pathlib import Path
@@ -45,10 +44,10 @@ class FakeStarter:
                 way.shutdown(socket.SHUT_RDWR)
             way.close()
 
-    def wait_for(self, *words: str, timeout: float = 30.0) -> None:
+    def wait_for(self, *words: str) -> None:
         """Wait until it was told these words, in one line."""
         with self._changed:
-            assert self._changed.wait_for(lambda: list(words) in self.told, timeout), self.told
+            assert self._changed.wait_for(lambda: list(words) in self.told, 30.0), self.told
 
     def ad(self) -> dict[str, str]:
         """What the job ad has got, by name, as expressions."""
@@ -98,7 +97,5 @@ def elsewhere(scratch: Path) -> Path:
     """A directory beside the scratch directory that is the job user's alone, as HTCondor 25 has it."""
     directory = scratch.parent / "user"
     directory.mkdir(mode=0o700)
-    if os.getuid() == 0:
-        status = scratch.stat()
-        os.chown(directory, status.st_uid, status.st_gid)
+    own(scratch, directory)
     return directory

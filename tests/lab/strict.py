@@ -9,8 +9,6 @@ line ``RERAN``, and three in a run fail it (scripts/lib/record.py): defects of o
 tests are never retried.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -34,34 +32,23 @@ ALLOWED = {
 """Patterns of reasons to skip -> the condition under which the reason is accepted."""
 
 
-def is_allowed(reason: str) -> bool:
-    """Return True if a test may skip here for this reason."""
-    return any(re.search(pattern, reason) and holds() for pattern, holds in ALLOWED.items())
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of real parts for one retry (pytest-rerunfailures)."""
     for item in items:
-        if is_real(item) and item.get_closest_marker("flaky") is None:
+        if any(item.get_closest_marker(mark) for mark in REAL) and item.get_closest_marker("flaky") is None:
             item.add_marker(pytest.mark.flaky(reruns=1))
-
-
-def is_real(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(mark) for mark in REAL)
 
 
 def fail_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if not is_allowed(reason):
+        if not any(re.search(pattern, reason) and holds() for pattern, holds in ALLOWED.items()):
             report.outcome = "failed"
             report.longrepr = f"{report.nodeid} skipped, and everything is set up here: {reason}"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a skip into a failure unless its reason is allowed."""
     report = yield
     if not hasattr(report, "wasxfail"):
@@ -70,9 +57,7 @@ def pytest_runtest_makereport(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Do the same for a module that skips as a whole while it is imported."""
     report = yield
     fail_if_skipped(report)

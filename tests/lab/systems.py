@@ -3,8 +3,6 @@
 A test that runs elsewhere than on this machine says so by `ran_on`, from an autouse fixture of its directory.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import platform

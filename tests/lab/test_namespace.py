@@ -1,18 +1,15 @@
 """The machines of namespaces: what of this one can be seen there."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.lab import namespace
-from tests.lab.namespace import Namespace, why_not
+from tests.lab.namespace import Namespace, require_namespace
 
 pytestmark = pytest.mark.libvirt
 
 
 def test_a_clone_below_tmp_is_seen_where_this_systems_own_root_is_the_machines(tmp_path, monkeypatch):
-    if reason := why_not(pool=False):
-        pytest.skip(reason)
+    require_namespace(pool=False)
     clone = tmp_path / "clone"
     clone.mkdir()
     (clone / "pyproject.toml").write_text("[project]\n")

@@ -1,7 +1,5 @@
 """The rules of scripts/test: which skips are failures, which failures are retried, and what is kept of a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -116,17 +114,13 @@ def recorded(directory: Path, *parts: dict[str, object]) -> Path:
     return directory
 
 
-def record_script(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, REPOSITORY / "scripts/lib/record.py", *words]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
 @pytest.mark.parametrize(("number", "status"), [(2, 0), (3, 1)])
 def test_three_retries_in_all_parts_fail_a_run(tmp_path: Path, number: int, status: int) -> None:
     part = {"passed": 5, "failed": 0, "skipped": 0, "slowest": [[3.0, "test_a"]], "counts": {}}
     names = [f"test_{one}" for one in range(number)]
     recorded(tmp_path, part | {"rerun": names[:1]}, part | {"rerun": names[1:]})
-    done = record_script("run", tmp_path, tmp_path / "times.json")
+    command = [sys.executable, REPOSITORY / "scripts/lib/record.py", "run", tmp_path, tmp_path / "times.json"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
     assert all(f"RERAN {name}\n" in done.stdout for name in names)
     kept = json.loads((tmp_path / "times.json").read_text())

@@ -35,8 +35,6 @@ class Worker:
 
     def tell(self, expression: str) -> str:
         """The value of an expression in it."""
-        assert self.process.stdin
-        assert self.process.stdout
         self.process.stdin.write(expression + "\n")
         self.process.stdin.flush()
         assert select.select([self.process.stdout], [], [], 60)[0], self.said.read_text()

@@ -1,7 +1,5 @@
 """A machine with VMware on it, as far as tests need one: the stand-in for vmrun, and jobs for it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -91,13 +89,13 @@ class VmwareJob:
         convert(make_guest(path.with_suffix(".raw"), seconds=seconds), path, vmdk_type)
         self.own(*path.parent.glob(f"{path.stem}*.vmdk"))
 
-    def write_vmx(self, *more: str, disk: str = "dos.vmdk") -> None:
+    def write_vmx(self, *more: str) -> None:
         self.vmx.write_text(
             "\n".join(
                 (
                     '.encoding = "UTF-8"', 'config.version = "8"', 'virtualHW.version = "10"', 'guestOS = "dos"',
                     'displayName = "what the job calls it"', 'memsize = "4096"', 'ide0:0.present = "TRUE"',
-                    f'ide0:0.fileName = "{disk}"', 'serial0.present = "TRUE"', 'serial0.fileType = "file"',
+                    'ide0:0.fileName = "dos.vmdk"', 'serial0.present = "TRUE"', 'serial0.fileType = "file"',
                     'serial0.fileName = "serial.txt"', *more,
                 )
             )

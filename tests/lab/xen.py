@@ -9,8 +9,6 @@ Commands run in dom0 with a key made for this run (`tests.lab.emulated`).
 ``python -m tests.lab.xen`` boots it and gives a shell in dom0.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -23,7 +21,6 @@ from tests.lab.emulated import QEMU, TOOLS, EmulatedMachine
 
 USER = "alice"
 """The user of jobs in dom0."""
-OUR_SERVER = "/opt/vmgahp/bin/condor_vm-gahp"
 URI = "xen:///system"
 KERNEL, INITRD = "/lab/guest/vmlinux", "/lab/guest/initrd"
 """The guest's, as seen in dom0."""
@@ -80,8 +77,8 @@ class XenHost(EmulatedMachine):
 
     # ---- services -------------------------------------------------------------------------------
 
-    def virsh(self, *argv: str, check: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        return self.run("virsh", "-q", "-c", URI, *argv, check=check, timeout=timeout)
+    def virsh(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.run("virsh", "-q", "-c", URI, *argv, check=check)
 
     def domains(self) -> list[str]:
         """The names of all guests, running or not."""

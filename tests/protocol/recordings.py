@@ -1,7 +1,6 @@
-"""Recorded conversations: where they are, how they are played line by line, and what is the same each time."""
+"""Recorded conversations: where they are, and what is the same each time."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from vmgahp.protocol.requests import Kind, Request, Requests
@@ -10,15 +9,6 @@ from vmgahp.protocol.transcript import CLIENT, SERVER, Transcript
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 STARTER = TRANSCRIPTS / "starter.txt"
 """A job that was suspended and continued, and whose guest powered itself off; from the pool's test_checkpoints.py."""
-
-
-def play_exactly(recorded: Transcript, send: Callable[[bytes], object], receive: Callable[[], str | None]) -> None:
-    """Every line of both sides, each R too, as it is and in the recorded order."""
-    for line in recorded.lines:
-        if line.mark == CLIENT:
-            send(line.data)
-        else:
-            assert receive() == line.text, f"line {line.number}"
 
 
 def outline(conversation: Transcript) -> list[str]:
@@ -31,7 +21,6 @@ def outline(conversation: Transcript) -> list[str]:
             if requests.sent(request) and not request.operation and request.command != "RESULTS":
                 found.append(line.text)
         elif line.mark == SERVER and (received := requests.received(line.text)).kind is Kind.RESULT:
-            assert received.request
             operation = received.request.operation
             success, *words = received.request.result
             words = [word for word in words if not word.startswith(("IP=", "MAC="))]

@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -148,11 +148,8 @@ def test_lines_of_several_threads_are_written_whole(tmp_path: Path) -> None:
         for number in range(500):
             writer.line(mark, f"{number}\n".encode())
 
-    threads = [threading.Thread(target=write, args=(mark,)) for mark in (CLIENT, SERVER)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, (CLIENT, SERVER)))
     read = transcript.load(path)
     assert read.texts(">") == read.texts("<") == [str(number) for number in range(500)]
 

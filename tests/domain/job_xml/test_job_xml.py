@@ -553,8 +553,6 @@ def test_disks_of_the_host(job: Job, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "<seclabel type='none'/>",
-        "<seclabel type='static' model='dac'><label>root:root</label></seclabel>",
         "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><qemu:arg/></qemu:commandline>",
         "<commandline xmlns='http://libvirt.org/schemas/domain/qemu/1.0'><arg value='-x'/></commandline>",
         "<q:override xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'/>",

@@ -56,12 +56,8 @@ def build() -> Path:
     with open(place / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
-            environ = os.environ | {
-                "GO111MODULE": "off",
-                "GOFLAGS": "",
-                "GOPATH": f"{place / 'go'}:/usr/share/gocode",
-                "GOCACHE": str(place / "go-build"),
-            }
+            environ = os.environ | {"GO111MODULE": "off", "GOFLAGS": "", "GOCACHE": str(place / "go-build")}
+            environ["GOPATH"] = f"{place / 'go'}:/usr/share/gocode"
             command = [go, "build", "-o", f"{program}.new", "."]
             subprocess.run(command, cwd=SOURCE.parent, env=environ, check=True, timeout=BUILD_DEADLINE)
             os.rename(f"{program}.new", program)
@@ -105,14 +101,13 @@ class Vcsim:
 
     def tell(self, command: str) -> None:
         """Carry a command of `main.go` out."""
-        assert self.process.stdin is not None
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         assert self._lines.get(timeout=DEADLINE) == "ok"
 
-    def reached(self, method: str, deadline: float = DEADLINE) -> None:
+    def reached(self, method: str) -> None:
         """Wait until the call that something was to happen to has come."""
-        assert self._reached.get(timeout=deadline) == method
+        assert self._reached.get(timeout=DEADLINE) == method
 
     def kill(self) -> None:
         """End it as kill -9 does: nothing is answered any more, and the inventory is gone."""
@@ -141,7 +136,6 @@ class Vcsim:
 
         Not by SIGINT, which is lost where that is ignored and it has only just begun to listen.
         """
-        assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -154,7 +148,6 @@ class Vcsim:
         return max(self.directory.glob("govcsim-*LocalDS_0*"), key=lambda path: path.stat().st_ctime_ns)
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             word, _, rest = line.rstrip("\n").partition(" ")
             if word == "reached":

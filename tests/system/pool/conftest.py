@@ -4,13 +4,11 @@ A starter sleeps 30 seconds after each START, and asks for a status every 30 at 
 computes, so that pools run side by side. They know nothing of each other, in namespaces of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.lab.namespace import default_root, newer_root, wheel_of, why_not
+from tests.lab.namespace import default_root, newer_root, require_namespace, wheel_of
 from tests.lab.pool import Pool
 from tests.lab.systems import of_root, ran_on
 
@@ -36,13 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def pool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A pool whose VM_GAHP_SERVER is this clone's daemon, installed from its wheel."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
+    require_namespace()
     pool = Pool(tmp_path_factory.mktemp("pool"))
     request.session.stash[POOL] = pool
     with pool.running(wheel_of(tmp_path_factory)):
-        pool.remember()
+        pool.advertised = pool.offering()
         yield pool
 
 
@@ -55,9 +51,7 @@ def known_system(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show the ends of HTCondor's and the daemon's logs with a failure."""
     report = yield
     pool = item.session.stash.get(POOL, None)

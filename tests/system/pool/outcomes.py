@@ -1,13 +1,12 @@
 """The start of a pool of its own, and what befalls the jobs of many pools."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from tests.lab.guest import BANNER, DONE, counts
-from tests.lab.namespace import OUR_SERVER, wheel_of, why_not
+from tests.lab.namespace import OUR_SERVER, require_namespace, wheel_of
 from tests.lab.pool import Job, Pool
 
 START = 90
@@ -33,11 +32,20 @@ def pool_of_its_own(
     server: str = OUR_SERVER,
 ) -> Iterator[Pool]:
     """A pool with these settings; `prepare` is called before HTCondor starts."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
+    require_namespace()
     with Pool(factory.mktemp(f"{name}-pool"), server, settings).running(wheel_of(factory), prepare) as pool:
         yield pool
+
+
+def own_pool(name: str, *given: Any) -> Any:
+    """Make a module's fixture `pool`: the words of `pool_of_its_own`, for all tests of the module."""
+
+    @pytest.fixture(scope="module")
+    def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+        with pool_of_its_own(tmp_path_factory, name, *given) as made:
+            yield made
+
+    return pool
 
 
 def go_on_from_checkpoint(pool: Pool, job: Job) -> None:
@@ -52,8 +60,7 @@ def assert_ended_with_its_guest(pool: Pool, job: Job) -> None:
     job.wait_for_event("terminated", END)
     assert job.events().count("executing") == 1
     assert {"evicted", "held", "shadow exception"}.isdisjoint(job.events())
-    log = "".join(path.read_text(errors="replace") for path in pool.log.glob("VMGahpLog*"))
-    assert "condor_starter learns from the exit of this server" in log
+    assert "condor_starter learns from the exit of this server" in pool.daemon_log()
     assert pool.machine()["HasVM"] is True
 
 

@@ -1,17 +1,15 @@
 """Jobs that do not mind which hypervisor they get, under HTCondor's own startd and starter."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from tests.lab.guest import make_guest
-from tests.lab.pool import Job, Pool
+from tests.lab.pool import OF_ALL, Job, Pool
 from tests.lab.vmware import convert, count_on
-from tests.system.pool.outcomes import END, assert_counted, pool_of_its_own
+from tests.system.pool.outcomes import END, assert_counted, own_pool
 
 pytestmark = pytest.mark.pool
 
@@ -20,16 +18,11 @@ SECONDS = 5
 CONFIG = "VM_TYPE = any\nVM_ANY_TYPES = vmrun, kvm\n"
 """vmrun is not installed there, so kvm is the first that is proved."""
 
-SUBMIT = """\
-universe = vm
-vm_type = any
+SUBMIT = f"""\
+{OF_ALL}vm_type = any
 vm_memory = 64
 +VMPARAM_vm_Disk = "disk.vmdk:hda:w:vmdk"
 transfer_input_files = disk.vmdk
-should_transfer_files = YES
-when_to_transfer_output = ON_EXIT
-executable = {name}
-log = job.log
 """
 
 LIST = """\
@@ -38,28 +31,20 @@ requirements = TARGET.VM_Type == "any" || stringListIMember(TARGET.VM_Type, MY.J
 """
 
 
-def as_in_an_ova(home: Path) -> None:
-    """A disk to which no guest can write."""
-    convert(make_guest(home / "disk.raw", SECONDS), home / "disk.vmdk", "streamOptimized")
+def disk(vmdk_type: str) -> Callable[[Path], None]:
+    return lambda home: convert(make_guest(home / "disk.raw", SECONDS), home / "disk.vmdk", vmdk_type)
 
 
-def plain(home: Path) -> None:
-    convert(make_guest(home / "disk.raw", SECONDS), home / "disk.vmdk")
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """A pool of its own, whose machine offers whatever it has."""
-    with pool_of_its_own(tmp_path_factory, "any", CONFIG) as pool:
-        yield pool
+pool = own_pool("any", CONFIG)
 
 
 @pytest.fixture(scope="module")
 def jobs(pool: Pool) -> Mapping[str, Job]:
     """All the jobs of this module, side by side."""
     return {
-        "converted": pool.submit("converted", as_in_an_ova, "", SUBMIT),
-        "listed": pool.submit("listed", plain, LIST, SUBMIT),
+        # To the disk of an OVA no guest can write.
+        "converted": pool.submit("converted", disk("streamOptimized"), "", SUBMIT),
+        "listed": pool.submit("listed", disk("monolithicSparse"), LIST, SUBMIT),
     }
 
 

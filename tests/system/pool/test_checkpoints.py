@@ -1,8 +1,6 @@
 """Suspend, vacate, periodic checkpoints and a recorder under a real starter: the guest is resumed, and counts on."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from tests.lab.namespace import LAB, OUR_SERVER
 from tests.lab.pool import JOBS, Job, Pool
 from tests.protocol.recordings import STARTER, for_everybody, outline
 from tests.system.pool import outcomes
-from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, end_after_eviction, pool_of_its_own
+from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, end_after_eviction, own_pool
 
 from vmgahp.protocol import transcript
 
@@ -65,10 +63,7 @@ def install(pool: Pool) -> None:
     server.chmod(0o755)
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    with pool_of_its_own(tmp_path_factory, "checkpoints", SETTINGS, install, f"{LAB}/server") as pool:
-        yield pool
+pool = own_pool("checkpoints", SETTINGS, install, f"{LAB}/server")
 
 
 @pytest.fixture(scope="module")

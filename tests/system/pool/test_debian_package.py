@@ -1,7 +1,5 @@
 """The Debian package on a machine with HTCondor's own packages: installed, used by the startd, upgraded, removed."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import shutil
@@ -9,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.lab.namespace import LAB, REFERENCE_SERVER, REPOSITORY, Namespace, why_not
+from tests.lab.namespace import LAB, REFERENCE_SERVER, REPOSITORY, Namespace, require_namespace
 from tests.lab.packages import build, git, kept_of, later_clone_of
 from tests.lab.pool import Pool
 
@@ -28,9 +26,7 @@ def files(namespace: Namespace) -> set[str]:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
+    require_namespace()
     if not shutil.which("dh_python3"):
         pytest.skip("there is no debhelper here (scripts/test --pool installs it)")
     return kept_of(tmp_path_factory)
@@ -43,13 +39,9 @@ def package(kept: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def later_clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return later_clone_of(tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def later(kept: Path, later_clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    [built] = build("build-deb", tmp_path_factory.mktemp("package"), "--keep", str(kept), "--clone", str(later_clone))
+def later(kept: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = ("--keep", str(kept), "--clone", str(later_clone_of(tmp_path_factory)))
+    [built] = build("build-deb", tmp_path_factory.mktemp("package"), *words)
     return built
 
 
@@ -81,11 +73,12 @@ def test_what_is_in_it(package: Path, tmp_path: Path) -> None:
     assert (tmp_path / "usr/share/fish/vendor_completions.d/vmgahp.fish").stat().st_size
 
 
-def test_the_same_commit_gives_the_same_bytes(later: Path, later_clone: Path, tmp_path: Path) -> None:
-    clone = tmp_path / "elsewhere" / "of another name"
+def test_the_same_commit_gives_the_same_bytes(later: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    place = tmp_path_factory.mktemp("again")
+    clone = place / "elsewhere" / "of another name"
     clone.parent.mkdir()
-    git(tmp_path, "clone", "-q", str(later_clone), str(clone))
-    [again] = build("build-deb", tmp_path, "--clone", str(clone))
+    git(place, "clone", "-q", str(later_clone_of(tmp_path_factory)), str(clone))
+    [again] = build("build-deb", place, "--clone", str(clone))
     assert again.name == later.name
     assert again.read_bytes() == later.read_bytes()
 
@@ -152,9 +145,9 @@ def test_beside_htcondors_own_packages(package: Path, tmp_path: Path) -> None:
         pool.run("dpkg", "-i", f"{LAB}/{package.name}", timeout=120)
 
     with Pool(tmp_path / "exchange", server=SERVER).running(prepare=install) as pool:
-        pool.wait_until("the startd to offer VMs", lambda: pool.machine().get("HasVM"), 90)
-        assert pool.machine()["VM_Type"] == "kvm"
-        assert "VM_TYPES" in pool.machine(), "HTCondor's own server has no such attribute"
+        machine = pool.offering()
+        assert machine["VM_Type"] == "kvm"
+        assert "VM_TYPES" in machine, "HTCondor's own server has no such attribute"
         said = pool.run("vmgahp", "doctor", "--verbose", check=False).stdout
         assert f"{SERVER} is this daemon" in " ".join(said.split())
         listed = pool.run("sh", "-c", f"cd {EXAMPLES} && ls").stdout.split()

@@ -1,7 +1,5 @@
 """The doctor on a machine that is broken for real: in a namespace, with libvirt and HTCondor of its own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +7,10 @@ from typing import Any
 
 import pytest
 from tests.lab.guest import make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, LabError, Namespace, wheel_of, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, VMGAHP, LabError, Namespace, require_namespace, wheel_of
 from tests.lab.pool import Pool
 
 pytestmark = pytest.mark.pool
-
-DOCTOR = "/opt/vmgahp/bin/vmgahp"
 
 SETTINGS = f"""\
 VM_TYPE = kvm
@@ -25,6 +21,7 @@ VM_ALLOW_EMULATION = True
 LOG = {LAB}
 EXECUTE = /var/lib/condor/execute
 """
+FILE = "/etc/condor/config.d/99-doctor.config"
 
 DEVICES = """\
 mkdir -p /tmp/dev && mount -t tmpfs -o mode=755 tmpfs /tmp/dev && cd /tmp/dev
@@ -37,16 +34,14 @@ mount --move /tmp/dev /dev
 
 def examined(namespace: Namespace, *words: str, user: str | None = None) -> tuple[int, dict[str, Any]]:
     """The exit status and the findings, by their names."""
-    done = namespace.run(DOCTOR, "doctor", "--json", *words, user=user, check=False)
+    done = namespace.run(VMGAHP, "doctor", "--json", *words, user=user, check=False)
     assert done.stdout, done.stderr
     return done.returncode, {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
+    require_namespace()
     return wheel_of(tmp_path_factory)
 
 
@@ -57,8 +52,13 @@ def namespace(wheel: Path, tmp_path: Path) -> Iterator[Namespace]:
         namespace.install(wheel)
         namespace.start_libvirt()
         namespace.run("install", "-d", "-o", "condor", "/var/lib/condor/execute")
-        namespace.path("/etc/condor/config.d/99-doctor.config").write_text(SETTINGS)
+        configure(namespace, SETTINGS)
         yield namespace
+
+
+def configure(namespace: Namespace, lines: str) -> None:
+    with namespace.path(FILE).open("a") as file:
+        file.write(lines)
 
 
 def libvirt(namespace: Namespace) -> dict[str, str]:
@@ -117,8 +117,7 @@ def test_kvms_device_is_missing_or_closed(namespace: Namespace) -> None:
     assert found["kvm device"]["verdict"] == "off"
     assert "libvirt-qemu may not open /dev/kvm" in found["kvm device"]["seen"]
     assert "chmod 666 /dev/kvm" in found["kvm device"]["hint"]
-    with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
-        file.write("VM_ALLOW_EMULATION = False\n")
+    configure(namespace, "VM_ALLOW_EMULATION = False\n")
     namespace.run("rm", "/dev/kvm")
     status, found = examined(namespace)
     assert (status, found["kvm"]["verdict"]) == (1, "bad")
@@ -127,8 +126,7 @@ def test_kvms_device_is_missing_or_closed(namespace: Namespace) -> None:
 def test_execute_is_closed_to_the_jobs_user(namespace: Namespace) -> None:
     namespace.run("chmod", "700", "/var/lib/condor")
     for as_job in (True, False):
-        with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
-            file.write(f"VM_RUN_AS_JOB_USER = {as_job}\n")
+        configure(namespace, f"VM_RUN_AS_JOB_USER = {as_job}\n")
         _, found = examined(namespace)
         finding = found["QEMU's user"]
         assert finding["verdict"] == "bad"
@@ -136,37 +134,30 @@ def test_execute_is_closed_to_the_jobs_user(namespace: Namespace) -> None:
         assert finding["hint"] == "chmod o+x /var/lib/condor"
 
 
-def test_names_of_htcondors_configuration_that_are_misspelled(namespace: Namespace) -> None:
-    """HTCondor's own names, all of its defaults, are none of them."""
+def test_the_settings_as_htcondor_has_them(namespace: Namespace) -> None:
+    """Where each comes from, what is wrong with them; the same at the probe, of which the startd sees nothing.
+
+    HTCondor's own names, all of its defaults, are no misspellings.
+    """
     _, found = examined(namespace)
     assert found["settings"]["verdict"] == "ok", found["settings"]
-    with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
-        file.write("VM_NETWORKING_TYPES = nat\n")
-    _, found = examined(namespace)
-    assert "did you mean VM_NETWORKING_TYPE?" in found["settings"]["seen"]
-    assert "99-doctor.config, line 8)" in found["settings"]["seen"]
-
-
-def test_the_settings_as_htcondor_has_them(namespace: Namespace) -> None:
-    """Where each comes from, what is wrong with them; the same at the probe, of which the startd sees nothing."""
-    where = "/etc/condor/config.d/99-doctor.config"
-    with namespace.path(where).open("a") as file:
-        file.write("VM_RACK = 7\nVM_GAHP.VM_MEMORY = 128\nVMWARE_PERL = perl\nuse FEATURE : PartitionableSlot\n")
-        file.write("STARTER.VM_NAT_NETWORK = x\nVM_STATUS_INTERVAL = 45\nVM_STOP_TIMEOUT @=end\n5\n@end\n")
-    document = json.loads(namespace.run(DOCTOR, "config", "--json").stdout)
+    configure(namespace, "VM_RACK = 7\nVM_GAHP.VM_MEMORY = 128\nVMWARE_PERL = perl\nuse FEATURE : PartitionableSlot\n")
+    configure(namespace, "STARTER.VM_NAT_NETWORK = x\nVM_STATUS_INTERVAL = 45\nVM_NETWORKING_TYPES = nat\n")
+    configure(namespace, "VM_STOP_TIMEOUT @=end\n5\n@end\n")
+    document = json.loads(namespace.run(VMGAHP, "config", "--json").stdout)
     rows = {row["name"]: (row["value"], row["from"]) for row in document["settings"]}
-    assert rows["VM_TYPE"] == ("kvm", f"{where}, line 1")
-    assert rows["VM_MEMORY"] == ("128", f"{where}, line 9")
-    assert rows["VM_STATUS_INTERVAL"] == ("45", f"{where}, line 13")
+    assert rows["VM_TYPE"] == ("kvm", f"{FILE}, line 1")
+    assert rows["VM_MEMORY"] == ("128", f"{FILE}, line 9")
+    assert rows["VM_STATUS_INTERVAL"] == ("45", f"{FILE}, line 13")
     assert rows["VM_STOP_TIMEOUT"][0] == "5"
     assert rows["VM_RECHECK_INTERVAL"] == ("600", "HTCondor's default")
     assert rows["VM_METRICS_INTERVAL"] == ("60", "default")
-    wanted = ["HTCondor no longer reads VMWARE_PERL", "STARTER.VM_NAT_NETWORK"]
+    wanted = ["HTCondor no longer reads VMWARE_PERL", "STARTER.VM_NAT_NETWORK", "did you mean VM_NETWORKING_TYPE?"]
     seen = [finding["seen"] for finding in document["findings"]]
     assert len(seen) == len(wanted), seen
-    for part in wanted:
+    for part in (*wanted, f"VM_NETWORKING_TYPES ({FILE}, line 14)"):
         assert any(part in sentence for sentence in seen)
-    probed = json.loads(namespace.run(DOCTOR, "probe", "--json", check=False).stdout)
+    probed = json.loads(namespace.run(VMGAHP, "probe", "--json", check=False).stdout)
     assert [one["seen"] for one in probed["findings"] if one["check"] == "settings"] == seen
     who = ("VMGAHP_USER_UID=1201", "VMGAHP_USER_GID=1201")
     told = namespace.run("env", *who, OUR_SERVER, "-f", "-M", "0", "vmtype", "kvm").stdout
@@ -187,9 +178,8 @@ print(json.dumps({name: [settings.string(name), settings.where(name), alone(name
 
 
 def test_condor_config_val_says_the_same_of_one_name_and_of_all(namespace: Namespace) -> None:
-    with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
-        file.write("MY_SIZE = 256\nVM_MEMORY = 2 * $(MY_SIZE)\nVM_NETWORKING_TYPE =\n")
-        file.write("VM_GAHP.VM_STOP_TIMEOUT = 7\nVM_STOP_TIMEOUT = 3\n")
+    configure(namespace, "MY_SIZE = 256\nVM_MEMORY = 2 * $(MY_SIZE)\nVM_NETWORKING_TYPE =\n")
+    configure(namespace, "VM_GAHP.VM_STOP_TIMEOUT = 7\nVM_STOP_TIMEOUT = 3\n")
     environ = ("_condor_vm_gahp_log=/log", "_CONDOR_VM_GAHP.VM_NAT_NETWORK=lab")
     found = json.loads(namespace.run("env", *environ, "/opt/vmgahp/bin/python", "-c", ASK).stdout)
     said = {name: value for name, (value, where, _) in found.items() if where != "default"}
@@ -230,13 +220,11 @@ def test_the_machine_is_left_as_it_was(namespace: Namespace) -> None:
     (namespace.exchange / "scratch/ad.txt").write_text(ad)
     (namespace.exchange / "scratch/guest.img").write_bytes(bytes(1 << 20))
     namespace.run("chown", "-R", "alice", f"{LAB}/scratch")
-    with namespace.path("/etc/condor/config.d/99-doctor.config").open("a") as file:
-        file.write("VM_NETWORKING = True\nVM_NETWORKING_TYPE = nat, user\n")
-        file.write("VM_ALLOW_HOST_LOOPBACK = True\n")
+    configure(namespace, "VM_NETWORKING = True\nVM_NETWORKING_TYPE = nat, user\nVM_ALLOW_HOST_LOOPBACK = True\n")
     namespace.run("rm", "/usr/bin/passt")  # it is tried with a socket in /tmp, whose time that changes
     namespace.virsh("capabilities")  # libvirt writes what it knows of QEMU to its cache when it is first asked
     before = state(namespace)
-    done = namespace.run(DOCTOR, "doctor", "--job", f"{LAB}/scratch/ad.txt", check=False)
+    done = namespace.run(VMGAHP, "doctor", "--job", f"{LAB}/scratch/ad.txt", check=False)
     assert "<name>alice_lab_7.0</name>" in done.stdout
     assert sorted(set(state(namespace).splitlines()) ^ set(before.splitlines())) == []
 
@@ -269,7 +257,7 @@ def test_a_machine_that_a_starter_took_out(wheel: Path, tmp_path: Path) -> None:
         with pytest.raises(LabError, match="the pool is dead: a starter took the machine out of service: VMGAHP_ERR_"):
             pool.wait_until("what never comes", lambda: None, 240)
         pool.watched, pool.dead = False, ""
-        pool.namespace.run(DOCTOR, "doctor", "--recover", check=False)
+        pool.namespace.run(VMGAHP, "doctor", "--recover", check=False)
         pool.wait_until("the machine's return", lambda: pool.machine().get("HasVM") is True, 60)
         status, found = examined(pool.namespace)
         assert status == 0, found

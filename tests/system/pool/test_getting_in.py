@@ -4,19 +4,15 @@ A namespace's root is a chroot, in which passt can make no namespaces: the guest
 so that nobody listens at the port yet.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 
 import pytest
 from tests.lab.guest import BANNER, make_guest
+from tests.lab.namespace import VMGAHP
 from tests.lab.pool import USER, Pool
-from tests.system.pool.outcomes import END, START, pool_of_its_own
+from tests.system.pool.outcomes import END, START, own_pool
 
 pytestmark = pytest.mark.pool
-
-VMGAHP = "/opt/vmgahp/bin/vmgahp"
 
 SETTINGS = """
 VM_NETWORKING = True
@@ -33,10 +29,7 @@ def make_bridge(pool: Pool) -> None:
     pool.run("ip", "link", "set", "labbr", "up")
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    with pool_of_its_own(tmp_path_factory, "inside", SETTINGS, make_bridge) as made:
-        yield made
+pool = own_pool("inside", SETTINGS, make_bridge)
 
 
 def test_a_port_of_the_node_leads_in_and_the_submit_side_knows(pool: Pool) -> None:

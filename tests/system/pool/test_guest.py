@@ -3,20 +3,16 @@
 And `vmgahp console` beside a running job, with its ad, and with HTCondor's own server at the other end.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 from tests.lab.guest import BANNER, growing_sector, make_guest
-from tests.lab.namespace import LAB, REFERENCE_SERVER
+from tests.lab.namespace import LAB, REFERENCE_SERVER, VMGAHP
 from tests.lab.pool import JOBS, USER, Job, Pool
 from tests.system.pool.outcomes import END, START
 
 pytestmark = pytest.mark.pool
-
-VMGAHP = "/opt/vmgahp/bin/vmgahp"
 
 
 def test_the_exit_code_is_in_the_job_ad_and_comes_home(pool: Pool) -> None:

@@ -3,8 +3,6 @@
 In a namespace, where it is ours to torment. What fails in the midst of an operation is in tests/faults.
 """
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import time
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests import jobs
 from tests.lab.guest import BANNER, make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, Namespace, wait_until, wheel_of, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, Namespace, require_namespace, wait_until, wheel_of
 
 from vmgahp.protocol.client import Client, ProtocolError
 
@@ -30,9 +28,7 @@ PROBE_TIMEOUT = 5
 
 @pytest.fixture(scope="module")
 def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
+    require_namespace()
     with Namespace(tmp_path_factory.mktemp("namespace")) as namespace:
         namespace.install(wheel_of(tmp_path_factory))
         namespace.run("rm", "-f", "/usr/bin/zstd")
@@ -163,17 +159,13 @@ def test_a_libvirtd_that_hangs_is_answered_for_in_time(namespace: Namespace, sit
     client.quit()
 
 
-def qemus(namespace: Namespace) -> list[int]:
-    return [pid for pid, words in namespace.processes().items() if "qemu-system" in words]
-
-
 def test_a_guest_of_a_killed_daemon_ends_while_libvirtd_is_away(namespace: Namespace, client: Client) -> None:
     """And its guardian does not wait for libvirtd."""
     end_libvirtd(namespace, "KILL")
     [server] = [pid for pid, words in namespace.processes().items() if f"{OUR_SERVER} -f" in words]
     try:
         namespace.kill(server, "KILL")
-        wait_until("the guest to end", lambda: qemus(namespace) == [], 60)
+        wait_until("the guest to end", lambda: "qemu-system" not in str(namespace.processes()), 60)
         wait_until("the guardian to end", lambda: "vmgahp-guardian" not in str(namespace.processes()), 60)
     finally:
         namespace.run("libvirtd", "-d")

@@ -4,8 +4,6 @@ The driver is laid over the system from its Debian package and never installed: 
 its drivers does not start at all.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import JOB_UID
-from tests.lab.namespace import LAB, REPOSITORY, Namespace, default_root, wait_until, why_not
+from tests.lab.namespace import LAB, REPOSITORY, Namespace, default_root, require_namespace
 
 from vmgahp import errors, findings, lifecycle
 from vmgahp.config import Settings
@@ -58,8 +56,7 @@ done < /proc/self/cgroup
 @pytest.fixture(scope="module")
 def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
     """A namespace with a libvirtd that has containers."""
-    if reason := why_not():
-        pytest.skip(reason)
+    require_namespace()
     packages = sorted(default_root().with_name("lxc").glob("libvirt-daemon-driver-lxc_*.deb"))
     if not packages:
         pytest.skip("libvirt's LXC driver was not fetched (scripts/test --pool does it)")
@@ -69,11 +66,7 @@ def namespace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Namespace]:
         made.run("dpkg-deb", "-x", f"{LAB}/driver.deb", "/")
         made.run("sh", "-e", "-c", CGROUPS)
         made.run("libvirtd", "-d")
-        wait_until(
-            "libvirtd in the namespace",
-            lambda: made.run("virsh", "-q", "-c", "lxc:///system", "version", check=False).returncode == 0,
-            timeout=60,
-        )
+        made.wait_for_libvirt("lxc:///system")
         yield made
 
 
@@ -133,7 +126,6 @@ class TestLxc(DriverContract):
     @pytest.fixture
     def subject(self, scratch: Path, namespace: Namespace, settings: Settings) -> Iterator[Subject]:
         with Containers(scratch.parent, settings, WHO) as subject:
-            assert isinstance(subject, Containers)
             subject.namespace = namespace
             yield subject
 
@@ -144,7 +136,6 @@ class TestLxc(DriverContract):
         assert caught.value.code == errors.CRITICAL
         assert "LIBVIRT_XML_SCRIPT" in caught.value.hint
         bad = findings.first_bad(driver.survey(time.monotonic() + 60).findings)
-        assert bad is not None
         assert "exe" in bad.seen
 
     def test_the_survey_names_what_runs_here(self, subject: Subject) -> None:

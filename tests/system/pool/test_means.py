@@ -3,13 +3,11 @@
 One pool, in which all jobs run side by side.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pytest
 from tests.lab.guest import BANNER, make_guest, read_count
 from tests.lab.namespace import LAB
 from tests.lab.pool import JOBS, SUBMIT, USER, Job, Pool
-from tests.system.pool.outcomes import END, START, pool_of_its_own
+from tests.system.pool.outcomes import END, START, own_pool
 
 from vmgahp.commands.setup import HOOK_TEXT
 
@@ -82,10 +80,7 @@ def prepare(pool: Pool) -> None:
         (place / name).chmod(0o755)
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    with pool_of_its_own(tmp_path_factory, "means", SETTINGS, prepare) as pool:
-        yield pool
+pool = own_pool("means", SETTINGS, prepare)
 
 
 DEFERRED = 45
@@ -104,9 +99,11 @@ echo "$1" > returned
 """
 
 
-@pytest.fixture(scope="module")
+# All of them run at the same time, whichever the first test is about.
+
+
+@pytest.fixture(scope="module", autouse=True)
 def jobs(pool: Pool) -> Mapping[str, Job]:
-    """All of them, submitted at once."""
     pool.offering()
     later = int(time.time()) + DEFERRED
     failing = {
@@ -127,12 +124,12 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def spooled(pool: Pool, jobs: Mapping[str, Job]) -> Job:
     return pool.submit("spooled", ending(CODE), options=["-spool"])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def dag(pool: Pool, jobs: Mapping[str, Job]) -> Path:
     home = pool.directory / "jobs" / "dag"
     home.mkdir()
@@ -146,11 +143,6 @@ def dag(pool: Pool, jobs: Mapping[str, Job]) -> Path:
     pool.run("chown", "-R", USER, f"{JOBS}/dag")
     pool.run("condor_submit_dag", "-usedagdir", "jobs.dag", user=USER, cwd=f"{JOBS}/dag")
     return home
-
-
-@pytest.fixture(scope="module", autouse=True)
-def all_of_them(jobs: Mapping[str, Job], spooled: Job, dag: Path) -> None:
-    """They run at the same time, whichever of them the first test is about."""
 
 
 def test_the_exit_code_is_the_jobs(pool: Pool, jobs: Mapping[str, Job]) -> None:

@@ -1,14 +1,12 @@
 """What matters to every job, once more under the newest HTCondor, libvirt and QEMU that there are."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from tests.lab.guest import counts, make_guest
-from tests.lab.namespace import LAB, OUR_SERVER, newer_root, wheel_of, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, VMGAHP, newer_root, require_namespace, wheel_of
 from tests.lab.pool import EXECUTE, Job, Pool
 from tests.system.pool import outcomes
 from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, assert_ended_with_its_guest, settle
@@ -29,13 +27,12 @@ OVERLAY = f"transfer_input_files = nfs://{IMAGES}/base.raw:disk.qcow2\nvm_disk =
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    if reason := why_not(newer=True):
-        pytest.skip(reason)
+    require_namespace(newer=True)
     made = Pool(tmp_path_factory.mktemp("newer"), settings=SETTINGS, root=newer_root())
     (made.directory / "images").mkdir()
     make_guest(made.directory / "images/base.raw", 4)
     with made.running(wheel_of(tmp_path_factory)):
-        made.remember()
+        made.advertised = made.offering()
         yield made
 
 
@@ -111,7 +108,6 @@ def test_the_kill_mode_takes_the_directory_that_the_startd_names(pool: Pool, job
     job = jobs["killed"]
     pool.wait_until("its QEMU", lambda: pool.qemu_of(job), START)
     scratch = pool.scratch(job)
-    assert scratch is not None
     made = scratch.removesuffix("/scratch")
     assert made != scratch
     assert made.rpartition("/")[0] == EXECUTE
@@ -131,7 +127,7 @@ def test_a_job_runs_on_an_overlay_that_the_plugin_makes(pool: Pool, jobs: Mappin
 
 def test_the_doctor_finds_the_machine_well(pool: Pool, jobs: Mapping[str, Job]) -> None:
     jobs["finishing"].wait_for_event("terminated", END)
-    done = pool.run("/opt/vmgahp/bin/vmgahp", "doctor", "--json", check=False)
+    done = pool.run(VMGAHP, "doctor", "--json", check=False)
     found = json.loads(done.stdout)["findings"]
     assert [finding for finding in found if finding["verdict"] == "bad"] == []
     assert done.returncode == 0

@@ -4,8 +4,6 @@ Two pools run side by side, in which all is alike but VM_GAHP_SERVER and, since 
 script describes the VM, its LIBVIRT_XML_SCRIPT. docs/how-to/htcondor.md has the fates that are found here.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 from tests.lab import reference
 from tests.lab.guest import make_guest, read_count
-from tests.lab.namespace import LAB, OUR_SERVER, REFERENCE_SERVER, REPOSITORY, wheel_of, why_not
+from tests.lab.namespace import LAB, OUR_SERVER, REFERENCE_SERVER, REPOSITORY, require_namespace, wheel_of
 from tests.lab.pool import Job, Pool
 from tests.system.pool.outcomes import CHECKPOINT, START
 
@@ -117,9 +115,7 @@ def prepare(pool: Pool) -> None:
 @pytest.fixture(scope="module")
 def fates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Fates]]:
     """All jobs in both pools, submitted at once."""
-    reason = why_not()
-    if reason:
-        pytest.skip(reason)
+    require_namespace()
     script = f"LIBVIRT_XML_SCRIPT = {LAB}/describe-vm\n"
     with ExitStack() as stack:
         found = {}

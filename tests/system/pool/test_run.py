@@ -4,22 +4,21 @@ The guest is a small Linux that boots in seconds and has the agent, from the mac
 side on that one image.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from tests.lab import cloud_image, linux_guest
-from tests.lab.namespace import LAB, REPOSITORY
+from tests.lab.namespace import LAB, REPOSITORY, VMGAHP
 from tests.lab.pool import JOBS, USER, Job, Pool
-from tests.system.pool.outcomes import CHECKPOINT, END, START, pool_of_its_own, settle
+from tests.system.pool.outcomes import CHECKPOINT, END, START, own_pool, settle
 
-pytestmark = pytest.mark.pool
+WHY_NOT = linux_guest.why_no_disk() or cloud_image.why_none()
+pytestmark = [pytest.mark.pool, pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)]
 
 SECONDS = 100
 """How long those programs count that something befalls: a starter does not listen in the first 40."""
@@ -126,12 +125,7 @@ def prepare(pool: Pool) -> None:
         shutil.copytree(place, pool.namespace.path(place), dirs_exist_ok=True, symlinks=True)
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    if reason := linux_guest.why_no_disk() or cloud_image.why_none():
-        pytest.skip(reason)
-    with pool_of_its_own(tmp_path_factory, "run", SETTINGS, prepare) as made:
-        yield made
+pool = own_pool("run", SETTINGS, prepare)
 
 
 def with_files(directory: Path) -> None:
@@ -158,9 +152,12 @@ def nothing(_directory: Path) -> None:
     pass
 
 
-@pytest.fixture(scope="module")
+# All jobs run at the same time, whichever of them the first test is about.
+
+
+@pytest.fixture(scope="module", autouse=True)
 def jobs(pool: Pool) -> Mapping[str, Job]:
-    """All of them, submitted at once, and what befalls some."""
+    """Most of them, submitted at once, and what befalls some."""
     pool.offering()
 
     def submit(name: str, commands: str, files: Callable[[Path], None] = nothing) -> Job:
@@ -183,7 +180,7 @@ def jobs(pool: Pool) -> Mapping[str, Job]:
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def ten(pool: Pool, jobs: Mapping[str, Job]) -> Path:
     """Jobs of one submit file, on one image."""
     home = pool.directory / "jobs" / "ten"
@@ -203,28 +200,23 @@ def by_vmgahp_run(pool: Pool, name: str, options: str, *words: str) -> Job:
     with_files(home)
     (home / "job.log").symlink_to(f"{name}.log")
     pool.run("chown", "-R", USER, f"{JOBS}/{name}")
-    command = ["/opt/vmgahp/bin/vmgahp", "run", *options.split(), "--input", "data", "--input", "fit", "--name", name]
+    command = [VMGAHP, "run", *options.split(), "--input", "data", "--input", "fit", "--name", name]
     done = pool.run(*command, "--submit", *words, user=USER, cwd=f"{JOBS}/{name}")
     return Job(pool, int(done.stdout.split(".")[0]), home)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def by_command(pool: Pool, jobs: Mapping[str, Job]) -> Job:
     options = "--image catalog:small --memory 192 --boot ready --input notes --output results"
     words = ("--env", "WORDS=it's $(all) $$(one)", "--", "./fit", "a  b")
     return by_vmgahp_run(pool, "command", options, *words)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def debian(pool: Pool, jobs: Mapping[str, Job]) -> Mapping[str, Job]:
     """Jobs of a real image, whose cloud-init begins the program."""
     image = f"--image catalog:debian-12 --memory {cloud_image.MEMORY_MIB} --env WORDS=real "
     return {name: by_vmgahp_run(pool, name, image + more, "--", "sh", "-c", LOOK) for name, more in DEBIAN.items()}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def all_of_them(jobs: Mapping[str, Job], ten: Path, by_command: Job, debian: Mapping[str, Job]) -> None:
-    """They run at the same time, whichever of them the first test is about."""
 
 
 DEBIAN = {"bios": "--network nat", "uefi": "--network none --firmware uefi"}
@@ -273,18 +265,12 @@ def test_the_programs_exit_code_or_signal_is_the_jobs(jobs: Mapping[str, Job]) -
     assert "Abnormal termination (signal 11)" in (jobs["signal"].directory / "job.log").read_text()
 
 
-def test_a_running_programs_output_is_seen(pool: Pool, jobs: Mapping[str, Job]) -> None:
-    """While it is suspended it says no more."""
+def test_a_suspended_programs_output_is_seen_and_it_goes_on_where_it_was(pool: Pool, jobs: Mapping[str, Job]) -> None:
     job = jobs["suspended"]
     pool.wait_until("two STATUS=Suspended", lambda: pool.told(job).count("STATUS=Suspended") >= 2, END)
     numbers = [int(line) for line in str(pool.run("condor_tail", str(job.cluster), user=USER).stdout).split()]
     assert numbers == list(range(1, len(numbers) + 1))
-    assert 0 < len(numbers) < SECONDS
-
-
-def test_a_suspended_program_goes_on_where_it_was(pool: Pool, jobs: Mapping[str, Job]) -> None:
-    job = jobs["suspended"]
-    pool.wait_until("two STATUS=Suspended", lambda: pool.told(job).count("STATUS=Suspended") >= 2, END)
+    assert 0 < len(numbers) < SECONDS, "while it is suspended it says no more"
     job.command("condor_continue")
     assert ended(job)["ExitCode"] == 0
     assert counted(job) == list(range(1, SECONDS + 1))

@@ -1,17 +1,14 @@
 """A script-managed job under HTCondor's own startd and starter, by the example for VirtualBox and its stand-in."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.lab.guest import make_guest
 from tests.lab.namespace import LAB, REPOSITORY
-from tests.lab.pool import Pool
+from tests.lab.pool import OF_ALL, Pool
 from tests.lab.vmware import convert
-from tests.system.pool.outcomes import CHECKPOINT, assert_counted, go_on_from_checkpoint, pool_of_its_own
+from tests.system.pool.outcomes import CHECKPOINT, assert_counted, go_on_from_checkpoint, own_pool
 
 pytestmark = pytest.mark.pool
 
@@ -21,16 +18,11 @@ SECONDS = 100
 HERE = f"{LAB}/virtualbox"
 CONFIG = f"VM_TYPE = script\nVM_HYPERVISOR = virtualbox\nVM_SCRIPT = {HERE}/script\n"
 
-SUBMIT = """\
-universe = vm
-vm_type = script
+SUBMIT = f"""\
+{OF_ALL}vm_type = script
 vm_memory = 64
 +VMPARAM_vm_Disk = "disk.vmdk:sda:w:vmdk"
 transfer_input_files = disk.vmdk
-should_transfer_files = YES
-when_to_transfer_output = ON_EXIT
-executable = {name}
-log = job.log
 """
 
 
@@ -56,11 +48,7 @@ def install(pool: Pool) -> None:
         path.chmod(0o755)
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """A pool of its own, whose machine offers VMs by the script."""
-    with pool_of_its_own(tmp_path_factory, "script", CONFIG, install) as pool:
-        yield pool
+pool = own_pool("script", CONFIG, install)
 
 
 def test_a_vacated_job_goes_on_from_its_checkpoint(pool: Pool) -> None:

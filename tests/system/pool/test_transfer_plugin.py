@@ -3,24 +3,20 @@
 And what `vmgahp submit` writes, read by a real condor_submit.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 
 import classad2
 import pytest
 from tests.commands.submit.samples import SOURCES, write_sources
 from tests.lab.guest import make_guest
-from tests.lab.namespace import LAB, OUR_SERVER
+from tests.lab.namespace import LAB, OUR_SERVER, VMGAHP
 from tests.lab.pool import USER, Job, Pool
-from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, go_on_from_checkpoint, pool_of_its_own
+from tests.system.pool.outcomes import CHECKPOINT, END, START, assert_counted, go_on_from_checkpoint, own_pool
 
 pytestmark = pytest.mark.pool
 
 IMAGES = f"{LAB}/images"
 PLUGIN = OUR_SERVER.replace("condor_vm-gahp", "vmgahp-image-plugin")
-VMGAHP = OUR_SERVER.replace("condor_vm-gahp", "vmgahp")
 
 LONGER = 90
 """Seconds that the guest counts which is interrupted after the starter's sleep."""
@@ -32,26 +28,22 @@ VM_IMAGE_DIRS = {IMAGES}
 """
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """A pool of its own, whose machine has the plugin and a directory of images."""
+def prepare(pool: Pool) -> None:
+    (pool.directory / "images").mkdir()
+    make_guest(pool.directory / "images/base.raw", 8)
 
-    def prepare(made: Pool) -> None:
-        (made.directory / "images").mkdir()
-        make_guest(made.directory / "images/base.raw", 8)
 
-    with pool_of_its_own(tmp_path_factory, "plugin", SETTINGS, prepare) as made:
-        made.offering()
-        yield made
+pool = own_pool("plugin", SETTINGS, prepare)
 
 
 def submit(pool: Pool, name: str, url: str, commands: str = "") -> Job:
+    pool.offering()
     disk = f"vm_disk = disk.qcow2:hda:w:qcow2\ntransfer_input_files = {url}\n"
     return pool.submit(name, lambda _: None, disk + commands)
 
 
 def test_the_machine_says_that_it_has_the_plugin(pool: Pool) -> None:
-    assert {"nfs", "vmimage"} <= set(pool.machine()["HasFileTransferPluginMethods"].split(","))
+    assert {"nfs", "vmimage"} <= set(pool.offering()["HasFileTransferPluginMethods"].split(","))
 
 
 def test_a_job_runs_on_an_overlay_and_the_overlay_comes_home(pool: Pool) -> None:

@@ -1,17 +1,15 @@
 """The tutorial about a program in a VM, typed as it stands in a real pool, with the real image."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 
 import pytest
 from tests import REPOSITORY
 from tests.lab import cloud_image
 from tests.lab.pool import USER, Pool
-from tests.system.pool.outcomes import pool_of_its_own
+from tests.system.pool.outcomes import own_pool
 
-pytestmark = [pytest.mark.pool, pytest.mark.timeout(4500)]
+WHY_NOT = cloud_image.why_none()
+pytestmark = [pytest.mark.pool, pytest.mark.timeout(4500), pytest.mark.skipif(WHY_NOT != "", reason=WHY_NOT)]
 
 PAGE = REPOSITORY / "docs/tutorial/your-program.md"
 HOME = "/home/tutorial"
@@ -39,12 +37,7 @@ def prepare(pool: Pool) -> None:
     pool.run("bash", "-e", "-c", "\n".join(lines))
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    if reason := cloud_image.why_none():
-        pytest.skip(reason)
-    with pool_of_its_own(tmp_path_factory, "tutorial", "", prepare) as made:
-        yield made
+pool = own_pool("tutorial", "", prepare)
 
 
 def test_the_tutorial_does_what_it_shows(pool: Pool) -> None:

@@ -3,16 +3,14 @@
 condor_submit has no VMware jobs any more; the submit files here are as in docs/how-to/vmware.md.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from tests.lab.namespace import LAB
-from tests.lab.pool import Job, Pool
+from tests.lab.pool import OF_ALL, Job, Pool
 from tests.lab.vmware import VMware, VmwareJob, count_on
-from tests.system.pool.outcomes import CHECKPOINT, END, assert_counted, go_on_from_checkpoint, pool_of_its_own
+from tests.system.pool.outcomes import CHECKPOINT, END, assert_counted, go_on_from_checkpoint, own_pool
 
 pytestmark = pytest.mark.pool
 
@@ -26,17 +24,12 @@ TRANSFERRED = "+VMPARAM_VMware_Transfer = True\n+VMPARAM_VMware_SnapshotDisk = F
 
 CONSOLE = "serial.txt"
 
-SUBMIT = """\
-universe = vm
-vm_type = vmrun
+SUBMIT = f"""\
+{OF_ALL}vm_type = vmrun
 vm_memory = 64
 +VMPARAM_VMware_VMX_File = "dos.vmx"
 +VMPARAM_VMware_VMDK_Files = "dos.vmdk"
 transfer_input_files = dos.vmx, dos.vmdk
-should_transfer_files = YES
-when_to_transfer_output = ON_EXIT
-executable = {name}
-log = job.log
 """
 
 
@@ -44,17 +37,13 @@ def make_files(home: Path) -> None:
     VmwareJob(home, SECONDS)
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """A pool of its own, whose machine offers VMs by vmrun."""
-    with pool_of_its_own(tmp_path_factory, "vmrun", CONFIG, install_vmware) as pool:
-        yield pool
-
-
 def install_vmware(pool: Pool) -> None:
     place = pool.directory / "vmware"
     place.mkdir()
     VMware(place, seen_as=Path(LAB) / "vmware")
+
+
+pool = own_pool("vmrun", CONFIG, install_vmware)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """vSphere jobs under HTCondor's own startd and starter, on VMware's simulator: a guest's end, and a checkpoint."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -12,9 +10,9 @@ import pytest
 from tests.drivers.vsphere.simulator import MIB, VMX, write_disk
 from tests.lab import vcsim
 from tests.lab.namespace import LAB
-from tests.lab.pool import Job, Pool
+from tests.lab.pool import OF_ALL, Job, Pool
 from tests.lab.vcsim import PASSWORD, USER
-from tests.system.pool.outcomes import END, START, pool_of_its_own
+from tests.system.pool.outcomes import CHECKPOINT, END, START, pool_of_its_own
 
 pytestmark = [pytest.mark.pool, pytest.mark.vsphere]
 
@@ -29,18 +27,12 @@ VSPHERE_TLS_PIN = {LAB}/sim/server.pem
 VSPHERE_DATASTORE = LocalDS_0
 """
 
-SUBMIT = """\
-universe = vm
-vm_type = vsphere
+SUBMIT = f"""\
+{OF_ALL}{CHECKPOINT}vm_type = vsphere
 vm_memory = 64
-vm_checkpoint = true
 +VMPARAM_VMware_VMX_File = "machine.vmx"
 +VMPARAM_VMware_VMDK_Files = "disk.vmdk,disk-flat.vmdk"
 transfer_input_files = machine.vmx, disk.vmdk, disk-flat.vmdk
-should_transfer_files = YES
-when_to_transfer_output = ON_EXIT_OR_EVICT
-executable = {name}
-log = job.log
 """
 
 
@@ -48,11 +40,9 @@ class VspherePool:
     """A pool, and a vSphere server in the same namespace."""
 
     pool: Pool
+    server: subprocess.Popen[str]
     before: Path
     """The disk of the VM whose job was vacated, when it was."""
-
-    def __init__(self) -> None:
-        self.server: subprocess.Popen[str] | None = None
 
     def prepare(self, pool: Pool) -> None:
         """Before HTCondor starts: pyvmomi, the password, the simulator."""
@@ -73,13 +63,9 @@ class VspherePool:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        assert self.server.stdout is not None
         assert self.server.stdout.readline().startswith("listening")
 
     def guest_powers_off(self, job: Job) -> None:
-        assert self.server is not None
-        assert self.server.stdin is not None
-        assert self.server.stdout is not None
         self.server.stdin.write(f"poweroff {job.domain}\n")
         self.server.stdin.flush()
         assert self.server.stdout.readline() == "ok\n"
@@ -94,9 +80,6 @@ class VspherePool:
             write_disk(home, "disk.vmdk", CONTENT)
 
         return self.pool.submit(name, make_files, template=SUBMIT)
-
-    def log(self) -> str:
-        return "".join(path.read_text() for path in self.pool.log.glob("VMGahpLog*"))
 
 
 @pytest.fixture(scope="module")
@@ -151,5 +134,5 @@ def test_a_vacated_job_goes_on_from_its_checkpoint(vsphere: VspherePool, jobs: M
     vsphere.guest_powers_off(job)
     job.wait_for_event("terminated", END)
     assert (job.directory / "disk-flat.vmdk").read_bytes() == b"v" * MIB
-    assert f"{job.domain} is restored from its checkpoint" in vsphere.log()
+    assert f"{job.domain} is restored from its checkpoint" in pool.daemon_log()
     assert vsphere.disks(job) == []

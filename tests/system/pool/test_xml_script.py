@@ -1,15 +1,12 @@
 """LIBVIRT_XML_SCRIPT in a real pool: a script of the shape that pools have, and the submit files that go with it."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.lab.guest import make_guest, read_count
 from tests.lab.namespace import LAB
 from tests.lab.pool import Pool
-from tests.system.pool.outcomes import END, pool_of_its_own
+from tests.system.pool.outcomes import END, own_pool
 
 pytestmark = pytest.mark.pool
 
@@ -42,11 +39,7 @@ def prepare(pool: Pool) -> None:
     make_guest(pool.directory / "images" / "site.img", 1)
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    settings = f"LIBVIRT_XML_SCRIPT = {LAB}/make-xml\n"
-    with pool_of_its_own(tmp_path_factory, "xml-script", settings, prepare) as made:
-        yield made
+pool = own_pool("xml-script", f"LIBVIRT_XML_SCRIPT = {LAB}/make-xml\n", prepare)
 
 
 def brings_a_disk(directory: Path) -> None:

@@ -1,7 +1,5 @@
 """One machine with Xen for all tests here, for it takes half a minute to boot."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -14,8 +12,7 @@ XEN = pytest.StashKey[XenHost]()
 @pytest.fixture(scope="session")
 def xen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[XenHost]:
     """A machine with Xen, up to the libvirt in its dom0; without our package."""
-    reason = why_not()
-    if reason:
+    if reason := why_not():
         pytest.skip(reason)
     host = XenHost(tmp_path_factory.mktemp("xen"))
     request.session.stash[XEN] = host
@@ -33,9 +30,7 @@ def known_system(request: pytest.FixtureRequest, xen: XenHost) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Show the ends of dom0's logs with a failure."""
     report = yield
     host = item.session.stash.get(XEN, None)

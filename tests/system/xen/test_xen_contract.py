@@ -1,7 +1,5 @@
 """The contract that every driver keeps, kept by the one for Xen's guests on a real Xen."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import tarfile

@@ -1,7 +1,5 @@
 """Xen jobs through the daemon in dom0: what condor_starter asks of it, answered by real guests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -10,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import jobs
 from tests.lab import guest
-from tests.lab.namespace import wheel_of
-from tests.lab.xen import INITRD, KERNEL, OUR_SERVER, USER, XenHost
+from tests.lab.namespace import OUR_SERVER, wheel_of
+from tests.lab.xen import INITRD, KERNEL, USER, XenHost
 
 from vmgahp.job.ad import quote
 from vmgahp.protocol.client import Client, ProtocolError
@@ -62,20 +61,17 @@ class Job:
 
     def ad(self) -> list[str]:
         said = {
-            "VM_WORKING_DIR": quote(self.scratch),
             "JobVMType": '"xen"',
             "JobVMMemory": "128",
             "JobVMCheckpoint": "true",
-            "User": '"alice@lab"',
             "ClusterId": str(self.number),
-            "ProcId": "0",
             "VMPARAM_vm_Disk": quote(f"{IMAGE}:xvda:w"),
             "VMPARAM_Xen_Kernel": quote(KERNEL),
             "VMPARAM_Xen_Initrd": quote(INITRD),
             "VMPARAM_Xen_Root": '"/dev/xvda"',
             "VMPARAM_Xen_Kernel_Params": quote(f"console=hvc0 quiet loglevel=0 {self.words}"),
         }
-        return [f"{name} = {value}" for name, value in (said | self.attributes).items() if value]
+        return jobs.lines(self.scratch, **{name: text for name, text in (said | self.attributes).items() if text})
 
     def command(self, *argv: str) -> list[str]:
         env = {"VMGAHP_CONFIG": SETTINGS, "VMGAHP_VMTYPE": "xen", "VMGAHP_WORKING_DIR": self.scratch}
