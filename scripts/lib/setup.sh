@@ -160,11 +160,11 @@ _fetch_lxc_driver() (
 
 setup_lxc_driver() { step "fetching libvirt's driver for containers" _fetch_lxc_driver; }
 
-# Debian's kernel for clouds, unpacked in $VMGAHP_LAB/linux: what tests start Linux guests from. It is never installed.
+# Debian's kernel, unpacked in $VMGAHP_LAB/linux: what tests start Linux guests from. It is never installed.
 _fetch_linux_guest() (
     directory=${VMGAHP_LAB:-/var/cache/vmgahp-lab}/linux
-    compgen -G "$directory/boot/vmlinuz-*" >/dev/null && return 0
-    package() { apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1; }
+    compgen -G "$directory/boot/vmlinuz-*[0-9]-amd64" >/dev/null && return 0 # that for clouds has no vmgenid
+    package() { apt-cache depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1; }
     [ -n "$(package)" ] || as_root apt-get -q update
     as_root rm -rf "$directory.tmp"
     as_root mkdir -p "$directory.tmp" && cd "$directory.tmp" || return 1

@@ -1,4 +1,4 @@
-"""A Linux guest that does what its user data say: Debian's kernel for clouds, and busybox for all the rest.
+"""A Linux guest that does what its user data say: Debian's kernel, and busybox for all the rest.
 
 It looks for the drive of cloud-init by its label, tells the console what is on it, runs the user data where they are
 a script, and powers off. scripts/test fetches the kernel (`setup_linux_guest` in scripts/lib/setup.sh); it is started

@@ -14,7 +14,7 @@ from vmgahp.domain import need
 from vmgahp.domain.model import AGENT, memory
 from vmgahp.errors import JobFault
 from vmgahp.images.formats import BackingFile
-from vmgahp.job.attributes import ARM, BIOS, UEFI, UEFI_SECURE, VIRTIOFS, Share
+from vmgahp.job.attributes import ARM, BIOS, UEFI, UEFI_SECURE, VIRTIOFS, X86, Share
 from vmgahp.job.exit_code import PORT
 from vmgahp.job.spec import Disk, JobSpec, Nic
 from vmgahp.job.xen import XenBoot
@@ -96,6 +96,9 @@ def build(spec: JobSpec, host: Host) -> str:
     _cpu(domain, spec, host)
     if spec.devices.clock:
         etree.SubElement(domain, "clock", offset=spec.devices.clock)
+    if spec.devices.run and host.arch in ("", X86):
+        # libvirt replaces it at a restore, by which the guest's kernel notices that it may be a copy.
+        add_text(domain, "genid", host.uuid)
     # The domain of a panicked guest with a display is preserved until the next STATUS has seen it.
     add_ends(domain, "preserve" if spec.vnc else "destroy", "destroy" if spec.devices.run else "restart")
     add_devices(domain, spec, host, machine)

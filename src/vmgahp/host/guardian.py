@@ -21,6 +21,9 @@ It must survive the events that kill the server. HTCondor's actions at a starter
   whose root cgroup is a branch of the real one.
 - *By session or process group*: it has a session of its own, and ignores HUP, INT, QUIT and TERM.
 
+The end of the machine ends it as well: systemd-shutdown, in the place of init, would wait 90 seconds for a process that
+ignores its SIGTERM.
+
 A child that the server forks *without* exec holds a copy of the pipe, and the guardian waits for its end
 too: such children must be short-lived.
 """
@@ -80,11 +83,13 @@ shift 2
         read -r word
         [ "$word" = done ] && exit
         exec </dev/null
-        until "$@"
+        until (trap - TERM && exec "$@")
         do
+            read -r first </proc/1/comm
+            [ "$first" = systemd-shutdow ] && exit
             tries=$((tries - 1))
             [ "$tries" -gt 0 ] || exit
-            sleep "$pause"
+            (trap - TERM && exec sleep "$pause")
             pause=$((pause < 30 ? pause * 2 : 60))
         done
     } &

@@ -16,7 +16,8 @@ that image unavailable: other jobs are not affected.
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from glob import escape, glob
 from typing import NamedTuple
 
 from vmgahp import errors, findings
@@ -30,6 +31,12 @@ from vmgahp.images.formats import FORMATS, HEADER, looks_like, names_files
 SETTING = "VM_CATALOG"
 ATTRIBUTE = "VM_Images"
 """The machine attribute with the names of the images that jobs can have here, separated by commas."""
+
+WARM_SETTING = "VM_WARM_DIR"
+WARM_ATTRIBUTE = "VM_Images_Warm"
+"""The machine attribute with the names of those of which a guest has booted already."""
+WARM_DIGITS = 16
+"""The hexadecimal digits at the end of the name of a template (`vmgahp.drivers.libvirt.program.warm`)."""
 
 LONGEST_LINE = 5000
 LARGEST = 1 << 20
@@ -229,6 +236,20 @@ def survey(settings: Settings, check_backing: Callable[[Image], object]) -> tupl
         found.append(Finding(f"image {entry.name}", OK, at, f"{entry.description or 'jobs can have it'}{needs}"))
     shown = ", ".join(names) or "it has none that jobs could use"
     return names, [Finding("images", OK if names else OFF, f"{subject} = {catalog.path}", shown), *found]
+
+
+def templates(settings: Settings) -> list[tuple[str, str]]:
+    """List the image and the directory of each template of this machine, the last used at the end. Raises OSError."""
+    place = settings.string(WARM_SETTING)
+    found = glob(os.path.join(escape(place), "*-*-*-" + "[0-9a-f]" * WARM_DIGITS)) if place else []
+    return [(os.path.basename(each).rsplit("-", 3)[0], each) for each in sorted(found, key=os.path.getmtime)]
+
+
+def published(names: Sequence[str], settings: Settings) -> dict[str, str]:
+    """Return the machine attributes about the images `names`."""
+    is_warm = {image for image, _ in templates(settings)}
+    listed = {ATTRIBUTE: names, WARM_ATTRIBUTE: [name for name in names if name in is_warm]}
+    return {name: ",".join(images) for name, images in listed.items() if images}
 
 
 def judge(outcome: object) -> tuple[list[str], list[Finding]]:

@@ -113,11 +113,16 @@ def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
         meta_data=names["Meta_Data"],
         network_config=names["Network_Config"],
         instance=ad.string("GlobalJobId") or name,
-        host_name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "vm",  # RFC 1123
+        host_name=host_name(name),
         said=tuple(options.shown(option) for option in _FILES),
         is_checked=form == FOR_CLOUD_INIT,
         begins=begins,
     )
+
+
+def host_name(name: str) -> str:
+    """Make the host name of a guest (RFC 1123) of the name of its VM."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-") or "vm"
 
 
 def look(seed: Seed, working_dir: str, identity: Identity) -> None:

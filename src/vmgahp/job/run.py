@@ -108,6 +108,8 @@ class Run(NamedTuple):
     """The job's name in the pool: the same at every start of the job, and unique."""
     when: int
     """The timestamp of everything on the drive, in seconds since 1970: the same at every start of the job."""
+    waits: bool = False
+    """True for a guest of no job, which is saved when it has booted (`vmgahp.drivers.libvirt.start.warm`)."""
 
 
 def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:

@@ -14,7 +14,9 @@ AGENT = Path(vmgahp.__file__).parent / "guest" / "agent"
 INIT = f"""{linux_guest.BEGIN}mkdir -p /etc /root /run /tmp /var/lib
 echo 'root::0:0:root:/root:/bin/sh' >/etc/passwd
 echo 'root:x:0:' >/etc/group
-sh /agent start
+trap 'poweroff -f' USR2
+sh /agent start &
+wait
 poweroff -f
 """
 """What a guest does whose image has the agent."""

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
 import time
@@ -274,7 +275,7 @@ def update(options: argparse.Namespace) -> bool:
     settings, found = settings_and_catalog()
     entry = found.find(options.name)
     if entry is None:
-        raise _unknown(found, options.name)
+        raise unknown(found, options.name)
     family = _VERSION.sub("", options.name)
     versions = [each for name, each in found.entries.items() if _VERSION.sub("", name) == family]
     known = known_releases(os.path.dirname(found.path))
@@ -294,7 +295,7 @@ def update(options: argparse.Namespace) -> bool:
     return True
 
 
-def _unknown(found: Catalog, name: str) -> NotDone:
+def unknown(found: Catalog, name: str) -> NotDone:
     return NotDone(f"{found.path} has no image {name}; it has {', '.join(found.entries) or 'none'}.")
 
 
@@ -382,12 +383,15 @@ def remove(options: argparse.Namespace) -> bool:
     name = options.name
     entry = found.entries.get(name)
     if entry is None and name not in found.broken:
-        raise _unknown(found, name)
+        raise unknown(found, name)
     with locked_catalog(found.path):
         if entry is not None and (used := users_of(settings, found, entry)):
             raise NotDone(f"{name} is used: {'; '.join(used[:5])}.")
         remove_table(found.path, name)
     say(f"{name} is no longer in {found.path}")
+    for image, directory in catalog.templates(settings):
+        if image == name:
+            shutil.rmtree(directory)
     _advertise(settings)
     if entry is None:
         return True
@@ -439,7 +443,7 @@ def check(options: argparse.Namespace) -> bool:
     _, found = settings_and_catalog()
     unknown = [name for name in options.names if name not in found.entries and name not in found.broken]
     if unknown:
-        raise _unknown(found, unknown[0])
+        raise unknown(found, unknown[0])
     findings = [_judged(found, name) for name in options.names or [*found.entries, *found.broken]]
     if options.json:
         print_json({"catalog": found.path, "findings": [finding._asdict() for finding in findings]})

@@ -24,7 +24,7 @@ from vmgahp.drivers.libvirt.life.machine import CALL_SECONDS, LibvirtMachine
 from vmgahp.drivers.libvirt.life.save import LEFTOVERS, LIBVIRT, LibvirtCheckpoints, LibvirtRestart, Saver
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, connection_for
-from vmgahp.drivers.libvirt.program import drive, monitor
+from vmgahp.drivers.libvirt.program import drive, monitor, warm
 from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, provision, second_look
 from vmgahp.drivers.libvirt.start.describe import CONTROL, VNC_FILE, Describer, Plan, first_attribute, type_for
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
@@ -128,27 +128,38 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def prepare(self, plan: Plan, resources: Resources) -> LibvirtMachine:
         made = provision.Provision(plan.spec.working_dir, self.identity)
         resources.not_started.append(made.undo)
-        made.make(plan.spec)
-        if plan.spec.devices.run:
-            most = monitor.most_outputs(plan.spec, self.settings, self.identity)
-            made.made += drive.make(plan.spec, plan.spec.devices.run, most, self.identity)
         restart = None
         try:
             if plan.may_restart:
+                restart = warm.find(plan, self._describer, self.checkpoints_of, self.log)
+            made.make(plan.spec, partial(warm.copy, restart.overlay) if restart else None)
+            if plan.spec.devices.run:
+                most = monitor.most_outputs(plan.spec, self.settings, self.identity)
+                made.made += drive.make(plan.spec, plan.spec.devices.run, most, self.identity)
+            if plan.may_restart and not restart:
                 restart = self.checkpoints_of.find(plan.checkpoint_spec, plan.domain_type)
             return self._prepare(plan, restart, resources)
         except BaseException as error:
             if restart:
                 restart.close()
+            if warm.has_failed(restart, error):
+                raise warm.Cold(error) from error
             if isinstance(error, libvirt.libvirtError):
                 raise faults.from_libvirt(error, f"preparing {plan.spec.name}") from error
             raise
 
     def launch(self, machine: LibvirtMachine, plan: Plan) -> None:
+        restart = machine.restart
         try:
             self._create(machine, plan)
+            if restart and restart.is_warm:
+                warm.wake(machine)
+        except BaseException as error:
+            if warm.has_failed(restart, error):
+                raise warm.Cold(error) from error
+            raise
         finally:
-            if restart := machine.restart:
+            if restart:
                 restart.close()
         if restart:
             machine.store.discard()
@@ -188,11 +199,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             hooks.tell_owner(machine, changes, spec.working_dir, self.identity, self.log)
         if plan.afresh:
             resources.updates.say(f"The VM starts afresh: its checkpoint cannot be used ({plan.afresh})")
-        elif machine.restart:
+        elif machine.restart and not machine.restart.is_warm:
             resources.updates.say("The VM goes on from its checkpoint")
         self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
 
     def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:
+        if isinstance(unusable, warm.Cold):
+            self.log(f"{plan.spec.name} boots, for it cannot go on from a guest that has booted: {unusable.reason}")
+            return plan._replace(may_restart=False), lambda: None
         take_back = self.checkpoints_of.store(plan.checkpoint_spec).refuse(plan.checkpoint_spec.name, unusable)
         return plan._replace(may_restart=False, afresh=unusable.reason), take_back
 
@@ -331,10 +345,14 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             owner = self._describer.owner(plan.label)
             monitor.listen(spec, self.settings, owner, self.identity, self.log, resources)
         described = self._describer.describe(plan, uuid, resources)
-        if resources.run_ports and not restart:
+        if resources.run_ports and (not restart or restart.is_warm):
             monitor.begin_afresh(resources)
+        plugged: tuple[str, ...] = ()
         if restart:
-            described = described._replace(xml=restart.description(described.xml, self.connection.uri, self.reconcile))
+            xml = described.xml
+            if restart.is_warm:
+                xml, plugged = warm.without_nics(xml)
+            described = described._replace(xml=restart.description(xml, self.connection.uri, self.reconcile))
         guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self.connection, self.log)
         if domains.is_qemu(plan.domain_type):
             guest.files = disks.DiskFiles(spec, self.identity, may_chown=self.connection.uri != SESSION_URI)
@@ -355,7 +373,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         machine.no_checkpoint = saver.cannot or self.checkpoints_of.why_not(spec)
         machine.store = self.checkpoints_of.store(plan.checkpoint_spec)
         machine.write_checkpoint = partial(self.checkpoints_of.write, plan.checkpoint_spec, plan.domain_type)
-        machine.described, machine.restart = described, restart
+        machine.described, machine.restart, machine.plugged = described, restart, plugged
         machine.limits = usage.limits_of(spec, self.settings, plan.domain_type, self.connection.uri, described.xml)
         machine.step("prepare.guarded")
         return machine
@@ -370,13 +388,16 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             nonlocal made
             made = True
             machine.step("launch.made")
+            for nic in machine.plugged:
+                domain.attachDeviceFlags(nic, libvirt.VIR_DOMAIN_AFFECT_LIVE)
+            live = domain.XMLDesc() if machine.plugged else live
             machine.mac = first_attribute(live, "devices/interface/mac", "address")
             has_port = first_attribute(live, f"devices/channel/target[@name='{AGENT}']", "name")
             if has_port and self.settings.boolean("VM_GUEST_AGENT"):
                 macs_of, is_late = hooks.macs_of(live), restart is not None
                 machine.resources.while_running.append(partial(machine.attach_agent, macs_of, is_late=is_late))
             if not authors:
-                self._verify(live, xml, spec)
+                self._verify(live, warm.with_nics(xml, machine.plugged) if machine.plugged else xml, spec)
             elif less := verify.against_script(live, xml, spec):
                 self.log(f"{machine.name}, as {authors} made it: {less}")
             for mac, origin in macs:

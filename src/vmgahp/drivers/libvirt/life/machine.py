@@ -68,6 +68,8 @@ class LibvirtMachine(ManagedMachine):
         self.described: Described
         self.restart: LibvirtRestart | None = None
         """The checkpoint from which the start continues the VM; None for a new guest."""
+        self.plugged: tuple[str, ...] = ()
+        """The NICs that are plugged into a guest which waited for any job, each as its XML."""
         self.limits = usage.Limits()
         self.description = ""  # the domain XML as of the last save, without secrets
         self.image = ""  # the name of the memory image of a VM that is saved

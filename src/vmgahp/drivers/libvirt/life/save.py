@@ -322,9 +322,18 @@ class LibvirtRestart(NamedTuple):
 
     manifest: Manifest
     descriptor: int
+    overlay: int = -1
+    """The open disk of a guest that waits for any job (`vmgahp.drivers.libvirt.program.warm`); -1 for the job's own."""
+
+    @property
+    def is_warm(self) -> bool:
+        """True if the guest is one that waits for any job."""
+        return self.overlay >= 0
 
     def close(self) -> None:
         os.close(self.descriptor)
+        if self.is_warm:
+            os.close(self.overlay)
 
     def description(self, ours: str, uri: str, reconcile: Callable[[str, str], str]) -> str:
         """Return the domain XML to restore with. Raises `Unusable` if the saved domain is another than `ours`."""
@@ -356,12 +365,7 @@ class LibvirtCheckpoints:
         saved = store.load()
         if saved is None:
             return None
-        here = {
-            "domain_type": domain_type,
-            "host_cpu": self._host_cpu(domain_type),
-            "qemu_version": self._connection.call(lambda connection: connection.getVersion()),
-        }
-        store.check(saved, store.now(spec, here), disk_refs(spec.disks))
+        store.check(saved, store.now(spec, self.here(domain_type)), disk_refs(spec.disks))
         uuid = saved.facts["uuid"]
         try:
             self._connection.call(lambda connection: connection.lookupByUUIDString(uuid))
@@ -377,6 +381,14 @@ class LibvirtCheckpoints:
             restart.close()
             raise
         return restart
+
+    def here(self, domain_type: str) -> Facts:
+        """Return the facts of this machine that a checkpoint depends on. Raises `errors.MachineFault`."""
+        return {
+            "domain_type": domain_type,
+            "host_cpu": self._host_cpu(domain_type),
+            "qemu_version": self._connection.call(lambda connection: connection.getVersion()),
+        }
 
     def _require_program(self, descriptor: int) -> None:
         """Check that this machine can decompress the image. Raises `errors.JobFault` if not: another machine may."""

@@ -20,6 +20,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.job import archive
 from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
 from vmgahp.job.attributes import RUN, RUN_INPUTS
+from vmgahp.job.cloud_init import host_name
 from vmgahp.job.run import DRIVE_FILE, RECORD, Run, guest_file
 from vmgahp.job.spec import JobSpec
 
@@ -46,7 +47,7 @@ def make(spec: JobSpec, run: Run, most: int, identity: Identity) -> list[str]:
             raise JobFault(errors.MISMATCHED, f"{PREFIX}{RUN}: {problem}.", "give Out and Err names of their own.")
     recorded = _recorded(run, directory, identity) if run.inputs is None else None
     names = recorded.names if recorded else run.inputs
-    wanted = archive.Packing(_head(run), names, [*used, run.stdout, run.stderr], run.when)
+    wanted = archive.Packing(_head(spec, run), names, [*used, run.stdout, run.stderr], run.when)
     try:
         packed = identity.make_scratch(
             directory, DRIVE_FILE, lambda output: archive.pack(directory, output, wanted, most, identity)
@@ -64,13 +65,16 @@ def make(spec: JobSpec, run: Run, most: int, identity: Identity) -> list[str]:
     return [DRIVE_FILE]
 
 
-def _head(run: Run) -> dict[str, bytes]:
+def _head(spec: JobSpec, run: Run) -> dict[str, bytes]:
     """Return the content before the inputs: our program, and its settings."""
     settings = {
         "RUN_AS_ROOT": str(int(run.as_root)),
         "RUN_BOOT": run.boot,
         "RUN_TIME_LIMIT": str(run.time_limit or ""),
         "RUN_OUTPUTS_SET": str(int(run.outputs is not None)),
+        "RUN_WAITS": str(int(run.waits)),
+        "RUN_HOST_NAME": host_name(spec.name),
+        "RUN_NICS": str(len(spec.nics)),
     }
     return {
         "vmgahp-run/version": VERSION,

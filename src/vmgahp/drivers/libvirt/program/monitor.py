@@ -134,7 +134,7 @@ def begin(machine: LibvirtMachine, spec: JobSpec, kept: int, identity: Identity)
     """Follow a guest until its end; outputs leave `kept` bytes of EXECUTE free. Raises `errors.Fault`, OSError."""
     assert spec.devices.run is not None
     watch = ProgramMonitor(machine, spec.devices.run, spec.working_dir, kept, identity)
-    if machine.restart is not None:
+    if machine.restart is not None and not machine.restart.is_warm:
         try:
             watch.progress = read(identity.read_scratch(spec.working_dir, STATE_FILE, 100))
         except (OSError, errors.Fault):

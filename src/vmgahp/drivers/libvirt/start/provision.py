@@ -93,12 +93,15 @@ class Provision:
         self.made: list[str] = []
         """The names of the new files, which `undo` removes."""
 
-    def make(self, spec: JobSpec) -> None:
-        """Make every disk that does not exist yet; check one that has come back with the job. Raises `errors.Fault`."""
+    def make(self, spec: JobSpec, write: Callable[[int], None] | None = None) -> None:
+        """Make every disk that does not exist yet; check one that has come back with the job. Raises `errors.Fault`.
+
+        A new overlay is what `write` writes to an open file, if that is not an empty one.
+        """
         overlays: list[_Overlay] = []
         for disk in spec.disks:
             if disk.image is not None and disk.writable:
-                overlays.append(self._overlay(disk, disk.image))
+                overlays.append(self._overlay(disk, disk.image, write))
             elif disk.size:
                 self._empty(disk)
             elif disk.files:
@@ -119,7 +122,7 @@ class Provision:
 
     # Overlays of images of the catalog
 
-    def _overlay(self, disk: Disk, image: Image) -> _Overlay:
+    def _overlay(self, disk: Disk, image: Image, write: Callable[[int], None] | None) -> _Overlay:
         name = os.path.basename(disk.path)
         try:
             base = files.describe(self._identity, self._directory, files.FileRef(manifest.BACKING, image.path))
@@ -129,6 +132,9 @@ class Provision:
         if is_there(self._directory, disk, self._identity):
             self._require_same(ours, image)
             require_whole(disk.path, disk.format, self._identity)
+        elif write is not None:
+            self._identity.make_scratch(self._directory, name, write)
+            self.made.append(name)
         else:
             self._create(name, lambda path: qemu_img.create_overlay(image.path, image.format, path, self._identity))
         return ours

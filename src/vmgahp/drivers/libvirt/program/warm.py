@@ -1,0 +1,161 @@
+"""Guests that have booted and wait for a job: a job that runs a program may go on from one, and needs no boot.
+
+A template is a checkpoint of such a guest in a directory of root's, by ``vmgahp image warm``: its memory, its overlay
+of the catalog's image, their manifest. It never had a network, user data or files of a job. It is for every job whose
+VM differs from its own in name, files and NICs alone: the job gets a copy of the overlay, the memory is restored under
+its name, and its NICs are plugged in. Before the guest answers it has taken random numbers, a time and an identity of
+its own (``await_job`` and ``renew`` of `vmgahp/guest/run`). Whatever fails until then is followed by a cold start.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from queue import Empty
+from secrets import token_hex
+from time import monotonic, time
+from xml.etree import ElementTree as etree
+
+import libvirt
+
+from vmgahp import errors
+from vmgahp.checkpoint import files
+from vmgahp.checkpoint.files import FileRef, Unusable
+from vmgahp.checkpoint.manifest import BACKING, DISK
+from vmgahp.config import Settings
+from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.life.save import LibvirtCheckpoints, LibvirtRestart
+from vmgahp.drivers.libvirt.link import domains
+from vmgahp.drivers.libvirt.start.describe import CONTROL, Describer, Plan
+from vmgahp.drivers.surveyor import Logger
+from vmgahp.host.job_user import Identity
+from vmgahp.host.serial_capture import LinePort
+from vmgahp.host.trust import trouble_with_directory
+from vmgahp.images.catalog import WARM_DIGITS, WARM_SETTING
+from vmgahp.job.disks import Disk
+from vmgahp.job.look import is_there
+from vmgahp.job.run import guest_file
+
+WAKE_SECONDS = 30.0
+"""Seconds for a restored guest to answer."""
+
+
+class Cold(Unusable):
+    """A warm start that has failed: the job's VM is to boot."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(str(reason), True)
+
+
+def directory_for(plan: Plan, describer: Describer) -> str:
+    """Return the directory of the template for a job; empty if there can be none. Raises `errors.Fault`, OSError."""
+    spec, place = plan.spec, describer.settings.string(WARM_SETTING)
+    overlay = _overlay(plan, describer.settings)
+    if not place or overlay is None or overlay.image is None:
+        return ""
+    image = overlay.image
+    base = files.describe(describer.identity, spec.working_dir, FileRef(BACKING, image.path))
+    same = (_shape(describer.show(plan), spec.working_dir), str(base.size), base.digest)
+    digest = hashlib.sha256("\0".join(same).encode() + guest_file("agent") + guest_file("run")).hexdigest()
+    return os.path.join(place, f"{image.name}-{spec.memory_mib}-{spec.vcpus}-{digest[:WARM_DIGITS]}")
+
+
+def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log: Logger) -> LibvirtRestart | None:
+    """Open the template for a job, to go on from it under the job's name; None if there is none that can be used."""
+    try:
+        ours = _overlay(plan, describer.settings)
+        if ours is None or is_there(plan.spec.working_dir, ours, describer.identity):  # it has come back with the job
+            return None
+        directory = directory_for(plan, describer)
+        if not directory or not os.path.isdir(directory):
+            return None
+        if trouble := trouble_with_directory(directory):
+            raise Cold(f"others could change it ({trouble})")
+        root = Identity(os.geteuid(), os.getegid())
+        store = checkpoints.store(plan.spec)._replace(identity=root, directory=directory)
+        saved = store.load()
+        if saved is None:
+            return None
+        if reasons := list(store.kind.differences(saved.facts, checkpoints.here(plan.domain_type))):
+            raise Cold("; ".join(reasons))
+        domain, uuid = etree.fromstring(saved.facts["xml"]), domains.new_uuid()
+        for tag, text in (("name", plan.spec.name), ("uuid", uuid)):
+            for element in domain.iterfind(tag):
+                element.text = text
+        facts = {**saved.facts, "xml": etree.tostring(domain, encoding="unicode"), "uuid": uuid}
+        [overlay] = [file.path for file in saved.files if file.role == DISK and file.writable]
+        memory = store.open_memory(saved, plan.spec.memory_mib)
+        disk = os.open(os.path.join(directory, overlay), os.O_RDONLY | os.O_NOFOLLOW)
+        os.utime(directory)
+        return LibvirtRestart(saved._replace(cpu_seconds=0.0, facts=facts), memory, disk)
+    except (Unusable, errors.Fault, OSError, ValueError) as error:
+        log(f"{plan.spec.name} starts cold, its template cannot be used: {error}")
+        return None
+
+
+def has_failed(restart: LibvirtRestart | None, error: BaseException) -> bool:
+    """Return True if a warm start has failed, by whose fault ever: the job is to start cold."""
+    fails = isinstance(error, (errors.Fault, OSError, Unusable, libvirt.libvirtError))
+    return restart is not None and restart.is_warm and fails and not isinstance(error, errors.ClientFault)
+
+
+def copy(source: int, output: int) -> None:
+    """Copy the overlay of a template into a file of the job's. Raises OSError."""
+    with open(source, "rb", closefd=False) as reader, open(output, "wb", closefd=False) as writer:
+        shutil.copyfileobj(reader, writer, 1 << 20)
+
+
+def without_nics(xml: str) -> tuple[str, tuple[str, ...]]:
+    """Return a domain XML without its NICs, and the XML of each: a template has none."""
+    domain = etree.fromstring(xml)
+    nics = []
+    for devices in domain.iterfind("devices"):
+        for nic in devices.findall("interface"):
+            nics.append(etree.tostring(nic, encoding="unicode"))
+            devices.remove(nic)
+    return etree.tostring(domain, encoding="unicode"), tuple(nics)
+
+
+def with_nics(xml: str, nics: Sequence[str]) -> str:
+    """Return a domain XML with the NICs that were plugged in."""
+    domain = etree.fromstring(xml)
+    for devices in domain.iterfind("devices"):
+        devices.extend(map(etree.fromstring, nics))
+    return etree.tostring(domain, encoding="unicode")
+
+
+def wake(machine: LibvirtMachine) -> None:
+    """Let a restored guest take the job, and wait until it says that it has. Raises `Cold`."""
+    port = machine.resources.run_ports[CONTROL]
+    assert isinstance(port, LinePort)
+    line, end = "", monotonic() + WAKE_SECONDS
+    while (left := end - monotonic()) > 0 and not machine.guest.watch.gone.is_set():
+        port.say(f"go {round(time())} {token_hex(64)}")  # lost where the port is not open yet
+        try:
+            line = port.lines.get(True, min(left, 0.5)) or ""
+        except Empty:
+            continue
+        if line.startswith("hello"):
+            port.lines.put(line)  # for the monitor of the program
+            return
+        if line.startswith("failed"):
+            break
+    raise Cold(f"the restored guest has said {line!a}" if line else f"it is silent for {WAKE_SECONDS:g} s, or is gone")
+
+
+def _overlay(plan: Plan, settings: Settings) -> Disk | None:
+    """Return the overlay of the VM for which there may be a template; None for any other VM."""
+    spec = plan.spec
+    seed, overlays = spec.devices.user_data, [disk for disk in spec.disks if disk.image and disk.writable]
+    changed = settings.xml_script() or settings.string("VM_POLICY") or settings.string("VM_MAC_HOOK") or plan.xml
+    others = changed or spec.devices.ssh or (seed and seed.user_data) or any(disk.grow for disk in spec.disks)
+    return overlays[0] if spec.devices.run and len(overlays) == 1 and not others else None
+
+
+def _shape(xml: str, directory: str) -> str:
+    """Return what a domain XML has in common with that of every job of the same kind."""
+    domain = etree.fromstring(without_nics(xml)[0])
+    for tag in ("name", "uuid", "genid", "description", "seclabel"):
+        for element in domain.findall(tag):
+            domain.remove(element)
+    return etree.tostring(domain, encoding="unicode").replace(os.path.join(directory, ""), "")
