@@ -17,6 +17,7 @@ from vmgahp.domain import build as domain_xml
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import BackingFile
 from vmgahp.job.attributes import Share
+from vmgahp.job.run import Run
 from vmgahp.job.spec import Devices, Disk, JobSpec, Nic, Topology
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -137,6 +138,10 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
     "x86-elsewhere": (
         spec(devices=Devices(arch="x86_64")),
         host(domain_type="qemu", cpu_mode="maximum", arch="x86_64"),
+    ),
+    "program": (
+        spec(devices=Devices(run=Run("true", (), None, False, 0, 600, "ready", (), "out", "err", "alice_17.0", 0))),
+        host(run_sockets=(("org.vmgahp.run", "/run/vmgahp/x/run"), ("org.vmgahp.out", "/run/vmgahp/x/out"))),
     ),
     "vnc": (spec(vnc=True), host(vnc_password="secret12")),
     "quotes": (spec(disks=(disk("/scratch/'/><hostdev mode='subsystem'/>&quot;]]>.img"),)), host(bridge="br0")),

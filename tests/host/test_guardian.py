@@ -384,3 +384,27 @@ def test_it_leaves_the_cgroup_of_its_server(tmp_path):
     finally:
         until(lambda: not (branch / "cgroup.procs").read_text(), "the branch to be empty")
         branch.rmdir()
+
+
+SHUTDOWN = """
+import glob, os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from vmgahp.host.guardian import Guardian
+open("/proc/self/comm", "w").write("systemd-shutdown")
+os.close(Guardian.post(["/bin/sleep", "1000"], os.environ).pipe)
+while "sleep\\n" not in [open(path).read() for path in glob.glob("/proc/[0-9]*/comm")]:
+    time.sleep(0.05)
+os.kill(-1, signal.SIGTERM)
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
+"""
+"""The first process at the end of the machine, which waits for all others that it has told to end."""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_the_end_of_the_machine_does_not_wait_for_it():
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", SHUTDOWN, SOURCE]
+    subprocess.run(command, timeout=DEADLINE, check=True)

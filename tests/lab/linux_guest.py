@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from vmgahp.job.run import guest_file
+
 BUSYBOX = Path("/bin/busybox")
 """Debian's busybox-static."""
 AGENT = Path("/usr/sbin/qemu-ga")
@@ -122,6 +124,23 @@ def why_no_disk() -> str:
     if not (_GRUB / "boot.img").exists():
         missing.append(str(_GRUB))
     return why_not() or (f"missing: {', '.join(missing)} (grub-pc-bin, e2fsprogs)" if missing else "")
+
+
+def make_ready_disk(disk: Path, prepare: str = "") -> Path:
+    """A disk of a guest whose image has the agent; `prepare` are lines of shell that it runs before that."""
+    init = f"""{BEGIN}mkdir -p /run /etc /root /tmp /var/lib
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /var/lib
+echo root::0:0:root:/root:/bin/sh >/etc/passwd
+echo root:x:0: >/etc/group
+{prepare}
+# By this signal busybox's poweroff asks the first process.
+trap 'poweroff -f' USR2
+sh /agent start &
+wait
+poweroff -f
+"""
+    return make_disk(disk, init, {"agent": guest_file("agent")})
 
 
 def make_disk(disk: Path, init: str, files: Mapping[str, bytes] = MappingProxyType({})) -> Path:

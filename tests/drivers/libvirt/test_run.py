@@ -4,29 +4,17 @@ from pathlib import Path
 
 import pytest
 
-import vmgahp
 from tests.drivers.libvirt.support import WANTS, Job, done, moved, running, until
 from tests.lab import linux_guest
 
 pytestmark = pytest.mark.libvirt
-
-AGENT = Path(vmgahp.__file__).parent / "guest" / "agent"
-INIT = f"""{linux_guest.BEGIN}mkdir -p /etc /root /run /tmp /var/lib
-echo 'root::0:0:root:/root:/bin/sh' >/etc/passwd
-echo 'root:x:0:' >/etc/group
-trap 'poweroff -f' USR2
-sh /agent start &
-wait
-poweroff -f
-"""
-"""What a guest does whose image has the agent."""
 
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if reason := linux_guest.why_no_disk():
         pytest.skip(reason)
-    return linux_guest.make_disk(tmp_path_factory.mktemp("image") / "run.img", INIT, {"agent": AGENT.read_bytes()})
+    return linux_guest.make_ready_disk(tmp_path_factory.mktemp("image") / "run.img")
 
 
 @pytest.fixture

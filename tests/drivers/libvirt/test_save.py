@@ -155,12 +155,13 @@ def test_a_qemu_that_is_absent_at_a_restart_is_named(
     said = "invalid argument: Cannot find suitable emulator for x86_64"
     connection = SimpleNamespace(call=failing(libvirt.VIR_ERR_INVALID_ARG, said))
     checkpoints = save.LibvirtCheckpoints(save.LIBVIRT, user, connection, print)  # type: ignore[arg-type]
-    store = SimpleNamespace(forget_interrupted=lambda: None, load=lambda: "a checkpoint")
+    store = SimpleNamespace(forget_interrupted=lambda: None, load=lambda: "a checkpoint", check=None)
     monkeypatch.setattr(checkpoints, "store", lambda _: store)
     spec = SimpleNamespace(working_dir=str(scratch), name="vm", disks=(), devices=SimpleNamespace(run=None))
     plan = SimpleNamespace(spec=spec, may_restart=True, checkpoint_spec=spec, domain_type="qemu")
     monkeypatch.setattr("vmgahp.drivers.libvirt.start.provision.Provision.make", lambda *_: None)
-    driver = SimpleNamespace(identity=user, checkpoints_of=checkpoints)
+    monkeypatch.setattr("vmgahp.drivers.libvirt.program.warm.find", lambda *_: None)
+    driver = SimpleNamespace(identity=user, checkpoints_of=checkpoints, _describer=None, log=print)
     with pytest.raises(MachineFault, match=said) as caught:
         LibvirtDriver.prepare(driver, plan, SimpleNamespace(not_started=[]))  # type: ignore[arg-type]
     assert "install QEMU" in caught.value.hint

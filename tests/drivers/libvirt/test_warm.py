@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers.libvirt import support, test_run
+from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import WANTS, Job, done, moved, running, until
 from tests.lab import linux_guest
 from tests.peer import VMGAHP, environment
@@ -31,8 +31,7 @@ mkdir -p /etc/udhcpc
 printf '#!/bin/sh\\n[ $1 != bound ] || { ifconfig $interface $ip; route add default gw $router; }\\n' >/bin/dhcp
 chmod +x /bin/dhcp
 ln -s /bin/dhcp /etc/udhcpc/default.script
-sh /agent"""
-INIT = test_run.INIT.replace("sh /agent", PREPARE)
+"""
 
 
 class Images:
@@ -40,7 +39,7 @@ class Images:
 
     def __init__(self, place: Path) -> None:
         place.mkdir(mode=0o755)
-        linux_guest.make_disk(place / "small.raw", INIT, {"agent": test_run.AGENT.read_bytes()})
+        linux_guest.make_ready_disk(place / "small.raw", PREPARE)
         (place / "catalog.toml").write_text('[small]\npath = "small.raw"\nformat = "raw"\n')
         for file in place.iterdir():
             file.chmod(0o644)

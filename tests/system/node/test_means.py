@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from tests import REPOSITORY
 from tests.lab import linux_guest
 from tests.lab.guest import make_guest
 from tests.lab.node import USER, Node, NodeJob
@@ -46,20 +45,6 @@ JOBS: Mapping[str, tuple[str, bool]] = {
 }
 """By its name: lines of a submit file, and whether the job brings its disk."""
 
-INIT = (
-    linux_guest.BEGIN
-    + """mkdir -p /run /etc /root /tmp /var/lib
-mount -t tmpfs tmpfs /run
-mount -t tmpfs tmpfs /var/lib
-echo root:x:0:0:root:/root:/bin/sh >/etc/passwd
-echo root:x:0: >/etc/group
-trap 'poweroff -f' USR2
-sh /agent start &
-wait
-poweroff -f
-"""
-)
-
 
 @pytest.fixture(scope="module")
 def machine(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Node:
@@ -68,7 +53,7 @@ def machine(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Node:
         pytest.skip(reason)
     place = tmp_path_factory.mktemp("images")
     make_guest(place / "counter.raw", SECONDS)
-    linux_guest.make_disk(place / "small.raw", INIT, {"agent": (REPOSITORY / "src/vmgahp/guest/agent").read_bytes()})
+    linux_guest.make_ready_disk(place / "small.raw")
     (place / "catalog.toml").write_text(CATALOG)
     node.run("mkdir", "-p", IMAGES)
     for file in place.iterdir():

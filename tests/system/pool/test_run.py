@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.lab import cloud_image, linux_guest
-from tests.lab.namespace import LAB, REPOSITORY, VMGAHP
+from tests.lab.namespace import LAB, VMGAHP
 from tests.lab.pool import JOBS, USER, Job, Pool
 from tests.system.pool.outcomes import CHECKPOINT, END, START, own_pool, settle
 
@@ -66,21 +66,6 @@ log = job.log
 FIRMWARE = ("/usr/share/OVMF", "/usr/share/qemu/firmware")
 """Debian's ovmf."""
 
-INIT = (
-    linux_guest.BEGIN
-    + """mkdir -p /run /etc /root /tmp /var/lib
-mount -t tmpfs tmpfs /run
-mount -t tmpfs tmpfs /var/lib
-echo root:x:0:0:root:/root:/bin/sh >/etc/passwd
-echo root:x:0: >/etc/group
-# By this signal busybox's poweroff asks the first process.
-trap 'poweroff -f' USR2
-sh /agent start &
-wait
-poweroff -f
-"""
-)
-
 FIT = """\
 #!/bin/sh
 # fit WORD: copies its data to results, and says what it has been given.
@@ -115,8 +100,7 @@ def runs(command: str) -> str:
 def prepare(pool: Pool) -> None:
     images = pool.directory / "images"
     images.mkdir()
-    agent = (REPOSITORY / "src/vmgahp/guest/agent").read_bytes()
-    linux_guest.make_disk(images / "small.raw", INIT, {"agent": agent})
+    linux_guest.make_ready_disk(images / "small.raw")
     shutil.copy(cloud_image.IMAGE, images / "debian-12.qcow2")
     (images / "catalog.toml").write_text(CATALOG)
     pool.namespace.virsh("net-start", "default")

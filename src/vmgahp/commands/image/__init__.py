@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from vmgahp.commands.arguments import FINDINGS, add_json, tell
+from vmgahp.commands.arguments import FINDINGS, add_json, add_type, tell
 from vmgahp.commands.submit import cpus, memory
 from vmgahp.job.run import BOOTS
 from vmgahp.text import escape
@@ -97,18 +97,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "that a VM, an overlay or another image on this machine uses stays.",
         ("vmgahp image remove debian-12", "jobs that name it are held from then on"),
     ).add_argument("name", metavar="NAME", help="the image")
-    add = action(
+    made = action(
         "warm",
         "boot a guest from which jobs go on, and need no boot",
         "Boot a guest of an image that waits for a job, and keep its memory (VM_WARM_DIR). A job of vmgahp run with "
         "the same image, memory and CPUs, and with no user data of its own, goes on from it within seconds, with "
         "random numbers, a name and network cards of its own. Make it anew after an upgrade of QEMU or of vmgahp.",
         ("vmgahp image warm debian-12 --memory 2048 --cpus 2", "for jobs of that size"),
-    ).add_argument
+    )
+    add = made.add_argument
     add("name", metavar="NAME", help="the image")
     add("--memory", type=memory, default=1024, metavar="MIB", help="of the jobs (default: 1024, as of vmgahp run)")
     add("--cpus", type=cpus, default=1, metavar="N", help="of the jobs (default: 1)")
-    add("--type", choices=("kvm", "qemu"), default="kvm", help="of the jobs (default: kvm)")
+    add_type(made, text="of the jobs (default: kvm)")
     add("--boot", choices=BOOTS, default=BOOTS[0], help="of the jobs (default: cloud-init)")
     add("--timeout", type=int, default=600, metavar="SECONDS", help="for the guest to boot (default: 600)")
     add = action(

@@ -275,7 +275,7 @@ def update(options: argparse.Namespace) -> bool:
     settings, found = settings_and_catalog()
     entry = found.find(options.name)
     if entry is None:
-        raise unknown(found, options.name)
+        raise no_such_image(found, options.name)
     family = _VERSION.sub("", options.name)
     versions = [each for name, each in found.entries.items() if _VERSION.sub("", name) == family]
     known = known_releases(os.path.dirname(found.path))
@@ -295,7 +295,7 @@ def update(options: argparse.Namespace) -> bool:
     return True
 
 
-def unknown(found: Catalog, name: str) -> NotDone:
+def no_such_image(found: Catalog, name: str) -> NotDone:
     return NotDone(f"{found.path} has no image {name}; it has {', '.join(found.entries) or 'none'}.")
 
 
@@ -383,7 +383,7 @@ def remove(options: argparse.Namespace) -> bool:
     name = options.name
     entry = found.entries.get(name)
     if entry is None and name not in found.broken:
-        raise unknown(found, name)
+        raise no_such_image(found, name)
     with locked_catalog(found.path):
         if entry is not None and (used := users_of(settings, found, entry)):
             raise NotDone(f"{name} is used: {'; '.join(used[:5])}.")
@@ -443,7 +443,7 @@ def check(options: argparse.Namespace) -> bool:
     _, found = settings_and_catalog()
     unknown = [name for name in options.names if name not in found.entries and name not in found.broken]
     if unknown:
-        raise unknown(found, unknown[0])
+        raise no_such_image(found, unknown[0])
     findings = [_judged(found, name) for name in options.names or [*found.entries, *found.broken]]
     if options.json:
         print_json({"catalog": found.path, "findings": [finding._asdict() for finding in findings]})

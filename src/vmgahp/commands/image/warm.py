@@ -10,10 +10,11 @@ import tempfile
 import time
 from queue import Empty
 
+from vmgahp import vm_types
 from vmgahp.checkpoint.store import MANIFEST_FILE
 from vmgahp.commands.arguments import NotDone
 from vmgahp.commands.image import say
-from vmgahp.commands.image.store import settings_and_catalog, unknown
+from vmgahp.commands.image.store import no_such_image, settings_and_catalog
 from vmgahp.commands.page import size as in_words
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
@@ -60,7 +61,9 @@ def make(options: argparse.Namespace) -> bool:
     settings, found = settings_and_catalog()
     entry, place = found.entries.get(options.name), settings.string(WARM_SETTING)
     if entry is None:
-        raise unknown(found, options.name)
+        raise no_such_image(found, options.name)
+    if options.type not in vm_types.QEMU:
+        raise NotDone(f"--type {options.type}: jobs go on so with {', '.join(vm_types.QEMU)} only.")
     if not place or os.geteuid() != 0:
         raise NotDone(f"{WARM_SETTING} is empty: name a directory." if not place else "only root may make a template.")
     os.makedirs(place, mode=0o700, exist_ok=True)

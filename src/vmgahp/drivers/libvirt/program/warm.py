@@ -1,4 +1,4 @@
-"""Guests that have booted and wait for a job: a job that runs a program may go on from one, and needs no boot.
+"""Guests that have booted and wait for a job, which goes on from one instead of booting.
 
 A template is a checkpoint of such a guest in a directory of root's, by ``vmgahp image warm``: its memory, its overlay
 of the catalog's image, their manifest. It never had a network, user data or files of a job. It is for every job whose
