@@ -343,3 +343,16 @@ def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(monkeypatch: pyt
 def test_a_line_that_would_fill_the_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="line 2 has more than 5000 bytes"):
         catalog.parse("/etc/images.toml", b"[a]\n" + b"a." * 20_000 + b"a = 1\n")
+
+
+def test_images_of_which_a_guest_has_booted_are_named(tmp_path: Path) -> None:
+    for name in (
+        "debian-12-512-1-0123456789abcdef",
+        "gone-512-1-0123456789abcdef",
+        "tools-512-1-of-others",
+        ".unfinished-x",
+    ):
+        (tmp_path / name).mkdir()
+    told = catalog.published(["debian-12", "tools"], Settings({"VM_WARM_DIR": str(tmp_path)}))
+    assert told == {"VM_Images": "debian-12,tools", "VM_Images_Warm": "debian-12"}
+    assert catalog.published(["tools"], Settings({"VM_WARM_DIR": ""})) == {"VM_Images": "tools"}

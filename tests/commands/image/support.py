@@ -33,6 +33,7 @@ class Place:
             "VMGAHP_CONFIG": str(nothing),
             "_CONDOR_VM_CATALOG": str(self.catalog),
             "_CONDOR_EXECUTE": str(directory.parent / "execute"),
+            "_CONDOR_VM_WARM_DIR": str(directory.parent / "warm"),
         }
         self._capsys = capsys
 

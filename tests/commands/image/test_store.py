@@ -394,7 +394,11 @@ def test_the_list_has_what_is_wrong(place: Place, raw: str) -> None:
 def test_what_nobody_uses_goes_and_what_is_open_stays(place: Place, raw: str) -> None:
     write(place.catalog, WRITTEN.encode())
     assert place.image("add", "a", raw).status == 0
+    warm = place.directory.parent / "warm"
+    for name in ("a", "b"):
+        (warm / f"{name}-512-1-0123456789abcdef").mkdir(parents=True)
     assert place.image("remove", "a").status == 0
+    assert [left.name[0] for left in warm.iterdir()] == ["b"]
     assert place.names() == ["catalog.toml"]
     assert place.catalog.read_text().rstrip() == WRITTEN.rstrip()
     assert place.image("remove", "a").status == 1
@@ -574,3 +578,9 @@ def test_the_startd_advertises_each_change_at_once(
     said = capsys.readouterr().err
     assert "no startd" in said
     assert "condor_restart -peaceful -startd" in said
+
+
+def test_a_guest_that_waits_for_jobs_is_made_of_what_is_there(place: Place, raw: str) -> None:
+    assert "has no image a" in place.refused("warm", "a")
+    assert place.image("add", "a", raw).status == 0
+    assert "--type vmware: jobs go on so with kvm, libvirt, qemu only" in place.refused("warm", "a", "--type", "vmware")

@@ -155,7 +155,7 @@ def test_a_qemu_that_is_absent_at_a_restart_is_named(
     said = "invalid argument: Cannot find suitable emulator for x86_64"
     connection = SimpleNamespace(call=failing(libvirt.VIR_ERR_INVALID_ARG, said))
     checkpoints = save.LibvirtCheckpoints(save.LIBVIRT, user, connection, print)  # type: ignore[arg-type]
-    store = SimpleNamespace(forget_interrupted=lambda: None, load=lambda: "a checkpoint", check=None)
+    store = SimpleNamespace(forget_interrupted=lambda: None, load=lambda: "a checkpoint", check=None, now=None)
     monkeypatch.setattr(checkpoints, "store", lambda _: store)
     spec = SimpleNamespace(working_dir=str(scratch), name="vm", disks=(), devices=SimpleNamespace(run=None))
     plan = SimpleNamespace(spec=spec, may_restart=True, checkpoint_spec=spec, domain_type="qemu")
