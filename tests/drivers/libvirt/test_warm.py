@@ -139,6 +139,15 @@ def test_a_template_that_is_damaged_costs_a_boot_and_no_more(images: Images, job
     assert has_booted(job)
 
 
+def test_a_template_that_others_could_have_changed_is_not_used(images: Images, job: Job) -> None:
+    os.chown(images.template(), 54321, -1)
+    try:
+        assert printed(job, images.settings, "echo here") == ["here"]
+    finally:
+        os.chown(images.template(), 0, -1)
+    assert has_booted(job)
+
+
 def test_a_job_of_another_size_boots(images: Images, job: Job) -> None:
     assert printed(job, images.settings, "echo here", "JobVMMemory = 200") == ["here"]
     assert has_booted(job)

@@ -36,6 +36,7 @@ OFFER = {
     "HasVM": True, "VM_Networking_Types": "nat,user", "VM_Images": "counter,small", "VM_kvm_ATTR_share": "virtiofs",
     "VM_kvm_ATTR_tpm": True, "VM_kvm_ATTR_ssh": True,
 }  # fmt: skip
+OF_SMALL = ("--memory", "192", "--boot", "ready")
 JOBS: Mapping[str, tuple[str, bool]] = {
     "nat": ("vm_networking = true\nvm_networking_type = nat\n", True),
     "user": ("vm_networking = true\nvm_networking_type = user\n+VMPARAM_vm_SSH = true\n", True),
@@ -118,18 +119,31 @@ def test_a_slots_limits_reach_the_guest(machine: Node) -> None:
     machine.wait_until("its QEMU to go", lambda: not job.confinement(), TIME)
 
 
-def test_a_program_runs_in_a_guest(machine: Node) -> None:
-    home = f"/home/{USER}/program"
+def program(machine: Node, name: str, script: str) -> NodeJob:
+    """Submit a program, and wait for the job's end."""
+    home = f"/home/{USER}/{name}"
     machine.run("mkdir", home, user=USER)
-    words = ["--image", "catalog:small", "--memory", "192", "--boot", "ready", "--boot-timeout", "1200"]
-    command = ["vmgahp", "run", *words, "--name", "program", "--submit", "--", "sh", "-c", "echo in a guest; exit 3"]
-    said = machine.run(*command, user=USER, cwd=home, timeout=300).stdout
-    machine.run("ln", "-s", "program.log", f"{home}/job.log", user=USER)
+    words = ["--image", "catalog:small", *OF_SMALL, "--boot-timeout", "1200", "--name", name, "--submit"]
+    said = machine.run("vmgahp", "run", *words, "--", "sh", "-c", script, user=USER, cwd=home, timeout=300).stdout
+    machine.run("ln", "-s", f"{name}.log", f"{home}/job.log", user=USER)
     job = NodeJob(machine, int(said.split(".")[0]), home)
     assert_confined(machine, job)
     job.wait_for_event("terminated", 4 * TIME)
-    assert job.file("program.out") == "in a guest\n"
+    return job
+
+
+def test_a_program_runs_in_a_guest(machine: Node) -> None:
+    job = program(machine, "cold", "echo in a guest; exit 3")
+    assert job.file("cold.out") == "in a guest\n"
     assert json.loads(job.file("vm_exit.json"))["exit_code"] == 3
+
+
+def test_a_program_runs_in_a_guest_that_has_booted_before(machine: Node) -> None:
+    machine.run("vmgahp", "image", "warm", "small", *OF_SMALL, "--timeout", "1200", timeout=1500)
+    job = program(machine, "warm", "echo in a guest; sleep 60; exit 3")  # it is seen while it runs
+    assert job.file("warm.out") == "in a guest\n"
+    assert json.loads(job.file("vm_exit.json"))["exit_code"] == 3
+    assert linux_guest.UP not in job.file("vm_console.log")
 
 
 def test_nothing_was_denied(machine: Node, jobs: Mapping[str, NodeJob]) -> None:
