@@ -2,12 +2,15 @@
 
 import gzip
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from tests.commands.submit import samples
 from tests.commands.submit.samples import changed
 from tests.commands.support import absent
+from vmgahp.commands.submit import images
+from vmgahp.commands.submit.machine import SubmitError, Summary
 
 pytestmark = pytest.mark.qemu
 
@@ -132,3 +135,11 @@ def test_an_image_whose_format_is_said_to_be_raw_and_is_not_is_refused(home, sub
 def test_what_is_smaller_than_a_sector_is_no_disk(home, refused, size):
     (home / "x.img").write_bytes(bytes(size))
     assert f"it has {size} bytes" in refused("disk", "x.img", *MEMORY)
+
+
+def test_a_file_that_was_there_before_an_unpacking_stays(tmp_path: Path) -> None:
+    theirs = tmp_path / "disk.new"
+    theirs.write_text("theirs")
+    with pytest.raises(SubmitError, match="disk cannot be written"):
+        images.write_unpacked([b"x"], str(tmp_path / "disk"), Summary(), force=False)
+    assert theirs.read_text() == "theirs"

@@ -10,7 +10,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain, count
 from typing import IO, BinaryIO, TypeVar
 
@@ -78,9 +78,9 @@ def write_unpacked(chunks: Iterable[bytes], target: str, summary: Summary, *, fo
     """Write the chunks to a file, with holes; an existing file is replaced only with `force`. Raises `SubmitError`."""
     free(target, summary, force=force)
     temporary, size = f"{target}.new", 0
-    try:
-        with os_errors_as(f"{target} cannot be written", "name a larger or another place with --dir."):
-            with open(temporary, "xb") as file:
+    with os_errors_as(f"{target} cannot be written", "name a larger or another place with --dir."):
+        with open(temporary, "xb") as file:
+            try:
                 for chunk in chunks:
                     size += len(chunk)
                     if size > LARGEST:
@@ -90,11 +90,11 @@ def write_unpacked(chunks: Iterable[bytes], target: str, summary: Summary, *, fo
                     else:
                         file.write(chunk)
                 file.truncate(size)
-            os.replace(temporary, target)
+                os.replace(temporary, target)
+            except BaseException:
+                os.unlink(temporary)
+                raise
         summary.made.append(target)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
 
 
 Locate = Callable[[str, str], str]
