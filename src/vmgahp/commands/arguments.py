@@ -16,7 +16,6 @@ WRONG_WORDS = 2
 """The exit status for a command line that cannot be executed as it is."""
 
 NOBODY = 65534
-"""The user and the group nobody."""
 
 STATUSES = {
     0: "It is done.",
@@ -97,10 +96,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with a sentence about the mistake, and a hint to the help."""
         end = "" if message.endswith((".", "?", "!")) else "."
-        self.exit(
-            WRONG_WORDS,
-            f"{self.prog}: {escape(message.removeprefix('argument '))}{end}\nHint: see {self.prog} --help\n",
-        )
+        said = escape(message.removeprefix("argument "))
+        self.exit(WRONG_WORDS, f"{self.prog}: {said}{end}\nHint: see {self.prog} --help\n")
 
 
 def add_table(formatter: argparse.HelpFormatter, title: str, rows: Iterable[tuple[str, str]]) -> None:
@@ -143,11 +140,8 @@ def vm_type(text: str) -> str:
     from importlib.metadata import entry_points
 
     known = {*DRIVERS, SIMULATED}
-    if (
-        word not in known
-        and (near := did_you_mean(word, known))
-        and not entry_points(group="vmgahp.drivers", name=word)
-    ):
+    near = "" if word in known else did_you_mean(word, known)
+    if near and not entry_points(group="vmgahp.drivers", name=word):
         raise argparse.ArgumentTypeError(f"{text!a} is no VM type{near}")
     return word
 

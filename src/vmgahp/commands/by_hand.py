@@ -15,7 +15,6 @@ PROTOCOL = "0.0.1"
 
 
 def serve_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp serve``."""
     command.description = (
         "Serve the GAHP protocol on standard input and output, as condor_starter gets it. "
         "Without root the VMs run under your own libvirt (qemu:///session)."
@@ -31,7 +30,6 @@ def serve_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def probe_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp probe``."""
     command.description = (
         "Run the probe of the startd and print the attributes that it would publish. The reason "
         "why a machine is not VM-capable goes to standard error."
@@ -57,7 +55,6 @@ def probe_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def kill_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp kill``."""
     command.description = "Destroy the VM of a job that is gone. A VM that does not exist is a success."
     add_type(command)
     text = "<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0"
@@ -67,7 +64,6 @@ def kill_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def version_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp version``."""
     command.description = "Print the version. vmgahp --version does the same."
     add_json(command)
     command.set_defaults(run=_version)

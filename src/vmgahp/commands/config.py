@@ -89,7 +89,6 @@ def _chosen(found: list[Row], wanted: Sequence[str]) -> tuple[list[Row], list[st
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp config``."""
     command.description = (
         "Print each setting's value and the file and line, or whatever else, that it comes from; then what is "
         "wrong: invalid values, misspelled names, retired names."

@@ -35,8 +35,6 @@ class Sample(NamedTuple):
 
 
 class Event(NamedTuple):
-    """An event in the life of a VM."""
-
     time: float
     name: str
     state: str

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from typing import NamedTuple
 from vmgahp.commands.arguments import tell
 from vmgahp.commands.files import ask_condor_q, job_id, no_ad, pairs_of
 from vmgahp.errors import ClientFault
-from vmgahp.host import packages
+from vmgahp.host import packages, wait
 from vmgahp.host.run import run, which
 from vmgahp.job.ad import UNIVERSE, JobAd
 from vmgahp.text import escape
@@ -232,7 +231,9 @@ def _tunnel(job: str, port: int) -> Iterator[int]:
     command = [TO_NODE, "-ssh", through, job_id(job)]
     tunnel = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
-        _wait(tunnel, here)
+        begun = wait.until(lambda: tunnel.poll() is not None or _is_ours(here), NODE_DEADLINE, 0.1)
+        if not begun or tunnel.poll() is not None:
+            raise no_ad(f"{TO_NODE} has made no way to the display", "see what it has said above.")
         yield here
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -242,15 +243,6 @@ def _tunnel(job: str, port: int) -> Iterator[int]:
         except subprocess.TimeoutExpired:
             os.killpg(tunnel.pid, 9)
             tunnel.wait()
-
-
-def _wait(tunnel: "subprocess.Popen[bytes]", here: int) -> None:
-    end = time.monotonic() + NODE_DEADLINE
-    while tunnel.poll() is None and time.monotonic() < end:
-        if _is_ours(here):
-            return
-        time.sleep(0.1)
-    raise no_ad(f"{TO_NODE} has made no way to the display", "see what it has said above.")
 
 
 def _is_ours(port: int) -> bool:
@@ -264,24 +256,16 @@ def _is_ours(port: int) -> bool:
     return any([row[1], row[3], row[7]] == listening for row in rows)
 
 
-_OF_OTHERS = {0: "The program that was run says so.", 1: "There is no way to the guest; or that program's own."}
-
-
 def add_ssh(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp ssh``."""
     command.description = (
         "Run ssh to the guest of a job that has +VMPARAM_vm_SSH, by the port that its machine has opened for it. Where "
         "only who is on that machine reaches the port, condor_ssh_to_job leads there."
     )
-    tell(
+    _add_job(
         command,
-        examples=[
-            ("vmgahp ssh 12.0", "a shell in the guest of that job"),
-            ("vmgahp ssh -l root 12.0 uptime", "one command there, as root"),
-        ],
-        statuses=_OF_OTHERS,
+        ("vmgahp ssh 12.0", "a shell in the guest of that job"),
+        ("vmgahp ssh -l root 12.0 uptime", "one command there, as root"),
     )
-    _add_job(command)
     add = command.add_argument
     words = add("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run there; none: a shell")
     words.required = False  # otherwise argparse reports it as missing if JOB is
@@ -292,33 +276,30 @@ def add_ssh(command: argparse.ArgumentParser) -> None:
 
 
 def add_view(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp view``."""
     command.description = (
         "Show the display of a job with vm_vnc = true: condor_ssh_to_job leads to it, and remote-viewer or vncviewer "
         "shows it. The password is the one of vm_vnc.json."
     )
-    _add_job(command)
-    tell(command, examples=[("vmgahp view 12.0", "the display of that job")], statuses=_OF_OTHERS)
+    _add_job(command, ("vmgahp view 12.0", "the display of that job"))
     command.set_defaults(run=lambda options: show_display(options.job))
 
 
 def add_attach(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp attach``."""
     command.description = (
         "Show what the guest of a job has written to its serial console, and what it goes on writing, by "
         "condor_ssh_to_job, without control characters. Nothing that is typed gets to the guest."
     )
-    _add_job(command)
-    tell(command, examples=[("vmgahp attach 12.0", "its console, until Control-C")], statuses=_OF_OTHERS)
+    _add_job(command, ("vmgahp attach 12.0", "its console, until Control-C"))
     command.set_defaults(run=_attach)
 
 
-def _add_job(command: argparse.ArgumentParser) -> None:
+def _add_job(command: argparse.ArgumentParser, *examples: tuple[str, str]) -> None:
     command.add_argument("job", type=job, metavar="JOB", help="the job's id, such as 12.0")
+    statuses = {0: "The program that was run says so.", 1: "There is no way to the guest; or that program's own."}
+    tell(command, examples=examples, statuses=statuses)
 
 
 def job(text: str) -> str:
-    """Parse the id of a job."""
     try:
         return job_id(text)
     except ClientFault as fault:
@@ -326,7 +307,6 @@ def job(text: str) -> str:
 
 
 def port(text: str) -> int:
-    """Parse the number of a port."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:6]) < 65536:
         raise argparse.ArgumentTypeError(f"{text!a} is no port: write a number from 1 to 65535")
     return int(text)

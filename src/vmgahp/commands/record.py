@@ -32,7 +32,6 @@ CANNOT_EXECUTE, NOT_FOUND = 126, 127
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp record``."""
     command.description = (
         "Run COMMAND and pass everything between it and whoever started this: input, output, signals, "
         "exit status. The conversation is written into a new file, with the time, and without the secrets of the "

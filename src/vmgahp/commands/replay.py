@@ -31,7 +31,6 @@ SAME, DIFFERENT, TROUBLE = 0, 1, 2
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp replay``."""
     command.description = (
         "Start COMMAND, say to it what the client says in FILE, and show where its answers differ. "
         "Figures, pids, addresses and the order in which results come are not compared."
@@ -161,9 +160,7 @@ class Difference(NamedTuple):
 class Replay:
     """The client's side of a recording, played to a server.
 
-    Both conversations are followed by the protocol's rules, so that a reply or a result is compared with that to the
-    same request, in any order. The first missing answer ends the play; `unplayed` is the number of lines that are left
-    then.
+    The first missing answer ends the play; `unplayed` is the number of lines that are left then.
     """
 
     def __init__(self, recorded: Transcript, client: Client, timeout: float = DEADLINE) -> None:

@@ -87,7 +87,6 @@ exit 0
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp setup``."""
     command.description = (
         f"Write HTCondor's configuration for VMs on this machine, {FILE_NAME} in its LOCAL_CONFIG_DIR. What no option "
         "says is asked for on a terminal, and else as it was written before, or as this machine suggests. The file, "

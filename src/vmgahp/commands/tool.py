@@ -27,8 +27,6 @@ MACHINE, JOBS, GUESTS, PROTOCOL, SELF = (
 
 
 class ToolCommand(NamedTuple):
-    """One command of the table."""
-
     word: str
     group: str
     place: str

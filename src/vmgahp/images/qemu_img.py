@@ -22,6 +22,8 @@ LOOK = 30.0
 """The timeout for examining an image, in seconds; a good one takes a hundredth of a second."""
 OVERLAY = 120.0
 """The timeout for making an overlay of a few KiB and examining its base, in seconds."""
+CHECK = 1800.0
+"""The timeout for checking an image, which reads all its tables, in seconds."""
 
 LOOK_CPU, LOOK_MEMORY = 10, 512 << 20
 """The limits for examining an image, in seconds and bytes, since a crafted header can cost much of both. QEMU takes the
@@ -97,14 +99,14 @@ def info(path: str, image_format: str, identity: Identity | None = None, *, seco
     return found
 
 
-def check(path: str, image_format: str, *, seconds: float, leaks: bool = True) -> str:
+def check(path: str, image_format: str, *, leaks: bool = True) -> str:
     """Check an image; return the damage in half a sentence, or "" for none, and for formats that cannot be checked.
 
     Without `leaks`, room that is used by nothing is no damage. Raises `Trouble`.
     """
     command = ["check", "-U", "--output=json", "-f", image_format, _place(path)]
     try:
-        _run(command, None, seconds=seconds, memory=CONVERT_MEMORY)
+        _run(command, None, seconds=CHECK, memory=CONVERT_MEMORY)
     except Refused as refused:
         if refused.status == _NOT_CHECKABLE or (refused.status == _LEAKS and not leaks):
             return ""

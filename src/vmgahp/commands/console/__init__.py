@@ -1,14 +1,10 @@
-"""``vmgahp console``: a conversation with a daemon, by hand or by a script.
-
-`conversation` has the commands, prepares job ads and follows the protocol, and `terminal` reads and shows; this module
-has the command's arguments and the server's environment. docs/how-to/console.md is for users.
-"""
+"""``vmgahp console``: a conversation with a daemon, by hand or by a script."""
 
 import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from vmgahp.commands.arguments import NOBODY, add_type, assignment, tell
@@ -18,7 +14,6 @@ from vmgahp.protocol.client import ProtocolError
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp console``."""
     command.description = (
         "Start the daemon, or any other server of the protocol, as condor_starter would, and send it requests: "
         "start a VM from a job ad, suspend it, ask for its status. help lists the commands. Lines can also come from "
@@ -55,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
     # Late: completions and man pages are made without prompt_toolkit.
     from vmgahp.commands.console.terminal import Terminal
 
-    command = _server(options.server)
+    command = options.server or [sys.executable, "-I", "-m", "vmgahp", "-f", "-t", "-M", "3"]
+    if "/" in command[0]:  # relative to here, and not to the working directory, which belongs to the job's user
+        command[0] = os.path.abspath(command[0])
     terminal = Terminal()
     with _working_directory(options.dir) as working_dir:
         environ = _environment(options.type, working_dir, dict(options.set))
@@ -72,16 +69,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 # The server's environment
-
-
-def _server(command: Sequence[str]) -> list[str]:
-    """Find the command of the server, by default the daemon of this package with its log on standard error.
-
-    A relative path is resolved here, not in the working directory, which belongs to the job's user.
-    """
-    if not command:
-        return [sys.executable, "-I", "-m", "vmgahp", "-f", "-t", "-M", "3"]
-    return [os.path.abspath(command[0]) if "/" in command[0] else command[0], *command[1:]]
 
 
 @contextmanager

@@ -32,8 +32,6 @@ LONGEST = 2000
 
 
 class Command(NamedTuple):
-    """A command of the console."""
-
     arguments: str
     text: str
     operation: str = ""
@@ -85,7 +83,6 @@ def clean_text(text: str) -> str:
 
 
 def error_in_words(word: str) -> str:
-    """Explain an error word."""
     return f"{clean_text(word)}: {requests.meaning(word) or 'an unknown error word'}"
 
 
@@ -177,7 +174,6 @@ class Conversation:
     # Lines of the server
 
     def greet(self) -> None:
-        """Wait for the greeting."""
         end = monotonic() + requests.GREETING_DEADLINE
         while not self.requests.greeted:
             self._received(self.client.read_line(max(0.0, end - monotonic())))
@@ -304,11 +300,9 @@ class Conversation:
 
     @property
     def prompt(self) -> str:
-        """The prompt for the next line."""
         return "classad> " if self.in_ad else "vmgahp> "
 
     def typed(self, line: str) -> None:
-        """Execute a line."""
         if self.in_ad:
             self._ad_line(line)
             return

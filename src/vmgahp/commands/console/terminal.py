@@ -19,11 +19,8 @@ from vmgahp.protocol.session import COMMANDS as PROTOCOL
 
 
 class Terminal:
-    """The input and output of the console."""
-
     def __init__(self) -> None:
         self.is_person = sys.stdin.isatty()
-        """True if a person types."""
         self._is_drawn = sys.stdout.isatty() and bool(os.environ.get("TERM")) and not is_dumb_terminal()
         self._is_ended = False
         """True after a signal has ended the console."""

@@ -60,11 +60,8 @@ class Examination:
 
     @property
     def sections(self) -> list[tuple[str, list[Finding]]]:
-        """The findings by their sections."""
-        return [
-            (title, list(found))
-            for title, found in groupby(self.findings, lambda one: findings.row_of(one.check).section)
-        ]
+        grouped = groupby(self.findings, lambda one: findings.row_of(one.check).section)
+        return [(title, list(found)) for title, found in grouped]
 
     @property
     def status(self) -> int:
@@ -136,7 +133,6 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", *, rec
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp doctor``."""
     command.description = (
         "Look at everything that VM jobs need on this machine, from HTCondor's settings to the last "
         "failures, and say of each thing what was seen and what to type. Only --recover changes anything."

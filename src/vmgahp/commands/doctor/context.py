@@ -29,8 +29,6 @@ LOOK_DEADLINE = 25.0
 
 
 class User(NamedTuple):
-    """A user of this machine."""
-
     name: str
     uid: int
     gid: int
@@ -97,7 +95,6 @@ class Context:
         self.notes: list[str] = []
         """The lines that drivers would have written to the log, which the doctor keeps unchanged."""
         self.found: list[Finding] = []
-        """The findings so far."""
         self.fault: errors.Fault | None = None
         """The fault because of which the settings could not be read."""
         self.tool = sources.find_tool(environ)

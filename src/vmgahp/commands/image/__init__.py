@@ -38,7 +38,6 @@ _LISTED = {
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp image``."""
     command.description = (
         "Keep the images of this machine that jobs name as catalog:NAME (VM_CATALOG). None is ever changed in place: "
         "jobs have overlays of them."
@@ -173,9 +172,10 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # all clean-up is done then
-    done: dict[str, Callable[[argparse.Namespace], bool]] = {"build": build.build, "add": store.add, "list": store.show}
-    done |= {"check": store.check, "update": store.update, "remove": store.remove, "warm": warm.make}
-    return 0 if done[options.action](options) else 1
+    done: dict[str, Callable[[argparse.Namespace], int | None]]
+    done = {"build": build.build, "add": store.add, "list": store.show, "check": store.check}
+    done |= {"update": store.update, "remove": store.remove, "warm": warm.make}
+    return done[options.action](options) or 0
 
 
 def say(text: str) -> None:

@@ -82,7 +82,7 @@ exec mke2fs -q -F -t ext4 -U "$1" -L vmgahp-root -E "offset=$2,lazy_itable_init=
 """
 
 
-def build(options: argparse.Namespace) -> bool:
+def build(options: argparse.Namespace) -> None:
     """Build the image, and put it in place atomically. Raises `NotDone`, OSError."""
     output = os.path.abspath(options.output or f"{options.name}.qcow2")
     if os.path.lexists(output) and not options.force:
@@ -118,7 +118,6 @@ def build(options: argparse.Namespace) -> bool:
             _discard(made)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     say(f"{output} is made")
-    return True
 
 
 def _require_programs() -> None:

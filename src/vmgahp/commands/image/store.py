@@ -128,7 +128,7 @@ def _string(text: str) -> str:
 
 def users_of(settings: Settings, found: Catalog, entry: CatalogEntry) -> list[str]:
     """Describe each user of an image; empty if there are none."""
-    return [*_processes(entry.path), *_jobs(settings, found, entry.name), *_images(found, entry)]
+    return [*_processes(entry.path), *_jobs(settings, entry.name), *_images(found, entry)]
 
 
 def _processes(path: str) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _processes(path: str) -> Iterator[str]:
             yield f"process {pid} ({name}) has it open"
 
 
-def _jobs(settings: Settings, found: Catalog, name: str) -> Iterator[str]:
+def _jobs(settings: Settings, name: str) -> Iterator[str]:
     """Yield the scratch directories with an overlay of it, whose VM may be running, suspended or about to start."""
     execute = settings.string("EXECUTE")
     with suppress(OSError):
@@ -168,9 +168,6 @@ def _images(found: Catalog, entry: CatalogEntry) -> Iterator[str]:
                 if below and os.path.realpath(str(below)) == os.path.realpath(entry.path):
                     yield f"the image {other.name} is laid on it"
 
-
-CHECK = 1800.0
-"""The deadline in seconds for ``qemu-img check``, which reads all tables of an image."""
 
 _VERSION = re.compile(r"-[0-9]{8}$", re.ASCII)
 
@@ -211,13 +208,12 @@ def _require_directory(path: str) -> None:
         raise NotDone(f"{catalog.SETTING} = {path} is reached by {trouble}; only root may put an image there.")
 
 
-def add(options: argparse.Namespace) -> bool:
+def add(options: argparse.Namespace) -> None:
     """Execute ``vmgahp image add``. Raises `NotDone`, `errors.Fault`."""
     settings, found = settings_and_catalog()
     _require_new(found, options.name)
     _bring_in(found.path, _described(options, found))
     _advertise(settings)
-    return True
 
 
 def _advertise(settings: Settings) -> None:
@@ -270,7 +266,7 @@ def _proof(options: argparse.Namespace) -> Voucher:
     return Voucher(*(digests or [("", "")])[0], options.signature, options.key)
 
 
-def update(options: argparse.Namespace) -> bool:
+def update(options: argparse.Namespace) -> None:
     """Execute ``vmgahp image update``: add the newest version beside this one. Raises `NotDone`, `errors.Fault`."""
     settings, found = settings_and_catalog()
     entry = found.find(options.name)
@@ -287,12 +283,11 @@ def update(options: argparse.Namespace) -> bool:
     for each in versions:
         if dict(each.provenance).get(new.proof.algorithm) == new.proof.digest:
             say(f"{each.name} is the newest version; there is none beyond it")
-            return True
+            return
     _require_new(found, new.name)
     _bring_in(found.path, new._replace(description=entry.description, min_memory=entry.min_memory))
     _advertise(settings)
     say(f"jobs have the new version by catalog:{new.name}; {options.name} stays as it is, for those that have overlays")
-    return True
 
 
 def no_such_image(found: Catalog, name: str) -> NotDone:
@@ -370,14 +365,14 @@ def _format(new: _New, path: str) -> str:
             raise NotDone(f"{source} is encrypted, and no VM has its key; qemu-img convert writes it decrypted.")
         if below := info.get("backing-filename"):
             raise NotDone(f"{source} needs another image, {below}; qemu-img convert makes one of both.")
-        if trouble := qemu_img.check(path, kept, seconds=CHECK):
+        if trouble := qemu_img.check(path, kept):
             raise NotDone(f"{source} {trouble}, says qemu-img check.")
     except qemu_img.Trouble as trouble_:
         raise NotDone(f"{source}: {trouble_}.") from trouble_
     return said
 
 
-def remove(options: argparse.Namespace) -> bool:
+def remove(options: argparse.Namespace) -> None:
     """Execute ``vmgahp image remove``: remove it from the catalog, then its file. Raises `NotDone`, `errors.Fault`."""
     settings, found = settings_and_catalog()
     name = options.name
@@ -394,33 +389,31 @@ def remove(options: argparse.Namespace) -> bool:
             shutil.rmtree(directory)
     _advertise(settings)
     if entry is None:
-        return True
+        return
     beside = os.path.dirname(entry.path) == os.path.dirname(found.path)
     if not beside or any(each.path == entry.path for key, each in found.entries.items() if key != name):
         say(f"{entry.path} stays: it {'is the file of another image, too' if beside else 'is not beside the catalog'}")
-        return True
+        return
     # A job that had found it in the catalog may have started meanwhile.
     if used := users_of(settings, found, entry):
         raise NotDone(f"{entry.path} stays, for it is used now: {used[0]}. Remove it when that is over.")
     os.unlink(entry.path)
     sync_directory(os.path.dirname(entry.path))
     say(f"{entry.path} is removed")
-    return True
 
 
-def show(options: argparse.Namespace) -> bool:
+def show(options: argparse.Namespace) -> None:
     """Execute ``vmgahp image list``. Raises `NotDone`, `errors.Fault`."""
     _, found = settings_and_catalog()
     if options.json:
         print_json({"catalog": found.path, "images": _documents(found)})
-        return True
+        return
     rows = []
     for each in _documents(found):
         held = in_words(each["bytes"]) if "bytes" in each else "-"
         about = each.get("wrong") or each.get("description") or each["path"]
         rows.append((each["name"], each.get("format", "-"), held, each.get("added", "-")[:10], about))
     print_table(("NAME", "FORMAT", "SIZE", "ADDED", "DESCRIPTION"), rows)
-    return True
 
 
 def _documents(found: Catalog) -> list[dict[str, Any]]:
@@ -438,8 +431,8 @@ def _documents(found: Catalog) -> list[dict[str, Any]]:
     return images + [{"name": name, "wrong": fault.problem} for name, fault in found.broken.items()]
 
 
-def check(options: argparse.Namespace) -> bool:
-    """Execute ``vmgahp image check``; return True if all chosen images are good. Raises `NotDone`, `errors.Fault`."""
+def check(options: argparse.Namespace) -> int:
+    """Execute ``vmgahp image check``; return 1 if a chosen image is not good. Raises `NotDone`, `errors.Fault`."""
     _, found = settings_and_catalog()
     unknown = [name for name in options.names if name not in found.entries and name not in found.broken]
     if unknown:
@@ -450,7 +443,7 @@ def check(options: argparse.Namespace) -> bool:
     else:
         page = Page()
         page.say(page.findings([(f"Images of {found.path}", findings)]))
-    return all(finding.verdict == OK for finding in findings)
+    return int(any(finding.verdict != OK for finding in findings))
 
 
 def _judged(found: Catalog, name: str) -> Finding:
@@ -462,7 +455,7 @@ def _judged(found: Catalog, name: str) -> Finding:
         catalog.check(entry)
         for below in backing_chain(entry.path, entry.format, Identity(os.geteuid(), os.getegid())):
             catalog.trust(name, below.path)
-        if trouble := "" if entry.format == "raw" else qemu_img.check(entry.path, entry.format, seconds=CHECK):
+        if trouble := "" if entry.format == "raw" else qemu_img.check(entry.path, entry.format):
             return Finding(name, BAD, entry.path, f"The image {trouble}, says qemu-img check.", again)
         return _same(entry, again)
     except errors.Fault as fault:

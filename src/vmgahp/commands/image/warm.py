@@ -56,7 +56,7 @@ class _Warmer(LibvirtDriver):
             machine.destroy()
 
 
-def make(options: argparse.Namespace) -> bool:
+def make(options: argparse.Namespace) -> None:
     """Execute ``vmgahp image warm``. Raises `NotDone`, `errors.Fault`, OSError."""
     settings, found = settings_and_catalog()
     entry, place = found.entries.get(options.name), settings.string(WARM_SETTING)
@@ -83,19 +83,13 @@ def make(options: argparse.Namespace) -> bool:
         for name in os.listdir(directory):
             if name not in (MANIFEST_FILE, driver.checkpoints.memory, RECORD) and not name.endswith(".qcow2"):
                 os.unlink(os.path.join(directory, name))
-        forget(target)
+        if os.path.lexists(target):  # guests that have begun from it have their own files
+            shutil.rmtree(target)
         os.rename(directory, target)
     occupied = _occupied(target)
     say(f"{target} has {in_words(occupied)}, and took {time.monotonic() - began:.0f} s; jobs like this go on from it:")
     say(f"vmgahp run --image catalog:{options.name} --memory {options.memory} --cpus {options.cpus} -- PROGRAM")
     _keep_within(settings, target)
-    return True
-
-
-def forget(directory: str) -> None:
-    """Remove a template; guests that have begun from it have their own files. Raises OSError."""
-    if os.path.lexists(directory):
-        shutil.rmtree(directory)
 
 
 def _ad(options: argparse.Namespace, directory: str) -> JobAd:
@@ -139,5 +133,5 @@ def _keep_within(settings: Settings, made: str) -> None:
     for directory in found:
         if total > most and directory != made:
             total -= _occupied(directory)
-            forget(directory)
+            shutil.rmtree(directory)
             say(f"{directory} is removed, the least used: all of them may have {in_words(most)} ({MOST})")

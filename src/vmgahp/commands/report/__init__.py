@@ -154,7 +154,6 @@ def read_story(place: str) -> Story:
 
 
 def read_from(file: BinaryIO) -> Story:
-    """Read an open file."""
     story = Story()
     data = file.read(LARGEST_FILE + 1)
     lines = data.split(b"\n", MOST_LINES)
@@ -187,7 +186,6 @@ def _read_ending(path: str, story: Story) -> None:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp report``."""
     command.description = (
         "Make one HTML page of the vm_metrics.jsonl that comes back with a job: the VM's states over time, its CPU, "
         "memory, disks and network, its checkpoints, and what happened when. The page needs nothing but itself."

@@ -81,7 +81,6 @@ td span {{ white-space: nowrap; }}
 
 
 def render(story: Story) -> bytes:
-    """Make the page."""
     name = story.vm_name or "A VM"
     when = f"{clock(story.begin)} to {clock(story.end)} ({zone(story.end)}), {duration(story.end - story.begin)}"
     policy = {"http-equiv": "Content-Security-Policy", "content": "default-src 'none'; style-src 'unsafe-inline'"}

@@ -13,7 +13,6 @@ EXAMPLE = "vmgahp run --image catalog:debian-12 --input fit.py -- python3 fit.py
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp run``."""
     command.description = (
         "Write a submit file for a program in a virtual machine. Its inputs are in the directory in which it is "
         "started there, its outputs come home as files, its standard output and error grow while it runs, and its "

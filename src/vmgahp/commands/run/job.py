@@ -14,12 +14,13 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit import conversion, images
 from vmgahp.commands.submit.conversion import attribute_line, command_line
-from vmgahp.commands.submit.machine import Guest, SubmitError, Summary, printable, simple_name
+from vmgahp.commands.submit.machine import Guest, SubmitError, Summary, os_errors_as, printable, simple_name
 from vmgahp.images import CATALOG
 from vmgahp.images.formats import HEADER, looks_like, not_a_disk
 from vmgahp.job.attributes import ARM, OPTION_PREFIX
@@ -123,10 +124,8 @@ def require_inputs(what: str, path: str) -> None:
     said = f"{what}: {path!a}"
     if re.search(r"[,\"'\\<>|*?;]", path) or not path.isprintable() or path != path.strip() or "$$" in path:
         raise SubmitError(f"{said} has characters that a list of HTCondor's cannot have.", "rename it.")
-    try:
+    with os_errors_as(f"{said} cannot be found", "name a file of this machine."):
         _require_usable(said, path)
-    except OSError as error:
-        raise SubmitError(f"{said} cannot be found ({error.strerror}).", "name a file of this machine.") from error
 
 
 def _require_usable(said: str, path: str) -> None:
@@ -202,7 +201,9 @@ def warn_of_words(options: argparse.Namespace, summary: Summary) -> None:
         elif first not in (*names, ".") and os.path.isfile(said):
             summary.advise(f"{said} is a file here and no input, so the guest will not have it: say --input {said}.")
     for path, is_program in scripts.items():
-        line = _first_line(path) if os.path.isfile(path) else b""
+        line = b""
+        with suppress(OSError), open_regular(path) as file:
+            line = file.readline(256)
         if line.startswith(b"#!") and line.endswith(b"\r\n") and (is_program or b"sh" in line):
             summary.advise(
                 f"{path} has line ends of Windows (CRLF), with which no shell runs it: "
@@ -220,14 +221,6 @@ def _foreign(header: bytes) -> str:
         machine = int.from_bytes(header[18:20], "little")
         return "" if machine in (3, 62) else {183: ARM}.get(machine, f"another machine (ELF {machine})")
     return "Windows" if header.startswith(b"MZ") else "macOS" if header.startswith(b"\xcf\xfa\xed\xfe") else ""
-
-
-def _first_line(path: str) -> bytes:
-    try:
-        with open_regular(path) as file:
-            return file.readline(256)
-    except OSError:
-        return b""
 
 
 HOME = "vm_outputs/"
@@ -285,12 +278,9 @@ def _require_image(image: str) -> None:
     """Make sure that it is an image of the machines, or a file that is a disk. Raises `SubmitError`."""
     if "://" in image or image.lower().startswith(f"{CATALOG}:"):
         return
-    try:
-        with open_regular(image) as file:
-            header = file.read(HEADER)
-    except OSError as error:
-        problem = f"--image {image!a} cannot be opened ({error.strerror or error})."
-        raise SubmitError(problem, f"name a file that is here, {CATALOG}:NAME of the machines, or a URL.") from error
+    hint = f"name a file that is here, {CATALOG}:NAME of the machines, or a URL."
+    with os_errors_as(f"--image {image!a} cannot be opened", hint), open_regular(image) as file:
+        header = file.read(HEADER)
     if not header or (not_a_disk(header) == "a text" and not looks_like(header)):
         problem = f"--image {image!a} is no disk: it is empty, or a text."
         raise SubmitError(problem, "name the image of a disk; the program comes after --.")
@@ -456,11 +446,9 @@ def _written(options: argparse.Namespace, made: Guest, text: str, summary: Summa
     summary.sources |= {os.path.realpath(path) for path in (*made.files, *made.inputs, *(d.path for d in made.disks))}
     images.free(output, summary, force=options.force)
     for process in range(made.number if made.number > 1 else 0):
-        try:
+        problem = f"--queue {made.number}: the directory {made.name}.{process} cannot be made"
+        with os_errors_as(problem, "say --name for another one."):
             os.makedirs(f"{made.name}.{process}", exist_ok=True)
-        except OSError as error:
-            problem = f"--queue {made.number}: the directory {made.name}.{process} cannot be made ({error.strerror})."
-            raise SubmitError(problem, "say --name for another one.") from error
     conversion.write_out(text, output)
     summary.made.clear()  # from now on the submit file refers to these files
     return output

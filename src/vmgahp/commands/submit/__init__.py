@@ -52,7 +52,6 @@ _KEYS = {
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp submit``."""
     command.description = (
         "Write a submit file for a VM that exists in another form, and say what of it is carried over, "
         "what is changed or left out, and where that stands."
@@ -110,7 +109,6 @@ def memory(text: str) -> int:
 
 
 def cpus(text: str) -> int:
-    """Parse the number of CPUs."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= 255:
         raise argparse.ArgumentTypeError(f"{text!a} is not a valid number of CPUs. Give one from 1 to 255")
     return int(text)

@@ -19,6 +19,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import NamedTuple
 
+from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.commands.submit import images
 from vmgahp.commands.submit.machine import (
@@ -447,7 +448,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         made = {"submit_file": "" if problem else output, "would_run": problem is None}
         why = {key: getattr(problem, key, "") for key in ("problem", "hint")}
-        sys.stdout.write(summary.as_json(kind=options.kind, file=options.file, **made, **why) + "\n")
+        print_json(summary.document(kind=options.kind, file=options.file, **made, **why))
     elif summary.entries or summary.notes or not problem:
         summary.show(sys.stderr)
     if problem is not None:

@@ -54,24 +54,20 @@ def unpacked_content(file: IO[bytes], program: str, name: str) -> Iterator[bytes
     """Decompress a file from its beginning (`compression_of`). Raises `SubmitError`."""
     command = [program, "-dc", *filter(None, [MEMORY_LIMITS.get(program)])]
     os.lseek(file.fileno(), 0, os.SEEK_SET)  # the program must get the bytes that were read ahead
-    try:
+    hint = f"install {program}, or unpack the file elsewhere."
+    with os_errors_as(f"{program} is not installed, or cannot be run", hint):
         run = subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    except OSError as error:
-        problem = f"{program} is not installed, or cannot be run ({error.strerror})."
-        raise SubmitError(problem, f"install {program}, or unpack the file elsewhere.") from error
-    assert run.stdout is not None
-    assert run.stderr is not None
-    try:
-        while chunk := run.stdout.read(CHUNK):  # it writes at most one line of error, which fits into the pipe
-            yield chunk
-        said = " ".join(run.stderr.read(4096).decode("utf-8", "replace").split())
-        if run.wait():
-            raise SubmitError(f"{name} cannot be unpacked by {program} ({said}).", "get it again.")
-    finally:
-        run.kill()
-        run.wait()
-        run.stdout.close()
-        run.stderr.close()
+    with run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        try:
+            while chunk := run.stdout.read(CHUNK):  # it writes at most one line of error, which fits into the pipe
+                yield chunk
+            said = " ".join(run.stderr.read(4096).decode("utf-8", "replace").split())
+            if run.wait():
+                raise SubmitError(f"{name} cannot be unpacked by {program} ({said}).", "get it again.")
+        finally:
+            run.kill()
 
 
 def write_unpacked(chunks: Iterable[bytes], target: str, summary: Summary, *, force: bool) -> None:
@@ -108,8 +104,6 @@ _MOST_DESCRIPTION = 1 << 20
 _ISO_MARK, _ISO_AT = b"CD001", 32769
 _VHD_FOOTER, _DMG_FOOTER = b"conectix", b"koly"
 """The magic bytes in the last 512 bytes: of a VHD, which has them only there if its size is fixed, and of a DMG."""
-_CHECK = 1800.0
-"""The deadline in seconds for checking an image, which reads all its tables."""
 
 
 @contextmanager
@@ -200,7 +194,7 @@ def check(disk: GuestDisk, summary: Summary, *, flatten: bool = False, by_qemu: 
         return "no guest can write to a compressed VMDK (streamOptimized)" if disk.writable else ""
     reason = unfit(disk.format, header)
     # An overlay is opened with its backing files, which need not be here.
-    if not (reason or backing) and (damage := _asked(disk, qemu_img.check, seconds=_CHECK, leaks=False)):
+    if not (reason or backing) and (damage := _asked(disk, qemu_img.check, leaks=False)):
         hint = "bring it here again, if it may have been cut off; else see what qemu-img check says of it."
         raise _refused(disk, f"it {damage}", hint)
     if disk.format not in FORMATS:
@@ -316,7 +310,7 @@ def largest(disk: GuestDisk) -> int:
     return max(size, int(_asked(disk, qemu_img.info)["virtual-size"])) if disk.writable else size
 
 
-def _asked(disk: GuestDisk, ask: Callable[..., T], **how: float) -> T:
+def _asked(disk: GuestDisk, ask: Callable[..., T], **how: bool) -> T:
     """Return the answer of a function of `qemu_img` about the disk. Raises `SubmitError`."""
     try:
         return ask(disk.path, CONVERTIBLE[disk.format], **how)

@@ -553,7 +553,7 @@ def _taken(words: Sequence[str], made: Guest, summary: Summary) -> list[str]:
             hint = "start from an image that is installed (--import), or from an installer on a CD (--cdrom)."
             raise SubmitError(f"{name} fetches or makes files for an installer, which is no job.", hint)
         if name == "--cloud-init":
-            _cloud_init(value if equals else next(given, ""), made, summary)
+            _cloud_init(value if equals else next(given, ""), made)
             kept += [] if "--import" in words else ["--import"]
             continue
         if name in _OWN:
@@ -570,7 +570,7 @@ def _option(word: str) -> str:
     return next((option for option in _DEALT_WITH if option.startswith(name)), name)
 
 
-def _cloud_init(value: str, made: Guest, summary: Summary) -> None:
+def _cloud_init(value: str, made: Guest) -> None:
     """Use the given files for cloud-init. Raises `SubmitError`."""
     for part in filter(None, value.split(",")):
         name, _, path = part.partition("=")

@@ -5,7 +5,6 @@ Everything that a front end reads is reported. A loss that would make it a diffe
 unchanged.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -140,10 +139,10 @@ class Summary:
             lines += ["Note:", *(f"  {printable(note)}" for note in self.notes)]
         out.write("".join(f"{line}\n" for line in lines))
 
-    def as_json(self, **others: object) -> str:
-        """Format the report for programs, with the `others`; in ASCII."""
+    def document(self, **others: object) -> dict[str, object]:
+        """Return the report as an object for ``--json``, with the `others`."""
         entries = [entry._asdict() | {"outcome": entry.outcome.value} for entry in self.entries]
-        return json.dumps({**others, "entries": entries, "notes": self.notes}, indent=2)
+        return {**others, "entries": entries, "notes": self.notes}
 
 
 def printable(text: str) -> str:
@@ -188,8 +187,6 @@ GUEST_INFO = re.compile(r"guestinfo\.(?:(?:user|meta|vendor)data|talos\.config|(
 
 @dataclass
 class GuestDisk:
-    """One disk of the VM."""
-
     path: str
     """The full path of the image here; empty for one that only a URL names."""
     format: str
@@ -262,8 +259,6 @@ class GuestNic:
 
 @dataclass
 class Guest:
-    """A virtual machine."""
-
     name: str
     memory_mib: int = 0
     vcpus: int = 1
@@ -313,7 +308,6 @@ class Guest:
         self.options["Firmware"], self.places["Firmware"] = "uefi-secure" if secure and keys else "uefi", place
 
     def set_tpm(self, place: str) -> None:
-        """Set a TPM 2.0."""
         self.options["TPM"], self.places["TPM"] = True, place
         self.changed["TPM"] = "it is a new one, without what the old one keeps"
 

@@ -96,12 +96,12 @@ class Package:
             raise SubmitError(f"{self.called} has {len(names)} files {ending}.", hint)
         return names[0]
 
-    def descriptor(self, ending: str) -> tuple[str, bytes]:
+    def descriptor(self) -> tuple[str, bytes]:
         """Return the name and the content of the file that describes the package. Raises `SubmitError`.
 
         The digests of its manifest are checked for all files that are read from now on.
         """
-        name = self._descriptor or self.one(ending)
+        name = self._descriptor or self.one(".ovf")
         stem = os.path.splitext(name)[0]
         if f"{stem}.mf" in self.names():
             found = _DIGEST.findall(self.text(f"{stem}.mf").decode("utf-8", "replace"))
@@ -280,7 +280,7 @@ class PackageReader:
 
     def __init__(self, package: Package, options: argparse.Namespace, summary: Summary) -> None:
         self._package, self._options, self._summary = package, options, summary
-        descriptor, data = package.descriptor(".ovf")
+        descriptor, data = package.descriptor()
         self._root = root = read(data, descriptor)
         if local(root.tag) != "Envelope":
             raise SubmitError(f"{descriptor} describes {local(root.tag)[:40]!a}, no OVF Envelope.")

@@ -25,7 +25,6 @@ VM = {
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``vmgahp top``."""
     command.description = (
         "Show the VMs of jobs on this machine and what they use: from libvirt, and for VMs that libvirt "
         "does not know from the vm_metrics.jsonl in their scratch directories, which only root may read for all. "
