@@ -196,7 +196,7 @@ class Capable:
 
 def require(vm_type: str, connection: Capable | None = None, **devices: object) -> None:
     wanted = spec(devices=Devices(**devices))  # type: ignore[arg-type]
-    describe.require(wanted, vm_type, "", connection, settings(), Identity(54321, 54321))  # type: ignore[arg-type]
+    describe.require(wanted, vm_type, "", connection, Identity(54321, 54321))  # type: ignore[arg-type]
 
 
 def test_a_tpm_takes_qemu_swtpm_and_a_libvirt_that_takes_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

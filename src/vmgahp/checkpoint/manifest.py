@@ -102,7 +102,7 @@ class CheckpointKind(NamedTuple):
 def dump(kind: CheckpointKind, manifest: Manifest) -> bytes:
     """Format the manifest as JSON, without the VNC password that the XML may have."""
     facts = {
-        name: _PASSWORD.sub("", value) if kind.facts.get(name) is xml else value
+        name: _PASSWORD.sub("", value) if kind.facts.get(name) is Fields.xml else value
         for name, value in manifest.facts.items()
     }
     return encode(FORMAT, manifest._replace(facts=facts))
@@ -126,7 +126,7 @@ def parse(kind: CheckpointKind, data: bytes) -> Manifest:
     if driver != kind.driver:
         raise Invalid(f"it is of the driver {driver}, and here is {kind.driver}.")
     facts = Fields(top.value("facts"), "facts.", tuple(kind.facts))
-    files = read_files(top, "files", kind.most_files)
+    files = read_files(top, kind.most_files)
     if odd := [file.path for file in files if file.role == MEMORY and file.path != kind.memory]:
         raise Invalid(f"{odd[0]!a} is no memory image of {kind.driver}.")
     return Manifest(
@@ -150,18 +150,18 @@ def read(data: bytes, number: int, names: tuple[str, ...]) -> Fields:
         content = strict_json(data.decode())
     except (ValueError, RecursionError) as error:
         raise Invalid(f"it is not JSON: {error}.") from error
-    if isinstance(content, dict) and _is_integer(content.get("format")) and content["format"] != number:
+    if isinstance(content, dict) and type(content.get("format")) is int and content["format"] != number:
         raise Invalid(f"it has the format {str(content['format'])[:20]}, and this daemon knows {number} only.")
     top = Fields(content, "", ("format", *names))
     top.integer("format", number, number)
     return top
 
 
-def read_files(top: Fields, where: str, most: int) -> tuple[CheckpointFile, ...]:
-    """Read the files, `most` at most, from the field `where`. Raises `Invalid`."""
+def read_files(top: Fields, most: int) -> tuple[CheckpointFile, ...]:
+    """Read the files, `most` at most. Raises `Invalid`."""
     found = []
-    for number, item in enumerate(top.items(where, most)):
-        fields = Fields(item, f"{where}[{number}].", CheckpointFile._fields)
+    for number, item in enumerate(top.items("files", most)):
+        fields = Fields(item, f"files[{number}].", CheckpointFile._fields)
         file = CheckpointFile(
             role=fields.form("role", _ROLES),
             path=fields.text("path", 4096),
@@ -197,9 +197,7 @@ class Fields:
 
     def text(self, name: str, longest: int, may_be_empty: bool = False) -> str:
         value = self._content[name]
-        if not isinstance(value, str) or len(value) > longest or has_control(value):
-            self._refuse(name)
-        if not value and not may_be_empty:
+        if not isinstance(value, str) or not (value or may_be_empty) or len(value) > longest or has_control(value):
             self._refuse(name)
         return value
 
@@ -219,13 +217,13 @@ class Fields:
 
     def integer(self, name: str, least: int, most: int) -> int:
         value = self._content[name]
-        if not _is_integer(value) or not least <= value <= most:
+        if type(value) is not int or not least <= value <= most:
             self._refuse(name)
-        return int(value)
+        return value
 
     def real(self, name: str, most: float) -> float:
         value = self._content[name]
-        if not (_is_integer(value) or isinstance(value, float)) or not 0 <= value <= most:
+        if type(value) not in (int, float) or not 0 <= value <= most:
             self._refuse(name)
         return float(value)
 
@@ -259,14 +257,6 @@ def text(longest: int, *, may_be_empty: bool = False) -> Form:
 
 def integer(least: int, most: int) -> Form:
     return lambda fields, name: fields.integer(name, least, most)
-
-
-def xml(fields: Fields, name: str) -> str:
-    return fields.xml(name)
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def strict_json(text: str) -> object:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from vmgahp import errors
 from vmgahp.host import runtime_dir, wait
 from vmgahp.host.job_user import Identity
-from vmgahp.host.run import plain_environment, run
+from vmgahp.host.run import run, which
 from vmgahp.host.system_calls import Opened
 
 Write = Callable[[bytes], object]
@@ -58,8 +58,7 @@ def has_sparse(libvirt_version: int, qemu_version: int, capabilities: str) -> bo
 
 def has_program(form: str) -> bool:
     """Return True if this machine has the program of a compressed format."""
-    places = plain_environment()["PATH"].split(":")
-    return any(place.startswith("/") and os.access(f"{place}/{form}", os.X_OK) for place in places)
+    return which(form) is not None
 
 
 def unpack_image(
@@ -157,7 +156,8 @@ class Substitute:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._left = _bytes_in(self._reading)
+        unread = fcntl.ioctl(self._reading, termios.FIONREAD, bytes(4))
+        self._left = int.from_bytes(unread, sys.byteorder)
         os.close(self._reading)
         self._thread.join()
         runtime_dir.remove(self._room)
@@ -246,9 +246,3 @@ def can_be_held(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _bytes_in(pipe: int) -> int:
-    answer = bytearray(4)
-    fcntl.ioctl(pipe, termios.FIONREAD, answer)
-    return int.from_bytes(answer, sys.byteorder)

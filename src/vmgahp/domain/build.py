@@ -205,7 +205,6 @@ def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) 
 
 
 def add_text(parent: etree.Element, tag: str, text: str, **attributes: str) -> None:
-    """Add an element with text."""
     etree.SubElement(parent, tag, attributes).text = text
 
 
@@ -344,9 +343,7 @@ def _share(devices: etree.Element, share: Share, socket: str) -> None:
         etree.SubElement(element, "readonly")
 
 
-# Domains of Xen
-#
-# The domain XML of a Xen job, as libvirt's libxl driver takes it.
+# The domain XML of a Xen job, as libvirt's libxl driver takes it
 #
 # A paravirtual guest has no emulated machine: its kernel is told of its memory, its CPUs, its disks, its NICs and one
 # console. A job with hardware virtualization gets a PC that has the same disks and NICs.

@@ -389,8 +389,7 @@ def merge(ours: str, job: etree.Element, boot_files: Mapping[str, str]) -> str:
         if DEVICES[asked.tag].author is Author.EITHER:
             _drop(devices, asked.tag)
     if job.find("devices/controller[@type='usb'][@model='none']") is not None:
-        for device in devices.findall("input[@bus='usb']"):
-            devices.remove(device)
+        _drop(devices, "input[@bus='usb']")
     for port in devices.findall("channel"):
         if value(port, "target", "name") == AGENT and job.find(f"devices/channel/target[@name='{AGENT}']") is not None:
             devices.remove(port)

@@ -82,10 +82,7 @@ def _begin(saved: str, ours: str) -> tuple[etree.Element, etree.Element]:
     # libvirt requires the saved UUID; if the caller has one already, both must be the same.
     uuid = _checked("UUID", _text(theirs, "uuid"), r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}").lower()
     _same("UUID", uuid, _text(domain, "uuid") or uuid)
-    element = domain.find("uuid")
-    if element is None:
-        element = etree.SubElement(domain, "uuid")
-    element.text = uuid
+    _at(domain, "uuid").text = uuid
     return theirs, domain
 
 
@@ -200,9 +197,7 @@ _UNSAID: Mapping[tuple[str, ...], tuple[str, ...]] = {
 
 
 def _take_devices(theirs: etree.Element, domain: etree.Element) -> None:
-    ours = domain.find("devices")
-    if ours is None:
-        ours = etree.SubElement(domain, "devices")
+    ours = _at(domain, "devices")
     saved = [device for device in theirs.iterfind("devices/*") if device.tag != "emulator"]
     if len(saved) > MOST_DEVICES:
         raise SavedMismatch(f"the saved VM has {len(saved)} devices.")

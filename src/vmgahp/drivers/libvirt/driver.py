@@ -110,11 +110,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def show(self, plan: Plan) -> str:
         self._require_free_macs(plan.spec)
-        try:
-            spec = hooks.with_macs(plan.view, self.log, plan.spec, "", dry=True)
-            return self._describer.show(plan._replace(spec=spec))
-        except libvirt.libvirtError as error:
-            raise faults.from_libvirt(error, f"describing {plan.spec.name}") from error
+        spec = hooks.with_macs(plan.view, self.log, plan.spec, "", dry=True)
+        return self._describer.show(plan._replace(spec=spec))
 
     def clear(self, plan: Plan) -> None:
         domains.clear(self.connection, plan.view.job.vm_name(), plan.spec.working_dir, self.log)
@@ -345,8 +342,10 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             owner = self._describer.owner(plan.label)
             monitor.listen(spec, self.settings, owner, self.identity, self.log, resources)
         described = self._describer.describe(plan, uuid, resources)
-        if resources.run_ports and (not restart or restart.is_warm):
-            monitor.begin_afresh(resources)
+        if not restart or restart.is_warm:
+            for name, port in resources.run_ports.items():
+                if name != CONTROL:  # the others have files of an earlier run, which this one does not continue
+                    port.empty()
         plugged: tuple[str, ...] = ()
         if restart:
             xml = described.xml
@@ -430,7 +429,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 raise Unusable(f"what libvirt made of it is another VM: {mismatch}", True) from mismatch
             fault = hooks.mismatch_fault(machine.name, authors, mismatch)
             may_be_the_jobs = self.settings.xml_script() if authors else plan.xml
-            raise (self._second_look(fault, plan) if may_be_the_jobs else fault) from mismatch
+            raise (second_look.judge(fault, plan, self._describer) if may_be_the_jobs else fault) from mismatch
         except libvirt.libvirtError as error:
             doing = f"{'restoring' if restart else 'starting'} {machine.name}"
             is_silent = domains.says_nothing(faults.message_of(error))
@@ -440,7 +439,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 told = system_logs.with_denial(fault, denial)
                 # A process of the job's user could have relabelled its disk: a plain guest shows whose fault it is.
                 is_the_jobs = isinstance(fault, errors.JobFault) and not restart
-                fault = self._second_look(told, plan, with_disk=True) if is_the_jobs else told
+                fault = second_look.judge(told, plan, self._describer, with_disk=True) if is_the_jobs else told
             if restart:
                 # The image is not to blame if QEMU has read it, or was killed without a message.
                 is_away = faults.is_connection_loss(error) or faults.is_of_another_daemon(error)
@@ -472,10 +471,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         elif not rule.job_may_cause and not scripted:
             return fault
         # A start without the checkpoint shows if that is to blame.
-        return fault if machine.restart else self._second_look(fault, plan)
-
-    def _second_look(self, fault: errors.Fault, plan: Plan, *, with_disk: bool = False) -> errors.Fault:
-        return second_look.judge(fault, plan, self._describer, self.connection, self.log, with_disk=with_disk)
+        return fault if machine.restart else second_look.judge(fault, plan, self._describer)
 
     def _verify(self, live: str, asked: str, spec: JobSpec) -> None:
         verify.against_job(live, asked, spec)
@@ -506,10 +502,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             for mac in spec.macs:
                 domains.require_free_mac(connection, mac, self.log)
 
-        try:
-            self.connection.call(require)
-        except libvirt.libvirtError as error:
-            raise faults.from_libvirt(error, "asking for the MAC addresses in use") from error
+        self.connection.ask(require, "asking for the MAC addresses in use")
 
     def _require_free_saved_macs(
         self, connection: libvirt.virConnect, domain: libvirt.virDomain, live: str, others: Container[str]

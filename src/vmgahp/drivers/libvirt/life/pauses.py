@@ -71,11 +71,9 @@ class IoErrors:
     def look(self) -> bool:
         """Return True if an error has paused the guest, which was found paused: the event may have been missed."""
         if not self.under_way:
-            try:
+            with suppress(errors.Fault, libvirt.libvirtError):
                 if self._guest.call(lambda domain: tuple(domain.state()) == STALLED):
                     self.seen()
-            except (errors.Fault, libvirt.libvirtError):
-                return False
         return self.under_way
 
     def seen(self) -> None:

@@ -37,8 +37,6 @@ from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.vm_types import HTCONDORS
 
 SUSPEND_FILE = "vm_suspend.mem"
-PARTIAL_SUFFIX = ".part"
-"""The suffix of an image that is being written; it is renamed when it is complete."""
 ROOM_FACTOR, ROOM_EXTRA = 1.02, 16 << 20
 """The factor and the extra bytes for devices by which an image may exceed the guest's memory."""
 RESTORE_SHARE = 2 / 3
@@ -49,8 +47,8 @@ QEMU_CONF = "/etc/libvirt/qemu.conf"
 
 
 def partial_name(name: str) -> str:
-    """Return the name of a memory image that is incomplete."""
-    return "." + name + PARTIAL_SUFFIX
+    """Return the name of a memory image that is being written; it is renamed when it is complete."""
+    return f".{name}.part"
 
 
 LEFTOVERS = (SUSPEND_FILE, partial_name(SUSPEND_FILE), partial_name(MEMORY_FILE))
@@ -103,6 +101,9 @@ class MemoryFile:
 
 class Saver:
     """The save and the restore of one job's domains."""
+
+    takes_xml = True
+    """True if libvirt's driver restores a domain by an XML of the caller, and not by the one in the image."""
 
     def __init__(self, directory: str, identity: Identity, settings: Settings, log: Callable[[str], None]) -> None:
         self.directory = directory
@@ -158,7 +159,7 @@ class Saver:
         while True:
             try:
                 with image:
-                    connection.restoreFlags(image.path, self.described_by(xml), libvirt.VIR_DOMAIN_SAVE_PAUSED)
+                    connection.restoreFlags(image.path, xml if self.takes_xml else None, libvirt.VIR_DOMAIN_SAVE_PAUSED)
                 return
             except libvirt.libvirtError as error:
                 again = image.with_another_head(str(error))
@@ -176,10 +177,6 @@ class Saver:
             substitute.unpack_image(fd, head.end, head.format, write, self.identity, seconds, most, reader)
 
         return memory_image.substitute(descriptor, xml, self.formats(), unpack)
-
-    def described_by(self, xml: str) -> str | None:
-        """Return the domain XML for libvirt's restore call."""
-        return xml
 
     def forget(self, name: str) -> None:
         """Remove a memory image that is no longer used."""
@@ -297,7 +294,7 @@ LIBVIRT = CheckpointKind(
         "host_cpu": manifest.text(500, may_be_empty=True),
         "machine_type": matching(WORD),
         "architecture": matching(WORD),
-        "xml": manifest.xml,  # the domain as it was saved
+        "xml": manifest.Fields.xml,  # the domain as it was saved
     },
     differences=_differences,
     memory=MEMORY_FILE,
@@ -355,7 +352,6 @@ class LibvirtCheckpoints:
         self._log = log
 
     def store(self, spec: JobSpec) -> CheckpointStore:
-        """Return the store for the checkpoint of a job."""
         return CheckpointStore(self._kind, self._identity, spec.working_dir, self._log)
 
     def find(self, spec: JobSpec, domain_type: str) -> LibvirtRestart | None:

@@ -153,10 +153,9 @@ def devices(xml: str) -> tuple[list[str], dict[str, str]]:
     domain = etree.fromstring(xml)
     disks = [target.get("dev", "") for target in domain.iterfind("devices/disk/target")]
     interfaces = {}
-    for card in domain.iterfind("devices/interface"):
-        target, mac = card.find("target"), card.find("mac")
-        if target is not None and mac is not None and target.get("dev"):
-            interfaces[target.get("dev", "")] = mac.get("address", "").lower()
+    for card in domain.iterfind("devices/interface[mac]"):
+        if name := model.value(card, "target", "dev"):
+            interfaces[name] = model.value(card, "mac", "address").lower()
     return disks[:MOST_DEVICES], interfaces
 
 
@@ -313,11 +312,10 @@ def with_huge_pages(xml: str) -> str:
 def without_taken_pages(xml: str) -> str:
     """Return the description of a saved VM, without huge pages if others have taken them meanwhile."""
     domain = etree.fromstring(xml)
-    backing = domain.find("memoryBacking")
-    huge = backing.find("hugepages") if backing is not None else None
-    if backing is None or huge is None or _has_free_pages(domain):
+    backing = domain.find("memoryBacking[hugepages]")
+    if backing is None or _has_free_pages(domain):
         return xml
-    backing.remove(huge)
+    backing.remove(backing.find("hugepages"))  # type: ignore[arg-type]
     return etree.tostring(domain, encoding="unicode")
 
 

@@ -180,6 +180,13 @@ class LibvirtConnection:
             raise faults.late(self.uri, seconds)
         return task.result()
 
+    def ask(self, function: Callable[[libvirt.virConnect], Result], doing: str, *, seconds: float = 0) -> Result:
+        """Call `function` as `call` does, and raise the fault for an error of libvirt's (`faults.from_libvirt`)."""
+        try:
+            return self.call(function, seconds=seconds)
+        except libvirt.libvirtError as error:
+            raise faults.from_libvirt(error, doing) from error
+
     def once(self, function: Callable[[libvirt.virConnect], Result]) -> Result:
         """Call `function`, which must not be done twice, such as a start; its events may come after the answer.
 
@@ -198,7 +205,6 @@ class LibvirtConnection:
         return self._watches.setdefault(uuid, Watch(name))
 
     def unwatch(self, uuid: str) -> None:
-        """Stop watching the domain `uuid`."""
         self._watches.pop(uuid, None)
 
     def close(self) -> None:

@@ -161,10 +161,7 @@ def _called(connection: LibvirtConnection, name: str) -> list[NamedDomain]:
         named = [domain for domain in opened.listAllDomains() if _is_called(domain.name(), name)]
         return [NamedDomain(each.name(), each.UUIDString(), _directory(each), is_strange(each)) for each in named]
 
-    try:
-        return connection.call(look)
-    except libvirt.libvirtError as error:
-        raise faults.from_libvirt(error, f"looking for a leftover {name}") from error
+    return connection.ask(look, f"looking for a leftover {name}")
 
 
 def _directory(domain: libvirt.virDomain) -> str:

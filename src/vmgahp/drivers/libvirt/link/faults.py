@@ -30,11 +30,9 @@ _FORMAT = '-blockdev {"node-name":"libvirt-1-format","driver":"qcow2","file":"li
 _STORAGE = '-blockdev {"driver":"file","filename":"*","node-name":"libvirt-1-storage"}: '
 _DISK_HINT = "see that the image exists, that its format is the one in vm_disk, and that the job's owner may use it."
 _FORMAT_HINT = "see what qemu-img check says about the image, and that vm_disk names its true format."
-_DEVICE_HINT = "choose another device name in vm_disk, such as vda."
 _RAM_HINT = "give VMs less memory (VM_MEMORY), or the machine more."
 _LIBVIRTD_HINT = f"see that {libvirt_daemons.of_qemu()} runs, and look into its log."
 _LOG_HINT = "look into libvirt's log and QEMU's (/var/log/libvirt/qemu)."
-_SETUP_HINT = f"see what libvirt's set-up on this machine lacks; {_LOG_HINT}"
 _DISK, _IMAGE = errors.INVALID_DISK_PARAM, errors.BAD_IMAGE
 
 
@@ -109,7 +107,7 @@ _OF_THE_JOB = (
         r"not in \w+ format|[Ii]mage is corrupt|[Ii]nvalid (\w+ )?(image|footer|header|magic)"
         r"|Unsupported qcow|\"node-name\":\"libvirt-\d+-format\".*\}: ",
         example=_QEMU + _EXIT + _FORMAT + "Active L1 table offset invalid"),
-    _job("a device name", _DISK, _DEVICE_HINT,
+    _job("a device name", _DISK, "choose another device name in vm_disk, such as vda.",
         r"[Dd]isk (target|bus|device|type|name)|target '.*' duplicated|[Ii]nvalid (harddisk )?device name"
         r"|IDE controllers? .*unsupported|Only 1 \w+ controller is supported",
         example=_QEMU + "internal error: Only 1 IDE controller is supported"),
@@ -198,7 +196,7 @@ _BY_CODE = (
         "NO_INTERFACE INVALID_INTERFACE MULTIPLE_INTERFACES BUILD_FIREWALL NO_NWFILTER INVALID_NWFILTER "
         "NO_NWFILTER_BINDING INVALID_NWFILTER_BINDING",
         example="NO_INTERFACE INTERFACE Interface not found: br0"),
-    _machine("libvirt's set-up", _SETUP_HINT,
+    _machine("libvirt's set-up", f"see what libvirt's set-up on this machine lacks; {_LOG_HINT}",
         kinds="HOOK_SCRIPT_FAILED CONF_SYNTAX DBUS_SERVICE NO_SECURITY_MODEL CPU_INCOMPATIBLE NO_SECRET "
         "INVALID_SECRET INVALID_ENCR_KEY_SECRET NO_SERVER NO_CLIENT DRIVER_FULL DOM_EXIST NO_STORAGE_POOL "
         "NO_STORAGE_VOL INVALID_STORAGE_POOL INVALID_STORAGE_VOL STORAGE_PROBE_FAILED STORAGE_POOL_BUILT "
@@ -229,7 +227,6 @@ class NoDomain(libvirt.libvirtError):  # type: ignore[misc]
     """The error for a domain that does not exist, or if another one has its UUID or its name."""
 
     def get_error_code(self) -> int:
-        """Return libvirt's code for an unknown domain."""
         return int(libvirt.VIR_ERR_NO_DOMAIN)
 
 
@@ -250,16 +247,12 @@ class ConnectionLost(libvirt.libvirtError):  # type: ignore[misc]
         self.err = error.err
 
     def get_error_code(self) -> int:
-        """Return libvirt's code for a missing connection."""
         return int(libvirt.VIR_ERR_NO_CONNECT)
 
 
 def is_connection_loss(error: libvirt.libvirtError) -> bool:
     """Return True if the error concerns the connection to libvirtd and not the request."""
-    if is_of_another_daemon(error):
-        return False
-    code, origin = error.get_error_code(), error.get_error_domain()
-    return code in _LOST or (code in _LOST_FROM[0] and origin in _LOST_FROM[1])
+    return not is_of_another_daemon(error) and (_takes(NO_CONNECTION, error) or _takes(HUNG_UP, error))
 
 
 def is_of_another_daemon(error: libvirt.libvirtError) -> bool:
@@ -330,14 +323,14 @@ def numbers(names: Iterable[str], prefix: str = "VIR_ERR_") -> frozenset[int]:
 
 def classify(error: libvirt.libvirtError, job_values: Iterable[str] = (), more: str = "") -> Rule:
     """Return the rule for an error of libvirt, with the parameters of `from_libvirt`."""
-    code, origin = error.get_error_code(), error.get_error_domain()
+    return fault_rules.classify(RULES, message_of(error, more), job_values, lambda rule: _takes(rule, error))
 
-    def takes(rule: Rule) -> bool:
-        return (not rule.kinds or code in numbers(rule.kinds)) and (
-            not rule.origins or origin in numbers(rule.origins, "VIR_FROM_")
-        )
 
-    return fault_rules.classify(RULES, message_of(error, more), job_values, takes)
+def _takes(rule: Rule, error: libvirt.libvirtError) -> bool:
+    """Return True if the rule is for errors of this code and this origin."""
+    return (not rule.kinds or error.get_error_code() in numbers(rule.kinds)) and (
+        not rule.origins or error.get_error_domain() in numbers(rule.origins, "VIR_FROM_")
+    )
 
 
 def from_libvirt(
@@ -355,7 +348,3 @@ def message_of(error: libvirt.libvirtError, more: str = "") -> str:
     """Return libvirt's message in one line, with what else is known of the error."""
     message = " ".join(str(error.get_error_message() or error).split())
     return f"{message.rstrip(' :')}: {more}" if more else message
-
-
-_LOST = numbers(NO_CONNECTION.kinds)
-_LOST_FROM = numbers(HUNG_UP.kinds), numbers(HUNG_UP.origins, "VIR_FROM_")

@@ -87,20 +87,10 @@ def listen(
     most = most_outputs(spec, settings, identity)
     ports, room = resources.run_ports, runtime_dir()
     ports[CONTROL] = LinePort(os.path.join(room, CONTROL), log, owner=owner)
-    for name, file, limit in (
-        (OUT, run.stdout, min(MOST_PRINTED, most)),
-        (ERR, run.stderr, min(MOST_PRINTED, most)),
-        (OUTPUTS, OUTPUTS_FILE, most),
-    ):
+    printed = min(MOST_PRINTED, most)
+    for name, file, limit in ((OUT, run.stdout, printed), (ERR, run.stderr, printed), (OUTPUTS, OUTPUTS_FILE, most)):
         append = partial(append_to, file, directory, identity)
         ports[name] = ConsoleCapture(os.path.join(room, name), append, limit, log, owner=owner)
-
-
-def begin_afresh(resources: Resources) -> None:
-    """Empty the files of an earlier run of the job, since this one does not continue it. Raises OSError."""
-    for name in (OUT, ERR, OUTPUTS):
-        if name in resources.run_ports:
-            resources.run_ports[name].empty()
 
 
 class RunProgress(NamedTuple):

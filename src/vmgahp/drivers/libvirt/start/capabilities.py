@@ -18,7 +18,6 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import kvm
@@ -137,10 +136,7 @@ def ask_hypervisor(connection: LibvirtConnection, domain_type: str) -> Hyperviso
         kinds = dict.fromkeys(each.findtext("os_type") or "" for each in fitting)
         return Hypervisor(libvirtd.getType(), libvirtd.getVersion(), libvirtd.getLibVersion(), tuple(kinds))
 
-    try:
-        return connection.call(say)
-    except libvirt.libvirtError as error:
-        raise faults.from_libvirt(error, "asking for its capabilities") from error
+    return connection.ask(say, "asking for its capabilities")
 
 
 def require_hypervisor(connection: LibvirtConnection, domain_type: str, settings: Settings) -> Hypervisor:
@@ -214,7 +210,7 @@ def installed_firmwares() -> dict[str, Firmware]:
         except OSError:
             continue
         for name in names:
-            try:
+            with suppress(OSError, ValueError, LookupError, TypeError):  # of another kind, or no descriptor at all
                 with open(os.path.join(place, name), encoding="utf-8") as file:
                     descriptor = json.load(file)
                 mapping = descriptor["mapping"]
@@ -222,8 +218,6 @@ def installed_firmwares() -> dict[str, Firmware]:
                 arches = tuple(target["architecture"] for target in descriptor["targets"])
                 secure = "secure-boot" in descriptor["features"]
                 found.setdefault(code["filename"], Firmware(template, code.get("format", "raw"), secure, arches))
-            except (OSError, ValueError, LookupError, TypeError):
-                continue  # of another kind, or no descriptor at all
     return found
 
 

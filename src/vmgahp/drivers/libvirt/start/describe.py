@@ -11,6 +11,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain import build
 from vmgahp.domain.job_xml import JobXml
+from vmgahp.domain.model import value
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, forwarding, tpm, virtiofs
@@ -83,20 +84,20 @@ class Describer:
         self.settings = settings
         self.identity = identity
         self.log = log
-        self._connection = connection
+        self.connection = connection
 
     def plan(self, view: PolicyView, spec: JobSpec, domain_type: str) -> Plan:
         """Return the plan of a job. Raises `errors.Fault` for what this machine cannot do."""
         if self.settings.xml_script():
             return Plan(view, spec, domain_type, "", passt=False)
         label = self._dac_label(spec, domain_type)
-        require(spec, domain_type, label, self._connection, self.settings, self.identity)
+        require(spec, domain_type, label, self.connection, self.identity)
         passt = (
             domains.is_qemu(domain_type)
             and any(nic.networking_type == "user" for nic in spec.nics)
-            and has_passt(self._connection.call(lambda connection: domain_capabilities(connection, domain_type)))
+            and has_passt(self.connection.call(lambda connection: domain_capabilities(connection, domain_type)))
         )
-        panic = panic_model(spec, domain_type, self._connection)
+        panic = panic_model(spec, domain_type, self.connection)
         return Plan(view, spec, domain_type, label, passt, panic)
 
     def show(self, plan: Plan) -> str:
@@ -156,13 +157,7 @@ class Describer:
             if not share.setting and share.directory != spec.working_dir:
                 job_user.make_directory(spec.working_dir, os.path.basename(share.directory), self.identity)
         if limit := self._console_limit(plan):
-            resources.console = ConsoleCapture(
-                os.path.join(runtime_dir.runtime_dir(), "console"),
-                partial(append_to, CONSOLE_FILE, spec.working_dir, self.identity),
-                limit,
-                self.log,
-                owner=self.owner(plan.label),
-            )
+            resources.console = self._capture(ConsoleCapture, spec, limit, owner=self.owner(plan.label))
             host = host._replace(console_socket=resources.console.path)
         if spec.vnc:
             host = host._replace(vnc_password=secrets.token_urlsafe(6))  # VNC looks at eight characters
@@ -186,6 +181,13 @@ class Describer:
         )
         ours, make_room = build.build(spec, host), partial(self._room, resources)
         return plan.xml.describe(ours, spec.working_dir, make_room, self.identity) if plan.xml else ours
+
+    def _capture(
+        self, kind: type[ConsoleCapture], spec: JobSpec, limit: int, **owner: tuple[int, int]
+    ) -> ConsoleCapture:
+        """Begin to write a VM's console, `limit` bytes of it, to `CONSOLE_FILE`. Raises `errors.Fault`."""
+        append = partial(append_to, CONSOLE_FILE, spec.working_dir, self.identity)
+        return kind(os.path.join(runtime_dir.runtime_dir(), "console"), append, limit, self.log, **owner)
 
     def _open_ports(self, plan: Plan, resources: Resources) -> PortForwards:
         means = PASST if plan.spec.networking_type == "user" else RELAY
@@ -246,7 +248,7 @@ class Describer:
         restricted to a group, it runs with that group; libvirt gives a domain only one. Raises `errors.MachineFault`.
         """
         wanted = self.settings.boolean("VM_RUN_AS_JOB_USER")
-        if not self.identity.switching or self._connection.uri != SYSTEM_URI:
+        if not self.identity.switching or self.connection.uri != SYSTEM_URI:
             return ""
         by_qemu = any(share.kind == NINEP for share in spec.devices.shares)
         if not (wanted or by_qemu) and all(map(_can_be_held, spec.disks)):
@@ -263,7 +265,7 @@ class Describer:
         """Return the user and group of the QEMU with this label; without one, libvirt's own (its DAC base label)."""
         if not label and os.getuid() == 0:
             # The rest of this long document, on what the host can emulate, is not parsed.
-            capabilities = self._connection.call(lambda connection: connection.getCapabilities())
+            capabilities = self.connection.call(lambda connection: connection.getCapabilities())
             if models := re.search("<secmodel>.*</secmodel>", capabilities, re.DOTALL):
                 host = etree.fromstring(f"<host>{models[0]}</host>")
                 label = host.findtext("secmodel[model='dac']/baselabel") or ""
@@ -281,8 +283,7 @@ def append_to(name: str, directory: str, identity: Identity) -> int:
 
 def first_attribute(xml: str, path: str, name: str) -> str:
     """Return an attribute of the first element at `path`, or empty."""
-    element = etree.fromstring(xml).find(path)
-    return "" if element is None else element.get(name, "")
+    return value(etree.fromstring(xml), path, name)
 
 
 def _can_be_held(disk: Disk) -> bool:
@@ -318,9 +319,7 @@ def arch_of(spec: JobSpec) -> str:
     return "" if arch == X86 and not is_foreign(spec) else arch
 
 
-def require(
-    spec: JobSpec, domain_type: str, label: str, connection: LibvirtConnection, settings: Settings, identity: Identity
-) -> None:
+def require(spec: JobSpec, domain_type: str, label: str, connection: LibvirtConnection, identity: Identity) -> None:
     """Check that this machine has what the job asks for; `label` is QEMU's user. Raises `errors.JobFault`."""
     wanted = spec.devices
     firmware = build.firmware_of(spec, arch_of(spec))

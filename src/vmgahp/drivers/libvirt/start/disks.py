@@ -22,6 +22,7 @@ import libvirt
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.domain.build import add_chain
+from vmgahp.domain.model import value
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.errors import INVALID_DISK_PARAM, MISMATCHED, JobFault
 from vmgahp.host import job_user
@@ -72,9 +73,8 @@ class DiskFiles:
             if disk.find("backingStore") is None:
                 self._say_chain(disk, source.get("file", ""))
             writable = disk.find("readonly") is None and disk.get("device") != "cdrom"
-            driver = disk.find("driver")
             # QEMU 9.1 and later reject a descriptor without O_DIRECT if they would have opened the file with it.
-            past_cache = os.O_DIRECT if driver is not None and driver.get("cache") in _PAST_CACHE else 0
+            past_cache = os.O_DIRECT if value(disk, "driver", "cache") in _PAST_CACHE else 0
             for layer, image_format in _sources(disk):
                 if self._is_jobs(layer.get("file", "")):
                     flags = os.O_RDWR if writable and layer is source else os.O_RDONLY
@@ -148,8 +148,7 @@ class DiskFiles:
 
     def _say_chain(self, disk: etree.Element, path: str) -> None:
         """Add the backing files if the domain's author left it to libvirt, as root, to find them."""
-        driver = disk.find("driver")
-        image_format = "raw" if driver is None else driver.get("type", "raw")
+        image_format = value(disk, "driver", "type", "raw")
         chain = self._chains.get((path, image_format))
         if chain is None:
             chain = backing_chain(path, image_format, self._identity)
@@ -182,13 +181,11 @@ class DiskFiles:
 def _sources(disk: etree.Element) -> Iterator[tuple[etree.Element, str]]:
     """Yield the file of a disk and those of its backing files, each with its format."""
     store: etree.Element | None = disk
-    of_format = disk.find("driver")
+    has_format = "driver"
     while store is not None:
-        source = store.find("source")
-        if source is not None:
-            yield source, "raw" if of_format is None else of_format.get("type", "raw")
-        store = store.find("backingStore")
-        of_format = None if store is None else store.find("format")
+        if (source := store.find("source")) is not None:
+            yield source, value(store, has_format, "type", "raw")
+        store, has_format = store.find("backingStore"), "format"
 
 
 def refused(problem: str, hint: str) -> JobFault:

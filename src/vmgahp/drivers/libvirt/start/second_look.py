@@ -17,11 +17,9 @@ import libvirt
 from vmgahp import errors
 from vmgahp.domain import build, verify
 from vmgahp.drivers.libvirt.link import domains
-from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, tpm
 from vmgahp.drivers.libvirt.start.describe import Describer, Plan
 from vmgahp.drivers.libvirt.start.hooks import described
-from vmgahp.drivers.surveyor import Logger
 from vmgahp.hooks import xml_script
 from vmgahp.host.job_user import Identity
 from vmgahp.host.runtime_dir import claim
@@ -30,19 +28,10 @@ from vmgahp.job.disks import Disk
 
 SECONDS = 60.0
 """Seconds for a plain guest to start and end."""
-_PLAIN_DISK_BYTES = 1 << 20
 _PAUSED = libvirt.VIR_DOMAIN_START_PAUSED | libvirt.VIR_DOMAIN_START_AUTODESTROY
 
 
-def judge(
-    fault: errors.Fault,
-    plan: Plan,
-    describer: Describer,
-    connection: LibvirtConnection,
-    log: Logger,
-    *,
-    with_disk: bool = False,
-) -> errors.Fault:
+def judge(fault: errors.Fault, plan: Plan, describer: Describer, *, with_disk: bool = False) -> errors.Fault:
     """Return the fault of a start that the job may have caused: the job's, unless a plain guest fails to start, too.
 
     `with_disk` gives the plain guest a disk beside the job's scratch directory, in EXECUTE, for faults of files there.
@@ -50,7 +39,7 @@ def judge(
     if not isinstance(fault, errors.MachineFault):
         return fault
     if domains.is_qemu(plan.domain_type):
-        if not _plain_guest_starts(plan, describer, connection, log, with_disk=with_disk):
+        if not _plain_guest_starts(plan, describer, with_disk=with_disk):
             return fault
         # As this daemon's own user, for the same reason; the trial uses nothing of the job's.
         own = Identity(os.geteuid(), os.getegid())
@@ -65,9 +54,7 @@ def judge(
     )
 
 
-def _plain_guest_starts(
-    plan: Plan, describer: Describer, connection: LibvirtConnection, log: Logger, *, with_disk: bool
-) -> bool:
+def _plain_guest_starts(plan: Plan, describer: Describer, *, with_disk: bool) -> bool:
     uuid = domains.new_uuid()
     name = f"{domains.LOOK}{uuid}"
     spec = plan.spec._replace(
@@ -104,13 +91,13 @@ def _plain_guest_starts(
                 os.chmod(room, 0o711)  # noqa: S103 - libvirt's user passes
                 spec = spec._replace(disks=(_plain_disk(room),))
             xml = build.build(spec, describer.host(plain, uuid))
-        made = described(plan.view, log, spec, xml, dry=False)
-        connection.call(start, seconds=SECONDS)
+        made = described(plan.view, describer.log, spec, xml, dry=False)
+        describer.connection.call(start, seconds=SECONDS)
     except (libvirt.libvirtError, errors.Fault, verify.Mismatch, OSError) as error:
-        log(f"A plain VM does not start here either: {error}")
+        describer.log(f"A plain VM does not start here either: {error}")
         return False
     finally:
-        capabilities.forget_firmware(name, connection.uri, log)
+        capabilities.forget_firmware(name, describer.connection.uri, describer.log)
         for made_for_it in filter(None, (room, claimed)):
             shutil.rmtree(made_for_it, ignore_errors=True)
     return True
@@ -120,5 +107,5 @@ def _plain_disk(room: str) -> Disk:
     """Make an empty disk, which libvirt's user may only read. Raises OSError."""
     path = os.path.join(room, xml_script.PLAIN_DISK)
     with open(path, "xb") as file:
-        file.truncate(_PLAIN_DISK_BYTES)
+        file.truncate(1 << 20)
     return Disk(path, "vda", "", False, "raw", True, "disk")

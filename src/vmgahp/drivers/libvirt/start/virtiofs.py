@@ -16,6 +16,7 @@ from vmgahp.host.file_server import OF_QEMU
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment
 from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.system_calls import Opened
 from vmgahp.job.attributes import Share
 
 PLACES = ("/usr/libexec/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd", OF_QEMU)
@@ -23,7 +24,6 @@ PLACES = ("/usr/libexec/virtiofsd", "/usr/lib/virtiofsd", "/usr/bin/virtiofsd", 
 
 
 def hint() -> str:
-    """Return a hint how to install virtiofsd."""
     return f"To have it here: {packages.of_system('virtiofsd')} (before Debian 13 it is in qemu-system-common)."
 
 
@@ -80,7 +80,7 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
     said, status = os.pipe()
     # Only virtiofsd keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
     try:
-        with socket.socket(socket.AF_UNIX) as listener:
+        with Opened(status), socket.socket(socket.AF_UNIX) as listener:
             companion.listen(listener, socket_in(room), owner)
             passed = (listener.fileno(), status)
             server = [sys.executable, "-I", "-m", "vmgahp.host.file_server", *map(str, passed)]
@@ -95,8 +95,6 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
                 pass_fds=passed,
                 start_new_session=True,
             )
-        os.close(status)
-        status = -1
         companion.remember(process, room)
         words = os.read(said, 4096).decode("utf-8", "replace") if wait.ready(said, max(seconds, 0.05)) else ""
     except OSError as error:
@@ -105,8 +103,6 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
     finally:
         start.spend(began)
         os.close(said)
-        if status >= 0:
-            os.close(status)
     if words != "ok":
         raise _refused(share, words, identity)
 

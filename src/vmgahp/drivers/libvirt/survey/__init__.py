@@ -183,7 +183,7 @@ class LibvirtSurveyor(Surveyor):
         if which(tpm.PROGRAM) and not scripted:
             checks.begin("tpm", lambda: tpm.trouble(self.identity, end - monotonic()))
         if self._shares():
-            begin_shares(checks, settings, self.identity, lambda: end - monotonic())
+            begin_shares(checks, settings, self.identity, end)
         return checks
 
     def _judge_script(self) -> list[Finding]:
@@ -200,10 +200,7 @@ class LibvirtSurveyor(Surveyor):
             kinds = tuple(kind for kind in kinds if kind in ("kvm", "qemu"))
             return _Host(described, connection.getVersion(), connection.getLibVersion(), kinds)
 
-        try:
-            return self._connection.call(ask, seconds=seconds_left(end, TELLING / 2))
-        except libvirt.libvirtError as error:
-            raise faults.from_libvirt(error, "asking for its capabilities") from error
+        return self._connection.ask(ask, "asking for its capabilities", seconds=seconds_left(end, TELLING / 2))
 
     def _ask_of_emulator(self, host: _Host, accel: str) -> _Emulator:
         if self._connection.read_only:
@@ -228,10 +225,7 @@ class LibvirtSurveyor(Surveyor):
                 boots_arm=bool(of_arm),
             )
 
-        try:
-            return self._connection.call(ask)
-        except libvirt.libvirtError as error:
-            raise faults.from_libvirt(error, "asking for its domain capabilities") from error
+        return self._connection.ask(ask, "asking for its domain capabilities")
 
     @staticmethod
     def _by_capabilities(host: _Host) -> _Emulator:
@@ -480,7 +474,7 @@ def is_active(connection: LibvirtConnection, network: str, seconds: float) -> bo
 SCRATCH = "VM_SHARE_SCRATCH"
 
 
-def begin_shares(checks: Checks, settings: Settings, identity: Identity, seconds: Callable[[], float]) -> None:
+def begin_shares(checks: Checks, settings: Settings, identity: Identity, end: float) -> None:
     """Begin the checks that take time, or may hang with a file system."""
     has_directories = bool(settings.strings(SHARE_DIRS))
     if has_directories:
@@ -488,7 +482,7 @@ def begin_shares(checks: Checks, settings: Settings, identity: Identity, seconds
     if has_directories or _share_kind(settings) == VIRTIOFS:
         from vmgahp.drivers.libvirt.start import virtiofs  # with ctypes
 
-        checks.begin("virtiofs", lambda: virtiofs.trouble(identity, seconds()))
+        checks.begin("virtiofs", lambda: virtiofs.trouble(identity, end - monotonic()))
 
 
 def judge_shares(

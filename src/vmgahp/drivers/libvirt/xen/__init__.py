@@ -5,7 +5,6 @@ in a log only (`xen.dom0`).
 """
 
 import os
-from functools import partial
 
 import libvirt
 
@@ -24,14 +23,13 @@ from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.life.save import XEN, Saver
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.start import capabilities
-from vmgahp.drivers.libvirt.start.describe import NO_UUID, ONE_TIME, Describer, Plan, append_to, first_attribute
+from vmgahp.drivers.libvirt.start.describe import NO_UUID, ONE_TIME, Describer, Plan, first_attribute
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, look_at_bridge
 from vmgahp.drivers.libvirt.xen import dom0
 from vmgahp.drivers.libvirt.xen.dom0 import LibxlLog, PtyCapture
-from vmgahp.drivers.resources import CONSOLE_FILE, Resources
+from vmgahp.drivers.resources import Resources
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF, OK, Finding
-from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.system_calls import Opened
 from vmgahp.job.ad import JobAd
 from vmgahp.job.attributes import LIBVIRT_XML
@@ -48,11 +46,10 @@ NO_XEN_HINT = "boot this machine with Xen, and install libvirt's driver for it (
 class XenSaver(Saver):
     """A saver for libvirt's Xen driver, which saves without flags and restores the XML in the image it is given."""
 
+    takes_xml = False
+
     def substitute(self, descriptor: int, xml: str) -> Substitute:
         return memory_image.substitute_xen(descriptor, xml)
-
-    def described_by(self, xml: str) -> None:
-        """Return None, as the driver uses the XML of the image only."""
 
     def inspect(self, descriptor: int) -> None:
         memory_image.inspect_xen(descriptor)
@@ -68,7 +65,6 @@ class XenMachine(LibvirtMachine):
     """The log of libxl since the guest's start began."""
 
     def pid(self) -> int:
-        """Return 0: a guest is Xen's, without a process in dom0."""
         return 0
 
     def look(self) -> Status:
@@ -115,7 +111,6 @@ class XenSurveyor(LibvirtSurveyor):
     """The surveyor of one machine for Xen jobs."""
 
     def survey(self, end: float) -> Survey:
-        """Survey the machine as `vmgahp.drivers.base.Driver.survey` says."""
         found, asked = self._judge_script(), list[capabilities.Hypervisor]()
         if findings.first_bad(found):
             return Survey(found)
@@ -210,12 +205,7 @@ class XenDescriber(Describer):
             devices[disk.device], descriptor = self._attach(disk, spec.working_dir)
             keep(descriptor)
         if limit := self.settings.size("VM_CONSOLE_LOG_MAX"):
-            resources.console = PtyCapture(
-                os.path.join(runtime_dir(), "console"),
-                partial(append_to, CONSOLE_FILE, spec.working_dir, self.identity),
-                limit,
-                self.log,
-            )
+            resources.console = self._capture(PtyCapture, spec, limit)
         return self._build(plan, uuid, devices, kernel, initrd)
 
     def _attach(self, disk: Disk, working_dir: str) -> tuple[str, int]:
