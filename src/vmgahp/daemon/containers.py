@@ -13,7 +13,7 @@ from functools import partial
 from time import monotonic
 
 from vmgahp import errors, findings
-from vmgahp.drivers.base import Value
+from vmgahp.drivers.surveyor import Value
 from vmgahp.findings import OFF, OK, UNKNOWN, Finding, Late
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import Finished, run, which

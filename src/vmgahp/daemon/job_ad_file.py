@@ -40,8 +40,6 @@ LARGEST = 4 << 20  # a job ad has a few thousand bytes
 class JobAdFile:
     """The file in one scratch directory, as it was when this object was made."""
 
-    __slots__ = ("_before", "_directory", "_identity", "_is_updated")
-
     def __init__(self, directory: str, identity: Identity) -> None:
         self._directory, self._identity = directory, identity
         self._is_updated = False

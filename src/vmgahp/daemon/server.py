@@ -14,6 +14,8 @@ import time
 from _thread import allocate_lock, start_new_thread
 
 from vmgahp import config, errors, lifecycle
+from vmgahp.host import job_user
+from vmgahp.host.budget import Budget
 from vmgahp.host.job_user import Identity
 from vmgahp.log import Log
 from vmgahp.protocol.session import Call, Session
@@ -23,14 +25,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vmgahp.daemon.collector import Collector
+    from vmgahp.daemon.collector import Collector, Outcome
     from vmgahp.daemon.job_ad_file import JobAdFile
     from vmgahp.drivers.base import Driver, Machine
     from vmgahp.host.wait import Worker
     from vmgahp.job.ad import JobAd
-    from vmgahp.metrics import Status
-
-    Outcome = Status | int | errors.Fault | None
 
 STDIN, STDOUT = 0, 1
 
@@ -158,8 +157,6 @@ _END_SIGNALS: dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGQUIT: "SIGQ
 
 class _Watch:
     """A watch for the end of one guest. condor_starter itself asks only every VM_STATUS_INTERVAL seconds."""
-
-    __slots__ = ("due", "pause", "process")
 
     def __init__(self, pid: int) -> None:
         """Watch the process of a guest, or have its status asked for again and again if `pid` is 0."""
@@ -381,6 +378,7 @@ class Server:
         if call.operation == lifecycle.START:
             self._start(call)
             return None
+        assert self._settings is not None
         machine, job_ad_file = self._machines[call.vm.id], self._job_ad_files[call.vm.id]
         if self._collector is not None:
             self._collector.before(call)
@@ -392,12 +390,10 @@ class Server:
                     machine.release()
                     self._exit_status = machine.exit_status()
                     self._leave_directory(call.vm.id)
-                assert self._settings is not None
                 if report.mac and not self._settings.boolean("VM_REPORT_ADDRESS"):
                     report = report._replace(mac="", ip="")
                 return report
             case lifecycle.GETPID:
-                assert self._settings is not None
                 reports = self._settings.boolean("VM_REPORT_PID")
                 self._pids[call.vm.id] = pid = machine.pid() if reports or self._ends_early else 0
                 return pid if reports else 0
@@ -433,8 +429,7 @@ class Server:
         assert self._identity is not None
         # Before the first reply they would cost too much.
         from vmgahp.daemon.job_ad_file import JobAdFile
-        from vmgahp.host import job_user, proc
-        from vmgahp.host.budget import Budget
+        from vmgahp.host import proc
 
         # No job can give its parent that name.
         self._ends_early = self._settings.boolean("VM_END_EARLY") and proc.name(os.getppid()) == "condor_starter"
@@ -541,25 +536,19 @@ class Server:
         directory, _ = self._directories.get(call.vm.id, ("", None))
         if self._identity is None or not directory or self._ending:
             return fault  # a START that the shutdown interrupts tells the owner nothing
-        from vmgahp.host.budget import Budget
-
         try:
             # Its file system may be what has taken all the time of the START.
             with Budget((1 - START_SHARE) / 2 * self.session.start_timeout):
                 self._identity.write_scratch(directory, ERROR_FILE, (fault.render() + "\n").encode())
-        except errors.JobFault as late:
-            self.log.always(f"could not write {ERROR_FILE}: {late.problem}")
-        except errors.MachineFault as failure:
+        except errors.Fault as failure:
             self.log.always(f"could not write {ERROR_FILE}: {failure.problem}")
             # The job itself may have filled the file system.
             full = isinstance(failure.__cause__, OSError) and failure.__cause__.errno == errno.ENOSPC
-            if isinstance(fault, errors.JobFault) and not full:
+            if isinstance(failure, errors.MachineFault) and isinstance(fault, errors.JobFault) and not full:
                 return errors.MachineFault(f"{fault.problem} {failure.problem}", failure.hint)
         except OSError as error:
             self.log.always(f"could not write {ERROR_FILE}: {error}")
             if isinstance(fault, errors.JobFault) and error.errno == errno.EACCES:
-                from vmgahp.host import job_user  # before the first reply it would cost too much
-
                 found = job_user.unwritable(f"{fault.problem} {ERROR_FILE}", error, directory, self._identity)
                 return found if isinstance(found, errors.MachineFault) else fault
         return fault

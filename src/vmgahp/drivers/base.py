@@ -14,7 +14,7 @@ import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
@@ -68,14 +68,10 @@ class Machine(ABC):
     found: tuple[float, Status] | None = None
     """The time of the last STATUS, in seconds since 1970, and its result; the server keeps it for `metrics`."""
 
-    _updates: JobUpdates | None = None
-
-    @property
+    @cached_property
     def updates(self) -> JobUpdates:
         """Return the updates of the VM for the pool (`vmgahp.job.published`), which last as long as the machine."""
-        if self._updates is None:
-            self._updates = JobUpdates()
-        return self._updates
+        return JobUpdates()
 
     @abstractmethod
     def status(self) -> Status:

@@ -18,7 +18,7 @@ class Rule(NamedTuple):
     message: str = ""
     """A regular expression to search for in the message; empty matches any."""
     kinds: tuple[str, ...] = ()
-    """The names of errors: libvirt's codes without ``VIR_ERR_``, or vSphere's types; empty matches any."""
+    """The names of errors: libvirt's codes without ``VIR_ERR_``; empty matches any."""
     origins: tuple[str, ...] = ()
     """The parts of libvirt that may report it, without ``VIR_FROM_``; empty matches any."""
     job_may_cause: bool = False

@@ -47,7 +47,7 @@ class ManagedMachine(Machine):
     def __init__(self, name: str, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
         self.name = name
         self.resources = resources
-        self._updates = resources.updates
+        self.updates = resources.updates
         self.deadlines = deadlines
         self.log = log
         self.state: State = STARTING
@@ -145,8 +145,7 @@ class ManagedMachine(Machine):
         self._over_with_it()
 
     def give_up(self, how: str, why: str) -> None:
-        """End the guest as a failure: `how` is a word of `vmgahp.job.exit_code`, `why` the reason for the job's
-        owner.
+        """End the guest as a failure: `how` is a word of `vmgahp.job.exit_code`, `why` is for the job's owner.
 
         The next STATUS finds it gone and tells the starter, which cannot be told before. Raises `errors.Fault` if the
         guest does not end: its record is then as before.

@@ -107,8 +107,7 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         return errors.MachineFault(f"The machine is out of resources: {error}.", "see what is scarce.")
 
     def _restart(self, plan: Plan, job: JobAd) -> AnyMachine:
-        """Carry out the plan, and retry once if the checkpoint failed by accident only. Raises the same as
-        `_carry_out`.
+        """Carry out the plan, and retry once if the checkpoint failed by accident only. Raises as `_carry_out`.
 
         The retry may come late: libvirtd 11 takes up to half a minute to shut down, and a guest that boots afresh has
         lost its work. If the client gives up meanwhile, the server ends and the checkpoint stays as it is.

@@ -102,9 +102,6 @@ class ExitRecord:
         return self.program(ending) if self.program is not None else ending
 
 
-_TOO_MUCH = "The guest has written more to its exit port than is read of it."
-
-
 class ExitPort:
     """The virtio port to which a guest writes its exit code: a capture of the first bytes, in memory."""
 
@@ -117,7 +114,7 @@ class ExitPort:
                 os.path.join(runtime_dir(), "exit"),
                 lambda: os.dup(self._memory),
                 PORT_BYTES,
-                lambda _problem: log(_TOO_MUCH),
+                lambda _problem: log("The guest has written more to its exit port than is read of it."),
                 owner=owner,
             )
         except BaseException:

@@ -91,8 +91,7 @@ class SimulatedDriver(Driver):
     _machines: dict[str, SimulatedMachine] = {}
 
     def start(self, job: JobAd) -> Machine:
-        fault = self._fault()
-        if fault is not None:
+        if fault := self._fault():
             raise fault
         if (job.integer("JobVMMemory") or 0) <= 0:
             raise errors.JobFault(errors.NO_MEMORY_PARAM, "JobVMMemory is not set.", "set vm_memory.")

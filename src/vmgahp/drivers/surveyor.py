@@ -60,8 +60,7 @@ _PACKAGES = {"pyVmomi": ("pyvmomi", "8.0"), "libvirt": ("libvirt-python", "9.0")
 
 def find_surveyor(vm_type: str) -> type[Surveyor]:
     """Return the class that surveys this machine for a VM type, most often its driver; raises what `base.find` does."""
-    place = SURVEYORS.get(vm_type)
-    if place:
+    if place := SURVEYORS.get(vm_type):
         found: type[Surveyor] = load(vm_type, place)
         return found
     from vmgahp.drivers import base  # with all of a VM, for which most probes have no time

@@ -62,8 +62,6 @@ class Usage:
     counter may soon exceed the old reading. One thread reads at a time; any thread may read `seconds`.
     """
 
-    __slots__ = ("_before", "_last", "seconds")
-
     def __init__(self, before: float = 0) -> None:
         """Start with the usage of an earlier life, as its checkpoint states it in `before`."""
         self.seconds = self._before = before
@@ -90,8 +88,6 @@ class Usage:
 
 class Totals:
     """The sums of a VM's readings over suspends, restores and restarts."""
-
-    __slots__ = ("_run", "_used")
 
     def __init__(self, earlier: Mapping[str, object] | None = None) -> None:
         """Start with the last sample of the VM's earlier life, as it was read back; the job may have changed it."""
@@ -131,8 +127,6 @@ class Accounting:
     CPUUTILIZATION is the CPU used since the last STATUS, or since the START was requested, by wall time and vCPUs. It
     is at most 1: the hypervisor's own threads, and the CPU time that a checkpoint brings, are not time of the vCPUs.
     """
-
-    __slots__ = ("_asked", "_usage")
 
     def __init__(self, now: float) -> None:
         self._usage = Usage()

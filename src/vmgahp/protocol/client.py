@@ -74,7 +74,8 @@ class Client:
             process_group=0,
         )
         assert self.process.stdin is not None
-        os.set_blocking(self.process.stdin.fileno(), False)
+        self._input = self.process.stdin
+        os.set_blocking(self._input.fileno(), False)
 
     def __enter__(self) -> Self:
         return self
@@ -97,8 +98,7 @@ class Client:
         for descriptor in self.descriptors():
             poller.register(descriptor, select.POLLIN)
         if writing:
-            assert self.process.stdin is not None
-            poller.register(self.process.stdin.fileno(), select.POLLOUT)
+            poller.register(self._input.fileno(), select.POLLOUT)
         events = poller.poll(max(0.0, timeout) * 1000)
         for descriptor, event in events:
             if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
@@ -144,12 +144,11 @@ class Client:
 
     def write(self, data: bytes, timeout: float = DEADLINE) -> None:
         """Write bytes as they are; read the server's output meanwhile."""
-        assert self.process.stdin is not None
         end = time.monotonic() + timeout
         rest = memoryview(data)
         while rest:
             try:
-                rest = rest[os.write(self.process.stdin.fileno(), rest) :]
+                rest = rest[os.write(self._input.fileno(), rest) :]
             except BlockingIOError:
                 left = end - time.monotonic()
                 if left <= 0:
@@ -251,8 +250,7 @@ class Client:
 
     def finish(self, timeout: float = DEADLINE) -> str:
         """Close the server's input, which makes it destroy its VMs and exit; return its log as `errors` does."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        self._input.close()
         self._await_exit(time.monotonic() + timeout)
         self._close()
         return self.errors()
@@ -293,7 +291,7 @@ class Client:
                 break
 
     def _close(self) -> None:
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+        for stream in (self._input, self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
         self.ended = True

@@ -46,8 +46,6 @@ _INT_MAX = 2**31 - 1
 class Vm:
     """The session's record of one VM; `id` is the protocol's."""
 
-    __slots__ = ("accounting", "id", "is_attended", "last_status", "queue", "resumes", "running", "state")
-
     def __init__(self, vm_id: int) -> None:
         self.id = vm_id
         self.state = lifecycle.STARTING
@@ -64,8 +62,6 @@ class Vm:
 class Call:
     """One operation for a driver, and the request that it answers."""
 
-    __slots__ = ("answered", "asked", "job", "operation", "request_id", "state", "vm")
-
     def __init__(self, target: Vm, operation: str, request_id: int, asked: float) -> None:
         self.vm = target
         self.operation = operation
@@ -73,7 +69,7 @@ class Call:
         self.asked = asked
         self.answered = False
         """True once the client has its answer. After a timeout the outcome still changes the VM's state."""
-        self.state = lifecycle.STARTING
+        self.state = target.state
         self.job: JobAd | None = None
 
 
@@ -153,9 +149,7 @@ class Session:
         target = self.vms[vm_id]
         if target.state != lifecycle.RUNNING or target.running or not (target.is_attended and self._is_idle()):
             return False
-        call = Call(target, lifecycle.STATUS, 0, now)
-        call.state = target.state
-        self._issue(call)
+        self._issue(Call(target, lifecycle.STATUS, 0, now))
         return True
 
     def log_nothing(self) -> None:
@@ -400,10 +394,8 @@ class Session:
         target.resumes = False
         target.queue.insert(0, status)
         self._be_patient(status)
-        resume = Call(target, lifecycle.RESUME, 0, status.asked)
-        resume.state = target.state
         self._log(f"VM {target.id} resumes after its checkpoint")
-        self._issue(resume)
+        self._issue(Call(target, lifecycle.RESUME, 0, status.asked))
 
     def _issue(self, call: Call) -> None:
         call.vm.running = call

@@ -27,8 +27,6 @@ TOO_LONG = b"\0too long"
 class LineReader:
     """A reader that turns bytes, however they were cut up on the way, into lines."""
 
-    __slots__ = ("_buffer", "_discarding", "_searched")
-
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._searched = 0
@@ -155,8 +153,7 @@ def reply(*words: str) -> bytes:
         if line:
             line += b" "
         line += encoded
-    line += b"\n"
-    return bytes(line)
+    return bytes(line) + b"\n"
 
 
 MAX_AD, MAX_AD_LINES = 16 << 20, 1 << 14
@@ -168,8 +165,6 @@ END = b"CLASSAD_END"
 
 class AdLines:
     """The lines of an ad that are kept, and counts of those that are skipped."""
-
-    __slots__ = ("_bad", "_beyond", "_size", "complete", "lines")
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []

@@ -26,7 +26,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import pytest
@@ -78,9 +77,7 @@ class Subject(ABC):
     def __enter__(self) -> Subject:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Clean up, whatever the test did: end every VM, and every process that watches over one."""
         for machine in self._machines:
             try:
@@ -298,9 +295,9 @@ class DriverContract:
         before = set(Path(job.working_dir()).iterdir())
         machine = driver.start(wanted)
         can_be_saved(subject, job)
-        perform = machine.checkpoint if operation == "checkpoint" else machine.suspend
+        perform = machine.checkpoint if "checkpoint" in operation else machine.suspend
         if operation.startswith("resume"):
-            (machine.checkpoint if "checkpoint" in operation else machine.suspend)()
+            perform()
             perform = lambda: machine.resume(lifecycle.SUSPENDED)  # noqa: E731
         if point and isinstance(machine, ManagedMachine):
             outcome = ended_at(point, machine, perform, monkeypatch)

@@ -497,8 +497,7 @@ class AnyDriver(Driver):
     def _changed(self, known: _Known, vm_type: str, made: dict[str, AnyDisk]) -> JobAd:
         """Return the job for the type's driver; `made` are new images by the paths of the old ones."""
         changes: dict[str, Plain | None] = {"JobVMType": vm_type}
-        disks = [made.get(disk.path, disk) for disk in known.disks]
-        if disks:
+        if disks := [made.get(disk.path, disk) for disk in known.disks]:
             changes[DISK] = ",".join(disk.written() for disk in disks)
         if known.needs_vmx(vm_type):
             self._write(known, CHOICE_VMX, vmx_for(disks).encode())

@@ -10,7 +10,7 @@ from vmgahp import errors, findings
 from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Survey
+from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.lifecycle import reached
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.drivers.resources import Resources
@@ -29,7 +29,7 @@ from vmgahp.drivers.script.machine import (
     refused,
     user_for,
 )
-from vmgahp.drivers.script.protocol import LONGEST_TEXT, Answer, Malformed, ScriptRequest, Value
+from vmgahp.drivers.script.protocol import LONGEST_TEXT, Answer, Malformed, ScriptRequest
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.hooks import clean
 from vmgahp.host.job_user import Identity
@@ -237,8 +237,7 @@ def _odd(script: Program, problem: str) -> errors.Fault:
 def _actions(answer: Answer, found: list[Finding]) -> list[str]:
     """Return the actions that the script has; an unknown one is a mistake in the script."""
     told = [word.lower() for word in answer.get("actions", [])]
-    unknown = [word for word in told if word not in protocol.ACTIONS]
-    if unknown:
+    if unknown := [word for word in told if word not in protocol.ACTIONS]:
         seen = f"It names actions that there are not: {', '.join(unknown)[:200]!a}."
         hint = f"write them as they are called: {', '.join(protocol.ACTIONS)}."
         found.append(Finding("actions", OFF, "the actions that the script names", seen, hint))

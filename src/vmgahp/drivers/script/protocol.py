@@ -15,10 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from vmgahp.checkpoint.manifest import strict_json
-from vmgahp.job.ad import JobAd, as_expression, literal
+from vmgahp.job.ad import JobAd, Plain, as_expression, literal
 from vmgahp.text import has_control, is_private
-
-Value = str | int | float | bool
 
 PROBE, START, STATUS, PID, STOP, DESTROY = "probe", "start", "status", "pid", "stop", "destroy"
 PAUSE, UNPAUSE, SUSPEND, RESUME, CHECKPOINT = "pause", "unpause", "suspend", "resume", "checkpoint"
@@ -126,7 +124,7 @@ class Answer(NamedTuple):
     """A line of text for people, shortened, with whatever characters the script has put there."""
     fields: dict[str, Any]
     """The fields that the action has, each of its kind (`_FIELDS`)."""
-    attributes: dict[str, Value]
+    attributes: dict[str, Plain]
 
     def get(self, name: str, default: Any = "") -> Any:
         """Return a field; the default if the script does not tell it."""
@@ -170,7 +168,7 @@ def decode(action: str, output: bytes, status: int) -> Answer:
     return Answer(outcome, " ".join(reason.split())[:LONGEST_TEXT], fields, checked)
 
 
-def changed(ad: JobAd, attributes: Mapping[str, Value]) -> JobAd:
+def changed(ad: JobAd, attributes: Mapping[str, Plain]) -> JobAd:
     """Return the ad with the script's modifications. Raises `Malformed` for an attribute that it may not change."""
     for name in attributes:
         if name.lower() in UNCHANGEABLE or is_private(name):
@@ -178,7 +176,7 @@ def changed(ad: JobAd, attributes: Mapping[str, Value]) -> JobAd:
     return ad.changed(attributes)
 
 
-def difference(ad: JobAd, attributes: Mapping[str, Value]) -> list[str]:
+def difference(ad: JobAd, attributes: Mapping[str, Plain]) -> list[str]:
     """Return the script's modifications as lines of a diff."""
     lines = []
     for name, value in sorted(attributes.items()):
@@ -253,10 +251,10 @@ def _checked(name: str, kind: str, value: Any) -> object:
     return value
 
 
-def _attributes(found: object) -> dict[str, Value]:
+def _attributes(found: object) -> dict[str, Plain]:
     if not isinstance(found, dict) or len(found) > MOST_ATTRIBUTES:
         raise Malformed(f"its attributes are no object of at most {MOST_ATTRIBUTES} values")
-    checked: dict[str, Value] = {}
+    checked: dict[str, Plain] = {}
     for name, value in found.items():
         if _NAME.fullmatch(name) is None:
             raise Malformed(f"{name[:100]!a} is not a name of an attribute")

@@ -77,9 +77,10 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
             independent = [disk.place for disk in found.of_kind(DISK) if not disk.persistent]
             require_snapshot(f"{VMX_FILE} = {shown(spec.vmx_file)}", independent)
         extents = {disk.file: flat_extent(disk.file, spec, self.identity) for disk in found.of_kind(DISK)}
-        plan = VspherePlan(spec, found, extents, (job.string("GlobalJobId") or job.vm_name())[:500], end)
+        store = CheckpointStore(KIND, self.identity, spec.working_dir, self.log)
+        plan = VspherePlan(spec, found, extents, (job.string("GlobalJobId") or job.vm_name())[:500], end, store)
         try:
-            return plan._replace(manifest=self._checkpoint(spec).load())
+            return plan._replace(manifest=store.load())
         except Unusable as unusable:
             return plan._replace(unusable=unusable)
 
@@ -150,7 +151,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
 
     def without_checkpoint(self, plan: VspherePlan, unusable: Unusable) -> tuple[VspherePlan, Callable[[], None]]:
         # The guest's data is on the server; the disks that came with the job are as at its first start.
-        take_back = self._checkpoint(plan.spec).refuse(plan.spec.name, unusable, fresh_disks=True)
+        take_back = plan.checkpoint.refuse(plan.spec.name, unusable, fresh_disks=True)
         return plan._replace(manifest=None, unusable=None), take_back
 
     def kill(self, match: str, uuid: str = "") -> bool:
@@ -186,12 +187,8 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
             raise Unusable(f"its VM is not on this server; it was made on {where}, and may have expired.", True)
         if found.tag.job != plan.job or found.tag.name != plan.spec.name:
             raise Unusable("it is another job's.", True)
-        store = self._checkpoint(plan.spec)
-        store.check(manifest, store.now(plan.spec, {"snapshot": found.tag.checkpoint}), ())
+        plan.checkpoint.check(manifest, plan.checkpoint.now(plan.spec, {"snapshot": found.tag.checkpoint}), ())
         return found
-
-    def _checkpoint(self, spec: VmwareSpec) -> CheckpointStore:
-        return CheckpointStore(KIND, self.identity, spec.working_dir, self.log)
 
     def _clear_one(self, plan: VspherePlan, context: VsphereContext, found: Tagged) -> None:
         (vm, tag), here = found, os.path.normpath(plan.spec.working_dir)

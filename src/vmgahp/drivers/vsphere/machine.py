@@ -208,6 +208,7 @@ class VspherePlan(NamedTuple):
     job: str
     end: float
     """The time by which uploads must be done, by the monotonic clock."""
+    checkpoint: CheckpointStore
     manifest: Manifest | None = None
     unusable: Unusable | None = None
 
@@ -357,7 +358,7 @@ class VsphereMachine(ManagedMachine):
         self.context = context
         self.transport = Transport(plan, context)
         self._spec = spec = plan.spec
-        self._checkpoint = CheckpointStore(KIND, context.identity, spec.working_dir, context.log)
+        self._checkpoint = plan.checkpoint
         self._snapshot = ""
         """The snapshot with the guest's memory; empty if a suspended VM has it, or if there is none."""
         self._raw_seconds = 0.0
