@@ -187,15 +187,10 @@ class Log:
 
     def _open_file(self) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-        created = False
         try:
-            fd = os.open(self._path, flags)
-        except FileNotFoundError:
-            try:
-                fd = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, 0o644)
-                created = True
-            except FileExistsError:
-                fd = os.open(self._path, flags)
+            fd, created = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+        except FileExistsError:
+            fd, created = os.open(self._path, flags), False
         try:
             found = os.fstat(fd)
             if not S_ISREG(found.st_mode):

@@ -111,8 +111,9 @@ def _wrong_value(setting: Setting, settings: Settings) -> tuple[bool, str, str] 
     """Return None for a valid value, else whether jobs that read the setting fail, a sentence, and a hint."""
     text = settings.string(setting.name)
     said = f"{setting.name} = {text} ({settings.where(setting.name)})"
+    converted = {"integer": settings.integer, "bool": settings.boolean, "size": settings.size}
     try:
-        number = _value(setting, settings)
+        value = converted.get(setting.kind, settings.string)(setting.name)
     except errors.MachineFault as fault:
         hint = fault.hint
         if " #" in text:
@@ -122,7 +123,7 @@ def _wrong_value(setting: Setting, settings: Settings) -> tuple[bool, str, str] 
         return True, fault.problem, hint
     if " #" in text and setting.kind not in ("arguments", "expression"):
         return False, f"{said} has a # in it, and what follows it.", _COMMENT
-    if number is not None and number < setting.least:
+    if isinstance(value, int) and value < setting.least:
         hint = f"set it to {setting.least} or more, or remove it for the default, {setting.default}."
         return False, f"{said} is less than {setting.least}.", hint
     if unknown := _unknown_words(setting, settings):
@@ -142,16 +143,6 @@ def is_read(name: str, settings: Settings, vm_type: str) -> bool:
         return False
     wanted = vm_type.replace(",", " ").split()
     return not setting.types or ANY in wanted or any(one in setting.types for one in wanted)
-
-
-def _value(setting: Setting, settings: Settings) -> int | None:
-    if setting.kind == "integer":
-        return settings.integer(setting.name)
-    if setting.kind == "bool":
-        settings.boolean(setting.name)
-    elif setting.kind == "size":
-        settings.size(setting.name)
-    return None
 
 
 def _unknown_words(setting: Setting, settings: Settings) -> list[str]:

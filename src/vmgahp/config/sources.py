@@ -92,7 +92,14 @@ def read(names: Sequence[str], environ: Mapping[str, str]) -> Answer:
         answer = _from_tool(tool, names, environ) if tool else _from_bindings(names, environ)
         if answer is not None:
             return answer
-    return _from_tables(*_own_tables(environ), names)
+    table, origin = _own_tables(environ)
+    values, where = {}, {}
+    for name in names:
+        key = f"{SUBSYSTEM}.{name}" if table.get(f"{SUBSYSTEM}.{name}") else name
+        if key in table:
+            values[name] = expand(table[key], table, f"{key} ({origin[key]})")
+            where[name] = origin[key]
+    return values, where, []
 
 
 def directories(environ: Mapping[str, str]) -> list[str]:
@@ -271,16 +278,6 @@ def read_file(path: str) -> str:
 def _own_tables(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     path = environ.get("VMGAHP_CONFIG") or own_file(environ)
     return tables(read_file(path) if path else "", path, environ)
-
-
-def _from_tables(table: Mapping[str, str], origin: Mapping[str, str], names: Sequence[str]) -> Answer:
-    values, where = {}, {}
-    for name in names:
-        key = f"{SUBSYSTEM}.{name}" if table.get(f"{SUBSYSTEM}.{name}") else name
-        if key in table:
-            values[name] = expand(table[key], table, f"{key} ({origin[key]})")
-            where[name] = origin[key]
-    return values, where, []
 
 
 def tables(text: str, path: str, environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -52,7 +52,6 @@ _htcondor, _script, _vsphere = _rows(ours=False), _rows(types=SCRIPT), _rows(typ
 
 _ALL = (STARTD, STARTER, SERVER)
 _NETWORKS = ("nat", "bridge", "user")
-_IMAGE_FORMATS = ("raw", "sparse", "zstd", "lzop", "gzip", "bzip2", "xz")
 
 # fmt: off
 SETTINGS = (
@@ -170,7 +169,7 @@ SETTINGS = (
         "The format of the memory of a VM that is suspended or checkpointed; empty: as /etc/libvirt/qemu.conf "
         "says, and else raw, or sparse for a suspended VM without vm_checkpoint where libvirt (11.2 and later) and "
         "QEMU can. An earlier libvirt cannot be told: it writes what qemu.conf says.",
-        words=_IMAGE_FORMATS, types=LIBVIRT),
+        words=("raw", "sparse", "zstd", "lzop", "gzip", "bzip2", "xz"), types=LIBVIRT),
     Setting("VM_POLICY", "list", "",
         "Stylesheets (*.xsl, *.xslt) and programs, run as root in this order on the domain XML of every job "
         "under libvirt; each may change it or reject the job.", types=LIBVIRT),

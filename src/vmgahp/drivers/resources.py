@@ -179,7 +179,7 @@ class Resources:
         """The functions that make anew what ended with the process of a VM that was saved."""
         self.while_running: list[Callable[[], None]] = []
         """The functions that start companions of the VM, in order, once it runs."""
-        self.at_end: list[Callable[[], None]] = []
+        self.at_end: list[Callable[[], object]] = []
         """The actions when the VM is gone, in order, also after a start that failed."""
         self.not_started: list[Callable[[], None]] = []
         """The actions before `at_end` after a start that failed, in order; cleared after a successful start."""

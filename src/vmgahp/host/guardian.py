@@ -33,11 +33,9 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from threading import Lock
-
-DISMISSED = b"done\n"
 
 KEPT = frozenset(
     (
@@ -166,13 +164,13 @@ class Guardian:
         with self._lock:
             if self.pipe < 0:
                 return
-            self._say(DISMISSED)
+            self._say(b"done\n")
             os.close(self.pipe)
             self.pipe = -1
 
 
-def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of `environ` that the kill mode needs: `KEPT` and HTCondor's settings, not its bookkeeping.
+def environment(environ: Mapping[str, str], names: Collection[str] = KEPT) -> dict[str, str]:
+    """Return the variables `names` of `environ`, and HTCondor's settings without its bookkeeping.
 
     HTCondor takes ``_CONDOR_`` in upper or lower case (``condor_config.cpp``); by the ``_CONDOR_ANCESTOR_``
     variables it finds its processes again (``condor_pidenvid.h``).
@@ -180,6 +178,6 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     for name, value in environ.items():
         upper = name.upper()
-        if name in KEPT or (upper.startswith("_CONDOR_") and not upper.startswith("_CONDOR_ANCESTOR_")):
+        if name in names or (upper.startswith("_CONDOR_") and not upper.startswith("_CONDOR_ANCESTOR_")):
             kept[name] = value
     return kept

@@ -240,21 +240,11 @@ class Identity:
 
         Raises OSError, also if the file system hangs, and `MachineFault` if this machine lacks resources.
         """
-        flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        try:
-            return self.run(system_calls.open_named, _encode(path), flags)
-        except OSError as error:
-            require_means(error, path, self)
-            raise
+        return self._by_name(path, system_calls.open_named, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
 
     def read_named(self, path: str, most: int) -> bytes:
         """Read the first `most` bytes of the file of a full path, as `open_named`; the file system may hang."""
-        try:
-            copy = self.run(system_calls.read_named, _encode(path), most)
-        except OSError as error:
-            require_means(error, path, self)
-            raise
-        with open(copy, "rb") as file:
+        with open(self._by_name(path, system_calls.read_named, most), "rb") as file:
             return file.read()
 
     def run(self, operation: Operation, *arguments: object) -> int:
@@ -269,21 +259,23 @@ class Identity:
         """Return a context in which one child process does all operations as the user."""
         return AtHand(self)
 
+    def _by_name(self, path: str, operation: Operation, *arguments: object) -> int:
+        try:
+            return self.run(operation, _encode(path), *arguments)
+        except OSError as error:
+            require_means(error, path, self)
+            raise
+
     def _in_scratch(self, directory: str, name: str, operation: Operation, *arguments: object) -> int:
         try:
             return self.run(operation, _encode(directory), _components(name), *arguments)
         except OSError as error:
-            self._require_well(error, directory, name)
+            if is_perhaps_the_machines(error):
+                problem = f"This machine has failed at {os.path.join(directory, name)}: {error.strerror}."
+                fault = blame(error, directory, self, problem)
+                if isinstance(fault, MachineFault):
+                    raise fault from error
             raise
-
-    def _require_well(self, error: OSError, directory: str, name: str) -> None:
-        """Raise `MachineFault` for an error that the job's names, files or actions did not cause."""
-        if not is_perhaps_the_machines(error):
-            return
-        problem = f"This machine has failed at {os.path.join(directory, name)}: {error.strerror}."
-        fault = blame(error, directory, self, problem)
-        if isinstance(fault, MachineFault):
-            raise fault from error
 
 
 class AtHand:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
-from vmgahp.host import budget, wait
+from vmgahp.host import budget, guardian, wait
 from vmgahp.host.job_user import Identity
 
 LONGEST_STDERR = 64 << 10
@@ -61,14 +61,8 @@ def plain_environment() -> dict[str, str]:
 
 def condor_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a program of the administrator's: PATH and HTCondor's configuration."""
-    kept = {"PATH": SAFE_PATH, "HOME": "/"}
-    for name, value in environ.items():
-        upper = name.upper()
-        if name in ("PATH", "CONDOR_CONFIG", "CONDOR_IDS", "LD_LIBRARY_PATH") or (
-            upper.startswith("_CONDOR_") and not upper.startswith("_CONDOR_ANCESTOR_")
-        ):
-            kept[name] = value
-    return kept
+    names = ("PATH", "CONDOR_CONFIG", "CONDOR_IDS", "LD_LIBRARY_PATH")
+    return guardian.environment(environ, names) | {"HOME": "/"}
 
 
 def run(

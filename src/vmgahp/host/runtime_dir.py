@@ -96,9 +96,23 @@ def claiming(path: str) -> Iterator[None]:
         yield
 
 
-def remove(path: str) -> None:
-    """Remove a directory of `runtime_dir` with its content. Raises nothing."""
-    _remove_directory(path, os.geteuid())
+def remove(path: str) -> bool:
+    """Remove a directory of `runtime_dir` with its content, never the target of a link. Raises nothing.
+
+    Readers blocked at a FIFO in it, such as a libvirtd of a server that was killed, are released.
+    """
+    try:
+        there = os.lstat(path)
+        if not S_ISDIR(there.st_mode) or there.st_uid != os.geteuid():
+            return False
+        for name in os.listdir(path):
+            if S_ISFIFO(os.lstat(f"{path}/{name}").st_mode):
+                let_in(f"{path}/{name}")
+            os.unlink(f"{path}/{name}")
+        os.rmdir(path)
+    except OSError:
+        return False
+    return True
 
 
 def let_in(fifo: str) -> None:
@@ -153,7 +167,7 @@ def sweep(base: str | None = None) -> list[str]:
     for path, pid, birth in _made_in(_bases() if base is None else [base]):
         if pid not in births:
             births[pid] = proc.birth(pid)
-        if births[pid] != birth and _remove_directory(path, os.geteuid()):
+        if births[pid] != birth and remove(path):
             removed.append(path)
     return removed
 
@@ -175,22 +189,3 @@ def make_root_base() -> None:
         there = os.lstat(ROOT_BASE)
         if not S_ISDIR(there.st_mode) or there.st_uid != 0 or there.st_mode & 0o022:
             raise PermissionError(1, "others than root may write there") from None
-
-
-def _remove_directory(path: str, uid: int) -> bool:
-    """Remove a directory of `uid` with its content, never the target of a link.
-
-    Readers blocked at a FIFO in it, such as a libvirtd of a server that was killed, are released.
-    """
-    try:
-        there = os.lstat(path)
-        if not S_ISDIR(there.st_mode) or there.st_uid != uid:
-            return False
-        for name in os.listdir(path):
-            if S_ISFIFO(os.lstat(f"{path}/{name}").st_mode):
-                let_in(f"{path}/{name}")
-            os.unlink(f"{path}/{name}")
-        os.rmdir(path)
-    except OSError:
-        return False
-    return True

@@ -140,10 +140,8 @@ class ConsoleCapture:
     def _remove(self) -> None:
         """Remove the socket and its directory, to which no other user may write."""
         for remove, path in ((os.unlink, self.path), (os.rmdir, os.path.dirname(self.path))):
-            try:
+            with suppress(OSError):  # it was removed already, or other files are in it
                 remove(path)
-            except OSError:
-                continue  # it was removed already, or other files are in it
 
     def _run(self) -> None:
         try:
@@ -271,10 +269,8 @@ class LinePort(ConsoleCapture):
     def say(self, line: str) -> None:
         """Send a line to the guest, if it is connected; the guest asks again for a lost line that it needs."""
         if (connection := self._connection) is not None:
-            try:
+            with suppress(OSError):
                 connection.send(line.encode() + b"\n")
-            except OSError:
-                return
 
     def _accept(self) -> socket.socket:
         self._connection = super()._accept()

@@ -181,7 +181,10 @@ def link_beneath(directory: bytes, parts: list[bytes], names: list[bytes], other
     """
     opened = Opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     with opened as above, _above(directory, [*parts, b""]) as below:
-        for name in _others(above, names) if others else names:
+        if others:
+            there = (os.fsencode(name) for name in os.listdir(above))
+            names = [name for name in there if not name.startswith(b".") and name not in names]
+        for name in names:
             _link(name, above, below, others)
     return -1
 
@@ -198,11 +201,6 @@ def unlink_links_beneath(directory: bytes, parts: list[bytes]) -> int:
             if S_ISREG(here.st_mode) and (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
                 os.unlink(name, dir_fd=below)
     return -1
-
-
-def _others(directory: int, names: list[bytes]) -> list[bytes]:
-    found = (os.fsencode(name) for name in os.listdir(directory))
-    return [name for name in found if not name.startswith(b".") and name not in names]
 
 
 def _link(name: bytes, above: int, below: int, replace: bool) -> None:

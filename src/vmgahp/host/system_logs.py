@@ -92,7 +92,7 @@ def denial_since(moment: float, audit: str = AUDIT_LOG, kernel: str = KERNEL_LOG
 
     def attempt() -> str:
         lines = [text.decode(errors="replace") for when, text in records(kernel) if boot + when >= moment]
-        for line in reversed([*lines, *_tail(audit)]):
+        for line in reversed([*lines, *tail(audit, TAIL).decode(errors="replace").splitlines()]):
             when = _WHEN.search(line)
             if when and int(when[1]) >= int(moment) and _DENIAL.search(line) and _CONFINED.search(line):
                 return " ".join(line.split())[:LONGEST_DENIAL]
@@ -115,10 +115,11 @@ def with_denial(fault: errors.Fault, denial: str) -> errors.Fault:
     return fault
 
 
-def _tail(path: str) -> list[str]:
+def tail(path: str, most: int) -> bytes:
+    """Return the last `most` bytes of a log; nothing if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            return file.read(TAIL).decode(errors="replace").splitlines()
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            return file.read(most)
     except OSError:
-        return []
+        return b""

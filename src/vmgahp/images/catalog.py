@@ -17,6 +17,7 @@ that image unavailable: other jobs are not affected.
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from glob import escape, glob
 from typing import NamedTuple
 
@@ -154,9 +155,7 @@ def tables(content: dict[str, object], above: str = "") -> Iterator[tuple[str, d
 
 
 def _entry(catalog: str, name: str, table: dict[str, object]) -> CatalogEntry:
-    def wrong(problem: str, hint: str) -> MachineFault:
-        return _broken(catalog, name, problem, hint)
-
+    wrong = partial(_broken, catalog, name)
     if not is_name(name):
         raise wrong("is not a name for an image", "use letters, digits and . _ + - in its name, 64 characters at most.")
     for key, value in table.items():

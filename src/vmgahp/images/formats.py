@@ -177,8 +177,6 @@ def proven_format(name: str, said: str, header: bytes) -> str:
     raise UnclearFormat(f"neither the job nor the image's name says what format it has (it {seen})")
 
 
-PLAIN_FORMATS = ("raw",)
-
 MOST_LAYERS = 64
 """The most backing files of one image; QEMU has each of them open, and libvirt describes none deeper than 200."""
 
@@ -204,11 +202,11 @@ def backing_chain(
     """
     from vmgahp.images import qemu_img  # most jobs do not need it
 
-    if image_format in PLAIN_FORMATS:
+    if image_format == "raw":
         return ()
     found: list[BackingFile] = []
     end = min(end, monotonic() + qemu_img.LOOK)
-    while image_format not in PLAIN_FORMATS:
+    while image_format != "raw":
         image = _look(path, image_format, identity, end, parts=parts and not found)
         below = _backing_file(path, image)
         if below is None:

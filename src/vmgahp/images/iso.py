@@ -11,9 +11,11 @@ the job's user need not be able to read this installation.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, BinaryIO
@@ -125,8 +127,6 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def _write(output: int, label: str, files: list[tuple[str, int, int]], identity: Identity, *, secret: bool) -> None:
-    import json
-
     total = sum(size for _, _, size in files)
     plan = {
         "output": output,
@@ -167,9 +167,6 @@ def _write(output: int, label: str, files: list[tuple[str, int, int]], identity:
 
 def _main() -> None:
     """Read the plan from standard input and carry it out; for an OSError print its errno to standard error."""
-    import json
-    import time
-
     plan = json.loads(sys.stdin.buffer.read())
     time.time = lambda: WHEN  # pycdlib's timestamps; this process does nothing else
     with open(os.memfd_create("rehearsal", os.MFD_CLOEXEC), "r+b") as nowhere, open(os.devnull, "rb") as nothing:

@@ -30,8 +30,6 @@ INTERVAL = 0.1
 _F_SETSIG = 10
 """The command of fcntl; Python has no name for it."""
 
-_BREAK_TIME = "/proc/sys/fs/lease-break-time"
-
 LOCAL = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs", "overlay"))
 """The file systems that are written through this machine's kernel only."""
 WITH_SERVERS_WORD = frozenset(("nfs4",))
@@ -185,7 +183,7 @@ def why_no_lease(directory: str, uid: int) -> str:
 def _break_time() -> int:
     """Return the seconds for which a lease blocks an open; 0 for no limit."""
     try:
-        with open(_BREAK_TIME) as file:
+        with open("/proc/sys/fs/lease-break-time") as file:
             return int(file.read())
     except (OSError, ValueError):
         return 1

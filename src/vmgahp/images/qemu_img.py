@@ -8,6 +8,7 @@ any other format into a raw image. A failure raises `Trouble`; the caller decide
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -73,7 +74,6 @@ class Refused(Trouble):
     def __init__(self, said: str, status: int = 1) -> None:
         super().__init__(said)
         self.status = status
-        """The exit status."""
 
     @property
     def no_access(self) -> bool:
@@ -174,8 +174,6 @@ def _place(path: str) -> str:
 
 def _document(command: Sequence[str], identity: Identity | None, seconds: float) -> dict[str, Any]:
     """Return the JSON object that qemu-img prints; processes of the `identity` can forge it. Raises `Trouble`."""
-    import json
-
     try:
         found = json.loads(_run(command, identity, seconds=seconds, cpu=LOOK_CPU))
     except (ValueError, RecursionError) as error:

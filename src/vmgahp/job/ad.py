@@ -46,8 +46,6 @@ class _Said:
         """The name and value of each attribute with a value, by its name in lower case."""
         self.pending: dict[str, tuple[str, str]] = {}
         """The name and expression of each attribute that was not evaluated yet, by its name in lower case."""
-        self.expressions: frozenset[str] = frozenset()
-        """The names, in lower case, of the attributes that were sent as expressions."""
         self.user: Identity | None = None
         self._refusal: JobFault | None = None
         self._lock = Lock()
@@ -65,6 +63,7 @@ class _Said:
             else:
                 self.values[key] = name, value  # type: ignore[assignment]
         self.expressions = frozenset(self.pending)
+        """The names, in lower case, of the attributes that were sent as expressions."""
 
     def value(self, key: str) -> Plain | None:
         # References such as RequestMemory = MY.JobVMMemory need no engine.
@@ -172,9 +171,7 @@ class JobAd:
     def integer(self, name: str) -> int | None:
         """Return a number without its fraction; true is 1 and false 0 (``LookupInteger``)."""
         value = self.value(name)
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float) and abs(value) < 2.0**63:
+        if isinstance(value, int) or (isinstance(value, float) and abs(value) < 2.0**63):
             return int(value)
         return None
 

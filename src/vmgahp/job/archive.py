@@ -27,8 +27,6 @@ import sys
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from errno import EDQUOT, ENOSPC
-from tarfile import BLOCKSIZE, GNU_FORMAT, TarInfo
 from typing import Any, NamedTuple
 
 from vmgahp.errors import MachineFault
@@ -138,9 +136,9 @@ def _require_plain(directory: str, name: str, but: Iterable[str], identity: Iden
 
 def _head(files: Mapping[str, bytes], when: int) -> Iterable[bytes]:
     for name, content in files.items():
-        info = TarInfo(name)
+        info = tarfile.TarInfo(name)
         info.mode, info.mtime, info.size = 0o755, when, len(content)
-        yield info.tobuf(GNU_FORMAT) + content + bytes(-len(content) % BLOCKSIZE)
+        yield info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
 def _run(command: Sequence[str], identity: Identity, most: int = 0, **how: Any) -> Finished:
@@ -258,7 +256,7 @@ class _LeftOut(Exception):
     """An error that omits one entry; the text is the reason."""
 
 
-def _main() -> int:
+def _main() -> None:
     """Read the plan from standard input and carry it out; print the result to standard output."""
     plan = json.loads(sys.stdin.buffer.read())
     with tarfile.open(fileobj=io.BytesIO(tarfile.TarInfo("rehearsal").tobuf() + bytes(10240)), mode="r|") as tar:
@@ -283,12 +281,11 @@ def _main() -> int:
         problem = f"they are no whole tar archive ({error})"
     except OSError as error:
         problem = f"they cannot be written ({error.strerror})"
-        if error.errno in (ENOSPC, EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             problem = f"there is no room for them in the scratch directory behind {made.size >> 20} MiB"
     except (MemoryError, RecursionError, ValueError, OverflowError) as error:
         problem = f"they are no tar archive ({type(error).__name__})"
     sys.stdout.write(json.dumps([made.entries, made.size, made.told(), problem]))
-    return 0
 
 
 class _Outputs:
@@ -410,4 +407,4 @@ def _plain(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    _main()

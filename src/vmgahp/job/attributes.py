@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vmgahp import errors
-from vmgahp.errors import JobFault
+from vmgahp.errors import MISMATCHED, JobFault
 from vmgahp.job.ad import JobAd
 from vmgahp.text import shown
 from vmgahp.vm_types import LIBVIRT, QEMU, VMWARE, XEN
@@ -204,7 +203,7 @@ class Options:
             problem = f"{unknown[0]} = {shown(ad.expression(unknown[0]))}: there is no such option."
             listed = ", ".join(OPTION_PREFIX + name for name in NAMES)
             hint = f"write one of {listed}, or set VMPARAM_vm_Ignore_Unknown = true to run without it."
-            raise JobFault(errors.MISMATCHED, problem, hint)
+            raise JobFault(MISMATCHED, problem, hint)
         self.ignored = () if others_know else tuple(unknown)
 
     def attribute(self, option: str) -> str:
@@ -256,7 +255,7 @@ class Options:
 
     def refused(self, option: str, problem: str, hint: str) -> JobFault:
         """Make the fault for an invalid option; `problem` and `hint` are sentences, the first without its end."""
-        return JobFault(errors.MISMATCHED, f"{self.shown(option)}: {problem}.", hint)
+        return refusal(self.shown(option), problem, hint)
 
     def _take(self, option: str, attribute: str, *, overrides: bool) -> None:
         expression = self._ad.expression(attribute) or ""
@@ -265,5 +264,10 @@ class Options:
         other = self._attributes.get(option)
         if other is not None and not overrides and self._ad.expression(other) != expression:
             both = f"{other} = {shown(self._ad.expression(other))} and {attribute} = {shown(expression)}"
-            raise JobFault(errors.MISMATCHED, f"{both} contradict each other.", f"keep one of {other} and {attribute}.")
+            raise JobFault(MISMATCHED, f"{both} contradict each other.", f"keep one of {other} and {attribute}.")
         self._attributes[option] = attribute
+
+
+def refusal(said: str, problem: str, hint: str) -> JobFault:
+    """Make the fault for what the job asks for by `said`, ``Attribute = value``; `problem` has no full stop."""
+    return JobFault(MISMATCHED, f"{said}: {problem}.", hint)

@@ -21,15 +21,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from vmgahp import errors
-from vmgahp.errors import JobFault, MachineFault
+from vmgahp.errors import MachineFault
 from vmgahp.host import packages
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
 from vmgahp.host.system_calls import Opened, restrict
 from vmgahp.images import iso
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import Options
+from vmgahp.job.attributes import Options, refusal
 from vmgahp.job.run import guest_file
 from vmgahp.job.vm_spec import Nic
 from vmgahp.text import has_control
@@ -166,11 +165,11 @@ def write(seed: Seed, working_dir: str, identity: Identity, network: bytes = b""
     except OSError as error:
         problem = f"it or a companion cannot be opened any more: {error.strerror}"
         hint = "see who has changed the job's scratch directory."
-        raise _refused(f"VMPARAM_vm_User_Data = {seed.user_data!a}", problem, hint) from error
+        raise refusal(f"VMPARAM_vm_User_Data = {seed.user_data!a}", problem, hint) from error
     except iso.Unfit as unfit:
         problem = f"no drive can be made of it and its companions: {unfit}"
         hint = f"send files of {LARGEST} bytes at most."
-        raise _refused(f"VMPARAM_vm_User_Data = {seed.user_data!a}", problem, hint) from unfit
+        raise refusal(f"VMPARAM_vm_User_Data = {seed.user_data!a}", problem, hint) from unfit
 
 
 def network_config(nics: Sequence[Nic]) -> bytes:
@@ -203,13 +202,13 @@ def multipart(said: str, data: bytes, program: bytes) -> bytes:
         try:
             data = zlib.decompressobj(wbits=31).decompress(data, LARGEST + 1)
         except zlib.error as error:
-            raise _refused(said, f"it cannot be unpacked ({error})", "compress it by gzip, or not at all.") from error
+            raise refusal(said, f"it cannot be unpacked ({error})", "compress it by gzip, or not at all.") from error
         if len(data) > LARGEST:
-            raise _refused(said, f"it has more than {LARGEST} bytes", "send what is large on a disk of its own.")
+            raise refusal(said, f"it has more than {LARGEST} bytes", "send what is large on a disk of its own.")
     start = data[:64].lstrip().lower()
     if start.startswith(_CLOUDBASE):
         problem = "it is for Windows, and a program is run by a shell of Linux or of a BSD"
-        raise _refused(said, problem, "leave it or the program out.")
+        raise refusal(said, problem, "leave it or the program out.")
     if start.startswith(b"from "):
         data = data.lstrip().partition(b"\n")[2]
     first = data if start.startswith(_MIME) else _part("text/plain", data)
@@ -229,9 +228,9 @@ def _read(said: str, name: str, working_dir: str, identity: Identity) -> bytes:
     except OSError as error:
         problem = f"{name!a} in the job's scratch directory cannot be opened: {error.strerror}"
         hint = "add it to transfer_input_files: a regular file, no link, that its owner may read."
-        raise _refused(said, problem, hint) from error
+        raise refusal(said, problem, hint) from error
     if len(data) > LARGEST:
-        raise _refused(said, f"the file has more than {LARGEST} bytes", "send what is large on a disk of its own.")
+        raise refusal(said, f"the file has more than {LARGEST} bytes", "send what is large on a disk of its own.")
     return data
 
 
@@ -248,7 +247,7 @@ def _check_user_data(said: str, data: bytes) -> None:
         problem = "cloud-init does not recognize its first line, and would drop the file"
     starts = "with #cloud-config, or with #! and an interpreter, or be a MIME message of such parts"
     other = f'where another program of the guest reads it, add +VMPARAM_vm_User_Data_Format = "{FOR_ANY}"'
-    raise _refused(said, problem, f"let the file begin {starts}; or, {other}.")
+    raise refusal(said, problem, f"let the file begin {starts}; or, {other}.")
 
 
 def _check_yaml(said: dict[str, str], files: dict[str, bytes], identity: Identity) -> None:
@@ -265,8 +264,7 @@ def _check_yaml(said: dict[str, str], files: dict[str, bytes], identity: Identit
     words = done.complaints or ["it said nothing"]
     if done.status == 0:
         return
-    is_installed = not words[-1].startswith("ModuleNotFoundError")
-    if not is_installed and "Meta_Data" in files:
+    if words[-1].startswith("ModuleNotFoundError") and "Meta_Data" in files:
         problem = "cloud-init's meta-data cannot be read: PyYAML is not installed here."
         raise MachineFault(problem, f"{packages.of_python('PyYAML', '6.0')}.")
     option, _, place = words[-1].partition(" ")
@@ -285,11 +283,7 @@ def _check_yaml(said: dict[str, str], files: dict[str, bytes], identity: Identit
         if option != "Meta_Data":
             problem += ", and cloud-init would drop all of it"
             hint = "indent its lines by blanks, no tabs, and quote a text that has a colon and a blank in it."
-    raise _refused(said[option], problem, hint)
-
-
-def _refused(said: str, problem: str, hint: str) -> JobFault:
-    return JobFault(errors.MISMATCHED, f"{said}: {problem}.", hint)
+    raise refusal(said[option], problem, hint)
 
 
 # The process that reads YAML

@@ -115,16 +115,15 @@ def inspect_shares(settings: Settings) -> list[Share]:
     return found
 
 
-_PARTS = ("sockets", "cores", "threads")
 _MOST_PORTS = 8
 
 
 class Topology(NamedTuple):
     """The arrangement of the VM's CPUs; the product is their number."""
 
-    sockets: int
-    cores: int
-    threads: int
+    sockets: int = 1
+    cores: int = 1
+    threads: int = 1
 
 
 class Devices(NamedTuple):
@@ -182,10 +181,10 @@ def _topology(options: Options, vcpus: int) -> Topology | None:
     numbers: dict[str, int] = {}
     for entry in text.lower().split(","):
         name, _, value = (part.strip() for part in entry.partition("="))
-        if name not in _PARTS or name in numbers or not re.fullmatch(r"[1-9][0-9]{0,3}", value, re.ASCII):
+        if name not in Topology._fields or name in numbers or not re.fullmatch(r"[1-9][0-9]{0,3}", value, re.ASCII):
             raise options.refused("Topology", f"{entry.strip()!a} says nothing about sockets, cores or threads", hint)
         numbers[name] = int(value)
-    topology = Topology(*(numbers.get(name, 1) for name in _PARTS))
+    topology = Topology(**numbers)
     product = topology.sockets * topology.cores * topology.threads
     if product != vcpus:
         raise options.refused("Topology", f"that are {product} CPUs, and the job has {vcpus} (vm_vcpus)", hint)

@@ -18,8 +18,7 @@ from vmgahp.images import CATALOG, iso
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import FORMATS, BackingFile
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import GENERAL, Options
-from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
+from vmgahp.job.attributes import GENERAL, OPTION_PREFIX, Options, refusal
 from vmgahp.job.scratch_files import files_below
 from vmgahp.text import has_control, shown
 
@@ -355,10 +354,10 @@ def drive_files(request: DiskRequest, identity: Identity, directory: str) -> tup
     try:
         iso.check_names(found)
     except iso.Unfit as unfit:
-        raise _refused_files(request, str(unfit), "give the files other names.") from unfit
+        raise refusal(request.entry, str(unfit), "give the files other names.") from unfit
     if len(found) > iso.MOST_FILES:
         problem = f"these are {len(found)} files, and the drive takes {iso.MOST_FILES}"
-        raise _refused_files(request, problem, "put them into an archive.")
+        raise refusal(request.entry, problem, "put them into an archive.")
     return tuple(found)
 
 
@@ -367,22 +366,17 @@ def _files(request: DiskRequest, name: str, identity: Identity, directory: str) 
     try:
         try:
             os.close(identity.open_scratch(directory, name, os.O_RDONLY))
+            return [name]
         except IsADirectoryError:
             found_files = files_below(directory, name, identity, iso.MOST_FILES + 1)
-        else:
-            return [name]
     except OSError as error:
         problem = f"{shown(name)} in the job's scratch directory cannot be opened ({error.strerror})"
         hint = "name files that transfer_input_files brings, without the directories that they come from."
-        raise _refused_files(request, problem, hint) from error
+        raise refusal(request.entry, problem, hint) from error
     if not found_files:
         problem = f"the directory {shown(name)} has no file in it"
-        raise _refused_files(request, problem, "remove it, or transfer its files.")
+        raise refusal(request.entry, problem, "remove it, or transfer its files.")
     return [f"{name}/{file}" for file in found_files]
-
-
-def _refused_files(request: DiskRequest, problem: str, hint: str) -> JobFault:
-    return JobFault(errors.MISMATCHED, f"{request.entry}: {problem}.", hint)
 
 
 def require_own_files(disks: Iterable[Disk]) -> None:
@@ -401,7 +395,7 @@ def refuse_made(ad: JobAd) -> None:
     """Refuse generated disks and ports, and images of the catalog, for VM types without them. Raises `JobFault`."""
     vm_type = ad.vm_type()
     hint = "remove it, or require a machine with kvm or qemu in VM_HYPERVISORS."
-    for prefix in (PREFIX, GENERAL, f"VM_{vm_type}_ATTR_"):
+    for prefix in (OPTION_PREFIX, GENERAL, f"VM_{vm_type}_ATTR_"):
         for attribute in ad.names(prefix):
             value = ad.expression(attribute) or ""
             if attribute[len(prefix) :].lower() in _OURS and value.lower() not in ("undefined", "false"):

@@ -9,15 +9,14 @@ from functools import cached_property
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.ad import TYPES, JobAd, Plain
-from vmgahp.job.attributes import ARCHES, ATTRIBUTES, GENERAL, OPTIONS, Options
-from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
+from vmgahp.job.attributes import ARCHES, ATTRIBUTES, GENERAL, OPTION_PREFIX, OPTIONS, Options
 from vmgahp.job.disks import DISK, entries
 from vmgahp.job.vm_spec import LEAST_MEMORY_MIB, first_integer, nics
 
 _ANY_CASE = {
     "JobVMNetworkingType",
     "JobVM_MACADDR",
-    *(PREFIX + option for option in ("Arch", "Firmware", "NICs", "Share_Dirs", "Topology")),
+    *(OPTION_PREFIX + option for option in ("Arch", "Firmware", "NICs", "Share_Dirs", "Topology")),
 }
 """The attributes whose values are case-insensitive."""
 
@@ -36,7 +35,7 @@ class PolicyView:
         vm_type = ad.vm_type()
         found: dict[str, Plain | None] = {}
         for row in ATTRIBUTES:
-            names = _names(row.name.removeprefix(PREFIX), vm_type) if row in OPTIONS else [row.name]
+            names = _names(row.name.removeprefix(OPTION_PREFIX), vm_type) if row in OPTIONS else [row.name]
             if said := [name for name in names if ad.value(name) is not None]:
                 value = _value(ad, said[-1], row.kind)
                 if isinstance(value, str) and row.name in _ANY_CASE:
@@ -52,7 +51,7 @@ class PolicyView:
             granted = nics(ad, self.settings, Options(ad, others_know=True))
         except JobFault:
             granted = ()  # the job is refused later
-        if granted or found.get(PREFIX + "NICs"):
+        if granted or found.get(OPTION_PREFIX + "NICs"):
             found["JobVMNetworking"] = True
         if granted:
             found["JobVMNetworkingType"] = granted[0].networking_type
@@ -74,7 +73,7 @@ class PolicyView:
 def _names(option: str, vm_type: str) -> list[str]:
     """Return all names of an option; the last one that the job sets counts, as in `options`."""
     of_type = [f"VM_{vm_type}_ATTR_{option}"] if vm_type.isascii() and vm_type.replace("_", "a").isalnum() else []
-    return [PREFIX + option, GENERAL + option, *of_type]
+    return [OPTION_PREFIX + option, GENERAL + option, *of_type]
 
 
 def _value(ad: JobAd, name: str, kind: str) -> Plain | None:

@@ -13,8 +13,7 @@ from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.job.ad import JobAd
-from vmgahp.job.attributes import OPTION_PREFIX as PREFIX
-from vmgahp.job.attributes import Options
+from vmgahp.job.attributes import OPTION_PREFIX, Options
 from vmgahp.job.disks import DiskRequest, made_drive
 from vmgahp.job.scratch_files import ON_THEIR_OWN, is_reserved
 from vmgahp.text import has_control, shown
@@ -153,7 +152,7 @@ def drive(disks: Sequence[DiskRequest]) -> DiskRequest:
         if is_reserved(disk.file) and not disk.made:
             problem = f"VMPARAM_vm_Disk: {disk.file[:100]!a} is a name of HTCondor's or of the server's."
             raise JobFault(errors.INVALID_DISK_PARAM, problem, "give the image another name.")
-    return made_drive(disks, DRIVE_FILE, PREFIX + "Run")
+    return made_drive(disks, DRIVE_FILE, OPTION_PREFIX + "Run")
 
 
 def guest_file(name: str) -> bytes:

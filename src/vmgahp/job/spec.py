@@ -190,8 +190,6 @@ def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options) ->
 
 def _with_seed(made: JobSpec, ad: JobAd, options: Options) -> JobSpec:
     begins = made.devices.run is not None and made.devices.run.boot == run.CLOUD_INIT
-    if not begins and not any(options.has(option) for option in ("User_Data", "Meta_Data", "Network_Config")):
-        return made
     seed = cloud_init.wanted(options, ad, begins)
     if seed is None:
         return made

@@ -203,32 +203,25 @@ def nics(ad: JobAd, settings: Settings, options: Options, kinds: Sequence[str] |
 
 
 def classic(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> tuple[Nic, ...]:
-    """Return the NIC of vm_networking, none for a VM without a network. Raises `JobFault`."""
-    kind = networking_type(ad, settings, kinds)
-    return (Nic(kind, mac(ad)),) if kind else ()
+    """Return the NIC of vm_networking, none for a VM without a network. Raises `JobFault`.
 
-
-def networking_type(ad: JobAd, settings: Settings, kinds: Sequence[str] | None = None) -> str:
-    """Return the kind of network that the VM gets, empty for none.
-
-    This is the job's own option, else VM_NETWORKING_DEFAULT_TYPE, else user, else nat, else the first on offer: each
-    only if it is on offer (``VirshType::Config`` in HTCondor's ``xen_type.linux.cpp``).
+    Its kind is the job's own option, else VM_NETWORKING_DEFAULT_TYPE, else user, else nat, else the first on offer:
+    each only if it is on offer (``VirshType::Config`` in HTCondor's ``xen_type.linux.cpp``).
     """
     if not ad.boolean("JobVMNetworking"):
-        return ""
+        return ()
     offered = settings.networking_types() if kinds is None else kinds
     if not offered:
         problem = "JobVMNetworking = true, and this machine offers no network to VMs (VM_NETWORKING)."
         hint = "add VM_Networking to the job's requirements, or set vm_networking = false."
         raise JobFault(errors.MISMATCHED, problem, hint)
-    wanted = ad.string("JobVMNetworkingType")
-    if wanted is not None and wanted.strip():
-        if wanted.strip().lower() not in offered:
-            problem = f"JobVMNetworkingType = {shown(wanted)}, and this machine offers: {', '.join(offered)}."
-            raise JobFault(errors.MISMATCHED, problem, "set vm_networking_type to one of these, or remove it.")
-        return wanted.strip().lower()
+    wanted = ad.string("JobVMNetworkingType") or ""
     usual = (settings.string("VM_NETWORKING_DEFAULT_TYPE").lower(), "user", "nat")
-    return next((kind for kind in usual if kind in offered), offered[0])
+    kind = wanted.strip().lower() or next((kind for kind in usual if kind in offered), offered[0])
+    if kind not in offered:
+        problem = f"JobVMNetworkingType = {shown(wanted)}, and this machine offers: {', '.join(offered)}."
+        raise JobFault(errors.MISMATCHED, problem, "set vm_networking_type to one of these, or remove it.")
+    return (Nic(kind, mac(ad)),)
 
 
 def mac(ad: JobAd) -> str:

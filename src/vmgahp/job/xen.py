@@ -33,8 +33,6 @@ NUL); it silently cuts off the rest."""
 _KERNEL = (KERNEL, errors.XEN_KERNEL_NOT_FOUND)
 _INITRD = (INITRD, errors.XEN_INITRD_NOT_FOUND)
 
-_KERNEL_HINT = "set xen_kernel to included, to vmx, or to a kernel image, in the submit file."
-
 
 class BootFile(NamedTuple):
     """A kernel or an initrd."""
@@ -61,7 +59,8 @@ class XenBoot(NamedTuple):
         wanted = (ad.string(KERNEL) or "").strip()
         if not wanted:
             problem = f"{KERNEL} = {shown(ad.expression(KERNEL))}: the job does not say which kernel its VM boots."
-            raise JobFault(errors.XEN_NO_KERNEL, problem, _KERNEL_HINT)
+            hint = "set xen_kernel to included, to vmx, or to a kernel image, in the submit file."
+            raise JobFault(errors.XEN_NO_KERNEL, problem, hint)
         if wanted.lower() == INCLUDED:
             if path := settings.string(BOOTLOADER).strip("\"'"):
                 return cls(bootloader=path)

@@ -18,7 +18,7 @@ from vmgahp import errors
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.surveyor import Logger
-from vmgahp.host import wait
+from vmgahp.host import system_logs, wait
 from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.host.starter import is_one_job
 
@@ -320,12 +320,7 @@ def last_words(name: str, uuid: str, directories: Sequence[str] = ()) -> str:
 
 
 def _search_log(path: str, uuid: bytes) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LOOKED_AT))
-            text = file.read(LOOKED_AT)
-    except OSError:
-        return ""
+    text = system_logs.tail(path, LOOKED_AT)
     starts = [found.start() for found in _LOG_START.finditer(text)]
     last = text[starts[-1] :] if starts else text
     if uuid not in last:
