@@ -15,9 +15,12 @@ from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.life import save
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
+from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.start.describe import panic_model
 from vmgahp.errors import MachineFault
 from vmgahp.host import child
 from vmgahp.host.job_user import Identity
+from vmgahp.job.devices import Devices
 
 
 class Domain:
@@ -132,10 +135,10 @@ def test_an_image_that_cannot_have_its_name_can_be_restored_at_once(scratch: Pat
     assert [path.name for path in scratch.iterdir()] == ["vm_suspend.mem"]
 
 
-def failing(code: int, said: str) -> Callable[[object], None]:
+def failing(code: int, said: str) -> Callable[..., None]:
     """A call to libvirt that fails so."""
 
-    def call(_: object) -> None:
+    def call(*_: object, **_more: object) -> None:
         raise libvirt_error(code, libvirt.VIR_FROM_QEMU, said)
 
     return call
@@ -165,3 +168,13 @@ def test_a_qemu_that_is_absent_at_a_restart_is_named(
     with pytest.raises(MachineFault, match=said) as caught:
         LibvirtDriver.prepare(driver, plan, SimpleNamespace(not_started=[]))  # type: ignore[arg-type]
     assert "install QEMU" in caught.value.hint
+
+
+def test_an_error_of_libvirts_at_a_question_is_the_machines_fault() -> None:
+    class Failing:
+        call = staticmethod(failing(libvirt.VIR_ERR_RPC, "no answer"))
+        ask = LibvirtConnection.ask
+
+    spec = SimpleNamespace(devices=Devices(arch="aarch64"))
+    with pytest.raises(MachineFault, match="asking what libvirt can do"):
+        panic_model(spec, "qemu", Failing())  # type: ignore[arg-type]

@@ -404,6 +404,7 @@ class LibvirtCheckpoints:
         store = self.store(spec)
         try:
             versions = self._connection.call(lambda connection: (connection.getLibVersion(), connection.getVersion()))
+            host_cpu = self._host_cpu(domain_type)
         except libvirt.libvirtError as error:
             problem = f"The checkpoint of {spec.name} cannot be completed: {error}."
             raise errors.MachineFault(problem, HINT, CANNOT_SAVE) from error
@@ -412,7 +413,7 @@ class LibvirtCheckpoints:
             "uuid": uuid,
             "libvirt_version": versions[0],
             "qemu_version": versions[1],
-            "host_cpu": self._host_cpu(domain_type),
+            "host_cpu": host_cpu,
             "machine_type": kind.get("machine", ""),
             "architecture": kind.get("arch", ""),
             "xml": description,

@@ -36,6 +36,7 @@ SCRIPT_DEADLINE = 60.0
 """Seconds for LIBVIRT_XML_SCRIPT."""
 ONE_TIME = "(one-time)"
 """The placeholder for a password, or for the path of a socket, that only exists during a start."""
+ASKING = "asking what libvirt can do"
 NO_UUID = "00000000-0000-0000-0000-000000000000"
 """The placeholder for the UUID."""
 
@@ -95,7 +96,7 @@ class Describer:
         passt = (
             domains.is_qemu(domain_type)
             and any(nic.networking_type == "user" for nic in spec.nics)
-            and has_passt(self.connection.call(lambda connection: domain_capabilities(connection, domain_type)))
+            and has_passt(self.connection.ask(lambda connection: domain_capabilities(connection, domain_type), ASKING))
         )
         panic = panic_model(spec, domain_type, self.connection)
         return Plan(view, spec, domain_type, label, passt, panic)
@@ -265,7 +266,7 @@ class Describer:
         """Return the user and group of the QEMU with this label; without one, libvirt's own (its DAC base label)."""
         if not label and os.getuid() == 0:
             # The rest of this long document, on what the host can emulate, is not parsed.
-            capabilities = self.connection.call(lambda connection: connection.getCapabilities())
+            capabilities = self.connection.ask(lambda connection: connection.getCapabilities(), ASKING)
             if models := re.search("<secmodel>.*</secmodel>", capabilities, re.DOTALL):
                 host = etree.fromstring(f"<host>{models[0]}</host>")
                 label = host.findtext("secmodel[model='dac']/baselabel") or ""
@@ -341,7 +342,7 @@ def require(spec: JobSpec, domain_type: str, label: str, connection: LibvirtConn
     arch = wanted.arch or os.uname().machine
     if firmware == BIOS and not wanted.arch and not wanted.tpm:
         return  # the usual job needs no query
-    machine = connection.call(lambda libvirtd: capabilities.of_machines(libvirtd, arch, domain_type))
+    machine = connection.ask(lambda libvirtd: capabilities.of_machines(libvirtd, arch, domain_type), ASKING)
     if machine is None:
         problem = f"The job wants a guest of the architecture {arch}, for which this machine has no QEMU"
         raise _refused(problem, "leave VMPARAM_vm_Arch out, or require a machine that has one (VM_kvm_ATTR_arches).")
@@ -361,7 +362,7 @@ def panic_model(spec: JobSpec, domain_type: str, connection: LibvirtConnection) 
     if not domains.is_qemu(domain_type) or arch not in PANIC_MODELS:
         return ""
     model, since = PANIC_MODELS[arch]
-    return model if not since or connection.call(lambda libvirtd: libvirtd.getLibVersion()) >= since else ""
+    return model if not since or connection.ask(lambda libvirtd: libvirtd.getLibVersion(), ASKING) >= since else ""
 
 
 def _refused(problem: str, hint: str) -> errors.JobFault:
