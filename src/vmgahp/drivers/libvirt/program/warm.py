@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from queue import Empty
 from secrets import token_hex
 from time import monotonic, time
@@ -31,7 +32,7 @@ from vmgahp.drivers.surveyor import Logger
 from vmgahp.host.job_user import Identity
 from vmgahp.host.serial_capture import LinePort
 from vmgahp.host.trust import trouble_with_directory
-from vmgahp.images.catalog import WARM_DIGITS, WARM_SETTING
+from vmgahp.images.catalog import WARM_DIGITS, WARM_SETTING, templates
 from vmgahp.job.disks import Disk
 from vmgahp.job.look import is_there
 from vmgahp.job.run import guest_file
@@ -64,7 +65,9 @@ def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log:
     """Open the template for a job, to go on from it under the job's name; None if there is none that can be used."""
     try:
         ours = _overlay(plan, describer.settings)
-        if ours is None or is_there(plan.spec.working_dir, ours, describer.identity):  # it has come back with the job
+        if ours is None or ours.image is None or ours.image.name not in dict(templates(describer.settings)):
+            return None
+        if is_there(plan.spec.working_dir, ours, describer.identity):  # it has come back with the job
             return None
         directory = directory_for(plan, describer)
         if not directory or not os.path.isdir(directory):
@@ -84,9 +87,12 @@ def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log:
                 element.text = text
         facts = {**saved.facts, "xml": etree.tostring(domain, encoding="unicode"), "uuid": uuid}
         [overlay] = [file.path for file in saved.files if file.role == DISK and file.writable]
-        memory = store.open_memory(saved, plan.spec.memory_mib)
-        disk = os.open(os.path.join(directory, overlay), os.O_RDONLY | os.O_NOFOLLOW)
         os.utime(directory)
+        disk = os.open(os.path.join(directory, overlay), os.O_RDONLY | os.O_NOFOLLOW)
+        with ExitStack() as undo:
+            undo.callback(os.close, disk)
+            memory = store.open_memory(saved, plan.spec.memory_mib)
+            undo.pop_all()
         return LibvirtRestart(saved._replace(cpu_seconds=0.0, facts=facts), memory, disk)
     except (Unusable, errors.Fault, OSError, ValueError) as error:
         log(f"{plan.spec.name} starts cold, its template cannot be used: {error}")
