@@ -174,7 +174,7 @@ def test_another_architecture_is_emulated_or_the_job_is_held(on_x86: None) -> No
     ],
 )
 def test_the_panic_device_of_a_machine(on_x86: None, arch: str, domain_type: str, version: int, model: str) -> None:
-    libvirtd = SimpleNamespace(call=lambda ask: ask(SimpleNamespace(getLibVersion=lambda: version)))
+    libvirtd = SimpleNamespace(ask=lambda look, _doing: look(SimpleNamespace(getLibVersion=lambda: version)))
     wanted = spec(devices=Devices(arch=arch))
     assert describe.panic_model(wanted, domain_type, libvirtd) == model  # type: ignore[arg-type]
 
@@ -187,8 +187,8 @@ class Capable:
         enum = f"<enum name='backendModel'>{values}</enum>"
         self.text = f"<domainCapabilities><devices><tpm supported='yes'>{enum}</tpm></devices></domainCapabilities>"
 
-    def call(self, ask: Callable[["Capable"], object]) -> object:
-        return ask(self)
+    def ask(self, look: Callable[["Capable"], object], _doing: str) -> object:
+        return look(self)
 
     def getDomainCapabilities(self, *_of_what: object) -> str:
         return self.text
