@@ -73,7 +73,7 @@ _SHUTDOWN = "#!/bin/sh\necho 'powered off by its agent' >/dev/console\npoweroff 
 
 _XML = f"""<domain type='kvm'><memory unit='MiB'>{MEMORY_MIB}</memory><vcpu>1</vcpu>
 <os><type>hvm</type><kernel>{KERNEL}</kernel><initrd>{INITRD}</initrd>
-<cmdline>console=ttyS0 quiet loglevel=0 panic=-1</cmdline></os>
+<cmdline>console=ttyS0 quiet loglevel=0 no_timer_check panic=-1</cmdline></os>
 <devices><serial type='pty'><target port='0'/></serial>{{}}</devices></domain>
 """
 """With room for more devices."""
@@ -82,7 +82,7 @@ _XML = f"""<domain type='kvm'><memory unit='MiB'>{MEMORY_MIB}</memory><vcpu>1</v
 _GRUB = Path("/usr/lib/grub/i386-pc")
 """Debian's grub-pc-bin."""
 _GRUB_SETTINGS = f"""set root=(hd0,msdos1)
-linux /{KERNEL} console=ttyS0 quiet loglevel=0 panic=-1
+linux /{KERNEL} console=ttyS0 quiet loglevel=0 no_timer_check panic=-1
 initrd /{INITRD}
 boot
 """

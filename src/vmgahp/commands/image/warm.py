@@ -50,10 +50,13 @@ class _Warmer(LibvirtDriver):
         """Boot a guest, and leave it as a checkpoint in its working directory. Raises `NotDone`, `errors.Fault`."""
         machine = ManagedDriver.start(self, job)
         try:
-            _wait(machine, seconds)
-            machine.checkpoint()
+            if not (problem := _wait(machine, seconds)):
+                machine.checkpoint()
         finally:
             machine.destroy()
+        if problem:
+            said = machine.resources.console.tail() if machine.resources.console else b""
+            raise NotDone(f"{problem}. It printed: {said.decode('utf-8', 'replace')[-500:]!a}")
 
 
 def make(options: argparse.Namespace) -> None:
@@ -103,23 +106,24 @@ def _ad(options: argparse.Namespace, directory: str) -> JobAd:
     return JobAd((name, as_expression(value)) for name, value in attributes.items())
 
 
-def _wait(machine: LibvirtMachine, seconds: int) -> None:
-    """Wait until the guest says that it has booted. Raises `NotDone`."""
+def _wait(machine: LibvirtMachine, seconds: int) -> str:
+    """Wait until the guest says that it has booted; return the reason why it does not, empty for none."""
     port = machine.resources.run_ports[CONTROL]
     assert isinstance(port, LinePort)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not machine.guest.watch.gone.is_set():
+    end, is_gone = time.monotonic() + seconds, False
+    while time.monotonic() < end:
         try:
             word, _, rest = (port.lines.get(True, 0.5) or "").partition(" ")
         except Empty:
+            if is_gone:  # and its last words would be here
+                return "The guest has ended: it has no cloud-init (see --boot), or it does not boot"
+            is_gone = machine.guest.watch.gone.is_set()
             continue
         if word == "warm":
-            return
+            return ""
         if word == "failed":
-            raise NotDone(f"No job can go on from a guest of this image: {rest.partition(' ')[2] or rest}.")
-    problem = "has ended" if machine.guest.watch.gone.is_set() else f"was not ready within {seconds} s (--timeout)"
-    said = machine.resources.console.tail().decode("utf-8", "replace")[-500:] if machine.resources.console else ""
-    raise NotDone(f"The guest {problem}: it has no cloud-init (see --boot), or it does not boot. It said: {said}")
+            return f"No job can go on from a guest of this image: {rest.partition(' ')[2] or rest}"
+    return f"The guest was not ready within {seconds} s (--timeout): it has no cloud-init (see --boot)"
 
 
 def _occupied(directory: str) -> int:
