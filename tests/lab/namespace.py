@@ -83,7 +83,13 @@ def wait_until(what: str, condition: Callable[[], T | None], timeout: float, int
 
 
 class Opened:
-    """A machine that a ``with`` opens and closes, by the methods of these names."""
+    """A machine that a ``with`` opens and closes."""
+
+    def open(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         try:
@@ -115,6 +121,8 @@ class Namespace(Opened):
         self._holder = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        assert self._holder.stdout
+        assert self._holder.stderr
         if self._holder.stdout.readline() != "ready\n":
             raise LabError(f"the namespace does not start: {self._holder.stderr.read().strip()}")
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text().split()
@@ -124,13 +132,14 @@ class Namespace(Opened):
         """End every process in it; its files go with it."""
         if self._holder is None:
             return
+        assert self._holder.stdin
         self._holder.stdin.close()
         try:
             self._holder.wait(30)
         except subprocess.TimeoutExpired:
             self._holder.kill()
             self._holder.wait()
-        for stream in (self._holder.stdout, self._holder.stderr):
+        for stream in filter(None, (self._holder.stdout, self._holder.stderr)):
             stream.close()
         self._holder, self._init = None, 0
         with_mounts = self.exchange / ".namespace"

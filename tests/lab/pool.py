@@ -129,8 +129,7 @@ class Job:
         for command in (["condor_q"], ["condor_history", "-limit", "1"]):
             out = self.pool.run(*command, str(self.cluster), "-json", user=USER).stdout.strip()
             if out:
-                [ad] = json.loads(out)
-                return ad
+                return dict(json.loads(out)[0])
         return {}
 
     def is_running(self) -> bool:

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -130,6 +132,21 @@ def add_type(command: argparse.ArgumentParser, default: str = "kvm", text: str =
     """Add ``--type``, the VM type as HTCondor has it."""
     text = text or f"the VM type: kvm, qemu, xen, vmware, or that of a driver (default: {default or 'that of VM_TYPE'})"
     command.add_argument("--type", type=vm_type, default=default, metavar="VM_TYPE", help=text)
+
+
+def memory(text: str) -> int:
+    """Parse an amount of memory in MiB; like HTCondor, with a fraction, a blank before the unit, and rounded up."""
+    units = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?:([kmgt])i?b?)?", text, re.ASCII | re.IGNORECASE)
+    if not found or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!a} is not a valid memory size. Give MiB (2048) or a unit (4G)")
+    return math.ceil(float(found[1]) * units[(found[2] or "").lower()])
+
+
+def cpus(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= 255:
+        raise argparse.ArgumentTypeError(f"{text!a} is not a valid number of CPUs. Give one from 1 to 255")
+    return int(text)
 
 
 def vm_type(text: str) -> str:

@@ -18,12 +18,21 @@ from functools import partial
 from shutil import which
 
 from vmgahp import config, errors
-from vmgahp.commands.arguments import NOBODY, NotDone, UsageError, assignment, did_you_mean, for_root, tell, vm_type
+from vmgahp.commands.arguments import (
+    NOBODY,
+    NotDone,
+    UsageError,
+    assignment,
+    did_you_mean,
+    for_root,
+    memory,
+    tell,
+    vm_type,
+)
 from vmgahp.commands.doctor import condor, examine
 from vmgahp.commands.doctor.context import User, complaint, down_to, first_closed
 from vmgahp.commands.doctor.context import ask as run_program
 from vmgahp.commands.files import RESTART, open_regular, write_anew
-from vmgahp.commands.submit import memory
 from vmgahp.config import check, sources
 from vmgahp.config.check import ELSEWHERE, ELSEWHERE_BY_NAME
 from vmgahp.config.table import setting_of

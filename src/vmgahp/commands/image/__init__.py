@@ -11,8 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from vmgahp.commands.arguments import FINDINGS, add_json, add_type, tell
-from vmgahp.commands.submit import cpus, memory
+from vmgahp.commands.arguments import FINDINGS, add_json, add_type, cpus, memory, tell
 from vmgahp.job.run import BOOTS
 from vmgahp.text import escape
 

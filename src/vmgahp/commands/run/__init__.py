@@ -6,8 +6,7 @@ It writes a submit file that a person could write as well; the rest is done wher
 import argparse
 import re
 
-from vmgahp.commands.arguments import UsageError, add_json, add_type, tell
-from vmgahp.commands.submit import cpus, memory
+from vmgahp.commands.arguments import UsageError, add_json, add_type, cpus, memory, tell
 
 EXAMPLE = "vmgahp run --image catalog:debian-12 --input fit.py -- python3 fit.py 17"
 

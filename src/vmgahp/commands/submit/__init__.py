@@ -6,10 +6,8 @@ the caller, who is not root; but the files are untrusted.
 """
 
 import argparse
-import math
-import re
 
-from vmgahp.commands.arguments import add_json, add_type, tell
+from vmgahp.commands.arguments import add_json, add_type, cpus, memory, tell
 
 FRONT_ENDS = (
     ("libvirt-xml", "libvirt_xml", "libvirt's domain XML, as virsh dumpxml --inactive writes it"),
@@ -97,21 +95,6 @@ def _common(kind: argparse.ArgumentParser) -> None:
     line = "a line more for the submit file; may be given several times"
     add("--append", action="append", default=[], metavar="'COMMAND = VALUE'", help=line)
     add("--submit", action="store_true", help="run condor_submit with it")
-
-
-def memory(text: str) -> int:
-    """Parse an amount of memory in MiB; like HTCondor, with a fraction, a blank before the unit, and rounded up."""
-    units = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?:([kmgt])i?b?)?", text, re.ASCII | re.IGNORECASE)
-    if not found or not float(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!a} is not a valid memory size. Give MiB (2048) or a unit (4G)")
-    return math.ceil(float(found[1]) * units[(found[2] or "").lower()])
-
-
-def cpus(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= 255:
-        raise argparse.ArgumentTypeError(f"{text!a} is not a valid number of CPUs. Give one from 1 to 255")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:
