@@ -198,8 +198,8 @@ SETTINGS = (
         "A TOML file of the images that jobs may name as catalog:<name> in vm_disk (docs/how-to/images.md); "
         "empty: none."),
     Setting("VM_WARM_DIR", "path", "/var/lib/vmgahp/warm",
-        "The directory of the guests that have booted, from which jobs with a program go on (vmgahp image warm); "
-        "empty: every job boots.", types=QEMU),
+        "The directory of the guests that have booted, from which jobs with a program go on (vmgahp image warm).",
+        types=QEMU),
     Setting("VM_WARM_MAX", "size", "20 Gb",
         "The size of all of them, above which vmgahp image warm removes the least used.", types=QEMU),
     Setting("VM_IMAGE_DIRS", "list", "",

@@ -239,8 +239,7 @@ def survey(settings: Settings, check_backing: Callable[[Image], object]) -> tupl
 
 def templates(settings: Settings) -> list[tuple[str, str]]:
     """List the image and the directory of each template of this machine, the last used at the end. Raises OSError."""
-    place = settings.string(WARM_SETTING)
-    found = glob(os.path.join(escape(place), "*-*-*-" + "[0-9a-f]" * WARM_DIGITS)) if place else []
+    found = glob(os.path.join(escape(settings.string(WARM_SETTING)), "*-*-*-" + "[0-9a-f]" * WARM_DIGITS))
     return [(os.path.basename(each).rsplit("-", 3)[0], each) for each in sorted(found, key=os.path.getmtime)]
 
 

@@ -120,7 +120,7 @@ def test_such_a_job_can_be_saved_and_goes_on_where_there_is_no_template(
         done(peer, "CHECKPOINT", "STOP")
     shutil.rmtree(job.scratch / "vm_outputs")
     moved(job, elsewhere)
-    with running(job, *ON_IMAGE, program, WANTS, **images.settings | {"VM_WARM_DIR": ""}) as peer:
+    with running(job, *ON_IMAGE, program, WANTS, **images.settings | {"VM_WARM_DIR": elsewhere}) as peer:
         until(lambda: job.domain() is None, "the guest powers itself off")
         peer.quit(status=0)
     assert (job.scratch / "vm_stdout").read_text() == "".join(f"{number}\n" for number in range(1, 7))

@@ -67,8 +67,8 @@ def make(options: argparse.Namespace) -> None:
         raise no_such_image(found, options.name)
     if options.type not in vm_types.QEMU:
         raise NotDone(f"--type {options.type}: jobs go on so with {', '.join(vm_types.QEMU)} only.")
-    if not place or os.geteuid() != 0:
-        raise NotDone(f"{WARM_SETTING} is empty: name a directory." if not place else "only root may make a template.")
+    if os.geteuid() != 0:
+        raise NotDone(f"only root may write to {place} ({WARM_SETTING}).")
     os.makedirs(place, mode=0o700, exist_ok=True)
     if trouble := trouble_with_directory(place):
         raise NotDone(f"{WARM_SETTING} = {place} is reached by {trouble}; only root may write there.")
@@ -79,7 +79,8 @@ def make(options: argparse.Namespace) -> None:
         driver = _Warmer(options.type, settings, Identity(0, 0), say)
         try:
             job = _ad(options, directory)
-            target = driver.place(job)
+            if not (target := driver.place(job)):
+                raise NotDone("LIBVIRT_XML_SCRIPT, VM_POLICY or VM_MAC_HOOK is set, with which every job boots.")
             driver.boot(job, options.timeout)
         finally:
             driver.close()

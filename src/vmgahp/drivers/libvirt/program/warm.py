@@ -50,14 +50,14 @@ class Cold(Unusable):
 
 def directory_for(plan: Plan, describer: Describer) -> str:
     """Return the directory of the template for a job; empty if there can be none. Raises `errors.Fault`, OSError."""
-    spec, place = plan.spec, describer.settings.string(WARM_SETTING)
-    overlay = _overlay(plan, describer.settings)
-    if not place or overlay is None or overlay.image is None:
+    spec, overlay = plan.spec, _overlay(plan, describer.settings)
+    if overlay is None or overlay.image is None:
         return ""
     image = overlay.image
     base = files.describe(describer.identity, spec.working_dir, FileRef(BACKING, image.path))
     same = (_shape(describer.show(plan), spec.working_dir), str(base.size), base.digest)
     digest = hashlib.sha256("\0".join(same).encode() + guest_file("agent") + guest_file("run")).hexdigest()
+    place = describer.settings.string(WARM_SETTING)
     return os.path.join(place, f"{image.name}-{spec.memory_mib}-{spec.vcpus}-{digest[:WARM_DIGITS]}")
 
 
