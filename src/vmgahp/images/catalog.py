@@ -17,8 +17,8 @@ that image unavailable: other jobs are not affected.
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
-from glob import escape, glob
 from typing import NamedTuple
 
 from vmgahp import errors, findings
@@ -36,8 +36,8 @@ ATTRIBUTE = "VM_Images"
 WARM_SETTING = "VM_WARM_DIR"
 WARM_ATTRIBUTE = "VM_Images_Warm"
 """The machine attribute with the names of those of which a guest has booted already."""
-WARM_DIGITS = 16
-"""The hexadecimal digits at the end of the name of a template (`vmgahp.drivers.libvirt.program.warm`)."""
+_TEMPLATE = re.compile(r"(.+)-[0-9]+-[0-9]+-[0-9a-f]{16}", re.ASCII)
+"""The name of a template (`vmgahp.drivers.libvirt.program.warm`): its image, memory, CPUs, and a digest."""
 
 LONGEST_LINE = 5000
 LARGEST = 1 << 20
@@ -238,9 +238,11 @@ def survey(settings: Settings, check_backing: Callable[[Image], object]) -> tupl
 
 
 def templates(settings: Settings) -> list[tuple[str, str]]:
-    """List the image and the directory of each template of this machine, the last used at the end. Raises OSError."""
-    found = glob(os.path.join(escape(settings.string(WARM_SETTING)), "*-*-*-" + "[0-9a-f]" * WARM_DIGITS))
-    return [(os.path.basename(each).rsplit("-", 3)[0], each) for each in sorted(found, key=os.path.getmtime)]
+    """List the image and the directory of each template of this machine."""
+    place, names = settings.string(WARM_SETTING), []
+    with suppress(OSError):
+        names = os.listdir(place)
+    return [(found[1], os.path.join(place, name)) for name in names if (found := _TEMPLATE.fullmatch(name))]
 
 
 def published(names: Sequence[str], settings: Settings) -> dict[str, str]:

@@ -8,7 +8,6 @@ import os
 import shutil
 import tempfile
 import time
-from queue import Empty
 
 from vmgahp import vm_types
 from vmgahp.checkpoint.store import MANIFEST_FILE
@@ -20,11 +19,10 @@ from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.program import warm
-from vmgahp.drivers.libvirt.start.describe import CONTROL, Plan
+from vmgahp.drivers.libvirt.start.describe import Plan
 from vmgahp.drivers.libvirt.start.provision import RECORD
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.host.job_user import Identity
-from vmgahp.host.serial_capture import LinePort
 from vmgahp.host.trust import trouble_with_directory
 from vmgahp.images.catalog import WARM_SETTING, templates
 from vmgahp.job.ad import JobAd, as_expression
@@ -39,15 +37,17 @@ class _Warmer(LibvirtDriver):
         plan = super().plan(job)
         run = plan.spec.devices.run
         assert run is not None
+        self.target = warm.directory_for(plan, self._describer)
+        if not self.target:
+            raise NotDone("LIBVIRT_XML_SCRIPT, VM_POLICY or VM_MAC_HOOK is set, with which every job boots.")
         devices = plan.spec.devices._replace(run=run._replace(waits=True))
         return plan._replace(spec=plan.spec._replace(devices=devices), may_restart=False)
 
-    def place(self, job: JobAd) -> str:
-        """Return the directory of the template for jobs like this one. Raises `errors.Fault`."""
-        return warm.directory_for(self.plan(job), self._describer)
+    def boot(self, job: JobAd, seconds: int) -> str:
+        """Boot a guest, and leave it as a checkpoint in its working directory; return the place for jobs like this one.
 
-    def boot(self, job: JobAd, seconds: int) -> None:
-        """Boot a guest, and leave it as a checkpoint in its working directory. Raises `NotDone`, `errors.Fault`."""
+        Raises `NotDone`, `errors.Fault`.
+        """
         machine = ManagedDriver.start(self, job)
         try:
             if not (problem := _wait(machine, seconds)):
@@ -57,6 +57,7 @@ class _Warmer(LibvirtDriver):
         if problem:
             said = machine.resources.console.tail() if machine.resources.console else b""
             raise NotDone(f"{problem}. It printed: {said.decode('utf-8', 'replace')[-500:]!a}")
+        return self.target
 
 
 def make(options: argparse.Namespace) -> None:
@@ -78,10 +79,7 @@ def make(options: argparse.Namespace) -> None:
         os.mkdir(directory)
         driver = _Warmer(options.type, settings, Identity(0, 0), say)
         try:
-            job = _ad(options, directory)
-            if not (target := driver.place(job)):
-                raise NotDone("LIBVIRT_XML_SCRIPT, VM_POLICY or VM_MAC_HOOK is set, with which every job boots.")
-            driver.boot(job, options.timeout)
+            target = driver.boot(_ad(options, directory), options.timeout)
         finally:
             driver.close()
         for name in os.listdir(directory):
@@ -109,22 +107,11 @@ def _ad(options: argparse.Namespace, directory: str) -> JobAd:
 
 def _wait(machine: LibvirtMachine, seconds: int) -> str:
     """Wait until the guest says that it has booted; return the reason why it does not, empty for none."""
-    port = machine.resources.run_ports[CONTROL]
-    assert isinstance(port, LinePort)
-    end, is_gone = time.monotonic() + seconds, False
-    while time.monotonic() < end:
-        try:
-            word, _, rest = (port.lines.get(True, 0.5) or "").partition(" ")
-        except Empty:
-            if is_gone:  # and its last words would be here
-                return "The guest has ended: it has no cloud-init (see --boot), or it does not boot"
-            is_gone = machine.guest.watch.gone.is_set()
-            continue
-        if word == "warm":
-            return ""
-        if word == "failed":
-            return f"No job can go on from a guest of this image: {rest.partition(' ')[2] or rest}"
-    return f"The guest was not ready within {seconds} s (--timeout): it has no cloud-init (see --boot)"
+    word, _, rest = warm.hear(machine, ("warm", "failed"), seconds, lambda _port: None).partition(" ")
+    if word == "failed":
+        return f"No job can go on from a guest of this image: {rest.partition(' ')[2] or rest}"
+    problem = f"The guest has ended, or was not ready within {seconds} s (--timeout)"
+    return "" if word else f"{problem}: it has no cloud-init (see --boot), or it does not boot"
 
 
 def _occupied(directory: str) -> int:
@@ -133,7 +120,7 @@ def _occupied(directory: str) -> int:
 
 def _keep_within(settings: Settings, made: str) -> None:
     """Remove the templates that were not used for the longest time, until the rest is small enough."""
-    found = [directory for _, directory in templates(settings)]
+    found = sorted((directory for _, directory in templates(settings)), key=os.path.getmtime)
     total, most = sum(map(_occupied, found)), settings.size(MOST)
     for directory in found:
         if total > most and directory != made:

@@ -10,7 +10,7 @@ its own (``await_job`` and ``renew`` of `vmgahp/guest/run`). Whatever fails unti
 import hashlib
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from queue import Empty
 from secrets import token_hex
@@ -32,7 +32,7 @@ from vmgahp.drivers.surveyor import Logger
 from vmgahp.host.job_user import Identity
 from vmgahp.host.serial_capture import LinePort
 from vmgahp.host.trust import trouble_with_directory
-from vmgahp.images.catalog import WARM_DIGITS, WARM_SETTING, templates
+from vmgahp.images.catalog import WARM_SETTING, templates
 from vmgahp.job.disks import Disk
 from vmgahp.job.look import is_there
 from vmgahp.job.run import guest_file
@@ -58,7 +58,7 @@ def directory_for(plan: Plan, describer: Describer) -> str:
     same = (_shape(describer.show(plan), spec.working_dir), str(base.size), base.digest)
     digest = hashlib.sha256("\0".join(same).encode() + guest_file("agent") + guest_file("run")).hexdigest()
     place = describer.settings.string(WARM_SETTING)
-    return os.path.join(place, f"{image.name}-{spec.memory_mib}-{spec.vcpus}-{digest[:WARM_DIGITS]}")
+    return os.path.join(place, f"{image.name}-{spec.memory_mib}-{spec.vcpus}-{digest[:16]}")
 
 
 def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log: Logger) -> LibvirtRestart | None:
@@ -130,23 +130,43 @@ def with_nics(xml: str, nics: Sequence[str]) -> str:
     return etree.tostring(domain, encoding="unicode")
 
 
-def wake(machine: LibvirtMachine) -> None:
-    """Let a restored guest take the job, and wait until it says that it has. Raises `Cold`."""
+def _control(machine: LibvirtMachine) -> LinePort:
     port = machine.resources.run_ports[CONTROL]
     assert isinstance(port, LinePort)
-    line, end = "", monotonic() + WAKE_SECONDS
-    while (left := end - monotonic()) > 0 and not machine.guest.watch.gone.is_set():
-        port.say(f"go {round(time())} {token_hex(64)}")  # lost where the port is not open yet
+    return port
+
+
+def hear(machine: LibvirtMachine, words: Sequence[str], seconds: float, ask: Callable[[LinePort], None]) -> str:
+    """Return the first line of a guest that begins with one of `words`; empty if it says none, or is gone.
+
+    Twice a second `ask` is called with its port.
+    """
+    port = _control(machine)
+    end, is_gone = monotonic() + seconds, False
+    while monotonic() < end:
+        ask(port)
         try:
-            line = port.lines.get(True, min(left, 0.5)) or ""
+            line = port.lines.get(True, 0.5) or ""
         except Empty:
+            if is_gone:  # and its last words would be here
+                break
+            is_gone = machine.guest.watch.gone.is_set()
             continue
-        if line.startswith("hello"):
-            port.lines.put(line)  # for the monitor of the program
-            return
-        if line.startswith("failed"):
-            break
-    raise Cold(f"the restored guest has said {line!a}" if line else f"it is silent for {WAKE_SECONDS:g} s, or is gone")
+        if line.partition(" ")[0] in words:
+            return line
+    return ""
+
+
+def wake(machine: LibvirtMachine) -> None:
+    """Let a restored guest take the job, and wait until it says that it has. Raises `Cold`."""
+
+    def ask(port: LinePort) -> None:
+        port.say(f"go {round(time())} {token_hex(64)}")  # lost where the port is not open yet
+
+    line = hear(machine, ("hello", "failed"), WAKE_SECONDS, ask)
+    if not line.startswith("hello"):
+        raise Cold(f"the restored guest has said {line!a}" if line else "the restored guest is silent, or is gone")
+    _control(machine).lines.put(line)  # for the monitor of the program
 
 
 def _overlay(plan: Plan, settings: Settings) -> Disk | None:
