@@ -15,6 +15,7 @@ from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import WANTS, Job, done, moved, running, until
 from tests.lab import linux_guest
 from tests.peer import VMGAHP, environment
+from vmgahp.errors import MISMATCHED_CHECKPOINT
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(os.getuid() != 0, reason="needs root")]
 
@@ -146,6 +147,12 @@ def test_a_template_that_others_could_have_changed_is_not_used(images: Images, j
     finally:
         os.chown(images.template(), 0, -1)
     assert has_booted(job)
+
+
+def test_a_checkpoint_without_its_overlay_is_not_given_up_for_a_template(images: Images, job: Job) -> None:
+    job.put("vm_checkpoint.json", "{}")
+    support.refused(job, MISMATCHED_CHECKPOINT, *ON_IMAGE, 'VMPARAM_vm_Run = "true"', **images.settings)
+    assert not job.domain()
 
 
 def test_a_job_of_another_size_boots(images: Images, job: Job) -> None:

@@ -67,7 +67,8 @@ def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log:
         ours = _overlay(plan, describer.settings)
         if ours is None or ours.image is None or ours.image.name not in dict(templates(describer.settings)):
             return None
-        if is_there(plan.spec.working_dir, ours, describer.identity):  # it has come back with the job
+        came_back = checkpoints.store(plan.checkpoint_spec).exists()
+        if came_back or is_there(plan.spec.working_dir, ours, describer.identity):
             return None
         directory = directory_for(plan, describer)
         if not directory or not os.path.isdir(directory):
