@@ -140,7 +140,7 @@ def test_no_wrong_word_ends_in_a_traceback(typed: Typed, parser: Parser) -> None
     lines = [["--no-such-option"], ["--no-such-option=1"], ["\x1b[2J\udcff", "--\x1b[31m"]]
     for action in parser._actions:
         for option in action.option_strings[-1:]:
-            if action.nargs != 0:
+            if action.nargs not in (0, "?"):
                 lines.append([option])
             if (action.choices or action.type) and option != "--type":
                 lines.append([option, "\x1b[2J\udcff"])

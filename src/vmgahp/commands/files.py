@@ -7,11 +7,13 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import BufferedReader
 from stat import S_ISREG
+from typing import Any
 
+from vmgahp.commands.arguments import NotDone
 from vmgahp.config import sources
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
 from vmgahp.host.run import run
@@ -168,14 +170,25 @@ RESTART = "condor_restart -peaceful -startd"
 """The restart that ends no job: the startd waits for those that run."""
 
 
-def update_ad(environ: Mapping[str, str], line: str) -> str:
-    """Have the startd advertise an attribute, beside the jobs that run; return why it does not, empty if it does."""
+def query_machines(constraint: str, names: Sequence[str], pool: str = "") -> list[Mapping[str, Any]]:
+    """Return the attributes `names` of the slots that a collector knows. Raises `NotDone`."""
+    try:
+        import htcondor2
+
+        collector = htcondor2.Collector(pool) if pool else htcondor2.Collector()
+        return list(collector.query(htcondor2.AdType.Startd, constraint, list(names)))
+    except Exception as error:  # theirs, of any kind
+        raise NotDone(f"The collector does not say which machines there are: {' '.join(str(error).split())}") from error
+
+
+def update_ad(environ: Mapping[str, str], lines: str) -> str:
+    """Have the startd advertise attributes, beside the jobs that run; return why it does not, empty if it does."""
     tool = os.path.join(os.path.dirname(sources.find_tool(environ)), "condor_update_machine_ad")
     try:
-        said = run([tool], deadline=10.0, environ=environ, stdin=f"{line}\n".encode())
+        said = run([tool], deadline=10.0, environ=environ, stdin=f"{lines}\n".encode())
     except OSError as error:
         return f"{tool} cannot be run: {error.strerror}."
     if said.status == 0:
         return ""
     why = "not in time" if said.status is None else escape((said.complaints or ["it says nothing"])[-1][:300])
-    return f"The startd does not take {line}: {why}. Only root may change its ad."
+    return f"The startd does not take {'; '.join(lines.splitlines())}: {why}. Only root may change its ad."

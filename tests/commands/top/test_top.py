@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
+import htcondor2
 import pytest
 from rich.console import Console, RenderableType
 
@@ -260,3 +261,29 @@ def test_a_dumb_terminal_gets_one_table(tmp_path: Path) -> None:
     with in_terminal("dumb", tmp_path) as (process, terminal):
         assert b"\x1b" not in read_until(terminal, b"alice_lab_7.0")
         assert process.wait(60) == 0
+
+
+def slots(_collector: object, _type: object, constraint: str, _names: list[str]) -> list[dict[str, object]]:
+    """Answer as a collector that knows two jobs and a machine, of which one attribute is missing."""
+    if "JobUniverse" not in constraint:
+        return [{"Machine": "node7", "VM_Type": "kvm", "VM_Memory": 2048, "VM_Images": "debian-12"}]
+    job = {"RemoteOwner": "alice@lab", "Activity": "Busy", "VM_Type": "kvm", "Cpus": 1, "Memory": 1536}
+    return [{**job, "JobId": f"{number}.0", "Name": "slot1_1@node7", "JobStart": int(NOW) - 60} for number in (10, 9)]
+
+
+def test_the_jobs_and_machines_of_a_pool(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(htcondor2.Collector, "query", slots)
+    assert cli.main(["vmgahp", "top", "--pool", "127.0.0.1:9"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "VM jobs: 2, machines that offer VMs: 1"
+    assert [line.split()[0] for line in lines[2:5]] == ["JOB", "9.0", "10.0"]
+    assert absent(lines[3], "alice@lab", "slot1_1@node7", "1.5 GiB", "1 min") == []
+    assert lines[-1].split() == ["node7", "kvm", "2.0", "GiB", "debian-12", "-", "-"]
+    assert cli.main(["vmgahp", "top", "--pool", "127.0.0.1:9", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["jobs"][0]["memory_mib"], said["machines"][0]["warm"]) == (1536, None)
+
+
+def test_a_pool_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["vmgahp", "top", "--pool", "127.0.0.1:9"]) == 1
+    assert "The collector does not say" in capsys.readouterr().err

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from vmgahp.commands.arguments import print_json
-from vmgahp.commands.files import open_regular
+from vmgahp.commands.arguments import NotDone, print_json
+from vmgahp.commands.files import open_regular, query_machines
 from vmgahp.commands.submit import conversion, images
 from vmgahp.commands.submit.conversion import attribute_line, command_line
 from vmgahp.commands.submit.machine import Guest, SubmitError, Summary, os_errors_as, printable, simple_name
@@ -457,13 +457,11 @@ def _written(options: argparse.Namespace, made: Guest, text: str, summary: Summa
 def _require_machine(options: argparse.Namespace, made: Guest, summary: Summary) -> None:
     """Ask the collector if a machine of the pool has the image and the memory. Raises `SubmitError` if none has."""
     vm_type = (options.type or "kvm").lower()
+    asked = ["VM_Type", "VM_Images", "TotalMemory", "VM_Memory"]
     try:
-        import htcondor2
-
-        asked = ["VM_Type", "VM_Images", "TotalMemory", "VM_Memory"]
-        found = htcondor2.Collector().query(htcondor2.AdType.Startd, "HasVM =?= true", asked)
-    except Exception as error:  # noqa: BLE001 - theirs, of any kind; the schedd may still take the job
-        summary.advise(f"The collector does not say which machines there are: {' '.join(str(error).split())}")
+        found = query_machines("HasVM =?= true", asked)
+    except NotDone as error:  # the schedd may still take the job
+        summary.advise(str(error))
         return
     machines = [ad for ad in found if str(ad.get("VM_Type")).lower() == vm_type]
     if not machines:

@@ -8,13 +8,14 @@ import argparse
 import json
 import os
 import pwd
+import re
 import sys
 import termios
 import threading
 import time
 import tty
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,10 +28,10 @@ from rich.text import Text
 
 from vmgahp import config, errors, lifecycle
 from vmgahp.commands.arguments import print_json
-from vmgahp.commands.files import NotRegular, open_regular, write_anew
+from vmgahp.commands.files import NotRegular, open_regular, query_machines, write_anew
 from vmgahp.commands.metrics_lines import Event, Sample, of_line, rates, read_line
-from vmgahp.commands.page import UNLIMITED, duration, size
-from vmgahp.commands.top import VM
+from vmgahp.commands.page import UNLIMITED, duration, print_table, size
+from vmgahp.commands.top import JOB, MACHINE, VM
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.life.usage import Meter
 from vmgahp.drivers.libvirt.link import faults
@@ -254,7 +255,9 @@ COLUMNS: dict[str, tuple[int, Literal["left", "right"], Callable[[VmRow], str]]]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the VMs; the exit status is 1 if no VMs could be queried."""
+    """Show the VMs; the exit status is 1 if no VMs could be queried. Raises `NotDone`."""
+    if options.pool is not None:
+        return _pool(options)
     node = Node(config.load(os.environ), options.execute)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else UNLIMITED)
     if options.once or options.json or options.prometheus or not console.is_terminal or console.is_dumb_terminal:
@@ -278,6 +281,39 @@ def _once(node: Node, console: Console, options: argparse.Namespace) -> int:
     else:
         console.print(table(look, console.width))
     return 1 if look.notes and not look.rows else 0
+
+
+def _pool(options: argparse.Namespace) -> int:
+    """Show the VM jobs of a pool and its machines with VMs. Raises `NotDone`."""
+
+    def ask(constraint: str, keys: Mapping[str, tuple[str, str]]) -> list[dict[str, Any]]:
+        found = query_machines(constraint, [name for name, _ in keys.values()], options.pool)
+        return [{key: ad.get(name) for key, (name, _) in keys.items()} for ad in found]
+
+    now = time.time()
+    jobs = ask("JobUniverse =?= 13", JOB)
+    machines = ask('HasVM =?= true && SlotType =!= "Dynamic"', MACHINE)
+    for job in jobs:
+        job["age"] = max(0, round(now) - job["age"]) if isinstance(job["age"], int) else None
+    jobs.sort(key=lambda job: [int(word) for word in re.findall("[0-9]+", str(job["job"]))])
+    machines.sort(key=lambda machine: str(machine["machine"]))
+    if options.json:
+        print_json({"time": round(now, 3), "jobs": jobs, "machines": machines})
+        return 0
+    sys.stdout.write(f"VM jobs: {len(jobs)}, machines that offer VMs: {len(machines)}\n")
+    for rows in (jobs, machines):
+        if rows:
+            sys.stdout.write("\n")
+            print_table([key.upper().removesuffix("_MIB") for key in rows[0]], (_cells(row) for row in rows))
+    return 0
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    cells = {key: UNKNOWN if value in (None, "") else str(value) for key, value in row.items()}
+    for key, show in (("age", duration), ("memory_mib", lambda mib: size(mib * (1 << 20)))):
+        if isinstance(row.get(key), int):
+            cells[key] = show(row[key])
+    return list(cells.values())
 
 
 def prometheus(look: Look) -> str:
