@@ -355,4 +355,7 @@ def test_images_of_which_a_guest_has_booted_are_named(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     told = catalog.published(["debian-12", "tools"], Settings({"VM_WARM_DIR": str(tmp_path)}))
     assert told == {"VM_Images": "debian-12,tools", "VM_Images_Warm": "debian-12"}
-    assert catalog.published(["tools"], Settings({"VM_WARM_DIR": "/nonexistent"})) == {"VM_Images": "tools"}
+    assert catalog.published(["tools"], Settings({"VM_WARM_DIR": "/nonexistent"})) == {
+        "VM_Images": "tools",
+        "VM_Images_Warm": "",
+    }

@@ -200,6 +200,9 @@ SETTINGS = (
     Setting("VM_WARM_DIR", "path", "/var/lib/vmgahp/warm",
         "The directory of the guests that have booted, from which jobs with a program go on (vmgahp image warm).",
         types=QEMU),
+    Setting("VM_WARM_IMAGES", "list", "",
+        "The images of the catalog, or *, of which this machine boots such guests by itself: at the second job of the "
+        "same size, by systemd-run, where twice the guest's memory is available.", types=QEMU),
     Setting("VM_WARM_MAX", "size", "20 Gb",
         "The size of all of them, above which vmgahp image warm removes the least used.", types=QEMU),
     Setting("VM_IMAGE_DIRS", "list", "",

@@ -246,10 +246,10 @@ def templates(settings: Settings) -> list[tuple[str, str]]:
 
 
 def published(names: Sequence[str], settings: Settings) -> dict[str, str]:
-    """Return the machine attributes about the images `names`."""
+    """Return the machine attributes about the images `names`; an empty one says that there are none."""
     is_warm = {image for image, _ in templates(settings)}
     listed = {ATTRIBUTE: names, WARM_ATTRIBUTE: [name for name in names if name in is_warm]}
-    return {name: ",".join(images) for name, images in listed.items() if images}
+    return {name: ",".join(images) for name, images in listed.items()}
 
 
 def judge(outcome: object) -> tuple[list[str], list[Finding]]:

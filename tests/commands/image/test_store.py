@@ -571,7 +571,8 @@ def test_the_startd_advertises_each_change_at_once(
     for words in (["add", "a", raw], ["add", "b", raw], ["remove", "a"], ["remove", "b"]):
         assert cli.main(["vmgahp", "image", *words]) == 0
     told = [line for line in pool.ad.read_text().splitlines() if "VM_Images" in line]
-    assert told == ['VM_Images = "a"', 'VM_Images = "a,b"', 'VM_Images = "b"', 'VM_Images = ""']
+    assert told[::2] == ['VM_Images = "a"', 'VM_Images = "a,b"', 'VM_Images = "b"', 'VM_Images = ""']
+    assert told[1::2] == ['VM_Images_Warm = ""'] * 4
     pool.script("condor_update_machine_ad", "import sys; sys.exit('no startd')")
     capsys.readouterr()
     assert cli.main(["vmgahp", "image", "add", "a", raw]) == 0, "the image is there all the same"

@@ -78,8 +78,44 @@ def printed(job: Job, settings: Mapping[str, object], command: str, *more: str) 
     return (job.scratch / "vm_stdout").read_text().split("\n")[:-1]
 
 
+SYSTEMD_RUN = """\
+#!/bin/sh
+while [ "$1" != -- ]; do
+    case $1 in --setenv=*) export "${1#--setenv=}" ;; esac
+    echo "$1" >>"$0.words"
+    shift
+done
+shift
+cd / && exec "$@" >"$0.said" 2>&1 &
+"""
+"""A stand-in for systemd-run, since no systemd runs here: a program of the background, in the same environment."""
+
+
 def has_booted(job: Job) -> bool:
     return linux_guest.UP in (job.scratch / support.CONSOLE).read_text()
+
+
+def test_the_second_job_of_a_size_has_the_machine_boot_a_guest(
+    images: Images, scratch: Path, connection: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool, place = tmp_path / "systemd-run", tmp_path / "warm"
+    tool.write_text(SYSTEMD_RUN)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    settings = images.settings | {"VM_WARM_DIR": place, "VM_WARM_IMAGES": "small"}
+    for number in (1, 2, 3):
+        home = scratch.parent / f"dir_{number}0"
+        home.mkdir()
+        os.chown(home, scratch.stat().st_uid, scratch.stat().st_gid)
+        job = Job(home, connection)  # type: ignore[arg-type]
+        assert printed(job, settings, "echo here") == ["here"]
+        assert has_booted(job) is (number < 3)
+        assert tool.with_name("systemd-run.words").exists() is (number > 1)
+        if number == 2:
+            until(lambda: list(place.glob("small-192-1-*")), "the guest has booted")
+    [made] = place.glob("small-192-1-*")
+    words = tool.with_name("systemd-run.words").read_text().splitlines()
+    assert f"--unit=vmgahp-warm-{made.name}" in words
 
 
 def test_two_jobs_go_on_from_one_guest_and_share_nothing(images: Images, scratch: Path, connection: object) -> None:

@@ -213,21 +213,21 @@ def add(options: argparse.Namespace) -> None:
     settings, found = settings_and_catalog()
     _require_new(found, options.name)
     _bring_in(found.path, _described(options, found))
-    _advertise(settings)
+    advertise(settings)
 
 
-def _advertise(settings: Settings) -> None:
+def advertise(settings: Settings) -> None:
     """Have this machine's startd advertise the images of the catalog as they are now, without a restart."""
     environ = dict(os.environ)
     if not settings.string("VM_TYPE") or environ.get("VMGAHP_CONFIG") or not find_tool(environ):
         return
     identity = Identity(os.geteuid(), os.getegid())
     found, _ = catalog.survey(settings, lambda image: backing_of(image, identity))
-    names = ",".join(found)
-    if trouble := update_ad(environ, f'{catalog.ATTRIBUTE} = "{names}"'):
+    told = catalog.published(found, settings)
+    if trouble := update_ad(environ, "\n".join(f'{name} = "{names}"' for name, names in told.items())):
         say(f"{trouble} It advertises the change after: {RESTART}")
     else:
-        say(f"this machine offers now: {names or 'no image'}")
+        say(f"this machine offers now: {told[catalog.ATTRIBUTE] or 'no image'}")
 
 
 def _described(options: argparse.Namespace, found: Catalog) -> _New:
@@ -286,7 +286,7 @@ def update(options: argparse.Namespace) -> None:
             return
     _require_new(found, new.name)
     _bring_in(found.path, new._replace(description=entry.description, min_memory=entry.min_memory))
-    _advertise(settings)
+    advertise(settings)
     say(f"jobs have the new version by catalog:{new.name}; {options.name} stays as it is, for those that have overlays")
 
 
@@ -387,7 +387,7 @@ def remove(options: argparse.Namespace) -> None:
     for image, directory in catalog.templates(settings):
         if image == name:
             shutil.rmtree(directory)
-    _advertise(settings)
+    advertise(settings)
     if entry is None:
         return
     beside = os.path.dirname(entry.path) == os.path.dirname(found.path)

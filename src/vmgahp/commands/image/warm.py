@@ -13,7 +13,7 @@ from vmgahp import vm_types
 from vmgahp.checkpoint.store import MANIFEST_FILE
 from vmgahp.commands.arguments import NotDone
 from vmgahp.commands.image import say
-from vmgahp.commands.image.store import no_such_image, settings_and_catalog
+from vmgahp.commands.image.store import advertise, no_such_image, settings_and_catalog
 from vmgahp.commands.page import size as in_words
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
@@ -92,6 +92,7 @@ def make(options: argparse.Namespace) -> None:
     say(f"{target} has {in_words(occupied)}, and took {time.monotonic() - began:.0f} s; jobs like this go on from it:")
     say(f"vmgahp run --image catalog:{options.name} --memory {options.memory} --cpus {options.cpus} -- PROGRAM")
     _keep_within(settings, target)
+    advertise(settings)
 
 
 def _ad(options: argparse.Namespace, directory: str) -> JobAd:

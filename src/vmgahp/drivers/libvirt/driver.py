@@ -198,6 +198,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             resources.updates.say(f"The VM starts afresh: its checkpoint cannot be used ({plan.afresh})")
         elif machine.restart and not machine.restart.is_warm:
             resources.updates.say("The VM goes on from its checkpoint")
+        if not machine.restart and plan.may_restart:
+            resources.while_running.append(partial(warm.want, plan, self._describer, self.log))
         self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
 
     def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:

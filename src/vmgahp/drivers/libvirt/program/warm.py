@@ -10,6 +10,7 @@ its own (``await_job`` and ``renew`` of `vmgahp/guest/run`). Whatever fails unti
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from queue import Empty
@@ -29,7 +30,9 @@ from vmgahp.drivers.libvirt.life.save import LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.start.describe import CONTROL, Describer, Plan
 from vmgahp.drivers.surveyor import Logger
+from vmgahp.host.guardian import environment
 from vmgahp.host.job_user import Identity
+from vmgahp.host.run import run
 from vmgahp.host.serial_capture import LinePort
 from vmgahp.host.trust import trouble_with_directory
 from vmgahp.images.catalog import WARM_SETTING, templates
@@ -39,6 +42,11 @@ from vmgahp.job.run import guest_file
 
 WAKE_SECONDS = 30.0
 """Seconds for a restored guest to answer."""
+IMAGES_SETTING = "VM_WARM_IMAGES"
+_SEEN, _MOST_SEEN = ".seen-", 200
+"""The prefix of the files that count cold starts, a byte for each, by the name of the template; and their number."""
+_IMAGE_COMMAND = "import sys; from vmgahp.cli import main; sys.exit(main(sys.argv))"
+_BOOT_SECONDS = 1800
 
 
 class Cold(Unusable):
@@ -98,6 +106,55 @@ def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log:
     except (Unusable, errors.Fault, OSError, ValueError) as error:
         log(f"{plan.spec.name} starts cold, its template cannot be used: {error}")
         return None
+
+
+def want(plan: Plan, describer: Describer, log: Logger) -> None:
+    """Have this machine make the template that a job could have gone on from, where there have been such jobs before.
+
+    A service of systemd's makes it, which outlives the job. A template that could not be used is made anew so.
+    """
+    spec, settings = plan.spec, describer.settings
+    overlay, wanted = _overlay(plan, settings), settings.strings(IMAGES_SETTING)
+    if overlay is None or overlay.image is None or not {overlay.image.name, "*"} & set(wanted):
+        return
+    assert spec.devices.run
+    try:
+        directory = directory_for(plan, describer)
+        place, name = os.path.split(directory)
+        if not directory or not _is_wanted(place, name):
+            return
+        if _available_mib() < 2 * spec.memory_mib:
+            log(f"{place} gets no {name}: it takes {2 * spec.memory_mib} MiB of memory that are available")
+            return
+        words = ["systemd-run", "--quiet", "--collect", "--no-block", "--nice=19", f"--unit=vmgahp-warm-{name}"]
+        words += [f"--property=RuntimeMaxSec={2 * _BOOT_SECONDS}"]
+        words += [f"--setenv={variable}={value}" for variable, value in environment(os.environ).items()]
+        words += ["--", sys.executable, "-I", "-c", _IMAGE_COMMAND, "image", "warm", overlay.image.name]
+        words += [f"--memory={spec.memory_mib}", f"--cpus={spec.vcpus}", f"--type={plan.domain_type}"]
+        said = run([*words, f"--boot={spec.devices.run.boot}", f"--timeout={_BOOT_SECONDS}"], deadline=10.0)
+        why = "" if said.status == 0 else " ".join(said.complaints) or "systemd-run does not answer"
+        log(f"{place} gets {name} for jobs to come" if not why else f"{place} gets no {name}: {why}")
+    except (errors.Fault, OSError) as error:
+        log(f"no guest of {overlay.image.name} is booted for jobs to come: {error}")
+
+
+def _is_wanted(place: str, name: str) -> bool:
+    """Count a cold start; return True for the second, and for the fourth, eighth and so on. Raises OSError."""
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    if trouble := trouble_with_directory(place):
+        raise PermissionError(f"others could change {place} ({trouble})")
+    with open(os.path.join(place, _SEEN + name), "ab") as file:
+        file.write(b".")
+        count = file.tell()
+    seen = (entry.path for entry in os.scandir(place) if entry.name.startswith(_SEEN))
+    for path in sorted(seen, key=os.path.getmtime)[:-_MOST_SEEN]:
+        os.unlink(path)
+    return count > 1 and not count & (count - 1)
+
+
+def _available_mib() -> int:
+    with open("/proc/meminfo", "rb") as file:
+        return next((int(line.split()[1]) >> 10 for line in file if line.startswith(b"MemAvailable:")), 0)
 
 
 def has_failed(restart: LibvirtRestart | None, error: BaseException) -> bool:

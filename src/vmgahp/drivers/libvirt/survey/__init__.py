@@ -146,7 +146,7 @@ class LibvirtSurveyor(Surveyor):
         images: dict[str, Value] = {}
         if (surveyed := checks.outcome("images")) is not None:
             names, of_catalog = catalog.judge(surveyed)
-            images = dict(catalog.published(names, settings))
+            images = {name: listed for name, listed in catalog.published(names, settings).items() if listed}
             found += of_catalog
         # Without a setting, checkpoints are restored here from these.
         formats = ["raw", *[substitute.ZSTD] * substitute.has_program(substitute.ZSTD)]
