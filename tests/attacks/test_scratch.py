@@ -45,8 +45,8 @@ FILES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("vm_console.log", (), ()), ("vm_error.txt", (), ()), ("vm_exit.json", (), ()), ("vm_metrics.jsonl", (), ()),
         ("vm_vnc.json", ("JobVMVNCConsole = true",), ()), ("vm_cidata.iso", (USER_DATA,), ()),
         ("vm_data_files.iso", (DATA_FILES,), ()), ("hdb-data.qcow2", ('VMPARAM_vm_Data_Disk = "hdb:1M"',), ()),
-        ("vm_suspend.mem", (), SAVE), ("vm_suspend.mem.part", (), SAVE), ("vm_checkpoint.mem", (), CHECKPOINT),
-        ("vm_checkpoint.mem.part", (), CHECKPOINT), ("vm_checkpoint.json", (), CHECKPOINT),
+        ("vm_suspend.mem", (), SAVE), (".vm_suspend.mem.part", (), SAVE), ("vm_checkpoint.mem", (), CHECKPOINT),
+        (".vm_checkpoint.mem.part", (), CHECKPOINT), ("vm_checkpoint.json", (), CHECKPOINT),
         ("vm_checkpoint.json.restarting", (), CHECKPOINT), (".job.ad", (), CHECKPOINT),
         (".chirp.config", (), ("STATUS",)),
     )
