@@ -402,7 +402,12 @@ def test_a_scratch_file_system_that_hangs_is_told_once(pool: Condor, monkeypatch
 
 def test_selinux_is_named_where_it_enforces(pool: Condor, tmp_path: Path) -> None:
     context = pool.context(tree(tmp_path, sys__fs__selinux__enforce="1"), VM_TYPE="kvm")
-    judged(host.confinement(context), UNKNOWN, "SELinux is enforcing", hint="ausearch")
+    context.is_root = False
+    judged(host.confinement(context), UNKNOWN, "SELinux is enforcing")
+    context.is_root = True
+    judged(host.confinement(context), OFF, "SELinux is enforcing", hint="vmgahp-selinux")
+    tree(tmp_path, var__lib__selinux__targeted__active__modules__200__vmgahp__cil="")
+    judged(host.confinement(context), OK, "SELinux is enforcing")
     assert host.confinement(pool.context(tree(tmp_path, sys__fs__selinux__enforce="0"), VM_TYPE="kvm")) is None
 
 

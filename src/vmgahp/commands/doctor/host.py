@@ -347,8 +347,11 @@ def confinement(context: Context) -> Finding | None:
     """Check SELinux, which also restricts the files that QEMU opens."""
     if context.vm_type not in QEMU or context.read("/sys/fs/selinux/enforce").strip() != "1":
         return None
-    return Check("SELinux", "/sys/fs/selinux").unknown(
-        "SELinux is enforcing, and with it this daemon has not been tried.",
-        "run a job; when a disk cannot be opened, see ausearch -m avc -ts recent. For images on NFS: "
-        "setsebool -P virt_use_nfs on",
-    )
+    check = Check("SELinux", "/sys/fs/selinux, and the modules of the policy in /var/lib/selinux")
+    if not context.is_root:
+        return check.for_root("SELinux is enforcing.")
+    if glob(f"{context.root}/var/lib/selinux/*/active/modules/*/vmgahp"):
+        seen = "SELinux is enforcing, and its policy has the module vmgahp."
+        return check.ok(seen, "for images on NFS: setsebool -P virt_use_nfs on")
+    hint = "install vmgahp-selinux (the section on SELinux in docs/how-to/install.md); see ausearch -m avc -ts recent."
+    return check.off("SELinux is enforcing, and its policy has no module vmgahp.", hint)
