@@ -59,6 +59,8 @@ def machine(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Node:
     node.run("mkdir", "-p", IMAGES)
     for file in place.iterdir():
         node.put(file, f"{IMAGES}/{file.name}")
+    if node.has_selinux:  # as install.md says of each directory of images
+        node.run("chcon", "--recursive", "--type", "virt_content_t", IMAGES)
     node.run("virsh", "-c", "qemu:///system", "net-start", "default", check=False)  # it may be up
     node.set_up("--network", "nat,user", settings=SETTINGS)
     for _ in range(3):
