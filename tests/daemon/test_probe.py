@@ -23,12 +23,12 @@ from vmgahp.config import Settings
 from vmgahp.daemon import containers, probe
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, Late
-from vmgahp.host import libvirt_daemons, wait
+from vmgahp.host import libvirt_daemons, proc, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.log import Log
 
-PHYSICAL = probe._physical_memory_mib()
+PHYSICAL = proc.physical_memory_mib()
 
 
 class Surveyed(Driver):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from vmgahp.host.run import SAFE_PATH
+from vmgahp.host.guardian import SAFE_PATH
 from vmgahp.text import escape
 from vmgahp.vm_types import DRIVERS, SIMULATED
 

@@ -38,6 +38,7 @@ from vmgahp.config.check import ELSEWHERE, ELSEWHERE_BY_NAME
 from vmgahp.config.table import setting_of
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK
+from vmgahp.host import proc
 from vmgahp.job.ad import UNIVERSE
 from vmgahp.text import escape
 from vmgahp.vm_types import ANY, QEMU
@@ -269,7 +270,7 @@ def _values(options: argparse.Namespace, environ: Values, before: Values, path: 
 
     was = before.get(ANY_TYPES, before.get(TYPE, "kvm"))
     choose(options.type, "VM type (kvm, xen, vmware, vsphere, any, ...)", was, _types)
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    have = proc.physical_memory_mib()
     was = before.get(MEMORY) or str(max(have * 3 // 4 // LEAST_MEMORY * LEAST_MEMORY, LEAST_MEMORY))
     question = f"MiB for all VMs together, of the {have} MiB of this machine"
     choose(options.memory, question, was, lambda text: _memory(text, have))

@@ -96,7 +96,7 @@ def probe(
     began = monotonic()
     end = began + seconds
     memory, execute = settings.integer("VM_MEMORY"), settings.string("EXECUTE")
-    checks = {"memory": _physical_memory_mib, "driver": lambda: driver.survey(end - SURVEY_RESERVE)}
+    checks = {"memory": proc.physical_memory_mib, "driver": lambda: driver.survey(end - SURVEY_RESERVE)}
     if execute:
         checks[DISK_SPACE] = lambda: _free_mib(execute)
     if policy := [name for name in _POLICY if settings.string(name)]:
@@ -178,10 +178,6 @@ def _judge_policy(names: list[str], vm_type: str, settings: config.Settings, out
             return Finding("policy", OFF, subject, seen, hint)
     # The startd probes some types as its own user, who may not be allowed to check it.
     return findings.judge("policy", subject, outcome, str(outcome), BAD if os.geteuid() == 0 else UNKNOWN)
-
-
-def _physical_memory_mib() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB
 
 
 def _free_mib(directory: str) -> int:

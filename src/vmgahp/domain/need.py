@@ -3,7 +3,7 @@
 The need was measured (docs/explanation/memory.md); the limit is higher, as a VM that reaches its limit is killed.
 """
 
-import os
+from vmgahp.host import proc
 
 LARGEST_TB_CACHE_MIB = 1024
 """The default size of QEMU's cache for code that TCG has translated; an eighth of the memory if that is less."""
@@ -27,5 +27,4 @@ def need_mib(domain_type: str, guest: int, cpus: int, devices: int, cache: int) 
 
 def usual_cache_mib() -> int:
     """Return the MiB to which TCG's cache may grow by default."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
-    return min(LARGEST_TB_CACHE_MIB, whole // 8)
+    return min(LARGEST_TB_CACHE_MIB, proc.physical_memory_mib() // 8)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 from contextlib import suppress
 
-from vmgahp.host import runtime_dir, wait
+from vmgahp.host import proc, runtime_dir, wait
 from vmgahp.host.system_calls import Opened
 
 END_WAIT = 5.0
@@ -47,8 +47,7 @@ def end(room: str, mark: str) -> None:
     except (OSError, ValueError):
         return
     with suppress(OSError), Opened(process):  # it may exit meanwhile
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            is_ours = mark.encode() in file.read()
+        is_ours = mark.encode() in proc.command_line(pid)
         for number in (signal.SIGTERM, signal.SIGKILL) if is_ours else ():
             signal.pidfd_send_signal(process, number)
             if wait.ready(process, END_WAIT):

@@ -37,26 +37,15 @@ from collections.abc import Collection, Mapping, Sequence
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 from threading import Lock
 
-KEPT = frozenset(
-    (
-        "PATH",
-        # The configuration of HTCondor, and the variables that its tools need to read it.
-        "CONDOR_CONFIG",
-        "CONDOR_IDS",
-        "LD_LIBRARY_PATH",
-        # Our own.
-        "VMGAHP_USER_UID",
-        "VMGAHP_USER_GID",
-        "VMGAHP_CONFIG",
-        # The variables that locate a user's own libvirtd.
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "XDG_RUNTIME_DIR",
-        "XDG_CACHE_HOME",
-        "XDG_CONFIG_HOME",
-    )
-)
+SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+CONDORS = ("PATH", "CONDOR_CONFIG", "CONDOR_IDS", "LD_LIBRARY_PATH")
+"""The configuration of HTCondor, and the variables that its tools need to read it."""
+_OUR_OWN = ("VMGAHP_USER_UID", "VMGAHP_USER_GID", "VMGAHP_CONFIG")
+_USERS = ("HOME", "USER", "LOGNAME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+"""The variables that locate a user's own libvirtd."""
+
+KEPT = (*CONDORS, *_OUR_OWN, *_USERS)
 """The environment variables that the guardian passes on, besides the settings called ``_CONDOR_<NAME>``."""
 
 TRIES = 43_200
@@ -175,7 +164,7 @@ def environment(environ: Mapping[str, str], names: Collection[str] = KEPT) -> di
     HTCondor takes ``_CONDOR_`` in upper or lower case (``condor_config.cpp``); by the ``_CONDOR_ANCESTOR_``
     variables it finds its processes again (``condor_pidenvid.h``).
     """
-    kept = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    kept = {"PATH": SAFE_PATH}
     for name, value in environ.items():
         upper = name.upper()
         if name in names or (upper.startswith("_CONDOR_") and not upper.startswith("_CONDOR_ANCESTOR_")):

@@ -115,18 +115,20 @@ def _run_guest(device: str, deadline: float) -> tuple[list[str], bool]:
 # The rest runs in the process of the guest. Numbers and layouts are those of linux/kvm.h and, for
 # x86, asm/kvm.h.
 
-KVM_GET_API_VERSION = 0xAE00
-KVM_CREATE_VM = 0xAE01
-KVM_CHECK_EXTENSION = 0xAE03
-KVM_GET_VCPU_MMAP_SIZE = 0xAE04
-KVM_CREATE_VCPU = 0xAE41
-KVM_SET_USER_MEMORY_REGION = 0x4020AE46
-KVM_SET_TSS_ADDR = 0xAE47
-KVM_RUN = 0xAE80
-KVM_GET_REGS = 0x8090AE81
-KVM_SET_REGS = 0x4090AE82
-KVM_GET_SREGS = 0x8138AE83
-KVM_SET_SREGS = 0x4138AE84
+IOCTLS = {
+    "KVM_GET_API_VERSION": 0xAE00,
+    "KVM_CREATE_VM": 0xAE01,
+    "KVM_CHECK_EXTENSION": 0xAE03,
+    "KVM_GET_VCPU_MMAP_SIZE": 0xAE04,
+    "KVM_CREATE_VCPU": 0xAE41,
+    "KVM_SET_USER_MEMORY_REGION": 0x4020AE46,
+    "KVM_SET_TSS_ADDR": 0xAE47,
+    "KVM_RUN": 0xAE80,
+    "KVM_GET_REGS": 0x8090AE81,
+    "KVM_SET_REGS": 0x4090AE82,
+    "KVM_GET_SREGS": 0x8138AE83,
+    "KVM_SET_SREGS": 0x4138AE84,
+}
 
 API_VERSION = 12
 """The only version of the interface since Linux 2.6.22."""
@@ -154,28 +156,28 @@ def _guest(device: str, budget: float) -> None:
     from struct import pack, pack_into, unpack_from
     from time import perf_counter
 
-    def call(name: str, descriptor: int, request: int, argument: int | bytearray = 0) -> int:
+    def call(name: str, descriptor: int, argument: int | bytearray = 0) -> int:
         try:
-            return ioctl(descriptor, request, argument)
+            return ioctl(descriptor, IOCTLS[name], argument)
         except OSError as error:
             raise OSError(error.errno, f"{name} failed: {error.strerror}") from error
 
     kvm = os.open(device, os.O_RDWR | os.O_CLOEXEC)
-    version = call("KVM_GET_API_VERSION", kvm, KVM_GET_API_VERSION)
+    version = call("KVM_GET_API_VERSION", kvm)
     if version != API_VERSION:
         raise OSError(0, f"it speaks version {version} of KVM's interface and not {API_VERSION}")
     machine = os.uname().machine
     vm_type = 0
     if machine == "aarch64":
         # The bits of a guest's physical address; some processors do not offer the default, 40.
-        vm_type = call("KVM_CHECK_EXTENSION", kvm, KVM_CHECK_EXTENSION, KVM_CAP_ARM_VM_IPA_SIZE)
-    vm = call("KVM_CREATE_VM", kvm, KVM_CREATE_VM, vm_type)
+        vm_type = call("KVM_CHECK_EXTENSION", kvm, KVM_CAP_ARM_VM_IPA_SIZE)
+    vm = call("KVM_CREATE_VM", kvm, vm_type)
     if machine != "x86_64":
-        call("KVM_CREATE_VCPU", vm, KVM_CREATE_VCPU)
+        call("KVM_CREATE_VCPU", vm)
         print(RAN, 0.0, flush=True)  # noqa: T201 - the parent reads it
         return
     # Needed on Intel's processors before the first vCPU: three pages that no memory of the guest covers.
-    call("KVM_SET_TSS_ADDR", vm, KVM_SET_TSS_ADDR, 0x10000000)
+    call("KVM_SET_TSS_ADDR", vm, 0x10000000)
 
     memory = array("B", bytes(GUEST_MEMORY + PAGE))
     address = memory.buffer_info()[0]
@@ -187,17 +189,13 @@ def _guest(device: str, budget: float) -> None:
     ):
         pack_into("=Q", memory, skip + at, value)
     memory[skip + CODE_AT : skip + CODE_AT + len(CODE)] = array("B", CODE)
-    call(
-        "KVM_SET_USER_MEMORY_REGION",
-        vm,
-        KVM_SET_USER_MEMORY_REGION,
-        bytearray(pack("=IIQQQ", 0, 0, 0, GUEST_MEMORY, address + skip)),
-    )
+    region = bytearray(pack("=IIQQQ", 0, 0, 0, GUEST_MEMORY, address + skip))
+    call("KVM_SET_USER_MEMORY_REGION", vm, region)
 
-    vcpu = call("KVM_CREATE_VCPU", vm, KVM_CREATE_VCPU)
-    run = mmap(vcpu, call("KVM_GET_VCPU_MMAP_SIZE", kvm, KVM_GET_VCPU_MMAP_SIZE))
+    vcpu = call("KVM_CREATE_VCPU", vm)
+    run = mmap(vcpu, call("KVM_GET_VCPU_MMAP_SIZE", kvm))
     sregs = bytearray(312)
-    call("KVM_GET_SREGS", vcpu, KVM_GET_SREGS, sregs)
+    call("KVM_GET_SREGS", vcpu, sregs)
     # struct kvm_segment: base, limit, selector; type, present, dpl, db, s, l, g, avl, unusable, padding
     segment = "=QIH10B"
     pack_into(segment, sregs, 0, 0, 0xFFFFFFFF, 0x08, 11, 1, 0, 0, 1, 1, 1, 0, 0, 0)  # cs: 64-bit code
@@ -207,23 +205,23 @@ def _guest(device: str, budget: float) -> None:
     pack_into("=Q", sregs, 240, 0x1000)  # cr3: the page tables
     pack_into("=Q", sregs, 248, 0x20)  # cr4: physical address extension
     pack_into("=Q", sregs, 264, 0x500)  # efer: long mode, enabled and active
-    call("KVM_SET_SREGS", vcpu, KVM_SET_SREGS, sregs)
+    call("KVM_SET_SREGS", vcpu, sregs)
 
     signal.setitimer(signal.ITIMER_PROF, budget)
     for _ in range(TRIES):
         # struct kvm_regs: rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8 … r15, rip, rflags
         regs = bytearray(pack("=18Q", 0, 0, TURNS, *[0] * 13, CODE_AT, 0x2))
-        call("KVM_SET_REGS", vcpu, KVM_SET_REGS, regs)
+        call("KVM_SET_REGS", vcpu, regs)
         began = perf_counter()
         while True:
-            call("KVM_RUN", vcpu, KVM_RUN)
+            call("KVM_RUN", vcpu)
             (reason,) = unpack_from("=I", run, 8)
             if reason != KVM_EXIT_INTR:
                 break
         seconds = perf_counter() - began
         if reason != KVM_EXIT_HLT:
             raise OSError(0, f"a guest in 64-bit mode left KVM_RUN with exit reason {reason} and not by hlt")
-        call("KVM_GET_REGS", vcpu, KVM_GET_REGS, regs)
+        call("KVM_GET_REGS", vcpu, regs)
         (left,) = unpack_from("=Q", regs, 16)
         if left != 0:
             raise OSError(0, f"a guest in 64-bit mode counted wrongly: {left} turns were left at its end")

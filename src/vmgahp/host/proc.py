@@ -1,4 +1,4 @@
-"""Facts from /proc: about a process, the mounted file systems, and the control groups."""
+"""Facts from the kernel: about a process, the memory, the mounted file systems, the control groups."""
 
 import os
 from collections.abc import Iterator
@@ -6,33 +6,41 @@ from time import CLOCK_BOOTTIME, clock_gettime
 from typing import NamedTuple
 
 
+def _read(pid: int, name: str) -> bytes:
+    """Return a file of a process, its first 64 KiB; empty if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return b""
+
+
 def uid(pid: int) -> int | None:
     """Return the real user id of a process, which /proc/<pid>'s owner need not be; None if there is no process."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:  # its name is in it, which may be any bytes
-            return next(int(line.split()[1]) for line in file if line.startswith(b"Uid:"))
-    except (OSError, ValueError, StopIteration):
-        return None
+    lines = _read(pid, "status").split(b"\n")  # its name is in it, which may be any bytes
+    return next((int(line.split()[1]) for line in lines if line.startswith(b"Uid:")), None)
 
 
 def name(pid: int) -> str:
     """Return the name of the program that a process runs, 15 characters at most; "" if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            return file.read().decode(errors="replace").removesuffix("\n")
-    except OSError:
-        return ""
+    return _read(pid, "comm").decode(errors="replace").removesuffix("\n")
+
+
+def command_line(pid: int) -> bytes:
+    """Return the words of a process's command line, each ended by a NUL, 64 KiB at most; empty if there is none."""
+    return _read(pid, "cmdline")
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields of proc_pid_stat(5) from the third, the state; none if there is no such process."""
+    # The second field is the program's name in brackets, and may hold anything.
+    return _read(pid, "stat").rpartition(b")")[2].split()
 
 
 def birth(pid: int) -> str:
     """Return a process's start in ticks since boot (field 22 of proc_pid_stat(5)); "" for a zombie or none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            # The second field is the program's name in brackets, and may hold anything.
-            fields = stat.read().rpartition(b")")[2].split()
-            return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
-    except (OSError, IndexError):
-        return ""
+    fields = _stat(pid)
+    return fields[19].decode() if fields and fields[0] not in (b"Z", b"X") else ""
 
 
 def age(pid: int) -> float:
@@ -43,12 +51,7 @@ def age(pid: int) -> float:
 
 def cpu_seconds(pid: int) -> float:
     """Return the CPU time of all threads of a process; 0 if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            user, system = file.read().rpartition(b")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
-        return 0.0
+    return sum(map(int, _stat(pid)[11:13])) / os.sysconf("SC_CLK_TCK")  # in user mode and in the kernel
 
 
 def memory_kib(pid: int) -> tuple[int, int] | None:
@@ -64,6 +67,11 @@ def memory_kib(pid: int) -> tuple[int, int] | None:
         return now + huge, most + huge
     except (OSError, ValueError, IndexError):
         return None
+
+
+def physical_memory_mib() -> int:
+    """Return the memory of this machine in MiB."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 _ESCAPED = ((b"\\040", b" "), (b"\\011", b"\t"), (b"\\012", b"\n"), (b"\\134", b"\\"))

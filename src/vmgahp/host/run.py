@@ -22,8 +22,6 @@ from vmgahp.host.job_user import Identity
 LONGEST_STDERR = 64 << 10
 """The most bytes of stderr that are kept; the rest is read and dropped."""
 
-SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
 _ENV = ("/usr/bin/env", "--default-signal")
 """The command that starts a program with the default actions of all signals, and with no signal blocked."""
 
@@ -61,8 +59,7 @@ def plain_environment() -> dict[str, str]:
 
 def condor_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a program of the administrator's: PATH and HTCondor's configuration."""
-    names = ("PATH", "CONDOR_CONFIG", "CONDOR_IDS", "LD_LIBRARY_PATH")
-    return guardian.environment(environ, names) | {"HOME": "/"}
+    return guardian.environment(environ, guardian.CONDORS) | {"HOME": "/"}
 
 
 def run(

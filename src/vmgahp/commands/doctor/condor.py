@@ -26,6 +26,7 @@ from vmgahp.config import check as settings_check
 from vmgahp.config import sources
 from vmgahp.drivers import base
 from vmgahp.findings import BAD, UNKNOWN, Finding
+from vmgahp.host import proc
 from vmgahp.host.trust import changeable_by_others
 from vmgahp.job.ad import JobAd
 from vmgahp.text import escape, redact
@@ -221,7 +222,7 @@ def slots(context: Context) -> Finding | None:
     if not context.tool or memory <= 0 or not isinstance(need, int):
         return None
     check = Check("slots", "VM_MEMORY, what QEMU needs for each VM, NUM_CPUS, VM_MAX_NUMBER, and what there is")
-    cpus, whole = os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    cpus, whole = os.cpu_count() or 1, proc.physical_memory_mib()
     offered, most = (_number(context, name) for name in ("NUM_CPUS", "VM_MAX_NUMBER"))
     if offered > cpus:
         seen = f"NUM_CPUS = {offered}, and this machine has {cpus} CPUs: VMs and other jobs share what there is."

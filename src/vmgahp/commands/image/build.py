@@ -20,7 +20,8 @@ from contextlib import suppress
 from vmgahp.commands.arguments import NotDone
 from vmgahp.commands.image import SUITES, say
 from vmgahp.host import trust
-from vmgahp.host.run import INTERRUPTING, SAFE_PATH, plain_environment, run, which
+from vmgahp.host.guardian import SAFE_PATH
+from vmgahp.host.run import INTERRUPTING, plain_environment, run, which
 from vmgahp.images import qemu_img
 
 PACKAGES = (

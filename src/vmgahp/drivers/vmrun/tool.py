@@ -23,8 +23,9 @@ from vmgahp.drivers.fault_rules import Rule, classify
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.errors import ClientFault, HypervisorFault, JobFault, MachineFault
 from vmgahp.host import proc, wait
+from vmgahp.host.guardian import SAFE_PATH
 from vmgahp.host.job_user import Identity
-from vmgahp.host.run import SAFE_PATH, Finished, run
+from vmgahp.host.run import Finished, run
 from vmgahp.host.system_calls import Opened
 
 GRACE = 0.5
@@ -297,13 +298,8 @@ def wait_for_end(process: Process, seconds: float, *, kill: bool = False) -> boo
 def _process(pid: int) -> Process | None:
     if not proc.name(pid).startswith(PROCESS_NAME):
         return None
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            arguments = file.read(1 << 16).split(b"\0")
-    except OSError:
-        return None
     uid = proc.uid(pid)
-    for argument in reversed(arguments):
+    for argument in reversed(proc.command_line(pid).split(b"\0")):
         if uid is not None and argument.startswith(b"/") and argument.endswith(b".vmx"):
             return Process(pid, uid, os.fsdecode(argument))
     return None

@@ -15,7 +15,7 @@ from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start.disks import DiskFiles
 from vmgahp.drivers.surveyor import Logger
-from vmgahp.host import system_logs, wait
+from vmgahp.host import proc, system_logs, wait
 from vmgahp.host.job_user import Identity
 
 Result = TypeVar("Result")
@@ -178,11 +178,7 @@ class LibvirtGuest:
         """Return True if the process is this domain's: QEMU's command line has its UUID, libvirt_lxc's its name."""
         if pid <= 0:
             return False
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read(1 << 16)
-        except OSError:
-            return False
+        words = proc.command_line(pid)
         if self.type == "lxc":
             return b"libvirt_lxc" in words and self.name.encode() in words.split(b"\0")
         return self.uuid.encode() in words

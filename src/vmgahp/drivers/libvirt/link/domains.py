@@ -18,7 +18,7 @@ from vmgahp import errors
 from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.surveyor import Logger
-from vmgahp.host import system_logs, wait
+from vmgahp.host import proc, system_logs, wait
 from vmgahp.host.runtime_dir import is_claimed
 from vmgahp.host.starter import is_one_job
 
@@ -229,8 +229,6 @@ PID_FILES = "{run}/libvirt/qemu/{name}.pid", "{run}/libvirt/qemu/run/{name}.pid"
 """The files in which libvirt's QEMU driver notes the pid of a domain: the system's daemon, then a user's own."""
 KILL_WAIT = 10.0
 """Seconds to wait for a killed QEMU to exit; it has to free the guest's memory, and to wait for disks."""
-MOST_BYTES = 1 << 16
-"""The number of bytes to read of a command line; libvirt puts the name first, and the UUID not far behind."""
 
 
 def is_qemu(domain_type: str) -> bool:
@@ -255,10 +253,10 @@ def is_qemu_of(pid: int, name: str, uuid: str) -> bool:
     """Return True if the process is the QEMU of both the name and the UUID, for the reason in `find`."""
     try:
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(MOST_BYTES).decode(errors="surrogateescape").split("\0")
     except OSError:
         return False
+    # Its beginning will do: libvirt puts the name first, and the UUID not far behind.
+    words = os.fsdecode(proc.command_line(pid)).split("\0")
     if not program.startswith("qemu") or _option(words, "-uuid") != uuid:
         return False
     return f"{_option(words, '-name')},".startswith(f"guest={name.replace(',', ',,')},")
