@@ -1,4 +1,6 @@
-"""Sanitizing of untrusted text for display: printable, without secrets, not too long."""
+"""Text for people: printable, without secrets, not too long; and the known word nearest to another."""
+
+from collections.abc import Iterable
 
 PRIVATE_ATTRIBUTES = frozenset(
     ("capability", "childclaimids", "claimid", "claimidlist", "claimids", "pairedclaimid", "transferkey")
@@ -78,6 +80,13 @@ def not_for_xml(text: str) -> str:
 
     found = re.search(NO_XML, text)
     return found[0] if found else ""
+
+
+def nearest(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
+    """Return the known word most similar to `word`; empty if none reaches `likeness` (1 is equal)."""
+    from difflib import get_close_matches  # late, as above: rarely needed
+
+    return next(iter(get_close_matches(word, known, 1, likeness)), "")
 
 
 def shown(value: str | None) -> str:

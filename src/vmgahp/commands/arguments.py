@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from vmgahp.host.guardian import SAFE_PATH
-from vmgahp.text import escape
+from vmgahp.text import escape, nearest
 from vmgahp.vm_types import DRIVERS, SIMULATED
 
 WRONG_WORDS = 2
@@ -201,11 +201,9 @@ def for_root(*words: str) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean X?`` for the known word closest to `word`, ignoring case; empty if none is close."""
-    from difflib import get_close_matches
-
     by_lower = {each.lower(): each for each in known}
-    near = get_close_matches(word.lower(), sorted(by_lower), 1, 0.6)
-    return f"; did you mean {by_lower[near[0]]}?" if near else ""
+    near = nearest(word.lower(), by_lower)
+    return f"; did you mean {by_lower[near]}?" if near else ""
 
 
 def with_user() -> dict[str, str]:

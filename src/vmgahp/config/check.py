@@ -7,7 +7,7 @@ needs. A finding is bad only if jobs of the VM type would fail for it.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from vmgahp import errors
@@ -15,6 +15,7 @@ from vmgahp.config import FALSE_WORDS, SETTINGS, TRUE_WORDS, Settings
 from vmgahp.config.sources import Entries, Entry
 from vmgahp.config.table import BY_NAME, PLUGIN, SERVER, SHARE_DIR, STARTD, STARTER, Setting
 from vmgahp.findings import BAD, OFF, Finding
+from vmgahp.text import nearest
 from vmgahp.vm_types import ANY, VMWARE
 
 _startd, _starter = (partial(Setting, ours=False, readers=(reader,)) for reader in (STARTD, STARTER))
@@ -256,15 +257,8 @@ def _wrong_daemon(entry: Entry, daemon: str, name: str) -> str:
     return f"{entry.name} ({entry.where}) is for the {daemon.lower()} alone, and {name} is read by: {readers}."
 
 
-def nearest(name: str, known: Iterable[str], likeness: float = _CLOSE) -> str:
-    """Return the known name most similar to `name`; empty if none reaches `likeness` (1 is equal)."""
-    from difflib import get_close_matches  # rarely needed
-
-    return next(iter(get_close_matches(name, sorted(known), 1, likeness)), "")
-
-
 def _meant(word: str, words: Sequence[str]) -> str:
-    near = nearest(word, words)
+    near = nearest(word, words, _CLOSE)
     return f"did you mean {near}? Else " if near else ""
 
 

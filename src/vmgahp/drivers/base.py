@@ -27,6 +27,7 @@ from vmgahp.job.ad import JobAd, driver_type, is_choice
 from vmgahp.job.published import JobUpdates
 from vmgahp.job.scratch_files import OutputDirectory, empty_directory
 from vmgahp.metrics import Metrics, Status
+from vmgahp.text import nearest
 from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH
 
 LEAST_LONG_SECONDS = 30
@@ -232,10 +233,8 @@ def find(vm_type: str) -> type[Driver]:
 
         place = next((point.value for point in entry_points(group="vmgahp.drivers", name=vm_type)), None)
         if place is None:
-            from difflib import get_close_matches
-
-            near = get_close_matches(vm_type, DRIVERS, 1)
-            hint = f"did you mean {near[0]}? Else " if near else ""
+            near = nearest(vm_type, DRIVERS)
+            hint = f"did you mean {near}? Else " if near else ""
             problem = f"No driver is installed for VM_TYPE = {vm_type}."
             hint += f"set VM_TYPE to one of {', '.join(sorted(DRIVERS))}, or install the package of the driver."
             raise errors.MachineFault(problem, hint, errors.NO_SUPPORTED_VM_TYPE)

@@ -19,6 +19,7 @@ from vmgahp.images.formats import HEADER, BackingFile, backing_chain, looks_like
 from vmgahp.job import cloud_init, vm_spec, xen
 from vmgahp.job.disks import DISK, Disk, DiskRequest, bad_disk, drive_files, find_file, require_own_files
 from vmgahp.job.spec import JobSpec, is_saved_by_qemu, require_saveable_disks
+from vmgahp.text import nearest
 
 LOOK = 90.0
 """The timeout, in seconds, for examining all images of a job: a START that takes too long is the machine's fault."""
@@ -186,13 +187,11 @@ def unusable_image(name: str, fault: errors.Fault) -> JobFault:
 
 
 def _unknown(name: str, names: Iterable[str]) -> JobFault:
-    import difflib
-
     listed = sorted(names)
-    near = difflib.get_close_matches(name, listed, 1, 0.7)
+    near = nearest(name, listed, 0.7)
     shown = ", ".join(listed[:MOST_NAMED]) + (", …" if len(listed) > MOST_NAMED else "")
     problem = f"this machine has no image of that name; it has {shown or 'none'}"
-    return _refused_image(name, problem, f"Is it {near[0]} that is meant?" if near else "")
+    return _refused_image(name, problem, f"Is it {near} that is meant?" if near else "")
 
 
 def _refused_image(name: str, problem: str, more: str = "") -> JobFault:
