@@ -102,14 +102,3 @@ POINTS = {
     "end.released": "what belonged to the VM is tidied up, and its guardian dismissed",
 }
 """The named points of a VM's life -> the situation at each."""
-
-
-def diagram() -> str:
-    """Return `TRANSITIONS` as a Mermaid state diagram, which docs/reference/states.md shows."""
-    lines = ["stateDiagram-v2", f"    [*] --> {STARTING}"]
-    for (state, operation), outcome in TRANSITIONS.items():
-        if state != outcome:
-            lines.append(f"    {state} --> {outcome}: {operation}")
-    lines += [f"    {state} --> {STOPPED}: the guest is gone" for state in (RUNNING, SOFT_SUSPENDED)]
-    lines += [f"    {STARTING} --> [*]: it fails", f"    {STOPPED} --> [*]: STOP"]
-    return "\n".join(lines) + "\n"

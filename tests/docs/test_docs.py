@@ -190,10 +190,29 @@ def test_the_manual_has_every_option_of_the_daemon() -> None:
     assert [name for name in variables if f"`{name}`" not in page] == []
 
 
+def diagram() -> str:
+    """Return `TRANSITIONS` as a Mermaid state diagram, which docs/reference/states.md shows."""
+    lines = ["stateDiagram-v2", f"    [*] --> {lifecycle.STARTING}"]
+    for (state, operation), outcome in lifecycle.TRANSITIONS.items():
+        if state != outcome:
+            lines.append(f"    {state} --> {outcome}: {operation}")
+    lines += [
+        f"    {state} --> {lifecycle.STOPPED}: the guest is gone"
+        for state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED)
+    ]
+    lines += [f"    {lifecycle.STARTING} --> [*]: it fails", f"    {lifecycle.STOPPED} --> [*]: STOP"]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_diagram_in_the_documentation_is_the_table() -> None:
+    _, _, rest = (DOCS / "reference/states.md").read_text().partition("```mermaid\n")
+    assert rest.partition("```")[0] == diagram()
+
+
 def test_the_picture_of_the_states_has_every_transition() -> None:
     import state_diagram
 
-    dot = state_diagram.to_dot(lifecycle.diagram())
+    dot = state_diagram.to_dot(diagram())
     for (state, operation), outcome in lifecycle.TRANSITIONS.items():
         if outcome != state:
             (arrow,) = (line for line in dot.splitlines() if f'"{state}" -> "{outcome}"' in line)
@@ -206,7 +225,7 @@ def test_the_picture_of_the_states_has_every_transition() -> None:
 def test_a_picture_has_the_color_of_the_text() -> None:
     import state_diagram
 
-    svg = state_diagram.draw(lifecycle.diagram())
+    svg = state_diagram.draw(diagram())
     assert "black" not in svg
     assert svg.count('<text fill="currentColor"') == svg.count("<text ") > 10
 
