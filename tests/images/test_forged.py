@@ -10,7 +10,7 @@ from vmgahp.images.qemu_img import Trouble
 def test_a_forged_measure_is_trouble(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
     monkeypatch.setattr(qemu_img, "_run", lambda *_, **__: said)
     with pytest.raises(Trouble):
-        qemu_img.measure("/dev/null", "raw", "qcow2")
+        qemu_img.measure("/dev/null", "raw")
 
 
 @pytest.mark.parametrize("said", [b"(inf/100%)", b"(-inf/100%)", b"(nan/100%)", b"(1e999/100%)", b"(x/100%)"])

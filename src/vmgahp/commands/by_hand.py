@@ -8,10 +8,9 @@ import sys
 import threading
 from collections.abc import Callable
 
+import vmgahp
+from vmgahp import GREETING, PROTOCOL
 from vmgahp.commands.arguments import FINDINGS, UsageError, add_json, add_type, print_json, tell, with_user
-
-PROTOCOL = "0.0.1"
-"""The version of the VM GAHP protocol."""
 
 
 def serve_arguments(command: argparse.ArgumentParser) -> None:
@@ -80,13 +79,10 @@ def version_arguments(command: argparse.ArgumentParser) -> None:
 
 def version_line() -> str:
     """Return the version, as a line for people."""
-    from vmgahp import __version__
-
-    return f"vmgahp {__version__} (VM GAHP protocol {PROTOCOL})"
+    return f"vmgahp {vmgahp.__version__} (VM GAHP protocol {PROTOCOL})"
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from vmgahp import GREETING
     from vmgahp.daemon.server import serve
 
     environ = dict(os.environ)
@@ -118,8 +114,6 @@ def _version(options: argparse.Namespace) -> int:
         sys.stdout.write(version_line() + "\n")
         return 0
     import platform
-
-    import vmgahp
 
     about = {"version": vmgahp.__version__, "protocol": PROTOCOL, "python": platform.python_version()}
     print_json(about | {"location": os.path.dirname(vmgahp.__file__)})

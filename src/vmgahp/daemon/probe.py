@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from time import monotonic, time
 
-from vmgahp import __version__, config, errors, findings
+from vmgahp import PROTOCOL, __version__, config, errors, findings
 from vmgahp.config import check, sources
 from vmgahp.config.sources import Entries
 from vmgahp.drivers.surveyor import Survey, Surveyor, Value, find_surveyor
@@ -24,9 +24,6 @@ from vmgahp.log import Log
 from vmgahp.vm_types import ANY, LIBVIRT
 
 Attributes = dict[str, Value]
-
-VERSION = "0.0.1"
-"""The version of the GAHP protocol, which the startd publishes as VM_GAHP_VERSION."""
 
 DEADLINE = 4.5
 """The seconds from the start of this process to the end of its probe. The startd ends one after five
@@ -147,7 +144,7 @@ def probe(
 
 
 def _attributes(vm_type: str, settings: config.Settings, memory: int, survey: Survey, seconds: float) -> Attributes:
-    attributes: Attributes = {"VM_GAHP_VERSION": VERSION, "VM_Type": vm_type, "VM_Memory": memory}
+    attributes: Attributes = {"VM_GAHP_VERSION": PROTOCOL, "VM_Type": vm_type, "VM_Memory": memory}
     attributes["VM_Networking"] = bool(survey.networking)
     if survey.networking:
         attributes["VM_Networking_Types"] = ",".join(survey.networking)

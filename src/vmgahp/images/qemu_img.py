@@ -116,11 +116,9 @@ def check(path: str, image_format: str, *, leaks: bool = True) -> str:
     return ""
 
 
-def measure(
-    path: str, image_format: str, target_format: str, identity: Identity | None = None, *, seconds: float = LOOK
-) -> int:
-    """Return the bytes that the image would take converted to ``raw`` or ``qcow2``, without holes. Raises `Trouble`."""
-    options = ["measure", "-U", "--output=json", "-f", image_format, "-O", target_format]
+def measure(path: str, image_format: str, identity: Identity | None = None, *, seconds: float = LOOK) -> int:
+    """Return the bytes that the image would take converted to ``qcow2``, without holes. Raises `Trouble`."""
+    options = ["measure", "-U", "--output=json", "-f", image_format, "-O", "qcow2"]
     return _number(_document([*options, _place(path)], identity, seconds), "required")
 
 

@@ -251,13 +251,14 @@ class Client:
     def finish(self, timeout: float = DEADLINE) -> str:
         """Close the server's input, which makes it destroy its VMs and exit; return its log as `errors` does."""
         self._input.close()
-        self._await_exit(time.monotonic() + timeout)
-        self._close()
-        return self.errors()
+        return self._end(timeout)
 
     def end_by(self, number: int, timeout: float = DEADLINE) -> str:
         """Send a signal to the server process alone, wait for its exit and return its log as `errors` does."""
         self.process.send_signal(number)
+        return self._end(timeout)
+
+    def _end(self, timeout: float) -> str:
         self._await_exit(time.monotonic() + timeout)
         self._close()
         return self.errors()

@@ -124,7 +124,7 @@ def convert(disk: AnyDisk, to_format: str, directory: str, identity: Identity, l
     size = 0
     try:
         backing_chain(disk.path, disk.format, identity)  # rejects layers that are not files of this machine
-        size = qemu_img.measure(disk.path, disk.format, "qcow2", identity, seconds=120.0)  # reads its tables
+        size = qemu_img.measure(disk.path, disk.format, identity, seconds=120.0)  # reads its tables
         free = job_user.free_bytes(directory, identity)
         if free < size + SPARE:
             raise _no_room(disk, size, f"{free >> 20} MiB are free", directory, identity)
