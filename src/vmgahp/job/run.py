@@ -108,7 +108,7 @@ class Run(NamedTuple):
     when: int
     """The timestamp of everything on the drive, in seconds since 1970: the same at every start of the job."""
     waits: bool = False
-    """True for a guest of no job, which is saved when it has booted (`vmgahp.drivers.libvirt.start.warm`)."""
+    """True for a guest of no job, which is saved when it has booted (`vmgahp.drivers.libvirt.program.warm`)."""
 
 
 def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:

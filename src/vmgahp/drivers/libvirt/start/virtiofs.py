@@ -129,6 +129,6 @@ def _refused(share: Share, words: str, identity: Identity) -> errors.Fault:
             return errors.MachineFault(problem, f"make the directory, or correct {share.setting}.")
         hint = "see what the job's files, or its user's processes, make of that directory."
         return errors.JobFault(errors.MISMATCHED, problem, hint)
-    # It has worked as this user (`proved`): the cause now may be that user's other processes.
+    # It has worked as this user (`trouble`): the cause now may be that user's other processes.
     hint = f"see what the processes of the job's user do, or require another machine; of this one, {USER_NAMESPACES}"
     return errors.JobFault(errors.MISMATCHED, problem, hint)
