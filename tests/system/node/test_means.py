@@ -33,7 +33,7 @@ SETTINGS = {
 }  # fmt: skip
 
 OFFER = {
-    "HasVM": True, "VM_Networking_Types": "nat,user", "VM_Images": "counter,small", "VM_kvm_ATTR_share": "virtiofs",
+    "HasVM": True, "VM_Images": "counter,small", "VM_kvm_ATTR_share": "virtiofs",
     "VM_kvm_ATTR_tpm": True, "VM_kvm_ATTR_ssh": True,
 }  # fmt: skip
 OF_SMALL = ("--memory", "192", "--boot", "ready")
@@ -45,6 +45,18 @@ JOBS: Mapping[str, tuple[str, bool]] = {
     "shared": ("+VMPARAM_vm_Share = true\n", True),
 }
 """By its name: lines of a submit file, and whether the job brings its disk."""
+
+
+NO_PASST = "Debian's SELinux policy lets libvirt start no passt"
+
+
+def networks(node: Node) -> str:
+    """Name the kinds of networks that jobs can have there."""
+    return "nat" if node.has_selinux else "nat,user"
+
+
+def offer(node: Node) -> Mapping[str, object]:
+    return {**OFFER, "VM_Networking_Types": networks(node)}
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +74,9 @@ def machine(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Node:
     if node.has_selinux:  # as install.md says of each directory of images
         node.run("chcon", "--recursive", "--type", "virt_content_t", IMAGES)
     node.run("virsh", "-c", "qemu:///system", "net-start", "default", check=False)  # it may be up
-    node.set_up("--network", "nat,user", settings=SETTINGS)
+    node.set_up("--network", networks(node), settings=SETTINGS)
     for _ in range(3):
-        if OFFER.items() <= node.wait_for_offer().items():
+        if offer(node).items() <= node.wait_for_offer().items():
             break
         node.run("systemctl", "restart", "condor", timeout=TIME)  # a probe leaves out what it has no time to find
     return node
@@ -79,6 +91,8 @@ def jobs(machine: Node) -> Mapping[str, NodeJob]:
 
     made = {}
     for name, (lines, has_disk) in JOBS.items():
+        if name == "user" and machine.has_selinux:
+            continue
         files: Callable[[Path], object] = guest_of(SECONDS) if has_disk else nothing
         made[name] = machine.submit(name, files, lines)
     for job in made.values():
@@ -88,11 +102,13 @@ def jobs(machine: Node) -> Mapping[str, NodeJob]:
 
 def test_all_of_it_is_offered(machine: Node) -> None:
     ad = machine.wait_for_offer()
-    assert {name: ad.get(name) for name in OFFER} == OFFER
+    assert {name: ad.get(name) for name in offer(machine)} == offer(machine)
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_has_what_it_asks_for(jobs: Mapping[str, NodeJob], name: str) -> None:
+def test_a_job_has_what_it_asks_for(jobs: Mapping[str, NodeJob], machine: Node, name: str) -> None:
+    if name not in jobs:
+        pytest.skip(NO_PASST)
     assert_counted(jobs[name], SECONDS)
 
 
