@@ -192,6 +192,21 @@ def test_a_passt_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             survey.start_passt(me, monotonic() + seconds)
 
 
+def test_a_passt_that_selinux_denies_libvirt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "enforce").write_text("1")
+    kinds = {"bin_t": "whose type is bin_t", "passt_exec_t": "did not listen"}
+    monkeypatch.setattr(survey, "ENFORCE", str(tmp_path / "enforce"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    a_program(tmp_path / "passt", "exec /usr/bin/tail -f /dev/null")
+    for kind, why in kinds.items():
+        monkeypatch.setattr(os, "getxattr", lambda *_, kind=kind: f"system_u:object_r:{kind}:s0\0".encode())
+        with pytest.raises(errors.MachineFault, match=why):
+            survey.start_passt(Identity(os.getuid(), 0), monotonic() + 0.2, confined=True)
+    (tmp_path / "enforce").write_text("0")
+    with pytest.raises(errors.MachineFault, match="did not listen"):
+        survey.start_passt(Identity(os.getuid(), 0), monotonic() + 0.2, confined=True)
+
+
 def test_user_networking_without_passt_is_qemus_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capabilities, "has_passt", lambda _capabilities: False)
     found = look("qemu", **USER_NETWORK)

@@ -177,7 +177,8 @@ class LibvirtSurveyor(Surveyor):
         if self._fixed != "qemu":
             checks.begin("kvm", lambda: kvm.check(end - monotonic()))
         if "user" in wanted:
-            checks.begin("passt", lambda: start_passt(self.identity, end))
+            confined = self._connection.uri == SYSTEM_URI
+            checks.begin("passt", lambda: start_passt(self.identity, end, confined=confined))
         if settings.string("VM_CATALOG") and not scripted:
             checks.begin("images", lambda: catalog.survey(settings, self._check_backing))
         if which(tpm.PROGRAM) and not scripted:
@@ -597,15 +598,31 @@ def require_share(kind: str, path: str, identity: Identity, end: float) -> None:
         raise errors.MachineFault(problem, hint)
 
 
-def start_passt(identity: Identity, end: float) -> None:
+ENFORCE, PASST_TYPE = "/sys/fs/selinux/enforce", "passt_exec_t"
+
+
+def _selinux_type(path: str) -> str:
+    """Return the SELinux type of a file; empty where SELinux does not enforce."""
+    with contextlib.suppress(OSError, IndexError), open(ENFORCE) as file:
+        if file.read().strip() == "1":
+            return os.getxattr(path, "security.selinux").decode("utf-8", "replace").split(":")[2]
+    return ""
+
+
+def start_passt(identity: Identity, end: float, *, confined: bool = False) -> None:
     """Start passt as the job's user, as libvirt does, and end it by a connection (``--one-off``).
 
     The command exits when its background process has taken over. It reports that it listens before it makes its
-    namespaces, which may fail. Raises `errors.MachineFault` if it is missing or has not started by `end` (monotonic).
+    namespaces, which may fail. A libvirtd that SELinux has `confined` may start it by its own type only. Raises
+    `errors.MachineFault` if it is missing or has not started by `end` (monotonic).
     """
     path = which("passt")
     if path is None:
         raise errors.MachineFault("passt is not installed.", "install passt.")
+    if confined and (label := _selinux_type(path)) not in ("", PASST_TYPE):
+        problem = f"SELinux enforces, and libvirtd may not start {path}, whose type is {label}."
+        hint = f"install passt-selinux, which makes it {PASST_TYPE}; or leave user out of VM_NETWORKING_TYPE."
+        raise errors.MachineFault(problem, hint)
     import tempfile  # late: it loads OpenSSL
 
     # AppArmor lets passt make its socket there.
