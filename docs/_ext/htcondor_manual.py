@@ -11,11 +11,12 @@ from sphinx.application import Sphinx
 BASE = "https://htcondor.readthedocs.io/en/latest/"
 
 COMMANDS = """
-condor_chirp condor_config_val condor_continue condor_dagman condor_drain condor_history condor_hold
-condor_job_router_info condor_master condor_off condor_on condor_ping condor_preen condor_q condor_qedit condor_reconfig
-condor_release condor_restart condor_rm condor_ssh_to_job condor_status condor_submit condor_submit_dag
-condor_suspend condor_tail condor_token_create condor_top condor_transfer_data condor_update_machine_ad
-condor_urlfetch condor_vacate condor_vacate_job condor_version condor_wait condor_watch_q condor_who
+condor_chirp condor_config_val condor_continue condor_dagman condor_drain condor_gpu_discovery condor_history
+condor_hold condor_job_router_info condor_master condor_off condor_on condor_ping condor_preen condor_q condor_qedit
+condor_reconfig condor_release condor_restart condor_rm condor_ssh_to_job condor_status condor_submit
+condor_submit_dag condor_suspend condor_tail condor_token_create condor_top condor_transfer_data
+condor_update_machine_ad condor_urlfetch condor_vacate condor_vacate_job condor_version condor_wait condor_watch_q
+condor_who
 """
 """The commands, each with a manual page."""
 

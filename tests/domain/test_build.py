@@ -117,6 +117,7 @@ CASES: dict[str, tuple[JobSpec, domain_xml.Host]] = {
     "tpm": (spec(devices=Devices(tpm=True)), host(tpm_socket=TPM_SOCKET)),
     "exit-port": (spec(devices=Devices(exit_port=True)), host(exit_socket="/run/vmgahp/vmgahp-1-2-3/exit")),
     "panic": (spec(), host(panic="isa")),
+    "devices": (spec(), host(devices=("0000:3b:00.0", "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"))),
     "agent": (spec(devices=Devices(exit_port=True)), host(agent=True, exit_socket="/run/vmgahp/vmgahp-1-2-3/exit")),
     "share": (spec(devices=Devices(shares=(SHARE,))), host(dac_label="+54321:+64055")),
     "shares": (

@@ -11,7 +11,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -35,6 +35,9 @@ _MODULES = (
     *("failover", "net_failover", "virtio_net"),
     *("fuse", "virtiofs"),
 )
+
+NVME = (*("crct10dif_common", "crc-t10dif", "crc64", "crc64-rocksoft", "t10-pi", "nvme-core", "nvme"),)
+"""More of them, for an NVMe disk."""
 
 BEGIN = f"""#!/bin/busybox sh
 busybox=/bin/busybox
@@ -143,8 +146,12 @@ poweroff -f
     return make_disk(disk, init, {"agent": guest_file("agent")})
 
 
-def make_disk(disk: Path, init: str, files: Mapping[str, bytes] = MappingProxyType({})) -> Path:
+def make_disk(
+    disk: Path, init: str, files: Mapping[str, bytes] = MappingProxyType({}), modules: Sequence[str] = ()
+) -> Path:
     """A raw disk of 24 MiB that boots by a PC's BIOS, for a guest that does what `init` says; `files` lie in its root.
+
+    `modules` are more of the kernel's.
 
     The boot sector and GRUB's core are before the one partition, which has the kernel and the initramfs.
     """
@@ -153,7 +160,7 @@ def make_disk(disk: Path, init: str, files: Mapping[str, bytes] = MappingProxyTy
         tree.mkdir()
         [kernel] = default_lab().glob("boot/vmlinuz-*")
         shutil.copy(kernel, tree / KERNEL)
-        (tree / INITRD).write_bytes(gzip.compress(_initramfs(False, init, files), 1, mtime=0))
+        (tree / INITRD).write_bytes(gzip.compress(_initramfs(False, init, files, modules), 1, mtime=0))
         settings = Path(place, "grub.cfg")
         settings.write_text(_GRUB_SETTINGS)
         command = ["grub-mkimage", "-O", "i386-pc", "-p", "/", "-c", str(settings), "-o", str(core)]
@@ -168,7 +175,9 @@ def make_disk(disk: Path, init: str, files: Mapping[str, bytes] = MappingProxyTy
     return disk
 
 
-def _initramfs(agent: bool, init: str, files: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+def _initramfs(
+    agent: bool, init: str, files: Mapping[str, bytes] = MappingProxyType({}), modules: Sequence[str] = ()
+) -> bytes:
     """An archive in cpio's newc format, which is what the kernel unpacks (initramfs-buffer-format in its sources)."""
     archive = bytearray()
     for name in ("bin", "dev", "proc", "sys", "modules"):
@@ -176,7 +185,7 @@ def _initramfs(agent: bool, init: str, files: Mapping[str, bytes] = MappingProxy
     archive += _entry("bin/busybox", 0o100755, BUSYBOX.read_bytes())
     archive += _entry("init", 0o100755, init.encode())
     archive += b"".join(_entry(name, 0o100755, content) for name, content in files.items())
-    for number, module in enumerate(_MODULES, start=10):
+    for number, module in enumerate((*_MODULES, *modules), start=10):
         [file] = default_lab().glob(f"lib/modules/*/kernel/**/{module}.ko")
         archive += _entry(f"modules/{number}-{module}.ko", 0o100644, file.read_bytes())
     if agent:

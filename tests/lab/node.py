@@ -48,7 +48,11 @@ SETTINGS = {"VM_STOP_TIMEOUT": "5", "VM_RECHECK_INTERVAL": "10"}
 # `-cpu max` has a KVM in it that is there and does not work, and without that QEMU 7.2 does not bring systemd up.
 MACHINE = ["-machine", "q35", "-cpu", "Nehalem", "-smp", "2", "-m", "3072"]
 MACHINE += ["-device", "virtio-net-pci,netdev=net,romfile="]
-COMMAND_LINE = "root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet"
+# An IOMMU, and slots to plug devices in that guests get, each an IOMMU group of its own.
+PORTS = ("port0", "port1")
+MACHINE += ["-device", "intel-iommu"]
+MACHINE += [word for port in PORTS for word in ("-device", f"pcie-root-port,id={port},chassis={PORTS.index(port)}")]
+COMMAND_LINE = "root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet intel_iommu=on"
 # Memory that is not in use is zero then, and not kept.
 COMMAND_LINE += " init_on_free=1"
 
@@ -140,6 +144,29 @@ class Node(EmulatedMachine):
                 raise LabError("its memory cannot be written")
             qemu.ask("quit")
         self._machine.wait(60)
+
+    def plug(self, port: str, driver: str, **properties: object) -> str:
+        """Plug a device into one of `PORTS`; its PCI address there."""
+        assert self._private
+        before = self._pci()
+        with Control(self._private.name) as qemu:
+            qemu.ask("device_add", driver=driver, bus=port, id=f"in-{port}", **properties)
+        [address] = self.wait_until("the device", lambda: self._pci() - before, 60)
+        return str(address)
+
+    def add_disk(self, name: str, file: Path) -> None:
+        """Have a raw image of this machine ready for a disk drive that is plugged in."""
+        assert self._private
+        with Control(self._private.name) as qemu:
+            qemu.ask("blockdev-add", **{"node-name": name, "driver": "file", "filename": str(file)})
+
+    def _pci(self) -> set[str]:
+        return set(self.run("ls", "/sys/bus/pci/devices").stdout.split())
+
+    def driver(self, address: str) -> str:
+        """Return the driver of a PCI device; empty for none."""
+        found = self.run("readlink", f"/sys/bus/pci/devices/{address}/driver", check=False).stdout
+        return Path(found.strip()).name
 
     # ---- HTCondor -------------------------------------------------------------------------------
 

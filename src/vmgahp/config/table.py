@@ -191,6 +191,9 @@ SETTINGS = (
     Setting("VM_SSH_ADDRESS", "string", "127.0.0.1",
         "The address of this machine on which those ports are open; 0.0.0.0: all addresses. The default allows "
         "connections from this machine only, such as by condor_ssh_to_job.", types=QEMU, needs=("VM_SSH_PORTS",)),
+    Setting("VM_DEVICES", "list", "",
+        "The resources of HTCondor whose devices jobs' VMs get when they request them, such as GPUs, or the name of a "
+        "MACHINE_RESOURCE_<name> that lists PCI addresses or mediated devices (docs/how-to/devices.md).", types=QEMU),
     Setting("VM_PROBE_DOCKER", "bool", "false",
         "True to let the probe run a container by Docker and podman and publish the result (HasDocker, DockerVersion, "
         "HasPodman)."),

@@ -5,6 +5,7 @@ The meaning of each element is defined by libvirt: https://libvirt.org/formatdom
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
@@ -68,6 +69,8 @@ class Host(NamedTuple):
     """The guest's ports that passt forwards, each with the port of the machine at `ssh_address`."""
     panic: str = ""
     """The model of the device through which a guest's kernel reports a panic; empty for none."""
+    devices: tuple[str, ...] = ()
+    """The machine's devices for the guest: PCI addresses as sysfs writes them, and UUIDs of mediated devices."""
     agent: bool = False
     share_sockets: tuple[str, ...] = ()
     """The Unix socket of virtiofsd for each shared directory, empty for one that QEMU shares itself."""
@@ -200,6 +203,8 @@ def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) 
         etree.SubElement(backend, "source", type="unix", mode="connect", path=host.tpm_socket)
     if host.panic:
         etree.SubElement(devices, "panic", model=host.panic)
+    for address in host.devices:
+        _machine_device(devices, address)
     for number, share in enumerate(spec.devices.shares):
         _share(devices, share, host.share_sockets[number] if host.share_sockets else "")
 
@@ -442,6 +447,18 @@ def _xen_disk(devices: etree.Element, disk: Disk, host: XenHost) -> None:
         etree.SubElement(element, "shareable")
 
 
+def _machine_device(devices: etree.Element, address: str) -> None:
+    """Pass a device of the machine through, which libvirt takes from its driver and gives back at the end."""
+    if "." not in address:
+        element = etree.SubElement(devices, "hostdev", mode="subsystem", type="mdev", model="vfio-pci")
+        etree.SubElement(etree.SubElement(element, "source"), "address", uuid=address)
+        return
+    element = etree.SubElement(devices, "hostdev", mode="subsystem", type="pci", managed="yes")
+    etree.SubElement(element, "driver", name="vfio")
+    numbers = zip(("domain", "bus", "slot", "function"), re.split("[:.]", address), strict=True)
+    etree.SubElement(etree.SubElement(element, "source"), "address", {name: f"0x{digits}" for name, digits in numbers})
+
+
 # The limit of its memory
 
 
@@ -461,7 +478,7 @@ def tb_cache_mib(domain: etree.Element) -> int:
 
 def limit_mib(domain: etree.Element) -> int:
     """Return the limit for QEMU and its guest together, in MiB; 0 for a domain whose devices were not measured."""
-    if any(domain.find(f"devices/{tag}") is not None for tag in ("hostdev", "memory", "shmem")):
+    if any(domain.find(f"devices/{path}") is not None for path in ("hostdev[@type='usb']", "memory", "shmem")):
         return 0
     return _mib(domain, "memory") + need_mib(domain)
 

@@ -10,7 +10,7 @@ LARGEST_TB_CACHE_MIB = 1024
 
 _QEMU, _TCG, _A_CPU = 128, 64, 8
 """The MiB for QEMU itself, for TCG beside its cache, and for each CPU."""
-DEVICES = {"graphics": 32, "disk": 40, "interface": 48, "tpm": 16}
+DEVICES = {"graphics": 32, "disk": 40, "interface": 48, "tpm": 16, "hostdev": 64}
 """The MiB for each device; a disk has a cache of 32, and an interface may have passt, which is in the VM's cgroup."""
 
 

@@ -122,7 +122,7 @@ def test_what_the_administrator_has_said_stays():
     assert left.find("memtune") is None
 
 
-@pytest.mark.parametrize("device", ["<hostdev/>", "<shmem/>", "<memory/>"])
+@pytest.mark.parametrize("device", ["<hostdev type='usb'/>", "<shmem/>", "<memory/>"])
 def test_a_vm_with_what_nobody_has_measured_has_no_limit_of_memory(device):
     assert applied(Limits(memory=True), domain(more=f"<devices>{device}</devices>"))[0] == []
 

@@ -25,7 +25,7 @@ from vmgahp.drivers.libvirt.life.save import LEFTOVERS, LIBVIRT, LibvirtCheckpoi
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, connection_for
 from vmgahp.drivers.libvirt.program import drive, monitor, warm
-from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, provision, second_look
+from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, machine_devices, provision, second_look
 from vmgahp.drivers.libvirt.start.describe import CONTROL, VNC_FILE, Describer, Plan, first_attribute, type_for
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.managed import ManagedDriver
@@ -461,6 +461,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         chosen = [disk.path for disk in plan.spec.disks]
         chosen += [image.path for disk in plan.spec.disks for image in disk.backing]
         fault = faults.from_libvirt(error, doing, chosen, words)
+        if machine_devices.is_about(plan.devices, f"{faults.message_of(error)} {words}"):
+            return errors.HypervisorFault(fault.problem, f"see that {', '.join(plan.devices)} can be passed through.")
         rule = faults.classify(error, chosen, words)
         scripted = bool(self.settings.xml_script())
         if rule is faults.DESCRIPTION and hooks.hooks_are_to_blame(described, self.connection):

@@ -14,7 +14,7 @@ from vmgahp.domain.job_xml import JobXml
 from vmgahp.domain.model import value
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection
-from vmgahp.drivers.libvirt.start import capabilities, forwarding, tpm, virtiofs
+from vmgahp.drivers.libvirt.start import capabilities, forwarding, machine_devices, tpm, virtiofs
 from vmgahp.drivers.libvirt.start.capabilities import TWO_GROUPS, TWO_GROUPS_HINT, domain_capabilities, has_passt
 from vmgahp.drivers.libvirt.start.hooks import Described, described
 from vmgahp.drivers.resources import CONSOLE_FILE, PASST, RELAY, ExitPort, PortForwards, Resources
@@ -65,6 +65,8 @@ class Plan(NamedTuple):
     """True if its user network is provided by passt."""
     panic: str = ""
     """The model of its panic device; empty for none."""
+    devices: tuple[str, ...] = ()
+    """The addresses of the machine's devices that it gets."""
     xml: JobXml | None = None
     """The job's own XML."""
     may_restart: bool = True
@@ -93,13 +95,14 @@ class Describer:
             return Plan(view, spec, domain_type, "", passt=False)
         label = self._dac_label(spec, domain_type)
         require(spec, domain_type, label, self.connection, self.identity)
+        devices = machine_devices.assigned(view.job, self.settings) if domains.is_qemu(domain_type) else ()
         passt = (
             domains.is_qemu(domain_type)
             and any(nic.networking_type == "user" for nic in spec.nics)
             and has_passt(self.connection.ask(lambda connection: domain_capabilities(connection, domain_type), ASKING))
         )
         panic = panic_model(spec, domain_type, self.connection)
-        return Plan(view, spec, domain_type, label, passt, panic)
+        return Plan(view, spec, domain_type, label, passt, panic, devices)
 
     def show(self, plan: Plan) -> str:
         """Return the domain XML, with placeholders for what only a start makes. Raises `errors.Fault`."""
@@ -129,6 +132,7 @@ class Describer:
             passt=plan.passt,
             arch=arch_of(plan.spec),
             panic=plan.panic,
+            devices=plan.devices,
             tb_cache_mib=self.settings.integer("VM_TB_CACHE"),
             agent=self.settings.boolean("VM_GUEST_AGENT") and domains.is_qemu(plan.domain_type),
         )

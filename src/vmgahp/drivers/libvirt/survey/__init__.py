@@ -19,7 +19,7 @@ from vmgahp.config.table import SHARE_DIRS
 from vmgahp.domain import need
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection, connection_for
-from vmgahp.drivers.libvirt.start import capabilities, tpm
+from vmgahp.drivers.libvirt.start import capabilities, machine_devices, tpm
 from vmgahp.drivers.libvirt.start.capabilities import TWO_GROUPS, TWO_GROUPS_HINT, Hypervisor, arches, uefis, version
 from vmgahp.drivers.surveyor import Logger, Survey, Surveyor, Value
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Checks, Finding, Late
@@ -148,6 +148,13 @@ class LibvirtSurveyor(Surveyor):
             names, of_catalog = catalog.judge(surveyed)
             images = {name: listed for name, listed in catalog.published(names, settings).items() if listed}
             found += of_catalog
+        given: dict[str, int] = {}
+        devices = checks.outcome("devices")
+        for name, number, trouble in devices if isinstance(devices, tuple) else [("", 0, devices)] if devices else []:
+            given |= {name: number} if number else {}
+            good = f"VMs get those that HTCondor assigns; {number} can be given"
+            found.append(findings.judge(f"devices {name}".strip(), machine_devices.SETTING, trouble, good, OFF))
+        gpus = sum(number for name, number in given.items() if name.lower() == machine_devices.GPUS.lower())
         # Without a setting, checkpoints are restored here from these.
         formats = ["raw", *[substitute.ZSTD] * substitute.has_program(substitute.ZSTD)]
         if substitute.has_sparse(host.libvirt_version, host.version, host.capabilities):
@@ -157,8 +164,9 @@ class LibvirtSurveyor(Surveyor):
             attributes=self._attributes(host, qemu, accel, networking)
             | {"tpm": of_tpm.verdict == OK, **shared, **saving}
             | ({"ssh": ways_in.verdict == OK} if ways_in else {})
-            | {"memory_formats": ",".join(formats)},
-            machine_attributes={**published(active), **images},
+            | {"memory_formats": ",".join(formats), "gpu": bool(gpus)}
+            | ({"devices": ",".join(given)} if given else {}),
+            machine_attributes={**published(active), **images} | ({"VM_GPUs": gpus} if gpus else {}),
             networking=networking,
             hypervisors=[name for name in ("kvm", "qemu") if name in host.domain_types and name in (accel, "qemu")],
             # kvm and libvirt mean what jobs of `vm_type` get.
@@ -183,6 +191,8 @@ class LibvirtSurveyor(Surveyor):
             checks.begin("images", lambda: catalog.survey(settings, self._check_backing))
         if which(tpm.PROGRAM) and not scripted:
             checks.begin("tpm", lambda: tpm.trouble(self.identity, end - monotonic()))
+        if settings.strings(machine_devices.SETTING) and not scripted:
+            checks.begin("devices", lambda: tuple(machine_devices.offered(settings, os.environ)))
         if self._shares():
             begin_shares(checks, settings, self.identity, end)
         return checks
@@ -312,7 +322,6 @@ class LibvirtSurveyor(Surveyor):
             "checkpoint": not self.settings.xml_script(),
             "snapshot": False,
             "networking": ",".join(networking),
-            "gpu": False,
             "arches": ",".join(arch for arch in known if arch in (os.uname().machine, X86) or qemu.boots_arm),
             "iso": iso.can_write(),
             "limits": ",".join([*limits, "cores"]),

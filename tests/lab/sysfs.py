@@ -1,0 +1,70 @@
+"""A sysfs of devices that this machine does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from vmgahp.host import pci
+
+GPU, GPU_SOUND, LONE = "0000:3b:00.0", "0000:3b:00.1", "0000:5e:00.0"
+NETWORK, DISK = "0000:06:00.0", "0000:07:00.0"
+VGPU, PARTS = "83b8f4f2-509f-382f-3c1e-e6bfe0fa1001", "mdev_type"
+
+
+class Sysfs:
+    """The directories that `vmgahp.host.pci` reads, below a temporary one."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root / "sys"
+        self.mounts, self.swaps = root / "mountinfo", root / "swaps"
+        self.mounts.write_text("21 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+        self.swaps.write_text("Filename\tType\tSize\tUsed\tPriority\n")
+        for place in ("bus/pci/devices", "class/net", "class/block", "kernel/iommu_groups"):
+            (self.root / place).mkdir(parents=True)
+        for name, path in (("SYSFS", self.root), ("MOUNTS", self.mounts), ("SWAPS", self.swaps)):
+            monkeypatch.setattr(pci, name, str(path))
+
+    def write(self, name: str, text: str) -> Path:
+        file = self.root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+        return file
+
+    def add(
+        self, address: str, kind: str, group: Sequence[str] | None, driver: str = "", boot_vga: str | None = None
+    ) -> None:
+        """Add a PCI device of a class, with the members of its IOMMU group; None for no group."""
+        place = f"devices/pci0000:00/{address}"
+        self.write(f"{place}/class", kind)
+        if boot_vga is not None:
+            self.write(f"{place}/boot_vga", boot_vga)
+        if driver:
+            (self.root / place / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+        for member in group or ():
+            self.write(f"{place}/iommu_group/devices/{member}", "")
+        (self.root / "bus/pci/devices" / address).symlink_to(self.root / place)
+
+    def interface(self, address: str, name: str, flags: str) -> None:
+        self._attach("net", address, name, "flags", flags)
+
+    def disk(self, address: str, name: str, number: str) -> None:
+        self._attach("block", address, name, "dev", number)
+        (self.root / f"class/block/{name}/holders").mkdir()
+
+    def use(self, name: str, number: str, use: str) -> None:
+        """Have the machine use a disk: ``mounted``, ``held`` or ``swap``."""
+        if use == "mounted":
+            self.mounts.write_text(f"{self.mounts.read_text()}22 21 {number} / /data rw - ext4 /dev/{name} rw\n")
+        elif use == "held":
+            (self.root / f"class/block/{name}/holders/dm-0").mkdir()
+        else:
+            self.swaps.write_text(f"{self.swaps.read_text()}/dev/{name}\tpartition\t1\t0\t-2\n")
+
+    def _attach(self, kind: str, address: str, name: str, file: str, text: str) -> None:
+        made = self.write(f"devices/pci0000:00/{address}/{kind}/{name}/{file}", text).parent
+        link = self.root / "class" / kind / name
+        if not link.is_symlink():
+            link.symlink_to(made)
