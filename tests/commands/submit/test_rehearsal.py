@@ -8,7 +8,7 @@ import pytest
 
 from tests.commands.submit import oracle, samples
 from vmgahp.cli import main
-from vmgahp.commands.submit.conversion import _pairs, commands_of, rehearse, write
+from vmgahp.commands.submit.conversion import commands_of, rehearse, write
 from vmgahp.commands.submit.machine import Guest, GuestDisk, Outcome, Summary, fit_buses, name_devices
 from vmgahp.job.ad import JobAd
 from vmgahp.job.engine import NoEngine
@@ -50,7 +50,7 @@ def test_the_ad_is_the_one_that_condor_submit_makes(home, words, vm_type):
     """By HTCondor's reader of the lines, and by what its source makes of the commands."""
     assert main(["vmgahp", "submit", *words, "--type", vm_type, "-o", "job.sub"]) == 0
     text = (home / "job.sub").read_text()
-    ours = JobAd(_pairs(commands_of(text), str(home))).values()
+    ours = rehearse(text, Summary()).ad.values()
     theirs = JobAd(oracle.attributes(text).items()).values()
     assert {name: ours.get(name) for name in theirs} == theirs
     assert set(ours) - set(theirs) == {"VM_WORKING_DIR", "User", "ClusterId", "ProcId"}
@@ -165,7 +165,7 @@ def test_a_disk_is_on_a_bus_that_its_machine_has(home, options, disk, device, wh
     assert [one.device for one in made.disks] == [device]
     assert why in "".join(made.disks[0].changed)
     assert bool(why) == bool(made.disks[0].changed)
-    assert f'dev="{device}"' in rehearse(write(made, "kvm", summary), summary)
+    assert f'dev="{device}"' in rehearse(write(made, "kvm", summary), summary).description
 
 
 def test_a_floppy_of_a_machine_without_one_is_left_out(home):
@@ -187,7 +187,7 @@ def own(home):
         submit = ["vmgahp", "submit", "libvirt-xml", "own.xml", "--as-is"]
         assert main([*submit, *words, "--lax", "-o", "job.sub", "--force"]) == 0
         lines = (home / "job.sub").read_text()
-        return etree.fromstring(rehearse(lines, Summary())), commands_of(lines)
+        return etree.fromstring(rehearse(lines, Summary()).description), commands_of(lines)
 
     return run
 

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from typing import NamedTuple
 
 from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import open_regular, write_anew
@@ -47,7 +48,7 @@ from vmgahp.job.disks import DISK, Disk
 from vmgahp.job.engine import NoEngine
 from vmgahp.job.look import find
 from vmgahp.job.spec import JobSpec
-from vmgahp.job.vm_spec import LEAST_MEMORY_MIB
+from vmgahp.job.vm_spec import LEAST_MEMORY_MIB, VmSpec
 from vmgahp.job.xen import XenBoot
 from vmgahp.text import MAC
 from vmgahp.vm_types import HTCONDORS, QEMU, VMRUN, VMWARE, XEN
@@ -314,11 +315,17 @@ HEAD = 1 << 20
 _TRUTHS = {"true": "true", "yes": "true", "t": "true", "1": "true"} | dict.fromkeys(("false", "no", "f", "0"), "false")
 
 
-def rehearse(text: str, summary: Summary) -> str:
-    """Read a submit file of `is_command` lines as the daemon does, as far as that needs no HTCondor.
+class Rehearsed(NamedTuple):
+    """The job as the daemon understands it."""
 
-    Returns the domain XML if libvirt would run it under QEMU, else nothing. Raises `SubmitError`.
-    """
+    ad: JobAd
+    spec: VmSpec
+    description: str
+    """The domain XML, if libvirt would run it under QEMU."""
+
+
+def rehearse(text: str, summary: Summary) -> Rehearsed | None:
+    """Read a submit file of `is_command` lines as the daemon does, None if HTCondor is needed. Raises `SubmitError`."""
     said = commands_of(text)
     if said.get("universe") != "vm":
         raise SubmitError(f"The universe is {said.get('universe')!a}.", "leave that to vmgahp: it is vm.")
@@ -327,13 +334,14 @@ def rehearse(text: str, summary: Summary) -> str:
     try:
         with tempfile.TemporaryDirectory(prefix="vmgahp-") as directory:
             names = _fill(directory, said)
-            return _read(JobAd(_pairs(said, directory)), names)
+            ad = JobAd(_pairs(said, directory))
+            return _read(ad, names)
     except OSError as error:
         raise SubmitError(f"What was written cannot be tried: {error}.", "make room in TMPDIR.") from error
     except Fault as fault:
         if isinstance(fault.__cause__, NoEngine):
             summary.advise("The job has expressions, and HTCondor is not here: whether it would run was not tried.")
-            return ""
+            return None
         problem = fault.problem.replace(f"{directory}/", "")
         raise SubmitError(f"The execute machine would hold the job: {problem}", fault.hint) from fault
 
@@ -380,23 +388,22 @@ def _fill(directory: str, said: dict[str, str]) -> dict[str, str]:
     return names
 
 
-def _read(ad: JobAd, names: dict[str, str]) -> str:
-    """Parse the ad and return the domain XML of a VM under QEMU. Raises `Fault`."""
+def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
+    """Parse the ad. Raises `Fault`."""
     settings, identity = Settings(MACHINE), Identity(os.geteuid(), os.getegid())
     vm_type = ad.vm_type()
     if vm_type in VMWARE:
         there = vmware.look(vmware.VmwareSpec.parse(ad, settings), settings, identity)
         if vm_type in VMRUN:
             working_copy.build(there.vmx, there, there.working_dir, "", settings, identity)
-            return ""
+            return Rehearsed(ad, there, "")
         with suppress(ImportError):  # only machines that run VMware need pyVmomi
             from vmgahp.drivers.vsphere import hardware
 
             hardware.read_hardware(there.vmx, there.vmx_file)
-        return ""
+        return Rehearsed(ad, there, "")
     if vm_type not in (*QEMU, *XEN):
-        vm_spec.settle_slot(vm_spec.parse(ad, settings), settings, identity)
-        return ""
+        return Rehearsed(ad, vm_spec.settle_slot(vm_spec.parse(ad, settings), settings, identity), "")
     xml = job_xml.load(ad, settings, identity) if vm_type in QEMU else None
     spec = JobSpec.parse(xml.ad if xml else ad, settings)
     if vm_type in XEN:
@@ -414,11 +421,11 @@ def _read(ad: JobAd, names: dict[str, str]) -> str:
     spec = spec._replace(disks=tuple(found[one.device] for one in spec.requests))
     if spec.xen is not None:
         require_xen(spec, spec.xen)
-        return ""
+        return Rehearsed(ad, spec, "")
     arch = ARM if spec.devices.arch == ARM else ""
     host = Host("00000000-0000-4000-8000-000000000000", "kvm", "", bridge="br0", arch=arch)
     ours = build(spec, host)
-    return xml.describe(ours, spec.working_dir, None, identity) if xml else ours
+    return Rehearsed(ad, spec, xml.describe(ours, spec.working_dir, None, identity) if xml else ours)
 
 
 SUBMIT_DEADLINE = 600.0
@@ -466,7 +473,7 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
     in_vain = summary.losses and not options.lax  # converting images may take hours
     if not (options.shared or made.own_disks or in_vain):
         bring_images(options, made, summary)
-    text = written(options, made, summary)
+    text, _ = written(options, made, summary)
     if (lost := summary.losses) and not options.lax:
         things = "1 thing is" if lost == 1 else f"{lost} things are"
         raise SubmitError(f"{things} left out, so nothing is written; --lax writes the submit file all the same.")
@@ -494,13 +501,12 @@ def read(options: argparse.Namespace, summary: Summary) -> Guest:
     return made
 
 
-def written(options: argparse.Namespace, made: Guest, summary: Summary) -> str:
-    """Return the submit file's text, once the daemon has read it as far as that is known. Raises `SubmitError`."""
+def written(options: argparse.Namespace, made: Guest, summary: Summary) -> tuple[str, Rehearsed | None]:
+    """Return the submit file's text, and the daemon's reading of it, as far as that is known. Raises `SubmitError`."""
     if made.finish is not None:
         made.finish()
     text = write(made, options.type or made.vm_type, summary, transfer=not options.shared, appended=options.append)
-    rehearse(text, summary)
-    return text
+    return text, rehearse(text, summary)
 
 
 def _as_asked(options: argparse.Namespace, made: Guest, summary: Summary) -> None:
