@@ -26,6 +26,7 @@ HYPERVISOR = "the hypervisor does not answer, or breaks its own word"
 PLAIN = "neither the job's VM nor a plain guest starts (second_look)"
 NETWORK = "a network of the settings is not there or not up"
 VSPHERE = "vSphere, its datastore or its inventory does not do what the settings say"
+DEVICE = "a device that HTCondor has assigned to the slot is not there, is used by the machine, or cannot be given"
 BUG = "a bug of this daemon's"
 IMAGES = "(an image of the catalog: it becomes a fault of the job's)"
 RESTORE = "(a restore's: the checkpoint is set aside, and the guest boots afresh)"
@@ -91,7 +92,14 @@ PLACES = {
     "drivers/libvirt/start/provision.py:Provision._overlay": (1, IMAGES),
     "drivers/libvirt/survey/__init__.py:_run": (1, PROBE),
     "drivers/libvirt/survey/__init__.py:require_share": (1, PROBE),
-    "drivers/libvirt/survey/__init__.py:start_passt": (3, PROBE),
+    "drivers/libvirt/survey/__init__.py:start_passt": (4, PROBE),
+    "drivers/libvirt/start/machine_devices.py:_of_slot": (2, DEVICE),
+    "drivers/libvirt/start/machine_devices.py:_slot": (2, DEVICE),
+    "drivers/libvirt/start/machine_devices.py:offered": (1, PROBE),
+    "drivers/libvirt/start/machine_devices.py:refused": (1, DEVICE),
+    "host/pci.py:look": (4, DEVICE),
+    "host/pci.py:require_free": (1, DEVICE),
+    "host/pci.py:whole": (1, DEVICE),
     "drivers/libvirt/survey/__init__.py:start_qemu": (2, PROBE),
     "drivers/libvirt/life/save.py:Saver.fault": (1, LATER),
     "drivers/libvirt/life/save.py:_unusable": (1, LATER),

@@ -84,14 +84,17 @@ def test_a_network_card_that_is_up_is_the_machines(sysfs: Sysfs) -> None:
         pci.require_free(pci.look(NETWORK))
 
 
-@pytest.mark.parametrize("use", ["mounted", "held", "swap"])
-def test_a_disk_that_is_in_use_is_the_machines(sysfs: Sysfs, use: str) -> None:
+def test_a_disk_that_is_in_use_is_the_machines(sysfs: Sysfs) -> None:
     sysfs.add(DISK, "0x010802", group=[DISK], driver="nvme")
-    sysfs.disk(DISK, "nvme7n1", number="259:77")
-    sysfs.disk(DISK, "nvme7n1p1", number="259:78")
+    sysfs.disk(DISK, "nvme7n1")
+    partition = sysfs.disk(DISK, "nvme7n1p1")
     pci.require_free(pci.look(DISK))
-    sysfs.use("nvme7n1p1", "259:78", use)
-    with pytest.raises(MachineFault, match="nvme7n1p1 is"):
+    sysfs.busy.add(partition)
+    with pytest.raises(MachineFault, match=r"nvme7n1p1 is in use.*Device or resource busy"):
+        pci.require_free(pci.look(DISK))
+    sysfs.busy.clear()
+    partition.unlink()
+    with pytest.raises(MachineFault, match=r"nvme7n1p1 is in use.*No such file"):
         pci.require_free(pci.look(DISK))
 
 

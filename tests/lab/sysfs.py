@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,14 +20,21 @@ class Sysfs:
     """The directories that `vmgahp.host.pci` reads, below a temporary one."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root = root / "sys"
-        self.mounts, self.swaps = root / "mountinfo", root / "swaps"
-        self.mounts.write_text("21 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
-        self.swaps.write_text("Filename\tType\tSize\tUsed\tPriority\n")
+        self.root, self.dev = root / "sys", root / "dev"
+        self.dev.mkdir()
+        self.busy: set[Path] = set()
         for place in ("bus/pci/devices", "class/net", "class/block", "kernel/iommu_groups"):
             (self.root / place).mkdir(parents=True)
-        for name, path in (("SYSFS", self.root), ("MOUNTS", self.mounts), ("SWAPS", self.swaps)):
+        for name, path in (("SYSFS", self.root), ("DEV", self.dev)):
             monkeypatch.setattr(pci, name, str(path))
+        opened = os.open
+
+        def open_(path: str, flags: int, *more: int, **options: int) -> int:
+            if Path(path) in self.busy and flags & os.O_EXCL:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+            return opened(path, flags, *more, **options)
+
+        monkeypatch.setattr(pci.os, "open", open_)
 
     def write(self, name: str, text: str) -> Path:
         file = self.root / name
@@ -50,18 +59,12 @@ class Sysfs:
     def interface(self, address: str, name: str, flags: str) -> None:
         self._attach("net", address, name, "flags", flags)
 
-    def disk(self, address: str, name: str, number: str) -> None:
-        self._attach("block", address, name, "dev", number)
-        (self.root / f"class/block/{name}/holders").mkdir()
-
-    def use(self, name: str, number: str, use: str) -> None:
-        """Have the machine use a disk: ``mounted``, ``held`` or ``swap``."""
-        if use == "mounted":
-            self.mounts.write_text(f"{self.mounts.read_text()}22 21 {number} / /data rw - ext4 /dev/{name} rw\n")
-        elif use == "held":
-            (self.root / f"class/block/{name}/holders/dm-0").mkdir()
-        else:
-            self.swaps.write_text(f"{self.swaps.read_text()}/dev/{name}\tpartition\t1\t0\t-2\n")
+    def disk(self, address: str, name: str) -> Path:
+        """Attach a disk; its file in /dev is busy once it is in `busy`."""
+        self._attach("block", address, name, "ro", "0")
+        file = self.dev / name
+        file.touch()
+        return file
 
     def _attach(self, kind: str, address: str, name: str, file: str, text: str) -> None:
         made = self.write(f"devices/pci0000:00/{address}/{kind}/{name}/{file}", text).parent

@@ -6,6 +6,7 @@ What a name means is in the kernel's ``Documentation/ABI/testing/sysfs-bus-pci``
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from vmgahp.errors import MachineFault
 
-SYSFS, MOUNTS, SWAPS = "/sys", "/proc/1/mountinfo", "/proc/swaps"
+SYSFS, DEV = "/sys", "/dev"
 ACPI_TABLES = ("DMAR", "IVRS")
 """The tables by which a firmware describes its IOMMU: Intel's and AMD's."""
 
@@ -41,7 +42,7 @@ def is_mediated(address: str) -> bool:
     return "." not in address
 
 
-class Device(NamedTuple):
+class PciDevice(NamedTuple):
     """A device of this machine."""
 
     address: str
@@ -52,12 +53,12 @@ class Device(NamedTuple):
         return self.address
 
 
-def look(address: str) -> Device:
+def look(address: str) -> PciDevice:
     """Find a device. Raises `MachineFault` if it is not there, or is one that no VM can have."""
     if is_mediated(address):
         if not os.path.isdir(f"{SYSFS}/bus/mdev/devices/{address}"):
             raise MachineFault(f"This machine has no mediated device {address}.", "make it anew (mdevctl start).")
-        return Device(address)
+        return PciDevice(address)
     if not os.path.isdir(_place(address)):
         raise MachineFault(f"This machine has no PCI device {address}.", "see lspci -D.")
     if _read(address, "class").startswith(_BRIDGE):
@@ -66,7 +67,7 @@ def look(address: str) -> Device:
         members = sorted(os.listdir(f"{_place(address)}/iommu_group/devices"))
     except OSError:
         raise MachineFault(f"The PCI device {address} is in no IOMMU group: {why_no_iommu()}", HINT) from None
-    return Device(address, tuple(each for each in members if not _read(each, "class").startswith(_BRIDGE)))
+    return PciDevice(address, tuple(each for each in members if not _read(each, "class").startswith(_BRIDGE)))
 
 
 HINT = "the section on devices of the machine in docs/how-to/devices.md has what is needed, in its order."
@@ -82,7 +83,7 @@ def why_no_iommu() -> str:
     return "the kernel does not use the IOMMU (put intel_iommu=on or amd_iommu=on on its command line)."
 
 
-def whole(devices: Collection[Device]) -> list[Device]:
+def whole(devices: Collection[PciDevice]) -> list[PciDevice]:
     """Return the devices and what belongs to them: the other functions of the same cards in their IOMMU groups.
 
     Raises `MachineFault` if a group has a device that is not to be given away, because the groups are the units that
@@ -103,7 +104,7 @@ def whole(devices: Collection[Device]) -> list[Device]:
     return found
 
 
-def require_free(device: Device) -> None:
+def require_free(device: PciDevice) -> None:
     """Make sure that the machine itself does not use a device. Raises `MachineFault`."""
     if is_mediated(device.address) or _driver(device.address) in ("", _VFIO):
         return
@@ -127,33 +128,19 @@ def _uses(address: str) -> Iterator[str]:
         with open(f"{SYSFS}/class/net/{name}/flags") as file:
             if int(file.read(), 16) & _UP:
                 yield f"its network interface {name} is up"
-    mounted = _mounted()
     for name in _below("block", here):
-        with open(f"{SYSFS}/class/block/{name}/dev") as file:
-            number = file.read().strip()
-        if number in mounted:
-            yield f"its disk {name} is mounted at {mounted[number]}"
-        if holders := os.listdir(f"{SYSFS}/class/block/{name}/holders"):
-            yield f"its disk {name} is a part of {holders[0]}"
-        if name in _swapped():
-            yield f"its disk {name} is swap space"
+        # Who mounts a block device, or makes another one of it, has it exclusively (open(2)).
+        try:
+            os.close(os.open(f"{DEV}/{name.replace('!', '/')}", os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno != errno.ENOMEDIUM:
+                yield f"its disk {name} is in use, or not to be seen ({error.strerror})"
 
 
 def _below(kind: str, here: str) -> list[str]:
     """List the network interfaces or block devices of a device, and of what is attached to it."""
     place = f"{SYSFS}/class/{kind}"
     return [name for name in sorted(os.listdir(place)) if os.path.realpath(f"{place}/{name}").startswith(here)]
-
-
-def _mounted() -> dict[str, str]:
-    """Return the mount points of this machine by the numbers of their devices (proc_pid_mountinfo(5))."""
-    with open(MOUNTS, errors="surrogateescape") as file:
-        return {words[2]: words[4] for words in map(str.split, file)}
-
-
-def _swapped() -> set[str]:
-    with open(SWAPS) as file:
-        return {os.path.basename(os.path.realpath(line.split()[0])) for line in list(file)[1:]}
 
 
 def _driver(address: str) -> str:

@@ -268,7 +268,8 @@ def slots(_collector: object, _type: object, constraint: str, _names: list[str])
     if "JobUniverse" not in constraint:
         return [{"Machine": "node7", "VM_Type": "kvm", "VM_Memory": 2048, "VM_Images": "debian-12"}]
     job = {"RemoteOwner": "alice@lab", "Activity": "Busy", "VM_Type": "kvm", "Cpus": 1, "Memory": 1536}
-    return [{**job, "JobId": f"{number}.0", "Name": "slot1_1@node7", "JobStart": int(NOW) - 60} for number in (10, 9)]
+    job |= {"Name": "slot1_1@node7", "JobStart": int(time.time()) - 60}
+    return [{**job, "JobId": f"{number}.0"} for number in (10, 9)]
 
 
 def test_the_jobs_and_machines_of_a_pool(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -461,8 +461,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         chosen = [disk.path for disk in plan.spec.disks]
         chosen += [image.path for disk in plan.spec.disks for image in disk.backing]
         fault = faults.from_libvirt(error, doing, chosen, words)
-        if machine_devices.is_about(plan.devices, f"{faults.message_of(error)} {words}"):
-            return errors.HypervisorFault(fault.problem, f"see that {', '.join(plan.devices)} can be passed through.")
+        said = f"{faults.message_of(error)} {words}"
+        if of_device := machine_devices.refused(plan.devices, fault, said, chosen):
+            return of_device
         rule = faults.classify(error, chosen, words)
         scripted = bool(self.settings.xml_script())
         if rule is faults.DESCRIPTION and hooks.hooks_are_to_blame(described, self.connection):

@@ -50,9 +50,18 @@ def assigned(job: JobAd, settings: Settings) -> tuple[str, ...]:
     return tuple(device.address for device in whole)
 
 
-def is_about(devices: Collection[str], message: str) -> bool:
-    """Tell if an error of libvirt or QEMU is about a device of the machine."""
-    return bool(devices) and ("vfio" in message or any(address in message for address in devices))
+def refused(
+    devices: Collection[str], fault: errors.Fault, message: str, chosen: Collection[str]
+) -> errors.MachineFault | None:
+    """Return the machine's fault if an error of libvirt or QEMU is about a device of the machine; None for any other.
+
+    The names that the job has `chosen` say nothing.
+    """
+    for name in chosen:
+        message = message.replace(name, "")
+    if not devices or not ("vfio" in message or any(address in message for address in devices)):
+        return None
+    return errors.HypervisorFault(fault.problem, f"see that {', '.join(devices)} can be passed through.")
 
 
 def _of_slot(name: str, environ: Mapping[str, str]) -> list[str]:
