@@ -215,7 +215,7 @@ def test_user_networking_without_passt_is_qemus_own(monkeypatch: pytest.MonkeyPa
 
 
 def test_user_networking_with_a_passt_that_does_not_start_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_identity: Identity, _end: float) -> None:
+    def broken(_identity: Identity, _end: float, **_how: object) -> None:
         raise errors.MachineFault("passt does not start: no namespaces.", "allow them.")
 
     monkeypatch.setattr(capabilities, "has_passt", lambda _capabilities: True)
