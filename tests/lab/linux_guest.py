@@ -36,7 +36,7 @@ _MODULES = (
     *("fuse", "virtiofs"),
 )
 
-NVME = (*("crct10dif_common", "crc-t10dif", "crc64", "crc64-rocksoft", "t10-pi", "nvme-core", "nvme"),)
+NVME = ("crct10dif_common", "crc-t10dif", "crc64", "crc64-rocksoft", "t10-pi", "nvme-core", "nvme")
 """More of them, for an NVMe disk."""
 
 BEGIN = f"""#!/bin/busybox sh

@@ -112,6 +112,12 @@ def require_free(device: PciDevice) -> None:
         raise MachineFault(f"The machine itself uses {device}: {use}.", f"end that, or bind the device to {_VFIO}.")
 
 
+def is_up(interface: str) -> bool:
+    """Tell if a network interface, by its directory in sysfs, is up. Raises OSError."""
+    with open(f"{interface}/flags") as file:
+        return bool(int(file.read(), 16) & _UP)
+
+
 def displays() -> list[str]:
     """List the GPUs of this machine: its display controllers but the one that it has booted with."""
     with suppress(OSError):
@@ -125,11 +131,10 @@ def _uses(address: str) -> Iterator[str]:
         yield "it has booted with this display"
     here = os.path.join(os.path.realpath(_place(address)), "")
     for name in _below("net", here):
-        with open(f"{SYSFS}/class/net/{name}/flags") as file:
-            if int(file.read(), 16) & _UP:
-                yield f"its network interface {name} is up"
+        if is_up(f"{SYSFS}/class/net/{name}"):
+            yield f"its network interface {name} is up"
     for name in _below("block", here):
-        # Who mounts a block device, or makes another one of it, has it exclusively (open(2)).
+        # A block device that is mounted, or a part of another one, is held exclusively (open(2)).
         try:
             os.close(os.open(f"{DEV}/{name.replace('!', '/')}", os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
         except OSError as error:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from time import CLOCK_BOOTTIME, clock_gettime
 from typing import NamedTuple
 
+MEMINFO = "/proc/meminfo"
+
 
 def _read(pid: int, name: str) -> bytes:
     """Return a file of a process, its first 64 KiB; empty if there is no such process."""
@@ -67,6 +69,13 @@ def memory_kib(pid: int) -> tuple[int, int] | None:
         return now + huge, most + huge
     except (OSError, ValueError, IndexError):
         return None
+
+
+def meminfo(*names: str) -> list[int]:
+    """Return fields of proc_meminfo(5), in KiB or as the counts that they are; 0 for one that is not there."""
+    with open(MEMINFO) as file:
+        rows = dict(line.split(":", 1) for line in file)
+    return [int(rows[name].split()[0]) if name in rows else 0 for name in names]
 
 
 def physical_memory_mib() -> int:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from stat import S_ISDIR
 from typing import NamedTuple
 
+SLOT = "_CONDOR_SLOT"
+"""The variable with the slot's name, which only a starter sets: a shell may have set others of its variables itself."""
 _SCRATCH = "scratch"
 _OF_A_JOB = "dir_"
 

@@ -35,8 +35,6 @@ LARGEST_MACHINE_AD = 1 << 20
 """The most bytes of the machine ad; it has some thousands."""
 THREADS = "OMP_NUM_THREADS"
 """The variable in which the starter puts the slot's CPUs, for programs (STARTER_NUM_THREADS_ENV_VARS)."""
-OF_A_STARTER = "_CONDOR_SLOT"
-"""A variable that only a starter sets: a shell may have set the one for CPUs itself."""
 CORES = "_CONDOR_STARTD_ASSIGNED_AFFINITY"
 """The variable in which the startd puts the slot's cores (ASSIGN_CPU_AFFINITY)."""
 MOST_CORES = 4096
@@ -58,7 +56,7 @@ class Slot(NamedTuple):
 
 def asked_slot(ad: JobAd, environ: Mapping[str, str] = os.environ) -> Slot:
     """Return the job's request for a slot, and the starter's values from its environment, without reading files."""
-    text = environ.get(THREADS, "") if OF_A_STARTER in environ else ""
+    text = environ.get(THREADS, "") if starter.SLOT in environ else ""
     threads = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
     cpus = [number for number in (_integer(ad, "RequestCpus"), threads or None) if number is not None]
     disk = _integer(ad, "RequestDisk")  # a number in either case, as the starter sends it

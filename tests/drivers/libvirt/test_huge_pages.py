@@ -8,6 +8,7 @@ import pytest
 
 from tests.drivers.libvirt.support import Job, done, evict, running, started
 from vmgahp.drivers.libvirt.life import usage
+from vmgahp.host import proc
 
 DOMAIN = "<domain><name>x</name><memory unit='MiB'>{memory}</memory>{more}<vcpu>1</vcpu></domain>"
 MEMINFO = (
@@ -20,7 +21,7 @@ def pages(tmp_path, monkeypatch):
     def have(free, promised=0):
         (tmp_path / "meminfo").write_text(MEMINFO.format(free=free, promised=promised))
 
-    monkeypatch.setattr(usage, "_MEMINFO", str(tmp_path / "meminfo"))
+    monkeypatch.setattr(proc, "MEMINFO", str(tmp_path / "meminfo"))
     return have
 
 

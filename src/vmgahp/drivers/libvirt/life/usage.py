@@ -291,10 +291,6 @@ def apply_limits(limits: Limits, domain: libvirt.virDomain, live: str, pid: int,
 # Huge pages
 
 
-_MEMINFO = "/proc/meminfo"
-_LONGEST = 1 << 14
-
-
 def with_huge_pages(xml: str) -> str:
     """Return the description with huge pages; unchanged if too few are free, or if it has a setting for them itself."""
     domain = etree.fromstring(xml)
@@ -321,9 +317,6 @@ def without_taken_pages(xml: str) -> str:
 
 def _has_free_pages(domain: etree.Element) -> bool:
     """Return True if enough pages are free for the guest's memory, which must be a multiple of a page."""
-    with open(_MEMINFO, "rb") as file:
-        rows = dict(line.split(b":", 1) for line in file.read(_LONGEST).splitlines() if b":" in line)
-    names = b"HugePages_Free", b"HugePages_Rsvd", b"Hugepagesize"
-    free, promised, kib = (int(rows.get(name, b"0").split()[0]) for name in names)
+    free, promised, kib = proc.meminfo("HugePages_Free", "HugePages_Rsvd", "Hugepagesize")
     memory = model.memory(domain.find("memory")) >> 10
     return kib > 0 and memory % kib == 0 and 0 < memory <= (free - promised) * kib

@@ -30,11 +30,13 @@ from vmgahp.drivers.libvirt.life.save import LibvirtCheckpoints, LibvirtRestart
 from vmgahp.drivers.libvirt.link import domains
 from vmgahp.drivers.libvirt.start.describe import CONTROL, Describer, Plan
 from vmgahp.drivers.surveyor import Logger
+from vmgahp.host import proc
 from vmgahp.host.guardian import environment
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
 from vmgahp.host.serial_capture import LinePort
 from vmgahp.host.trust import trouble_with_directory
+from vmgahp.host.wait import start_thread
 from vmgahp.images.catalog import WARM_SETTING, templates
 from vmgahp.job.disks import Disk
 from vmgahp.job.look import is_there
@@ -111,31 +113,36 @@ def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log:
 def want(plan: Plan, describer: Describer, log: Logger) -> None:
     """Have this machine make the template that a job could have gone on from, where there have been such jobs before.
 
-    A service of systemd's makes it, which outlives the job. A template that could not be used is made anew so.
+    A thread asks for it, for which the START does not wait. Raises `errors.MachineFault` if there can be none.
     """
-    spec, settings = plan.spec, describer.settings
-    overlay, wanted = _overlay(plan, settings), settings.strings(IMAGES_SETTING)
-    if overlay is None or overlay.image is None or not {overlay.image.name, "*"} & set(wanted):
-        return
+    overlay, wanted = _overlay(plan, describer.settings), describer.settings.strings(IMAGES_SETTING)
+    if overlay is not None and overlay.image is not None and {overlay.image.name, "*"} & set(wanted):
+        start_thread("warm", _ask_for, overlay.image.name, plan, describer, log)
+
+
+def _ask_for(image: str, plan: Plan, describer: Describer, log: Logger) -> None:
+    """Have a service of systemd's, which outlives the job, make a template, also in place of a useless one."""
+    spec = plan.spec
     assert spec.devices.run
     try:
         directory = directory_for(plan, describer)
         place, name = os.path.split(directory)
         if not directory or not _is_wanted(place, name):
             return
-        if _available_mib() < 2 * spec.memory_mib:
+        [available] = proc.meminfo("MemAvailable")
+        if available >> 10 < 2 * spec.memory_mib:
             log(f"{place} gets no {name}: it takes {2 * spec.memory_mib} MiB of memory that are available")
             return
         words = ["systemd-run", "--quiet", "--collect", "--no-block", "--nice=19", f"--unit=vmgahp-warm-{name}"]
         words += [f"--property=RuntimeMaxSec={2 * _BOOT_SECONDS}"]
         words += [f"--setenv={variable}={value}" for variable, value in environment(os.environ).items()]
-        words += ["--", sys.executable, "-I", "-c", _IMAGE_COMMAND, "image", "warm", overlay.image.name]
+        words += ["--", sys.executable, "-I", "-c", _IMAGE_COMMAND, "image", "warm", image]
         words += [f"--memory={spec.memory_mib}", f"--cpus={spec.vcpus}", f"--type={plan.domain_type}"]
         said = run([*words, f"--boot={spec.devices.run.boot}", f"--timeout={_BOOT_SECONDS}"], deadline=10.0)
         why = "" if said.status == 0 else " ".join(said.complaints) or "systemd-run does not answer"
         log(f"{place} gets {name} for jobs to come" if not why else f"{place} gets no {name}: {why}")
     except (errors.Fault, OSError) as error:
-        log(f"no guest of {overlay.image.name} is booted for jobs to come: {error}")
+        log(f"no guest of {image} is booted for jobs to come: {error}")
 
 
 def _is_wanted(place: str, name: str) -> bool:
@@ -150,11 +157,6 @@ def _is_wanted(place: str, name: str) -> bool:
     for path in sorted(seen, key=os.path.getmtime)[:-_MOST_SEEN]:
         os.unlink(path)
     return count > 1 and not count & (count - 1)
-
-
-def _available_mib() -> int:
-    with open("/proc/meminfo", "rb") as file:
-        return next((int(line.split()[1]) >> 10 for line in file if line.startswith(b"MemAvailable:")), 0)
 
 
 def has_failed(restart: LibvirtRestart | None, error: BaseException) -> bool:

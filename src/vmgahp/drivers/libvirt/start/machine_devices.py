@@ -11,16 +11,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from vmgahp import errors
+from vmgahp import errors, findings
 from vmgahp.config import Settings, sources
-from vmgahp.host import pci
+from vmgahp.findings import OFF, Finding
+from vmgahp.host import pci, starter
 from vmgahp.host.run import run
 from vmgahp.job.ad import JobAd
 
 SETTING = "VM_DEVICES"
 GPUS = "GPUs"
 _ASSIGNED = "_CONDOR_ASSIGNED"
-_SLOT = "_CONDOR_SLOT"
 _ADDRESS_FILE = "STARTD_ADDRESS_FILE"
 _BUS_ID = "DevicePciBusId"
 _SECONDS = 20.0
@@ -42,7 +42,7 @@ def assigned(job: JobAd, settings: Settings) -> tuple[str, ...]:
         why = "QEMU saves no VM with a device of the machine"
         problem = f"JobVMCheckpoint = true contradicts Request{wanted[0]}: {why}."
         raise errors.JobFault(errors.MISMATCHED, problem, "set vm_checkpoint = false, or request no such device.")
-    if not os.environ.get(_SLOT):
+    if not os.environ.get(starter.SLOT):
         return ()
     found = [pci.look(address) for name in wanted for address in _of_slot(name, os.environ)]
     for device in (whole := pci.whole(found)):
@@ -93,7 +93,7 @@ def _by_startd(slot: Mapping[str, Any], name: str, identity: str, identities: li
 def _slot(environ: Mapping[str, str]) -> Mapping[str, Any]:
     """Ask the startd of this machine for the slot's ad. Raises `errors.MachineFault`."""
     tool = os.path.join(os.path.dirname(sources.find_tool(environ)), "condor_status")
-    slot = environ.get(_SLOT, "")
+    slot = environ.get(starter.SLOT, "")
     values, _, _ = sources.read((_ADDRESS_FILE,), environ)
     try:
         with open(values.get(_ADDRESS_FILE, ""), encoding="ascii") as file:
@@ -121,6 +121,20 @@ def offered(settings: Settings, environ: Mapping[str, str]) -> Iterator[tuple[st
         nothing = errors.MachineFault(f"{SETTING} names {name}, by which no device of this machine is meant.", pci.HINT)
         good = troubles.count(None)
         yield name, good, None if good else next(iter(troubles), nothing)
+
+
+def judge(outcome: object) -> tuple[dict[str, int], list[Finding]]:
+    """Return how many devices of each resource VMs can have, and the findings of `offered` or of its own fault."""
+    if isinstance(outcome, errors.Fault):
+        return {}, [findings.judge("devices", SETTING, outcome, "", OFF)]
+    numbers: dict[str, int] = {}
+    found = []
+    for name, number, trouble in outcome if isinstance(outcome, tuple) else ():
+        good = f"VMs get those that HTCondor assigns; {number} can be given"
+        found.append(findings.judge(f"devices {name}", SETTING, trouble, good, OFF))
+        if number:
+            numbers[name] = number
+    return numbers, found
 
 
 def _trouble(address: str) -> errors.MachineFault | None:

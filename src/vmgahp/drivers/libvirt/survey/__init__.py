@@ -24,7 +24,7 @@ from vmgahp.drivers.libvirt.start.capabilities import TWO_GROUPS, TWO_GROUPS_HIN
 from vmgahp.drivers.surveyor import Logger, Survey, Surveyor, Value
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Checks, Finding, Late
 from vmgahp.hooks import xml_script
-from vmgahp.host import kvm, libvirt_daemons, packages, proc
+from vmgahp.host import kvm, libvirt_daemons, packages, pci, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import Finished, run, which
 from vmgahp.images import catalog, iso
@@ -148,12 +148,8 @@ class LibvirtSurveyor(Surveyor):
             names, of_catalog = catalog.judge(surveyed)
             images = {name: listed for name, listed in catalog.published(names, settings).items() if listed}
             found += of_catalog
-        given: dict[str, int] = {}
-        devices = checks.outcome("devices")
-        for name, number, trouble in devices if isinstance(devices, tuple) else [("", 0, devices)] if devices else []:
-            given |= {name: number} if number else {}
-            good = f"VMs get those that HTCondor assigns; {number} can be given"
-            found.append(findings.judge(f"devices {name}".strip(), machine_devices.SETTING, trouble, good, OFF))
+        given, of_devices = machine_devices.judge(checks.outcome("devices"))
+        found += of_devices
         gpus = sum(number for name, number in given.items() if name.lower() == machine_devices.GPUS.lower())
         # Without a setting, checkpoints are restored here from these.
         formats = ["raw", *[substitute.ZSTD] * substitute.has_program(substitute.ZSTD)]
@@ -364,8 +360,6 @@ CONNECTING = 1.5
 """Seconds to retry a refused connection, as while libvirtd is being restarted."""
 TELLING = 0.3
 """Seconds before the end of all checks at which a silent libvirt is given up, which gives a better reason."""
-IFF_UP = 1
-"""The flag of an interface that is up (``linux/if.h``)."""
 
 
 def look_at_bridge(settings: Settings) -> str:
@@ -377,9 +371,8 @@ def look_at_bridge(settings: Settings) -> str:
         raise errors.MachineFault(f"{setting}, and there is no such interface.", "make the bridge, or name another.")
     if not os.path.isdir(f"{place}/bridge"):
         raise errors.MachineFault(f"{setting}, and that is no bridge.", "name a bridge.")
-    with open(f"{place}/flags") as file:
-        if not int(file.read(), 16) & IFF_UP:
-            raise errors.MachineFault(f"{setting}, and that bridge is down.", f"ip link set {name} up")
+    if not pci.is_up(place):
+        raise errors.MachineFault(f"{setting}, and that bridge is down.", f"ip link set {name} up")
     return f"the bridge {name} is up"
 
 
