@@ -23,7 +23,7 @@ from vmgahp.config import Settings
 from vmgahp.daemon import containers, probe
 from vmgahp.drivers.base import Driver, Machine, Survey
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, Late
-from vmgahp.host import libvirt_daemons, proc, wait
+from vmgahp.host import libvirt_daemons, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.log import Log
@@ -255,17 +255,20 @@ def test_a_probe_that_is_late_has_the_next_one_answer(tmp_path, monkeypatch, cap
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     said = {"VM_MEMORY": "64"}
     trouble: list[Finding] = []
+    over = threading.Event()
 
     def look(vm_type, environ, log, end, *, to_stderr, awaited, loaded_as):
         loaded_as(Settings(dict(said)))
         if probe.LATER not in environ:
-            wait.until(lambda: monotonic() > end, 5, 0.01)
+            over.wait(30)
         found = probe.Probe(vm_type, *trouble)
         found.attributes = {"VM_Type": vm_type, "VM_Memory": 64}
         return found
 
     def run(**environ: str) -> tuple[int, str]:
+        over.clear()
         status = probe.run("kvm", environ, to_stderr=False)
+        over.set()
         return status, capsys.readouterr().out
 
     monkeypatch.setattr(probe, "look", look)

@@ -63,7 +63,9 @@ class Machine:
         self.root.write_text(f"LOCAL_CONFIG_DIR = {self.config}\n")
         self.program("condor_config_val", f"#!{sys.executable} -IS\n" + CONFIG_VAL.format(root=str(self.root)))
         self.program("condor_restart", f'#!/bin/sh\necho "$@" >{self.restarted}\n')
-        self.environ = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(directory), "TERM": "dumb"}
+        # libvirt finds the session's daemon by these, once for the whole process, which has other tests.
+        kept = {name: value for name in ("HOME", "XDG_RUNTIME_DIR") if (value := os.environ.get(name))}
+        self.environ = {"PATH": f"{self.bin}:/usr/bin:/bin", "TERM": "dumb", **kept}
 
     def program(self, name: str, text: str) -> None:
         (self.bin / name).write_text(text)
