@@ -8,6 +8,7 @@ from lxml import etree as lxml
 
 from vmgahp.domain.build import Host
 from vmgahp.job.spec import Disk, JobSpec
+from vmgahp.job.vm_spec import VmSpec
 
 UUID = "c7a5fdbd-edaf-9455-926a-d65c16db1809"
 
@@ -18,11 +19,12 @@ def disk(path: str = "/scratch/disk.img", device: str = "vda", **changes: object
 
 
 def spec(**changes: object) -> JobSpec:
-    plain = JobSpec(
-        name="alice_lab_7.3", vm_type="kvm", working_dir="/scratch", memory_mib=64, vcpus=1, disks=(disk(),), nics=(),
-        vnc=False, checkpoint=False, no_output_vm=False,
+    plain = VmSpec(
+        name="alice_lab_7.3", vm_type="kvm", working_dir="/scratch", memory_mib=64, vcpus=1, nics=(), checkpoint=False,
+        no_output_vm=False,
     )  # fmt: skip
-    return plain._replace(**changes)  # type: ignore[arg-type]
+    vm = plain._replace(**{name: changes.pop(name) for name in plain._fields if name in changes})  # type: ignore[arg-type]
+    return JobSpec(vm, disks=(disk(),), vnc=False)._replace(**changes)  # type: ignore[arg-type]
 
 
 def host(**changes: object) -> Host:

@@ -118,9 +118,9 @@ def job(data: bytes) -> None:
     ad = _ad(data)
     with suppress(*HELD):
         spec = JobSpec.parse(ad, SETTINGS)
-        assert 32 <= spec.memory_mib <= 1024
-        assert 0 < spec.vcpus <= 255
-        assert spec.working_dir.startswith("/")
+        assert 32 <= spec.vm.memory_mib <= 1024
+        assert 0 < spec.vm.vcpus <= 255
+        assert spec.vm.working_dir.startswith("/")
         found = look.find(spec, SETTINGS, _Scratch(b"#cloud-config\ninstance-id: a"))
         assert all(disk.path.startswith("/") and not has_control(disk.path) for disk in found.disks)
     with suppress(*HELD):

@@ -23,7 +23,7 @@ SHARING = Settings({"VM_MEMORY": "1024", "VM_SHARE_SCRATCH": "9p"})
 
 
 def nics(text: str, **more: str) -> tuple[Nic, ...]:
-    return spec(NETWORKS, VMPARAM_vm_NICs=f'"{text}"', **more).nics
+    return spec(NETWORKS, VMPARAM_vm_NICs=f'"{text}"', **more).vm.nics
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_nics_keep_their_order_and_the_classic_one_needs_no_list() -> None:
     assert [nic.networking_type for nic in found] == ["nat", "bridge", "user", "nat"]
     assert [nic.link_up for nic in found] == [True, True, True, False]
     found = spec(NETWORKS, JobVMNetworking="true", JobVM_MACADDR='"52:54:00:12:34:56"')
-    assert found.nics == (Nic("user", "52:54:00:12:34:56"),)
-    assert (found.networking, found.networking_type, found.macs) == (True, "user", ("52:54:00:12:34:56",))
+    assert found.vm.nics == (Nic("user", "52:54:00:12:34:56"),)
+    assert (found.vm.networking, found.vm.networking_type, found.macs) == (True, "user", ("52:54:00:12:34:56",))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_several_writers_contradict_formats_and_checkpoints() -> None:
     assert found(files=files, VMPARAM_vm_Disk=disk).disks[1].shared
     refusal(BAD_DISK, "/nfs/book.img", "JobVMCheckpoint", files=files, VMPARAM_vm_Disk=disk, JobVMCheckpoint="true")
     own = '"disk.img:vda:ws,/nfs/book.img:vdb:rs"'
-    assert found(files=files, VMPARAM_vm_Disk=own, JobVMCheckpoint="true").checkpoint
+    assert found(files=files, VMPARAM_vm_Disk=own, JobVMCheckpoint="true").vm.checkpoint
 
 
 @pytest.mark.parametrize("permission", ["s", "sw", "wss", "x"])

@@ -32,7 +32,7 @@ def test_a_job_with_checkpoints_is_held_for_a_disk_that_qemu_cannot_save(form: s
 
 @pytest.mark.parametrize("form", ["raw", "qcow2", "qed", "iso"])
 def test_it_runs_with_any_other(form: str) -> None:
-    assert parsed(f"disk.{form}:vda:w:{form}").checkpoint
+    assert parsed(f"disk.{form}:vda:w:{form}").vm.checkpoint
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_job_whose_disks_are_not_known_leaves_none_behind() -> None:
 @pytest.mark.parametrize("outputs", [None, '""', '"vm_outputs.tar"', '"results/vm_outputs"'])
 def test_other_jobs_are_sent_as_ever(outputs: str | None) -> None:
     assert scratch_files.left_behind(ad(TransferOutput=outputs)) is None
-    assert spec(TransferOutput=outputs).sent == (False, None)
+    assert spec(TransferOutput=outputs).vm.sent == (False, None)
 
 
 def test_the_directory_is_there_from_the_start_and_no_link(scratch: Path, user: Identity, pack: Pack) -> None:

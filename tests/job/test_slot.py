@@ -101,7 +101,7 @@ def test_a_vm_of_libvirts_is_checked_with_its_files():
     said = ad(**jobs.DISK, JobVM_VCPUS="8", RequestCpus="1")
     with pytest.raises(JobFault, match="slot has 1"):
         find(JobSpec.parse(said, MACHINE), MACHINE, Files())
-    assert find(JobSpec.parse(said, OVERCOMMIT), OVERCOMMIT, Files()).vcpus == 8
+    assert find(JobSpec.parse(said, OVERCOMMIT), OVERCOMMIT, Files()).vm.vcpus == 8
 
 
 # --- the machine ad

@@ -26,6 +26,7 @@ from vmgahp.job import engine
 from vmgahp.job.ad import JobAd, literal, quote
 from vmgahp.job.disks import Disk, DiskRequest, entries
 from vmgahp.job.spec import JobSpec
+from vmgahp.job.vm_spec import VmSpec
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.]{0,20}", fullmatch=True)
 plain_text = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]))
@@ -297,13 +298,15 @@ def test_the_working_directory_must_be_a_full_path(path):
 
 def test_the_least_that_a_job_can_say_and_its_switches():
     assert spec() == JobSpec(
-        name="alice_example.org_17.0", vm_type="kvm", working_dir="/scratch", memory_mib=512, vcpus=1, disks=(),
-        requests=(DiskRequest("disk.img:vda:w", "disk.img", "vda", "", True, "raw", "disk"),), nics=(), vnc=False,
-        checkpoint=False, no_output_vm=False,
+        VmSpec(
+            name="alice_example.org_17.0", vm_type="kvm", working_dir="/scratch", memory_mib=512, vcpus=1, nics=(),
+            checkpoint=False, no_output_vm=False,
+        ),
+        disks=(), vnc=False, requests=(DiskRequest("disk.img:vda:w", "disk.img", "vda", "", True, "raw", "disk"),),
     )  # fmt: skip
-    assert spec().networking is False
+    assert spec().vm.networking is False
     found = spec(JobVMVNCConsole="true", JobVMCheckpoint="TRUE", VMPARAM_No_Output_VM="1")
-    assert (found.vnc, found.checkpoint, found.no_output_vm) == (True, True, True)
+    assert (found.vnc, found.vm.checkpoint, found.vm.no_output_vm) == (True, True, True)
 
 
 def test_reading_an_ad_opens_nothing(monkeypatch):
@@ -339,7 +342,7 @@ def test_reading_an_ad_opens_nothing(monkeypatch):
     ],
 )
 def test_memory_and_vcpus(changes, field, value):
-    assert getattr(spec(**changes), field) == value
+    assert getattr(spec(**changes).vm, field) == value
 
 
 def test_memory_cpus_and_hardware_that_a_job_does_not_get():
@@ -376,7 +379,7 @@ def network(types="nat, user", default="", **values):
 )
 def test_networking_type(settings, wanted, kind):
     found = spec(settings, JobVMNetworking="true", JobVMNetworkingType=wanted)
-    assert (found.networking, found.networking_type) == (True, kind)
+    assert (found.vm.networking, found.vm.networking_type) == (True, kind)
 
 
 def test_a_network_that_is_not_on_offer_holds_the_job_and_a_mac_without_one_does_not_matter():
@@ -398,7 +401,7 @@ def test_a_network_that_is_not_on_offer_holds_the_job_and_a_mac_without_one_does
     ],
 )  # fmt: skip
 def test_mac(given_mac, mac):
-    assert spec(JobVMNetworking="true", JobVM_MACADDR=f'"{given_mac}"').nics[0].mac == mac
+    assert spec(JobVMNetworking="true", JobVM_MACADDR=f'"{given_mac}"').vm.nics[0].mac == mac
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from tests.jobs import BASE, Files, ad, own
 from vmgahp import errors
 from vmgahp.config import Settings
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.job.vm_spec import VmSpec
 from vmgahp.job.vmware import LARGEST, VmwareSpec, look
 from vmgahp.job.vmx import Vmx
 
@@ -37,8 +38,11 @@ def refusal(word, part, **changes):
 
 def test_what_a_job_says_and_may_leave_out():
     assert spec(JobVMCheckpoint="true", JobVM_VCPUS="2") == VmwareSpec(
-        name="alice_example.org_17.0", vm_type="vmware", working_dir="/scratch", memory_mib=512, vcpus=2, nics=(),
-        checkpoint=True, no_output_vm=False, dir=r"C:\vms\dos", transfer=True, snapshot_disk=True, vmx_file="dos.vmx",
+        VmSpec(
+            name="alice_example.org_17.0", vm_type="vmware", working_dir="/scratch", memory_mib=512, vcpus=2, nics=(),
+            checkpoint=True, no_output_vm=False,
+        ),
+        dir=r"C:\vms\dos", transfer=True, snapshot_disk=True, vmx_file="dos.vmx",
         vmdk_files=("dos.vmdk", "dos-s001.vmdk"), vmx=Vmx(),
     )  # fmt: skip
     found = spec(**{f"VMPARAM_VMware_{name}": None for name in ("Dir", "Transfer", "SnapshotDisk", "VMDK_Files")})
@@ -56,7 +60,7 @@ def test_what_a_job_says_and_may_leave_out():
 )
 def test_vmware_has_nat_and_a_bridge_of_its_own(wanted, kind):
     found = spec(JobVMNetworking="true", **wanted)
-    assert (found.networking_type, found.networking) == (kind, True)
+    assert (found.vm.networking_type, found.vm.networking) == (kind, True)
 
 
 def test_user_networking_is_not_vmwares_and_settings_are_the_machines():
@@ -68,7 +72,7 @@ def test_user_networking_is_not_vmwares_and_settings_are_the_machines():
 
 @pytest.mark.parametrize("mac", ["00:50:56:00:00:00", "00-50-56-3F-FF-FF", "0:50:56:1:2:3"])
 def test_static_addresses(mac):
-    found = spec(JobVMNetworking="true", JobVM_MACADDR=f'"{mac}"').mac
+    found = spec(JobVMNetworking="true", JobVM_MACADDR=f'"{mac}"').vm.mac
     assert (found[:9], len(found)) == ("00:50:56:", 17)
 
 

@@ -130,7 +130,7 @@ def test_partitions_are_disks_and_user_networking_is_not_on_offer() -> None:
     networks = settings.networking_types(domain_xen.XEN_NETWORKS)
 
     def networking_of(**changes: str) -> str:
-        return JobSpec.parse(ad(**changes), settings, networks=networks).networking_type
+        return JobSpec.parse(ad(**changes), settings, networks=networks).vm.networking_type
 
     assert networking_of(JobVMNetworking="true") == "nat"
     with pytest.raises(JobFault, match="JobVMNetworkingType"):

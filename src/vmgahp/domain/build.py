@@ -94,7 +94,7 @@ def build(spec: JobSpec, host: Host) -> str:
     if firmware == UEFI_SECURE and machine == Q35:
         etree.SubElement(features, "smm", state="on")
     if host.tb_cache_mib and host.domain_type == "qemu":
-        cache = max(host.tb_cache_mib, LEAST_TB_CACHE_MIB * spec.vcpus)
+        cache = max(host.tb_cache_mib, LEAST_TB_CACHE_MIB * spec.vm.vcpus)
         add_text(etree.SubElement(features, "tcg"), "tb-cache", str(cache), unit="MiB")
     _cpu(domain, spec, host)
     if spec.devices.clock:
@@ -114,12 +114,12 @@ def build(spec: JobSpec, host: Host) -> str:
 def begin(spec: JobSpec, domain_type: str, uuid: str) -> etree.Element:
     """Make a domain with the elements that every job has."""
     domain = etree.Element("domain", type=domain_type)
-    add_text(domain, "name", spec.name)
+    add_text(domain, "name", spec.vm.name)
     add_text(domain, "uuid", uuid)
     # For VM types that HTCondor does not know, the kill mode finds VMs by the job's scratch directory.
-    add_text(domain, "description", spec.working_dir)
-    add_text(domain, "memory", str(spec.memory_mib), unit="MiB")
-    add_text(domain, "vcpu", str(spec.vcpus))
+    add_text(domain, "description", spec.vm.working_dir)
+    add_text(domain, "memory", str(spec.vm.memory_mib), unit="MiB")
+    add_text(domain, "vcpu", str(spec.vm.vcpus))
     return domain
 
 
@@ -185,7 +185,7 @@ def add_devices(domain: etree.Element, spec: JobSpec, host: Host, machine: str) 
         etree.SubElement(devices, "controller", type="scsi", index="0", model="virtio-scsi")
     for order, disk in enumerate(spec.disks, start=1):
         _disk(devices, disk, order, machine)
-    for number, nic in enumerate(spec.nics):
+    for number, nic in enumerate(spec.vm.nics):
         _network(devices, nic, host, host.ssh_ports if number == 0 else ())
     _console(devices, host)
     if spec.devices.exit_port:
@@ -388,7 +388,7 @@ def require_xen(spec: JobSpec, boot: XenBoot) -> None:
             hint = "convert it with qemu-img convert -O raw, and leave the format out of vm_disk."
         if problem:
             raise JobFault(errors.INVALID_DISK_PARAM, f"VMPARAM_vm_Disk {problem}.", hint)
-    for nic in spec.nics:
+    for nic in spec.vm.nics:
         if nic.model != "virtio" or not nic.link_up:
             asked = f"the model {nic.model}{'' if nic.link_up else ' without its cable'}"
             problem = f"The job asks for a NIC of {asked}, and Xen's guests have Xen's own NICs only."
@@ -422,7 +422,7 @@ def build_xen(spec: JobSpec, boot: XenBoot, host: XenHost) -> str:
     devices = etree.SubElement(domain, "devices")
     for disk in spec.disks:
         _xen_disk(devices, disk, host)
-    for nic in spec.nics:
+    for nic in spec.vm.nics:
         add_interface(devices, nic, host.nat_network, host.bridge)
     if boot.hardware:
         etree.SubElement(etree.SubElement(devices, "serial", type="pty"), "target", port="0")

@@ -132,8 +132,8 @@ def _amounts(domain: etree.Element, spec: JobSpec) -> tuple[list[str], list[str]
     more: list[str] = []
     less: list[str] = []
     for what, actual, expected in (
-        ("memory (KiB)", _memory(domain), _rounded(spec.memory_mib << 10)),
-        ("number of CPUs", _vcpus(domain), spec.vcpus),
+        ("memory (KiB)", _memory(domain), _rounded(spec.vm.memory_mib << 10)),
+        ("number of CPUs", _vcpus(domain), spec.vm.vcpus),
     ):
         if actual != expected:
             found = more if actual > expected else less
@@ -195,9 +195,9 @@ def _compare_interfaces(domain: etree.Element, spec: JobSpec) -> list[str]:
     """Compare the interfaces, whose order libvirt keeps, with those of the job."""
     found = []
     interfaces = domain.findall("devices/interface")
-    if len(interfaces) != len(spec.nics):
-        return [f"it has {len(interfaces)} interfaces, and the job asks for {len(spec.nics)}"]
-    for interface, nic in zip(interfaces, spec.nics, strict=True):
+    if len(interfaces) != len(spec.vm.nics):
+        return [f"it has {len(interfaces)} interfaces, and the job asks for {len(spec.vm.nics)}"]
+    for interface, nic in zip(interfaces, spec.vm.nics, strict=True):
         kinds = _kinds(NETWORKS[nic.networking_type])
         if interface.get("type") not in kinds:
             found.append(f"its interface is of the type {interface.get('type')}, and not {' or '.join(kinds)}")

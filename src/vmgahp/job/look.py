@@ -29,27 +29,27 @@ def look(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
     """Find all files of the job, and the backing files of its disks. Raises `errors.Fault`."""
     spec = find(spec, settings, identity)
     end = monotonic() + LOOK
-    directory = spec.working_dir
+    directory = spec.vm.working_dir
     disks = (
         disk._replace(backing=backing_files(disk, directory, identity, end), mark=_mark(disk, directory, identity))
         for disk in spec.disks
     )
     spec = spec._replace(disks=tuple(disks))
-    if spec.checkpoint and is_saved_by_qemu(spec.vm_type, settings):
+    if spec.vm.checkpoint and is_saved_by_qemu(spec.vm.vm_type, settings):
         require_saveable_disks(spec.disks)
     return spec
 
 
 def find(spec: JobSpec, settings: Settings, identity: Identity) -> JobSpec:
     """Find the slot and all files of the job, without examining images. Raises `errors.Fault`."""
-    spec = vm_spec.settle_slot(spec, settings, identity)
+    spec = spec._replace(vm=vm_spec.settle_slot(spec.vm, settings, identity))
     if spec.xen is not None:
-        spec = spec._replace(xen=xen.look(spec.xen, spec.working_dir, identity))
+        spec = spec._replace(xen=xen.look(spec.xen, spec.vm.working_dir, identity))
     disks = _disks(spec, settings, identity)
     if spec.devices.user_data is not None:
-        cloud_init.look(spec.devices.user_data, spec.working_dir, identity)
+        cloud_init.look(spec.devices.user_data, spec.vm.working_dir, identity)
     for disk in disks:
-        if spec.checkpoint and disk.shared and disk.writable and not disk.transferred:
+        if spec.vm.checkpoint and disk.shared and disk.writable and not disk.transferred:
             why = "JobVMCheckpoint = true contradicts it: they keep writing after the checkpoint."
             hint = "set vm_checkpoint = false, or give the disk the permission r, rs or w."
             problem = f"{DISK} shares {disk.path} with other writers, and {why}"
@@ -81,12 +81,12 @@ def _disks(spec: JobSpec, settings: Settings, identity: Identity) -> tuple[Disk,
             raise _refused_image(name, "this machine's catalog of images cannot be used", fault.problem) from fault
     for request in spec.requests:
         if request.image:
-            disk = catalog_disk(request, catalog, identity, spec.working_dir, spec.memory_mib)
+            disk = catalog_disk(request, catalog, identity, spec.vm.working_dir, spec.vm.memory_mib)
         elif request.made:
-            files = drive_files(request, identity, spec.working_dir)
-            disk = _disk(request, os.path.join(spec.working_dir, request.file), True)._replace(files=files)
+            files = drive_files(request, identity, spec.vm.working_dir)
+            disk = _disk(request, os.path.join(spec.vm.working_dir, request.file), True)._replace(files=files)
         else:
-            disk = _image(request, spec.working_dir, identity)
+            disk = _image(request, spec.vm.working_dir, identity)
         found.append(disk)
     require_own_files(found)
     return tuple(found)

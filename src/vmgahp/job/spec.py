@@ -11,7 +11,7 @@ loses any work; QEMU calls such features migration blockers. The front ends and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
@@ -118,14 +118,14 @@ def unsaveable_feature(domain: etree.Element) -> str:
     return next((reason for path, reason in _UNSAVEABLE_DEVICES if domain.find(path) is not None), "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobSpec(VmSpec):
+class JobSpec(NamedTuple):
     """A virtual machine of libvirt."""
 
+    vm: VmSpec
     disks: tuple[Disk, ...]
     """The disks found for the requests; empty before `vmgahp.job.look` finds them."""
     vnc: bool
-    devices: Devices = field(default_factory=Devices)
+    devices: Devices = Devices()
     ignored: tuple[str, ...] = ()
     """The unknown attributes about devices, of a job that ignores them."""
     xen: XenBoot | None = None
@@ -135,7 +135,7 @@ class JobSpec(VmSpec):
     @property
     def macs(self) -> tuple[str, ...]:
         """Return the MAC addresses that the job has chosen."""
-        return tuple(nic.mac for nic in self.nics if nic.mac)
+        return tuple(nic.mac for nic in self.vm.nics if nic.mac)
 
     @classmethod
     def parse(
@@ -153,7 +153,7 @@ class JobSpec(VmSpec):
             found = (enlarged(options, found[0]), *found[1:])
         found += data_requests(options, found)
         made = cls(
-            **vars(common),
+            vm=common,
             disks=(),
             requests=found,
             vnc=bool(ad.boolean("JobVMVNCConsole")),
@@ -163,12 +163,12 @@ class JobSpec(VmSpec):
         if ad.boolean("JobVMHardwareVT") and not settings.boolean("VM_HARDWARE_VT"):
             problem = "JobVMHardwareVT = true, and this machine offers no hardware virtualization (VM_HARDWARE_VT)."
             raise JobFault(errors.MISMATCHED, problem, "add VM_HardwareVT to the job's requirements.")
-        if made.devices.ssh and not made.nics:
+        if made.devices.ssh and not made.vm.nics:
             raise options.refused("SSH", "the VM has no network by which it is reached", "set vm_networking = true.")
         made = _with_run(made, ad, settings, options)
         made = _with_seed(made, ad, options)
-        if made.checkpoint:
-            judged = made.requests if is_saved_by_qemu(made.vm_type, settings) else ()
+        if made.vm.checkpoint:
+            judged = made.requests if is_saved_by_qemu(made.vm.vm_type, settings) else ()
             require_saveable(made.devices, judged, options)
         _require_our_description(settings, options)
         return made

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -24,8 +23,6 @@ from vmgahp.job.attributes import Options
 from vmgahp.job.disks import refuse_made
 from vmgahp.job.engine import NoEngine
 from vmgahp.text import MAC, shown
-
-AnySpec = TypeVar("AnySpec", bound="VmSpec")
 
 LEAST_MEMORY_MIB = 32
 """The least memory of a VM, which smaller ones get too, as from the C++ daemon (``KVMType::CreateConfigFile``)."""
@@ -78,7 +75,7 @@ def assigned_cores(environ: Mapping[str, str]) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
-def settle_slot(spec: AnySpec, settings: Settings, identity: Identity) -> AnySpec:
+def settle_slot(spec: VmSpec, settings: Settings, identity: Identity) -> VmSpec:
     """Complete the slot from the machine ad if that is needed. Raises `JobFault` if the VM is larger than the slot."""
     slot = spec.slot
     if (slot.cpus or 0) < spec.vcpus or (slot.memory_mib or 0) < spec.memory_mib:
@@ -301,8 +298,7 @@ MOST_VCPUS = 255
 """The most CPUs of QEMU's pc machine; more would fail in the hypervisor, and be blamed on the machine."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class VmSpec:
+class VmSpec(NamedTuple):
     """A virtual machine as the job requests it and this machine grants it."""
 
     name: str
@@ -315,10 +311,8 @@ class VmSpec:
     no_output_vm: bool
     left_behind: tuple[str, ...] | None = None
     """The files that a checkpoint omits; None if HTCondor transfers by its own rule (`vmgahp.job.scratch_files`)."""
-    slot: Slot = field(default_factory=Slot)
+    slot: Slot = Slot()
     """The job's slot, as known without reading files (`settle_slot` completes it)."""
-
-    _replace = replace
 
     @property
     def sent(self) -> tuple[bool, tuple[str, ...] | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.config import Settings
@@ -42,10 +42,10 @@ _MOST_VMDKS, _LONGEST_NAME = 1000, 200
 _TRANSFER_HINT = "add it to transfer_input_files: a regular file, no link, that its owner may read."
 
 
-@dataclass(frozen=True, kw_only=True)
-class VmwareSpec(VmSpec):
+class VmwareSpec(NamedTuple):
     """A VMware virtual machine, with at most one NIC, of the kind ``nat`` or ``bridge``."""
 
+    vm: VmSpec
     dir: str
     """The full path of the directory of disks that are not transferred; else a path of the submit machine, unused."""
     transfer: bool
@@ -74,7 +74,7 @@ class VmwareSpec(VmSpec):
             hint = "set vmware_snapshot_disk = True, or transfer the files (vmware_should_transfer_files = True)."
             raise JobFault(errors.INVALID_DISK_PARAM, problem, hint)
         return cls(
-            **vars(common),
+            vm=common,
             dir=_dir(ad, transfer),
             transfer=transfer,
             snapshot_disk=snapshot_disk,
@@ -86,11 +86,11 @@ class VmwareSpec(VmSpec):
 
 def look(spec: VmwareSpec, settings: Settings, identity: Identity) -> VmwareSpec:
     """Find the slot, read the ``.vmx`` and check that the transferred disks exist. Raises `JobFault`."""
-    spec = vm_spec.settle_slot(spec, settings, identity)
-    vmx = read_vmx(identity, spec.working_dir, spec.vmx_file)
+    spec = spec._replace(vm=vm_spec.settle_slot(spec.vm, settings, identity))
+    vmx = read_vmx(identity, spec.vm.working_dir, spec.vmx_file)
     for name in spec.vmdk_files if spec.transfer else ():
         try:
-            os.close(identity.open_scratch(spec.working_dir, name, os.O_RDONLY))
+            os.close(identity.open_scratch(spec.vm.working_dir, name, os.O_RDONLY))
         except OSError as error:
             problem = f"it cannot be opened in the job's scratch directory: {error.strerror}"
             raise _bad(VMDK_FILES, name, problem, _TRANSFER_HINT) from error

@@ -216,7 +216,8 @@ class Started(Machine):
 def spec_of(directory: Path, asked_mib: int) -> SimpleNamespace:
     slot = Slot(disk_kib=asked_mib << 10, disk_is_asked=True)
     devices = SimpleNamespace(run=SimpleNamespace(stdout="out", stderr="err"))
-    return SimpleNamespace(slot=slot, working_dir=str(directory), memory_mib=64, devices=devices)
+    vm = SimpleNamespace(slot=slot, working_dir=str(directory), memory_mib=64)
+    return SimpleNamespace(vm=vm, devices=devices)
 
 
 def watch(machine: Started, spec: SimpleNamespace) -> None:

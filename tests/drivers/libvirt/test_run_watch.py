@@ -344,7 +344,8 @@ def test_a_vm_whose_program_nobody_can_follow_is_lost_and_no_failure_of_the_jobs
     scene.machine.resources.exit = SimpleNamespace(program=None)  # type: ignore[assignment]
     monkeypatch.setattr(threads, "start_thread", none_left)
     scene.machine.restart = None  # type: ignore[attr-defined]
-    spec = SimpleNamespace(working_dir=str(scene.scratch), devices=SimpleNamespace(run=RUN), sent=(False, None))
+    vm = SimpleNamespace(working_dir=str(scene.scratch), sent=(False, None))
+    spec = SimpleNamespace(vm=vm, devices=SimpleNamespace(run=RUN))
     monitor.begin(scene.machine, spec, 0, jobs.owner(scene.scratch))  # type: ignore[arg-type]
     assert scene.machine.given_up == [("", "")]
     assert "No thread can be started." in scene.machine.said[-1]
@@ -375,6 +376,6 @@ def test_what_the_program_prints_is_within_what_the_job_asks_for(monkeypatch, as
         monitor, "ConsoleCapture", lambda path, _file, limit, _log, **__: limits.update({os.path.basename(path): limit})
     )
     run = SimpleNamespace(stdout="out", stderr="err")
-    spec = SimpleNamespace(devices=SimpleNamespace(run=run), working_dir="/")
+    spec = SimpleNamespace(devices=SimpleNamespace(run=run), vm=SimpleNamespace(working_dir="/"))
     monitor.listen(spec, None, (0, 0), None, None, SimpleNamespace(run_ports={}))  # type: ignore[arg-type]
     assert limits == {monitor.OUT: printed, monitor.ERR: printed, monitor.OUTPUTS: asked}

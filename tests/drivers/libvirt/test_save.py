@@ -160,7 +160,8 @@ def test_a_qemu_that_is_absent_at_a_restart_is_named(
     checkpoints = save.LibvirtCheckpoints(save.LIBVIRT, user, connection, print)  # type: ignore[arg-type]
     store = SimpleNamespace(forget_interrupted=lambda: None, load=lambda: "a checkpoint", check=None, now=None)
     monkeypatch.setattr(checkpoints, "store", lambda _: store)
-    spec = SimpleNamespace(working_dir=str(scratch), name="vm", disks=(), devices=SimpleNamespace(run=None))
+    vm = SimpleNamespace(working_dir=str(scratch), name="vm")
+    spec = SimpleNamespace(vm=vm, disks=(), devices=SimpleNamespace(run=None))
     plan = SimpleNamespace(spec=spec, may_restart=True, checkpoint_spec=spec, domain_type="qemu")
     monkeypatch.setattr("vmgahp.drivers.libvirt.start.provision.Provision.make", lambda *_: None)
     monkeypatch.setattr("vmgahp.drivers.libvirt.program.warm.find", lambda *_: None)

@@ -78,7 +78,7 @@ class TestWorkstation(DriverContract):
         assert {path.name: path.read_bytes() for path in scratch.iterdir()} == before
 
     def test_a_guest_for_whose_memory_there_is_no_room_runs_on(self, subject: Subject, machine: VmrunMachine) -> None:
-        machine.spec = machine.spec._replace(memory_mib=1 << 40)
+        machine.spec = machine.spec._replace(vm=machine.spec.vm._replace(memory_mib=1 << 40))
         with pytest.raises(errors.MachineFault, match="MiB are free") as caught:
             machine.suspend()
         assert caught.value.code == "VMGAHP_ERR_VM_CANNOT_CREATE_CKPT_FILES"

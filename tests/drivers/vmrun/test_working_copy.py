@@ -13,7 +13,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.vmrun import working_copy
 from vmgahp.drivers.vmrun.working_copy import WorkingCopy, look_at_layers
 from vmgahp.errors import JobFault, MachineFault
-from vmgahp.job.vm_spec import Nic
+from vmgahp.job.vm_spec import Nic, VmSpec
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.job.vmx import Vmx
 
@@ -184,12 +184,13 @@ def build(scratch, user, disk):
     disk()
 
     def make(source=None, machine=None, **changes):
-        job = {"name": "alice_lab_7.0", "vm_type": "vmware", "working_dir": str(scratch), "memory_mib": 515, "vcpus": 2}
-        job |= {"nics": (), "checkpoint": False, "no_output_vm": False}
-        job |= {
+        vm = {"name": "alice_lab_7.0", "vm_type": "vmware", "working_dir": str(scratch), "memory_mib": 515, "vcpus": 2}
+        vm |= {"nics": (), "checkpoint": False, "no_output_vm": False}
+        job = {
             "dir": "", "transfer": True, "snapshot_disk": True, "vmx_file": "dos.vmx", "vmdk_files": (), "vmx": Vmx(),
         }  # fmt: skip
-        vmx, spec = Vmx(BASE | (source or {})), VmwareSpec(**job | changes)
+        vm = VmSpec(**{name: changes.pop(name, value) for name, value in vm.items()})
+        vmx, spec = Vmx(BASE | (source or {})), VmwareSpec(vm, **job | changes)
         return working_copy.build(vmx, spec, str(scratch), "1-2-3", Settings(machine or {}), user)
 
     return make

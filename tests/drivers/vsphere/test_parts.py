@@ -162,7 +162,7 @@ def test_secure_boot_and_the_order_of_booting_are_asked_for(job: Job) -> None:
     assert "firmware  efi, secure boot" in subject(job)
     found = hardware.read_hardware(Vmx.parse(VMX + more), "machine.vmx")
     tag = Tag("id", "name", "job#1", "/dir", "host", RUNS)
-    spec = SimpleNamespace(memory_mib=64, vcpus=4, vmx=Vmx({"cpuid.coresPerSocket": "2"}))
+    spec = SimpleNamespace(vm=SimpleNamespace(memory_mib=64, vcpus=4), vmx=Vmx({"cpuid.coresPerSocket": "2"}))
     config = bare_spec(spec, found, "name", tag, "store")  # type: ignore[arg-type]
     assert (config.firmware, config.bootOptions.efiSecureBootEnabled) == ("efi", True)
     assert (config.numCPUs, config.numCoresPerSocket) == (4, 2)

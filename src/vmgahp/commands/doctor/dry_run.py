@@ -61,7 +61,7 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
             spec = JobSpec.parse(xml.ad if xml else ad, settings)
             trial.findings += _unmet(spec, probe)
             spec = look.find(spec, settings, identity)
-            seen = f"{spec.name} asks for nothing that is wrong in itself (looked at as {user})"
+            seen = f"{spec.vm.name} asks for nothing that is wrong in itself (looked at as {user})"
             trial.findings += [check.ok(seen), *_not_transferred(spec), *_not_saved(spec, settings)]
             if xml and (dropped := xml.without()):
                 trial.findings.append(Finding("job XML", OK, "the XML that the job brings", escape(dropped)))
@@ -126,20 +126,20 @@ def _unmet(spec: JobSpec, probe: Probe) -> list[Finding]:
         found.append(Finding(check, verdict, _LOOKED_AT, seen, hint))
 
     memory = offered.get("VM_Memory")
-    if isinstance(memory, int) and spec.memory_mib > memory:
-        seen = f"The job asks for {spec.memory_mib} MiB, and VM_Memory is {memory} here."
+    if isinstance(memory, int) and spec.vm.memory_mib > memory:
+        seen = f"The job asks for {spec.vm.memory_mib} MiB, and VM_Memory is {memory} here."
         miss("job memory", seen, "lower vm_memory, or wait for another machine.")
     kinds = str(offered.get("VM_Networking_Types", "")).split(",")
-    for kind in dict.fromkeys(nic.networking_type for nic in spec.nics):
+    for kind in dict.fromkeys(nic.networking_type for nic in spec.vm.nics):
         if kind not in kinds and not probe.trouble:  # a hypervisor that fails has not reported its networks
             seen = f"The job asks for a network of type {kind}, which this machine does not offer now."
             miss("job network", seen, "fix that network (see above), or set another vm_networking_type.")
     prefix = f"VM_{probe.vm_type}_ATTR_"
     most = offered.get(prefix + "max_vcpus")
-    if isinstance(most, int) and spec.vcpus > most:
-        seen = f"The job asks for {spec.vcpus} CPUs, and a VM here has {most} at most."
+    if isinstance(most, int) and spec.vm.vcpus > most:
+        seen = f"The job asks for {spec.vm.vcpus} CPUs, and a VM here has {most} at most."
         miss("job CPUs", seen, "lower vm_vcpus (or request_cpus).")
-    if spec.checkpoint and offered.get(prefix + "checkpoint") is False:
+    if spec.vm.checkpoint and offered.get(prefix + "checkpoint") is False:
         seen = "The job asks for checkpoints (vm_checkpoint), and this machine makes none: evicted, it starts again."
         hint = "see disk space, above, and LIBVIRT_XML_SCRIPT; or set vm_checkpoint = false."
         miss("job checkpoint", seen, hint, OFF)
@@ -149,7 +149,7 @@ def _unmet(spec: JobSpec, probe: Probe) -> list[Finding]:
 def _not_transferred(spec: JobSpec) -> list[Finding]:
     """Find a disk because of which a job that requests checkpoints cannot have any."""
     shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
-    if not shared or not spec.checkpoint or spec.vm_type in HTCONDORS:
+    if not shared or not spec.vm.checkpoint or spec.vm.vm_type in HTCONDORS:
         return []
     seen = f"{escape(shared[0])} is not transferred with the job, so it has no checkpoints under this type."
     return [Finding("job checkpoint", OFF, _LOOKED_AT, seen, "transfer the disk, or use vm_type = kvm.")]
@@ -157,7 +157,7 @@ def _not_transferred(spec: JobSpec) -> list[Finding]:
 
 def _not_saved(spec: JobSpec, settings: Settings) -> list[Finding]:
     """Find a disk with which no machine suspends the VM to disk; with vm_checkpoint such a job is held."""
-    disks = spec.disks if is_saved_by_qemu(spec.vm_type, settings) else ()
+    disks = spec.disks if is_saved_by_qemu(spec.vm.vm_type, settings) else ()
     disk = next((disk for disk in disks if disk.format in UNSAVEABLE), None)
     if disk is None:
         return []

@@ -319,7 +319,7 @@ class Rehearsed(NamedTuple):
     """The job as the daemon understands it."""
 
     ad: JobAd
-    spec: VmSpec
+    spec: VmSpec | JobSpec | vmware.VmwareSpec
     description: str
     """The domain XML, if libvirt would run it under QEMU."""
 
@@ -395,7 +395,7 @@ def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
     if vm_type in VMWARE:
         there = vmware.look(vmware.VmwareSpec.parse(ad, settings), settings, identity)
         if vm_type in VMRUN:
-            working_copy.build(there.vmx, there, there.working_dir, "", settings, identity)
+            working_copy.build(there.vmx, there, there.vm.working_dir, "", settings, identity)
             return Rehearsed(ad, there, "")
         with suppress(ImportError):  # only machines that run VMware need pyVmomi
             from vmgahp.drivers.vsphere import hardware
@@ -425,7 +425,7 @@ def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
     arch = ARM if spec.devices.arch == ARM else ""
     host = Host("00000000-0000-4000-8000-000000000000", "kvm", "", bridge="br0", arch=arch)
     ours = build(spec, host)
-    return Rehearsed(ad, spec, xml.describe(ours, spec.working_dir, None, identity) if xml else ours)
+    return Rehearsed(ad, spec, xml.describe(ours, spec.vm.working_dir, None, identity) if xml else ours)
 
 
 SUBMIT_DEADLINE = 600.0

@@ -102,11 +102,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             if not domains.is_qemu(fixed := capabilities.wanted_type(self.vm_type, self.settings)):
                 capabilities.require_hypervisor(self.connection, fixed, self.settings)
             raise
-        job_user.require_room(spec.working_dir, self.identity)
-        name = domains.free_name(self.connection, spec.name, spec.working_dir, self.log)
+        job_user.require_room(spec.vm.working_dir, self.identity)
+        name = domains.free_name(self.connection, spec.vm.name, spec.vm.working_dir, self.log)
         if xml and (dropped := xml.without()):
             self.log(f"{name}: {dropped}")
-        return self._describer.plan(view, spec._replace(name=name), domain_type)._replace(xml=xml)
+        return self._describer.plan(view, spec._replace(vm=spec.vm._replace(name=name)), domain_type)._replace(xml=xml)
 
     def show(self, plan: Plan) -> str:
         self._require_free_macs(plan.spec)
@@ -114,16 +114,16 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         return self._describer.show(plan._replace(spec=spec))
 
     def clear(self, plan: Plan) -> None:
-        domains.clear(self.connection, plan.view.job.vm_name(), plan.spec.working_dir, self.log)
+        domains.clear(self.connection, plan.view.job.vm_name(), plan.spec.vm.working_dir, self.log)
         domains.sweep(self.connection, self.log)
         if self.settings.string("VM_MAC_HOOK"):
             hooks.sweep_addresses(self.log)
-        self._forget_firmware(plan.spec.name)
-        job_user.forget(self.identity, plan.spec.working_dir, self.log, *LEFTOVERS, hooks.POLICY_FILE)
+        self._forget_firmware(plan.spec.vm.name)
+        job_user.forget(self.identity, plan.spec.vm.working_dir, self.log, *LEFTOVERS, hooks.POLICY_FILE)
         self._require_free_macs(plan.spec)
 
     def prepare(self, plan: Plan, resources: Resources) -> LibvirtMachine:
-        made = provision.Provision(plan.spec.working_dir, self.identity)
+        made = provision.Provision(plan.spec.vm.working_dir, self.identity)
         resources.not_started.append(made.undo)
         restart = None
         try:
@@ -142,7 +142,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             if warm.has_failed(restart, error):
                 raise warm.Cold(error) from error
             if isinstance(error, libvirt.libvirtError):
-                raise faults.from_libvirt(error, f"preparing {plan.spec.name}") from error
+                raise faults.from_libvirt(error, f"preparing {plan.spec.vm.name}") from error
             raise
 
     def launch(self, machine: LibvirtMachine, plan: Plan) -> None:
@@ -164,11 +164,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
     def keep(self, machine: LibvirtMachine, plan: Plan) -> None:
         spec, resources, xml = plan.spec, machine.resources, machine.described.xml
         resources.not_started.clear()
-        forget = partial(job_user.forget, self.identity, spec.working_dir, self.log)
+        forget = partial(job_user.forget, self.identity, spec.vm.working_dir, self.log)
         resources.at_end.append(partial(forget, *provision.files_made(spec)))
         if spec.devices.run:
             resources.when_over.append(partial(forget, RECORD))
-        self.record_end(resources, spec.name, spec.working_dir, lambda: machine.usage.seconds, spec.sent)
+        self.record_end(resources, spec.vm.name, spec.vm.working_dir, lambda: machine.usage.seconds, spec.vm.sent)
         assert resources.exit is not None
         resources.exit.doubt = " ".join(filter(None, (disk.doubt for disk in spec.disks)))
         if resources.exit_port:
@@ -176,37 +176,37 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if resources.console:
             resources.exit.console = resources.console.tail
         if spec.devices.run:
-            kept = disks.kept_free(self.settings, spec.working_dir, self.identity)
+            kept = disks.kept_free(self.settings, spec.vm.working_dir, self.identity)
             resources.while_running.append(partial(monitor.begin, machine, spec, kept, self.identity))
         self._watch_disks(machine, spec)
         devices = etree.fromstring(xml).find("devices")
         if devices is not None and any(devices.find(tag) is not None for tag in ("graphics", "video")):
-            machine.screenshot = partial(machine.guest.take_screenshot, spec.working_dir, self.identity)
+            machine.screenshot = partial(machine.guest.take_screenshot, spec.vm.working_dir, self.identity)
         self._publish_vnc(spec, machine, xml)
         machine.resumed = lambda: self._publish_vnc(spec, machine, machine.saved_xml)  # its port may have changed
         if way := resources.access:
             if way.means == RELAY:
-                relay = forwarding.Relay(self.identity, self.log, spec.name, way.address, way.ports)
+                relay = forwarding.Relay(self.identity, self.log, spec.vm.name, way.address, way.ports)
                 way = way._replace(ports=tuple(relay.ports))
                 machine.has_address = relay.lead_to
                 resources.at_end.append(relay.end)
-            forwarding.tell(way, spec.name, spec.working_dir, self.identity, self.log)
+            forwarding.tell(way, spec.vm.name, spec.vm.working_dir, self.identity, self.log)
             resources.updates.publish(published.SSH, way.words or None)
         if changes := machine.described.changes:
-            hooks.tell_owner(machine, changes, spec.working_dir, self.identity, self.log)
+            hooks.tell_owner(machine, changes, spec.vm.working_dir, self.identity, self.log)
         if plan.afresh:
             resources.updates.say(f"The VM starts afresh: its checkpoint cannot be used ({plan.afresh})")
         elif machine.restart and not machine.restart.is_warm:
             resources.updates.say("The VM goes on from its checkpoint")
         if not machine.restart and plan.may_restart:
             resources.while_running.append(partial(warm.want, plan, self._describer, self.log))
-        self.log(f"started {spec.name} ({machine.uuid}) by {plan.domain_type}")
+        self.log(f"started {spec.vm.name} ({machine.uuid}) by {plan.domain_type}")
 
     def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:
         if isinstance(unusable, warm.Cold):
-            self.log(f"{plan.spec.name} boots, for it cannot go on from a guest that has booted: {unusable.reason}")
+            self.log(f"{plan.spec.vm.name} boots, for it cannot go on from a guest that has booted: {unusable.reason}")
             return plan._replace(may_restart=False), lambda: None
-        take_back = self.checkpoints_of.store(plan.checkpoint_spec).refuse(plan.checkpoint_spec.name, unusable)
+        take_back = self.checkpoints_of.store(plan.checkpoint_spec).refuse(plan.checkpoint_spec.vm.name, unusable)
         return plan._replace(may_restart=False, afresh=unusable.reason), take_back
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
@@ -269,7 +269,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             password = first_attribute(xml, "devices/graphics", "passwd")
             text = json.dumps({"host": "127.0.0.1", "port": port, "password": password}) + "\n"
             machine.updates.publish(published.VNC, f"127.0.0.1:{port}")
-            self.identity.write_scratch(spec.working_dir, VNC_FILE, text.encode())
+            self.identity.write_scratch(spec.vm.working_dir, VNC_FILE, text.encode())
         except (libvirt.libvirtError, errors.Fault, OSError) as error:
             self.log(f"{machine.name}: could not write {VNC_FILE}: {error}")
 
@@ -279,7 +279,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         images = files.in_scratch() if files is not None else {}
         ports = [port for name, port in machine.resources.run_ports.items() if name != CONTROL]
         limit = disks.limit_of(spec, self.settings)
-        kept = disks.kept_free(self.settings, spec.working_dir, self.identity)
+        kept = disks.kept_free(self.settings, spec.vm.working_dir, self.identity)
         if files is None or not images or not (limit or kept):
             return
 
@@ -296,7 +296,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             largest = sum(map(disks.largest_size, images.values())) if limit else 0
         except OSError:  # an error of the job's own file system does not concern the machine
             return
-        saved = largest + (0 if machine.saver.cannot else spec.memory_mib << 20)
+        saved = largest + (0 if machine.saver.cannot else spec.vm.memory_mib << 20)
         if largest > disks.allowed(limit):
             end = f"it ends where they occupy more than the {limit >> 20} MiB that the job has asked for"
             self.log(f"{machine.name}: its disks may come to {largest >> 20} MiB, and {end}")
@@ -335,11 +335,11 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self._hand_out(spec, resources)
         plan = plan._replace(spec=spec)
         uuid = restart.manifest.facts["uuid"] if restart else domains.new_uuid()
-        resources.at_end.append(partial(self._forget_firmware, spec.name))
+        resources.at_end.append(partial(self._forget_firmware, spec.vm.name))
         if spec.ignored:
-            self.log(f"{spec.name} runs without unknown attributes: {', '.join(spec.ignored)}")
+            self.log(f"{spec.vm.name} runs without unknown attributes: {', '.join(spec.ignored)}")
         for doubt in filter(None, (disk.doubt for disk in spec.disks)):
-            self.log(f"{spec.name}: {doubt}")
+            self.log(f"{spec.vm.name}: {doubt}")
         if spec.devices.run:
             owner = self._describer.owner(plan.label)
             monitor.listen(spec, self.settings, owner, self.identity, self.log, resources)
@@ -354,7 +354,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             if restart.is_warm:
                 xml, plugged = warm.without_nics(xml)
             described = described._replace(xml=restart.description(xml, self.connection.uri, self.reconcile))
-        guest = LibvirtGuest(spec.name, uuid, plan.domain_type, self.connection, self.log)
+        guest = LibvirtGuest(spec.vm.name, uuid, plan.domain_type, self.connection, self.log)
         if domains.is_qemu(plan.domain_type):
             guest.files = disks.DiskFiles(spec, self.identity, may_chown=self.connection.uri != SESSION_URI)
             resources.at_end.append(guest.files.close)
@@ -362,13 +362,13 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             disks.require_space(spec, guest.files, self.settings)
             if self.settings.xml_script():
                 guest.files.require_no_links(described.xml)
-        self.claim(resources, spec.name, uuid)
-        saver = self.saver(spec.working_dir, self.identity, self.settings, self.log)
-        saver.before_restore, saver.memory_mib = resources.before_restore, spec.memory_mib
-        saver.may_travel = spec.checkpoint
+        self.claim(resources, spec.vm.name, uuid)
+        saver = self.saver(spec.vm.working_dir, self.identity, self.settings, self.log)
+        saver.before_restore, saver.memory_mib = resources.before_restore, spec.vm.memory_mib
+        saver.may_travel = spec.vm.checkpoint
         saver.cannot = self._why_not_save(spec, plan.domain_type, described.xml)
         if saver.cannot:
-            self.log(f"{spec.name} can be neither suspended to disk nor checkpointed: {saver.cannot}")
+            self.log(f"{spec.vm.name} can be neither suspended to disk nor checkpointed: {saver.cannot}")
         machine = self.machine(guest, resources, saver, self.deadlines(CALL_SECONDS), self.log)
         machine.io_errors.patience = self.settings.integer("VM_IO_ERROR_TIMEOUT")
         machine.no_checkpoint = saver.cannot or self.checkpoints_of.why_not(spec)
@@ -489,12 +489,12 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def _hand_out(self, spec: JobSpec, resources: Resources) -> None:
         """Configure DHCP with the IP addresses of VM_MAC_HOOK, until the guest's end. Raises `errors.Fault`."""
-        given = [(number, nic) for number, nic in enumerate(spec.nics) if nic.address]
+        given = [(number, nic) for number, nic in enumerate(spec.vm.nics) if nic.address]
         if given:
             paths: list[str] = []
             try:
                 for number, nic in given:
-                    paths.append(hooks.note_address(self.settings, self.connection.uri, spec.name, number, nic))
+                    paths.append(hooks.note_address(self.settings, self.connection.uri, spec.vm.name, number, nic))
             finally:
                 resources.at_end.append(partial(hooks.give_back, self.log, *paths))
             hooks.hand_out(self.connection, self.settings, spec, self.identity, self.log)

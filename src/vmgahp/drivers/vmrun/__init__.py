@@ -53,13 +53,13 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
     def plan(self, job: JobAd) -> VmrunPlan:
         spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
         # VMware has trouble with a .vmx whose path has a symbolic link in it.
-        directory = os.path.realpath(spec.working_dir)
+        directory = os.path.realpath(spec.vm.working_dir)
         vmrun = Tool(tool.find_tool(self.settings), "", self.identity, directory, self.log)
         with explained("asking which VMware product is installed"):
             vmrun.find_product(self.settings, self.settings.call_timeout())
         copy = working_copy.build(spec.vmx, spec, directory, str(uuids.uuid4()), self.settings, self.identity)
         for text in copy.left_out:
-            self.log(f"{spec.name} is without {text}")
+            self.log(f"{spec.vm.name} is without {text}")
         store = CheckpointStore(KIND, self.identity, directory, self.log)
         plan = VmrunPlan(spec, vmrun, directory, store, copy, copy)
         try:
@@ -82,7 +82,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         if plan.unusable is not None:
             raise plan.unusable
         machine = VmrunMachine(plan, resources, self.deadlines(self.settings.call_timeout()), self.log)
-        self.claim(resources, plan.spec.working_dir, machine.uuid)
+        self.claim(resources, plan.spec.vm.working_dir, machine.uuid)
         reached("prepare.guarded")
         plan.copy.correct_parents(plan.directory, self.identity)
         return machine
@@ -103,12 +103,12 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
 
     def keep(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
         spec = plan.spec
-        self.record_end(machine.resources, spec.name, plan.directory, machine.cpu_seconds, spec.sent)
-        self.log(f"started {spec.name} ({machine.uuid}) by vmrun -T {plan.vmrun.product}")
+        self.record_end(machine.resources, spec.vm.name, plan.directory, machine.cpu_seconds, spec.vm.sent)
+        self.log(f"started {spec.vm.name} ({machine.uuid}) by vmrun -T {plan.vmrun.product}")
 
     def without_checkpoint(self, plan: VmrunPlan, unusable: Unusable) -> tuple[VmrunPlan, Callable[[], None]]:
         own, fresh_disks = plan.state_files(), plan.spec.snapshot_disk
-        take_back = plan.checkpoint.refuse(plan.spec.name, unusable, own, fresh_disks=fresh_disks)
+        take_back = plan.checkpoint.refuse(plan.spec.vm.name, unusable, own, fresh_disks=fresh_disks)
         return plan._replace(copy=plan.fresh, restart=None, unusable=None), take_back
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
@@ -203,7 +203,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         def is_ours(vmx: str) -> bool:
             if os.path.dirname(vmx) == plan.directory:
                 return True
-            if self._value_of(vmx, "displayName", self.identity) != plan.spec.name:
+            if self._value_of(vmx, "displayName", self.identity) != plan.spec.vm.name:
                 return False
             return not is_claimed(self._value_of(vmx, working_copy.UUID_KEY, self.identity))
 
@@ -229,7 +229,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
                 raise errors.HypervisorFault(problem, hint) from VmrunError("snapshot", "there is none")
 
     def _power_on(self, machine: VmrunMachine, plan: VmrunPlan) -> None:
-        doing = f"{'resuming' if plan.restart else 'starting'} {plan.spec.name}"
+        doing = f"{'resuming' if plan.restart else 'starting'} {plan.spec.vm.name}"
         try:
             machine.power_on()
         except VmrunError as error:

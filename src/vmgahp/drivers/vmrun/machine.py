@@ -91,7 +91,7 @@ class VmrunPlan(NamedTuple):
         if found is None:
             return self
         # The disks of a guest are those that the working copy names, which came back with it.
-        store.check(found, store.now(self.spec, {}), map(FileRef.of, found.files))
+        store.check(found, store.now(self.spec.vm, {}), map(FileRef.of, found.files))
         state = found.facts["state"]
         if state not in (file.path for file in found.files if file.role == STATE):
             raise Unusable("its memory is not among its files.", True)
@@ -111,10 +111,10 @@ class VmrunMachine(ManagedMachine):
     """A VM, identified by its working ``.vmx``."""
 
     def __init__(self, plan: VmrunPlan, resources: Resources, deadlines: Deadlines, log: Logger) -> None:
-        super().__init__(plan.spec.name, resources, deadlines, log)
+        super().__init__(plan.spec.vm.name, resources, deadlines, log)
         self.uuid = plan.copy.vmx[UUID_KEY]
         self.spec = plan.spec
-        if self.spec.checkpoint:
+        if self.spec.vm.checkpoint:
             self.no_checkpoint = ""
         self.vmx = os.path.join(plan.directory, plan.copy.name)
         """The full path of the working ``.vmx``, without links."""
@@ -126,9 +126,9 @@ class VmrunMachine(ManagedMachine):
         self._tool = plan.vmrun
         self._process: Process | None = None
         self.usage = Usage(plan.restart.cpu_seconds if plan.restart else 0)
-        self._mac = plan.spec.mac
+        self._mac = plan.spec.vm.mac
         self._ip = ""
-        self._may_ask_address = plan.spec.networking
+        self._may_ask_address = plan.spec.vm.networking
         self._last_report: Status | None = None
 
     def pid(self) -> int:
@@ -148,11 +148,11 @@ class VmrunMachine(ManagedMachine):
             return self._last_report
         if not listed and (process is None or wait_for_end(process, LEAVING_WAIT)):
             return Status(lifecycle.STOPPED)
-        memory = self.spec.memory_mib << 10
+        memory = self.spec.vm.memory_mib << 10
         self._last_report = Status(
             lifecycle.SOFT_SUSPENDED if self.state is lifecycle.SOFT_SUSPENDED else lifecycle.RUNNING,
             cpu_seconds=self._read_usage(),
-            vcpus=self.spec.vcpus,
+            vcpus=self.spec.vm.vcpus,
             memory_kib=memory,
             max_memory_kib=memory,
             mac=self._find_mac(),
@@ -242,7 +242,7 @@ class VmrunMachine(ManagedMachine):
         state += [now.nvram] if now.nvram in os.listdir(directory) else []
         refs = [FileRef(STATE, name) for name in state] + [FileRef(DISK, name) for name in now.files]
         store, facts = self._plan.checkpoint, {"uuid": self.uuid, "state": self._memory_file}
-        store.write(store.now(self.spec, facts, self.usage.seconds), refs)
+        store.write(store.now(self.spec.vm, facts, self.usage.seconds), refs)
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
         self.look_at_saved()
@@ -296,7 +296,7 @@ class VmrunMachine(ManagedMachine):
 
     def _require_free_space(self) -> None:
         directory = self._plan.directory
-        needed, free = (self.spec.memory_mib << 20) + ROOM_EXTRA, job_user.free_bytes(directory, self._tool.identity)
+        needed, free = (self.spec.vm.memory_mib << 20) + ROOM_EXTRA, job_user.free_bytes(directory, self._tool.identity)
         if free < needed:
             room = f"the guest's memory needs up to {needed >> 20} MiB in {directory}, and {free >> 20} MiB are free"
             hint = "free disk space on the file system of EXECUTE; the VM keeps running."
@@ -312,7 +312,7 @@ class VmrunMachine(ManagedMachine):
         return self.usage.read(proc.cpu_seconds(process.pid) if process else None)
 
     def _find_mac(self) -> str:
-        if not self._mac and self.spec.networking:
+        if not self._mac and self.spec.vm.networking:
             with suppress(errors.Fault):
                 generated = self.current().get("ethernet0.generatedAddress", "").lower()
                 # The file is the job's to change, and the address goes into a line of the protocol.

@@ -321,25 +321,27 @@ class _Builder:
 
     def machine(self, uuid: str) -> None:
         """Add the lines that this daemon decides."""
-        if cores := self.source.cores_per_socket(self.spec.vcpus):
+        if cores := self.source.cores_per_socket(self.spec.vm.vcpus):
             self.vmx["cpuid.coresPerSocket"] = str(cores)
-        memory = self.spec.memory_mib // MEMORY_STEP * MEMORY_STEP
-        self.vmx.update({"memsize": str(memory), "numvcpus": str(self.spec.vcpus), "displayName": self.spec.name})
+        memory = self.spec.vm.memory_mib // MEMORY_STEP * MEMORY_STEP
+        self.vmx.update({"memsize": str(memory), "numvcpus": str(self.spec.vm.vcpus), "displayName": self.spec.vm.name})
         self.vmx.update({"uuid.action": "keep", "disk.locking": "FALSE", "msg.autoAnswer": "TRUE", "workingDir": "."})
         # The disks of a snapshot are made beside the working copy, also where the disk itself is elsewhere.
         self.vmx.update({"snapshot.redoNotWithParent": "TRUE", UUID_KEY: uuid})
 
     def network(self, settings: Settings) -> None:
         """Add the NIC, if the job has one."""
-        if not self.spec.networking:
+        if not self.spec.vm.networking:
             self.vmx.pop("ethernet0.virtualDev", None)
             self.vmx["ethernet0.present"] = "FALSE"
             return
-        bridge = self.spec.networking_type == "bridge"
+        bridge = self.spec.vm.networking_type == "bridge"
         setting = "VMWARE_BRIDGE_NETWORKING_TYPE" if bridge else "VMWARE_NAT_NETWORKING_TYPE"
         own = settings.string(setting) or settings.string("VMWARE_NETWORKING_TYPE")
         nic = {"present": "TRUE", "startConnected": "TRUE", "connectionType": own or ("bridged" if bridge else "nat")}
-        nic |= {"addressType": "static", "address": self.spec.mac} if self.spec.mac else {"addressType": "generated"}
+        nic |= (
+            {"addressType": "static", "address": self.spec.vm.mac} if self.spec.vm.mac else {"addressType": "generated"}
+        )
         self.vmx.update({f"ethernet0.{line}": value for line, value in nic.items()})
 
     def _line(self, drive: Drive) -> str:

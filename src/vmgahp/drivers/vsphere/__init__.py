@@ -73,11 +73,11 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         end = monotonic() + self.settings.integer("VM_GAHP_REQ_TIMEOUT") + START_EXTRA - RESERVE
         spec = look(VmwareSpec.parse(job, self.settings), self.settings, self.identity)
         found = hardware.read_hardware(spec.vmx, spec.vmx_file)
-        if spec.checkpoint:
+        if spec.vm.checkpoint:
             independent = [disk.place for disk in found.of_kind(DISK) if not disk.persistent]
             require_snapshot(f"{VMX_FILE} = {shown(spec.vmx_file)}", independent)
         extents = {disk.file: flat_extent(disk.file, spec, self.identity) for disk in found.of_kind(DISK)}
-        store = CheckpointStore(KIND, self.identity, spec.working_dir, self.log)
+        store = CheckpointStore(KIND, self.identity, spec.vm.working_dir, self.log)
         plan = VspherePlan(spec, found, extents, (job.string("GlobalJobId") or job.vm_name())[:500], end, store)
         try:
             return plan._replace(manifest=store.load())
@@ -87,12 +87,12 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
     def show(self, plan: VspherePlan) -> str:
         spec, found = plan.spec, plan.hardware
         lines = [
-            f"name      {entity_name(spec.name, 'xxxxxxxx')}",
-            f"memory    {spec.memory_mib} MiB",
-            f"CPUs      {spec.vcpus}",
+            f"name      {entity_name(spec.vm.name, 'xxxxxxxx')}",
+            f"memory    {spec.vm.memory_mib} MiB",
+            f"CPUs      {spec.vm.vcpus}",
             f"guest     {hardware.guest_id(found.guest)}",
             f"firmware  {'efi' if found.efi else 'bios'}{', secure boot' if found.secure_boot else ''}",
-            f"network   {spec.networking_type or 'none'}",
+            f"network   {spec.vm.networking_type or 'none'}",
         ]
         for device in found.devices:
             extent = plan.extents.get(device.file)
@@ -123,8 +123,8 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         spec, context = plan.spec, self._context()
         kept = self._checkpointed(plan, find_tagged(self._connection, context.place.folder) if plan.manifest else ())
         uuid = kept.tag.id if kept else str(uuids.uuid4())
-        tag = Tag(uuid, spec.name, plan.job, spec.working_dir, self._host, RUNS)
-        self.claim(resources, spec.working_dir, uuid)
+        tag = Tag(uuid, spec.vm.name, plan.job, spec.vm.working_dir, self._host, RUNS)
+        self.claim(resources, spec.vm.working_dir, uuid)
         reached("prepare.guarded")
         machine = VsphereMachine(plan, tag, context, resources, self.deadlines(self._connection.deadline))
         if kept is not None:
@@ -137,21 +137,21 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
             return
         spec, left_out = plan.spec, plan.hardware.left_out
         network = None
-        if spec.networking_type:
-            network = self._inventory.network(machine.context.place.datacenter, spec.networking_type)
+        if spec.vm.networking_type:
+            network = self._inventory.network(machine.context.place.datacenter, spec.vm.networking_type)
         if left_out:
-            self.log(f"{spec.name} is without {', '.join(left_out)}")
+            self.log(f"{spec.vm.name} is without {', '.join(left_out)}")
         machine.vm = machine.transport.deploy(machine.tag, network)
 
     def keep(self, machine: VsphereMachine, plan: VspherePlan) -> None:
         spec = plan.spec
         machine.find_mac()
-        self.record_end(machine.resources, spec.name, spec.working_dir, machine.cpu_seconds, spec.sent)
-        self.log(f"started {spec.name} ({machine.tag.id}) on {self._connection.access}")
+        self.record_end(machine.resources, spec.vm.name, spec.vm.working_dir, machine.cpu_seconds, spec.vm.sent)
+        self.log(f"started {spec.vm.name} ({machine.tag.id}) on {self._connection.access}")
 
     def without_checkpoint(self, plan: VspherePlan, unusable: Unusable) -> tuple[VspherePlan, Callable[[], None]]:
         # The guest's data is on the server; the disks that came with the job are as at its first start.
-        take_back = plan.checkpoint.refuse(plan.spec.name, unusable, fresh_disks=True)
+        take_back = plan.checkpoint.refuse(plan.spec.vm.name, unusable, fresh_disks=True)
         return plan._replace(manifest=None, unusable=None), take_back
 
     def kill(self, match: str, uuid: str = "") -> bool:
@@ -185,13 +185,13 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         if found is None:
             where = manifest.facts["server"]
             raise Unusable(f"its VM is not on this server; it was made on {where}, and may have expired.", True)
-        if found.tag.job != plan.job or found.tag.name != plan.spec.name:
+        if found.tag.job != plan.job or found.tag.name != plan.spec.vm.name:
             raise Unusable("it is another job's.", True)
-        plan.checkpoint.check(manifest, plan.checkpoint.now(plan.spec, {"snapshot": found.tag.checkpoint}), ())
+        plan.checkpoint.check(manifest, plan.checkpoint.now(plan.spec.vm, {"snapshot": found.tag.checkpoint}), ())
         return found
 
     def _clear_one(self, plan: VspherePlan, context: VsphereContext, found: Tagged) -> None:
-        (vm, tag), here = found, os.path.normpath(plan.spec.working_dir)
+        (vm, tag), here = found, os.path.normpath(plan.spec.vm.working_dir)
         same_job = tag.job == plan.job
         if tag.host == self._host and tag.state == RUNS:
             path = os.path.normpath(tag.directory)

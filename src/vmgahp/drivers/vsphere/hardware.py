@@ -207,14 +207,14 @@ def bare_spec(spec: VmwareSpec, found: Hardware, entity: str, tag: Tag, datastor
         name=entity,
         annotation=tag.annotation(),
         files=vim.vm.FileInfo(vmPathName=f"[{datastore}]"),
-        memoryMB=spec.memory_mib,
-        numCPUs=spec.vcpus,
+        memoryMB=spec.vm.memory_mib,
+        numCPUs=spec.vm.vcpus,
         guestId=guest_id(found.guest),
         firmware="efi" if found.efi else "bios",
         extraConfig=[*tag.options(), *(vim.option.OptionValue(key=key, value=value) for key, value in options.items())],
         deviceChange=_added(_controllers(found)),
     )
-    if cores := spec.vmx.cores_per_socket(spec.vcpus):
+    if cores := spec.vmx.cores_per_socket(spec.vm.vcpus):
         config.numCoresPerSocket = cores
     if found.secure_boot:
         config.bootOptions = vim.vm.BootOptions(efiSecureBootEnabled=True)
@@ -252,8 +252,8 @@ def devices_spec(
         kind = getattr(_device, NICS[found.nic])
         nic = kind(key=-4000, backing=network, addressType="generated", wakeOnLanEnabled=False)
         nic.connectable = _plugged(by_guest=False)
-        if spec.mac:
-            nic.addressType, nic.macAddress = "manual", spec.mac
+        if spec.vm.mac:
+            nic.addressType, nic.macAddress = "manual", spec.vm.mac
         new.append(nic)
     return vim.vm.ConfigSpec(deviceChange=_added(new))
 

@@ -100,7 +100,7 @@ def open_disk(disk: str, name: str, spec: VmwareSpec, identity: Identity) -> int
     """Open a file of the job's `disk`, sent or shared, as the job's user. Raises `JobFault`, about `disk`."""
     try:
         if spec.transfer:
-            return identity.open_scratch(spec.working_dir, name, os.O_RDONLY)
+            return identity.open_scratch(spec.vm.working_dir, name, os.O_RDONLY)
         return identity.open_named(os.path.join(spec.dir, name), os.O_RDONLY)
     except OSError as error:
         where = "the job's scratch directory" if spec.transfer else shown(spec.dir)
@@ -230,7 +230,7 @@ class Transport:
         seen = connection.properties(vm.ref, "config.files.vmPathName", present)
         directory = directory_of(seen.get("config.files.vmPathName"))
         if not directory:
-            problem = f"vSphere gave {spec.name} no directory of its own: {seen.get('config.files.vmPathName')}."
+            problem = f"vSphere gave {spec.vm.name} no directory of its own: {seen.get('config.files.vmPathName')}."
             raise errors.HypervisorFault(problem, "see whether VSPHERE_DATASTORE is one for virtual machines.")
         folder = directory.partition("] ")[2]
         sizes = {device.file: self._upload_disk(device, folder) for device in self._hardware.of_kind(DISK)}
@@ -244,8 +244,8 @@ class Transport:
             there = connection.get(vm.ref, present) or ()
             return files <= {getattr(device.backing, "fileName", "") for device in there} or None
 
-        connection.task(lambda _content: vm.ref.ReconfigVM_Task(config), f"giving {spec.name} its devices", added)
-        vm.power(ON, f"starting {spec.name}")
+        connection.task(lambda _content: vm.ref.ReconfigVM_Task(config), f"giving {spec.vm.name} its devices", added)
+        vm.power(ON, f"starting {spec.vm.name}")
         return vm
 
     def _create(self, tag: Tag) -> vim.VirtualMachine:
@@ -268,14 +268,14 @@ class Transport:
                 opened = open_disk(name, extent, spec, self._identity)
             else:
                 self._context.log(f"{name} is not flat: converting it for the datastore")
-                path = os.path.join(spec.working_dir if spec.transfer else spec.dir, name)
+                path = os.path.join(spec.vm.working_dir if spec.transfer else spec.dir, name)
                 try:
                     chain = backing_chain(path, "vmdk", self._identity, parts=True)
                 except errors.JobFault as fault:
                     raise fault.of(VMDK_FILES) from fault
                 if chain:
                     raise bad_disk(name, *_NO_PARENT)
-                target, left = os.path.join(spec.working_dir, raw), self._end - time.monotonic()
+                target, left = os.path.join(spec.vm.working_dir, raw), self._end - time.monotonic()
                 _convert(path, target, ("vmdk", "raw"), name, self._identity, left)
                 opened = open_disk(name, raw, spec._replace(transfer=True), self._identity)
             size = self._upload(opened, name, f"{folder}/{device.extent}")
@@ -292,7 +292,7 @@ class Transport:
 
     def fetch(self, vm: VsphereVm) -> None:
         """Download what a VM that is off has written; on `errors.Fault` each file is old or whole."""
-        connection, name = self._context.connection, self._spec.name
+        connection, name = self._context.connection, self._spec.vm.name
         if connection.get(vm.ref, "snapshot") is not None:
             # The guest's writes since its checkpoint are in a separate disk until the snapshots are removed.
             connection.task(lambda _content: vm.ref.RemoveAllSnapshots_Task(), f"merging the snapshots of {name}")
@@ -315,7 +315,7 @@ class Transport:
         self.fetched = True
 
     def _fetch(self, device: Device, folder: str) -> None:
-        name, directory, extent = device.file, self._spec.working_dir, self._extents.get(device.file)
+        name, directory, extent = device.file, self._spec.vm.working_dir, self._extents.get(device.file)
         part, packed = f".{name}.vmgahp-part", f".{name}.vmgahp-packed"
         stored = device.stored_as if extent is None else device.extent
         self._identity.unlink_scratch(directory, part)
@@ -340,7 +340,7 @@ class Transport:
             self._forget(part, packed)
 
     def _forget(self, *names: str) -> None:
-        job_user.forget(self._identity, self._spec.working_dir, self._context.log, *names)
+        job_user.forget(self._identity, self._spec.vm.working_dir, self._context.log, *names)
 
 
 class VsphereMachine(ManagedMachine):
@@ -351,8 +351,8 @@ class VsphereMachine(ManagedMachine):
     def __init__(
         self, plan: VspherePlan, tag: Tag, context: VsphereContext, resources: Resources, deadlines: Deadlines
     ) -> None:
-        super().__init__(plan.spec.name, resources, deadlines, context.log)
-        if plan.spec.checkpoint:
+        super().__init__(plan.spec.vm.name, resources, deadlines, context.log)
+        if plan.spec.vm.checkpoint:
             self.no_checkpoint = ""
         self.tag = tag
         self.context = context
@@ -364,7 +364,7 @@ class VsphereMachine(ManagedMachine):
         self._raw_seconds = 0.0
         """The guest's CPU seconds here, an estimate: STATUSes add up the server's mean load of the last seconds."""
         self._looked: float | None = None
-        self._last = Status(lifecycle.RUNNING, vcpus=spec.vcpus, max_memory_kib=spec.memory_mib << 10)
+        self._last = Status(lifecycle.RUNNING, vcpus=spec.vm.vcpus, max_memory_kib=spec.vm.memory_mib << 10)
         self._download: wait.Task[None] | None = None
         self._mac = ""
 
@@ -468,7 +468,7 @@ class VsphereMachine(ManagedMachine):
     def write_manifest(self) -> None:
         facts = {"id": self.tag.id, "snapshot": self._snapshot, "server": str(self.context.connection.access)}
         try:
-            self._checkpoint.write(self._checkpoint.now(self._spec, facts, self.usage.seconds), ())
+            self._checkpoint.write(self._checkpoint.now(self._spec.vm, facts, self.usage.seconds), ())
             self._retag(self.context.waiting(self.tag._replace(checkpoint=self._snapshot)))
         except errors.Fault:
             self._checkpoint.discard()
@@ -481,7 +481,7 @@ class VsphereMachine(ManagedMachine):
             self.unpause()
             return
         try:
-            self._retag(self.tag._replace(state=RUNS, directory=self._spec.working_dir, host=this_host()))
+            self._retag(self.tag._replace(state=RUNS, directory=self._spec.vm.working_dir, host=this_host()))
             self.vm.go_back_to(self._snapshot, self.name)
         except errors.Fault:
             self._put_away()
@@ -515,7 +515,7 @@ class VsphereMachine(ManagedMachine):
         return self._last
 
     def _bring_home(self) -> None:
-        if not (self.transport.fetched or self._spec.no_output_vm):
+        if not (self.transport.fetched or self._spec.vm.no_output_vm):
             self.transport.fetch(self.vm)
             self.log(f"{self.name}: its disks are downloaded")
         self.vm.destroy(self.context.place.datacenter)
@@ -577,14 +577,14 @@ class VsphereMachine(ManagedMachine):
         now = time.monotonic()
         if self._looked is not None and most:
             load = min(1.0, (getattr(stats, "overallCpuUsage", 0) or 0) / most)
-            self._raw_seconds += load * self._spec.vcpus * (now - self._looked)
+            self._raw_seconds += load * self._spec.vm.vcpus * (now - self._looked)
         self._looked = now
         return Status(
             lifecycle.RUNNING,
             cpu_seconds=self.usage.read(self._raw_seconds),
-            vcpus=self._spec.vcpus,
+            vcpus=self._spec.vm.vcpus,
             memory_kib=(getattr(stats, "hostMemoryUsage", 0) or 0) << 10,
-            max_memory_kib=self._spec.memory_mib << 10,
+            max_memory_kib=self._spec.vm.memory_mib << 10,
             mac=self._mac,
             ip=str(seen.get("guest.ipAddress") or ""),
         )

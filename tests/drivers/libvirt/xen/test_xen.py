@@ -100,8 +100,10 @@ def test_another_domain(old: str, new: str, part: str) -> None:
 
 def test_a_restart_keeps_what_the_guest_knows() -> None:
     """Its UUID and its MAC address, which libvirt had chosen; what is on the host's side is this machine's."""
-    nic = SPEC.nics[0]._replace(mac="")
-    ours = domain_xen.build_xen(SPEC._replace(nics=(nic,)), BOOT, HOST._replace(kernel="/proc/1/fd/5"))
+    nic = SPEC.vm.nics[0]._replace(mac="")
+    ours = domain_xen.build_xen(
+        SPEC._replace(vm=SPEC.vm._replace(nics=(nic,))), BOOT, HOST._replace(kernel="/proc/1/fd/5")
+    )
     made = etree.fromstring(reconcile_xen(LIVE.replace("/dev/loop1", "/etc/shadow"), ours))
     assert made.find("devices/interface/mac").get("address") == "00:16:3e:12:34:56"  # type: ignore[union-attr]
     assert [source.get("dev") for source in made.iterfind("devices/disk/source")] == ["/dev/loop0", "/dev/loop1"]

@@ -352,7 +352,7 @@ class LibvirtCheckpoints:
         self._log = log
 
     def store(self, spec: JobSpec) -> CheckpointStore:
-        return CheckpointStore(self._kind, self._identity, spec.working_dir, self._log)
+        return CheckpointStore(self._kind, self._identity, spec.vm.working_dir, self._log)
 
     def find(self, spec: JobSpec, domain_type: str) -> LibvirtRestart | None:
         """Return the checkpoint in the scratch directory, or None. Raises `Unusable` and `errors.MachineFault`."""
@@ -361,7 +361,7 @@ class LibvirtCheckpoints:
         saved = store.load()
         if saved is None:
             return None
-        store.check(saved, store.now(spec, self.here(domain_type)), disk_refs(spec.disks))
+        store.check(saved, store.now(spec.vm, self.here(domain_type)), disk_refs(spec.disks))
         uuid = saved.facts["uuid"]
         try:
             self._connection.call(lambda connection: connection.lookupByUUIDString(uuid))
@@ -370,7 +370,7 @@ class LibvirtCheckpoints:
                 raise faults.from_libvirt(error, "looking for a domain") from error
         else:
             raise Unusable(f"a domain with its UUID, {uuid}, runs on this machine", True)
-        restart = LibvirtRestart(saved, store.open_memory(saved, spec.memory_mib))
+        restart = LibvirtRestart(saved, store.open_memory(saved, spec.vm.memory_mib))
         try:
             self._require_program(restart.descriptor)
         except BaseException:
@@ -406,7 +406,7 @@ class LibvirtCheckpoints:
             versions = self._connection.call(lambda connection: (connection.getLibVersion(), connection.getVersion()))
             host_cpu = self._host_cpu(domain_type)
         except libvirt.libvirtError as error:
-            problem = f"The checkpoint of {spec.name} cannot be completed: {error}."
+            problem = f"The checkpoint of {spec.vm.name} cannot be completed: {error}."
             raise errors.MachineFault(problem, HINT, CANNOT_SAVE) from error
         facts = {
             "domain_type": domain_type,
@@ -419,15 +419,15 @@ class LibvirtCheckpoints:
             "xml": description,
         }
         refs = [FileRef(MEMORY, MEMORY_FILE), *disk_refs(spec.disks)]
-        store.write(store.now(spec, facts, cpu_seconds), refs)
+        store.write(store.now(spec.vm, facts, cpu_seconds), refs)
 
     @staticmethod
     def why_not(spec: JobSpec) -> str:
         """Return the reason why a job's VM cannot be checkpointed; empty if it can."""
-        if not spec.checkpoint:
+        if not spec.vm.checkpoint:
             return "the job does not ask for it with vm_checkpoint"
         shared = [disk.path for disk in spec.disks if disk.writable and not disk.transferred]
-        if not shared or spec.vm_type in HTCONDORS:
+        if not shared or spec.vm.vm_type in HTCONDORS:
             return ""
         # The VM may continue after a checkpoint of this type, and its memory would no longer fit the disk.
         return (

@@ -247,11 +247,11 @@ def limits_of(spec: JobSpec, settings: Settings, domain_type: str, uri: str, xml
     domain = etree.fromstring(xml)
     said = tuple(tag for tag in TAGS if next(domain.iter(tag), None) is not None)
     disks, networks = settings.size("VM_DISK_BANDWIDTH"), settings.size("VM_NETWORK_BANDWIDTH")
-    cores = spec.slot.cores if settings.boolean("VM_CPU_AFFINITY") else ()
+    cores = spec.vm.slot.cores if settings.boolean("VM_CPU_AFFINITY") else ()
     if uri == SESSION_URI:
         return Limits(cores=cores, said=said, disks=disks, networks=networks)
     quota, memory = settings.boolean("VM_CPU_QUOTA"), settings.boolean("VM_MEMORY_LIMIT")
-    return Limits(spec.slot.cpus, cores, quota, memory, said, disks, networks)
+    return Limits(spec.vm.slot.cpus, cores, quota, memory, said, disks, networks)
 
 
 def without_limits(limits: Limits, xml: str) -> str:

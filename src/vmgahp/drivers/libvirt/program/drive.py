@@ -39,7 +39,7 @@ class _Record(NamedTuple):
 
 def make(spec: JobSpec, run: Run, most: int, identity: Identity) -> list[str]:
     """Make the drive, of at most `most` bytes, and return the new files. Raises `errors.Fault`."""
-    directory = spec.working_dir
+    directory = spec.vm.working_dir
     used = _used(spec)
     for name in (run.stdout, run.stderr):
         if name in used:
@@ -73,8 +73,8 @@ def _head(spec: JobSpec, run: Run) -> dict[str, bytes]:
         "RUN_TIME_LIMIT": str(run.time_limit or ""),
         "RUN_OUTPUTS_SET": str(int(run.outputs is not None)),
         "RUN_WAITS": str(int(run.waits)),
-        "RUN_HOST_NAME": host_name(spec.name),
-        "RUN_NICS": str(len(spec.nics)),
+        "RUN_HOST_NAME": host_name(spec.vm.name),
+        "RUN_NICS": str(len(spec.vm.nics)),
     }
     return {
         "vmgahp-run/version": VERSION,
@@ -94,7 +94,7 @@ def _used(spec: JobSpec) -> list[str]:
     """Return the files of the scratch directory that are for the VM, and not for the program."""
     used = [disk.path for disk in spec.disks]
     used += [layer.path for disk in spec.disks for layer in disk.backing]
-    scratch = os.path.normpath(spec.working_dir)
+    scratch = os.path.normpath(spec.vm.working_dir)
     names = [os.path.basename(path) for path in used if os.path.normpath(os.path.dirname(path)) == scratch]
     seed = spec.devices.user_data
     return [*names, *((seed.user_data, seed.meta_data, seed.network_config) if seed else ())]

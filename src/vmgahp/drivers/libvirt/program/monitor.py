@@ -71,10 +71,14 @@ _BEGINS = {
 
 def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
     """Return the most bytes that a port's file may have: the job's limit or the free space. Raises `errors.Fault`."""
-    left = max(job_user.free_bytes(spec.working_dir, identity) - kept_free(settings, spec.working_dir, identity), 0)
+    left = max(
+        job_user.free_bytes(spec.vm.working_dir, identity) - kept_free(settings, spec.vm.working_dir, identity), 0
+    )
     run = spec.devices.run
     names = (OUTPUTS_FILE, run.stdout, run.stderr) if run else ()
-    left += sum(identity.occupied_scratch(spec.working_dir, name) for name in names)  # of a checkpoint, or soon emptied
+    left += sum(
+        identity.occupied_scratch(spec.vm.working_dir, name) for name in names
+    )  # of a checkpoint, or soon emptied
     return min(limit_of(spec, settings) or left, left)
 
 
@@ -82,7 +86,7 @@ def listen(
     spec: JobSpec, settings: Settings, owner: tuple[int, int], identity: Identity, log: Logger, resources: Resources
 ) -> None:
     """Listen on all ports of a job with a program, for the QEMU of `owner`. Raises `errors.Fault`."""
-    run, directory = spec.devices.run, spec.working_dir
+    run, directory = spec.devices.run, spec.vm.working_dir
     assert run is not None
     most = most_outputs(spec, settings, identity)
     ports, room = resources.run_ports, runtime_dir()
@@ -123,13 +127,13 @@ def _is_end(how: str, digits: str) -> bool:
 def begin(machine: LibvirtMachine, spec: JobSpec, kept: int, identity: Identity) -> None:
     """Follow a guest until its end; outputs leave `kept` bytes of EXECUTE free. Raises `errors.Fault`, OSError."""
     assert spec.devices.run is not None
-    watch = ProgramMonitor(machine, spec.devices.run, spec.working_dir, kept, identity)
+    watch = ProgramMonitor(machine, spec.devices.run, spec.vm.working_dir, kept, identity)
     if machine.restart is not None and not machine.restart.is_warm:
         try:
-            watch.progress = read(identity.read_scratch(spec.working_dir, STATE_FILE, 100))
+            watch.progress = read(identity.read_scratch(spec.vm.working_dir, STATE_FILE, 100))
         except (OSError, errors.Fault):
             watch.progress = RunProgress(STARTED)
-    watch.is_alone = spec.sent[1] is None
+    watch.is_alone = spec.vm.sent[1] is None
     record = machine.resources.exit
     assert record is not None
     record.program = watch.ending

@@ -64,11 +64,11 @@ def directory_for(plan: Plan, describer: Describer) -> str:
     if overlay is None or overlay.image is None:
         return ""
     image = overlay.image
-    base = files.describe(describer.identity, spec.working_dir, FileRef(BACKING, image.path))
-    same = (_shape(describer.show(plan), spec.working_dir), str(base.size), base.digest)
+    base = files.describe(describer.identity, spec.vm.working_dir, FileRef(BACKING, image.path))
+    same = (_shape(describer.show(plan), spec.vm.working_dir), str(base.size), base.digest)
     digest = hashlib.sha256("\0".join(same).encode() + guest_file("agent") + guest_file("run")).hexdigest()
     place = describer.settings.string(WARM_SETTING)
-    return os.path.join(place, f"{image.name}-{spec.memory_mib}-{spec.vcpus}-{digest[:16]}")
+    return os.path.join(place, f"{image.name}-{spec.vm.memory_mib}-{spec.vm.vcpus}-{digest[:16]}")
 
 
 def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log: Logger) -> LibvirtRestart | None:
@@ -78,7 +78,7 @@ def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log:
         if ours is None or ours.image is None or ours.image.name not in dict(templates(describer.settings)):
             return None
         came_back = checkpoints.store(plan.checkpoint_spec).exists()
-        if came_back or is_there(plan.spec.working_dir, ours, describer.identity):
+        if came_back or is_there(plan.spec.vm.working_dir, ours, describer.identity):
             return None
         directory = directory_for(plan, describer)
         if not directory or not os.path.isdir(directory):
@@ -93,7 +93,7 @@ def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log:
         if reasons := list(store.kind.differences(saved.facts, checkpoints.here(plan.domain_type))):
             raise Cold("; ".join(reasons))
         domain, uuid = etree.fromstring(saved.facts["xml"]), domains.new_uuid()
-        for tag, text in (("name", plan.spec.name), ("uuid", uuid)):
+        for tag, text in (("name", plan.spec.vm.name), ("uuid", uuid)):
             for element in domain.iterfind(tag):
                 element.text = text
         facts = {**saved.facts, "xml": etree.tostring(domain, encoding="unicode"), "uuid": uuid}
@@ -102,11 +102,11 @@ def find(plan: Plan, describer: Describer, checkpoints: LibvirtCheckpoints, log:
         disk = os.open(os.path.join(directory, overlay), os.O_RDONLY | os.O_NOFOLLOW)
         with ExitStack() as undo:
             undo.callback(os.close, disk)
-            memory = store.open_memory(saved, plan.spec.memory_mib)
+            memory = store.open_memory(saved, plan.spec.vm.memory_mib)
             undo.pop_all()
         return LibvirtRestart(saved._replace(cpu_seconds=0.0, facts=facts), memory, disk)
     except (Unusable, errors.Fault, OSError, ValueError) as error:
-        log(f"{plan.spec.name} starts cold, its template cannot be used: {error}")
+        log(f"{plan.spec.vm.name} starts cold, its template cannot be used: {error}")
         return None
 
 
@@ -130,14 +130,14 @@ def _ask_for(image: str, plan: Plan, describer: Describer, log: Logger) -> None:
         if not directory or not _is_wanted(place, name):
             return
         [available] = proc.meminfo("MemAvailable")
-        if available >> 10 < 2 * spec.memory_mib:
-            log(f"{place} gets no {name}: it takes {2 * spec.memory_mib} MiB of memory that are available")
+        if available >> 10 < 2 * spec.vm.memory_mib:
+            log(f"{place} gets no {name}: it takes {2 * spec.vm.memory_mib} MiB of memory that are available")
             return
         words = ["systemd-run", "--quiet", "--collect", "--no-block", "--nice=19", f"--unit=vmgahp-warm-{name}"]
         words += [f"--property=RuntimeMaxSec={2 * _BOOT_SECONDS}"]
         words += [f"--setenv={variable}={value}" for variable, value in environment(os.environ).items()]
         words += ["--", sys.executable, "-I", "-c", _IMAGE_COMMAND, "image", "warm", image]
-        words += [f"--memory={spec.memory_mib}", f"--cpus={spec.vcpus}", f"--type={plan.domain_type}"]
+        words += [f"--memory={spec.vm.memory_mib}", f"--cpus={spec.vm.vcpus}", f"--type={plan.domain_type}"]
         said = run([*words, f"--boot={spec.devices.run.boot}", f"--timeout={_BOOT_SECONDS}"], deadline=10.0)
         why = "" if said.status == 0 else " ".join(said.complaints) or "systemd-run does not answer"
         log(f"{place} gets {name} for jobs to come" if not why else f"{place} gets no {name}: {why}")

@@ -77,7 +77,7 @@ class Plan(NamedTuple):
     @property
     def checkpoint_spec(self) -> JobSpec:
         """The spec under the job's name, which its checkpoint has on every machine."""
-        return self.spec._replace(name=self.view.job.vm_name())
+        return self.spec._replace(vm=self.spec.vm._replace(name=self.view.job.vm_name()))
 
 
 class Describer:
@@ -98,7 +98,7 @@ class Describer:
         devices = machine_devices.assigned(view.job, self.settings) if domains.is_qemu(domain_type) else ()
         passt = (
             domains.is_qemu(domain_type)
-            and any(nic.networking_type == "user" for nic in spec.nics)
+            and any(nic.networking_type == "user" for nic in spec.vm.nics)
             and has_passt(self.connection.ask(lambda connection: domain_capabilities(connection, domain_type), ASKING))
         )
         panic = panic_model(spec, domain_type, self.connection)
@@ -153,14 +153,14 @@ class Describer:
             share_sockets=(f"{room}/share",) * len(plan.spec.devices.shares),
         )
         ours = build.build(plan.spec, host)
-        return plan.xml.describe(ours, plan.spec.working_dir, None, self.identity) if plan.xml else ours
+        return plan.xml.describe(ours, plan.spec.vm.working_dir, None, self.identity) if plan.xml else ours
 
     def _made(self, plan: Plan, uuid: str, resources: Resources) -> str:
         """Make the resources that the XML names, each released with `resources`, and return our domain XML."""
         spec, host = plan.spec, self.host(plan, uuid)
         for share in spec.devices.shares:
-            if not share.setting and share.directory != spec.working_dir:
-                job_user.make_directory(spec.working_dir, os.path.basename(share.directory), self.identity)
+            if not share.setting and share.directory != spec.vm.working_dir:
+                job_user.make_directory(spec.vm.working_dir, os.path.basename(share.directory), self.identity)
         if limit := self._console_limit(plan):
             resources.console = self._capture(ConsoleCapture, spec, limit, owner=self.owner(plan.label))
             host = host._replace(console_socket=resources.console.path)
@@ -185,20 +185,20 @@ class Describer:
             share_sockets=tuple(self._serve(share, plan, resources) for share in spec.devices.shares),
         )
         ours, make_room = build.build(spec, host), partial(self._room, resources)
-        return plan.xml.describe(ours, spec.working_dir, make_room, self.identity) if plan.xml else ours
+        return plan.xml.describe(ours, spec.vm.working_dir, make_room, self.identity) if plan.xml else ours
 
     def _capture(
         self, kind: type[ConsoleCapture], spec: JobSpec, limit: int, **owner: tuple[int, int]
     ) -> ConsoleCapture:
         """Begin to write a VM's console, `limit` bytes of it, to `CONSOLE_FILE`. Raises `errors.Fault`."""
-        append = partial(append_to, CONSOLE_FILE, spec.working_dir, self.identity)
+        append = partial(append_to, CONSOLE_FILE, spec.vm.working_dir, self.identity)
         return kind(os.path.join(runtime_dir.runtime_dir(), "console"), append, limit, self.log, **owner)
 
     def _open_ports(self, plan: Plan, resources: Resources) -> PortForwards:
-        means = PASST if plan.spec.networking_type == "user" else RELAY
+        means = PASST if plan.spec.vm.networking_type == "user" else RELAY
         wanted = plan.spec.devices.ssh
         if means == PASST and not plan.passt:
-            self.log(f"{plan.spec.name}: no port leads to its guest: user networking is QEMU's own here (no passt)")
+            self.log(f"{plan.spec.vm.name}: no port leads to its guest: user networking is QEMU's own here (no passt)")
             wanted = ()
         resources.access = made = forwarding.claim(self.settings, wanted, means, self.log)
         resources.at_end.append(partial(runtime_dir.remove, made.directory))
@@ -222,25 +222,25 @@ class Describer:
         return room
 
     def _scripted(self, script: str, job: JobAd, spec: JobSpec, uuid: str) -> str:
-        lines = job.lines({"VMPARAM_VM_NAME": spec.name})
+        lines = job.lines({"VMPARAM_VM_NAME": spec.vm.name})
         lines += xml_script.extra_lines(
             lines,
             bootloader=spec.xen.bootloader if spec.xen else "",
             bridge_interface=self.settings.string("VM_NETWORKING_BRIDGE_INTERFACE"),
-            networking_type=spec.networking_type,
+            networking_type=spec.vm.networking_type,
         )
         return self.by_script(script, lines, spec, uuid)
 
     def by_script(self, script: str, lines: list[str], spec: JobSpec, uuid: str) -> str:
         """Return the script's XML for an ad, with a UUID. Raises `errors.Fault`."""
         arguments = self.settings.string("LIBVIRT_XML_SCRIPT_ARGS")
-        text = xml_script.run(script, arguments, lines, SCRIPT_DEADLINE, self.log, spec.name)
+        text = xml_script.run(script, arguments, lines, SCRIPT_DEADLINE, self.log, spec.vm.name)
         domain = etree.fromstring(text)
         for old in domain.findall("uuid"):
             domain.remove(old)
         etree.SubElement(domain, "uuid").text = uuid
         if domain.find("description") is None:
-            etree.SubElement(domain, "description").text = spec.working_dir
+            etree.SubElement(domain, "description").text = spec.vm.working_dir
         return etree.tostring(domain, encoding="unicode")
 
     # The user that QEMU runs as

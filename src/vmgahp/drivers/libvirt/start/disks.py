@@ -45,12 +45,12 @@ class DiskFiles:
     def __init__(self, spec: JobSpec, identity: Identity, *, may_chown: bool = True) -> None:
         """Prepare the files of a job; without `may_chown`, leave out the labels that such a libvirt does not know."""
         self._may_chown = may_chown
-        self._directory = spec.working_dir
+        self._directory = spec.vm.working_dir
         self._identity = identity
         self._chains = {(disk.path, disk.format): disk.backing for disk in spec.disks}
         self._paths = {disk.path for disk in spec.disks} | {layer.path for disk in spec.disks for layer in disk.backing}
         self._asked = {
-            os.path.normpath(os.path.join(spec.working_dir, request.file)): disk.path
+            os.path.normpath(os.path.join(spec.vm.working_dir, request.file)): disk.path
             for request, disk in zip(spec.requests, spec.disks, strict=False)
             if request.file
         }
@@ -239,7 +239,7 @@ def occupied(files: Iterable[int]) -> int:
 
 def limit_of(spec: JobSpec, settings: Settings) -> int:
     """Return the bytes that the job's submit file asks for; 0 if it does not, or if they are no limit."""
-    slot = spec.slot
+    slot = spec.vm.slot
     is_limit = slot.disk_is_asked and settings.boolean("VM_DISK_LIMIT")
     return max(slot.disk_kib or 0, 0) << 10 if is_limit else 0
 

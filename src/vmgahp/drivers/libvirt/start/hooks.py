@@ -66,7 +66,7 @@ def described(view: PolicyView, log_line: Logger, spec: JobSpec, written: str, *
         xml, changes = Policy(view, log_line, log_line if wordy else lambda _: None, dry=dry).apply(written)
         if changes:
             authors.append(f"VM_POLICY = {policy}")
-    from_job = {nic.mac for nic in spec.nics if type(nic.mac) is str}  # the hook's are of `policy.ChosenMac`
+    from_job = {nic.mac for nic in spec.vm.nics if type(nic.mac) is str}  # the hook's are of `policy.ChosenMac`
     if not authors and from_job.issuperset(spec.macs):
         return Described(xml, macs=tuple((mac, "") for mac in spec.macs))
     hook = f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')}"
@@ -91,28 +91,28 @@ def tell_owner(machine: Machine, changes: tuple[str, ...], directory: str, ident
 def with_macs(view: PolicyView, log_line: Logger, spec: JobSpec, saved: str = "", *, dry: bool) -> JobSpec:
     """Return the job with VM_MAC_HOOK's addresses; `saved` is its checkpoint's XML. Raises `errors.Fault`."""
     settings = view.settings
-    if not spec.nics or not settings.string("VM_MAC_HOOK"):
+    if not spec.vm.nics or not settings.string("VM_MAC_HOOK"):
         return spec
     from vmgahp.hooks.policy import choose_mac, take_back_mac
 
     found = macs(saved) if saved else []
     nics: list[Nic] = []
     try:
-        for number, nic in enumerate(spec.nics):
+        for number, nic in enumerate(spec.vm.nics):
             had = found[number] if number < len(found) else ""
-            mac, address = choose_mac(view, spec.name, nic.mac, had, log_line, dry=dry, nic=number)
+            mac, address = choose_mac(view, spec.vm.name, nic.mac, had, log_line, dry=dry, nic=number)
             nics.append(nic._replace(mac=mac, address=address))
         chosen = [nic.mac for nic in nics if nic.mac]
         if len(set(chosen)) < len(chosen):
-            problem = f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two NICs of {spec.name} one MAC address."
+            problem = f"VM_MAC_HOOK = {settings.string('VM_MAC_HOOK')} gave two NICs of {spec.vm.name} one MAC address."
             hint = "let it give each NIC, whose number is its first argument, an address of its own."
             raise errors.MachineFault(problem, hint)
     except errors.Fault:
         for number, nic in enumerate(nics):
             if nic.address and not dry:
-                take_back_mac(settings, spec.name, number, nic.mac, log_line)
+                take_back_mac(settings, spec.vm.name, number, nic.mac, log_line)
         raise
-    return spec._replace(nics=tuple(nics))
+    return spec._replace(vm=spec.vm._replace(nics=tuple(nics)))
 
 
 def require(view: PolicyView) -> None:
@@ -193,7 +193,7 @@ def note_address(settings: Settings, uri: str, name: str, number: int, nic: Nic)
 def hand_out(connection: LibvirtConnection, settings: Settings, spec: JobSpec, identity: Identity, log: Logger) -> None:
     """Configure the guest's addresses by its network's DHCP, or by cloud-init. Raises `errors.Fault`."""
     left = []
-    for nic in spec.nics:
+    for nic in spec.vm.nics:
         if nic.address and _is_reserved(nic):
             _reserve(connection, settings, nic)
         elif nic.address:
@@ -202,11 +202,11 @@ def hand_out(connection: LibvirtConnection, settings: Settings, spec: JobSpec, i
         return
     seed = spec.devices.user_data
     if seed is not None and not seed.network_config and all("/" in nic.address.split()[0] for nic in left):
-        cloud_init.write(seed, spec.working_dir, identity, network=cloud_init.network_config(spec.nics))
+        cloud_init.write(seed, spec.vm.working_dir, identity, network=cloud_init.network_config(spec.vm.nics))
         return
     for nic in left:
         why = f"its network is {nic.networking_type}, and the job has no user data for cloud-init, or a network-config"
-        log(f"{spec.name}: nothing tells the guest the address {nic.address}: {why} of its own, or it has no prefix")
+        log(f"{spec.vm.name}: nothing tells the guest the address {nic.address}: {why} of its own, or it has no prefix")
 
 
 def _reserve(connection: LibvirtConnection, settings: Settings, nic: Nic) -> None:

@@ -111,7 +111,7 @@ class Provision:
         if overlays:
             self._write_record(overlays)
         if spec.devices.user_data:
-            cloud_init.write(spec.devices.user_data, spec.working_dir, self._identity)
+            cloud_init.write(spec.devices.user_data, spec.vm.working_dir, self._identity)
             self.made.append(cloud_init.SEED_FILE)
 
     def undo(self) -> None:

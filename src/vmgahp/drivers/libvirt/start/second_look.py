@@ -57,9 +57,9 @@ def judge(fault: errors.Fault, plan: Plan, describer: Describer, *, with_disk: b
 def _plain_guest_starts(plan: Plan, describer: Describer, *, with_disk: bool) -> bool:
     uuid = domains.new_uuid()
     name = f"{domains.LOOK}{uuid}"
-    spec = plan.spec._replace(
-        name=name, disks=(), requests=(), nics=(), vcpus=1, vnc=False, devices=Devices(arch=plan.spec.devices.arch)
-    )
+    bare = plan.spec.vm._replace(name=name, nics=(), vcpus=1)
+    devices = Devices(arch=plan.spec.devices.arch)
+    spec = plan.spec._replace(vm=bare, disks=(), requests=(), vnc=False, devices=devices)
     plain = plan._replace(spec=spec, label="", passt=False, panic="")
 
     def start(opened: libvirt.virConnect) -> None:
@@ -82,12 +82,14 @@ def _plain_guest_starts(plan: Plan, describer: Describer, *, with_disk: bool) ->
         if script:
             room = claimed
             _plain_disk(room)
-            spec = spec._replace(working_dir=room, memory_mib=xml_script.PLAIN_MEMORY)
-            xml = describer.by_script(script, xml_script.plain(room, name, f'JobVMType = "{spec.vm_type}"'), spec, uuid)
+            spec = spec._replace(vm=bare._replace(working_dir=room, memory_mib=xml_script.PLAIN_MEMORY))
+            xml = describer.by_script(
+                script, xml_script.plain(room, name, f'JobVMType = "{spec.vm.vm_type}"'), spec, uuid
+            )
             verify.before_libvirt(xml)
         else:
             if with_disk:
-                room = tempfile.mkdtemp(prefix=domains.LOOK, dir=os.path.dirname(spec.working_dir))
+                room = tempfile.mkdtemp(prefix=domains.LOOK, dir=os.path.dirname(spec.vm.working_dir))
                 os.chmod(room, 0o711)  # noqa: S103 - libvirt's user passes
                 spec = spec._replace(disks=(_plain_disk(room),))
             xml = build.build(spec, describer.host(plain, uuid))

@@ -165,7 +165,7 @@ class XenDescriber(Describer):
         if not self.settings.xml_script():
             assert spec.xen is not None
             domain_xen.require_xen(spec, spec.xen)
-            if any(nic.networking_type == "bridge" for nic in spec.nics):
+            if any(nic.networking_type == "bridge" for nic in spec.vm.nics):
                 look_at_bridge(self.settings)
         return plan
 
@@ -194,7 +194,7 @@ class XenDescriber(Describer):
                 return ""
             try:
                 # libxl opens it as root. This name always stands for the file that the job's user could open.
-                return f"/proc/{os.getpid()}/fd/{keep(open_file(file, spec.working_dir, self.identity))}"
+                return f"/proc/{os.getpid()}/fd/{keep(open_file(file, spec.vm.working_dir, self.identity))}"
             except OSError as error:
                 problem = f"The {what} {file.path} cannot be opened: {error.strerror}."
                 raise JobFault(word, problem, "see that it stays.") from error
@@ -202,7 +202,7 @@ class XenDescriber(Describer):
         kernel, initrd = held("kernel", errors.XEN_KERNEL_NOT_FOUND), held("initrd", errors.XEN_INITRD_NOT_FOUND)
         devices = {}
         for disk in spec.disks:
-            devices[disk.device], descriptor = self._attach(disk, spec.working_dir)
+            devices[disk.device], descriptor = self._attach(disk, spec.vm.working_dir)
             keep(descriptor)
         if limit := self.settings.size("VM_CONSOLE_LOG_MAX"):
             resources.console = self._capture(PtyCapture, spec, limit)
