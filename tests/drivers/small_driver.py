@@ -10,8 +10,7 @@ from contextlib import suppress
 
 from vmgahp import errors, findings, lifecycle
 from vmgahp.drivers.base import Status, Survey
-from vmgahp.drivers.lifecycle import ManagedMachine
-from vmgahp.drivers.managed import ManagedDriver
+from vmgahp.drivers.managed import ManagedDriver, ManagedMachine
 from vmgahp.host import proc
 from vmgahp.job import vm_spec
 

@@ -11,7 +11,7 @@ from tests.drivers.small_driver import SmallDriver
 from tests.drivers.support import WHO
 from vmgahp.checkpoint.files import Unusable
 from vmgahp.config import Settings
-from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.drivers.managed import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.errors import ClientFault, Fault, JobFault, MachineFault
 from vmgahp.host import proc

@@ -1,7 +1,7 @@
 """The daemon, which asks at every point of a VM's life whether it may go on: ``launcher.py SOCKET ARGUMENT…``.
 
 It is condor_vm-gahp and nothing else, but for two things:
-`vmgahp.drivers.lifecycle.reached` asks whoever listens at the socket, and waits for an answer or for the end of the
+`vmgahp.drivers.managed.reached` asks whoever listens at the socket, and waits for an answer or for the end of the
 connection; and what waits for a hypervisor that does not answer waits less long, so that a day has room for hundreds of
 faults.
 """
@@ -15,7 +15,7 @@ SHORTER = {
     ("vmgahp.drivers.libvirt.link.connection", "KEEPALIVE_COUNT"): 4,
     ("vmgahp.drivers.libvirt.link.connection", "RECONNECT_DEADLINE"): 5.0,
     ("vmgahp.drivers.libvirt.life.machine", "CALL_SECONDS"): 13.0,
-    ("vmgahp.drivers.lifecycle", "OVERRULE_SECONDS"): 12.0,
+    ("vmgahp.drivers.managed", "OVERRULE_SECONDS"): 12.0,
     ("vmgahp.daemon.server", "DESTROY_DEADLINE"): 15.0,
     ("vmgahp.protocol.session", "START_EXTRA"): 5.0,
     ("vmgahp.drivers.base", "LEAST_LONG_SECONDS"): 10,
@@ -38,8 +38,8 @@ def main(path: str, arguments: list[str]) -> int:
     """Run the daemon; its exit status."""
     for (module, name), value in SHORTER.items():
         setattr(importlib.import_module(module), name, value)
-    lifecycle = importlib.import_module("vmgahp.drivers.lifecycle")
-    lifecycle.reached = lambda point: ask(path, point)  # type: ignore[attr-defined]
+    managed = importlib.import_module("vmgahp.drivers.managed")
+    managed.reached = lambda point: ask(path, point)  # type: ignore[attr-defined]
     from vmgahp import cli
 
     return cli.daemon(["condor_vm-gahp", *arguments])

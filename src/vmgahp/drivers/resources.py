@@ -158,7 +158,7 @@ class PortForwards(NamedTuple):
 
 
 class Resources:
-    """A VM's guardian, and the actions at its end, which are done once (`vmgahp.drivers.lifecycle`)."""
+    """A VM's guardian, and the actions at its end, which are done once (`vmgahp.drivers.managed`)."""
 
     def __init__(self, log: Callable[[str], None], server_ends: Callable[[], bool] = lambda: False) -> None:
         """Hold the resources of one VM; `server_ends` returns True if a VM that is being started is to end instead."""

@@ -35,7 +35,7 @@ from vmgahp.checkpoint.store import MANIFEST_FILE
 from vmgahp.config import Settings
 from vmgahp.drivers import base
 from vmgahp.drivers.base import Driver, Machine
-from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.drivers.managed import ManagedMachine
 from vmgahp.host import wait
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd, quote
@@ -182,7 +182,7 @@ def goes_on(subject: Subject, job: JobAd) -> int:
     return before
 
 
-REACHED = "vmgahp.drivers.lifecycle.reached"
+REACHED = "vmgahp.drivers.managed.reached"
 
 TORN = (".part", ".tmp", ".restarting")
 MEMORY = (".mem", ".vmss", ".vmem")

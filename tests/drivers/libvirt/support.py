@@ -23,7 +23,7 @@ from tests.lab.libvirtd_watch import URI
 from tests.lab.processes import descriptors
 from tests.peer import DEADLINE, Peer, environment
 from vmgahp import config
-from vmgahp.drivers import lifecycle
+from vmgahp.drivers import managed
 from vmgahp.host import wait
 from vmgahp.job.ad import JobAd
 
@@ -410,16 +410,16 @@ def holders(path: Path) -> list[str]:
 @contextlib.contextmanager
 def at(point: str, act: Callable[[], None]) -> Iterator[None]:
     """Have something done when a VM's life comes to a point, once."""
-    usual, left = lifecycle.reached, [act]
+    usual, left = managed.reached, [act]
 
     def reached(now: str) -> None:
         usual(now)
         if now == point and left:
             left.pop()()
 
-    lifecycle.reached = reached
+    managed.reached = reached
     try:
         yield
     finally:
-        lifecycle.reached = usual
+        managed.reached = usual
     assert not left, f"{point} was not reached"

@@ -11,8 +11,7 @@ from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey, Value
-from vmgahp.drivers.lifecycle import reached
-from vmgahp.drivers.managed import ManagedDriver
+from vmgahp.drivers.managed import ManagedDriver, reached
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.machine import (

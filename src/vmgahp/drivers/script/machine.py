@@ -16,7 +16,7 @@ from vmgahp.checkpoint.manifest import STATE, CheckpointKind, Facts, Manifest, t
 from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Deadlines
-from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.drivers.managed import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.protocol import LONGEST_TEXT, Answer, Malformed, ScriptRequest

@@ -12,8 +12,7 @@ from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.lifecycle import reached
-from vmgahp.drivers.managed import ManagedDriver
+from vmgahp.drivers.managed import ManagedDriver, reached
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import tool, working_copy
 from vmgahp.drivers.vmrun.machine import KIND, VmrunMachine, VmrunPlan

@@ -17,7 +17,7 @@ from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import DISK, STATE, UUID, CheckpointKind, Manifest, matching
 from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
 from vmgahp.drivers.base import Deadlines
-from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.drivers.managed import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.drivers.vmrun import working_copy

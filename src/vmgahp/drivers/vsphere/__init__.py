@@ -19,8 +19,7 @@ from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
-from vmgahp.drivers.lifecycle import reached
-from vmgahp.drivers.managed import ManagedDriver
+from vmgahp.drivers.managed import ManagedDriver, reached
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.drivers.vsphere import hardware

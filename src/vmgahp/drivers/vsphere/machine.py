@@ -31,7 +31,7 @@ from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import UUID, CheckpointKind, Facts, Manifest, matching, text
 from vmgahp.checkpoint.store import CheckpointStore
 from vmgahp.drivers.base import Deadlines
-from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.drivers.managed import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection

@@ -17,7 +17,7 @@ from vmgahp.drivers.libvirt.life.save import RESTORE_SHARE, SUSPEND_FILE, Libvir
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.start import forwarding
 from vmgahp.drivers.libvirt.start.hooks import Described
-from vmgahp.drivers.lifecycle import ManagedMachine
+from vmgahp.drivers.managed import ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import proc, system_logs, wait
