@@ -38,7 +38,7 @@ LABEL = "cidata"
 LARGEST = 1 << 20
 """The most bytes of each of the files; clouds allow some 16 or 64 KiB."""
 
-_FILES = ("User_Data", "Meta_Data", "Network_Config")
+FILES = ("User_Data", "Meta_Data", "Network_Config")
 """The options that name the files, in the order of the fields of `Seed`."""
 
 _MIME = (b"content-type:", b"mime-version:", b"from ")
@@ -85,7 +85,7 @@ class Seed(NamedTuple):
 
 def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
     """Read the job's options for cloud-init; return None if there are none. Raises `JobFault`."""
-    names = {option: options.string(option) for option in _FILES}
+    names = {option: options.string(option) for option in FILES}
     if not names["User_Data"] and not begins:
         for option in ("Meta_Data", "Network_Config"):
             if names[option]:
@@ -113,7 +113,7 @@ def wanted(options: Options, ad: JobAd, begins: bool = False) -> Seed | None:
         network_config=names["Network_Config"],
         instance=ad.string("GlobalJobId") or name,
         host_name=host_name(name),
-        said=tuple(options.shown(option) for option in _FILES),
+        said=tuple(options.shown(option) for option in FILES),
         is_checked=form == FOR_CLOUD_INIT,
         begins=begins,
     )
@@ -126,7 +126,7 @@ def host_name(name: str) -> str:
 
 def look(seed: Seed, working_dir: str, identity: Identity) -> None:
     """Make sure that the files exist, and that cloud-init accepts them. Raises `JobFault`."""
-    all_said = dict(zip(_FILES, seed.said, strict=True))
+    all_said = dict(zip(FILES, seed.said, strict=True))
     yaml_files: dict[str, bytes] = {}
     for (option, said), name in zip(all_said.items(), seed[:3], strict=True):
         if not name:

@@ -190,7 +190,7 @@ def _with_run(made: JobSpec, ad: JobAd, settings: Settings, options: Options) ->
 
 def _with_seed(made: JobSpec, ad: JobAd, options: Options) -> JobSpec:
     begins = made.devices.run is not None and made.devices.run.boot == run.CLOUD_INIT
-    seed = cloud_init.wanted(options, ad, begins)
+    seed = cloud_init.wanted(options, ad, begins) if begins or any(map(options.has, cloud_init.FILES)) else None
     if seed is None:
         return made
     requests = (*made.requests, made_drive(made.requests, cloud_init.SEED_FILE, "VMPARAM_vm_User_Data"))

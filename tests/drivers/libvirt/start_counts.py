@@ -6,8 +6,10 @@ Its arguments are the job's scratch directory and the lines of its ad; the answe
 import json
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
+from types import FrameType
 
 import libvirtmod
 
@@ -17,6 +19,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 
 counted: Counter[str] = Counter()
+entered: set[str] = set()
 
 
 def count(place: object, name: str) -> None:
@@ -30,6 +33,12 @@ def count(place: object, name: str) -> None:
     setattr(place, name, call)
 
 
+def enter(frame: FrameType, event: str, _value: object) -> None:
+    """Note the module of a function of ours that is called."""
+    if event == "call" and (name := frame.f_globals.get("__name__", "")).startswith("vmgahp."):
+        entered.add(name)
+
+
 def main(scratch: str, *lines: str) -> None:
     modules = sorted(sys.modules)
     status = os.stat(scratch)
@@ -40,8 +49,13 @@ def main(scratch: str, *lines: str) -> None:
         for name in dir(libvirtmod):
             if name.startswith("vir"):
                 count(libvirtmod, name)
-        machine = driver.start(JobAd([pair for line in lines if (pair := JobAd.parse_line(line))]))
+        job = JobAd([pair for line in lines if (pair := JobAd.parse_line(line))])
+        threading.setprofile(enter)
+        sys.setprofile(enter)
+        machine = driver.start(job)
+        sys.setprofile(None)
     found = {"counts": dict(counted), "modules": modules, "later": sorted({*sys.modules} - {*modules})}
+    found["entered"] = sorted(entered)
     machine.destroy()
     driver.close()
     print(json.dumps(found))

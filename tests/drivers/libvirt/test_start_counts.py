@@ -29,6 +29,9 @@ LOCAL = {
 NEEDED_BY_FEW = {"classad2", "htcondor2", "lxml", "pycdlib"}
 """Packages that a plain job does without, and that cost all starts some milliseconds otherwise."""
 
+MOST_MODULES = 50
+"""The modules whose functions a START calls, threads and constructors included; the number may only fall."""
+
 
 def test_a_start_of_a_plain_job_is_made_of_little(job: Job) -> None:
     environ = environment("qemu", job.scratch, VM_STOP_TIMEOUT=0)
@@ -41,6 +44,7 @@ def test_a_start_of_a_plain_job_is_made_of_little(job: Job) -> None:
     assert "fork" not in counts
     more = {name: number for name, number in counts.items() if number > QUESTIONS.get(name, 0)}
     assert not more, f"libvirtd is asked more than {QUESTIONS}"
+    assert len(found["entered"]) <= MOST_MODULES, found["entered"]
     assert not NEEDED_BY_FEW & {*found["modules"], *found["later"]}
 
 

@@ -83,7 +83,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
 
     def plan(self, job: JobAd) -> Plan:
         try:
-            xml = job_xml.load(job, self.settings, self.identity)
+            xml = job_xml.load(job, self.settings, self.identity) if job.has(LIBVIRT_XML) else None
         except errors.JobFault:
             job_user.require_entry(job.working_dir(), self.identity)
             raise
@@ -127,7 +127,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         resources.not_started.append(made.undo)
         restart = None
         try:
-            if plan.may_restart:
+            if plan.may_restart and plan.spec.devices.run:
                 restart = warm.find(plan, self._describer, self.checkpoints_of, self.log)
             made.make(plan.spec, partial(warm.copy, restart.overlay) if restart else None)
             if plan.spec.devices.run:
@@ -198,7 +198,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             resources.updates.say(f"The VM starts afresh: its checkpoint cannot be used ({plan.afresh})")
         elif machine.restart and not machine.restart.is_warm:
             resources.updates.say("The VM goes on from its checkpoint")
-        if not machine.restart and plan.may_restart:
+        if not machine.restart and plan.may_restart and spec.devices.run:
             resources.while_running.append(partial(warm.want, plan, self._describer, self.log))
         self.log(f"started {spec.vm.name} ({machine.uuid}) by {plan.domain_type}")
 
