@@ -120,6 +120,8 @@ def test_what_cloud_init_would_drop_is_refused(directory: Directory, content: by
         (b"#cloud-config\nruncmd:\n - sed 's/^a: b$/a: c/' f\n", "line 3"),
         (b"#cloud-config\nwrite_files:\n- content: |\n    a\nouch!\n\n  path: /x\n", "line"),
         (b"#cloud-config\nssh_pwauth:\ttrue\n", "line 2"),
+        (b"#cloud-config\nruncmd:\n - date\n - echo a: b\n", "line 4"),
+        (b"#cloud-config\nbootcmd: [[date], {echo a: b}]\n", "run none of them"),
         (b"#Cloud-Config\n- date\n", "no names with values"),
     ],
 )
@@ -131,7 +133,11 @@ def test_a_cloud_config_that_cloud_init_would_drop_is_refused(directory: Directo
 
 @pytest.mark.parametrize(
     "content",
-    [b"#cloud-config\na: !vault x\n", b"#cloud-config\nb: 1\n" * 20_000, b"## template: jinja\n#cloud-config\n{% x %}"],
+    [
+        b"#cloud-config\na: !vault x\nruncmd: [date, [echo, 'a: b'],]\nbootcmd: date\n",
+        b"#cloud-config\nb: 1\n" * 20_000,
+        b"## template: jinja\n#cloud-config\n{% x %}",
+    ],
 )
 def test_a_cloud_config_that_it_may_know_is_taken(directory: Directory, content: bytes) -> None:
     directory.put("user-data", content)

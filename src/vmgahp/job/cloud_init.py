@@ -62,7 +62,7 @@ CPU_SECONDS = 10
 _LARGE = 64 << 10
 """The bytes of a file above which PyYAML's own loader would take seconds."""
 _CLOUD_CONFIG = re.compile(rb"\s*#cloud-config(?!-)", re.IGNORECASE)
-_NO_INSTANCE, _NO_YAML, _NO_MAPPING = 3, 4, 5
+_NO_INSTANCE, _NO_YAML, _NO_MAPPING, _NO_COMMAND = 3, 4, 5, 6
 """The exit statuses of that process, besides 0 and Python's own 1."""
 
 
@@ -269,7 +269,7 @@ def _check_yaml(said: dict[str, str], files: dict[str, bytes], identity: Identit
         raise MachineFault(problem, f"{packages.of_python('PyYAML', '6.0')}.")
     option, _, place = words[-1].partition(" ")
     option = option if option in files else next(iter(files))
-    is_judged = done.status in (_NO_INSTANCE, _NO_YAML, _NO_MAPPING)
+    is_judged = done.status in (_NO_INSTANCE, _NO_YAML, _NO_MAPPING, _NO_COMMAND)
     if option != "Meta_Data" and not is_judged:
         return  # cloud-init, which has no such limits, may read it
     hint = "write lines such as instance-id: run-7, or JSON, whose names have quotes."
@@ -280,8 +280,11 @@ def _check_yaml(said: dict[str, str], files: dict[str, bytes], identity: Identit
         problem = "the file cannot be read as YAML"
     else:
         problem = f"the file is not YAML ({place})" if done.status == _NO_YAML else "the file has no names with values"
-        if option != "Meta_Data":
+        if done.status == _NO_COMMAND:
+            problem = f"one of its commands is a name with a value ({place}), and cloud-init would run none of them"
+        elif option != "Meta_Data":
             problem += ", and cloud-init would drop all of it"
+        if option != "Meta_Data":
             hint = "indent its lines by blanks, no tabs, and quote a text that has a colon and a blank in it."
     raise refusal(said[option], problem, hint)
 
@@ -298,8 +301,12 @@ def judge(option: str, data: bytes) -> tuple[int, str]:
         if option != "Meta_Data":
             # Only the slow loader refuses exactly the tabs at which that of cloud-init ends.
             node = yaml.compose(data, fast if len(data) > _LARGE else yaml.SafeLoader)
-            is_good = isinstance(node, yaml.MappingNode) or (node is None and option == "User_Data")
-            return (0 if is_good else _NO_MAPPING), ""
+            if not isinstance(node, yaml.MappingNode):
+                return (0 if node is None and option == "User_Data" else _NO_MAPPING), ""
+            # Whose handlers end at a mapping ("Unable to shellify type dict").
+            commands = [value.value for name, value in node.value if name.value in ("bootcmd", "runcmd")]
+            wrong = [each for listed in commands for each in listed if isinstance(each, yaml.MappingNode)]
+            return (_NO_COMMAND, f"line {wrong[0].start_mark.line + 1}") if wrong else (0, "")
         found = yaml.load(data, fast)  # noqa: S506 - a safe loader
     # PyYAML lets errors of its own code through, such as for !!timestamp x.
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:

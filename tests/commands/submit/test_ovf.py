@@ -236,6 +236,12 @@ def test_a_file_is_named_by_a_uri(home, convert):
     assert convert(text, lax=False)[0]["vm_disk"] == "box_disk.qcow2:hda:w:qcow2"
 
 
+def test_a_disk_in_chunks_is_refused_with_the_cure(home, refused):
+    os.rename(home / "box-disk001.vmdk", home / "box-disk001.vmdk.000000000")
+    (home / "box.ovf").write_text(samples.VBOX)
+    assert "are joined by: cat box-disk001.vmdk.0* >box-disk001.vmdk" in refused("ovf", "box.ovf")
+
+
 def test_a_nic_of_vmwares_has_another_name_in_the_guest(convert):
     """As that of a .vmx."""
     slot = f'<vmw:Config {VMW} ovf:required="false" vmw:key="slotInfo.pciSlotNumber" vmw:value="160"/></Item>'

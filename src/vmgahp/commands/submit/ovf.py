@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import re
+import shlex
 import tarfile
 from collections import deque
 from collections.abc import Iterator
@@ -133,7 +134,9 @@ class Package:
         parts = name.split("/")
         path = os.path.join(self._directory, *parts)
         if "" in parts or ".." in parts or "." in parts or ":" in name or not os.path.isfile(path):
-            raise SubmitError(f"{name!a} is not a regular file in {self._directory}.", "keep the package together.")
+            joined = f"its chunks (ovf:chunkSize) are joined by: cat {shlex.quote(name)}.0* >{shlex.quote(name)}"
+            hint = joined if os.path.isfile(f"{path}.000000000") else "keep the package together."
+            raise SubmitError(f"{name!a} is not a regular file in {self._directory}.", hint)
         require_beside(path, name, os.path.join(self._directory, self._descriptor))
         return path
 
