@@ -24,7 +24,7 @@ from vmgahp.drivers.libvirt.life.machine import CALL_SECONDS, LibvirtMachine
 from vmgahp.drivers.libvirt.life.save import LEFTOVERS, LIBVIRT, LibvirtCheckpoints, LibvirtRestart, Saver
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, connection_for
-from vmgahp.drivers.libvirt.program import drive, monitor, warm
+from vmgahp.drivers.libvirt.program import warm
 from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, machine_devices, provision, second_look
 from vmgahp.drivers.libvirt.start.describe import CONTROL, VNC_FILE, Describer, Plan, first_attribute, type_for
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
@@ -131,6 +131,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 restart = warm.find(plan, self._describer, self.checkpoints_of, self.log)
             made.make(plan.spec, partial(warm.copy, restart.overlay) if restart else None)
             if plan.spec.devices.run:
+                from vmgahp.drivers.libvirt.program import drive, monitor  # a megabyte, for jobs with a program alone
+
                 most = monitor.most_outputs(plan.spec, self.settings, self.identity)
                 made.made += drive.make(plan.spec, plan.spec.devices.run, most, self.identity)
             if plan.may_restart and not restart:
@@ -176,6 +178,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         if resources.console:
             resources.exit.console = resources.console.tail
         if spec.devices.run:
+            from vmgahp.drivers.libvirt.program import monitor
+
             kept = disks.kept_free(self.settings, spec.vm.working_dir, self.identity)
             resources.while_running.append(partial(monitor.begin, machine, spec, kept, self.identity))
         self._watch_disks(machine, spec)
@@ -341,6 +345,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         for doubt in filter(None, (disk.doubt for disk in spec.disks)):
             self.log(f"{spec.vm.name}: {doubt}")
         if spec.devices.run:
+            from vmgahp.drivers.libvirt.program import monitor
+
             owner = self._describer.owner(plan.label)
             monitor.listen(spec, self.settings, owner, self.identity, self.log, resources)
         described = self._describer.describe(plan, uuid, resources)
