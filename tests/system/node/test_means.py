@@ -169,4 +169,4 @@ def test_programs_run_in_guests_that_boot_until_the_machine_has_one_that_has_boo
 
 
 def test_nothing_was_denied(machine: Node, jobs: Mapping[str, NodeJob]) -> None:
-    assert machine.denied() == []
+    assert "\n".join(dict.fromkeys(machine.denied())) == ""
