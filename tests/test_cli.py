@@ -100,7 +100,7 @@ for name in [name for name in sys.modules if name.startswith("vmgahp.")]:
         if isinstance(node, ast.ImportFrom):
             for each in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
                 # A START loads these for the jobs that need them until their end.
-                if each.startswith("vmgahp.hooks.policy"):
+                if each.startswith(("vmgahp.hooks.policy", "vmgahp.drivers.libvirt.program.")):
                     continue
                 if each not in sys.modules and (root / f"{each.replace('.', '/')}.py").exists():
                     print(f"{name}:{each}")
