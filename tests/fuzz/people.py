@@ -45,10 +45,11 @@ def _told(options: argparse.Namespace, summary: Summary, within: str) -> None:
     with suppress(SubmitError):
         made = conversion.read(options, summary)
         assert all(disk.path.startswith(within) for disk in made.disks)
-        text, rehearsed = conversion.written(options, made, summary)
+        text = conversion.written(options, made, summary)
         for line in text.splitlines():
             assert line.isprintable()
             assert "$(" not in line.replace("$(DOLLAR)", "")
+        rehearsed = conversion.rehearse(text, summary)
         assert rehearsed is not None
         devices = [disk.device for disk in made.disks]
         assert [disk.device for disk in rehearsed.spec.disks if not disk.is_made] == devices

@@ -379,7 +379,7 @@ def run(options: argparse.Namespace) -> int:
         made = conversion.read(options, summary)
         if not options.dry_run:
             conversion.bring_images(options, made, summary)
-        text, _ = conversion.written(options, made, summary)
+        text = conversion.written(options, made, summary)
         if options.dry_run:
             came["text"] = text
         else:

@@ -334,8 +334,7 @@ def rehearse(text: str, summary: Summary) -> Rehearsed | None:
     try:
         with tempfile.TemporaryDirectory(prefix="vmgahp-") as directory:
             names = _fill(directory, said)
-            ad = JobAd(_pairs(said, directory))
-            return _read(ad, names)
+            return _read(JobAd(_pairs(said, directory)), names)
     except OSError as error:
         raise SubmitError(f"What was written cannot be tried: {error}.", "make room in TMPDIR.") from error
     except Fault as fault:
@@ -473,7 +472,7 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
     in_vain = summary.losses and not options.lax  # converting images may take hours
     if not (options.shared or made.own_disks or in_vain):
         bring_images(options, made, summary)
-    text, _ = written(options, made, summary)
+    text = written(options, made, summary)
     if (lost := summary.losses) and not options.lax:
         things = "1 thing is" if lost == 1 else f"{lost} things are"
         raise SubmitError(f"{things} left out, so nothing is written; --lax writes the submit file all the same.")
@@ -501,12 +500,13 @@ def read(options: argparse.Namespace, summary: Summary) -> Guest:
     return made
 
 
-def written(options: argparse.Namespace, made: Guest, summary: Summary) -> tuple[str, Rehearsed | None]:
-    """Return the submit file's text, and the daemon's reading of it, as far as that is known. Raises `SubmitError`."""
+def written(options: argparse.Namespace, made: Guest, summary: Summary) -> str:
+    """Return the submit file's text, once the daemon has read it as far as that is known. Raises `SubmitError`."""
     if made.finish is not None:
         made.finish()
     text = write(made, options.type or made.vm_type, summary, transfer=not options.shared, appended=options.append)
-    return text, rehearse(text, summary)
+    rehearse(text, summary)
+    return text
 
 
 def _as_asked(options: argparse.Namespace, made: Guest, summary: Summary) -> None:
