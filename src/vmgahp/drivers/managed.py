@@ -65,7 +65,7 @@ class ManagedMachine(Machine):
         self.usage = Usage()  # the CPU time of the guest, in seconds
         self.lost: errors.Fault | None = None
 
-    # What a driver fills in
+    # The operations that a driver fills in
 
     @abstractmethod
     def look(self) -> Status:
@@ -116,7 +116,7 @@ class ManagedMachine(Machine):
         """Move the memory of a SUSPENDED VM to the place for a CHECKPOINT. Raises `errors.Fault`."""
 
     def write_manifest(self) -> None:
-        """Write the manifest of the checkpoint of a saved VM. Raises `errors.Fault`."""
+        """Write the manifest of the checkpoint of a saved VM, for a driver that has any. Raises `errors.Fault`."""
         raise NotImplementedError
 
     def restore(self, before_it_runs: Callable[[], None]) -> None:
@@ -138,7 +138,7 @@ class ManagedMachine(Machine):
         if self.store:
             self.store.discard()
 
-    # What a driver may ask
+    # The questions of a driver
 
     def step(self, point: str) -> None:
         """Mark that the operation under way has reached `point`. Raises `errors.ClientFault` if the VM is to end."""
@@ -170,7 +170,7 @@ class ManagedMachine(Machine):
         self.lost = errors.HypervisorFault(problem, hint)
         return self.lost
 
-    # What the server asks
+    # The requests of the server
 
     def status(self) -> Status:
         if self.state is STOPPED:
@@ -458,7 +458,10 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
         """Set up what accompanies the running guest until its end. Raises `errors.Fault` and OSError."""
 
     def without_checkpoint(self, plan: Plan, unusable: Unusable) -> tuple[Plan, Callable[[], None]]:
-        """Return the plan without its unusable checkpoint, and a function to undo this. Raises `errors.JobFault`."""
+        """Return the plan without its unusable checkpoint, and a function to undo this. Raises `errors.JobFault`.
+
+        Only a driver whose `prepare` raises `Unusable` needs it.
+        """
         raise NotImplementedError
 
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:

@@ -278,14 +278,13 @@ def _check_yaml(said: dict[str, str], files: dict[str, bytes], identity: Identit
         hint = "add a line such as instance-id: run-7, or leave the attribute out: then both are made."
     elif not is_judged:  # it was killed by its limits, or crashed in the parser
         problem = "the file cannot be read as YAML"
+    elif done.status == _NO_COMMAND:
+        problem = f"one of its commands is a name with a value ({place}), and cloud-init would run none of them"
     else:
         problem = f"the file is not YAML ({place})" if done.status == _NO_YAML else "the file has no names with values"
-        if done.status == _NO_COMMAND:
-            problem = f"one of its commands is a name with a value ({place}), and cloud-init would run none of them"
-        elif option != "Meta_Data":
-            problem += ", and cloud-init would drop all of it"
-        if option != "Meta_Data":
-            hint = "indent its lines by blanks, no tabs, and quote a text that has a colon and a blank in it."
+        problem += ", and cloud-init would drop all of it" if option != "Meta_Data" else ""
+    if option != "Meta_Data":
+        hint = "indent its lines by blanks, no tabs, and quote a text that has a colon and a blank in it."
     raise refusal(said[option], problem, hint)
 
 
@@ -303,7 +302,7 @@ def judge(option: str, data: bytes) -> tuple[int, str]:
             node = yaml.compose(data, fast if len(data) > _LARGE else yaml.SafeLoader)
             if not isinstance(node, yaml.MappingNode):
                 return (0 if node is None and option == "User_Data" else _NO_MAPPING), ""
-            # Whose handlers end at a mapping ("Unable to shellify type dict").
+            # cloud-init's handlers of these end at a mapping ("Unable to shellify type dict").
             commands = [value.value for name, value in node.value if name.value in ("bootcmd", "runcmd")]
             wrong = [each for listed in commands for each in listed if isinstance(each, yaml.MappingNode)]
             return (_NO_COMMAND, f"line {wrong[0].start_mark.line + 1}") if wrong else (0, "")

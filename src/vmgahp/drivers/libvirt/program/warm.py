@@ -230,7 +230,7 @@ def wake(machine: LibvirtMachine) -> None:
 
 
 def _overlay(plan: Plan, settings: Settings) -> Disk | None:
-    """Return the overlay of the VM for which there may be a template; None for any other VM."""
+    """Return the overlay of a VM with a program, for which there may be a template; None for any other VM."""
     spec = plan.spec
     seed, overlays = spec.devices.user_data, [disk for disk in spec.disks if disk.image and disk.writable]
     changed = settings.xml_script() or settings.string("VM_POLICY") or settings.string("VM_MAC_HOOK") or plan.xml
@@ -241,7 +241,7 @@ def _overlay(plan: Plan, settings: Settings) -> Disk | None:
         or (seed and seed.user_data)
         or any(disk.grow for disk in spec.disks)
     )
-    return overlays[0] if spec.devices.run and len(overlays) == 1 and not others else None
+    return overlays[0] if len(overlays) == 1 and not others else None
 
 
 def _shape(xml: str, directory: str) -> str:
