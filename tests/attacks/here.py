@@ -23,7 +23,7 @@ from tests.job.support import entry, tar
 from vmgahp.config import Settings
 from vmgahp.daemon.job_ad_file import JobAdFile
 from vmgahp.drivers.libvirt.program import drive
-from vmgahp.drivers.libvirt.start.provision import Provision
+from vmgahp.drivers.libvirt.start.disks import Provision
 from vmgahp.errors import Fault, JobFault
 from vmgahp.host import job_user, proc
 from vmgahp.host.budget import Budget

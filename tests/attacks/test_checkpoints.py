@@ -13,7 +13,7 @@ from tests.attacks.site import Site
 from tests.attacks.support import BOTH, Mode, Must, Who, attack, each
 from tests.domain.support import SCRIPTED
 from tests.faults.host import URI
-from vmgahp.checkpoint import files
+from vmgahp.checkpoint import store
 
 MEMORY, MANIFEST = "vm_checkpoint.mem", "vm_checkpoint.json"
 
@@ -138,7 +138,7 @@ def signed(manifest: dict[str, Any], memory: bytes) -> bytes:
     with tempfile.TemporaryFile() as content:
         content.write(memory)
         content.flush()
-        digest = files.sample(content.fileno(), len(memory))
+        digest = store.sample(content.fileno(), len(memory))
     for file in copy["files"]:
         if file["path"] == MEMORY:
             file.update(size=len(memory), digest=digest)

@@ -6,7 +6,8 @@ import socket
 from tests.attacks.fuse import BEHAVIORS, mounted
 from tests.attacks.here import MACHINE, PARTS, Here, Part
 from tests.attacks.support import Mode, Must, Who, attack, each_here
-from vmgahp.checkpoint import files
+from vmgahp.checkpoint import store
+from vmgahp.checkpoint.store import MANIFEST_FILE
 from vmgahp.drivers.libvirt.program import monitor
 from vmgahp.host import job_user
 from vmgahp.host.serial_capture import ConsoleCapture
@@ -53,8 +54,8 @@ PLACES = {
     "disk.img": WHOLE["a-disk"], "disk.qcow2": PARTS["an-image"], "data": PARTS["a-drive"], "input": PARTS["inputs"],
     "user-data": PARTS["cloud-init"], "vm_outputs.tar": PARTS["outputs"], ".job.ad": PARTS["the-job-ad"],
     "vm_stdout": Part(print_, lambda: {"vm_stdout": b""}),
-    "vm_checkpoint.json": Part(lambda here: files.find(here.user, str(here.directory), "vm_checkpoint.json", len),
-                               lambda: {"vm_checkpoint.json": b"{}"}, (files.Unusable,)),
+    "vm_checkpoint.json": Part(lambda here: store.find_record(here.user, str(here.directory), MANIFEST_FILE, len),
+                               lambda: {"vm_checkpoint.json": b"{}"}, (store.Unusable,)),
 }  # fmt: skip
 """A file or directory over which something is mounted, and what is done with it."""
 DAILY = {"vm_stdout": ("vm_stdout", PLACES.pop("vm_stdout"))}

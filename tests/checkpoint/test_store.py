@@ -10,10 +10,9 @@ import pytest
 
 from tests.checkpoint.support import image
 from tests.jobs import own, owner
-from vmgahp.checkpoint import files, manifest
-from vmgahp.checkpoint.files import FileRef, Unusable
+from vmgahp.checkpoint import manifest, store
 from vmgahp.checkpoint.manifest import MEMORY, CheckpointFile, Manifest
-from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE, RESTARTING, CheckpointStore
+from vmgahp.checkpoint.store import MANIFEST_FILE, MEMORY_FILE, RESTARTING, CheckpointStore, FileRef, Unusable
 from vmgahp.drivers.libvirt.life.save import LIBVIRT, disk_refs
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.host import job_user
@@ -76,7 +75,7 @@ class Job:
         return [FileRef(MEMORY, MEMORY_FILE), *disk_refs(self.disks)]
 
     def files(self) -> list[CheckpointFile]:
-        return [files.describe(self.user, str(self.scratch), ref) for ref in self.refs]
+        return [store.describe(self.user, str(self.scratch), ref) for ref in self.refs]
 
     def save(self, **changes: object) -> None:
         self.store.write(changed(HERE, changes), self.refs)
@@ -315,7 +314,7 @@ def test_other_disks(job: Job) -> None:
 def test_a_sample_costs_the_same_for_any_size(job: Job) -> None:
     path = job.put(job.scratch / "huge.img", b"")
     os.truncate(path, 1 << 43)
-    assert files.describe(job.user, str(job.scratch), FileRef("disk", str(path))).size == 1 << 43
+    assert store.describe(job.user, str(job.scratch), FileRef("disk", str(path))).size == 1 << 43
 
 
 # Manifests that are none

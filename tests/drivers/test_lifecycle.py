@@ -9,8 +9,7 @@ import pytest
 
 from vmgahp import errors
 from vmgahp.drivers import managed as lives
-from vmgahp.drivers.base import Deadlines
-from vmgahp.drivers.managed import ManagedMachine
+from vmgahp.drivers.managed import Deadlines, ManagedMachine
 from vmgahp.drivers.resources import ExitRecord, Resources
 from vmgahp.job.exit_code import DISK_LIMIT, POWERED_OFF
 from vmgahp.lifecycle import CHECKPOINTED, POINTS, RUNNING, SOFT_SUSPENDED, STOPPED, SUSPENDED

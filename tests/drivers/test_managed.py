@@ -9,7 +9,7 @@ import pytest
 
 from tests.drivers.small_driver import SmallDriver
 from tests.drivers.support import WHO
-from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint.store import Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers.managed import ManagedMachine
 from vmgahp.drivers.resources import Resources

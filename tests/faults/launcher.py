@@ -18,7 +18,7 @@ SHORTER = {
     ("vmgahp.drivers.managed", "OVERRULE_SECONDS"): 12.0,
     ("vmgahp.daemon.server", "DESTROY_DEADLINE"): 15.0,
     ("vmgahp.protocol.session", "START_EXTRA"): 5.0,
-    ("vmgahp.drivers.base", "LEAST_LONG_SECONDS"): 10,
+    ("vmgahp.drivers.managed", "LEAST_LONG_SECONDS"): 10,
 }
 """Module, constant: seconds, or what libvirt counts. libvirt itself takes ten to destroy a QEMU that hangs."""
 

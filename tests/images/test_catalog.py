@@ -12,7 +12,7 @@ from tests.images.support import AS_ROOT, offering, one, place, resolved, settin
 from tests.jobs import Files
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt.start import provision
+from vmgahp.drivers.libvirt.start import disks
 from vmgahp.errors import JobFault, MachineFault
 from vmgahp.findings import OFF, OK
 from vmgahp.host.job_user import Identity
@@ -315,17 +315,17 @@ def test_other_drivers_and_containers_make_no_disks(scratch: Path, place: Path) 
     ad = jobs.ad(VMPARAM_vm_Disk="undefined", VMPARAM_vm_Data_Disk='"vdb:1G"')
     spec = JobSpec.parse(ad, made, diskless=True)
     with pytest.raises(JobFault, match="VMPARAM_vm_Data_Disk"):
-        provision.require_possible(spec, "lxc", made)
+        disks.require_possible(spec, "lxc", made)
 
 
 @pytest.mark.parametrize(("domain_type", "script"), [("lxc", ""), ("kvm", "/bin/true")])
 def test_domains_that_this_package_does_not_describe_to_qemu(place: Path, domain_type: str, script: str) -> None:
     made = one(place)
     spec = JobSpec.parse(jobs.ad(VMPARAM_vm_Disk='"catalog:a:vda:w"'), made)
-    provision.require_possible(spec, "kvm", made)
+    disks.require_possible(spec, "kvm", made)
     values = {"VM_CATALOG": str(place / "catalog.toml")} | ({"LIBVIRT_XML_SCRIPT": script} if script else {})
     with pytest.raises(JobFault, match="cannot give it:"):
-        provision.require_possible(spec, domain_type, Settings(values))
+        disks.require_possible(spec, domain_type, Settings(values))
 
 
 @pytest.mark.parametrize("option", ['VMPARAM_vm_Data_Files = "in.csv"', 'VMPARAM_vm_User_Data = "user-data"'])
@@ -333,10 +333,10 @@ def test_a_machine_without_pycdlib_is_not_the_jobs_but_no_fault(monkeypatch: pyt
     """A START that fails with a word of the machine's would take it out of service for everybody."""
     name, _, value = option.partition(" = ")
     spec = JobSpec.parse(jobs.ad(**{name: value}), PLAIN)
-    provision.require_possible(spec, "kvm", PLAIN)
+    disks.require_possible(spec, "kvm", PLAIN)
     monkeypatch.setattr("vmgahp.images.iso.can_write", lambda: False)
     with pytest.raises(JobFault, match="pycdlib") as raised:
-        provision.require_possible(spec, "kvm", PLAIN)
+        disks.require_possible(spec, "kvm", PLAIN)
     assert "VM_kvm_ATTR_iso" in raised.value.hint
 
 

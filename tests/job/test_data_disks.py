@@ -12,10 +12,10 @@ from tests.domain.support import disk, spec
 from tests.images.support import write
 from tests.jobs import own, owner
 from vmgahp import errors
-from vmgahp.checkpoint import files
+from vmgahp.checkpoint import store
 from vmgahp.checkpoint.manifest import CheckpointFile
 from vmgahp.drivers.libvirt.life.save import disk_refs
-from vmgahp.drivers.libvirt.start.provision import RECORD, Provision
+from vmgahp.drivers.libvirt.start.disks import RECORD, Provision
 from vmgahp.errors import JobFault
 from vmgahp.images.catalog import Image
 from vmgahp.images.formats import BackingFile, backing_chain
@@ -183,7 +183,7 @@ def test_a_checkpoint_knows_an_image_by_its_name_and_content(place: Place) -> No
     def state(wanted: JobSpec) -> list[CheckpointFile]:
         [only] = wanted.disks
         refs = disk_refs([only._replace(backing=place.backing(wanted))])
-        return [files.describe(place.who, str(place.scratch), ref) for ref in refs]
+        return [store.describe(place.who, str(place.scratch), ref) for ref in refs]
 
     here = state(place.spec())
     assert here[1].path == "catalog:a"

@@ -57,7 +57,7 @@ class CheckpointFile(NamedTuple):
     """The modification time in nanoseconds; 0 if it is meaningless."""
     digest: str
     """The SHA-256, in hexadecimal: of a whole memory image, otherwise of the parts that
-    `vmgahp.checkpoint.files.sample` reads."""
+    `vmgahp.checkpoint.store.sample` reads."""
 
 
 Facts = Mapping[str, Any]

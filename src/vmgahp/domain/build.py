@@ -11,9 +11,9 @@ from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
-from vmgahp.domain import need
 from vmgahp.domain.model import AGENT, memory
 from vmgahp.errors import JobFault
+from vmgahp.host import proc
 from vmgahp.images.formats import BackingFile
 from vmgahp.job.attributes import ARM, BIOS, UEFI, UEFI_SECURE, VIRTIOFS, X86, Share
 from vmgahp.job.exit_code import PORT
@@ -459,21 +459,44 @@ def _machine_device(devices: etree.Element, address: str) -> None:
     etree.SubElement(etree.SubElement(element, "source"), "address", {name: f"0x{digits}" for name, digits in numbers})
 
 
-# The limit of its memory
+# The limit of its memory: what QEMU needs beside the guest's was measured (docs/explanation/memory.md); the limit is
+# higher, as a VM that reaches its limit is killed.
+
+_LARGEST_TB_CACHE_MIB = 1024
+"""The default size of QEMU's cache for code that TCG has translated; an eighth of the memory if that is less."""
+_QEMU, _TCG, _A_CPU = 128, 64, 8
+"""The MiB for QEMU itself, for TCG beside its cache, and for each CPU."""
+_DEVICES = {"graphics": 32, "disk": 40, "interface": 48, "tpm": 16, "hostdev": 64}
+"""The MiB for each device; a disk has a cache of 32, and an interface may have passt, which is in the VM's cgroup."""
+
+
+def usual_need_mib(domain_type: str, cache_mib: int) -> int:
+    """Return the MiB that QEMU may need beside its guest's memory, for one CPU, 1 GiB, a display and a disk."""
+    return _need_mib(domain_type, 1024, 1, _DEVICES["graphics"] + _DEVICES["disk"], cache_mib or _usual_cache_mib())
+
+
+def _need_mib(domain_type: str, guest: int, cpus: int, devices: int, cache: int) -> int:
+    """Return the MiB that QEMU may need; the guest's memory, the need of its devices and TCG's cache are in MiB."""
+    need = _QEMU + cpus * _A_CPU + devices + guest // 256  # its page tables
+    return need + _TCG + cache * 5 // 4 if domain_type == "qemu" else need
+
+
+def _usual_cache_mib() -> int:
+    return min(_LARGEST_TB_CACHE_MIB, proc.physical_memory_mib() // 8)
 
 
 def need_mib(domain: etree.Element) -> int:
     """Return the MiB that the QEMU of a live domain may need beside its guest's memory."""
-    devices = sum(len(domain.findall(f"devices/{tag}")) * each for tag, each in need.DEVICES.items())
+    devices = sum(len(domain.findall(f"devices/{tag}")) * each for tag, each in _DEVICES.items())
     if domain.find("os/loader") is not None:
         devices += 64  # MiB for the firmware
     cpus = int(domain.findtext("vcpu") or 1)
-    return need.need_mib(domain.get("type", ""), _mib(domain, "memory"), cpus, devices, tb_cache_mib(domain))
+    return _need_mib(domain.get("type", ""), _mib(domain, "memory"), cpus, devices, tb_cache_mib(domain))
 
 
 def tb_cache_mib(domain: etree.Element) -> int:
     """Return the MiB to which TCG's cache may grow."""
-    return _mib(domain, "features/tcg/tb-cache") or need.usual_cache_mib()
+    return _mib(domain, "features/tcg/tb-cache") or _usual_cache_mib()
 
 
 def limit_mib(domain: etree.Element) -> int:

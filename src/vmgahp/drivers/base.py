@@ -11,26 +11,18 @@ the driver and is answered as ``VMGAHP_ERR_INTERNAL``.
 
 import os
 import shutil
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from typing import NamedTuple
+from functools import cached_property
 
 from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
-from vmgahp.drivers.resources import ExitRecord, Resources
 from vmgahp.drivers.surveyor import Logger, Survey, Surveyor, Value, load
-from vmgahp.host import runtime_dir
-from vmgahp.host.guardian import Guardian
 from vmgahp.job.ad import JobAd, driver_type, is_choice
 from vmgahp.job.published import JobUpdates
-from vmgahp.job.scratch_files import OutputDirectory, empty_directory
 from vmgahp.metrics import Metrics, Status
 from vmgahp.text import nearest
 from vmgahp.vm_types import ANY, DRIVERS, SIMULATED, SIMULATED_SWITCH
-
-LEAST_LONG_SECONDS = 30
 
 
 def progress(what: str, log: Logger) -> Callable[[float], None]:
@@ -44,20 +36,6 @@ def progress(what: str, log: Logger) -> Callable[[float], None]:
             log(f"{what}: {told} %")
 
     return tell
-
-
-Sent = tuple[bool, tuple[str, ...] | None]
-"""The part of a scratch directory that is sent back: see `vmgahp.job.vm_spec.VmSpec.sent`."""
-
-
-class Deadlines(NamedTuple):
-    """Deadlines for the calls of a VM, in seconds."""
-
-    usual: float
-    memory: float
-    """The deadline for a call that writes or reads the guest's memory: as long as the client waits."""
-    stop: float
-    """The deadline for a guest that was asked to power off (VM_STOP_TIMEOUT)."""
 
 
 class Machine(ABC):
@@ -174,41 +152,6 @@ class Driver(Surveyor):
         For kvm and xen `match` is the VM's name, for every other type the job's scratch directory. With `uuid` only
         the VM with that UUID is destroyed, so that a late clean-up cannot hit the next VM of the same name.
         """
-
-    # What drivers share
-
-    def post_guardian(self, match: str, uuid: str) -> Guardian:
-        """Start a guardian that runs the kill mode for this VM when the server is killed. Raises OSError."""
-        kill = (sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4")
-        return Guardian.post([*kill, "vmtype", self.vm_type, "match", match, "uuid", uuid], os.environ)
-
-    def claim(self, resources: Resources, match: str, uuid: str) -> None:
-        """Claim the VM, so that no other server takes it for a leftover, and start its guardian. Raises OSError."""
-        runtime_dir.sweep()
-        try:
-            claimed = runtime_dir.claim(uuid)
-        except (errors.MachineFault, OSError) as error:
-            self.log(f"another job of the same name would end this VM: {error}")
-        else:
-            resources.at_end.append(partial(runtime_dir.remove, claimed))
-        resources.guardian = self.post_guardian(match, uuid)
-
-    def record_end(
-        self, resources: Resources, name: str, directory: str, cpu_seconds: Callable[[], float], sent: Sent
-    ) -> None:
-        """Register the record of the end of a VM that now runs, and its outputs. Raises `errors.Fault`."""
-        resources.exit = ExitRecord(name, directory, cpu_seconds, resources.updates, self.identity, self.log)
-        nothing, left_behind = sent
-        if left_behind is not None:
-            resources.luggage = OutputDirectory(directory, left_behind, self.identity, self.log)
-            resources.when_over.append(resources.luggage.at_end)
-        if nothing:
-            resources.when_over.append(partial(empty_directory, directory, self.identity, self.log))
-
-    def deadlines(self, usual: float) -> Deadlines:
-        """Return the deadlines of a VM's calls; `usual` is the number of seconds for ordinary calls."""
-        memory = max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))
-        return Deadlines(usual, memory, self.settings.integer("VM_STOP_TIMEOUT"))
 
     def interrupt(self) -> Sequence[Machine]:
         """Make a START that is under way in another thread fail as soon as it can, because the server ends.

@@ -7,25 +7,30 @@ as for the session.
 
 import errno
 import os
+import sys
 import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 from vmgahp import errors, lifecycle
-from vmgahp.checkpoint.files import Unusable
-from vmgahp.checkpoint.store import CheckpointStore
-from vmgahp.drivers.base import Deadlines, Driver, Machine
-from vmgahp.drivers.resources import Resources
+from vmgahp.checkpoint.store import CheckpointStore, Unusable
+from vmgahp.drivers.base import Driver, Machine
+from vmgahp.drivers.resources import ExitRecord, Resources
 from vmgahp.drivers.surveyor import Logger
-from vmgahp.host import job_user
+from vmgahp.host import job_user, runtime_dir
 from vmgahp.host.budget import Budget
+from vmgahp.host.guardian import Guardian
 from vmgahp.job.ad import JobAd
 from vmgahp.job.exit_code import DESTROYED, POWERED_OFF_WHEN_ASKED
+from vmgahp.job.scratch_files import OutputDirectory, empty_directory
 from vmgahp.lifecycle import CHECKPOINTED, RUNNING, SOFT_SUSPENDED, STARTING, STOPPED, SUSPENDED, State
 from vmgahp.metrics import Status, Usage
+
+LEAST_LONG_SECONDS = 30
 
 END = "END"
 """The operation on a VM that is being ended; clients cannot request it."""
@@ -41,6 +46,20 @@ _DONE = {"save": "named", "checkpoint": "written", "restore": "runs"}  # the las
 
 def reached(point: str) -> None:
     """Mark that a VM has reached one of the `vmgahp.lifecycle.POINTS`. Tests replace this function to stop there."""
+
+
+Sent = tuple[bool, tuple[str, ...] | None]
+"""The part of a scratch directory that is sent back: see `vmgahp.job.vm_spec.VmSpec.sent`."""
+
+
+class Deadlines(NamedTuple):
+    """Deadlines for the calls of a VM, in seconds."""
+
+    usual: float
+    memory: float
+    """The deadline for a call that writes or reads the guest's memory: as long as the client waits."""
+    stop: float
+    """The deadline for a guest that was asked to power off (VM_STOP_TIMEOUT)."""
 
 
 class ManagedMachine(Machine):
@@ -467,6 +486,39 @@ class ManagedDriver(Driver, Generic[Plan, AnyMachine]):
     def explain(self, job: JobAd, fault: errors.Fault) -> errors.Fault:
         """Return the fault of a start, worded for the job's owner."""
         return fault
+
+    def post_guardian(self, match: str, uuid: str) -> Guardian:
+        """Start a guardian that runs the kill mode for this VM when the server is killed. Raises OSError."""
+        kill = (sys.executable, "-I", "-m", "vmgahp", "-f", "-M", "4")
+        return Guardian.post([*kill, "vmtype", self.vm_type, "match", match, "uuid", uuid], os.environ)
+
+    def claim(self, resources: Resources, match: str, uuid: str) -> None:
+        """Claim the VM, so that no other server takes it for a leftover, and start its guardian. Raises OSError."""
+        runtime_dir.sweep()
+        try:
+            claimed = runtime_dir.claim(uuid)
+        except (errors.MachineFault, OSError) as error:
+            self.log(f"another job of the same name would end this VM: {error}")
+        else:
+            resources.at_end.append(partial(runtime_dir.remove, claimed))
+        resources.guardian = self.post_guardian(match, uuid)
+
+    def record_end(
+        self, resources: Resources, name: str, directory: str, cpu_seconds: Callable[[], float], sent: Sent
+    ) -> None:
+        """Register the record of the end of a VM that now runs, and its outputs. Raises `errors.Fault`."""
+        resources.exit = ExitRecord(name, directory, cpu_seconds, resources.updates, self.identity, self.log)
+        nothing, left_behind = sent
+        if left_behind is not None:
+            resources.luggage = OutputDirectory(directory, left_behind, self.identity, self.log)
+            resources.when_over.append(resources.luggage.at_end)
+        if nothing:
+            resources.when_over.append(partial(empty_directory, directory, self.identity, self.log))
+
+    def deadlines(self, usual: float) -> Deadlines:
+        """Return the deadlines of a VM's calls; `usual` is the number of seconds for ordinary calls."""
+        memory = max(LEAST_LONG_SECONDS, self.settings.integer("VM_GAHP_REQ_TIMEOUT"))
+        return Deadlines(usual, memory, self.settings.integer("VM_STOP_TIMEOUT"))
 
     def _fault_for(self, error: OSError, job: JobAd) -> errors.Fault:
         """Return the fault for an error of a start: the job's if it can come from a file system of the job's.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from contextlib import suppress
 
@@ -17,18 +16,6 @@ from vmgahp.host.system_calls import Opened
 
 END_WAIT = 5.0
 """The seconds between SIGTERM and SIGKILL for a program."""
-
-
-def listen(listener: socket.socket, path: str, owner: tuple[int, int]) -> None:
-    """Listen at a path to which only one user and group can connect. Raises OSError."""
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    listener.bind(path)
-    # Connections are possible only after listen().
-    os.chmod(path, 0o600)
-    if os.geteuid() == 0:
-        os.chown(path, *owner)
-    listener.listen(4)
 
 
 def remember(process: subprocess.Popen[bytes], room: str) -> None:

@@ -1,6 +1,7 @@
 """Directories for the sockets and pipes of one VM, outside of the scratch directory."""
 
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX
@@ -178,6 +179,18 @@ def _bases() -> list[str]:
         return [ROOT_BASE]
     places = [os.environ.get("XDG_RUNTIME_DIR", ""), os.environ.get("TMPDIR", ""), "/tmp"]  # noqa: S108 - 0700
     return [place.rstrip("/") for place in places if place.startswith("/") and place.strip("/")]
+
+
+def listen(listener: socket.socket, path: str, owner: tuple[int, int]) -> None:
+    """Listen at a path to which only one user and group can connect. Raises OSError."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    listener.bind(path)
+    # Connections are possible only after listen().
+    os.chmod(path, 0o600)
+    if os.geteuid() == 0:
+        os.chown(path, *owner)
+    listener.listen(4)
 
 
 def make_root_base() -> None:

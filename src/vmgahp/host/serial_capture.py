@@ -25,8 +25,7 @@ from stat import S_ISREG
 from time import monotonic
 
 from vmgahp.errors import MachineFault
-from vmgahp.host import companion, wait
-from vmgahp.host.runtime_dir import LONGEST_PATH
+from vmgahp.host import runtime_dir, wait
 
 CUT = b"\n[the console's output continues, but no more of it is kept: it has reached its limit of %d bytes]\n"
 """The line after the last byte that is kept; it does not count towards the limit."""
@@ -81,8 +80,10 @@ class ConsoleCapture:
         self._thread: threading.Thread | None = None
         with ExitStack() as undo:
             undo.callback(self._remove)
-            if len(os.fsencode(path)) >= LONGEST_PATH:
-                problem = f"The path of the console's socket is longer than {LONGEST_PATH - 1} bytes: {path}."
+            if len(os.fsencode(path)) >= runtime_dir.LONGEST_PATH:
+                problem = (
+                    f"The path of the console's socket is longer than {runtime_dir.LONGEST_PATH - 1} bytes: {path}."
+                )
                 raise MachineFault(problem, "set XDG_RUNTIME_DIR or TMPDIR to a shorter path.")
             try:
                 self._output = open_output()
@@ -104,7 +105,7 @@ class ConsoleCapture:
         undo.callback(os.close, self._wake)
         self._listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self._listener.setblocking(False)
-        companion.listen(self._listener, self.path, owner or (os.geteuid(), os.getegid()))
+        runtime_dir.listen(self._listener, self.path, owner or (os.geteuid(), os.getegid()))
         self._thread = wait.start_thread(f"console {self.path}", self._run)
 
     def file(self) -> int:

@@ -74,7 +74,7 @@ FILES = tuple(
             ("vm_suspend.mem", "the memory of a suspended VM; removed when it resumes or ends",
              "drivers/libvirt/life/save"),
             ("vm_catalog.json", "the [catalog image](../how-to/images.md) of each `<device>-<name>.qcow2`, the job's "
-             "overlay of it", "drivers/libvirt/start/provision"),
+             "overlay of it", "drivers/libvirt/start/disks"),
             ("vm_choice.json", "the VM type that was chosen for `vm_type = any`", "drivers/any"),
             ("vm_choice.vmx", "the `.vmx` that was made for it", "drivers/any"),
             ("vm_run.json", f"the inputs of {_RUN}; removed at its end", "drivers/libvirt/program/drive"),

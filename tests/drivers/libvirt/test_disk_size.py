@@ -10,8 +10,8 @@ from tests.job import support
 from tests.jobs import own, owner
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.libvirt.start import provision
-from vmgahp.drivers.libvirt.start.provision import Provision
+from vmgahp.drivers.libvirt.start import disks
+from vmgahp.drivers.libvirt.start.disks import Provision
 from vmgahp.errors import JobFault
 from vmgahp.images import qemu_img
 
@@ -118,4 +118,4 @@ def test_a_hypervisor_that_makes_no_disks(job: Job) -> None:
         MACHINE, job.user, VM_WORKING_DIR=f'"{job.path}"', VMPARAM_vm_Disk='"disk:vda:w"', VMPARAM_vm_Disk_Size='"1G"'
     )
     with pytest.raises(JobFault, match="VMPARAM_vm_Disk_Size"):
-        provision.require_possible(spec, "xen", MACHINE)
+        disks.require_possible(spec, "xen", MACHINE)

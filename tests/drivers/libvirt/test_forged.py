@@ -16,7 +16,7 @@ import pytest
 from tests.drivers.libvirt import support
 from tests.drivers.libvirt.support import OTHER_MAC, USER_NETWORK, WANTS, Job, another_vm, done, running, until, vacate
 from vmgahp import errors
-from vmgahp.checkpoint import files
+from vmgahp.checkpoint import store
 from vmgahp.checkpoint.memory_image import HEADER, MAGIC
 from vmgahp.drivers.libvirt.life import guest
 
@@ -43,7 +43,7 @@ def believable(job: Job, forge: Forge = bytes, xml: Callable[[str], str] = str, 
         if file["role"] == "memory":
             size = image.stat().st_size
             with image.open("rb") as content:
-                file |= {"size": size, "digest": files.sample(content.fileno(), size)}
+                file |= {"size": size, "digest": store.sample(content.fileno(), size)}
     path.write_text(json.dumps(manifest))
 
 

@@ -13,7 +13,7 @@ from tests.jobs import own, owner
 from tests.lab.guest import copying_sector, counts, make_guest
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.program import drive
-from vmgahp.drivers.libvirt.start.provision import Provision, files_made
+from vmgahp.drivers.libvirt.start.disks import Provision, files_made
 from vmgahp.errors import JobFault
 from vmgahp.job.spec import JobSpec
 

@@ -163,7 +163,7 @@ def test_a_qemu_that_is_absent_at_a_restart_is_named(
     vm = SimpleNamespace(working_dir=str(scratch), name="vm")
     spec = SimpleNamespace(vm=vm, disks=(), devices=SimpleNamespace(run=None))
     plan = SimpleNamespace(spec=spec, may_restart=True, checkpoint_spec=spec, domain_type="qemu")
-    monkeypatch.setattr("vmgahp.drivers.libvirt.start.provision.Provision.make", lambda *_: None)
+    monkeypatch.setattr("vmgahp.drivers.libvirt.start.disks.Provision.make", lambda *_: None)
     monkeypatch.setattr("vmgahp.drivers.libvirt.program.warm.find", lambda *_: None)
     driver = SimpleNamespace(identity=user, checkpoints_of=checkpoints, _describer=None, log=print)
     with pytest.raises(MachineFault, match=said) as caught:

@@ -248,13 +248,13 @@ def test_a_checkpoint_that_only_zstd_unpacks_holds_the_job_and_stays(site: Site)
 
 CLAIM_ZSTD = """
 import json, struct, sys
-from vmgahp.checkpoint import files
+from vmgahp.checkpoint import store
 name = sys.argv[1] + "/vm_checkpoint.mem"
 with open(name, "r+b") as image:
     image.seek(28)
     image.write(struct.pack("=I", 5))
     image.flush()
-    digest = files.sample(image.fileno(), image.seek(0, 2))
+    digest = store.sample(image.fileno(), image.seek(0, 2))
 with open(sys.argv[1] + "/vm_checkpoint.json", "r+") as file:
     manifest = json.load(file)
     for one in manifest["files"]:

@@ -29,7 +29,7 @@ from vmgahp.commands.page import Page, print_table
 from vmgahp.commands.page import size as in_words
 from vmgahp.config import Settings
 from vmgahp.config.sources import find_tool
-from vmgahp.drivers.libvirt.start.provision import RECORD
+from vmgahp.drivers.libvirt.start.disks import RECORD
 from vmgahp.findings import BAD, OK, Finding
 from vmgahp.host import proc
 from vmgahp.host.job_user import Identity

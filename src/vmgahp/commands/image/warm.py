@@ -20,7 +20,7 @@ from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.program import warm
 from vmgahp.drivers.libvirt.start.describe import Plan
-from vmgahp.drivers.libvirt.start.provision import RECORD
+from vmgahp.drivers.libvirt.start.disks import RECORD
 from vmgahp.drivers.managed import ManagedDriver
 from vmgahp.host.job_user import Identity
 from vmgahp.host.trust import trouble_with_directory

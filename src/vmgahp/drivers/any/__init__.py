@@ -15,8 +15,8 @@ from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from vmgahp import errors, findings, vm_types
-from vmgahp.checkpoint import files, manifest
-from vmgahp.checkpoint.files import Unusable
+from vmgahp.checkpoint import manifest, store
+from vmgahp.checkpoint.store import Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers import base
 from vmgahp.drivers.base import ANY_TYPES, Driver, Machine, Survey, machine_types, progress
@@ -172,7 +172,7 @@ class Choice(NamedTuple):
 def load_choice(directory: str, identity: Identity) -> Choice:
     """Read the choice of an earlier start. Raises `JobFault` if it is unreadable: it tells the guest's image."""
     try:
-        return files.find(identity, directory, CHOICE_FILE, _parse_choice) or Choice()
+        return store.find_record(identity, directory, CHOICE_FILE, _parse_choice) or Choice()
     except Unusable as unusable:
         problem = f"{CHOICE_FILE}, which says by which hypervisor the job ran before, cannot be used: {unusable.reason}"
         raise JobFault(errors.MISMATCHED_CHECKPOINT, problem, "submit the job anew, without this file.") from unusable

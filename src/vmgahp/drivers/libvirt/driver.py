@@ -11,8 +11,8 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors
-from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import CheckpointKind
+from vmgahp.checkpoint.store import Unusable
 from vmgahp.config import Settings
 from vmgahp.domain import job_xml, verify
 from vmgahp.domain.model import AGENT
@@ -25,7 +25,7 @@ from vmgahp.drivers.libvirt.life.save import LEFTOVERS, LIBVIRT, LibvirtCheckpoi
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SESSION_URI, connection_for
 from vmgahp.drivers.libvirt.program import warm
-from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, machine_devices, provision, second_look
+from vmgahp.drivers.libvirt.start import capabilities, disks, forwarding, hooks, machine_devices, second_look
 from vmgahp.drivers.libvirt.start.describe import CONTROL, VNC_FILE, Describer, Plan, first_attribute, type_for
 from vmgahp.drivers.libvirt.survey import LibvirtSurveyor, kvm_fault
 from vmgahp.drivers.managed import ManagedDriver
@@ -94,7 +94,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         try:
             spec = look(self._read(job), self.settings, self.identity)
             domain_type = type_for(spec, self._domain_type(), self.settings)
-            provision.require_possible(spec, domain_type, self.settings)
+            disks.require_possible(spec, domain_type, self.settings)
             require_shares_allowed(view, spec.devices.shares)
         except errors.JobFault:
             job_user.require_entry(job.working_dir(), self.identity)
@@ -123,7 +123,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self._require_free_macs(plan.spec)
 
     def prepare(self, plan: Plan, resources: Resources) -> LibvirtMachine:
-        made = provision.Provision(plan.spec.vm.working_dir, self.identity)
+        made = disks.Provision(plan.spec.vm.working_dir, self.identity)
         resources.not_started.append(made.undo)
         restart = None
         try:
@@ -167,7 +167,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         spec, resources, xml = plan.spec, machine.resources, machine.described.xml
         resources.not_started.clear()
         forget = partial(job_user.forget, self.identity, spec.vm.working_dir, self.log)
-        resources.at_end.append(partial(forget, *provision.files_made(spec)))
+        resources.at_end.append(partial(forget, *disks.files_made(spec)))
         if spec.devices.run:
             resources.when_over.append(partial(forget, RECORD))
         self.record_end(resources, spec.vm.name, spec.vm.working_dir, lambda: machine.usage.seconds, spec.vm.sent)

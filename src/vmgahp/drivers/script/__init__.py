@@ -7,8 +7,7 @@ from hashlib import sha256
 from time import monotonic
 
 from vmgahp import errors, findings
-from vmgahp.checkpoint.files import FileRef, Unusable
-from vmgahp.checkpoint.store import CheckpointStore
+from vmgahp.checkpoint.store import CheckpointStore, FileRef, Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.managed import ManagedDriver, reached

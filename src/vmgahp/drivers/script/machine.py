@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
-from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import STATE, CheckpointKind, Facts, Manifest, text
-from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
+from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore, FileRef, Unusable
 from vmgahp.config import Settings
-from vmgahp.drivers.base import Deadlines
-from vmgahp.drivers.managed import ManagedMachine
+from vmgahp.drivers.managed import Deadlines, ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
 from vmgahp.drivers.script.protocol import LONGEST_TEXT, Answer, Malformed, ScriptRequest

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from vmgahp import errors, findings
-from vmgahp.checkpoint.files import Unusable
-from vmgahp.checkpoint.store import CheckpointStore
+from vmgahp.checkpoint.store import CheckpointStore, Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.managed import ManagedDriver, reached

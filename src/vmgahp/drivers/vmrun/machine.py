@@ -13,11 +13,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
-from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import DISK, STATE, UUID, CheckpointKind, Manifest, matching
-from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore
-from vmgahp.drivers.base import Deadlines
-from vmgahp.drivers.managed import ManagedMachine
+from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore, FileRef, Unusable
+from vmgahp.drivers.managed import Deadlines, ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.drivers.vmrun import working_copy

@@ -15,8 +15,7 @@ from time import monotonic
 from pyVmomi import vim
 
 from vmgahp import errors, findings
-from vmgahp.checkpoint.files import Unusable
-from vmgahp.checkpoint.store import CheckpointStore
+from vmgahp.checkpoint.store import CheckpointStore, Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers.base import Survey
 from vmgahp.drivers.managed import ManagedDriver, reached

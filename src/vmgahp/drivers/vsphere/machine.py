@@ -27,11 +27,9 @@ from typing import Any, NamedTuple
 from pyVmomi import vim
 
 from vmgahp import errors, lifecycle
-from vmgahp.checkpoint.files import Unusable
 from vmgahp.checkpoint.manifest import UUID, CheckpointKind, Facts, Manifest, matching, text
-from vmgahp.checkpoint.store import CheckpointStore
-from vmgahp.drivers.base import Deadlines
-from vmgahp.drivers.managed import ManagedMachine
+from vmgahp.checkpoint.store import CheckpointStore, Unusable
+from vmgahp.drivers.managed import Deadlines, ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection

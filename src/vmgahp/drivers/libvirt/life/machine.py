@@ -9,7 +9,6 @@ import libvirt
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.store import MEMORY_FILE, CheckpointStore
-from vmgahp.drivers.base import Deadlines
 from vmgahp.drivers.libvirt.life import usage
 from vmgahp.drivers.libvirt.life.guest import EVENT_WAIT, Check, GuestAddress, GuestAgent, LibvirtGuest, Make, let_run
 from vmgahp.drivers.libvirt.life.pauses import IoErrors
@@ -17,7 +16,7 @@ from vmgahp.drivers.libvirt.life.save import RESTORE_SHARE, SUSPEND_FILE, Libvir
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.start import forwarding
 from vmgahp.drivers.libvirt.start.hooks import Described
-from vmgahp.drivers.managed import ManagedMachine
+from vmgahp.drivers.managed import Deadlines, ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import proc, system_logs, wait

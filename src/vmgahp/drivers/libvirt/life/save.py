@@ -21,9 +21,8 @@ import libvirt
 
 from vmgahp import errors
 from vmgahp.checkpoint import manifest, memory_image, substitute
-from vmgahp.checkpoint.files import FileRef, Unusable
 from vmgahp.checkpoint.manifest import BACKING, DISK, MEMORY, UUID, WORD, CheckpointKind, Facts, Manifest, matching
-from vmgahp.checkpoint.store import CANNOT_SAVE, HINT, IMAGE_EXTRA, MEMORY_FILE, CheckpointStore
+from vmgahp.checkpoint.store import CANNOT_SAVE, HINT, IMAGE_EXTRA, MEMORY_FILE, CheckpointStore, FileRef, Unusable
 from vmgahp.checkpoint.substitute import ZSTD, Held, Substitute, Write
 from vmgahp.config import Settings
 from vmgahp.domain.restore import SavedMismatch

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from vmgahp import errors
-from vmgahp.checkpoint import files, manifest
+from vmgahp.checkpoint import manifest, store
 from vmgahp.errors import JobFault
 from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
@@ -105,8 +105,8 @@ def _used(spec: JobSpec) -> list[str]:
 
 def _recorded(run: Run, directory: str, identity: Identity) -> _Record | None:
     try:
-        record = files.find(identity, directory, RECORD, _parse)
-    except files.Unusable as unusable:
+        record = store.find_record(identity, directory, RECORD, _parse)
+    except store.Unusable as unusable:
         raise _refused(run, unusable.reason.rstrip("."), f"leave {RECORD} out of what is transferred.") from unusable
     return record if record is not None and record.job == run.job else None
 
@@ -114,7 +114,7 @@ def _recorded(run: Run, directory: str, identity: Identity) -> _Record | None:
 def _record(run: Run, names: tuple[str, ...], directory: str, identity: Identity) -> None:
     data = manifest.encode(FORMAT, _Record(run.job, names))
     try:
-        files.write(identity, directory, RECORD, data, _parse)
+        store.write_record(identity, directory, RECORD, data, _parse)
     except manifest.Invalid as invalid:
         problem = f"the names of {len(names)} inputs are not to be written down: {invalid}"
         raise _refused(run, problem.rstrip("."), "put them into a directory, or into an archive.") from invalid

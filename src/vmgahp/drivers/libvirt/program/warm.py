@@ -21,9 +21,9 @@ from xml.etree import ElementTree as etree
 import libvirt
 
 from vmgahp import errors
-from vmgahp.checkpoint import files
-from vmgahp.checkpoint.files import FileRef, Unusable
+from vmgahp.checkpoint import store
 from vmgahp.checkpoint.manifest import BACKING, DISK
+from vmgahp.checkpoint.store import FileRef, Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.life.save import LibvirtCheckpoints, LibvirtRestart
@@ -64,7 +64,7 @@ def directory_for(plan: Plan, describer: Describer) -> str:
     if overlay is None or overlay.image is None:
         return ""
     image = overlay.image
-    base = files.describe(describer.identity, spec.vm.working_dir, FileRef(BACKING, image.path))
+    base = store.describe(describer.identity, spec.vm.working_dir, FileRef(BACKING, image.path))
     same = (_shape(describer.show(plan), spec.vm.working_dir), str(base.size), base.digest)
     digest = hashlib.sha256("\0".join(same).encode() + guest_file("agent") + guest_file("run")).hexdigest()
     place = describer.settings.string(WARM_SETTING)

@@ -16,10 +16,10 @@ from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.drivers.surveyor import Logger
-from vmgahp.host import companion
+from vmgahp.host import companion, runtime_dir
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
-from vmgahp.host.runtime_dir import remove, runtime_dir
+from vmgahp.host.runtime_dir import remove
 
 PROGRAM = "swtpm"
 OF_LIBVIRT = (PROGRAM, "swtpm_setup", "swtpm_ioctl")
@@ -53,7 +53,7 @@ def trouble(identity: Identity, seconds: float) -> str:
     """Send QEMU's first requests to a trial swtpm; return the error, empty if it answers. Raises nothing."""
     directory, said = "", b""
     try:
-        directory = runtime_dir()
+        directory = runtime_dir.runtime_dir()
         process = _run(identity, directory, identity.uid, identity.gid, subprocess.PIPE)
         try:
             wrong = _ask(directory, seconds)
@@ -103,7 +103,7 @@ def _run(identity: Identity, directory: str, uid: int, gid: int, stderr: int) ->
     # Only swtpm keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
     with socket.socket(socket.AF_UNIX) as listener:
         try:
-            companion.listen(listener, socket_in(directory), (uid, gid))
+            runtime_dir.listen(listener, socket_in(directory), (uid, gid))
             os.close(os.open(_state(directory), os.O_CREAT | os.O_NOFOLLOW, 0o600))
             if os.geteuid() == 0:
                 os.chown(_state(directory), identity.uid, identity.gid)

@@ -11,11 +11,10 @@ import sys
 from time import monotonic
 
 from vmgahp import errors
-from vmgahp.host import budget, companion, job_user, packages, wait
+from vmgahp.host import budget, companion, job_user, packages, runtime_dir, wait
 from vmgahp.host.file_server import OF_QEMU
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment
-from vmgahp.host.runtime_dir import runtime_dir
 from vmgahp.host.system_calls import Opened
 from vmgahp.job.attributes import Share
 
@@ -48,7 +47,7 @@ def trouble(identity: Identity, seconds: float) -> str:
         return "virtiofsd is not installed"
     room = ""
     try:
-        room = runtime_dir()
+        room = runtime_dir.runtime_dir()
         begin(identity, room, Share("trial", "/usr", "", writable=False), (os.geteuid(), os.getegid()), seconds)
         with socket.socket(socket.AF_UNIX) as control:
             control.settimeout(max(0.05, seconds))
@@ -81,7 +80,7 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
     # Only virtiofsd keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
     try:
         with Opened(status), socket.socket(socket.AF_UNIX) as listener:
-            companion.listen(listener, socket_in(room), owner)
+            runtime_dir.listen(listener, socket_in(room), owner)
             passed = (listener.fileno(), status)
             server = [sys.executable, "-I", "-m", "vmgahp.host.file_server", *map(str, passed)]
             server += [str(identity.uid), str(identity.gid), "rw" if share.writable else "ro", share.directory, room]

@@ -16,7 +16,7 @@ from vmgahp import errors, findings, vm_types
 from vmgahp.checkpoint import substitute
 from vmgahp.config import Settings
 from vmgahp.config.table import SHARE_DIRS
-from vmgahp.domain import need
+from vmgahp.domain.build import usual_need_mib
 from vmgahp.drivers.libvirt.link import domains, faults
 from vmgahp.drivers.libvirt.link.connection import SYSTEM_URI, LibvirtConnection, connection_for
 from vmgahp.drivers.libvirt.start import capabilities, machine_devices, tpm
@@ -321,7 +321,7 @@ class LibvirtSurveyor(Surveyor):
             "arches": ",".join(arch for arch in known if arch in (os.uname().machine, X86) or qemu.boots_arm),
             "iso": iso.can_write(),
             "limits": ",".join([*limits, "cores"]),
-            "overhead": need.usual_need_mib(accel, self.settings.integer("VM_TB_CACHE")),
+            "overhead": usual_need_mib(accel, self.settings.integer("VM_TB_CACHE")),
         }
         if qemu.firmware is not None:
             attributes["firmware"] = ",".join(qemu.firmware)
