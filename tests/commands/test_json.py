@@ -59,6 +59,12 @@ def test_probe(printed: Printed) -> None:
     assert set(keys(document, ends=frozenset({"attributes"}))) == told("probe")
 
 
+def test_the_probe_is_of_the_machines_type(printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings").write_text("VM_TYPE = Simulated\n")
+    monkeypatch.setenv("VMGAHP_CONFIG", str(tmp_path / "settings"))
+    assert printed("probe")["vm_type"] == "simulated"
+
+
 def test_doctor(printed: Printed, tmp_path: Path) -> None:
     (tmp_path / "ad").write_text('JobVMType = "simulated"\nJobVMMemory = 64\n')
     document = printed("doctor", "--type", "simulated", "--job", str(tmp_path / "ad"))

@@ -7,9 +7,10 @@ import select
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import vmgahp
-from vmgahp import GREETING, PROTOCOL
+from vmgahp import GREETING, PROTOCOL, config, errors
 from vmgahp.commands.arguments import FINDINGS, UsageError, add_json, add_type, print_json, tell, with_user
 
 
@@ -33,13 +34,13 @@ def probe_arguments(command: argparse.ArgumentParser) -> None:
         "Run the probe of the startd and print the attributes that it would publish. The reason "
         "why a machine is not VM-capable goes to standard error."
     )
-    add_type(command)
+    add_type(command, "")
     add_json(command, "print everything that was looked at, with the reasons, as one JSON object")
     command.set_defaults(run=_probe)
     tell(
         command,
         examples=[
-            ("vmgahp probe", "what this machine would advertise for VMs of type kvm"),
+            ("vmgahp probe", "what this machine would advertise for VMs of its type, VM_TYPE"),
             ("vmgahp probe --type xen --json", "the same of Xen, with each reason, for a program"),
         ],
         statuses={0: "VMs are possible here.", 1: "None is; the reason is on standard error."},
@@ -55,7 +56,7 @@ def probe_arguments(command: argparse.ArgumentParser) -> None:
 
 def kill_arguments(command: argparse.ArgumentParser) -> None:
     command.description = "Destroy the VM of a job that is gone. A VM that does not exist is a success."
-    add_type(command)
+    add_type(command, "")
     text = "<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0"
     command.add_argument("name", metavar="NAME", help=text)
     command.set_defaults(run=_kill)
@@ -98,7 +99,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _probe(options: argparse.Namespace) -> int:
     from vmgahp.daemon import probe
 
-    return apart(lambda: probe.run(options.type.lower(), with_user(), to_stderr=True, as_json=options.json))
+    return apart(lambda: probe.run(_type(options), with_user(), to_stderr=True, as_json=options.json))
 
 
 def _kill(options: argparse.Namespace) -> int:
@@ -106,7 +107,15 @@ def _kill(options: argparse.Namespace) -> int:
 
     if not options.name.strip():
         raise UsageError("the name is empty, as of a variable that is not set: nothing was looked for.")
-    return kill(options.type.lower(), options.name, "", with_user(), to_stderr=True)
+    return kill(_type(options), options.name, "", with_user(), to_stderr=True)
+
+
+def _type(options: argparse.Namespace) -> str:
+    """Return the VM type of the options, or else that of the machine, which is kvm by default."""
+    found = options.type
+    with suppress(errors.Fault):  # what is asked for reports it
+        found = found or config.load(os.environ).string("VM_TYPE")
+    return str(found or "kvm").lower()
 
 
 def _version(options: argparse.Namespace) -> int:
