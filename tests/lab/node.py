@@ -49,7 +49,7 @@ SETTINGS = {"VM_STOP_TIMEOUT": "5", "VM_RECHECK_INTERVAL": "10"}
 MACHINE = ["-machine", "q35", "-cpu", "Nehalem", "-smp", "2", "-m", "3072"]
 MACHINE += ["-device", "virtio-net-pci,netdev=net,romfile="]
 # An IOMMU, and slots to plug devices in that guests get, each an IOMMU group of its own.
-PORTS = ("port0", "port1")
+PORTS = ("port0", "port1", "port2")
 MACHINE += ["-device", "intel-iommu"]
 MACHINE += [word for port in PORTS for word in ("-device", f"pcie-root-port,id={port},chassis={PORTS.index(port)}")]
 COMMAND_LINE = "root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet intel_iommu=on"
@@ -159,6 +159,12 @@ class Node(EmulatedMachine):
         assert self._private
         with Control(self._private.name) as qemu:
             qemu.ask("blockdev-add", **{"node-name": name, "driver": "file", "filename": str(file)})
+
+    def add_network(self, name: str) -> None:
+        """Have a network ready for a card that is plugged in, on which a gateway answers and nobody else."""
+        assert self._private
+        with Control(self._private.name) as qemu:
+            qemu.ask("netdev_add", type="user", id=name, restrict=True)
 
     def _pci(self) -> set[str]:
         return set(self.run("ls", "/sys/bus/pci/devices").stdout.split())

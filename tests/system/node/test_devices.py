@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,41 +12,66 @@ from tests.system.node.steps import TIME, assert_confined, settle
 
 pytestmark = pytest.mark.node
 
-RESOURCE, SETTINGS = "drive", {"VM_DEVICES": "drive"}
+DEVICES = {"drive": "0x010802", "card": "0x020000", "board": "0x00ff00"}
+"""Resources of the node, with the class of the PCI device: an NVMe disk, a network card, QEMU's edu board."""
+SETTINGS = {"VM_DEVICES": ",".join(DEVICES)}
 MARK, REPLY = "the node's disk", "written by a guest"
-WORDS = f"request_{RESOURCE} = 1\nvm_memory = {linux_guest.MEMORY_MIB}\n"
-NVME, ETHERNET = "0x010802", "0x020000"
-_LOOK = f"""{linux_guest.BEGIN}
+GATEWAY = "10.0.2.2"
+CONFIG = "/etc/condor/config.d/20-devices.config"
+_LIST = f"""{linux_guest.BEGIN}
 for device in /sys/bus/pci/devices/*; do echo "has $(cat "$device/class")"; done
+"""
+_USE_DRIVE = f"""{_LIST}
 for second in 1 2 3 4 5 6 7 8 9 10; do [ -b /dev/nvme0n1 ] || sleep 1; done
 echo "read $(head -n 1 /dev/nvme0n1)"
 echo '{REPLY}' | dd of=/dev/nvme0n1 conv=fsync 2>/dev/null
 echo written
 """
+# The board's first register is its version, 0x010000ed (docs/specs/edu.rst of QEMU).
+_USE_OTHERS = f"""{_LIST}
+for card in /sys/class/net/*; do [ -e "$card/device" ] && ip link set "${{card##*/}}" up && name=${{card##*/}}; done
+ip address add 10.0.2.15/24 dev "$name"
+for second in 1 2 3 4 5 6 7 8 9 10; do ping -c 1 -W 1 {GATEWAY} >/dev/null && echo answered && break; done
+for device in /sys/bus/pci/devices/*; do
+    [ "$(cat "$device/class")" = {DEVICES["board"]} ] || continue
+    echo 1 >"$device/enable"
+    read -r first last flags <"$device/resource"
+    echo "board $(devmem "$first" 32)"
+done
+"""
 
 
 class Assigned:
-    """The node with a disk drive for jobs, and a network card that is for nobody."""
+    """The node with devices for jobs: a disk drive, a network card, and a board without a driver."""
 
     def __init__(self, node: Node, place: Path) -> None:
         self.node = node
         self.image = place / "drive.raw"
         self.image.write_bytes(f"{MARK}\n".encode().ljust(1 << 20, b"\0"))
         node.add_disk("drive", self.image)
-        self.address = node.plug(PORTS[0], "nvme", drive="drive", serial="seven")
-        self.other = node.plug(PORTS[1], "e1000e")
-        node.write("/etc/condor/config.d/20-drive.config", f"MACHINE_RESOURCE_{RESOURCE} = {self.address}\n".encode())
+        node.add_network("card")
+        plugs = (("nvme", {"drive": "drive", "serial": "seven"}), ("e1000e", {"netdev": "card"}), ("edu", {}))
+        self.addresses = {
+            name: node.plug(port, driver, **words)
+            for name, port, (driver, words) in zip(DEVICES, PORTS, plugs, strict=True)
+        }
+        lines = (f"MACHINE_RESOURCE_{name} = {address}\n" for name, address in self.addresses.items())
+        node.write(CONFIG, "".join(lines).encode())
 
-    def submit(self, name: str, last: str) -> NodeJob:
-        """Submit a job whose guest uses the drive, and does `last` then."""
+    def submit(self, name: str, resources: Sequence[str], script: str, modules: Sequence[str]) -> NodeJob:
+        """Submit a job that asks for resources, whose guest does what `script` says."""
 
         def files(home: Path) -> None:
-            linux_guest.make_disk(home / "guest.img", f"{_LOOK}{last}\n", modules=linux_guest.NVME)
+            linux_guest.make_disk(home / "guest.img", script, modules=modules)
 
-        return self.node.submit(name, files, WORDS)
+        words = "".join(f"request_{resource} = 1\n" for resource in resources)
+        return self.node.submit(name, files, f"{words}vm_memory = {linux_guest.MEMORY_MIB}\n")
 
-    def is_back(self) -> bool:
-        return self.node.driver(self.address) == "nvme"
+    def drivers(self) -> list[str]:
+        return [self.node.driver(address) for address in self.addresses.values()]
+
+    def are_back(self) -> bool:
+        return self.drivers() == ["nvme", "e1000e", ""]
 
 
 @pytest.fixture(scope="module")
@@ -56,35 +81,50 @@ def assigned(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
     made = Assigned(node, tmp_path_factory.mktemp("drive"))
     node.set_up("--network", "none", settings=SETTINGS)
     yield made
-    node.run("rm", "/etc/condor/config.d/20-drive.config")
+    node.run("rm", CONFIG)
 
 
-def test_it_is_offered(assigned: Assigned) -> None:
+def test_they_are_offered(assigned: Assigned) -> None:
     ad = assigned.node.wait_for_offer()
-    assert ad.get("VM_kvm_ATTR_devices") == RESOURCE
+    assert sorted(ad["VM_kvm_ATTR_devices"].split(",")) == sorted(DEVICES)
 
 
-def test_a_guest_uses_what_is_assigned_and_has_nothing_else(assigned: Assigned) -> None:
-    job = assigned.submit("used", "poweroff -f")
+def ended(assigned: Assigned, job: NodeJob, *resources: str) -> list[str]:
+    """Wait for the end of a job; the lines of its console, whose guest had those devices and none of the others."""
     assert_confined(assigned.node, job)
     job.wait_for_event("terminated", TIME)
     lines = job.file("vm_console.log").splitlines()
+    assert {name: lines.count(f"has {kind}") for name, kind in DEVICES.items()} == {
+        name: int(name in resources) for name in DEVICES
+    }
+    assigned.node.wait_until("the node to have them back", assigned.are_back, TIME)
+    assert assigned.node.denied() == []
+    return lines
+
+
+def test_a_guest_uses_the_drive_that_is_assigned_and_has_nothing_else(assigned: Assigned) -> None:
+    job = assigned.submit("drive", ["drive"], f"{_USE_DRIVE}poweroff -f\n", linux_guest.NVME)
+    lines = ended(assigned, job, "drive")
     assert f"read {MARK}" in lines
     assert "written" in lines
-    assert lines.count(f"has {NVME}") == 1
-    assert f"has {ETHERNET}" not in lines
     assert assigned.image.read_bytes().startswith(REPLY.encode())
-    assigned.node.wait_until("the node to have it back", assigned.is_back, TIME)
-    assert assigned.node.denied() == []
+
+
+def test_a_guest_uses_two_devices_that_are_assigned_and_has_nothing_else(assigned: Assigned) -> None:
+    job = assigned.submit("others", ["card", "board"], f"{_USE_OTHERS}poweroff -f\n", linux_guest.E1000E)
+    lines = ended(assigned, job, "card", "board")
+    assert "answered" in lines
+    assert "board 0x010000ED" in lines
 
 
 @pytest.mark.parametrize("killed", ["condor_vm-gahp -f", "qemu-system-x86_64 -name", "libvirtd"])
-def test_whatever_dies_the_node_has_it_back(assigned: Assigned, killed: str) -> None:
+def test_whatever_dies_the_node_has_them_back(assigned: Assigned, killed: str) -> None:
     node = assigned.node
-    job = assigned.submit(f"killed-{killed.split()[0]}", "while :; do sleep 60; done")
+    script = f"{_LIST}while :; do sleep 60; done\n"
+    job = assigned.submit(f"killed-{killed.split()[0]}", list(DEVICES), script, ())
     settle(node, job)  # a starter whose server dies in a START takes the machine out of service
-    assert node.driver(assigned.address) == "vfio-pci"
+    assert assigned.drivers() == ["vfio-pci"] * 3
     node.run("pkill", "-KILL", "-f", killed)
     job.command("condor_rm")
     node.wait_until("its QEMU to go", lambda: not job.confinement(), TIME)
-    node.wait_until("the node to have it back", assigned.is_back, TIME)
+    node.wait_until("the node to have them back", assigned.are_back, TIME)
