@@ -66,6 +66,7 @@ COOKIE = b"<cookie>\n <cpu mode='custom'><model fallback='forbid'>EPYC-v3</model
         (image(cookie=b"<!DOCTYPE cookie><cookie/>\0"), "cookie cannot be read"),
         (image(cookie=b"<cookie><cpu>\xff</cpu></cookie>\0"), "cookie cannot be read"),
         (image(cookie=b"<cookie>%s</cookie>\0" % (b" " * (1 << 16))), "cookie cannot be read"),
+        (image(cookie=b"<cookie>%s%s</cookie>\0" % (b"<cpu>" * 5000, b"</cpu>" * 5000)), "cookie cannot be read"),
         (image(cookie=b"<domain/>\0"), "not libvirt's"),
         (image(cookie=b"<cookie><devices/></cookie>\0"), "not libvirt's"),
         (image(cookie=COOKIE.replace(b"EPYC-v3", b"EPYC-v3,kvm=off")), "not libvirt's"),

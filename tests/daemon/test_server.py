@@ -230,6 +230,7 @@ def test_everything_else_is_answered_while_a_start_and_a_save_go_on(peer: Peer, 
     ("fault", "word", "who"),
     [
         ("job", "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM", "job's owner"),
+        ("job of \udcff", "VMGAHP_ERR_JOBCLASSAD_KVM_INVALID_DISK_PARAM", "job's owner"),
         ("machine", "VMGAHP_ERR_CRITICAL", "administrator"),
         ("bug", "VMGAHP_ERR_INTERNAL", "hypervisor's administrator"),
         ("exit", "VMGAHP_ERR_INTERNAL", "hypervisor's administrator"),

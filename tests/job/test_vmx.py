@@ -193,6 +193,9 @@ def test_a_floppy_drive_is_there_unless_denied_and_an_iso_is_a_cd() -> None:
     assert seen(**{"sata0:1.present": "TRUE", "sata0:1.fileName": "Install.ISO"}) == [("sata0:1", "cdrom", "")]
 
 
-@pytest.mark.parametrize("name", ["scsi00:0", "scsi0:00", "scsi0:0:0", "scsi:0", "sc\u0661i0:0", "scsi\u0661:0"])
+@pytest.mark.parametrize(
+    "name",
+    ["scsi00:0", "scsi0:00", "scsi0:0:0", "scsi:0", "sc\u0661i0:0", "scsi\u0661:0", "\u017fcsi0:0", "\u0131de0:0"],
+)
 def test_what_is_no_name_of_a_drive(name: str) -> None:
     assert seen(**{f"{name}.present": "TRUE"}) == []

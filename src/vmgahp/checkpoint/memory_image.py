@@ -136,13 +136,14 @@ def _cookie(data: bytes) -> str:
         if len(data) > LARGEST_COOKIE or b"<!" in data or b"<?" in data:
             raise ValueError("it is too long, or has more than elements")
         top = etree.fromstring(data.decode())
+        text = etree.tostring(top, encoding="unicode")  # by recursion
     except (etree.ParseError, ValueError, RecursionError) as error:
         raise Damaged(f"its cookie cannot be read: {error}.") from error
     words = [word for each in top.iter() for word in (*each.attrib.values(), (each.text or "").strip())]
     known = top.tag == "cookie" and {each.tag for each in top} <= {"cpu", "slirpHelper"}
     if not known or not all(map(_IN_COOKIE.fullmatch, words)):
         raise Damaged("its cookie is not libvirt's.")
-    return etree.tostring(top, encoding="unicode")
+    return text
 
 
 # The header of a memory image of libvirt's Xen driver, and the image with other XML.

@@ -538,8 +538,9 @@ class Server:
             return fault  # a START that the shutdown interrupts tells the owner nothing
         try:
             # Its file system may be what has taken all the time of the START.
+            text = (fault.render() + "\n").encode(errors="backslashreplace")
             with Budget((1 - START_SHARE) / 2 * self.session.start_timeout):
-                self._identity.write_scratch(directory, ERROR_FILE, (fault.render() + "\n").encode())
+                self._identity.write_scratch(directory, ERROR_FILE, text)
         except errors.Fault as failure:
             self.log.always(f"could not write {ERROR_FILE}: {failure.problem}")
             # The job itself may have filled the file system.

@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from math import prod
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple, TypeVar
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
@@ -41,6 +41,8 @@ from vmgahp.job.vm_spec import Nic, first_integer, nics
 from vmgahp.text import shown
 
 ALLOWED = "VM_ALLOW_LIBVIRT_XML"
+
+Found = TypeVar("Found")
 
 
 class JobXml(NamedTuple):
@@ -305,8 +307,9 @@ def copy_boot_files(
             paths[tag] = os.path.join(room, tag)
             with os.fdopen(_open(base, directory, identity, name), "rb") as read, open(paths[tag], "xb") as written:
                 # libvirt gives it to the hypervisor's user; other users can read it if they could read the original.
-                os.fchmod(written.fileno(), 0o400 | os.fstat(read.fileno()).st_mode & 0o044)
-                while chunk := _read(read, min(_CHUNK, left + 1), base, name):
+                mode = _look(base, name, os.fstat, read.fileno()).st_mode
+                os.fchmod(written.fileno(), 0o400 | mode & 0o044)
+                while chunk := _look(base, name, read.read, min(_CHUNK, left + 1)):
                     left -= len(chunk)
                     if left < 0:
                         raise refused(name, f"its kernel and initrd have more than {LARGEST_BOOT_FILES >> 20} MiB")
@@ -332,9 +335,9 @@ def _open(base: str, directory: str, identity: Identity, name: str) -> int:
         raise _unusable(base, name, error) from error
 
 
-def _read(file: BinaryIO, most: int, base: str, name: str) -> bytes:
+def _look(base: str, name: str, look: Callable[[int], Found], argument: int) -> Found:
     try:
-        return file.read(most)
+        return look(argument)
     except OSError as error:
         raise _unusable(base, name, error) from error
 

@@ -153,6 +153,7 @@ _INDEX = r"1?[0-9]{1,2}|2[0-4][0-9]|25[0-5]"
 _HEX = r"0x[0-9a-fA-F]{1,8}|[0-9]{1,9}"
 _PORTS = r"[0-9]{1,5}(?:\.[0-9]{1,5}){0,3}"
 _ANY = r"(?s).{0,4000}"
+_LINE = r"[^\x00-\x1f\x7f]{0,4000}"
 
 
 AGENT = "org.qemu.guest_agent.0"
@@ -426,7 +427,7 @@ _OS = row(
         "firmware": row({}, {"feature": row({"enabled": _YES, "name": r"enrolled-keys|secure-boot"}, most=2)}),
         "kernel": text(_ANY),
         "initrd": text(_ANY),
-        "cmdline": text(_ANY),
+        "cmdline": text(_LINE),  # in QEMU's log it would look like QEMU's own words
     },
 )
 

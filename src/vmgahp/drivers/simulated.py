@@ -95,9 +95,9 @@ class SimulatedDriver(Driver):
             raise fault
         if (job.integer("JobVMMemory") or 0) <= 0:
             raise errors.JobFault(errors.NO_MEMORY_PARAM, "JobVMMemory is not set.", "set vm_memory.")
-        wanted = job.string("Simulated_Fault")
-        if wanted == "job":
-            raise errors.JobFault(errors.INVALID_DISK_PARAM, "Simulated_Fault is job.", "leave it out.")
+        wanted = job.string("Simulated_Fault") or ""
+        if wanted.startswith("job"):
+            raise errors.JobFault(errors.INVALID_DISK_PARAM, f"Simulated_Fault is {wanted}.", "leave it out.")
         if wanted == "machine":
             raise errors.MachineFault("Simulated_Fault is machine.", "leave it out.")
         if wanted == "bug":

@@ -189,7 +189,9 @@ def _unescape(text: str, encoding: str) -> str:
 
 DISK, CDROM, FLOPPY, OTHER = "disk", "cdrom", "floppy", "other"
 
-DRIVE_NAME = re.compile(r"(?:(scsi|sata|nvme|ide)(0|[1-9][0-9]?):|(floppy))(0|[1-9][0-9]{0,2})", re.IGNORECASE)
+DRIVE_NAME = re.compile(
+    r"(?:(scsi|sata|nvme|ide)(0|[1-9][0-9]?):|(floppy))(0|[1-9][0-9]{0,2})", re.IGNORECASE | re.ASCII
+)
 """The name of a drive; the part after its dot is a property of it."""
 
 _DISKS = ("", "disk", "plaindisk", "nvme", *(f"{kind}-harddisk" for kind in ("scsi", "ata", "ide", "sata", "nvme")))

@@ -319,6 +319,9 @@ def test_a_kernel_comes_from_the_scratch_directory_by_a_copy(job: Job, tmp_path:
     made = job.domain(a_domain(rest=boot))
     assert made.findtext("os/kernel") == "(copy of vmlinuz)"
     assert made.findtext("os/cmdline") == "a, b"
+    assert "/domain/os/cmdline" in job.refused(
+        a_domain(rest=boot.replace("a, b", "a\n2026-01-01T00:00:00Z qemu: passt"))
+    )
     assert "cannot be opened" in job.refused(a_domain(rest="<os><kernel>/etc/passwd</kernel></os>"))
     (job.scratch / "link").symlink_to("/etc/passwd")
     assert "cannot be opened" in job.refused(a_domain(rest="<os><kernel>link</kernel></os>"))

@@ -312,6 +312,13 @@ def test_what_is_no_disk_is_left_to_the_driver(scratch: Path, stand_ins: type[St
         assert stand_ins.started[0][1].string("VMPARAM_vm_Disk") == odd
 
 
+def test_a_name_that_is_not_text_is_left_to_the_driver(scratch: Path, stand_ins: type[StandIn]) -> None:
+    name = os.fsdecode(b"\xff.iso")
+    (scratch / name).write_bytes(bytes(4096))
+    own(scratch / name)
+    refused(job(scratch, VMPARAM_vm_Disk=f'"{name}:hdc:r"'), "vmrun", match="is not an image in the scratch directory")
+
+
 def test_a_cdrom_stays_one(scratch: Path, stand_ins: type[StandIn]) -> None:
     for name in ("boot.iso", "seed.img"):
         (scratch / name).write_bytes(bytes(4096))
@@ -529,6 +536,7 @@ def test_without_one_another_type_takes_the_image_that_was_written_to(scratch: P
         b'{"format": 1, "vm_type": 7, "images": {}}',
         b'{"format": 1, "vm_type": "kvm", "images": {"a": ["../../etc/passwd", "raw"]}}',
         b'{"format": 1, "vm_type": "kvm", "images": {"a": ["b:vda:w", "raw"]}}',
+        rb'{"format": 1, "vm_type": "kvm", "images": {"a": ["\udcff", "raw"]}}',
         b'{"format": 1, "vm_type": "kvm", "images": {"a": ["b", "nbd"]}}',
         b"[" * 100_000,
     ],
@@ -594,6 +602,13 @@ def test_a_type_that_cannot_say_is_a_fault_where_nobody_has_the_vm(scratch: Path
 
 
 @pytest.mark.qemu
+def test_a_start_by_any_type_is_interrupted(scratch: Path, stand_ins: type[StandIn], monkeypatch) -> None:
+    monkeypatch.setattr(StandIn, "interrupt", lambda self: [self.vm_type])
+    chosen = driver("kvm, script")
+    chosen.start(job(scratch)).destroy()
+    assert chosen.interrupt() == ["kvm"]
+
+
 def test_a_dry_run_says_what_would_be(scratch: Path, stand_ins: type[StandIn]) -> None:
     image(scratch / "disk.vhdx", "vhdx")
     before = files(scratch)

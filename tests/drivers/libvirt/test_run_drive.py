@@ -118,8 +118,12 @@ def test_an_input_that_is_gone_at_a_restart(place: Scratch) -> None:
 
 
 @pytest.mark.parametrize(
-    "record", ["", '{"format": 2, "job": "a", "names": []}', '{"format": 1, "job": "a", "names": ["../x"]}']
-)
+    "record",
+    [
+        "", '{"format": 2, "job": "a", "names": []}', '{"format": 1, "job": "a", "names": ["../x"]}',
+        r'{"format": 1, "job": "a", "names": ["\ud800"]}',
+    ],
+)  # fmt: skip
 def test_a_record_that_is_none(place: Scratch, record: str) -> None:
     place.put("vm_run.json", record)
     with pytest.raises(JobFault, match=r"vm_run\.json") as caught:

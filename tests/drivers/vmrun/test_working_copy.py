@@ -256,6 +256,18 @@ class TestWorkingCopy:
         vmx = build(source).vmx
         assert {name: vmx[name] for name in kept} == kept
 
+    @pytest.mark.parametrize("name", [b"\xff.vmdk", b"\xff.iso"])
+    def test_a_link_to_a_name_that_is_not_text_holds_the_job(self, build, scratch, name):
+        target = scratch / os.fsdecode(name)
+        shutil.copy(scratch / "dos.vmdk", target)
+        link = scratch / f"link{target.suffix}"
+        link.symlink_to(target)
+        own(scratch)
+        drives = {"ide0:0.fileName": str(scratch / "dos.vmdk")}
+        drives |= {"ide0:0.fileName": str(link)} if target.suffix == ".vmdk" else CDROM | {"ide1:0.fileName": str(link)}
+        with pytest.raises(JobFault, match="is not text"):
+            build(drives, transfer=False)
+
     def test_the_jobs_nvram_goes_where_it_was_transferred(self, build, scratch):
         for name in ("dos.nvram", "dos_condor.nvram", "dos.txt"):
             (scratch / name).write_bytes(b"")

@@ -33,14 +33,14 @@ from vmgahp.job.disks import DISK, PERMISSIONS, DiskEntry, bad_disk, entries, fi
 from vmgahp.job.spec import UNSAVEABLE
 from vmgahp.job.vmware import SNAPSHOT_DISK, TRANSFER, VMDK_FILES, VMX_FILE
 from vmgahp.job.vmx import Vmx
-from vmgahp.text import shown
+from vmgahp.text import has_control, shown
 from vmgahp.vm_types import HTCONDORS, LIBVIRT, QEMU, VMWARE, XEN
 
 CHOICE_FILE = "vm_choice.json"
 CHOICE_FORMAT = 1
 CHOICE_VMX = "vm_choice.vmx"
 
-_NAME = re.compile(r"[^/\x00-\x1f\x7f,:]{1,255}")
+_NAME = re.compile(r"[^/\x00-\x1f\x7f,:\ud800-\udfff]{1,255}")
 
 _IDE = {"hda": "ide0:0", "hdb": "ide0:1", "hdc": "ide1:0", "hdd": "ide1:1"}
 _SCSI = tuple(f"scsi0:{number}" for number in range(16) if number != 7)
@@ -97,7 +97,8 @@ def read_disks(ad: JobAd, earlier: Mapping[str, tuple[str, str]], identity: Iden
 
 def _disk(asked: DiskEntry, working_dir: str, earlier: Mapping[str, tuple[str, str]], identity: Identity) -> AnyDisk:
     entry = asked.text
-    if asked.is_of_catalog or not asked.is_well_formed or asked.fields[2].lower() not in PERMISSIONS:
+    is_plain = asked.is_well_formed and not has_control(entry)
+    if asked.is_of_catalog or not is_plain or asked.fields[2].lower() not in PERMISSIONS:
         return AnyDisk(entry)
     file, device, permission, said = (*asked.fields, "")[:4]
     original = os.path.basename(file)
@@ -382,6 +383,9 @@ class AnyDriver(Driver):
         except MachineFault as fault:
             return Survey([findings.judge("types", ANY_TYPES, fault, "")])
         return _together(_surveys(types, self._driver_for, end))
+
+    def interrupt(self) -> Sequence[Machine]:
+        return [machine for driver in tuple(self._drivers.values()) for machine in driver.interrupt()]
 
     def close(self) -> None:
         for driver in self._drivers.values():

@@ -74,6 +74,8 @@ def _elsewhere(identity: Identity, name: str) -> tuple[VmdkLayer, str]:
     with open(identity.open_named(name, os.O_RDONLY), "rb") as opened:
         path = os.readlink(f"/proc/self/fd/{opened.fileno()}")  # VMware has trouble with symbolic links
         found = formats.read_vmdk(opened.fileno())
+    if has_control(path):
+        raise VmdkError("the path that it leads to is not text")
     files = [os.path.join(os.path.dirname(path), extent.file) for extent in found.extents]
     for file in files:
         os.close(identity.open_named(file, os.O_RDONLY))
@@ -285,8 +287,9 @@ class _Builder:
         path = self._elsewhere(drive.file) if drive.file.startswith("/") or not transferred else ""
         reason = self._cannot_open(name, os.O_RDONLY) if name and transferred else "it is not a file name"
         if reason and path:
-            reason = self.identity.check_access(path, write=False) or ""
             name = os.path.realpath(path)
+            reason = self.identity.check_access(path, write=False) or ""
+            reason = reason or ("its path is not text" if has_control(name) else "")
         if reason:
             problem = f"{self._line(drive)} = {shown(drive.file)}: the image cannot be used: {reason}."
             hint = "send the image with the job, or take the drive out of the virtual machine."

@@ -27,7 +27,7 @@ from vmgahp.job.spec import JobSpec
 FORMAT = 1
 VERSION = b"1\n"
 """The format version of `vmgahp-run/`."""
-_NAME = re.compile(r"[^/\0]{1,255}", re.DOTALL)
+_NAME = re.compile(r"[^/\0\ud800-\udc7f\udd00-\udfff]{1,255}", re.DOTALL)  # os.fsencode has no bytes for those
 
 
 class _Record(NamedTuple):
