@@ -205,6 +205,30 @@ def test_a_checkpoint_that_cannot_be_written_down_leaves_the_vm_as_it_was(before
     assert guest.its.guest == (after is not SUSPENDED)
 
 
+def test_a_guest_that_goes_on_after_a_failed_checkpoint_has_none_from_its_first_moment() -> None:
+    guest = with_bag(full=True)
+    seen: list[bool] = []
+    guest.at["run"] = lambda: seen.append(guest.its.manifest)
+    with pytest.raises(errors.MachineFault):
+        guest.checkpoint()
+    assert seen == [False]
+
+
+def test_a_vm_whose_directory_fails_at_its_end_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    guest = Guest(said.append)
+
+    def fails() -> None:
+        raise PermissionError("no look")
+
+    monkeypatch.setattr(guest, "before_release", fails)
+    guest.its.guest = False
+    guest.release()
+    assert guest.status().state is STOPPED
+    assert guest.its.done == ["tidied up"]
+    assert "no look" in said[-1]
+
+
 def test_a_lost_guest_has_not_stopped() -> None:
     guest = Guest()
     fault = guest.report_lost("The guest is lost.", "see why.")

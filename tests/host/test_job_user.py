@@ -473,7 +473,7 @@ def test_a_helper_does_it_all_and_is_gone_afterwards(scratch, forks):
         with user.at_hand():  # one within the other
             user.unlink_scratch(str(scratch), "other")
         assert refused(user.open_scratch, str(scratch), "other", os.O_RDONLY) == errno.ENOENT
-        user.make_directory(str(scratch), "directory")
+        job_user.make_directory(str(scratch), "directory", user)
         assert user.check_access(str(scratch / "directory"), write=False)
         [helper] = forks
         # Of what it has opened for others it keeps nothing, or it would count as one who has the file open.
@@ -510,7 +510,7 @@ def test_a_helper_that_dies_is_missed_by_none_but_who_waits_for_it(scratch, fork
     monkeypatch.setattr(system_calls, "make_directory_beneath", make_directory_beneath)
     with user.at_hand():
         with pytest.raises(MachineFault, match="without an answer"):
-            user.make_directory(str(scratch), "x")
+            job_user.make_directory(str(scratch), "x", user)
         user.write_scratch(str(scratch), "file", b"text")
         assert len(forks) == 2
     with user.at_hand():

@@ -98,6 +98,7 @@ _CHUNK = 1 << 20
 _LET_IN = 0.05
 """The interval in seconds at which a reader that opens an exhausted pipe is let in."""
 
+_END_WAIT = 5.0
 _LEAST_READ = 4096
 """The minimum number of bytes read after the head: a reader of fewer was looking for a second head, and has not yet
 given the image to a hypervisor."""
@@ -159,7 +160,7 @@ class Substitute:
         unread = fcntl.ioctl(self._reading, termios.FIONREAD, bytes(4))
         self._left = int.from_bytes(unread, sys.byteorder)
         os.close(self._reading)
-        self._thread.join()
+        self._thread.join(_END_WAIT)  # a libvirtd that hangs has the other end, and the pipe is full
         runtime_dir.remove(self._room)
 
     def with_another_head(self, said: str) -> Substitute | None:

@@ -356,7 +356,7 @@ class ManagedMachine(Machine):
         if before is SUSPENDED or self.overruled:
             return
         try:
-            self.restore(lambda: None)
+            self.restore(self.set_aside)  # the manifest may be there, and the guest changes its disks from now on
             self.state = RUNNING
             self.forget_saved()
             if before is SOFT_SUSPENDED:
@@ -397,7 +397,10 @@ class ManagedMachine(Machine):
         if self.state is SUSPENDED:
             self.resources.ended(DESTROYED)
             self.forget_saved()
-        self.before_release()
+        try:
+            self.before_release()
+        except (OSError, errors.Fault) as error:  # of the job's file system, say: the VM has ended all the same
+            self.log(f"{self.name} has ended, and what is left of it cannot be cleared: {error}")
         self.state = STOPPED
         self.resources.release(kept=kept)
         reached("end.released")

@@ -153,13 +153,6 @@ class Identity:
                 raise
         return result
 
-    def make_directory(self, directory: str, name: str) -> None:
-        """Make the directory `name` below `directory` as the user; an existing readable one counts as success.
-
-        Raises as `open_scratch`.
-        """
-        self._in_scratch(directory, name, system_calls.make_directory_beneath)
-
     def rename_scratch(self, directory: str, old: str, new: str, replace: bool = True) -> None:
         """Rename a file below `directory` as the user; an existing file `new` is replaced.
 
@@ -463,7 +456,7 @@ def forget(identity: Identity, directory: str, log: Callable[[str], None], *name
 def make_directory(directory: str, name: str, identity: Identity) -> None:
     """Make sure that the scratch `directory` has a directory `name` that its user can read. Raises `Fault`."""
     try:
-        identity.make_directory(directory, name)
+        identity._in_scratch(directory, name, system_calls.make_directory_beneath)
     except OSError as error:
         problem = f"The directory {name} of the job's scratch directory cannot be made or read ({error.strerror})."
         raise blame(error, directory, identity, problem) from error

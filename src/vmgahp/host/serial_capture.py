@@ -77,7 +77,6 @@ class ConsoleCapture:
         self._closed = False
         self._buffer = memoryview(bytearray(self.chunk))
         self._tail = bytearray()
-        self._thread: threading.Thread | None = None
         with ExitStack() as undo:
             undo.callback(self._remove)
             if len(os.fsencode(path)) >= runtime_dir.LONGEST_PATH:
@@ -128,11 +127,8 @@ class ConsoleCapture:
                 return
             self._closed = True
         os.eventfd_write(self._wake, 1)
-        if self._thread is None:
-            self._run()  # reads only what is left in the socket
-        else:
-            self._thread.join(CLOSE_SECONDS + 1)
-        if self._thread is not None and self._thread.is_alive():
+        self._thread.join(CLOSE_SECONDS + 1)
+        if self._thread.is_alive():
             self._note("stuck", "The console's file does not take what is written to it; the end is lost.")
         else:
             os.close(self._wake)

@@ -203,6 +203,13 @@ def test_a_guest_that_stands_still_has_time(scene: Scene) -> None:
     assert scene.machine.given_up == []
 
 
+def test_a_guest_whose_work_is_done_is_ended_though_the_first_try_has_paused_it(scene: Scene) -> None:
+    scene.hear("hello 1", "ready", "started", "ended exit 0", "outputs 0")
+    scene.machine.io_errors.under_way = True
+    scene.wait(10 * BOOT)
+    assert scene.machine.given_up == [("", "")]
+
+
 def test_a_guest_that_cannot_be_ended_now_is_ended_later(scene: Scene) -> None:
     scene.machine.may_end = False
     scene.hear("hello 1", "failed room 3 MiB needed, 1 MiB free")

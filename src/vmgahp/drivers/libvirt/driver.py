@@ -455,8 +455,8 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 raise Unusable(fault.problem, True, by_accident=by_accident) from error
             raise fault from error
         except errors.MachineFault as fault:
-            if restart:
-                raise Unusable(fault.problem, True) from fault
+            if restart:  # it is no accident that a description cannot be made, but that nobody answers
+                raise Unusable(fault.problem, True, by_accident=fault.code == errors.CRITICAL) from fault
             raise
 
     def _blame(

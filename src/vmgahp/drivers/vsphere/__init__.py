@@ -193,7 +193,8 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
         same_job = tag.job == plan.job
         if tag.host == self._host and tag.state == RUNS:
             path = os.path.normpath(tag.directory)
-            if not (same_job or _has_ended(path, here)) or (path != here and is_claimed(tag.id)):
+            # A running job's directory may be a file system that never answers.
+            if (path != here and is_claimed(tag.id)) or not (same_job or _has_ended(path, here)):
                 return
             self.log(f"{tag.name} is still there from an earlier start: removing it")
         elif tag.state == SAVED and same_job:

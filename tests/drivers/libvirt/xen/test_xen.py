@@ -1,7 +1,11 @@
 """The parts of the Xen driver that need no Xen; tests/xen has the rest."""
 
+import contextlib
 import os
 import pty
+import select
+import threading
+import tty
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +21,7 @@ from vmgahp.domain.restore import SavedMismatch, reconcile_xen
 from vmgahp.drivers.libvirt import xen
 from vmgahp.drivers.libvirt.xen import dom0
 from vmgahp.drivers.libvirt.xen.dom0 import PtyCapture
+from vmgahp.host import serial_capture
 
 LIVE = """\
 <domain type='xen' id='1'>
@@ -205,6 +210,31 @@ def test_one_terminal_after_another_is_read(capture: PtyCapture, tmp_path: Path)
     for descriptors in threads:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def test_a_console_whose_file_takes_nothing_holds_up_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (dom0, serial_capture):
+        monkeypatch.setattr(module, "CLOSE_SECONDS", 0.1)
+    (tmp_path / "room").mkdir()
+    taking, given = os.pipe()
+    capture = PtyCapture(str(tmp_path / "room/console"), lambda: given, 64 << 20, lambda _line: None)
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    capture.follow(os.ttyname(slave))
+    os.set_blocking(master, False)
+
+    def is_stuck() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            while os.write(master, bytes(1 << 16)):
+                pass
+        return not select.select([], [master], [], 0.2)[1]
+
+    wait_until("the file to be full", is_stuck, 60, 0.01)
+    capture.close()
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("console")], "they hang on"
+    os.close(taking)  # which lets them go
+    for descriptor in (master, slave):
+        os.close(descriptor)
 
 
 def test_no_terminal_is_no_console(capture: PtyCapture) -> None:

@@ -90,8 +90,9 @@ def sweep(connection: LibvirtConnection, log: Logger) -> None:
 
     def remove(opened: libvirt.virConnect) -> None:
         for domain in opened.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_PERSISTENT):
-            has_job = not domain.name().startswith(LOOK) and os.path.isdir(_directory(domain))
-            if not (has_job or is_strange(domain) or is_claimed(domain.UUIDString())):
+            if is_strange(domain) or is_claimed(domain.UUIDString()):
+                continue  # a running job's directory may be a file system that never answers
+            if domain.name().startswith(LOOK) or not os.path.isdir(_directory(domain)):
                 log(f"{domain.name()} was left defined: removing it")
                 end(domain)
 

@@ -322,7 +322,7 @@ class ProgramMonitor:
             self._end_it(*self.failure)
         elif self._wanted is not None:
             self._look_at_outputs(self._wanted)
-        elif (limit := self._limit()) and self._elapsed > limit and self._runs():
+        elif (limit := self._limit()) and self._elapsed > limit and (self.progress.stage == TAKEN or self._runs()):
             self._too_late(limit)
 
     def _too_late(self, limit: float) -> None:

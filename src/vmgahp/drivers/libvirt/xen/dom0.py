@@ -21,7 +21,7 @@ from fcntl import LOCK_EX, LOCK_SH, ioctl
 from vmgahp import errors
 from vmgahp.errors import HypervisorFault, JobFault, MachineFault
 from vmgahp.host import wait
-from vmgahp.host.serial_capture import CHUNK, ConsoleCapture
+from vmgahp.host.serial_capture import CHUNK, CLOSE_SECONDS, ConsoleCapture
 
 
 class PtyCapture(ConsoleCapture):
@@ -48,7 +48,7 @@ class PtyCapture(ConsoleCapture):
         sink = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sink.connect(self.path)
-            self._reader = wait.start_thread(f"console {terminal}", self._read, descriptor, sink)
+            self._reader = wait.start_thread(f"console {terminal}", self._read, descriptor, sink, self._stop)
         except BaseException:
             os.close(descriptor)
             sink.close()
@@ -66,14 +66,17 @@ class PtyCapture(ConsoleCapture):
     def _leave(self) -> None:
         if self._reader is not None:
             os.eventfd_write(self._stop, 1)
-            self._reader.join()
+            self._reader.join(CLOSE_SECONDS + 1)
+            if self._reader.is_alive():  # the console's file does not answer: it keeps its signal
+                self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            else:
+                os.eventfd_read(self._stop)
             self._reader = None
-            os.eventfd_read(self._stop)
 
-    def _read(self, descriptor: int, sink: socket.socket) -> None:
+    def _read(self, descriptor: int, sink: socket.socket, stop: int) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        poll.register(self._stop, select.POLLIN)
+        poll.register(stop, select.POLLIN)
         try:
             while True:
                 ready = {number for number, _ in poll.poll()}
@@ -154,15 +157,11 @@ LOCK_WAIT = 10.0
 """Seconds to wait for the lock of a guest that has just ended: the kernel releases its disks a little later."""
 
 
-class InUse(OSError):
-    """The error for a file that another VM of this machine uses, if one of them writes to it."""
-
-
 def attach(descriptor: int, *, writable: bool, shared: bool = False) -> tuple[str, int]:
     """Make a block device of an open file; return its path, and a descriptor that keeps it until it is closed.
 
     `descriptor` is no longer needed afterwards; the caller closes it. A file that is not `shared` is locked
-    (flock(2)) as long as the device exists. Raises `InUse`, and `MachineFault` if no device can be made.
+    (flock(2)) as long as the device exists. Raises OSError if another VM uses it, and `MachineFault` without a device.
     """
     if not (shared and writable):
         try:
@@ -170,7 +169,7 @@ def attach(descriptor: int, *, writable: bool, shared: bool = False) -> tuple[st
         except OSError:
             is_free = True  # a file system without locks
         if not is_free:
-            raise InUse(errno.EAGAIN, "it is in use by another VM of this machine")
+            raise OSError(errno.EAGAIN, "it is in use by another VM of this machine")
     tries = 20
     try:
         with open(CONTROL, "r+b", buffering=0) as control:
