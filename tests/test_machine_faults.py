@@ -195,6 +195,7 @@ PLACES = {
     "images/catalog.py:read": (1, IMAGES),
     "job/cloud_init.py:_check_yaml": (1, NOT_INSTALLED),
     "images/iso.py:_write": (2, NOT_INSTALLED),
+    "job/engine.py:_ask": (2, f"{NOT_INSTALLED}, or {LACKING}"),
     "job/engine.py:judge": (1, NOT_INSTALLED),
     "job/archive.py:pack": (1, NOT_INSTALLED),
     "job/policy_view.py:PolicyView.meets": (1, SETTING),

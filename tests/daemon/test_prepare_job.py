@@ -83,6 +83,19 @@ def test_no_job_is_held_for_what_the_machine_lacks(tmp_path: Path, config: Path,
     assert held(tmp_path, AD, config if settings else "elsewhere") == b""
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_no_job_is_held_for_a_catalog_that_its_user_cannot_read(
+    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with config.open("a") as file:
+        file.write("VM_CATALOG = /nonexistent/catalog.toml\n")
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(AD + b'VMPARAM_vm_Disk = "catalog:a:vda:r"\n')))
+    monkeypatch.setenv("VMGAHP_CONFIG", str(config))
+    monkeypatch.chdir(tmp_path)
+    prepare_job.main()
+    assert capsysbinary.readouterr().out == b""
+
+
 def test_no_job_of_another_universe_is_looked_at_and_none_held_where_the_server_was_removed(tmp_path: Path) -> None:
     hook = HOOK.replace(f"timeout 60 {sys.executable}", "echo HookStatusCode = 1 #")
     environ = {"PATH": "/usr/bin:/bin"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -504,6 +505,13 @@ def test_a_machine_that_cannot_evaluate_its_requirements_is_at_fault(monkeypatch
     with pytest.raises(MachineFault, match="ClassAd module") as caught:
         requires("true")
     assert "htcondor" in caught.value.hint
+
+
+@pytest.mark.parametrize("python", ["/bin/false", "/nonexistent"])
+def test_a_python_that_cannot_run_the_engine_holds_no_job(monkeypatch: pytest.MonkeyPatch, python: str) -> None:
+    monkeypatch.setattr(sys, "executable", python)
+    with pytest.raises(MachineFault, match="ClassAd engine"):
+        requires("true")
 
 
 def test_a_job_that_brings_the_requirements_down_is_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class NoEngine(Failed):
 
 
 def evaluate(pairs: Sequence[tuple[str, str]], wanted: Sequence[str], user: Identity | None) -> dict[str, Found]:
-    """Evaluate the `wanted` attributes of an ad. Raises `JobFault`, since a job without expressions can run."""
+    """Evaluate the `wanted` attributes of an ad. Raises `JobFault` and `MachineFault`."""
     try:
         found: dict[str, Found] = _ask({"ad": list(pairs), "wanted": list(wanted)}, user)
     except Failed as failed:
@@ -91,14 +91,15 @@ def _ask(question: dict[str, Any], user: Identity | None) -> Any:
             longest=LONGEST_RESULT,
         )
     except OSError as error:
-        raise Failed(f"a process for it cannot be started ({error})") from error
+        raise MachineFault(f"A process for HTCondor's ClassAd engine cannot be started: {error}.") from error
     if done.status == _NO_ENGINE:
         raise NoEngine("HTCondor's ClassAd module is not on this machine")
     if done.status is None:
         raise Failed(f"that took more than {SECONDS:g} s")
     if done.status == 1:
         last = done.complaints[-1] if done.complaints else "it says nothing"
-        raise Failed(f"{sys.executable} cannot run it ({shown(last.strip())})")
+        problem = f"{sys.executable} cannot run HTCondor's ClassAd engine ({shown(last.strip())})."
+        raise MachineFault(problem, "see what is wrong with that Python, or with the package htcondor.")
     if done.status != 0:
         raise Failed("HTCondor's ClassAd engine needs too much time or memory for them, or fails")
     return json.loads(done.out)
