@@ -190,6 +190,8 @@ def _checked(guests: str, address: str, ours: str) -> tuple[int, tuple[Address, 
 def _address(text: str) -> Address:
     """Parse an address; an IPv4 address in one of IPv6 (``::ffff:127.0.0.1``) is the former. Raises ValueError."""
     address = ipaddress.ip_address(text if "." in text else text.replace("-", ":"))
+    if getattr(address, "scope_id", None):  # any text, which would get into a command line
+        raise ValueError(text)
     return getattr(address, "ipv4_mapped", None) or address
 
 

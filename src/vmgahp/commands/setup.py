@@ -78,11 +78,16 @@ OF_SETTINGS = ("settings", "VM_TYPE", "VM_GAHP_SERVER", "VM_NETWORKING", "memory
 
 Values = Mapping[str, str]
 
+
+def _marked(body: str) -> str:
+    return f"{_MARK}{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
+
+
 KEY = "VMGAHP"
 HOOK_NAME = "vmgahp-prepare-job"
-HOOK_TEXT = f"""\
-#!/bin/sh
-# Written by vmgahp setup. It holds a VM job that its START would hold, with the reason in a sentence.
+SHELL = "#!/bin/sh\n"
+HOOK_TEXT = SHELL + _marked(f"""\
+# It holds a VM job that its START would hold, with the reason in a sentence.
 # Whatever else fails here, also where vmgahp was removed, no job is held for it.
 ad=$(cat)
 case $ad in
@@ -91,7 +96,7 @@ case $ad in
     ;;
 esac
 exit 0
-"""
+""")
 # HTCondor runs no job at all where a hook is missing (StarterHookMgr::reconfig in its src/condor_starter.V6.1), so
 # this is a file of its own, which outlives the package.
 
@@ -151,6 +156,9 @@ def run(options: argparse.Namespace) -> int:
     again = _words(values) if values else ["--remove"]
     text = file_text(values, shlex.join(["vmgahp", "setup", *again])) if values else ""
     changes = _difference(before or "", text, path)
+    hook, named = hook_path(path), f"\n{HOOK} = {hook_path(path)}\n"
+    if named in f"{before}{text}" and _read(hook) != HOOK_TEXT and text:
+        changes.append(f"+++ {hook}, which is not there, or of another version")
     _say("\n".join(["", *(escape(line) for line in changes or [f"{path} is as it would be written."]), ""]))
     if changes and values:
         _let_the_doctor_look(environ, values)
@@ -190,7 +198,7 @@ def file_text(values: Values, command: str) -> str:
     """Make the text of the file; `command` is the command line that makes it again."""
     lines = ["# The VM universe by vmgahp. Other settings: vmgahp config. Made by:", f"#   {command}"]
     body = "".join(f"{line}\n" for line in (*lines, *(f"{name} = {value}" for name, value in values.items())))
-    return f"{_MARK}{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
+    return _marked(body)
 
 
 def _read(path: str) -> str | None:
@@ -202,13 +210,13 @@ def _read(path: str) -> str | None:
         return None
     except OSError as error:
         raise NotDone(f"{path} cannot be read: {error.strerror or error}. Nothing is done to it.") from error
-    mark = re.match(rf"{re.escape(_MARK)}([0-9a-f]{{64}})\n", text)
+    mark = re.match(rf"(?:{SHELL})?{re.escape(_MARK)}([0-9a-f]{{64}})\n", text)
     if mark is None:
         raise NotDone(f"{path} was not written by vmgahp setup, and stays as it is. Move it away, or keep it.")
     if hashlib.sha256(text[mark.end() :].encode("utf-8", "surrogateescape")).hexdigest() != mark[1]:
         raise NotDone(
-            f"{path} was changed since vmgahp setup wrote it, and stays as it is. Put the changes into a file of "
-            f"your own that HTCondor reads later, such as 61-local.config beside it, then rm {path}."
+            f"{path} was changed since vmgahp setup wrote it, and stays as it is. Put the changes into a file of your "
+            f"own (settings into one that HTCondor reads later, such as 61-local.config beside it), then rm {path}."
         )
     return text
 
@@ -256,6 +264,8 @@ def _values(options: argparse.Namespace, environ: Values, before: Values, path: 
     extra = {name.upper(): value for name, value in options.set}
     for name, value in extra.items():
         _require_plain(name, value or "-")
+        if name in (TYPE, MEMORY) and not value:
+            raise UsageError(f"{name} cannot be taken out: HTCondor offers no VMs without it.")
     found = {SERVER: condor.our_launcher()}
 
     def choose(given: str, question: str, suggested: str, read: Callable[[str], dict[str, str]]) -> None:

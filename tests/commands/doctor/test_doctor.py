@@ -387,6 +387,8 @@ def test_a_personal_htcondor_is_not_roots(pool: Condor, monkeypatch: pytest.Monk
     os.chown(pool.address.parent, JOB_UID, -1) if os.getuid() == 0 else pytest.skip("needs root")
     assert not pool.context(**ids).blind
     assert "whose own session" in judged(host.root(pool.context(**ids)), OK).seen
+    os.chown(pool.server, JOB_UID, -1)
+    judged(condor.server(pool.context(**ids)), OK, "is this daemon")
     assert pool.context(CONDOR_IDS=f"{JOB_UID}.{JOB_UID}").blind, "as whom root's HTCondor writes its logs"
 
 

@@ -174,6 +174,19 @@ def test_the_jobs_own_xml_is_read_as_by_a_start_and_what_is_of_another_machine_i
     assert "/domain/devices/hostdev" in bad.seen
 
 
+def test_a_job_of_a_hypervisor_with_attributes_of_its_own_needs_no_disk_of_libvirts(pool: Condor, ad: Ad) -> None:
+    ad.path.write_text("")
+    lines = ('VMPARAM_VMware_VMX_File = "gone.vmx"', "VMPARAM_vm_Disk = undefined")
+    found = tried(pool, ad.write(*lines, vm_type="vmware"), VM_TYPE="vmrun", VMWARE_VMRUN="/bin/true").findings
+    assert "gone.vmx" in named(found, "job ad").seen
+
+
+def test_the_directories_of_the_administrator_are_known(pool: Condor) -> None:
+    context = pool.context(VM_SHARE_DIRS="data", VM_SHARE_DIR_DATA="/srv", VM_SHARE_DIR_DATA_IF="Owner == 1")
+    assert context.settings.string("VM_SHARE_DIR_DATA") == "/srv"
+    assert context.settings.string("VM_SHARE_DIR_DATA_IF") == "Owner == 1"
+
+
 def test_a_job_that_leaves_its_type_open(pool: Condor, ad: Ad) -> None:
     """What it asks for is looked at as the type would that it gets; nothing is made."""
     ad.disk.rename(ad.directory / "disk.vhdx")

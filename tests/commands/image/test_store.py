@@ -54,6 +54,12 @@ def raw(tmp_path: Path) -> str:
 # --- a file
 
 
+def test_a_memory_that_no_vm_has_is_refused_before_anything_is_fetched(place: Place, raw: str) -> None:
+    for least in ("-1", "0", "lots"):
+        assert "--min-memory" in place.image("add", "mine", raw, f"--min-memory={least}").err
+    assert place.names() == []
+
+
 def test_a_file_is_copied_with_its_digests_and_where_it_was(place: Place, tmp_path: Path) -> None:
     write(place.catalog, WRITTEN.encode())
     source = write(tmp_path / "mine.raw", RAW)

@@ -116,7 +116,13 @@ def test_an_ad_that_says_nonsense_is_no_option_of_ssh(said: str) -> None:
     assert _of_text(f"22={said}") == _of_text("x") == {}
 
 
-@pytest.mark.parametrize("said", [None, [], {"ssh": 3}, {"ssh": [{"guest_port": 22}]}, {"ssh": [{"port": "-o"}]}])
+SCOPED = {"ssh": [{"guest_port": 22, "address": "fe80::1%h';id;'", "port": 22017}]}
+"""The scope of an IPv6 address may be any text."""
+
+
+@pytest.mark.parametrize(
+    "said", [None, [], {"ssh": 3}, {"ssh": [{"guest_port": 22}]}, {"ssh": [{"port": "-o"}]}, SCOPED]
+)
 def test_a_file_that_says_nonsense_is_a_sentence(site: Site, said: object) -> None:
     site.queue()
     site.node(vm_access=said)

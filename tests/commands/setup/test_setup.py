@@ -136,6 +136,16 @@ def test_a_hook_for_hold_reasons_comes_and_goes_with_the_file_and_those_of_a_sit
     assert found["STARTER_DEFAULT_JOB_HOOK_KEYWORD"] == "VMGAHP"
     assert hook.stat().st_mode & 0o7777 == 0o755
     assert "--set" not in machine.file.read_text()
+    written = hook.read_text()
+    hook.unlink()  # HTCondor runs no job where it is not there
+    assert machine.run(*KVM).status == 0
+    assert hook.read_text() == written
+    hook.write_text(f"{written}# and more\n")
+    for words in (KVM, ("--remove", "--yes")):
+        done = machine.run(*words)
+        assert (done.status, absent(done.err, f"{hook} was changed since")) == (1, [])
+        assert hook.read_text() != written
+    hook.write_text(written)
     assert machine.run("--remove", "--yes").status == 0
     assert not hook.exists()
     with machine.root.open("a") as file:
@@ -283,6 +293,7 @@ def test_it_takes_its_own_file_back_and_restarts_when_told_to(machine: Machine) 
         (("--memory", "much"), "'much'"),
         (("--type", "kvn"), "did you mean kvm?"),
         (("--type", ","), "names no VM type"),
+        (("--set", "VM_MEMORY="), "VM_MEMORY cannot be taken out"),
         (("--type", "kvm,any"), "any alone"),
     ],
 )

@@ -266,7 +266,7 @@ class Podman(Scripted):
         return {"VM_podman_ATTR_image": '"image.tar"', "VM_podman_ATTR_command": f'"{command}"'}
 
     def exists(self, job: JobAd) -> bool:
-        return (self.base / key_of(os.path.realpath(job.working_dir()))).exists()
+        return any(self.base.glob(f"{key_of(os.path.realpath(job.working_dir()))}.*"))
 
     def bad_jobs(self) -> dict[str, JobAd]:
         job = self.job_beside_rubbish("tar")
@@ -309,7 +309,7 @@ def test_podmans_network_is_its_versions(scratch: Path, version: str, installed:
     for name, text in {"podman": podman, **dict.fromkeys(installed, "#!/bin/sh\n")}.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    for name in ("sed", "tail", "head", "mkdir", "cat"):
+    for name in ("sed", "tail", "head", "mkdir", "mktemp", "cat"):
         (tools / name).symlink_to(shutil.which(name) or "")
     script = install(scratch, "podman", BASE=f"BASE={base}")
     (scratch / "image.tar").touch()

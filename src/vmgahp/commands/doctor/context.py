@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar, cast
 from vmgahp import config, errors
 from vmgahp.commands.arguments import NOBODY, for_root
 from vmgahp.config import sources
+from vmgahp.config.table import setting_of
 from vmgahp.daemon.probe import Probe, Resolver
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, row_of, side_by_side
 from vmgahp.host.job_user import Identity
@@ -163,13 +164,12 @@ class Context:
         self.loaded = loaded = config.load(self.environ)
         kinds = {"integer": loaded.integer, "bool": loaded.boolean, "size": loaded.size}
         good = {}
-        for name, kind in ((setting.name, setting.kind) for setting in config.SETTINGS):
+        for name in loaded.given:
             try:
-                kinds.get(kind, loaded.string)(name)
+                kinds.get(setting_of(name).kind, loaded.string)(name)
             except errors.Fault:
                 self.bad_names.add(name)
-                continue
-            if loaded.where(name) != "default":
+            else:
                 good[name] = loaded.string(name)
         self.settings = config.Settings(good, {name: loaded.where(name) for name in good}, loaded.warnings)
         values, _, _ = sources.read(MORE_SETTINGS, self.environ)

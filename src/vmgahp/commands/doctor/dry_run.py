@@ -17,11 +17,11 @@ from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.hooks import policy
 from vmgahp.host.job_user import Identity
 from vmgahp.job import look
-from vmgahp.job.ad import UNIVERSE, JobAd, is_choice, quote, require_accepted
+from vmgahp.job.ad import UNIVERSE, JobAd, quote, require_accepted
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import UNSAVEABLE, JobSpec, is_saved_by_qemu
 from vmgahp.text import escape
-from vmgahp.vm_types import HTCONDORS
+from vmgahp.vm_types import HTCONDORS, LIBVIRT, SIMULATED
 
 _LOOKED_AT = "what the job asks for, beside what the probe advertises"
 
@@ -55,10 +55,9 @@ def try_out(context: Context, path: str, probe: Probe) -> Trial:
         identity, user = _user(context, ad)
         trial.findings += _type(context, ad, check)
         require_accepted(ad)
-        choice = is_choice(context.vm_type)  # the type decides the meaning of the job's attributes
-        if not choice:
+        if context.vm_type in (*LIBVIRT, SIMULATED):  # the others have attributes of their own
             xml = job_xml.load(ad, settings, identity)
-            spec = JobSpec.parse(xml.ad if xml else ad, settings)
+            spec = JobSpec.parse(xml.ad if xml else ad, settings, diskless=bool(settings.xml_script()))
             trial.findings += _unmet(spec, probe)
             spec = look.find(spec, settings, identity)
             seen = f"{spec.vm.name} asks for nothing that is wrong in itself (looked at as {user})"

@@ -67,7 +67,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--key", default="", metavar="FILE", help="the keys that may have made the signature")
     add("--format", default="", help="where name and content do not say it")
     add("--description", default="", metavar="TEXT", help="for those who look at the catalog")
-    add("--min-memory", type=int, default=0, metavar="MIB", help="what a job with it must have at least")
+    add("--min-memory", type=memory, default=0, metavar="MIB", help="what a job with it must have at least")
     made = action("list", "show what is in the catalog", "Show what is in the catalog.")
     add_json(made)
     tell(made, keys=_LISTED)
@@ -170,7 +170,8 @@ def run(options: argparse.Namespace) -> int:
     from vmgahp.commands.image import build, store, warm
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # all clean-up is done then
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup
+            signal.signal(number, signal.default_int_handler)  # all clean-up is done then
     done: dict[str, Callable[[argparse.Namespace], int | None]]
     done = {"build": build.build, "add": store.add, "list": store.show, "check": store.check}
     done |= {"update": store.update, "remove": store.remove, "warm": warm.make}

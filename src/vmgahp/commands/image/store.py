@@ -137,14 +137,15 @@ def _processes(path: str) -> Iterator[str]:
         wanted = os.stat(path)
     except OSError:
         return
-    found = set()
+    found, name = set(), os.path.basename(os.path.realpath(path))
     for file in glob("/proc/[0-9]*/fd/*"):  # of processes of this user, or of all for root
         with suppress(OSError):  # it is closed
-            if os.path.samestat(os.stat(file), wanted):
+            # Others may be on file systems that never answer.
+            if os.path.basename(os.readlink(file)) == name and os.path.samestat(os.stat(file), wanted):
                 found.add(int(file.split("/")[2]))
     for pid in sorted(found - {os.getpid()}):
-        if name := proc.name(pid):
-            yield f"process {pid} ({name}) has it open"
+        if process := proc.name(pid):
+            yield f"process {pid} ({process}) has it open"
 
 
 def _jobs(settings: Settings, name: str) -> Iterator[str]:
