@@ -118,15 +118,16 @@ def test_nothing_is_written_through_a_link(outputs: Outputs, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (ALL, ["a", "r/.b", "r/c/d", "r/x.csv"]), ((".bashrc",), [".bashrc"]),
-        (("r", "nothing"), ["r/.b", "r/c/d", "r/x.csv"]), (("r/*.csv", "a"), ["a", "r/x.csv"]), (("*.csv",), []),
+        (ALL, ["a", "b[3].csv", "r/.b", "r/c/d", "r/x.csv"]), ((".bashrc",), [".bashrc"]),
+        (("r", "nothing"), ["r/.b", "r/c/d", "r/x.csv"]), (("r/*.csv", "a"), ["a", "r/x.csv"]),
+        (("*.csv",), ["b[3].csv"]), (("b[3].csv",), ["b[3].csv"]),
         (("r/[[:alpha:]]",), ["r/c/d"]), ((r"\a",), ["a"]), ((".ssh/*",), [".ssh/authorized_keys"]),
         (("a/*", "?"), ["a", "r/.b", "r/c/d", "r/x.csv"]), ((), []),
     ],
 )  # fmt: skip
 def test_what_the_job_did_not_ask_for_is_left_out(outputs: Outputs, names: Sequence[str], expected: list[str]) -> None:
     """Whatever the guest sends: its image may be a stranger's, and the outputs replace files of the job's owner."""
-    sent = ("a", ".bashrc", ".ssh/authorized_keys", "r/x.csv", "r/c/d", "r/.b")
+    sent = ("a", ".bashrc", ".ssh/authorized_keys", "r/x.csv", "r/c/d", "r/.b", "b[3].csv")
     done = outputs.unpack(tar(*(entry(name, b"1") for name in sent)), names=names)
     assert (sorted(outputs.files()), done.problem) == (expected, "")
     assert len(done.left_out) == len(sent) - len(expected)

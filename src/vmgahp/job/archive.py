@@ -316,7 +316,12 @@ class _Outputs:
         try:
             if is_reserved(path):
                 raise _LeftOut("a name of HTCondor's or of the server's")
-            if all(self._match(name, os.fsencode(path), _AS_A_SHELL) for name in self._names):
+            said = os.fsencode(path)
+            is_asked_for = (
+                not self._match(name, said, _AS_A_SHELL) or (said + b"/").startswith(name + b"/")
+                for name in self._names
+            )  # a name with brackets may be meant as it is, which is how a shell takes one that matches nothing
+            if not any(is_asked_for):
                 raise _LeftOut("the job has not asked for it")
             if entry.isdir():
                 self._make_directory(path)

@@ -427,6 +427,19 @@ def test_an_input_that_cannot_be_read_is_refused(home, refused) -> None:
     assert "cannot be read by you" in refused("--input", "data")
 
 
+@pytest.mark.parametrize(("name", "given"), [("access.log", ()), ("sim.out", ()), ("x.err", ("--name", "x"))])
+def test_no_input_is_what_htcondor_writes(home, refused, name: str, given: tuple[str, ...]) -> None:
+    (home / name).write_text("mine\n")
+    said = refused("--input", name, *given, program=("wc", "-l", name))
+    assert name in said
+    assert "--name" in said
+
+
+def test_a_dry_run_leaves_no_image_that_it_has_unpacked(home, dry) -> None:
+    (home / "a.raw.gz").write_bytes(gzip.compress(bytes(1 << 20)))
+    assert dry("--image", "a.raw.gz")["transfer_input_files"] == f"{home}/a.raw"
+
+
 def test_what_would_hold_the_job_later_is_refused_now(home, refused) -> None:
     """A link to a directory, and what is no file at all, wherever it lies in a directory."""
     (home / "data/sub").mkdir()

@@ -1,6 +1,7 @@
 """Images with which no VM would start: overlays of what is not there, encrypted ones, and files that are no disks."""
 
 import gzip
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -55,6 +56,26 @@ def test_an_overlay_that_names_its_base_by_a_relative_path_is_flattened_or_refus
     assert b"backing file" not in about
     assert "it is an overlay of disk.qcow2" in changed(said)
     assert "must have" not in said
+
+
+def test_no_image_is_replaced_that_a_disk_is_made_of_whatever_force_says(home, submit, domain):
+    overlay("web.s1", "disk.qcow2")
+    overlay("disk.s2", "web.s1")  # whose base has the name that the copy would have
+    before = (home / "disk.qcow2").read_bytes()
+    for words in (("disk", "disk.s2", "--format", "qcow2"), ("libvirt-xml", domain("disk.s2", "qcow2"), "--own")):
+        read, _ = submit(*words, *MEMORY, "--convert", "--force")
+        assert read["transfer_input_files"] == f"{home}/disk-2.qcow2"
+        assert (home / "disk.qcow2").read_bytes() == before
+        assert (home / "disk.s2").exists()
+        (home / "disk-2.qcow2").unlink()
+
+
+def test_an_image_that_has_to_be_made_anew_stays(home, submit, domain):
+    shutil.copy("disk.qcow2", "web.qcow2")
+    qemu_img("bitmap", "--add", "web.qcow2", "backup")
+    read, said = submit("libvirt-xml", domain("web.qcow2", "qcow2"), *MEMORY, "--force")
+    assert read["transfer_input_files"] == f"{home}/web-2.qcow2", said
+    assert (home / "web.qcow2").exists()
 
 
 @pytest.mark.parametrize(

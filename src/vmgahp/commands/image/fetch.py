@@ -12,8 +12,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedIOBase
 from time import monotonic
-from typing import IO, BinaryIO, NamedTuple
+from typing import IO, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from vmgahp.commands.arguments import NOBODY, NotDone
@@ -98,11 +99,11 @@ def bring(source: str, to: IO[bytes], proof: Voucher, say: Callable[[str], None]
     return found
 
 
-def _copied(file: BinaryIO, source: str, keep: Callable[[bytes], object], most: int) -> int:
+def _copied(file: BufferedIOBase, source: str, keep: Callable[[bytes], object], most: int) -> int:
     came = 0
     end = monotonic() + LONGEST
     try:
-        while chunk := file.read(1 << 20):
+        while chunk := file.read1(1 << 20):  # with what has come, for the clock is looked at between
             came += len(chunk)
             if 0 <= most < came:
                 raise NotDone(f"{source} has more than {in_words(most)}.")
@@ -115,7 +116,7 @@ def _copied(file: BinaryIO, source: str, keep: Callable[[bytes], object], most: 
 
 
 @contextmanager
-def _opened(source: str) -> Iterator[tuple[BinaryIO, int]]:
+def _opened(source: str) -> Iterator[tuple[BufferedIOBase, int]]:
     """Open a source, and yield it with its length; -1 if that is unknown. Raises `NotDone`, also for later errors."""
     try:
         if not is_url(source):
@@ -133,7 +134,7 @@ def _opened(source: str) -> Iterator[tuple[BinaryIO, int]]:
         raise NotDone(f"{source}: {why}.") from error
 
 
-def _open_local(path: str) -> BinaryIO:
+def _open_local(path: str) -> BufferedIOBase:
     """Open a file, with the rights of another user who can change what leads to it. Raises `NotDone` and OSError.
 
     A link of that user's may lead to what only root may read, and everybody can read the copy.

@@ -254,6 +254,10 @@ def machine(options: argparse.Namespace, summary: Summary) -> Guest:
     made.name = simple_name(options.name, _called(options), "run")
     names = {root.name or os.path.basename(root.path)} - {""}
     made.inputs = list(listed_inputs(options, names, summary))
+    for name in (f"{made.name}.{end}" for end in ("log", "out", "err")):
+        if name in {os.path.basename(path) for path in (*options.input, options.user_data or "")}:
+            problem = f"{name} is a file of the job's, and would be written by HTCondor."
+            raise SubmitError(problem, "say --name for another name of the job.")
     warn_of_words(options, summary)
     others = [pair for pair in _variables(options) if not is_for_environment(pair[1])]
     line = shell_line(options.words, others, macros=options.macros, executable=is_executable(options, summary))
@@ -382,6 +386,8 @@ def run(options: argparse.Namespace) -> int:
         text = conversion.written(options, made, summary)
         if options.dry_run:
             came["text"] = text
+            for path in summary.made:  # an image was unpacked, to look at it
+                os.unlink(path)
         else:
             if options.submit and not options.force:
                 _require_machine(options, made, summary)

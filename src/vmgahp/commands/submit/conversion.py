@@ -469,6 +469,8 @@ def _made(options: argparse.Namespace, summary: Summary) -> tuple[str, str]:
     if not os.path.isdir(options.dir):
         raise SubmitError(f"{options.dir} is no directory.", "make it first.")
     made = read(options, summary)
+    if made.own_disks and options.convert:
+        raise SubmitError("--as-is leaves the disks as they are, and --convert does not.", "keep one of them.")
     in_vain = summary.losses and not options.lax  # converting images may take hours
     if not (options.shared or made.own_disks or in_vain):
         bring_images(options, made, summary)

@@ -10,7 +10,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from typing import IO, BinaryIO, TypeVar
 
@@ -233,15 +233,31 @@ def beside(options: argparse.Namespace, name: str, place: str) -> str:
 
 
 def convert(disk: GuestDisk, directory: str, others: Container[str], summary: Summary, *, force: bool) -> None:
-    """Use a qcow2 image of the disk, made in `directory` under no name of the `others`. Raises `SubmitError`."""
+    """Use a qcow2 image of the disk, made in `directory` under no name of the `others`. Raises `SubmitError`.
+
+    No image that it is made of is replaced, whatever `force` says.
+    """
     stem = simple_name(os.path.splitext(os.path.basename(disk.path))[0], "disk")
     names = chain([f"{stem}.qcow2"], (f"{stem}-{number}.qcow2" for number in count(2)))
-    target = os.path.join(directory, next(name for name in names if name not in others))
+    taken = {*_layers(disk), *summary.sources, *map(os.path.realpath, summary.made)}
+    paths = (os.path.join(directory, name) for name in names if name not in others)
+    target = next(path for path in paths if os.path.realpath(path) not in taken)
     with _anew(disk, target, summary, force=force) as path:
         qemu_img.convert(disk.path, CONVERTIBLE[disk.format], path, "qcow2", seconds=CONVERT)
     disk.what = disk.what or f"{'floppy' if disk.boot_class == 'fd' else 'disk'} {disk.path}"
     disk.steps.append(f"converted to {target}")
     disk.path, disk.format, disk.name, disk.files = target, "qcow2", "", []
+
+
+def _layers(disk: GuestDisk) -> set[str]:
+    """Return the real paths of an image, of its parts and of its backing files."""
+    path, form, found = disk.path, CONVERTIBLE[disk.format], set(map(os.path.realpath, disk.files))
+    with suppress(qemu_img.Trouble):  # the conversion fails, too
+        while path and (real := os.path.realpath(path)) not in found:
+            found.add(real)
+            info = qemu_img.info(path, form)
+            path, form = info.get("full-backing-filename", ""), info.get("backing-filename-format", "raw")
+    return found
 
 
 def create(
