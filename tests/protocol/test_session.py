@@ -304,6 +304,19 @@ def test_a_vm_goes_on_after_a_periodic_checkpoint_unless_it_was_suspended_before
     assert [call.operation for call in client.calls] == [lifecycle.STATUS], "once"
     client = Client("libvirt")
     client.started()
+    client.send("CONDOR_VM_CHECKPOINT 2 1")
+    client.end()
+    client.send("CONDOR_VM_STATUS 3 1")
+    client.end(errors.HypervisorFault("libvirtd is being restarted."))
+    client.end(Status(lifecycle.SUSPENDED))
+    assert client.results()[1] == "3 0 STATUS=Suspended"
+    client.send("CONDOR_VM_STATUS 4 1")
+    assert [call.operation for call in client.calls] == [lifecycle.RESUME], "tried again by the next one"
+    client.session.expire(client.now + session.PATIENCE)
+    client.send("CONDOR_VM_STOP 5 1")
+    assert [call.operation for call in client.calls] == [lifecycle.RESUME, lifecycle.STOP], "it waits for none of ours"
+    client = Client("libvirt")
+    client.started()
     client.send("CONDOR_VM_SUSPEND 2 1", "CONDOR_VM_CHECKPOINT 3 1", "CONDOR_VM_STATUS 4 1")
     client.end()
     client.end()

@@ -1,6 +1,7 @@
 """The kill mode (``-M 4``), which destroys a VM for a startd whose starter has vanished."""
 
 from collections.abc import Mapping
+from contextlib import closing
 
 from vmgahp import config, errors
 from vmgahp.drivers import base
@@ -16,8 +17,8 @@ def kill(vm_type: str, match: str, uuid: str, environ: Mapping[str, str], *, to_
         settings = config.load(environ)
         log.open(settings, to_stderr=to_stderr)
         driver = base.find(vm_type)(vm_type, settings, Identity.from_environ(environ), log.always)
-        found = driver.kill(scratch_in(match) if match.startswith("/") else match, uuid)
-        driver.close()
+        with closing(driver):
+            found = driver.kill(scratch_in(match) if match.startswith("/") else match, uuid)
     except errors.Fault as fault:
         reason = f"kill mode, {match}: {fault.render()}"
         log.always(reason)

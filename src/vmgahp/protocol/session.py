@@ -143,6 +143,8 @@ class Session:
             for waiting in target.queue:
                 self._be_patient(waiting)
         self._advance(target)
+        if isinstance(outcome, errors.Fault) and self._is_our_resume(call):
+            target.resumes = True  # not before, or the STATUS that waits for it would try without end
 
     def look(self, vm_id: int, now: float) -> bool:
         """Ask for a running VM's status without a request; return False while the client is busy with it."""
@@ -367,7 +369,13 @@ class Session:
 
     @staticmethod
     def _is_overruled(running: Call, following: Call) -> bool:
-        return following.operation == lifecycle.STOP and running.answered and running.operation != lifecycle.STOP
+        may_be = (running.answered and running.operation != lifecycle.STOP) or Session._is_our_resume(running)
+        return following.operation == lifecycle.STOP and may_be
+
+    @staticmethod
+    def _is_our_resume(call: Call) -> bool:
+        """Return True for a RESUME that no client has asked for."""
+        return call.operation == lifecycle.RESUME and not call.request_id
 
     def _operate(self, call: Call) -> None:
         target = call.vm

@@ -171,6 +171,22 @@ def test_a_suspend_that_was_not_answered_and_done_is_done(job: VmwareJob, host: 
         goes_on(job, beyond=last)
 
 
+def test_a_suspend_that_was_given_up_and_is_done_later_has_not_ended_the_job(job: VmwareJob, host: VMware) -> None:
+    go = job.scratch / "go"
+    later = f'while [ ! -e {go} ]; do sleep 0.1; done; exec {host.vmrun} "$@"'
+    lie = f"if [ $3 = suspend ]; then setsid sh -c '{later}' sh " + '"$@" >/dev/null 2>&1 &'
+    lie += ' echo "Error: The operation was canceled"; exit 255; fi'
+    with running(job, host, VMWARE_VMRUN=lying(host, lie)) as peer:
+        goes_on(job, beyond=1)
+        assert peer.run("SUSPEND", 1)[0] == "1"
+        go.touch()
+        until(lambda: not host.pids(), "VMware has saved it")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Suspended"]
+        last = counts(job.console())[-1]
+        does(peer, "RESUME")
+        goes_on(job, beyond=last)
+
+
 def test_a_resume_that_fails_can_be_tried_again(job: VmwareJob, host: VMware) -> None:
     with running(job, host, "JobVMCheckpoint = true") as peer:
         goes_on(job, beyond=1)

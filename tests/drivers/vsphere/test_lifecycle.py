@@ -242,6 +242,16 @@ def test_a_checkpoint_that_fails_leaves_the_guest_running(lab: Lab) -> None:
         assert not (lab.scratch / MANIFEST).exists()
 
 
+def test_the_power_off_of_a_checkpoint_that_failed_is_not_the_end_of_the_guest(lab: Lab) -> None:
+    with lab.watched(CHECKPOINT) as (peer, server, vm):
+        lab.sim.tell("at PowerOffVM_Task fail RestrictedVersion")
+        lab.sim.tell("at RevertToSnapshot_Task fail RestrictedVersion")
+        assert peer.run("CHECKPOINT", 1) == ["1", CRITICAL]
+        server.wait(vm.PowerOffVM_Task())  # which was under way, and whose answer was lost
+        assert (status(peer)["STATUS"], server.power(vm)) == ("Running", "poweredOn")
+        does(peer, "CHECKPOINT")
+
+
 def test_periodic_checkpoints(lab: Lab) -> None:
     with lab.watched(CHECKPOINT) as (peer, server, vm):
         seen = []

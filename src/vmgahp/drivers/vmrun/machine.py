@@ -128,6 +128,7 @@ class VmrunMachine(ManagedMachine):
         self._ip = ""
         self._may_ask_address = plan.spec.vm.networking
         self._last_report: Status | None = None
+        self._may_be_saved = False
 
     def pid(self) -> int:
         process = self._find_process() if self.state in (lifecycle.RUNNING, lifecycle.SOFT_SUSPENDED) else None
@@ -145,7 +146,12 @@ class VmrunMachine(ManagedMachine):
             self._last_report = self._last_report._replace(cpu_seconds=self._read_usage())
             return self._last_report
         if not listed and (process is None or wait_for_end(process, LEAVING_WAIT)):
-            return Status(lifecycle.STOPPED)
+            if not self._may_be_saved:
+                return Status(lifecycle.STOPPED)
+            self._find_memory_file(None)
+            self.state = lifecycle.SUSPENDED
+            self._is_saved()
+            return Status(lifecycle.SUSPENDED)
         memory = self.spec.vm.memory_mib << 10
         self._last_report = Status(
             lifecycle.SOFT_SUSPENDED if self.state is lifecycle.SOFT_SUSPENDED else lifecycle.RUNNING,
@@ -209,6 +215,7 @@ class VmrunMachine(ManagedMachine):
         if paused:
             self.unpause()
         self._read_usage()
+        self._plan.forget(*self._plan.state_files(".vmss"))  # of a suspension that was given up
         problem: VmrunError | None = None
         try:
             self._run("suspend", self.deadlines.memory, "hard")
@@ -217,6 +224,7 @@ class VmrunMachine(ManagedMachine):
         process = self._find_process()
         # The process writes until it exits; one that vmrun has given up may still be writing.
         if process is not None and not wait_for_end(process, self.deadlines.usual if not problem else 0):
+            self._may_be_saved = True  # `look` finds it when the process is gone
             if paused:
                 self.pause()
             if problem is None:
@@ -225,10 +233,13 @@ class VmrunMachine(ManagedMachine):
         self._find_memory_file(problem)
         if problem is not None:
             self.log(f"{self.name} is saved although {problem}")
-        self.usage.carry()
-        self._process = None
-        self._last_report = None
+        self._is_saved()
         self.step("save.written")
+
+    def _is_saved(self) -> None:
+        self.usage.carry()
+        self._process = self._last_report = None
+        self._may_be_saved = False
         self.log(f"{self.name} is suspended in {self._memory_file}")
 
     def write_manifest(self) -> None:

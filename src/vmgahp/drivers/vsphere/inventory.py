@@ -310,6 +310,7 @@ class VsphereVm(NamedTuple):
 
     def destroy(self, datacenter: vim.Datacenter) -> None:
         """Power the VM off and remove it with all files in its directory; one that is already gone is success."""
+        directory = ""
         try:
             directory = directory_of(self.connection.get(self.ref, "config.files.vmPathName"))
             self.power(OFF, "powering a VM off")
@@ -318,9 +319,8 @@ class VsphereVm(NamedTuple):
                 lambda _content: self.ref.Destroy_Task(), "removing a VM", lambda: self.power_state() and None
             )
         except errors.Fault as fault:
-            if isinstance(fault, Gone) or isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound):
-                return
-            raise
+            if not (isinstance(fault, Gone) or isinstance(fault.__cause__, vmodl.fault.ManagedObjectNotFound)):
+                raise
         # The server does not count an uploaded file as the VM's before it is attached.
         if directory:
             try:

@@ -382,6 +382,12 @@ class VsphereMachine(ManagedMachine):
             # A guest that powers off leaves its VM; a VM that is gone was removed by others, with the job's disks.
             problem = f"The VM of {self.name} is not on the server any more, and its disks are lost."
             raise errors.HypervisorFault(problem, "see who has removed it; the job has to run again.") from gone
+        if seen.get("runtime.powerState") == OFF and self._snapshot:
+            # It was powered off for a checkpoint whose outcome the server did not tell: its guest has not ended.
+            self.vm.go_back_to(self._snapshot, self.name)
+            self._snapshot = ""
+            self.log(f"{self.name} goes on after a checkpoint that failed")
+            return self._last
         if seen.get("runtime.powerState") == OFF:
             self.log(f"{self.name}: the guest has powered off")
             return self._begin_download()
