@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.client import Client
 from vmgahp.cli import KILL, PROBE, SERVE
-from vmgahp.protocol.client import DEADLINE, Client
+from vmgahp.protocol.client import DEADLINE
 from vmgahp.protocol.requests import PREFIX, READY
 
 DAEMON = (sys.executable, "-P", "-m", "vmgahp")

@@ -8,8 +8,8 @@ from pathlib import Path
 from tests import REPOSITORY
 from tests.attacks.site import Site
 from tests.attacks.support import Mode, Must, Who, attack, each
+from tests.client import Client
 from tests.peer import environment
-from vmgahp.protocol.client import Client
 
 # fmt: off
 MODULES = (

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.client import Client
 from tests.commands.support import absent
 from tests.conftest import simulated_ad
 from tests.peer import DAEMON, DEADLINE, VMGAHP, environment
 from vmgahp.protocol import transcript
-from vmgahp.protocol.client import Client
 
 RECORD = (*VMGAHP, "record")
 ECHO = (sys.executable, "-c", "import os\nwhile data := os.read(0, 9): os.write(1, data)")

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.client import Client
 from tests.commands.support import absent
 from tests.peer import DAEMON, DEADLINE, VMGAHP, Peer, environment
 from tests.protocol.recordings import STARTER, TRANSCRIPTS
 from vmgahp.commands.replay import Difference, Replay, adapted, alike
 from vmgahp.protocol import transcript
-from vmgahp.protocol.client import Client, ProtocolError
+from vmgahp.protocol.client import ProtocolError
 from vmgahp.protocol.requests import Requests
 
 JOB = r"""

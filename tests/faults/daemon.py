@@ -6,10 +6,11 @@ import sys
 import time
 from pathlib import Path
 
+from tests.client import Client
 from tests.faults.points import Points
 from tests.peer import environment
 from vmgahp.cli import SERVE
-from vmgahp.protocol.client import Client, ProtocolError
+from vmgahp.protocol.client import ProtocolError
 from vmgahp.protocol.requests import Kind, Received, Request, RequestState
 
 LAUNCHER = Path(__file__).with_name("launcher.py")

@@ -17,10 +17,11 @@ import time
 from pathlib import Path
 
 from tests import jobs
+from tests.client import Client
 from tests.lab.guest import BANNER, DONE, counts, make_guest, read_count
 from tests.lab.namespace import REPOSITORY
 from tests.peer import environment
-from vmgahp.protocol.client import Client, ProtocolError
+from vmgahp.protocol.client import ProtocolError
 
 SERVER = Path(sys.prefix) / "bin/condor_vm-gahp"
 LEGEND = "seconds, then: > what HTCondor would say, < what the daemon answers, | the guest's console, # what happens"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.client import Client
 from vmgahp.protocol import requests, session, wire
-from vmgahp.protocol.client import Client, ProtocolError
+from vmgahp.protocol.client import ProtocolError
 from vmgahp.protocol.requests import Kind, Request, Requests, RequestState
 
 SCRIPT = r"""

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests import jobs
+from tests.client import Client
 from tests.lab.guest import BANNER, make_guest
 from tests.lab.namespace import LAB, OUR_SERVER, Namespace, require_namespace, wait_until, wheel_of
 
-from vmgahp.protocol.client import Client, ProtocolError
+from vmgahp.protocol.client import ProtocolError
 
 pytestmark = pytest.mark.pool
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from tests import jobs
+from tests.client import Client
 from tests.lab import guest
 from tests.lab.namespace import OUR_SERVER, wheel_of
 from tests.lab.xen import INITRD, KERNEL, USER, XenHost
 
 from vmgahp.job.ad import quote
-from vmgahp.protocol.client import Client, ProtocolError
+from vmgahp.protocol.client import ProtocolError
 
 pytestmark = pytest.mark.xen
 
