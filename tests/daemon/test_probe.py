@@ -162,13 +162,15 @@ def probe_that_hangs(scratch: Path, line: str) -> "subprocess.CompletedProcess[s
 
 def test_the_probe_ends_in_time_from_the_start_of_its_process(scratch: Path) -> None:
     """Here the driver itself hangs while it is loaded, which no check could have a deadline for."""
-    ended = probe_that_hangs(scratch, "p.DEADLINE, p.proc.age = 0.2, lambda pid: 0.0")
+    ended = probe_that_hangs(scratch, "p.DEADLINE, p.proc.age = 2.0, lambda pid: 0.0")
     assert (ended.returncode, ended.stdout) == (1, "")
-    # A busy machine adds to the 0.2 s.
+    # A busy machine adds to the 2 s.
     assert re.search(r"had not ended after [\d.]+ s\. It waited for the driver of VM type simulated\.", ended.stderr)
     # A Python that was slow to start has that much less, for the startd's patience began with it.
     ended = probe_that_hangs(scratch, "p.proc.age = lambda pid: p.DEADLINE - 0.5")
-    assert re.search(r"had not ended after 0\.[0-9] s\. It waited for the driver of VM type simulated", ended.stderr)
+    assert re.search(
+        r"had not ended after [0-3]\.[0-9] s\. It waited for the driver of VM type simulated", ended.stderr
+    )
 
 
 @pytest.mark.parametrize("vm_type", ["kvm", "any", "vsphere"])
@@ -201,7 +203,7 @@ def test_a_resolver_that_is_merely_slower_than_the_probe_is_not_blamed(monkeypat
     [
         (socket.EAI_AGAIN, 600.0, "no nameserver answers, and HTCondor's programs ask again"),
         (socket.EAI_NONAME, 600.0, ""),
-        (None, 0.0, "this machine's name, took 0.0 s"),
+        (None, 0.0, "this machine's name, took "),
     ],
 )
 def test_what_a_resolver_says(monkeypatch: pytest.MonkeyPatch, trouble: int | None, slow: float, seen: str) -> None:
@@ -235,7 +237,7 @@ def test_a_probe_that_hangs_names_the_program_and_the_resolver(scratch: Path) ->
     tool = scratch / "condor_config_val"
     tool.write_text("#!/bin/sh\nexec sleep 1000\n")
     tool.chmod(0o755)
-    line = "p.DEADLINE, p.SLOW_NAME, p.proc.age = 0.5, 0.2, lambda pid: 0.0\n"
+    line = "p.DEADLINE, p.SLOW_NAME, p.proc.age = 2.0, 0.2, lambda pid: 0.0\n"
     line += "p.Resolver._ask = lambda resolver: threading.Event().wait()\n"
     line += "del c.os.environ['VMGAHP_CONFIG']\n"
     line += f"c.os.environ['PATH'] = '{scratch}:/usr/bin:/bin'"
@@ -251,7 +253,7 @@ def test_a_probe_that_is_late_has_the_next_one_answer(tmp_path, monkeypatch, cap
         monkeypatch.setattr(probe.runtime_dir, name, lambda *_name: "")
     monkeypatch.setattr(probe.subprocess, "Popen", lambda _command, env, **_more: left_behind.append(env))
     monkeypatch.setattr(probe.proc, "age", lambda _pid: 0.0)
-    monkeypatch.setattr(probe, "DEADLINE", 0.6)
+    monkeypatch.setattr(probe, "DEADLINE", 3.0)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     said = {"VM_MEMORY": "64"}
     trouble: list[Finding] = []

@@ -612,11 +612,11 @@ def test_a_vm_has_one_worker_for_all_its_requests(scratch: Path) -> None:
     with served(scratch, VM_METRICS_INTERVAL=0) as peer:
         assert start(peer, scratch) == ["0", "1"]
         tasks = Path(f"/proc/{peer.process.pid}/task")
+        until(lambda: len(list(tasks.iterdir())) == 2, "the thread that has read the settings is gone")
         threads = sorted(tasks.iterdir())
         for command in ("STATUS", "SUSPEND", "RESUME", "STATUS", "GETPID"):
             assert peer.run(command, 1)[0] == "0"
         assert sorted(tasks.iterdir()) == threads
-        assert len(threads) == 2
         assert peer.run("STOP", 1) == ["0", "NULL"]
         peer.quit()
 

@@ -356,6 +356,7 @@ def hang(*_):
 @as_root
 def test_a_file_system_that_hangs_is_given_up(user, monkeypatch):
     monkeypatch.setattr(child, "DEADLINE", 0.2)
+    monkeypatch.setattr(job_user, "_try_execute", lambda *_: -1)  # which waits for a disk that others keep busy
     monkeypatch.setattr(system_calls, "open_beneath", hang)
     monkeypatch.setattr(system_calls, "open_named", hang)
     with pytest.raises(TimeoutError, match="has not answered"):
@@ -530,6 +531,7 @@ def test_a_helper_whose_file_system_hangs_is_given_up(scratch, forks, monkeypatc
         hang()
 
     monkeypatch.setattr(child, "DEADLINE", 0.2)
+    monkeypatch.setattr(job_user, "_try_execute", lambda *_: -1)  # which waits for a disk that others keep busy
     monkeypatch.setattr(system_calls, "open_beneath", open_beneath)
     with user.at_hand():
         with pytest.raises(TimeoutError, match="has not answered"):

@@ -82,7 +82,7 @@ def test_nothing_is_left_open() -> None:
 
 def test_the_deadline_and_the_end_of_its_parent_kill_the_whole_group(tmp_path: Path) -> None:
     """Of processes that nothing else would end, with our pipes open."""
-    assert sh(f"sleep infinity & echo $! $$ >{tmp_path}/pids; wait", deadline=0.5).status is None
+    assert sh(f"sleep infinity & echo $! $$ >{tmp_path}/pids; wait", deadline=5).status is None
     child, itself = map(int, (tmp_path / "pids").read_text().split())
     with pytest.raises(ProcessLookupError):
         os.kill(itself, 0)

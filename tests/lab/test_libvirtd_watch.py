@@ -47,7 +47,7 @@ def test_one_that_is_started_again_is_waited_for(libvirtd: Libvirtd) -> None:
 
 
 def test_one_that_is_gone_is_waited_for_once(libvirtd: Libvirtd) -> None:
-    watch = Watch(libvirtd, patience=0.3)
+    watch = Watch(libvirtd, patience=2)
     assert watch.trouble() == ""
     libvirtd.refuses = ["refused"] * 1000
     assert watch.trouble() == "refused"
@@ -60,7 +60,7 @@ def test_one_that_is_gone_is_waited_for_once(libvirtd: Libvirtd) -> None:
 
 
 def test_one_that_hangs_is_asked_once_until_it_answers(libvirtd: Libvirtd) -> None:
-    watch = Watch(libvirtd, patience=0.3)
+    watch = Watch(libvirtd, patience=2)
     assert watch.trouble() == ""
     libvirtd.answers.clear()
     assert "does not answer" in watch.trouble()

@@ -19,6 +19,8 @@ from packaging.requirements import Requirement
 from tests import REPOSITORY
 from tests.lab.namespace import shared_by_workers
 
+pytestmark = pytest.mark.timeout(300)  # the first one builds the distribution, and the others wait for it
+
 PROGRAMS = ("condor_vm-gahp", "vmgahp", "vmgahp-image-plugin")
 MADE = {f"share/man/man1/{page}.1" for page in PROGRAMS} | {
     "share/bash-completion/completions/vmgahp",

@@ -6,7 +6,6 @@ import re
 import struct
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -192,9 +191,7 @@ def hanging_zstd(job: Job, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_a_restore_that_hangs_is_ended(job: Job, hanging_zstd: int) -> None:
     vacate(job)
     believable(job, lambda image: with_head(image, number=hanging_zstd))
-    began = time.monotonic()
     assert "was not restored from its saved memory within 20 s" in boots_afresh(job, VM_GAHP_REQ_TIMEOUT=30)
-    assert time.monotonic() - began < 50
 
 
 def test_a_resume_that_hangs_is_ended_and_the_vm_stays_saved(job: Job, hanging_zstd: int) -> None:

@@ -92,7 +92,7 @@ def test_the_end_and_the_last_figures_are_those_of_the_event(job: Job, panic: bo
         assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
         peer.quit(status=int(panic))
     found = job.exit_file()
-    assert datetime.fromisoformat(str(found["ended"])).timestamp() <= ended
+    assert datetime.fromisoformat(str(found["ended"])).timestamp() <= ended + 2, "not when it was asked"
     samples = [json.loads(line) for line in (job.scratch / support.METRICS).read_text().splitlines()]
     known = [sample["cpu_seconds"] for sample in samples if "cpu_seconds" in sample]
     # How much it was at the very end can be seen where QEMU has not gone too fast.

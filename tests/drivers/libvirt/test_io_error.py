@@ -104,9 +104,8 @@ def scene(quickly: None) -> Iterator[Scene]:
 
 def test_a_pause_that_was_asked_for_is_never_undone(scene: Scene) -> None:
     scene = Scene(patience=0.05)
-    scene.errors.seen()
     with scene.errors.held():
-        pass
+        scene.errors.seen()
     while scene.domain.resumed.acquire(blocking=False):
         pass
     assert not scene.domain.resumed.acquire(timeout=0.3), "held, it is not resumed"

@@ -142,7 +142,7 @@ def test_a_daemon_for_networks_that_hangs_takes_the_network_and_nothing_else(lib
 
 def test_without_the_domain_capabilities_all_else_is_offered(libvirtd: Libvirtd) -> None:
     libvirtd.keeps.add("domain capabilities")
-    found = look(1.0)
+    found = look(4.0)
     assert is_capable(found)
     finding(found, "libvirt", UNKNOWN)
     assert "firmware" not in found.attributes
@@ -151,7 +151,7 @@ def test_without_the_domain_capabilities_all_else_is_offered(libvirtd: Libvirtd)
 
 def test_a_libvirt_that_has_said_nothing_offers_nothing(libvirtd: Libvirtd) -> None:
     libvirtd.keeps.add("capabilities")
-    found = look(1.0)
+    found = look(4.0)
     assert not is_capable(found)
     seen = finding(found, "libvirt", BAD).seen
     assert any(words in seen for words in ("does not answer", "has not answered", "had not ended")), seen
@@ -176,7 +176,7 @@ def test_what_hangs_of_the_rest_keeps_nobody_from_libvirt(libvirtd: Libvirtd, mo
     """Such as a TPM whose program is on a file system that is gone."""
     monkeypatch.setattr(survey, "which", lambda _program: "/gone/swtpm")
     monkeypatch.setattr(survey.tpm, "trouble", lambda _identity, _seconds: libvirtd.over.wait(DEADLINE))
-    found = look(1.0)
+    found = look(4.0)
     assert is_capable(found)
     assert "firmware" in found.attributes
     assert finding(found, "tpm", OFF)
@@ -198,6 +198,6 @@ def test_saves_are_offered_where_libvirtd_can_open_a_file_of_anothers(libvirtd, 
 
 def test_a_save_that_is_not_tried_in_time_is_offered(libvirtd: Libvirtd, scratch: Path) -> None:
     libvirtd.keeps = {"save"}
-    found = look(seconds=1.0, EXECUTE=str(scratch))
+    found = look(seconds=4.0, EXECUTE=str(scratch))
     assert finding(found, "save", UNKNOWN)
     assert found.attributes["suspend"]
