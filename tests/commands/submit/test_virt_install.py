@@ -63,6 +63,13 @@ def install(program, submit):
     return lambda *words, options=(), status=0: submit("virt-install", *options, "--", *words, status=status, lax=False)
 
 
+def test_no_two_jobs_of_one_line_have_one_address(home, install):
+    for options in ((), ("--as-is",)):
+        read, _ = install("--import", "--disk", "disk.qcow2", options=options)
+        assert "52:54:00:12:34:56" not in str(read)
+    assert "52:54:00:12:34:56" not in (home / "made.xml").read_text()
+
+
 def test_virt_install_is_asked_what_the_words_mean(home, install):
     words = ["--name", "made", "--import", "--disk", "disk.qcow2", "--description", "$(touch x); a b"]
     read, _ = install(*words)

@@ -170,6 +170,13 @@ def test_libvirt_that_cannot_be_asked_is_told_and_fails_an_empty_table(tmp_path,
     } <= {line.replace(f'owner="{getpass.getuser()}"', 'owner="root"') for line in figures.read_text().splitlines()}
 
 
+def test_two_vms_of_one_name_spoil_no_file_of_prometheus() -> None:
+    look = rows(2)
+    look.rows.append(dict(look.rows[0]))
+    lines = top.prometheus(look).splitlines()
+    assert len(set(lines)) == len(lines)
+
+
 def test_names_of_jobs_vms() -> None:
     assert is_vm_name("alice_example.org_12.0")
     for name in ("debian", "alice_12", "12.0", "alice_x.0", "alice_12.", "alice_.0", "alice_1\uff12.0"):

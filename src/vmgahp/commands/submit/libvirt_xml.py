@@ -520,12 +520,14 @@ def _of_words(options: argparse.Namespace, summary: Summary) -> Guest:
     to_make = [*_to_make(words)]
     if installs:
         _boot_what_is_installed(domain, summary)
+    if not any("mac=" in word for word in words):
+        for mac in domain.findall("devices/interface/mac"):
+            remove(mac)  # generated for one VM, and the file may be used for many
     guest = DomainReader(domain, read_so, summary).read()
     guest.options |= made.options
     guest.files += made.files
-    if not any("mac=" in word for word in words):
-        for nic in guest.nics:
-            nic.mac = nic.card = ""  # generated for one VM, and the file may be used for many
+    for nic in guest.nics:
+        nic.card = ""  # there was no guest yet
     for disk in guest.disks:
         if _is_missing(disk.path):
             names = "", os.path.basename(disk.path)

@@ -318,11 +318,13 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 def prometheus(look: Look) -> str:
     """Write the figures in Prometheus's text format; a figure that is unknown is left out."""
+    # A job can name another's VM in its file, and two figures of one name spoil the whole text.
+    rows = {(row["name"], row["owner"]): row for row in look.rows}.values()
     lines = ["# TYPE vmgahp_vms gauge", f"vmgahp_vms {len(look.rows)}"]
     lines += ["# TYPE vmgahp_unreadable_sources gauge", f"vmgahp_unreadable_sources {len(look.notes)}"]
     for key, (name, unit) in GAUGES.items():
         lines.append(f"# TYPE vmgahp_vm_{name} gauge")
-        for row in (row for row in look.rows if row[key] is not None):
+        for row in (row for row in rows if row[key] is not None):
             # JSON quotes a printable text as Prometheus does.
             labels = (f"{label}={json.dumps(row[label], ensure_ascii=False)}" for label in ("name", "owner"))
             lines.append(f"vmgahp_vm_{name}{{{','.join(labels)}}} {row[key] * unit}")
