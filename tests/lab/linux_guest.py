@@ -38,8 +38,6 @@ _MODULES = (
 
 NVME = ("crct10dif_common", "crc-t10dif", "crc64", "crc64-rocksoft", "t10-pi", "nvme-core", "nvme")
 """More of them, for an NVMe disk."""
-E1000E = ("e1000e",)
-"""And for a network card."""
 
 BEGIN = f"""#!/bin/busybox sh
 busybox=/bin/busybox

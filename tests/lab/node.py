@@ -160,12 +160,6 @@ class Node(EmulatedMachine):
         with Control(self._private.name) as qemu:
             qemu.ask("blockdev-add", **{"node-name": name, "driver": "file", "filename": str(file)})
 
-    def add_network(self, name: str) -> None:
-        """Have a network ready for a card that is plugged in, on which a gateway answers and nobody else."""
-        assert self._private
-        with Control(self._private.name) as qemu:
-            qemu.ask("netdev_add", type="user", id=name, restrict=True)
-
     def _pci(self) -> set[str]:
         return set(self.run("ls", "/sys/bus/pci/devices").stdout.split())
 
