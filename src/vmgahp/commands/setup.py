@@ -156,9 +156,10 @@ def run(options: argparse.Namespace) -> int:
     again = _words(values) if values else ["--remove"]
     text = file_text(values, shlex.join(["vmgahp", "setup", *again])) if values else ""
     changes = _difference(before or "", text, path)
-    hook, named = hook_path(path), f"\n{HOOK} = {hook_path(path)}\n"
-    if named in f"{before}{text}" and _read(hook) != HOOK_TEXT and text:
-        changes.append(f"+++ {hook}, which is not there, or of another version")
+    # An edited hook stops even the removal.
+    is_old = any(_names_hook(one, path) for one in (before or "", text)) and _read(hook_path(path)) != HOOK_TEXT
+    if is_old and _names_hook(text, path):
+        changes.append(f"+++ {hook_path(path)}, which is not there, or of another version")
     _say("\n".join(["", *(escape(line) for line in changes or [f"{path} is as it would be written."]), ""]))
     if changes and values:
         _let_the_doctor_look(environ, values)
@@ -236,14 +237,14 @@ def _write(path: str, before: str | None, text: str, options: argparse.Namespace
         return False
     if _read(path) != before:
         raise NotDone(f"{path} was written anew meanwhile. Nothing was done to it.")
-    hook, line = hook_path(path), f"\n{HOOK} = {hook_path(path)}\n"
+    hook = hook_path(path)
     try:
         # A hook must be there as long as the settings name it.
-        if line in text:
+        if _names_hook(text, path):
             write_anew(hook, HOOK_TEXT.encode(), 0o755)
         # Everyone may read it, like all of HTCondor's configuration, because it has no secrets.
         write_anew(path, text.encode(), 0o644) if text else os.unlink(path)
-        if not text and line in (before or ""):
+        if not text and _names_hook(before or "", path):
             with suppress(FileNotFoundError):
                 os.unlink(hook)
     except OSError as error:
@@ -307,6 +308,10 @@ def _values(options: argparse.Namespace, environ: Values, before: Values, path: 
 def hook_path(path: str) -> str:
     """Return the place of the hook: beside the directory of the file of settings, which HTCondor reads whole."""
     return os.path.join(os.path.dirname(os.path.dirname(path)), HOOK_NAME)
+
+
+def _names_hook(text: str, path: str) -> bool:
+    return f"\n{HOOK} = {hook_path(path)}\n" in text
 
 
 def _hook(path: str, environ: Values) -> dict[str, str]:

@@ -187,6 +187,16 @@ def test_a_suspend_that_was_given_up_and_is_done_later_has_not_ended_the_job(job
         goes_on(job, beyond=last)
 
 
+def test_a_guest_that_ends_after_a_suspend_that_failed_has_ended(job: VmwareJob, host: VMware) -> None:
+    with running(job, host) as peer:
+        host.misbehave("fail:suspend=The_operation_was_canceled")
+        assert peer.run("SUSPEND", 1)[0] == "1"
+        [pid] = host.pids().values()
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: not host.pids(), "the guest is off")
+        assert peer.run("STATUS", 1) == ["0", "STATUS=Stopped"]
+
+
 def test_a_resume_that_fails_can_be_tried_again(job: VmwareJob, host: VMware) -> None:
     with running(job, host, "JobVMCheckpoint = true") as peer:
         goes_on(job, beyond=1)

@@ -252,6 +252,16 @@ def test_the_power_off_of_a_checkpoint_that_failed_is_not_the_end_of_the_guest(l
         does(peer, "CHECKPOINT")
 
 
+def test_a_guest_that_runs_on_after_a_checkpoint_that_failed_has_an_end(lab: Lab) -> None:
+    with lab.watched(CHECKPOINT) as (peer, server, vm):
+        lab.sim.tell("at PowerOffVM_Task fail RestrictedVersion")
+        lab.sim.tell("at RevertToSnapshot_Task fail RestrictedVersion")
+        assert peer.run("CHECKPOINT", 1) == ["1", CRITICAL]
+        assert status(peer)["STATUS"] == "Running"
+        server.wait(vm.PowerOffVM_Task())
+        until(lambda: status(peer)["STATUS"] == "Stopped", "its disks are here")
+
+
 def test_periodic_checkpoints(lab: Lab) -> None:
     with lab.watched(CHECKPOINT) as (peer, server, vm):
         seen = []

@@ -256,7 +256,7 @@ def _layers(disk: GuestDisk) -> set[str]:
         while path and (real := os.path.realpath(path)) not in found:
             found.add(real)
             info = qemu_img.info(path, form)
-            path, form = info.get("full-backing-filename", ""), info.get("backing-filename-format", "raw")
+            path, form = info.get("full-backing-filename", ""), info.get("backing-filename-format", form)
     return found
 
 

@@ -455,7 +455,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 raise Unusable(fault.problem, True, by_accident=by_accident) from error
             raise fault from error
         except errors.MachineFault as fault:
-            if restart:  # it is no accident that a description cannot be made, but that nobody answers
+            if restart:  # only a libvirtd that does not answer says nothing about the checkpoint
                 raise Unusable(fault.problem, True, by_accident=fault.code == errors.CRITICAL) from fault
             raise
 

@@ -146,7 +146,7 @@ class VmrunMachine(ManagedMachine):
             self._last_report = self._last_report._replace(cpu_seconds=self._read_usage())
             return self._last_report
         if not listed and (process is None or wait_for_end(process, LEAVING_WAIT)):
-            if not self._may_be_saved:
+            if not (self._may_be_saved and self._plan.state_files(".vmss")):
                 return Status(lifecycle.STOPPED)
             self._find_memory_file(None)
             self.state = lifecycle.SUSPENDED

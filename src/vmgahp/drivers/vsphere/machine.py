@@ -391,6 +391,7 @@ class VsphereMachine(ManagedMachine):
         if seen.get("runtime.powerState") == OFF:
             self.log(f"{self.name}: the guest has powered off")
             return self._begin_download()
+        self._snapshot = ""  # the checkpoint that failed has not powered it off
         if seen.get("runtime.powerState") == SUSPENDED:
             self._looked = None
             return Status(lifecycle.SUSPENDED)
