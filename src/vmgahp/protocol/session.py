@@ -369,8 +369,8 @@ class Session:
 
     @staticmethod
     def _is_overruled(running: Call, following: Call) -> bool:
-        may_be = (running.answered and running.operation != lifecycle.STOP) or Session._is_our_resume(running)
-        return following.operation == lifecycle.STOP and may_be
+        is_waited_for = not (running.answered or Session._is_our_resume(running))
+        return following.operation == lifecycle.STOP != running.operation and not is_waited_for
 
     @staticmethod
     def _is_our_resume(call: Call) -> bool:

@@ -386,8 +386,7 @@ def run(options: argparse.Namespace) -> int:
         text = conversion.written(options, made, summary)
         if options.dry_run:
             came["text"] = text
-            for path in summary.made:  # an image was unpacked, to look at it
-                os.unlink(path)
+            summary.unmake()  # an image was unpacked, to look at it
         else:
             if options.submit and not options.force:
                 _require_machine(options, made, summary)
@@ -395,8 +394,7 @@ def run(options: argparse.Namespace) -> int:
             if options.submit:
                 came["job"] = _submit(made, text, came["submit_file"])
     except BaseException as error:
-        for path in filter(os.path.exists, summary.made):
-            os.unlink(path)
+        summary.unmake()
         if not isinstance(error, SubmitError):
             raise
         problem = error

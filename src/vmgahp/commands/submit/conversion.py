@@ -439,8 +439,7 @@ def run(options: argparse.Namespace) -> int:
         text, output = _made(options, summary)
         write_out(text, output)
     except BaseException as error:  # an interrupt cleans up as well
-        for path in filter(os.path.exists, summary.made):
-            os.unlink(path)
+        summary.unmake()
         if not isinstance(error, SubmitError):
             raise
         problem = error

@@ -78,7 +78,12 @@ class Summary:
         self.sources = {os.path.realpath(path) for path in sources}
         """The files that were read, which must not be overwritten."""
         self.made: list[str] = []
-        """The intermediate files, which are removed after a failure."""
+        """The intermediate files, which are removed after a failure (`unmake`)."""
+
+    def unmake(self) -> None:
+        """Remove the intermediate files that are there."""
+        for path in filter(os.path.exists, self.made):
+            os.unlink(path)
 
     def keep(self, place: str, what: str, became: str, *reasons: str) -> None:
         """Report a part that is in the submit file: as it was, or for these `reasons` in a form that serves as well."""
