@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from vmgahp.drivers.vsphere import VsphereDriver, hardware
 from vmgahp.drivers.vsphere.connection import RULES, Access, from_vsphere
 from vmgahp.drivers.vsphere.hardware import bare_spec, guest_id
 from vmgahp.drivers.vsphere.inventory import LONGEST_NAME, RUNS, SAVED, Tag, entity_name, network_map
+from vmgahp.drivers.vsphere.machine import DAY, VsphereContext
 from vmgahp.job.vmx import Vmx
 
 
@@ -285,3 +287,14 @@ def test_a_tag_is_read_as_it_was_written() -> None:
     assert Tag.read(None) is None
     for key in ("vmgahp.id", "guestinfo.vmgahp.id"):
         assert Tag.read([vim.option.OptionValue(key=key, value="x")]) is None
+
+
+def test_a_checkpoint_expires_by_the_server_s_clock() -> None:
+    """A host whose clock is wrong would keep a checkpoint for ever, or destroy those of others that wait."""
+    server: Any = SimpleNamespace(now=lambda: 1000.0)
+    unused: Any = None
+    context = VsphereContext(server, unused, unused, unused, 1, print)
+    waiting = context.waiting(Tag("id", "name", "job#1", "/dir", "host", RUNS))
+    assert (waiting.state, waiting.expires) == (SAVED, str(1000 + DAY))
+    assert not waiting.has_expired(lambda: 1000.0 + DAY)
+    assert waiting.has_expired(lambda: 1001.0 + DAY)

@@ -199,7 +199,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
             self.log(f"{tag.name} is still there from an earlier start: removing it")
         elif tag.state == SAVED and same_job:
             self.log(f"an older checkpoint of {tag.name} is on the server: removing it")
-        elif tag.has_expired:
+        elif tag.has_expired(self._connection.now):
             self.log(f"the checkpoint of {tag.name} has waited for its job for too long: removing it")
         else:
             return

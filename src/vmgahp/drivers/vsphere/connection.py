@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from http.client import HTTPException, HTTPSConnection
 from typing import Any, NamedTuple, TypeVar
@@ -377,14 +378,19 @@ class VsphereConnection:
 
     # The login
 
+    def now(self) -> float:
+        """Return the server's time in seconds since 1970, the one clock of all hosts. Raises the same as `call`."""
+
+        def ask(_content: object) -> datetime:
+            seen: datetime = vim.ServiceInstance("ServiceInstance", self._stub).CurrentTime()
+            return seen
+
+        return self.call(ask, "asking the server for the time").timestamp()
+
     def _wake(self) -> vim.ServiceInstanceContent:
         """Test the session by a harmless call, and return the service content. Raises the same as `call`."""
-
-        def ask(content: vim.ServiceInstanceContent) -> vim.ServiceInstanceContent:
-            vim.ServiceInstance("ServiceInstance", self._stub).CurrentTime()
-            return content
-
-        return self.call(ask, "asking the server for the time")
+        self.now()
+        return self._content
 
     def _open(self) -> vim.ServiceInstanceContent:
         """Log in if needed, and return the service content. Raises `errors.Fault`, `_AWAY`."""

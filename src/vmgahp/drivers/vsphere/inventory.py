@@ -188,11 +188,10 @@ class Tag(NamedTuple):
     checkpoint: str = ""
     """The name of the snapshot that is the job's last checkpoint; empty if there is none."""
     expires: str = "0"
-    """The time after which the checkpoint of a missing job may be destroyed, in seconds since 1970; 0 for never."""
+    """The server's time after which the checkpoint of a missing job may be destroyed, in seconds; 0 for never."""
 
-    @property
-    def has_expired(self) -> bool:
-        return self.state == SAVED and self.expires.isdecimal() and 0 < int(self.expires[:20]) < time.time()
+    def has_expired(self, now: Callable[[], float]) -> bool:
+        return self.state == SAVED and self.expires.isdecimal() and 0 < int(self.expires[:20]) < now()
 
     def options(self) -> list[vim.option.OptionValue]:
         return [vim.option.OptionValue(key=TAG_PREFIX + key, value=value) for key, value in self._asdict().items()]

@@ -181,7 +181,7 @@ class VsphereContext(NamedTuple):
 
     def waiting(self, tag: Tag) -> Tag:
         """Return the tag of a VM that from now on is a checkpoint and no host's."""
-        expires = int(time.time()) + self.days * DAY if self.days else 0
+        expires = int(self.connection.now()) + self.days * DAY if self.days else 0
         return tag._replace(state=SAVED, directory="", host="", expires=str(expires))
 
     def retire(self, vm: VsphereVm, tag: Tag) -> None:

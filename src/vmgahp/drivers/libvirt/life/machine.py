@@ -279,19 +279,20 @@ class LibvirtMachine(ManagedMachine):
             problem = f"The VM cannot be saved: no process of this machine is the QEMU of {self.name}."
             raise errors.HypervisorFault(problem, "let libvirtd run in the process id namespace of the daemon.")
         is_checkpoint = operation == lifecycle.CHECKPOINT
-        image = self.saver.begin(MEMORY_FILE if is_checkpoint else SUSPEND_FILE, max_memory)
-        self.guest.watch.ours = True
-        self.guest.watch.gone.clear()
-        try:
-            with self.io_errors.held():
-                self._write(image, checkpoint=is_checkpoint)
-                self.usage.read(usage.cpu_seconds(cpu_nanoseconds))
-                self.step("save.written")
-                self._keep(image)
-        finally:
-            self.guest.watch.ours = False
-            if image is not self.unsure:
-                image.close()
+        with self.saver.identity.at_hand():  # one fork for all that is done as the job's user
+            image = self.saver.begin(MEMORY_FILE if is_checkpoint else SUSPEND_FILE, max_memory)
+            self.guest.watch.ours = True
+            self.guest.watch.gone.clear()
+            try:
+                with self.io_errors.held():
+                    self._write(image, checkpoint=is_checkpoint)
+                    self.usage.read(usage.cpu_seconds(cpu_nanoseconds))
+                    self.step("save.written")
+                    self._keep(image)
+            finally:
+                self.guest.watch.ours = False
+                if image is not self.unsure:
+                    image.close()
 
     def require_saving(self) -> None:
         """Check that the VM's memory can be saved. Raises `errors.ClientFault` if not."""
