@@ -401,6 +401,12 @@ def test_a_password_file_of_a_stranger(lab: Lab) -> None:
 
 
 def test_the_probe(both: Lab) -> None:
+    server = simulator.Server(both.sim)
+
+    def sessions() -> set[str]:
+        return {session.key for session in server.get(server.content.sessionManager, "sessionList")}
+
+    before = sessions()
     attributes, said = both.probe(VM_NETWORKING=True, VM_NETWORKING_TYPE="nat,bridge")
     wanted = {
         **dict.fromkeys(("VM_Type", "VM_TYPES", "VM_HYPERVISORS"), "vsphere"),
@@ -410,6 +416,7 @@ def test_the_probe(both: Lab) -> None:
         "VM_Networking_Types": "nat,bridge" if both.sim.model == "vpx" else "nat",
     }
     assert attributes.items() >= wanted.items(), said
+    assert sessions() == before, "the server's sessions are limited"
     if both.sim.model == "esx":
         assert "DC0_DVPG0" in said
 

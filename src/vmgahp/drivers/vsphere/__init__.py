@@ -246,6 +246,8 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
             trouble = OFF if name in networks else BAD
             found.append(findings.judge(name, f"the {name} of VSPHERE_{setting}", outcome, str(outcome), trouble))
         networking = [networks[one.check] for one in found if one.check in networks and one.verdict == OK]
+        self._connection.timeout = max(0.1, end - monotonic())
+        self._connection.close()
         return Survey(
             found,
             attributes={
