@@ -165,6 +165,11 @@ def main(argv: "Sequence[str]") -> int:
     """Run the program ``vmgahp`` and return its exit status."""
     _keep_absolute_places()
     os.environ.setdefault("VMGAHP_SIMULATED", "1")  # HTCondor never calls this program
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup
+            signal.signal(number, signal.default_int_handler)  # all clean-up is done then
     try:
         from vmgahp.commands import tool
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -58,7 +57,7 @@ class Place:
 
 
 @pytest.fixture
-def place(scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Place:
     """An empty directory for images, which VM_CATALOG names."""
     directory = scratch.parent / "images"
     directory.mkdir(mode=0o755)
@@ -66,10 +65,7 @@ def place(scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     made = Place(directory, capsys)
     for name, value in made.environ.items():
         monkeypatch.setenv(name, value)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield made
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return made
 
 
 class Server(ThreadingHTTPServer):

@@ -4,6 +4,7 @@ import gzip
 import lzma
 import os
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.commands.submit import samples
 from tests.commands.submit.samples import changed, part
 from tests.commands.support import absent
+from tests.peer import VMGAHP
 from vmgahp.commands.submit.machine import Outcome
 
 pytestmark = pytest.mark.qemu
@@ -79,6 +81,23 @@ def test_what_only_its_content_calls_qcow2_names_no_other_file(home, disk, refus
         subprocess.run([*make_overlay, name], check=True)
     assert "overlay of" in refused("disk", "top.img", *MEMORY)
     assert disk("top.img", "--format", "qcow2")[0] == disk("top.qcow2")[0].replace("top.qcow2", "top.img")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_nothing_is_left_of_one_that_is_interrupted(home, number):
+    os.mkfifo(home / "ready")
+    xz = home / "bin" / "xz"
+    xz.parent.mkdir()
+    xz.write_text(f"#!/bin/sh\nhead -c 3000000 /dev/zero; echo > {home}/ready; exec sleep 600\n")
+    xz.chmod(0o755)
+    (home / "x.img.xz").write_bytes(lzma.compress(CONTENT))
+    command = [*VMGAHP, "submit", "disk", "x.img.xz", *MEMORY]
+    running = subprocess.Popen(command, env=os.environ | {"PATH": f"{xz.parent}:{os.environ['PATH']}"})
+    (home / "ready").read_text()
+    assert list(home.glob("*.new"))
+    running.send_signal(number)
+    assert running.wait(60) == 130
+    assert not list(home.glob("*.new"))
 
 
 @pytest.mark.parametrize(("ending", "program"), [(".gz", "gzip"), (".xz", "xz"), (".bz2", "bzip2"), (".zst", "zstd")])

@@ -7,7 +7,6 @@ docs/how-to/images.md is for administrators. Everything runs with the rights of 
 import argparse
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable
 
@@ -169,9 +168,6 @@ def run(options: argparse.Namespace) -> int:
     """Execute the command and return the exit status."""
     from vmgahp.commands.image import build, store, warm
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as below nohup
-            signal.signal(number, signal.default_int_handler)  # all clean-up is done then
     done: dict[str, Callable[[argparse.Namespace], int | None]]
     done = {"build": build.build, "add": store.add, "list": store.show, "check": store.check}
     done |= {"update": store.update, "remove": store.remove, "warm": warm.make}
