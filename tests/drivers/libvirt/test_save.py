@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import libvirt
 import pytest
@@ -14,8 +15,10 @@ from tests.drivers.libvirt.support import libvirt_error
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.life import save
+from vmgahp.drivers.libvirt.life.guest import LibvirtGuest
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
-from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
+from vmgahp.drivers.libvirt.link import domains
+from vmgahp.drivers.libvirt.link.connection import LibvirtConnection, Watch
 from vmgahp.drivers.libvirt.start.describe import panic_model
 from vmgahp.errors import MachineFault
 from vmgahp.host import child
@@ -179,3 +182,23 @@ def test_an_error_of_libvirts_at_a_question_is_the_machines_fault() -> None:
     spec = SimpleNamespace(devices=Devices(arch="aarch64"))
     with pytest.raises(MachineFault, match="asking what libvirt can do"):
         panic_model(spec, "qemu", Failing())  # type: ignore[arg-type]
+
+
+def test_a_guest_whose_libvirtd_ends_at_the_word_to_run_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait, paused, until its job is removed."""
+    told: list[str] = []
+    watch = Watch("job")
+
+    def resume() -> None:
+        told.append("run")
+        if len(told) == 1:
+            raise libvirt_error(libvirt.VIR_ERR_RPC, libvirt.VIR_FROM_RPC, "received hangup event on socket")
+        watch.resumed.set()
+
+    domain = SimpleNamespace(info=lambda: [libvirt.VIR_DOMAIN_PAUSED], resume=resume, XMLDesc=lambda: "")
+    monkeypatch.setattr(domains, "find", lambda *_: domain)
+    connection: Any = SimpleNamespace(watch=lambda *_: watch, once=lambda call: call(None))
+    connection.call = lambda call, seconds=0: call(None)
+    guest = LibvirtGuest("job", "uuid", "qemu", connection, lambda _: None)
+    guest.begin(lambda _: domain, lambda *_: None)
+    assert told == ["run", "run"]

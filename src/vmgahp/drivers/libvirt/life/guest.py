@@ -144,6 +144,8 @@ class LibvirtGuest:
             if not faults.is_connection_loss(error):
                 raise
             self._log(f"{self.name} was told to run, and libvirtd went away: {error}")
+            with suppress(libvirt.libvirtError, errors.Fault):  # it may have gone before it has told QEMU
+                self.call(let_run)
 
     # Its process
 
