@@ -21,17 +21,7 @@ from typing import NamedTuple, TypeVar
 
 from vmgahp import errors
 from vmgahp.checkpoint import manifest
-from vmgahp.checkpoint.manifest import (
-    BACKING,
-    DISK,
-    LARGEST,
-    MEMORY,
-    STATE,
-    CheckpointFile,
-    CheckpointKind,
-    Invalid,
-    Manifest,
-)
+from vmgahp.checkpoint.manifest import BACKING, DISK, MEMORY, STATE, CheckpointFile, CheckpointKind, Manifest
 from vmgahp.checkpoint.memory_image import Damaged
 from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
@@ -120,7 +110,7 @@ class CheckpointStore(NamedTuple):
         try:
             whole = now._replace(files=tuple(describe(self.identity, self.directory, ref) for ref in refs))
             write_record(self.identity, self.directory, MANIFEST_FILE, manifest.dump(self.kind, whole), self._parse)
-        except (OSError, Invalid, errors.MachineFault) as error:
+        except (OSError, manifest.Invalid, errors.MachineFault) as error:
             raise errors.MachineFault(
                 f"The checkpoint of {now.name} cannot be completed: {error}.", hint, CANNOT_SAVE
             ) from error
@@ -449,7 +439,8 @@ def _pieces(size: int) -> list[tuple[int, int]]:
 def find_record(identity: Identity, directory: str, name: str, parse: Callable[[bytes], Record]) -> Record | None:
     """Read a record of the scratch directory; None if there is none. Raises `Unusable` and `errors.Fault`."""
     try:
-        data = identity.read_scratch(directory, name, LARGEST + 1)  # one more, so that one too long stays too long
+        # One byte more, so that one that is too long stays too long.
+        data = identity.read_scratch(directory, name, manifest.LARGEST + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -458,7 +449,7 @@ def find_record(identity: Identity, directory: str, name: str, parse: Callable[[
         raise Unusable(f"{name} cannot be opened: {error.strerror}.", False) from error
     try:
         return parse(data)
-    except Invalid as error:
+    except manifest.Invalid as error:
         raise Unusable(f"{name} cannot be read: {error}", False) from error
 
 

@@ -15,16 +15,7 @@ from vmgahp.drivers.managed import ManagedDriver, reached
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.vmrun import tool, working_copy
 from vmgahp.drivers.vmrun.machine import KIND, VmrunMachine, VmrunPlan
-from vmgahp.drivers.vmrun.tool import (
-    PRODUCTS,
-    Process,
-    Tool,
-    VmrunError,
-    explained,
-    from_vmrun,
-    is_not_supported,
-    running_processes,
-)
+from vmgahp.drivers.vmrun.tool import Process, Tool, VmrunError, explained, from_vmrun, running_processes
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding
 from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
@@ -162,7 +153,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
                 product, version = _ask(Tool(path, "", identity, home, self.log), settings, end)
         except errors.Fault as fault:
             return Survey([findings.judge("vmrun", checked, fault, "")])
-        name = PRODUCTS[product]
+        name = tool.PRODUCTS[product]
         found = [Finding("vmrun", OK, checked, f"vmrun {version or '?'} answers for VMware {name}")]
         able = product != "player"  # which has neither snapshots nor a pause
         seen = "this product makes snapshots" if able else "it makes no snapshots: jobs with snapshot disks do not run."
@@ -213,7 +204,7 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         try:
             vmrun.run("snapshot", machine.vmx, SNAPSHOT, seconds=machine.deadlines.memory)
         except VmrunError as error:
-            if is_not_supported(error):
+            if tool.is_not_supported(error):
                 problem = f"{SNAPSHOT_DISK} = true, and this machine's VMware ({vmrun.product}) makes no snapshots."
                 hint = f"set vmware_snapshot_disk = False, or require VM_{self.vm_type}_ATTR_snapshot of the machine."
                 raise errors.JobFault(errors.MISMATCHED, problem, hint) from error

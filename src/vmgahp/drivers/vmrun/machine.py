@@ -18,21 +18,8 @@ from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore, FileRef, Unusa
 from vmgahp.drivers.managed import Deadlines, ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
-from vmgahp.drivers.vmrun import working_copy
-from vmgahp.drivers.vmrun.tool import (
-    PROCESS_WAIT,
-    Hanging,
-    Process,
-    Tool,
-    VmrunError,
-    explained,
-    find_process,
-    from_vmrun,
-    is_not_running,
-    is_not_supported,
-    is_still,
-    wait_for_end,
-)
+from vmgahp.drivers.vmrun import tool, working_copy
+from vmgahp.drivers.vmrun.tool import Process, Tool, VmrunError, explained, from_vmrun, wait_for_end
 from vmgahp.drivers.vmrun.working_copy import UUID_KEY, WorkingCopy
 from vmgahp.host import job_user, proc
 from vmgahp.job.vmware import VmwareSpec, read_vmx
@@ -179,7 +166,7 @@ class VmrunMachine(ManagedMachine):
 
     def wait_until_off(self, seconds: float) -> bool:
         process = self._find_process()
-        return process is None or wait_for_end(process, min(seconds, PROCESS_WAIT))
+        return process is None or wait_for_end(process, min(seconds, tool.PROCESS_WAIT))
 
     def end_guest(self) -> None:
         saved = self.state in (lifecycle.SUSPENDED, lifecycle.CHECKPOINTED)
@@ -199,7 +186,7 @@ class VmrunMachine(ManagedMachine):
         try:
             self._run("pause", self.deadlines.usual)
         except VmrunError as error:
-            if is_not_supported(error):
+            if tool.is_not_supported(error):
                 problem = f"{self.name} cannot be paused: this VMware product has no pause (VMware Player has none)."
                 hint = "set VM_SOFT_SUSPEND = False, so that VMs are suspended to disk."
                 raise errors.ClientFault(errors.VM_NO_SUPPORT_SUSPEND, problem, hint) from error
@@ -293,7 +280,7 @@ class VmrunMachine(ManagedMachine):
         found = self._plan.state_files(".vmss")
         wanted = self._plan.copy.name.removesuffix(".vmx") + ".vmss"
         if not found:
-            if problem is not None and is_not_running(problem):
+            if problem is not None and tool.is_not_running(problem):
                 raise from_vmrun(problem, f"suspending {self.name}", [self.vmx]) from problem
             said = "vmrun says that it has suspended it" if problem is None else str(problem)
             raise self._memory_is_lost(f"{said}, and there is no {wanted}")
@@ -312,8 +299,8 @@ class VmrunMachine(ManagedMachine):
             raise errors.MachineFault(f"{self.name} cannot be suspended: {room}.", hint, CANNOT_SAVE)
 
     def _find_process(self) -> Process | None:
-        if self._process is None or not is_still(self._process):
-            self._process = find_process(self.vmx, self._tool.identity.uid)
+        if self._process is None or not tool.is_still(self._process):
+            self._process = tool.find_process(self.vmx, self._tool.identity.uid)
         return self._process
 
     def _read_usage(self) -> float:
@@ -335,7 +322,7 @@ class VmrunMachine(ManagedMachine):
         try:
             told = self._run("getGuestIPAddress", ADDRESS_SECONDS).strip()
         except VmrunError as error:
-            self._may_ask_address = not isinstance(error, Hanging)
+            self._may_ask_address = not isinstance(error, tool.Hanging)
             return ""
         # The guest reports it itself.
         self._ip = told if _ADDRESS.fullmatch(told) else ""

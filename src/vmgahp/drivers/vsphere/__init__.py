@@ -21,21 +21,9 @@ from vmgahp.drivers.base import Survey
 from vmgahp.drivers.managed import ManagedDriver, reached
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
-from vmgahp.drivers.vsphere import hardware
+from vmgahp.drivers.vsphere import hardware, inventory
 from vmgahp.drivers.vsphere.connection import VsphereConnection
-from vmgahp.drivers.vsphere.inventory import (
-    MIB,
-    RUNS,
-    SAVED,
-    Inventory,
-    Store,
-    Tag,
-    Tagged,
-    entity_name,
-    find_tagged,
-    network_map,
-    this_host,
-)
+from vmgahp.drivers.vsphere.inventory import MIB, RUNS, SAVED, Inventory, Store, Tag, Tagged, find_tagged, this_host
 from vmgahp.drivers.vsphere.machine import KIND, VsphereContext, VsphereMachine, VspherePlan, flat_extent
 from vmgahp.findings import BAD, OFF, OK, Finding
 from vmgahp.host.job_user import Identity
@@ -85,7 +73,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
     def show(self, plan: VspherePlan) -> str:
         spec, found = plan.spec, plan.hardware
         lines = [
-            f"name      {entity_name(spec.vm.name, 'xxxxxxxx')}",
+            f"name      {inventory.entity_name(spec.vm.name, 'xxxxxxxx')}",
             f"memory    {spec.vm.memory_mib} MiB",
             f"CPUs      {spec.vm.vcpus}",
             f"guest     {hardware.guest_id(found.guest)}",
@@ -309,7 +297,7 @@ class VsphereDriver(ManagedDriver[VspherePlan, VsphereMachine]):
 
     def _network(self, datacenter: vim.Datacenter, kind: str) -> str:
         self._inventory.network(datacenter, kind)
-        return f"{network_map(self.settings)[kind]} is there"
+        return f"{inventory.network_map(self.settings)[kind]} is there"
 
 
 def _has_ended(path: str, here: str) -> bool:

@@ -32,24 +32,10 @@ from vmgahp.checkpoint.store import CheckpointStore, Unusable
 from vmgahp.drivers.managed import Deadlines, ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
+from vmgahp.drivers.vsphere import inventory
 from vmgahp.drivers.vsphere.connection import Gone, VsphereConnection
 from vmgahp.drivers.vsphere.hardware import SERIAL, Device, Hardware, adapter_word, bare_spec, devices_spec
-from vmgahp.drivers.vsphere.inventory import (
-    OFF,
-    ON,
-    RUNS,
-    SAVED,
-    SNAPSHOT,
-    SUSPENDED,
-    Placement,
-    Store,
-    Tag,
-    VsphereVm,
-    directory_of,
-    entity_name,
-    find_tagged,
-    this_host,
-)
+from vmgahp.drivers.vsphere.inventory import OFF, ON, SAVED, SUSPENDED, Tag, VsphereVm, directory_of, find_tagged
 from vmgahp.host import job_user, wait
 from vmgahp.host.job_user import Identity
 from vmgahp.host.system_calls import Opened
@@ -159,7 +145,7 @@ KIND = CheckpointKind(
     "vsphere",
     {
         "id": matching(UUID),  # that of the VM's tag
-        "snapshot": matching(SNAPSHOT),
+        "snapshot": matching(inventory.SNAPSHOT),
         # VSPHERE_HOST where it was made; for people, because a server has several names.
         "server": text(300, may_be_empty=True),
     },
@@ -172,8 +158,8 @@ class VsphereContext(NamedTuple):
     """The server, the place of VMs there, and the settings of checkpoints."""
 
     connection: VsphereConnection
-    place: Placement
-    files: Store
+    place: inventory.Placement
+    files: inventory.Store
     identity: Identity
     days: int
     """The days for which a checkpoint waits for its job; 0 for ever."""
@@ -247,7 +233,8 @@ class Transport:
         return vm
 
     def _create(self, tag: Tag) -> vim.VirtualMachine:
-        connection, place, entity = self._context.connection, self._context.place, entity_name(tag.name, tag.id)
+        connection, place = self._context.connection, self._context.place
+        entity = inventory.entity_name(tag.name, tag.id)
         config = bare_spec(self._spec, self._hardware, entity, tag, place.datastore_name)
 
         def made() -> vim.VirtualMachine | None:
@@ -486,7 +473,8 @@ class VsphereMachine(ManagedMachine):
             self.unpause()
             return
         try:
-            self._retag(self.tag._replace(state=RUNS, directory=self._spec.vm.working_dir, host=this_host()))
+            directory, host = self._spec.vm.working_dir, inventory.this_host()
+            self._retag(self.tag._replace(state=inventory.RUNS, directory=directory, host=host))
             self.vm.go_back_to(self._snapshot, self.name)
         except errors.Fault:
             self._put_away()
