@@ -15,7 +15,7 @@ from vmgahp import errors, findings, lifecycle
 from vmgahp.checkpoint.store import MANIFEST_FILE
 from vmgahp.config import Settings
 from vmgahp.drivers.script import ScriptDriver, key_of
-from vmgahp.drivers.script.machine import ScriptFailed, ScriptMachine, user_for
+from vmgahp.drivers.script.machine import Program, ScriptFailed, ScriptMachine
 from vmgahp.host.job_user import Identity
 from vmgahp.job.ad import JobAd
 from vmgahp.testing.contract import DriverContract, Subject, until
@@ -345,13 +345,18 @@ def test_the_jobs_user_gets_no_rights_of_roots(toy: Toy, driver: ScriptDriver, m
 def test_who_it_is_when_the_settings_name_condor(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = f"{os.getuid()}.{os.getgid()}"
     monkeypatch.setenv("CONDOR_IDS", mine)
-    found = user_for(Settings({"VM_SCRIPT_USER": "condor"}), Identity(JOB_UID, JOB_UID))
+
+    def user_for(word: str) -> Identity:
+        settings = Settings({"VM_SCRIPT_USER": word, "VM_SCRIPT": "/bin/sh", "VM_HYPERVISOR": "toy"})
+        return Program(settings, Identity(JOB_UID, JOB_UID), print).user
+
+    found = user_for("condor")
     assert f"{found.uid}.{found.gid}" == mine
     with pytest.raises(errors.MachineFault, match="no such user"):
-        user_for(Settings({"VM_SCRIPT_USER": "nobody-of-this-name"}), Identity(JOB_UID, JOB_UID))
+        user_for("nobody-of-this-name")
     monkeypatch.setattr(os, "geteuid", lambda: JOB_UID)
     with pytest.raises(errors.MachineFault, match="not root"):
-        user_for(Settings({"VM_SCRIPT_USER": "root"}), Identity(JOB_UID, JOB_UID))
+        user_for("root")
 
 
 @as_root

@@ -13,20 +13,7 @@ from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.managed import ManagedDriver, reached
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
-from vmgahp.drivers.script.machine import (
-    FAILED,
-    JOB,
-    KIND,
-    SETTING,
-    USER,
-    Program,
-    ScriptFailed,
-    ScriptMachine,
-    ScriptPlan,
-    named_user,
-    refused,
-    user_for,
-)
+from vmgahp.drivers.script.machine import JOB, KIND, SETTING, USER, Program, ScriptFailed, ScriptMachine, ScriptPlan
 from vmgahp.drivers.script.protocol import LONGEST_TEXT, Answer, Malformed, ScriptRequest
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.hooks import clean
@@ -47,7 +34,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
 
     def plan(self, job: JobAd) -> ScriptPlan:
         spec = vm_spec.settle_slot(vm_spec.parse(job, self.settings), self.settings, self.identity)
-        script = self._program(self.identity)
+        script = Program(self.settings, self.identity, self.log)
         store = CheckpointStore(KIND, self.identity, spec.working_dir, self.log)
         request = _request(protocol.START, script, os.path.realpath(spec.working_dir), self.identity)._replace(
             name=spec.name,
@@ -91,7 +78,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             machine.set_aside()
         try:
             self._power_on(machine, plan)
-        except FAILED as fault:
+        except (errors.MachineFault, ScriptFailed) as fault:
             if plan.restart is None or self._is_unfit():
                 raise
             raise Unusable(fault.problem, KIND.knows_disks) from fault
@@ -131,7 +118,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
         directory = os.path.realpath(match)
         # The startd names its own user instead of the job's; a directory that is gone has no owner.
         owner = Identity.of_owner(directory) or self.identity
-        script = self._program(owner)
+        script = Program(self.settings, owner, self.log)
         # A VM with a manifest does not run: the checkpoint waits for its job, which restarts where its files are.
         keep = CheckpointStore(KIND, owner, directory, self.log).exists()
         request = _request(protocol.DESTROY, script, directory, owner)._replace(uuid=uuid, keep=keep)
@@ -140,10 +127,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
     def survey(self, end: float) -> Survey:
         subject = f"{SETTING} = {self.settings.string(SETTING) or '(not set)'}, asked to probe"
         try:
-            user = named_user(self.settings, self.identity)
-            if os.geteuid() != 0:
-                user = self.identity  # the startd probes as its own user, who cannot switch to another
-            script = Program(self.settings, user, self.log)
+            script = Program(self.settings, self.identity, self.log, probes=True)
             request = ScriptRequest(protocol.PROBE, script.hypervisor, uid=self.identity.uid, gid=self.identity.gid)
             answer = script.call(request, None, max(0.1, end - monotonic()))
             if answer.outcome == protocol.REJECTED:
@@ -151,7 +135,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
                 problem = f"{script.path} says that {script.hypervisor} runs no VMs here: {said}"
                 raise errors.MachineFault(problem, "see to what it says.")
             if answer.outcome != protocol.DONE:
-                raise refused(answer, script, protocol.PROBE)
+                raise script.refused(answer, protocol.PROBE)
         except errors.Fault as fault:
             return Survey([findings.judge("script", subject, fault, "")])
         found: list[Finding] = []
@@ -176,13 +160,10 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             vm_types=[self.vm_type],
         )
 
-    def _program(self, job_user: Identity) -> Program:
-        return Program(self.settings, user_for(self.settings, job_user), self.log)
-
     def _destroy(self, script: Program, request: ScriptRequest, job: JobAd | None) -> bool:
         answer = script.call(request, job, self.settings.call_timeout())
         if answer.outcome != protocol.DONE:
-            raise refused(answer, script, request.action)
+            raise script.refused(answer, request.action)
         return answer.get("existed") is not False
 
     def _power_on(self, machine: ScriptMachine, plan: ScriptPlan) -> None:
@@ -195,7 +176,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             hint = f"change the job, or ask the administrator of this machine about {SETTING} ({script.path})."
             raise errors.JobFault(errors.MISMATCHED, problem, hint)
         if answer.outcome == protocol.NOT_IMPLEMENTED:
-            raise refused(answer, script, request.action)
+            raise script.refused(answer, request.action)
         machine.powered_on(answer)
         if answer.outcome == protocol.MODIFIED:
             self._accept(machine, script, plan.job, answer)

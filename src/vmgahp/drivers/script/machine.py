@@ -51,13 +51,20 @@ FAILED = (errors.MachineFault, ScriptFailed)
 
 
 class Program:
-    """The script of the settings, for one user. Raises `errors.MachineFault` if it may not be run at all."""
+    """The script of the settings, for one user's jobs. Raises `errors.MachineFault` if it may not be run at all."""
 
-    def __init__(self, settings: Settings, user: Identity, log_line: Logger) -> None:
+    def __init__(self, settings: Settings, job: Identity, log_line: Logger, *, probes: bool = False) -> None:
+        """Prepare to run the script as the user that the settings name for jobs of `job`, if it does not only probe."""
+        self.user = named_user(settings, job)
+        if probes and os.geteuid() != 0:
+            self.user = job  # the startd probes as its own user, who cannot switch to another
+        if os.geteuid() not in (0, self.user.uid):
+            said = f"{USER} = {settings.string(USER)}"
+            problem = f"{said}, and this server, which is not root, cannot run it as that user."
+            raise errors.MachineFault(problem, f"start HTCondor as root, or set {USER} to {JOB}.")
         self.hypervisor = hypervisor(settings)
         self.path = settings.string(SETTING)
-        self.user = user
-        self._is_the_jobs = user.switching and settings.string(USER) == JOB
+        self._is_the_jobs = self.user.switching and settings.string(USER) == JOB
         self._limits = limits(settings)
         self._log = log_line
         if not self.path:
@@ -107,6 +114,13 @@ class Program:
             return ScriptFailed(errors.MISMATCHED, problem, f"ask the administrator of this machine: {hint}")
         return errors.MachineFault(problem, hint)
 
+    def refused(self, answer: Answer, action: str) -> errors.Fault:
+        """Return the fault for an outcome that no job causes by what it asks for."""
+        reason = f": {answer.reason.rstrip('.')}" if answer.reason else ""
+        problem = f"{SETTING} ({self.path}) answers {action} with {answer.outcome}{reason}."
+        hint = f"let the script implement {', '.join(protocol.NEEDED)}, and reject jobs at their start only."
+        return self.fault(problem, hint)
+
     def _environment(self) -> dict[str, str]:
         """Return the environment of the script; for another user than this server's, without the server's settings."""
         environ = condor_environment(os.environ)
@@ -140,15 +154,6 @@ def limits(settings: Settings) -> list[str]:
             hint = f"write name=number or name=unlimited; the names are {', '.join(KNOWN_LIMITS)}."
             raise errors.MachineFault(f"{LIMITS}, entry {word!a}, is not a limit.", hint)
         found.append(f"--{name}={value}")
-    return found
-
-
-def user_for(settings: Settings, job: Identity) -> Identity:
-    """Return the `named_user`. Raises `errors.MachineFault` also if this server cannot become that user."""
-    found = named_user(settings, job)
-    if os.geteuid() not in (0, found.uid):
-        problem = f"{USER} = {settings.string(USER)}, and this server, which is not root, cannot run it as that user."
-        raise errors.MachineFault(problem, f"start HTCondor as root, or set {USER} to {JOB}.")
     return found
 
 
@@ -393,7 +398,7 @@ class ScriptMachine(ManagedMachine):
         """Make a call that every script must implement."""
         answer = self._call(action)
         if answer.outcome != protocol.DONE:
-            raise refused(answer, self._script, action)
+            raise self._script.refused(answer, action)
         return answer
 
     def _seen(self) -> str:
@@ -411,11 +416,3 @@ class ScriptMachine(ManagedMachine):
         """Return True if the pid is a process of the script's user: HTCondor measures it and may signal it."""
         uid = proc.uid(self._pid)
         return self._pid > 1 and uid is not None and self._script.user.uid in (0, uid)
-
-
-def refused(answer: Answer, script: Program, action: str) -> errors.Fault:
-    """Return the fault for an outcome that no job causes by what it asks for."""
-    reason = f": {answer.reason.rstrip('.')}" if answer.reason else ""
-    problem = f"{SETTING} ({script.path}) answers {action} with {answer.outcome}{reason}."
-    hint = f"let the script implement {', '.join(protocol.NEEDED)}, and reject jobs at their start only."
-    return script.fault(problem, hint)
