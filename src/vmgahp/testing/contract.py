@@ -25,6 +25,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -197,22 +198,14 @@ def with_checkpoints(subject: Subject, job: JobAd) -> JobAd:
 def beside(*calls: Callable[[], None]) -> list[errors.Fault | None]:
     """Make all calls in parallel and return the fault that each has raised."""
     together = threading.Barrier(len(calls))
-    outcomes: list[errors.Fault | None] = [None] * len(calls)
 
-    def run(number: int) -> None:
+    def make(call: Callable[[], None]) -> None:
         together.wait(DEADLINE)
-        try:
-            calls[number]()
-        except errors.Fault as fault:
-            outcomes[number] = fault
+        call()
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-        assert not thread.is_alive(), "a call has not ended"
-    return outcomes
+    tasks = [wait.Task("a call", partial(make, call)) for call in calls]
+    assert all(task.wait(DEADLINE) for task in tasks), "a call has not ended"
+    return [task.error if isinstance(task.error, errors.Fault) else task.result() for task in tasks]
 
 
 def ended_at(
@@ -365,11 +358,9 @@ class DriverContract:
         assert report.vcpus >= 1
         assert report.cpu_seconds >= 0
         assert report.memory_kib >= 0
-        goes_on(subject, job)
-
-    def test_its_pid_is_that_of_a_living_process(self, machine: Machine) -> None:
         pid = machine.pid()
-        assert pid == 0 or Path(f"/proc/{pid}").exists()
+        assert pid == 0 or Path(f"/proc/{pid}").exists(), "it is that of a living process"
+        goes_on(subject, job)
 
     def test_what_it_uses_is_known(self, subject: Subject, job: JobAd, machine: Machine) -> None:
         readings = []
@@ -420,6 +411,8 @@ class DriverContract:
             can_be_saved(subject, job)
             machine.suspend()
         machine.destroy()
+        assert not subject.exists(job)
+        assert machine.status().state == lifecycle.STOPPED
         after = {path.name for path in scratch.iterdir()}
         assert before <= after
         assert not [name for name in after - before if name.endswith((".tmp", ".mem", ".vmss", ".vmem"))]
@@ -460,16 +453,6 @@ class DriverContract:
         machine.resume(lifecycle.SUSPENDED)
         assert machine.status().state == lifecycle.RUNNING
         assert goes_on(subject, job) >= before, "it resumed and did not begin anew"
-
-    def test_a_suspended_vm_that_is_destroyed_leaves_nothing(
-        self, subject: Subject, job: JobAd, machine: Machine
-    ) -> None:
-        if subject.suspend:
-            can_be_saved(subject, job)
-            machine.suspend()
-        machine.destroy()
-        assert not subject.exists(job)
-        assert machine.status().state == lifecycle.STOPPED
 
     def test_a_restart_goes_on_from_the_checkpoint(self, subject: Subject, job: JobAd, driver: Driver) -> None:
         if not subject.checkpoint:
