@@ -412,25 +412,15 @@ def free_bytes(directory: str, identity: Identity) -> int:
     return free_room(directory, identity)[0]
 
 
-def free_room(directory: str, identity: Identity) -> tuple[int, int, int]:
-    """Return the free bytes and inodes of the scratch directory for the job's user, and the number of its inodes.
+def free_room(directory: str, identity: Identity) -> tuple[int, int, int, int]:
+    """Return the scratch directory's free bytes and inodes for the job's user, its inodes, its device (``st_dev``).
 
     Raises `Fault`. The job may have mounted a file system there that never answers.
     """
-    free, free_inodes, inodes = _numbers(system_calls.room_in, directory, identity)
-    return free, free_inodes, inodes
-
-
-def device_of(directory: str, identity: Identity) -> int:
-    """Return the number of the scratch directory's file system (``st_dev``). Raises `Fault`."""
-    [number] = _numbers(system_calls.device_of, directory, identity)
-    return number
-
-
-def _numbers(operation: child.Operation, directory: str, identity: Identity) -> list[int]:
     try:
-        with open(identity.run(operation, os.fsencode(directory)), "rb") as file:
-            return list(map(int, file.read().split()))
+        with open(identity.run(system_calls.room_in, os.fsencode(directory)), "rb") as file:
+            free, free_inodes, inodes, device = map(int, file.read().split())
+            return free, free_inodes, inodes, device
     except OSError as error:
         raise blame(error, directory, identity, f"{directory} cannot be examined ({error.strerror}).") from error
 

@@ -53,14 +53,9 @@ def read_named(path: bytes, most: int) -> int:
 
 
 def room_in(directory: bytes) -> int:
-    """Return an unnamed file with three numbers: the free bytes and inodes, and the inodes, of a file system."""
-    room = os.statvfs(directory)
-    return unnamed(b"%d %d %d" % (room.f_bavail * room.f_frsize, room.f_favail, room.f_files))
-
-
-def device_of(directory: bytes) -> int:
-    """Return an unnamed file with the number of the file system's device."""
-    return unnamed(b"%d" % os.stat(directory).st_dev)
+    """Return an unnamed file with four numbers of a file system: its free bytes and inodes, its inodes, its device."""
+    room, device = os.statvfs(directory), os.stat(directory).st_dev
+    return unnamed(b"%d %d %d %d" % (room.f_bavail * room.f_frsize, room.f_favail, room.f_files, device))
 
 
 def unnamed(data: bytes) -> int:

@@ -193,7 +193,7 @@ def test_what_a_program_prints_takes_no_more_than_the_disks_have_left(
 
 def test_what_is_kept_free_is_reserved_disk_or_a_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def of(total: int, **settings: str) -> int:
-        found = SimpleNamespace(f_blocks=total >> 12, f_frsize=4096)
+        found = SimpleNamespace(f_blocks=total >> 12, f_frsize=4096, f_bavail=0, f_favail=0, f_files=0)
         monkeypatch.setattr(disks.os, "statvfs", lambda _: found)
         return disks.kept_free(Settings(settings), str(tmp_path), Identity(0, 0))
 

@@ -395,7 +395,7 @@ class ProgramMonitor:
 
     def _allowed(self) -> Allowed:
         """Return the room for outputs beside all other files of the VM in EXECUTE. Raises `Fault` and OSError."""
-        free, free_inodes, all_inodes = job_user.free_room(self._directory, self._identity)
+        free, free_inodes, all_inodes, _ = job_user.free_room(self._directory, self._identity)
         left = max(int(min(free - self._kept, self._outputs.left())), 0)
         inodes = free_inodes - (all_inodes // INODES_KEPT if self._kept else 0)
         if not all_inodes:  # a file system without a fixed number of them

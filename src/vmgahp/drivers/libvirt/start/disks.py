@@ -454,7 +454,8 @@ def kept_free(settings: Settings, directory: str, identity: Identity) -> int:
     execute = settings.string("EXECUTE") or os.path.dirname(os.path.normpath(directory))
     try:
         room = os.statvfs(execute)
-        if job_user.device_of(directory, identity) != os.stat(execute).st_dev:
+        *_, device = job_user.free_room(directory, identity)
+        if device != os.stat(execute).st_dev:
             return 0
     except (OSError, errors.Fault):
         return 0  # the user of the directory reports the error
