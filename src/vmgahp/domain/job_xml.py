@@ -18,6 +18,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from functools import partial
 from math import prod
 from typing import NamedTuple, TypeVar
 from xml.etree import ElementTree as etree
@@ -329,22 +330,16 @@ def copy_boot_files(
 
 
 def _open(base: str, directory: str, identity: Identity, name: str) -> int:
-    try:
-        return identity.open_scratch(directory, base, os.O_RDONLY)
-    except OSError as error:
-        raise _unusable(base, name, error) from error
+    return _look(base, name, partial(identity.open_scratch, directory, base), os.O_RDONLY)
 
 
 def _look(base: str, name: str, look: Callable[[int], Found], argument: int) -> Found:
     try:
         return look(argument)
     except OSError as error:
-        raise _unusable(base, name, error) from error
-
-
-def _unusable(base: str, name: str, error: OSError) -> JobFault:
-    problem = f"/domain/os: {shown(base)} in the job's scratch directory cannot be opened or read: {error.strerror}"
-    return refused(name, problem, "add the file to transfer_input_files; it is a regular file, no link.")
+        problem = f"/domain/os: {shown(base)} in the job's scratch directory cannot be opened or read: {error.strerror}"
+        hint = "add the file to transfer_input_files; it is a regular file, no link."
+        raise refused(name, problem, hint) from error
 
 
 _KEPT_PARTS = ("topology", "smm", "tcg")
