@@ -44,14 +44,10 @@ class LineReader:
     def next_raw(self) -> bytes | None:
         """Return the next whole line with its end, else as `next_line`."""
         buffer = self._buffer
-        while True:
-            end = buffer.find(b"\n", self._searched)
-            if end < 0:
-                break
+        while (end := buffer.find(b"\n", self._searched)) >= 0:
             self._searched = end + 1
-            if is_escaped(buffer, end):
-                continue
-            return self._take(end + 1)
+            if not is_escaped(buffer, end):
+                return self._take(end + 1)
         self._searched = len(buffer)
         if len(buffer) > MAX_REQUEST:
             # Keep a last backslash: it decides whether the next newline is escaped.
