@@ -78,12 +78,8 @@ class PtyCapture(ConsoleCapture):
         poll.register(descriptor, select.POLLIN)
         poll.register(stop, select.POLLIN)
         try:
-            while True:
-                ready = {number for number, _ in poll.poll()}
-                if descriptor not in ready:
-                    return  # asked to stop, and everything is read
-                if not (chunk := os.read(descriptor, CHUNK)):
-                    return
+            # Until it is asked to stop, and everything is read.
+            while descriptor in dict(poll.poll()) and (chunk := os.read(descriptor, CHUNK)):
                 sink.sendall(chunk)
         except OSError:
             return  # the terminal has ended, or the capture has
