@@ -332,9 +332,9 @@ def test_arguments_with_a_bad_quote(text):
 
 def test_the_lines_that_are_added():
     assert extra_lines(AD) == ['VMPARAM_Xen_Bootloader = ""', 'VMPARAM_Xen_Initrd = ""', 'JobVMNetworkingType = ""']
-    values = {"bootloader": "/usr/bin/pygrub", "initrd": "/boot/initrd", "bridge_interface": "br0"}
+    values = {"bootloader": "/usr/bin/pygrub", "bridge_interface": "br0"}
     assert extra_lines(AD, networking_type="nat", **values) == [
-        'VMPARAM_Xen_Bootloader = "/usr/bin/pygrub"', 'VMPARAM_Xen_Initrd = "/boot/initrd"',
+        'VMPARAM_Xen_Bootloader = "/usr/bin/pygrub"', 'VMPARAM_Xen_Initrd = ""',
         'VMPARAM_Bridge_Interface = "br0"', 'JobVMNetworkingType = "nat"',
     ]  # fmt: skip
     ad = ['vmparam_xen_initrd = "mine"', 'JOBVMNETWORKINGTYPE="bridge"']

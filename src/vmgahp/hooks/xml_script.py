@@ -163,23 +163,18 @@ def _run(argv: list[str], ad_lines: Iterable[str], deadline: float, log_line: Ca
 
 
 def extra_lines(
-    ad_lines: Iterable[str],
-    *,
-    bootloader: str = "",
-    initrd: str = "",
-    bridge_interface: str = "",
-    networking_type: str = "",
+    ad_lines: Iterable[str], *, bootloader: str = "", bridge_interface: str = "", networking_type: str = ""
 ) -> list[str]:
     """Return the lines that the server adds to the ad for the script, in the order of condor_vm-gahp.
 
-    ``VMPARAM_Xen_Bootloader`` is always there, and empty for other hypervisors; ``VMPARAM_Xen_Initrd`` and
+    ``VMPARAM_Xen_Bootloader`` is always there, and empty for other hypervisors; an empty ``VMPARAM_Xen_Initrd`` and
     ``JobVMNetworkingType`` are added if the ad has none, ``VMPARAM_Bridge_Interface`` if there is one or the job has
     one. `networking_type` is the type that the job gets, or "" when it gets no network.
     """
     there = {line.partition("=")[0].strip().lower() for line in ad_lines}
     added = [("VMPARAM_Xen_Bootloader", bootloader)]
     if "vmparam_xen_initrd" not in there:
-        added.append(("VMPARAM_Xen_Initrd", initrd))
+        added.append(("VMPARAM_Xen_Initrd", ""))
     if bridge_interface or "vmparam_bridge_interface" in there:
         added.append(("VMPARAM_Bridge_Interface", bridge_interface))
     if "jobvmnetworkingtype" not in there:
