@@ -553,12 +553,11 @@ def _surveys(types: tuple[str, ...], driver_for: Callable[[str], Driver], end: f
     def look(vm_type: str) -> Survey:
         return driver_for(vm_type).survey(end - RESERVE)
 
-    def judged(vm_type: str, outcome: object) -> Survey:
+    found: dict[str, Survey] = {}
+    for vm_type, outcome in findings.side_by_side({name: partial(look, name) for name in types}, end).items():
         failed = findings.judge("driver", f"the driver of VM type {vm_type}", outcome, "")
-        return outcome if isinstance(outcome, Survey) else Survey([failed])
-
-    outcomes = findings.side_by_side({vm_type: partial(look, vm_type) for vm_type in types}, end)
-    return {vm_type: judged(vm_type, outcome) for vm_type, outcome in outcomes.items()}
+        found[vm_type] = outcome if isinstance(outcome, Survey) else Survey([failed])
+    return found
 
 
 def _trouble(survey: Survey) -> str:
