@@ -110,11 +110,8 @@ def _require_no_markup(ad_lines: Iterable[str], xml: str) -> None:
             continue
         for piece in re.findall(_MARKUP, said.replace('\\"', '"')):
             if piece.lower() in lower:
-                raise JobFault(
-                    MISMATCHED,
-                    f"{name.strip()} has XML in it, and the description of the VM would have it, too: {shown(piece)}.",
-                    "write plain names and values.",
-                )
+                where = f"{name.strip()} has XML in it, and the description of the VM would have it, too"
+                raise JobFault(MISMATCHED, f"{where}: {shown(piece)}.", "write plain names and values.")
 
 
 def _run(argv: list[str], ad_lines: Iterable[str], deadline: float, log_line: Callable[[str], None], name: str) -> str:

@@ -135,10 +135,8 @@ def _fork(uid: int, gid: int, groups: list[int], life: "Life") -> "tuple[int, so
                 if pid == 0:
                     _child(uid, gid, groups, life, theirs, rights, last)
             except OSError as error:
-                raise MachineFault(
-                    f"No process can be started for uid {uid}: {error.strerror}.",
-                    "look at the memory and at the limit of processes of this machine.",
-                ) from error
+                hint = "look at the memory and at the limit of processes of this machine."
+                raise MachineFault(f"No process can be started for uid {uid}: {error.strerror}.", hint) from error
             finally:
                 if collecting:
                     gc.enable()
@@ -240,10 +238,8 @@ def _result(answer: "Answer", uid: int) -> int:
         return descriptor
     number, _, text = message.partition(b" ")
     if not number.isdigit():
-        raise MachineFault(
-            f"The helper process for uid {uid} ended without an answer.",
-            "look for what kills processes on this machine, such as a lack of memory.",
-        )
+        hint = "look for what kills processes on this machine, such as a lack of memory."
+        raise MachineFault(f"The helper process for uid {uid} ended without an answer.", hint)
     if number != b"0":
         raise OSError(int(number), text.decode("utf-8", "replace"))
     return -1

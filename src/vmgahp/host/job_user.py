@@ -61,10 +61,9 @@ class Identity:
             return cls(os.geteuid(), os.getegid())
         uid = _id(environ, "VMGAHP_USER_UID")
         if uid == 0:
-            raise MachineFault(
-                "The daemon runs as root and does not know for which user: VMGAHP_USER_UID is not set.",
-                "set VMGAHP_USER_UID=<uid> and VMGAHP_USER_GID=<gid> to the job's user, who is not root.",
-            )
+            problem = "The daemon runs as root and does not know for which user: VMGAHP_USER_UID is not set."
+            hint = "set VMGAHP_USER_UID=<uid> and VMGAHP_USER_GID=<gid> to the job's user, who is not root."
+            raise MachineFault(problem, hint)
         return cls(uid, _id(environ, "VMGAHP_USER_GID") or uid)
 
     @classmethod

@@ -195,13 +195,10 @@ def create_file(target: str) -> int:
         path = os.path.join(target, time.strftime("vmgahp-%Y%m%dT%H%M%SZ", time.gmtime()) + f"-{os.getpid()}.txt")
     try:
         if os.geteuid() == 0 and (trouble := trust.trouble_with_directory(os.path.dirname(path) or ".")):
-            raise errors.MachineFault(
-                f"No transcript is written to {path}: it is reached by {trouble}.",
-                "name a directory that belongs to root and that only root may write to.",
-            )
+            hint = "name a directory that belongs to root and that only root may write to."
+            raise errors.MachineFault(f"No transcript is written to {path}: it is reached by {trouble}.", hint)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
         return os.open(path, flags, 0o600)
     except OSError as error:
-        raise errors.MachineFault(
-            f"No transcript is written to {path}: {error.strerror}.", "name a new file, or a directory."
-        ) from None
+        problem = f"No transcript is written to {path}: {error.strerror}."
+        raise errors.MachineFault(problem, "name a new file, or a directory.") from None

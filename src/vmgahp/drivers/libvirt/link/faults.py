@@ -294,26 +294,21 @@ def is_unknown_flag(error: libvirt.libvirtError) -> bool:
 def unreachable(uri: str, error: BaseException) -> errors.MachineFault:
     """Return the fault for a libvirtd that cannot be reached."""
     daemon = libvirt_daemons.of_qemu()
-    return errors.MachineFault(
-        f"libvirt cannot be reached at {uri}: {error}.",
-        f"start {daemon} (systemctl start {daemon}), and look into its log.",
-    )
+    hint = f"start {daemon} (systemctl start {daemon}), and look into its log."
+    return errors.MachineFault(f"libvirt cannot be reached at {uri}: {error}.", hint)
 
 
 def hanging(uri: str) -> errors.MachineFault:
     """Return the fault for a libvirtd that accepts connections and does not answer."""
     daemon = libvirt_daemons.of_qemu()
-    return errors.MachineFault(
-        f"libvirt at {uri} does not answer.", f"see what {daemon} hangs on, or restart {daemon}; guests survive that."
-    )
+    hint = f"see what {daemon} hangs on, or restart {daemon}; guests survive that."
+    return errors.MachineFault(f"libvirt at {uri} does not answer.", hint)
 
 
 def late(uri: str, seconds: float) -> errors.MachineFault:
     """Return the fault for a call that timed out: libvirtd hangs, or the hypervisor that it asks."""
-    return errors.MachineFault(
-        f"libvirt at {uri} has not answered within {seconds:g} s.",
-        f"see what {libvirt_daemons.of_qemu()} or the VM's hypervisor hangs on.",
-    )
+    hint = f"see what {libvirt_daemons.of_qemu()} or the VM's hypervisor hangs on."
+    return errors.MachineFault(f"libvirt at {uri} has not answered within {seconds:g} s.", hint)
 
 
 def numbers(names: Iterable[str], prefix: str = "VIR_ERR_") -> frozenset[int]:

@@ -47,11 +47,8 @@ def judge(fault: errors.Fault, plan: Plan, describer: Describer, *, with_disk: b
             return errors.MachineFault(f"{fault.problem} A plain VM starts, and {reason}.", tpm.NO_ANSWER_HINT)
     elif plan.xml is None:  # there is no plain guest for another hypervisor's script
         return fault
-    return errors.JobFault(
-        errors.MISMATCHED,
-        f"{fault.problem} A plain VM starts on this machine.",
-        "take out what the message is about, or ask for less; no process of the job's may disturb its VM's start.",
-    )
+    hint = "take out what the message is about, or ask for less; no process of the job's may disturb its VM's start."
+    return errors.JobFault(errors.MISMATCHED, f"{fault.problem} A plain VM starts on this machine.", hint)
 
 
 def _plain_guest_starts(plan: Plan, describer: Describer, *, with_disk: bool) -> bool:
