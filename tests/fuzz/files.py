@@ -55,9 +55,10 @@ def memory_image_head(data: bytes) -> None:
     """The head of a memory image is `Damaged` or has XML, of which no more is taken than the hardware."""
     texts = [data.decode("utf-8", "surrogateescape")]
     with _opened(data) as descriptor:
-        for inspect in (memory_image.inspect, memory_image.inspect_xen):
-            with suppress(memory_image.Damaged):
-                texts.append(inspect(descriptor).xml)
+        with suppress(memory_image.Damaged):
+            texts.append(memory_image.inspect(descriptor).xml)
+        with suppress(memory_image.Damaged):
+            memory_image.inspect_xen(descriptor)
     for text in texts:
         restore.macs(text)
         for reconcile in (restore.reconcile, restore.reconcile_xen):

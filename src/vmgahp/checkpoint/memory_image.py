@@ -164,16 +164,8 @@ XEN_STREAM = b"LibxlFmt"
 _XEN_HEAD = struct.Struct("=16sII40x")
 
 
-class XenHead(NamedTuple):
-    """The head that libvirt wrote before Xen's stream."""
-
-    xml: str
-    """The domain as it was saved. It must not be trusted."""
-    end: int
-
-
-def inspect_xen(fd: int) -> XenHead:
-    """Read and check the head of the memory image that `fd` is open on. Raises `Damaged`."""
+def inspect_xen(fd: int) -> int:
+    """Check the head of the memory image that `fd` is open on; return the offset of Xen's stream. Raises `Damaged`."""
     start = os.pread(fd, _XEN_HEAD.size, 0)
     if len(start) < _XEN_HEAD.size:
         raise Damaged(f"it has {len(start)} bytes.")
@@ -183,19 +175,19 @@ def inspect_xen(fd: int) -> XenHead:
     if not 0 < length <= LARGEST_XEN_XML:
         raise Damaged("the length in its header is not possible.")
     xml = os.pread(fd, length, _XEN_HEAD.size)
-    end = _XEN_HEAD.size + length
+    end: int = _XEN_HEAD.size + length
     if len(xml) != length or not xml.endswith(b"\0") or xml.count(b"\0") != 1:
         raise Damaged("its domain XML does not end.")
     if os.pread(fd, len(XEN_STREAM), end) != XEN_STREAM:
         raise Damaged("what follows its domain XML is not Xen's.")
     try:
-        return XenHead(xml[:-1].decode(), end)
+        xml.decode()
     except UnicodeDecodeError as error:
         raise Damaged("its domain XML is not UTF-8.") from error
+    return end
 
 
 def substitute_xen(fd: int, xml: str) -> Substitute:
     """Return the memory image of `fd` with `xml` in its head. Raises `Damaged`, and as `Substitute` does."""
-    offset = inspect_xen(fd).end
-    text = xml.encode() + b"\0"
+    offset, text = inspect_xen(fd), xml.encode() + b"\0"
     return Substitute(_XEN_HEAD.pack(XEN_MAGIC, XEN_VERSION, len(text)) + text, all_of(fd, offset))
