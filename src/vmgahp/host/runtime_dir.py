@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX
+from functools import cache
 from stat import S_ISDIR, S_ISFIFO
 
 from vmgahp.errors import MachineFault
@@ -163,14 +164,9 @@ def sweep(base: str | None = None) -> list[str]:
 
     The start of a process tells if its id was reused. Only the caller's own directories are touched. Raises nothing.
     """
-    removed = []
-    births: dict[int, str] = {}  # a cache: each of two hundred servers has made several
-    for path, pid, birth in _made_in(_bases() if base is None else [base]):
-        if pid not in births:
-            births[pid] = proc.birth(pid)
-        if births[pid] != birth and remove(path):
-            removed.append(path)
-    return removed
+    birth_of = cache(proc.birth)  # each of two hundred servers has made several
+    made = _made_in(_bases() if base is None else [base])
+    return [path for path, pid, birth in made if birth_of(pid) != birth and remove(path)]
 
 
 def _bases() -> list[str]:
