@@ -266,7 +266,7 @@ class Transport:
             size = self._upload(opened, name, f"{folder}/{device.extent}")
         finally:
             if not extent:
-                self._forget(raw)
+                job_user.forget(self._identity, spec.vm.working_dir, self._context.log, raw)
         text = disk_descriptor(device.extent, size, adapter_word(device, self._hardware))
         self._context.files.upload_bytes(text, f"{folder}/{device.stored_as}")
         return size
@@ -322,10 +322,7 @@ class Transport:
                 text = disk_descriptor(extent, size, adapter, create_type="monolithicFlat")
                 self._identity.write_scratch(directory, name, text)
         finally:
-            self._forget(part, packed)
-
-    def _forget(self, *names: str) -> None:
-        job_user.forget(self._identity, self._spec.vm.working_dir, self._context.log, *names)
+            job_user.forget(self._identity, directory, self._context.log, part, packed)
 
 
 class VsphereMachine(ManagedMachine):
