@@ -473,12 +473,8 @@ def is_mounted_on(directory: str) -> bool:
     """Return True if a FUSE file system, which any user can mount, is on the scratch directory or below it."""
     from vmgahp.host.proc import mounts  # as in `_execute`
 
-    directory = os.path.normpath(directory)
-    below = f"{directory}/"
-    return any(
-        mount.kind.startswith("fuse") and (mount.place == directory or mount.place.startswith(below))
-        for mount in mounts()
-    )
+    here = f"{os.path.normpath(directory)}/"
+    return any(mount.kind.startswith("fuse") and f"{mount.place}/".startswith(here) for mount in mounts())
 
 
 def as_root(identity: Identity, operation: child.Operation, *arguments: object) -> int:
