@@ -111,9 +111,8 @@ class CheckpointStore(NamedTuple):
             whole = now._replace(files=tuple(describe(self.identity, self.directory, ref) for ref in refs))
             write_record(self.identity, self.directory, MANIFEST_FILE, manifest.dump(self.kind, whole), self._parse)
         except (OSError, manifest.Invalid, errors.MachineFault) as error:
-            raise errors.MachineFault(
-                f"The checkpoint of {now.name} cannot be completed: {error}.", hint, CANNOT_SAVE
-            ) from error
+            problem = f"The checkpoint of {now.name} cannot be completed: {error}."
+            raise errors.MachineFault(problem, hint, CANNOT_SAVE) from error
 
     # Finding one
 

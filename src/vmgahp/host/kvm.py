@@ -58,9 +58,8 @@ def _unopenable(device: str) -> str:
     try:
         os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
-        return (
-            f"{device} does not exist: the kernel's module for KVM is not loaded, or the processor does not virtualize"
-        )
+        why = "the kernel's module for KVM is not loaded, or the processor does not virtualize"
+        return f"{device} does not exist: {why}"
     except PermissionError:
         return f"{device} may not be opened by user id {os.geteuid()}: root or the group of {device} may"
     except OSError as error:

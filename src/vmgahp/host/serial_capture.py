@@ -80,9 +80,8 @@ class ConsoleCapture:
         with ExitStack() as undo:
             undo.callback(self._remove)
             if len(os.fsencode(path)) >= runtime_dir.LONGEST_PATH:
-                problem = (
-                    f"The path of the console's socket is longer than {runtime_dir.LONGEST_PATH - 1} bytes: {path}."
-                )
+                most = runtime_dir.LONGEST_PATH - 1
+                problem = f"The path of the console's socket is longer than {most} bytes: {path}."
                 raise MachineFault(problem, "set XDG_RUNTIME_DIR or TMPDIR to a shorter path.")
             try:
                 self._output = open_output()

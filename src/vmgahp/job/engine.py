@@ -70,9 +70,8 @@ def judge(expression: str, values: Callable[[], Mapping[str, Plain | None]], use
             raise MachineFault(problem, hint) from failed
         if isinstance(failed, JobFault):
             raise
-        raise JobFault(
-            MISMATCHED, f"{expression} cannot be evaluated over the job ad: {failed}.", "write shorter values."
-        ) from failed
+        problem = f"{expression} cannot be evaluated over the job ad: {failed}."
+        raise JobFault(MISMATCHED, problem, "write shorter values.") from failed
     if found == ["bad"]:
         raise ValueError(expression)
     return None if isinstance(found, list) else found

@@ -430,9 +430,8 @@ class Session:
             return
         if call.operation == lifecycle.STOP:
             self.vms.pop(target.id, None)
-        target.resumes = (
-            call.operation == lifecycle.CHECKPOINT and call.state == lifecycle.RUNNING and self.vm_type not in HTCONDORS
-        )
+        was_checkpointed = call.operation == lifecycle.CHECKPOINT and call.state == lifecycle.RUNNING
+        target.resumes = was_checkpointed and self.vm_type not in HTCONDORS
         target.last_status = (f"STATUS={lifecycle.STATUS_WORDS[target.state]}",)
         self._result(call, True)
 

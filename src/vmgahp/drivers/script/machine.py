@@ -301,9 +301,8 @@ class ScriptMachine(ManagedMachine):
         self._do(protocol.STOP, errors.VM_INVALID_OPERATION)
 
     def wait_until_off(self, seconds: float) -> bool:
-        return (
-            wait.until(lambda: self.overruled or self._seen() == protocol.STOPPED, seconds, POLL) and not self.overruled
-        )
+        is_over = wait.until(lambda: self.overruled or self._seen() == protocol.STOPPED, seconds, POLL)
+        return is_over and not self.overruled
 
     def end_guest(self) -> None:
         """Destroy the VM, and query its state to make sure: the script's answer alone is not enough."""

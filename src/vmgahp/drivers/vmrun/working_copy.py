@@ -342,9 +342,8 @@ class _Builder:
         setting = "VMWARE_BRIDGE_NETWORKING_TYPE" if bridge else "VMWARE_NAT_NETWORKING_TYPE"
         own = settings.string(setting) or settings.string("VMWARE_NETWORKING_TYPE")
         nic = {"present": "TRUE", "startConnected": "TRUE", "connectionType": own or ("bridged" if bridge else "nat")}
-        nic |= (
-            {"addressType": "static", "address": self.spec.vm.mac} if self.spec.vm.mac else {"addressType": "generated"}
-        )
+        mac = self.spec.vm.mac
+        nic |= {"addressType": "static", "address": mac} if mac else {"addressType": "generated"}
         self.vmx.update({f"ethernet0.{line}": value for line, value in nic.items()})
 
     def _line(self, drive: Drive) -> str:

@@ -187,9 +187,8 @@ MARK = "urn:vmgahp:job"
 
 def undefine(domain: libvirt.virDomain) -> None:
     """Make libvirt forget a domain when it stops, or at once if it does not run. Raises `libvirt.libvirtError`."""
-    domain.undefineFlags(
-        libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM
-    )  # `capabilities.forget_firmware` removes that file by its name
+    # `capabilities.forget_firmware` removes that file by its name.
+    domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_KEEP_NVRAM)
 
 
 def end(domain: libvirt.virDomain) -> None:

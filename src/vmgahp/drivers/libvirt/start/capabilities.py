@@ -147,9 +147,8 @@ def require_hypervisor(connection: LibvirtConnection, domain_type: str, settings
         hint = "set VM_LIBVIRT_URI to the connection that has them, such as lxc:///system (virsh -c URI capabilities)."
         raise errors.MachineFault(problem, hint)
     if "hvm" not in found.os_types and not settings.xml_script():
-        problem = (
-            f"{SETTING} = {domain_type} has {', '.join(found.os_types)}, and the built-in description is of a machine."
-        )
+        kinds = ", ".join(found.os_types)
+        problem = f"{SETTING} = {domain_type} has {kinds}, and the built-in description is of a machine."
         hint = "set LIBVIRT_XML_SCRIPT to a program of yours that describes the container of a job."
         raise errors.MachineFault(problem, hint)
     return found
