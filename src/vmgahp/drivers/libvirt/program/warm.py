@@ -234,14 +234,8 @@ def _overlay(plan: Plan, settings: Settings) -> Disk | None:
     spec = plan.spec
     seed, overlays = spec.devices.user_data, [disk for disk in spec.disks if disk.image and disk.writable]
     changed = settings.xml_script() or settings.string("VM_POLICY") or settings.string("VM_MAC_HOOK") or plan.xml
-    others = (
-        changed
-        or plan.devices
-        or spec.devices.ssh
-        or (seed and seed.user_data)
-        or any(disk.grow for disk in spec.disks)
-    )
-    return overlays[0] if len(overlays) == 1 and not others else None
+    own = plan.devices or spec.devices.ssh or (seed and seed.user_data) or any(disk.grow for disk in spec.disks)
+    return overlays[0] if len(overlays) == 1 and not (changed or own) else None
 
 
 def _shape(xml: str, directory: str) -> str:
