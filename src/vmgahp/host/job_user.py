@@ -357,9 +357,8 @@ def why(error: OSError, directory: str, identity: Identity) -> str:
                     raise
                 error = found  # perhaps of a file system that the job has mounted
         if is_perhaps_the_machines(error):
-            as_root(
-                identity, _try_execute, place, b".vmgahp-%d-%d" % (os.getpid(), get_ident()), error.errno in _OF_ROOM
-            )
+            name = b".vmgahp-%d-%d" % (os.getpid(), get_ident())
+            as_root(identity, _try_execute, place, name, error.errno in _OF_ROOM)
     except OSError as found:
         return f"EXECUTE ({os.fsdecode(place)}) is ill: {found.strerror}."
     return ""
@@ -462,11 +461,8 @@ def _is_mounted_read_only(directory: str) -> bool:
     """Return True if the scratch directory is a read-only mount of its own, but not FUSE, which any user can mount."""
     from vmgahp.host.proc import mounts  # as in `_execute`
 
-    found, directory = False, os.path.normpath(directory)
-    for mount in mounts():
-        if mount.place == directory:
-            found = "ro" in mount.options and not mount.kind.startswith("fuse")
-    return found
+    here = [mount for mount in mounts() if mount.place == os.path.normpath(directory)]
+    return bool(here) and "ro" in here[-1].options and not here[-1].kind.startswith("fuse")
 
 
 def is_mounted_on(directory: str) -> bool:
