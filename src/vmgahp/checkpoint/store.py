@@ -147,10 +147,8 @@ class CheckpointStore(NamedTuple):
         if then.vm_type != now.vm_type:
             reasons.append(f"the VM type was {then.vm_type!a} and is {now.vm_type} now")
         if (then.memory_mib, then.vcpus) != (now.memory_mib, now.vcpus):
-            reasons.append(
-                f"the VM had {then.memory_mib} MiB and {then.vcpus} CPUs, and is to have {now.memory_mib} MiB "
-                f"and {now.vcpus} now"
-            )
+            size = f"{now.memory_mib} MiB and {now.vcpus}"
+            reasons.append(f"the VM had {then.memory_mib} MiB and {then.vcpus} CPUs, and is to have {size} now")
         reasons += [*self.kind.differences(then.facts, now.facts), *changes(STATE), *changed]
         if reasons:
             raise Unusable("; ".join(reasons) + ".", self.kind.knows_disks and not changed)

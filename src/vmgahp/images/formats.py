@@ -142,9 +142,8 @@ def image_format(name: str, said: str, file: BinaryIO) -> str:
     if by_name := BY_ENDING.get(name[dot:].lower() if dot >= 0 else ""):
         return by_name
     if likeness := looks_like(file.read(HEADER)):
-        raise UnclearFormat(
-            f"its name does not say what format it has, and it could be {likeness}, or raw with such a beginning"
-        )
+        could = f"it could be {likeness}, or raw with such a beginning"
+        raise UnclearFormat(f"its name does not say what format it has, and {could}")
     return "raw"
 
 

@@ -80,9 +80,8 @@ def _plain_guest_starts(plan: Plan, describer: Describer, *, with_disk: bool) ->
             room = claimed
             _plain_disk(room)
             spec = spec._replace(vm=bare._replace(working_dir=room, memory_mib=xml_script.PLAIN_MEMORY))
-            xml = describer.by_script(
-                script, xml_script.plain(room, name, f'JobVMType = "{spec.vm.vm_type}"'), spec, uuid
-            )
+            lines = xml_script.plain(room, name, f'JobVMType = "{spec.vm.vm_type}"')
+            xml = describer.by_script(script, lines, spec, uuid)
             verify.before_libvirt(xml)
         else:
             if with_disk:
