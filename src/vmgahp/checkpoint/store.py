@@ -195,7 +195,7 @@ class CheckpointStore(NamedTuple):
         guest has written to.
         """
         kept = self.set_aside(own)
-        problem = f"The checkpoint of {name} cannot be used: {unusable.reason}"
+        problem = f"The checkpoint of {name} cannot be used: {unusable.reason.rstrip('.')}."
         if not (unusable.disks_intact or fresh_disks):
             hint = "submit the job again with disks that are in order; the checkpoint's files end in .refused."
             raise errors.JobFault(errors.MISMATCHED_CHECKPOINT, problem, hint)
