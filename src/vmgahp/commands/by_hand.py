@@ -15,10 +15,8 @@ from vmgahp.commands.arguments import FINDINGS, UsageError, add_json, add_type, 
 
 
 def serve_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Serve the GAHP protocol on standard input and output, as condor_starter gets it. "
-        "Without root the VMs run under your own libvirt (qemu:///session)."
-    )
+    """Serve the GAHP protocol on standard input and output, as condor_starter gets it. Without root the VMs run under
+    your own libvirt (qemu:///session)."""
     add_type(command)
     command.add_argument("--dir", default=".", metavar="DIR", help="the scratch directory of the job (default: here)")
     command.set_defaults(run=_serve)
@@ -30,10 +28,8 @@ def serve_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def probe_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Run the probe of the startd and print the attributes that it would publish. The reason "
-        "why a machine is not VM-capable goes to standard error."
-    )
+    """Run the probe of the startd and print the attributes that it would publish. The reason why a machine is not
+    VM-capable goes to standard error."""
     add_type(command, "")
     add_json(command, "print everything that was looked at, with the reasons, as one JSON object")
     command.set_defaults(run=_probe)
@@ -55,7 +51,7 @@ def probe_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def kill_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = "Destroy the VM of a job that is gone. A VM that does not exist is a success."
+    """Destroy the VM of a job that is gone. A VM that does not exist is a success."""
     add_type(command, "")
     text = "<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0"
     command.add_argument("name", metavar="NAME", help=text)
@@ -64,7 +60,7 @@ def kill_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def version_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = "Print the version. vmgahp --version does the same."
+    """Print the version. vmgahp --version does the same."""
     add_json(command)
     command.set_defaults(run=_version)
     tell(

@@ -89,10 +89,8 @@ def _chosen(found: list[Row], wanted: Sequence[str]) -> tuple[list[Row], list[st
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Print each setting's value and the file and line, or whatever else, that it comes from; then what is "
-        "wrong: invalid values, misspelled names, retired names."
-    )
+    """Print each setting's value and the file and line, or whatever else, that it comes from; then what is wrong:
+    invalid values, misspelled names, retired names."""
     add = command.add_argument
     add("names", nargs="*", metavar="NAME", help="these only; a pattern such as 'VSPHERE_*' too")
     add("--changed", action="store_true", help="only those that are set")

@@ -259,10 +259,8 @@ def _is_ours(port: int) -> bool:
 
 
 def add_ssh(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Run ssh to the guest of a job that has +VMPARAM_vm_SSH, by the port that its machine has opened for it. Where "
-        "only who is on that machine reaches the port, condor_ssh_to_job leads there."
-    )
+    """Run ssh to the guest of a job that has +VMPARAM_vm_SSH, by the port that its machine has opened for it. Where
+    only who is on that machine reaches the port, condor_ssh_to_job leads there."""
     _add_job(
         command,
         ("vmgahp ssh 12.0", "a shell in the guest of that job"),
@@ -278,19 +276,15 @@ def add_ssh(command: argparse.ArgumentParser) -> None:
 
 
 def add_view(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Show the display of a job with vm_vnc = true: condor_ssh_to_job leads to it, and remote-viewer or vncviewer "
-        "shows it. The password is the one of vm_vnc.json."
-    )
+    """Show the display of a job with vm_vnc = true: condor_ssh_to_job leads to it, and remote-viewer or vncviewer shows
+    it. The password is the one of vm_vnc.json."""
     _add_job(command, ("vmgahp view 12.0", "the display of that job"))
     command.set_defaults(run=lambda options: show_display(options.job))
 
 
 def add_attach(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Show what the guest of a job has written to its serial console, and what it goes on writing, by "
-        "condor_ssh_to_job, without control characters. Nothing that is typed gets to the guest."
-    )
+    """Show what the guest of a job has written to its serial console, and what it goes on writing, by
+    condor_ssh_to_job, without control characters. Nothing that is typed gets to the guest."""
     _add_job(command, ("vmgahp attach 12.0", "its console, until Control-C"))
     command.set_defaults(run=_attach)
 

@@ -32,11 +32,8 @@ CANNOT_EXECUTE, NOT_FOUND = 126, 127
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Run COMMAND and pass everything between it and whoever started this: input, output, signals, "
-        "exit status. The conversation is written into a new file, with the time, and without the secrets of the "
-        "job ad."
-    )
+    """Run COMMAND and pass everything between it and whoever started this: input, output, signals, exit status. The
+    conversation is written into a new file, with the time, and without the secrets of the job ad."""
     text = "a new file, or a directory, where each conversation gets a file of its own (default: here)"
     command.add_argument("-o", "--output", default=".", metavar="FILE|DIR", help=text)
     command.add_argument("--stderr", action="store_true", help="write down what goes to standard error too")

@@ -31,10 +31,8 @@ SAME, DIFFERENT, TROUBLE = 0, 1, 2
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Start COMMAND, say to it what the client says in FILE, and show where its answers differ. "
-        "Figures, pids, addresses and the order in which results come are not compared."
-    )
+    """Start COMMAND, say to it what the client says in FILE, and show where its answers differ. Figures, pids,
+    addresses and the order in which results come are not compared."""
     add = command.add_argument
     add("file", metavar="FILE", help="a conversation, from vmgahp record")
     add("words", nargs="+", metavar="COMMAND", help="the server and its arguments, after --")

@@ -102,12 +102,10 @@ exit 0
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        f"Write HTCondor's configuration for VMs on this machine, {FILE_NAME} in its LOCAL_CONFIG_DIR. What no option "
-        "says is asked for on a terminal, and else as it was written before, or as this machine suggests. The file, "
-        "what changes, and what vmgahp doctor makes of it are shown before it is written. A file that somebody else "
-        "has written or changed stays as it is, and nothing is restarted unasked."
-    )
+    """Write HTCondor's configuration for VMs on this machine, 60-vmgahp.config in its LOCAL_CONFIG_DIR. What no option
+    says is asked for on a terminal, and else as it was written before, or as this machine suggests. The file, what
+    changes, and what vmgahp doctor makes of it are shown before it is written. A file that somebody else has written or
+    changed stays as it is, and nothing is restarted unasked."""
     add = command.add_argument
     add("--type", default="", metavar="VM_TYPE", help="the VM type, or several with commas for VM_TYPE any")
     add("--memory", default="", metavar="MIB", help="for all VMs together, in MiB or as 16G")

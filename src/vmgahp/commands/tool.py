@@ -30,7 +30,10 @@ class ToolCommand(NamedTuple):
     word: str
     group: str
     place: str
-    """The ``module:function`` that adds the arguments and the function to run; the module is in `vmgahp.commands`."""
+    """The ``module:function`` that adds the arguments and the function to run; the module is in `vmgahp.commands`.
+
+    The docstring of that function is the command's description.
+    """
     text: str
 
 
@@ -86,8 +89,10 @@ def tool_parser(chosen: str = "") -> Parser:
     for row in COMMANDS:
         command = commands.add_parser(row.word, help=row.text)
         if chosen in (row.word, ""):
-            module, _, function = row.place.partition(":")
-            getattr(import_module(f"vmgahp.commands.{module}"), function)(command)
+            module, _, name = row.place.partition(":")
+            function = getattr(import_module(f"vmgahp.commands.{module}"), name)
+            command.description = " ".join((function.__doc__ or "").split())
+            function(command)
     return parser
 
 

@@ -14,11 +14,8 @@ from vmgahp.protocol.client import ProtocolError
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Start the daemon, or any other server of the protocol, as condor_starter would, and send it requests: "
-        "start a VM from a job ad, suspend it, ask for its status. help lists the commands. Lines can also come from "
-        "a pipe."
-    )
+    """Start the daemon, or any other server of the protocol, as condor_starter would, and send it requests: start a VM
+    from a job ad, suspend it, ask for its status. help lists the commands. Lines can also come from a pipe."""
     add_type(command)
     add = command.add_argument
     add("--dir", default="", metavar="DIR", help="the scratch directory (default: a new one, removed at the end)")

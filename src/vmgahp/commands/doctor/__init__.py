@@ -133,10 +133,8 @@ def examine(environ: Mapping[str, str], vm_type: str = "", job: str = "", *, rec
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Look at everything that VM jobs need on this machine, from HTCondor's settings to the last "
-        "failures, and say of each thing what was seen and what to type. Only --recover changes anything."
-    )
+    """Look at everything that VM jobs need on this machine, from HTCondor's settings to the last failures, and say of
+    each thing what was seen and what to type. Only --recover changes anything."""
     add_type(command, "")
     add_json(command, "print all findings as one JSON object")
     add = command.add_argument

@@ -36,10 +36,8 @@ _LISTED = {
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Keep the images of this machine that jobs name as catalog:NAME (VM_CATALOG). None is ever changed in place: "
-        "jobs have overlays of them."
-    )
+    """Keep the images of this machine that jobs name as catalog:NAME (VM_CATALOG). None is ever changed in place: jobs
+    have overlays of them."""
     actions = command.add_subparsers(title="what to do", dest="action", metavar="ACTION", required=True)
 
     def action(word: str, text: str, description: str, *examples: tuple[str, str]) -> argparse.ArgumentParser:

@@ -186,10 +186,8 @@ def _read_ending(path: str, story: Story) -> None:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Make one HTML page of the vm_metrics.jsonl that comes back with a job: the VM's states over time, its CPU, "
-        "memory, disks and network, its checkpoints, and what happened when. The page needs nothing but itself."
-    )
+    """Make one HTML page of the vm_metrics.jsonl that comes back with a job: the VM's states over time, its CPU,
+    memory, disks and network, its checkpoints, and what happened when. The page needs nothing but itself."""
     add = command.add_argument
     text = "the directory with vm_metrics.jsonl, or that file (default: here)"
     add("place", nargs="?", default=".", metavar="DIR", help=text)

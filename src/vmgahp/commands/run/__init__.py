@@ -12,11 +12,9 @@ EXAMPLE = "vmgahp run --image catalog:debian-12 --input fit.py -- python3 fit.py
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Write a submit file for a program in a virtual machine. Its inputs are in the directory in which it is "
-        "started there, its outputs come home as files, its standard output and error grow while it runs, and its "
-        "exit code is the job's. The image needs cloud-init, or the agent."
-    )
+    """Write a submit file for a program in a virtual machine. Its inputs are in the directory in which it is started
+    there, its outputs come home as files, its standard output and error grow while it runs, and its exit code is the
+    job's. The image needs cloud-init, or the agent."""
     command.add_argument("words", nargs="*", metavar="WORD", help="behind --: the program and its arguments")
     add = command.add_argument
     add("--image", default="", metavar="IMAGE", help="catalog:NAME of the machines, a file, or a URL that they fetch")

@@ -50,10 +50,8 @@ _KEYS = {
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Write a submit file for a VM that exists in another form, and say what of it is carried over, "
-        "what is changed or left out, and where that stands."
-    )
+    """Write a submit file for a VM that exists in another form, and say what of it is carried over, what is changed or
+    left out, and where that stands."""
     kinds = command.add_subparsers(title="what to read", dest="kind", metavar="KIND", required=True)
     for word, module, what in FRONT_ENDS:
         kind = kinds.add_parser(word, help=what, description=f"Read {what}, and write a submit file.")

@@ -44,11 +44,9 @@ MACHINE = {
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    command.description = (
-        "Show the VMs of jobs on this machine and what they use: from libvirt, and for VMs that libvirt "
-        "does not know from the vm_metrics.jsonl in their scratch directories, which only root may read for all. "
-        "On a terminal it continues until q or Ctrl-C; elsewhere it prints one table."
-    )
+    """Show the VMs of jobs on this machine and what they use: from libvirt, and for VMs that libvirt does not know from
+    the vm_metrics.jsonl in their scratch directories, which only root may read for all. On a terminal it continues
+    until q or Ctrl-C; elsewhere it prints one table."""
     add = command.add_argument
     add("--once", action="store_true", help="print one table")
     add_json(command, "print one look as one JSON object")
