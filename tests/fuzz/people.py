@@ -12,7 +12,7 @@ from tests.fuzz.target import target
 from vmgahp.commands.arguments import Parser
 from vmgahp.commands.files import JobAd, parse_ad
 from vmgahp.commands.submit import add_arguments, conversion, libvirt_xml
-from vmgahp.commands.submit.machine import SubmitError, Summary
+from vmgahp.commands.submit.report import SubmitError, Summary
 from vmgahp.daemon import transfer_plugin
 from vmgahp.errors import ClientFault, JobFault
 from vmgahp.host.run import Finished

@@ -8,7 +8,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from vmgahp.commands.submit.machine import Outcome
+from vmgahp.commands.submit.report import Outcome
 
 DOMAIN = """\
 <domain type='kvm' id='4'>

@@ -12,7 +12,7 @@ import pytest
 from tests.commands.submit import samples
 from tests.commands.submit.samples import changed
 from tests.commands.support import absent
-from vmgahp.commands.submit.machine import Outcome
+from vmgahp.commands.submit.report import Outcome
 
 pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]
 

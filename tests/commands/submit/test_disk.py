@@ -13,7 +13,7 @@ from tests.commands.submit import samples
 from tests.commands.submit.samples import changed, part
 from tests.commands.support import absent
 from tests.peer import VMGAHP
-from vmgahp.commands.submit.machine import Outcome
+from vmgahp.commands.submit.report import Outcome
 
 pytestmark = pytest.mark.qemu
 

@@ -11,7 +11,7 @@ from tests.commands.submit import samples
 from tests.commands.submit.samples import changed
 from tests.commands.support import absent
 from vmgahp.commands.submit import images
-from vmgahp.commands.submit.machine import SubmitError, Summary
+from vmgahp.commands.submit.report import SubmitError, Summary
 
 pytestmark = pytest.mark.qemu
 

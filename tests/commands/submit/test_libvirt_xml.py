@@ -11,7 +11,7 @@ from tests.commands.submit import samples
 from tests.commands.submit.samples import lost, part
 from tests.commands.support import absent
 from vmgahp.cli import main
-from vmgahp.commands.submit.machine import Outcome
+from vmgahp.commands.submit.report import Outcome
 from vmgahp.domain.sanitize import sanitized
 
 pytestmark = pytest.mark.qemu

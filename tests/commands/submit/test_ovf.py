@@ -12,7 +12,7 @@ from tests.commands.submit import samples
 from tests.commands.submit.samples import changed, lost, part
 from tests.commands.support import absent
 from vmgahp.commands.submit import ovf, xml_input
-from vmgahp.commands.submit.machine import Outcome, SubmitError
+from vmgahp.commands.submit.report import Outcome, SubmitError
 
 pytestmark = pytest.mark.qemu
 

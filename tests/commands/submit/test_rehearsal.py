@@ -9,7 +9,8 @@ import pytest
 from tests.commands.submit import oracle, samples
 from vmgahp.cli import main
 from vmgahp.commands.submit.conversion import commands_of, rehearse, write
-from vmgahp.commands.submit.machine import Guest, GuestDisk, Outcome, Summary, fit_buses, name_devices
+from vmgahp.commands.submit.machine import Guest, GuestDisk, fit_buses, name_devices
+from vmgahp.commands.submit.report import Outcome, Summary
 from vmgahp.job.ad import JobAd
 from vmgahp.job.engine import NoEngine
 

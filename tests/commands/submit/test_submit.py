@@ -15,7 +15,8 @@ from tests.commands.submit.samples import changed
 from tests.commands.support import absent
 from vmgahp.cli import main
 from vmgahp.commands.submit import conversion, images
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, Outcome, SubmitError, Summary, name_devices
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, name_devices
+from vmgahp.commands.submit.report import Outcome, SubmitError, Summary
 from vmgahp.job.ad import literal
 
 pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.commands.support import absent
 from vmgahp.commands.submit import libvirt_xml
-from vmgahp.commands.submit.machine import SubmitError
+from vmgahp.commands.submit.report import SubmitError
 
 pytestmark = pytest.mark.qemu
 

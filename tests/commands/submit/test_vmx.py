@@ -6,7 +6,7 @@ import pytest
 
 from tests.commands.submit import samples
 from tests.commands.support import absent
-from vmgahp.commands.submit.machine import Outcome
+from vmgahp.commands.submit.report import Outcome
 from vmgahp.job.vmx import Vmx
 
 pytestmark = [pytest.mark.qemu, pytest.mark.usefixtures("home")]

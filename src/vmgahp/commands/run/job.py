@@ -20,7 +20,8 @@ from vmgahp.commands.arguments import NotDone, print_json
 from vmgahp.commands.files import open_regular, query_machines
 from vmgahp.commands.submit import conversion, images
 from vmgahp.commands.submit.conversion import attribute_line, command_line
-from vmgahp.commands.submit.machine import Guest, SubmitError, Summary, os_errors_as, printable, simple_name
+from vmgahp.commands.submit.machine import Guest
+from vmgahp.commands.submit.report import SubmitError, Summary, os_errors_as, printable, simple_name
 from vmgahp.images import CATALOG
 from vmgahp.images.formats import HEADER, looks_like, not_a_disk
 from vmgahp.job.attributes import ARM, OPTION_PREFIX

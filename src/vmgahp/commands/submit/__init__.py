@@ -1,6 +1,6 @@
 """Front ends that write a submit file for a VM that exists in another form, such as libvirt's XML.
 
-Each reads its file into a `machine.Guest` and reports its work through `machine.Summary`; `images` checks the disks,
+Each reads its file into a `machine.Guest` and reports its work through `report.Summary`; `images` checks the disks,
 `conversion` writes and tests the result. docs/how-to/submitting.md is for users. Everything runs with the rights of
 the caller, who is not root; but the files are untrusted.
 """

@@ -13,8 +13,9 @@ from typing import Any
 
 from vmgahp.commands.submit import libvirt_xml, ovf, vmx
 from vmgahp.commands.submit.images import compression_of, find_format, flat_names, unpacked_content, write_unpacked
-from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, SubmitError, Summary, os_errors_as, simple_name
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic
 from vmgahp.commands.submit.ovf import Package
+from vmgahp.commands.submit.report import SubmitError, Summary, os_errors_as, simple_name
 from vmgahp.images.formats import FORMATS, HEADER
 
 METADATA = "metadata.json"

@@ -22,18 +22,8 @@ from typing import NamedTuple
 from vmgahp.commands.arguments import print_json
 from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.commands.submit import images
-from vmgahp.commands.submit.machine import (
-    BOOT_CLASSES,
-    Guest,
-    GuestDisk,
-    GuestNic,
-    SubmitError,
-    Summary,
-    fit_buses,
-    name_devices,
-    os_errors_as,
-    printable,
-)
+from vmgahp.commands.submit.machine import BOOT_CLASSES, Guest, GuestDisk, GuestNic, fit_buses, name_devices
+from vmgahp.commands.submit.report import SubmitError, Summary, os_errors_as, printable
 from vmgahp.config import Settings
 from vmgahp.domain import job_xml
 from vmgahp.domain.build import Host, build, require_xen

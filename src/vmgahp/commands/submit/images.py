@@ -16,16 +16,8 @@ from typing import IO, BinaryIO, TypeVar
 
 from vmgahp import config
 from vmgahp.commands.files import open_regular
-from vmgahp.commands.submit.machine import (
-    PLAIN_NAME,
-    Guest,
-    GuestDisk,
-    GuestNic,
-    SubmitError,
-    Summary,
-    os_errors_as,
-    simple_name,
-)
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic
+from vmgahp.commands.submit.report import PLAIN_NAME, SubmitError, Summary, os_errors_as, simple_name
 from vmgahp.daemon.transfer_plugin import METHODS, TransferError, parse_url
 from vmgahp.errors import Fault
 from vmgahp.images import CATALOG, catalog, qemu_img

@@ -22,23 +22,8 @@ from lxml import etree
 from vmgahp.commands.files import open_regular, write_anew
 from vmgahp.commands.submit import images
 from vmgahp.commands.submit.images import Locate, beside, free
-from vmgahp.commands.submit.machine import (
-    BOOT,
-    DIRECTORY,
-    FIRST_BOOT,
-    HOST_DEVICE,
-    NOT_DISCARDED,
-    Guest,
-    GuestDisk,
-    GuestNic,
-    SubmitError,
-    Summary,
-    card_name,
-    number,
-    os_errors_as,
-    read_file,
-    simple_name,
-)
+from vmgahp.commands.submit.machine import Guest, GuestDisk, GuestNic, Why, card_name
+from vmgahp.commands.submit.report import BOOT, SubmitError, Summary, number, os_errors_as, read_file, simple_name
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, remove, text
 from vmgahp.domain import model, sanitize
 from vmgahp.domain.model import DOMAIN, Element
@@ -75,8 +60,8 @@ _MISSED = {
     "clock": "the XML of jobs has no such clock",
     "launchSecurity": "the memory of jobs is not encrypted",
     **dict.fromkeys(("commandline", "override"), "jobs do not say how the hypervisor is called"),
-    "devices/hostdev": HOST_DEVICE,
-    "devices/filesystem": DIRECTORY,
+    "devices/hostdev": Why.HOST_DEVICE,
+    "devices/filesystem": Why.DIRECTORY,
     "devices/shmem": "jobs have no memory of the host",
     "devices/vsock": "jobs have no socket to their machine",
     "devices/tpm": "jobs have an emulated TPM 2.0",
@@ -152,7 +137,7 @@ class DomainReader:
         for info in children(self._root, "sysinfo"):
             if get(info, "type") == "fwcfg" or any("ds=nocloud" in text(entry) for entry in info.iter()):
                 account.take_all(info)
-                summary.lose(account.place(info), in_words(info), FIRST_BOOT)
+                summary.lose(account.place(info), in_words(info), Why.FIRST_BOOT)
         if made.vm_type == "xen":
             self._fit_xen()
         if self._options.as_is:
@@ -405,7 +390,7 @@ class DomainReader:
         disk = GuestDisk(self._locate(path, place), form, place=place, hostile=not self._options.own)
         disk.boot = number(get(child(element, "boot"), "order"))
         if account.child(element, "transient") is not None:
-            disk.changed.append(f"it is not transient, {NOT_DISCARDED}")
+            disk.changed.append(f"it is not transient, {Why.NOT_DISCARDED}")
         readonly, shareable = (account.child(element, flag) for flag in ("readonly", "shareable"))
         disk.writable, disk.shared = device != "cdrom" and readonly is None, shareable is not None
         disk.bus = {"floppy": "floppy", "cdrom": "sata"}.get(device, "")

@@ -1,163 +1,14 @@
-"""A VM between the front ends and the writer of submit files, and the report on its parts.
+"""A VM between the front ends and the writer of submit files."""
 
-Everything that a front end reads is reported. A loss that would make it a different VM, such as a missing disk, is
-*left out* and prevents the submit file from being written; other parts that are not in the submit file are listed
-unchanged.
-"""
-
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from string import ascii_lowercase
-from typing import NamedTuple, TextIO
 
-from vmgahp.commands.arguments import NotDone
+from vmgahp.commands.submit.report import SubmitError, Summary, number
 from vmgahp.domain.build import PC, Q35
 from vmgahp.job.attributes import ARM, LOCAL_TIME
-
-
-class SubmitError(NotDone):
-    """The reason why no submit file is written: `problem` is a sentence, and `hint` says what to do."""
-
-    def __init__(self, problem: str, hint: str = "") -> None:
-        super().__init__(f"{problem} Hint: {hint}" if hint else problem)
-        self.problem = problem
-        self.hint = hint
-
-
-@contextmanager
-def os_errors_as(problem: str, hint: str = "") -> Iterator[None]:
-    """Turn an OSError into a `SubmitError` of that problem, half a sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise SubmitError(f"{problem} ({error.strerror or error}).", hint) from error
-
-
-def read_file(path: str, most: int) -> bytes:
-    """Read a file of the user's, and at most one byte more than `most`. Raises `SubmitError`."""
-    with os_errors_as(f"{path} cannot be read"), open(path, "rb") as file:
-        return file.read(most + 1)
-
-
-class Outcome(Enum):
-    """The outcome of one part, in the words of the report, in increasing order of importance."""
-
-    NOT_USED = "not used"
-    CARRIED = "carried over"
-    CHANGED = "changed"
-    LOST = "left out"
-
-
-class Told(NamedTuple):
-    """One device, or another part, of the file that was read."""
-
-    place: str
-    """The line and element, or the key; empty for an option of the command line."""
-    what: str
-    outcome: Outcome
-    became: str
-    """The words for it in the submit file."""
-    why: str
-
-    def line(self) -> str:
-        """Format it as a line for people."""
-        told = ": ".join(filter(None, (self.what, "; ".join(filter(None, (self.became, self.why))))))
-        return printable(told) + ("" if self.what.startswith(self.place) else f" [{printable(self.place)}]")
-
-
-class Summary:
-    """A report, collected while a file is read and shown when the submit file is written."""
-
-    def __init__(self, *sources: str) -> None:
-        self.entries: list[Told] = []
-        self.notes: list[str] = []
-        self.sources = {os.path.realpath(path) for path in sources}
-        """The files that were read, which must not be overwritten."""
-        self.made: list[str] = []
-        """The intermediate files, which are removed after a failure (`unmake`)."""
-
-    def unmake(self) -> None:
-        """Remove the intermediate files that are there."""
-        for path in filter(os.path.exists, self.made):
-            os.unlink(path)
-
-    def keep(self, place: str, what: str, became: str, *reasons: str) -> None:
-        """Report a part that is in the submit file: as it was, or for these `reasons` in a form that serves as well."""
-        outcome = Outcome.CHANGED if reasons else Outcome.CARRIED
-        self.entries.append(Told(place, what, outcome, became, "; ".join(reasons)))
-
-    def skip(self, place: str, what: str, why: str = "") -> None:
-        """Report a part, unchanged, that is not in the submit file."""
-        self.entries.append(Told(place, what, Outcome.NOT_USED, "", why))
-
-    def lose(self, place: str, what: str, why: str) -> None:
-        """Report a part that is not in the submit file, and without which the VM would be a different one."""
-        self.entries.append(Told(place, what, Outcome.LOST, "", why))
-
-    def advise(self, text: str) -> None:
-        """Report a requirement for the execute machine, or other advice for the user."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def boot_order(self, entries: Iterable[tuple[str, str]], became: str = "") -> list[str]:
-        """Return the classes of a boot order, given by its places and words; `became` is the report on each disk of it.
-
-        A network before all disks is a loss, and one after them is not used.
-        """
-        classes: list[str] = []
-        for place, word in entries:
-            if kind := BOOT.get(word.lower()):
-                classes.append(kind)
-                if became:
-                    self.keep(place, f"boot from {word}", became)
-            elif classes:
-                self.skip(place, f"boot from {word}", "jobs boot from disks, and from them first")
-            else:
-                self.lose(place, f"boot from {word}", "jobs boot from disks only")
-        return [kind for kind in dict.fromkeys(classes) if kind in BOOT_CLASSES]
-
-    def new_variables(self, place: str, what: str) -> None:
-        """Report that the variables of UEFI are new ones."""
-        why = "its boot entries stay behind: a system is found by its EFI/BOOT directory alone"
-        self.keep(place, what, "new UEFI variables", why)
-
-    def of(self, outcome: Outcome) -> list[Told]:
-        """Return the entries with this outcome."""
-        return [entry for entry in self.entries if entry.outcome is outcome]
-
-    @property
-    def losses(self) -> int:
-        """The number of parts that are left out."""
-        return len(self.of(Outcome.LOST))
-
-    def show(self, out: TextIO) -> None:
-        """Print everything, a line for each entry, the most important ones at the end."""
-        lines = []
-        for outcome in Outcome:
-            if entries := self.of(outcome):
-                lines += [f"{outcome.value.capitalize()} ({len(entries)}):", *(f"  {each.line()}" for each in entries)]
-        if self.notes:
-            lines += ["Note:", *(f"  {printable(note)}" for note in self.notes)]
-        out.write("".join(f"{line}\n" for line in lines))
-
-    def document(self, **others: object) -> dict[str, object]:
-        """Return the report as an object for ``--json``, with the `others`."""
-        entries = [entry._asdict() | {"outcome": entry.outcome.value} for entry in self.entries]
-        return {**others, "entries": entries, "notes": self.notes}
-
-
-def printable(text: str) -> str:
-    """Sanitize a text of an untrusted file for a terminal: on one line, without control characters."""
-    text = "".join(c if c.isprintable() else "?" for c in text[:501])
-    return text if len(text) <= 500 else text[:500] + "..."
-
-
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*", re.ASCII)
-"""The form of a name that needs no quoting in any list of HTCondor's."""
 
 BOOT_CLASSES = ("hd", "cdrom", "fd")
 """The kinds of disks in libvirt's words, in the default boot order of firmware."""
@@ -179,13 +30,17 @@ NETWORKS = {
 MODELS = ("virtio", "e1000e", "e1000", "rtl8139")
 """The models of a job's NICs, by which other words for them begin; e1000 stands for all others, because most guests
 have a driver for it."""
-BOOT = {"hd": "hd", "hdd": "hd", "cdrom": "cdrom", "fd": "fd", "floppy": "fd"}
-"""Boot device, in lower case -> its class; all others are networks."""
 
-HOST_DEVICE = "jobs have no devices of the host"
-DIRECTORY = "jobs have directories of the execute machine's alone (VMPARAM_vm_Share_Dirs)"
-FIRST_BOOT = "the guest reads it at its first boot; a job gives cloud-init its User_Data and Meta_Data"
-NOT_DISCARDED = "what the guest writes stays on the job's own copy"
+
+class Why(StrEnum):
+    """A reason that several front ends give."""
+
+    HOST_DEVICE = "jobs have no devices of the host"
+    DIRECTORY = "jobs have directories of the execute machine's alone (VMPARAM_vm_Share_Dirs)"
+    FIRST_BOOT = "the guest reads it at its first boot; a job gives cloud-init its User_Data and Meta_Data"
+    NOT_DISCARDED = "what the guest writes stays on the job's own copy"
+
+
 GUEST_INFO = re.compile(r"guestinfo\.(?:(?:user|meta|vendor)data|talos\.config|(?:coreos|ignition)\..*)", re.IGNORECASE)
 """The keys by which VMware hands instructions to a guest's first boot."""
 
@@ -362,7 +217,7 @@ def card_name(chipset: str, bus: int, slot: int) -> str:
     return f"ens{slot}" if chipset == PC and bus == 0 else f"enp{bus}s{slot}"
 
 
-def card_name_of_vmware(slot: str) -> str:
+def vmware_card_name(slot: str) -> str:
     """Return the name that Linux gives to a NIC in a PCI slot of VMware's; empty for one that is not known."""
     return f"ens{number(slot)}" if 0 < number(slot) < 1024 else ""  # a larger one is a function of a bridge
 
@@ -404,17 +259,3 @@ def name_devices(disks: list[GuestDisk]) -> None:
             if not disk.device:
                 raise SubmitError(f"{disk.place}: there is no device left for this disk.", "use fewer disks.")
             taken.add(disk.device)
-
-
-def simple_name(*texts: str) -> str:
-    """Make a name for files and jobs from the first of some arbitrary texts of which something is left."""
-    plain = (re.sub(r"[^A-Za-z0-9_.-]+", "_", text.strip(), flags=re.ASCII).strip("._-")[:100] for text in texts)
-    return next(filter(None, plain))
-
-
-_AMOUNT = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
-
-
-def number(text: str) -> int:
-    """Parse a plausible whole number; 0 for any other text."""
-    return int(text) if _AMOUNT.fullmatch(text) else 0

@@ -24,21 +24,8 @@ from lxml import etree
 
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.submit.images import CHUNK, compression_of, find_format, require_beside, write_unpacked
-from vmgahp.commands.submit.machine import (
-    DIRECTORY,
-    FIRST_BOOT,
-    GUEST_INFO,
-    Guest,
-    GuestDisk,
-    GuestNic,
-    SubmitError,
-    Summary,
-    card_name_of_vmware,
-    name_devices,
-    number,
-    os_errors_as,
-    simple_name,
-)
+from vmgahp.commands.submit.machine import GUEST_INFO, Guest, GuestDisk, GuestNic, Why, name_devices, vmware_card_name
+from vmgahp.commands.submit.report import SubmitError, Summary, number, os_errors_as, simple_name
 from vmgahp.commands.submit.xml_input import LARGEST, Account, child, children, get, in_words, local, read, remove, text
 from vmgahp.job.attributes import LOCAL_TIME
 
@@ -416,7 +403,7 @@ class PackageReader:
         for element in children(item.element, "Config"):
             if get(element, "key") == "slotInfo.pciSlotNumber":
                 self._account.take(element, "key", "value", "required")
-                nic.card = card_name_of_vmware(get(element, "value"))
+                nic.card = vmware_card_name(get(element, "value"))
         self._made.add_nic(nic, item.first("Connection"), item.subtype, asked=self._options.network)
 
     def _disk(self, item: Item) -> None:
@@ -499,7 +486,7 @@ class PackageReader:
         for element in (*extra.values(), *told):
             if GUEST_INFO.fullmatch(key := get(element, "key")) and get(element, "value"):
                 account.take_all(element)
-                self._summary.lose(account.place(element), key, FIRST_BOOT)
+                self._summary.lose(account.place(element), key, Why.FIRST_BOOT)
 
     def _virtualbox(self) -> None:
         """Read from VirtualBox's own description the parts that the items lack."""
@@ -523,7 +510,7 @@ class PackageReader:
             elif tag == "RTC":
                 made.set_clock(get(element, "localOrUTC"), place, in_words(element), summary)
             elif tag == "SharedFolder":
-                summary.lose(place, f"the shared folder {get(element, 'name')}", DIRECTORY)
+                summary.lose(place, f"the shared folder {get(element, 'name')}", Why.DIRECTORY)
             else:
                 continue
             account.take_all(element)

@@ -5,23 +5,8 @@ import os
 import re
 
 from vmgahp.commands.submit.images import Locate, beside, check
-from vmgahp.commands.submit.machine import (
-    BOOT_CLASSES,
-    DIRECTORY,
-    FIRST_BOOT,
-    GUEST_INFO,
-    HOST_DEVICE,
-    NOT_DISCARDED,
-    Guest,
-    GuestDisk,
-    GuestNic,
-    SubmitError,
-    Summary,
-    card_name_of_vmware,
-    number,
-    read_file,
-    simple_name,
-)
+from vmgahp.commands.submit.machine import BOOT_CLASSES, GUEST_INFO, Guest, GuestDisk, GuestNic, Why, vmware_card_name
+from vmgahp.commands.submit.report import SubmitError, Summary, number, read_file, simple_name
 from vmgahp.images.formats import BY_ENDING
 from vmgahp.job.attributes import LOCAL_TIME
 from vmgahp.job.vmware import DECRYPT_HINT, DIR, TRANSFER, VMDK_FILES, VMX_FILE
@@ -37,10 +22,10 @@ _BUSES = ("ide", "scsi", "sata", "nvme", FLOPPY)
 """The buses in the order in which a BIOS finds hard disks, which begins with IDE for historical reasons."""
 
 _MISSED = (
-    (re.compile(r"pcipassthru\d+\.present|usb\.autoconnect\..*"), HOST_DEVICE),
-    (re.compile(r"sharedfolder\d+\.present"), DIRECTORY),
+    (re.compile(r"pcipassthru\d+\.present|usb\.autoconnect\..*"), Why.HOST_DEVICE),
+    (re.compile(r"sharedfolder\d+\.present"), Why.DIRECTORY),
     (re.compile(r"\w+(?::\d+)?\.(?:sharedbus|sharing)"), "a disk of a job is no other VM's"),
-    (GUEST_INFO, FIRST_BOOT),
+    (GUEST_INFO, Why.FIRST_BOOT),
 )
 """The entries on which the guest depends, in lower case, and why they are not carried over."""
 _NOTHING = ("", "none", "sharing-none", "nosharing")
@@ -157,7 +142,7 @@ def _others(vmx: Vmx, made: Guest, used: set[str], summary: Summary, *, as_is: b
 def _drive(drive: Drive, vmx: Vmx, made: Guest, summary: Summary, locate: Locate, *, hostile: bool) -> None:
     place, said = f"{drive.place}.fileName", f"{drive.place}.fileName = {drive.file}"
     if drive.of_host:
-        summary.lose(place, said, HOST_DEVICE)
+        summary.lose(place, said, Why.HOST_DEVICE)
         return
     if drive.no_image or not drive.file:
         summary.skip(place, said, drive.no_image or "a disk without an image")
@@ -166,7 +151,7 @@ def _drive(drive: Drive, vmx: Vmx, made: Guest, summary: Summary, locate: Locate
     form = {CDROM: "iso", FLOPPY: "raw"}.get(drive.kind) or BY_ENDING.get(os.path.splitext(full)[1].lower(), "vmdk")
     disk = GuestDisk(full, form, place=place, what=said, hostile=hostile, writable=drive.kind != CDROM)
     if vmx.get(f"{drive.place}.mode", "").lower().endswith("nonpersistent"):
-        disk.changed.append(f"it is not nonpersistent, {NOT_DISCARDED}")
+        disk.changed.append(f"it is not nonpersistent, {Why.NOT_DISCARDED}")
     is_model = drive.bus in ("scsi", "nvme")
     disk.put_on(vmx.get(f"{drive.bus}{drive.controller}.virtualDev", drive.bus) if is_model else drive.bus)
     made.disks.append(disk)
@@ -182,7 +167,7 @@ def _nic(vmx: Vmx, name: str, made: Guest, options: argparse.Namespace) -> None:
     if vmx.get(f"{name}.addressType", "").lower() == "static":
         nic.mac = vmx.get(f"{name}.address", "").strip().lower()
     nic.link_up = vmx.boolean(f"{name}.startConnected", default=True)
-    nic.card = card_name_of_vmware(vmx.get(f"{name}.pciSlotNumber", "").strip())
+    nic.card = vmware_card_name(vmx.get(f"{name}.pciSlotNumber", "").strip())
     made.add_nic(nic, kind, model, asked=options.network, called=network)
 
 

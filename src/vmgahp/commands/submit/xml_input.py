@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from lxml import etree
 
-from vmgahp.commands.submit.machine import SubmitError, Summary
+from vmgahp.commands.submit.report import SubmitError, Summary
 
 LARGEST = 4 << 20
 """The maximum number of bytes of a file; the longest descriptors have a license agreement of some hundred thousand."""
