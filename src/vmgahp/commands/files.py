@@ -16,7 +16,7 @@ from typing import Any
 from vmgahp.commands.arguments import NotDone
 from vmgahp.config import sources
 from vmgahp.errors import NO_JOBCLASSAD_INFO, ClientFault
-from vmgahp.host.run import run
+from vmgahp.host.run import Finished, run
 from vmgahp.host.system_calls import Opened
 from vmgahp.job.ad import JobAd
 from vmgahp.text import escape, redact
@@ -164,7 +164,13 @@ def no_ad(problem: str, hint: str = "write an ad with condor_q -l CLUSTER.PROC >
     return ClientFault(NO_JOBCLASSAD_INFO, f"{problem}.", hint)
 
 
-# The ad of this machine
+# Programs of HTCondor's
+
+
+def complaint(done: Finished) -> str:
+    """Return the last line on a program's standard error, for people; empty if there is none."""
+    return escape(redact(done.complaints[-1].strip()))[:1000].rstrip(".") if done.complaints else ""
+
 
 RESTART = "condor_restart -peaceful -startd"
 """The restart that ends no job: the startd waits for those that run."""
@@ -190,5 +196,5 @@ def update_ad(environ: Mapping[str, str], lines: str) -> str:
         return f"{tool} cannot be run: {error.strerror}."
     if said.status == 0:
         return ""
-    why = "not in time" if said.status is None else escape((said.complaints or ["it says nothing"])[-1][:300])
+    why = "not in time" if said.status is None else complaint(said) or "it says nothing"
     return f"The startd does not take {'; '.join(lines.splitlines())}: {why}. Only root may change its ad."

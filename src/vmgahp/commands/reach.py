@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from vmgahp.commands.arguments import tell
-from vmgahp.commands.files import ask_condor_q, job_id, no_ad, pairs_of
+from vmgahp.commands.files import ask_condor_q, complaint, job_id, no_ad, pairs_of
 from vmgahp.errors import ClientFault
 from vmgahp.host import packages, wait
 from vmgahp.host.run import run, which
@@ -142,7 +142,7 @@ def read_file(job: str, name: str) -> object:
     try:
         return json.loads(lines[-1])
     except (ValueError, IndexError, RecursionError) as error:
-        said = f": {escape(done.complaints[-1][:300]).rstrip('.')}" if done.complaints else ""
+        said = f": {complaint(done)}" if done.complaints else ""
         hint = _NODE_HINT if "ssh" in said else f"try {TO_NODE} {job} cat {name}"
         raise no_ad(f"{name} of job {job} cannot be read{said}", hint) from error
 

@@ -30,9 +30,9 @@ from vmgahp.commands.arguments import (
     vm_type,
 )
 from vmgahp.commands.doctor import condor, examine
-from vmgahp.commands.doctor.context import User, complaint, down_to, first_closed
+from vmgahp.commands.doctor.context import User, down_to, first_closed
 from vmgahp.commands.doctor.context import ask as run_program
-from vmgahp.commands.files import RESTART, open_regular, write_anew
+from vmgahp.commands.files import RESTART, complaint, open_regular, write_anew
 from vmgahp.config import check, sources
 from vmgahp.config.check import ELSEWHERE, ELSEWHERE_BY_NAME
 from vmgahp.config.table import setting_of

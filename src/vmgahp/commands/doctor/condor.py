@@ -10,18 +10,8 @@ from collections.abc import Sequence
 
 from vmgahp import __version__, errors, findings
 from vmgahp.commands.arguments import for_root
-from vmgahp.commands.doctor.context import (
-    AS_ROOT,
-    Check,
-    Context,
-    User,
-    ask,
-    complaint,
-    down_to,
-    first_closed,
-    may_look,
-)
-from vmgahp.commands.files import RESTART, log_lines, open_regular, pairs_of
+from vmgahp.commands.doctor.context import AS_ROOT, Check, Context, User, ask, down_to, first_closed, may_look
+from vmgahp.commands.files import RESTART, complaint, log_lines, open_regular, pairs_of
 from vmgahp.config import check as settings_check
 from vmgahp.config import sources
 from vmgahp.drivers import base

@@ -15,7 +15,6 @@ from vmgahp.daemon.probe import Probe, Resolver
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, row_of, side_by_side
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import Finished, run
-from vmgahp.text import escape, redact
 
 MORE_SETTINGS = (
     *("VM_GAHP_SERVER", "VM_RECHECK_INTERVAL", "STARTD_ADDRESS_FILE", "CONDOR_IDS"),
@@ -34,6 +33,15 @@ class User(NamedTuple):
     uid: int
     gid: int
     groups: tuple[int, ...]
+
+    @classmethod
+    def of(cls, uid: int, gid: int) -> "User":
+        """Look up a user with all groups that the group database gives."""
+        try:
+            name = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return cls(f"uid {uid}", uid, gid, (gid,))
+        return cls(name, uid, gid, tuple(os.getgrouplist(name, gid)))
 
 
 class Check(NamedTuple):
@@ -75,11 +83,6 @@ def look(name: str, body: Body, context: "Context") -> list[Finding]:
 def in_time(name: str, work: Callable[[], Result], seconds: float | None = None) -> Result | errors.Fault:
     """Run `work` and return its result, or the fault that it raised, or `findings.Late`."""
     return cast("Result", side_by_side({name: work}, monotonic() + (seconds or LOOK_DEADLINE))[name])
-
-
-def complaint(said: Finished) -> str:
-    """Return the last line on a program's standard error, for people; empty if there is none."""
-    return escape(redact(said.complaints[-1].strip()))[:1000].rstrip(".") if said.complaints else ""
 
 
 class Context:
@@ -146,10 +149,9 @@ class Context:
         if uid.isdecimal() and gid.isdecimal():
             return User("condor", int(uid), int(gid), (int(gid),))
         try:
-            entry = pwd.getpwnam("condor")
+            return User.of(*pwd.getpwnam("condor")[2:4])
         except KeyError:
             return None
-        return User("condor", entry.pw_uid, entry.pw_gid, tuple(os.getgrouplist("condor", entry.pw_gid)))
 
     def read(self, path: str) -> str:
         """Read the beginning of a small file of the system; empty if it is missing or must not be read."""
@@ -176,27 +178,13 @@ class Context:
         self.more |= {name: value.strip().strip("\"'") for name, value in values.items()}
 
 
-def user_of(uid: int, gid: int) -> User:
-    """Look up a user with all groups that the group database gives."""
-    try:
-        name = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return User(f"uid {uid}", uid, gid, (gid,))
-    return User(name, uid, gid, tuple(os.getgrouplist(name, gid)))
-
-
 def ask(
     command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None, who: User | None = None
 ) -> Finished:
     """Run a program, as `who` if this is root; one that cannot be run has status 127 and the reason as its error."""
+    user, groups = (Identity(who.uid, who.gid), who.groups) if who else (None, None)
     try:
-        return run(
-            command,
-            deadline=seconds,
-            environ=environ,
-            user=Identity(who.uid, who.gid) if who is not None else None,
-            groups=who.groups if who is not None else None,
-        )
+        return run(command, deadline=seconds, environ=environ, user=user, groups=groups)
     except OSError as error:
         return Finished(127, b"", f"{command[0]} cannot be run: {error.strerror}".encode())
 

@@ -9,19 +9,8 @@ from xml.etree import ElementTree as etree
 from vmgahp import errors
 from vmgahp.commands.arguments import NOBODY
 from vmgahp.commands.doctor import condor
-from vmgahp.commands.doctor.context import (
-    AS_ROOT,
-    Check,
-    Context,
-    User,
-    ask,
-    complaint,
-    down_to,
-    first_closed,
-    in_time,
-    may_look,
-    user_of,
-)
+from vmgahp.commands.doctor.context import AS_ROOT, Check, Context, User, ask, down_to, first_closed, in_time, may_look
+from vmgahp.commands.files import complaint
 from vmgahp.config import sources
 from vmgahp.daemon import probe
 from vmgahp.daemon.probe import DISK_SPACE, Probe
@@ -285,7 +274,7 @@ def _ask_libvirt(context: Context) -> None:
     for model in host.iterfind("host/secmodel[model='dac']"):
         uid, _, gid = (model.findtext("baselabel") or "").replace("+", "").partition(":")
         if uid.isdigit() and gid.isdigit():
-            context.qemu_user = user_of(int(uid), int(gid))
+            context.qemu_user = User.of(int(uid), int(gid))
 
 
 def kvm_device(context: Context) -> Finding | None:
