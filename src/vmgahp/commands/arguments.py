@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from vmgahp.host.guardian import SAFE_PATH
@@ -38,8 +38,8 @@ FINDINGS = {
 """The keys of findings, for `tell`."""
 
 
-class UsageError(Exception):
-    """A wrong command line; the text is a sentence that names the mistake and how to correct it."""
+class UsageError(argparse.ArgumentTypeError):
+    """A wrong command line, or word of it; the text is a sentence that names the mistake and how to correct it."""
 
 
 class NotDone(Exception):
@@ -139,14 +139,22 @@ def memory(text: str) -> int:
     units = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?:([kmgt])i?b?)?", text, re.ASCII | re.IGNORECASE)
     if not found or not float(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!a} is not a valid memory size. Give MiB (2048) or a unit (4G)")
+        raise UsageError(f"{text!a} is not a valid memory size. Give MiB (2048) or a unit (4G).")
     return math.ceil(float(found[1]) * units[(found[2] or "").lower()])
 
 
-def cpus(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= 255:
-        raise argparse.ArgumentTypeError(f"{text!a} is not a valid number of CPUs. Give one from 1 to 255")
-    return int(text)
+def whole(most: int, wrong: str) -> Callable[[str], int]:
+    """Make a parser of whole numbers from 1 to `most`, which says of any other text that it is `wrong`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch("[0-9]{1,9}", text) or not 0 < int(text) <= most:
+            raise UsageError(f"{text!a} is {wrong} from 1 to {most}")
+        return int(text)
+
+    return parse
+
+
+cpus = whole(255, "not a valid number of CPUs. Give one")
 
 
 def vm_type(text: str) -> str:
@@ -159,7 +167,7 @@ def vm_type(text: str) -> str:
     known = {*DRIVERS, SIMULATED}
     near = "" if word in known else did_you_mean(word, known)
     if near and not entry_points(group="vmgahp.drivers", name=word):
-        raise argparse.ArgumentTypeError(f"{text!a} is no VM type{near}")
+        raise UsageError(f"{text!a} is no VM type{near}")
     return word
 
 
@@ -167,7 +175,7 @@ def assignment(text: str) -> tuple[str, str]:
     """Parse NAME=VALUE."""
     name, equals, value = (part.strip() for part in text.partition("="))
     if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!a} is not NAME=VALUE")
+        raise UsageError(f"{text!a} is not NAME=VALUE")
     return name, value
 
 
@@ -178,7 +186,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0.1 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text!a} is no time: write seconds, from 0.1 to 86400")
+        raise UsageError(f"{text!a} is no time: write seconds, from 0.1 to 86400")
     return value
 
 

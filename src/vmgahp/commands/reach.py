@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from vmgahp.commands.arguments import tell
+from vmgahp.commands.arguments import UsageError, tell, whole
 from vmgahp.commands.files import ask_condor_q, complaint, job_id, no_ad, pairs_of
 from vmgahp.errors import ClientFault
 from vmgahp.host import packages, wait
@@ -36,6 +36,7 @@ _WAY = re.compile(r"([0-9]{1,5})=\[?([0-9a-fA-F.:]{2,45})\]?:([0-9]{1,5})", re.A
 
 HELD = 5
 SSH_PORT = 22
+port = whole(65535, "no port: write a number")
 CONSOLE = "vm_console.log"
 _NODE_HINT = "the job's machine needs openssh-server, ssh-keygen and ENABLE_SSH_TO_JOB."
 
@@ -299,13 +300,7 @@ def job(text: str) -> str:
     try:
         return job_id(text)
     except ClientFault as fault:
-        raise argparse.ArgumentTypeError(f"{text!a} is no job id: write it as 12.0") from fault
-
-
-def port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 0 < int(text[:6]) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!a} is no port: write a number from 1 to 65535")
-    return int(text)
+        raise UsageError(f"{text!a} is no job id: write it as 12.0") from fault
 
 
 def _attach(options: argparse.Namespace) -> int:

@@ -378,12 +378,10 @@ def _require_valid(values: Values) -> None:
 
 
 def _types(text: str) -> dict[str, str]:
+    named = list(dict.fromkeys(vm_type(word) for word in text.replace(",", " ").split()))
     try:
-        named = list(dict.fromkeys(vm_type(word) for word in text.replace(",", " ").split()))
         for one in named:
             base.find(one)
-    except argparse.ArgumentTypeError as error:
-        raise UsageError(f"{error}") from error
     except errors.Fault as fault:
         raise UsageError(f"{fault.problem} {fault.hint}") from fault
     if not named or (ANY in named and len(named) > 1):
@@ -392,10 +390,7 @@ def _types(text: str) -> dict[str, str]:
 
 
 def _memory(text: str, have: int) -> dict[str, str]:
-    try:
-        amount = memory(text)
-    except argparse.ArgumentTypeError as error:
-        raise UsageError(f"{error}.") from error
+    amount = memory(text)
     if amount > have:
         raise UsageError(f"VM_MEMORY = {amount} MiB is more than this machine has, {have} MiB.")
     return {MEMORY: str(amount)}

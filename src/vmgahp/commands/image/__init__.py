@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from vmgahp.commands.arguments import FINDINGS, add_json, add_type, cpus, memory, tell
+from vmgahp.commands.arguments import FINDINGS, UsageError, add_json, add_type, cpus, memory, tell
 from vmgahp.job.run import BOOTS
 from vmgahp.text import escape
 
@@ -134,7 +134,7 @@ def _form(pattern: str, what: str) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text, re.ASCII):
-            raise argparse.ArgumentTypeError(f"{text} is no {what}")
+            raise UsageError(f"{text} is no {what}")
         return text
 
     return parse
@@ -149,16 +149,16 @@ def _size(text: str) -> int:
     found = re.fullmatch(r"([0-9]{1,6})([MGT])", text.upper(), re.ASCII)
     size = int(found[1]) << {"M": 20, "G": 30, "T": 40}[found[2]] if found else 0
     if not LEAST <= size <= MOST:
-        raise argparse.ArgumentTypeError(f"{text} is no size from {LEAST >> 30}G to {MOST >> 40}T; 3G is one")
+        raise UsageError(f"{text} is no size from {LEAST >> 30}G to {MOST >> 40}T; 3G is one")
     return size
 
 
 def _copy(text: str) -> tuple[str, str]:
     source, _, path = text.rpartition(":")
     if not source or not path.startswith("/") or ".." in path.split("/") or path.endswith("/"):
-        raise argparse.ArgumentTypeError(f"{text} is not FILE:PATH, where PATH is a file in the image, from / on")
+        raise UsageError(f"{text} is not FILE:PATH, where PATH is a file in the image, from / on")
     if not os.path.isfile(source):
-        raise argparse.ArgumentTypeError(f"{source} is not a file")
+        raise UsageError(f"{source} is not a file")
     return source, os.path.normpath(path).lstrip("/")
 
 

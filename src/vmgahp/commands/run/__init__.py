@@ -6,9 +6,11 @@ It writes a submit file that a person could write as well; the rest is done wher
 import argparse
 import re
 
-from vmgahp.commands.arguments import UsageError, add_json, add_type, cpus, memory, tell
+from vmgahp.commands.arguments import UsageError, add_json, add_type, cpus, memory, tell, whole
 
 EXAMPLE = "vmgahp run --image catalog:debian-12 --input fit.py -- python3 fit.py 17"
+
+number = whole(999_999, "no number: write one")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -72,21 +74,14 @@ def seconds(text: str) -> int:
     units = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
     found = re.fullmatch(r"([1-9][0-9]{0,8})([smhd]?)", text, re.ASCII)
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!a} is no time: write seconds, or such as 90s, 30m, 2h, 7d")
+        raise UsageError(f"{text!a} is no time: write seconds, or such as 90s, 30m, 2h, 7d")
     return int(found[1]) * units[found[2]]
-
-
-def number(text: str) -> int:
-    """Parse a number of jobs, retries or the like."""
-    if not re.fullmatch(r"[1-9][0-9]{0,5}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!a} is no number: write one from 1 to 999999")
-    return int(text)
 
 
 def disk_size(text: str) -> str:
     """Parse the size of a disk, with a unit."""
     if not re.fullmatch(r"(?=[0-9.]*[1-9])[0-9]{1,9}(\.[0-9]{1,9})? ?[MGT]i?B?", text, re.ASCII | re.IGNORECASE):
-        raise argparse.ArgumentTypeError(f"{text!a} is not a valid disk size. Give one with a unit (20G)")
+        raise UsageError(f"{text!a} is not a valid disk size. Give one with a unit (20G)")
     return text if re.fullmatch(r"[1-9][0-9]*[MGT]", text) else f"{memory(text)}M"
 
 
