@@ -46,8 +46,6 @@ class Event(NamedTuple):
     error: str
     reason: str
     vm_name: str
-    pid: int
-    """The process id of the server, in a start."""
 
 
 def read_line(text: bytes) -> Sample | Event | None:
@@ -62,30 +60,17 @@ def of_line(line: Mapping[str, object]) -> Sample | Event | None:
         return None
     time, state = _number(time), _text(line.get("state"), LONGEST_NAME)
     if isinstance(event, str):
-        return Event(
-            time,
-            _text(event, LONGEST_NAME),
-            state,
-            min(_number(line.get("seconds")), time),
-            _number(line.get("bytes")),
-            _text(line.get("error"), LONGEST_TEXT),
-            _text(line.get("reason"), LONGEST_TEXT),
-            _text(line.get("name"), LONGEST_NAME),
-            int(_number(line.get("pid"))),
-        )
+        seconds, size = (_number(line.get(key)) for key in ("seconds", "bytes"))
+        error, reason = (_text(line.get(key), LONGEST_TEXT) for key in ("error", "reason"))
+        name, vm_name = (_text(value, LONGEST_NAME) for value in (event, line.get("name")))
+        return Event(time, name, state, min(seconds, time), size, error, reason, vm_name)
     if not is_counter(line.get("cpu_seconds")):
         return None
-    return Sample(
-        time,
-        state,
-        _number(line["cpu_seconds"]),
-        max(1.0, _number(line.get("vcpus"))),
-        _number(line.get("memory_kib")),
-        _number(line.get("max_memory_kib")),
-        _number(line.get("rss_kib")),
-        _traffic(line.get("block"), "read_bytes", "write_bytes"),
-        _traffic(line.get("network"), "rx_bytes", "tx_bytes"),
-    )
+    cpu, vcpus = (_number(line.get(key)) for key in ("cpu_seconds", "vcpus"))
+    memory, most, rss = (_number(line.get(key)) for key in ("memory_kib", "max_memory_kib", "rss_kib"))
+    disks = _traffic(line.get("block"), "read_bytes", "write_bytes")
+    nics = _traffic(line.get("network"), "rx_bytes", "tx_bytes")
+    return Sample(time, state, cpu, max(1.0, vcpus), memory, most, rss, disks, nics)
 
 
 def rates(then: Sample, now: Sample) -> dict[str, float]:
