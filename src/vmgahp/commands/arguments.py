@@ -17,8 +17,6 @@ from vmgahp.vm_types import DRIVERS, SIMULATED
 WRONG_WORDS = 2
 """The exit status for a command line that cannot be executed as it is."""
 
-NOBODY = 65534
-
 STATUSES = {
     0: "It is done.",
     1: "It failed; the reason is on standard error.",
@@ -212,11 +210,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     by_lower = {each.lower(): each for each in known}
     near = nearest(word.lower(), by_lower)
     return f"; did you mean {by_lower[near]}?" if near else ""
-
-
-def with_user() -> dict[str, str]:
-    """Return the environment with a user for commands that run no job: as root the variable must be set."""
-    environ = dict(os.environ)
-    if os.getuid() == 0:
-        environ.setdefault("VMGAHP_USER_UID", str(NOBODY))
-    return environ

@@ -11,7 +11,8 @@ from contextlib import suppress
 
 import vmgahp
 from vmgahp import GREETING, PROTOCOL, config, errors
-from vmgahp.commands.arguments import FINDINGS, UsageError, add_json, add_type, print_json, tell, with_user
+from vmgahp.commands.arguments import FINDINGS, UsageError, add_json, add_type, print_json, tell
+from vmgahp.job.engine import NOBODY
 
 
 def serve_arguments(command: argparse.ArgumentParser) -> None:
@@ -95,7 +96,7 @@ def _serve(options: argparse.Namespace) -> int:
 def _probe(options: argparse.Namespace) -> int:
     from vmgahp.daemon import probe
 
-    return apart(lambda: probe.run(_type(options), with_user(), to_stderr=True, as_json=options.json))
+    return apart(lambda: probe.run(_type(options), _environment(), to_stderr=True, as_json=options.json))
 
 
 def _kill(options: argparse.Namespace) -> int:
@@ -103,7 +104,15 @@ def _kill(options: argparse.Namespace) -> int:
 
     if not options.name.strip():
         raise UsageError("the name is empty, as of a variable that is not set: nothing was looked for.")
-    return kill(_type(options), options.name, "", with_user(), to_stderr=True)
+    return kill(_type(options), options.name, "", _environment(), to_stderr=True)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment with a user for commands that run no job: as root the variable must be set."""
+    environ = dict(os.environ)
+    if os.getuid() == 0:
+        environ.setdefault("VMGAHP_USER_UID", str(NOBODY))
+    return environ
 
 
 def _type(options: argparse.Namespace) -> str:

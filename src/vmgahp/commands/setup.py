@@ -18,17 +18,7 @@ from functools import partial
 from shutil import which
 
 from vmgahp import config, errors
-from vmgahp.commands.arguments import (
-    NOBODY,
-    NotDone,
-    UsageError,
-    assignment,
-    did_you_mean,
-    for_root,
-    memory,
-    tell,
-    vm_type,
-)
+from vmgahp.commands.arguments import NotDone, UsageError, assignment, did_you_mean, for_root, memory, tell, vm_type
 from vmgahp.commands.doctor import condor, examine
 from vmgahp.commands.doctor.context import User, down_to, first_closed
 from vmgahp.commands.doctor.context import ask as run_program
@@ -40,6 +30,7 @@ from vmgahp.drivers import base
 from vmgahp.findings import BAD, OFF, OK
 from vmgahp.host import proc
 from vmgahp.job.ad import UNIVERSE
+from vmgahp.job.engine import NOBODY
 from vmgahp.text import escape
 from vmgahp.vm_types import ANY, QEMU
 

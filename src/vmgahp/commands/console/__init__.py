@@ -7,9 +7,10 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from vmgahp.commands.arguments import NOBODY, add_type, assignment, tell
+from vmgahp.commands.arguments import add_type, assignment, tell
 from vmgahp.commands.console.conversation import Conversation
 from vmgahp.host.job_user import Identity
+from vmgahp.job.engine import NOBODY
 from vmgahp.protocol.client import ProtocolError
 
 

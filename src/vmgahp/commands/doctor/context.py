@@ -8,13 +8,14 @@ from time import monotonic
 from typing import NamedTuple, TypeVar, cast
 
 from vmgahp import config, errors
-from vmgahp.commands.arguments import NOBODY, for_root
+from vmgahp.commands.arguments import for_root
 from vmgahp.config import sources
 from vmgahp.config.table import setting_of
 from vmgahp.daemon.probe import Probe, Resolver
 from vmgahp.findings import BAD, OFF, OK, UNKNOWN, Finding, row_of, side_by_side
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import Finished, run
+from vmgahp.job.engine import NOBODY
 
 MORE_SETTINGS = (
     *("VM_GAHP_SERVER", "VM_RECHECK_INTERVAL", "STARTD_ADDRESS_FILE", "CONDOR_IDS"),

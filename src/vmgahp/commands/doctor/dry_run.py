@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from vmgahp import errors
-from vmgahp.commands.arguments import NOBODY
 from vmgahp.commands.doctor.context import Check, Context
 from vmgahp.commands.files import no_ad, parse_ad, read_ad_file
 from vmgahp.config import Settings
@@ -18,6 +17,7 @@ from vmgahp.hooks import policy
 from vmgahp.host.job_user import Identity
 from vmgahp.job import look
 from vmgahp.job.ad import UNIVERSE, JobAd, quote, require_accepted
+from vmgahp.job.engine import NOBODY
 from vmgahp.job.policy_view import PolicyView
 from vmgahp.job.spec import UNSAVEABLE, JobSpec, is_saved_by_qemu
 from vmgahp.text import escape

@@ -7,7 +7,6 @@ from time import monotonic
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
-from vmgahp.commands.arguments import NOBODY
 from vmgahp.commands.doctor import condor
 from vmgahp.commands.doctor.context import AS_ROOT, Check, Context, User, ask, down_to, first_closed, in_time, may_look
 from vmgahp.commands.files import complaint
@@ -19,6 +18,7 @@ from vmgahp.findings import BAD, OFF, OK, Finding, Late
 from vmgahp.host import libvirt_daemons, packages
 from vmgahp.host.job_user import Identity
 from vmgahp.images.leases import why_no_lease
+from vmgahp.job.engine import NOBODY
 from vmgahp.vm_types import QEMU
 
 STARTD_PATIENCE = 5.0

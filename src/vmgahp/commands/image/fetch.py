@@ -17,7 +17,7 @@ from time import monotonic
 from typing import IO, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-from vmgahp.commands.arguments import NOBODY, NotDone
+from vmgahp.commands.arguments import NotDone
 from vmgahp.commands.files import open_regular
 from vmgahp.commands.page import size as in_words
 from vmgahp.host import packages
@@ -25,6 +25,7 @@ from vmgahp.host.job_user import Identity
 from vmgahp.host.run import run
 from vmgahp.host.trust import changeable_by_others, require_trustworthy
 from vmgahp.images.catalog import tables
+from vmgahp.job.engine import NOBODY
 
 PATIENCE = 60.0
 """The timeout in seconds without receiving a byte."""
