@@ -53,13 +53,11 @@ class _Arguments:
             return
         if self.mode in (PROBE, KILL):
             for word in words:
-                value = next(words, "")
-                for option, name in (("vmtype", "vm_type"), ("match", "match"), ("uuid", "uuid")):
-                    if word and option.startswith(word) and value:
-                        setattr(self, name, value)
-                        break
-                else:
+                value, places = next(words, ""), {"vmtype": "vm_type", "match": "match", "uuid": "uuid"}
+                option = next((option for option in places if word and option.startswith(word)), "")
+                if not (option and value):
                     raise _UsageError(f"unknown or empty option: {word}")
+                setattr(self, places[option], value)
             if not self.vm_type or (self.mode == KILL and not self.match):
                 raise _UsageError("vmtype is missing" if not self.vm_type else "match is missing")
             self.vm_type = self.vm_type.lower()
