@@ -385,11 +385,11 @@ def _read(ad: JobAd, names: dict[str, str]) -> Rehearsed:
         there = vmware.look(vmware.VmwareSpec.parse(ad, settings), settings, identity)
         if vm_type in VMRUN:
             working_copy.build(there.vmx, there, there.vm.working_dir, "", settings, identity)
-            return Rehearsed(ad, there, "")
-        with suppress(ImportError):  # only machines that run VMware need pyVmomi
-            from vmgahp.drivers.vsphere import hardware
+        else:
+            with suppress(ImportError):  # only machines that run VMware need pyVmomi
+                from vmgahp.drivers.vsphere import hardware
 
-            hardware.read_hardware(there.vmx, there.vmx_file)
+                hardware.read_hardware(there.vmx, there.vmx_file)
         return Rehearsed(ad, there, "")
     if vm_type not in (*QEMU, *XEN):
         return Rehearsed(ad, vm_spec.settle_slot(vm_spec.parse(ad, settings), settings, identity), "")
@@ -437,7 +437,7 @@ def run(options: argparse.Namespace) -> int:
         made = {"submit_file": "" if problem else output, "would_run": problem is None}
         why = {key: getattr(problem, key, "") for key in ("problem", "hint")}
         print_json(summary.document(kind=options.kind, file=options.file, **made, **why))
-    elif summary.entries or summary.notes or not problem:
+    else:
         summary.show(sys.stderr)
     if problem is not None:
         if options.json:

@@ -391,10 +391,9 @@ def _of_catalog(name: str, options: argparse.Namespace, summary: Summary) -> Gue
     if not catalog.is_name(name):
         raise SubmitError(f"{name!a} cannot be the name of an image of a catalog.", "say catalog:NAME.")
     disk = GuestDisk("", "", image=name, what=f"{CATALOG}:{name}")
-    try:
+    here = None
+    with suppress(Fault):  # it may be valid where the job runs
         here = catalog.read(config.load(os.environ))
-    except Fault:
-        here = None  # it may be valid where the job runs
     if here is None:
         return disk
     if (entry := here.entries.get(name)) is None:

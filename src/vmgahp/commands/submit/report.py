@@ -161,9 +161,6 @@ def simple_name(*texts: str) -> str:
     return next(filter(None, plain))
 
 
-_AMOUNT = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
-
-
 def number(text: str) -> int:
     """Parse a plausible whole number; 0 for any other text."""
-    return int(text) if _AMOUNT.fullmatch(text) else 0
+    return int(text) if re.fullmatch("[1-9][0-9]{0,17}", text) else 0
