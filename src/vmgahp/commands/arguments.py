@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from vmgahp.host.guardian import SAFE_PATH
@@ -179,13 +180,10 @@ def assignment(text: str) -> tuple[str, str]:
 
 def seconds(text: str) -> float:
     """Parse a time in seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 86400:
-        raise UsageError(f"{text!a} is no time: write seconds, from 0.1 to 86400")
-    return value
+    with suppress(ValueError):
+        if 0.1 <= (value := float(text)) <= 86400:
+            return value
+    raise UsageError(f"{text!a} is no time: write seconds, from 0.1 to 86400")
 
 
 def add_json(command: argparse.ArgumentParser, text: str = "print it all as one JSON object") -> None:

@@ -169,6 +169,5 @@ def apart(work: Callable[[], int]) -> int:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()

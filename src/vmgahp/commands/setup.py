@@ -332,10 +332,9 @@ def _words(found: Values) -> list[str]:
 
 def _is_known(name: str) -> bool:
     """Return True for a setting of this daemon or for VMs; a directory of VM_SHARE_DIRS makes one of its own."""
-    try:
+    with suppress(KeyError):
         return name in KNOWN or bool(setting_of(name))
-    except KeyError:
-        return False
+    return False
 
 
 def _require_plain(name: str, value: str) -> dict[str, str]:

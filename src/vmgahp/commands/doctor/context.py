@@ -3,6 +3,7 @@
 import os
 import pwd
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, TypeVar, cast
@@ -136,12 +137,10 @@ class Context:
     @property
     def _is_personal(self) -> bool:
         """True if this user has started HTCondor: if root has, its logs belong to the user condor."""
-        address = self.more["STARTD_ADDRESS_FILE"]
-        try:
-            mine = os.stat(os.path.dirname(address)).st_uid == os.geteuid()
-        except OSError:
-            return False
-        return mine and (self.condor is None or self.condor.uid != os.geteuid())
+        with suppress(OSError):
+            owner = os.stat(os.path.dirname(self.more["STARTD_ADDRESS_FILE"])).st_uid
+            return owner == os.geteuid() and (self.condor is None or self.condor.uid != owner)
+        return False
 
     @property
     def condor(self) -> User | None:
@@ -149,18 +148,15 @@ class Context:
         uid, _, gid = self.more["CONDOR_IDS"].partition(".")
         if uid.isdecimal() and gid.isdecimal():
             return User("condor", int(uid), int(gid), (int(gid),))
-        try:
+        with suppress(KeyError):
             return User.of(*pwd.getpwnam("condor")[2:4])
-        except KeyError:
-            return None
+        return None
 
     def read(self, path: str) -> str:
         """Read the beginning of a small file of the system; empty if it is missing or must not be read."""
-        try:
-            with open(self.root + path, encoding="utf-8", errors="replace") as file:
-                return file.read(1 << 16)
-        except OSError:
-            return ""
+        with suppress(OSError), open(self.root + path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+        return ""
 
     def _load(self) -> None:
         """Read the settings. Raises `errors.Fault`."""

@@ -90,12 +90,10 @@ def _user(context: Context, ad: JobAd) -> tuple[Identity, str]:
     if not context.is_root:
         return Identity(os.geteuid(), os.getegid()), f"user id {os.geteuid()}"
     for name in (ad.string("OsUser"), ad.string("Owner")):
-        try:
+        with suppress(KeyError, ValueError):
             entry = pwd.getpwnam((name or "").partition("@")[0])
-        except (KeyError, ValueError):
-            continue
-        if entry.pw_uid:
-            return Identity(entry.pw_uid, entry.pw_gid), f"its owner {entry.pw_name}"
+            if entry.pw_uid:
+                return Identity(entry.pw_uid, entry.pw_gid), f"its owner {entry.pw_name}"
     with suppress(errors.Fault):
         if owner := Identity.of_owner(ad.working_dir()):
             return Identity(owner.uid, owner.gid or owner.uid), f"user id {owner.uid}, its directory's"
