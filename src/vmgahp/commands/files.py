@@ -134,6 +134,7 @@ def read_ad_file(path: str) -> str:
     """Read the file of an ad. Raises `ClientFault`."""
     try:
         fd = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        os.set_blocking(fd, True)  # what comes from condor_q takes its time
         with open(fd, encoding="utf-8", errors="surrogateescape") as file:
             return file.read(LARGEST_AD)
     except (OSError, ValueError) as error:

@@ -1,6 +1,7 @@
 """``vmgahp doctor --job``: a job ad against this machine, with nothing started."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ def test_the_directory_of_the_file_is_the_scratch_directory_and_its_first_ad_cou
     assert dry_run.read(ad.write('VM_WORKING_DIR = "/elsewhere"')).working_dir() == "/elsewhere"
     ad.path.write_text("\n-- Schedd: lab\nClusterId = 1\n\nClusterId = 2\n")
     assert dry_run.read(str(ad.path)).integer("ClusterId") == 1
+
+
+def test_an_ad_may_come_from_a_pipe_that_takes_its_time(ad: Ad) -> None:
+    reading, writing = os.pipe()
+    late = threading.Timer(0.3, lambda: (os.write(writing, b"ClusterId = 7\n"), os.close(writing)))
+    late.start()
+    assert dry_run.read(f"/proc/self/fd/{reading}").integer("ClusterId") == 7
+    late.join()
+    os.close(reading)
 
 
 @pytest.mark.parametrize("text", ["", "no ad at all\n"])

@@ -220,6 +220,12 @@ def test_nothing_but_http_is_led_to(place: Place, server: Server, where: str) ->
     assert "leads to" in ended.err or "is not allowed" in ended.err
 
 
+@pytest.mark.parametrize("seconds", ["0", "-1", "ten", "100000"])
+def test_a_time_that_is_none_is_refused(place: Place, seconds: str) -> None:
+    words = ("warm", "a", "--memory", "512M", f"--timeout={seconds}")
+    assert "is not a valid number of seconds. Give one from 1 to 86400" in place.refused(*words, status=2)
+
+
 def test_what_the_server_has_not_is_told_and_a_redirect_is_followed(place: Place, server: Server) -> None:
     assert "404" in place.image("add", "a", server.url("a.raw"), "--sha256", sha256(RAW)).err
     assert "is neither a file" in place.image("add", "a", "ftp://127.0.0.1/a.raw", "--sha256", sha256(RAW)).err

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from vmgahp.commands.arguments import FINDINGS, UsageError, add_json, add_type, cpus, memory, tell
+from vmgahp.commands.arguments import FINDINGS, UsageError, add_json, add_type, cpus, memory, tell, whole
 from vmgahp.job.run import BOOTS
 from vmgahp.text import escape
 
@@ -106,7 +106,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--cpus", type=cpus, default=1, metavar="N", help="of the jobs (default: 1)")
     add_type(made, text="of the jobs (default: kvm)")
     add("--boot", choices=BOOTS, default=BOOTS[0], help="of the jobs (default: cloud-init)")
-    add("--timeout", type=int, default=600, metavar="SECONDS", help="for the guest to boot (default: 600)")
+    seconds = whole(86400, "not a valid number of seconds. Give one")
+    add("--timeout", type=seconds, default=600, metavar="SECONDS", help="for the guest to boot (default: 600)")
     add = action(
         "build",
         "make an image with cloud-init, of Debian's packages",

@@ -53,7 +53,8 @@ def unpacked_content(file: IO[bytes], program: str, name: str) -> Iterator[bytes
         assert run.stdout is not None
         assert run.stderr is not None
         try:
-            while chunk := run.stdout.read(CHUNK):  # it writes at most one line of error, which fits into the pipe
+            # A signal ends each read. It writes at most one line of error, which fits into the pipe.
+            while chunk := os.read(run.stdout.fileno(), CHUNK):
                 yield chunk
             said = " ".join(run.stderr.read(4096).decode("utf-8", "replace").split())
             if run.wait():
