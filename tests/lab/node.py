@@ -160,6 +160,12 @@ class Node(EmulatedMachine):
         with Control(self._private.name) as qemu:
             qemu.ask("blockdev-add", **{"node-name": name, "driver": "file", "filename": str(file)})
 
+    def add_network(self, name: str, addresses: str) -> None:
+        """Have a network, with a gateway and nothing else, ready for a card that is plugged in."""
+        assert self._private
+        with Control(self._private.name) as qemu:
+            qemu.ask("netdev_add", type="user", id=name, net=addresses, restrict=True)
+
     def _pci(self) -> set[str]:
         return set(self.run("ls", "/sys/bus/pci/devices").stdout.split())
 
