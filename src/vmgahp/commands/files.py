@@ -192,7 +192,7 @@ def update_ad(environ: Mapping[str, str], lines: str) -> str:
     """Have the startd advertise attributes, beside the jobs that run; return why it does not, empty if it does."""
     tool = os.path.join(os.path.dirname(sources.find_tool(environ)), "condor_update_machine_ad")
     try:
-        said = run([tool], deadline=10.0, environ=environ, stdin=f"{lines}\n".encode())
+        said = run([tool], deadline=30.0, environ=environ, stdin=f"{lines}\n".encode())
     except OSError as error:
         return f"{tool} cannot be run: {error.strerror}."
     if said.status == 0:
