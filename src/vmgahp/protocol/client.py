@@ -26,6 +26,8 @@ DEADLINE = 60.0
 MOST_LOG = 4 << 20
 """The most bytes of the server's standard error that are kept; the oldest go first."""
 
+_IDLE = 0.1  # seconds
+
 
 class ProtocolError(Exception):
     """A line from the server that the real client would not accept, or a timeout."""
@@ -37,7 +39,8 @@ class Client:
     The server is the leader of a process group of its own, so that it ends with all its helpers, and a ^C at the
     terminal reaches the client only. Its standard error goes to `log`, or without one is kept for `errors`. The
     callback `heard` gets each line with a mark: ``>`` if it was sent, ``<`` if the server answered it, ``!`` if it is
-    from standard error and that is kept; bytes that are not UTF-8 become surrogates.
+    from standard error and that is kept; bytes that are not UTF-8 become surrogates. The callback `idle` is called
+    about ten times a second while there is nothing to read.
 
     Raises OSError if the command cannot be started.
     """
@@ -49,11 +52,13 @@ class Client:
         cwd: str | Path | None = None,
         log: IO[str] | IO[bytes] | None = None,
         heard: Callable[[str, str], None] | None = None,
+        idle: Callable[[], None] | None = None,
     ) -> None:
         self.requests = Requests()
         """The requests that a caller counts; `send` and `write` add nothing here."""
         self.ended = False
         self._heard = heard or (lambda _mark, _line: None)
+        self._idle = idle
         self._reader = wire.LineReader()
         self._lines: deque[str] = deque()
         self._log = bytearray()
@@ -167,6 +172,9 @@ class Client:
             left = end - time.monotonic()
             if left <= 0:
                 raise ProtocolError(f"no line from the server in {timeout:g} s{self._last_words()}")
+            if self._idle is not None:
+                self._idle()
+                left = min(left, _IDLE)
             self.pump(left)
         return self._lines.popleft()
 
