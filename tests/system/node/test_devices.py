@@ -52,7 +52,8 @@ class Assigned:
         node.add_disk("drive", self.image)
         node.add_network("beyond", "10.0.9.0/24")
         card = {"netdev": "beyond", "romfile": "", "iommu_platform": True, "disable-legacy": "on"}
-        plugs = (("nvme", {"drive": "drive", "serial": "seven"}), ("virtio-net-pci", card), ("edu", {}))
+        plugs: list[tuple[str, dict[str, object]]]
+        plugs = [("nvme", {"drive": "drive", "serial": "seven"}), ("virtio-net-pci", {**card}), ("edu", {})]
         self.addresses = {
             name: node.plug(port, driver, **words)
             for name, port, (driver, words) in zip(DEVICES, PORTS, plugs, strict=True)
