@@ -6,6 +6,8 @@ import subprocess
 from pathlib import Path
 from time import monotonic
 
+import pytest
+
 from vmgahp.drivers.vmrun.tool import running_processes
 from vmgahp.host import proc
 
@@ -36,3 +38,12 @@ def test_a_process_has_an_age_of_its_own_or_there_is_none() -> None:
     assert proc.age(2**22 + 1) == 0.0
     assert proc.uid(2**22 + 1) is None
     assert proc.cpu_seconds(2**22 + 1) == 0.0
+
+
+def test_the_context_of_a_process_where_there_is_selinux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {(7, "attr/current"): b"u:r:condor_startd_t:s0\0"}
+    monkeypatch.setattr(proc, "_read", lambda *asked: told[asked])
+    monkeypatch.setattr(proc, "ENFORCE", str(tmp_path / "enforce"))
+    assert proc.selinux_context(7) == "", "another module's words for its profile are no context"
+    (tmp_path / "enforce").write_text("0")
+    assert proc.selinux_context(7) == "u:r:condor_startd_t:s0"

@@ -6,6 +6,8 @@ from time import CLOCK_BOOTTIME, clock_gettime
 from typing import NamedTuple
 
 MEMINFO = "/proc/meminfo"
+ENFORCE = "/sys/fs/selinux/enforce"
+"""A file that is there where the kernel has SELinux's policy; it holds 1 if that is enforced."""
 
 
 def _read(pid: int, name: str) -> bytes:
@@ -26,6 +28,11 @@ def uid(pid: int) -> int | None:
 def name(pid: int) -> str:
     """Return the name of the program that a process runs, 15 characters at most; "" if there is no such process."""
     return _read(pid, "comm").decode(errors="replace").removesuffix("\n")
+
+
+def selinux_context(pid: int) -> str:
+    """Return the SELinux context of a process; empty if there is no such process, or no SELinux."""
+    return _read(pid, "attr/current").decode().rstrip("\0\n") if os.path.exists(ENFORCE) else ""
 
 
 def command_line(pid: int) -> bytes:

@@ -195,7 +195,7 @@ def test_a_passt_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_a_passt_that_selinux_denies_libvirt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "enforce").write_text("1")
     kinds = {"bin_t": "whose type is bin_t", "passt_exec_t": "did not listen"}
-    monkeypatch.setattr(survey, "ENFORCE", str(tmp_path / "enforce"))
+    monkeypatch.setattr(survey.proc, "ENFORCE", str(tmp_path / "enforce"))
     monkeypatch.setenv("PATH", str(tmp_path))
     a_program(tmp_path / "passt", "exec /usr/bin/tail -f /dev/null")
     for kind, why in kinds.items():

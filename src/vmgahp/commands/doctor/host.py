@@ -15,7 +15,7 @@ from vmgahp.daemon import probe
 from vmgahp.daemon.probe import DISK_SPACE, Probe
 from vmgahp.drivers.surveyor import Survey, Surveyor, find_surveyor
 from vmgahp.findings import BAD, OFF, OK, Finding, Late
-from vmgahp.host import libvirt_daemons, packages
+from vmgahp.host import libvirt_daemons, packages, proc
 from vmgahp.host.job_user import Identity
 from vmgahp.images.leases import why_no_lease
 from vmgahp.job.engine import NOBODY
@@ -334,7 +334,7 @@ def scratch(context: Context) -> Finding | None:
 
 def confinement(context: Context) -> Finding | None:
     """Check SELinux, which also restricts the files that QEMU opens."""
-    if context.vm_type not in QEMU or context.read("/sys/fs/selinux/enforce").strip() != "1":
+    if context.vm_type not in QEMU or context.read(proc.ENFORCE).strip() != "1":
         return None
     check = Check("SELinux", "/sys/fs/selinux, and the modules of the policy in /var/lib/selinux")
     if not context.is_root:

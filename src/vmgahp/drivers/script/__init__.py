@@ -13,7 +13,17 @@ from vmgahp.drivers.base import Survey, Value
 from vmgahp.drivers.managed import ManagedDriver, reached
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.script import protocol
-from vmgahp.drivers.script.machine import JOB, KIND, SETTING, USER, Program, ScriptFailed, ScriptMachine, ScriptPlan
+from vmgahp.drivers.script.machine import (
+    FAILED,
+    JOB,
+    KIND,
+    SETTING,
+    USER,
+    Program,
+    ScriptFailed,
+    ScriptMachine,
+    ScriptPlan,
+)
 from vmgahp.drivers.script.protocol import LONGEST_TEXT, Answer, Malformed, ScriptRequest
 from vmgahp.findings import OFF, OK, Finding
 from vmgahp.hooks import clean
@@ -78,7 +88,7 @@ class ScriptDriver(ManagedDriver[ScriptPlan, ScriptMachine]):
             machine.set_aside()
         try:
             self._power_on(machine, plan)
-        except (errors.MachineFault, ScriptFailed) as fault:
+        except FAILED as fault:
             if plan.restart is None or self._is_unfit():
                 raise
             raise Unusable(fault.problem, KIND.knows_disks) from fault

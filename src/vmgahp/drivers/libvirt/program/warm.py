@@ -135,10 +135,7 @@ def _ask_for(image: str, plan: Plan, describer: Describer, log: Logger) -> None:
             return
         words = ["systemd-run", "--quiet", "--collect", "--no-block", "--nice=19", f"--unit=vmgahp-warm-{name}"]
         words += [f"--property=RuntimeMaxSec={2 * _BOOT_SECONDS}"]
-        if os.path.exists("/sys/fs/selinux/enforce"):
-            # SELinux's policy lets a guest connect to a server in this context alone.
-            with open("/proc/self/attr/current", encoding="ascii") as file:
-                context = file.read().rstrip("\0\n")
+        if context := proc.selinux_context(os.getpid()):  # the policy lets a guest connect to a server in that alone
             words += [f"--property=SELinuxContext={context}"]
         words += [f"--setenv={variable}={value}" for variable, value in environment(os.environ).items()]
         words += ["--", sys.executable, "-I", "-c", _IMAGE_COMMAND, "image", "warm", image]

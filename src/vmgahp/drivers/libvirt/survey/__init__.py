@@ -600,12 +600,12 @@ def require_share(kind: str, path: str, identity: Identity, end: float) -> None:
         raise errors.MachineFault(problem, hint)
 
 
-ENFORCE, PASST_TYPE = "/sys/fs/selinux/enforce", "passt_exec_t"
+PASST_TYPE = "passt_exec_t"
 
 
 def _selinux_type(path: str) -> str:
     """Return the SELinux type of a file; empty where SELinux does not enforce."""
-    with contextlib.suppress(OSError, IndexError), open(ENFORCE) as file:
+    with contextlib.suppress(OSError, IndexError), open(proc.ENFORCE) as file:
         if file.read().strip() == "1":
             return os.getxattr(path, "security.selinux").decode("utf-8", "replace").split(":")[2]
     return ""
