@@ -254,17 +254,18 @@ class Server:
         looks = [watch.due for watch in self._watches.values() if watch.process not in self._pipes.watched]
         ends = [end for end in (session.next_deadline(), due, *looks) if end is not None]
         data, woken = self._pipes.wait(min(ends, default=None))
+        now = time.monotonic()
         if data:
-            session.receive(data, time.monotonic())
+            session.receive(data, now)
         if woken:
             if not self._configuring.locked():
                 session.request_timeout = self._request_timeout
-            self._collect(time.monotonic())
-        session.expire(time.monotonic())
-        self._look(time.monotonic())
-        if due is not None and due <= time.monotonic():
+            self._collect(now)
+        session.expire(now)
+        self._look(now)
+        if due is not None and due <= now:
             assert self._collector is not None
-            self._collector.look(time.monotonic())
+            self._collector.look(now)
         self._pipes.write(session.take_output())
         for call in session.take_calls():
             self._begin(call)

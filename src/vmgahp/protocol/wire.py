@@ -90,12 +90,17 @@ def _without_returns(line: bytes) -> bytes:
     return bytes(kept)
 
 
+_SEPARATORS_TO_BLANKS = bytes.maketrans(b"\t\r\n", b"   ")
+
+
 def split(line: bytes) -> list[bytes]:
     r"""Split a request line into its words.
 
     Two separators in a row make an empty word. An escaped *last* character of a line is dropped, as in the
     reference: ``RESULTS\ `` is RESULTS.
     """
+    if b"\\" not in line:
+        return line.translate(_SEPARATORS_TO_BLANKS).split(b" ")
     words = [bytearray()]
     position, last = 0, len(line) - 1
     while position <= last:
@@ -173,13 +178,14 @@ class AdLines:
         """Keep a line of the ad, unless it is malformed, a secret, or more than an ad may have."""
         self._size += len(line)
         name, equals, _ = line.partition(b"=")
-        if line is TOO_LONG or b"\0" in line or not equals or not name.strip():
+        name = name.strip()
+        if line is TOO_LONG or b"\0" in line or not equals or not name:
             self._bad += 1
             self.complete &= line is not TOO_LONG
         elif self._size > MAX_AD or len(self.lines) >= MAX_AD_LINES:
             self._beyond += 1
             self.complete = False
-        elif not is_private(name.strip().decode("utf-8", "surrogateescape")):
+        elif not is_private(name.decode("utf-8", "surrogateescape")):
             self.lines.append(line)
 
     def pairs(self, parse: Callable[[str], tuple[str, str] | None]) -> list[tuple[str, str]]:
