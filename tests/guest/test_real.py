@@ -37,7 +37,7 @@ def test_busybox_with_the_agent(tmp_path: Path) -> None:
     boots = ["-m", str(linux_guest.MEMORY_MIB), "-kernel", str(tmp_path / linux_guest.KERNEL)]
     boots += ["-initrd", str(tmp_path / linux_guest.INITRD), "-append", "console=ttyS0 quiet loglevel=0 panic=-1"]
     ran = run(job, tmp_path, boots, 250)
-    assert ran.said == ["hello 1", "inputs 1", "started", "ended signal 9", f"outputs {ran.sizes[0]}", "off"]
+    assert ran.said == ["hello 1", "inputs", "started", "ended signal 9", f"outputs {ran.sizes[0]}", "off"]
     assert ran.out == "given\n31415\n"
     assert ran.files == {"a b": b"fine\n", "big": bytes(3_072_000)}
     assert ran.status == 0

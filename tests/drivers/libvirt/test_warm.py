@@ -24,6 +24,7 @@ ON_IMAGE = (
     'VMPARAM_vm_Run_Inputs = ""', "VMPARAM_vm_Run_As_Root = true", 'TransferOutput = "vm_outputs/"',
 )  # fmt: skip
 TELL = "head -c 16 /dev/urandom | od -An -tx1; cat /etc/machine-id; hostname; date +%s; ls /sys/class/net; cat /etc/of"
+HOME = "/var/lib/vmgahp-run/home"
 COUNT = "for i in $(seq 6); do echo $i; sleep 1; done"
 PREPARE = """\
 date >/etc/machine-id
@@ -133,6 +134,12 @@ def test_two_jobs_go_on_from_one_guest_and_share_nothing(images: Images, scratch
         assert told[-1][4:] == ["lo", "template"]
     assert all(one != other for one, other in zip(told[0][:3], told[1][:3], strict=True)), told
     assert {path.name: hashlib.sha256(path.read_bytes()).digest() for path in images.template().iterdir()} == before
+
+
+def test_the_program_has_its_own_user(images: Images, job: Job) -> None:
+    more = ("VMPARAM_vm_Run_As_Root = false",)
+    assert printed(job, images.settings, "id -un; touch made && ls; echo $HOME", *more) == ["job", "made", HOME]
+    assert not has_booted(job)
 
 
 def test_network_cards_are_plugged_in(images: Images, job: Job) -> None:
