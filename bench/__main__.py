@@ -2,7 +2,7 @@
 
 Times and memory of a shared machine wander, so every round measures both servers one right after the other, and a third
 with them: the floor, the least that a server in Python does. `stopwatch` does the measuring, inside the namespace, and
-`table` makes sense of it; `scale` measures many of our servers at once, `jobs` whole jobs in pools.
+`table` makes sense of it; `scale` measures many of our servers at once, `jobs` whole jobs in pools, `warm` programs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.lab import reference
+from tests.lab import cloud_image, reference
 from tests.lab.guest import boot_sector, filling_sector
 from tests.lab.namespace import (
     LAB,
@@ -34,7 +34,7 @@ from tests.lab.namespace import (
 )  # fmt: skip
 from tests.lab.pool import CONFIG, DOMAIN, USER
 
-from bench import jobs, scale, table
+from bench import jobs, scale, table, warm
 from bench.table import FLOOR, OURS, REFERENCE
 
 JOB_AD = Path(__file__).with_name("job.ad")
@@ -45,8 +45,13 @@ GUARDIAN = "vmgahp-guardian"
 WATCH = "/usr/local/sbin/stopwatch-python"
 """A copy of the namespace's interpreter: the kernel does not share its pages with those of our server, so
 the one that measures takes nothing off what it measures."""
-MODULES = ("__init__.py", "stopwatch.py", "watched.py", "floor.py", "scale.py")
+MODULES = ("__init__.py", "stopwatch.py", "watched.py", "floor.py", "scale.py", "warm.py")
 """The modules of this package that the namespace gets."""
+CATALOG = """\
+[debian]
+path = "debian.qcow2"
+format = "qcow2"
+"""
 LIBVIRT_MODULE = "/usr/lib/python3/dist-packages"
 PAGE = REPOSITORY / "docs/explanation/performance.md"
 
@@ -142,6 +147,7 @@ def task(namespace: Namespace, rounds: Mapping[str, int], images: Iterable[str])
         "images": {kind: str(image(Path(LAB), kind)) for kind in images},
         "errors": f"{LAB}/errors",
         "helpers": GUARDIAN,
+        "warm": {"_CONDOR_VM_CATALOG": f"{LAB}/catalog.toml", "_CONDOR_VM_MEMORY": "16384"},
     }
 
 
@@ -196,6 +202,8 @@ class Outcome(NamedTuple):
     """Those of `scale`."""
     jobs: dict[str, dict[int, float]]
     """The seconds that `jobs` has measured, by server."""
+    warm: list[dict[str, float]]
+    """The columns of `warm`."""
 
 
 def rounds_of(rounds: int, words: Sequence[str]) -> dict[str, int]:
@@ -203,8 +211,11 @@ def rounds_of(rounds: int, words: Sequence[str]) -> dict[str, int]:
     return {part: max(1, round(rounds * ROUNDS_OF[part])) for part in table.parts(words)}
 
 
-def compare(rounds: Mapping[str, int], with_scale: bool, with_jobs: bool = False) -> Outcome:
-    """Measure everything in a namespace of its own, and say at a terminal how far it is. Raises `LabError`."""
+def compare(rounds: Mapping[str, int], parts: Collection[str] = ()) -> Outcome:
+    """Measure in a namespace of its own, also `parts` by their titles; say at a terminal how far it is.
+
+    Raises `LabError`.
+    """
 
     def shown(values: Iterable[dict[str, Any]], count: int, what: str) -> Iterator[dict[str, Any]]:
         for number, value in enumerate(values, start=1):
@@ -216,7 +227,7 @@ def compare(rounds: Mapping[str, int], with_scale: bool, with_jobs: bool = False
         if sys.stderr.isatty():
             sys.stderr.write("\r\x1b[K")
 
-    lines, columns, of_jobs = [], [], {}
+    lines, columns, of_jobs, programs = [], [], {}, []
     with tempfile.TemporaryDirectory(prefix="vmgahp-bench-") as directory:
         wheel = build_wheel(directory)
         with Namespace(Path(directory) / "exchange") as namespace:
@@ -225,11 +236,15 @@ def compare(rounds: Mapping[str, int], with_scale: bool, with_jobs: bool = False
             work = task(namespace, rounds, images)
             if rounds:
                 lines = table.summarize(shown(watch(namespace, "stopwatch", work), max(rounds.values()), ""))
-            if with_scale:
+            if scale.TITLE in parts:
                 columns = list(shown(watch(namespace, "scale", work), len(scale.COLUMNS), scale.TITLE))
-        if with_jobs:
+            if warm.TITLE in parts:
+                shutil.copy(cloud_image.IMAGE, namespace.exchange / "debian.qcow2")
+                (namespace.exchange / "catalog.toml").write_text(CATALOG)
+                programs = list(shown(watch(namespace, "warm", work), len(warm.COLUMNS), warm.TITLE))
+        if jobs.TITLE in parts:
             of_jobs = {server: jobs.measure(Path(directory) / server, server, wheel) for server in jobs.SERVERS}
-    return Outcome(compared, lines, columns, of_jobs)
+    return Outcome(compared, lines, columns, of_jobs, programs)
 
 
 def write(outcome: Outcome) -> None:
@@ -241,6 +256,8 @@ def write(outcome: Outcome) -> None:
         page = table.written(page, "scale", f"{head}.\n\n{scale.table(outcome.columns)}")
     if outcome.jobs:
         page = table.written(page, "jobs", f"{head}.\n\n{jobs.table(outcome.jobs)}")
+    if outcome.warm:
+        page = table.written(page, "warm", f"{head}.\n\n{warm.table(outcome.warm)}")
     PAGE.write_text(page)
 
 
@@ -250,7 +267,7 @@ def check(outcome: Outcome, rounds: Mapping[str, int]) -> list[str]:
     found = table.departures(page, outcome.lines)
     again = {part: rounds[part] for part in found.values()}
     if again:
-        lines = [line for line in compare(again, with_scale=False).lines if line.row.part in again]
+        lines = [line for line in compare(again).lines if line.row.part in again]
         found = table.departures(page, lines)
     return list(found)
 
@@ -263,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="+",
         default=[],
         metavar="WORD",
-        help="the rows with all the words, and their part; or scale, or jobs",
+        help="the rows with all the words, and their part; or scale, jobs, warm",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="every value, for a program")
@@ -273,19 +290,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     rounds = rounds_of(options.rounds, options.only)
-    with_scale = not options.check and all(word.casefold() in scale.TITLE for word in options.only)
-    with_jobs = not options.check and all(word.casefold() in jobs.TITLE for word in options.only)
+    titles = () if options.check else (scale.TITLE, jobs.TITLE, warm.TITLE)
+    parts = [title for title in titles if all(word.casefold() in title for word in options.only)]
     if options.rounds < 1:
         parser.error("there must be a round")
-    if not (rounds or with_scale or with_jobs):
+    if not (rounds or parts):
         parser.error(f"no row has the words {' '.join(options.only)}")
     if options.write and rounds and options.only:
         parser.error("the page has all rows")
-    reason = why_not()
+    reason = why_not() or (cloud_image.why_none() if warm.TITLE in parts else "")
     if reason:
         parser.exit(1, f"scripts/bench: {reason}\n")
     try:
-        outcome = compare(rounds, with_scale, with_jobs)
+        outcome = compare(rounds, parts)
         departed = check(outcome, rounds) if options.check else []
     except LabError as error:
         parser.exit(1, f"scripts/bench: {error}\n")
@@ -300,6 +317,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for column, values in zip(scale.COLUMNS, outcome.columns, strict=False)
             ],
             "jobs": outcome.jobs,
+            "warm": [
+                {"jobs": f"{n} {does}", **values} for (n, does), values in zip(warm.COLUMNS, outcome.warm, strict=False)
+            ],
         }
         print(json.dumps(report, indent=1))
         return 0
@@ -310,6 +330,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{scale.table(outcome.columns)}")
     if outcome.jobs:
         print(f"\n{jobs.table(outcome.jobs)}")
+    if outcome.warm:
+        print(f"\n{warm.table(outcome.warm)}")
     if options.write:
         write(outcome)
     if options.check:

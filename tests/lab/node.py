@@ -239,8 +239,7 @@ class Node(EmulatedMachine):
 
     def submit(self, name: str, make_files: Callable[[Path], object], commands: str = "") -> NodeJob:
         """Submit a job from a directory of its own, which `make_files` fills; `commands` go on top."""
-        home = f"{HOME}/{name}"
-        self.run("mkdir", home, user=USER)
+        home = self.new_home(name)
         with tempfile.TemporaryDirectory() as place:
             make_files(Path(place))
             Path(place, "job.sub").write_text(SUBMIT.format(name=name) + commands + "\nqueue\n")
@@ -248,6 +247,10 @@ class Node(EmulatedMachine):
                 self.put(file, f"{home}/{file.name}", USER)
         out = self.run("condor_submit", "-terse", "job.sub", user=USER, cwd=home).stdout
         return NodeJob(self, int(out.split(".")[0]), home)
+
+    def new_home(self, name: str) -> str:
+        """Make a directory for a job's files, another one where a test runs again."""
+        return str(self.run("mktemp", "--directory", f"{HOME}/{name}.XXXXXX", user=USER).stdout.strip())
 
     @functools.cached_property
     def has_selinux(self) -> bool:

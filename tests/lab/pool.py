@@ -281,11 +281,14 @@ class Pool:
         """
         self.assert_alive()
         directory = self.directory / "jobs" / name
+        while directory.exists():  # a test runs again
+            directory = directory.with_name(f"{directory.name}-again")
         directory.mkdir()
         make_files(directory)
         (directory / "job.sub").write_text(template.format(name=name) + commands + "\nqueue\n")
-        self.run("chown", "-R", USER, f"{JOBS}/{name}")
-        out = self.run("condor_submit", "-terse", *options, "job.sub", user=USER, cwd=f"{JOBS}/{name}").stdout
+        inside = f"{JOBS}/{directory.name}"
+        self.run("chown", "-R", USER, inside)
+        out = self.run("condor_submit", "-terse", *options, "job.sub", user=USER, cwd=inside).stdout
         return Job(self, int(out.split(".")[0]), directory)
 
     def wait_until(self, what: str, condition: Callable[[], T | None], timeout: float) -> T:

@@ -51,7 +51,9 @@ def test_a_killed_htcondor_leaves_no_guest(node: Node, running: NodeJob) -> None
     begun_again(node, running)
 
 
-def test_an_upgrade_and_a_restart_of_libvirt_leave_a_running_job_alone(node, tmp_path_factory):
+def test_an_upgrade_and_a_restart_of_libvirt_leave_a_running_job_alone(
+    node: Node, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     job = node.submit("upgraded", guest_of(LONG), CHECKPOINT)
     settle(node, job)
     pid = job.ask_of_qemu("echo $pid")

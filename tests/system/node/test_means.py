@@ -139,8 +139,7 @@ def test_a_slots_limits_reach_the_guest(machine: Node) -> None:
 
 def program(machine: Node, name: str, script: str) -> NodeJob:
     """Submit a program, and wait for the job's end."""
-    home = f"/home/{USER}/{name}"
-    machine.run("mkdir", home, user=USER)
+    home = machine.new_home(name)
     words = ["--image", "catalog:small", *OF_SMALL, "--boot-timeout", "1200", "--name", name, "--submit"]
     said = machine.run("vmgahp", "run", *words, "--", "sh", "-c", script, user=USER, cwd=home, timeout=300).stdout
     machine.run("ln", "-s", f"{name}.log", f"{home}/job.log", user=USER)
