@@ -89,6 +89,21 @@ def test_a_line_goes_to_the_jobs_log_where_the_job_may(scratch: Path, user: Iden
     assert starter.log()[0] == "The VM's display is at 127.0.0.1:5900 of its machine"
 
 
+def test_a_line_is_said_again_to_a_starter_that_has_not_heard_it(
+    scratch: Path, user: Identity, starter: FakeStarter
+) -> None:
+    starter.allowed = ANY
+    updates, answer = JobUpdates(), starter.answer
+    updates.say("the first")
+    updates.say("the second")
+    starter.answer = b"no\n"
+    with pytest.raises(chirp.Unheard):
+        tell(updates, scratch, user)
+    starter.answer = answer
+    assert tell(updates, scratch, user) == ""
+    assert starter.log()[-2:] == ["the first", "the second"]
+
+
 def test_a_vm_fills_no_log(scratch: Path, user: Identity) -> None:
     updates = JobUpdates()
     for number in range(1000):

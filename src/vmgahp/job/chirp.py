@@ -167,8 +167,10 @@ def _tell(updates: JobUpdates, listener: Starter, *, last: bool = False) -> str:
         if listener.ask("set_job_attr_delayed", name.attribute, escaped(expression(value))) != 0:
             refused = refused or f"the starter does not take {name.attribute} into the job ad"
         updates.said(name, value)
-    for line in updates.take_lines():
+    while line := updates.next_line():
         text = printable(line).encode()[:LONGEST_LINE].decode(errors="ignore")
-        if listener.ask("ulog", escaped(text)) < 0:
+        is_refused = listener.ask("ulog", escaped(text)) < 0
+        updates.line_said(line, all_lines=is_refused)
+        if is_refused:
             return refused or NO_LINES
     return refused

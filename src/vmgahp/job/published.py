@@ -142,7 +142,7 @@ class JobUpdates:
     def say(self, line: str) -> None:
         """Add a line for the job's log, if the job is allowed to write there."""
         with self._lock:
-            if self._spoken < MOST_LINES:
+            if line and self._spoken < MOST_LINES:
                 self._spoken += 1
                 self._lines.append(line)
 
@@ -182,11 +182,18 @@ class JobUpdates:
         with self._lock:
             self._said[name.attribute] = value
 
-    def take_lines(self) -> list[str]:
-        """Return the waiting lines, and forget them."""
+    def next_line(self) -> str:
+        """Return the first waiting line; empty if there is none."""
         with self._lock:
-            lines, self._lines = self._lines, []
-            return lines
+            return self._lines[0] if self._lines else ""
+
+    def line_said(self, line: str, *, all_lines: bool = False) -> None:
+        """Record that the starter has taken a line, or that it takes none."""
+        with self._lock:
+            if all_lines:
+                self._lines.clear()
+            elif self._lines[:1] == [line]:
+                del self._lines[0]
 
     def is_new(self, problem: str) -> bool:
         """Return True if a problem should be logged: each one once, and a limited number of them."""
