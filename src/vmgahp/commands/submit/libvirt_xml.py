@@ -203,7 +203,9 @@ class DomainReader:
         disks: dict[str, etree._Element] = {}
         own = self._trimmed(self._root, DOMAIN, "/domain", disks)
         self._account.tell(summary, _MISSED)
-        for interface in own.findall("devices/interface"):
+        for interface, nic in zip(own.findall("devices/interface"), made.nics, strict=False):
+            if interface.find("model") is None:  # libvirt's own choice, or one that no job may say
+                etree.SubElement(interface, "model", type=nic.model)
             for source in interface.findall("source"):
                 remove(source)
                 summary.skip("/domain/devices/interface/source", "source", "jobs get the machine's own network")
