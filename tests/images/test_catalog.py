@@ -351,8 +351,13 @@ def test_images_of_which_a_guest_has_booted_are_named(tmp_path: Path) -> None:
         "gone-512-1-0123456789abcdef",
         "tools-512-1-of-others",
         ".unfinished-x",
+        ".seen-debian-12-512-1-0123456789abcdef",
     ):
         (tmp_path / name).mkdir()
+    assert sorted(image for image, _ in catalog.templates(Settings({"VM_WARM_DIR": str(tmp_path)}))) == [
+        "debian-12",
+        "gone",
+    ]
     told = catalog.published(["debian-12", "tools"], Settings({"VM_WARM_DIR": str(tmp_path)}))
     assert told == {"VM_Images": "debian-12,tools", "VM_Images_Warm": "debian-12"}
     assert catalog.published(["tools"], Settings({"VM_WARM_DIR": "/nonexistent"})) == {

@@ -36,7 +36,7 @@ ATTRIBUTE = "VM_Images"
 WARM_SETTING = "VM_WARM_DIR"
 WARM_ATTRIBUTE = "VM_Images_Warm"
 """The machine attribute with the names of those of which a guest has booted already."""
-_TEMPLATE = re.compile(r"(.+)-[0-9]+-[0-9]+-[0-9a-f]{16}", re.ASCII)
+_TEMPLATE = re.compile(r"([^.].*)-[0-9]+-[0-9]+-[0-9a-f]{16}", re.ASCII)
 """The name of a template (`vmgahp.drivers.libvirt.program.warm`): its image, memory, CPUs, and a digest."""
 
 LONGEST_LINE = 5000

@@ -433,7 +433,9 @@ def test_as_it_is_the_execute_machine_takes_it(home, convert):
 
 @pytest.mark.parametrize(("model", "told"), [("ne2k_pci", "e1000"), ("virtio-transitional", "virtio"), ("", "rtl8139")])
 def test_as_it_is_a_nic_is_of_the_model_that_is_told(home, convert, model, told):
-    text = samples.DOMAIN.replace("<source network='default'/><model type='virtio'/>", f"<model type='{model}'/>" if model else "")
+    text = samples.DOMAIN.replace(
+        "<source network='default'/><model type='virtio'/>", f"<model type='{model}'/>" if model else ""
+    )
     _, said = convert(text, "--as-is")
     assert f"nat, {told}, 52:54:00:aa:bb:01" in said
     domain = sanitized((home / "web_server.xml").read_text(), "web_server.xml").domain

@@ -87,9 +87,16 @@ while [ "$1" != -- ]; do
     shift
 done
 shift
-cd / && exec "$@" >"$0.said" 2>&1 &
+{
+    cd / && "$@" >"$0.said" 2>&1
+    echo $? >"$0.status"
+} &
 """
 """A stand-in for systemd-run, since no systemd runs here: a program of the background, in the same environment."""
+
+
+def read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def has_booted(job: Job) -> bool:
@@ -104,6 +111,7 @@ def test_the_second_job_of_a_size_has_the_machine_boot_a_guest(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     settings = images.settings | {"VM_WARM_DIR": place, "VM_WARM_IMAGES": "small"}
+    ended = tmp_path / "systemd-run.status"
     for number in (1, 2, 3):
         home = scratch.parent / f"dir_{number}0"
         home.mkdir()
@@ -113,7 +121,8 @@ def test_the_second_job_of_a_size_has_the_machine_boot_a_guest(
         assert has_booted(job) is (number < 3)
         assert tool.with_name("systemd-run.words").exists() is (number > 1)
         if number == 2:
-            until(lambda: list(place.glob("small-192-1-*")), "the guest has booted")
+            until(lambda: read(ended), "the guest has booted")
+            assert read(ended) == "0\n", read(tool.with_name("systemd-run.said"))
     [made] = place.glob("small-192-1-*")
     words = tool.with_name("systemd-run.words").read_text().splitlines()
     assert f"--unit=vmgahp-warm-{made.name}" in words
