@@ -88,9 +88,9 @@ while [ "$1" != -- ]; do
 done
 shift
 {
-    cd / && "$@" >"$0.said" 2>&1
+    cd / && "$@"
     echo $? >"$0.status"
-} &
+} >"$0.said" 2>&1 &
 """
 """A stand-in for systemd-run, since no systemd runs here: a program of the background, in the same environment."""
 
