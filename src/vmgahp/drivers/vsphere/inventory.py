@@ -358,7 +358,8 @@ def directory_of(path: str | None) -> str:
 
 CHUNK = 1 << 20
 TRIES = 4
-"""The number of tries before the transfer of a file has failed; each try may first wait for the server."""
+"""The number of tries in a row without progress before the transfer of a file has failed; each may first wait for the
+server."""
 
 
 class Store:
@@ -425,7 +426,14 @@ class Store:
                 tell(done * 100 / size)
 
         try:
-            self._transfer("GET", source, doing, lambda: {"Range": f"bytes={done}-"} if done else {}, receive=receive)
+            self._transfer(
+                "GET",
+                source,
+                doing,
+                lambda: {"Range": f"bytes={done}-"} if done else {},
+                receive=receive,
+                position=lambda: done,
+            )
         except FileNotFoundError as error:
             if missing_is_fine:
                 return None
@@ -451,10 +459,15 @@ class Store:
         headers: Callable[[], dict[str, str]],
         body: Callable[[], Iterable[bytes] | None] = lambda: None,
         receive: Callable[[HTTPResponse], None] = lambda _response: None,
+        position: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Request a file until that succeeds. Raises `errors.Fault`, and FileNotFoundError if it does not exist."""
+        """Request a file until that succeeds, which takes more tries while `position` in it grows.
+
+        Raises `errors.Fault`, and FileNotFoundError if it does not exist.
+        """
         query = urlencode({"dcPath": self._place.datacenter_path, "dsName": self._place.datastore_name})
-        for left in reversed(range(TRIES)):
+        left, furthest = TRIES, 0
+        while True:
             connection, cookie = self._connection.https()
             try:
                 connection.request(method, f"/folder/{quote(path)}?{query}", body(), headers() | cookie)
@@ -466,6 +479,9 @@ class Store:
                 if isinstance(error, PermissionError):
                     self._connection.renew()
                 seen = str(error) or type(error).__name__
+                if position() > furthest:
+                    left, furthest = TRIES, position()
+                left -= 1
                 if left == 0:
                     problem = f"vSphere failed while {doing}, {TRIES} times over: {seen}."
                     hint = "see why the server's file service breaks off, and whether the datastore has room."
