@@ -15,7 +15,7 @@ from tests.lab.vcsim import PASSWORD, Vcsim
 from tests.peer import Peer, kill_guardian
 from vmgahp.config import Settings
 from vmgahp.drivers.vsphere.connection import VsphereConnection
-from vmgahp.drivers.vsphere.inventory import TRIES, Inventory, Store
+from vmgahp.drivers.vsphere.inventory import Inventory, Store
 from vmgahp.errors import HOLD_CODES, JobFault
 from vmgahp.testing.contract import until
 
@@ -170,20 +170,6 @@ def test_a_download_continues_where_it_was(lab: Lab) -> None:
         lab.sim.tell("at GET drop 5000000")  # which is more than what is left
         assert result(peer) == ["0", "NULL"]
         assert peer.quit().count("broke off, once more") == 1
-    kept_whole(lab.job)
-
-
-def test_a_download_that_gets_on_may_break_off_any_number_of_times(lab: Lab) -> None:
-    lab.job = Job(lab.scratch, BIG)
-    times = TRIES + 1
-    with lab.running() as peer:
-        lab.sim.tell("at GET drop 1000000")
-        peer.request("STOP", 1)
-        for _ in range(times - 1):
-            lab.sim.reached("GET")
-            lab.sim.tell("at GET drop 1000000")
-        assert result(peer) == ["0", "NULL"]
-        assert peer.quit().count("broke off, once more") == times
     kept_whole(lab.job)
 
 

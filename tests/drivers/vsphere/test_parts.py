@@ -17,7 +17,7 @@ from tests.drivers.vsphere.simulator import VMX, Job
 from tests.jobs import of_lines, owner
 from vmgahp import errors
 from vmgahp.config import Settings
-from vmgahp.drivers.vsphere import VsphereDriver, hardware
+from vmgahp.drivers.vsphere import VsphereDriver, hardware, inventory
 from vmgahp.drivers.vsphere.connection import RULES, Access, from_vsphere
 from vmgahp.drivers.vsphere.hardware import bare_spec, guest_id
 from vmgahp.drivers.vsphere.inventory import LONGEST_NAME, RUNS, SAVED, Tag, entity_name, network_map
@@ -298,3 +298,57 @@ def test_a_checkpoint_expires_by_the_server_s_clock() -> None:
     assert (waiting.state, waiting.expires) == (SAVED, str(1000 + DAY))
     assert not waiting.has_expired(lambda: 1000.0 + DAY)
     assert waiting.has_expired(lambda: 1001.0 + DAY)
+
+
+# A file service that breaks off
+
+CONTENT = bytes(range(250)) * 40
+
+
+class Breaking:
+    """A connection that breaks off each answer after some bytes."""
+
+    def __init__(self, after: int, *, resumes: bool) -> None:
+        self.after, self.resumes = after, resumes
+        self.asked = 0
+
+    def https(self) -> tuple["Breaking", dict[str, str]]:
+        return self, {}
+
+    def request(self, _method: str, _path: str, _body: None, headers: dict[str, str]) -> None:
+        self.asked += 1
+        begin = int(headers["Range"].strip("bytes=-")) if self.resumes and "Range" in headers else 0
+        self.status, self.left = 206 if begin else 200, self.after
+        self.rest = CONTENT[begin:]
+        self.length = len(self.rest)
+
+    def getresponse(self) -> "Breaking":
+        return self
+
+    def read(self, size: int) -> bytes:
+        given, self.rest = self.rest[: min(size, self.left)], self.rest[min(size, self.left) :]
+        self.left -= len(given)
+        return given
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("after", "resumes", "tries"), [(1000, True, 10), (1000, False, None), (0, True, None)])
+def test_a_download_that_gets_on_may_break_off_any_number_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, resumes: bool, tries: int | None
+) -> None:
+    monkeypatch.setattr(inventory, "RETRY_INTERVAL", 0.0)
+    connection: Any = Breaking(after, resumes=resumes)
+    place: Any = SimpleNamespace(datacenter_path="dc", datastore_name="store")
+    store = inventory.Store(connection, place, print)
+    with (tmp_path / "disk").open("w+b") as file:
+        if tries is None:
+            with pytest.raises(errors.HypervisorFault, match=f"{inventory.TRIES} times over"):
+                store.download("a/disk.vmdk", "disk", file)
+            assert connection.asked <= inventory.TRIES + 1
+            return
+        assert store.download("a/disk.vmdk", "disk", file) == len(CONTENT)
+        file.seek(0)
+        assert file.read() == CONTENT
+    assert connection.asked == tries
