@@ -79,6 +79,15 @@ def all_at_once(servers: Sequence[Server], request: bytes, count: int) -> tuple[
     return taken, [server.lines(count) for server in servers]
 
 
+def start_all(servers: Sequence[Server], vm_type: str) -> list[float]:
+    """Start the VMs of all servers, whose ads are there: the seconds that each took. Raises `ValueError`."""
+    taken, _ = all_at_once(servers, b"CONDOR_VM_START 1 %s\r\n" % vm_type.encode(), 2)
+    _, answers = all_at_once(servers, b"RESULTS\r\n", 2)
+    if refused := [result for _, result in answers if result != b"1 0 1"]:
+        raise ValueError(f"{len(refused)} of {len(servers)} VMs have not started: {refused[0]!r}")
+    return taken
+
+
 def on_processor(servers: Iterable[Server]) -> float:
     """Add up the seconds on a processor of servers and of their helpers that have ended."""
     fields = (Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split() for server in servers)
@@ -135,10 +144,7 @@ def measure(subject: Subject, column: Column, libvirtd: Any) -> dict[str, float]
         time.sleep(SETTLE)
 
         used = on_processor(servers)
-        taken, _ = all_at_once(servers, b"CONDOR_VM_START 1 %s\r\n" % column.vm_type.encode(), 2)
-        _, answers = all_at_once(servers, b"RESULTS\r\n", 2)
-        if refused := [result for _, result in answers if result != b"1 0 1"]:
-            raise ValueError(f"{len(refused)} of {number} VMs have not started: {refused[0]!r}")
+        taken = start_all(servers, column.vm_type)
         found["START, half"], found["START, last"] = statistics.median(taken), taken[-1]
         time.sleep(SETTLE)
         found["START, CPU"] = (on_processor(servers) - used) / number

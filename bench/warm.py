@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from bench.scale import all_at_once
+from bench.scale import all_at_once, processes, start_all
 from bench.stopwatch import Subject
 from bench.watched import Server, memory
 
@@ -28,8 +28,8 @@ MEMORY_MIB = 512
 DEADLINE = 600
 """Seconds for a guest to boot, and for all of its jobs."""
 LOOK = 0.1
-GOALS = {1: 3, 10: 15}
-"""The most seconds to the last program's first line, by the number of jobs that do not boot."""
+GOALS = ("", "3 s", "15 s")
+"""The most seconds to the last program's first line, by the column."""
 
 
 def measure(subject: Subject, number: int) -> dict[str, float]:
@@ -41,8 +41,6 @@ def measure(subject: Subject, number: int) -> dict[str, float]:
             own = subject.in_scratch(turn)
             servers.append(server := stack.enter_context(own.serve()))
             server.lines(1)
-            server.write(b"ASYNC_MODE_ON\r\n")
-            server.lines(1)
             values = {
                 "JobVMMemory": MEMORY_MIB, "RequestMemory": MEMORY_MIB, "VMPARAM_vm_Disk": "catalog:debian:vda:w",
                 "VMPARAM_vm_Run": "echo here; sleep 600", "VMPARAM_vm_Run_Inputs": "", "ClusterId": turn,
@@ -50,11 +48,9 @@ def measure(subject: Subject, number: int) -> dict[str, float]:
             }  # fmt: skip
             server.block(own.ad(**values), piecewise=False)
             outputs.append(own.scratch / "vm_stdout")
+        all_at_once(servers, b"ASYNC_MODE_ON\r\n", 1)
         began = time.time()
-        all_at_once(servers, b"CONDOR_VM_START 1 kvm\r\n", 2)
-        _, answers = all_at_once(servers, b"RESULTS\r\n", 2)
-        if refused := [result for _, result in answers if result != b"1 0 1"]:
-            raise ValueError(f"{len(refused)} of {number} jobs have not started: {refused[0]!r}")
+        start_all(servers, "kvm")
         signal.alarm(DEADLINE)
         while not all(output.exists() and output.stat().st_size for output in outputs):
             time.sleep(LOOK)
@@ -67,11 +63,7 @@ def measure(subject: Subject, number: int) -> dict[str, float]:
 
 def _costs(number: int) -> dict[str, float]:
     """Return what each guest's QEMU has read, and its memory, in KiB."""
-    qemus = {
-        int(entry.parent.name)
-        for entry in Path("/proc").glob("[0-9]*/cmdline")
-        if os.path.exists(entry) and entry.read_bytes().startswith(b"/usr/bin/qemu-system")
-    }
+    qemus = [pid for pid, words in processes().items() if words.startswith(b"/usr/bin/qemu-system")]
     if len(qemus) != number:
         raise ValueError(f"{number} guests should run, but these do: {qemus}")
     read = sum(int(Path(f"/proc/{pid}/io").read_text().split()[1]) for pid in qemus)
@@ -81,38 +73,28 @@ def _costs(number: int) -> dict[str, float]:
 def main() -> None:
     task = json.load(sys.stdin)
     ours = task["servers"]["this"]
-    for number, does in COLUMNS:
-        subject = Subject("this", ours["argv"], {**task["environment"], **ours["environment"], **task["warm"]}, task)
-        if number == 1 and does != COLUMNS[0][1]:
-            words = [
-                os.path.join(os.path.dirname(ours["argv"][0]), "vmgahp"),
-                "image",
-                "warm",
-                "debian",
-                "--memory",
-                str(MEMORY_MIB),
-                "--timeout",
-                str(DEADLINE),
-            ]
-            subprocess.run(words, env=subject.environment, check=True, stdout=subprocess.DEVNULL)
+    subject = Subject("this", ours["argv"], {**task["environment"], **ours["environment"], **task["warm"]}, task)
+    vmgahp = os.path.join(os.path.dirname(ours["argv"][0]), "vmgahp")
+    make = [vmgahp, "image", "warm", "debian", f"--memory={MEMORY_MIB}", f"--timeout={DEADLINE}"]
+    for turn, (number, _) in enumerate(COLUMNS):
+        if turn == 1:  # the first column's guest has booted for its job
+            subprocess.run(make, env=subject.environment, check=True, stdout=subprocess.DEVNULL)
         print(json.dumps(measure(subject, number)), flush=True)
 
 
 ROWS = {
-    "first": "the first program's first line",
-    "last": "the last one's",
-    "read": "read by each QEMU, MiB",
-    "PSS": "PSS of each QEMU, MiB",
+    "first": ("the first program's first line", "{:.1f} s", 1),
+    "last": ("the last one's", "{:.1f} s", 1),
+    "read": ("read by each QEMU, MiB", "{:.0f}", 1024),
+    "PSS": ("PSS of each QEMU, MiB", "{:.0f}", 1024),
 }
+"""By the key of a value: its title, how it is written, and by what it is divided before."""
 
 
 def table(found: Sequence[Mapping[str, float]]) -> str:
     """Make a table of Markdown, a column for each number of jobs."""
     lines = [["", *(f"{number} {does}" for number, does in COLUMNS)], ["---"] * (len(COLUMNS) + 1)]
-    for key, title in ROWS.items():
-        unit, digits = (1024, 0) if key in ("read", "PSS") else (1, 1)
-        suffix = "" if unit > 1 else " s"
-        lines.append([title, *(f"{column[key] / unit:.{digits}f}{suffix}" for column in found)])
-    goals = ["" if does == COLUMNS[0][1] else f"{GOALS[number]} s" for number, does in COLUMNS]
-    lines.append(["goal for the last", *goals])
+    for key, (title, form, unit) in ROWS.items():
+        lines.append([title, *(form.format(column[key] / unit) for column in found)])
+    lines.append(["goal for the last", *GOALS])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -169,8 +169,8 @@ def _tell(updates: JobUpdates, listener: Starter, *, last: bool = False) -> str:
         updates.said(name, value)
     while line := updates.next_line():
         text = printable(line).encode()[:LONGEST_LINE].decode(errors="ignore")
-        is_refused = listener.ask("ulog", escaped(text)) < 0
-        updates.line_said(line, all_lines=is_refused)
-        if is_refused:
+        if listener.ask("ulog", escaped(text)) < 0:
+            updates.drop_lines()
             return refused or NO_LINES
+        updates.line_said(line)
     return refused

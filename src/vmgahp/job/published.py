@@ -187,13 +187,16 @@ class JobUpdates:
         with self._lock:
             return self._lines[0] if self._lines else ""
 
-    def line_said(self, line: str, *, all_lines: bool = False) -> None:
-        """Record that the starter has taken a line, or that it takes none."""
+    def line_said(self, line: str) -> None:
+        """Record that the starter has taken a line."""
         with self._lock:
-            if all_lines:
-                self._lines.clear()
-            elif self._lines[:1] == [line]:
+            if self._lines[:1] == [line]:  # the round at the VM's end may have said it meanwhile
                 del self._lines[0]
+
+    def drop_lines(self) -> None:
+        """Forget the waiting lines, which the starter refuses."""
+        with self._lock:
+            self._lines.clear()
 
     def is_new(self, problem: str) -> bool:
         """Return True if a problem should be logged: each one once, and a limited number of them."""
