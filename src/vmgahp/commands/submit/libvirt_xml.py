@@ -203,15 +203,17 @@ class DomainReader:
         disks: dict[str, etree._Element] = {}
         own = self._trimmed(self._root, DOMAIN, "/domain", disks)
         self._account.tell(summary, _MISSED)
-        for interface, nic in zip(own.findall("devices/interface"), made.nics, strict=False):
+        interfaces = own.findall("devices/interface")
+        if options.network == "none":
+            for interface in interfaces:
+                remove(interface)
+        for interface, nic in zip(interfaces, made.nics, strict=False):
             if interface.find("model") is None:  # libvirt's own choice, or one that no job may say
                 etree.SubElement(interface, "model", type=nic.model)
             for source in interface.findall("source"):
                 remove(source)
                 summary.skip("/domain/devices/interface/source", "source", "jobs get the machine's own network")
-            if options.network == "none":
-                remove(interface)
-            elif options.network:
+            if options.network:
                 interface.set("type", "network" if options.network == "nat" else options.network)
         for amount in own.findall("memory") + own.findall("currentMemory") + own.findall("vcpu"):
             remove(amount)  # the ad has them
