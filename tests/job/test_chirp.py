@@ -104,6 +104,22 @@ def test_a_line_is_said_again_to_a_starter_that_has_not_heard_it(
     assert starter.log()[-2:] == ["the first", "the second"]
 
 
+def test_a_line_whose_answer_is_always_late_does_not_keep_the_rest_from_the_job_ad(scratch, user, starter) -> None:
+    starter.allowed = ANY
+    updates, answer = updates_of(), starter.answer
+    for line in ("the first", "the second"):
+        updates.say(line)
+    starter.answer = b"no\n"
+    for _ in range(2):
+        with pytest.raises(chirp.Unheard):
+            tell(updates, scratch, user)
+    assert tell(updates, scratch, user) == ""
+    starter.answer = answer
+    updates.say("the third")
+    assert tell(updates, scratch, user) == ""
+    assert starter.log()[-1] == "the third"
+
+
 def test_a_vm_fills_no_log(scratch: Path, user: Identity) -> None:
     updates = JobUpdates()
     for number in range(1000):

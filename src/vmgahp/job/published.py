@@ -106,8 +106,6 @@ NAMES = tuple(row for row in list(globals().values()) if isinstance(row, Name))
 class JobUpdates:
     """The updates of one VM: the last value of each name, and lines for the job's log."""
 
-    __slots__ = ("_is_fresh", "_lines", "_lock", "_problems", "_said", "_spoken", "_values", "on_stage", "over", "turn")
-
     def __init__(self) -> None:
         self._lock = Lock()
         self._values: dict[str, Value] = {}
@@ -117,7 +115,7 @@ class JobUpdates:
         self._is_fresh = False
         """True if values other than figures may be unreported: a cheap test for each STATUS."""
         self._lines: list[str] = []
-        self._spoken = 0
+        self._spoken = self._offers = 0
         self.turn = Lock()
         """A lock that is held while the starter is talked to."""
         self.over = False
@@ -183,8 +181,16 @@ class JobUpdates:
             self._said[name.attribute] = value
 
     def next_line(self) -> str:
-        """Return the first waiting line; empty if there is none."""
+        """Return the first waiting line; empty if there is none.
+
+        A line that was returned twice without `line_said` may be in the log, and its answer too late: all are forgotten
+        then, lest they fail every round.
+        """
         with self._lock:
+            if self._offers == 2:
+                self._offers = 0
+                self._lines.clear()
+            self._offers += bool(self._lines)
             return self._lines[0] if self._lines else ""
 
     def line_said(self, line: str) -> None:
@@ -192,6 +198,7 @@ class JobUpdates:
         with self._lock:
             if self._lines[:1] == [line]:  # the round at the VM's end may have said it meanwhile
                 del self._lines[0]
+                self._offers = 0
 
     def drop_lines(self) -> None:
         """Forget the waiting lines, which the starter refuses."""

@@ -442,6 +442,12 @@ def test_as_it_is_a_nic_is_of_the_model_that_is_told(home, convert, model, told)
     assert domain.find("devices/interface/model").get("type") == told
 
 
+def test_as_it_is_a_nic_of_arm_without_a_model_is_libvirts_own_choice(home, convert):
+    text = samples.DOMAIN.replace("<source network='default'/><model type='virtio'/>", "")
+    _, said = convert(text.replace("arch='x86_64' machine='pc-q35-7.2'", "arch='aarch64' machine='virt'"), "--as-is")
+    assert "nat, virtio, 52:54:00:aa:bb:01" in said
+
+
 @pytest.mark.parametrize(
     "device",
     [

@@ -443,7 +443,8 @@ class DomainReader:
         account.take(element, "type")
         nic = GuestNic("", place=place, mac=account.get(account.child(element, "mac"), "address").lower())
         nic.link_up = account.get(account.child(element, "link"), "state") != "down"
-        model = account.get(account.child(element, "model"), "type") or "rtl8139"  # libvirt's default
+        usual = "virtio" if self._made.options.get("Arch") == ARM else "rtl8139"  # libvirt's defaults
+        model = account.get(account.child(element, "model"), "type") or usual
         address = child(element, "address")
         numbers = [get(address, name) or "0" for name in ("bus", "slot")]
         if get(address, "type") == "pci" and all(map(_PCI.fullmatch, numbers)):
