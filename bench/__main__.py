@@ -286,7 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output.add_argument("--json", action="store_true", help="every value, for a program")
     output.add_argument("--write", action="store_true", help=f"write the tables into {PAGE.name}")
     output.add_argument(
-        "--check", action="store_true", help=f"compare with the table of both in {PAGE.name}; exit 1 where it differs"
+        "--check", action="store_true", help=f"compare with the first table of {PAGE.name}; exit 1 where it differs"
     )
     options = parser.parse_args(argv)
     rounds = rounds_of(options.rounds, options.only)

@@ -192,7 +192,7 @@ def table(lines: Sequence[Line]) -> str:
         cells.append([row.title, row.unit, *figures, goal, floor, mark])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     text = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    text += ["", "Medians (quartiles), those of the ratio by rounds; the most by the goal, ! where above it."]
+    text += ["", "Medians (quartiles); a ratio is the median of the rounds' ratios; ! is above the goal."]
     text += [f"[{number}] {remark}" for number, remark in enumerate(remarks, start=1)]
     return "\n".join(text)
 

@@ -108,11 +108,11 @@ OF_THE_JOB = (
     _job("VMPARAM_Libvirt_XML", "an element or attribute that jobs may not use"),
     _job("VMPARAM_Libvirt_XML", "it contradicts the job ad"),
     _job("VMPARAM_Libvirt_XML", "not accepted here, or this machine cannot run it"),
-    _job("the job ad", "expressions that take more than 10 s to evaluate"),
+    _job("the job ad", "expressions that take more than 10 s of CPU time, or 60 s, to evaluate"),
     _job("the scratch directory", "a directory with the name of a file to be made"),
     _job("the scratch directory", "closed by its user"),
     _job("the scratch directory", "full, as a file system of its own or by a quota"),
-    _job("the checkpoint", "its disks have changed since", code=errors.MISMATCHED_CHECKPOINT),
+    _job("the checkpoint", "changed disks, or a manifest that cannot be read", code=errors.MISMATCHED_CHECKPOINT),
 )
 """What the job's owner must correct: the job is held, and the machine stays."""
 

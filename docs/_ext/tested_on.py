@@ -32,9 +32,9 @@ def table(record: Path = TRIED) -> str:
         if part is None:
             lines.append(f"| {what} |{' |' * len(COLUMNS)} not recorded yet | | |\n")
             continue
-        for system, tests in part.get("ran on", []) or [[{"system": part["system"]}, part.get("passed", 0)]]:
+        for system, tests in part.get("ran on", []) or [[{"system": part["system"]}, part.get("passed", "")]]:
             seen = [_name(system), *(system.get(column, "") for column in COLUMNS[1:])]
-            failed = part.get("failed", 0)
+            failed = part.get("failed", "")
             lines.append(f"| {what} | {' | '.join(seen)} | {tests} | {failed} | {part['date']} |\n")
     return "".join(lines)
 

@@ -170,7 +170,7 @@ def test_only_what_is_missing_is_said_to_be(typed: Typed) -> None:
 def test_dashes_that_are_missing_are_named(typed: Typed, line: str) -> None:
     status, _, err = typed(*line.split())
     assert status == WRONG_WORDS
-    assert "behind --" in err
+    assert "after --" in err
 
 
 NAMES = {

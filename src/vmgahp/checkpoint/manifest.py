@@ -56,8 +56,7 @@ class CheckpointFile(NamedTuple):
     mtime_ns: int
     """The modification time in nanoseconds; 0 if it is meaningless."""
     digest: str
-    """The SHA-256, in hexadecimal: of a whole memory image, otherwise of the parts that
-    `vmgahp.checkpoint.store.sample` reads."""
+    """The SHA-256, in hexadecimal, of the size and the parts that `vmgahp.checkpoint.store.sample` reads."""
 
 
 Facts = Mapping[str, Any]

@@ -39,7 +39,6 @@ IMAGE_EXTRA = 256 << 20
 """The bytes by which a memory image may exceed the memory: video memory, devices, the format's own. A larger one is
 refused unread: a sparse file of a petabyte takes no space, but reading it takes days."""
 
-CANNOT_SAVE = errors.PREFIX + "VM_CANNOT_CREATE_CKPT_FILES"
 HINT = "look at the file system of the scratch directory; the VM keeps running."
 
 _MOST_REFUSED = 1000
@@ -112,7 +111,7 @@ class CheckpointStore(NamedTuple):
             write_record(self.identity, self.directory, MANIFEST_FILE, manifest.dump(self.kind, whole), self._parse)
         except (OSError, manifest.Invalid, errors.MachineFault) as error:
             problem = f"The checkpoint of {now.name} cannot be completed: {error}."
-            raise errors.MachineFault(problem, hint, CANNOT_SAVE) from error
+            raise errors.MachineFault(problem, hint, errors.CANNOT_SAVE) from error
 
     # Finding one
 

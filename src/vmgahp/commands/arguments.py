@@ -75,7 +75,7 @@ class Parser(argparse.ArgumentParser):
         if rest:
             takes = {action.metavar for action in self._actions if action.nargs in ("+", "*")}
             is_behind = "--" not in words and takes & {"COMMAND", "WORD"}
-            behind = "; the words of the other program go behind --." if is_behind else ""
+            behind = "; the words of the other program go after --." if is_behind else ""
             if option := next((word.partition("=")[0] for word in rest if word.startswith("-")), ""):
                 near = did_you_mean(option, (name for name in self._option_string_actions if name.startswith("--")))
                 self.error(f"there is no option {option}{behind or near}")

@@ -24,7 +24,11 @@ def serve_arguments(command: argparse.ArgumentParser) -> None:
     tell(
         command,
         examples=[("vmgahp serve --dir /tmp/scratch", "serve one VM, whose files are in that directory")],
-        statuses={0: "It was ended: by QUIT, by the end of its input, or by a signal, such as Control-C.", 130: ""},
+        statuses={
+            0: "QUIT, the end of its input, or a signal such as Control-C ended it. After a guest has ended QUIT "
+            "returns its exit code.",
+            130: "",
+        },
     )
 
 
@@ -54,7 +58,8 @@ def probe_arguments(command: argparse.ArgumentParser) -> None:
 def kill_arguments(command: argparse.ArgumentParser) -> None:
     """Destroy the VM of a job that is gone. A VM that does not exist is a success."""
     add_type(command, "")
-    text = "<User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0"
+    text = "the VM's name, <User with @ as _>_<ClusterId>.<ProcId>, such as alice_example.org_12.0; for the types "
+    text += "vmrun, vmware, script and any the job's scratch directory"
     command.add_argument("name", metavar="NAME", help=text)
     command.set_defaults(run=_kill)
     tell(command, examples=[("vmgahp kill alice_example.org_12.0", "destroy what is left of the VM of that job")])

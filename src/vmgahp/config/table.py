@@ -158,7 +158,7 @@ SETTINGS = (
         "file.", unit="seconds"),
     Setting("VM_RUN_AS_JOB_USER", "bool", "false",
         "True to run QEMU with the job user's uid and gid instead of as libvirt's user. A job that shares a directory "
-        "(VM_SHARE_SCRATCH) always runs so."),
+        "by 9p, or has an image on a file system without leases, always runs so."),
     Setting("VM_REPORT_PID", "bool", "false",
         "True to report the process that runs the guest. HTCondor then takes that process's address space for the "
         "job's memory, and a personal pool older than HTCondor 25.11 cannot resume a suspended job."),

@@ -32,9 +32,9 @@ _BEGINNINGS = (
 class Travel(Enum):
     """The ways of a file whose job names only ``vm_outputs/`` in `transfer_output_files`."""
 
-    HOME = "home, and with a checkpoint"
+    HOME = "back to the submit machine, and with a checkpoint"
     CHECKPOINT = "with a checkpoint"
-    NOWHERE = "nowhere: each start makes it anew"
+    NOWHERE = "not transferred: each start makes it anew"
 
 
 class ScratchFile(NamedTuple):

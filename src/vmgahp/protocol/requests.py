@@ -45,7 +45,7 @@ WORDS: dict[str, str] = {
     "INTERNAL": "The hypervisor or the server failed, and neither the job nor a setting is known to be the cause.",
     "CRITICAL": "Something on this machine keeps VMs from running: settings, libvirt, QEMU, disk space, permissions.",
     "VM_NOT_ENOUGH_MEMORY": "The machine has not enough free memory for the VM.",
-    "VM_CANNOT_CREATE_CKPT_FILES": "The files of a checkpoint could not be written.",
+    "VM_CANNOT_CREATE_CKPT_FILES": "The memory of a VM, or the files of its checkpoint, could not be written.",
     "VM_INVALID_SUSPEND_FILE": "The saved memory of a suspended VM is missing or invalid.",
     "XEN_INVALID_GUEST_KERNEL": "Xen rejects the guest's kernel.",
     "XEN_VBD_CONNECT_ERROR": "Xen could not connect a disk of the guest.",

@@ -15,15 +15,15 @@ number = whole(999_999, "no number: write one")
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Write a submit file for a program in a virtual machine. Its inputs are in the directory in which it is started
-    there, its outputs come home as files, its standard output and error grow while it runs, and its exit code is the
+    there, its outputs come back as files, its standard output and error grow while it runs, and its exit code is the
     job's. The image needs cloud-init, or the agent."""
-    command.add_argument("words", nargs="*", metavar="WORD", help="behind --: the program and its arguments")
+    command.add_argument("words", nargs="*", metavar="WORD", help="after --: the program and its arguments")
     add = command.add_argument
     add("--image", default="", metavar="IMAGE", help="catalog:NAME of the machines, a file, or a URL that they fetch")
     add("--memory", type=memory, default=0, metavar="MIB", help="memory in MiB, or as 1.5G (default: 1G)")
     add("--cpus", type=cpus, default=1, metavar="N", help="the number of CPUs (default: 1)")
     add("--input", action="append", default=[], metavar="PATH", help="a file, a directory or a URL; repeatable")
-    text = "a file, a directory or a pattern to bring home; repeatable, '' for none (default: all that is new)"
+    text = "a file, a directory or a pattern to transfer back; repeatable, '' for none (default: all that is new)"
     add("--output", action="append", metavar="NAME", help=text)
     add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="a variable, or this one's value here")
     add("--time-limit", type=seconds, default=0, metavar="TIME", help="how long the program may run, as 90, 30m, 2h")
@@ -55,7 +55,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         command,
         examples=[
             (EXAMPLE, "write fit.sub"),
-            ("vmgahp run --image debian.qcow2 --output results/ --submit -- make all", "run it; results come home"),
+            ("vmgahp run --image debian.qcow2 --output results/ --submit -- make all", "run it; results come back"),
         ],
         keys={
             "submit_file": "the file that was written; empty where none was",
@@ -88,7 +88,7 @@ def disk_size(text: str) -> str:
 def run(options: argparse.Namespace) -> int:
     """Write the submit file, or print it, and submit; return the exit status."""
     if not options.words or not options.image:
-        missing = "a program behind -- (WORD)" if options.image else "--image and a program behind --"
+        missing = "a program after -- (WORD)" if options.image else "--image and a program after --"
         raise UsageError(f"name {missing}, such as: {EXAMPLE}")
     from vmgahp.commands.run import job
 

@@ -332,7 +332,7 @@ def _called(options: argparse.Namespace) -> str:
     names = {os.path.basename(path.rstrip("/")) for path in options.input}
     program: str = options.words[0]
     if not program:
-        raise SubmitError("behind -- there is an empty word in the place of a program.", "name one, such as -- date.")
+        raise SubmitError("after -- there is an empty word in the place of a program.", "name one, such as -- date.")
     word = next((word for word in options.words if os.path.basename(word) in names), program)
     return os.path.splitext(os.path.basename(word.rstrip("/")))[0]
 

@@ -11,7 +11,7 @@ from vmgahp.commands.arguments import add_json, add_type, cpus, memory, tell
 
 FRONT_ENDS = (
     ("libvirt-xml", "libvirt_xml", "libvirt's domain XML, as virsh dumpxml --inactive writes it"),
-    ("virt-install", "libvirt_xml", "the words of a virt-install command line, behind --"),
+    ("virt-install", "libvirt_xml", "the words of a virt-install command line, after --"),
     ("ovf", "ovf", "an OVF descriptor (.ovf) with its files beside it, or an archive of them (.ova)"),
     ("vmx", "vmx", "VMware's .vmx, with its disks beside it"),
     ("box", "box", "a Vagrant box: a .box file, or a directory such as ~/.vagrant.d/boxes has"),
@@ -29,7 +29,7 @@ _EXAMPLES = {
 }
 
 _STATUSES = {
-    0: "A submit file is written, of which the rehearsal found nothing wrong.",
+    0: "A submit file is written, in which the check of an execute machine finds nothing wrong.",
     1: "None is written; or condor_submit's own.",
 }
 

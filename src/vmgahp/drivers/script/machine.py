@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.manifest import STATE, CheckpointKind, Facts, Manifest, text
-from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore, FileRef, Unusable
+from vmgahp.checkpoint.store import CheckpointStore, FileRef, Unusable
 from vmgahp.config import Settings
 from vmgahp.drivers.managed import Deadlines, ManagedMachine
 from vmgahp.drivers.resources import Resources
@@ -348,7 +348,7 @@ class ScriptMachine(ManagedMachine):
         files, note = (self._saved.get("files", []), self._saved.get("note")) if self._saved else ([], "")
         if not files:
             problem = f"The checkpoint of {self.name} cannot be completed: the script names no files of it."
-            raise errors.MachineFault(problem, _NAMED_FILES, CANNOT_SAVE)
+            raise errors.MachineFault(problem, _NAMED_FILES, errors.CANNOT_SAVE)
         facts = {"hypervisor": self.request.hypervisor, "note": note}
         now = self.store.now(self.spec, facts, self.usage.seconds)
         self.store.write(now, [FileRef(STATE, name) for name in dict.fromkeys(files)], _NAMED_FILES)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from vmgahp import errors, lifecycle
 from vmgahp.checkpoint.manifest import DISK, STATE, UUID, CheckpointKind, Manifest, matching
-from vmgahp.checkpoint.store import CANNOT_SAVE, CheckpointStore, FileRef, Unusable
+from vmgahp.checkpoint.store import CheckpointStore, FileRef, Unusable
 from vmgahp.drivers.managed import Deadlines, ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
@@ -296,7 +296,7 @@ class VmrunMachine(ManagedMachine):
         if free < needed:
             room = f"the guest's memory needs up to {needed >> 20} MiB in {directory}, and {free >> 20} MiB are free"
             hint = "free disk space on the file system of EXECUTE; the VM keeps running."
-            raise errors.MachineFault(f"{self.name} cannot be suspended: {room}.", hint, CANNOT_SAVE)
+            raise errors.MachineFault(f"{self.name} cannot be suspended: {room}.", hint, errors.CANNOT_SAVE)
 
     def _find_process(self) -> Process | None:
         if self._process is None or not tool.is_still(self._process):

@@ -22,7 +22,7 @@ import libvirt
 from vmgahp import errors
 from vmgahp.checkpoint import manifest, memory_image, substitute
 from vmgahp.checkpoint.manifest import BACKING, DISK, MEMORY, UUID, WORD, CheckpointKind, Facts, Manifest, matching
-from vmgahp.checkpoint.store import CANNOT_SAVE, HINT, IMAGE_EXTRA, MEMORY_FILE, CheckpointStore, FileRef, Unusable
+from vmgahp.checkpoint.store import HINT, IMAGE_EXTRA, MEMORY_FILE, CheckpointStore, FileRef, Unusable
 from vmgahp.checkpoint.substitute import ZSTD, Held, Substitute, Write
 from vmgahp.config import Settings
 from vmgahp.domain.restore import SavedMismatch
@@ -243,13 +243,13 @@ class Saver:
     @staticmethod
     def fault(problem: str) -> errors.MachineFault:
         hint = "see that the file system of EXECUTE is well and has free space; the VM still runs."
-        return errors.MachineFault(f"The VM cannot be saved: {problem}.", hint, CANNOT_SAVE)
+        return errors.MachineFault(f"The VM cannot be saved: {problem}.", hint, errors.CANNOT_SAVE)
 
 
 def _unusable(name: str, directory: str, reason: str) -> errors.MachineFault:
     problem = f"The memory image {name} in {directory} cannot be used: {reason.rstrip('.')}."
     hint = "see who has changed the job's scratch directory."
-    return errors.MachineFault(problem, hint, errors.PREFIX + "VM_INVALID_SUSPEND_FILE")
+    return errors.MachineFault(problem, hint, errors.INVALID_SUSPEND_FILE)
 
 
 def _of_qemu_conf() -> str:
@@ -406,7 +406,7 @@ class LibvirtCheckpoints:
             host_cpu = self._host_cpu(domain_type)
         except libvirt.libvirtError as error:
             problem = f"The checkpoint of {spec.vm.name} cannot be completed: {error}."
-            raise errors.MachineFault(problem, HINT, CANNOT_SAVE) from error
+            raise errors.MachineFault(problem, HINT, errors.CANNOT_SAVE) from error
         facts = {
             "domain_type": domain_type,
             "uuid": uuid,
