@@ -274,7 +274,7 @@ def test_a_dry_run_shows_what_cloud_init_is_told(home, capsys) -> None:
 
 def test_a_file_is_written_and_the_next_command_said(home, capsys) -> None:
     assert main(told("--input", "fit.py")) == 0
-    assert absent(capsys.readouterr().err, "Written: fit.sub", "50 s at least", "condor_submit fit.sub") == []
+    assert absent(capsys.readouterr().err, "Written: fit.sub", "45 s at least", "condor_submit fit.sub") == []
     assert main(told("--input", "fit.py")) == 1
     assert absent(capsys.readouterr().err, "fit.sub is there already", "--force") == []
     assert main(told("--input", "fit.py", "--force")) == 0

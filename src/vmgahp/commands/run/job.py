@@ -372,7 +372,7 @@ def _add_user_data(options: argparse.Namespace, made: Guest, names: set[str]) ->
     made.options["User_Data"] = name
 
 
-COST = "The job takes some 15 s beside its guest, and 50 s at least: condor_starter sleeps for 30 s after each start.\n"
+COST = "The job takes some 10 s beside its guest, and 45 s at least: condor_starter sleeps for 30 s after each start.\n"
 
 
 def run(options: argparse.Namespace) -> int:
