@@ -14,6 +14,9 @@ import pytest
 from tests.checkpoint.support import image, stored
 from vmgahp.checkpoint.memory_image import FORMATS, Damaged, Head, inspect, substitute
 from vmgahp.checkpoint.substitute import NotPacked, Write, has_program, unpack_image
+from vmgahp.errors import JobFault
+from vmgahp.host import wait
+from vmgahp.host.budget import Budget
 from vmgahp.host.job_user import Identity
 
 HERE = [form for form in FORMATS if form not in ("raw", "sparse") and has_program(form)]
@@ -97,6 +100,21 @@ def test_a_program_that_does_not_end_keeps_nobody_waiting(user: Identity, monkey
             while not seen.endswith(b"QEVM"):
                 seen += read.read(1)
         assert time.monotonic() - began < SECONDS / 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_time_of_a_program_that_is_stopped_is_the_jobs_in_a_start(
+    user: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as directory, stored(image(number=FORMATS.index("zstd"))) as file:
+        os.chmod(directory, 0o755)
+        zstd(directory, "printf QEVM\nkill -STOP $$")
+        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+        with Budget(1.0) as start:
+            with substitute(file.fileno(), "<ours/>", FORMATS, unpacking(user)) as whole, open(whole.path, "rb"):
+                assert wait.until(lambda: start._of_the_job > 0.5, 10.0, 0.05), "nobody ends it"
+            with pytest.raises(JobFault, match="of the job's user"):
+                start.left(1.0)
 
 
 def test_a_program_that_is_not_there_or_does_not_work(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:

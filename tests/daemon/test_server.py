@@ -16,12 +16,15 @@ import pytest
 from tests.conftest import simulated_ad
 from tests.peer import DAEMON, DEADLINE, Peer, environment
 from tests.protocol.recordings import TRANSCRIPTS
-from vmgahp import errors
+from vmgahp import errors, lifecycle
+from vmgahp.config import Settings
 from vmgahp.daemon import job_ad_file, server
 from vmgahp.daemon.job_ad_file import JobAdFile
-from vmgahp.host import child
+from vmgahp.host import budget, child
 from vmgahp.host.job_user import Identity
+from vmgahp.job.ad import JobAd
 from vmgahp.protocol import transcript, wire
+from vmgahp.protocol.session import Call, Vm
 from vmgahp.testing.contract import until
 
 
@@ -499,6 +502,23 @@ def test_the_requirements_of_the_policy_hold_for_every_driver(scratch: Path) -> 
     with served(scratch, VM_POLICY_REQUIREMENTS="JobVMMemory > 100000") as peer:
         assert start(peer, scratch) == ["1", errors.MISMATCHED]
     assert "VM_POLICY_REQUIREMENTS" in (scratch / "vm_error.txt").read_text()
+
+
+def test_the_ad_is_evaluated_within_the_time_of_its_start(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, seen = server.Server("simulated", str(scratch), {}, to_stderr=True), []
+    made._settings, made._identity = Settings({}), Identity(os.geteuid(), os.getegid())
+    call = Call(Vm(1), lifecycle.START, 1, 0.0)
+    call.job = JobAd([("VM_WORKING_DIR", f'"{scratch}"')])
+
+    def type_for(*_: object) -> str:
+        seen.append(budget.current().left(float("inf")))
+        raise errors.ClientFault(errors.VM_NOT_FOUND, "It was seen.")
+
+    monkeypatch.setattr("vmgahp.drivers.base.type_for", type_for)
+    with pytest.raises(errors.ClientFault, match="It was seen"):
+        made._start(call)
+    made._leave_directory(1)
+    assert seen[0] < made.session.start_timeout
 
 
 def test_the_hypervisor_in_memory_is_for_tests_only(scratch: Path) -> None:

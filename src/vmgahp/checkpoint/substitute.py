@@ -19,6 +19,7 @@ import termios
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 
 from vmgahp import errors
 from vmgahp.host import runtime_dir, wait
@@ -145,7 +146,7 @@ class Substitute:
             self._reading, writing = opened
             with suppress(OSError):  # a user has a limited size for all pipes: it is only slower
                 fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
-            self._thread = wait.start_thread("the memory image", feed)
+            self._thread = wait.start_thread("the memory image", copy_context().run, feed)  # in the budget of the START
         except BaseException:
             for descriptor in opened:
                 os.close(descriptor)

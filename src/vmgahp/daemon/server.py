@@ -422,10 +422,17 @@ class Server:
         assert call.job is not None
         with self._configuring:  # wait for the user as whom the ad is evaluated
             pass
+        with Budget(START_SHARE * self.session.start_timeout):
+            machine = self._start_job(call, call.job)
+        self._machines[call.vm.id] = machine
+        if self._ending:
+            self._destroy(machine)
+
+    def _start_job(self, call: Call, job: "JobAd") -> "Machine":
         if self._identity is not None:
-            call.job.evaluate_as(self._identity)
+            job.evaluate_as(self._identity)
         self._claim_directory(call)
-        driver = self._get_driver(call.job)
+        driver = self._get_driver(job)
         assert self._settings is not None
         assert self._identity is not None
         # Before the first reply they would cost too much.
@@ -434,18 +441,15 @@ class Server:
 
         # No job can give its parent that name.
         self._ends_early = self._settings.boolean("VM_END_EARLY") and proc.name(os.getppid()) == "condor_starter"
-        with Budget(START_SHARE * self.session.start_timeout), self._identity.at_hand():
-            self._job_ad_files[call.vm.id] = JobAdFile(call.job.working_dir(), self._identity)
-            job_user.forget(self._identity, call.job.working_dir(), self.log.always, ERROR_FILE)
+        with self._identity.at_hand():
+            self._job_ad_files[call.vm.id] = JobAdFile(job.working_dir(), self._identity)
+            job_user.forget(self._identity, job.working_dir(), self.log.always, ERROR_FILE)
             if self._settings.string("VM_POLICY_REQUIREMENTS") and not driver.evaluates_policy:
                 from vmgahp.hooks import policy
                 from vmgahp.job.policy_view import PolicyView
 
-                policy.require(PolicyView(call.job, self._settings))
-            machine = driver.start(call.job)
-        self._machines[call.vm.id] = machine
-        if self._ending:
-            self._destroy(machine)
+                policy.require(PolicyView(job, self._settings))
+            return driver.start(job)
 
     def _claim_directory(self, call: Call) -> None:
         """Make sure that no other VM, of any server, has the scratch directory: each would use the other's files."""

@@ -24,20 +24,33 @@ from vmgahp.drivers.libvirt.life.save import Saver
 from vmgahp.drivers.libvirt.start import second_look
 from vmgahp.drivers.libvirt.start.hooks import Described
 from vmgahp.host import system_logs
+from vmgahp.host.budget import Budget
 
 pytestmark = pytest.mark.libvirt
 
 
-@pytest.fixture
-def killed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """QEMU is killed, as any process of its user can, when libvirt has made the domain and its guest has not run."""
+def signalled(job: Job, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """Send QEMU a signal, as processes of its user can, when libvirt has made the domain and its guest has not run."""
 
     def step(self: LibvirtMachine, name: str) -> None:
         if name == "launch.made":
             for pid in support.processes(f"guest={job.name},"):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
 
     monkeypatch.setattr(LibvirtMachine, "step", step)
+
+
+@pytest.fixture
+def killed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled(job, monkeypatch, signal.SIGKILL)
+
+
+def test_a_qemu_that_is_stopped_during_its_start_ends_in_time_and_is_the_jobs(job: Job, monkeypatch) -> None:
+    signalled(job, monkeypatch, signal.SIGSTOP)
+    is_the_jobs = pytest.raises(errors.JobFault, match="A plain VM starts on this machine")
+    with driving(job, []) as (driver, ad), is_the_jobs, Budget(6.0):
+        driver.start(ad)
+    assert job.domain() is None
 
 
 @pytest.mark.usefixtures("killed")

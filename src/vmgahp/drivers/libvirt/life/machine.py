@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import libvirt
@@ -19,7 +20,7 @@ from vmgahp.drivers.libvirt.start.hooks import Described
 from vmgahp.drivers.managed import Deadlines, ManagedMachine
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
-from vmgahp.host import proc, system_logs, wait
+from vmgahp.host import budget, proc, system_logs, wait
 from vmgahp.host.system_calls import Opened
 from vmgahp.job import exit_code, published
 from vmgahp.metrics import Metrics, Status
@@ -429,7 +430,27 @@ class LibvirtMachine(ManagedMachine):
 
         QEMU may wait for ever for data that an image lacks: a restore beyond its time is ended. Raises as `begin`.
         """
-        seconds = self.deadlines.memory * RESTORE_SHARE
+        seconds = budget.current().left(self.deadlines.memory * RESTORE_SHARE)
+
+        def restore(connection: libvirt.virConnect) -> libvirt.virDomain:
+            with self.guest.defined(connection, xml):
+                self.saver.restore(connection, descriptor, xml)
+            return domains.find(connection, self.name, self.uuid)
+
+        with self._ended_after("the restore", seconds) as late:
+            try:
+                self.begin(restore, check)
+            except libvirt.libvirtError as error:
+                if not late.is_set():
+                    raise
+                problem = f"{self.name} was not restored from its saved memory within {seconds:.0f} s."
+                hint = "see what QEMU has waited for, and raise VM_GAHP_REQ_TIMEOUT where that was the disk."
+                raise errors.HypervisorFault(problem, hint) from error
+        self.log(f"{self.name} continues from its saved memory")
+
+    @contextmanager
+    def _ended_after(self, doing: str, seconds: float) -> Iterator[threading.Event]:
+        """End the guest if the block takes longer, so that libvirt gives up; return the event that tells of it."""
         late = threading.Event()
 
         def give_up() -> None:
@@ -437,22 +458,10 @@ class LibvirtMachine(ManagedMachine):
             try:
                 self.end_guest()
             except errors.Fault as fault:
-                self.log(f"{self.name}, which is not restored in time: {fault.problem}")
+                self.log(f"{self.name}, whose {doing.split()[-1]} has taken {seconds:.0f} s: {fault.problem}")
 
-        def restore(connection: libvirt.virConnect) -> libvirt.virDomain:
-            try:
-                with self.guest.defined(connection, xml), wait.overseen("the restore", seconds, give_up):
-                    self.saver.restore(connection, descriptor, xml)
-            except libvirt.libvirtError as error:
-                if not late.is_set():
-                    raise
-                problem = f"{self.name} was not restored from its saved memory within {seconds:g} s."
-                hint = "see what QEMU has waited for, and raise VM_GAHP_REQ_TIMEOUT where that was the disk."
-                raise errors.HypervisorFault(problem, hint) from error
-            return domains.find(connection, self.name, self.uuid)
-
-        self.begin(restore, check)
-        self.log(f"{self.name} continues from its saved memory")
+        with wait.overseen(doing, seconds, give_up):
+            yield late
 
     def begin(self, make: Make, check: Check) -> None:
         """Make the domain as `LibvirtGuest.begin` does, and set its limits before it runs."""
@@ -468,7 +477,9 @@ class LibvirtMachine(ManagedMachine):
         if image is not None:
             self.restart_from(image, xml, check)
         else:
-            self.begin(partial(self.guest.create, xml), check)
+            # A process of the job's user can stop a QEMU that runs as that user.
+            with self._ended_after("the start", budget.current().left(self.deadlines.memory)):
+                self.begin(partial(self.guest.create, xml), check)
 
     def live_xml(self) -> str:
         """Return the domain XML as libvirt has understood it. Raises `libvirt.libvirtError`."""
