@@ -79,7 +79,7 @@ OF_THE_JOB = (
     _job("VMPARAM_vm_Run_Outputs", "a name that leads out of the directory", _PROGRAM, f'{_RUN}_Outputs = "../a"'),
     _job("VMPARAM_vm_Run_Boot", "not a known value", _PROGRAM, f'{_RUN}_Boot = "bios"'),
     _job("VMPARAM_vm_Run_…", "no VMPARAM_vm_Run beside it", f"{_RUN}_As_Root = true"),
-    _job("VMPARAM_vm_Run_Inputs", "not a transferred file, a disk of the VM, or a link that leads elsewhere"),
+    _job("VMPARAM_vm_Run_Inputs", "not transferred, below another, a disk of the VM, or a link that leads elsewhere"),
     _job("User", "not usable in a VM's name", 'User = "a/b@lab"'),
     _job(_DISK, "missing", f"{_DISK} = undefined", code=_NO_DISK),
     _disk("empty", " , ", code=_NO_DISK),

@@ -57,6 +57,7 @@ def test_nothing_in_and_out_and_the_machines_own_boot_timeout() -> None:
         ({"VMPARAM_vm_Run_Boot_Timeout": '"60"'}, "whole number"),
         ({"VMPARAM_vm_Run_Inputs": '"/etc/passwd"'}, "plain relative name"),
         ({"VMPARAM_vm_Run_Inputs": '"a/../../b"'}, "plain relative name"),
+        ({"VMPARAM_vm_Run_Inputs": '"d/e, d, d.x"'}, "'d/e' lies below 'd'"),
         ({"VMPARAM_vm_Run_Outputs": '"../*"'}, "plain relative name"),
         ({"VMPARAM_vm_Run_Outputs": f'"{",".join(map(str, range(1001)))}"'}, "1001 names"),
         ({"Environment": '"BASH_FUNC_x%%=1"'}, "BASH_FUNC_x%%"),

@@ -6,6 +6,7 @@ The guest finds it, its settings and inputs on a drive (`vmgahp.drivers.libvirt.
 import os
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import vmgahp
@@ -132,7 +133,7 @@ def wanted(options: Options, ad: JobAd, settings: Settings) -> Run:
         raise options.refused("Run_Boot", "there is no such way to begin", f"write one of {', '.join(BOOTS)}.")
     return Run(
         command=command,
-        inputs=_names(options, "Run_Inputs"),
+        inputs=_inputs(options),
         outputs=_names(options, "Run_Outputs"),
         as_root=options.boolean("Run_As_Root"),
         time_limit=options.integer("Run_Time_Limit", LONGEST_TIME),
@@ -177,6 +178,16 @@ def _names(options: Options, option: str) -> tuple[str, ...] | None:
             raise options.refused(option, f"{name[:100]!a} is not a plain relative name", hint)
     if len(names) > MOST_NAMES:
         raise options.refused(option, f"these are {len(names)} names", f"name {MOST_NAMES} at most, or a directory.")
+    return names
+
+
+def _inputs(options: Options) -> tuple[str, ...] | None:
+    """Read the names of the inputs: none may lie below another one, with which it would be packed again."""
+    names = _names(options, "Run_Inputs")
+    for above, name in pairwise(sorted(f"{name}/" for name in names or ())):
+        if name.startswith(above):
+            problem = f"{name[:-1][:100]!a} lies below {above[:-1][:100]!a}, and would come twice"
+            raise options.refused("Run_Inputs", problem, "leave it out: a directory comes with all that is in it.")
     return names
 
 

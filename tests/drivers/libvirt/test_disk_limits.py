@@ -19,6 +19,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.driver import LibvirtDriver
 from vmgahp.drivers.libvirt.life.pauses import AGAIN, LONGEST, SHORTEST, DiskLimits, IoErrors
 from vmgahp.drivers.libvirt.link.connection import Watch
+from vmgahp.drivers.libvirt.program import drive
 from vmgahp.drivers.libvirt.program import monitor as program
 from vmgahp.drivers.libvirt.start import disks
 from vmgahp.drivers.libvirt.start.disks import occupied
@@ -253,6 +254,33 @@ def test_outputs_that_came_with_a_checkpoint_have_their_limit(scratch: Path, mon
     (scratch / "vm_outputs.tar").write_bytes(b"x" * 4 * MIB)
     jobs.own(scratch, scratch / "vm_outputs.tar")
     assert 6 * MIB <= program.most_outputs(spec, Settings(), user) < 7 * MIB  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("asked", "occupied_mib", "most"), [(0, 3, 8), (6, 3, 4), (6, 5, 2), (2, 4, None)])
+def test_the_drive_of_a_program_leaves_what_others_keep_and_the_disks_occupy(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, asked: int, occupied_mib: int, most: int | None
+) -> None:
+    """It is made while old outputs are still there, and replaces that of a server that was killed."""
+    for name, mib in {"disk.raw": occupied_mib, "vm_run.tar": 9, "vm_outputs.tar": 9}.items():
+        (scratch / name).write_bytes(b"x" * mib * MIB)
+    jobs.own(scratch)
+    spec = spec_of(scratch, asked)
+    spec.vm.slot = Slot(disk_kib=asked << 10, disk_is_asked=asked > 0)
+    spec.disks = [SimpleNamespace(path=str(scratch / name), backing=()) for name in ("disk.raw", "vm_run.tar")]
+    monkeypatch.setattr(disks.job_user, "free_bytes", lambda *_: 9 * MIB)
+    monkeypatch.setattr(disks, "Provision", lambda *_: SimpleNamespace(make=lambda *_: None, undo=None, made=[]))
+    made: list[int] = []
+
+    def make(_spec: object, _run: object, most: int, _identity: object) -> None:
+        made.append(most)
+        raise errors.JobFault(errors.MISMATCHED, "It ends here.", "none.")
+
+    monkeypatch.setattr(drive, "make", make)
+    driver = SimpleNamespace(settings=Settings({"RESERVED_DISK": "1"}), identity=jobs.owner(scratch), log=print)
+    plan = SimpleNamespace(spec=spec, may_restart=False)
+    with pytest.raises(errors.JobFault, match="It ends here" if most else "disks occupy 4 MiB already"):
+        LibvirtDriver.prepare(driver, plan, Resources(print))  # type: ignore[arg-type]
+    assert [each >> 20 for each in made] == ([most] if most else [])
 
 
 def test_a_file_system_of_the_jobs_own_that_fails_is_no_fault_of_the_machines(tmp_path: Path, user: Identity) -> None:

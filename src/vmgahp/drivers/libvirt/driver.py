@@ -40,7 +40,7 @@ from vmgahp.job.attributes import LIBVIRT_XML
 from vmgahp.job.devices import require_shares_allowed
 from vmgahp.job.look import look
 from vmgahp.job.policy_view import PolicyView
-from vmgahp.job.run import RECORD
+from vmgahp.job.run import DRIVE_FILE, RECORD
 from vmgahp.job.spec import JobSpec, save_blocker
 from vmgahp.metrics import Usage
 from vmgahp.text import shown
@@ -131,9 +131,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
                 restart = warm.find(plan, self._describer, self.checkpoints_of, self.log)
             made.make(plan.spec, partial(warm.copy, restart.overlay) if restart else None)
             if plan.spec.devices.run:
-                from vmgahp.drivers.libvirt.program import drive, monitor  # a megabyte, for jobs with a program alone
+                from vmgahp.drivers.libvirt.program import drive  # a megabyte, for jobs with a program alone
 
-                most = monitor.most_outputs(plan.spec, self.settings, self.identity)
+                most = disks.room_for(DRIVE_FILE, plan.spec, self.settings, self.identity)
                 made.made += drive.make(plan.spec, plan.spec.devices.run, most, self.identity)
             if plan.may_restart and not restart:
                 restart = self.checkpoints_of.find(plan.checkpoint_spec, plan.domain_type)

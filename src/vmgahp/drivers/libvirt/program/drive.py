@@ -6,7 +6,6 @@ inputs, the first start records the files that had come with the job, since file
 """
 
 import errno
-import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 from vmgahp import errors
 from vmgahp.checkpoint import manifest, store
+from vmgahp.drivers.libvirt.start.disks import names_in_scratch
 from vmgahp.errors import JobFault
 from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
@@ -92,12 +92,8 @@ def _lines(lines: Iterable[str]) -> bytes:
 
 def _used(spec: JobSpec) -> list[str]:
     """Return the files of the scratch directory that are for the VM, and not for the program."""
-    used = [disk.path for disk in spec.disks]
-    used += [layer.path for disk in spec.disks for layer in disk.backing]
-    scratch = os.path.normpath(spec.vm.working_dir)
-    names = [os.path.basename(path) for path in used if os.path.normpath(os.path.dirname(path)) == scratch]
     seed = spec.devices.user_data
-    return [*names, *((seed.user_data, seed.meta_data, seed.network_config) if seed else ())]
+    return [*names_in_scratch(spec), *((seed.user_data, seed.meta_data, seed.network_config) if seed else ())]
 
 
 # The record of the files that came with the job

@@ -73,7 +73,7 @@ def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
     """Return the most bytes that a port's file may have: the job's limit or the free space. Raises `errors.Fault`."""
     directory, run = spec.vm.working_dir, spec.devices.run
     left = max(job_user.free_bytes(directory, identity) - kept_free(settings, directory, identity), 0)
-    names = (OUTPUTS_FILE, run.stdout, run.stderr) if run else ()  # of a checkpoint, or soon emptied
+    names = (OUTPUTS_FILE, run.stdout, run.stderr) if run else ()  # which the ports continue, or empty first
     left += sum(identity.occupied_scratch(directory, name) for name in names)
     return min(limit_of(spec, settings) or left, left)
 

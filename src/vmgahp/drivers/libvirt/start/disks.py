@@ -465,15 +465,36 @@ def kept_free(settings: Settings, directory: str, identity: Identity) -> int:
 
 def require_space(spec: JobSpec, files: DiskFiles, settings: Settings) -> None:
     """Make sure that a VM's disks are not too large before it has written anything. Raises `JobFault`."""
-    limit, found = limit_of(spec, settings), 0
-    if limit:
+    if limit := limit_of(spec, settings):
         with suppress(OSError):  # an error of the job's own file system does not concern the machine
-            found = occupied(image.descriptor for image in files.in_scratch().values())
+            _rest(limit, occupied(image.descriptor for image in files.in_scratch().values()))
+
+
+def room_for(name: str, spec: JobSpec, settings: Settings, identity: Identity) -> int:
+    """Return the bytes that a new file `name` may take beside the job's disks and other jobs. Raises `errors.Fault`."""
+    directory, limit = spec.vm.working_dir, limit_of(spec, settings)
+    left = job_user.free_bytes(directory, identity) - kept_free(settings, directory, identity)
+    if limit:
+        others = {*names_in_scratch(spec)} - {name}
+        left = min(left, _rest(limit, sum(identity.occupied_scratch(directory, other) for other in others)))
+    return max(left, 0)
+
+
+def names_in_scratch(spec: JobSpec) -> list[str]:
+    """Return the names of the disks in the scratch directory, and of their backing files there."""
+    paths = [disk.path for disk in spec.disks] + [layer.path for disk in spec.disks for layer in disk.backing]
+    scratch = os.path.normpath(spec.vm.working_dir)
+    return [os.path.basename(path) for path in paths if os.path.normpath(os.path.dirname(path)) == scratch]
+
+
+def _rest(limit: int, found: int) -> int:
+    """Return the bytes of a job's limit that its disks, which occupy `found` bytes, have left. Raises `JobFault`."""
     if found > allowed(limit):
         mib = found >> 20
         problem = f"The VM's disks occupy {mib} MiB already, and the job has asked for {limit >> 20} MiB (RequestDisk)."
         hint = f"set request_disk = {mib + 1}MB at least, with room for what the guest writes."
         raise JobFault(errors.MISMATCHED, problem, hint)
+    return allowed(limit) - found
 
 
 def allowed(asked: int) -> int:
