@@ -136,7 +136,7 @@ class Here:
 
     def provide(self, **options: str) -> None:
         """Look at a job's files, and make its disks and drives anew."""
-        made = Provision(str(self.directory), self.user)
+        made = Provision(str(self.directory), MACHINE, self.user)
         try:
             wanted = look.look(self.spec(**options), MACHINE, self.user)
             made.make(wanted)

@@ -14,6 +14,7 @@ from tests.jobs import own, owner
 from vmgahp import errors
 from vmgahp.checkpoint import store
 from vmgahp.checkpoint.manifest import CheckpointFile
+from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.life.save import disk_refs
 from vmgahp.drivers.libvirt.start.disks import RECORD, Provision
 from vmgahp.errors import JobFault
@@ -57,7 +58,7 @@ class Place:
         return backing_files(only, str(self.scratch), self.who)
 
     def make(self, wanted: JobSpec) -> Provision:
-        made = Provision(str(self.scratch), self.who)
+        made = Provision(str(self.scratch), Settings(), self.who)
         made.make(wanted)
         return made
 

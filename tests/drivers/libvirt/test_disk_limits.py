@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import libvirt
 import pytest
 
 from tests import jobs
+from tests.domain import support as domain
 from tests.drivers.libvirt.support import Job, done, mounted, refused, running, until
 from tests.lab import guest
 from vmgahp import errors
@@ -26,6 +28,7 @@ from vmgahp.drivers.libvirt.start.disks import occupied
 from vmgahp.drivers.resources import Resources
 from vmgahp.host.job_user import Identity
 from vmgahp.host.serial_capture import CHUNK, ConsoleCapture
+from vmgahp.images import iso
 from vmgahp.images.leases import OpenImage
 from vmgahp.job.exit_code import DISK_LIMIT
 from vmgahp.job.vm_spec import Slot
@@ -281,6 +284,27 @@ def test_the_drive_of_a_program_leaves_what_others_keep_and_the_disks_occupy(
     with pytest.raises(errors.JobFault, match="It ends here" if most else "disks occupy 4 MiB already"):
         LibvirtDriver.prepare(driver, plan, Resources(print))  # type: ignore[arg-type]
     assert [each >> 20 for each in made] == ([most] if most else [])
+
+
+@pytest.mark.parametrize(("asked", "most"), [(0, 8), (40, 8), (30, 5), (22, None)])
+def test_an_image_of_files_leaves_what_others_keep_and_the_disks_occupy(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, asked: int, most: int | None
+) -> None:
+    """Of files that occupy nothing, since an image has no holes."""
+    (scratch / "disk.raw").write_bytes(b"x" * 10 * MIB)
+    (scratch / "data").touch()
+    os.truncate(scratch / "data", 4 * MIB)
+    jobs.own(scratch)
+    drive = domain.disk(str(scratch / "vm_data_files.iso"), kind="cdrom", files=("data",))
+    slot = Slot(disk_kib=asked << 10, disk_is_asked=asked > 0)
+    spec = domain.spec(working_dir=str(scratch), slot=slot, disks=(domain.disk(str(scratch / "disk.raw")), drive))
+    monkeypatch.setattr(disks.job_user, "free_bytes", lambda *_: iso.OVERHEAD + 9 * MIB)
+    written: list[int] = []
+    monkeypatch.setattr(disks.iso, "write", lambda *_, most_bytes: written.append(most_bytes >> 20))
+    provision = disks.Provision(str(scratch), Settings({"RESERVED_DISK": "1"}), jobs.owner(scratch))
+    with pytest.raises(errors.JobFault, match="may take 20 MiB, and 13 MiB are left") if not most else nullcontext():
+        provision.make(spec)
+    assert written == ([most] if most else [])
 
 
 def test_a_file_system_of_the_jobs_own_that_fails_is_no_fault_of_the_machines(tmp_path: Path, user: Identity) -> None:

@@ -34,7 +34,7 @@ class Job:
 
     def make(self, size: str, disk: str, settings: Settings = MACHINE, **changes: str) -> Provision:
         ad = {"VM_WORKING_DIR": f'"{self.path}"', "VMPARAM_vm_Disk": f'"{disk}"', "VMPARAM_vm_Disk_Size": f'"{size}"'}
-        made = Provision(str(self.path), self.user)
+        made = Provision(str(self.path), settings, self.user)
         made.make(support.found(settings, self.user, **(ad | changes)))
         return made
 

@@ -41,7 +41,7 @@ class Scratch:
         return support.found(MACHINE, self.user, VM_WORKING_DIR=f'"{self.path}"', QDate="5", **(options | changes))
 
     def make(self, most: int = 1 << 30, **changes: str) -> Provision:
-        made, spec = Provision(str(self.path), self.user), self.spec(**changes)
+        made, spec = Provision(str(self.path), MACHINE, self.user), self.spec(**changes)
         made.make(spec)
         made.made += drive.make(spec, spec.devices.run, most, self.user)  # type: ignore[arg-type]
         return made

@@ -123,7 +123,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         self._require_free_macs(plan.spec)
 
     def prepare(self, plan: Plan, resources: Resources) -> LibvirtMachine:
-        made = disks.Provision(plan.spec.vm.working_dir, self.identity)
+        made = disks.Provision(plan.spec.vm.working_dir, self.settings, self.identity)
         resources.not_started.append(made.undo)
         restart = None
         try:

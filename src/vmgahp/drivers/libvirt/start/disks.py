@@ -109,8 +109,9 @@ def files_made(spec: JobSpec) -> list[str]:
 class Provision:
     """The disks that are made for one job at its start."""
 
-    def __init__(self, directory: str, identity: Identity) -> None:
+    def __init__(self, directory: str, settings: Settings, identity: Identity) -> None:
         self._directory = directory
+        self._settings = settings
         self._identity = identity
         self.made: list[str] = []
         """The names of the new files, which `undo` removes."""
@@ -127,7 +128,7 @@ class Provision:
             elif disk.size:
                 self._empty(disk)
             elif disk.files:
-                self._files(disk)
+                self._files(disk, spec)
             if disk.grow:
                 self._enlarge(disk)
         if overlays:
@@ -221,7 +222,7 @@ class Provision:
             raise _not_granted(DATA_DISK, problem, "make it smaller, or raise request_disk.")
         self._create(name, lambda path: qemu_img.create_empty(path, disk.format, disk.size, self._identity))
 
-    def _files(self, disk: Disk) -> None:
+    def _files(self, disk: Disk, spec: JobSpec) -> None:
         name = os.path.basename(disk.path)
         contents: dict[str, int] = {}
         try:
@@ -231,13 +232,14 @@ class Provision:
                 except OSError as error:
                     problem = f"{file!a} cannot be opened ({error.strerror})"
                     raise _not_granted(DATA_FILES, problem, "see that it is a regular file.") from error
-            total = sum(os.fstat(each).st_size for each in contents.values())
-            free = job_user.free_bytes(self._directory, self._identity)
-            if total + iso.OVERHEAD > free:
-                problem = f"the files have {total >> 20} MiB, and {free >> 20} MiB are free for their image"
+            needed = sum(os.fstat(each).st_size for each in contents.values()) + iso.OVERHEAD
+            left = room_for(name, spec, self._settings, self._identity)
+            if needed > left:
+                problem = f"the image of the files may take {needed >> 20} MiB, and {left >> 20} MiB are left for it"
                 hint = "raise request_disk, or transfer a disk image with the files on it."
                 raise _not_granted(DATA_FILES, problem, hint)
-            iso.write(self._directory, name, LABEL, contents, self._identity, most_bytes=LARGEST_FILES)
+            most = min(left - iso.OVERHEAD, LARGEST_FILES)  # even if the files grow now
+            iso.write(self._directory, name, LABEL, contents, self._identity, most_bytes=most)
         except iso.Unfit as unfit:
             raise _not_granted(DATA_FILES, str(unfit), "transfer a disk image with the files on it.") from unfit
         finally:
