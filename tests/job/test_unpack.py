@@ -14,7 +14,7 @@ import pytest
 from tests.job.support import entry, link, tar
 from tests.jobs import own, owner
 from vmgahp.host.job_user import Identity
-from vmgahp.job.archive import _PROGRAM, MOST_TOLD, Allowed, Unpacked, unpack
+from vmgahp.job.archive import _PROGRAM, BLOCK, ENTRY, MOST_TOLD, Allowed, Unpacked, unpack
 
 LARGE = 1 << 30
 ALL = ("*",)
@@ -59,7 +59,8 @@ def test_files_come_as_they_were(outputs: Outputs, form: int) -> None:
     sent = {"a.txt": b"a", "results/b\n c": b"\0" * 3_000_000 + b"end", "-x": b"", long: b"long"}
     done = outputs.unpack(tar(*(entry(f"./{name}", content) for name, content in sent.items()), form=form))
     assert outputs.files() == sent
-    assert done == Unpacked(4, sum(map(len, sent.values())), (), "")
+    taken = (733 + 1 + 1 + 2) * BLOCK + (4 + 2) * ENTRY  # three files with content, and two directories
+    assert done == Unpacked(4, sum(map(len, sent.values())), (), "", taken)
 
 
 @pytest.mark.parametrize("command", [["tar"], ["busybox", "tar"]], ids=lambda words: words[0])

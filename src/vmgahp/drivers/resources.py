@@ -173,6 +173,8 @@ class Resources:
         self.exit_port: ExitPort | None = None
         self.run_ports: dict[str, ConsoleCapture] = {}
         """The ports of a guest that runs a program (`vmgahp.drivers.libvirt.program`)."""
+        self.unpacked = 0
+        """The bytes of EXECUTE that the outputs of that program take beside their archive."""
         self.luggage: OutputDirectory | None = None
         self.access: PortForwards | None = None
         self.before_restore: list[Callable[[], None]] = []

@@ -203,6 +203,8 @@ class Unpacked(NamedTuple):
     """A list of some omitted entries, each with the reason."""
     problem: str
     """The reason why the unpacking stopped early, as a sentence without its end; empty if it did not."""
+    taken: int = 0
+    """The bytes of the file system that they take, with their directories; the most that they may if it is unknown."""
 
 
 def unpack(archive: int, directory: str, below: str, allowed: Allowed, identity: Identity) -> Unpacked:
@@ -225,13 +227,14 @@ def unpack(archive: int, directory: str, below: str, allowed: Allowed, identity:
     except OSError as error:
         return Unpacked(0, 0, (), f"nothing can be started that unpacks the outputs ({error.strerror})")
     if done.status is None:
-        return Unpacked(0, 0, (), f"the outputs were not unpacked within {UNPACK_DEADLINE:.0f} seconds")
+        late = f"the outputs were not unpacked within {UNPACK_DEADLINE:.0f} seconds"
+        return Unpacked(0, 0, (), late, allowed.size)
     try:
         said = json.loads(done.out)
-        return Unpacked(int(said[0]), int(said[1]), tuple(map(str, said[2])), str(said[3]))
+        return Unpacked(int(said[0]), int(said[1]), tuple(map(str, said[2])), str(said[3]), int(said[4]))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):  # ended by its limits, or by the user
         last = (done.complaints or ["it said nothing"])[-1][:200]
-        return Unpacked(0, 0, (), f"what unpacks the outputs was ended: {last}")
+        return Unpacked(0, 0, (), f"what unpacks the outputs was ended: {last}", allowed.size)
 
 
 def _program() -> str:
@@ -285,7 +288,7 @@ def _main() -> None:
             problem = f"there is no room for them in the scratch directory behind {made.size >> 20} MiB"
     except (MemoryError, RecursionError, ValueError, OverflowError) as error:
         problem = f"they are no tar archive ({type(error).__name__})"
-    sys.stdout.write(json.dumps([made.entries, made.size, made.told(), problem]))
+    sys.stdout.write(json.dumps([made.entries, made.size, made.told(), problem, made.taken]))
 
 
 class _Outputs:
@@ -296,7 +299,7 @@ class _Outputs:
         self._allowed = allowed
         self._names = [os.fsencode(name) for name in allowed.names]
         self._match = ctypes.CDLL(None).fnmatch
-        self._taken = self._all_entries = 0
+        self.taken = self._all_entries = 0
         """The bytes of the file system that they take, and the number of files, directories and links."""
         self._left_out: list[str] = []
         self._number_left_out = 0
@@ -360,11 +363,12 @@ class _Outputs:
     def _count(self, size: int) -> None:
         """Count an entry of `size` bytes before it is made. Raises `_Wrong` if it is beyond what is allowed."""
         self._all_entries += 1
-        self._taken += ENTRY - -size // BLOCK * BLOCK
-        if self._taken > self._allowed.size:
+        taken = self.taken + ENTRY - -size // BLOCK * BLOCK
+        if taken > self._allowed.size:
             raise _Wrong(f"they take more than the {self._allowed.size >> 20} MiB that are left for them")
         if self._all_entries > self._allowed.entries:
             raise _Wrong(f"they are more than {self._allowed.entries} files and directories")
+        self.taken = taken
 
     def _make_directory(self, path: str) -> None:
         """Make a directory, and those above it, unless they exist."""

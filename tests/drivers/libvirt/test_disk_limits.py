@@ -248,6 +248,20 @@ def test_what_a_vm_may_take_is_said_at_once(tmp_path: Path, user: Identity, aske
     assert [said in line for line in machine.said] == [True] * bool(said)
 
 
+def test_outputs_that_were_unpacked_leave_less_to_the_disks(tmp_path: Path, user: Identity) -> None:
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(b"x" * 4 * MIB)
+    with open(disk, "r+b") as file:
+        machine = Started(disk, OpenImage(str(disk), "raw", file.fileno()))
+        machine.files = lambda: {"disk0": file.fileno()}  # type: ignore[attr-defined]
+        watch(machine, spec_of(tmp_path, 5))
+        machine.resources.unpacked = 3 * MIB
+        [begin] = machine.resources.while_running
+        begin()
+        until(lambda: len(machine.did) == 3, "the VM is ended")
+    assert machine.did[-1].startswith(f"{DISK_LIMIT}: the disks and outputs of the VM occupy 7 MiB")
+
+
 def test_outputs_that_came_with_a_checkpoint_have_their_limit(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = jobs.owner(scratch)
     monkeypatch.setattr(program.job_user, "free_bytes", lambda *_: 3 * MIB)

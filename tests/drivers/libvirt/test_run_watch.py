@@ -319,6 +319,18 @@ def test_outputs_take_no_more_than_archive_disks_and_prints_leave_of_what_was_as
     assert "they take more than" in scene.watch.failure[1]
 
 
+@pytest.mark.parametrize(("left", "taken"), [(1 << 30, 512 + 4096), (5000, 512 + 4096), (4000, 0)])
+def test_outputs_that_are_unpacked_stay_in_the_account_beside_their_archive(
+    scene: Scene, left: int, taken: int
+) -> None:
+    data = archive(a=b"x", **{} if left > 5000 else {"b": b"x"})
+    scene.outputs.left = lambda: left - scene.machine.resources.unpacked
+    scene.send(data)
+    scene.hear(*BEGUN, "ended exit 0", f"outputs {len(data)}")
+    assert bool(scene.watch.failure[1]) == (left <= 5000)
+    assert scene.machine.resources.unpacked == taken
+
+
 def test_outputs_leave_to_other_jobs_what_is_kept_free(scene: Scene) -> None:
     data = archive(a=b"x")
     scene.send(data)

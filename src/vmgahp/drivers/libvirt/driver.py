@@ -290,6 +290,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
         def begin() -> None:
             descriptors = [os.dup(files.files()[group]) for group in images] + [port.file() for port in ports]
             watch = pauses.DiskLimits(machine.io_errors, descriptors, limit, kept, self.log)
+            watch.unpacked = lambda: machine.resources.unpacked
             machine.resources.at_end.append(watch.end)
             for port in ports:
                 port.left = watch.left

@@ -8,7 +8,7 @@ A guest that would fill the machine's disk is paused by `DiskLimits` before that
 exceeds what its job has asked for is ended. Occupied space counts, not the size of a file, which may have holes; the
 open files are measured, which QEMU writes to whatever happens to their names. That takes microseconds, and the next
 time comes before a guest can have written what is left. What a guest's program prints and sends is written to files of
-the same account by this process, which asks before each write.
+the same account by this process, which asks before each write; outputs that are unpacked count beside their archive.
 """
 
 import os
@@ -243,7 +243,9 @@ class DiskLimits:
         self._files = files
         self._asked = asked
         self._kept_free = kept_free
-        self._occupied = occupied(files)
+        self.unpacked: Callable[[], int] = lambda: 0
+        """A function that returns the bytes of the outputs that have been unpacked, which no open file is."""
+        self._occupied = self._measure()
         self._over = threading.Event()
         pauses.has_room = self._has_room
 
@@ -267,7 +269,7 @@ class DiskLimits:
 
     def look(self) -> float:
         """Check the occupied space, and act on it; return the seconds until the next look."""
-        before, self._occupied = self._occupied, occupied(self._files)
+        before, self._occupied = self._occupied, self._measure()
         room = allowed(self._asked) - self._occupied if self._asked else LONGEST * RATE
         if room < 0:
             return self._give_up()
@@ -283,9 +285,12 @@ class DiskLimits:
         """Return the bytes that may be written to further files of the account; 0 if that is not known."""
         try:
             left = self._free() - self._kept_free if self._kept_free else float("inf")
-            return min(left, self._asked - occupied(self._files)) if self._asked else left
+            return min(left, self._asked - self._measure()) if self._asked else left
         except OSError:
             return 0
+
+    def _measure(self) -> int:
+        return occupied(self._files) + self.unpacked()
 
     def _free(self) -> int:
         found = os.fstatvfs(self._files[0])

@@ -374,13 +374,16 @@ class ProgramMonitor:
             said = f"The outputs are in {OUTPUTS_FILE}: with transfer_output_files = {DIRECTORY}/ they are files"
             self._machine.updates.say(said)
             return
+        resources = self._machine.resources
         try:
+            resources.unpacked = 0
             allowed = self._allowed()
+            resources.unpacked = min(self._outputs.written, allowed.size)  # about as much, until it is known
             with Opened(self._identity.open_scratch(self._directory, OUTPUTS_FILE, os.O_RDONLY)) as stream:
                 done = unpack(stream, self._directory, UNPACKED, allowed, self._identity)
         except (OSError, errors.Fault) as error:
             done = Unpacked(0, 0, (), error.problem if isinstance(error, errors.Fault) else str(error))
-        self._unpacked = done
+        self._unpacked, resources.unpacked = done, done.taken
         for left_out in done.left_out:
             self._log(f"of the outputs is left out {left_out}")
         problem = f": {done.problem}" if done.problem else ""
