@@ -219,13 +219,13 @@ class Started(Machine):
 
 def spec_of(directory: Path, asked_mib: int) -> SimpleNamespace:
     slot = Slot(disk_kib=asked_mib << 10, disk_is_asked=True)
-    devices = SimpleNamespace(run=SimpleNamespace(stdout="out", stderr="err"))
+    devices = SimpleNamespace(run=SimpleNamespace(stdout="out", stderr="err"), shares=())
     vm = SimpleNamespace(slot=slot, working_dir=str(directory), memory_mib=64)
     return SimpleNamespace(vm=vm, devices=devices)
 
 
-def watch(machine: Started, spec: SimpleNamespace) -> None:
-    driver = SimpleNamespace(settings=Settings(), log=machine.log, identity=Identity(0, 0))
+def watch(machine: Started, spec: SimpleNamespace, reserved: str = "0") -> None:
+    driver = SimpleNamespace(settings=Settings({"RESERVED_DISK": reserved}), log=machine.log, identity=Identity(0, 0))
     LibvirtDriver._watch_disks(driver, machine, spec)  # type: ignore[arg-type]
 
 
@@ -262,6 +262,26 @@ def test_outputs_that_were_unpacked_leave_less_to_the_disks(tmp_path: Path, user
     assert machine.did[-1].startswith(f"{DISK_LIMIT}: the disks and outputs of the VM occupy 7 MiB")
 
 
+@pytest.mark.parametrize(("setting", "did"), [("", ["pausing"]), ("VM_SHARE_DIR_data", [])])
+def test_a_guest_that_shares_its_jobs_directory_waits_though_its_disks_do_not_grow(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, did: list[str]
+) -> None:
+    watches: list[DiskLimits] = []
+    with open(machine.disk, "r+b") as file:
+        started = Started(machine.disk, OpenImage(str(machine.disk), "raw", file.fileno()))
+        started.files, started.io_errors = lambda: {"disk0": file.fileno()}, machine.io_errors  # type: ignore[attr-defined]
+        spec = spec_of(tmp_path, 0)
+        spec.devices.shares = [SimpleNamespace(setting=setting)]
+        monkeypatch.setattr("vmgahp.drivers.libvirt.driver.start_thread", lambda _, run: watches.append(run.__self__))
+        watch(started, spec, reserved=str(1 << 40))
+        started.resources.while_running[0]()
+    [limits] = watches
+    limits.look()
+    assert machine.did[:1] == did
+    limits.end()
+    limits.run()  # closes its files
+
+
 def test_outputs_that_came_with_a_checkpoint_have_their_limit(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = jobs.owner(scratch)
     monkeypatch.setattr(program.job_user, "free_bytes", lambda *_: 3 * MIB)
@@ -282,7 +302,6 @@ def test_the_drive_of_a_program_leaves_what_others_keep_and_the_disks_occupy(
         (scratch / name).write_bytes(b"x" * mib * MIB)
     jobs.own(scratch)
     spec = spec_of(scratch, asked)
-    spec.vm.slot = Slot(disk_kib=asked << 10, disk_is_asked=asked > 0)
     spec.disks = [SimpleNamespace(path=str(scratch / name), backing=()) for name in ("disk.raw", "vm_run.tar")]
     monkeypatch.setattr(disks.job_user, "free_bytes", lambda *_: 9 * MIB)
     monkeypatch.setattr(disks, "Provision", lambda *_: SimpleNamespace(make=lambda *_: None, undo=None, made=[]))

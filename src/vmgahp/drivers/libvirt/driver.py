@@ -291,6 +291,7 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             descriptors = [os.dup(files.files()[group]) for group in images] + [port.file() for port in ports]
             watch = pauses.DiskLimits(machine.io_errors, descriptors, limit, kept, self.log)
             watch.unpacked = lambda: machine.resources.unpacked
+            watch.is_shared = any(not share.setting for share in spec.devices.shares)
             machine.resources.at_end.append(watch.end)
             for port in ports:
                 port.left = watch.left

@@ -245,6 +245,8 @@ class DiskLimits:
         self._kept_free = kept_free
         self.unpacked: Callable[[], int] = lambda: 0
         """A function that returns the bytes of the outputs that have been unpacked, which no open file is."""
+        self.is_shared = False
+        """True if the guest can write to the scratch directory itself, which is not measured, by a share."""
         self._occupied = self._measure()
         self._over = threading.Event()
         pauses.has_room = self._has_room
@@ -276,7 +278,7 @@ class DiskLimits:
         if self._kept_free:
             left = self._free() - self._kept_free
             why = f"a file system of which the last {self._kept_free >> 20} MiB are kept free"
-            if left < 0 and self._occupied > before and self._stop(why):
+            if left < 0 and (self.is_shared or self._occupied > before) and self._stop(why):
                 self._pauses.seen()  # it waits until there is space again, as QEMU does when a disk is full
             room = min(room, left)
         return min(max(room / RATE, SHORTEST), LONGEST)
