@@ -231,7 +231,8 @@ def unpack(archive: int, directory: str, below: str, allowed: Allowed, identity:
         return Unpacked(0, 0, (), late, allowed.size)
     try:
         said = json.loads(done.out)
-        return Unpacked(int(said[0]), int(said[1]), tuple(map(str, said[2])), str(said[3]), int(said[4]))
+        taken = min(max(int(said[4]), 0), allowed.size)
+        return Unpacked(int(said[0]), int(said[1]), tuple(map(str, said[2])), str(said[3]), taken)
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):  # ended by its limits, or by the user
         last = (done.complaints or ["it said nothing"])[-1][:200]
         return Unpacked(0, 0, (), f"what unpacks the outputs was ended: {last}", allowed.size)
