@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import subprocess
 import time
 
 from tests import jobs
 from tests.attacks.here import MACHINE, PARTS, Here, Part
-from tests.attacks.others import BY, FORGED, TRACING
+from tests.attacks.others import BY, FORGED, TRACING, limits_at_once
 from tests.attacks.support import Mode, Must, Who, attack, each_here
 from vmgahp.checkpoint.substitute import NotPacked, unpack_image
 from vmgahp.config import Settings
@@ -104,6 +105,16 @@ def other_processes(here: Here, name: str) -> None:
         here.attack_all(part, {what: (here.attacked(by), is_met[what]) for what, by in attacks.items()})
     finally:
         os.environ["PATH"] = path
+
+
+AT_ONCE = {f"RLIMIT_NOFILE = 0 at once, {time}": limits_at_once(resource.RLIMIT_NOFILE) for time in range(20)}
+
+
+@attack(Who.USER, Must.RUN, Mode.NONE, times=len(AT_ONCE), cases={name: (name,) for name in UNTRACED})
+def limited_at_once(here: Here, name: str) -> None:
+    """Take a helper's descriptors before it has done anything as the user; then leave it."""
+    here.plant_for(HELPERS[name])
+    here.attack_all(HELPERS[name], {what: (here.attacked(by), True) for what, by in AT_ONCE.items()})
 
 
 HELD = tuple(name for name in HELPERS if name not in (*OURS, "outputs", "a-memory-image"))

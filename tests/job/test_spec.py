@@ -143,6 +143,30 @@ def test_what_brings_the_engine_down_holds_the_job_and_nothing_else(monkeypatch,
     assert wanted.integer("JobVMMemory") == 512, "what is no expression is read all the same"
 
 
+OVERTAKEN_ENGINE = """\
+import os, resource, sys
+from vmgahp.job import engine
+restrict = engine.restrict
+def become(*user, **limits):
+    restrict(*user, **limits)
+    {}
+engine.restrict = become
+sys.exit(engine.main(sys.argv[2:]))
+"""
+
+
+def test_what_befalls_the_engine_as_the_jobs_user_is_not_the_machines_fault(monkeypatch):
+    """That user's other processes may limit it, from its first moment on."""
+
+    def befall(then):
+        monkeypatch.setattr(engine, "RUN_MODULE", ("-I", "-c", OVERTAKEN_ENGINE.format(then)))
+        return ad(X="1 + 1").integer("X")
+
+    assert befall("resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))") == 2
+    with pytest.raises(JobFault, match="cannot be evaluated"):
+        befall("os.close(0)")
+
+
 def test_an_expression_that_never_ends_has_no_value(monkeypatch):
     """HTCondor 25 gives it up by itself; with 23.9 the limit of the engine ends it."""
     hurry_the_engine(monkeypatch)

@@ -38,7 +38,9 @@ _NEW_UTS = 0x04000000
 """CLONE_NEWUTS of sched.h: a host name of its own."""
 
 _NO_ENGINE, _TOO_MUCH = 3, 4
-"""The exit statuses if HTCondor's Python package is missing, and if Python itself fails."""
+"""The exit statuses if HTCondor's Python package is missing, and if anything fails as the job's user.
+
+Python's own 1 is the machine's fault: only what precedes that ends with it."""
 
 
 class Failed(Exception):
@@ -105,7 +107,7 @@ def _ask(question: dict[str, Any], user: Identity | None) -> Any:
 
 
 def main(user: Sequence[str]) -> int:
-    """Answer the question on standard input as `user`: uid and gid, or nothing for the present user."""
+    """Answer the question on standard input as `user`: uid and gid, or nothing for the present user; then exit."""
     take_address_as_name()
     try:
         import classad2
@@ -114,13 +116,17 @@ def main(user: Sequence[str]) -> int:
     for question in _REHEARSAL:  # loads all code: the job's user may not be allowed to read it
         _answer(classad2, json.loads(json.dumps(question)))
     whose = (int(user[0]), int(user[1])) if user else None
-    restrict(whose, memory=MOST_MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=0)
     answers = os.dup(1)
     os.dup2(2, 1)  # the engine's messages go to standard error
-    answer = _answer(classad2, json.loads(sys.stdin.buffer.read()))
-    with open(answers, "wb") as output:
-        output.write(json.dumps(answer).encode())
-    return 0
+    restrict(whose, memory=MOST_MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=0)
+    status = _TOO_MUCH
+    try:
+        answer = _answer(classad2, json.loads(sys.stdin.buffer.read()))
+        with open(answers, "wb") as output:
+            output.write(json.dumps(answer).encode())
+        status = 0
+    finally:
+        os._exit(status)  # never 1, whatever limits the job's processes have set meanwhile
 
 
 def take_address_as_name() -> None:
@@ -187,7 +193,4 @@ def _plain(classad2: Any, look: Any) -> Found:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (MemoryError, RecursionError, ValueError):
-        sys.exit(_TOO_MUCH)
+    sys.exit(main(sys.argv[1:]))
