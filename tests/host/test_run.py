@@ -1,5 +1,6 @@
 """Programs are run with nothing of this process's that they were not given, and ended with all their children."""
 
+import json
 import os
 import signal
 import subprocess
@@ -182,19 +183,45 @@ def test_an_interrupt_right_after_its_start_leaves_none_behind(monkeypatch: pyte
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
+HELPER = """
+import json, os, sys
+from vmgahp.host.system_calls import restrict
+restrict(json.loads(sys.argv[1]), memory=1 << 30, cpu_seconds=60, file_bytes=1 << 20)
+os.execv("/bin/sh", ["sh", "-c", sys.argv[2]])
+"""
+
+
+def helper(script: str, of: tuple[int, int, int] | None, user: Identity) -> Finished:
+    words = [sys.executable, "-c", HELPER, json.dumps(of), script]
+    return run(words, deadline=60, becomes=user, environ=dict(os.environ))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_program_that_its_user_has_stopped_does_not_outlive_this_process(user: Identity, scratch: Path) -> None:
+@pytest.mark.parametrize("by", ["setpriv", "itself"])
+def test_a_program_that_its_user_has_stopped_does_not_outlive_this_process(
+    user: Identity, scratch: Path, by: str
+) -> None:
     """A server that is killed cannot kill it."""
     note = scratch / "pid"
     note.touch()
     os.chown(note, user.uid, user.gid)
+    script = f"id -u > {note}; echo $$ >> {note}; kill -STOP $$"
     server = os.fork()
     if server == 0:
         try:
-            sh(f"echo $$ > {note}; kill -STOP $$", user=user)
+            sh(script, user=user) if by == "setpriv" else helper(script, user.becoming(), user)
         finally:
             os._exit(1)
-    until(lambda: note.read_text().endswith("\n"), "the program begins")
+    until(lambda: note.read_text().count("\n") == 2, "the program begins")
     os.kill(server, signal.SIGKILL)
     os.waitpid(server, 0)
-    until(lambda: is_gone(int(note.read_text())), "it is ended")
+    uid, pid = map(int, note.read_text().split())
+    assert uid == user.uid
+    until(lambda: is_gone(pid), "it is ended")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_helper_whose_server_was_killed_before_it_became_the_user_does_nothing(user: Identity) -> None:
+    assert helper("echo done", user.becoming(), user).out == b"done\n"
+    gone = (user.uid, user.gid, 0)
+    assert helper("echo done", gone, user) == Finished(1, b"", b"")

@@ -224,7 +224,7 @@ def test_the_engine_is_told_whose_rights_it_gets(monkeypatch, scratch, user):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_the_engine_has_given_up_its_rights_before_it_reads():
     """With all its code, which the job's user may not be able to read; so nothing more is loaded then."""
-    words = [sys.executable, "-I", "-m", "vmgahp.job.engine", "54321", "54321"]
+    words = [sys.executable, "-I", "-m", "vmgahp.job.engine", "54321", "54321", str(os.getpid())]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         place = Path(f"/proc/{process.pid}")
         end = time.monotonic() + 30

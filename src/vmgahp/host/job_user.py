@@ -107,6 +107,10 @@ class Identity:
             return {}
         return {"user": self.uid, "group": self.gid, "extra_groups": self.groups() if groups is None else groups}
 
+    def becoming(self) -> tuple[int, int, int] | None:
+        """Return what `system_calls.restrict` needs to make a child of this process the user; None if it is that."""
+        return (self.uid, self.gid, os.getpid()) if self.switching else None
+
     def open_scratch(self, directory: str, name: str, flags: int, mode: int = 0o600) -> int:
         """Open the regular file `name` below `directory` as the user; return a descriptor.
 

@@ -6,6 +6,7 @@ import errno
 import os
 from stat import S_ISDIR, S_ISREG
 
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 _NO_IMAGES = (b"/proc/", b"/sys/", b"/dev/")
 
 
@@ -240,10 +241,11 @@ def reserve_port(address: str, port: int) -> int:
         return reserved.detach()
 
 
-def restrict(user: tuple[int, int] | None, *, memory: int, cpu_seconds: int, file_bytes: int) -> None:
-    """Become the user (uid and gid, without other groups; None: no change) and set limits, irrevocably.
+def restrict(user: tuple[int, int, int] | None, *, memory: int, cpu_seconds: int, file_bytes: int) -> None:
+    """Become the user (`Identity.becoming`, without other groups; None: no change) and set limits, irrevocably.
 
-    The process must have loaded all its code by then: the job's user may not be allowed to read the installation.
+    The process must have loaded all its code by then: the job's user may not be allowed to read the installation. It is
+    killed when the thread that started it ends, even if that user's processes have stopped it.
     """
     import resource  # a shared library, for which the first reply does not wait
 
@@ -257,7 +259,18 @@ def restrict(user: tuple[int, int] | None, *, memory: int, cpu_seconds: int, fil
         value = least if hard == resource.RLIM_INFINITY else min(least, hard)
         resource.setrlimit(limit, (value, value))
     if user is not None:  # after the limits, which other processes of that user could change meanwhile
-        uid, gid = user
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
+        become(*user)
+
+
+def become(uid: int, gid: int, parent: int) -> None:
+    """Become the user, without other groups, and be killed when the thread of `parent` that started this one ends."""
+    import ctypes  # as above
+
+    prctl = ctypes.CDLL(None).prctl
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.seteuid(uid)  # which would take the signal back; processes of the user meddle once the real uid has changed
+    prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it had ended before
+        os._exit(1)
+    os.setresuid(uid, uid, uid)

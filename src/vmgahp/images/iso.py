@@ -134,7 +134,7 @@ def _write(output: int, label: str, files: list[tuple[str, int, int]], identity:
         "files": files,
         "mode": 0o400 if secret else 0o444,
         "most": total + OVERHEAD,
-        "user": [identity.uid, identity.gid] if identity.switching else None,
+        "user": identity.becoming(),
     }
     seconds = DEADLINE + total / BYTES_A_SECOND
     done = run(

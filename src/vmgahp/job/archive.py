@@ -209,13 +209,7 @@ class Unpacked(NamedTuple):
 
 def unpack(archive: int, directory: str, below: str, allowed: Allowed, identity: Identity) -> Unpacked:
     """Unpack the open file `archive` into the new directory `below` of the scratch `directory`. Raises nothing."""
-    plan = {
-        "archive": archive,
-        "directory": directory,
-        "below": below,
-        "allowed": allowed,
-        "user": [identity.uid, identity.gid] if identity.switching else None,
-    }
+    plan = {"archive": archive, "directory": directory, "below": below, "allowed": allowed, "user": identity.becoming()}
     try:
         done = run(
             [sys.executable, "-I", "-c", _PROGRAM],

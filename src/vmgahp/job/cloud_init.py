@@ -252,12 +252,11 @@ def _check_user_data(said: str, data: bytes) -> None:
 
 def _check_yaml(said: dict[str, str], files: dict[str, bytes], identity: Identity) -> None:
     """Check files as cloud-init reads them, as the job's user, by option. Raises `JobFault`, `MachineFault`."""
-    user = [identity.uid, identity.gid] if identity.switching else None
     texts = {option: data.decode("latin-1") for option, data in files.items()}
     done = run(
         [sys.executable, "-I", "-m", "vmgahp.job.cloud_init"],
         deadline=DEADLINE,
-        stdin=json.dumps({"user": user, "files": texts}).encode(),
+        stdin=json.dumps({"user": identity.becoming(), "files": texts}).encode(),
         environ={"PATH": os.defpath},
         becomes=identity,
     )

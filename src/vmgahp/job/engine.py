@@ -1,8 +1,8 @@
 """HTCondor's ClassAd engine for a job's expressions, in a process of its own.
 
-It is run as ``python -I -m vmgahp.job.engine UID GID``. A long line overflows the engine's stack, and some regular
-expressions never end. So it takes on the job user's rights, and limits, before it reads the question, and returns
-only values. It gets no secret attributes.
+It is run as ``python -I -m vmgahp.job.engine UID GID PARENT``. A long line overflows the engine's stack, and some
+regular expressions never end. So it takes on the job user's rights, and limits, before it reads the question, and
+returns only values. It gets no secret attributes.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def judge(expression: str, values: Callable[[], Mapping[str, Plain | None]], use
 def _ask(question: dict[str, Any], user: Identity | None) -> Any:
     if user is None and os.geteuid() == 0:
         user = Identity(NOBODY, NOBODY)
-    whose = [str(user.uid), str(user.gid)] if user is not None and user.switching else []
+    whose = (user and user.becoming()) or ()
     try:
         done = run(
-            [sys.executable, *RUN_MODULE, "vmgahp.job.engine", *whose],
+            [sys.executable, *RUN_MODULE, "vmgahp.job.engine", *map(str, whose)],
             deadline=SECONDS,
             stdin=json.dumps(question).encode(),
             becomes=user,
@@ -107,7 +107,7 @@ def _ask(question: dict[str, Any], user: Identity | None) -> Any:
 
 
 def main(user: Sequence[str]) -> int:
-    """Answer the question on standard input as `user`: uid and gid, or nothing for the present user; then exit."""
+    """Answer the question on standard input as `user`, of `Identity.becoming` or nothing, and exit."""
     take_address_as_name()
     try:
         import classad2
@@ -115,7 +115,7 @@ def main(user: Sequence[str]) -> int:
         return _NO_ENGINE
     for question in _REHEARSAL:  # loads all code: the job's user may not be allowed to read it
         _answer(classad2, json.loads(json.dumps(question)))
-    whose = (int(user[0]), int(user[1])) if user else None
+    whose = (int(user[0]), int(user[1]), int(user[2])) if user else None
     answers = os.dup(1)
     os.dup2(2, 1)  # the engine's messages go to standard error
     restrict(whose, memory=MOST_MEMORY, cpu_seconds=CPU_SECONDS, file_bytes=0)
