@@ -77,7 +77,7 @@ PLACES = {
     "drivers/libvirt/life/machine.py:LibvirtMachine.save": (1, LATER),
     "drivers/libvirt/life/machine.py:LibvirtMachine._settle": (1, LATER),
     "drivers/libvirt/life/machine.py:LibvirtMachine._write": (1, LATER),
-    "drivers/libvirt/life/machine.py:LibvirtMachine.restart_from.restore": (1, RESTORE),
+    "drivers/libvirt/life/machine.py:LibvirtMachine.restart_from": (1, RESTORE),
     "drivers/libvirt/start/forwarding.py:ports_of": (1, SETTING),
     "drivers/libvirt/start/forwarding.py:address_of": (1, SETTING),
     "drivers/libvirt/start/forwarding.py:judge": (4, PROBE),

@@ -57,6 +57,9 @@ class _Scratch(jobs.Files):
 
     switching = False
 
+    def becoming(self) -> None:
+        return None
+
     def __init__(self, content: bytes) -> None:
         super().__init__()
         self._content = content

@@ -168,7 +168,7 @@ def test_a_qemu_that_is_absent_at_a_restart_is_named(
     plan = SimpleNamespace(spec=spec, may_restart=True, checkpoint_spec=spec, domain_type="qemu")
     monkeypatch.setattr("vmgahp.drivers.libvirt.start.disks.Provision.make", lambda *_: None)
     monkeypatch.setattr("vmgahp.drivers.libvirt.program.warm.find", lambda *_: None)
-    driver = SimpleNamespace(identity=user, checkpoints_of=checkpoints, _describer=None, log=print)
+    driver = SimpleNamespace(settings=None, identity=user, checkpoints_of=checkpoints, _describer=None, log=print)
     with pytest.raises(MachineFault, match=said) as caught:
         LibvirtDriver.prepare(driver, plan, SimpleNamespace(not_started=[]))  # type: ignore[arg-type]
     assert "install QEMU" in caught.value.hint
