@@ -120,6 +120,19 @@ def test_a_line_whose_answer_is_always_late_does_not_keep_the_rest_from_the_job_
     assert starter.log()[-1] == "the third"
 
 
+def test_a_line_after_one_that_was_refused_is_said_again_as_any_other(scratch, user, starter) -> None:
+    updates, answer = updates_of(), starter.answer
+    updates.say("refused")
+    assert tell(updates, scratch, user) == chirp.NO_LINES
+    starter.allowed, starter.answer = ANY, b"no\n"
+    updates.say("taken")
+    with pytest.raises(chirp.Unheard):
+        tell(updates, scratch, user)
+    starter.answer = answer
+    assert tell(updates, scratch, user) == ""
+    assert starter.log()[-2:] == ["taken", "taken"]
+
+
 def test_a_vm_fills_no_log(scratch: Path, user: Identity) -> None:
     updates = JobUpdates()
     for number in range(1000):

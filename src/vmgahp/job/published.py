@@ -188,8 +188,7 @@ class JobUpdates:
         """
         with self._lock:
             if self._offers == 2:
-                self._offers = 0
-                self._lines.clear()
+                self._forget_lines()
             self._offers += bool(self._lines)
             return self._lines[0] if self._lines else ""
 
@@ -203,7 +202,11 @@ class JobUpdates:
     def drop_lines(self) -> None:
         """Forget the waiting lines, which the starter refuses."""
         with self._lock:
-            self._lines.clear()
+            self._forget_lines()
+
+    def _forget_lines(self) -> None:
+        self._lines.clear()
+        self._offers = 0
 
     def is_new(self, problem: str) -> bool:
         """Return True if a problem should be logged: each one once, and a limited number of them."""

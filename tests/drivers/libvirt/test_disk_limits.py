@@ -285,7 +285,7 @@ def test_a_guest_that_shares_its_jobs_directory_waits_though_its_disks_do_not_gr
 def test_outputs_that_came_with_a_checkpoint_have_their_limit(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = jobs.owner(scratch)
     monkeypatch.setattr(program.job_user, "free_bytes", lambda *_: 3 * MIB)
-    monkeypatch.setattr(program, "kept_free", lambda *_: MIB)
+    monkeypatch.setattr(disks, "kept_free", lambda *_: MIB)
     spec = spec_of(scratch, 0)
     assert program.most_outputs(spec, Settings(), user) == 2 * MIB  # type: ignore[arg-type]
     (scratch / "vm_outputs.tar").write_bytes(b"x" * 4 * MIB)

@@ -519,7 +519,7 @@ class VsphereMachine(ManagedMachine):
             return False
         try:
             self._download.result()
-        except Exception as error:
+        except Exception as error:  # of the thread that downloads, whatever it was
             self._download = None
             if isinstance(error, errors.Fault):
                 raise

@@ -437,7 +437,7 @@ class LibvirtMachine(ManagedMachine):
                 self.saver.restore(connection, descriptor, xml)
             return domains.find(connection, self.name, self.uuid)
 
-        with self._ended_after("the restore", seconds) as late:
+        with self._ended_after("restore", seconds) as late:
             try:
                 self.begin(restore, check)
             except libvirt.libvirtError as error:
@@ -458,9 +458,9 @@ class LibvirtMachine(ManagedMachine):
             try:
                 self.end_guest()
             except errors.Fault as fault:
-                self.log(f"{self.name}, whose {doing.split()[-1]} has taken {seconds:.0f} s: {fault.problem}")
+                self.log(f"{self.name}, whose {doing} has taken {seconds:.0f} s: {fault.problem}")
 
-        with wait.overseen(doing, seconds, give_up):
+        with wait.overseen(f"the {doing}", seconds, give_up):
             yield late
 
     def begin(self, make: Make, check: Check) -> None:
@@ -478,7 +478,7 @@ class LibvirtMachine(ManagedMachine):
             self.restart_from(image, xml, check)
         else:
             # A process of the job's user can stop a QEMU that runs as that user.
-            with self._ended_after("the start", budget.current().left(self.deadlines.memory)):
+            with self._ended_after("start", budget.current().left(self.deadlines.memory)):
                 self.begin(partial(self.guest.create, xml), check)
 
     def live_xml(self) -> str:

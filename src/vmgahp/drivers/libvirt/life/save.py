@@ -30,7 +30,6 @@ from vmgahp.drivers.libvirt.link import faults
 from vmgahp.drivers.libvirt.link.connection import LibvirtConnection
 from vmgahp.drivers.libvirt.start import capabilities, disks
 from vmgahp.drivers.surveyor import Logger
-from vmgahp.host import job_user
 from vmgahp.host.job_user import Identity
 from vmgahp.job.spec import Disk, JobSpec
 from vmgahp.vm_types import HTCONDORS
@@ -231,10 +230,9 @@ class Saver:
 
     def _require_free_space(self, needed: int) -> None:
         try:
-            free = job_user.free_bytes(self.directory, self.identity)
+            free = disks.unreserved(self._settings, self.directory, self.identity)
         except errors.Fault as error:
             raise self.fault(error.problem.rstrip(".")) from error
-        free = max(0, free - disks.kept_free(self._settings, self.directory, self.identity))
         if free < needed:
             raise self.fault(
                 f"the guest's memory needs up to {needed >> 20} MiB in {self.directory}, and {free >> 20} MiB are free"

@@ -18,7 +18,7 @@ from vmgahp import errors, lifecycle
 from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.life.machine import LibvirtMachine
 from vmgahp.drivers.libvirt.start.describe import CONTROL, ERR, OUT, OUTPUTS, append_to
-from vmgahp.drivers.libvirt.start.disks import kept_free, limit_of
+from vmgahp.drivers.libvirt.start.disks import limit_of, unreserved
 from vmgahp.drivers.resources import Resources
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.host import job_user, wait
@@ -72,7 +72,7 @@ _BEGINS = {
 def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
     """Return the most bytes that a port's file may have: the job's limit or the free space. Raises `errors.Fault`."""
     directory, run = spec.vm.working_dir, spec.devices.run
-    left = max(job_user.free_bytes(directory, identity) - kept_free(settings, directory, identity), 0)
+    left = unreserved(settings, directory, identity)
     names = (OUTPUTS_FILE, run.stdout, run.stderr) if run else ()  # which the ports continue, or empty first
     left += sum(identity.occupied_scratch(directory, name) for name in names)
     return min(limit_of(spec, settings) or left, left)

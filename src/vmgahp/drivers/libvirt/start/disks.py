@@ -465,6 +465,11 @@ def kept_free(settings: Settings, directory: str, identity: Identity) -> int:
     return reserved or min(LEAST_KEPT, room.f_blocks * room.f_frsize // LEAST_SHARE)
 
 
+def unreserved(settings: Settings, directory: str, identity: Identity) -> int:
+    """Return the free bytes of the scratch directory beside those that are kept free. Raises `errors.Fault`."""
+    return max(job_user.free_bytes(directory, identity) - kept_free(settings, directory, identity), 0)
+
+
 def require_space(spec: JobSpec, files: DiskFiles, settings: Settings) -> None:
     """Make sure that a VM's disks are not too large before it has written anything. Raises `JobFault`."""
     if limit := limit_of(spec, settings):
@@ -475,11 +480,11 @@ def require_space(spec: JobSpec, files: DiskFiles, settings: Settings) -> None:
 def room_for(name: str, spec: JobSpec, settings: Settings, identity: Identity) -> int:
     """Return the bytes that a new file `name` may take beside the job's disks and other jobs. Raises `errors.Fault`."""
     directory, limit = spec.vm.working_dir, limit_of(spec, settings)
-    left = job_user.free_bytes(directory, identity) - kept_free(settings, directory, identity)
+    left = unreserved(settings, directory, identity)
     if limit:
         others = {*names_in_scratch(spec)} - {name}
         left = min(left, _rest(limit, sum(identity.occupied_scratch(directory, other) for other in others)))
-    return max(left, 0)
+    return left
 
 
 def names_in_scratch(spec: JobSpec) -> list[str]:
