@@ -16,9 +16,8 @@ from vmgahp.config import Settings
 from vmgahp.drivers.libvirt.start import virtiofs
 from vmgahp.drivers.script.machine import Program
 from vmgahp.drivers.script.protocol import ScriptRequest
-from vmgahp.host import companion
 from vmgahp.host.budget import Budget
-from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.runtime_dir import remove, runtime_dir
 from vmgahp.job import scratch_files
 from vmgahp.job.devices import Share
 from vmgahp.job.spec import JobSpec
@@ -42,7 +41,7 @@ def share(here: Here) -> None:
         of_the_machine = Share("data", "/usr", "virtiofs", writable=False, setting="VM_SHARE_DIRS")
         virtiofs.begin(here.user, room, of_the_machine, (0, 0))
     finally:
-        companion.over(room)
+        remove(room)
 
 
 def run_script(here: Here) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -443,6 +444,23 @@ def test_a_process_that_has_ended_and_whose_parent_has_not_asked_does_not_protec
         left = ended.stdout.read().strip()
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         assert sweep(base) == [left]
+
+
+def test_sweeping_ends_the_program_of_a_dead_process(base: str) -> None:
+    """Stopped by another process of its user, it would not end with the peer that it waits for."""
+    left = f"{base}/vmgahp-{os.getpid()}-1-0"
+    os.mkdir(left)
+    with subprocess.Popen(["sleep", "1000"], executable="/usr/bin/sleep") as other:
+        Path(left, "pid").write_text(str(other.pid))
+        program = subprocess.Popen(["sh", "-c", f"kill -STOP $$; cat {left}/socket"])
+        until(lambda: "T" in Path(f"/proc/{program.pid}/stat").read_text(), "it is stopped")
+        os.rename(left, later := f"{base}/vmgahp-{os.getpid()}-2-0")
+        os.mkdir(left)
+        Path(left, "pid").write_text(str(program.pid))
+        assert sorted(sweep(base)) == [left, later]
+        assert program.wait(10) in (0, -signal.SIGKILL)  # 0 if the sweep has collected it
+        assert other.poll() is None
+        other.kill()
 
 
 def test_sweeping_lets_go_who_waits_for_a_dead_process_to_write(base):

@@ -1,10 +1,11 @@
 """A program that becomes virtiofsd for one directory of one guest, confined, as the job's user.
 
 It gets a listening socket, and a pipe to which it writes ``ok`` or the reason of a failure. Then it waits, with a
-timeout, for QEMU to connect. It loads its code before it becomes the job's user, who may not be allowed to read it.
-virtiofsd runs in a user namespace in which the job's user is the only user, whatever ids the guest uses. It can make
-no symbolic links, devices, FIFOs or sockets, which HTCondor and later readers of the directory would follow, and no
-set-user-id programs. A read-only directory is mounted read-only, and not only declared so.
+timeout, for QEMU to connect; until then it ends with the thread that started it. It loads its code before it becomes
+the job's user, who may not be allowed to read it. virtiofsd runs in a user namespace in which the job's user is the
+only user, whatever ids the guest uses. It can make no symbolic links, devices, FIFOs or sockets, which HTCondor and
+later readers of the directory would follow, and no set-user-id programs. A read-only directory is mounted read-only,
+and not only declared so.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import errno
 import os
 import select
 import sys
+
+from vmgahp.host.system_calls import become
 
 PATIENCE = 120.0
 """The seconds for QEMU to connect: libvirt waits thirty of them for its monitor."""
@@ -48,15 +51,13 @@ class _Condition(ctypes.Structure):
 
 
 def main(arguments: list[str]) -> None:
-    """Serve, never return. `arguments`: two descriptors, uid, gid, ro or rw, the directory, its room and the path."""
+    """Serve, never return. `arguments`: two descriptors, uid, gid, parent, ro or rw, directory, room and path."""
     *numbers, mode, directory, room, program = arguments
-    listener, status, uid, gid = map(int, numbers)
+    listener, status, *user = map(int, numbers)
     try:
         libc, seccomp = ctypes.CDLL(None, use_errno=True), ctypes.CDLL("libseccomp.so.2")
         if os.geteuid() == 0:
-            os.setgroups([])
-            os.setresgid(gid, gid, gid)
-            os.setresuid(uid, uid, uid)
+            become(*user)
         os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
         _shut_in(libc, directory, writable=mode == "rw")
         restrict(seccomp)
@@ -69,8 +70,9 @@ def main(arguments: list[str]) -> None:
     waits.register(listener, select.POLLIN)
     if not waits.poll(PATIENCE * 1000):
         os._exit(1)
+    libc.prctl(1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG: from here on it lives as long as QEMU
     os.set_inheritable(listener, True)
-    words = [f"{room}/virtiofsd", f"--fd={listener}"]  # `companion.over` finds it by this name
+    words = [f"{room}/virtiofsd", f"--fd={listener}"]  # `runtime_dir.remove` finds it by this name
     if program == OF_QEMU:
         words += ["-f", "-o", f"source={directory}", "-o", "sandbox=namespace", "-o", "cache=auto"]
     else:

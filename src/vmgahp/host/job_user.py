@@ -98,14 +98,11 @@ class Identity:
                 self._groups = [self.gid]
         return self._groups
 
-    def of_process(self, groups: list[int] | None = None) -> dict[str, Any]:
-        """Return arguments of `subprocess.Popen` that run a program as the user; none if it does so anyway.
-
-        `groups` are the supplementary groups, by default all that the user has.
-        """
+    def of_process(self) -> dict[str, Any]:
+        """Return arguments of `subprocess.Popen` that run a program as the user; none if it does so anyway."""
         if not self.switching:
             return {}
-        return {"user": self.uid, "group": self.gid, "extra_groups": self.groups() if groups is None else groups}
+        return {"user": self.uid, "group": self.gid, "extra_groups": self.groups()}
 
     def becoming(self) -> tuple[int, int, int] | None:
         """Return what `system_calls.restrict` needs to make a child of this process the user; None if it is that."""

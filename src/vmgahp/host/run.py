@@ -137,18 +137,37 @@ def run(
     return Finished(status, bytes(child.out), bytes(child.err))
 
 
-def begin(argv: Sequence[str], user: Identity) -> subprocess.Popen[bytes]:
-    """Start a background program as `user` without other groups.
+ENDS_WITH_THREAD = ("--pdeathsig=KILL", "--no-new-privs")
 
-    It has a session of its own and none of this process's descriptors, its output is dropped, and it is killed when the
-    thread that starts it ends. Raises OSError if it cannot be started, with the program's name as the file name.
+
+def begin(
+    argv: Sequence[str],
+    user: Identity,
+    options: Sequence[str] = ENDS_WITH_THREAD,
+    *,
+    stderr: int = subprocess.DEVNULL,
+    pass_fds: Collection[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a background program as `user` without other groups, by default until the thread that starts it ends.
+
+    `options` are of setpriv. It has a session of its own and of this process's descriptors only `pass_fds`, and its
+    output is dropped, `stderr` too by default. Raises OSError if it cannot be started, with the program's name as the
+    file name, but not for what befalls it as the user.
     """
     environ = plain_environment()
-    words = [*_ENV, _find("setpriv", environ), "--pdeathsig=KILL", "--no-new-privs"]
+    words = [*_ENV, _find("setpriv", environ), *options]
     words += _as_user(user, ()) if user.switching else []
     words += [_find(argv[0], environ), *argv[1:]]
-    nowhere = subprocess.DEVNULL
-    return subprocess.Popen(words, env=environ, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    return subprocess.Popen(
+        words,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        cwd="/",
+        pass_fds=pass_fds,
+        start_new_session=True,
+    )
 
 
 def which(program: str) -> str | None:

@@ -1,7 +1,13 @@
-"""Directories for the sockets and pipes of one VM, outside of the scratch directory."""
+"""Directories for the sockets and pipes of one VM, outside of the scratch directory.
+
+Such a directory, a `room`, may have a program that runs beside the VM's QEMU: a file has its process id, so that any
+process that removes the room ends it.
+"""
 
 import os
+import signal
 import socket
+import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX
@@ -23,6 +29,10 @@ GIVEN = f"{ROOT_BASE}/given"
 PREFIX = "vmgahp-"
 LOCK_SECONDS = 2.0
 """Seconds to wait for the lock on claiming, which a stranger may hold in ``/tmp``: then go on without it."""
+
+
+END_WAIT = 5.0
+"""The seconds for a killed program to end; one in a hung file system never does."""
 
 
 def owner() -> str:
@@ -101,12 +111,13 @@ def claiming(path: str) -> Iterator[None]:
 def remove(path: str) -> bool:
     """Remove a directory of `runtime_dir` with its content, never the target of a link. Raises nothing.
 
-    Readers blocked at a FIFO in it, such as a libvirtd of a server that was killed, are released.
+    Its program ends. Readers blocked at a FIFO in it, such as a libvirtd of a server that was killed, are released.
     """
     try:
         there = os.lstat(path)
         if not S_ISDIR(there.st_mode) or there.st_uid != os.geteuid():
             return False
+        end_program(path)
         for name in os.listdir(path):
             if S_ISFIFO(os.lstat(f"{path}/{name}").st_mode):
                 let_in(f"{path}/{name}")
@@ -115,6 +126,35 @@ def remove(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def remember(process: subprocess.Popen[bytes], room: str) -> None:
+    """Detach a program from its Popen object and note its process id for `end_program`. Raises OSError."""
+    process.returncode = 0
+    with open(f"{room}/pid", "w") as file:
+        file.write(str(process.pid))
+
+
+def end_program(room: str) -> None:
+    """Kill the program of a room; a process is left alone unless it has the room in its command line.
+
+    Raises nothing.
+    """
+    try:
+        with open(f"{room}/pid") as file:
+            pid = int(file.read(32))
+        process = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return
+    with suppress(OSError), Opened(process):  # it may exit meanwhile
+        words = proc.command_line(pid)
+        if os.fsencode(room) in words:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            wait.ready(process, END_WAIT)
+        elif words:
+            return
+    with suppress(ChildProcessError):  # it need not be a child of this process
+        os.waitpid(pid, os.WNOHANG)
 
 
 def let_in(fifo: str) -> None:

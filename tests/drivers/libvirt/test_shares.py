@@ -14,9 +14,8 @@ from tests.drivers.libvirt.support import LINUX, ON_VIRTIO, USER_DATA, Job, done
 from tests.peer import Peer
 from vmgahp import errors
 from vmgahp.drivers.libvirt.start import virtiofs
-from vmgahp.host import companion
 from vmgahp.host.job_user import Identity
-from vmgahp.host.runtime_dir import runtime_dir
+from vmgahp.host.runtime_dir import end_program, remove, runtime_dir
 from vmgahp.job.attributes import Share
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.skipif(not virtiofs.program(), reason="needs virtiofsd")]
@@ -177,7 +176,7 @@ def a_room() -> Iterator[str]:
     try:
         yield room
     finally:
-        companion.over(room)
+        remove(room)
 
 
 def test_it_answers_here(user: Identity) -> None:
@@ -219,7 +218,7 @@ def test_a_directory_that_the_jobs_user_may_not_read_is_refused(user: Identity) 
 
 def test_another_that_has_the_process_id_is_not_ended(tmp_path: Path) -> None:
     (tmp_path / "pid").write_text(str(os.getpid()))
-    companion.end(str(tmp_path), "/nobody/says/this")
+    end_program(str(tmp_path))
 
 
 def test_where_there_is_none_the_job_is_told(user: Identity, monkeypatch: pytest.MonkeyPatch) -> None:

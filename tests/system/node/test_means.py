@@ -32,6 +32,17 @@ SETTINGS = {
     "VM_ALLOW_HOST_LOOPBACK": "True", "VM_WARM_IMAGES": "small",
 }  # fmt: skip
 
+SWTPM_PROFILE = """\
+include <tunables/global>
+profile swtpm /usr/bin/swtpm {
+  include <abstractions/base>
+  include <abstractions/openssl>
+  /usr/bin/swtpm rm,
+  unix (send, receive) type=stream addr=none peer=(label=libvirt-*),
+}
+"""
+"""AppArmor's confinement of swtpm, of which Debian has none: what Ubuntu's lets it do that is of use to a job's."""
+
 OFFER = {
     "HasVM": True, "VM_Images": "counter,small", "VM_kvm_ATTR_share": "virtiofs",
     "VM_kvm_ATTR_tpm": True, "VM_kvm_ATTR_ssh": True,
@@ -73,6 +84,10 @@ def machine(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Node:
         node.put(file, f"{IMAGES}/{file.name}")
     if node.has_selinux:  # as install.md says of each directory of images
         node.run("chcon", "--recursive", "--type", "virt_content_t", IMAGES)
+    else:
+        (place / "usr.bin.swtpm").write_text(SWTPM_PROFILE)
+        node.put(place / "usr.bin.swtpm", "/etc/apparmor.d/usr.bin.swtpm")
+        node.run("apparmor_parser", "-r", "/etc/apparmor.d/usr.bin.swtpm")
     node.run("virsh", "-c", "qemu:///system", "net-start", "default", check=False)  # it may be up
     node.set_up("--network", "nat,user", settings=SETTINGS)
     for _ in range(3):

@@ -20,7 +20,7 @@ from vmgahp.drivers.libvirt.start.hooks import Described, described
 from vmgahp.drivers.resources import CONSOLE_FILE, PASST, RELAY, ExitPort, PortForwards, Resources
 from vmgahp.drivers.surveyor import Logger
 from vmgahp.hooks import xml_script
-from vmgahp.host import companion, job_user, packages, runtime_dir
+from vmgahp.host import job_user, packages, runtime_dir
 from vmgahp.host.job_user import Identity
 from vmgahp.host.serial_capture import ConsoleCapture
 from vmgahp.images import leases
@@ -169,7 +169,7 @@ class Describer:
         if spec.devices.tpm:
             room = runtime_dir.runtime_dir()
             begin = partial(tpm.begin, self.identity, self.log, room, *self.owner(plan.label))
-            resources.at_end.append(partial(tpm.end, room))
+            resources.at_end.append(partial(runtime_dir.remove, room))
             resources.before_restore.append(begin)
             begin()
             host = host._replace(tpm_socket=tpm.socket_in(room))
@@ -209,7 +209,7 @@ class Describer:
         if share.kind != VIRTIOFS:
             return ""
         room = runtime_dir.runtime_dir()
-        resources.at_end.append(partial(companion.over, room))
+        resources.at_end.append(partial(runtime_dir.remove, room))
         virtiofs.begin(self.identity, room, share, self.owner(plan.label))
         return virtiofs.socket_in(room)
 

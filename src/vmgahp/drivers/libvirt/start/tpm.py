@@ -3,7 +3,7 @@
 libvirt can start swtpm too, but as a user of its own (tss), with a socket in a directory that only that group and
 libvirt's own QEMU user enter (``qemuTPMEmulatorPrepareHost`` in its ``src/qemu/qemu_tpm.c``): a QEMU that runs as the
 job's user cannot connect to it. The TPM is empty when the guest boots, without the certificates of a manufacturer, and
-its state is removed with the VM. swtpm ends with its QEMU; a restored guest gets another one, and brings the TPM's
+its state goes with swtpm, which ends with its QEMU; a restored guest gets another one, and brings the TPM's
 state in its memory image.
 """
 
@@ -12,14 +12,15 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from contextlib import suppress
 from xml.etree import ElementTree as etree
 
 from vmgahp import errors
 from vmgahp.drivers.surveyor import Logger
-from vmgahp.host import companion, runtime_dir
+from vmgahp.host import run, runtime_dir
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import which
-from vmgahp.host.runtime_dir import remove
+from vmgahp.host.system_calls import Opened
 
 PROGRAM = "swtpm"
 OF_LIBVIRT = (PROGRAM, "swtpm_setup", "swtpm_ioctl")
@@ -56,23 +57,23 @@ def trouble(identity: Identity, seconds: float) -> str:
         directory = runtime_dir.runtime_dir()
         process = _run(identity, directory, identity.uid, identity.gid, subprocess.PIPE)
         try:
-            wrong = _ask(directory, seconds)
+            wrong = ask(directory, seconds)
         except OSError as error:
             wrong = error.strerror or str(error)
         process.kill()
-        said = process.communicate(timeout=companion.END_WAIT)[1]
+        said = process.communicate(timeout=runtime_dir.END_WAIT)[1]
     except errors.Fault as fault:
         return fault.problem.removesuffix(".")
     except (OSError, subprocess.TimeoutExpired) as error:
         wrong = str(error)
     finally:
         if directory:
-            end(directory)
+            runtime_dir.remove(directory)
     first = said.decode("utf-8", "replace").strip().split("\n")[0]
     return f"{PROGRAM} does not answer: {first[:300].rstrip('.') or wrong}" if wrong else ""
 
 
-def _ask(directory: str, seconds: float) -> str:
+def ask(directory: str, seconds: float) -> str:
     with socket.socket(socket.AF_UNIX) as control:
         control.settimeout(max(0.05, seconds))
         control.connect(socket_in(directory))
@@ -90,23 +91,26 @@ def socket_in(directory: str) -> str:
 
 def begin(identity: Identity, log: Logger, directory: str, uid: int, gid: int) -> None:
     """Run swtpm for a QEMU that is about to start, as this user and group. Raises `errors.MachineFault`."""
-    companion.end(directory, _state(directory))
+    runtime_dir.end_program(directory)
     process = _run(identity, directory, uid, gid, subprocess.DEVNULL)
     try:
-        companion.remember(process, directory)
+        runtime_dir.remember(process, directory)
     except OSError as error:
         log(f"{PROGRAM} ends with its QEMU and not before: {error}")
 
 
 def _run(identity: Identity, directory: str, uid: int, gid: int, stderr: int) -> subprocess.Popen[bytes]:
     """Start swtpm with a socket that is this user's; a new TPM is an empty file. Raises `errors.MachineFault`."""
-    # Only swtpm keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer.
-    with socket.socket(socket.AF_UNIX) as listener:
+    # Only swtpm keeps the listener: if it ends, QEMU gets an error at once instead of waiting for an answer. The state
+    # is in memory, that of its control group: with a file in /run the job's user could take all that /run has.
+    with socket.socket(socket.AF_UNIX) as listener, Opened(os.memfd_create("tpm")) as state:
         try:
             runtime_dir.listen(listener, socket_in(directory), (uid, gid))
-            os.close(os.open(_state(directory), os.O_CREAT | os.O_NOFOLLOW, 0o600))
+            with suppress(FileNotFoundError):
+                os.unlink(_state(directory))
+            os.symlink(f"/proc/self/fd/{state}", _state(directory))
             if os.geteuid() == 0:
-                os.chown(_state(directory), identity.uid, identity.gid)
+                os.fchown(state, identity.uid, identity.gid)
         except OSError as error:
             problem = f"No socket can be made for the TPM in {directory}: {error.strerror}."
             raise errors.MachineFault(problem, "see that /run has room.") from error
@@ -115,24 +119,11 @@ def _run(identity: Identity, directory: str, uid: int, gid: int, stderr: int) ->
         command += ["--ctrl", f"type=unixio,fd={descriptor}"]
         command += ["--tpmstate", f"backend-uri=file://{_state(directory)}"]
         try:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                cwd="/",
-                pass_fds=(descriptor,),
-                **identity.of_process(groups=[]),
-            )
+            # It may outlive the thread that starts it.
+            return run.begin(command, identity, (), stderr=stderr, pass_fds=(descriptor, state))
         except OSError as error:
             problem = f"{PROGRAM}, the software TPM, cannot be run: {error.strerror}."
             raise errors.MachineFault(problem, "see that it is installed and whole.") from error
-
-
-def end(directory: str) -> None:
-    """End swtpm and remove its state. Raises nothing."""
-    companion.end(directory, _state(directory))
-    remove(directory)
 
 
 def _state(directory: str) -> str:

@@ -11,7 +11,7 @@ import sys
 from time import monotonic
 
 from vmgahp import errors
-from vmgahp.host import budget, companion, job_user, packages, runtime_dir, wait
+from vmgahp.host import budget, job_user, packages, runtime_dir, wait
 from vmgahp.host.file_server import OF_QEMU
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import plain_environment
@@ -62,7 +62,7 @@ def trouble(identity: Identity, seconds: float) -> str:
         return f"virtiofsd does not answer: {error.strerror or error}"
     finally:
         if room:
-            companion.over(room)
+            runtime_dir.remove(room)
 
 
 def socket_in(room: str) -> str:
@@ -83,7 +83,8 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
             runtime_dir.listen(listener, socket_in(room), owner)
             passed = (listener.fileno(), status)
             server = [sys.executable, "-I", "-m", "vmgahp.host.file_server", *map(str, passed)]
-            server += [str(identity.uid), str(identity.gid), "rw" if share.writable else "ro", share.directory, room]
+            server += map(str, (identity.uid, identity.gid, os.getpid()))
+            server += ["rw" if share.writable else "ro", share.directory, room]
             process = subprocess.Popen(
                 [*server, path],
                 stdin=subprocess.DEVNULL,
@@ -94,7 +95,7 @@ def begin(identity: Identity, room: str, share: Share, owner: tuple[int, int], s
                 pass_fds=passed,
                 start_new_session=True,
             )
-        companion.remember(process, room)
+        runtime_dir.remember(process, room)
         words = os.read(said, 4096).decode("utf-8", "replace") if wait.ready(said, max(seconds, 0.05)) else ""
     except OSError as error:
         problem = f"virtiofsd cannot be run for {share.directory}: {error.strerror}."
