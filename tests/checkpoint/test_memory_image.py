@@ -1,5 +1,6 @@
 """The head of a memory image: nothing that would make libvirtd stumble passes."""
 
+import errno
 import os
 import select
 import sys
@@ -91,6 +92,17 @@ def test_libvirtd_sees_no_head_of_the_jobs(cookie: bytes) -> None:
     assert bool(head.cookie) == bool(cookie)
     assert seen[head.end :] == b"QEVM" + memory
     assert b"run-me" not in seen
+
+
+def test_a_file_system_that_cannot_splice_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = os.urandom(3 << 20)
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "splice", refuse)
+    with stored(image() + memory) as file, substitute(file.fileno(), "<domain/>") as whole:
+        assert Path(whole.path).read_bytes().endswith(b"QEVM" + memory)
 
 
 @pytest.mark.parametrize(("ahead", "said"), [(HEADER, "x"), (1 << 20, "operation failed: image magic is incorrect")])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 from xml.etree import ElementTree as etree
 
-from vmgahp.checkpoint.substitute import Held, NotPacked, Substitute, Write, all_of
+from vmgahp.checkpoint.substitute import Held, NotPacked, Substitute, Write
 
 MAGIC, UNFINISHED = b"LibvirtQemudSave", b"LibvirtQemudPart"
 VERSION = 2
@@ -53,7 +53,7 @@ class Head(NamedTuple):
 
 
 Unpack = Callable[[int, Head, Write, int], None]
-"""A function that writes the unpacked rest of a compressed image; its last argument is that of `substitute.Rest`."""
+"""A function that writes the unpacked rest of a compressed image; its last argument is the pipe of `Write`, or -1."""
 
 
 def inspect(fd: int, formats: Collection[str] = FORMATS) -> Head:
@@ -105,9 +105,9 @@ def substitute(fd: int, xml: str, formats: Collection[str], unpack: Unpack) -> S
     if found.format == SPARSE:
         return Held(head, fd)
     if found.format == RAW:
-        return Substitute(head, all_of(fd, found.end))
+        return Substitute(head, lambda pipe: pipe.write_file(fd, found.end))
     _require_stream(fd, found, unpack)
-    return Substitute(head, lambda write, reader: unpack(fd, found, write, reader))
+    return Substitute(head, lambda pipe: unpack(fd, found, pipe.write, pipe.descriptor))
 
 
 def _require_stream(fd: int, found: Head, unpack: Unpack) -> None:
@@ -190,4 +190,6 @@ def inspect_xen(fd: int) -> int:
 def substitute_xen(fd: int, xml: str) -> Substitute:
     """Return the memory image of `fd` with `xml` in its head. Raises `Damaged`, and as `Substitute` does."""
     offset, text = inspect_xen(fd), xml.encode() + b"\0"
-    return Substitute(_XEN_HEAD.pack(XEN_MAGIC, XEN_VERSION, len(text)) + text, all_of(fd, offset))
+    return Substitute(
+        _XEN_HEAD.pack(XEN_MAGIC, XEN_VERSION, len(text)) + text, lambda pipe: pipe.write_file(fd, offset)
+    )

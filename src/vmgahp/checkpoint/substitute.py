@@ -12,6 +12,7 @@ The pipe has a name, in a directory of the VM's own to which the job's user cann
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -108,9 +109,38 @@ _NO_HEAD = "magic is incorrect"
 _STARTED = "monitor"
 """The words of libvirt for a QEMU that has ended: it was started, so a head was found."""
 
-Rest = Callable[[Write, int], None]
-"""A function that writes the rest of an image after the head; the number is that of the pipe, whose reader may stop
-early."""
+
+class Pipe:
+    """The end of a pipe to which an image is written; its reader may stop early. Its functions raise OSError."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.written = 0
+
+    def write(self, data: bytes) -> None:
+        """Write all of `data`."""
+        view = memoryview(data)
+        while view:
+            count = os.write(self.descriptor, view)
+            self.written += count
+            view = view[count:]
+
+    def write_file(self, fd: int, offset: int) -> None:
+        """Write a file from `offset` on: into the pipe go its pages in memory, and not a copy."""
+        try:
+            while count := os.splice(fd, self.descriptor, _CHUNK, offset_src=offset):
+                self.written += count
+                offset += count
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            while data := os.pread(fd, _CHUNK, offset):  # its file system cannot
+                self.write(data)
+                offset += len(data)
+
+
+Rest = Callable[[Pipe], None]
+"""A function that writes the rest of an image after the head."""
 
 
 class Substitute:
@@ -122,7 +152,7 @@ class Substitute:
     def __init__(self, head: bytes, rest: Rest, heads: int = 1) -> None:
         self._parts = head, rest
         self._heads = heads
-        self._fed = self._left = 0
+        self._left = 0
         self._over = threading.Event()
         self._room = runtime_dir.runtime_dir()
         self.path = f"{self._room}/memory"
@@ -130,9 +160,9 @@ class Substitute:
 
         def feed() -> None:
             # On an error the reader is gone, or notices the missing data: whoever restores reports it.
-            with suppress(OSError, errors.MachineFault, NotPacked), Opened(writing):
-                self._feed(writing, head * heads)
-                rest(lambda data: self._feed(writing, data), writing)
+            with suppress(OSError, errors.MachineFault, NotPacked), Opened(self._pipe.descriptor):
+                self._pipe.write(head * heads)
+                rest(self._pipe)
             # A process that opens it now waits for a writer, libvirtd forever. It reads the rest, and then the end.
             while not self._over.wait(_LET_IN):
                 runtime_dir.let_in(self.path)
@@ -144,6 +174,7 @@ class Substitute:
             for flags in (os.O_RDONLY | os.O_NONBLOCK, os.O_WRONLY):
                 opened.append(os.open(self.path, flags))
             self._reading, writing = opened
+            self._pipe = Pipe(writing)
             with suppress(OSError):  # a user has a limited size for all pipes: it is only slower
                 fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
             self._thread = wait.start_thread("the memory image", copy_context().run, feed)  # in the budget of the START
@@ -170,30 +201,11 @@ class Substitute:
         Some versions of libvirt open an image a second time, and read its head again before the rest. 12.8 does that
         with its I/O helper, which reads far ahead: then only libvirt's message, `said`, tells.
         """
-        has_no_more = self._fed - self._left < len(self._parts[0]) + _LEAST_READ
+        has_no_more = self._pipe.written - self._left < len(self._parts[0]) + _LEAST_READ
         is_missed = _NO_HEAD in said or (has_no_more and _STARTED not in said)
         if self._heads > 1 or not is_missed:
             return None
         return Substitute(*self._parts, heads=2)
-
-    def _feed(self, descriptor: int, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            written = os.write(descriptor, view)
-            self._fed += written
-            view = view[written:]
-
-
-def all_of(fd: int, offset: int) -> Rest:
-    """Return a function that writes the rest of a file, for a `Substitute`."""
-
-    def rest(write: Write, _: int) -> None:
-        position = offset
-        while chunk := os.pread(fd, _CHUNK, position):
-            write(chunk)
-            position += len(chunk)
-
-    return rest
 
 
 class Held:
