@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,13 +24,6 @@ def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     """Run a command line: its status, and what it has written to stdout and to stderr."""
     monkeypatch.setenv("COLUMNS", "100")
     return partial(vmgahp, capsys)
-
-
-def test_a_kill_of_nothing_is_no_success(typed: Typed) -> None:
-    """As a script types it whose variable is not set."""
-    status, out, err = typed("kill", " ")
-    assert (status, out) == (WRONG_WORDS, "")
-    assert "the name is empty" in err
 
 
 class Interrupted:
@@ -93,13 +87,6 @@ def test_help_of_a_word_is_what_its_option_prints(typed: Typed, parser: Parser) 
     assert typed("help", *words) == typed(*words, "--help")
 
 
-@pytest.mark.parametrize("words", [["image", "ad"], ["docter"]])
-def test_help_of_what_there_is_not(typed: Typed, words: list[str]) -> None:
-    status, out, err = typed("help", *words)
-    assert (status, out) == (WRONG_WORDS, "")
-    assert words[-1] in err
-
-
 @pytest.mark.parametrize("words", [["--version"], ["version"], ["--", "version"]])
 def test_the_version(typed: Typed, words: list[str]) -> None:
     from vmgahp import __version__
@@ -151,13 +138,6 @@ def test_no_wrong_word_ends_in_a_traceback(typed: Typed, parser: Parser) -> None
         assert err.replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("line", ["replay --timeout {} file -- sh", "top --interval {}"])
-@pytest.mark.parametrize("wrong", ["nan", "inf", "-1", "0", "1e9"])
-def test_a_time_is_seconds(typed: Typed, line: str, wrong: str) -> None:
-    status, _, err = typed(*line.format(wrong).split())
-    assert (status, f"'{wrong}' is no time" in err) == (WRONG_WORDS, True), err
-
-
 def test_only_what_is_missing_is_said_to_be(typed: Typed) -> None:
     assert typed("ssh") == (
         WRONG_WORDS,
@@ -166,11 +146,24 @@ def test_only_what_is_missing_is_said_to_be(typed: Typed) -> None:
     )
 
 
-@pytest.mark.parametrize("line", ["run --image x python3 -c 1", "record sh -c 1", "replay file sh -c 1"])
-def test_dashes_that_are_missing_are_named(typed: Typed, line: str) -> None:
-    status, _, err = typed(*line.split())
-    assert status == WRONG_WORDS
-    assert "after --" in err
+NO_TIMES = ("nan", "inf", "-1", "0", "1e9")
+DASHES_ARE_MISSING = ("run --image x python3 -c 1", "record sh -c 1", "replay file sh -c 1")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("kill ' '", "the name is empty"),  # as a script types it whose variable is not set
+        *(("help image ad", "ad"), ("help docter", "docter")),
+        *((f"replay --timeout {wrong} file -- sh", f"'{wrong}' is no time") for wrong in NO_TIMES),
+        *((f"top --interval {wrong}", f"'{wrong}' is no time") for wrong in NO_TIMES),
+        *((line, "after --") for line in DASHES_ARE_MISSING),
+    ],
+)
+def test_what_is_wrong_with_a_word_is_said(typed: Typed, line: str, said: str) -> None:
+    status, out, err = typed(*shlex.split(line))
+    assert (status, out) == (WRONG_WORDS, "")
+    assert said in err
 
 
 NAMES = {

@@ -57,23 +57,31 @@ def test_a_job_that_a_start_or_the_policy_would_hold_is_held_with_a_sentence(tmp
     assert "VM_POLICY_REQUIREMENTS" in held(tmp_path, AD, config).decode()
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_no_job_is_held_for_settings_that_its_user_cannot_read(
-    tmp_path: Path,
-    config: Path,
-    closed: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsysbinary: pytest.CaptureFixture[bytes],
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+
+
+@pytest.mark.parametrize(
+    ("setting", "closed", "disk", "answers"),
+    [
+        pytest.param("LOCAL_CONFIG_DIR = {}\n", False, b"none.img:vda:w", True, id="settings that it can read"),
+        pytest.param("LOCAL_CONFIG_DIR = {}\n", True, b"none.img:vda:w", False, id="settings"),
+        pytest.param(
+            "VM_CATALOG = /nonexistent/catalog.toml\n", False, b"catalog:a:vda:r", False, marks=as_root, id="a catalog"
+        ),
+    ],
+)
+def test_no_job_is_held_for_what_its_user_cannot_read(
+    tmp_path, config, monkeypatch, capsysbinary, setting, closed, disk, answers
 ) -> None:
     with config.open("a") as file:
-        file.write(f"LOCAL_CONFIG_DIR = {tmp_path}\n")
+        file.write(setting.format(tmp_path))
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: access(path, mode) and not (closed and path == str(config)))
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(AD + b'VMPARAM_vm_Disk = "none.img:vda:w"\n')))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(AD + b'VMPARAM_vm_Disk = "%s"\n' % disk)))
     monkeypatch.setenv("VMGAHP_CONFIG", str(config))
     monkeypatch.chdir(tmp_path)
     prepare_job.main()
-    assert capsysbinary.readouterr().out[:14] == (b"" if closed else b"HookStatusCode")
+    assert capsysbinary.readouterr().out[:14] == (b"HookStatusCode" if answers else b"")
 
 
 @pytest.mark.parametrize("settings", ["no line of a configuration", None], ids=["malformed", "not there"])
@@ -81,19 +89,6 @@ def test_no_job_is_held_for_what_the_machine_lacks(tmp_path: Path, config: Path,
     if settings:
         config.write_text(settings)
     assert held(tmp_path, AD, config if settings else "elsewhere") == b""
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_no_job_is_held_for_a_catalog_that_its_user_cannot_read(
-    tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    with config.open("a") as file:
-        file.write("VM_CATALOG = /nonexistent/catalog.toml\n")
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(AD + b'VMPARAM_vm_Disk = "catalog:a:vda:r"\n')))
-    monkeypatch.setenv("VMGAHP_CONFIG", str(config))
-    monkeypatch.chdir(tmp_path)
-    prepare_job.main()
-    assert capsysbinary.readouterr().out == b""
 
 
 def test_no_job_of_another_universe_is_looked_at_and_none_held_where_the_server_was_removed(tmp_path: Path) -> None:

@@ -91,6 +91,10 @@ def test_the_files_of_the_job_are_on_the_drive_and_meta_data_always(directory: D
         *(b"#cloud-boothook\n", b"#part-handler\n", b"\x1f\x8b\x08\x00"),
         *(b'Content-Type: multipart/mixed; boundary="x"\n', b"MIME-Version: 1.0\n"),
         *(b"#ps1_sysnative\n", b"rem cmd\n", b"<powershell>\n"),
+        # What it may know.
+        b"#cloud-config\na: !vault x\nruncmd: [date, [echo, 'a: b'],]\nbootcmd: date\n",
+        b"#cloud-config\nb: 1\n" * 20_000,
+        b"## template: jinja\n#cloud-config\n{% x %}",
     ],
 )
 def test_what_cloud_init_knows_is_taken(directory: Directory, content: bytes) -> None:
@@ -98,19 +102,25 @@ def test_what_cloud_init_knows_is_taken(directory: Directory, content: bytes) ->
     assert directory.write(User_Data='"user-data"')["user-data"] == content
 
 
+NO_YAML = (b"instance-id: [x\n", b"a: *b\n", b"\xff\xfe\xff", b"[" * 500_000, b"!!python/x y")
+
+
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("option", "content", "why"),
     [
-        (b"", "empty"),
-        (b"users:\n  - alice\n", "first line"),
-        (b"# cloud-config\n", "first line"),
-        (b"\xef\xbb\xbf#cloud-config\n", "byte order mark"),
-        (b"#cloud-config\n" + b"#" * cloud_init.LARGEST, "more than"),
+        ("User_Data", b"", "empty"),
+        ("User_Data", b"users:\n  - alice\n", "first line"),
+        ("User_Data", b"# cloud-config\n", "first line"),
+        ("User_Data", b"\xef\xbb\xbf#cloud-config\n", "byte order mark"),
+        ("User_Data", b"#cloud-config\n" + b"#" * cloud_init.LARGEST, "more than"),
+        ("Network_Config", b"version: 2\n\tethernets: {}\n", "line 2"),
+        ("Network_Config", b"", "no names with values"),
+        *(("Meta_Data", content, "YAML") for content in NO_YAML),
     ],
 )
-def test_what_cloud_init_would_drop_is_refused(directory: Directory, content: bytes, why: str) -> None:
-    directory.put("user-data", content)
-    directory.refused("VMPARAM_vm_User_Data", why, User_Data='"user-data"')
+def test_what_cloud_init_would_drop_is_refused(directory: Directory, option: str, content: bytes, why: str) -> None:
+    directory.put("file", content)
+    directory.refused(f"VMPARAM_vm_{option}", why, **{"User_Data": '"user-data"', option: '"file"'})
 
 
 @pytest.mark.parametrize(
@@ -129,28 +139,6 @@ def test_a_cloud_config_that_cloud_init_would_drop_is_refused(directory: Directo
     directory.put("user-data", content)
     directory.refused("VMPARAM_vm_User_Data", why, User_Data='"user-data"')
     directory.write(User_Data='"user-data"', User_Data_Format='"any"')
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"#cloud-config\na: !vault x\nruncmd: [date, [echo, 'a: b'],]\nbootcmd: date\n",
-        b"#cloud-config\nb: 1\n" * 20_000,
-        b"## template: jinja\n#cloud-config\n{% x %}",
-    ],
-)
-def test_a_cloud_config_that_it_may_know_is_taken(directory: Directory, content: bytes) -> None:
-    directory.put("user-data", content)
-    assert directory.write(User_Data='"user-data"')["user-data"] == content
-
-
-@pytest.mark.parametrize(
-    ("content", "why"), [(b"version: 2\n\tethernets: {}\n", "line 2"), (b"", "no names with values")]
-)
-def test_a_network_config_that_cloud_init_would_drop_is_refused(directory: Directory, content: bytes, why: str) -> None:
-    directory.put("user-data", b"#cloud-config\n")
-    directory.put("net", content)
-    directory.refused("VMPARAM_vm_Network_Config", why, User_Data='"user-data"', Network_Config='"net"')
 
 
 @pytest.mark.parametrize(
@@ -177,12 +165,6 @@ def test_meta_data_name_the_instance(directory: Directory, meta: bytes, good: bo
         assert directory.write(**options)["meta-data"] == meta
     else:
         directory.refused("VMPARAM_vm_Meta_Data", "instance-id", **options)
-
-
-@pytest.mark.parametrize("meta", [b"instance-id: [x\n", b"a: *b\n", b"\xff\xfe\xff", b"[" * 500_000, b"!!python/x y"])
-def test_what_is_no_yaml_is_refused(directory: Directory, meta: bytes) -> None:
-    directory.put("meta-data", meta)
-    directory.refused("VMPARAM_vm_Meta_Data", "YAML", User_Data='"user-data"', Meta_Data='"meta-data"')
 
 
 @pytest.mark.parametrize("content", [b"#alpine-config\npackages: [a]\n", b"version: v1alpha1\nmachine:\n  type: a\n"])

@@ -496,7 +496,8 @@ def test_no_disk_holds_the_job(value):
     [
         *((text, "form") for text in ("disk.img", "disk.img:vda", "disk.img:vda:w:raw:x", "disk.img::w", ":vda:w")),
         *((f"disk.img:{device}:w", f"'{device}' is not a") for device in ("sdaaa", "vda123", "fdc", "hde", "hdaa")),
-        *(("disk.img:vd'/>:w", "vd"), ("disk.img:vda:x", "'x'"), ("disk.img:vda:w:vhdx", "vhdx")),
+        *(("disk.img:vd'/>:w", "vd"), ("disk.img:vda:w:vhdx", "vhdx")),
+        *((f"disk.img:vda:{permission}", f"'{permission}'") for permission in ("s", "sw", "wss", "x")),
         *(("disk.img:vda:w:raw'/>", "raw"), ("none.img:vda:w", "transfer"), ("/shared/none.img:vda:w", "No such file")),
         *((text, "twice") for text in ("disk.img:vda:w,disk.img:VDA:r", "disk.img:sda1:w,disk.img:sda2:w")),
         *(("a\x1bb:vda:w", "control"), ("none.img:vda:w", "is not in the job's scratch directory")),

@@ -39,6 +39,12 @@ class Client:
         self.session.look(vm_id, self.now)
         self.read()
 
+    def run(self, operation: str, request_id: int, outcome: Status | int | errors.Fault | None) -> list[str]:
+        """Return what the client fetches after a request of VM 1 that was carried out."""
+        self.send(f"CONDOR_VM_{operation} {request_id} 1")
+        self.end(outcome)
+        return self.results()
+
     def results(self) -> list[str]:
         first, *lines = [line for line in self.send("RESULTS") if line != "R"]
         assert first == f"S {len(lines)}"

@@ -147,9 +147,7 @@ def running(cpu: float = 0.0, **more: str) -> Status:
 
 def test_status_of_a_running_vm(started: Client) -> None:
     started.now += 10
-    started.send("CONDOR_VM_STATUS 2 1")
-    started.end(running(5.0, mac="52:54:00:00:00:01", ip="192.168.122.7"))
-    assert started.results() == [
+    assert started.run("STATUS", 2, running(5.0, mac="52:54:00:00:00:01", ip="192.168.122.7")) == [
         "2 0 MAC=52:54:00:00:00:01 IP=192.168.122.7 STATUS=Running CPUUTILIZATION=0.250000 CPUTIME=5.000000 "
         "MEMORY=1024 MAXMEMORY=2048"
     ]
@@ -163,9 +161,7 @@ def test_utilization_counts_from_the_start_and_is_never_more_than_all(client: Cl
     client.results()
     shown = []
     for cpu in (1.0, 50.0):
-        client.send("CONDOR_VM_STATUS 2 1")
-        client.end(running(cpu))
-        shown.append(client.results()[0].split()[3])
+        shown.append(client.run("STATUS", 2, running(cpu))[0].split()[3])
         client.now += 1
     assert shown == ["CPUUTILIZATION=0.125000", "CPUUTILIZATION=1.000000"]
 
@@ -174,9 +170,7 @@ def test_cpu_time_goes_on_when_the_hypervisor_counts_from_zero_again(started: Cl
     shown = []
     for cpu in (5.0, 7.0, 1.0, 2.0):
         started.now += 10
-        started.send("CONDOR_VM_STATUS 2 1")
-        started.end(running(cpu))
-        shown.append(started.results()[0].split()[3:5])
+        shown.append(started.run("STATUS", 2, running(cpu))[0].split()[3:5])
     assert shown == [
         ["CPUUTILIZATION=0.250000", "CPUTIME=5.000000"],
         ["CPUUTILIZATION=0.100000", "CPUTIME=7.000000"],
@@ -213,9 +207,7 @@ def test_a_guest_that_powered_off_is_stopped_for_good(started: Client) -> None:
 
 
 def test_a_failed_stop_keeps_the_vm_and_what_waits_behind_one_finds_none(started: Client) -> None:
-    started.send("CONDOR_VM_STOP 2 1")
-    started.end(errors.HypervisorFault("QEMU does not die"))
-    assert started.results() == ["2 1 VMGAHP_ERR_INTERNAL"]
+    assert started.run("STOP", 2, errors.HypervisorFault("QEMU does not die")) == ["2 1 VMGAHP_ERR_INTERNAL"]
     assert 1 in started.session.vms
     started.send("CONDOR_VM_STOP 2 1", "CONDOR_VM_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
     started.end()
@@ -223,9 +215,7 @@ def test_a_failed_stop_keeps_the_vm_and_what_waits_behind_one_finds_none(started
 
 
 def test_a_status_behind_a_long_save_is_answered_from_memory(started: Client) -> None:
-    started.send("CONDOR_VM_STATUS 2 1")
-    started.end(running(1.0))
-    before = started.results()[0].partition(" ")[2]
+    before = started.run("STATUS", 2, running(1.0))[0].partition(" ")[2]
     assert started.session.next_deadline() is None
     started.send("CONDOR_VM_SUSPEND 3 1", "CONDOR_VM_STATUS 4 1")
     assert started.session.next_deadline() == started.now + session.PATIENCE
@@ -327,9 +317,7 @@ def test_a_vm_goes_on_after_a_periodic_checkpoint_unless_it_was_suspended_before
 
 def followed(client: Client) -> Client:
     """A client that has asked for the pid, and has its result."""
-    client.send("CONDOR_VM_GETPID 2 1")
-    client.end(4711)
-    client.results()
+    client.run("GETPID", 2, 4711)
     return client
 
 
@@ -374,9 +362,8 @@ def test_looks_change_nothing_that_the_client_is_told(started: Client) -> None:
         started.look()
         started.end(running(2.0))
     started.now += 5
-    started.send("CONDOR_VM_STATUS 3 1")
-    started.end(running(5.0))
-    assert "CPUUTILIZATION=0.125000 CPUTIME=5.000000" in started.results()[0], "of all the time since the START"
+    [told] = started.run("STATUS", 3, running(5.0))
+    assert "CPUUTILIZATION=0.125000 CPUTIME=5.000000" in told, "of all the time since the START"
 
 
 @pytest.mark.parametrize("outcome", [running(1.0), errors.HypervisorFault("the guest is lost")], ids=["runs", "lost"])

@@ -145,12 +145,6 @@ def test_a_server_that_does_not_last(environ: dict[str, str], command: list[str]
     assert why in ended.stdout
 
 
-def test_a_server_that_cannot_be_started(environ: dict[str, str]) -> None:
-    ended = piped(environ, "", "--", "/nonexistent/server")
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert "/nonexistent/server: No such file or directory" in ended.stderr
-
-
 @pytest.mark.parametrize("script", ["echo hello; exec sleep 1000", "echo '$VMGahpVersion 1'; exec sleep 1000"])
 def test_a_server_that_never_answers_is_given_up(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "GREETING_DEADLINE", 0.3)
@@ -174,13 +168,17 @@ def test_a_server_that_never_answers_is_given_up(script: str, tmp_path: Path, mo
     assert re.fullmatch(r"The server is lost: no line from the server in 0\.\d+ s \(exit -9\)\.", shown[-1])
 
 
-def test_wrong_command_lines(environ: dict[str, str]) -> None:
-    ended = piped(environ, "", "--set", "nonsense")
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("vmgahp console: --set: 'nonsense' is not NAME=VALUE.")
-    ended = piped(environ, "", "--dir", "/nonexistent")
-    assert ended.returncode == 1
-    assert ended.stderr == "vmgahp console: /nonexistent: No such file or directory.\n"
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--set", "nonsense"), 2, "--set: 'nonsense' is not NAME=VALUE.\nHint: see vmgahp console --help"),
+        (("--dir", "/nonexistent"), 1, "/nonexistent: No such file or directory."),
+        (("--", "/nonexistent/server"), 1, "/nonexistent/server: No such file or directory."),
+    ],
+)
+def test_wrong_command_lines(environ: dict[str, str], words: tuple[str, ...], status: int, said: str) -> None:
+    ended = piped(environ, "", *words)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", f"vmgahp console: {said}\n")
 
 
 # ---- terminals

@@ -23,6 +23,8 @@ from vmgahp.commands.submit.conversion import attribute_line
 from vmgahp.job.ad import JobAd, literal, quote
 from vmgahp.job.run import read_environment
 
+OPTION = "MY.VMPARAM_vm_"
+
 
 class FakeCollector:
     """What the bindings have of one, and its machines; None for one that does not answer."""
@@ -165,26 +167,32 @@ def test_the_whole_job(dry) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "name", "value"),
+    ("given", "wanted"),
     [
-        (("--time-limit", "2h"), "Run_Time_Limit", "7200"),
-        (("--boot-timeout", "10m"), "Run_Boot_Timeout", "600"),
-        (("--as-root",), "Run_As_Root", "true"),
-        (("--boot", "ready"), "Run_Boot", '"ready"'),
-        (("--disk", "20G"), "Disk_Size", '"20G"'),
-        (("--disk", "1.5 GB"), "Disk_Size", '"1536M"'),
-        (("--firmware", "uefi"), "Firmware", '"uefi"'),
-        (("--output", ""), "Run_Outputs", '""'),
-        (("--output", "./a/", "--output", "*.png"), "Run_Outputs", '"a, *.png"'),
+        (("--time-limit", "2h"), {f"{OPTION}Run_Time_Limit": "7200"}),
+        (("--boot-timeout", "10m"), {f"{OPTION}Run_Boot_Timeout": "600"}),
+        (("--as-root",), {f"{OPTION}Run_As_Root": "true"}),
+        (("--boot", "ready"), {f"{OPTION}Run_Boot": '"ready"'}),
+        (("--disk", "20G"), {f"{OPTION}Disk_Size": '"20G"'}),
+        (("--disk", "1.5 GB"), {f"{OPTION}Disk_Size": '"1536M"'}),
+        (("--firmware", "uefi"), {f"{OPTION}Firmware": '"uefi"'}),
+        (("--output", ""), {f"{OPTION}Run_Outputs": '""'}),
+        (("--output", "./a/", "--output", "*.png"), {f"{OPTION}Run_Outputs": '"a, *.png"'}),
+        # As HTCondor reads them.
+        *((("--memory", text), {"vm_memory": mib}) for text, mib in (("2 GB", "2048"), ("1.5G", "1536"))),
+        *((("--memory", text), {"vm_memory": mib}) for text, mib in (("1500000k", "1465"), ("64.1", "65"))),
+        # It must not be true for a program that has failed: max_retries adds to it.
+        (("--retries", "3"), {"max_retries": "3", "on_exit_remove": "False"}),
+        (
+            ("--checkpoint", "--network", "nat"),
+            {"vm_checkpoint": "true", "when_to_transfer_output": "ON_EXIT_OR_EVICT"},
+        ),
+        (("--checkpoint", "--network", "nat"), {"vm_networking": "true", "vm_networking_type": "nat"}),
     ],
 )
-def test_an_option_is_the_jobs(dry, given: tuple[str, ...], name: str, value: str) -> None:
-    assert dry(*given).expand(f"MY.VMPARAM_vm_{name}") == value
-
-
-@pytest.mark.parametrize(("text", "mib"), [("2 GB", 2048), ("1.5G", 1536), ("1500000k", 1465), ("64.1", 65)])
-def test_memory_is_read_as_htcondor_reads_it(dry, text: str, mib: int) -> None:
-    assert dry("--memory", text)["vm_memory"] == str(mib)
+def test_an_option_is_the_jobs(dry, given: tuple[str, ...], wanted: dict[str, str]) -> None:
+    read = dry(*given)
+    assert {name: read.expand(name) for name in wanted} == wanted
 
 
 def test_a_guest_has_a_gibibyte_where_nobody_says_more(home, capsys) -> None:
@@ -213,18 +221,6 @@ def test_what_is_elsewhere_has_its_full_path(home, dry, monkeypatch) -> None:
     assert dry("--input", ".")["transfer_input_files"] == str(home), "which is sent under its name"
     monkeypatch.chdir(home / "sub")
     assert dry("--input", "../data", "--input", "../fit.py")["transfer_input_files"] == f"{home}/data, {home}/fit.py"
-
-
-def test_a_program_that_fails_is_run_again_by_htcondors_own_words(dry) -> None:
-    """`on_exit_remove` must not be true for a program that has failed: max_retries adds to it."""
-    read = dry("--retries", "3")
-    assert (read["max_retries"], read["on_exit_remove"]) == ("3", "False")
-
-
-def test_a_job_with_checkpoints(dry) -> None:
-    read = dry("--checkpoint", "--network", "nat")
-    assert (read["vm_checkpoint"], read["when_to_transfer_output"]) == ("true", "ON_EXIT_OR_EVICT")
-    assert (read["vm_networking"], read["vm_networking_type"]) == ("true", "nat")
 
 
 @pytest.mark.qemu
