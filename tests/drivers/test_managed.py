@@ -98,8 +98,10 @@ def test_an_error_that_a_file_system_of_the_jobs_can_cause_holds_the_job(
     monkeypatch.setattr(proc, "mounts", lambda: mounts)
     driver = Fails()
     driver.error = OSError(number, os.strerror(number), place and place.format(scratch))
-    with pytest.raises(fault):
-        driver.start(JobAd([("VM_WORKING_DIR", f'"{scratch}"')]))
+    (execute := scratch.with_name("execute")).symlink_to(scratch.parent)
+    for directory in (scratch, execute / scratch.name):
+        with pytest.raises(fault):
+            driver.start(JobAd([("VM_WORKING_DIR", f'"{directory}"')]))
 
 
 class Nested(SmallDriver):  # type: ignore[misc]

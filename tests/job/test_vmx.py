@@ -103,7 +103,7 @@ def test_booleans(text, expected):
         ('a = b"c', "line 1"),
         ('a = "1"\nA = "2"', "line 2 has 'A', which an earlier line has already"),
         *(('= "1"', "line 1"), ('a = "|00"', "NUL"), ('a\x01b = "1"', "name"), ("\n" * (MOST_LINES + 1), "lines")),
-        ("#" * (LARGEST + 1), "characters"),
+        *(("#" * (LARGEST + 1), "characters"), ("a =" + " " * (LARGEST - 100) + '"', "line 1")),
     ],
 )
 def test_what_vmware_would_not_read_is_refused(text, why):

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any, BinaryIO, NamedTuple
 
 from vmgahp import errors
+from vmgahp.host import budget
 from vmgahp.host.job_user import Identity
 from vmgahp.text import has_control, not_for_xml, shown
 
@@ -376,6 +377,14 @@ class Vmdk(NamedTuple):
 
 def read_vmdk(descriptor: int) -> Vmdk:
     """Read the description of an open disk. Raises `VmdkError` and OSError."""
+    began = monotonic()
+    try:
+        return _read_vmdk(descriptor)
+    finally:  # half a second for one of a megabyte, and a job may have thousands
+        budget.current().spend(began)
+
+
+def _read_vmdk(descriptor: int) -> Vmdk:
     head = os.pread(descriptor, SECTOR, 0)
     offset = room = 0
     if head.startswith(_VMDK_MAGIC):

@@ -26,7 +26,8 @@ ENCODING = ".encoding"
 """The name whose value is the encoding of a ``.vmx``; usually its first line."""
 
 _LINE_END = re.compile("\r\n|\r|\n")
-_LINE = re.compile(r'[ \t]*([^ \t=#]+)[ \t]*=[ \t]*(?:"([^"]*)"|([^ \t#"]*))[ \t]*(?:#.*)?', re.DOTALL)
+# Possessive, since a word may be empty: a line of a megabyte of blanks would take hours, and the whole server with it.
+_LINE = re.compile(r'[ \t]*+([^ \t=#]+)[ \t]*+=[ \t]*+(?:"([^"]*)"|([^ \t#"]*+))[ \t]*+(?:#.*)?', re.DOTALL)
 _COMMENT = re.compile(r"[ \t]*(?:#.*)?", re.DOTALL)
 _NAME = re.compile(r"[^ \t=#]+")
 _ENCODING_LINE = re.compile(rb'(?:^|[\r\n])[ \t]*\.encoding[ \t]*=[ \t]*"?([A-Za-z0-9_.:-]{1,40})', re.IGNORECASE)

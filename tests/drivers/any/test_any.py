@@ -36,6 +36,8 @@ class StandIn(SimulatedDriver):
     """A hypervisor in memory under the name of another, which a test can take out of service."""
 
     broken: set[str] = set()
+    killed: set[str] = set()
+    """The types whose programs are killed where they run as the job's user."""
     refuses: dict[str, str] = {}
     started: list[tuple[str, JobAd]] = []
 
@@ -49,7 +51,7 @@ class StandIn(SimulatedDriver):
         return super().start(job)
 
     def survey(self, end: float) -> Survey:
-        if self.vm_type in self.broken:
+        if self.vm_type in self.broken | (self.killed if self.identity.uid == WHO.uid else set()):
             trouble = MachineFault(f"{self.vm_type} is broken.", "fix it.")
             return Survey([findings.judge("works", "this", trouble, "")])
         return Survey(
@@ -68,7 +70,9 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
     for vm_type in TYPES:
         monkeypatch.setitem(vm_types.DRIVERS, vm_type, f"{__name__}:StandIn")
     monkeypatch.setattr(StandIn, "broken", set())
+    monkeypatch.setattr(StandIn, "killed", set())
     monkeypatch.setattr(StandIn, "refuses", {})
+    monkeypatch.setenv("CONDOR_IDS", "64.64")
     monkeypatch.setattr(StandIn, "started", [])
     return StandIn
 
@@ -231,6 +235,12 @@ def test_a_reason_of_all_is_told_once_and_of_none_that_works(scratch: Path, stan
     stand_ins.broken |= {"kvm", "xen", "vmrun", "script"}
     fault = refused(job(scratch), "kvm, script", MachineFault, match=r"kvm is broken.*script is broken")
     assert fault.code not in errors.HOLD_CODES
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_types_that_the_jobs_user_keeps_from_their_proof_are_its_fault(scratch: Path, stand_ins: type[StandIn]) -> None:
+    stand_ins.killed |= {"kvm", "script"}
+    refused(job(scratch), "kvm, script", match="No VM type of this machine can run the job")
 
 
 def test_settings_that_make_no_sense(scratch: Path, stand_ins: type[StandIn]) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -54,6 +55,8 @@ class TestCalls:
             vmrun("echo something went wrong >&2; exit 255").run("x", seconds=20)
         with pytest.raises(VmrunError, match="exit status 3"):
             vmrun("exit 3").run("x", seconds=20)
+        with pytest.raises(VmrunError, match="a/a/a"):  # a flood is no list
+            vmrun("yes a/ | head -c 200000 | tr -d '\\n'; echo").running(20)
 
     def test_noise_is_no_error(self, vmrun):
         warning = "Warning: program compiled against libxml 209 using older 207"
@@ -108,6 +111,11 @@ def test_one_that_is_killed_is_the_machines_where_it_is_for_htcondors_user(vmrun
     with pytest.raises(errors.MachineFault) as caught, tool.explained("starting it"):
         Tool("/nowhere/vmrun", "ws", user, "/", print).run("list", seconds=1)
     assert driver.explain(None, caught.value) is caught.value, "it has not begun"
+    monkeypatch.setattr(tool, "find_process", lambda *_: tool.Process(1, user.uid, "/a.vmx"))
+    monkeypatch.setattr(tool, "wait_for_end", lambda *_, **__: False)
+    with pytest.raises(errors.MachineFault, match="does not end though it was killed") as caught:
+        made.end("/a.vmx", 20)
+    assert type(driver.explain(None, caught.value)) is kind
 
 
 class TestFaults:
@@ -215,6 +223,15 @@ class TestSurvey:
             found = self.look(host.vmrun, user, seconds=1)
         assert self.verdicts(found) == {"vmrun": BAD}
         assert "does not answer" in found.findings[0].seen
+
+    def test_no_mode_is_changed_where_its_home_cannot_be_removed(self, tmp_path, user, devices, monkeypatch):
+        """As where the user has mounted a file system there; names in it may lead anywhere."""
+        with vmware() as host, monkeypatch.context() as patched:
+            patched.setattr("tempfile.tempdir", str(tmp_path))
+            patched.setattr(os, "rmdir", Mock(side_effect=PermissionError))
+            patched.setattr(os, "chmod", changed := Mock())
+            self.look(host.vmrun, user)
+        changed.assert_not_called()
 
     def test_a_module_that_is_not_loaded_where_vmware_is_installed(self, scratch, user, devices, monkeypatch):
         (devices / "vmmon").unlink()

@@ -13,6 +13,7 @@ from vmgahp.config import Settings
 from vmgahp.drivers.vmrun import working_copy
 from vmgahp.drivers.vmrun.working_copy import WorkingCopy, look_at_layers
 from vmgahp.errors import JobFault, MachineFault
+from vmgahp.host.budget import Budget
 from vmgahp.job.vm_spec import Nic, VmSpec
 from vmgahp.job.vmware import VmwareSpec
 from vmgahp.job.vmx import Vmx
@@ -355,9 +356,11 @@ class TestWorkingCopy:
             (CDROM | {"ide1:0.fileName": "/dev/zero"}, "'/dev/zero'"),
         ],
     )
-    def test_a_jobs_mistake_names_the_line(self, build, source, part):
-        with pytest.raises(JobFault) as caught:
-            build(source)
+    def test_a_jobs_mistake_names_the_line(self, build, source, part, monkeypatch):
+        with monkeypatch.context() as patched:
+            patched.setattr(os.path, "realpath", pytest.fail)  # root follows no path that the user cannot open
+            with pytest.raises(JobFault) as caught:
+                build(source)
         assert [words for words in (part, f"{ATTRIBUTE} = 'dos.vmx'") if words not in caught.value.problem] == []
         assert caught.value.hint
 
@@ -366,3 +369,10 @@ def test_one_with_thousands_of_ports_holds_the_job(build):
     with pytest.raises(JobFault, match=r"[0-9]{4} drives and ports") as caught:
         build(source={f"serial{number}.present": "TRUE" for number in range(1, 5000)} | {"scsi0:0.present": "TRUE"})
     assert caught.value.code == errors.BAD_IMAGE
+
+
+def test_a_start_that_descriptions_of_disks_take_up_is_the_jobs_fault(scratch, user):
+    (scratch / "a.vmdk").write_bytes(b'createType="vmfs"\nRW 1 FLAT "a.vmdk"\n' + b"   \n" * 200_000)
+    own(scratch)
+    with Budget(1.0) as start, pytest.raises(JobFault, match="of the job's user"):
+        all(look_at_layers(user, str(scratch), "a.vmdk", "a") for _ in iter(lambda: start.left(1.0), 0))

@@ -21,7 +21,8 @@ from vmgahp.drivers.vsphere import VsphereDriver, hardware, inventory
 from vmgahp.drivers.vsphere.connection import RULES, Access, from_vsphere
 from vmgahp.drivers.vsphere.hardware import bare_spec, guest_id
 from vmgahp.drivers.vsphere.inventory import LONGEST_NAME, RUNS, SAVED, Tag, entity_name, network_map
-from vmgahp.drivers.vsphere.machine import DAY, VsphereContext
+from vmgahp.drivers.vsphere.machine import DAY, VsphereContext, _convert
+from vmgahp.images import qemu_img
 from vmgahp.job.vmx import Vmx
 
 
@@ -102,6 +103,13 @@ def test_the_files_of_the_job_are_regular_files(job: Job, name: str, make: Calla
 def test_a_disk_split_into_pieces_is_converted(job: Job) -> None:
     rewrite(job, 'createType="monolithicFlat"', 'createType="twoGbMaxExtentFlat"')
     assert "disk.vmdk as disk-scsi0-0.vmdk, to be converted" in subject(job)
+
+
+def test_a_disk_whose_content_has_no_room_is_not_converted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qemu_img, "measure", lambda *_: 1 << 60)
+    monkeypatch.setattr(qemu_img, "convert", lambda *_, **__: pytest.fail("it fills EXECUTE"))
+    with pytest.raises(errors.JobFault, match="no room"):
+        _convert("disk.vmdk", str(job.scratch / "raw"), ("vmdk", "raw"), "disk.vmdk", owner(job.scratch))
 
 
 # The .vmx

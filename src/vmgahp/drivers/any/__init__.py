@@ -456,19 +456,22 @@ class AnyDriver(Driver):
                 refusals[vm_type] = fault
         raise self._nothing_left(known, refusals, unproved)
 
-    def _why_not(self, types: tuple[str, ...]) -> dict[str, str]:
+    def _why_not(self, types: tuple[str, ...], user: Identity | None = None) -> dict[str, str]:
         """Return the reason why each type is not proved, by a survey like the probe's; empty for one that is proved."""
         with ExitStack() as made:
             # Separate drivers, as a survey has shorter timeouts for a connection than a start.
-            found = _surveys(types, lambda name: made.enter_context(closing(self._new(name))), monotonic() + SURVEY)
+            end = monotonic() + SURVEY
+            found = _surveys(types, lambda name: made.enter_context(closing(self._new(name, user))), end)
             return {name: _trouble(survey) for name, survey in found.items()}
 
     def _nothing_left(self, known: _Known, refusals: dict[str, JobFault], unproved: dict[str, str]) -> errors.Fault:
         """Return the fault after all types were tried: the machine's only if none of its types works."""
         types = machine_types(self.settings)
         if not refusals and unproved:
-            others = tuple(vm_type for vm_type in types if vm_type not in unproved)
-            if all(self._why_not(others).values()):
+            # Processes of the job's user can keep each type from its proof, so HTCondor's user asks again for all.
+            user = Identity.of_condor() if self.identity.switching else self.identity
+            is_the_jobs = user is None or (self.identity.switching and user.uid == self.identity.uid)
+            if not is_the_jobs and all(self._why_not(types, user).values()):
                 problem = f"No VM type of this machine works: {_listed(unproved)}"
                 return MachineFault(problem, "see vmgahp doctor, which says what to do about each.")
         reasons = known.reasons | unproved | {name: fault.problem for name, fault in refusals.items()}
@@ -539,8 +542,8 @@ class AnyDriver(Driver):
                 self._drivers[vm_type] = self._new(vm_type)
             return self._drivers[vm_type]
 
-    def _new(self, vm_type: str) -> Driver:
-        return base.find(vm_type)(vm_type, self.settings, self.identity, self.log)
+    def _new(self, vm_type: str, user: Identity | None = None) -> Driver:
+        return base.find(vm_type)(vm_type, self.settings, user or self.identity, self.log)
 
 
 def _listed(reasons: dict[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import tempfile
 import uuid as uuids
 from collections.abc import Callable
@@ -147,10 +148,13 @@ class VmrunDriver(ManagedDriver[VmrunPlan, VmrunMachine]):
         try:
             path = tool.find_tool(settings)
             checked = f"{path} list, as uid {identity.uid}"
-            with tempfile.TemporaryDirectory(prefix="vmgahp-vmrun-", ignore_cleanup_errors=True) as home:
+            home = tempfile.mkdtemp(prefix="vmgahp-vmrun-")
+            try:
                 if identity.switching:
                     os.chown(home, identity.uid, identity.gid)
                 product, version = _ask(Tool(path, "", identity, home, self.log), settings, end)
+            finally:  # a TemporaryDirectory changes modes, by names that processes of the user can make lead anywhere
+                shutil.rmtree(home, ignore_errors=True)
         except errors.Fault as fault:
             return Survey([findings.judge("vmrun", checked, fault, "")])
         name = tool.PRODUCTS[product]

@@ -31,6 +31,9 @@ from vmgahp.host.system_calls import Opened
 GRACE = 0.5
 """Seconds for the rest of the output after vmrun has exited. A VM that it started may hold the pipe open."""
 
+LONGEST_OUTPUT = 64 << 10
+"""The most bytes of output. Processes of the user can add to it, and a path of megabytes takes hours to resolve."""
+
 PRODUCTS = {"ws": "Workstation", "player": "Player", "fusion": "Fusion"}
 """The values of vmrun's flag -T, the most able first, and the products' names."""
 
@@ -84,7 +87,8 @@ class Tool:
         """Run vmrun with these words. Raises `VmrunError` if it cannot be started, and `Hanging`."""
         argv = [self.path, *words]
         try:
-            done = run(argv, deadline=seconds, environ=self._environment(), user=self.identity, grace=GRACE)
+            environ, user = self._environment(), self.identity
+            done = run(argv, deadline=seconds, environ=environ, user=user, grace=GRACE, longest=LONGEST_OUTPUT)
         except OSError as error:
             problem = f"{self.path} cannot be started as uid {self.identity.uid} ({error.strerror})"
             hint = "set VMWARE_VMRUN to vmrun's full path, and see that the jobs' users may execute it."
@@ -124,7 +128,9 @@ class Tool:
             reason = f"and cannot be killed: {error.strerror}"
         if reason:
             hint = "kill it by hand; if it does not end, its file system may hang."
-            raise errors.MachineFault(f"Process {process.pid} runs {vmx} {reason}.", hint)
+            fault = errors.MachineFault(f"Process {process.pid} runs {vmx} {reason}.", hint)
+            # Its user can keep a killed process, by a tracer or a file system: `explain` finds whose fault it is.
+            raise fault from problem or VmrunError("stop", reason)
         return True
 
     def find_product(self, settings: Settings, seconds: float) -> None:

@@ -287,8 +287,8 @@ class _Builder:
         path = self._elsewhere(drive.file) if drive.file.startswith("/") or not transferred else ""
         reason = self._cannot_open(name, os.O_RDONLY) if name and transferred else "it is not a file name"
         if reason and path:
-            name = os.path.realpath(path)
             reason = self.identity.check_access(path, write=False) or ""
+            name = name if reason else os.path.realpath(path)  # root asks only a file system that has answered
             reason = reason or ("its path is not text" if has_control(name) else "")
         if reason:
             problem = f"{self._line(drive)} = {shown(drive.file)}: the image cannot be used: {reason}."

@@ -47,6 +47,8 @@ from vmgahp.metrics import Status, Usage
 from vmgahp.text import shown
 
 CONVERT_DEADLINE = 3600.0
+SPARE = 64 << 20
+"""Bytes that stay free beside a disk that is converted."""
 DAY = 86400
 POLL = 0.5
 """Seconds between two queries of a guest that was asked to shut down."""
@@ -123,6 +125,9 @@ def _convert(
     """Convert the job's disk `name` between ``raw`` and a growing VMDK. Raises `errors.Fault`."""
     options = ("subformat=monolithicSparse",) if formats[1] == "vmdk" else ()
     try:
+        # A compressed disk may be a thousandth of its content. One that filled EXECUTE would be the machine's fault.
+        needed = qemu_img.measure(source, formats[0], identity)
+        job_user.require_room(os.path.dirname(target), identity, needed + SPARE)
         qemu_img.convert(source, formats[0], target, formats[1], identity, seconds=max(1.0, seconds), options=options)
     except qemu_img.NotInstalled as error:
         raise errors.MachineFault(f"{error}.", "install qemu-utils and util-linux.") from error
