@@ -12,6 +12,7 @@ import pytest
 
 from vmgahp.host.job_user import Identity
 from vmgahp.host.run import LONGEST_STDERR, Finished, plain_environment, run
+from vmgahp.host.wait import Task
 from vmgahp.testing.contract import until
 
 
@@ -48,6 +49,30 @@ def test_signals_are_as_for_any_program() -> None:
         signal.signal(signal.SIGINT, ignored)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     assert [int(mask, 16) & 0x7FFFFFFF for mask in lines[1::2]] == [0, 0]
+
+
+TRACED = """
+import ctypes, os, sys
+libc, (told, tell) = ctypes.CDLL(None), os.pipe()
+libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER
+if os.fork():
+    sys.exit(not os.read(told, 1))
+os.setsid()
+libc.ptrace(0x4206, os.getppid(), None, None)  # PTRACE_SEIZE
+os.write(tell, b"x"), os.closerange(0, 3)
+os.read(int(sys.argv[1]), 1)
+"""
+
+
+def test_a_tracer_that_keeps_its_exit_status_holds_nothing_up() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb"):
+        task = Task(
+            "traced", lambda: run([sys.executable, "-c", TRACED, f"{reading}"], deadline=60, pass_fds=[reading])
+        )
+        is_done = task.wait(30.0)
+        os.close(writing)
+        assert (task.result().status, is_done) == (None, True)
 
 
 def test_only_the_files_that_it_is_given(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ class Outputs:
         self.user: Identity = owner(scratch)
         own(scratch)
 
-    def unpack(self, archive: bytes, most: int = LARGE, names: Sequence[str] = ALL, entries: int = LARGE) -> Unpacked:
+    def unpack(self, archive: bytes, most=LARGE, names: Sequence[str] = ALL, entries=LARGE, kept=0) -> Unpacked:
         path = self.scratch / "vm_outputs.tar"
         path.write_bytes(archive)
         with path.open("rb") as file:
-            allowed = Allowed(names, most, entries)
+            allowed = Allowed(names, most, entries, kept)
             return unpack(file.fileno(), str(self.scratch), "vm_outputs", allowed, self.user)
 
     def files(self) -> dict[str, bytes]:
@@ -159,6 +159,8 @@ def test_more_than_there_is_room_for_is_not_written(outputs: Outputs) -> None:
     done = outputs.unpack(huge.tobuf(tarfile.GNU_FORMAT))
     assert "more than" in done.problem
     assert not (outputs.below / "huge").exists()
+    assert "there is no room" in outputs.unpack(tar(entry("x", b"1")), kept=1 << 62).problem
+    assert not outputs.files()
 
 
 def test_no_archive_at_all_is_no_problem(outputs: Outputs) -> None:

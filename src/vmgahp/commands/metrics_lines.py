@@ -6,7 +6,7 @@ The file is the job's and may have any content: texts are made printable and cut
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from vmgahp.metrics import is_counter
+from vmgahp.metrics import LARGEST, is_counter
 from vmgahp.metrics.file import parse
 from vmgahp.text import escape
 
@@ -79,7 +79,8 @@ def rates(then: Sample, now: Sample) -> dict[str, float]:
     for names, old, new in ((("read", "written"), then.disks, now.disks), (("received", "sent"), then.nics, now.nics)):
         for way, name in enumerate(names):
             used[name] = sum(max(0.0, new[each][way] - old[each][way]) for each in new if each in old)
-    return {name: max(0.0, value) / (now.time - then.time) for name, value in used.items()}
+    seconds = now.time - then.time  # which may be next to nothing: JSON has no infinity
+    return {name: min(max(0.0, value) / seconds, float(LARGEST)) for name, value in used.items()}
 
 
 def _traffic(devices: object, one: str, other: str) -> Traffic:

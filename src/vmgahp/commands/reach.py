@@ -13,7 +13,7 @@ import sys
 import tempfile
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import IO, NamedTuple, TextIO
 
 from vmgahp.commands.arguments import UsageError, tell, whole
 from vmgahp.commands.files import ask_condor_q, complaint, job_id, no_ad, pairs_of
@@ -150,16 +150,23 @@ def read_file(job: str, name: str) -> object:
 
 def follow(command: list[str]) -> int:
     """Print a program's output without control characters that a guest could use; return its status. Raises OSError."""
-    text = codecs.getincrementaldecoder("utf-8")("replace")
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        while data := os.read(child.stdout.fileno(), 1 << 16):
-            shown = (c for c in text.decode(data) if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf"))
-            sys.stdout.write("".join(shown))
-            sys.stdout.flush()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        # Whatever else is of the job's user there can write to both.
+        complaints = wait.start_thread("complaints", _print, child.stderr, sys.stderr)
+        _print(child.stdout, sys.stdout)
+        complaints.join()
     if child.returncode > 0:
         sys.stderr.write(f"{TO_NODE} ended with status {child.returncode}. Hint: {_NODE_HINT}\n")
     return child.returncode
+
+
+def _print(pipe: IO[bytes] | None, stream: TextIO) -> None:
+    assert pipe is not None
+    text = codecs.getincrementaldecoder("utf-8")("replace")
+    while data := os.read(pipe.fileno(), 1 << 16):
+        shown = (c for c in text.decode(data) if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf"))
+        stream.write("".join(shown))
+        stream.flush()
 
 
 def _of_text(text: str) -> dict[int, tuple[Address, int]]:

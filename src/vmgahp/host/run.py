@@ -26,7 +26,7 @@ _ENV = ("/usr/bin/env", "--default-signal")
 """The command that starts a program with the default actions of all signals, and with no signal blocked."""
 
 _REAP = 1.0
-"""The seconds to wait for a killed program to exit; one in a hung file system never does."""
+"""The seconds to reap a program; one in a hung file system never ends, one that is traced is its tracer's to reap."""
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals by which a person, or a shutdown, ends a command."""
@@ -263,7 +263,9 @@ class _Child(subprocess.Popen[bytes]):
                 return 0
             if len(self.out) > longest:
                 return -signal.SIGKILL
-        return self.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(_REAP)
+        return None  # another process of its user traces it, and keeps its exit status
 
     def close(self) -> None:
         """Kill it with its process group unless it was reaped, and close our ends of its pipes."""

@@ -190,6 +190,8 @@ class Allowed(NamedTuple):
     """The bytes that they may take of the file system, with their directories."""
     entries: int
     """The number of files, directories and links."""
+    kept: int = 0
+    """The bytes of the file system that they leave free, whatever else is written there meanwhile."""
 
 
 class Unpacked(NamedTuple):
@@ -383,7 +385,11 @@ class _Outputs:
         assert content is not None
         try:
             with open(path, "wb") as file:
-                shutil.copyfileobj(content, file, 1 << 20)
+                while data := content.read(1 << 20):
+                    room = os.statvfs(".")  # a guest that runs on may fill its disks
+                    if room.f_bavail * room.f_frsize < self._allowed.kept + len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    file.write(data)
         except BaseException:
             with suppress(OSError):  # never leave a partial file
                 os.unlink(path)

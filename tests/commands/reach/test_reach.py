@@ -141,9 +141,11 @@ def test_the_console_is_followed_and_a_guest_cannot_use_the_terminal(site: Site)
     assert site.run("attach", "12.0").returncode == 0
     assert site.called("condor_ssh_to_job") == ["12.0", "tail", "-n", "+1", "-F", "vm_console.log"]
     text = "a\\x1b]0;title\\x07\\x1b[31mred\\x9b2J\\u202ex\\x08\\r\\n\\tü"
-    site.program("condor_ssh_to_job", f'sys.stdout.buffer.write("{text}".encode() + bytes([0xFF])); sys.exit(3)')
+    said = f'for each in (sys.stdout, sys.stderr): each.buffer.write("{text}".encode() + bytes([0xFF]))\nsys.exit(3)'
+    site.program("condor_ssh_to_job", said)
     ended = site.run("attach", "12.0")
     assert ended.stdout == "a]0;title[31mred2Jx\n\tü\N{REPLACEMENT CHARACTER}"
+    assert ended.stderr.startswith(ended.stdout)
     assert ended.returncode == 3
 
 

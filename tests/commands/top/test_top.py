@@ -120,6 +120,7 @@ def test_after_a_resume_nothing_is_known_before_the_second_reading(node: Node, t
 
 def test_what_jobs_write_is_shown_and_never_acted_upon(node: Node, tmp_path: Path) -> None:
     file_of(tmp_path, 1, start(1) | {"name": "\x1b[2Jevil\n\ud800", "state": "\x07" * 5000}, sample(1, 1e308))
+    file_of(tmp_path, 1, sample(0, 0.0) | {"time": 0}, sample(0, 1e18) | {"time": 1e-300})
     (tmp_path / "dir_1" / NAME).open("ab").write(b"[" * 100_000 + b"\n\xff\n{}\n")
     (tmp_path / "dir_2").mkdir()
     (tmp_path / "dir_2" / NAME).symlink_to(tmp_path / "dir_1" / NAME)
@@ -132,6 +133,7 @@ def test_what_jobs_write_is_shown_and_never_acted_upon(node: Node, tmp_path: Pat
     look = node.look()
     (row,) = look.rows
     assert row["name"].isprintable()
+    assert json.loads(json.dumps(row, allow_nan=False))["cpu_percent"] > 100
     assert shown(look, UNLIMITED).replace("\n", "").isprintable()
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree import ElementTree as etree
 
 import libvirt
@@ -257,6 +258,14 @@ def test_no_stranger_answers_at_a_port_of_a_guest_at_any_time(monkeypatch: pytes
         made.end()
         until(lambda: not relays(ours), "their end")
         assert forwarding.is_free("127.0.0.1", ours)
+
+
+def test_a_relay_that_its_tracer_keeps_does_not_hold_up_the_end(relay: tuple[Relay, list[str]], monkeypatch) -> None:
+    traced = Mock(pid=1 << 22, wait=Mock(side_effect=forwarding.subprocess.TimeoutExpired("socat", 1.0)))
+    monkeypatch.setattr(forwarding.run, "begin", lambda *_: traced)
+    relay[0].lead_to("192.0.2.1")
+    relay[0].end()
+    assert traced.wait.call_args.args, "it has a timeout"
 
 
 @pytest.mark.parametrize(

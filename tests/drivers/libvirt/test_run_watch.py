@@ -13,7 +13,7 @@ from tests.job.support import entry, tar
 from vmgahp import errors, lifecycle
 from vmgahp.drivers.libvirt.program import monitor
 from vmgahp.drivers.libvirt.program.monitor import QUIET_SECONDS, STATE_FILE, ProgramMonitor, RunProgress, read
-from vmgahp.drivers.libvirt.start.describe import CONTROL, OUTPUTS
+from vmgahp.drivers.libvirt.start.describe import CONTROL, OUTPUTS, append_to
 from vmgahp.drivers.resources import Resources
 from vmgahp.host import wait as threads
 from vmgahp.host.serial_capture import LinePort
@@ -396,5 +396,7 @@ def test_what_the_program_prints_is_within_what_the_job_asks_for(monkeypatch, as
     )
     run = SimpleNamespace(stdout="out", stderr="err")
     spec = SimpleNamespace(devices=SimpleNamespace(run=run), vm=SimpleNamespace(working_dir="/"))
-    monitor.listen(spec, None, (0, 0), None, None, SimpleNamespace(run_ports={}))  # type: ignore[arg-type]
+    monitor.listen(spec, None, (0, 0), None, None, SimpleNamespace(run_ports={}), anew=True)  # type: ignore[arg-type]
     assert limits == {monitor.OUT: printed, monitor.ERR: printed, monitor.OUTPUTS: asked}
+    ours = SimpleNamespace(open_scratch=lambda _directory, _name, flags: flags)
+    assert append_to("out", "/", ours, anew=True) & os.O_TRUNC, "emptied as its user"  # type: ignore[arg-type]

@@ -350,12 +350,9 @@ class LibvirtDriver(ManagedDriver[Plan, LibvirtMachine]):
             from vmgahp.drivers.libvirt.program import monitor
 
             owner = self._describer.owner(plan.label)
-            monitor.listen(spec, self.settings, owner, self.identity, self.log, resources)
+            anew = not restart or restart.is_warm
+            monitor.listen(spec, self.settings, owner, self.identity, self.log, resources, anew=anew)
         described = self._describer.describe(plan, uuid, resources)
-        if not restart or restart.is_warm:
-            for name, port in resources.run_ports.items():
-                if name != CONTROL:  # the others have files of an earlier run, which this one does not continue
-                    port.empty()
         plugged: tuple[str, ...] = ()
         if restart:
             xml = described.xml

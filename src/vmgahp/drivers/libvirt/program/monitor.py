@@ -79,9 +79,19 @@ def most_outputs(spec: JobSpec, settings: Settings, identity: Identity) -> int:
 
 
 def listen(
-    spec: JobSpec, settings: Settings, owner: tuple[int, int], identity: Identity, log: Logger, resources: Resources
+    spec: JobSpec,
+    settings: Settings,
+    owner: tuple[int, int],
+    identity: Identity,
+    log: Logger,
+    resources: Resources,
+    *,
+    anew: bool,
 ) -> None:
-    """Listen on all ports of a job with a program, for the QEMU of `owner`. Raises `errors.Fault`."""
+    """Listen on all ports of a job with a program, for the QEMU of `owner`. Raises `errors.Fault`.
+
+    With `anew` their files begin empty, and else they continue those of an earlier run.
+    """
     run, directory = spec.devices.run, spec.vm.working_dir
     assert run is not None
     most = most_outputs(spec, settings, identity)
@@ -89,7 +99,7 @@ def listen(
     ports[CONTROL] = LinePort(os.path.join(room, CONTROL), log, owner=owner)
     printed = min(MOST_PRINTED, most)
     for name, file, limit in ((OUT, run.stdout, printed), (ERR, run.stderr, printed), (OUTPUTS, OUTPUTS_FILE, most)):
-        append = partial(append_to, file, directory, identity)
+        append = partial(append_to, file, directory, identity, anew=anew)
         ports[name] = ConsoleCapture(os.path.join(room, name), append, limit, log, owner=owner)
 
 
@@ -400,7 +410,7 @@ class ProgramMonitor:
         if not all_inodes:  # a file system without a fixed number of them
             inodes = left // ENTRY
         names = ("*",) if self._program.outputs is None else self._program.outputs
-        return Allowed(names, left, max(inodes, 0))
+        return Allowed(names, left, max(inodes, 0), self._kept)
 
     # Results
 

@@ -278,10 +278,11 @@ class Describer:
         return (int(uid), int(gid)) if uid.isdigit() and gid.isdigit() else (os.getuid(), os.getgid())
 
 
-def append_to(name: str, directory: str, identity: Identity) -> int:
-    """Open a file of the server's own in a scratch directory, to append to it. Raises `errors.Fault`."""
+def append_to(name: str, directory: str, identity: Identity, *, anew: bool = False) -> int:
+    """Open a file of the server's own in a scratch directory, to append to it, or `anew`. Raises `errors.Fault`."""
     try:
-        return identity.open_scratch(directory, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        return identity.open_scratch(directory, name, flags | os.O_TRUNC if anew else flags)
     except OSError as error:
         raise job_user.unwritable(name, error, directory, identity) from error
 

@@ -195,7 +195,8 @@ class Relay:
         for relay in self._running:
             with suppress(OSError):  # it is gone
                 os.killpg(relay.pid, signal.SIGKILL)
-            relay.wait()
+            with suppress(subprocess.TimeoutExpired):  # a tracer of the job's user can keep it from being reaped
+                relay.wait(1.0)
         self._running.clear()
 
     @staticmethod
